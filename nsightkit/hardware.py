@@ -256,16 +256,22 @@ GPUS: tuple[Gpu, ...] = (
         )
         for board, names in (("SXM", (r"a100[- ]sxm4-40gb",)), ("PCIe", (r"a100[- ]pcie-40gb",)))
     ),
-    Gpu(
-        name="A100 80 GB SXM",
-        names=(r"a100", r"a100[- ]sxm(4-80gb)?", r"a100 80 gb sxm"),
-        compute_capability="8.0",
-        memory_gb=(80,),
-        l2_mb=40,
-        multiprocessors=108,
-        gb_per_s=2039,
-        bandwidth_source=_VENDOR,
-        peaks=_A100,
+    *(
+        Gpu(
+            name=f"A100 80 GB {board}",
+            names=names,
+            compute_capability="8.0",
+            memory_gb=(80,),
+            l2_mb=40,
+            multiprocessors=108,
+            gb_per_s=gb_per_s,
+            bandwidth_source=_VENDOR,
+            peaks=_A100,
+        )
+        for board, gb_per_s, names in (
+            ("SXM", 2039, (r"a100", r"a100[- ]sxm(4-80gb)?", r"a100 80 gb sxm")),
+            ("PCIe", 1935, (r"a100[- ]80gb[- ]pcie", r"a100[- ]pcie[- ]80gb")),
+        )
     ),
     Gpu(
         name="RTX A6000",
@@ -448,7 +454,8 @@ def find(name: str) -> Gpu:
             return gpu
     raise UsageError(
         f"the peaks of {name!r} are not known; there are {', '.join(gpu.name for gpu in GPUS)}. "
-        "To add a GPU, put its datasheet's dense rates into GPUS in nsightkit/hardware.py, with their source"
+        "Name the nearest of them with --gpu; to add a GPU, put its datasheet's dense rates into GPUS in "
+        "nsightkit/hardware.py, with their source"
     )
 
 

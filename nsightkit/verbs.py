@@ -285,7 +285,12 @@ class Questions:
 
         return Answer(verdict.summary(self, gpu), "verdict", self.title)
 
-    @question("kernels", "calls", empty="nothing is predicted to gain anything", hide=("replay_error",))
+    @question(
+        "kernels",
+        "calls",
+        empty="none of these changes is predicted to gain anything; others can be named (--help)",
+        hide=("replay_error",),
+    )
     def whatif(
         self: "Trace",
         *changes: Annotated[

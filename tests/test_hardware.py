@@ -21,6 +21,7 @@ TABLE = {
     "A100 40 GB SXM": ("8.0", 19.5, 156, 312, None, 1555, 108, 201),
     "A100 40 GB PCIe": ("8.0", 19.5, 156, 312, None, 1555, 108, 201),
     "A100 80 GB SXM": ("8.0", 19.5, 156, 312, None, 2039, 108, 153),
+    "A100 80 GB PCIe": ("8.0", 19.5, 156, 312, None, 1935, 108, 161),
     "RTX A6000": ("8.6", 38.7, 77.4, 154.8, None, 768, 84, 202),
     "RTX 4090": ("8.9", 82.6, 82.6, 165.2, 330.3, 1008, 128, 164),
     "L4": ("8.9", 30.3, 60, 121, 242, 300, 58, 403),
@@ -108,6 +109,7 @@ def test_a_lower_clock_lowers_the_peak() -> None:
         ("h100", "H100 SXM5"),
         ("NVIDIA A100-SXM4-40GB", "A100 40 GB SXM"),
         ("NVIDIA A100-PCIE-40GB", "A100 40 GB PCIe"),
+        ("NVIDIA A100 80GB PCIe", "A100 80 GB PCIe"),
         ("Tesla V100-DGXS-32GB", "V100 DGX Station"),
         ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
         ("NVIDIA H800", "H800 SXM5"),
@@ -123,7 +125,6 @@ def test_names_as_they_are_reported(said: str, name: str) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        "NVIDIA A100 80GB PCIe",
         "NVIDIA A100-PG509-200",
         "NVIDIA H100 PCIe",
         "NVIDIA H800 PCIe",
@@ -140,7 +141,7 @@ def test_names_as_they_are_reported(said: str, name: str) -> None:
     ],
 )
 def test_a_board_with_other_peaks_is_not_mistaken(other: str) -> None:
-    with pytest.raises(UsageError, match=r"are not known; there are V100 SXM2, .*To add a GPU"):
+    with pytest.raises(UsageError, match=r"are not known; there are V100 SXM2, .*--gpu; to add a GPU"):
         find(other)
 
 

@@ -352,7 +352,7 @@ def ladder_slots(
     """
     figure, axes = new_figure(2.0 + 0.62 * len(rungs), title)
     least, lower = (rungs[column].to_numpy(float) for column in ("least_ns", "lower_ns"))
-    took = rungs["rung"].map(dict(measured or {})).to_numpy(float)
+    took = rungs["rung"].map({} if measured is None else dict(measured)).to_numpy(float)
     longest = float(np.nanmax([*least, *took, *lines.values()]))
     scale, unit = time_unit(longest)
     rows, height = np.arange(len(rungs)), 0.34

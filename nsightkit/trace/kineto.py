@@ -44,6 +44,7 @@ from nsightkit.trace.model import (
     capability,
     categorical,
     complete,
+    lost_work,
 )
 from nsightkit.trace.nesting import nesting
 
@@ -493,6 +494,9 @@ def _collected(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tab
         raise TraceError(path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
     if tables.phases.keys() <= {""} and (tables.phases or "schema" not in tables.head):
         raise TraceError(path, "is JSON, but its traceEvents are not trace events", _REMEDY)
+    if tables.is_foreign:
+        problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
+        raise TraceError(path, problem, _REMEDY)
     return tables
 
 
@@ -514,6 +518,12 @@ class _Tables:
         self._announced: dict[int, tuple[int, int]] = {}  # {External id: (code of the collective, sequence)}
         self._parts: dict[str, list[dict[str, npt.NDArray[Any]]]] = collections.defaultdict(list)
         self._decode = msgspec.json.Decoder(_Document[_Event]).decode
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether there are events, but none that fills a table, nor anything else that the profiler writes."""
+        written = self._parts or self._captures or {"schema", "ours"} & self.head.keys()
+        return not written and any(category.lower().partition("_")[0] not in _ACCELERATORS for category in self._unread)
 
     def add(self, text: bytes) -> None:
         """Take the events of one document."""
@@ -679,8 +689,9 @@ class _Tables:
             name: sum(n for c, n in self._unread.items() if c.lower().partition("_")[0] == start)
             for start, name in _ACCELERATORS.items()
         }
-        # Work that could not be read was not recorded, other than work that did not happen.
-        shown_by = _SHOWN_BY | dict.fromkeys(GPU_TABLES if any(unread.values()) else (), GPU_TABLES)
+        lost = [] if frames.keys() & set(GPU_TABLES) or "calls" not in frames else lost_work(frames["calls"]["name"])
+        # Work that was lost, or could not be read, was not recorded, other than work that did not happen.
+        shown_by = _SHOWN_BY | dict.fromkeys(GPU_TABLES if lost or any(unread.values()) else (), GPU_TABLES)
         missing = [t for t in TABLES if not any(len(frames.get(s, ())) for s in shown_by.get(t, (t,)))]
         self._faults[_MALFORMED] += self.phases[""]
         whole_us = self._whole_us and any(map(len, frames.values()))
@@ -697,6 +708,7 @@ class _Tables:
             missing=[t for t in TABLES if t in ours["missing"]] if isinstance(ours.get("missing"), list) else missing,
             notes=[
                 *self.notes,
+                *lost,
                 *(
                     f"Events of an accelerator that nsightkit does not read were left out: {count:,} of {name}."
                     for name, count in unread.items()

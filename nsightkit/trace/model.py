@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
@@ -18,7 +19,18 @@ import pandas as pd
 
 from nsightkit.errors import reading
 
-__all__ = ["GPU_TABLES", "NEUTRAL", "TABLES", "TIME_COLUMNS", "Gpu", "Source", "Trace", "TraceMeta", "categorical"]
+__all__ = [
+    "GPU_TABLES",
+    "LAUNCHES",
+    "NEUTRAL",
+    "TABLES",
+    "TIME_COLUMNS",
+    "Gpu",
+    "Source",
+    "Trace",
+    "TraceMeta",
+    "categorical",
+]
 
 _TIMES = {"start_ns": "int64", "end_ns": "int64"}
 _GPU_ROW = {**_TIMES, "device": "int32", "stream": "int64", "process": "int64", "correlation": "int64"}
@@ -86,6 +98,9 @@ TABLES: dict[str, dict[str, str]] = {
 #: Tables whose rows ran on a GPU and make it busy.
 GPU_TABLES = ("kernels", "memops", "graphs")
 
+#: Calls that give a device work.
+LAUNCHES = re.compile(r"Launch(?!HostFunc)|^(cuda|hip|cu)(Memcpy|Memset)")
+
 #: Columns that lie on the trace's clock.
 TIME_COLUMNS = tuple(_TIMES)
 
@@ -99,6 +114,26 @@ class Gpu:
     sm_count: int | None = None
     memory_bytes: int | None = None
     compute_capability: str | None = None
+
+
+def lost_work(names: Iterable[str]) -> list[str]:
+    """Remark on a capture without any work of a GPU that it has calls which launched some.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Of all calls.
+
+    Returns
+    -------
+    list of str
+        Empty where no call launched anything: then there was no work.
+    """
+    count = sum(LAUNCHES.search(name) is not None for name in names)
+    if not count:
+        return []
+    lost = f"{count:,} calls gave a GPU work, of which the trace holds nothing"
+    return [f"{lost}: the profiler was stopped before the GPU was done, or was not permitted to record it."]
 
 
 @dataclasses.dataclass

@@ -27,7 +27,17 @@ import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace import sqlite_pages, store
-from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Source, TraceMeta, capability, categorical, complete
+from nsightkit.trace.model import (
+    GPU_TABLES,
+    TABLES,
+    Gpu,
+    Source,
+    TraceMeta,
+    capability,
+    categorical,
+    complete,
+    lost_work,
+)
 from nsightkit.trace.nesting import nesting
 
 __all__ = ["ParquetDir", "Sqlite", "open_parquetdir", "open_sqlite", "quoted", "uri"]
@@ -394,6 +404,8 @@ class NsysSource:
         asked = {r.get("value") for r in tables.records("META_DATA_CAPTURE") if r.get("name") == "CAPTURE_EVENT_TYPE"}
         shown = {t for t, names in _SHOWN_BY.items() if not tables.tables.keys().isdisjoint(names)}
         shown |= {t for t, event in _ASKED_FOR.items() if event in asked}
+        lost = [] if any(t in tables.tables for of in GPU_TABLES for t in _BACKING[of]) else self._lost_work()
+        shown -= set(GPU_TABLES if lost else ())
         captured = {(r.get("startTime"), r.get("stopTime")) for r in tables.records("ANALYSIS_DETAILS")}
         # Of the session's clock, on which collection may begin late, while events count from where it began.
         began, stopped = captured.pop() if len(captured) == 1 else (None, None)
@@ -416,9 +428,16 @@ class NsysSource:
                 for number, gpu in sorted(gpus.items())
             ],
             missing=[t for t in TABLES if t not in shown],
+            notes=lost,
             window_ns=None if began is None or stopped is None else (0, int(stopped) - int(began)),
             thread_names=self._thread_names(),
         )
+
+    def _lost_work(self) -> list[str]:
+        (calls,) = _BACKING["calls"]
+        if "nameId" not in self._tables.columns(calls):
+            return []
+        return lost_work(self.names(self._tables.integers(calls, ["nameId"])["nameId"]))
 
     def _thread_names(self) -> dict[int, str]:
         rows = [

@@ -155,9 +155,11 @@ class Export:
         """Nsys's global thread id; the model's thread is its lower 48 bits."""
         return cls.process(pid) | tid
 
-    def call(self, name: str, thread: int, start: int, end: int, *, driver: bool = False) -> int:
+    def call(
+        self, name: str, thread: int, start: int, end: int, correlation: int | None = None, *, driver: bool = False
+    ) -> int:
         """A CUDA API call; returns its correlation id."""
-        correlation = next(self.correlations)
+        correlation = next(self.correlations) if correlation is None else correlation
         self._rows["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
             (start, end, int(driver), thread, correlation, self.string(name), 0)
         )

@@ -348,6 +348,18 @@ def test_calls_without_gpu_work_say_that_none_happened(tmp_path):
     assert trace.meta.missing == ["syncs", "os_calls"]
 
 
+def test_launches_without_any_gpu_work_say_that_it_was_lost(tmp_path):
+    launches = [event("cuda_runtime", "cudaLaunchKernel", correlation=n) for n in (1, 2)]
+    trace = load(tmp_path, [event("cpu_op"), event("cuda_runtime", "cudaMalloc", correlation=3), *launches])
+    assert trace.meta.missing == ["kernels", "memops", "graphs", "syncs", "os_calls"]
+    assert any(
+        note.startswith("2 calls gave a GPU work, of which the trace holds nothing") for note in trace.meta.notes
+    )
+    trace = load(tmp_path, [*launches, kernel(correlation=1)])
+    assert trace.recorded("memops")
+    assert not any("holds nothing" in note for note in trace.meta.notes)
+
+
 def test_an_accelerator_that_nobody_reads_is_named(tmp_path):
     calls = [event("mtia_runtime", "mtiaLaunch", correlation=1), event("cpu_op")]
     trace = load(tmp_path, [*calls, event("mtia_ccp_events", "gemm"), event("mtia_ccp_events", "copy")])
@@ -479,6 +491,8 @@ def test_an_empty_profile_is_a_trace(tmp_path):
         b'{"traceEvents": [{"name": "x"}]}',
         b'{"a": {"traceEvents": [',
         b'{"metrics": {"x": 1}}',
+        b'[{"ph": "X", "name": "[MEMCPY] HtoD", "ts": 1, "dur": 2, "pid": 1, "tid": 7}]',
+        b'{"traceEvents": [{"ph": "b", "cat": "resnet50", "name": "1", "id": "1", "ts": 1, "pid": 0}]}',
         b'{"Table": 1}\n{"Table": 2}\n',
         b"{" * 100_000,
         b"[" * 100_000,

@@ -691,6 +691,8 @@ def test_compute_bound_with_low_tensor_use_looks_at_the_pipes() -> None:
     assert "ALU" in evidence
     assert "multiples of 8" in steps
     assert "occupancy" not in steps
+    _, _, steps = told(**base, tensor_pct=0.7, alu_pct=57)  # as of random numbers
+    assert "multiples of 8" not in steps
     _, evidence, steps = told(**base, tensor_pct=0, fp64_pct=90)
     assert "doubles" in steps
     _, evidence, steps = told(**base, tensor_16bit_pct=85, fma_pct=3)  # a report without the sum of all types

@@ -13,6 +13,7 @@ import pytest
 import nsightkit
 from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges
 from nsightkit.trace import TABLES, nsys, sqlite_pages
+from nsightkit.trace.model import GPU_TABLES
 from nsightkit.workloads.planted import Export, training
 
 EVENT = re.compile(r"(kernels|memcpy|runtime|graph|osrt|nvtx) (\d+)")
@@ -189,6 +190,20 @@ def test_a_table_of_ranges_may_be_empty(tmp_path):
     trace = nsightkit.load(tmp_path / "t.sqlite")
     assert len(trace["ranges"]) == 0
     assert trace.recorded("ranges")
+
+
+def test_launches_without_any_gpu_work_say_that_it_was_lost(tmp_path):
+    training(tmp_path / "t.sqlite", None, steps=2)
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            if table.endswith(("_KIND_KERNEL", "_KIND_MEMCPY", "_KIND_MEMSET", "_KIND_GRAPH_TRACE")):
+                connection.execute(f"DROP TABLE {table}")
+    connection.close()
+    trace = nsightkit.load(tmp_path / "t.sqlite")
+    assert not any(map(trace.recorded, GPU_TABLES))
+    assert trace.recorded("calls")
+    assert "calls gave a GPU work, of which the trace holds nothing" in trace.meta.notes[0]
+    assert trace.summary()["kernel_count"] is None
 
 
 def test_a_database_still_in_wal_mode_is_read(tmp_path):

@@ -588,6 +588,22 @@ def test_categories_of_a_training_step(native: bool) -> None:
     assert (("at::_ops::mm::call" if native else "no stack"), "gradients") in sites
 
 
+def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
+    allocator = Allocator()
+    allocator.malloc(4 * MIB, frames=SETUP)
+    held = [allocator.malloc(5 * MIB, frames=FORWARD) for _ in range(4)]
+    allocator.free(allocator.malloc(3 * MIB, frames=FORWARD))
+    allocator.oom(99 * MIB, 10 * MIB)
+    for address in held:
+        allocator.free(address)
+    answer = analysis.summary(reader.from_object(allocator.snapshot()))
+    assert {row["category"]: row["requested_bytes"] for row in answer["by_category"]} == {
+        "weights": 4 * MIB,
+        "activations": 20 * MIB,
+        "temporary": 3 * MIB,
+    }
+
+
 def test_categories_survive_a_cut_and_say_what_is_not_known() -> None:
     allocator, _ = training()
     found = allocator.snapshot(30)

@@ -683,7 +683,7 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
     born = first >= 0
     python_only = ((flags & _PYTHON) > 0)[born].any() and not snapshot.frames["name"].str.contains("::").any()
     phase = np.where(python_only & born & (stack < 0) & (phase == 0), _BACKWARD, phase)
-    outlives = _outlives(phase, first, table["free_requested"].to_numpy(), len(_events(snapshot, device)))
+    outlives = _outlives(phase, first, table["free_requested"].to_numpy(), _events(snapshot, device))
     result = np.full(len(table), "unknown", object)
     for chosen, category in (
         (~born & (stack < 0), "before recording"),
@@ -696,17 +696,19 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
     return pd.Categorical(np.where(given.notna(), given, result), categories=pd.Index(CATEGORIES))
 
 
-def _outlives(phase: _Ints, first: _Ints, freed: _Ints, count: int) -> _Bools:
-    """Say what is freed only after allocations of another phase have begun.
+def _outlives(phase: _Ints, first: _Ints, freed: _Ints, events: pd.DataFrame) -> _Bools:
+    """Say what is freed only after allocations of another phase have begun, or have failed.
 
-    What began before the first event outlives its phase: it survived until the recording began.
+    What began before the first event outlives its phase: it survived until the recording began. What an error for want
+    of memory frees would have been there until then.
     """
     known = np.flatnonzero((phase > 0) & (first >= 0))
     order = known[np.argsort(first[known], kind="stable")]
     starts = np.append(True, phase[order][1:] != phase[order][:-1])[: len(order)]
-    ends = np.append(first[order][starts][1:], count)
+    ends = np.append(first[order][starts][1:], len(events))[np.cumsum(starts) - 1]
+    failed = np.append(_ooms(events), len(events))
     outlives = first < 0
-    outlives[order] = freed[order] >= ends[np.cumsum(starts) - 1]
+    outlives[order] = freed[order] >= np.minimum(ends, failed[np.searchsorted(failed, first[order])])
     return outlives
 
 

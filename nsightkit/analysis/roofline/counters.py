@@ -33,6 +33,8 @@ LIMITS = ("registers", "shared_mem", "warps", "blocks")
 # NVIDIA's thresholds, in percent: no_bound_threshold, latency_bound_threshold and balanced_threshold of its rule.
 _HIGH = 80.0
 _LOW = 60.0
+#: What kernels without matrix products show of the tensor cores, in percent, stays below this.
+_SOME = 2.0
 _APART = 10.0
 
 # Thresholds of the trees. They are judgements, not facts; each is named in the evidence it gives.
@@ -391,7 +393,7 @@ def _compute(found: _Findings) -> None:
         unit = pipe.partition("_")[0]
         found.say(f"the busiest other pipe is {unit.upper()}: {found.cite(pipe)}", _PIPES[unit])
     if tensor:
-        found.advise(_TENSORS["in part" if matrices else "idle"])
+        found.advise(_TENSORS["in part" if matrices >= _SOME else "idle"])
 
 
 #: What to do by how busy the tensor cores are, and by the busiest of the other pipes.

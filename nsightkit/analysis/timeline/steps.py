@@ -30,8 +30,9 @@ __all__ = [
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
 _STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
-# Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`.
-_PART = re.compile(r"optim|sched|zero_grad", re.IGNORECASE)
+# Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`. Steps that warm up
+# are none of those that are looked at.
+_PART = re.compile(r"optim|sched|zero_grad|warm[-_ ]?up", re.IGNORECASE)
 #: What vLLM calls an iteration: requests in prefill with their tokens, those that generate with theirs. Its detailed
 #: form counts all tokens first, and more than tokens in the brackets.
 _VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^()]*\)_generation_(\d+)\((?:sq)?(\d+)[^()]*\)$")
@@ -65,12 +66,13 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
 
     A step is an outermost range named ``ProfilerStep#N``. Where a trace has no such range, it is one with the word
     *step* in its name (``train_step``, ``step 3``, SGLang's ``step[DECODE bs=32]``; not an optimizer's or a
-    scheduler's), and without those an iteration as vLLM annotates it (``execute_context_…_generation_…``). With `match`
-    it is a range that the expression finds. Without `match`, names that differ only in their numbers count as one
-    kind of step, and the kind with the largest total time is meant. All steps are taken from one thread, the one with
-    the largest total. A step's window lasts until the next one starts, so that steps add up to the whole; that of the
-    last one ends with its range. A range in which nothing was launched, and that is shorter than a tenth
-    of the median of those that launched something, is a stub that the profiler left at the edge of the capture.
+    scheduler's, nor one to warm up), and without those an iteration as vLLM annotates it
+    (``execute_context_…_generation_…``). With `match` it is a range that the expression finds. Without `match`,
+    names that differ only in their numbers count as one kind of step, and the kind with the largest total time is
+    meant. All steps are taken from one thread, the one with the largest total. A step's window lasts until the next
+    one starts, so that steps add up to the whole; that of the last one ends with its range. A range in which
+    nothing was launched, and that is shorter than a tenth of the median of those that launched something, is a stub
+    that the profiler left at the edge of the capture.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ _FEW_OPERATIONS = 50
 #: Changes that save less than this are left out; so is named work that saves less; and how many names are asked about.
 _ANY, _WORTH, _NAMES = 0.002, 0.01, 3
 
-_NONE = "the trace holds no GPU work, though GPU work was traced: the capture or a filter may have left it out"
+_NONE = "nothing ran on a GPU while this was captured, or a filter leaves it out"
 
 
 def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:

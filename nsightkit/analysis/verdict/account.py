@@ -48,7 +48,7 @@ _FEW_ROWS = re.compile(r"gemv|decode|split_?kv|paged", re.IGNORECASE)
 #: be bound by arithmetic: in 16 bits a product with m rows does about m FLOPs a byte, and cards have 140 to 300.
 _FEW_SEQUENCES = 128
 #: Fewer steps say nothing about what is usual; then tenths of the time stand in for them.
-FEW_STEPS, _PARTS = 3, 10
+FEW_STEPS, PARTS = 3, 10
 
 
 class Account:
@@ -99,7 +99,7 @@ class Account:
         self.wall_ns = self.end - self.begin
         self.are_steps = len(self.steps) >= FEW_STEPS
         step_edges = np.append(self.begin, self.steps["end_ns"].to_numpy())
-        tenths = np.linspace(self.begin, self.end, _PARTS + 1).astype(np.int64)
+        tenths = np.linspace(self.begin, self.end, PARTS + 1).astype(np.int64)
         self.edges = step_edges if self.are_steps else tenths
         found = in_window(trace)
         self.gaps = found[found["device"].isin(self.devices)].reset_index(drop=True)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.roofline import sol
-from nsightkit.analysis.verdict.account import BOTTLENECKS, BUSY, CODE, FEW_STEPS, IDLE, Account, of
+from nsightkit.analysis.verdict.account import BOTTLENECKS, BUSY, CODE, FEW_STEPS, IDLE, PARTS, Account, of
 from nsightkit.errors import UsageError
 
 __all__ = ["CHANGE_OF", "LOST", "Decision", "decide"]
@@ -230,7 +230,8 @@ def _where(account: Account, losing: npt.NDArray[np.bool_], gaining: tuple[int, 
         return f"only {some:,} of {len(losing):,} steps lose much time to it"
     if losing[:some].all():
         rest = f"--time {int(account.edges[some])}: has the rest alone"
-        return f"most of it lies in the first {some} tenths of the time, which may be set-up ({rest})"
+        first = "half" if 2 * some == PARTS else f"{some} tenths"
+        return f"most of it lies in the first {first} of the time, which may be set-up ({rest})"
     return f"most of it lies in {some} tenths of the time"
 
 

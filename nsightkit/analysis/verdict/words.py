@@ -103,6 +103,9 @@ _FILLED = {
     "imbalance": "Waiting for the last device takes",
     "memory-transfer": "Copies that no kernel runs beside fill",
 }
+_ALLOCATES = re.compile(r"Malloc|Free|Alloc")
+_OF_TORCH = re.compile(r"\bat::|\bc10::|^triton_")
+_BACKWARD = re.compile(r"(?i)backward|autograd|optimizer")
 #: Ranges and kernels that a compiler made.
 _COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
 
@@ -363,6 +366,25 @@ class Answer:
         return len(self.named) > 0 and self.named["name"].iloc[0] in self._steps
 
     @property
+    def allocates(self) -> bool:
+        """Whether allocating or freeing memory takes most of the time."""
+        first = self.named.head(1)
+        return any(first["kind"] == "call") and any(map(_ALLOCATES.search, first["name"]))
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether PyTorch launched the GPU's work."""
+        return bool(self.trace.size("ops")) or self._has("kernels", _OF_TORCH)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward pass was recorded."""
+        return any(self._has(table, _BACKWARD) for table in ("ranges", "ops", "kernels"))
+
+    def _has(self, table: str, pattern: re.Pattern[str]) -> bool:
+        return bool(matching(self.trace.table(table, ["name"])["name"], pattern).any())
+
+    @property
     def has_graphs(self) -> bool:
         """Whether the program replays CUDA graphs."""
         calls = self.trace.whole.table("calls", ["name"])["name"]
@@ -433,6 +455,12 @@ _WHERE: tuple[tuple[str, Callable[[Answer], bool], str], ...] = (
     ("cpu-work", lambda answer: answer.names_a_step,
      ("find out what this is: NVTX or record_function ranges around the parts of a step, or "
       "torch.profiler.profile(with_stack=True); then move it off the thread that launches")),
+    ("cpu-work", lambda answer: answer.allocates,
+     "allocate once and use the memory again, or take it from a pool (cudaMallocAsync)"),
+    ("input-pipeline", lambda answer: not answer.is_torch,
+     "have the next data ready in time: read ahead on another thread while the GPU works"),
+    ("communication", lambda answer: not answer.trains,
+     "overlap collectives with other kernels, or send less: narrower types, fewer of them"),
     ("memory-bound", lambda answer: answer.account.decodes,
      "decode more sequences at once, which share each reading of the weights; or use narrower weights"),
     ("memory-bound", lambda answer: answer.is_compiled,

@@ -14,7 +14,7 @@ import pandas as pd
 from nsightkit.analysis.core.intervals import Coverage, common, gpu_intervals, launch_of, launches_of, union
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace
 from nsightkit.trace.nesting import nesting
 
 __all__ = ["BLOCKING", "DATA_LOADING", "EAGER_NS", "EVENT_WAIT", "FREES", "Threads", "Track", "together"]
@@ -55,8 +55,6 @@ _ALLOCATES = re.compile(r"Malloc|Free|MemAlloc")
 #: Calls that wait until the device is idle, and only then do what they are for.
 FREES = re.compile(r"^(cuda|hip|cuMem)Free(?!.*(Async|Host))")
 _COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
-#: Calls that give a device work.
-_LAUNCH = re.compile(r"Launch(?!HostFunc)|^(cuda|hip|cu)(Memcpy|Memset)")
 EVENT_WAIT = re.compile(r"StreamWaitEvent")
 #: Calls that enqueue work, or cost next to nothing beside it.
 _ENQUEUE = re.compile(
@@ -252,7 +250,7 @@ class Threads:
     def launches(self, thread: int) -> Int:
         """When the calls began that give a device work and do not block."""
         calls = self.calls(thread)
-        return calls.start[(self._flag("calls", _LAUNCH) & ~self._blocks())[calls.row]]
+        return calls.start[(self._flag("calls", LAUNCHES) & ~self._blocks())[calls.row]]
 
     @kept
     def staging(self, thread: int) -> Track:
