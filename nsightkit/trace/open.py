@@ -17,7 +17,7 @@ _FIRST_BYTES = {
     rb"SQLite format 3\0": "sqlite",
     rb"\x1f\x8b|[\xef\xbb\xbf \t\r\n]*[{\[]": "json",
 }
-_SUFFIXES = {".nsys-rep": "nsys-rep", ".ncu-rep": "ncu-rep", ".qdrep": "unfinished", ".qdstrm": "unfinished"}
+_SUFFIXES = {".nsys-rep": "nsys-rep", ".ncu-rep": "ncu-rep", ".qdrep": "nsys-rep", ".qdstrm": "unfinished"}
 #: Those of any pickle: nothing here loads one to see what it is.
 _PICKLE = rb"\x80[\x02-\x05]"
 _PROGRAM_BYTES = 4 << 20
@@ -112,8 +112,8 @@ _REFUSED = {
     "folder": ("is a folder without trace tables", f"give {_SOURCES}"),
     "empty": ("is empty", "capture it again, the profiler was probably stopped before it wrote"),
     "unfinished": (
-        "is an unfinished or old Nsight Systems report",
-        "open it once in the nsys GUI or run its importer to get a .nsys-rep",
+        "is an unfinished Nsight Systems report",
+        "open it once in the nsys GUI or run its QdstrmImporter to get a .nsys-rep",
     ),
     "snapshot": ("is a pickle: a memory snapshot, not a trace", "try `nsightkit memory {name}`"),
     "ncu-rep": ("is an Nsight Compute report, which has no timeline", "ask nsightkit ncu about it"),

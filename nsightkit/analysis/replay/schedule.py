@@ -26,6 +26,7 @@ from nsightkit.trace.model import GPU_TABLES, Trace
 __all__ = ["Schedule"]
 
 
+_PAGES = re.compile("^unified")
 _OF_DEVICE = re.compile(r"(Device|Ctx|Context|Thread)Synchronize")
 _OF_EVENT = re.compile(r"EventSynchronize")
 _ALLOCATES = re.compile(r"Malloc|Free|Alloc")
@@ -108,6 +109,12 @@ class Schedule:
     def _operations(self) -> None:
         whole = self.trace.whole
         every = intervals.gpu_intervals(whole, "process", "stream", "correlation")
+        # Pages of managed memory move when somebody touches them: that stands in no stream, and kernels last for it.
+        moves = matching(whole.table("memops", ["kind"])["kind"], _PAGES)
+        if moves.any():
+            pages = (every["table"] == GPU_TABLES.index("memops")).to_numpy(copy=True)
+            pages[pages] = moves[every["row"].to_numpy()[pages]]
+            every = every[~pages].reset_index(drop=True)
         reach = every.groupby("device")["end_ns"].cummax()
         every["stream"] = every.groupby(["process", "device", "stream"]).ngroup().astype(np.int32)
         every["launch"] = intervals.launch_of(whole, every["process"], every.pop("correlation")).astype(np.int32)

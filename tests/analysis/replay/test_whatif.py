@@ -18,6 +18,7 @@ from nsightkit.analysis.replay.whatif import CHANGES, STANDARD, WhatIf
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.errors import UsageError
+from nsightkit.trace import model
 from nsightkit.trace.model import Trace
 from nsightkit.workloads import simulated_programs
 from nsightkit.workloads.planted import Export
@@ -136,6 +137,27 @@ def test_memory_is_freed_and_allocated_in_each_round(tmp_path: Path) -> None:
     assert no_work["speedup"] == pytest.approx((9 * 7_515 + 5_000) / (9 * 6_015 + 5_000), rel=0.01)
     found = verdict.summary(trace)
     assert found["named"][0]["name"] == "cudaMalloc"
+
+
+def test_pages_that_move_stand_in_no_stream(tmp_path: Path) -> None:
+    """Those of managed memory: nobody launched them, and no kernel waits for the one before."""
+    thread, process = Export.thread(1, 1), Export.process(1)
+
+    def body(out: Export, now: int) -> int:
+        for lasting in (100, 400):
+            launch = out.call("cudaLaunchKernel", thread, now, now + 5 * US)
+            out.kernel("touches", now + 8 * US, now + (8 + lasting) * US, launch, process)
+            out.copy("HtoD", now + 20 * US, now + 30 * US, 0, process, 4096)
+            out.synchronize("cudaDeviceSynchronize", thread, now + 6 * US, now + (10 + lasting) * US)
+            now += (20 + lasting) * US
+        return now + 3_000 * US
+
+    frames = {name: table for name in model.TABLES if len(table := _loop(tmp_path / "t.sqlite", body).table(name))}
+    frames["memops"]["kind"] = frames["memops"]["kind"].cat.rename_categories({"HtoD": "unified HtoD"})
+    asked = WhatIf(Trace.from_frames(frames))
+    assert not asked.schedule.held_ns.any()
+    assert asked.error < 0.01
+    assert len(asked.schedule.start) == 20
 
 
 def test_copies_beside_kernels_do_not_run_beside_each_other(tmp_path: Path) -> None:
