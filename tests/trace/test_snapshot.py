@@ -588,6 +588,22 @@ def test_categories_of_a_training_step(native: bool) -> None:
     assert (("at::_ops::mm::call" if native else "no stack"), "gradients") in sites
 
 
+@pytest.mark.parametrize("copies", [3, 4])
+def test_copies_of_weights_are_told_by_size_and_number_without_native_frames(copies: int) -> None:
+    allocator = Allocator()
+    for _ in range(3):
+        allocator.malloc(4 * MIB, frames=SETUP)
+    for _ in range(2):
+        held = [allocator.malloc(size * MIB, frames=FORWARD) for size in (*(2,) * copies, 5)]
+        allocator.malloc(3 * MIB, frames=[])
+        for address in held:
+            allocator.free(address)
+    answer = analysis.summary(reader.from_object(allocator.snapshot()))
+    by = {row["category"]: row["requested_bytes"] for row in answer["by_category"]}
+    assert by.get("autocast copies", 0) == (6 * MIB if copies == 3 else 0)
+    assert by["activations"] == (5 * MIB if copies == 3 else 13 * MIB)
+
+
 def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
     allocator = Allocator()
     allocator.malloc(4 * MIB, frames=SETUP)

@@ -17,7 +17,8 @@ optimizer, set-up. What is freed within the run of events of its own phase is ``
 activation, a gradient, an optimizer state or a weight. Some stacks name what they make, whatever its lifetime:
 ``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``.
 ``before recording`` is what was there before the first event and has no stack; ``unknown`` is what no rule covers. In a
-snapshot with Python frames only, a block without any frame counts as backward's: autograd's threads have none.
+snapshot with Python frames only, a block without any frame counts as backward's: autograd's threads have none; and
+autocast's copies are told from activations by their sizes and number.
 """
 
 from __future__ import annotations
@@ -692,8 +693,25 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
         *(((flags & bits) > 0, category) for bits, category in _NAMED.items()),
     ):
         result[chosen] = category
+    if python_only:
+        result[_copies_of_weights(table, result)] = "autocast copies"
     given = table.pop("given").astype(object).map(_GIVEN)
     return pd.Categorical(np.where(given.notna(), given, result), categories=pd.Index(CATEGORIES))
+
+
+def _copies_of_weights(table: pd.DataFrame, category: npt.NDArray[np.object_]) -> _Bools:
+    """Say which activations are autocast's copies, where no C++ frame does.
+
+    They have half the size of weights, and as many of them are there at once as there are such weights. What was there
+    before the first event may hold gradients and two states of an optimizer beside each weight.
+    """
+    held = table["requested_bytes"][np.isin(category, ["weights", "before recording"])].value_counts()
+    made = table[category == "activations"].assign(one=1)
+    copies = np.zeros(len(table), bool)
+    for size, mine in made.groupby("requested_bytes"):
+        most = _level(int(mine["free_requested"].max()), mine, "one", "free_requested").max()
+        copies[mine.index] = held.get(2 * size, 0) in most * np.arange(1, 5)
+    return copies
 
 
 def _outlives(phase: _Ints, first: _Ints, freed: _Ints, events: pd.DataFrame) -> _Bools:
