@@ -352,7 +352,8 @@ def ladder_slots(
     """
     figure, axes = new_figure(2.0 + 0.62 * len(rungs), title)
     least, lower = (rungs[column].to_numpy(float) for column in ("least_ns", "lower_ns"))
-    took = rungs["rung"].map({} if measured is None else dict(measured)).to_numpy(float)
+    known = {} if measured is None else dict(measured)
+    took = rungs["rung"].map(known).to_numpy(float)
     longest = float(np.nanmax([*least, *took, *lines.values()]))
     scale, unit = time_unit(longest)
     rows, height = np.arange(len(rungs)), 0.34
@@ -363,7 +364,7 @@ def ladder_slots(
             fused - 0.2, (least - lower)[fused] / scale, left=lower[fused] / scale, height=height, color=BLUE,
             hatch="//", alpha=0.6, edgecolor="white", label="what fusing can still remove",
         )  # fmt: skip
-    if measured:
+    if known:
         axes.barh(rows + 0.2, took / scale, height=height, color=VERMILION, label="measured")
     said = []
     for row, rung in enumerate(rungs["rung"]):
