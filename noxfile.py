@@ -167,9 +167,11 @@ def site(session: nox.Session) -> None:
     else:
         _install(session, "site", "docs")
         _build(session)
-    # Other files of tests need what is not installed here. Each process reads pages with a browser of its own.
+    # Other files of tests need what is not installed here. Each process reads pages with a browser of its own, and half
+    # of the time it waits for the page.
+    processes = str(2 * (os.cpu_count() or 1))
     files = [str(p) for p in sorted(Path("tests").rglob("test_*.py")) if "pytest.mark.site" in p.read_text("utf-8")]
-    session.run("pytest", "-m", "site", "-n", "auto", *files, *session.posargs)
+    session.run("pytest", "-m", "site", "-n", processes, *files, *session.posargs)
 
 
 @nox.session(default=False)

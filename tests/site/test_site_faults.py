@@ -61,11 +61,8 @@ _PNG = bytes.fromhex(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def failed(browser, tmp_path_factory) -> dict[str, str]:
+def _failing(site: Path) -> dict[str, str]:
     """The tests that fail on a site with a page for each fault, and what they say."""
-    del browser  # without one there is nothing to see with
-    site = tmp_path_factory.mktemp("site")
     for name, (planted, _) in FAULTS.items():
         (site / f"{name}.html").write_text(HEAD + planted + TAIL, encoding="utf-8")
     (site / "small.png").write_bytes(_PNG)
@@ -86,12 +83,11 @@ def failed(browser, tmp_path_factory) -> dict[str, str]:
     return {case.get("name"): case.find("failure").get("message") for case in cases if case.find("failure") is not None}
 
 
-@pytest.mark.parametrize("page", FAULTS)
-def test_a_planted_fault_is_found_and_nothing_else(failed, page):
-    seen = set(re.findall(r"^ +(\w+): ", failed.get(f"test_page[{page}.html]", ""), flags=re.MULTILINE))
-    seen |= {name[5:].partition("[")[0] for name in failed if name.endswith(f"[{page}.html]")} - {"page"}
-    assert seen == set(FAULTS[page][1])
-
-
-def test_a_heavy_image_is_found(failed):
-    assert "test_images_are_light" in failed
+def test_each_planted_fault_is_found_and_nothing_else(browser, tmp_path):
+    del browser  # without one there is nothing to see with
+    failed = _failing(tmp_path)
+    for page, (_, found_by) in FAULTS.items():
+        seen = set(re.findall(r"^ +(\w+): ", failed.get(f"test_page[{page}.html]", ""), flags=re.MULTILINE))
+        seen |= {name[5:].partition("[")[0] for name in failed if name.endswith(f"[{page}.html]")} - {"page"}
+        assert seen == set(found_by), page
+    assert "test_images_are_light" in failed, "a heavy image"

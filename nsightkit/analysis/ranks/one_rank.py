@@ -65,8 +65,8 @@ class Look:
         -1 for none.
     steps : DataFrame
         ``step`` (its number), ``start_ns, wall_ns``, the columns of
-        :func:`nsightkit.analysis.ranks.collectives.spent` and those of :func:`time_spent`.
-        One row, -1, for the whole trace where it has no steps.
+        :func:`nsightkit.analysis.ranks.collectives.spent` and those of
+        :func:`nsightkit.analysis.ranks.one_rank.time_spent`. One row, -1, for the whole trace where it has no steps.
     notes : list of str
     """
 
