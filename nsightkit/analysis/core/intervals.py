@@ -246,6 +246,12 @@ def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
     return ops if (order[1:] > order[:-1]).all() else ops.take(order).reset_index(drop=True)
 
 
+def _devices(device: Int) -> list[slice]:
+    """The rows of each device, of which there may be millions: views, and no copies."""
+    cuts = np.flatnonzero(np.diff(device)) + 1
+    return [slice(low, high) for low, high in itertools.pairwise([0, *cuts.tolist(), len(device)]) if high > low]
+
+
 def busy(trace: Trace) -> pd.DataFrame:
     """Busy and idle time of each device.
 
@@ -263,14 +269,17 @@ def busy(trace: Trace) -> pd.DataFrame:
         (the union of kernels and graph replays alone).
     """
     ops = gpu_intervals(trace)
-    start, end, device = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
-    computing = np.where(ops["table"] == GPU_TABLES.index("memops"), start, end)
-    added = {"busy_ns": uncovered(start, end, device), "compute_ns": uncovered(start, computing, device)}
-    by_device = ops[["device"]].assign(span_start_ns=start, span_end_ns=end, **added).groupby("device")
-    found = by_device.agg({"span_start_ns": "min", "span_end_ns": "max", "busy_ns": "sum", "compute_ns": "sum"})
-    span = found["span_end_ns"] - found["span_start_ns"]
-    found = found.assign(span_ns=span, idle_ns=span - found["busy_ns"]).reset_index()
-    return found[["device", "span_start_ns", "span_end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns"]]
+    device, start, end, table = (ops[c].to_numpy() for c in ("device", "start_ns", "end_ns", "table"))
+    computes = table != GPU_TABLES.index("memops")
+    rows = []
+    for mine in _devices(device):
+        first, last, works = int(start[mine][0]), int(end[mine].max()), computes[mine]
+        union = union_length(start[mine], end[mine])
+        compute = union if works.all() else union_length(start[mine][works], end[mine][works])
+        rows.append((int(device[mine][0]), first, last, last - first, union, last - first - union, compute))
+    return pd.DataFrame(
+        rows, columns=["device", "span_start_ns", "span_end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns"]
+    )
 
 
 def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -291,7 +300,9 @@ def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.Da
     """
     ops = gpu_intervals(trace) if intervals is None else intervals
     device, start = (ops[c].to_numpy() for c in ("device", "start_ns"))
-    reach = ops.groupby("device")["end_ns"].cummax().to_numpy()
+    reach = ops["end_ns"].to_numpy(copy=True)
+    for mine in _devices(device):
+        np.maximum.accumulate(reach[mine], out=reach[mine])
     after = np.flatnonzero((start[1:] > reach[:-1]) & (device[1:] == device[:-1])) + 1
     columns = {"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after], "after": after}
     return pd.DataFrame(columns, copy=False)
@@ -425,26 +436,41 @@ def launched(trace: Trace, table: str) -> Int:
 
 
 class _Launches:
-    """Rows of the outermost calls, by process and correlation id."""
+    """Rows of the outermost calls by process and correlation id."""
 
     def __init__(self, whole: Trace) -> None:
-        calls = whole.table("calls", ["thread", "correlation", "start_ns", "end_ns"])
-        thread, ids, start, end = (calls[c].to_numpy() for c in calls)
-        process = thread >> 24
-        row = np.lexsort((-end, start, ids, process)).astype(np.int32)  # of one id the outermost first
-        inner = (ids[row[1:]] == ids[row[:-1]]) & (process[row[1:]] == process[row[:-1]])
-        self._row = row[np.append(True, ~inner)]
-        self._ids = ids[self._row]
-        processes, first = np.unique(process[self._row], return_index=True)
-        self._part = dict(zip(processes.tolist(), itertools.pairwise([*first.tolist(), len(self._row)]), strict=True))
+        calls = whole.table("calls", ["thread", "correlation"])
+        process, ids = calls["thread"].to_numpy() >> 24, calls["correlation"].to_numpy()
+        self._processes = np.sort(pd.unique(process))
+        self._low, self._ids = int(ids.min()), None
+        self._width = int(ids.max()) - self._low + 1
+        if self._width * len(self._processes) > 8 * len(ids) + 1_000_000:
+            # Too sparse for a table: number the ids first.
+            self._ids = np.unique(ids)
+            ids = np.searchsorted(self._ids, ids)
+            self._low, self._width = 0, len(self._ids)
+        place = np.searchsorted(self._processes, process) * self._width + (ids - self._low)
+        row = np.arange(len(ids), dtype=np.int32)
+        self._row = np.full(self._width * len(self._processes), -1, np.int32)
+        self._row[place] = row
+        shared = np.zeros(len(self._row), bool)
+        shared[place[self._row[place] != row]] = True
+        among = np.flatnonzero(shared[place])
+        times = whole.table("calls", ["start_ns", "end_ns"])
+        start, end = (times[c].to_numpy()[among] for c in times)
+        inner_first = among[np.lexsort((end, -start))]  # written last wins: earliest start, then latest end
+        self._row[place[inner_first]] = row[inner_first]
 
     def of(self, process: Int, asked: Int) -> Int:
-        found = np.full(len(asked), -1, np.int64)
-        for one, (low, high) in self._part.items():
-            mine = np.flatnonzero((process == one) & (asked != 0))
-            at = np.minimum(low + np.searchsorted(self._ids[low:high], asked[mine]), high - 1)
-            found[mine] = np.where(self._ids[at] == asked[mine], self._row[at], -1)
-        return found
+        at = np.minimum(np.searchsorted(self._processes, process), len(self._processes) - 1)
+        known = (asked != 0) & (self._processes[at] == process)
+        if self._ids is not None:
+            number = np.minimum(np.searchsorted(self._ids, asked), len(self._ids) - 1)
+            known &= self._ids[number] == asked
+            asked = number
+        place = asked - self._low
+        known &= (place >= 0) & (place < self._width)
+        return np.where(known, self._row[np.where(known, at * self._width + place, 0)], -1)
 
 
 __getattr__ = renamed(__name__, {"idle_gaps": ("idle_intervals", idle_intervals)})
