@@ -244,33 +244,21 @@ GPUS: tuple[Gpu, ...] = (
     ),
     *(
         Gpu(
-            name=f"A100 40 GB {board}",
+            name=f"A100 {memory_gb} GB {board}",
             names=names,
             compute_capability="8.0",
-            memory_gb=(40,),
-            l2_mb=40,
-            multiprocessors=108,
-            gb_per_s=1555,
-            bandwidth_source=_VENDOR,
-            peaks=_A100,
-        )
-        for board, names in (("SXM", (r"a100[- ]sxm4-40gb",)), ("PCIe", (r"a100[- ]pcie-40gb",)))
-    ),
-    *(
-        Gpu(
-            name=f"A100 80 GB {board}",
-            names=names,
-            compute_capability="8.0",
-            memory_gb=(80,),
+            memory_gb=(memory_gb,),
             l2_mb=40,
             multiprocessors=108,
             gb_per_s=gb_per_s,
             bandwidth_source=_VENDOR,
             peaks=_A100,
         )
-        for board, gb_per_s, names in (
-            ("SXM", 2039, (r"a100", r"a100[- ]sxm(4-80gb)?", r"a100 80 gb sxm")),
-            ("PCIe", 1935, (r"a100[- ]80gb[- ]pcie", r"a100[- ]pcie[- ]80gb")),
+        for memory_gb, board, gb_per_s, names in (
+            (40, "SXM", 1555, (r"a100[- ]sxm4-40gb",)),
+            (40, "PCIe", 1555, (r"a100[- ]pcie-40gb",)),
+            (80, "SXM", 2039, (r"a100", r"a100[- ]sxm(4-80gb)?", r"a100 80 gb sxm")),
+            (80, "PCIe", 1935, (r"a100[- ]80gb[- ]pcie", r"a100[- ]pcie[- ]80gb")),
         )
     ),
     Gpu(

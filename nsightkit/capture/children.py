@@ -165,7 +165,6 @@ def _forked_main(module: str, job: Mapping[str, Any], environment: dict[str, str
     with log.open("ab") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
-    gc.freeze()  # workloads collect between their cells: to go through all that is imported takes longer than a cell
     bind = dying_with_parent()
     worker = os.fork()
     if worker:
@@ -180,7 +179,9 @@ def _forked_main(module: str, job: Mapping[str, Any], environment: dict[str, str
 
 def _do(module: str, *, result: str | None = None, **job: Any) -> None:
     """Do a job, and write what it gives."""
-    found = importlib.import_module(module).main(**job)
+    main = importlib.import_module(module).main
+    gc.freeze()  # workloads collect between their cells: to go through all that is imported takes longer than a cell
+    found = main(**job)
     if result is not None:
         Path(result).write_text(json.dumps(found), encoding="utf-8")
 

@@ -341,7 +341,7 @@ def accept(name: str, because: str, where: Path | None = None) -> list[dict[str,
     found = find(part, where)
     again = f"record it on a GPU: python -m nsightkit record --only {name}"
     if not found:
-        raise UsageError(f"there is no recording of {name} in {where or folder()}; {again}")
+        raise UsageError(f"{name} has no recording in {where or folder()}; {again}")
     stale = [recording for recording in found if recording.state != "current"]
     now = what_runs.ask(part) if stale else {}
     for recording in stale:

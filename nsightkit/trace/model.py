@@ -116,20 +116,20 @@ class Gpu:
     compute_capability: str | None = None
 
 
-def lost_work(names: Iterable[str]) -> list[str]:
+def lost_work(names: pd.Series[Any] | pd.Categorical[Any]) -> list[str]:
     """Remark on a capture without any work of a GPU that it has calls which launched some.
 
     Parameters
     ----------
-    names : iterable of str
-        Of all calls.
+    names : Series or Categorical
+        Of all calls, as categories.
 
     Returns
     -------
     list of str
         Empty where no call launched anything: then there was no work.
     """
-    count = sum(LAUNCHES.search(name) is not None for name in names)
+    count = sum(int(calls) for name, calls in names.value_counts().items() if LAUNCHES.search(str(name)))
     if not count:
         return []
     lost = f"{count:,} calls gave a GPU work, of which the trace holds nothing"

@@ -208,7 +208,7 @@ def test_bad_input_is_one_line(where: Path) -> None:
         ("ceilings/triad", " \n", "--because is empty"),
         ("ceilings", "why", "'ceilings' is not a part; name one as INVESTIGATION/PART"),
         ("ceilings/nothing", "why", "no part ceilings/nothing; there are"),
-        ("ceilings/triad", "why", "there is no recording of ceilings/triad"),
+        ("ceilings/triad", "why", "ceilings/triad has no recording"),
     ):
         with pytest.raises(UsageError, match=said) as refused:
             accept(name, because)

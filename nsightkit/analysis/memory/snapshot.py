@@ -17,8 +17,8 @@ optimizer, set-up. What is freed within the run of events of its own phase is ``
 activation, a gradient, an optimizer state or a weight. Some stacks name what they make, whatever its lifetime:
 ``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``.
 ``before recording`` is what was there before the first event and has no stack; ``unknown`` is what no rule covers. In a
-snapshot with Python frames only, a block without any frame counts as backward's: autograd's threads have none; and
-autocast's copies are told from activations by their sizes and number.
+snapshot with Python frames only, a block without any frame counts as backward's, because autograd's threads have none,
+and sizes and counts say which activations are really autocast's copies of weights.
 """
 
 from __future__ import annotations
@@ -700,10 +700,10 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
 
 
 def _copies_of_weights(table: pd.DataFrame, category: npt.NDArray[np.object_]) -> _Bools:
-    """Say which activations are autocast's copies, where no C++ frame does.
+    """Find the activations that are autocast's copies of weights, where no C++ frame names them.
 
-    They have half the size of weights, and as many of them are there at once as there are such weights. What was there
-    before the first event may hold gradients and two states of an optimizer beside each weight.
+    A copy is half as large as its weight, and as many copies are there at once as there are weights of that size. What
+    was there before the first event may be weights with their gradients and two states of an optimizer.
     """
     held = table["requested_bytes"][np.isin(category, ["weights", "before recording"])].value_counts()
     made = table[category == "activations"].assign(one=1)
@@ -717,8 +717,8 @@ def _copies_of_weights(table: pd.DataFrame, category: npt.NDArray[np.object_]) -
 def _outlives(phase: _Ints, first: _Ints, freed: _Ints, events: pd.DataFrame) -> _Bools:
     """Say what is freed only after allocations of another phase have begun, or have failed.
 
-    What began before the first event outlives its phase: it survived until the recording began. What an error for want
-    of memory frees would have been there until then.
+    What began before the first event outlives its phase: it survived until the recording began. Blocks that are freed
+    only after an out-of-memory error would have stayed longer, so they outlive it too.
     """
     known = np.flatnonzero((phase > 0) & (first >= 0))
     order = known[np.argsort(first[known], kind="stable")]

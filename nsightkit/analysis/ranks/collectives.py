@@ -16,6 +16,7 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import categorize
+from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
 from nsightkit.trace.model import Trace
@@ -114,6 +115,7 @@ def wire_factor(kind: str, ranks: int) -> float | None:
     return None if factors is None or ranks < 1 else (factors[0] * ranks + factors[1]) / ranks
 
 
+@kept
 def collectives(trace: Trace) -> pd.DataFrame:
     """List the collectives that a rank took part in.
 
@@ -136,12 +138,6 @@ def collectives(trace: Trace) -> pd.DataFrame:
         counts them; -1 unknown), ``exposed_ns`` (the part of it in which nothing was computed:
         :func:`compute_intervals`; NA where the trace does not tell).
     """
-    if "collectives" not in trace.memo:
-        trace.memo["collectives"] = _collectives(trace)
-    return pd.DataFrame(trace.memo["collectives"])
-
-
-def _collectives(trace: Trace) -> pd.DataFrame:
     dtypes = {column: "object" if column in _TEXTS else "int64" for column in _COLUMNS}
     parts = [part for part in (_on_gpu(trace), _on_cpu(trace)) if part is not None and len(part)]
     found = pd.concat(parts) if parts else pd.DataFrame(columns=list(_COLUMNS))
@@ -229,6 +225,7 @@ def spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike, found: pd.Data
     return out.assign(overlapped_ns=out["communication_ns"] - out["exposed_ns"])
 
 
+@kept
 def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
     """Find when a rank computes.
 
@@ -243,12 +240,6 @@ def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
         computation. For a trace without GPU work device -1, the CPU: the union of the framework's operators on threads
         that run no collective, without those that wait. Empty where neither was recorded.
     """
-    if "compute" not in trace.memo:
-        trace.memo["compute"] = _compute(trace)
-    return dict(trace.memo["compute"])
-
-
-def _compute(trace: Trace) -> dict[int, intervals.Coverage]:
     kernels = trace.table("kernels", ["device", "start_ns", "end_ns", "name"])
     kernels = kernels.assign(computes=categorize(kernels["name"]) != "communication")
     graphs = trace.table("graphs", ["device", "start_ns", "end_ns"]).assign(computes=True)

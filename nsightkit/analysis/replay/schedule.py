@@ -23,13 +23,13 @@ from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.threads import BLOCKING, FREES, Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["Schedule"]
+__all__ = ["ALLOCATES", "Schedule"]
 
 
 _PAGES = re.compile("^unified")
 _OF_DEVICE = re.compile(r"(Device|Ctx|Context|Thread)Synchronize")
 _OF_EVENT = re.compile(r"EventSynchronize")
-_ALLOCATES = re.compile(r"Malloc|Free|Alloc")
+ALLOCATES = re.compile(r"Malloc|Free|Alloc")
 _WAIT_EVENT, _RECORD_EVENT = re.compile(r"StreamWaitEvent"), re.compile(r"EventRecord")
 
 #: Latencies where a trace has no example of its own, ns: typical of CUDA devices.
@@ -442,7 +442,7 @@ class Schedule:
         rows, names = self.blocking, self.names
         start, end, thread = self.call_start[rows], self.call_end[rows], self.call_thread[rows]
         of_device, of_event, allocates, frees = (
-            matching(names, these)[rows] for these in (_OF_DEVICE, _OF_EVENT, _ALLOCATES, FREES)
+            matching(names, these)[rows] for these in (_OF_DEVICE, _OF_EVENT, ALLOCATES, FREES)
         )
         linked = np.flatnonzero(self.linked)
         streams = np.split(linked, np.flatnonzero(np.diff(self.stream[linked])) + 1)

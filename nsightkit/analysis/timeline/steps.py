@@ -30,8 +30,8 @@ __all__ = [
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
 _STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
-# Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`. Steps that warm up
-# are none of those that are looked at.
+# Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`. Warm-up steps
+# are not counted either.
 _PART = re.compile(r"optim|sched|zero_grad|warm[-_ ]?up", re.IGNORECASE)
 #: What vLLM calls an iteration: requests in prefill with their tokens, those that generate with theirs. Its detailed
 #: form counts all tokens first, and more than tokens in the brackets.

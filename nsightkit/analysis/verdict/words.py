@@ -13,6 +13,7 @@ from nsightkit import hardware
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.core.text import bytes_text, short_name, time_text
+from nsightkit.analysis.replay.schedule import ALLOCATES
 from nsightkit.analysis.replay.whatif import CHANGES, UNKNOWN, WhatIf, plain
 from nsightkit.analysis.timeline import gaps, memops
 from nsightkit.analysis.verdict.account import CODE, ENDS, IDLE, Account, of
@@ -103,7 +104,6 @@ _FILLED = {
     "imbalance": "Waiting for the last device takes",
     "memory-transfer": "Copies that no kernel runs beside fill",
 }
-_ALLOCATES = re.compile(r"Malloc|Free|Alloc")
 _OF_TORCH = re.compile(r"\bat::|\bc10::|^triton_")
 _BACKWARD = re.compile(r"(?i)backward|autograd|optimizer")
 #: Ranges and kernels that a compiler made.
@@ -369,12 +369,12 @@ class Answer:
     def allocates(self) -> bool:
         """Whether allocating or freeing memory takes most of the time."""
         first = self.named.head(1)
-        return any(first["kind"] == "call") and any(map(_ALLOCATES.search, first["name"]))
+        return any(first["kind"] == "call") and any(map(ALLOCATES.search, first["name"]))
 
     @property
     def is_torch(self) -> bool:
         """Whether PyTorch launched the GPU's work."""
-        return bool(self.trace.size("ops")) or self._has("kernels", _OF_TORCH)
+        return bool(self.trace.whole.size("ops")) or self._has("kernels", _OF_TORCH)
 
     @property
     def trains(self) -> bool:
@@ -382,13 +382,12 @@ class Answer:
         return any(self._has(table, _BACKWARD) for table in ("ranges", "ops", "kernels"))
 
     def _has(self, table: str, pattern: re.Pattern[str]) -> bool:
-        return bool(matching(self.trace.table(table, ["name"])["name"], pattern).any())
+        return bool(matching(self.trace.whole.table(table, ["name"])["name"], pattern).any())
 
     @property
     def has_graphs(self) -> bool:
         """Whether the program replays CUDA graphs."""
-        calls = self.trace.whole.table("calls", ["name"])["name"]
-        return bool(self.trace.size("graphs")) or bool(matching(calls, re.compile("GraphLaunch")).any())
+        return bool(self.trace.size("graphs")) or self._has("calls", re.compile("GraphLaunch"))
 
     @property
     def is_compiled(self) -> bool:
