@@ -190,7 +190,7 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
             if not _is_sqlite(whole):
                 said = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
                 newer = "Version number is invalid" in done.stdout  # an older nsys refuses the reports of a newer one
-                remedy = "export it with the nsys that wrote it, or a newer one" if newer else "check that it is whole"
+                remedy = "export it with the nsys that wrote it, or a newer one" if newer else _WHOLE
                 problem = f"{_words(version(nsys))} cannot export it ({said})"
                 raise TraceError(report, problem, f"{remedy}, then {by_hand}")
     except subprocess.TimeoutExpired as error:
@@ -202,6 +202,10 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
             "free some space or make the folder writable, or export it elsewhere and give the .sqlite",
         ) from error
     return out
+
+
+#: What to check of a report that cannot be exported: not every version says that the report is of a newer one.
+_WHOLE = "check that it is whole, and that this nsys is not older than the one that wrote it"
 
 
 def _is_sqlite(path: Path) -> bool:

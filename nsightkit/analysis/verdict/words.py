@@ -42,7 +42,7 @@ _KIND = {
 _MOMENTS = {"kernel": ("kernel", None), "copy": ("copy", "copies"), "graph": ("replay", None), "none": ("time", None)}
 #: Names and moments that hold less than this of an answer's time say nothing.
 _LITTLE = 0.01
-#: A program is compiled if compiled regions take this part of its time, or are this part of its kernels.
+#: A program is compiled if compiled regions take this part of its time, or their kernels this part of the kernels'.
 _COMPILES = 0.05
 
 #: One change for each bottleneck.
@@ -61,7 +61,9 @@ _ADVICE = {
     "launch-overhead": "launch less: torch.compile, fused operators, or CUDA graphs",
 }
 _ON_COPY = {
-    "HtoD from pageable": "copy from pinned memory with non_blocking=True, so that kernels can run beside it",
+    "HtoD from pageable": (
+        "copy from pinned memory without waiting (PyTorch: non_blocking=True), so that kernels can run beside it"
+    ),
     "HtoD": "copy the next batch on a stream of its own while this one computes",
     "DtoH": "read back less, or into pinned memory on a stream of its own",
     "DtoD": "avoid clones and changes of layout between tensors of one device",
@@ -392,10 +394,10 @@ class Answer:
     @property
     def is_compiled(self) -> bool:
         """Whether a compiler made a part of the program that counts."""
-        kernels = matching(self.trace.table("kernels", ["name"])["name"], _COMPILED)
-        regions = [self.trace.table(table, ["name", "duration_ns"]) for table in ("ranges", "ops")]
-        lasting = [table.loc[matching(table["name"], _COMPILED), "duration_ns"].sum() for table in regions]
-        return bool(kernels.sum() > _COMPILES * len(kernels) or max(lasting) > _COMPILES * self.account.wall_ns)
+        tables = [self.trace.table(table, ["name", "duration_ns"]) for table in ("kernels", "ranges", "ops")]
+        kernels, *regions = (table.loc[matching(table["name"], _COMPILED), "duration_ns"].sum() for table in tables)
+        least = _COMPILES * tables[0]["duration_ns"].sum()
+        return bool(kernels > least or max(regions) > _COMPILES * self.account.wall_ns)
 
     def _precision(self, wanted: tuple[str, ...]) -> str | None:
         """The first of some precisions that this card multiplies in; of a card that is not known, the first."""
@@ -438,7 +440,9 @@ class Answer:
             yield (
                 _ADVICE[self.name] if self._narrower().endswith(_NARROWER.get(advised, "?")) else self.advice(self.name)
             )
-        if reached is None and not (self.name == "memory-bound" and self.account.decodes):
+        if reached is None and not self.is_torch:
+            yield self._more_data()
+        elif reached is None and not (self.name == "memory-bound" and self.account.decodes):
             yield f"record shapes, to learn how far the operators are from their bound: {CAPTURE['shapes']}"
         elif by_shape(self.account, self.name) < 0.5:
             yield "most of these kernels have no known shape: what they could reach is not known"
@@ -450,6 +454,8 @@ _WHERE: tuple[tuple[str, Callable[[Answer], bool], str], ...] = (
      "the program replays graphs already: put what is still launched one by one into them"),
     ("launch-overhead", lambda answer: answer.is_compiled,
      "the program is compiled already: capture it into graphs (mode='reduce-overhead')"),
+    ("launch-overhead", lambda answer: not answer.is_torch,
+     "launch less: fuse kernels, or capture them into CUDA graphs"),
     ("unknown", lambda answer: not answer.trace.recorded("calls"), "record the calls that launch the GPU's work"),
     ("cpu-work", lambda answer: answer.names_a_step,
      ("find out what this is: NVTX or record_function ranges around the parts of a step, or "

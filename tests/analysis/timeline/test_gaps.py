@@ -625,3 +625,49 @@ class TestRealTraces:
             if trace.recorded("kernels") and trace.recorded("calls"):
                 found = phases.summary(trace, match="(?i)forward|backward|optim|loss|data|softmax|matmul")
                 assert found["gpu_ns"].sum() == busy["busy_ns"].sum(), path.name
+
+
+def test_the_wait_of_an_earlier_blocking_copy_is_not_spent_again(tmp_path):
+    # Each copy waits, and gives the device work: what the one before waited for is not what this gap waits for.
+    case = Case(gap=100 * US)
+    case.out.call("cudaMemcpy", MAIN, case.dry - 60 * US, case.dry - 12 * US)
+    case.out.call("cudaMemcpy", MAIN, case.dry - 11 * US, case.dry + 2 * US)
+    case.out.range("random numbers", MAIN, case.dry + 10 * US, case.begun - 10 * US)
+    assert case.finish(tmp_path)["cause"] == "cpu-work"
+
+
+def test_overhead_of_a_kind_that_the_tool_did_not_know_is_loading_within_a_launch(tmp_path):
+    for inside, cause in ((True, "start-up"), (False, "profiler")):
+        case = Case(gap=3000 * US)
+        case.out.overhead("Unknown", MAIN, case.dry + 30 * US, case.next - 20 * US)
+        begun = case.dry + 20 * US if inside else case.next - 10 * US
+        correlation = case.out.call("cudaLaunchKernel_v7000", MAIN, begun, case.next - 2 * US)
+        case.out.kernel("b", case.next, case.next + US, correlation, PROCESS)
+        assert case.one(tmp_path)["cause"] == cause
+
+
+def test_work_is_named_by_the_innermost_range_that_covers_half_of_the_gap(tmp_path):
+    case = Case(gap=100 * US)
+    case.out.range("copy a layer", MAIN, case.dry + 5 * US, case.begun - 5 * US)
+    case.out.range("copy w3", MAIN, case.dry + 40 * US, case.dry + 60 * US)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "copy a layer")
+
+
+def test_a_first_launch_is_start_up_where_most_launches_are_first_ones(tmp_path):
+    case = Case(gap=3000 * US)
+    for number in range(7):
+        begun, new = 10_000 * US + number * 5000 * US, number < 4
+        correlation = case.out.call("cudaLaunchKernel_v7000", MAIN, begun, begun + (2900 if new else 3) * US)
+        name = f"other {number if new else 0}"
+        case.out.kernel(name, begun + 2910 * US, begun + 2911 * US, correlation, PROCESS)
+    correlation = case.out.call("cudaLaunchKernel_v7000", MAIN, case.dry + 20 * US, case.next - 2 * US)
+    case.out.kernel("b", case.next, case.next + US, correlation, PROCESS)
+    assert case.one(tmp_path)["cause"] == "start-up"
+
+
+def test_a_call_that_is_cheap_otherwise_is_work_where_it_takes_long(tmp_path):
+    case = Case(gap=900 * US)
+    case.out.call("cudaGetDeviceProperties_v12000", MAIN, case.dry + 50 * US, case.dry + 800 * US)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "cudaGetDeviceProperties")

@@ -107,7 +107,7 @@ def synchronization(group: Group, left: Int) -> Found:
     memory is freed, which has to wait for an idle device whatever went before.
     """
     for thread, mine in group.asked(left):
-        blocking, launches = group.threads.blocking(thread), group.threads.launches(thread)
+        blocking, gave = group.threads.blocking(thread), group.threads.gave_work(thread)
         if not len(blocking):
             continue
         until = group.until if thread == group.thread else group.over
@@ -115,9 +115,9 @@ def synchronization(group: Group, left: Int) -> Found:
         at = blocking.open_at(group.dry[mine] - 1)
         late = (at >= 0) & (until[mine] > group.dry[mine])
         hit, at = mine[late], at[late]
-        last = np.searchsorted(launches, blocking.start[at]) - 1
+        last = np.searchsorted(gave, blocking.start[at]) - 1
         since = np.full(len(at), blocking.start[0])
-        since[last >= 0] = launches[last[last >= 0]]
+        since[last >= 0] = gave[last[last >= 0]]
         gap = group.end[hit] - group.dry[hit]
         yes = _half(blocking.covered(since, until[hit]), gap)
         frees = group.threads.frees(thread).start
@@ -270,9 +270,19 @@ def _filled(track: Track, start: Int, end: Int) -> Bool:
 
 
 def _during(track: Track, start: Int, end: Int, innermost: bool = False) -> Int:
-    """Row of the event that was open in the middle of each window, else of the last that began in it."""
-    find = track.innermost_at if innermost else track.open_at
-    at = find((start + end) // 2)
+    """Row of the event that was open in the middle of each window, else of the last that began in it.
+
+    Of several the longest, or the innermost that covers half of the window: any that does is open in its middle.
+    """
+    at = (track.innermost_at if innermost else track.open_at)((start + end) // 2)
+    inner, climbing = at.copy(), np.flatnonzero(at >= 0) if innermost else np.empty(0, np.intp)
+    while len(climbing):
+        here, low, high = inner[climbing], start[climbing], end[climbing]
+        part = np.minimum(track.end[here], high) - np.maximum(track.start[here], low)
+        climbing = climbing[2 * part < high - low]
+        inner[climbing] = track.parent[inner[climbing]]
+        climbing = climbing[inner[climbing] >= 0]
+    at = np.where(inner >= 0, inner, at)
     last = np.maximum(np.searchsorted(track.start, end) - 1, 0)
     return track.row[np.where(at >= 0, at, last)]
 

@@ -56,16 +56,19 @@ _ALLOCATES = re.compile(r"Malloc|Free|MemAlloc")
 FREES = re.compile(r"^(cuda|hip|cuMem)Free(?!.*(Async|Host))")
 _COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
 EVENT_WAIT = re.compile(r"StreamWaitEvent")
-#: Calls that enqueue work, or cost next to nothing beside it.
-_ENQUEUE = re.compile(
-    r"Launch|^(cuda|hip|cu)(Memcpy|Memset).*Async|Event(Record|Query|Create|Destroy)|StreamWaitEvent|StreamIsCapturing|StreamGetCaptureInfo|"
-    r"StreamQuery|GetLastError|PeekAtLastError|GetDevice|SetDevice|CtxGet|CtxSet|OccupancyMax|FuncGetAttribute|FuncSetAttribute|PointerGetAttribute"
+#: Calls that enqueue work, and those that cost next to nothing beside it unless they take long for once.
+_ENQUEUE = re.compile(r"Launch|^(cuda|hip|cu)(Memcpy|Memset).*Async|Event(Record|Query|Create|Destroy)|StreamWaitEvent")
+_CHEAP = re.compile(
+    r"StreamIsCapturing|StreamGetCaptureInfo|StreamQuery|GetLastError|PeekAtLastError|GetDevice|SetDevice|CtxGet|CtxSet|"
+    r"OccupancyMax|FuncGetAttribute|FuncSetAttribute|PointerGetAttribute"
 )
 
 #: Overhead records that CUPTI and Nsight Systems write about the driver and the loader, not about themselves:
 #: what they load and compile for the first time, and a command buffer that is full because the GPU is behind.
 _LOADING = re.compile(r"(?i)(module|function)s? loading|driver compiler|^dl(open|close)\b")
 _BUFFER_FULL = re.compile(r"(?i)command buffer")
+#: A kind that the tool was too old to know. Within a call that may set something up, it is loading.
+_UNNAMED = re.compile(r"(?i)^unknown$")
 #: Calls that load or build code, or a graph; and the names under which compilers record themselves.
 _BUILDS = re.compile(
     r"^cu(Module|Library)Load|^(cuda|hip)(Module|Library)Load|^hipModuleLoad|^cuLink(Create|Add|Complete)|Graph(Exec)?Instantiate|"
@@ -78,7 +81,7 @@ _COMPILES = re.compile(
 )
 _BEGIN_CAPTURE, _END_CAPTURE = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
 #: Calls that may have to set something up before they do what they are for.
-_FIRST_TIMES = re.compile(r"Launch(?!HostFunc)|Malloc|Free|Alloc|Create")
+_FIRST_TIMES = re.compile(r"Launch(?!HostFunc)|Malloc|Free|Alloc|Create|Register|DeviceProp|Occupancy|SetDevice")
 #: A call of them is a first one from this many times the median of its name, and from this long.
 _TIMES, _ONCE_NS = 10, 1_000_000
 #: A name called less often has no ordinary length of its own.
@@ -253,6 +256,13 @@ class Threads:
         return calls.start[(self._flag("calls", LAUNCHES) & ~self._blocks())[calls.row]]
 
     @kept
+    def gave_work(self, thread: int) -> Int:
+        """When the thread had given a device work: when launches began, and when copies that blocked ended."""
+        blocking = self.blocking(thread)
+        copies = blocking.end[self._flag("calls", _COPY)[blocking.row]]
+        return np.sort(np.concatenate([self.launches(thread), copies]))
+
+    @kept
     def staging(self, thread: int) -> Track:
         """Copy calls that move pageable memory."""
         copies = self.named("calls", thread, _COPY)
@@ -273,7 +283,8 @@ class Threads:
     def other_calls(self, thread: int) -> Track:
         """Calls that neither enqueue work nor are next to free (allocation, graph instantiation, …)."""
         calls = self.calls(thread)
-        return calls.subset(~self._flag("calls", _ENQUEUE)[calls.row])
+        free = self._flag("calls", _CHEAP)[calls.row] & (calls.end - calls.start < _HEAVY_NS)
+        return calls.subset(~(self._flag("calls", _ENQUEUE)[calls.row] | free))
 
     # --- waiting ---
 
@@ -343,10 +354,22 @@ class Threads:
     def _overhead(self, loads: bool, of: int) -> Track:
         """Overhead records of a thread or of a process, and those that say nothing of either."""
         thread = self.trace.table("overhead", ["thread"])["thread"].to_numpy()
-        loading = self._flag("overhead", _LOADING)
+        loading = self._loading()
         chosen = loading if loads else ~loading & ~self._flag("overhead", _BUFFER_FULL)
         chosen = chosen & ((thread == -1) | (thread == of) | (thread >> 24 == of))
         return self._rows("overhead", np.flatnonzero(chosen).astype(np.int32))
+
+    @kept
+    def _loading(self) -> Bool:
+        """Per overhead record: whether the driver or the loader did something for the first time."""
+        start, thread = (
+            self.trace.table("overhead", ["start_ns", "thread"])[c].to_numpy() for c in ("start_ns", "thread")
+        )
+        loading, unnamed = self._flag("overhead", _LOADING).copy(), self._flag("overhead", _UNNAMED)
+        for one in np.unique(thread[unnamed]).tolist():
+            mine = np.flatnonzero(unnamed & (thread == one))
+            loading[mine] = self.named("calls", one, _FIRST_TIMES).open_at(start[mine]) >= 0
+        return loading
 
     def profiler(self, process: int) -> Track:
         """The profiler's own work on whatever thread of a process; what the driver loads is not its work."""
@@ -395,10 +418,23 @@ class Threads:
         length, code = calls["duration_ns"], calls["name"].cat.codes
         builds, may = self._flag("calls", _BUILDS), self._flag("calls", _FIRST_TIMES)
         long = may & (length >= _ONCE_NS).to_numpy()
-        each = length[code.isin(code[long].unique())].groupby(code)
-        # Of an even number of calls the shorter one in the middle: two of four may be first ones.
+        # Of few launches most may be first ones: what launches a new kernel says nothing of what is ordinary.
+        usual = length[~self._loads_kernel()] if long.any() else length
+        each = usual[code.isin(code[long].unique())].groupby(code)
         ordinary = each.quantile(interpolation="lower").where(each.size() >= _FEW, length[may].median())
-        return np.asarray(builds | (long & (length >= _TIMES * code.map(ordinary)).to_numpy()))
+        first = length >= _TIMES * code.map(ordinary).fillna(length[may].median())
+        return np.asarray(builds | (long & first.to_numpy()))
+
+    def _loads_kernel(self) -> Bool:
+        """Per call: whether it is the first in its process to launch a kernel of some name, whose code may load."""
+        kernels = self.trace.table("kernels", ["process", "correlation", "name"])
+        first = kernels.drop_duplicates(["process", "name"])
+        row, flag = (
+            launch_of(self.trace, first["process"], first["correlation"]),
+            np.zeros(self.trace.size("calls"), bool),
+        )
+        flag[row[row >= 0]] = True
+        return flag
 
     # --- unions, for further arithmetic ---
 
