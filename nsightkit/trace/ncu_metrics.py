@@ -386,6 +386,20 @@ METRICS: tuple[Metric, ...] = (
         "FP32 multiply-add pipe, over the whole kernel",
     ),
     Metric(
+        "alu_elapsed_pct",
+        (f"sm__pipe_alu_cycles_active{_SOL}",),
+        "%",
+        ("SM: Pipe Alu Cycles Active",),
+        "integer and logic pipe, over the whole kernel",
+    ),
+    Metric(
+        "xu_elapsed_pct",
+        (f"sm__inst_executed_pipe_xu{_SOL}",),
+        "%",
+        ("SM: Inst Executed Pipe Xu",),
+        "special functions and conversions, over the whole kernel",
+    ),
+    Metric(
         "fp64_elapsed_pct",
         (f"sm__pipe_fp64_cycles_active{_SOL}",),
         "%",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 
 import pandas as pd
 
+from nsightkit.analysis.core.categories import category_of
 from nsightkit.analysis.core.names import compiled
 from nsightkit.errors import UsageError
 from nsightkit.trace import ncu_metrics
@@ -387,21 +389,38 @@ def _compute(found: _Findings) -> None:
     if matrices >= _LOW:
         found.say(f"the tensor cores are busy: {found.cite(tensor)}", _TENSORS["busy"])
         return
-    if tensor:
+    types = _types(found) if tensor else ""
+    if types:
         found.say(f"the tensor cores are not what is busy: {found.cite(tensor)}")
+    unit = ""
     for pipe in sorted(pipes, key=lambda name: -pipes[name])[:1]:
         unit = pipe.partition("_")[0]
-        found.say(f"the busiest other pipe is {unit.upper()}: {found.cite(pipe)}", _PIPES[unit])
-    if tensor:
-        found.advise(_TENSORS["in part" if matrices >= _SOME else "idle"])
+        found.say(f"the busiest {'other ' if types else ''}pipe is {unit.upper()}: {found.cite(pipe)}", _PIPES[unit])
+    if matrices >= _SOME:
+        found.advise(_TENSORS["in part"])
+    elif types and unit != "fp64" and category_of(str(found.launch["kernel"])) in _PRODUCTS:
+        found.advise(_TENSORS["idle"].format(types=types))
 
 
+def _types(found: _Findings) -> str:
+    """What the card's tensor cores multiply, so that advice names only what it can do; empty where it has none."""
+    known = re.match(r"\d{1,3}", str(found.launch["compute_capability"]))
+    generation = int(known[0]) if known else math.inf
+    if generation < 7 or found.metrics.get("device__attribute_chip") in _NO_TENSOR_CORES:
+        return ""
+    return "TF32, BF16 or FP16 inputs" if generation >= 8 else "FP16 inputs (cards named GTX 16 have no such cores)"
+
+
+#: TU117 and TU116: the chips of Turing without tensor cores, whose compute capability is that of a T4.
+_NO_TENSOR_CORES = (0x167, 0x168)
+#: Categories of kernels that are, contain or could be a matrix product.
+_PRODUCTS = ("GEMM", "attention", "Triton-fused", "other")
 #: What to do by how busy the tensor cores are, and by the busiest of the other pipes.
 _TENSORS = {
     "busy": "compare with the matrix rate measured on this card; beyond it only fewer operations or a narrower type "
     "help (low occupancy is normal here)",
-    "idle": "if this is a matrix product, put it on the tensor cores: TF32, BF16 or FP16 inputs; a kernel named sgemm "
-    "runs in FP32 without them",
+    "idle": "if this is a matrix product, put it on the tensor cores: {types}; a kernel named sgemm runs in FP32 "
+    "without them",
     "in part": "feed the tensor cores: sizes that are multiples of 8 elements in 16 bit for the aligned kernels, of 64 "
     "or 128 for full tiles, and a cheaper prologue and epilogue",
 }
