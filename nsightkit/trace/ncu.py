@@ -461,7 +461,7 @@ def _named(section: str, label: str, unit: str) -> str:
         return both[2]
     if re.fullmatch(r"[A-Za-z_][\w.:]*", label) and "_" in label:  # --print-metric-name name, or ncu --metrics
         return label
-    metric = ncu_metrics.by_label(label, ncu_metrics.base_unit(unit)[0])
+    metric = ncu_metrics.by_label(label, ncu_metrics.base_unit(unit)[0], section)
     return metric.nvidia[0] if metric else f"{section}: {label}"
 
 

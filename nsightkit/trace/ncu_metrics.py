@@ -568,7 +568,7 @@ def find(name: str, also: Iterable[str] = ()) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def by_label(label: str, unit: str) -> Metric | None:
+def by_label(label: str, unit: str, section: str = "") -> Metric | None:
     """Find the metric that the details page of ``ncu`` shows under a label.
 
     Parameters
@@ -576,12 +576,17 @@ def by_label(label: str, unit: str) -> Metric | None:
     label : str
     unit : str
         Base unit: two metrics are called "Memory Throughput".
+    section : str, optional
+        Where the label stands. It decides where the page has no units: throughputs of the section "Speed Of Light" are
+        in percent.
 
     Returns
     -------
     Metric or None
     """
     found = [metric for metric in METRICS if label in metric.labels]
+    if len(found) > 1 and not unit:
+        return next((metric for metric in found if (metric.unit == "%") == ("Speed Of Light" in section)), None)
     return found[0] if len(found) == 1 else next((metric for metric in found if metric.unit == unit), None)
 
 

@@ -416,6 +416,18 @@ def test_what_the_pages_hold_beyond_the_table(tmp_path: Path) -> None:
     assert "PM Sampling: Dropped Samples" not in report.metrics[1]
 
 
+def test_a_details_page_without_units_is_told_by_its_sections(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    base = [cells for _, _, _, cells in DETAILS]
+    base[0], base[3], base[4] = ["431840", "1234500"], ["6.23e9", "6.68e9"], ["262.51e9", "1136.11e9"]
+    unitless = [(section, label, "", cells) for (section, label, *_), cells in zip(DETAILS, base, strict=True)]
+    for rows in (unitless, unitless[::-1]):  # whichever of two metrics of one label comes first
+        path.write_text(details(rows, ["a", "b"]))
+        report = ncu.read(path)
+        check_the_two(report)
+        assert report.launches["dram_bytes_per_s"].tolist() == pytest.approx([262.51e9, 1136.11e9])
+
+
 @pytest.mark.parametrize(
     "rewrite",
     [
