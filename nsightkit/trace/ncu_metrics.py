@@ -341,6 +341,13 @@ METRICS: tuple[Metric, ...] = (
         "of these, warps that are ready to issue",
     ),
     Metric(
+        "threads_per_instruction",
+        ("smsp__thread_inst_executed_per_inst_executed.ratio",),
+        "",
+        ("Avg. Active Threads Per Warp",),
+        "of the 32 threads of a warp, those that take part in an instruction: fewer where threads branch apart",
+    ),
+    Metric(
         "latency_cycles",
         ("smsp__average_warp_latency_per_inst_issued.ratio",),
         "cycle",

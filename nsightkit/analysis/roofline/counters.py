@@ -42,6 +42,9 @@ _APART = 10.0
 # Thresholds of the trees. They are judgements, not facts; each is named in the evidence it gives.
 _CONFLICTS = 0.10  # of the passes through shared memory: some conflicts are always counted
 _USED_BYTES = 24.0  # of a 32-byte sector
+_WARP = 32  # threads
+_LOST = 0.2  # of the threads of a block's warps: a block's last warp is rarely full
+_TOGETHER = 0.75  # of a warp's threads: some branches part them in any kernel
 _WIDEST_REQUEST = 16.0  # sectors a request needs at most: 32 threads, 16 bytes each
 _TAIL = 0.2  # of the last wave's share of the time
 _TOP_STALL = 0.15  # of the latency between two instructions
@@ -182,7 +185,7 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     rows = [
         (
             *found.launch[list(COLUMNS[:6])],
-            occupancy_limiter(found.limits()),
+            found.limiter(),
             _explain(found),
             found.evidence,
             found.next_steps,
@@ -247,6 +250,13 @@ class _Findings:
         """Give how many blocks an SM can hold, by what limits them."""
         return {name: self[f"limit_{name}_blocks"] for name in LIMITS}
 
+    def limiter(self) -> str | None:
+        """Give the occupancy limiter; a block without shared memory is not limited by it where another limit is."""
+        limiter = occupancy_limiter(self.limits())
+        unused = self["static_shared_bytes"] + self["dynamic_shared_bytes"] == 0
+        others = "+".join(name for name in (limiter or "").split("+") if name != "shared_mem")
+        return others if unused and others else limiter
+
     def stalls(self) -> tuple[dict[ncu_metrics.Stall, float], str]:
         """Give what warps wait for as shares of their time, and whether it was counted or sampled."""
         counted = {stall: self[f"stall_{stall.reason}"] for stall in ncu_metrics.STALLS}
@@ -267,6 +277,7 @@ class _Findings:
 def _explain(found: _Findings) -> str:
     """Say what bounds a launch; give its class."""
     classification, why = _ruled(found["sm_pct"], found["memory_pct"])
+    lanes = _lanes(found)
     if classification == "not-enough-data":
         missing = " and ".join(_METRICS[name].nvidia[0] for name in ("sm_pct", "memory_pct") if not found.has(name))
         found.say(f"the report lacks {missing}", "collect the section SpeedOfLight (ncu --section SpeedOfLight)")
@@ -280,7 +291,28 @@ def _explain(found: _Findings) -> str:
         )
     tree = {"compute-bound": _compute, "memory-bound": _memory, "balanced": _balanced, "latency-bound": _latency}
     tree[classification](found)
+    if found["threads_per_instruction"] < _TOGETHER * lanes:
+        found.say(
+            f"threads of a warp branch apart: {found.cite('threads_per_instruction')} of its {lanes:g} take part in an "
+            "instruction",
+            "let the threads of a warp take the same branches and loop as often: sort or group what they work on",
+        )
     return classification
+
+
+def _lanes(found: _Findings) -> float:
+    """How many threads a warp of the launch has; says so where many are missing."""
+    if not found["block_threads"] > 0:
+        return _WARP
+    warps = math.ceil(found["block_threads"] / _WARP)
+    lost = 1 - found["block_threads"] / (_WARP * warps)
+    if lost >= _LOST:
+        found.say(
+            f"the warps of a block are {100 * (1 - lost):.0f} % full, and the rest of them does nothing: "
+            f"{found.cite('block_threads')} of {_WARP * warps} threads",
+            f"make blocks a multiple of {_WARP} threads, such as 128 or 256",
+        )
+    return found["block_threads"] / warps
 
 
 # ---------------------------------------------------------------- memory
@@ -462,8 +494,7 @@ def _latency(found: _Findings) -> None:
 
 
 def _occupancy(found: _Findings) -> None:
-    limits = found.limits()
-    limiter = occupancy_limiter(limits) or ""
+    limits, limiter = found.limits(), found.limiter() or ""
     if found["theoretical_occupancy_pct"] < _LOW:
         values = ", ".join(f"{name} {value:.0f}" for name, value in limits.items())
         four = f"; blocks an SM can hold, by limit: {values} (launch__occupancy_limit_…)" if limiter else ""

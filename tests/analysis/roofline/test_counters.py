@@ -8,12 +8,16 @@ from nsightkit.analysis.roofline import counters
 from nsightkit.trace import ncu, ncu_metrics
 
 
-def told(kernel: str = "k", also: dict[str, ncu.Value] | None = None, cc: str | None = None, **ours: float):
-    """Class, evidence and next steps of one launch, its metrics by our names."""
+def summed_up(kernel: str = "k", also: dict[str, ncu.Value] | None = None, cc: str | None = None, **ours: float):
+    """The row of one launch, its metrics by our names."""
     by_name = {m.name: m for m in ncu_metrics.METRICS}
     metrics: dict[str, ncu.Value] = {by_name[name].nvidia[0]: value for name, value in ours.items()} | (also or {})
     report = ncu.from_metrics("planted", [{"kernel": kernel, "compute_capability": cc}], [metrics], {})
-    row = counters.summary(report).iloc[0]
+    return counters.summary(report).iloc[0]
+
+
+def told(*of, **ours):
+    row = summed_up(*of, **ours)
     return row["classification"], "\n".join(row["evidence"]), "\n".join(row["next_steps"])
 
 
@@ -63,3 +67,47 @@ def test_the_busiest_pipe_is_named_in_a_basic_report_too() -> None:
     assert "FP32" not in steps
     _, evidence, _ = told(RANDOM, cc="9.0", **(basic | {"alu_elapsed_pct": 12}))
     assert "pipe is FMA" in evidence
+
+
+IDLE = {"sm_pct": 15, "memory_pct": 53, "waves": 100}
+
+
+@pytest.mark.parametrize(
+    ("threads", "share"), [(1, 3), (24, 75), (25, 78), (40, 62), (32, 0), (30, 0), (1000, 0), (256, 0)]
+)
+def test_threads_that_a_warp_lacks_come_first(threads: int, share: int) -> None:
+    for class_of in (IDLE, IDLE | {"memory_pct": 90}, IDLE | {"sm_pct": 90}):
+        _, evidence, steps = told(**class_of, block_threads=threads)
+        assert ("make blocks a multiple of 32" in steps) == bool(share)
+        if share:
+            first = f"the warps of a block are {share} % full, and the rest of them does nothing: {threads} (launch__"
+            assert evidence.startswith(first)
+            assert steps.splitlines()[0].startswith("make blocks")
+
+
+def test_threads_that_branch_apart_are_told_from_threads_that_are_not_there() -> None:
+    for class_of in (IDLE, IDLE | {"memory_pct": 90}, IDLE | {"sm_pct": 90}):
+        _, evidence, steps = told(**class_of, block_threads=1024, threads_per_instruction=14.6)
+        assert "14.6 (smsp__thread_inst_executed_per_inst_executed.ratio) of its 32 take part" in evidence
+        assert "same branches" in steps
+        for threads, together in ((1024, 24.5), (1, 1.0), (16, 15.5)):
+            _, evidence, _ = told(**class_of, block_threads=threads, threads_per_instruction=together)
+            assert "branch apart" not in evidence
+
+
+@pytest.mark.parametrize(
+    ("static", "dynamic", "limits", "expected"),
+    [
+        (0, 0, (48, 16, 32, 16), "blocks"),
+        (0, 512, (48, 16, 32, 16), "shared_mem+blocks"),
+        (64, 0, (48, 16, 32, 16), "shared_mem+blocks"),
+        (0, 0, (48, 8, 32, 16), "shared_mem"),  # what the driver takes of it for each block
+    ],
+)
+def test_a_block_without_shared_memory_is_not_limited_by_it(static: int, dynamic: int, limits, expected: str) -> None:
+    metrics = dict(zip((f"limit_{name}_blocks" for name in counters.LIMITS), limits, strict=True))
+    bytes_of = {"static_shared_bytes": static, "dynamic_shared_bytes": dynamic}
+    row = summed_up(**IDLE, **metrics, **bytes_of, theoretical_occupancy_pct=50)
+    assert row["occupancy_limiter"] == expected
+    assert f"shared_mem {limits[1]}" in "".join(row["evidence"])
+    assert ("smaller tiles" in "".join(row["next_steps"])) == ("shared_mem" in expected)
