@@ -451,6 +451,15 @@ METRICS: tuple[Metric, ...] = (
         for what in ("sectors", "requests")
     ),
     *(
+        Metric(f"l2_{word}", (f"lts__t_requests_srcunit_tex{op}.sum",), "", (), f"{meaning}, from L1 to L2")
+        for word, op, meaning in (
+            ("requests", "", "requests of every kind"),
+            ("reductions", "_op_red", "requests of atomic operations without a result"),
+            ("atomics", "_op_atom_dot_alu", "requests of atomic operations with a result"),
+            ("swaps", "_op_atom_dot_cas", "requests of atomic compare-and-swaps"),
+        )
+    ),
+    *(
         Metric(
             f"global_{word}_bytes_per_sector",
             (f"smsp__sass_average_data_bytes_per_sector_mem_global_op_{op}.ratio",),

@@ -41,6 +41,7 @@ _APART = 10.0
 
 # Thresholds of the trees. They are judgements, not facts; each is named in the evidence it gives.
 _CONFLICTS = 0.10  # of the passes through shared memory: some conflicts are always counted
+_MOSTLY = 0.5  # of the requests to L2
 _USED_BYTES = 24.0  # of a 32-byte sector
 _WARP = 32  # threads
 _LOST = 0.2  # of the threads of a block's warps: a block's last warp is rarely full
@@ -368,6 +369,10 @@ _TABLES = (
 )
 
 
+#: Stalls of warps that wait for what they asked of memory, or for room to ask.
+_ON_MEMORY = ("drain", "long_scoreboard", "lg_throttle")
+
+
 def _access(found: _Findings) -> tuple[str, ...]:
     """How memory is accessed: coalescing, bank conflicts, spills; gives what to collect where the report does not say.
 
@@ -375,6 +380,16 @@ def _access(found: _Findings) -> tuple[str, ...]:
     """
     if not any(found.has(n) for n in ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")):
         return (_TABLES,)
+    atomics = ("l2_reductions", "l2_atomics", "l2_swaps")
+    shares, _ = found.stalls()
+    wait = max(shares, key=lambda stall: shares[stall]).reason if shares else ""
+    if sum(found[name] for name in atomics) > _MOSTLY * found["l2_requests"] and wait in _ON_MEMORY:
+        of_them = found.cited(*((name, name.removeprefix("l2_")) for name in (*atomics, "l2_requests") if found[name]))
+        found.say(
+            f"most requests to L2 are atomic operations, and warps wait in {wait} above all: {of_them}",
+            "do fewer atomic operations: on few addresses they wait for one another, so let a warp or a block reduce "
+            "first (__shfl_down_sync, shared memory) and do one for all of it",
+        )
     coalesce = "coalesce: let neighbouring threads access neighbouring addresses"
     for word in ("load", "store"):
         used, sectors, requests = (f"global_{word}_{what}" for what in ("bytes_per_sector", "sectors", "requests"))

@@ -111,3 +111,34 @@ def test_a_block_without_shared_memory_is_not_limited_by_it(static: int, dynamic
     assert row["occupancy_limiter"] == expected
     assert f"shared_mem {limits[1]}" in "".join(row["evidence"])
     assert ("smaller tiles" in "".join(row["next_steps"])) == ("shared_mem" in expected)
+
+
+STALLS = {f"stall_{stall.reason}": 0.0 for stall in ncu_metrics.STALLS} | {"stall_selected": 1.0}
+DOT_PRODUCT = IDLE | STALLS | {
+    "occupancy_pct": 70, "theoretical_occupancy_pct": 100, "global_load_requests": 64, "l2_requests": 1088,
+    "l2_reductions": 1024, "l2_atomics": 0, "l2_swaps": 0, "stall_drain": 9.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("but", "said"),
+    [
+        ({}, True),
+        ({"stall_drain": 0, "stall_long_scoreboard": 9}, True),
+        ({"stall_drain": 0, "stall_lg_throttle": 9}, True),
+        ({"l2_atomics": 1000, "l2_reductions": 0}, True),
+        ({"l2_swaps": 1000, "l2_reductions": 0}, True),
+        ({"memory_pct": 90}, True),
+        ({"stall_barrier": 10}, False),  # something else is waited for
+        ({"l2_reductions": 500}, False),  # most are loads
+        ({"stall_drain": 0.5}, False),
+    ],
+)
+def test_atomics_are_named_before_uneven_work(but: dict[str, float], said: bool) -> None:
+    _, evidence, steps = told(**(DOT_PRODUCT | but))
+    assert ("most requests to L2 are atomic operations" in evidence) == said
+    assert ("reduce first" in steps) == said
+    if said:
+        assert "(lts__t_requests_srcunit_tex_op_" in evidence
+        assert "1,088 requests (lts__t_requests_srcunit_tex.sum)" in evidence
+        assert steps.startswith("do fewer atomic operations")
