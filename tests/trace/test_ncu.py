@@ -808,6 +808,15 @@ def test_the_command_fails_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert "regular expression" in capsys.readouterr().err
 
 
+def test_a_command_for_timelines_names_those_for_counters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(raw(RAW, ["a", "b"]))
+    assert cli.run(["diff", str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]) == 2
+    err = capsys.readouterr().err
+    assert "`nsightkit ncu a.csv`" in err
+    assert "nsightkit check" in err
+
+
 @pytest.mark.parametrize("kernel", HOSTILE)
 def test_hostile_names_stay_text(
     tmp_path: Path, kernel: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
