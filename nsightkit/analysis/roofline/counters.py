@@ -48,6 +48,7 @@ _LOST = 0.2  # of the threads of a block's warps: a block's last warp is rarely 
 _TOGETHER = 0.75  # of a warp's threads: some branches part them in any kernel
 _WIDEST_REQUEST = 16.0  # sectors a request needs at most: 32 threads, 16 bytes each
 _TAIL = 0.2  # of the last wave's share of the time
+_CROWDED = 85.0  # percent of the warps that an SM can hold: more would add little
 _TOP_STALL = 0.15  # of the latency between two instructions
 _UNEVEN = 20.0  # points between the warps that fit and those resident
 _ISSUES = 80.0  # percent of the cycles: above it stalls cost little
@@ -292,6 +293,8 @@ def _explain(found: _Findings) -> str:
         )
     tree = {"compute-bound": _compute, "memory-bound": _memory, "balanced": _balanced, "latency-bound": _latency}
     tree[classification](found)
+    if classification != "latency-bound":
+        _tail(found)
     if found["threads_per_instruction"] < _TOGETHER * lanes:
         found.say(
             f"threads of a warp branch apart: {found.cite('threads_per_instruction')} of its {lanes:g} take part in an "
@@ -328,10 +331,14 @@ def _memory(found: _Findings) -> None:
         found.say(f"{dram if level == 'DRAM' else 'memory is the limit, and DRAM is not'}: {found.cite('dram_pct')}")
     if level in _CACHES:
         name, advice = _CACHES[level]
-        figures = found.cited((f"{level.lower()}_pct", ""), (f"{level.lower()}_hit_pct", "hits"))
+        own = f"{level.lower()}_pct"
+        # It has parts that the memory throughput leaves out, and that of L1 is over active cycles only.
+        apart = "by its own measure, not the memory throughput's" if found[own] > found["memory_pct"] else ""
+        figures = found.cited((own, apart), (f"{level.lower()}_hit_pct", "hits"))
         found.say(f"{name} is the busiest level: {figures or 'by the breakdown'}", advice)
     else:
-        found.advise((_BANDWIDTH if full else _MORE_IN_FLIGHT) if level else _WORKLOAD)
+        in_flight = _MORE_IN_FLIGHT.format("" if found["occupancy_pct"] >= _CROWDED else ", more warps")
+        found.advise((_BANDWIDTH if full else in_flight) if level else _WORKLOAD)
     found.advise(*looked)
 
 
@@ -361,7 +368,7 @@ _BANDWIDTH = (
     "move fewer bytes: fuse with the kernels before and after, use a narrower type, or keep data in L2; "
     "then compare with the bandwidth measured on this card"
 )
-_MORE_IN_FLIGHT = "have more loads in flight (unroll, wider loads, more warps), and move fewer bytes"
+_MORE_IN_FLIGHT = "have more loads in flight (unroll, wider loads{}), and move fewer bytes"
 _WORKLOAD = "collect MemoryWorkloadAnalysis to see which level is busy (ncu --section MemoryWorkloadAnalysis)"
 _TABLES = (
     "collect MemoryWorkloadAnalysis_Tables to see coalescing, bank conflicts and spills "
@@ -498,14 +505,22 @@ def _latency(found: _Findings) -> None:
             "work at the same time",
         )
         return
-    if found.has("waves") and (idle := 1 - found["waves"] / math.ceil(found["waves"])) >= _TAIL:
-        found.say(
-            f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {found.cite('waves', 'waves')}",
-            "choose tiles so that the blocks fill whole waves, or let a persistent kernel share them out",
-        )
+    _tail(found)
     found.advise(*_access(found))
     _occupancy(found)
     _waits(found)
+
+
+def _tail(found: _Findings) -> None:
+    # What is used of the GPU over the whole kernel was not empty.
+    if found["waves"] > 1:
+        room = 1 - max(found["sm_pct"], found["memory_pct"]) / 100
+        idle = round(min(1 - found["waves"] / math.ceil(found["waves"]), room), 3)
+        if idle >= _TAIL:
+            found.say(
+                f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {found.cite('waves', 'waves')}",
+                "choose tiles so that the blocks fill whole waves, or let a persistent kernel share them out",
+            )
 
 
 def _occupancy(found: _Findings) -> None:

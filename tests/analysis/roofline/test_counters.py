@@ -142,3 +142,42 @@ def test_atomics_are_named_before_uneven_work(but: dict[str, float], said: bool)
         assert "(lts__t_requests_srcunit_tex_op_" in evidence
         assert "1,088 requests (lts__t_requests_srcunit_tex.sum)" in evidence
         assert steps.startswith("do fewer atomic operations")
+
+
+BANDWIDTH = {"sm_pct": 25, "memory_pct": 67, "dram_pct": 67}
+
+
+@pytest.mark.parametrize(("occupancy", "more"), [(93.7, False), (50, True), (None, True)])
+def test_more_warps_are_for_multiprocessors_that_have_room(occupancy: float | None, more: bool) -> None:
+    _, _, steps = told(**BANDWIDTH, **({} if occupancy is None else {"occupancy_pct": occupancy}))
+    assert ("wider loads, more warps)" in steps) == more
+    assert ("wider loads)" in steps) != more
+
+
+@pytest.mark.parametrize("level", ["l2", "l1"])
+def test_a_caches_own_figure_is_told_from_the_memory_throughput(level: str) -> None:
+    base = {"sm_pct": 30, "memory_pct": 63.3, "dram_pct": 55, f"{level}_hit_pct": 58}
+    _, evidence, _ = told(**base, **{f"{level}_pct": 84.7})
+    assert "is the busiest level: 84.7 % by its own measure, not the memory throughput's (" in evidence
+    _, evidence, _ = told(**base, **{f"{level}_pct": 63.3})
+    assert "is the busiest level: 63.3 % (" in evidence
+
+
+@pytest.mark.parametrize(
+    ("used", "waves", "empty"),
+    [
+        ({"sm_pct": 77, "memory_pct": 33}, 1.6, 20),
+        ({"sm_pct": 30, "memory_pct": 70}, 1.5, 25),
+        ({"sm_pct": 65, "memory_pct": 62}, 1.1, 35),  # no more than what is left
+        ({"sm_pct": 20, "memory_pct": 30}, 1.1, 45),
+        ({"sm_pct": 30, "memory_pct": 92}, 1.5, 0),
+        ({"sm_pct": 77, "memory_pct": 33}, 9.6, 0),
+        ({"sm_pct": 77, "memory_pct": 33}, 0.5, 0),  # one wave is the last one, too
+        ({"sm_pct": 77, "memory_pct": 33}, 2.0, 0),
+    ],
+)
+def test_the_last_wave_is_asked_for_in_every_class(used: dict[str, float], waves: float, empty: int) -> None:
+    _, evidence, steps = told(**used, waves=waves)
+    assert (f"the last wave leaves up to {empty} % of the SMs' time empty" in evidence) == bool(empty)
+    assert evidence.count("last wave") == bool(empty)
+    assert ("fill whole waves" in steps) == bool(empty)
