@@ -341,6 +341,13 @@ METRICS: tuple[Metric, ...] = (
         "of these, warps that are ready to issue",
     ),
     Metric(
+        "threads_per_instruction",
+        ("smsp__thread_inst_executed_per_inst_executed.ratio",),
+        "",
+        ("Avg. Active Threads Per Warp",),
+        "of the 32 threads of a warp, those that take part in an instruction: fewer where threads branch apart",
+    ),
+    Metric(
         "latency_cycles",
         ("smsp__average_warp_latency_per_inst_issued.ratio",),
         "cycle",
@@ -386,6 +393,20 @@ METRICS: tuple[Metric, ...] = (
         "FP32 multiply-add pipe, over the whole kernel",
     ),
     Metric(
+        "alu_elapsed_pct",
+        (f"sm__pipe_alu_cycles_active{_SOL}",),
+        "%",
+        ("SM: Pipe Alu Cycles Active",),
+        "integer and logic pipe, over the whole kernel",
+    ),
+    Metric(
+        "xu_elapsed_pct",
+        (f"sm__inst_executed_pipe_xu{_SOL}",),
+        "%",
+        ("SM: Inst Executed Pipe Xu",),
+        "special functions and conversions, over the whole kernel",
+    ),
+    Metric(
         "fp64_elapsed_pct",
         (f"sm__pipe_fp64_cycles_active{_SOL}",),
         "%",
@@ -428,6 +449,15 @@ METRICS: tuple[Metric, ...] = (
         )
         for word, op in (("load", "ld"), ("store", "st"))
         for what in ("sectors", "requests")
+    ),
+    *(
+        Metric(f"l2_{word}", (f"lts__t_requests_srcunit_tex{op}.sum",), "", (), f"{meaning}, from L1 to L2")
+        for word, op, meaning in (
+            ("requests", "", "requests of every kind"),
+            ("reductions", "_op_red", "requests of atomic operations without a result"),
+            ("atomics", "_op_atom_dot_alu", "requests of atomic operations with a result"),
+            ("swaps", "_op_atom_dot_cas", "requests of atomic compare-and-swaps"),
+        )
     ),
     *(
         Metric(
@@ -554,7 +584,7 @@ def find(name: str, also: Iterable[str] = ()) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def by_label(label: str, unit: str) -> Metric | None:
+def by_label(label: str, unit: str, section: str = "") -> Metric | None:
     """Find the metric that the details page of ``ncu`` shows under a label.
 
     Parameters
@@ -562,12 +592,17 @@ def by_label(label: str, unit: str) -> Metric | None:
     label : str
     unit : str
         Base unit: two metrics are called "Memory Throughput".
+    section : str, optional
+        Where the label stands. It decides where the page has no units: throughputs of the section "Speed Of Light" are
+        in percent.
 
     Returns
     -------
     Metric or None
     """
     found = [metric for metric in METRICS if label in metric.labels]
+    if len(found) > 1 and not unit:
+        return next((metric for metric in found if (metric.unit == "%") == ("Speed Of Light" in section)), None)
     return found[0] if len(found) == 1 else next((metric for metric in found if metric.unit == unit), None)
 
 

@@ -106,6 +106,7 @@ def _open(path: Path, cache: bool) -> Source:
     raise TraceError(path, problem, remedy.format(name=path.name))
 
 
+_COUNTERS = "ask `nsightkit ncu {name}` about it; to compare two, make one a baseline of nsightkit check"
 _REFUSED = {
     "absent": ("no such file", "check the path"),
     "special": ("is not a regular file", f"give {_SOURCES}"),
@@ -116,6 +117,6 @@ _REFUSED = {
         "open it once in the nsys GUI or run its QdstrmImporter to get a .nsys-rep",
     ),
     "snapshot": ("is a pickle: a memory snapshot, not a trace", "try `nsightkit memory {name}`"),
-    "ncu-rep": ("is an Nsight Compute report, which has no timeline", "ask nsightkit ncu about it"),
-    "ncu-csv": ("is a page of Nsight Compute, which has no timeline", "ask nsightkit ncu about it"),
+    "ncu-rep": ("is an Nsight Compute report, which has no timeline", _COUNTERS),
+    "ncu-csv": ("is a page of Nsight Compute, which has no timeline", _COUNTERS),
 }

@@ -416,6 +416,29 @@ def test_what_the_pages_hold_beyond_the_table(tmp_path: Path) -> None:
     assert "PM Sampling: Dropped Samples" not in report.metrics[1]
 
 
+def test_a_details_page_without_units_is_told_by_its_sections(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    base = [cells for _, _, _, cells in DETAILS]
+    base[0], base[3], base[4] = ["431840", "1234500"], ["6.23e9", "6.68e9"], ["262.51e9", "1136.11e9"]
+    unitless = [(section, label, "", cells) for (section, label, *_), cells in zip(DETAILS, base, strict=True)]
+    for rows in (unitless, unitless[::-1]):  # whichever of two metrics of one label comes first
+        path.write_text(details(rows, ["a", "b"]))
+        report = ncu.read(path)
+        check_the_two(report)
+        assert report.launches["dram_bytes_per_s"].tolist() == pytest.approx([262.51e9, 1136.11e9])
+
+
+def test_a_table_between_the_rows_of_a_page_is_no_launch(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    lines = details(DETAILS, ["a", "b"]).splitlines(keepends=True)
+    table = '"GPU ID","GPU Name","NUMA ID by CPU Affinity","CPU Affinity"\n"0","NVIDIA T4","0","0-4"\n'
+    first = 1 + len(DETAILS) + 2  # the header, a launch, and its rule of two lines
+    path.write_text("".join([*lines[:first], table, *lines[first:]]))
+    report = ncu.read(path)
+    check_the_two(report)
+    assert report.launches["kernel"].tolist() == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     "rewrite",
     [
@@ -794,6 +817,15 @@ def test_the_command_fails_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text(raw(RAW, ["a", "b"]))
     assert cli.run(["ncu", str(path), "--kernel", "(", "--format", "json"]) == 2
     assert "regular expression" in capsys.readouterr().err
+
+
+def test_a_command_for_timelines_names_those_for_counters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(raw(RAW, ["a", "b"]))
+    assert cli.run(["diff", str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]) == 2
+    err = capsys.readouterr().err
+    assert "`nsightkit ncu a.csv`" in err
+    assert "nsightkit check" in err
 
 
 @pytest.mark.parametrize("kernel", HOSTILE)

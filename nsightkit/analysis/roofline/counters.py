@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 
 import pandas as pd
 
+from nsightkit.analysis.core.categories import category_of
 from nsightkit.analysis.core.names import compiled
 from nsightkit.errors import UsageError
 from nsightkit.trace import ncu_metrics
@@ -39,9 +41,14 @@ _APART = 10.0
 
 # Thresholds of the trees. They are judgements, not facts; each is named in the evidence it gives.
 _CONFLICTS = 0.10  # of the passes through shared memory: some conflicts are always counted
+_MOSTLY = 0.5  # of the requests to L2
 _USED_BYTES = 24.0  # of a 32-byte sector
+_WARP = 32  # threads
+_LOST = 0.2  # of the threads of a block's warps: a block's last warp is rarely full
+_TOGETHER = 0.75  # of a warp's threads: some branches part them in any kernel
 _WIDEST_REQUEST = 16.0  # sectors a request needs at most: 32 threads, 16 bytes each
 _TAIL = 0.2  # of the last wave's share of the time
+_CROWDED = 85.0  # percent of the warps that an SM can hold: more would add little
 _TOP_STALL = 0.15  # of the latency between two instructions
 _UNEVEN = 20.0  # points between the warps that fit and those resident
 _ISSUES = 80.0  # percent of the cycles: above it stalls cost little
@@ -169,7 +176,7 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     DataFrame
         A row a launch, the longest first: ``kernel``; ``time_ns``; ``sm_pct``, ``memory_pct``, ``dram_pct`` and
         ``occupancy_pct`` in percent of peak (NaN where not measured); ``occupancy_limiter`` (see
-        :func:`occupancy_limiter`); ``classification`` (see :func:`classify`); ``evidence`` and ``next_steps``,
+        :func:`occupancy_limiter`; ties leave out shared memory where a block has none); ``classification`` (see :func:`classify`); ``evidence`` and ``next_steps``,
         lists of sentences. Each sentence of evidence cites its values.
 
     Raises
@@ -180,7 +187,7 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     rows = [
         (
             *found.launch[list(COLUMNS[:6])],
-            occupancy_limiter(found.limits()),
+            found.limiter(),
             _explain(found),
             found.evidence,
             found.next_steps,
@@ -245,6 +252,13 @@ class _Findings:
         """Give how many blocks an SM can hold, by what limits them."""
         return {name: self[f"limit_{name}_blocks"] for name in LIMITS}
 
+    def limiter(self) -> str | None:
+        """Give the occupancy limiter; a block without shared memory is not limited by it where another limit is."""
+        limiter = occupancy_limiter(self.limits())
+        unused = self["static_shared_bytes"] + self["dynamic_shared_bytes"] == 0
+        others = "+".join(name for name in (limiter or "").split("+") if name != "shared_mem")
+        return others if unused and others else limiter
+
     def stalls(self) -> tuple[dict[ncu_metrics.Stall, float], str]:
         """Give what warps wait for as shares of their time, and whether it was counted or sampled."""
         counted = {stall: self[f"stall_{stall.reason}"] for stall in ncu_metrics.STALLS}
@@ -265,6 +279,7 @@ class _Findings:
 def _explain(found: _Findings) -> str:
     """Say what bounds a launch; give its class."""
     classification, why = _ruled(found["sm_pct"], found["memory_pct"])
+    lanes = _lanes(found)
     if classification == "not-enough-data":
         missing = " and ".join(_METRICS[name].nvidia[0] for name in ("sm_pct", "memory_pct") if not found.has(name))
         found.say(f"the report lacks {missing}", "collect the section SpeedOfLight (ncu --section SpeedOfLight)")
@@ -278,7 +293,30 @@ def _explain(found: _Findings) -> str:
         )
     tree = {"compute-bound": _compute, "memory-bound": _memory, "balanced": _balanced, "latency-bound": _latency}
     tree[classification](found)
+    if classification != "latency-bound":
+        _tail(found)
+    if found["threads_per_instruction"] < _TOGETHER * lanes:
+        found.say(
+            f"threads of a warp branch apart: {found.cite('threads_per_instruction')} of its {lanes:g} take part in an "
+            "instruction",
+            "let the threads of a warp take the same branches and loop as often: sort or group what they work on",
+        )
     return classification
+
+
+def _lanes(found: _Findings) -> float:
+    """How many threads a warp of the launch has; says so where many are missing."""
+    if not found["block_threads"] > 0:
+        return _WARP
+    warps = math.ceil(found["block_threads"] / _WARP)
+    lost = 1 - found["block_threads"] / (_WARP * warps)
+    if lost >= _LOST:
+        found.say(
+            f"the warps of a block are {100 * (1 - lost):.0f} % full, and the rest of them does nothing: "
+            f"{found.cite('block_threads')} of {_WARP * warps} threads",
+            f"make blocks a multiple of {_WARP} threads, such as 128 or 256",
+        )
+    return found["block_threads"] / warps
 
 
 # ---------------------------------------------------------------- memory
@@ -293,10 +331,14 @@ def _memory(found: _Findings) -> None:
         found.say(f"{dram if level == 'DRAM' else 'memory is the limit, and DRAM is not'}: {found.cite('dram_pct')}")
     if level in _CACHES:
         name, advice = _CACHES[level]
-        figures = found.cited((f"{level.lower()}_pct", ""), (f"{level.lower()}_hit_pct", "hits"))
+        own = f"{level.lower()}_pct"
+        # It has parts that the memory throughput leaves out, and that of L1 is over active cycles only.
+        apart = "by its own measure, not the memory throughput's" if found[own] > found["memory_pct"] else ""
+        figures = found.cited((own, apart), (f"{level.lower()}_hit_pct", "hits"))
         found.say(f"{name} is the busiest level: {figures or 'by the breakdown'}", advice)
     else:
-        found.advise((_BANDWIDTH if full else _MORE_IN_FLIGHT) if level else _WORKLOAD)
+        in_flight = _MORE_IN_FLIGHT.format("" if found["occupancy_pct"] >= _CROWDED else ", more warps")
+        found.advise((_BANDWIDTH if full else in_flight) if level else _WORKLOAD)
     found.advise(*looked)
 
 
@@ -326,12 +368,16 @@ _BANDWIDTH = (
     "move fewer bytes: fuse with the kernels before and after, use a narrower type, or keep data in L2; "
     "then compare with the bandwidth measured on this card"
 )
-_MORE_IN_FLIGHT = "have more loads in flight (unroll, wider loads, more warps), and move fewer bytes"
+_MORE_IN_FLIGHT = "have more loads in flight (unroll, wider loads{}), and move fewer bytes"
 _WORKLOAD = "collect MemoryWorkloadAnalysis to see which level is busy (ncu --section MemoryWorkloadAnalysis)"
 _TABLES = (
     "collect MemoryWorkloadAnalysis_Tables to see coalescing, bank conflicts and spills "
     "(ncu --section MemoryWorkloadAnalysis_Tables)"
 )
+
+
+#: Stalls of warps that wait for what they asked of memory, or for room to ask.
+_ON_MEMORY = ("drain", "long_scoreboard", "lg_throttle")
 
 
 def _access(found: _Findings) -> tuple[str, ...]:
@@ -341,6 +387,16 @@ def _access(found: _Findings) -> tuple[str, ...]:
     """
     if not any(found.has(n) for n in ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")):
         return (_TABLES,)
+    atomics = ("l2_reductions", "l2_atomics", "l2_swaps")
+    shares, _ = found.stalls()
+    wait = max(shares, key=lambda stall: shares[stall]).reason if shares else ""
+    if sum(found[name] for name in atomics) > _MOSTLY * found["l2_requests"] and wait in _ON_MEMORY:
+        of_them = found.cited(*((name, name.removeprefix("l2_")) for name in (*atomics, "l2_requests") if found[name]))
+        found.say(
+            f"most requests to L2 are atomic operations, and warps wait in {wait} above all: {of_them}",
+            "do fewer atomic operations: on few addresses they wait for one another, so let a warp or a block reduce "
+            "first (__shfl_down_sync, shared memory) and do one for all of it",
+        )
     coalesce = "coalesce: let neighbouring threads access neighbouring addresses"
     for word in ("load", "store"):
         used, sectors, requests = (f"global_{word}_{what}" for what in ("bytes_per_sector", "sectors", "requests"))
@@ -387,21 +443,38 @@ def _compute(found: _Findings) -> None:
     if matrices >= _LOW:
         found.say(f"the tensor cores are busy: {found.cite(tensor)}", _TENSORS["busy"])
         return
-    if tensor:
+    types = _types(found) if tensor else ""
+    if types:
         found.say(f"the tensor cores are not what is busy: {found.cite(tensor)}")
+    unit = ""
     for pipe in sorted(pipes, key=lambda name: -pipes[name])[:1]:
         unit = pipe.partition("_")[0]
-        found.say(f"the busiest other pipe is {unit.upper()}: {found.cite(pipe)}", _PIPES[unit])
-    if tensor:
-        found.advise(_TENSORS["in part" if matrices >= _SOME else "idle"])
+        found.say(f"the busiest {'other ' if types else ''}pipe is {unit.upper()}: {found.cite(pipe)}", _PIPES[unit])
+    if matrices >= _SOME:
+        found.advise(_TENSORS["in part"])
+    elif types and unit != "fp64" and category_of(str(found.launch["kernel"])) in _PRODUCTS:
+        found.advise(_TENSORS["idle"].format(types=types))
 
 
+def _types(found: _Findings) -> str:
+    """What the card's tensor cores multiply, so that advice names only what it can do; empty where it has none."""
+    known = re.match(r"\d{1,3}", str(found.launch["compute_capability"]))
+    generation = int(known[0]) if known else math.inf
+    if generation < 7 or found.metrics.get("device__attribute_chip") in _NO_TENSOR_CORES:
+        return ""
+    return "TF32, BF16 or FP16 inputs" if generation >= 8 else "FP16 inputs (cards named GTX 16 have no such cores)"
+
+
+#: TU117 and TU116: the chips of Turing without tensor cores, whose compute capability is that of a T4.
+_NO_TENSOR_CORES = (0x167, 0x168)
+#: Categories of kernels that are, contain or could be a matrix product.
+_PRODUCTS = ("GEMM", "attention", "Triton-fused", "other")
 #: What to do by how busy the tensor cores are, and by the busiest of the other pipes.
 _TENSORS = {
     "busy": "compare with the matrix rate measured on this card; beyond it only fewer operations or a narrower type "
     "help (low occupancy is normal here)",
-    "idle": "if this is a matrix product, put it on the tensor cores: TF32, BF16 or FP16 inputs; a kernel named sgemm "
-    "runs in FP32 without them",
+    "idle": "if this is a matrix product, put it on the tensor cores: {types}; a kernel named sgemm runs in FP32 "
+    "without them",
     "in part": "feed the tensor cores: sizes that are multiples of 8 elements in 16 bit for the aligned kernels, of 64 "
     "or 128 for full tiles, and a cheaper prologue and epilogue",
 }
@@ -432,19 +505,26 @@ def _latency(found: _Findings) -> None:
             "work at the same time",
         )
         return
-    if found.has("waves") and (idle := 1 - found["waves"] / math.ceil(found["waves"])) >= _TAIL:
-        found.say(
-            f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {found.cite('waves', 'waves')}",
-            "choose tiles so that the blocks fill whole waves, or let a persistent kernel share them out",
-        )
+    _tail(found)
     found.advise(*_access(found))
     _occupancy(found)
     _waits(found)
 
 
+def _tail(found: _Findings) -> None:
+    # What is used of the GPU over the whole kernel was not empty.
+    if found["waves"] > 1:
+        room = 1 - max(found["sm_pct"], found["memory_pct"]) / 100
+        idle = round(min(1 - found["waves"] / math.ceil(found["waves"]), room), 3)
+        if idle >= _TAIL:
+            found.say(
+                f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {found.cite('waves', 'waves')}",
+                "choose tiles so that the blocks fill whole waves, or let a persistent kernel share them out",
+            )
+
+
 def _occupancy(found: _Findings) -> None:
-    limits = found.limits()
-    limiter = occupancy_limiter(limits) or ""
+    limits, limiter = found.limits(), found.limiter() or ""
     if found["theoretical_occupancy_pct"] < _LOW:
         values = ", ".join(f"{name} {value:.0f}" for name, value in limits.items())
         four = f"; blocks an SM can hold, by limit: {values} (launch__occupancy_limit_…)" if limiter else ""
