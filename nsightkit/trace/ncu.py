@@ -444,7 +444,8 @@ def _details(path: Path, header: list[str], records: list[list[str]], units: dic
     amount = header.index("Metric Value")
     if records and len(records[-1]) <= amount:
         raise TraceError(path, "is cut short: its last line is not whole", _AGAIN)
-    rows = [row for row in (dict(zip(header, record, strict=False)) for record in records) if row["ID"]]
+    # a section's table, such as that of NUMA affinity, stands between the rows, and its lines begin with numbers too
+    rows = [row for row in (dict(zip(header, record, strict=False)) for record in records) if row.get("Section Name")]
     measured = [row for row in rows if row.get("Metric Name") and "Metric Value" in row]
     decimal = _decimal(path, (row["Metric Value"] for row in measured))
     launches: dict[str, _Launch] = {row["ID"]: (_identity(row), {}) for row in rows}

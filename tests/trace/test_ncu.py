@@ -428,6 +428,17 @@ def test_a_details_page_without_units_is_told_by_its_sections(tmp_path: Path) ->
         assert report.launches["dram_bytes_per_s"].tolist() == pytest.approx([262.51e9, 1136.11e9])
 
 
+def test_a_table_between_the_rows_of_a_page_is_no_launch(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    lines = details(DETAILS, ["a", "b"]).splitlines(keepends=True)
+    table = '"GPU ID","GPU Name","NUMA ID by CPU Affinity","CPU Affinity"\n"0","NVIDIA T4","0","0-4"\n'
+    first = 1 + len(DETAILS) + 2  # the header, a launch, and its rule of two lines
+    path.write_text("".join([*lines[:first], table, *lines[first:]]))
+    report = ncu.read(path)
+    check_the_two(report)
+    assert report.launches["kernel"].tolist() == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     "rewrite",
     [
