@@ -33,6 +33,7 @@ from nsightkit.errors import TraceError
 from nsightkit.trace import store
 from nsightkit.trace.files import uncollected
 from nsightkit.trace.model import (
+    EVENT_TABLES,
     GPU_TABLES,
     NEUTRAL,
     TABLES,
@@ -692,7 +693,7 @@ class _Tables:
         lost = [] if frames.keys() & set(GPU_TABLES) or "calls" not in frames else lost_work(frames["calls"]["name"])
         # Work that was lost, or could not be read, was not recorded, other than work that did not happen.
         shown_by = _SHOWN_BY | dict.fromkeys(GPU_TABLES if lost or any(unread.values()) else (), GPU_TABLES)
-        missing = [t for t in TABLES if not any(len(frames.get(s, ())) for s in shown_by.get(t, (t,)))]
+        missing = [t for t in EVENT_TABLES if not any(len(frames.get(s, ())) for s in shown_by.get(t, (t,)))]
         self._faults[_MALFORMED] += self.phases[""]
         whole_us = self._whole_us and any(map(len, frames.values()))
         return TraceMeta(

@@ -20,6 +20,7 @@ import pandas as pd
 from nsightkit.errors import reading
 
 __all__ = [
+    "EVENT_TABLES",
     "GPU_TABLES",
     "LAUNCHES",
     "NEUTRAL",
@@ -93,7 +94,14 @@ TABLES: dict[str, dict[str, str]] = {
     "os_calls": {**_CPU_ROW, "name": "category"},
     # Time the profiler itself took on a thread (process -1, thread -1 where the source does not say which).
     "overhead": {**_CPU_ROW, "name": "category"},
+    # Samples of running threads: each stands for the time until its thread's next one, at most a sampling period.
+    # `name`: the innermost function that has a name, of the C library and the kernel only where no other has; else the
+    # module; "" where no call chain was recorded.
+    "samples": {**_CPU_ROW, "name": "category"},
 }
+
+#: Tables of events. Samples are not events: a trace neither begins with one nor lacks them.
+EVENT_TABLES = tuple(table for table in TABLES if table != "samples")
 
 #: Tables whose rows ran on a GPU and make it busy.
 GPU_TABLES = ("kernels", "memops", "graphs")
@@ -169,7 +177,7 @@ class Source(Protocol):
         """Columns of one table as :data:`TABLES` names them, always the same rows in the same order."""
 
     def first_ns(self) -> int:
-        """Start of the earliest event of any table in :data:`TABLES`, on the source's clock."""
+        """Start of the earliest event of any table in :data:`EVENT_TABLES`, on the source's clock."""
 
 
 class Trace:
@@ -394,7 +402,8 @@ class FrameSource:
 
     def first_ns(self) -> int:
         """See :class:`Source`."""
-        return min((int(f["start_ns"].min()) for f in self._frames.values() if len(f)), default=0)
+        frames = (self._frames[table] for table in EVENT_TABLES if table in self._frames)
+        return min((int(f["start_ns"].min()) for f in frames if len(f)), default=0)
 
 
 def _stored(columns: Iterable[str]) -> dict[str, None]:

@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace import sqlite_pages, store
 from nsightkit.trace.model import (
+    EVENT_TABLES,
     GPU_TABLES,
-    TABLES,
     Gpu,
     Source,
     TraceMeta,
@@ -46,6 +46,7 @@ Array = npt.NDArray[Any]
 
 _MEMCPY, _MEMSET = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 _NVTX, _OSRT = "NVTX_EVENTS", "OSRT_API"
+_SAMPLES, _FRAMES = "COMPOSITE_EVENTS", "SAMPLING_CALLCHAINS"
 
 #: The exporter's tables behind each of ours.
 _BACKING = {
@@ -58,6 +59,7 @@ _BACKING = {
     "ops": (),
     "os_calls": (_OSRT,),
     "overhead": ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"),
+    "samples": (_SAMPLES,),
 }
 _CUDA = tuple(name for table in (*GPU_TABLES, "calls", "syncs") for name in _BACKING[table])
 #: Tables that were recorded where any of these is there: nsys writes no table without events, so one CUDA table alone
@@ -85,8 +87,21 @@ _EXPORT = "export the report with nsys export --type sqlite"
 #: OSRT_API.eventClass of "OS runtime libraries profiling started" and "finished", which are not calls.
 _OSRT_MARKS = (31, 32)
 
+#: States of a thread that does not run (ENUM_SAMPLING_THREAD_STATE).
+_ASLEEP = tuple(range(2, 11))
+
 #: Of tables that hold more than events: the column that tells, its values, and whether they are those of events.
-_EVENTS = {_NVTX: ("eventType", _RANGES, True), _OSRT: ("eventClass", _OSRT_MARKS, False)}
+_EVENTS = {
+    _NVTX: ("eventType", _RANGES, True),
+    _OSRT: ("eventClass", _OSRT_MARKS, False),
+    _SAMPLES: ("threadState", _ASLEEP, False),
+}
+
+#: Nsight Systems samples a running thread at 100 Hz or more.
+_SLOWEST_NS = 10_000_000
+#: Names of functions that were not found. And modules whose functions say less than those that call them.
+_NO_FUNCTION = re.compile(r"0x|#|\[|(_start|_init)?$")
+_SYSTEM = re.compile(r"(.*/)?((libc|libpthread|ld|ld-linux[\w-]*)[-.]|\[)")
 
 #: `cudaLaunchKernel_v7000` is cudaLaunchKernel as introduced by CUDA 7.0; `cuGetProcAddress_v2` is a name of its own.
 _CALL_VERSION = re.compile(r"_v\d{4,}$")
@@ -294,7 +309,7 @@ class NsysSource:
         if not present.intersection(itertools.chain(*_BACKING.values(), _OTHERS)):
             raise TraceError(tables.path, "is a database, but not an Nsight Systems export", _EXPORT)
         for table in present.intersection(itertools.chain(*_BACKING.values())):
-            for column in {"start", "end"}.difference(tables.columns(table)):
+            for column in {"start", "globalTid" if table == _SAMPLES else "end"}.difference(tables.columns(table)):
                 raise TraceError(tables.path, f"has a table {table} without the column {column}", _EXPORT)
         #: {(process, CUDA ordinal): GPU} where the two differ (CUDA_VISIBLE_DEVICES); exports since 2024 say
         self._gpu_of = {
@@ -316,7 +331,7 @@ class NsysSource:
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
-        for name in itertools.chain(*map(self._present, _BACKING)):
+        for name in itertools.chain(*map(self._present, EVENT_TABLES)):
             if name not in self._first:
                 self._rows(name, ["start"])
         return min((first for first in self._first.values() if first != _NO_EVENT), default=0)
@@ -331,7 +346,8 @@ class NsysSource:
         """The wanted columns of one of the exporter's tables."""
         plans = {column: _PLANS[name if name in _PLANS else table][column] for column in columns}
         sources = {source for _, *sources in plans.values() for source in sources} | {"start"}
-        raw: dict[str, Any] = dict(self._rows(name, sorted(sources.intersection(self._tables.columns(name)))))
+        rows = self._sampled if name == _SAMPLES else self._rows
+        raw: dict[str, Any] = dict(rows(name, sorted(sources.intersection(self._tables.columns(name)))))
         raw = dict.fromkeys(sources, np.broadcast_to(_NULL, len(raw["start"]))) | raw
         if "level" in plans or "parent" in plans:
             raw["level"], raw["parent"] = nesting(
@@ -355,6 +371,44 @@ class NsysSource:
             raw["end"] = np.where(raw["open"], max(raw[c].max(initial=_NULL) for c in ("start", "end")), raw["end"])
         self._first[name] = int(raw["start"].min(initial=_NO_EVENT))
         return raw
+
+    def _sampled(self, name: str, columns: list[str]) -> dict[str, Array]:
+        """Integer columns of the samples, of processes that called CUDA: the machine's others are not the trace's."""
+        raw = self._rows(name, list(dict.fromkeys([*columns, "globalTid"])))
+        del self._first[name]  # no event
+        called = [self._rows(of, ["globalTid", "start"])["globalTid"] for of in self._present("calls")]
+        keep = np.isin(_process_of(raw["globalTid"]), [np.unique(_process_of(threads)) for threads in called])
+        return {column: values[keep] for column, values in raw.items()}
+
+    def sampled_until(self, start: Array, thread: Array) -> Array:
+        """When each sample's thread was sampled next, at most a sampling period later.
+
+        That is the median of what lies between two samples of a thread, of all threads while they ran.
+        """
+        order = np.lexsort((start, thread))
+        of, apart = thread[order], np.full(len(start), _NO_EVENT)
+        apart[:-1] = np.where(of[1:] == of[:-1], np.diff(start[order]), _NO_EVENT)
+        close = apart[apart <= _SLOWEST_NS]
+        until = np.empty_like(start)
+        until[order] = start[order] + np.minimum(apart, int(np.median(close)) if len(close) else 0)
+        return until
+
+    def sampled_names(self, ids: Array) -> pd.Categorical:
+        """The innermost function of each sample that says something, else the module of its innermost frame."""
+        known = set(self._tables.columns(_FRAMES))
+        if not known.issuperset(("id", "symbol", "module", "stackDepth")):
+            return categorical(np.zeros(len(ids), np.int8), [""])
+        frames = self._tables.integers(_FRAMES, ["id", "symbol", "module", "stackDepth"])
+        (symbol, symbols), (module, modules) = (pd.factorize(frames[column]) for column in ("symbol", "module"))
+        functions, files = self._strings(symbols), self._strings(modules)
+        rank = np.array([bool(_SYSTEM.match(file)) for file in files], np.int8)[module]
+        rank[np.array([bool(_NO_FUNCTION.match(text)) for text in functions], bool)[symbol]] = 2
+        order = np.lexsort((frames["stackDepth"], rank, frames["id"]))
+        told, first = np.unique(frames["id"][order], return_index=True)
+        best = order[first]
+        code = pd.Series(np.where(rank[best] < 2, symbol[best], len(functions) + module[best]), told)
+        texts = [*functions, *(file.rpartition("/")[2] for file in files), ""]
+        return categorical(code.reindex(ids, fill_value=len(texts) - 1).to_numpy(), texts)
 
     def _strings(self, ids: Array) -> list[str]:
         found = self._tables.strings(ids) if "StringIds" in self._tables.tables else {}
@@ -427,7 +481,7 @@ class NsysSource:
                 )
                 for number, gpu in sorted(gpus.items())
             ],
-            missing=[t for t in TABLES if t not in shown],
+            missing=[t for t in EVENT_TABLES if t not in shown],
             notes=lost,
             window_ns=None if began is None or stopped is None else (0, int(stopped) - int(began)),
             thread_names=self._thread_names(),
@@ -574,6 +628,11 @@ _PLANS: dict[str, dict[str, _Plan]] = {
     },
     "os_calls": {**_CPU_ROW, "name": _named("nameId")},
     "overhead": {**_CPU_ROW, "name": _named("nameId")},
+    "samples": {
+        **_CPU_ROW,
+        "end_ns": (NsysSource.sampled_until, "start", "globalTid"),
+        "name": (NsysSource.sampled_names, "id"),
+    },
 }
 
 

@@ -105,6 +105,14 @@ _SCHEMA = {
         "start INTEGER NOT NULL, end INTEGER NOT NULL, globalTid INTEGER, nameId INTEGER NOT NULL, "
         "returnValue INTEGER NOT NULL"
     ),
+    "COMPOSITE_EVENTS": (
+        "id INTEGER NOT NULL PRIMARY KEY, start INTEGER NOT NULL, cpu INTEGER, threadState INTEGER, "
+        "globalTid INTEGER, cpuCycles INTEGER NOT NULL"
+    ),
+    "SAMPLING_CALLCHAINS": (
+        "id INTEGER NOT NULL, symbol INTEGER NOT NULL, module INTEGER NOT NULL, kernelMode INTEGER, "
+        "unresolved INTEGER, stackDepth INTEGER NOT NULL"
+    ),
     "PROFILER_OVERHEAD": (
         "start INTEGER NOT NULL, end INTEGER NOT NULL, globalTid INTEGER, nameId INTEGER, returnValue INTEGER"
     ),
@@ -244,6 +252,15 @@ class Export:
     def overhead(self, name: str, thread: int, start: int, end: int) -> None:
         """Time the profiler took for itself."""
         self._rows["PROFILER_OVERHEAD"].append((start, end, thread, self.string(name), 0))
+
+    def sample(self, thread: int, start: int, *frames: tuple[str, str], state: int = 1) -> None:
+        """A sample of a thread; `frames` are functions with their modules, the innermost first; state 1 is running."""
+        rows = self._rows["COMPOSITE_EVENTS"]
+        rows.append((len(rows) + 1, start, 0, state, thread, 1_000_000))
+        for depth, (function, module) in enumerate(frames):
+            flags = module.startswith("["), function.startswith("0x")
+            ids = len(rows), self.string(function), self.string(module)
+            self._rows["SAMPLING_CALLCHAINS"].append((*ids, *(int(flag) or None for flag in flags), depth))
 
     def forget(self, tables: str) -> None:
         """Leave out what was planted in tables whose name begins so, as if it had not been traced."""

@@ -12,7 +12,7 @@ import pytest
 
 import nsightkit
 from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges
-from nsightkit.trace import TABLES, nsys, sqlite_pages
+from nsightkit.trace import TABLES, nsys, sqlite_pages, store
 from nsightkit.trace.model import GPU_TABLES
 from nsightkit.workloads.planted import Export, training
 
@@ -437,3 +437,71 @@ def test_work_of_a_real_capture_lies_in_it(real):
         begin, end = overview.captured_window(trace)
         assert figures["lead_ns"] + figures["wall_ns"] + figures["tail_ns"] == end - begin, path.name
     assert stated == 7
+
+
+LIBC, KERNEL = "/lib/x86_64-linux-gnu/libc.so.6", "[kernel.kallsyms]"
+
+
+@pytest.mark.parametrize(
+    ("frames", "name"),
+    [
+        ([("work", "a.out"), ("main", "a.out")], "work"),
+        ([("__memmove_avx", LIBC), ("copy_rows", "a.out")], "copy_rows"),
+        ([("0xffffffff83174c70", KERNEL), ("0x7f12", "/lib/libcuda.so.525"), ("upload", "a.out")], "upload"),
+        ([("copy_user", KERNEL), ("read", LIBC), ("[Max depth]", "[Max depth]")], "copy_user"),
+        ([("0x7f12", "/lib/libcuda.so.525"), ("[Broken backtraces]", "[Broken backtraces]")], "libcuda.so.525"),
+        ([], ""),
+    ],
+)
+def test_a_sample_is_named_by_the_innermost_function_that_says_something(tmp_path, frames, name):
+    out, thread = Export(), Export.thread(7, 7)
+    out.call("cudaLaunchKernel", thread, 0, 10)
+    out.sample(thread, 100, ("other", "a.out"))
+    out.sample(thread, 200, *frames)
+    assert nsightkit.load(out.write(tmp_path / "t.sqlite"))["samples"]["name"].tolist() == ["other", name]
+
+
+def sampled(path, **options):
+    """Two threads of a process that calls CUDA, sampled each millisecond while they run, and a stranger."""
+    out = Export()
+    threads = Export.thread(7, 7), Export.thread(7, 8), Export.thread(9, 9)
+    out.call("cudaLaunchKernel", threads[0], 5_000_000, 5_000_010)
+    for start in (1, 2, 3, 90):
+        out.sample(threads[0], start * 1_000_000, ("work", "a.out"))
+    for start in (1_400_000, 2_500_000, 2_900_000):
+        out.sample(threads[1], start, ("more", "a.out"))
+    out.sample(threads[2], 1_000_000, ("secret", "a.out"))
+    return out.write(path, **options)
+
+
+def test_a_sample_lasts_until_the_next_one_at_most_a_period(tmp_path):
+    trace = nsightkit.load(sampled(tmp_path / "t.sqlite", shuffle=1))
+    assert trace.t0_ns == 5_000_000  # no event begins with a sample
+    assert "samples" not in trace.meta.missing
+    samples = trace["samples"].sort_values(["thread", "start_ns"])
+    lasting = (samples["end_ns"] - samples["start_ns"]).tolist()
+    assert lasting == [1_000_000] * 4 + [1_000_000, 400_000, 1_000_000]
+    assert set(samples["name"]) == {"work", "more"}  # another program is not the trace's
+
+
+@pytest.mark.parametrize("gone", ["kernelMode", "unresolved", "threadState", "cpu"])
+def test_samples_of_older_schemas(tmp_path, gone):
+    path = sampled(tmp_path / "t.sqlite")
+    truth = nsightkit.load(path)["samples"]
+    with sqlite3.connect(path) as connection:
+        table = "SAMPLING_CALLCHAINS" if gone in ("kernelMode", "unresolved") else "COMPOSITE_EVENTS"
+        connection.execute(f"ALTER TABLE {table} DROP COLUMN {gone}")
+    connection.close()
+    pd.testing.assert_frame_equal(nsightkit.load(path)["samples"], truth)
+
+
+def test_samples_are_kept_by_a_folder_and_not_read_for_what_needs_none(tmp_path, monkeypatch):
+    path = sampled(tmp_path / "t.sqlite")
+    trace = nsightkit.load(path)
+    monkeypatch.setattr(nsys.NsysSource, "_sampled", None)
+    for answer in (overview.summary, gaps.summary, kernels.summary):
+        answer(trace)
+    monkeypatch.undo()
+    store.write(trace, tmp_path / "folder")
+    again = nsightkit.load(tmp_path / "folder")
+    pd.testing.assert_frame_equal(again["samples"], trace["samples"])

@@ -218,22 +218,27 @@ class WhatIf:
         named = self.schedule.when(lambda name: plain(name) in wanted, "ranges", "ops")
         called = self.schedule.when(lambda name: plain(name) in wanted, "calls")
         found = in_window(self.trace)
-        found = found[(found["cause"] == "cpu-work") & found["kind"].isin(["range", "op"])]
+        found = found[(found["cause"] == "cpu-work") & found["kind"].isin(["range", "op", "sample"])]
         found = found[found["name"].astype(str).map(plain).isin(wanted)]
         thread = np.empty(len(found), np.int64)
-        for kind in ("range", "op"):
+        for kind in found["kind"].unique():
             mine = (found["kind"] == kind).to_numpy()
             threads = self.trace.whole.table(TABLE_OF[kind], ["thread"])["thread"].to_numpy()
             thread[mine] = threads[found["row"].to_numpy(np.int64)[mine]]
+        sampled = (found["kind"] == "sample").to_numpy()
         start, end = found["start_ns"].to_numpy(np.int64), found["end_ns"].to_numpy(np.int64)
 
         def each(one: int) -> Union:
-            own, calls = self.schedule.facts.own_work(one), self.schedule.facts.calls(one)
+            facts = self.schedule.facts
+            own, calls = facts.own_work(one), facts.calls(one)
             # In a range around more than that work, such as a step, the thread was at work without a name of its own.
             covered = intervals.Coverage(*own).of(start, end)
-            mine = (thread == one) & (2 * covered < end - start)
+            mine = (thread == one) & (2 * covered < end - start) & ~sampled
             unnamed = intervals.common((start[mine], end[mine]), (calls.start, calls.end), outside=True)
-            return intervals.union(intervals.common(named[one], own), called[one], unnamed)
+            mine = (thread == one) & sampled
+            samples = facts.samples(one) if mine.any() else calls
+            seen = intervals.common((start[mine], end[mine]), (samples.start, samples.end))
+            return intervals.union(intervals.common(named[one], own), called[one], unnamed, seen)
 
         return self._each(each)
 

@@ -176,8 +176,9 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     DataFrame
         A row a launch, the longest first: ``kernel``; ``time_ns``; ``sm_pct``, ``memory_pct``, ``dram_pct`` and
         ``occupancy_pct`` in percent of peak (NaN where not measured); ``occupancy_limiter`` (see
-        :func:`occupancy_limiter`; ties leave out shared memory where a block has none); ``classification`` (see :func:`classify`); ``evidence`` and ``next_steps``,
-        lists of sentences. Each sentence of evidence cites its values.
+        :func:`occupancy_limiter`; ties leave out shared memory where a block has none); ``classification`` (see
+        :func:`classify`); ``evidence`` and ``next_steps``, lists of sentences. Each sentence of evidence cites its
+        values.
 
     Raises
     ------

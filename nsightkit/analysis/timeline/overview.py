@@ -9,7 +9,7 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
-from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
+from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace
 
 __all__ = ["captured_window", "note", "summary"]
 
@@ -143,5 +143,5 @@ def captured_window(trace: Trace) -> tuple[int, int]:
     if whole.meta.window_ns is not None:
         begin, end = whole.meta.window_ns
         return begin - whole.t0_ns, end - whole.t0_ns
-    ends = [int(whole.table(t, ["end_ns"])["end_ns"].max()) for t in TABLES if whole.size(t)]
+    ends = [int(whole.table(t, ["end_ns"])["end_ns"].max()) for t in EVENT_TABLES if whole.size(t)]
     return 0, max(ends, default=0)

@@ -37,6 +37,7 @@ _KIND = {
     "none": "",
     "graph": "",
     "kernel": "",
+    "sample": "CPU samples, mostly of",
 }
 #: What an answer's moments are called; those of idle time are gaps.
 _MOMENTS = {"kernel": ("kernel", None), "copy": ("copy", "copies"), "graph": ("replay", None), "none": ("time", None)}
@@ -457,6 +458,8 @@ _WHERE: tuple[tuple[str, Callable[[Answer], bool], str], ...] = (
     ("launch-overhead", lambda answer: not answer.is_torch,
      "launch less: fuse kernels, or capture them into CUDA graphs"),
     ("unknown", lambda answer: not answer.trace.recorded("calls"), "record the calls that launch the GPU's work"),
+    ("unknown", lambda answer: bool(answer.trace.whole.size("os_calls")),
+     "name what the launching thread does with NVTX ranges, or sample it (nsys --sample=process-tree)"),
     ("cpu-work", lambda answer: answer.names_a_step,
      ("find out what this is: NVTX or record_function ranges around the parts of a step, or "
       "torch.profiler.profile(with_stack=True); then move it off the thread that launches")),

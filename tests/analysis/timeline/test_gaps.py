@@ -671,3 +671,61 @@ def test_a_call_that_is_cheap_otherwise_is_work_where_it_takes_long(tmp_path):
     case.out.call("cudaGetDeviceProperties_v12000", MAIN, case.dry + 50 * US, case.dry + 800 * US)
     found = case.finish(tmp_path)
     assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "cudaGetDeviceProperties")
+
+
+class TestSamples:
+    """Samples of a thread, 0.5 ms apart, in a gap of five that nothing else explains."""
+
+    def case(self, *frames, thread=MAIN, count=10, state=1):
+        case = Case(gap=5000 * US)
+        for number in range(count):
+            case.out.sample(thread, case.dry + number * 500 * US, *frames, state=state)
+        return case
+
+    def test_they_name_the_work(self, tmp_path):
+        case = self.case(("rand_normal", "/home/me/darknet"), ("main", "/home/me/darknet"), count=6)
+        case.out.sample(MAIN, case.dry + 3000 * US, ("sin", "/lib/libm.so.6"))
+        found = case.finish(tmp_path)
+        evidence = found["evidence"]
+        assert (found["cause"], evidence["kind"], evidence["name"]) == ("cpu-work", "sample", "rand_normal")
+        assert (evidence["start_ns"], evidence["end_ns"]) == (10 * US, 510 * US)
+
+    @pytest.mark.parametrize(
+        ("planted", "cause"),
+        [
+            ({"count": 4}, "unknown"),
+            ({"thread": OTHER}, "unknown"),
+            ({"state": 2}, "unknown"),
+            ({"count": 1}, "unknown"),
+        ],
+        ids=["too few", "another thread", "not running", "one of unknown length"],
+    )
+    def test_what_they_do_not_cover_is_unknown(self, tmp_path, planted, cause):
+        assert self.case(("work", "a.out"), **planted).finish(tmp_path)["cause"] == cause
+
+    def test_without_a_name_they_say_nothing(self, tmp_path):
+        assert self.case().finish(tmp_path)["cause"] == "unknown"
+
+    def test_no_earlier_rule_gives_way(self, tmp_path):
+        case = self.case(("spin", "libcuda.so"))
+        case.out.synchronize("cudaStreamSynchronize", MAIN, 94 * US, case.begun - US)
+        assert case.finish(tmp_path)["cause"] == "synchronization"
+        case = self.case(("parse", "a.out"))
+        case.out.os_call("poll", MAIN, case.dry, case.begun)
+        assert case.finish(tmp_path)["cause"] == "input-pipeline"
+        case = self.case(("parse", "a.out"))
+        case.out.range("tokenize", MAIN, case.dry, case.begun - US)
+        assert case.finish(tmp_path)["evidence"]["name"] == "tokenize"
+
+    def test_a_thread_that_runs_in_a_cuda_call_waits_for_the_gpu(self, tmp_path):
+        case = self.case(("spin", "libcuda.so"))
+        for number in range(10):  # calls that enqueue, not longer than the samples are apart
+            begun = case.dry + number * 500 * US - 200 * US
+            case.out.call("cudaEventQuery_v3020", MAIN, begun, begun + 210 * US)
+        assert case.finish(tmp_path)["cause"] != "cpu-work"
+
+    def test_the_launching_thread_is_asked_whatever_else_was_sampled(self, tmp_path):
+        case = self.case(("work", "a.out"), thread=OTHER)
+        for number in range(10):
+            case.out.sample(MAIN, case.dry + number * 500 * US + 7, ("mine", "a.out"))
+        assert case.finish(tmp_path)["evidence"]["name"] == "mine"

@@ -77,8 +77,8 @@ def find(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.
     -------
     DataFrame
         ``device, start_ns, end_ns, duration_ns, cause, evidence``, by device and time. ``evidence`` is a dict:
-        ``kind`` (call, range, op, os_call, copy, overhead, kernel or none), ``name, start_ns, end_ns, thread`` of what
-        decided, ``launch`` (the call that ended the gap: ``name, start_ns, end_ns, thread``) and ``ended_by``
+        ``kind`` (call, range, op, os_call, copy, overhead, kernel, sample or none), ``name, start_ns, end_ns, thread``
+        of what decided, ``launch`` (the call that ended the gap: ``name, start_ns, end_ns, thread``) and ``ended_by``
         (the operation that ended it).
     """
     found = _found(trace, min_ns, data_loading)
@@ -152,8 +152,9 @@ def _with_names(whole: Trace, found: pd.DataFrame) -> pd.DataFrame:
     places = [np.flatnonzero(nameless)]
     names = [pd.Categorical.from_codes(np.zeros(len(places[0]), np.int8), pd.Index([""], dtype="str"))]
     for kind, table in TABLE_OF.items():
-        places.append(np.flatnonzero(~nameless & (source == EVIDENCE.index(kind))))
-        names.append(names_of(whole, table, row[places[-1]]))
+        if len(mine := np.flatnonzero(~nameless & (source == EVIDENCE.index(kind)))):  # names of samples are dear
+            places.append(mine)
+            names.append(names_of(whole, table, row[mine]))
     # The same name in two tables is one name.
     name = union_categoricals(names).take(np.argsort(np.concatenate(places)))
     return found[["device", "start_ns", "end_ns"]].assign(
@@ -252,7 +253,7 @@ def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = [{"kind": "none"} for _ in range(len(gaps))]
     for kind, name in TABLE_OF.items():
         mine = np.flatnonzero((source == EVIDENCE.index(kind)) & (source_row >= 0))
-        for i, event in zip(mine.tolist(), _events(whole, name, source_row[mine]), strict=True):
+        for i, event in zip(mine.tolist(), _events(whole, name, source_row[mine]) if len(mine) else (), strict=True):
             out[i] = {"kind": kind, **event}
     launched = np.flatnonzero(launch >= 0)
     for i, event in zip(launched.tolist(), _events(whole, "calls", launch[launched]), strict=True):

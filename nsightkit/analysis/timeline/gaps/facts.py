@@ -28,6 +28,7 @@ TABLE_OF = {
     "copy": "memops",
     "overhead": "overhead",
     "kernel": "kernels",
+    "sample": "samples",
 }
 EVIDENCE = ("none", *TABLE_OF)
 UNDECIDED = -1

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Group, Int, groups
 from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, Threads, Track, together
 from nsightkit.analysis.timeline.steps import QUEUED_NS
+from nsightkit.trace.model import Trace
 
 __all__ = [
     "CAUSES",
@@ -183,7 +185,9 @@ def launch_overhead(group: Group, left: Int) -> Found:
 def cpu_work(group: Group, left: Int) -> Found:
     """Other recorded activity of the CPU fills at least half of the time until the launch.
 
-    It is named by its innermost range or operator. A sleep is work of the program's own choice.
+    It is named by its innermost range or operator. A sleep is work of the program's own choice. Where nothing else was
+    recorded, samples of the running thread count if they cover half of the gap. The function that most of them were in
+    names it.
     """
     left = left[group.until[left] > group.dry[left]]
     for kind, track, hit, start, end in _work(group, left):
@@ -200,6 +204,14 @@ def cpu_work(group: Group, left: Int) -> Found:
         for (kind, track), yes in zip(activity, (by_op, by_range & ~by_op), strict=True):
             hit = mine[yes]
             yield hit, kind, _during(track, start[yes], end[yes], innermost=True)
+    for thread, mine in group.asked(left):
+        if not len(mine):
+            continue
+        track = group.threads.samples(thread)
+        hit = mine[_half(track.covered(group.dry[mine], group.until[mine]), group.end[mine] - group.dry[mine])]
+        if len(hit):
+            at, row = _commonest(group.threads.trace, track, group.dry[hit], group.until[hit])
+            yield hit[at], "sample", row
 
 
 def unknown(group: Group, left: Int) -> Found:
@@ -285,6 +297,18 @@ def _during(track: Track, start: Int, end: Int, innermost: bool = False) -> Int:
     at = np.where(inner >= 0, inner, at)
     last = np.maximum(np.searchsorted(track.start, end) - 1, 0)
     return track.row[np.where(at >= 0, at, last)]
+
+
+def _commonest(trace: Trace, track: Track, start: Int, end: Int) -> tuple[Int, Int]:
+    """Windows in which samples with a name begin, and for each the row of one with the commonest name."""
+    low, high = np.searchsorted(track.start, start), np.searchsorted(track.start, end)
+    window = np.repeat(np.arange(len(start)), high - low)
+    row = track.row[np.arange(len(window)) + np.repeat(high - np.cumsum(high - low), high - low)]
+    name = trace.table("samples", ["name"])["name"].iloc[row]
+    begun = pd.DataFrame({"window": window, "name": name.cat.codes.to_numpy(), "row": row})[(name != "").to_numpy()]
+    each = begun.groupby(["window", "name"])["row"].agg(["size", "first"]).reset_index("window")
+    most = each.sort_values("size", kind="stable").drop_duplicates("window", keep="last")
+    return most["window"].to_numpy(), most["first"].to_numpy()
 
 
 def _work(group: Group, left: Int) -> Iterator[tuple[str, Track, Int, Int, Int]]:

@@ -333,6 +333,12 @@ class Threads:
         ops = ops.subset(ops.end - ops.start >= _HEAVY_NS)
         return [("range", ranges), ("op", ops.subset(self._without_launch(ops, thread)))]
 
+    @kept
+    def samples(self, thread: int) -> Track:
+        """Samples of the thread, running, outside CUDA calls: one that waits for the GPU may run, too."""
+        samples = self.events("samples", thread)
+        return samples.subset(self.calls(thread).open_at(samples.start) < 0)
+
     def _without_launch(self, track: Track, thread: int) -> Bool:
         """Per event: whether its thread neither launched nor waited for the GPU in it."""
         waits = self.blocking(thread)
