@@ -604,6 +604,31 @@ def test_copies_of_weights_are_told_by_size_and_number_without_native_frames(cop
     assert by["activations"] == (5 * MIB if copies == 3 else 13 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("made_by", "freed_by", "category"),
+    [
+        ("grad", (), "gradients"),
+        ("grad", ("zero_grad",), "gradients"),
+        ("backward", ("zero_grad",), "gradients"),
+        ("hook", (), "temporary"),
+        ("backward", (), "temporary"),
+        ("forward", ("zero_grad",), "temporary"),
+    ],
+)
+def test_gradients_that_come_and_go_while_only_backward_allocates(
+    made_by: str, freed_by: tuple[str, ...], category: str
+) -> None:
+    accumulate = [BACKWARD[0], frame("torch::autograd::AccumulateGrad::apply(std::vector)", ""), BACKWARD[2]]
+    hook = [BACKWARD[0], frame("shrink"), *accumulate[1:]]
+    frames = {"grad": accumulate, "hook": hook, "backward": BACKWARD, "forward": FORWARD}[made_by]
+    allocator = Allocator()
+    block = allocator.malloc(5 * MIB, frames=frames)
+    allocator.free(block, frames=[frame(name, f"{TORCH}/optim/optimizer.py") for name in freed_by])
+    allocator.malloc(MIB, frames=FORWARD)
+    (row,) = analysis.summary(reader.from_object(allocator.snapshot()))["by_category"]
+    assert row["category"] == category
+
+
 def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
     allocator = Allocator()
     allocator.malloc(4 * MIB, frames=SETUP)

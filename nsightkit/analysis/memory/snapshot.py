@@ -14,7 +14,8 @@ was freed later; its greatest possible sum is given as ``uncertain_bytes``.
 
 A *category* is read from call stacks and lifetimes. The stack says which phase made a block: forward, backward,
 optimizer, set-up. What is freed within the run of events of its own phase is ``temporary``; what outlives it is an
-activation, a gradient, an optimizer state or a weight. Some stacks name what they make, whatever its lifetime:
+activation, a gradient, an optimizer state or a weight; a gradient is also what ``AccumulateGrad`` allocates, and what
+``zero_grad`` frees of backward's blocks. Some stacks name what they make, whatever its lifetime:
 ``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``.
 ``before recording`` is what was there before the first event and has no stack; ``unknown`` is what no rule covers. In a
 snapshot with Python frames only, a block without any frame counts as backward's, because autograd's threads have none,
@@ -588,13 +589,15 @@ _LIBRARY = re.compile(r"(?:^|[/\\])(?:(?:site|dist)-packages[/\\]|lib[/\\]python
 _FOLDERS = re.compile(r".*[/\\]")
 _FORWARD, _BACKWARD, _OPTIMIZER, _SETUP = 1, 2, 4, 8
 _LOSS, _COMMUNICATION, _WORKSPACE, _AUTOCAST, _CACHE, _INPUT = 16, 32, 64, 128, 256, 512
-_PYTHON = 1024
+_PYTHON, _ACCUMULATE, _ZERO_GRAD = 1024, 2048, 4096
 
 #: What a frame says: flag, pattern of the function's name, pattern of the file's (both must be found).
 _SIGNS: tuple[tuple[int, str, str], ...] = (
     (_FORWARD, r"^forward$|^_forward$", r""),
     (_FORWARD, r"^(_call_impl|_wrapped_call_impl)$", r"nn[/\\]modules[/\\]module\.py$"),
     (_BACKWARD, r"torch::autograd::(Engine|Node|generated::\w+Backward|PyNode|AccumulateGrad)", r""),
+    (_ACCUMULATE, r"torch::autograd::AccumulateGrad", r""),
+    (_ZERO_GRAD, r"^zero_grad$", r""),
     (_BACKWARD, r"^_engine_run_backward$", r""),
     (_BACKWARD, r"^grad$", r"torch[/\\]autograd[/\\]__init__\.py$"),
     (_BACKWARD, r"^backward$", r"\.py$"),
@@ -684,7 +687,12 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
     born = first >= 0
     python_only = ((flags & _PYTHON) > 0)[born].any() and not snapshot.frames["name"].str.contains("::").any()
     phase = np.where(python_only & born & (stack < 0) & (phase == 0), _BACKWARD, phase)
-    outlives = _outlives(phase, first, table["free_requested"].to_numpy(), _events(snapshot, device))
+    events, freed = _events(snapshot, device), table["free_requested"].to_numpy()
+    # A gradient may come and go while nothing but backward allocates. A hook with Python frames that runs inside of
+    # AccumulateGrad makes what it likes.
+    freeing = np.append(np.append(_flags(snapshot), 0)[events["stack"].to_numpy()], 0)[freed]
+    gradient = ((flags & (_ACCUMULATE | _PYTHON)) == _ACCUMULATE) | ((freeing & _ZERO_GRAD) > 0)
+    outlives = _outlives(phase, first, freed, events) | ((phase == _BACKWARD) & gradient)
     result = np.full(len(table), "unknown", object)
     for chosen, category in (
         (~born & (stack < 0), "before recording"),
