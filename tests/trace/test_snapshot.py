@@ -629,6 +629,23 @@ def test_gradients_that_come_and_go_while_only_backward_allocates(
     assert row["category"] == category
 
 
+@pytest.mark.parametrize("casts", [2, 3, 4])
+def test_only_casts_of_a_weights_size_are_copies_of_weights(casts: int) -> None:
+    allocator = Allocator()
+    for _ in range(3):
+        allocator.malloc(4 * MIB, frames=SETUP)
+    held = [allocator.malloc(size * MIB, frames=AUTOCAST) for size in (*(2,) * casts, 5)]
+    allocator.malloc(3 * MIB, frames=BACKWARD)
+    for address in held:
+        allocator.free(address)
+    answer = analysis.summary(reader.from_object(allocator.snapshot()))
+    by = {row["category"]: row["requested_bytes"] for row in answer["by_category"]}
+    # More of them at once than there are weights: activations that happen to have the size.
+    copies = 2 * casts * MIB if casts <= 3 else 0
+    assert by.get("autocast copies", 0) == copies
+    assert by["activations"] == (2 * casts + 5) * MIB - copies
+
+
 def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
     allocator = Allocator()
     allocator.malloc(4 * MIB, frames=SETUP)

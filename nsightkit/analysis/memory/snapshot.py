@@ -19,7 +19,7 @@ activation, a gradient, an optimizer state or a weight; a gradient is also what 
 ``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``.
 ``before recording`` is what was there before the first event and has no stack; ``unknown`` is what no rule covers. In a
 snapshot with Python frames only, a block without any frame counts as backward's, because autograd's threads have none,
-and sizes and counts say which activations are really autocast's copies of weights.
+and sizes and counts say which activations are really autocast's copies of weights, as they say it of its casts.
 """
 
 from __future__ import annotations
@@ -636,7 +636,6 @@ _KEPT_BY_PHASE = {
 #: What a stack says whatever its phase; the last that holds decides.
 _NAMED = {
     _LOSS: "logits",
-    _AUTOCAST: "autocast copies",
     _INPUT: "inputs",
     _CACHE: "KV cache",
     _WORKSPACE: "workspaces",
@@ -685,7 +684,8 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
     # Autograd's threads have no Python frames: where stacks are recorded and hold Python only, a block with none at all
     # was made by them. Where C++ frames were recorded, the stack would say so itself.
     born = first >= 0
-    python_only = ((flags & _PYTHON) > 0)[born].any() and not snapshot.frames["name"].str.contains("::").any()
+    native = snapshot.frames["name"].str.contains("::").any()
+    python_only = ((flags & _PYTHON) > 0)[born].any() and not native
     phase = np.where(python_only & born & (stack < 0) & (phase == 0), _BACKWARD, phase)
     events, freed = _events(snapshot, device), table["free_requested"].to_numpy()
     # A gradient may come and go while nothing but backward allocates. A hook with Python frames that runs inside of
@@ -701,24 +701,26 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
         *(((flags & bits) > 0, category) for bits, category in _NAMED.items()),
     ):
         result[chosen] = category
-    if python_only:
-        result[_copies_of_weights(table, result)] = "autocast copies"
+    casts = (flags & _AUTOCAST) > 0 if native else python_only & (result == "activations")
+    result[_copies_of_weights(table, result, casts, native)] = "autocast copies"
     given = table.pop("given").astype(object).map(_GIVEN)
     return pd.Categorical(np.where(given.notna(), given, result), categories=pd.Index(CATEGORIES))
 
 
-def _copies_of_weights(table: pd.DataFrame, category: npt.NDArray[np.object_]) -> _Bools:
-    """Find the activations that are autocast's copies of weights, where no C++ frame names them.
+def _copies_of_weights(table: pd.DataFrame, category: npt.NDArray[np.object_], casts: _Bools, certain: bool) -> _Bools:
+    """Find the blocks that are autocast's copies of weights among those that may be, or certainly are, its casts.
 
-    A copy is half as large as its weight, and as many copies are there at once as there are weights of that size. What
-    was there before the first event may be weights with their gradients and two states of an optimizer.
+    A copy is half as large as its weight. Casts of activations are not more of them at once than there are weights of
+    that size. Where no C++ frame names casts, as many copies are there at once as there are weights; what was there
+    before the first event may be weights with their gradients and two states of an optimizer.
     """
     held = table["requested_bytes"][np.isin(category, ["weights", "before recording"])].value_counts()
-    made = table[category == "activations"].assign(one=1)
+    made = table[casts].assign(one=1)
     copies = np.zeros(len(table), bool)
     for size, mine in made.groupby("requested_bytes"):
         most = _level(int(mine["free_requested"].max()), mine, "one", "free_requested").max()
-        copies[mine.index] = held.get(2 * size, 0) in most * np.arange(1, 5)
+        weights = held.get(2 * size, 0)
+        copies[mine.index] = most <= weights if certain else weights in most * np.arange(1, 5)
     return copies
 
 
