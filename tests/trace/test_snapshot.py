@@ -702,6 +702,8 @@ def test_names_further_out_do_not_decide() -> None:
         ([frame("__init__", "/home/a/layers.py"), *outside], "weights"),
         ([frame("my_cross_entropy", "/home/a/layers.py"), *outside], "logits"),
         ([frame("update_kv_cache", "/home/a/layers.py"), *FORWARD[1:]], "KV cache"),
+        ([frame("pack", "/home/a/pack.py"), frame("update", "/home/a/cache_utils_v2.py"), *FORWARD[1:]], "KV cache"),
+        ([frame("lookup", "/home/a/lru_cache_utils.py"), *FORWARD[1:]], "activations"),
         ([frame("get_batch", "/home/a/data.py"), *outside], "inputs"),
         ([frame("forward"), *BACKWARD, *outside], "gradients"),
         ([*FORWARD[1:], *STEP], "activations"),

@@ -612,7 +612,7 @@ _SIGNS: tuple[tuple[int, str, str], ...] = (
     (_COMMUNICATION, r"", r"distributed_c10d\.py$|_functional_collectives\.py$|_fsdp_collectives\.py$"),
     (_WORKSPACE, r"CUDABlas(Lt)?Workspace|getCurrentCUDABlasHandle|gemm_and_bias|cudnn.*[wW]orkspace", r""),
     (_AUTOCAST, r"at::autocast::cached_cast", r""),
-    (_CACHE, r"", r"[/\\]transformers[/\\]cache_utils\.py$"),
+    (_CACHE, r"", r"(?:^|[/\\])cache_utils\w*\.py$"),
     (_INPUT, r"", r"(?:^|[/\\])torch[/\\]utils[/\\]data[/\\]"),
     (_PYTHON, r"", r"\.py$|^<"),
 )
