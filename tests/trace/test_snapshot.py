@@ -646,6 +646,30 @@ def test_only_casts_of_a_weights_size_are_copies_of_weights(casts: int) -> None:
     assert by["activations"] == (2 * casts + 5) * MIB - copies
 
 
+@pytest.mark.parametrize(
+    ("sizes", "frames", "stays", "category"),
+    [
+        ([8_519_680], FORWARD, True, "workspaces"),
+        ([8_519_680], FORWARD[1:], True, "workspaces"),  # `@` has no frame of its own
+        ([8_519_680], FORWARD, False, "activations"),
+        ([8_519_680] * 2, FORWARD, True, "activations"),
+        ([8_519_168], FORWARD, True, "activations"),
+        ([32 * MIB], FORWARD, True, "workspaces"),
+        ([32 * MIB], FORWARD[1:], True, "activations"),
+    ],
+)
+def test_the_workspace_of_cublas_is_told_by_its_size_without_native_frames(
+    sizes: list[int], frames: list[dict[str, Any]], stays: bool, category: str
+) -> None:
+    allocator = Allocator()
+    held = [allocator.malloc(size, frames=frames) for size in sizes]
+    allocator.malloc(512, frames=SETUP)
+    if not stays:
+        allocator.free(held[0])
+    by = {row["category"] for row in analysis.summary(reader.from_object(allocator.snapshot()))["by_category"]}
+    assert by == {"weights", category}
+
+
 def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
     allocator = Allocator()
     allocator.malloc(4 * MIB, frames=SETUP)

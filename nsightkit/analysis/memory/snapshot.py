@@ -19,7 +19,8 @@ activation, a gradient, an optimizer state or a weight; a gradient is also what 
 ``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``.
 ``before recording`` is what was there before the first event and has no stack; ``unknown`` is what no rule covers. In a
 snapshot with Python frames only, a block without any frame counts as backward's, because autograd's threads have none,
-and sizes and counts say which activations are really autocast's copies of weights, as they say it of its casts.
+and sizes and counts say which activations are really autocast's copies of weights, as they say it of its casts;
+cuBLAS's workspace is known by its size.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ CATEGORIES = (
 
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize, kLargeBuffer.
 _MIN_BLOCK, _SMALL, _LARGE_BUFFER = 512, 1 << 20, 20 << 20
+# aten/src/ATen/cuda/CublasHandlePool.cpp: the default, CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, and that of Hopper.
+_CUBLAS, _CUBLAS_HOPPER = 8_519_680, 32 << 20
 _CODE = {action: code for code, action in enumerate(ACTIONS)}
 #: Whether an action, by its code, adds to what is reserved or takes from it.
 _RESERVES = np.array(
@@ -589,7 +592,7 @@ _LIBRARY = re.compile(r"(?:^|[/\\])(?:(?:site|dist)-packages[/\\]|lib[/\\]python
 _FOLDERS = re.compile(r".*[/\\]")
 _FORWARD, _BACKWARD, _OPTIMIZER, _SETUP = 1, 2, 4, 8
 _LOSS, _COMMUNICATION, _WORKSPACE, _AUTOCAST, _CACHE, _INPUT = 16, 32, 64, 128, 256, 512
-_PYTHON, _ACCUMULATE, _ZERO_GRAD = 1024, 2048, 4096
+_PYTHON, _ACCUMULATE, _ZERO_GRAD, _PRODUCT = 1024, 2048, 4096, 8192
 
 #: What a frame says: flag, pattern of the function's name, pattern of the file's (both must be found).
 _SIGNS: tuple[tuple[int, str, str], ...] = (
@@ -623,6 +626,11 @@ _SITE_SIGNS: tuple[tuple[int, str, str], ...] = (
     (_CACHE, r"(?i)(^|_)kv_?cache", r"\.py$"),
     (_CACHE, r"", r"(?i)(^|[/\\])[^/\\]*kv_?cache[^/\\]*\.py$"),
     (_INPUT, r"^_?(get|load|next|make|sample|random)_batch$|^collate", r"\.py$"),
+)
+#: The same of the innermost frame.
+_INNERMOST_SIGNS: tuple[tuple[int, str, str], ...] = (
+    (_PRODUCT, r"", r"torch[/\\]nn[/\\]modules[/\\](linear|conv)\.py$"),
+    (_PRODUCT, r"^(linear|einsum|conv\w*|b?matmul|b?mm)$", r"torch[/\\](nn[/\\])?functional\.py$"),
 )
 #: What outlives its phase, by the set of flags that say the phase. The first that holds decides, as the innermost cause
 #: does: a forward pass recomputed in backward is backward's, a closure's passes inside an optimizer's step are forward
@@ -672,7 +680,8 @@ def _flags(snapshot: Snapshot) -> _Ints:
     """Say what the frames of each stack tell, as bits."""
     anywhere = _frame_flags(snapshot.frames, _SIGNS)[snapshot.stack_frames]
     at_site = _frame_flags(snapshot.frames, _SITE_SIGNS)[_site_rows(snapshot)]
-    return np.asarray(np.bitwise_or.reduceat(anywhere, snapshot.stack_bounds[:-1]) | at_site)
+    innermost = _frame_flags(snapshot.frames, _INNERMOST_SIGNS)[snapshot.stack_frames[snapshot.stack_bounds[:-1]]]
+    return np.asarray(np.bitwise_or.reduceat(anywhere, snapshot.stack_bounds[:-1]) | at_site | innermost)
 
 
 def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Categorical[Any]:
@@ -703,6 +712,13 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
         result[chosen] = category
     casts = (flags & _AUTOCAST) > 0 if native else python_only & (result == "activations")
     result[_copies_of_weights(table, result, casts, native)] = "autocast copies"
+    if not native:
+        # cuBLAS's handle makes a workspace in its first product on a stream, and keeps it. An activation that happens
+        # to have its size seldom is the only one that stays.
+        size = table["requested_bytes"]
+        default = (size == _CUBLAS) | ((size == _CUBLAS_HOPPER) & ((flags & _PRODUCT) > 0))
+        stays = table[default & (result == "activations") & (freed == len(events))]
+        result[stays.index[~stays.duplicated("stream", keep=False)]] = "workspaces"
     given = table.pop("given").astype(object).map(_GIVEN)
     return pd.Categorical(np.where(given.notna(), given, result), categories=pd.Index(CATEGORIES))
 
@@ -714,12 +730,12 @@ def _copies_of_weights(table: pd.DataFrame, category: npt.NDArray[np.object_], c
     that size. Where no C++ frame names casts, as many copies are there at once as there are weights; what was there
     before the first event may be weights with their gradients and two states of an optimizer.
     """
-    held = table["requested_bytes"][np.isin(category, ["weights", "before recording"])].value_counts()
+    halves = (table["requested_bytes"][np.isin(category, ["weights", "before recording"])] / 2).value_counts()
     made = table[casts].assign(one=1)
     copies = np.zeros(len(table), bool)
     for size, mine in made.groupby("requested_bytes"):
         most = _level(int(mine["free_requested"].max()), mine, "one", "free_requested").max()
-        weights = held.get(2 * size, 0)
+        weights = halves.get(size, 0)
         copies[mine.index] = most <= weights if certain else weights in most * np.arange(1, 5)
     return copies
 
