@@ -711,7 +711,7 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
     ):
         result[chosen] = category
     casts = (flags & _AUTOCAST) > 0 if native else python_only & (result == "activations")
-    result[_copies_of_weights(table, result, casts, native)] = "autocast copies"
+    result[_copies_of_weights(table, result, casts, bool(native))] = "autocast copies"
     if not native:
         # cuBLAS's handle makes a workspace in its first product on a stream, and keeps it. An activation that happens
         # to have its size seldom is the only one that stays.
