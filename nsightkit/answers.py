@@ -279,15 +279,17 @@ def ranks(console: Console, traces: Sequence[Path], job: Job, each: bool) -> Non
     tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
     console.print(show.plain(f"{len(job.ranks)} ranks · {tools} · {where}"), style="bold", soft_wrap=True)
     show.print_lines(console, job.findings(), "")
-    spent = ["rank", "step_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns"]
+    # Sums over a whole trace: a step's length beside them would be on another basis.
+    spent = ["rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns"]
     kinds = ["group", "kind", "bytes", "count", "total_ns", "wait_ns", "exposed_ns", "last_rank", "bus_gb_per_s"]
     times = ["group", "kind", "step", "bytes", "start_ns", "skew_ns", "last_rank", "transfer_ns", "exposed_ns"]
     compared = (job.collectives, times) if each else (job.kinds(), kinds)
+    titles = {"ranks": "each rank's whole trace", "collectives": ""}
     for name, (table, columns) in {"ranks": (job.ranks, spent), "collectives": compared}.items():
         console.print()
         shown = [c for c in columns if c in table and table[c].notna().any()]
         rows = list(show.rows_of(table[shown].head(show.TABLE_ROWS)))
-        show.print_rows(console, shown, rows, total=len(table), empty=f"no {name} to compare")
+        show.print_rows(console, shown, rows, total=len(table), title=titles[name], empty=f"no {name} to compare")
     for one in job.lost:
         count = len(one["ranks"])
         rank = "" if not count else f"rank {one['ranks'][0]}" if count == 1 else f"{count} ranks"

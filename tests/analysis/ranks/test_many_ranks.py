@@ -671,6 +671,10 @@ def test_csv_and_tables(jobs, run):
     assert (code, err) == (0, "")
     assert out.startswith(f"3 ranks · pytorch-profiler · {folder.name}\nRank 2 comes late in 8 of 8 steps")
     assert "bus GB/s" in out
+    # Of one basis: sums over a trace beside its span, not beside the length of one of its steps.
+    title, headers = (line.split() for line in out.splitlines() if line.startswith(("each rank's", "rank ")))
+    assert (title, headers[:3]) == (["each", "rank's", "whole", "trace"], ["rank", "span", "computing"])
+    assert "step" not in headers
     code, out, _ = run("ranks", folder, "--each", "--format", "table")
     assert "16 rows" in out or out.count("all_reduce") == 16
 
