@@ -461,6 +461,35 @@ def test_where_ranks_get_their_numbers(looks, numbers):
     assert dict(zip(found.ranks["rank"], found.ranks["rank_from"], strict=True)) == numbers
 
 
+@pytest.mark.parametrize(
+    ("worlds", "starts", "said"),
+    [
+        ((16, 8), (0, 0), "of 8 and of 16 ranks"),
+        ((8, 8), (1_661_203_462 * 10**9, 1_683_564_901 * 10**9), "they begin 258.8 days apart"),
+        ((8, 8), (1_683_564_000 * 10**9, 1_683_564_901 * 10**9), None),
+        ((8, 8), (10**15, 3 * 10**14), None),  # of two machines, since each was booted
+        ((8, 8), (10**15, 1_683_564_901 * 10**9), None),
+        ((8, None), (0, 0), None),
+    ],
+)
+def test_traces_of_different_jobs_are_said_to_be_and_nothing_is_lost(jobs, worlds, starts, said):
+    looks = [one for path in jobs["kineto", "data"][1]["paths"][:2] for one in ranks.look(path)]
+    found = ranks.combine(
+        [
+            dataclasses.replace(one, rank=rank, world_size=world, t0_ns=start)
+            for rank, (one, world, start) in enumerate(zip(looks, worlds, starts, strict=True))
+        ]
+    )
+    if said is None:
+        assert found.lost[0]["ranks"] == [2, 3, 4, 5, 6, 7]
+        assert len(found.collectives)
+    else:
+        assert found.notes[0] == f"The traces are of different jobs: {said}."
+        assert not found.lost
+        assert not len(found.collectives)
+        assert not len(found.steps)
+
+
 def test_a_number_that_a_lost_file_claims_stays_free():
     found = ranks.combine([seen("x.json"), seen("y.txt")], [{"file": "rank0.json", "ranks": [0], "reason": "is empty"}])
     assert found.ranks["rank"].tolist() == [1, 2]
