@@ -238,6 +238,19 @@ def test_a_late_rank_is_always_named(crew, often):
         assert named(arrivals(rng, crew, late=late, late_ns=1_500_000, often=often)) == [late]
 
 
+def test_how_late_is_told_of_when_it_is_late():
+    """Late in 29 of 60 steps, and then by 1.5 ms: the median over all of them would be 0."""
+    frame = arrivals(np.random.default_rng(0), 2, steps=60, collectives=1, jitter=1_000)
+    late = (frame["rank"] == 1) & (frame["step"] < 29)
+    start = frame.groupby("collective")["start_ns"].transform("min") + 1_500_000 * late
+    wait = start.groupby(frame["collective"]).transform("max") - start
+    frame = frame.assign(start_ns=start, wait_ns=wait.astype("Int64"), end_ns=start + wait + 500_000)
+    spent = {r: pd.DataFrame({"step": np.arange(60), f"{one_rank.TIME}rest": 0}) for r in range(2)}
+    (row,) = stragglers.find(frame, spent, {0: 0.0, 1: 0.0}, 600e6)[0].to_dict("records")
+    assert (row["rank"], row["late_units"], row["median_late_ns"]) == (1, 29, 1_500_000)
+    assert "late in 29 of 60 steps, by 1.500 ms at the median" in row["text"]
+
+
 def test_lateness_must_be_worth_it():
     """Always last, but by a thousandth of the time."""
     rng = np.random.default_rng(0)
