@@ -911,6 +911,14 @@ def test_the_command_answers_as_the_contract_says(tmp_path: Path, capsys: pytest
         assert err.count("\n") == 1
 
 
+def test_the_command_counts_one_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    allocator = Allocator()
+    allocator.free(allocator.malloc(5000))
+    _, out, _ = run(capsys, write(tmp_path / "one.pickle", allocator.snapshot(1)), "--format", "table")
+    assert out.startswith("one.pickle · 1 event\n")
+    assert "1 block from before the first event" in out
+
+
 def test_the_command_says_out_of_memory_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     allocator = random_program(3, 30)
     allocator.oom(1 << 30, 5 << 20)

@@ -35,6 +35,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.intervals import merge
 from nsightkit.analysis.core.names import compiled
+from nsightkit.analysis.core.text import count_text
 from nsightkit.errors import UsageError
 from nsightkit.trace.snapshot import ACTIONS, Snapshot
 
@@ -1076,7 +1077,7 @@ def _notes(snapshot: Snapshot, device: int, over_time: pd.DataFrame) -> list[str
     ours, ended = _segments(snapshot, device), over_time.iloc[-1]
     notes = {
         "no events were recorded: there is no peak, and this is the state at the end": not recorded,
-        f"{before:,} blocks were there before the first event; an earlier peak is not in this snapshot": recorded
+        f"{count_text(before, 'block')} from before the first event; an earlier peak is not in this snapshot": recorded
         and before > 0,
         "no call stacks were recorded, so nothing can be attributed": not len(snapshot.stack_frames),
     }

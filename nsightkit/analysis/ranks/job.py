@@ -361,7 +361,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
         steps=_steps(crew, arrivals)[: 0 if apart else None],
         groups=matched.groups,
         lost=missing,
-        notes=list(dict.fromkeys([*apart, *_of_traces(crew), *_doubts(matched, clocks, crew)])),
+        notes=list(dict.fromkeys([*apart, *_unnamed(rank_from), *_of_traces(crew), *_doubts(matched, clocks, crew)])),
         gain_ns=gain_ns,
     )
 
@@ -394,8 +394,8 @@ def _ranks_of_looks(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[
         if rank is None:
             rest.append(one)
         elif rank in crew:
-            reason = f"holds rank {rank}, as {Path(crew[rank].name).name} does"
-            lost.append({"file": one.name, "ranks": [rank], "reason": reason})
+            reason = f"a second trace of rank {rank} was left out; the first is {Path(crew[rank].name).name}"
+            lost.append({"file": one.name, "ranks": [], "reason": reason})
         else:
             crew[rank], rank_from[rank] = one, source
     # A number that a lost file's name claims stays free for it.
@@ -471,6 +471,12 @@ def _collectives(arrivals: pd.DataFrame, matched: alignment.Matched, world: int)
     out = out.astype(dict.fromkeys([*rounded, *known], "Int64"))
     out = out.assign(**{column: out[column].where(holds) for column, holds in known.items()})
     return out[_OF_COLLECTIVE].sort_values(["start_ns", "collective"], ignore_index=True)
+
+
+def _unnamed(rank_from: Mapping[int, str]) -> Iterator[str]:
+    if ordered := [rank for rank, source in sorted(rank_from.items()) if source == "order"]:
+        named = alignment.ranks_text(ordered).capitalize()
+        yield f"{named}: numbered in order, since neither the traces nor their names tell the ranks apart."
 
 
 def _of_traces(crew: Mapping[int, Look]) -> Iterator[str]:

@@ -391,10 +391,10 @@ def test_lost_ranks_are_named_and_the_others_answered(jobs, tmp_path):
     assert found.stragglers["rank"].tolist() == [2]
     lost = {Path(one["file"]).name if one["file"] else None: one for one in found.lost}
     assert set(lost) == {*(f"rank{i}.json" for i in (3, 4, 6, 9)), "rank5.json.gz", "rank7.sqlite"}
-    assert [lost[name]["ranks"] for name in ("rank3.json", "rank7.sqlite", "rank9.json")] == [[3], [7], [0]]
+    assert [lost[name]["ranks"] for name in ("rank3.json", "rank7.sqlite", "rank9.json")] == [[3], [7], []]
     assert "empty" in lost["rank4.json"]["reason"]
     assert "truncated" in lost["rank5.json.gz"]["reason"]
-    assert lost["rank9.json"]["reason"] == "holds rank 0, as rank0.json does"
+    assert lost["rank9.json"]["reason"] == "a second trace of rank 0 was left out; the first is rank0.json"
     assert all("\n" not in one["reason"] for one in found.lost)
 
 
@@ -472,6 +472,7 @@ def seen(file, rank=None, world=None):
 def test_where_ranks_get_their_numbers(looks, numbers):
     found = ranks.combine(looks)
     assert dict(zip(found.ranks["rank"], found.ranks["rank_from"], strict=True)) == numbers
+    assert any("numbered in order" in note for note in found.notes) == ("order" in numbers.values())
 
 
 @pytest.mark.parametrize(
@@ -717,6 +718,8 @@ def test_csv_and_tables(jobs, run):
     title, headers = (line.split() for line in out.splitlines() if line.startswith(("each rank's", "rank ")))
     assert (title, headers[:3]) == (["each", "rank's", "whole", "trace"], ["rank", "span", "computing"])
     assert "step" not in headers
+    code, out, _ = run("ranks", truth["paths"][0], "--format", "table")
+    assert out.startswith("1 rank · ")
     code, out, _ = run("ranks", folder, "--each", "--format", "table")
     assert "16 rows" in out or out.count("all_reduce") == 16
 
@@ -732,11 +735,14 @@ def test_some_lost_is_said_and_all_lost_fails(jobs, tmp_path, run):
     assert sorted(tuple(one["ranks"]) for one in json.loads(out)["lost"]) == [(2,), (7,)]
     lines = err.splitlines()
     assert len(lines) == 2
-    assert all(line.startswith("nsightkit: ") and line.endswith("the other ranks are answered for") for line in lines)
+    assert all(line.startswith("nsightkit: ") and line.endswith("the other traces are answered for") for line in lines)
     assert "\x1b" not in err
     code, out, err = run("ranks", tmp_path, "--format", "table")
     assert code == 0
     assert "lost: rank 2 (rank2.json): is empty" in out
+    shutil.copy(truth["paths"][0], tmp_path / "z.json")
+    assert "lost: z.json: a second trace of rank 0 was left out" in run("ranks", tmp_path, "--format", "table")[1]
+    (tmp_path / "z.json").unlink()
     assert "\x1b" not in out
     for path in truth["paths"][:2]:
         (tmp_path / path.name).write_bytes(b"")
