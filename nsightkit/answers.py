@@ -135,7 +135,7 @@ def memory(console: Console, title: str, result: Mapping[str, Any], top: int | N
     facts = [(label, show.bytes_text(amount), amount / of if of else None) for label, amount, of in amounts]
     devices = len(result["devices"])
     of = f" · device {result['device']} of {devices}" if devices > 1 else ""
-    show.print_facts(console, facts, title=f"{title}{of} · {result['events']:,} events")
+    show.print_facts(console, facts, title=f"{title}{of} · {show.count_text(result['events'], 'event')}")
     console.print()
     show.print_rows(console, ["category", "bytes", "count", "share"], result["by_category"], empty="nothing was live")
     console.print()
@@ -277,20 +277,23 @@ def ranks(console: Console, traces: Sequence[Path], job: Job, each: bool) -> Non
     """Who is late among ranks, and what was lost."""
     where = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
     tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
-    console.print(show.plain(f"{len(job.ranks)} ranks · {tools} · {where}"), style="bold", soft_wrap=True)
+    title = f"{show.count_text(len(job.ranks), 'rank')} · {tools} · {where}"
+    console.print(show.plain(title), style="bold", soft_wrap=True)
     show.print_lines(console, job.findings(), "")
-    spent = ["rank", "step_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns"]
+    # Sums over a whole trace: a step's length beside them would be on another basis.
+    spent = ["rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns"]
     kinds = ["group", "kind", "bytes", "count", "total_ns", "wait_ns", "exposed_ns", "last_rank", "bus_gb_per_s"]
     times = ["group", "kind", "step", "bytes", "start_ns", "skew_ns", "last_rank", "transfer_ns", "exposed_ns"]
     compared = (job.collectives, times) if each else (job.kinds(), kinds)
+    titles = {"ranks": "each rank's whole trace", "collectives": ""}
     for name, (table, columns) in {"ranks": (job.ranks, spent), "collectives": compared}.items():
         console.print()
         shown = [c for c in columns if c in table and table[c].notna().any()]
         rows = list(show.rows_of(table[shown].head(show.TABLE_ROWS)))
-        show.print_rows(console, shown, rows, total=len(table), empty=f"no {name} to compare")
+        show.print_rows(console, shown, rows, total=len(table), title=titles[name], empty=f"no {name} to compare")
     for one in job.lost:
-        count = len(one["ranks"])
-        rank = "" if not count else f"rank {one['ranks'][0]}" if count == 1 else f"{count} ranks"
-        file = "" if one["file"] is None else f" ({Path(one['file']).name})"
-        console.print(show.plain(f"lost: {rank}{file}: {one['reason']}"), style="yellow")
+        count, file = len(one["ranks"]), "" if one["file"] is None else Path(one["file"]).name
+        rank = f"rank {one['ranks'][0]}" if count == 1 else f"{count:,} ranks"
+        who = f"{rank} ({file})" if count and file else file or rank
+        console.print(show.plain(f"lost: {who}: {one['reason']}"), style="yellow")
     show.print_lines(console, job.notes)

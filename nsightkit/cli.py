@@ -440,7 +440,7 @@ def ranks(
         job = many.survey(files, scheduler, workers, cache=False if no_cache else None, progress=progress)
     for one in job.lost:
         if one["file"] is not None:
-            note(f"{one['file']}: {one['reason']}; the other ranks are answered for")
+            note(f"{one['file']}: {one['reason']}; the other traces are answered for")
     table = job.collectives if each else job.ranks
     write(
         format,

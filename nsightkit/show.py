@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from nsightkit.analysis.core.text import bytes_text, digits, plain, short_name, time_text
+from nsightkit.analysis.core.text import bytes_text, count_text, digits, plain, short_name, time_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +32,7 @@ __all__ = [
     "bar",
     "bytes_text",
     "cell_text",
+    "count_text",
     "header_text",
     "is_text",
     "note",

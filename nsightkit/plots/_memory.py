@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
+from nsightkit.analysis.core.text import count_text
 from nsightkit.plots._style import (
     decades,
     finished,
@@ -150,8 +151,7 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
     shown = first_rows(rows, top, "site", ("bytes", "count", "share"))
     categories = list(shown["category"].fillna(_OTHERS))
     labels = [
-        f"{share:.1%} · {n:,} block{'' if n == 1 else 's'}"
-        for share, n in zip(shown["share"], shown["count"], strict=True)
+        f"{share:.1%} · {count_text(n, 'block')}" for share, n in zip(shown["share"], shown["count"], strict=True)
     ]
     return ranked_bars(
         shown["site"], shown["bytes"], labels, [_LOOKS.get(category, (GREY, None)) for category in categories],

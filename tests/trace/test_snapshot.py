@@ -604,6 +604,72 @@ def test_copies_of_weights_are_told_by_size_and_number_without_native_frames(cop
     assert by["activations"] == (5 * MIB if copies == 3 else 13 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("made_by", "freed_by", "category"),
+    [
+        ("grad", (), "gradients"),
+        ("grad", ("zero_grad",), "gradients"),
+        ("backward", ("zero_grad",), "gradients"),
+        ("hook", (), "temporary"),
+        ("backward", (), "temporary"),
+        ("forward", ("zero_grad",), "temporary"),
+    ],
+)
+def test_gradients_that_come_and_go_while_only_backward_allocates(
+    made_by: str, freed_by: tuple[str, ...], category: str
+) -> None:
+    accumulate = [BACKWARD[0], frame("torch::autograd::AccumulateGrad::apply(std::vector)", ""), BACKWARD[2]]
+    hook = [BACKWARD[0], frame("shrink"), *accumulate[1:]]
+    frames = {"grad": accumulate, "hook": hook, "backward": BACKWARD, "forward": FORWARD}[made_by]
+    allocator = Allocator()
+    block = allocator.malloc(5 * MIB, frames=frames)
+    allocator.free(block, frames=[frame(name, f"{TORCH}/optim/optimizer.py") for name in freed_by])
+    allocator.malloc(MIB, frames=FORWARD)
+    (row,) = analysis.summary(reader.from_object(allocator.snapshot()))["by_category"]
+    assert row["category"] == category
+
+
+@pytest.mark.parametrize("casts", [2, 3, 4])
+def test_only_casts_of_a_weights_size_are_copies_of_weights(casts: int) -> None:
+    allocator = Allocator()
+    for _ in range(3):
+        allocator.malloc(4 * MIB, frames=SETUP)
+    held = [allocator.malloc(size * MIB, frames=AUTOCAST) for size in (*(2,) * casts, 5)]
+    allocator.malloc(3 * MIB, frames=BACKWARD)
+    for address in held:
+        allocator.free(address)
+    answer = analysis.summary(reader.from_object(allocator.snapshot()))
+    by = {row["category"]: row["requested_bytes"] for row in answer["by_category"]}
+    # More of them at once than there are weights: activations that happen to have the size.
+    copies = 2 * casts * MIB if casts <= 3 else 0
+    assert by.get("autocast copies", 0) == copies
+    assert by["activations"] == (2 * casts + 5) * MIB - copies
+
+
+@pytest.mark.parametrize(
+    ("sizes", "frames", "stays", "category"),
+    [
+        ([8_519_680], FORWARD, True, "workspaces"),
+        ([8_519_680], FORWARD[1:], True, "workspaces"),  # `@` has no frame of its own
+        ([8_519_680], FORWARD, False, "activations"),
+        ([8_519_680] * 2, FORWARD, True, "activations"),
+        ([8_519_168], FORWARD, True, "activations"),
+        ([32 * MIB], FORWARD, True, "workspaces"),
+        ([32 * MIB], FORWARD[1:], True, "activations"),
+    ],
+)
+def test_the_workspace_of_cublas_is_told_by_its_size_without_native_frames(
+    sizes: list[int], frames: list[dict[str, Any]], stays: bool, category: str
+) -> None:
+    allocator = Allocator()
+    held = [allocator.malloc(size, frames=frames) for size in sizes]
+    allocator.malloc(512, frames=SETUP)
+    if not stays:
+        allocator.free(held[0])
+    by = {row["category"] for row in analysis.summary(reader.from_object(allocator.snapshot()))["by_category"]}
+    assert by == {"weights", category}
+
+
 def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
     allocator = Allocator()
     allocator.malloc(4 * MIB, frames=SETUP)
@@ -660,6 +726,8 @@ def test_names_further_out_do_not_decide() -> None:
         ([frame("__init__", "/home/a/layers.py"), *outside], "weights"),
         ([frame("my_cross_entropy", "/home/a/layers.py"), *outside], "logits"),
         ([frame("update_kv_cache", "/home/a/layers.py"), *FORWARD[1:]], "KV cache"),
+        ([frame("pack", "/home/a/pack.py"), frame("update", "/home/a/cache_utils_v2.py"), *FORWARD[1:]], "KV cache"),
+        ([frame("lookup", "/home/a/lru_cache_utils.py"), *FORWARD[1:]], "activations"),
         ([frame("get_batch", "/home/a/data.py"), *outside], "inputs"),
         ([frame("forward"), *BACKWARD, *outside], "gradients"),
         ([*FORWARD[1:], *STEP], "activations"),
@@ -841,6 +909,14 @@ def test_the_command_answers_as_the_contract_says(tmp_path: Path, capsys: pytest
         code, out, err = run(capsys, path, *wrong)
         assert (code, out) == (2, "")
         assert err.count("\n") == 1
+
+
+def test_the_command_counts_one_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    allocator = Allocator()
+    allocator.free(allocator.malloc(5000))
+    _, out, _ = run(capsys, write(tmp_path / "one.pickle", allocator.snapshot(1)), "--format", "table")
+    assert out.startswith("one.pickle · 1 event\n")
+    assert "1 block from before the first event" in out
 
 
 def test_the_command_says_out_of_memory_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["bytes_text", "digits", "plain", "short_name", "time_text"]
+__all__ = ["bytes_text", "count_text", "digits", "plain", "short_name", "time_text"]
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
@@ -34,6 +34,18 @@ def time_text(ns: float | None) -> str:
         if abs(ns) >= size * 0.9995:
             return f"{digits(ns / size)} {unit}"
     return f"{ns:.0f} ns" if float(ns).is_integer() else f"{ns:.1f} ns"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Write how many there are of something: ``1 rank``, ``2 ranks``.
+
+    Parameters
+    ----------
+    count : int
+    noun : str
+        Of one.
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def digits(value: float) -> str:

@@ -14,11 +14,13 @@ was freed later; its greatest possible sum is given as ``uncertain_bytes``.
 
 A *category* is read from call stacks and lifetimes. The stack says which phase made a block: forward, backward,
 optimizer, set-up. What is freed within the run of events of its own phase is ``temporary``; what outlives it is an
-activation, a gradient, an optimizer state or a weight. Some stacks name what they make, whatever its lifetime:
+activation, a gradient, an optimizer state or a weight; a gradient is also what ``AccumulateGrad`` allocates, and what
+``zero_grad`` frees of backward's blocks. Some stacks name what they make, whatever its lifetime:
 ``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``.
 ``before recording`` is what was there before the first event and has no stack; ``unknown`` is what no rule covers. In a
 snapshot with Python frames only, a block without any frame counts as backward's, because autograd's threads have none,
-and sizes and counts say which activations are really autocast's copies of weights.
+and sizes and counts say which activations are really autocast's copies of weights, as they say it of its casts;
+cuBLAS's workspace is known by its size.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.intervals import merge
 from nsightkit.analysis.core.names import compiled
+from nsightkit.analysis.core.text import count_text
 from nsightkit.errors import UsageError
 from nsightkit.trace.snapshot import ACTIONS, Snapshot
 
@@ -57,6 +60,8 @@ CATEGORIES = (
 
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize, kLargeBuffer.
 _MIN_BLOCK, _SMALL, _LARGE_BUFFER = 512, 1 << 20, 20 << 20
+# aten/src/ATen/cuda/CublasHandlePool.cpp: the default, CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, and that of Hopper.
+_CUBLAS, _CUBLAS_HOPPER = 8_519_680, 32 << 20
 _CODE = {action: code for code, action in enumerate(ACTIONS)}
 #: Whether an action, by its code, adds to what is reserved or takes from it.
 _RESERVES = np.array(
@@ -588,13 +593,15 @@ _LIBRARY = re.compile(r"(?:^|[/\\])(?:(?:site|dist)-packages[/\\]|lib[/\\]python
 _FOLDERS = re.compile(r".*[/\\]")
 _FORWARD, _BACKWARD, _OPTIMIZER, _SETUP = 1, 2, 4, 8
 _LOSS, _COMMUNICATION, _WORKSPACE, _AUTOCAST, _CACHE, _INPUT = 16, 32, 64, 128, 256, 512
-_PYTHON = 1024
+_PYTHON, _ACCUMULATE, _ZERO_GRAD, _PRODUCT = 1024, 2048, 4096, 8192
 
 #: What a frame says: flag, pattern of the function's name, pattern of the file's (both must be found).
 _SIGNS: tuple[tuple[int, str, str], ...] = (
     (_FORWARD, r"^forward$|^_forward$", r""),
     (_FORWARD, r"^(_call_impl|_wrapped_call_impl)$", r"nn[/\\]modules[/\\]module\.py$"),
     (_BACKWARD, r"torch::autograd::(Engine|Node|generated::\w+Backward|PyNode|AccumulateGrad)", r""),
+    (_ACCUMULATE, r"torch::autograd::AccumulateGrad", r""),
+    (_ZERO_GRAD, r"^zero_grad$", r""),
     (_BACKWARD, r"^_engine_run_backward$", r""),
     (_BACKWARD, r"^grad$", r"torch[/\\]autograd[/\\]__init__\.py$"),
     (_BACKWARD, r"^backward$", r"\.py$"),
@@ -609,7 +616,7 @@ _SIGNS: tuple[tuple[int, str, str], ...] = (
     (_COMMUNICATION, r"", r"distributed_c10d\.py$|_functional_collectives\.py$|_fsdp_collectives\.py$"),
     (_WORKSPACE, r"CUDABlas(Lt)?Workspace|getCurrentCUDABlasHandle|gemm_and_bias|cudnn.*[wW]orkspace", r""),
     (_AUTOCAST, r"at::autocast::cached_cast", r""),
-    (_CACHE, r"", r"[/\\]transformers[/\\]cache_utils\.py$"),
+    (_CACHE, r"", r"(?:^|[/\\])cache_utils\w*\.py$"),
     (_INPUT, r"", r"(?:^|[/\\])torch[/\\]utils[/\\]data[/\\]"),
     (_PYTHON, r"", r"\.py$|^<"),
 )
@@ -620,6 +627,11 @@ _SITE_SIGNS: tuple[tuple[int, str, str], ...] = (
     (_CACHE, r"(?i)(^|_)kv_?cache", r"\.py$"),
     (_CACHE, r"", r"(?i)(^|[/\\])[^/\\]*kv_?cache[^/\\]*\.py$"),
     (_INPUT, r"^_?(get|load|next|make|sample|random)_batch$|^collate", r"\.py$"),
+)
+#: The same of the innermost frame.
+_INNERMOST_SIGNS: tuple[tuple[int, str, str], ...] = (
+    (_PRODUCT, r"", r"torch[/\\]nn[/\\]modules[/\\](linear|conv)\.py$"),
+    (_PRODUCT, r"^(linear|einsum|conv\w*|b?matmul|b?mm)$", r"torch[/\\](nn[/\\])?functional\.py$"),
 )
 #: What outlives its phase, by the set of flags that say the phase. The first that holds decides, as the innermost cause
 #: does: a forward pass recomputed in backward is backward's, a closure's passes inside an optimizer's step are forward
@@ -633,7 +645,6 @@ _KEPT_BY_PHASE = {
 #: What a stack says whatever its phase; the last that holds decides.
 _NAMED = {
     _LOSS: "logits",
-    _AUTOCAST: "autocast copies",
     _INPUT: "inputs",
     _CACHE: "KV cache",
     _WORKSPACE: "workspaces",
@@ -670,7 +681,8 @@ def _flags(snapshot: Snapshot) -> _Ints:
     """Say what the frames of each stack tell, as bits."""
     anywhere = _frame_flags(snapshot.frames, _SIGNS)[snapshot.stack_frames]
     at_site = _frame_flags(snapshot.frames, _SITE_SIGNS)[_site_rows(snapshot)]
-    return np.asarray(np.bitwise_or.reduceat(anywhere, snapshot.stack_bounds[:-1]) | at_site)
+    innermost = _frame_flags(snapshot.frames, _INNERMOST_SIGNS)[snapshot.stack_frames[snapshot.stack_bounds[:-1]]]
+    return np.asarray(np.bitwise_or.reduceat(anywhere, snapshot.stack_bounds[:-1]) | at_site | innermost)
 
 
 def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Categorical[Any]:
@@ -682,9 +694,15 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
     # Autograd's threads have no Python frames: where stacks are recorded and hold Python only, a block with none at all
     # was made by them. Where C++ frames were recorded, the stack would say so itself.
     born = first >= 0
-    python_only = ((flags & _PYTHON) > 0)[born].any() and not snapshot.frames["name"].str.contains("::").any()
+    native = snapshot.frames["name"].str.contains("::").any()
+    python_only = ((flags & _PYTHON) > 0)[born].any() and not native
     phase = np.where(python_only & born & (stack < 0) & (phase == 0), _BACKWARD, phase)
-    outlives = _outlives(phase, first, table["free_requested"].to_numpy(), _events(snapshot, device))
+    events, freed = _events(snapshot, device), table["free_requested"].to_numpy()
+    # A gradient may come and go while nothing but backward allocates. A hook with Python frames that runs inside of
+    # AccumulateGrad makes what it likes.
+    freeing = np.append(np.append(_flags(snapshot), 0)[events["stack"].to_numpy()], 0)[freed]
+    gradient = ((flags & (_ACCUMULATE | _PYTHON)) == _ACCUMULATE) | ((freeing & _ZERO_GRAD) > 0)
+    outlives = _outlives(phase, first, freed, events) | ((phase == _BACKWARD) & gradient)
     result = np.full(len(table), "unknown", object)
     for chosen, category in (
         (~born & (stack < 0), "before recording"),
@@ -693,24 +711,33 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
         *(((flags & bits) > 0, category) for bits, category in _NAMED.items()),
     ):
         result[chosen] = category
-    if python_only:
-        result[_copies_of_weights(table, result)] = "autocast copies"
+    casts = (flags & _AUTOCAST) > 0 if native else python_only & (result == "activations")
+    result[_copies_of_weights(table, result, casts, bool(native))] = "autocast copies"
+    if not native:
+        # cuBLAS's handle makes a workspace in its first product on a stream, and keeps it. An activation that happens
+        # to have its size seldom is the only one that stays.
+        size = table["requested_bytes"]
+        default = (size == _CUBLAS) | ((size == _CUBLAS_HOPPER) & ((flags & _PRODUCT) > 0))
+        stays = table[default & (result == "activations") & (freed == len(events))]
+        result[stays.index[~stays.duplicated("stream", keep=False)]] = "workspaces"
     given = table.pop("given").astype(object).map(_GIVEN)
     return pd.Categorical(np.where(given.notna(), given, result), categories=pd.Index(CATEGORIES))
 
 
-def _copies_of_weights(table: pd.DataFrame, category: npt.NDArray[np.object_]) -> _Bools:
-    """Find the activations that are autocast's copies of weights, where no C++ frame names them.
+def _copies_of_weights(table: pd.DataFrame, category: npt.NDArray[np.object_], casts: _Bools, certain: bool) -> _Bools:
+    """Find the blocks that are autocast's copies of weights among those that may be, or certainly are, its casts.
 
-    A copy is half as large as its weight, and as many copies are there at once as there are weights of that size. What
-    was there before the first event may be weights with their gradients and two states of an optimizer.
+    A copy is half as large as its weight. Casts of activations are not more of them at once than there are weights of
+    that size. Where no C++ frame names casts, as many copies are there at once as there are weights; what was there
+    before the first event may be weights with their gradients and two states of an optimizer.
     """
-    held = table["requested_bytes"][np.isin(category, ["weights", "before recording"])].value_counts()
-    made = table[category == "activations"].assign(one=1)
+    halves = (table["requested_bytes"][np.isin(category, ["weights", "before recording"])] / 2).value_counts()
+    made = table[casts].assign(one=1)
     copies = np.zeros(len(table), bool)
     for size, mine in made.groupby("requested_bytes"):
         most = _level(int(mine["free_requested"].max()), mine, "one", "free_requested").max()
-        copies[mine.index] = held.get(2 * size, 0) in most * np.arange(1, 5)
+        weights = halves.get(size, 0)
+        copies[mine.index] = most <= weights if certain else weights in most * np.arange(1, 5)
     return copies
 
 
@@ -1050,7 +1077,7 @@ def _notes(snapshot: Snapshot, device: int, over_time: pd.DataFrame) -> list[str
     ours, ended = _segments(snapshot, device), over_time.iloc[-1]
     notes = {
         "no events were recorded: there is no peak, and this is the state at the end": not recorded,
-        f"{before:,} blocks were there before the first event; an earlier peak is not in this snapshot": recorded
+        f"{count_text(before, 'block')} from before the first event; an earlier peak is not in this snapshot": recorded
         and before > 0,
         "no call stacks were recorded, so nothing can be attributed": not len(snapshot.stack_frames),
     }

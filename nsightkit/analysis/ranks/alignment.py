@@ -213,7 +213,7 @@ def match(collectives: pd.DataFrame) -> Matched:
     every = collectives.assign(row=collectives.index).sort_values("rank", kind="stable", ignore_index=True)
     every, notes = every[every["kind"] != "send/recv"], []
     if alone := len(collectives) - len(every):
-        notes.append(f"{alone:,} sends and receives were left out: whose partner is whose is not recorded.")
+        notes.append(f"Sends and receives were left out ({alone:,}): whose partner is whose is not recorded.")
     guessed = list(_guessed_groups(every[every["group"] == ""]))
     if collectives["rank"].nunique() > 2 and sum(rows["rank"].nunique() > 1 for *_, rows in guessed) > 1:
         notes.append("The traces name no process groups: streams whose collectives end together are taken for one.")
@@ -229,7 +229,7 @@ def match(collectives: pd.DataFrame) -> Matched:
     arrivals = arrivals.assign(collective=arrivals.groupby(["group", "collective"]).ngroup())
     arrivals = arrivals.sort_values(["collective", "rank"], ignore_index=True)
     if single := len(every) - len(arrivals):
-        notes.append(f"{single:,} collectives of single ranks match none of another rank and were left out.")
+        notes.append(f"Collectives that match none of another rank were left out: {single:,}.")
     return Matched(arrivals, pd.DataFrame(groups, columns=_OF_GROUP), notes)
 
 
@@ -285,7 +285,7 @@ def _matched_group(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[s
     # All ranks must say the same of it.
     each = whole.groupby("collective")
     if different := int((each["kind"].nunique() > 1).sum()):
-        notes.append(f"{different:,} collectives are of different kinds on different ranks and were left out.")
+        notes.append(f"collectives of different kinds on different ranks were left out: {different:,}.")
     whole = whole[(each["kind"].transform("nunique") == 1) & (each["rank"].transform("nunique") > 1)]
     return whole.assign(collective=whole.groupby("collective").ngroup()), by, notes
 

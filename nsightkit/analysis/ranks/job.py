@@ -41,6 +41,10 @@ FEW = 4
 #: How long to wait for a scheduler.
 ANSWER_S = 20
 
+_DAY_NS = 86_400 * 10**9
+#: A clock that shows more counts from 1970.
+_EPOCH_NS = 10**18
+
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 _RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
 _DIGITS = re.compile(r"(\d+)")
@@ -328,11 +332,14 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     missing = [dict(one) for one in lost]
     crew, rank_from = _ranks_of_looks(looks, missing)
     world = max([one.world_size or 0 for one in crew.values()] + [rank + 1 for rank in crew])
-    if absent := sorted(set(range(world)).difference(crew, *(one["ranks"] for one in missing))):
+    apart = list(_different_jobs(crew))
+    absent = sorted(set(range(world)).difference(crew, *(one["ranks"] for one in missing)))
+    if absent and not apart:
         what = "there is no trace of it" if len(absent) == 1 else "there are no traces of them"
         missing.append({"file": None, "ranks": absent, "reason": f"{what} (the job has {world} ranks)"})
     matched, clocks = alignment.together(
-        {rank: one.collectives for rank, one in crew.items()},
+        # Collectives of different jobs are not the same ones, whatever their numbers say.
+        {rank: one.collectives[:0] if apart else one.collectives for rank, one in crew.items()},
         {rank: one.t0_ns for rank, one in crew.items()},
         {rank: rank if one.process is None else one.file for rank, one in crew.items()},
     )
@@ -351,12 +358,24 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
         stragglers=found,
         collectives=_collectives(arrivals, matched, world if len(crew) == world else -1),
         arrivals=arrivals,
-        steps=_steps(crew, arrivals),
+        steps=_steps(crew, arrivals)[: 0 if apart else None],
         groups=matched.groups,
         lost=missing,
-        notes=list(dict.fromkeys([*_of_traces(crew), *_doubts(matched, clocks, crew)])),
+        notes=list(dict.fromkeys([*apart, *_unnamed(rank_from), *_of_traces(crew), *_doubts(matched, clocks, crew)])),
         gain_ns=gain_ns,
     )
+
+
+def _different_jobs(crew: Mapping[int, Look]) -> Iterator[str]:
+    """Say why the traces are of different jobs, if they are."""
+    worlds = sorted({one.world_size for one in crew.values() if one.world_size})
+    starts = [one.t0_ns for one in crew.values()]
+    if len(worlds) > 1:
+        yield f"The traces are of different jobs: of {' and of '.join(map(str, worlds))} ranks."
+    # Clocks that count from when a machine was booted cannot be compared.
+    elif min(starts) > _EPOCH_NS and max(starts) - min(starts) > _DAY_NS:
+        days = (max(starts) - min(starts)) / _DAY_NS
+        yield f"The traces are of different jobs: they begin {days:,.1f} days apart."
 
 
 def _ranks_of_looks(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[int, Look], dict[int, str]]:
@@ -375,8 +394,8 @@ def _ranks_of_looks(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[
         if rank is None:
             rest.append(one)
         elif rank in crew:
-            reason = f"holds rank {rank}, as {Path(crew[rank].name).name} does"
-            lost.append({"file": one.name, "ranks": [rank], "reason": reason})
+            reason = f"a second trace of rank {rank} was left out; the first is {Path(crew[rank].name).name}"
+            lost.append({"file": one.name, "ranks": [], "reason": reason})
         else:
             crew[rank], rank_from[rank] = one, source
     # A number that a lost file's name claims stays free for it.
@@ -452,6 +471,12 @@ def _collectives(arrivals: pd.DataFrame, matched: alignment.Matched, world: int)
     out = out.astype(dict.fromkeys([*rounded, *known], "Int64"))
     out = out.assign(**{column: out[column].where(holds) for column, holds in known.items()})
     return out[_OF_COLLECTIVE].sort_values(["start_ns", "collective"], ignore_index=True)
+
+
+def _unnamed(rank_from: Mapping[int, str]) -> Iterator[str]:
+    if ordered := [rank for rank, source in sorted(rank_from.items()) if source == "order"]:
+        named = alignment.ranks_text(ordered).capitalize()
+        yield f"{named}: numbered in order, since neither the traces nor their names tell the ranks apart."
 
 
 def _of_traces(crew: Mapping[int, Look]) -> Iterator[str]:

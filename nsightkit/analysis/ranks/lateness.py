@@ -146,7 +146,7 @@ def find(
             "rank": rank,
             "cause": because[0]["what"] if because else "not explained",
             "late_ns": late_ns,
-            "median_late_ns": int(mine.median()),
+            "median_late_ns": int(mine[mine > 0].median()),
             "late_units": int((mine > 0).sum()),
             "units": len(mine),
             "unit": units.index.name,

@@ -178,7 +178,7 @@ def test_sends_and_unlike_kinds_are_left_out():
     }
     matched, _ = clocks.together(ranks)
     assert matched.arrivals["row"].tolist() == [0, 0, 3, 3]
-    assert any(note.startswith("2 sends and receives") for note in matched.notes)
+    assert any(note.startswith("Sends and receives were left out (2)") for note in matched.notes)
     assert any("different kinds" in note for note in matched.notes)
 
 

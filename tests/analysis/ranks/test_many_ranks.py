@@ -238,6 +238,19 @@ def test_a_late_rank_is_always_named(crew, often):
         assert named(arrivals(rng, crew, late=late, late_ns=1_500_000, often=often)) == [late]
 
 
+def test_how_late_is_told_of_when_it_is_late():
+    """Late in 29 of 60 steps, and then by 1.5 ms: the median over all of them would be 0."""
+    frame = arrivals(np.random.default_rng(0), 2, steps=60, collectives=1, jitter=1_000)
+    late = (frame["rank"] == 1) & (frame["step"] < 29)
+    start = frame.groupby("collective")["start_ns"].transform("min") + 1_500_000 * late
+    wait = start.groupby(frame["collective"]).transform("max") - start
+    frame = frame.assign(start_ns=start, wait_ns=wait.astype("Int64"), end_ns=start + wait + 500_000)
+    spent = {r: pd.DataFrame({"step": np.arange(60), f"{one_rank.TIME}rest": 0}) for r in range(2)}
+    (row,) = stragglers.find(frame, spent, {0: 0.0, 1: 0.0}, 600e6)[0].to_dict("records")
+    assert (row["rank"], row["late_units"], row["median_late_ns"]) == (1, 29, 1_500_000)
+    assert "late in 29 of 60 steps, by 1.500 ms at the median" in row["text"]
+
+
 def test_lateness_must_be_worth_it():
     """Always last, but by a thousandth of the time."""
     rng = np.random.default_rng(0)
@@ -378,10 +391,10 @@ def test_lost_ranks_are_named_and_the_others_answered(jobs, tmp_path):
     assert found.stragglers["rank"].tolist() == [2]
     lost = {Path(one["file"]).name if one["file"] else None: one for one in found.lost}
     assert set(lost) == {*(f"rank{i}.json" for i in (3, 4, 6, 9)), "rank5.json.gz", "rank7.sqlite"}
-    assert [lost[name]["ranks"] for name in ("rank3.json", "rank7.sqlite", "rank9.json")] == [[3], [7], [0]]
+    assert [lost[name]["ranks"] for name in ("rank3.json", "rank7.sqlite", "rank9.json")] == [[3], [7], []]
     assert "empty" in lost["rank4.json"]["reason"]
     assert "truncated" in lost["rank5.json.gz"]["reason"]
-    assert lost["rank9.json"]["reason"] == "holds rank 0, as rank0.json does"
+    assert lost["rank9.json"]["reason"] == "a second trace of rank 0 was left out; the first is rank0.json"
     assert all("\n" not in one["reason"] for one in found.lost)
 
 
@@ -459,6 +472,36 @@ def seen(file, rank=None, world=None):
 def test_where_ranks_get_their_numbers(looks, numbers):
     found = ranks.combine(looks)
     assert dict(zip(found.ranks["rank"], found.ranks["rank_from"], strict=True)) == numbers
+    assert any("numbered in order" in note for note in found.notes) == ("order" in numbers.values())
+
+
+@pytest.mark.parametrize(
+    ("worlds", "starts", "said"),
+    [
+        ((16, 8), (0, 0), "of 8 and of 16 ranks"),
+        ((8, 8), (1_661_203_462 * 10**9, 1_683_564_901 * 10**9), "they begin 258.8 days apart"),
+        ((8, 8), (1_683_564_000 * 10**9, 1_683_564_901 * 10**9), None),
+        ((8, 8), (10**15, 3 * 10**14), None),  # of two machines, since each was booted
+        ((8, 8), (10**15, 1_683_564_901 * 10**9), None),
+        ((8, None), (0, 0), None),
+    ],
+)
+def test_traces_of_different_jobs_are_said_to_be_and_nothing_is_lost(jobs, worlds, starts, said):
+    looks = [one for path in jobs["kineto", "data"][1]["paths"][:2] for one in ranks.look(path)]
+    found = ranks.combine(
+        [
+            dataclasses.replace(one, rank=rank, world_size=world, t0_ns=start)
+            for rank, (one, world, start) in enumerate(zip(looks, worlds, starts, strict=True))
+        ]
+    )
+    if said is None:
+        assert found.lost[0]["ranks"] == [2, 3, 4, 5, 6, 7]
+        assert len(found.collectives)
+    else:
+        assert found.notes[0] == f"The traces are of different jobs: {said}."
+        assert not found.lost
+        assert not len(found.collectives)
+        assert not len(found.steps)
 
 
 def test_a_number_that_a_lost_file_claims_stays_free():
@@ -671,6 +714,12 @@ def test_csv_and_tables(jobs, run):
     assert (code, err) == (0, "")
     assert out.startswith(f"3 ranks · pytorch-profiler · {folder.name}\nRank 2 comes late in 8 of 8 steps")
     assert "bus GB/s" in out
+    # Of one basis: sums over a trace beside its span, not beside the length of one of its steps.
+    title, headers = (line.split() for line in out.splitlines() if line.startswith(("each rank's", "rank ")))
+    assert (title, headers[:3]) == (["each", "rank's", "whole", "trace"], ["rank", "span", "computing"])
+    assert "step" not in headers
+    code, out, _ = run("ranks", truth["paths"][0], "--format", "table")
+    assert out.startswith("1 rank · ")
     code, out, _ = run("ranks", folder, "--each", "--format", "table")
     assert "16 rows" in out or out.count("all_reduce") == 16
 
@@ -686,11 +735,14 @@ def test_some_lost_is_said_and_all_lost_fails(jobs, tmp_path, run):
     assert sorted(tuple(one["ranks"]) for one in json.loads(out)["lost"]) == [(2,), (7,)]
     lines = err.splitlines()
     assert len(lines) == 2
-    assert all(line.startswith("nsightkit: ") and line.endswith("the other ranks are answered for") for line in lines)
+    assert all(line.startswith("nsightkit: ") and line.endswith("the other traces are answered for") for line in lines)
     assert "\x1b" not in err
     code, out, err = run("ranks", tmp_path, "--format", "table")
     assert code == 0
     assert "lost: rank 2 (rank2.json): is empty" in out
+    shutil.copy(truth["paths"][0], tmp_path / "z.json")
+    assert "lost: z.json: a second trace of rank 0 was left out" in run("ranks", tmp_path, "--format", "table")[1]
+    (tmp_path / "z.json").unlink()
     assert "\x1b" not in out
     for path in truth["paths"][:2]:
         (tmp_path / path.name).write_bytes(b"")
