@@ -16,6 +16,7 @@ from nsightkit.analysis.core.text import bytes_text, short_name, time_text
 from nsightkit.analysis.replay.schedule import ALLOCATES
 from nsightkit.analysis.replay.whatif import CHANGES, UNKNOWN, WhatIf, plain
 from nsightkit.analysis.timeline import gaps, memops
+from nsightkit.analysis.timeline.gaps.facts import TABLE_OF
 from nsightkit.analysis.verdict.account import CODE, ENDS, IDLE, Account, of
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, bounded, by_shape, rate
 from nsightkit.errors import UsageError
@@ -43,6 +44,8 @@ _KIND = {
 _MOMENTS = {"kernel": ("kernel", None), "copy": ("copy", "copies"), "graph": ("replay", None), "none": ("time", None)}
 #: Names and moments that hold less than this of an answer's time say nothing.
 _LITTLE = 0.01
+#: What is named this often, and took this many times its median and this long at once, was held up.
+_FEW, _HELD, _HELD_NS = 10, 50, 1_000_000
 #: A program is compiled if compiled regions take this part of its time, or their kernels this part of the kernels'.
 _COMPILES = 0.05
 
@@ -300,6 +303,7 @@ class Answer:
         """Doubts first, then remarks."""
         account = self.account
         yield from self.decision.doubts
+        yield from self._held_up()
         yield from (
             f"{row['change']} alone would give {row['speedup']:.2f}x" for row in self._others() if row["speedup"]
         )
@@ -322,6 +326,19 @@ class Answer:
         if self.code in IDLE and not self.trace.recorded("calls"):
             yield "the trace does not say which calls launched the GPU's work"
         yield from self.trace.meta.notes
+
+    def _held_up(self) -> Iterator[str]:
+        """Work that takes next to no time as a rule was not at work where it took long."""
+        first = self.named.head(1)
+        for kind, name in first.loc[first["kind"].isin(["op", "range"]), ["kind", "name"]].to_numpy():
+            table = self.trace.table(TABLE_OF[kind], ["name", "duration_ns"])
+            lasting = table.loc[table["name"] == name, "duration_ns"]
+            if len(lasting) >= _FEW and lasting.max() >= max(_HELD * lasting.median(), _HELD_NS):
+                usual, once = time_text(lasting.median()), time_text(lasting.max())
+                yield (
+                    f"{_called(name)} takes {usual} as a rule and took {once} once: something held the thread up there "
+                    "(another process, a page fault, the profiler), or was done for the first time"
+                )
 
     def _others(self) -> list[dict[str, Any]]:
         """Other changes that gain enough to speak of, but for parts of the one that decided."""

@@ -1024,3 +1024,18 @@ def test_all_of_them_hold_together(shared_traces: Path) -> None:
             assert inside <= found["span_ns"]
             if len(spans) == 1:
                 assert inside == found["span_ns"]
+
+
+@pytest.mark.parametrize("often", [True, False])
+def test_what_takes_no_time_as_a_rule_was_held_up_where_it_did(tmp_path: Path, often: bool) -> None:
+    out, now, thread = Export(), 1_000_000, Export.thread(100, 100)
+    for number in range(200):
+        took = 20_000_000 if number % 50 == 10 else 15_000 if often else 2_000_000
+        out.range("tidy", thread, now, now + took)
+        now += took + 5_000
+        correlation = out.call("cudaLaunchKernel_v7000", thread, now, now + 4_000)
+        out.kernel("work", now + 6_000, now + 16_000, correlation, Export.process(100))
+        now += 10_000
+    found = verdict.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
+    assert found["bottleneck"] == "cpu-work"
+    assert any(text.startswith("tidy takes 15.00 µs as a rule and took 20.00 ms") for text in found["against"]) == often
