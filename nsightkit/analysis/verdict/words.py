@@ -329,7 +329,7 @@ class Answer:
 
     def _held_up(self) -> Iterator[str]:
         """Work that takes next to no time as a rule was not at work where it took long."""
-        first = self.named.head(1)
+        first = self.named.head(_NAMED)
         for kind, name in first.loc[first["kind"].isin(["op", "range"]), ["kind", "name"]].to_numpy():
             table = self.trace.table(TABLE_OF[kind], ["name", "duration_ns"])
             lasting = table.loc[table["name"] == name, "duration_ns"]
