@@ -94,9 +94,9 @@ TABLES: dict[str, dict[str, str]] = {
     "os_calls": {**_CPU_ROW, "name": "category"},
     # Time the profiler itself took on a thread (process -1, thread -1 where the source does not say which).
     "overhead": {**_CPU_ROW, "name": "category"},
-    # Samples of running threads: each stands for the time until its thread's next one, at most a sampling period.
-    # `name`: the innermost function that has a name, of the C library and the kernel only where no other has; else the
-    # module; "" where no call chain was recorded.
+    # Samples of running threads. Each stands for the time until its thread's next one, or, where that is more than two
+    # sampling periods away, for one period. `name`: the innermost function that has a name, of the C library and the
+    # kernel only where no other has one; else the module; "" where no call chain was recorded.
     "samples": {**_CPU_ROW, "name": "category"},
 }
 

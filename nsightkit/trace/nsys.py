@@ -381,16 +381,18 @@ class NsysSource:
         return {column: values[keep] for column, values in raw.items()}
 
     def sampled_until(self, start: Array, thread: Array) -> Array:
-        """When each sample's thread was sampled next, at most a sampling period later.
+        """When each sample's thread was sampled next, or one sampling period later if that is more than two later.
 
-        That is the median of what lies between two samples of a thread, of all threads while they ran.
+        A period is the median of what lies between two samples of a thread, of all threads while they ran. It is
+        counted in cycles or instructions, so its length varies.
         """
         order = np.lexsort((start, thread))
         of, apart = thread[order], np.full(len(start), _NO_EVENT)
         apart[:-1] = np.where(of[1:] == of[:-1], np.diff(start[order]), _NO_EVENT)
         close = apart[apart <= _SLOWEST_NS]
         until = np.empty_like(start)
-        until[order] = start[order] + np.minimum(apart, int(np.median(close)) if len(close) else 0)
+        period = int(np.median(close)) if len(close) else 0
+        until[order] = start[order] + np.where(apart <= 2 * period, apart, period)
         return until
 
     def sampled_names(self, ids: Array) -> pd.Categorical:

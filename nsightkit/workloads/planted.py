@@ -254,7 +254,7 @@ class Export:
         self._rows["PROFILER_OVERHEAD"].append((start, end, thread, self.string(name), 0))
 
     def sample(self, thread: int, start: int, *frames: tuple[str, str], state: int = 1) -> None:
-        """A sample of a thread; `frames` are functions with their modules, the innermost first; state 1 is running."""
+        """A sample of a thread, running in `state` 1; `frames` are functions with their modules, innermost first."""
         rows = self._rows["COMPOSITE_EVENTS"]
         rows.append((len(rows) + 1, start, 0, state, thread, 1_000_000))
         for depth, (function, module) in enumerate(frames):

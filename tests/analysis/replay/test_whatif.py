@@ -139,6 +139,50 @@ def test_memory_is_freed_and_allocated_in_each_round(tmp_path: Path) -> None:
     assert found["named"][0]["name"] == "cudaMalloc"
 
 
+def test_work_that_only_samples_name(tmp_path: Path) -> None:
+    process, thread = Export.process(7), Export.thread(7, 7)
+
+    def round_of(out: Export, now: int) -> int:
+        for number in range(6):
+            launch = out.call("cudaLaunchKernel", thread, now + number * US, now + (number + 1) * US)
+            begun = now + (10 + 100 * number) * US
+            out.kernel("a", begun, begun + (500 if number == 5 else 100) * US, launch, process)
+        out.synchronize("cudaDeviceSynchronize", thread, now + 7 * US, now + 1012 * US)
+        for number in range(40):  # 4 ms of work, of which each tenth of a millisecond is sampled
+            out.sample(thread, now + (1012 + 100 * number) * US, ("draw" if number % 4 else "sin_1", "a.out"))
+        return now + 5012 * US
+
+    trace = _loop(tmp_path / "t.sqlite", round_of)
+    (every,) = whatif.summary(trace, ["no-cpu-work"])
+    (named,) = whatif.summary(trace, ["no-cpu-work:draw"])
+    (other,) = whatif.summary(trace, ["no-cpu-work:sin_*"])
+    wall = every["wall_ns"]
+    assert every["predicted_ns"] == pytest.approx(wall - 9 * 4000 * US, rel=0.02)
+    assert named["predicted_ns"] == every["predicted_ns"]  # each gap has one name
+    assert other["predicted_ns"] == wall
+    found = verdict.summary(trace)
+    assert found["bottleneck"] == "cpu-work"
+    assert any(" in 9 gaps: CPU samples, mostly of draw" in text for text in found["evidence"])
+
+
+@pytest.mark.parametrize(("watched", "advice"), [(False, "record OS calls"), (True, "--sample=process-tree")])
+def test_what_to_record_where_nothing_says_why(tmp_path: Path, watched: bool, advice: str) -> None:
+    process, thread = Export.process(7), Export.thread(7, 7)
+
+    def round_of(out: Export, now: int) -> int:
+        for number in range(6):
+            launch = out.call("cudaLaunchKernel", thread, now + 10 * number * US, now + (10 * number + 5) * US)
+            out.kernel("a", now + (10 * number + 6) * US, now + (10 * number + 16) * US, launch, process)
+        if watched:
+            out.os_call("ioctl", thread, now + 100 * US, now + 110 * US)
+        return now + 5000 * US
+
+    found = verdict.summary(_loop(tmp_path / "t.sqlite", round_of))
+    assert found["bottleneck"] == "unknown"
+    assert advice in found["next_steps"][0]
+    assert watched != ("record OS calls" in found["next_steps"][0])
+
+
 def test_pages_that_move_stand_in_no_stream(tmp_path: Path) -> None:
     """Those of managed memory: nobody launched them, and no kernel waits for the one before."""
     thread, process = Export.thread(1, 1), Export.process(1)
