@@ -50,8 +50,9 @@ def profiler(group: Group, left: Int) -> Found:
 def start_up(group: Group, left: Int) -> Found:
     """Something that happens once covers at least half of the gap.
 
-    That is: code is loaded, a compiler runs, a graph is captured, or a call that launches, allocates or frees takes ten
-    times the median of its name and at least 1 ms.
+    That is: code is loaded, a compiler runs, a graph is captured, or a call that launches, allocates, frees, registers
+    memory or asks for a device's properties takes ten times the median of its name and at least 1 ms. Launches of a
+    kernel that was not launched before do not count for that median.
     """
     for thread, asked in group.asked(left):
         tracks = group.threads.once(thread)
