@@ -761,6 +761,30 @@ def test_recorded_ranges_tell_the_phase_where_there_are_no_stacks() -> None:
     assert by == {"activations": 5 * MIB, "gradients": 6 * MIB, "optimizer states": 7 * MIB}
 
 
+@pytest.mark.parametrize(
+    ("stacks", "named"),
+    [
+        ([["allocate", "init", "mlp"], ["allocate", "init", "head"]], ["train.py:1 mlp by", "train.py:1 head by"]),
+        ([["silu", "main"], ["linear", "main"]], ["functional.py:1 silu in", "functional.py:1 linear in"]),
+        ([["main"], ["silu", "main"]], [None, "functional.py:1 silu in"]),
+        ([["allocate", "init"], ["allocate", "init"]], [None, None]),
+    ],
+)
+def test_a_site_that_holds_most_is_told_apart(stacks: list[list[str]], named: list[str | None]) -> None:
+    allocator = Allocator()
+    library = f"{TORCH}/nn/functional.py"
+    for number, names in enumerate(stacks):
+        frames = [frame(name, library) if name in ("silu", "linear") else frame(name) for name in names]
+        allocator.malloc((9 - number) * MIB, frames=[*frames, MAIN])
+    allocator.malloc(MIB, frames=[frame("other"), MAIN])
+    snapshot = reader.from_object(allocator.snapshot())
+    sites = [row["site"] for row in analysis.summary(snapshot)["top_sites"]]
+    own = next(f"train.py:1 {name}" for name in stacks[0] if name not in ("silu", "linear"))
+    assert sites == [*dict.fromkeys(own if said is None else f"{said} {own}" for said in named), "train.py:1 other"]
+    # What compares moments or snapshots needs one name for a line.
+    assert set(analysis.sites(snapshot)["site"]) == {own, "train.py:1 other"}
+
+
 def test_out_of_memory() -> None:
     allocator = Allocator()
     kept = [allocator.malloc(15 * MIB, frames=FORWARD) for _ in range(4)]

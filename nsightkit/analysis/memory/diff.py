@@ -65,7 +65,7 @@ def summary(before: Snapshot, after: Snapshot, device: int | None = None) -> dic
             _row({"name": name}, *(side.get(name, 0) for side in categories))
             for name in dict.fromkeys([*categories[0], *categories[1]])
         ),
-        "sites": _ordered(_sites([side["top_sites"] for side in sides])),
+        "sites": _ordered(_sites([snapshot.sites(side, moment, device) for side in (before, after)])),
     }
 
 
@@ -103,10 +103,9 @@ def _warnings(sides: Sequence[Mapping[str, Any]], moment: str) -> Iterator[str]:
 _LINE = re.compile(r":\d+(?= )")
 
 
-def _sites(sides: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _sites(sides: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
     # A line that made blocks of two categories has two rows.
-    tables = (pd.DataFrame(rows, columns=["site", "bytes"]) for rows in sides)
-    was, now = (table.groupby("site", sort=False)["bytes"].sum() for table in tables)
+    was, now = (table.groupby("site", sort=False)["bytes"].sum() for table in sides)
     rounds: list[tuple[str, Callable[[str], str]]] = [("name", str), ("normalised", partial(_LINE.sub, ""))]
     return [
         _row(

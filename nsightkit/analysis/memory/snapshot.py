@@ -826,9 +826,35 @@ def sites(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None
     UsageError
         There is no such device or event.
     """
-    live = at(snapshot, moment, device)
+    return _by_site(at(snapshot, moment, device))
+
+
+def _by_site(live: pd.DataFrame) -> pd.DataFrame:
     # `live` is in order of size, so that the first row of a group is one of its largest blocks.
     return _summed(live[~live["pending"]], ["site", "category"], stack=("stack", "first"))
+
+
+def _told_apart(snapshot: Snapshot, live: pd.DataFrame) -> pd.DataFrame:
+    """Where one line holds most, tell its blocks apart: by the nearest callers that differ, or by callees."""
+    held = live.groupby("site")["size_bytes"].sum()
+    if 2 * held.max() <= held.sum() or not len(held):
+        return live
+    site = str(held.idxmax())
+    mine = live.loc[live["site"] == site, "stack"]
+    stacks = {each: [_frame_text(*frame) for frame in _python(snapshot.stack(each))] for each in mine.unique()}
+    if not all(site in frames for frames in stacks.values()):
+        return live
+    callers = zip(*(frames[frames.index(site) + 1 :] for frames in stacks.values()), strict=False)
+    differing = next((("by", level) for level in callers if len(set(level)) > 1), None)
+    how, others = differing or ("in", tuple(frames[0] for frames in stacks.values()))
+    names = {
+        each: site if other == site else f"{other} {how} {site}" for each, other in zip(stacks, others, strict=True)
+    }
+    return live.assign(site=live["site"].where(live["site"] != site, live["stack"].map(names)))
+
+
+def _python(stack: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+    return [frame for frame in stack if frame[1].endswith(".py") or frame[1].startswith("<")]
 
 
 def ranges(snapshot: Snapshot, match: str | None = None, device: int | None = None) -> pd.DataFrame:
@@ -957,7 +983,8 @@ def summary(
         peak), ``peak_active_bytes, peak_requested_bytes, peak_time_ns, uncertain_bytes`` (how much higher the peak may
         have been, see the module), ``moment`` and ``event``; ``by_category`` and ``top_sites``, lists of
         ``category`` or ``site``, ``bytes, requested_bytes, count, share``, each summing to the allocated bytes of the
-        moment; ``fragmentation``, see below; ``oom``, the last out-of-memory error or None; ``start`` and ``end``, the
+        moment, and a line that holds more than half split by its callers or callees; ``fragmentation``, see below;
+        ``oom``, the last out-of-memory error or None; ``start`` and ``end``, the
         amounts before the first event and after the last; ``device, devices, events, segments, streams, notes``.
 
         ``fragmentation``: ``reserved_bytes, allocated_bytes, slack_bytes`` (their difference), ``share`` (of reserved),
@@ -993,7 +1020,7 @@ def summary(
         "moment": moment,
         "event": event,
         "by_category": _summed(live[~live["pending"]], ["category"]).to_dict("records"),
-        "top_sites": _described(snapshot, sites(snapshot, event, device)[:top]),
+        "top_sites": _described(snapshot, _by_site(_told_apart(snapshot, live))[:top]),
         "fragmentation": _fragmentation(snapshot, device, event),
         "oom": _oom(snapshot, device, over_time, events),
         "start": _amounts(over_time.iloc[0]) if recorded else None,
@@ -1024,8 +1051,7 @@ def _described(snapshot: Snapshot, table: pd.DataFrame) -> list[dict[str, Any]]:
     rows: list[dict[Any, Any]] = table.to_dict("records")
     for row in rows:
         stack = snapshot.stack(row.pop("stack"))
-        python = [frame for frame in stack if frame[1].endswith(".py") or frame[1].startswith("<")]
-        row["frames"] = [_frame_text(*frame) for frame in (python or stack)[:12]]
+        row["frames"] = [_frame_text(*frame) for frame in (_python(stack) or stack)[:12]]
     return rows
 
 
