@@ -234,11 +234,13 @@ class WhatIf:
             # In a range around more than that work, such as a step, the thread was at work without a name of its own.
             covered = intervals.Coverage(*own).of(start, end)
             mine = (thread == one) & (2 * covered < end - start) & ~sampled
-            unnamed = intervals.common((start[mine], end[mine]), (calls.start, calls.end), outside=True)
-            mine = (thread == one) & sampled
-            samples = facts.samples(one) if mine.any() else calls
-            seen = intervals.common((start[mine], end[mine]), (samples.start, samples.end))
-            return intervals.union(intervals.common(named[one], own), called[one], unnamed, seen)
+            unnamed = start[mine], end[mine]
+            if (mine := (thread == one) & sampled).any():
+                samples = facts.samples(one)
+                seen = intervals.common((start[mine], end[mine]), (samples.start, samples.end))
+                unnamed = intervals.union(unnamed, seen)
+            unnamed = intervals.common(unnamed, (calls.start, calls.end), outside=True)
+            return intervals.union(intervals.common(named[one], own), called[one], unnamed)
 
         return self._each(each)
 

@@ -476,7 +476,7 @@ _WHERE: tuple[tuple[str, Callable[[Answer], bool], str], ...] = (
      "launch less: fuse kernels, or capture them into CUDA graphs"),
     ("unknown", lambda answer: not answer.trace.recorded("calls"), "record the calls that launch the GPU's work"),
     ("unknown", lambda answer: bool(answer.trace.whole.size("os_calls")),
-     "name what the launching thread does with NVTX ranges, or sample it (nsys --sample=process-tree)"),
+     "sample the CPU (nsys profile --sample=process-tree), or name what the launching thread does with NVTX ranges"),
     ("cpu-work", lambda answer: answer.names_a_step,
      ("find out what this is: NVTX or record_function ranges around the parts of a step, or "
       "torch.profiler.profile(with_stack=True); then move it off the thread that launches")),
