@@ -66,6 +66,8 @@ class Copied:
 def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite: bool = False) -> Copied:
     """Write a copy of a trace that is safe to share, of the same kind and with the same answers.
 
+    Samples of call stacks stay behind: what only they explain is not known in the copy.
+
     Parameters
     ----------
     path : path-like
