@@ -614,20 +614,31 @@ def _with_dask(
             client = stack.enter_context(Client(place, timeout=ANSWER_S, set_as_default=False))  # type: ignore[no-untyped-call]
         except (OSError, ValueError, TimeoutError) as error:
             raise UsageError(f"--scheduler: no Dask scheduler answers at {place!r}") from error
-        futures: dict[Future[Any], int] = {
-            client.submit(attempt, str(path.absolute()), cache, pure=False, retries=1): number
-            for number, path in enumerate(files)
-        }
-        answers = as_completed(  # type: ignore[no-untyped-call]
-            futures, loop=client.loop, with_results=True, raise_errors=False
-        )
-        for future, result in answers:
-            if future.status != "finished":
-                cause = result[1] if isinstance(result, tuple) else result
-                result = f"was lost with its worker ({_error_text(cause)})"  # noqa: PLW2901
-            # What is known is not kept a second time by the scheduler.
-            future.release()
-            yield futures.pop(future), result
+
+        def asked(numbers: Iterable[int]) -> Iterator[tuple[int, bool, Any]]:
+            futures: dict[Future[Any], int] = {
+                client.submit(attempt, str(files[number].absolute()), cache, pure=False, retries=1): number
+                for number in numbers
+            }
+            answers = as_completed(  # type: ignore[no-untyped-call]
+                futures, loop=client.loop, with_results=True, raise_errors=False
+            )
+            for future, result in answers:
+                finished = future.status == "finished"
+                # What is known is not kept a second time by the scheduler.
+                future.release()
+                yield futures.pop(future), finished, result
+
+        lost = []
+        for number, finished, result in asked(range(len(files))):
+            if finished:
+                yield number, result
+            else:
+                lost.append(number)
+        # A worker that dies takes along the answers that it still held. Asked alone, a trace is lost only by itself.
+        for number, finished, result in itertools.chain.from_iterable(asked([each]) for each in lost):
+            cause = result[1] if isinstance(result, tuple) else result
+            yield number, result if finished else f"was lost with its worker ({_error_text(cause)})"
 
 
 def _error_text(error: object) -> str:
