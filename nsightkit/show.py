@@ -163,6 +163,12 @@ def _evidence_text(value: object) -> str:
     return " ".join(plain(part) for part in (value.get("name"), lasting, ended_by) if part)
 
 
+def _place_text(value: object) -> str:
+    """Write a module's path or a function's file by its last parts."""
+    parts = plain(value).split("/")
+    return "/".join(["…", *parts[-3:]] if len(parts) > 3 else parts)
+
+
 def _fitted(text: str, width: int) -> str:
     """Cut text in its middle to a number of terminal cells."""
     from rich.cells import cell_len, set_cell_size
@@ -237,23 +243,24 @@ _HEADERS = {
     "interval": "95 % interval",
     "predicted_ns": "predicted",
     "speedup": "gain",
+    "top_kernels": "top kernel",
 }
 #: Dropped, in this order, where a terminal is too narrow for the names.
 _EXPENDABLE = (
     "interval",
     *("batch", "peak_reserved_bytes", "first_step_ns"),
     *("std_ns", "min_ns", "rule", "median_ns", "max_ns", "domain", "mean_ns", "category", "end_ns"),
-    *("clock_mhz", "fwd_flops", "logits_bytes", "impossible", "flops", "count", "dram_pct"),
+    *("clock_mhz", "fwd_flops", "logits_bytes", "impossible", "flops", "count", "top_kernels", "dram_pct"),
 )
 _LEFT = (
     *("name", "category", "cause", "kind", "src_kind", "dst_kind", "domain", "rule", "step", "evidence", "outlier"),
     *("config", "gpu", "unit", "accumulate", "mode", "precision", "status", "site", "bound", "note"),
-    *("kernel", "occupancy_limiter", "classification", "group", "change"),
+    *("kernel", "occupancy_limiter", "classification", "group", "change", "phase", "top_kernels"),
 )
 _OPTIONAL = ("domain", "interval", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured")
-_SHRINKING = ("name", "step", "evidence", "site", "kernel", "group", "change")
+_SHRINKING = ("name", "step", "evidence", "site", "kernel", "group", "change", "where")
 _WRAPPING = ("check", "found", "remedy", "detail", "notes", "source")
-_NAME_CELLS = 40
+_NAME_CELLS, _KERNEL_CELLS = 40, 30
 
 
 #: How values are written, by what their column is called; the first that fits holds. Others go by their type.
@@ -269,6 +276,8 @@ _WRITTEN: tuple[tuple[re.Pattern[str], Callable[[Any], str]], ...] = tuple(
         ("evidence", _evidence_text),
         (".*_pct", lambda value: _percent_text(None if value is None else value / 100)),
         ("name|kernel", lambda value: short_name(str(value))),
+        ("where", _place_text),
+        ("top_kernels", lambda value: _fitted(short_name(value[0]), _KERNEL_CELLS) if value else ""),
         ("speedup", lambda value: "-" if value is None else f"{value:,.2f}x"),
     )
 )

@@ -219,6 +219,32 @@ class Questions:
         note = f"{len(found):,} rows with {share:.0f} % of all kernel time; kernels that overlap count each in full"
         return _said(found, note, hide=("category",) if by == "category" else ())
 
+    @question("kernels", "calls", empty="no kernels, or no such places recorded")
+    def where(
+        self: "Trace",
+        *,
+        by: Annotated[
+            Literal["module", "line", "op", "range"] | None,
+            Help("The kind of place; default: the finest that divides most of the time."),
+        ] = None,
+        graph_from: Annotated[
+            Path | None, Help("A trace of the same program that holds the capture of its CUDA graphs.", "CAPTURE")
+        ] = None,
+    ) -> "pd.DataFrame":
+        """Which module, line, operator or range of the program the kernels' time belongs to.
+
+        Examples
+        --------
+        >>> t.where(by="range").columns.tolist()
+        ['where', 'phase', 'count', 'gpu_ns', 'share', 'top_kernels']
+        """
+        from nsightkit.analysis.timeline import where
+        from nsightkit.trace.open import load
+
+        found = where.summary(self, by, None if graph_from is None else load(graph_from))
+        remarks = [where.remedy(by)] if found.by is None and self.size("kernels") else []
+        return _said(found.rows, where.note(found), remarks=remarks, hide=_unsaid(found.rows, "phase"))
+
     @question("ranges", empty="no ranges", hide=("rule",))
     def ranges(
         self: "Trace",
@@ -416,7 +442,7 @@ class Questions:
         median = time_text(float(found["wall_ns"].median())) if count else "-"
         counted = f"{count:,} step{'' if count == 1 else 's'}"
         note = f"{counted}, median {median}, {outliers:,} outlier{'' if outliers == 1 else 's'}"
-        return _said(found, note, hide=[c for c in ("phase", "tokens", "sequences") if found[c].isna().all()])
+        return _said(found, note, hide=_unsaid(found, "phase", "tokens", "sequences"))
 
 
 def _said(
@@ -430,6 +456,11 @@ def _said(
     """A table with what belongs below it, what to say beside it, and columns that say nothing here."""
     found.attrs = {"note": note if len(found) else "", "remarks": list(remarks), "hide": list(hide), "needs": needs}
     return found
+
+
+def _unsaid(found: "pd.DataFrame", *columns: str) -> list[str]:
+    """Those of the columns that say nothing in any row."""
+    return [column for column in columns if found[column].isna().all()]
 
 
 def _basis(played: "WhatIf") -> Iterator[str]:

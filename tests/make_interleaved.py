@@ -48,7 +48,7 @@ def interleaved(start=1_000, seed=0):
         },
         "graphs": {**times(3, 5000), "device": 1, "stream": 7, "process": process, "correlation": 3, "graph_id": 12},
         "calls": {**times(n, 60), "process": process, "thread": main, "name": names(n),
-                  "correlation": np.arange(n) + 1},
+                  "correlation": np.arange(n) + 1, "kernel": names(n)[::-1]},
         "syncs": {**times(4, 60), "device": 0, "stream": [7, -1, 8, 7], "process": process, "correlation": 8,
                   "kind": ["event", "context", "stream", "stream-wait-event"]},
         "ranges": {
@@ -62,7 +62,9 @@ def interleaved(start=1_000, seed=0):
             "open": [False, False, False, False, True, False, True],
             "level": [0, 1, 2, 0, 0, 0, 0], "parent": [-1, 0, 1, -1, -1, -1, -1],
         },
-        "ops": {**times(9, 60), "process": process, "thread": side, "correlation": np.arange(9), "name": names(9)},
+        "ops": {**times(9, 60), "process": process, "thread": side, "correlation": np.arange(9), "name": names(9),
+                "sequence": [-1, 0, 1, 2, 3, 4, 3, 1, -1], "forward_thread": [-1, 0, 0, 0, 0, 0, 1, 2, -1]},
+        "frames": {**times(9, 60), "process": process, "thread": main, "name": names(9)},
         "os_calls": {**times(9, 60), "process": other, "thread": lone, "name": names(9)},
         "overhead": {**times(2, 60), "process": [-1, process], "thread": [-1, main], "name": names(2)},
     }  # fmt: skip

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from nsightkit.errors import UsageError
 from nsightkit.trace.files import replacing
 from nsightkit.trace.kineto import COLLECTIVE, MEMBERS, short_kernel_name
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.model import GPU_TABLES, NEUTRAL, Trace
 from nsightkit.trace.nesting import crossings, lanes
 from nsightkit.trace.share.clean import clean
 
@@ -44,7 +44,7 @@ _THREAD_MASK = (1 << 24) - 1
 #: Perfetto takes 32 bits of a process or thread id, and thread 0 of a process for its main thread.
 _LARGEST_ID = (1 << 32) - 1
 #: Tables whose events are slices on their thread's track.
-_CPU_TABLES = ("ranges", "ops", "calls", "os_calls", "overhead")
+_CPU_TABLES = ("ranges", "frames", "ops", "calls", "os_calls", "overhead")
 #: What shares a track, by table: copies and kernels of a stream run one after the other. And what a track is called.
 _GPU_TRACKS = {"kernels": 0, "memops": 0, "graphs": 1, "syncs": 2}
 _LABELS = ("", " graph replays", " (sync)")
@@ -347,7 +347,7 @@ def json_text(value: object) -> str:
     return json.dumps(value, default=str) if half_a_character else text
 
 
-def _each(column: pd.Series[Any], text: Callable[[str], str] = json_text) -> pa.Array:
+def _each(column: pd.Series[Any], text: Callable[[str], str | None] = json_text) -> pa.Array:
     """Make a text of each category, by default the category as a JSON string."""
     texts = pa.array([text(str(category)) for category in column.cat.categories] or [""])
     return texts.take(pa.array(column.cat.codes.to_numpy(np.int64)))
@@ -396,18 +396,22 @@ def _args(table: str, some: pd.DataFrame) -> _Pieces:
         both = some["static_shared_bytes"].astype("int64") + some["dynamic_shared_bytes"]
         some = some.assign(dynamic_shared_bytes=both)  # Kineto's is the sum
     numbers = ({"device": "device", "stream": "stream"} if "device" in some else {}) | MEMBERS.get(table, {})
-    members: _Members = {member: _plain(some[column]) for column, member in numbers.items()}
+    members: _Members = {
+        member: _where(some[column] >= 0, some[column]) if column in NEUTRAL else _plain(some[column])
+        for column, member in numbers.items()
+    }
     further = []
     match table:
         case "kernels":
             for field in ("grid", "block"):
                 x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
                 members[field] = ["[", x, ",", y, ",", z, "]"]
-            members["Seq"] = _where(some["sequence"] >= 0, some["sequence"])
             members["short name"] = _combined(some, ["name", "short_name"], _short_name)
             further = [_each(some["collective"], _collective)]
         case "syncs":
             members["cuda_sync_kind"] = _each(some["kind"])
+        case "calls":
+            members["kernel"] = _each(some["kernel"], lambda kernel: json_text(kernel) if kernel else None)
         case "ops":
             further = [_each(some["inputs"], _inputs)]
         case "ranges":
@@ -449,6 +453,7 @@ _HEADS: dict[str, Callable[[pd.DataFrame], _Members]] = {
         "cat": _each(some["kind"], lambda kind: '"user_annotation"' if kind == "annotation" else '"nvtx"'),
         "name": _each(some["name"]),
     },
+    "frames": _head("python_function"),
     "ops": _head("cpu_op"),
     "os_calls": _head("os_call"),
     "overhead": _head("overhead"),

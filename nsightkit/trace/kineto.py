@@ -71,7 +71,7 @@ _AGAIN = "capture or copy it again"
 
 #: Which table the events of a category fill. Names as Kineto prints them today, before 2022 (capitalised; compared in
 #: lower case) and in our own exports; ``cuda_``, ``hip_``, ``xpu_`` runtimes and drivers are known by their ending.
-#: Everything else (flows, Python functions, ``gpu_user_annotation``, which is a projection and not work) fills none.
+#: Everything else (flows, ``gpu_user_annotation``, which is a projection and not work) fills none.
 _CATEGORIES = {
     "kernel": "kernels",
     "gpu_memcpy": "memops",
@@ -85,6 +85,7 @@ _CATEGORIES = {
     "nvtx": "ranges",
     "cpu_op": "ops",
     "operator": "ops",
+    "python_function": "frames",
     "overhead": "overhead",
     "graph_replay": "graphs",
     "os_call": "os_calls",
@@ -112,12 +113,13 @@ MEMBERS = {
         "dynamic_shared_bytes": "shared memory",  # which is the sum of static and dynamic
         "static_shared_bytes": "static shared memory",
         "graph_node": "graph node id",
+        "sequence": "Seq",
     },
     "memops": {**_GPU_MEMBERS, "bytes": "bytes", "graph_node": "graph node id"},
     "graphs": {**_GPU_MEMBERS, "graph_id": "graph id"},
     "syncs": _GPU_MEMBERS,
     "calls": {"correlation": "correlation"},
-    "ops": {"correlation": "External id"},
+    "ops": {"correlation": "External id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"},
 }
 #: What is kept of a collective's description, on its kernels and on the operators that launch them.
 COLLECTIVE = (
@@ -135,10 +137,9 @@ COLLECTIVE = (
 _ABSENT = msgspec.Raw(b"")
 #: What we use of an event's args, and what stands for an absent one.
 _ARGS: dict[str, Any] = {
-    **{member: 0 for members in MEMBERS.values() for member in members.values()},
+    **{member: NEUTRAL.get(column, 0) for members in MEMBERS.values() for column, member in members.items()},
     **dict.fromkeys(COLLECTIVE),
-    **dict.fromkeys(("device", "stream", "cuda_sync_kind")),
-    "Seq": -1,
+    **dict.fromkeys(("device", "stream", "cuda_sync_kind", "kernel")),
     "name": None,  # of metadata events
     # left undecoded, as few distinct ones stand for many events
     **dict.fromkeys(("grid", "block", "Input Dims", "Input type", "Concrete Inputs"), _ABSENT),
@@ -432,7 +433,6 @@ _ON_GPU: _Made = {
 _NUMBERS: dict[str, _Made] = {
     "kernels": {
         **_ON_GPU,
-        "sequence": lambda _, args: args.seq,
         "external_id": lambda _, args: args.external_id,
     },
     **dict.fromkeys(("memops", "graphs", "syncs"), _ON_GPU),
@@ -462,7 +462,8 @@ _THINGS: dict[str, _Made] = {
         **_ON_CPU,
         "inputs": _given_inputs,
     },
-    **dict.fromkeys(("calls", "os_calls", "overhead"), _ON_CPU),
+    "calls": {**_ON_CPU, "kernel": lambda _, args: str(args.kernel or "")},
+    **dict.fromkeys(("os_calls", "overhead", "frames"), _ON_CPU),
 }
 #: Columns that are numbered together, whatever their table.
 _SHARED = {"thread": "threads", "end_thread": "threads", "collective": "collectives"}
@@ -585,9 +586,10 @@ class _Tables:
         self._whole_us = self._whole_us and not (start % 1000).any()
         columns: dict[str, Any] = {"start_ns": start, "end_ns": start + np.maximum(duration, 0)}
         for column, member in MEMBERS.get(table, {}).items():
-            columns[column] = _ints(list(map(operator.attrgetter(_field(member)), args)))
+            given = list(map(operator.attrgetter(_field(member)), args))
+            columns[column] = _ints(given, NEUTRAL.get(column, 0))
         for column, number in _NUMBERS.get(table, {}).items():
-            columns[column] = _ints(list(map(number, events, args)), NEUTRAL.get(column, 0))
+            columns[column] = _ints(list(map(number, events, args)))
         for column, thing in _THINGS.get(table, {}).items():
             number_of = self._codes_of(table, column).__getitem__
             columns[column] = np.fromiter(map(number_of, map(thing, events, args)), np.int64)

@@ -69,8 +69,9 @@ TABLES: dict[str, dict[str, str]] = {
     },
     # Replays of whole CUDA graphs, where the capture recorded them as one interval and not by node.
     "graphs": {**_GPU_ROW, "graph_id": "int64"},
-    # CUDA runtime and driver API calls, names without the `_v7000` suffix.
-    "calls": {**_CPU_ROW, "correlation": "int64", "name": "category"},
+    # CUDA runtime and driver API calls, names without the `_v7000` suffix. `kernel`: what it launches, where the source
+    # says so (ROCm's profiler does), else "".
+    "calls": {**_CPU_ROW, "correlation": "int64", "name": "category", "kernel": "category"},
     # Synchronisation activity, seen from the GPU's side. `kind`: event, stream-wait-event, stream, context.
     "syncs": {**_GPU_ROW, "kind": "category"},
     # Annotations of the program: NVTX push/pop and start/end ranges, `record_function` blocks.
@@ -89,7 +90,20 @@ TABLES: dict[str, dict[str, str]] = {
     },
     # Framework operators (PyTorch's `aten::mm`, …); `correlation` is Kineto's External id, 0 for none.
     # `inputs`: JSON of [dims, types, concrete values], each a list with one entry an input; "" where not recorded.
-    "ops": {**_CPU_ROW, "correlation": "int64", "name": "category", "inputs": "category"},
+    # `sequence` joins the backward pass to the forward pass: autograd's number of the node that the operator made, or
+    # runs. `forward_thread` is 0 for the former, and autograd's number of the forward pass's thread for the latter.
+    # Both are -1 where autograd was not involved.
+    "ops": {
+        **_CPU_ROW,
+        "correlation": "int64",
+        "name": "category",
+        "inputs": "category",
+        "sequence": "int64",
+        "forward_thread": "int64",
+    },
+    # Python functions as PyTorch's profiler records them (with_stack=True): `train.py(12): forward`, where line 12 is
+    # the one at which the function begins; `<built-in method …>`; and calls of modules, `nn.Module: Linear_3`.
+    "frames": {**_CPU_ROW, "name": "category"},
     # Operating-system calls (poll, read, pthread_cond_wait, …).
     "os_calls": {**_CPU_ROW, "name": "category"},
     # Time the profiler itself took on a thread (process -1, thread -1 where the source does not say which).
@@ -100,8 +114,8 @@ TABLES: dict[str, dict[str, str]] = {
     "samples": {**_CPU_ROW, "name": "category"},
 }
 
-#: Tables of events. Samples are not events: a trace neither begins with one nor lacks them.
-EVENT_TABLES = tuple(table for table in TABLES if table != "samples")
+#: Tables of events. Samples and stacks are not events: a trace neither begins with one nor lacks them.
+EVENT_TABLES = tuple(table for table in TABLES if table not in ("samples", "frames"))
 
 #: Tables whose rows ran on a GPU and make it busy.
 GPU_TABLES = ("kernels", "memops", "graphs")
@@ -443,7 +457,7 @@ def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
 
 
 #: What stands in a column of numbers that a source lacks, if not 0.
-NEUTRAL = {"parent": -1, "sequence": -1}
+NEUTRAL = {"parent": -1, "sequence": -1, "forward_thread": -1}
 
 
 def complete(table: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:

@@ -57,6 +57,7 @@ _BACKING = {
     "syncs": ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",),
     "ranges": (_NVTX,),
     "ops": (),
+    "frames": (),
     "os_calls": (_OSRT,),
     "overhead": ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"),
     "samples": (_SAMPLES,),
@@ -613,6 +614,7 @@ _PLANS: dict[str, dict[str, _Plan]] = {
         **_CPU_ROW,
         "correlation": _copy("correlationId"),
         "name": _named("nameId", lambda t: _CALL_VERSION.sub("", t)),
+        "kernel": _always(""),
     },
     "syncs": {**_GPU_ROW, "kind": _enum("syncType", _SYNC_KINDS, "other")},
     "ranges": {

@@ -219,7 +219,7 @@ def test_categories(tmp_path):
         ],
     )
     assert {t: trace.size(t) for t in TABLES if trace.size(t)} == {
-        "kernels": 1, "memops": 2, "calls": 3, "syncs": 2, "ranges": 1, "ops": 2, "overhead": 1,
+        "kernels": 1, "memops": 2, "calls": 3, "syncs": 2, "ranges": 1, "ops": 2, "frames": 1, "overhead": 1,
     }  # fmt: skip
     assert trace["memops"][["kind", "src_kind", "dst_kind", "bytes", "stream"]].astype(object).to_numpy().tolist() == [
         ["HtoD", "pageable", "device", 4096, 9],

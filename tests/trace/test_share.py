@@ -993,9 +993,10 @@ def planted_trace() -> Trace:
              "inputs": pd.Categorical([json.dumps([[], [], [n]]) for n in names])}
         ),
     }  # fmt: skip
-    for table in ("calls", "os_calls", "overhead"):
+    for table in ("calls", "os_calls", "overhead", "frames"):
         columns = {"start_ns": at, "end_ns": at + 9, "process": 7, "thread": thread, "name": pd.Categorical(names)}
         frames[table] = pd.DataFrame(columns)
+    frames["calls"]["kernel"] = pd.Categorical(names)
     meta = TraceMeta(
         tool="planted", notes=names, thread_names={thread: "; ".join(names[:50])}, driver=f"of {USER}",
         gpus=[Gpu(0, name=f"GPU of /home/{USER}")], distributed={"hostname": ORION, "env": {"PLAIN": "plantedvalue"}},
