@@ -51,7 +51,7 @@ def test_each_opens_and_says_where_it_comes_from(name: str, which: str) -> None:
 
 @pytest.mark.parametrize(("name", "which"), TRACES, ids=map("/".join, TRACES))
 def test_each_trace_opens(name: str, which: str) -> None:
-    assert case(name, which).trace.size("kernels") > 10
+    assert case(name, which).trace.size("calls") > 10
 
 
 def test_the_snapshot_is_added_up_by_hand() -> None:
