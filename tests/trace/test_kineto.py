@@ -185,6 +185,34 @@ def test_starts_clamped_to_zero_are_left_out(tmp_path):
 # --- what is what ---
 
 
+def test_python_functions_are_no_events_of_the_capture(tmp_path):
+    """A stack that was open before the capture neither moves its start nor fills a table that may be missing."""
+    frame = event("python_function", "train.py(12): forward", ts=1, dur=500.25)
+    trace = load(tmp_path, [frame, kernel(ts=10.5, dur=2), event("cpu_op", "aten::mm", ts=10, dur=1)])
+    assert trace.table("kernels", ["start_ns"])["start_ns"].tolist() == [500]
+    assert trace["frames"][["start_ns", "end_ns", "name"]].astype(object).to_numpy().tolist() == [
+        [-9000, 491_250, "train.py(12): forward"]
+    ]
+    assert "frames" not in trace.meta.missing
+    assert load(tmp_path, [kernel()]).recorded("frames")
+
+
+def test_autograd_s_numbers_and_the_kernels_that_calls_name(tmp_path):
+    trace = load(
+        tmp_path,
+        [
+            event("cpu_op", "aten::mm", **{"Sequence number": 7, "Fwd thread id": 0}),
+            event("cpu_op", "MmBackward0", **{"Sequence number": 7, "Fwd thread id": 1}),
+            event("cpu_op", "aten::add", **{"Sequence number": 2**64 - 1}),
+            event("cuda_runtime", "hipLaunchKernel", kernel="void gemm<4>(int)"),
+            event("cuda_runtime", "cudaLaunchKernel", kernel={"odd": []}),
+            event("cuda_runtime", "cudaFree"),
+        ],
+    )
+    assert trace["ops"][["sequence", "forward_thread"]].to_numpy().tolist() == [[7, 0], [7, 1], [-1, -1]]
+    assert trace["calls"]["kernel"].tolist() == ["void gemm<4>(int)", "{'odd': []}", ""]
+
+
 def test_categories(tmp_path):
     trace = load(
         tmp_path,
@@ -200,10 +228,10 @@ def test_categories(tmp_path):
             event("user_annotation", "ProfilerStep#3", ts=0, dur=100),
             event("cpu_op", "aten::mm", **{"External id": 77}),
             event("overhead", "Command Buffer Full", pid=-1, tid=0),
+            event("python_function", "train.py(3): step"),
             # none of these is GPU work, or an event of any table
             event("cpu_op", "triton_", stream=7, grid="grid(1,)", **{"External id": 78}),
             event("gpu_user_annotation", "ProfilerStep#3", pid=0, tid=7),
-            event("python_function", "train.py(3): step"),
             event("cuda_event", "record", pid=0, tid=7, stream=7),
             event("Trace", "PyTorch Profiler (0)", pid="Spans", tid="PyTorch Profiler", ts=0, dur=200.5),
             {

@@ -220,7 +220,7 @@ def _located(whole: Trace, rows: Int, kind: By) -> pd.DataFrame:
     if kind != "range":
         # What was open before the node is what called for the backward pass. What a node computes again of the forward
         # pass is in no operator that the sequence numbers know.
-        own, again = _begun(places, at) > since, _begun(made, inner) > since
+        own, again = _begun(places, at) >= since, _begun(made, inner) > since
         linked = (forward >= 0) & ~again & (~own | (kind == "op"))
         origin, of = np.unique(forward[linked], return_inverse=True)
         at[~own] = -1
