@@ -53,6 +53,7 @@ _DASHES = ("-", "--", ":", "-.")
 _MARKS = {
     "significant": (VERMILION, "o"),
     "exceeds step spread": (VERMILION, "D"),
+    "exceeds launch spread": (VERMILION, "P"),
     "unsure": (OCHRE, "^"),
     "within noise": (BLUE, "s"),
     "small": (BLUE, "v"),

@@ -27,6 +27,9 @@ rule ``check`` shares). It is
 ``exceeds step spread``
     if it is neither, and each side was captured once: how far captures of one program differ is not known then, and no
     stronger word is to be had;
+``exceeds launch spread``
+    if it is neither, of a kernel in captures without steps that launched it as often: its launches are judged as steps
+    are. Those of one run share its clock and its data, so this is a weaker word;
 ``significant``
     if it is neither, and also exceeds what captures of one program differ by.
 """
@@ -84,9 +87,9 @@ _NAMED = {
 #: Every table, in the order in which people read them.
 TABLES = tuple(_NAMED)
 _SIGNIFICANT, _EXCEEDS, _UNSURE, _NOISE = "significant", "exceeds step spread", "unsure", "within noise"
-_SMALL, _UNKNOWN, _NEGLIGIBLE = "small", "cannot tell", "negligible"
+_SMALL, _UNKNOWN, _NEGLIGIBLE, _LAUNCHES = "small", "cannot tell", "negligible", "exceeds launch spread"
 #: What is more than noise, as far as that can be known.
-_BEYOND = (_SIGNIFICANT, _EXCEEDS)
+_BEYOND = (_SIGNIFICANT, _EXCEEDS, _LAUNCHES)
 #: What is left when steps that stand out are left out looks steadier than it is. Of noise with long tails, no change
 #: was then called one in up to 12 % of simulated pairs; with the chance of error divided by this, in 2 to 7 %.
 _LEFT_OUT = 3
@@ -103,7 +106,7 @@ class _Side:
     total_ns: int
     ns: int
     mean_ns: float
-    #: In each step that says how much it varies; empty where steps are not known.
+    #: In each step that says how much it varies; for kernels without steps, see Capture.launches.
     steps: Float
     #: The median of each capture's steps.
     captures: Sequence[float]
@@ -195,8 +198,8 @@ class Comparison:
             ("categories", Capture.categories, ("kernels",), _by_label(lambda label: {"name": label})),
             ("operators", partial(Capture.operators, clock="GPU"), ("kernels", "calls", "ops"), operator),
             ("operators", partial(Capture.operators, clock="CPU"), ("ops",), operator),
-            ("ranges", partial(Capture.ranges, clock="CPU"), ("ranges",), _same_ranges),
-            ("ranges", partial(Capture.ranges, clock="GPU"), ("ranges", "kernels", "calls"), _same_ranges),
+            ("ranges", partial(Capture.ranges, clock="CPU"), ("ranges",), self._same_ranges),
+            ("ranges", partial(Capture.ranges, clock="GPU"), ("ranges", "kernels", "calls"), self._same_ranges),
             ("gaps", Capture.gaps, ("kernels",), _by_label(lambda label: {"cause": label})),
             ("memops", Capture.memops, ("memops",), _by_label(self._copies)),
         ):
@@ -271,6 +274,11 @@ class Comparison:
         steps = [[judged(capture) for capture in side] for side in self._sides]
         for named, *labels in grouping(sums):
             before, after = map(self._side, self._firsts, sums, steps, labels)
+            if self.unit == "trace" and make is Capture.kernels and before.count == after.count:
+                before, after = (
+                    dataclasses.replace(side, steps=noise.thinned(capture.launches(names), _MOST_STEPS))
+                    for side, capture, names in zip((before, after), self._firsts, labels, strict=True)
+                )
             yield _Row({**clock, **named}, before, after, self._left_out)
 
     def _side(
@@ -322,6 +330,21 @@ class Comparison:
             named = {"name": name, "match": how, "category": category[name], "operator": operator.get(name)}
             yield named | {"before_names": was, "after_names": now}, was, now
 
+    def _same_ranges(self, sums: Sequence[Sequence[Sums]]) -> Iterator[_Group]:
+        """Pair ranges, each a domain and a name: by name, then by the name without numbers."""
+        sides: list[list[Any]] = [list(first) for first, *_ in sums]
+        rounds: list[tuple[str, Callable[[Any], Hashable]]] = [
+            ("name", lambda label: label),
+            ("normalised", lambda label: (label[0], pairing.plain_range(label[1]).casefold())),
+        ]
+        kinds = set[str]().union(*(capture.step_kinds for capture in self._firsts))
+        for how, *rows in pairing.in_rounds(sides[0], sides[1], rounds):
+            was, now = ([side[row] for row in mine] for side, mine in zip(sides, rows, strict=True))
+            domain, name = (now or was)[0]
+            # Steps that only one side has are said to be so; they are not a part of the program that went or came.
+            if (was and now) or name not in kinds:
+                yield {"name": name, "domain": domain, "match": how}, was, now
+
     def _copies(self, kinds: Hashable) -> dict[str, Any]:
         moved = (capture.moved_bytes.get(kinds, 0) for capture in self._firsts)
         return dict(zip(_NAMED["memops"], (*kinds, *moved), strict=True))  # type: ignore[misc]
@@ -340,7 +363,8 @@ class Comparison:
         while sure != before:  # the more are accepted, the less sure each has to be
             level = 1 - (1 - self.confidence) * len(sure) / among
             before, sure = sure, {row for row in sure if row.shift(level).excludes(0)}
-        most = _SIGNIFICANT if any(len(side) > 1 for side in self._sides) else _EXCEEDS
+        several = any(len(side) > 1 for side in self._sides)
+        most = _LAUNCHES if self.unit == "trace" else _SIGNIFICANT if several else _EXCEEDS
         for row in telling:
             apart = row.apart(self.confidence)
             if not apart and row not in beyond:
@@ -367,19 +391,6 @@ def _figures(sums: Sequence[Sequence[Sums]]) -> Iterator[_Group]:
         shown = label != "graph_ns" or any(first[label].total_ns for first, *_ in sums if label in first)
         if shown and all(label in of for side in sums for of in side):
             yield {"name": label}, [label], [label]
-
-
-def _same_ranges(sums: Sequence[Sequence[Sums]]) -> Iterator[_Group]:
-    """Pair ranges, each a domain and a name: by name, then by the name without numbers."""
-    sides: list[list[Any]] = [list(first) for first, *_ in sums]
-    rounds: list[tuple[str, Callable[[Any], Hashable]]] = [
-        ("name", lambda label: label),
-        ("normalised", lambda label: (label[0], pairing.plain_range(label[1]).casefold())),
-    ]
-    for how, *rows in pairing.in_rounds(sides[0], sides[1], rounds):
-        was, now = ([side[row] for row in mine] for side, mine in zip(sides, rows, strict=True))
-        domain, name = (now or was)[0]
-        yield {"name": name, "domain": domain, "match": how}, was, now
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], ordered: bool) -> pd.DataFrame:
@@ -498,6 +509,8 @@ _OUTSIDE = 0.05
 _MOSTLY_OUTSIDE = 0.5
 #: Launches of the kernels that both captures hold, in relation to each other: beyond this they did not do the same.
 _AMOUNT = 0.05
+#: So many times as much and more is written as a multiple.
+_MULTIPLE = 10
 #: Bytes that a step uploads, in relation to those of the other side.
 _UPLOAD = 0.01
 
@@ -508,9 +521,14 @@ def percent(share: float) -> str:
     Parameters
     ----------
     share : float
-        Of what was before; -0.5 is half of it gone.
+        Of what was before; -0.5 is half of it gone. From ten times on it is written as a multiple.
+
+    Examples
+    --------
+    >>> percent(-0.5), percent(8.99), percent(1180.9)
+    ('-50.0 %', '+899.0 %', '1,182x')
     """
-    return f"{100 * share:+.1f} %"
+    return f"{100 * share:+.1f} %" if share < _MULTIPLE - 1 else f"{1 + share:,.{int(share < 99)}f}x"
 
 
 def _described(side: Capture) -> dict[str, Any]:
@@ -585,12 +603,17 @@ def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -
     sure = min((found["confidence"] for found in kept), key=["low", "medium", "high"].index)
     # Verdicts rest on these: the bottleneck may have moved if any of them changed by more than noise, or may have.
     figures, gaps = comparison.tables["figures"], comparison.tables["gaps"].set_index("cause")
+    most = next(iter(comparison._changed("gaps")), {"cause": now})
     changes = {*figures["significance"], *gaps["significance"].reindex([was, now])}
     unknown, moved = "not-enough-data" in (was, now), was != now and not changes.isdisjoint([*_BEYOND, _UNKNOWN])
     doubt = " One of the verdicts is doubtful." if sure == "low" else ""
+    other = ""
+    if most["cause"] != now:
+        before, after = (time_text(most[f"{side}_ns"]) for side in SIDES)
+        other = f" What changed most of idle time is {most['cause']}: {before} before and {after} after."
     sentences = (  # the first that holds
         (unknown, f"Whether the bottleneck moved is not known: {was} before, {now} after."),
-        (was == now, f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after."),
+        (was == now, f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after.{other}"),
         (moved, f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]}).{doubt}"),
         (True, f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."),
     )
@@ -642,7 +665,8 @@ def _about_steps(comparison: Comparison, sides: Sequence[Capture]) -> Iterator[s
         most = f"Most of the GPU's time was launched in no step ({loose})"
         yield (
             f"{f'No steps were found {lacking}' if lacking else most}: whole captures are compared, as if both did "
-            "the same amount of work. --match names the ranges that are steps, --steps says how many there were."
+            "the same amount of work. Kernels launched as often are judged by their launches, which share a run's "
+            "clock and data. --match names the ranges that are steps, --steps says how many there were."
         )
         return
     if sides[0].steps != sides[1].steps:

@@ -96,7 +96,7 @@ def _time(table: str, row: Mapping[str, Any]) -> dict[str, str]:
         "before": time_text(was),
         "after": time_text(row["after_ns"]),
         "change": change,
-        "interval": f"{low.removesuffix(' %')} to {high}" if low else "",
+        "interval": f"{low.removesuffix(' %') if high.endswith(' %') else low} to {high}" if low else "",
         "significance": row["significance"],
     }
 

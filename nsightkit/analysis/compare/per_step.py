@@ -180,6 +180,16 @@ class Capture:
         """Sum kernels by name."""
         return self._by_name(self.trace.table("kernels", ["name"])["name"].array, *self._work("kernels"))
 
+    @functools.cached_property
+    def _launches(self) -> dict[Hashable, Float]:
+        by = self.trace.table("kernels", ["name", "duration_ns"]).groupby("name", observed=True)["duration_ns"]
+        return {str(name): each.to_numpy(np.float64) for name, each in by}
+
+    def launches(self, names: Sequence[Hashable]) -> Float:
+        """Say of each launch of some kernels what all of them would take if they were like it."""
+        each: Float = np.concatenate([np.zeros(0), *(self._launches.get(name, ()) for name in names)])
+        return each * len(each)
+
     def categories(self) -> Sums:
         """Sum kernels by category, and graph replays, whose kernels were not recorded."""
         of_kernels = categorize(self.trace.table("kernels", ["name"])["name"]).codes

@@ -21,6 +21,7 @@ from nsightkit.analysis.compare import check, diff, diff_words
 from nsightkit.analysis.compare import runs as run_metrics
 from nsightkit.analysis.compare.baseline import make
 from nsightkit.analysis.core import noise
+from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.memory import diff as diff_memory
 from nsightkit.analysis.timeline import overview, selection
 from nsightkit.errors import UsageError
@@ -28,6 +29,8 @@ from nsightkit.trace import Trace, TraceMeta
 from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace.model import Gpu
 from nsightkit.workloads import planted
+from nsightkit.workloads.simulated_programs import loop
+from nsightkit.workloads.simulator import Launch, Load, Program, play
 
 US = 1_000
 PID = 9
@@ -413,10 +416,57 @@ def test_without_steps_whole_captures_are_compared(longer: dict[str, Any]) -> No
     assert row(pd.DataFrame(one_sided["kernels"]), GEMM)["delta_ns"] == 0
 
 
+def test_without_steps_kernels_launched_as_often_are_judged_by_their_launches() -> None:
+    """Planted: one kernel 42 % quicker, one as before, one launched more often."""
+    quicker = [(GEMM, round(0.58 * 40 * US)), (ADD, 20 * US), (NORM, 10 * US), (NORM, 10 * US)]
+    before, after = (
+        program(kernels, named=None, count=250, jitter=0.05, seed=seed)
+        for seed, kernels in enumerate(([(GEMM, 40 * US), (ADD, 20 * US), (NORM, 10 * US)], quicker))
+    )
+    found = diff.compare(before, after)
+    gemm = row(found.kernels, GEMM)
+    assert gemm["significance"] == "exceeds launch spread"
+    assert gemm["change"] == pytest.approx(-0.42, abs=0.01)
+    # All 250 launches together are 4.2 ms quicker; the interval is of them all, too.
+    assert gemm["low_ns"] < -250 * 16.8 * US < gemm["high_ns"] < 0
+    assert row(found.kernels, ADD)["significance"] == "within noise"
+    assert row(found.kernels, NORM)["significance"] == "cannot tell"
+    assert set(found.figures["significance"]) == {"cannot tell"}
+    said = found.summary()
+    assert "captures without steps cannot tell" in said["headline"]
+    assert any("judged by their launches, which share a run's clock and data" in w for w in said["warnings"])
+    # Further captures say nothing here that the word could be stronger for.
+    further = diff.compare(before, after, also_before=[before])
+    assert row(further.kernels, GEMM)["significance"] == "exceeds launch spread"
+
+
+def test_steps_of_one_side_only_are_not_ranges_that_went() -> None:
+    assert not len(diff.compare(program(BASE), program(BASE, named=None)).ranges)
+    assert set(diff.compare(program(BASE), program(BASE, count=6)).ranges["name"]) == {"train_step#"}
+
+
+def test_the_same_bottleneck_does_not_hide_which_cause_went(tmp_path: Path) -> None:
+    """Each step dispatches 100 tiny kernels for 2 ms, and one program loads for 1 ms besides."""
+    step = [Launch("tiny", 3 * US, 20 * US)] * 100
+    for name, first in (("before", [Load(1000 * US)]), ("after", [])):
+        program = Program(name, [loop(lambda _, first=first: [*first, *step])], jitter=0.0)  # type: ignore[misc]
+        play(program).write(tmp_path / f"{name}.sqlite")
+    found = diff.summary(*(nsightkit.load(tmp_path / f"{name}.sqlite") for name in diff.SIDES))
+    said = found["bottleneck"]
+    assert (said["before"]["bottleneck"], said["after"]["bottleneck"]) == ("launch-overhead", "launch-overhead")
+    gone = row(pd.DataFrame(found["gaps"]), "input-pipeline", "cause")
+    assert gone["before_ns"] == pytest.approx(1000 * US, rel=0.03)
+    assert gone["after_ns"] == 0
+    assert said["text"].startswith("The bottleneck did not move: launch-overhead, ")
+    took = time_text(gone["before_ns"])
+    assert said["text"].endswith(f" What changed most of idle time is input-pipeline: {took} before and 0 ns after.")
+    assert found["moved"] is False
+
+
 def test_captures_of_different_amounts_of_work_do_not_compare(longer: dict[str, Any]) -> None:
     found = longer
     assert found["headline"].startswith("With different amounts of work: From the first operation to the last")
-    (said,) = [w for w in found["warnings"] if "as often" in w]
+    (said,) = [w for w in found["warnings"] if "times as often" in w]
     assert said.startswith("The kernels that both captures hold ran 2.00 times as often after (64 launches, 32 before)")
     assert found["where"] == ""
     alike = diff.summary(program(BASE, named=None), program([(n, 2 * ns) for n, ns in BASE], named=None))
