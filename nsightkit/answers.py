@@ -62,12 +62,13 @@ def print_answer(console: Console, title: str, answer: Answer) -> None:
 def summary(console: Console, title: str, result: Mapping[str, Any]) -> None:
     """The figures to look at first."""
     span = result["span_ns"]
+    lacking = "not recorded" if {"kernels", "memops", "graphs"}.intersection(result["missing"]) else "none"
 
     def of_span(value: float | None) -> float | None:
         return value / span if value is not None and span else None
 
     def amount(value: int | None) -> str:
-        return "not recorded" if value is None else show.time_text(value)
+        return lacking if value is None else show.time_text(value)
 
     devices, count, overhead = (result[key] for key in ("devices", "kernel_count", "memory_overhead"))
     facts = [

@@ -118,7 +118,10 @@ class _Session:
         about = {} if isinstance(found, Answer) else found.attrs
         absent = " or ".join(table for table in about.get("needs") or verb.needs if not trace.recorded(table))
         missing = f"the trace holds no record of {absent}, so what depends on it is left out"
-        for remark in [*([missing] if absent else []), *about.get("remarks", ())]:
+        held = [table for table in verb.needs if self.selection and trace.whole.size(table)]
+        emptied = f"the filters leave none of its {' or '.join(held)}"
+        said = {missing: bool(absent), emptied: bool(held) and not any(map(trace.size, held))}
+        for remark in [*(words for words, holds in said.items() if holds), *about.get("remarks", ())]:
             note(f"{self.path}: {remark}")
         if isinstance(found, Answer):
             write(self.format, found, lambda console: answers.print_answer(console, title, found))
@@ -126,8 +129,8 @@ class _Session:
         columns, top = [str(c) for c in found.columns], given.get("top")
         shown = [c for c in columns if c not in {*verb.hide, *about.get("hide", ())}]
         few = found.head(show.TABLE_ROWS if top is None else top)
-        said = {"total": len(found), "title": title, "note": about.get("note", ""), "empty": verb.empty}
-        table = functools.partial(show.print_rows, columns=shown, rows=list(show.rows_of(few)), **said)
+        around = {"total": len(found), "title": title, "note": about.get("note", ""), "empty": verb.empty}
+        table = functools.partial(show.print_rows, columns=shown, rows=list(show.rows_of(few)), **around)
         write(self.format, show.rows_of(found), table, columns)
 
 

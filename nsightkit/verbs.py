@@ -401,7 +401,7 @@ class Questions:
 
         own = None if ceilings is None else sol.read_ceilings(ceilings)
         found = sol.summary(self, gpu, own, precision=precision, clock_mhz=clock)
-        notes, remarks = _about_sol(found, self, gpu, clock)
+        notes, remarks = _about_sol(found, self, gpu, clock, precision)
         shown = found if top is None else found.head(top)
         return _said(shown, " · ".join(notes), remarks=remarks, hide=() if ceilings else ("sol_measured",))
 
@@ -475,11 +475,10 @@ def _basis(played: "WhatIf") -> Iterator[str]:
 
 
 def _about_sol(
-    found: "pd.DataFrame", trace: "Trace", gpu: str | None, clock: float | None
+    found: "pd.DataFrame", trace: "Trace", gpu: str | None, clock: float | None, precision: str | None
 ) -> tuple[list[str], list[str]]:
     """What belongs below a table of operators, and what to say beside it."""
     from nsightkit import hardware
-    from nsightkit.analysis.core import intervals
     from nsightkit.analysis.roofline import sol
 
     if not len(found):
@@ -497,9 +496,11 @@ def _about_sol(
     rates = sol.datasheet(hardware.find(card), clock)
     covered = sol.coverage(found, trace)
     least = "" if covered > 0.99 else "at least "
-    busy = sol.hfu(found, float(intervals.busy(trace)["span_ns"].sum()), rates)
+    inside, time_ns, what = sol.watched(trace)
+    same = inside.size("kernels") == trace.size("kernels")
+    busy = sol.hfu(found if same else sol.summary(inside, gpu, precision=precision), time_ns, rates)
     hfu = (
-        f"HFU {least}{100 * busy:.2g} %: their matrix products at the rate of the {rates.source}, of the span"
+        f"HFU {least}{100 * busy:.2g} %: their matrix products at the rate of the {rates.source}, of the {what}"
         if busy
         else "none of them is a matrix product, so there is no HFU"
     )

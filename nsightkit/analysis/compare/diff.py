@@ -395,8 +395,8 @@ def _figures(sums: Sequence[Sequence[Sums]]) -> Iterator[_Group]:
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], ordered: bool) -> pd.DataFrame:
     dtypes = {
-        "int64": [c for c in columns if c.endswith(("_total_ns", "before_ns", "after_ns", "delta_ns", "_bytes"))],
-        "Int64": ("before_count", "after_count"),
+        "int64": [c for c in columns if c.endswith(("_total_ns", "before_ns", "after_ns", "delta_ns"))],
+        "Int64": [c for c in columns if c.endswith(("_count", "_bytes"))],
         "float64": ("low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"),
     }
     frame = pd.DataFrame(rows, columns=list(columns)).astype({c: dtype for dtype, of in dtypes.items() for c in of})
@@ -714,6 +714,8 @@ def _other_work(comparison: Comparison) -> Iterator[str]:
     table = comparison.tables["memops"]
     for kind, where in (("HtoD", "to the GPU"), ("DtoD", "within the GPU")):
         rows = table[table["kind"] == kind]
+        if rows[["before_bytes", "after_bytes"]].isna().any(axis=None):
+            continue
         (one, other), (was, now) = (
             [rows[f"{side}_{what}"].sum() / (n or 1) for side, n in zip(SIDES, steps, strict=True)]
             for what in ("bytes", "count")

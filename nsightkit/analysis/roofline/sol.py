@@ -29,6 +29,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit import hardware
+from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.intervals import enclosing, launch_of
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.roofline import costs, nvtx_ops
@@ -45,7 +46,7 @@ from nsightkit.analysis.roofline.costs import (
     layer_costs,
     untyped,
 )
-from nsightkit.analysis.timeline import operators
+from nsightkit.analysis.timeline import operators, steps
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.hardware import Gpu
 from nsightkit.trace.model import Trace
@@ -69,6 +70,7 @@ __all__ = [
     "layer_costs",
     "read_ceilings",
     "summary",
+    "watched",
 ]
 
 #: The names that operations had.
@@ -502,7 +504,7 @@ def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
     table : DataFrame
         From :func:`summary`.
     time_ns : float
-        Of the program, idle time included, times the number of GPUs.
+        Of the program, idle time included, times the number of GPUs (:func:`watched`).
     rates : Rates
 
     Returns
@@ -514,6 +516,31 @@ def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
     matrices = table[table["name"].str.startswith(_ON_TENSOR_CORES) & table["unit"].isin(list(rates.tflops))]
     peak = matrices["unit"].map(dict(rates.tflops)).astype(float)
     return float((matrices["flops"] / peak).sum() / 1e3 / time_ns)
+
+
+def watched(trace: Trace) -> tuple[Trace, float, str]:
+    """Give what :func:`hfu` is said of: the steps and what was launched in them, or without steps all and the span.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    trace : Trace
+        With the kernels that count.
+    time_ns : float
+        A sum over the devices.
+    what : str
+        ``steps`` or ``span``.
+    """
+    each = steps.summary(trace)
+    if not len(each):
+        return trace, float(intervals.busy(trace)["span_ns"].sum()), "span"
+    mask = trace.mask("kernels")
+    inside = np.ones(trace.size("kernels"), bool) if mask is None else mask.copy()
+    inside[inside] = steps.launched_in(trace, "kernels", steps.windows(trace)) >= 0
+    return trace.masked({"kernels": inside}), float((each["busy_ns"] + each["idle_ns"]).sum()), "steps"
 
 
 def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:

@@ -22,12 +22,17 @@ def summary(trace: Trace) -> pd.DataFrame:
     -------
     DataFrame
         ``kind, src_kind, dst_kind, count, bytes, total_ns, gb_per_s``, the longest total first.
-        ``gb_per_s`` is bytes moved over the time it took, 1 GB = 10**9 bytes; NaN where no time was taken.
+        ``bytes`` is NA where none were recorded (0 in the trace: nothing copies 0 bytes). ``gb_per_s`` is bytes moved
+        over the time it took, of what has both, 1 GB = 10**9 bytes; NaN where nothing has.
         A memset has no source: its ``src_kind`` is empty.
     """
     events = trace.table("memops", [*_KEYS, "bytes", "duration_ns"])
+    events["timed_ns"] = events["duration_ns"].where(events["bytes"] > 0, 0)
     by = events.groupby(_KEYS, observed=True, dropna=False)
-    table = by.agg(count=("bytes", "size"), bytes=("bytes", "sum"), total_ns=("duration_ns", "sum")).reset_index()
+    sums = {"bytes": "bytes", "total_ns": "duration_ns", "timed_ns": "timed_ns"}
+    table = by.agg(count=("bytes", "size"), **{name: (column, "sum") for name, column in sums.items()}).reset_index()
     table[_KEYS] = table[_KEYS].astype("str").fillna("")
-    table["gb_per_s"] = table["bytes"] / table["total_ns"].where(table["total_ns"] > 0)
+    timed = table.pop("timed_ns")
+    table["gb_per_s"] = table["bytes"] / timed.where(timed > 0)
+    table["bytes"] = table["bytes"].astype("Int64").where(table["bytes"] > 0)
     return table.sort_values(["total_ns", "bytes"], ascending=False, kind="stable", ignore_index=True)

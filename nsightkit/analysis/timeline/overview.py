@@ -43,7 +43,7 @@ def summary(trace: Trace) -> dict[str, Any]:
         graph replays over span, at most 1); ``memory_overhead`` (copy and memset time over kernel time); ``devices``
         (the same figures for each, with ``device``, its ``name`` and ``start_ns``/``end_ns`` of its span); ``tool``,
         ``tool_version`` and ``missing`` (tables the source did not record). A figure whose tables were not
-        recorded, or whose denominator is 0, is None.
+        recorded, or whose denominator is 0, is None, and so are the times of a selection that leaves no GPU work.
     """
     found = intervals.busy(trace).set_index("device")
     for key, table in _TABLE_OF.items():
@@ -64,6 +64,8 @@ def summary(trace: Trace) -> dict[str, Any]:
     first, last = (int(found["span_start_ns"].min()), int(found["span_end_ns"].max())) if devices else (0, 0)
     begin, end = captured_window(trace) if devices else (0, 0)
     whole, known = _figures(trace, found.sum()), any(trace.recorded(table) for table in GPU_TABLES)
+    # A selection without GPU work was not idle, either.
+    known = known and (bool(devices) or not any(trace.whole.size(table) for table in GPU_TABLES))
     return {
         **{key: whole[key] if known else None for key in ("span_ns", "busy_ns", "idle_ns")},
         **_window(trace),

@@ -279,9 +279,10 @@ class Answer:
         rows = rows[(rows["kind"] != "memset") & (rows["total_ns"] > _LITTLE * rows["total_ns"].sum())]
         for row in rows.head(_NAMED - 1).to_dict("records"):
             speed = f" at {row['gb_per_s']:.1f} GB/s" if np.isfinite(row["gb_per_s"]) else ""
+            moved = "" if pd.isna(row["bytes"]) else f"{bytes_text(row['bytes'])} in "
             yield (
                 f"In all {_count(row['count'], 'copy', 'copies')} {row['kind']}, {row['src_kind']} to "
-                f"{row['dst_kind']}: {bytes_text(row['bytes'])} in {time_text(row['total_ns'])}{speed}"
+                f"{row['dst_kind']}: {moved}{time_text(row['total_ns'])}{speed}"
             )
 
     def _late(self) -> Iterator[str]:

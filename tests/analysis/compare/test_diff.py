@@ -556,6 +556,13 @@ def test_another_batch_shows_in_what_is_copied() -> None:
     assert said.startswith("A step copies 1.049 MB to the GPU before and 2.097 MB after")
 
 
+def test_copies_without_a_size_are_not_another_batch() -> None:
+    found = diff.summary(program(BASE, copied=0), program(BASE, copied=4096))
+    assert [r["after_bytes"] for r in found["memops"]] == [8 * 4096]
+    assert not pd.notna(found["memops"][0]["before_bytes"])
+    assert not any("copies" in w for w in found["warnings"])
+
+
 def test_all_kernels_alike_is_a_clock() -> None:
     kernels = [(f"kernel_{chr(97 + i)}", (5 + i) * US) for i in range(8)]
     slower = [(name, round(ns * 1.06)) for name, ns in kernels]

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit import cli, hardware
+from nsightkit import api, cli, hardware
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.costs import caveat, cost, untyped
 from nsightkit.errors import UsageError
@@ -220,6 +220,22 @@ def test_utilisation_of_a_planted_trace() -> None:
     assert sol.hfu(table, 1e6, sheet) == pytest.approx(flops / 989.4e12 / 1e-3)
     # The stranger took a millisecond of 1.31: what is said of the rest is said of 23.7 % of the kernel time.
     assert sol.coverage(table, planted()) == pytest.approx(310 / 1310)
+
+
+def test_utilisation_is_that_of_the_steps_where_there_are_any() -> None:
+    """One product is launched in the step, from 100 µs to the end of its kernels at 620; the other one before it."""
+    trace = planted()
+    thread = int(trace["calls"]["thread"].iloc[0])
+    step = pd.DataFrame({"start_ns": [100_000], "end_ns": [195_000], "name": ["train_step 0"]})
+    rows = {table: trace[table] for table in ("ops", "calls", "kernels")}
+    stepped = api.Trace.from_frames(rows | {"ranges": step.assign(thread=thread, process=1)}, trace.meta)
+    product = 2 * 2048 * 4096 * 4096 / 989.4e12
+    assert f"HFU at least {100 * product / 520e-6:.2g} %" in stepped.sol().attrs["note"]
+    assert stepped.sol().attrs["note"].count("datasheet, of the steps") == 1
+    # 1.31 ms without a gap hold two.
+    whole = api.Trace.from_frames(rows, trace.meta).sol().attrs["note"]
+    assert f"HFU at least {100 * 2 * product / 1310e-6:.2g} %" in whole
+    assert "datasheet, of the span" in whole
 
 
 def test_utilisation_is_said_with_what_it_covers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,21 @@ def test_each_direction_and_kind_is_a_row() -> None:
     assert pd.isna(table["gb_per_s"][3])
 
 
+def test_bytes_that_were_not_recorded_are_not_zero() -> None:
+    """ROCm's copies and some memsets come without a size; of the other copies only one has one."""
+    frame = pd.DataFrame(
+        {
+            "start_ns": [0, 100, 200],
+            "end_ns": [10, 130, 250],
+            "kind": pd.Categorical(["memset", "HtoD", "HtoD"]),
+            "bytes": [0, 300, 0],
+        }
+    )
+    table = memops.summary(Trace.from_frames({"memops": frame})).set_index("kind")
+    assert table.loc["memset", ["bytes", "gb_per_s"]].isna().all()
+    assert table.loc["HtoD", ["bytes", "total_ns", "gb_per_s"]].tolist() == [300, 80, 10.0]
+
+
 def test_none() -> None:
     table = memops.summary(Trace.from_frames({}))
     assert list(table.columns) == COLUMNS
