@@ -119,7 +119,8 @@ class Job:
         if len(said) > 1:
             said.append(f"If all of them were in time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
         elif not said and len(self.arrivals):
-            said.append("No rank is late more often, and by more, than chance explains.")
+            compared = f"{len(self.collectives):,} collective{'' if len(self.collectives) == 1 else 's'} compared"
+            said.append(f"No rank is late more often, and by more, than chance explains ({compared}).")
         elif not said and len(self.ranks) > 1:
             said.append("No collective of two ranks could be matched, so who is late is not known.")
         for most in uneven.sort_values("imbalance")[-1:].to_dict("records"):

@@ -190,7 +190,8 @@ def _late_beyond_chance(judged: Mapping[int, pd.DataFrame], wall_ns: float) -> d
 
 def _chance_of_each(units: pd.DataFrame) -> dict[int, float]:
     """Chance of each rank to be placed at least as late as it is, if every place were as likely for each."""
-    units = units[units.notna().sum(axis=1) > 1]
+    # Where nobody was late, nobody was placed: that says nothing for or against a rank.
+    units = units[units.nunique(axis=1) > 1]
     count = units.notna().sum(axis=1)
     # Of ties a rank gets the mean place; rounded down, so that chance is not thought smaller than it is.
     return {

@@ -288,6 +288,16 @@ def test_what_waits_at_the_same_time_is_counted_once():
     assert "by 2.250 ms at the median" in row["text"]
 
 
+@pytest.mark.parametrize(("crew", "times", "late"), [(4, 5, [1]), (4, 4, []), (2, 5, []), (2, 8, [1])])
+def test_collectives_that_nobody_came_late_to_do_not_speak_for_chance(crew, times, late):
+    """Late to so many of ten, and nobody to the others: chance throws the highest place each time."""
+    frame = arrivals(np.random.default_rng(0), crew, steps=1, collectives=10, jitter=0)
+    start = frame["start_ns"] + 1_500_000 * ((frame["rank"] == 1) & (frame["collective"] < times))
+    wait = start.groupby(frame["collective"]).transform("max") - start
+    assert bool(crew * crew**-times < 0.01) is bool(late)
+    assert named(frame.assign(start_ns=start, wait_ns=wait.astype("Int64"), end_ns=start + wait + 500_000)) == late
+
+
 def test_too_few_steps_say_nothing():
     rng = np.random.default_rng(0)
     assert not named(arrivals(rng, 2, steps=2, collectives=2, late=1, late_ns=1_500_000))
