@@ -437,6 +437,13 @@ METRICS: tuple[Metric, ...] = (
         "bytes that L1 read from L2",
     ),
     Metric("l1_hit_pct", ("l1tex__t_sector_hit_rate.pct",), "%", ("L1/TEX Hit Rate",), "hit rate of L1"),
+    Metric(
+        "global_load_hit_pct",
+        ("l1tex__t_sector_pipe_lsu_mem_global_op_ld_hit_rate.pct",),
+        "%",
+        (),
+        "rate at which sectors of global loads hit L1",
+    ),
     Metric("l2_hit_pct", ("lts__t_sector_hit_rate.pct",), "%", ("L2 Hit Rate",), "hit rate of L2"),
     *(
         Metric(

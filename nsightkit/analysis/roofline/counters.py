@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.categories import category_of
@@ -42,7 +43,9 @@ _APART = 10.0
 # Thresholds of the trees. They are judgements, not facts; each is named in the evidence it gives.
 _CONFLICTS = 0.10  # of the passes through shared memory: some conflicts are always counted
 _MOSTLY = 0.5  # of the requests to L2
-_USED_BYTES = 24.0  # of a 32-byte sector
+_SECTOR = 32  # bytes
+_USED_BYTES = 24.0  # of a sector
+_LITTLE = 0.05  # of the sectors of loads and stores: they matter little, however they are asked for
 _WARP = 32  # threads
 _LOST = 0.2  # of the threads of a block's warps: a block's last warp is rarely full
 _TOGETHER = 0.75  # of a warp's threads: some branches part them in any kernel
@@ -325,7 +328,8 @@ def _lanes(found: _Findings) -> float:
 
 def _memory(found: _Findings) -> None:
     # First what moves bytes for nothing: to use less of a level helps little while that is so.
-    looked, level = _access(found), _level(found)
+    level = _level(found)
+    looked = _access(found, level)
     full = found["dram_pct"] >= _HIGH
     dram = "DRAM bandwidth itself is the limit" if full else "DRAM is the busiest level, and has room"
     if found.has("dram_pct"):
@@ -381,10 +385,10 @@ _TABLES = (
 _ON_MEMORY = ("drain", "long_scoreboard", "lg_throttle")
 
 
-def _access(found: _Findings) -> tuple[str, ...]:
+def _access(found: _Findings, level: str | None = None) -> tuple[str, ...]:
     """How memory is accessed: coalescing, bank conflicts, spills; gives what to collect where the report does not say.
 
-    What was not measured is NaN, and every comparison with NaN is false.
+    `level` is the one that is the limit, if one is. What was not measured is NaN, and comparisons with NaN are false.
     """
     if not any(found.has(n) for n in ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")):
         return (_TABLES,)
@@ -399,11 +403,15 @@ def _access(found: _Findings) -> tuple[str, ...]:
             "first (__shfl_down_sync, shared memory) and do one for all of it",
         )
     coalesce = "coalesce: let neighbouring threads access neighbouring addresses"
+    every = found["global_load_sectors"] + found["global_store_sectors"]
     for word in ("load", "store"):
         used, sectors, requests = (f"global_{word}_{what}" for what in ("bytes_per_sector", "sectors", "requests"))
-        if 0 < found[used] < _USED_BYTES:
-            found.say(f"global {word}s use {found.cite(used, 'bytes')} of each 32-byte sector they move", coalesce)
-        elif found[sectors] > _WIDEST_REQUEST * found[requests] > 0:
+        reach = _reach(found, word, level)
+        if found[sectors] < _LITTLE * every:
+            continue
+        if 0 < found[used] < _USED_BYTES * reach:
+            found.say(f"global {word}s use {found.cite(used, 'bytes')} of each 32-byte sector they ask for", coalesce)
+        elif found[sectors] * reach > _WIDEST_REQUEST * found[requests] > 0 and not found.has(used):
             found.say(
                 f"global {word}s take {found[sectors] / found[requests]:.1f} sectors a request, where even 128-bit "
                 f"accesses need {_WIDEST_REQUEST:g}: {found.cited((sectors, 'sectors'), (requests, 'requests'))}",
@@ -423,6 +431,18 @@ def _access(found: _Findings) -> tuple[str, ...]:
             "keep it in registers: smaller tiles a thread, no arrays indexed at run time, no forced register limit",
         )
     return ()
+
+
+def _reach(found: _Findings, word: str, level: str | None) -> float:
+    """How many of the sectors that loads or stores ask for reach the level that is the limit: a cache has the others.
+
+    What it keeps until a neighbour asks for the rest of a sector does not move twice. DRAM's own bytes tell; for L2, or
+    where warps wait, the rate at which loads hit L1, through which stores go all the same. 1 where nothing tells.
+    """
+    if level == "DRAM":
+        moved = found["dram_read_bytes" if word == "load" else "dram_write_bytes"]
+        return float(np.fmin(moved / (_SECTOR * found[f"global_{word}_sectors"] or math.nan), 1))
+    return 1 if level == "L1" or word == "store" else 1 - float(np.fmax(found["global_load_hit_pct"], 0)) / 100
 
 
 # ---------------------------------------------------------------- compute

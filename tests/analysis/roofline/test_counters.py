@@ -181,3 +181,37 @@ def test_the_last_wave_is_asked_for_in_every_class(used: dict[str, float], waves
     assert (f"the last wave leaves up to {empty} % of the SMs' time empty" in evidence) == bool(empty)
     assert evidence.count("last wave") == bool(empty)
     assert ("fill whole waves" in steps) == bool(empty)
+
+
+ACCESS = {"global_load_requests": 1000, "global_load_sectors": 16_000, "global_store_sectors": 16_000}
+ON_DRAM = {"sm_pct": 20, "memory_pct": 89, "dram_pct": 89} | ACCESS
+HALF, QUARTER = {"global_load_bytes_per_sector": 16}, {"global_store_bytes_per_sector": 8}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        # DRAM is the limit: its own bytes say whether sectors moved twice. 16,000 sectors are 512,000 bytes.
+        (ON_DRAM | HALF | {"dram_read_bytes": 256_000}, False),
+        (ON_DRAM | HALF | {"dram_read_bytes": 450_000}, True),
+        (ON_DRAM | HALF, True),  # nothing tells
+        (ON_DRAM | QUARTER | {"dram_write_bytes": 128_000}, False),
+        (ON_DRAM | QUARTER | {"dram_write_bytes": 300_000}, True),
+        # Warps wait: what loads find in L1 is not fetched again, and stores go through it.
+        (IDLE | ACCESS | HALF | {"global_load_hit_pct": 67}, False),
+        (IDLE | ACCESS | HALF | {"global_load_hit_pct": 20}, True),
+        (IDLE | ACCESS | QUARTER | {"global_load_hit_pct": 90}, True),
+        # L1 is the limit, and has to look at each sector.
+        (
+            {"sm_pct": 20, "memory_pct": 90, "l1_pct": 90, "dram_pct": 5, "global_load_hit_pct": 95} | ACCESS | HALF,
+            True,
+        ),
+        # One result a block, beside millions of loads.
+        (IDLE | ACCESS | QUARTER | {"global_store_sectors": 10}, False),
+        (IDLE | ACCESS | {"global_load_sectors": 31_000}, True),
+        (IDLE | ACCESS | {"global_load_sectors": 31_000, "global_load_hit_pct": 60}, False),
+    ],
+)
+def test_sectors_that_a_cache_keeps_until_they_are_used_up_are_not_wasted(metrics, said) -> None:
+    _, _, steps = told(**metrics)
+    assert ("coalesce: " in steps) == said
