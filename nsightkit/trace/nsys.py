@@ -14,7 +14,7 @@ import os
 import re
 import sqlite3
 import urllib.parse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -485,10 +485,18 @@ class NsysSource:
                 for number, gpu in sorted(gpus.items())
             ],
             missing=[t for t in EVENT_TABLES if t not in shown],
-            notes=lost,
+            notes=[*lost, *self._warnings()],
             window_ns=None if began is None or stopped is None else (0, int(stopped) - int(began)),
             thread_names=self._thread_names(),
         )
+
+    def _warnings(self) -> Iterator[str]:
+        """What nsys itself said was lost, in words of ours: its own are anybody's text, with paths in it."""
+        events = [r for r in self._tables.records("DIAGNOSTIC_EVENT") if r.get("severity") in _SERIOUS]
+        texts = [_decode(r.get("text")) for r in events]
+        for sign, said in _LOST.items():
+            if any(re.search(sign, text) for text in texts):
+                yield f"Nsight Systems warned that {said}."
 
     def _lost_work(self) -> list[str]:
         (calls,) = _BACKING["calls"]
@@ -580,6 +588,16 @@ _GPU_ROW: dict[str, _Plan] = {
 }
 _CPU_ROW = {**_TIMES, "process": _from("globalTid", _process_of), "thread": _from("globalTid", _thread_of)}
 _MEMOP = {**_GPU_ROW, "bytes": _copy("bytes"), "graph_node": _copy("graphNodeId")}
+#: Severities of diagnostics that are warnings or errors, and what those say that mean lost data.
+_SERIOUS = (2, 3)
+_LOST = {
+    **{
+        rf"^Not all {kind} events might have been collected": f"not all {what} may have been collected"
+        for kind, what in (("CUDA", "CUDA events"), ("NVTX", "NVTX events"), ("OS runtime libraries", "OS calls"))
+    },
+    r"\bCUPTI_ERROR_": "CUDA's tracing library reported an error, so operations of a GPU may be missing",
+    r"\b(lost|dropped)\b": "events were lost",
+}
 _NESTING = ("start", "end", "globalTid", "eventType")
 
 #: By table of the model, or of the export where several stand behind one.

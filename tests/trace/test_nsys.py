@@ -1,5 +1,6 @@
 """The Nsight Systems reader: every schema at hand, pages against SQL, parquetdir, damaged and foreign files."""
 
+import contextlib
 import random
 import re
 import sqlite3
@@ -12,7 +13,7 @@ import pytest
 
 import nsightkit
 from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges
-from nsightkit.trace import TABLES, nsys, sqlite_pages, store
+from nsightkit.trace import TABLES, nsys, share, sqlite_pages, store
 from nsightkit.trace.model import GPU_TABLES
 from nsightkit.workloads.planted import Export, training
 
@@ -204,6 +205,36 @@ def test_launches_without_any_gpu_work_say_that_it_was_lost(tmp_path):
     assert trace.recorded("calls")
     assert "calls gave a GPU work, of which the trace holds nothing" in trace.meta.notes[0]
     assert trace.summary()["kernel_count"] is None
+
+
+@pytest.mark.parametrize(
+    ("severity", "text", "said"),
+    [
+        (2, "Not all CUDA events might have been collected.", "not all CUDA events may have been collected"),
+        (2, "Not all NVTX events might have been collected.", "not all NVTX events may have been collected"),
+        (3, "ActivityFlushAll returned 4: CUPTI_ERROR_INVALID_DEVICE", "operations of a GPU may be missing"),
+        (2, "Some events (\t12) were lost in /home/somebody/secret. <b>\x1b[31m", "events were lost"),
+        (1, "Some events (12) were lost.", ""),  # for information
+        (2, "No CUDA events collected. Does the process use CUDA?", ""),  # a helper process never does
+        (2, "CUDA profiling might have not been started correctly.", ""),
+        (3, None, ""),
+        ("3; DROP", "Some events (12) were lost.", ""),
+    ],
+)
+def test_what_nsys_said_was_lost_is_noted_by_kind_and_never_copied(tmp_path, severity, text, said):
+    training(tmp_path / "t.sqlite", None, steps=1)
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.sqlite")) as connection, connection:
+        connection.execute(
+            "CREATE TABLE DIAGNOSTIC_EVENT (timestamp, timestampType, source, severity, text, globalPid)"
+        )
+        connection.executemany("INSERT INTO DIAGNOSTIC_EVENT VALUES (0, 1, 3, ?, ?, 1)", [(severity, text)] * 2)
+    notes = nsightkit.load(tmp_path / "t.sqlite").meta.notes
+    assert [note.startswith("Nsight Systems warned that ") and note.endswith(f"{said}.") for note in notes] == [
+        True
+    ] * bool(said)
+    assert not any("secret" in note or "\x1b" in note for note in notes)
+    share.copy(tmp_path / "t.sqlite", tmp_path / "clean.sqlite")
+    assert b"DIAGNOSTIC_EVENT" not in (tmp_path / "clean.sqlite").read_bytes()
 
 
 def test_a_database_still_in_wal_mode_is_read(tmp_path):
