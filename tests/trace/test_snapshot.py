@@ -686,6 +686,26 @@ def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
     }
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_forward_pass_that_no_backward_follows_keeps_activations_where_autograd_is_on(grad: bool) -> None:
+    """Eight layers, twice: with autograd each keeps its output, without it one stays until the next is there."""
+    allocator = Allocator()
+    allocator.malloc(4 * MIB, frames=SETUP)
+    for _ in range(2):
+        held = []
+        for _ in range(8):
+            allocator.free(allocator.malloc(9 * MIB, frames=[frame("scratch"), *FORWARD]))
+            held.append(allocator.malloc(5 * MIB, frames=FORWARD))
+            if not grad and len(held) > 1:
+                allocator.free(held.pop(0))
+        for address in held:
+            allocator.free(address)
+    answer = analysis.summary(reader.from_object(allocator.snapshot()))
+    by = {row["category"]: row["requested_bytes"] for row in answer["by_category"]}
+    kept = {"activations": 30 * MIB, "temporary": 14 * MIB} if grad else {"temporary": 14 * MIB}
+    assert by == {"weights": 4 * MIB} | kept
+
+
 def test_categories_survive_a_cut_and_say_what_is_not_known() -> None:
     allocator, _ = training()
     found = allocator.snapshot(30)

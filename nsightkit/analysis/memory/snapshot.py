@@ -13,10 +13,10 @@ allocated. The one thing that cannot be known is such a remainder of a block tha
 was freed later; its greatest possible sum is given as ``uncertain_bytes``.
 
 A *category* is read from call stacks and lifetimes. The stack says which phase made a block: forward, backward,
-optimizer, set-up. What is freed within the run of events of its own phase is ``temporary``; what outlives it is an
-activation, a gradient, an optimizer state or a weight; a gradient is also what ``AccumulateGrad`` allocates, and what
-``zero_grad`` frees of backward's blocks. Some stacks name what they make, whatever its lifetime:
-``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``.
+optimizer, set-up. What is freed within the run of events of its own phase is ``temporary``, but not what a forward
+pass keeps from layer to layer; what outlives it is an activation, a gradient, an optimizer state or a weight; a
+gradient is also what ``AccumulateGrad`` allocates, and what ``zero_grad`` frees of backward's blocks. Some stacks name
+what they make, whatever its lifetime: ``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``.
 ``before recording`` is what was there before the first event and has no stack; ``unknown`` is what no rule covers. In a
 snapshot with Python frames only, a block without any frame counts as backward's, because autograd's threads have none,
 and sizes and counts say which activations are really autocast's copies of weights, as they say it of its casts;
@@ -62,6 +62,8 @@ CATEGORIES = (
 _MIN_BLOCK, _SMALL, _LARGE_BUFFER = 512, 1 << 20, 20 << 20
 # aten/src/ATen/cuda/CublasHandlePool.cpp: the default, CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, and that of Hopper.
 _CUBLAS, _CUBLAS_HOPPER = 8_519_680, 32 << 20
+#: What is still there when its own line has allocated so many more is kept.
+_LAYERS = 2
 _CODE = {action: code for code, action in enumerate(ACTIONS)}
 #: Whether an action, by its code, adds to what is reserved or takes from it.
 _RESERVES = np.array(
@@ -703,6 +705,10 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
     freeing = np.append(np.append(_flags(snapshot), 0)[events["stack"].to_numpy()], 0)[freed]
     gradient = ((flags & (_ACCUMULATE | _PYTHON)) == _ACCUMULATE) | ((freeing & _ZERO_GRAD) > 0)
     outlives = _outlives(phase, first, freed, events) | ((phase == _BACKWARD) & gradient)
+    # A forward pass that no backward follows keeps its activations all the same, where autograd is on: a layer's are
+    # still there when two more layers have made theirs.
+    again = table.groupby("stack")["first"].shift(-_LAYERS).to_numpy()
+    outlives |= (phase == _FORWARD | _LOSS) & (stack >= 0) & (freed > again)
     result = np.full(len(table), "unknown", object)
     for chosen, category in (
         (~born & (stack < 0), "before recording"),
