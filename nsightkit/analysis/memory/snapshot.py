@@ -13,14 +13,14 @@ allocated. The one thing that cannot be known is such a remainder of a block tha
 was freed later; its greatest possible sum is given as ``uncertain_bytes``.
 
 A *category* is read from call stacks and lifetimes. The stack says which phase made a block: forward, backward,
-optimizer, set-up. What is freed within the run of events of its own phase is ``temporary``, but not what a forward
-pass keeps from layer to layer; what outlives it is an activation, a gradient, an optimizer state or a weight; a
-gradient is also what ``AccumulateGrad`` allocates, and what ``zero_grad`` frees of backward's blocks. Some stacks name
-what they make, whatever its lifetime: ``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``.
-``before recording`` is what was there before the first event and has no stack; ``unknown`` is what no rule covers. In a
-snapshot with Python frames only, a block without any frame counts as backward's, because autograd's threads have none,
-and sizes and counts say which activations are really autocast's copies of weights, as they say it of its casts;
-cuBLAS's workspace is known by its size.
+optimizer, set-up. What is freed within the run of events of its own phase is ``temporary``, but not what a forward pass
+keeps from layer to layer; what outlives it is an activation, a gradient, an optimizer state or a weight; a gradient is
+also what ``AccumulateGrad`` allocates, and what ``zero_grad`` frees of backward's blocks. Some stacks name what they
+make, whatever its lifetime: ``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``,
+``workspaces``, ``inputs``. ``before recording`` is what was there before the first event and has no stack; ``unknown``
+is what no rule covers. In a snapshot with Python frames only, a block without any frame counts as backward's, because
+autograd's threads have none, and sizes and counts say which activations are really autocast's copies of weights, as
+they say it of its casts; cuBLAS's workspace is known by its size.
 """
 
 from __future__ import annotations
