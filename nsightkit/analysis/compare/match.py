@@ -156,6 +156,7 @@ _CHOICES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"_?(tilesize|warpsize|tensor|tile)\d+x\d+(x\d+)*|_tile\d+t", ""),
         (r"(?<=[a-z])(\d{3,6}|\d+x\d+x\d+)gemm", "gemm"),
         (r"_(sliced|stages?|align|ldg)_?\d*(x\d+)?(?=_|$)", ""),
+        (r"(?<=omp_offloading_)[\da-f]+_[\da-f]+_|_f\d+l\d+_\d+$", ""),  # OpenMP: a file and a line of it
         (r"_f\d+_c\d+_r\d+_g\d+|_v\d+(?=_|$)|(?<=[a-z])\d+$|_\d+(?=_|$)", ""),
         (r"__+", "_"),
         (r"^_+|_+$", ""),

@@ -47,6 +47,9 @@ def found(before: list[Kernel], after: list[Kernel]) -> list[tuple[str, list[str
             2,
         ),
         ("nvfuser_pointwise_f0_c1_r0_g0", "nvfuser_pointwise_f3_c1_r0_g2", 2),
+        # OpenMP's kernels are named for a line, and for a file's number on its disk.
+        ("nvkernel_solve_F1L204_2", "nvkernel_solve_F1L210_2", 2),
+        ("__omp_offloading_10309_3bc2f_main_l42", "__omp_offloading_fd02_99ac1_main_l45", 2),
         (ADD.format("4", "T"), ADD.format("4", "T").replace("vectorized", "unrolled"), 2),
     ],
 )
@@ -61,6 +64,8 @@ def test_the_same_kernel_by_another_name(one: str, other: str, level: int) -> No
         ("volta_sgemm_128x32_nt", "volta_sgemm_128x32_nn"),
         (ADD.format("4", "T"), ADD.format("4", "T").replace("add", "mul")),
         ("triton_poi_fused_add_3", "triton_poi_fused_mul_3"),
+        ("nvkernel_solve_F1L204_2", "nvkernel_main_F1L204_2"),
+        ("__omp_offloading_10309_3bc2f_main_l42", "__omp_offloading_10309_3bc2f_solve_l42"),
         ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN"),
         ("flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "flash_bwd_kernel<Flash_bwd_kernel_traits<64>>"),
     ],
