@@ -169,7 +169,7 @@ def scrub(value: Any) -> Any:
         With placeholders in their place: :mod:`nsightkit.trace.share.secrets`.
     """
     scrubber = Scrubber()
-    scrubber.learn_value(value)
+    scrubber.learn(value)
     return scrubber.value(value)
 
 

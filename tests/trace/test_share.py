@@ -118,15 +118,15 @@ def test_placeholders_of_an_earlier_scrub_are_not_given_again() -> None:
 
 def test_text_of_a_private_plane_is_no_placeholder() -> None:
     odd = "a\U000f0000b /home/ann/x \U000f0001"
-    assert Scrubber(machine=False).text(odd) == "a\ufffdb [path] \ufffd"
+    assert Scrubber(machine=False).text(odd) == odd.replace("/home/ann/x", "[path]")
 
 
 def test_a_name_is_learnt_where_it_is_said_and_found_elsewhere() -> None:
     scrubber = Scrubber(machine=False)
     run = f"run by {GRACE} on {ORION}.example.org, {ORION.upper()}"
     assert scrubber.text(run) == run
-    scrubber.learn("host", f"{ORION}.example.org")
-    scrubber.learn_environment([f"LOGNAME={GRACE}", "WANDB_API_KEY=k3y-very-secret", 'HOME="/weird/place/here"'])
+    scrubber.learn(f"{ORION}.example.org", "hostname")
+    scrubber.learn([f"LOGNAME={GRACE}", "WANDB_API_KEY=k3y-very-secret", 'HOME="/weird/place/here"'], "env")
     assert scrubber.text(run) == "run by [user] on [host], [host 2]"
     assert scrubber.text(f"{GRACE}_kernel and x{GRACE}") == f"[user]_kernel and x{GRACE}"
     assert scrubber.text("key k3y-very-secret!") == "key [secret]!"
@@ -135,7 +135,7 @@ def test_a_name_is_learnt_where_it_is_said_and_found_elsewhere() -> None:
 
 def test_a_letter_that_only_looks_like_another_ends_no_scrub() -> None:
     scrubber = Scrubber(machine=False)
-    scrubber.learn("user", "gracess")
+    scrubber.learn("gracess", "user")
     assert scrubber.text("gracess and grace\u017fs") == "[user] and [user 2]"  # a long s matches an s
 
 
@@ -144,8 +144,8 @@ def test_a_letter_that_only_looks_like_another_ends_no_scrub() -> None:
 )
 def test_common_words_are_never_learnt(word: str) -> None:
     scrubber = Scrubber(machine=False)
-    for kind in ("host", "user", "secret"):
-        scrubber.learn(kind, word)  # type: ignore[arg-type]
+    for key in ("hostname", "user", "API_TOKEN"):
+        scrubber.learn(word, key)
     text = f"aten::{word} {word}_kernel {word}"
     assert scrubber.text(text) == text
 

@@ -7,6 +7,7 @@ with shortened paths.
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.trace.model import TABLES, TIME_COLUMNS, Trace, TraceMeta, categorical
-from nsightkit.trace.share.secrets import Ledger, Scrubber, json_text
+from nsightkit.trace.share.secrets import Ledger, Scrubber
 
 __all__ = ["CleanSource", "clean", "clean_snapshot", "clean_text", "write_snapshot"]
 
@@ -74,7 +75,7 @@ class CleanSource:
         self._whole = whole
         self._scrubber = scrubber
         given = msgspec.to_builtins(whole.meta, str_keys=True)
-        scrubber.learn_value(given)
+        scrubber.learn(given)
         self.meta = msgspec.convert(scrubber.value(given), TraceMeta, str_keys=True)
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
@@ -95,7 +96,7 @@ class CleanSource:
 def _clean_names(names: pd.Series[Any], scrubber: Scrubber) -> pd.Series[Any]:
     """Scrub a categorical column; distinct names stay distinct."""
     given = [str(name) for name in names.cat.categories]
-    cleaned = [json_text(scrubber, name) for name in given]
+    cleaned = [scrubber.text(name) for name in given]
     if cleaned == given:
         return names
     taken = {new for new, old in zip(cleaned, given, strict=True) if new == old}
@@ -145,9 +146,9 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
     """
     ledger = ledger or Ledger()
     top = taken if isinstance(taken, Mapping) else {"segments": taken}
-    ledger.scrubber.learn_value({name: item for name, item in top.items() if name not in _KNOWN})
+    ledger.scrubber.learn({name: item for name, item in top.items() if name not in _KNOWN})
     for filename in set(_filenames(top)):
-        ledger.scrubber.learn_from(filename)
+        ledger.scrubber.learn(filename)
     # By identity: a pickle shares equal stacks, and a copy of each would be a hundred times it.
     seen: dict[int, Any] = {}
     equal: dict[Any, Any] = {}
@@ -176,11 +177,12 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
             case list() if name in _KNOWN:
                 return [record(each, name) for each in given]
             case str():
-                return ledger.apply(Scrubber.path if name == "filename" else json_text, place, given)
+                return ledger.apply(Scrubber.path if name == "filename" else Scrubber.text, place, given)
             case tuple():
                 return tuple(value(item, place) for item in given if isinstance(item, int))
             case Mapping():  # what a program noted itself
-                return ledger.value(dict(given), place)
+                text = json.dumps(given, skipkeys=True, default=str)
+                return json.loads(ledger.apply(Scrubber.text, place, text))
         return given if isinstance(given, int | float) else None
 
     out = record(top)

@@ -171,17 +171,17 @@ def _copy_ncu_csv(path: Path, draft: Path, ledger: Ledger) -> None:
             host = cells.index("Host Name") if "Host Name" in cells else -1
         else:
             lines.append((line, whole[len(line) :], cells, host if host < len(cells) else -1))
-            ledger.scrubber.learn("host", cells[host] if lines[-1][3] >= 0 else None)
-        ledger.scrubber.learn_from(line)
+            ledger.scrubber.learn(cells[host] if lines[-1][3] >= 0 else None, "hostname")
+        ledger.scrubber.learn(line)
     with io.StringIO(newline="") as out:
         for line, end, cells, host in lines:
-            new = [ledger.text(cell, "cells") for cell in cells]
+            new = [ledger.apply(Scrubber.text, "cells", cell) for cell in cells]
             if host >= 0:
                 new[host] = ledger.apply(Scrubber.value, "Host Name", cells[host], "hostname")
             if new != cells:
                 csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator=end).writerow(new)
             else:
-                out.write((line if cells else ledger.text(line, "output")) + end)
+                out.write((line if cells else ledger.apply(Scrubber.text, "output", line)) + end)
         draft.write_bytes(out.getvalue().encode(*codec))
 
 
@@ -254,14 +254,14 @@ def _learn_json(path: Path, scrubber: Scrubber) -> str:
         for document in map(_DECODE, texts):
             events = bytes(document.pop("traceEvents", b""))
             if any(hint in events for hint in (b"/home", b"Users", b"homes", b"\\u0000")):
-                scrubber.learn_from(events.replace(b"\\/", b"/").decode("utf-8", "replace"))
+                scrubber.learn(events.replace(b"\\/", b"/").decode("utf-8", "replace"))
             for text in re.findall(rb'"[^"\\]*(?:\\.[^"\\]*)*"', events) if b"\\u0000" in events else ():
-                scrubber.learn_from(json.loads(text))
+                scrubber.learn(json.loads(text))
             for key, raw in document.items():
                 value = json.loads(bytes(raw))
-                scrubber.learn_value(value, key)
+                scrubber.learn(value, key)
                 if key == "traceName" and (worker := _WORKER.fullmatch(str(value))):
-                    scrubber.learn("host", worker[1])
+                    scrubber.learn(worker[1], "hostname")
 
     return kineto.first_that_decodes(path, learn)[1]
 

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from nsightkit.errors import reading
 from nsightkit.trace import nsys
 from nsightkit.trace.nsys import quoted, uri
-from nsightkit.trace.share.secrets import Ledger, Scrubber, json_text
+from nsightkit.trace.share.secrets import Ledger, Scrubber
 
 __all__ = ["copy_parquetdir", "copy_sqlite", "learn_export"]
 
@@ -110,7 +110,7 @@ def _is_property(ledger: Ledger, table: str, name: str) -> bool:
 
 
 def _clean(ledger: Ledger, place: str, text: str) -> str:
-    return str(ledger.apply(Scrubber.path if place == "PROCESSES.name" else json_text, place, text))
+    return str(ledger.apply(Scrubber.path if place == "PROCESSES.name" else Scrubber.text, place, text))
 
 
 def learn_export(path: Path, scrubber: Scrubber) -> None:
@@ -132,12 +132,12 @@ def learn_export(path: Path, scrubber: Scrubber) -> None:
         name, value = str(row.get("name")), str(row.get("value") or "")
         if "ENVIRON" in name.upper():
             # A value may itself hold a separator; its rest is then no entry, and teaches nothing.
-            scrubber.learn_environment(value.replace("\x00", ";").split(";"))
-        scrubber.learn_value(value, name.rpartition(":")[2].lower())
+            scrubber.learn(value.replace("\x00", ";").split(";"), "environment")
+        scrubber.learn(value, name.rpartition(":")[2].lower())
     for table, column in (place.split(".") for place in sorted(_TEXTS)):
         told = table not in _PROPERTIES and column in export.columns(table)
         for text in export.texts(table, column)[1] if told else ():
-            scrubber.learn_from(text)
+            scrubber.learn(text)
 
 
 # ---------------------------------------------------------------- SQLite

@@ -6,7 +6,8 @@ secrets are met; the first of a kind has no number: ``[path]``, ``[path 2]``.
 
 Three things are recognised: what has a known form (keys of providers, private keys, credentials in URLs, home folders,
 addresses), what stands behind a name that says so (``password=``, ``--token``, ``"hostname":``), and what the file or
-this machine says about itself (:meth:`Scrubber.learn`): no pattern knows that ``orion`` is a host.
+this machine says about itself (:meth:`Scrubber.learn`): no pattern knows that ``orion`` is a host. Each rule says where
+in a text something has to go; what overlaps goes as one.
 
 Names of kernels, operators and calls hold paths' slashes (``/layer1/Conv``), long hexadecimal numbers, ``@`` and ``=``
 that are none of this. Each rule here is as narrow as that takes.
@@ -23,15 +24,17 @@ import os
 import re
 import socket
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias
 
 from nsightkit.hardware import GPUS
 
-__all__ = ["PLACEHOLDER", "Kind", "Ledger", "Scrubber", "json_text"]
+__all__ = ["PLACEHOLDER", "Kind", "Ledger", "Scrubber"]
 
 Kind = Literal["environment", "secret", "path", "host", "user", "email", "address"]
+#: From where to where in a text something has to go, and what it is; nothing stands for what is of no kind.
+_Span: TypeAlias = tuple[int, int, str]
 
 #: What stands in the place of what was removed; older copies have outputs, too.
 PLACEHOLDER = re.compile(r"\[(environment|secret|path|host|user|email|address|output)(?: (\d{1,9}))?\]")
@@ -138,16 +141,24 @@ _NOTHING = frozenset(
 )
 _NUMBER = re.compile(r"[+\-]?(?:0[xX][0-9a-fA-F]+|\d[\d_,]*(?:\.\d*)?(?:[eE][+\-]?\d+)?)(?:[a-zA-Zµ%]{1,3})?")
 
-#: What the value under a JSON key is, by the key in small letters.
+#: What the value under a JSON key or of a variable is, by its name in small letters.
 _KEY_NAMES: dict[Kind, str] = {
     "host": "host hostname host_name nodename node_name computername computer_name machine_name fqdn export_host "
-    "device_display_name",
-    "user": "user username user_name login logname login_name userid owner author export_user",
+    "device_display_name userdomain slurmd_nodename slurm_submit_host slurm_launch_node_ipaddr pbs_o_host lsb_hosts "
+    "container_name pod_name master_addr k8s_node_name",
+    "user": "user username user_name login logname login_name userid owner author export_user sudo_user slurm_job_user "
+    "slurm_job_account pbs_o_logname nb_user jupyterhub_user lsfuser",
     "environment": "env environ environment envs envvars env_vars environment_variables os.environ",
     "secret": "authorization proxy-authorization cookie set-cookie jwt psk",
-    "path": "cwd pwd home workdir working_dir working_directory tracename",
+    "path": "cwd pwd home workdir working_dir working_directory tracename userprofile oldpwd slurm_submit_dir "
+    "virtual_env conda_prefix tmpdir",
 }
 _KEYS = {name: kind for kind, names in _KEY_NAMES.items() for name in names.split()}
+#: Names in capitals whose values are secrets wherever they stand.
+_SECRET_VARIABLE = re.compile(
+    r".*(?:TOKEN(?!S|IZER)|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|CREDENTIAL|PRIVATE|JWT|COOKIE).*"
+    r"|.*_(?:KEY|PAT|PSK|DSN)"
+)
 
 # ---------------------------------------------------------------- environments
 
@@ -170,32 +181,6 @@ _ENVIRONMENT = re.compile(  # SSH_CONNECTION's value has blanks in it
 )
 _ENTRIES = re.compile(r"(?:^|(?<=[;\r\n]))([ \t]{0,40})(?:export\s+|declare -x )?([A-Z_][A-Z0-9_]*=[^;\r\n]*)")
 
-#: What a variable tells, for :meth:`Scrubber.learn_environment`; the first that fits.
-_VARIABLES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    (
-        "host",
-        re.compile(
-            r"HOSTNAME|HOST|COMPUTERNAME|USERDOMAIN|SLURMD_NODENAME|SLURM_SUBMIT_HOST|SLURM_LAUNCH_NODE_IPADDR"
-            r"|PBS_O_HOST|LSB_HOSTS|NODENAME|NODE_NAME|CONTAINER_NAME|POD_NAME|MASTER_ADDR|K8S_NODE_NAME"
-        ),
-    ),
-    (
-        "user",
-        re.compile(
-            r"USER|LOGNAME|USERNAME|SUDO_USER|SLURM_JOB_USER|SLURM_JOB_ACCOUNT|PBS_O_LOGNAME|NB_USER|JUPYTERHUB_USER"
-            r"|LSFUSER"
-        ),
-    ),
-    (
-        "secret",
-        re.compile(
-            r"(?i).*(?:TOKEN(?!S|IZER)|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|CREDENTIAL|PRIVATE|JWT|COOKIE).*"
-            r"|.*_(?:KEY|PAT|PSK|DSN)"
-        ),
-    ),
-    ("path", re.compile(r"HOME|USERPROFILE|PWD|OLDPWD|SLURM_SUBMIT_DIR|VIRTUAL_ENV|CONDA_PREFIX|TMPDIR")),
-)
-
 # ---------------------------------------------------------------- paths
 
 _PATH_LIKE = re.compile(r"/[^/]|[A-Za-z]:[\\/]|\\\\|~[\w.\-]*/")
@@ -203,7 +188,7 @@ _STOP = r"\s/\"'`<>|;:,()\[\]{}=&?*#\x00\\"
 #: What a path looks like in a text, and what stands in every text that has one.
 _PATHS: dict[re.Pattern[str], tuple[str, ...]] = {
     re.compile(
-        rf"(?:(?<=file://)|(?<=-[IL])|(?<=[^\w./~\])}}\-\U000F0000-\U0010FFFD])|^)"
+        rf"(?:(?<=file://)|(?<=-[IL])|(?<=[^\w./~\])}}\-])|^)"
         rf"(?:~[A-Za-z][\w.\-]*|~)?(?:/[^{_STOP}]+)+/?"
     ): ("/",),
     re.compile(rf"(?:/[^{_STOP}]{{1,255}}){{0,30}}/(?:home|Users)/[^{_STOP}]+(?:/[^{_STOP}]+)*/?"): (
@@ -242,7 +227,7 @@ _LIBRARY = re.compile(
     r"|torch[/\\]{1,2}(?:autograd|cuda|distributed|_dynamo|_functorch|_inductor|nn|optim|utils)[/\\]"
     r"|transformers[/\\]{1,2}(?=[\w./\\]+\.py$))(?=.)"
 )
-_INDUCTOR = re.compile(r"(torchinductor_)[^/\\]*([/\\])")
+_INDUCTOR = re.compile(r"torchinductor_([^/\\]*)[/\\]")
 
 # ---------------------------------------------------------------- numbers that mean something else
 
@@ -282,11 +267,6 @@ _PLAIN_WORD = re.compile(r"\d+|[0-9a-f]{1,3}")
 #: Hosts are called after the card they hold, and the card's name must stay: it names no machine.
 _CARDS = frozenset(word for gpu in GPUS for word in gpu.name.lower().split())
 
-#: While a text is worked on, one character of a private plane stands for each placeholder: no rule takes a part of one
-#: for a value, and what was scrubbed before stays as it is.
-_FIRST_MARK, _MARKS = 0xF0000, 0x1FFF0
-_MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + _MARKS)}]")
-
 #: Names that differ only in their digits (``aten::add, op_id = 4711``) are looked at once: no rule asks which digit it
 #: is, but those about credentials and addresses.
 _SKELETON = str.maketrans("123456789", "000000000")
@@ -312,108 +292,62 @@ class Scrubber:
         self.removed: list[str] = []
         self._numbers: dict[tuple[str, str], str] = {}
         self._taken: defaultdict[str, set[int]] = defaultdict(set)
-        self._words: dict[str, Kind] = {}  # in small letters
-        self._literal: set[str] = set()  # secrets, as they stand
+        self._known: dict[str, Kind] = {}  # what was learnt, in small letters
         self._roots: set[str] = set()  # folders, as they stand
         self._harmless: set[str] = set()  # texts with nothing in them, whatever digits they have
-        self._marked: list[tuple[Kind | None, str]] = []  # what the marks of the text at hand stand for
-        if machine:
-            self._learn_machine()
+        asked: dict[str, Callable[[], str]] = {
+            "hostname": socket.gethostname, "user": getpass.getuser, "home": lambda: str(Path.home()),
+        }  # fmt: skip
+        for key, ask in asked.items() if machine else ():
+            with contextlib.suppress(KeyError, OSError, ImportError, RuntimeError):  # some containers have no such user
+                self.learn(ask(), key)
+        self.learn(os.environ if machine else {})
 
-    # -- what is known beforehand --------------------------------------------------------------------------------
-
-    def learn(self, kind: Kind, text: str | None) -> None:
-        """Learn that a text is a secret wherever it stands.
+    def learn(self, given: Any, key: str = "") -> None:
+        """Learn who and where it was, and secrets, which are then found wherever they stand.
 
         Parameters
         ----------
-        kind : {"host", "user", "secret", "path"}
-            Of a host also the part before the first dot is learnt. A path is a folder: all below it is one.
-        text : str or None
-            Common words and short ones are not learnt: they would be found where they are none.
+        given : JSON value
+            Of a text, the users whose home folders it names are learnt, and of an environment all that tells.
+        key : str
+            The key it stands under, or the variable that it is the value of: ``hostname``, ``LOGNAME``, ``env``. Of a
+            host also the part before the first dot is learnt. A path is a folder: all below it is one. Common words and
+            short ones are not learnt: they would be found where they are none.
         """
-        text = (text or "").strip().strip("\"'")
-        if not text or PLACEHOLDER.search(text) or "[scrubbed]" in text:
+        if isinstance(given, Mapping | list | tuple):
+            for name, item in given.items() if isinstance(given, Mapping) else ((key, item) for item in given):
+                self.learn(item, str(name))
+        if not isinstance(given, str):
+            return
+        kind = _KEYS.get(key.lower())
+        if (key.isupper() and _SECRET_VARIABLE.fullmatch(key)) or _STRONG.fullmatch(key):
+            kind = "secret"
+        if kind is not None:
+            self._know(kind, given.strip().strip("\"'"))
+        for name in _HOME.findall(given):
+            self._know("user", name)
+        for entry in given.split("\x00") if "\x00" in given or kind == "environment" else ():
+            name, found, value = entry.partition("=")
+            self.learn(value if found else None, name.strip().removeprefix("export "))
+
+    def _know(self, kind: Kind, text: str) -> None:
+        if not text or kind == "environment" or PLACEHOLDER.search(text) or "[scrubbed]" in text:
             return
         self._harmless.clear()
         if kind == "path":
             if text.startswith("/") and text.count("/") >= 2 and not _SYSTEM.fullmatch(text.split("/")[1]):
                 self._roots.add(text.rstrip("/"))
-        elif kind == "secret" and not (text.isalpha() and len(text) < 12):  # a short word is part of other words, too
-            if len(text) >= 6 and text.lower() not in _COMMON and not _NUMBER.fullmatch(text):
-                self._literal.add(text)
-        else:
-            for word in {text.lower(), text.partition(".")[0].lower() if kind == "host" else text.lower()}:
-                shortest = 6 if kind == "secret" else 4
-                usual = word in _COMMON or word in _CARDS
-                if len(word) >= shortest and not (usual or " " in word or _PLAIN_WORD.fullmatch(word)):
-                    self._words.setdefault(word, kind)
-
-    def learn_environment(self, entries: Iterable[object] | Mapping[Any, object]) -> None:
-        """Learn from an environment's entries who and where it was, and its secrets.
-
-        Parameters
-        ----------
-        entries : iterable of str, or mapping
-            ``NAME=value`` each, in quotes or not; or values by name.
-        """
-        if not isinstance(entries, Mapping):
-            entries = {name: value for name, found, value in (str(entry).partition("=") for entry in entries) if found}
-        for given, quoted in entries.items():
-            name, value = str(given).strip().removeprefix("export "), str(quoted).strip().strip("\"'")
-            kind = next((kind for kind, names in _VARIABLES if names.fullmatch(name)), None)
-            if kind and not (kind == "secret" and value.startswith("/")):
-                self.learn(kind, value)
-            self.learn_from(value)
-
-    def learn_from(self, text: str) -> None:
-        """Learn the users whose home folders a text names, and an environment whose entries end with NULs.
-
-        Parameters
-        ----------
-        text : str
-        """
-        if "\x00" in text:
-            self.learn_environment(text.split("\x00"))
-        for name in _HOME.findall(text):
-            self.learn("user", name)
-
-    def learn_value(self, given: Any, key: str = "") -> None:
-        """Learn from a JSON value who and where it was.
-
-        Parameters
-        ----------
-        given : JSON value
-        key : str
-            The key it stands under.
-        """
-        kind = _KEYS.get(key.lower())
-        if isinstance(given, str):
-            if kind in ("host", "user", "path"):
-                self.learn(kind, given)
-            elif key.isupper():
-                self.learn_environment({key: given})
-            self.learn_from(given)
-        elif isinstance(given, Mapping | list | tuple):
-            if kind == "environment":
-                self.learn_environment(given)
-            for name, item in given.items() if isinstance(given, Mapping) else ((key, item) for item in given):
-                self.learn_value(item, str(name))
-
-    def _learn_machine(self) -> None:
-        asked: dict[Kind, Callable[[], str]] = {
-            "host": socket.gethostname,
-            "user": getpass.getuser,
-            "path": lambda: str(Path.home()),
-        }
-        for kind, ask in asked.items():
-            with contextlib.suppress(KeyError, OSError, ImportError, RuntimeError):  # some containers have no such user
-                self.learn(kind, ask())
-        self.learn_environment(os.environ)
+            return
+        for word in {text.lower(), text.partition(".")[0].lower() if kind == "host" else text.lower()}:
+            usual = word in _COMMON or _PLAIN_WORD.fullmatch(word) or (kind != "secret" and word in _CARDS)
+            unfit = (word[:1] == "/" or _NUMBER.fullmatch(word)) if kind == "secret" else " " in word
+            if len(word) >= (6 if kind == "secret" else 4) and not (usual or unfit):
+                self._known.setdefault(word, kind)
 
     # -- replacing -----------------------------------------------------------------------------------------------
 
-    def placeholder(self, kind: Kind, secret: str) -> str:
+    def placeholder(self, kind: str, secret: str) -> str:
         """Give what stands for a secret, and count it.
 
         Parameters
@@ -427,7 +361,7 @@ class Scrubber:
             ``[kind]``, or with a number from the second secret of a kind on.
         """
         self.removed.append(kind)
-        key = (kind, secret)
+        key = (kind, secret if kind in ("secret", "path", "environment") else secret.lower())
         if key not in self._numbers:
             taken = self._taken[kind]
             number = next(n for n in itertools.count(len(taken) + 1) if n not in taken)
@@ -436,7 +370,7 @@ class Scrubber:
         return self._numbers[key]
 
     def text(self, value: str) -> str:
-        """Replace every secret in a text.
+        """Replace every secret in a text, which may be JSON.
 
         Parameters
         ----------
@@ -447,17 +381,18 @@ class Scrubber:
         str
             The same object when it holds none.
         """
+        if value[:1] in ("{", "[") and '"' in value:
+            with contextlib.suppress(ValueError, RecursionError):
+                found = json.loads(value)
+                clean = self.value(found)
+                return value if clean == found else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
         skeleton, lower = value.translate(_SKELETON), value.lower()
-        known = any(secret in value for secret in self._literal) or any(word in lower for word in self._words)
-        if skeleton in self._harmless and not known:
+        if skeleton in self._harmless and not any(text in lower for text in self._known):
             return value
-        work = self._marked_up(value)
-        for may, rule in _RULES:
-            if may(self, value, lower):
-                work = rule(self, work)
-        if any(kind is not None for kind, _ in self._marked):
-            return self._spelt(work)
-        if not (self._marked or any(hint in value for hint in _TOKEN_HINTS) or _FOUR.search(value)):
+        spans = [span for may, rule in _RULES if may(self, value, lower) for span in rule(self, value)]
+        if spans or PLACEHOLDER.search(value):
+            return self._replaced(value, spans)
+        if not (any(hint in value for hint in _TOKEN_HINTS) or _FOUR.search(value)):
             if len(self._harmless) > 200_000:  # a bound on memory
                 self._harmless.clear()
             self._harmless.add(skeleton)
@@ -476,9 +411,28 @@ class Scrubber:
         str
             ``[path]/train.py``; a library keeps its path from ``site-packages`` on, a system folder all of it.
         """
-        if not _PATH_LIKE.match(value) or "\x00" in value:
-            return self.text(value)
-        return self.text(self._spelt(self._shortened(self._marked_up(value), free=False)))
+        spelt = _PATH_LIKE.match(value) and "\x00" not in value
+        return self.text(self._replaced(value, self._folders(value, free=False)) if spelt else value)
+
+    def _replaced(self, value: str, spans: Iterable[_Span]) -> str:
+        """Put placeholders where something has to go; what was scrubbed before stays as it is."""
+        earlier = list(PLACEHOLDER.finditer(value))
+        for match in earlier:
+            self._taken[match[1]].add(int(match[2] or 1))
+        merged: list[_Span] = []
+        for start, end, kind in sorted([*spans, *((*m.span(), "") for m in earlier)], key=lambda s: (s[0], -s[1])):
+            if merged and start < merged[-1][1]:
+                first, last, other = merged[-1]
+                merged[-1] = first, max(last, end), other or kind
+            else:
+                merged.append((start, end, kind))
+        out, at = [], 0
+        for start, end, kind in merged:
+            found = value[start:end]
+            stays = PLACEHOLDER.fullmatch(found)
+            out += [value[at:start], found if stays else self.placeholder(kind, found) if kind else ""]
+            at = end
+        return "".join([*out, value[at:]])
 
     def value(self, given: Any, key: str = "") -> Any:
         """Replace every secret in a JSON value, also those that only their key gives away.
@@ -522,10 +476,10 @@ class Scrubber:
         if when is not None and when(text) and text.lower() not in _NOTHING and not PLACEHOLDER.search(text):
             return self.placeholder("secret", text)
         if kind in ("environment", "host") or (kind == "user" and _no_number(text)):
-            return self.placeholder(kind, text if kind == "environment" else text.lower())
+            return self.placeholder(kind, text)
         commit = re.fullmatch(r"(?i).*(?:commit|revision|sha\d*|hash|digest|version)|key", key)
         plain = commit and re.fullmatch(r"[0-9a-f]{40}|[\d.]+", text)
-        return text if plain else json_text(self, text)
+        return text if plain else self.text(text)
 
     def _argument(self, flag: Any, word: Any) -> Any:
         """Give a command line's word, or a placeholder if the word before it says that it is a secret or a user."""
@@ -534,99 +488,45 @@ class Scrubber:
             return word
         if re.fullmatch(_FLAG, f"{flag} x") or (":" in word and re.fullmatch(_USER_FLAG, f"{flag} x:x")):
             return self.placeholder("secret", word)
-        return self.placeholder("user", word.lower()) if re.fullmatch(_USER_FLAG, f"{flag} x") else word
+        return self.placeholder("user", word) if re.fullmatch(_USER_FLAG, f"{flag} x") else word
 
-    # -- marks ---------------------------------------------------------------------------------------------------
+    # -- rules that know what was learnt -------------------------------------------------------------------------
 
-    def _marked_up(self, value: str) -> str:
-        """Begin with a text: what was scrubbed before becomes marks."""
-        self._marked.clear()
+    def _learnt(self, text: str) -> Iterator[_Span]:
+        # A short word is part of other words, too.
+        parts = {known for known, kind in self._known.items() if kind == "secret" and not _is_word(known)}
+        words, rest = (
+            sorted(map(re.escape, some), key=len, reverse=True) for some in (self._known.keys() - parts, parts)
+        )
+        forms = [rf"(?<![A-Za-z0-9])(?:{'|'.join(words)})(?![A-Za-z0-9])", *rest][not words :]
+        for match in re.finditer(f"(?i){'|'.join(forms)}", text):
+            # A letter may match another that `lower` does not make of it: a long s is an s.
+            yield *match.span(), self._known.get(match[0].lower(), "user")
 
-        def seen(match: re.Match[str]) -> str:
-            self._taken[match[1]].add(int(match[2] or 1))
-            return self._mark(None, match[0])
-
-        return PLACEHOLDER.sub(seen, _MARK.sub("\ufffd", value))
-
-    def _mark(self, kind: Kind | None, secret: str) -> str:
-        if len(self._marked) >= _MARKS:  # all further ones of one text are one
-            return chr(_FIRST_MARK + _MARKS - 1)
-        self._marked.append((kind, _MARK.sub(lambda match: self._behind(match)[1], secret)))
-        return chr(_FIRST_MARK + len(self._marked) - 1)
-
-    def _behind(self, match: re.Match[str]) -> tuple[Kind | None, str]:
-        return self._marked[ord(match[0]) - _FIRST_MARK]
-
-    def _spelt(self, work: str) -> str:
-        """Put placeholders where marks are."""
-
-        def placeholder(match: re.Match[str]) -> str:
-            kind, secret = self._behind(match)
-            return secret if kind is None else self.placeholder(kind, secret)
-
-        return _MARK.sub(placeholder, work)
-
-    # -- rules ---------------------------------------------------------------------------------------------------
-
-    def _names(self, work: str) -> str:
-        # A letter may match another that `lower` does not make of it: a long s is an s.
-        names = rf"(?i)(?<![A-Za-z0-9])(?:{_any_of(self._words)})(?![A-Za-z0-9])"
-        return re.sub(names, lambda m: self._mark(self._words.get(m[0].lower(), "user"), m[0].lower()), work)
-
-    def _environments(self, work: str) -> str:
-        if "\x00" in work and any(_ENTRY.match(piece) for piece in work.split("\x00")):
-            return self._mark("environment", work)
-        if len(_ENTRIES.findall(work)) >= 3:
-            work = _ENTRIES.sub(lambda m: m[1] + self._mark("environment", m[2]), work)
-
-        def replaced(match: re.Match[str]) -> str:
-            name, value = match["name"] or "", match["value"] or ""
-            quoted = value[:1] == '"' and name.isupper() and len(name) > 1
-            certain = match["export"] or quoted or not name or _VARIABLE.fullmatch(name)
-            return self._mark("environment", match[0]) if certain else match[0]
-
-        return _ENVIRONMENT.sub(replaced, work)
-
-    def _assigned(self, work: str) -> str:
-        out, at = [], 0
-        for match in _ASSIGNED.finditer(work) if ":" in work or "=" in work else ():
-            when = _by_name(match["name"], match["sign"])
-            value = _VALUE.match(work, match.end())
-            if when is None or value is None or match.start() < at:
-                continue
-            inner = _unquoted(value[0])
-            if not _is_replaceable(inner) or not when(inner):
-                continue
-            quote = value[0][: (len(value[0]) - len(inner)) // 2]
-            out += [work[at : match.end()], quote, self._mark("secret", inner), quote]
-            at = value.end()
-        return "".join([*out, work[at:]])
-
-    def _paths(self, work: str) -> str:
+    def _paths(self, text: str) -> Iterator[_Span]:
         for pattern, signs in _PATHS.items():
-            if any(sign in work for sign in signs):
-                work = pattern.sub(lambda match: self._shortened(match[0], free=True), work)
-        return work
+            for match in pattern.finditer(text) if any(sign in text for sign in signs) else ():
+                for start, end, kind in self._folders(match[0], free=True):
+                    yield match.start() + start, match.start() + end, kind
 
-    def _shortened(self, given: str, *, free: bool) -> str:
-        """Shorten a path; `free`: found in a text, where what looks like one may be a name in a model."""
+    def _folders(self, given: str, *, free: bool) -> Iterator[_Span]:
+        """What goes of a path; `free`: found in a text, where what looks like one may be a name in a model."""
         parts = [part for part in re.split(r"[/\\]+", given) if part]
-        if not parts or given == "~" or _MARK.search(parts[0]) or _SYSTEM_PATH.match(given):
-            return given
+        if not parts or given == "~" or _SYSTEM_PATH.match(given):
+            return
         system = _SYSTEM.fullmatch(parts[0]) and "home" not in parts and parts[:2] != ["dev", "shm"]
         named = {"/": system or (free and not self._leads_to_people(given, parts)), "~": free and len(parts) == 1}
         if named.get(given[0]):
-            return given
-        library = _INDUCTOR.search(given) or _LIBRARY.search(given)
-        if library:
+            return
+        compiled = _INDUCTOR.search(given)
+        cut = len(given)
+        if library := compiled or _LIBRARY.search(given):
             cut = library.start()
         elif len(parts) > 1 and given[-1] not in "/\\" and _FILE.fullmatch(parts[-1]):
-            cut = len(given) - len(parts[-1])
-        else:
-            cut = len(given.rstrip("/\\"))
-            return self._mark("path", given[:cut]) + given[cut:][-1:]
-        slash = "\\" if "\\" in given else "/"
-        return self._mark("path", given[:cut].rstrip("/\\")) + slash + _INDUCTOR.sub(r"\1\2", given[cut:], count=1)
+            cut -= len(parts[-1])
+        yield 0, len(given[:cut].rstrip("/\\")), "path"
+        if compiled:
+            yield *compiled.span(1), ""
 
     def _leads_to_people(self, given: str, parts: list[str]) -> bool:
         return bool(
@@ -637,55 +537,69 @@ class Scrubber:
         )
 
 
-def _any_of(known: Iterable[str]) -> str:
-    """A pattern that finds texts, the longest first."""
-    return "|".join(re.escape(text) for text in sorted(known, key=lambda text: (-len(text), text)))
+_Rule: TypeAlias = Callable[[Scrubber, str], Iterable[_Span]]
+
+
+def _environments(_: Scrubber, text: str) -> Iterator[_Span]:
+    if "\x00" in text and any(_ENTRY.match(piece) for piece in text.split("\x00")):
+        yield 0, len(text), "environment"
+    entries = [match.span(2) for match in _ENTRIES.finditer(text)]
+    for span in entries if len(entries) >= 3 else ():
+        yield *span, "environment"
+    for match in _ENVIRONMENT.finditer(text):
+        name, value = match["name"] or "", match["value"] or ""
+        quoted = value[:1] == '"' and name.isupper() and len(name) > 1
+        if match["export"] or quoted or not name or _VARIABLE.fullmatch(name):
+            yield *match.span(), "environment"
+
+
+def _assigned(_: Scrubber, text: str) -> Iterator[_Span]:
+    for match in _ASSIGNED.finditer(text):
+        when, value = _by_name(match["name"], match["sign"]), _VALUE.match(text, match.end())
+        if when is not None and value is not None:
+            yield from (span for span in _inner(text, value.span(), "secret") if when(text[span[0] : span[1]]))
 
 
 def _has(*signs: str) -> Callable[[Scrubber, str, str], bool]:
     return lambda _, value, __: any(sign in value for sign in signs)
 
 
-def _marking(
-    form: str, kind: Kind = "secret", when: Callable[[str, str], bool] = lambda *_: True
-) -> Callable[[Scrubber, str], str]:
-    """A rule that marks what a pattern finds: its groups, which are named by their kinds, or all of it.
+def _form(pattern: str, kind: Kind = "secret", when: Callable[[str, str], bool] = lambda *_: True) -> _Rule:
+    """A rule of what a pattern finds: its groups, which are named by their kinds, or all of it.
 
-    `when` is asked of a whole text that was found, and of what stands before it.
+    `when` is asked of a text that was found, and of what stands before it.
     """
-    pattern = re.compile(form)
+    compiled = re.compile(pattern)
 
-    def rule(scrubber: Scrubber, work: str) -> str:
-        def whole(match: re.Match[str]) -> str:
-            found = when(match[0], work[max(0, match.start() - 30) : match.start()])
-            return scrubber._mark(kind, match[0]) if found else match[0]
-
-        def groups(match: re.Match[str]) -> str:
-            out, at = "", match.start()
-            for name in (name for name in pattern.groupindex if match[name] is not None):
-                inner = _unquoted(match[name])
-                if not _is_replaceable(inner) or not when(inner, ""):
-                    return match[0]
-                cut, named = match.start(name) + (len(match[name]) - len(inner)) // 2, cast("Kind", name.rstrip("2"))
-                out += work[at:cut] + scrubber._mark(named, inner if named == "secret" else inner.lower())
-                at = cut + len(inner)
-            return out + work[at : match.end()]
-
-        return pattern.sub(groups if pattern.groupindex else whole, work)
+    def rule(_: Scrubber, text: str) -> Iterator[_Span]:
+        for match in compiled.finditer(text):
+            for name in compiled.groupindex or (0,):
+                yield from _inner(text, match.span(name), name.rstrip("2") if isinstance(name, str) else kind, when)
 
     return rule
 
 
-def _is_replaceable(value: str) -> bool:
-    return bool(value) and not _MARK.search(value) and value.lower() not in _NOTHING
+def _inner(
+    text: str, span: tuple[int, int], kind: str, when: Callable[[str, str], bool] = lambda *_: True
+) -> Iterator[_Span]:
+    """What was found, without its quotes, if there is something in it."""
+    start, end = span
+    if end - start > 1 and text[start] in "\"'" and text[end - 1] == text[start]:
+        start, end = start + 1, end - 1
+    if (
+        start < end
+        and text[start:end].lower() not in _NOTHING
+        and when(text[start:end], text[max(0, start - 30) : start])
+    ):
+        yield start, end, kind
+
+
+def _is_word(text: str) -> bool:
+    return text.isalpha() and len(text) < 12
 
 
 def _may_be_assigned(_: Scrubber, value: str, lower: str) -> bool:
     return ("=" in value or ":" in value or "-" in value or "bearer" in lower) and any(n in lower for n in _NAME_HINTS)
-
-
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] in "\"'" and value[-1] == value[0] else value
 
 
 def _by_name(name: str, sign: str) -> Callable[[str], bool] | None:
@@ -711,49 +625,45 @@ def _secretive(value: str) -> bool:
     return changes >= 3 or (changes > 0 and len(value) >= 16) or mixed
 
 
-#: Which texts a rule may find something in, and the rule. In this order: what is known comes first, and what is part of
-#: something longer after it.
-_RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, str], str]], ...] = (
-    # Credentials: those that were learnt, and those of a known form.
-    (
-        lambda s, value, _: any(secret in value for secret in s._literal),
-        lambda s, work: re.sub(_any_of(s._literal), lambda m: s._mark("secret", m[0]), work),
-    ),
+#: Which texts a rule may find something in, and the rule.
+_RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], _Rule], ...] = (
+    (lambda s, _, lower: any(text in lower for text in s._known), Scrubber._learnt),
+    # Credentials of a known form.
     (
         _has("PRIVATE KEY"),
-        _marking(
+        _form(
             r"(?s)-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
             r"(?:.{0,20000}?-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
             r"|(?:[A-Za-z0-9+/=:,.\-\s\\]|\\[nr])*)"
         ),
     ),
-    (lambda _, value, __: "=" in value and re.search(r"[A-Za-z0-9_)%]=", value) is not None, Scrubber._environments),
-    (_has("://"), _marking(r"\b[A-Za-z][A-Za-z0-9+.\-]{0,20}://(?P<secret>[^\s/@\"'<>?#]+)(?=@)")),
+    (lambda _, value, __: "=" in value and re.search(r"[A-Za-z0-9_)%]=", value) is not None, _environments),
+    (_has("://"), _form(r"\b[A-Za-z][A-Za-z0-9+.\-]{0,20}://(?P<secret>[^\s/@\"'<>?#]+)(?=@)")),
     (
         _has(".com/", "telegram.org/"),
-        _marking(
+        _form(
             r"(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks|api\.telegram\.org"
             r"|webhook\.office\.com)/(?P<secret>[^\s\"'<>]+)"
         ),
     ),
     (
         _has(*_TOKEN_HINTS),
-        _marking(rf"(?<![A-Za-z0-9])(?:{'|'.join(form for _, form in _TOKENS)})(?![A-Za-z0-9])"),
+        _form(rf"(?<![A-Za-z0-9])(?:{'|'.join(form for _, form in _TOKENS)})(?![A-Za-z0-9])"),
     ),
     # What a name says.
     (
         _may_be_assigned,
-        _marking(
+        _form(
             r"(?i)\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token|digest|negotiate|"
             r"aws4-hmac-sha256)\s+)?(?P<secret>[^\s\"'][^\"'\r\n\x00]*)"
         ),
     ),
-    (_may_be_assigned, _marking(r"(?i)\b(?:set-)?cookie\s*:\s*(?P<secret>\S[^\"'\r\n\x00]*)")),
-    (_may_be_assigned, Scrubber._assigned),
-    (_may_be_assigned, _marking(_FLAG, when=_no_number)),
+    (_may_be_assigned, _form(r"(?i)\b(?:set-)?cookie\s*:\s*(?P<secret>\S[^\"'\r\n\x00]*)")),
+    (_may_be_assigned, _assigned),
+    (_may_be_assigned, _form(_FLAG, when=_no_number)),
     (
         _may_be_assigned,
-        _marking(
+        _form(
             r"\b[Bb](?:earer|EARER)\s+(?P<secret>[A-Za-z0-9._~+/\-]{8,}=*)",
             when=lambda word, _: len(word) >= 16 or any(map(str.isdigit, word)),
         ),
@@ -761,7 +671,7 @@ _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, st
     # People, and more of their credentials.
     (
         _has("@"),
-        _marking(
+        _form(
             r"(?<![\w.+\-])[A-Za-z0-9][\w.+\-]*@"
             r"[A-Za-z0-9][A-Za-z0-9\-]*(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,24}(?![\w\-])",
             "email",
@@ -769,19 +679,19 @@ _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, st
     ),
     (
         _has("@"),
-        _marking(
+        _form(
             r"(?<![\w.@\-])(?P<user>[A-Za-z_][\w.\-]*)@(?P<host>[A-Za-z0-9][\w.\-]*)"
             r"(?=:(?:[~/]|\d{1,5}\b)|:?\s?[~#$](?:\s|$))"
             r"|(?<=\bssh )(?P<user2>[A-Za-z_][\w.\-]*)@(?P<host2>[A-Za-z0-9][\w.\-]*)"
         ),
     ),
-    (_has("-u", "--login"), _marking(_USER_FLAG)),
-    (_has("sshpass"), _marking(r"\bsshpass\s+-p\s*(?P<secret>\"[^\"]*\"|'[^']*'|\S+)")),
+    (_has("-u", "--login"), _form(_USER_FLAG)),
+    (_has("sshpass"), _form(r"\bsshpass\s+-p\s*(?P<secret>\"[^\"]*\"|'[^']*'|\S+)")),
     # A key of Weights & Biases (and an old one of GitHub) is 40 hexadecimal digits and nothing else. So is a commit.
     # Arguments of templates are not looked at.
     (
         lambda _, value, __: len(value) >= 40 and "<" not in value and "::" not in value,
-        _marking(
+        _form(
             r"(?:^|(?<=[\s\"'=:,;(]))[0-9a-f]{40}(?=$|[\s\"',;)])", when=lambda _, before: not _COMMIT.search(before)
         ),
     ),
@@ -789,7 +699,7 @@ _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, st
     # Machines.
     (
         _has("."),
-        _marking(
+        _form(
             rf"(?<![\w.\-])(?:{_OCTET}\.){{3}}{_OCTET}(?![\w\-]|\.\w)",
             "address",
             lambda ip, before: (
@@ -799,11 +709,11 @@ _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, st
     ),
     (
         lambda _, value, __: value.count(":") >= 2,
-        _marking(r"(?<![\w:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![\w:])", "address"),
+        _form(r"(?<![\w:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![\w:])", "address"),
     ),
     (
         lambda _, value, __: value.count(":") >= 2,
-        _marking(
+        _form(
             r"(?i)(?<![\w:])(?:(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}|fe80::[0-9a-f:]+"
             r"|f[cd][0-9a-f]{2}:[0-9a-f]{1,4}:[0-9a-f:]+|2[0-9a-f]{3}:(?:[0-9a-f]{1,4}:){1,6}:[0-9a-f:]*)(?![\w:])",
             "address",
@@ -811,7 +721,7 @@ _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, st
     ),
     (
         lambda _, value, __: value.count(".") >= 2 or "ip-" in value,
-        _marking(
+        _form(
             r"(?<![\w.@/\-])(?:ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[a-z0-9\-]+)*"
             r"|[a-z][a-z0-9\-]{0,60}(?:-[a-z0-9]{1,60}|\d)\.(?:[a-z0-9\-]{1,60}\.){1,8}"
             r"(?:com|org|edu|gov|internal|intranet|corp|lan|localdomain)"
@@ -819,31 +729,7 @@ _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, st
             "host",
         ),
     ),
-    (lambda s, _, lower: any(word in lower for word in s._words), Scrubber._names),
 )
-
-
-def json_text(scrubber: Scrubber, text: str) -> str:
-    """Scrub a text that may be JSON: as JSON if it is, as text if not.
-
-    Parameters
-    ----------
-    scrubber : Scrubber
-    text : str
-
-    Returns
-    -------
-    str
-        The same object when nothing had to go.
-    """
-    if text[:1] not in ("{", "[") or '"' not in text:
-        return scrubber.text(text)
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return scrubber.text(text)
-    clean = scrubber.value(found)
-    return text if clean == found else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
 
 
 class Ledger:
@@ -865,16 +751,6 @@ class Ledger:
     def note(self, kind: str, *names: str, count: int = 1) -> None:
         """Count something that was left out, by its name in the file, which may itself hold a secret."""
         self.removed[kind, ".".join(self._once(Scrubber.text, name)[0][:100] for name in names)] += count
-
-    def text(self, value: str, place: str) -> str:
-        """Scrub a text, as JSON where it is JSON."""
-        return self.apply(json_text, place, value)  # type: ignore[no-any-return]
-
-    def value(self, given: Any, place: str) -> Any:
-        """Scrub a JSON value."""
-        new, kinds = self._cleaned(Scrubber.value, given)
-        self.removed.update((kind, place) for kind in kinds)
-        return new
 
     def apply(self, clean: Callable[..., Any], place: str, *given: Any) -> Any:
         """Give ``clean(scrubber, *given)``, and count what went from a place."""
