@@ -12,7 +12,7 @@ ordinary way.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _BYTES = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
 _FLOAT = 7
 #: Values of the serial types that have no content.
 _CONSTANTS = {0: NULL, 8: 0, 9: 1}
-#: Zeroes before and after the pages, so that eight bytes can be read around any value.
+#: Bytes before and after the pages, so that eight can be read around any value.
 _PAD = 16
 
 
@@ -63,20 +63,21 @@ def integer_columns(path: Path, root: int, columns: Sequence[int]) -> list[Int]:
     Unusual
         The table needs SQLite itself.
     """
-    if not root or any(path.with_name(path.name + tail).exists() for tail in ("-wal", "-journal")):
+    if root < 2 or any(path.with_name(path.name + tail).exists() for tail in ("-wal", "-journal")):
         raise Unusual("not a plain table, or a journal lies beside the file")
     with path.open("rb", buffering=0) as stream:
-        handle = stream.fileno()
-        head = os.pread(handle, 100, 0)
+        head = os.pread(stream.fileno(), 100, 0)
         page_size = int.from_bytes(head[16:18], "big")
         page_size = 65536 if page_size == 1 else page_size
         if len(head) < 100 or page_size < 512 or head[18] > 1 or head[19] > 1:
             raise Unusual("a write-ahead log or no database")
-        leaves = _leaves(handle, root, page_size, path.stat().st_size // page_size)
+        leaves = _leaves(stream.fileno(), root, page_size, path.stat().st_size // page_size)
         # More rows than fit: each has a pointer, two lengths, its number and a type a column. What is never written
         # to costs nothing.
         out, n = [np.empty(len(leaves) * page_size // (max(columns) + 6), np.int64) for _ in columns], 0
-        for block in _blocks(handle, leaves, page_size):
+        buffer = np.zeros(_PAGES * page_size + 2 * _PAD, np.uint8)
+        for low in range(0, len(leaves), _PAGES):
+            block = _read(stream.fileno(), leaves[low : low + _PAGES], page_size, buffer)
             decoded = _decode(block, page_size, page_size - head[20], columns)
             for column, values in zip(out, decoded, strict=True):
                 column[n : n + len(values)] = values
@@ -88,37 +89,32 @@ def _leaves(handle: int, root: int, page_size: int, pages: int) -> Int:
     """Numbers of the table's leaf pages, in order of rowid."""
     level = np.array([root], np.int64)
     for _ in range(20):
-        kinds = {os.pread(handle, 1, (int(p) - 1) * page_size + (100 if p == 1 else 0)) for p in level[[0, -1]]}
-        if kinds == {bytes([_LEAF])}:
+        if all(os.pread(handle, 1, (page - 1) * page_size) == bytes([_LEAF]) for page in level[[0, -1]].tolist()):
             return level
         children = []
-        for page in level.tolist():
-            raw = np.frombuffer(os.pread(handle, page_size, (page - 1) * page_size), np.uint8)
-            at = 100 if page == 1 else 0
-            if raw[at] != _INTERIOR:
+        read = _read(handle, level, page_size, np.empty(len(level) * page_size + 2 * _PAD, np.uint8))
+        for page in read[_PAD:-_PAD].reshape(-1, page_size):
+            if page[0] != _INTERIOR:
                 raise Unusual("no table tree, or a damaged page")
             # The right-most child stands in the header, the others each begin a cell.
-            pointers = raw[at + 12 :][: 2 * int.from_bytes(raw[at + 3 : at + 5], "big")].view(">u2").astype(np.int64)
-            places = np.append(pointers, at + 8)[:, None] + np.arange(4)
-            children.append(raw[places].view(">u4")[:, 0].astype(np.int64))
+            pointers = page[12:][: 2 * int.from_bytes(page[3:5].tobytes(), "big")].view(">u2").astype(np.int64)
+            places = np.append(pointers, 8)[:, None] + np.arange(4)
+            children.append(page[places].view(">u4")[:, 0].astype(np.int64))
         level = np.concatenate(children)
         if len(level) > pages or level.min() < 2 or level.max() > pages:
             raise Unusual("a damaged tree")
     raise Unusual("a tree too deep to be one")
 
 
-def _blocks(handle: int, leaves: Int, page_size: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """The leaf pages, many at a time, in one reused buffer with zeroes around them."""
-    buffer = np.zeros(_PAGES * page_size + 2 * _PAD, np.uint8)
-    for low in range(0, len(leaves), _PAGES):
-        part = leaves[low : low + _PAGES]
-        filled = _PAD
-        for run in np.split(part, np.flatnonzero(np.diff(part) != 1) + 1):
-            size = len(run) * page_size
-            if os.preadv(handle, [buffer.data[filled : filled + size]], (int(run[0]) - 1) * page_size) != size:
-                raise Unusual("a short read")
-            filled += size
-        yield buffer[: filled + _PAD]
+def _read(handle: int, pages: Int, page_size: int, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Read pages into a buffer, and give the part of it that holds them and something around them."""
+    filled = _PAD
+    for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1):
+        size = len(run) * page_size
+        if os.preadv(handle, [buffer.data[filled : filled + size]], (int(run[0]) - 1) * page_size) != size:
+            raise Unusual("a short read")
+        filled += size
+    return buffer[: filled + _PAD]
 
 
 def _decode(block: npt.NDArray[np.uint8], page_size: int, usable: int, columns: Sequence[int]) -> list[Int]:
@@ -136,7 +132,7 @@ def _decode(block: npt.NDArray[np.uint8], page_size: int, usable: int, columns: 
     size, at = _varint(block, at, 3)
     if len(size) and int(size.max()) > usable - 35:
         raise Unusual("overflow pages")
-    at = _after_rowid(block, at)
+    _, at = _varint(block, at, 9)  # the row's number
     header, kind = _varint(block, at, 2)
     body = at + header
     wide = np.ndarray((len(block) - 7,), ">i8", block.data, strides=(1,))
@@ -190,14 +186,3 @@ def _varint(block: npt.NDArray[np.uint8], at: Int, limit: int) -> tuple[Int, Int
         if not more.any():
             return value, at
     raise Unusual("a very long row")
-
-
-def _after_rowid(block: npt.NDArray[np.uint8], at: Int) -> Int:
-    """Where a variable-length integer of up to nine bytes ends whose value is of no interest."""
-    more = np.ones(len(at), bool)
-    for _ in range(8):
-        more &= block[at] >= 128
-        if not more.any():
-            break
-        at = at + more
-    return at + 1
