@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import nsightkit
 from nsightkit.errors import NsightkitError
-from nsightkit.trace._process import descendants, dying_with_parent, end, run, tail
+from nsightkit.trace._process import descendants, dying_with_parent, end, run, said, tail
 
 __all__ = [
     "IMPORTED", "ask_child", "child_environment", "fork_child", "gpu_name", "has_driver", "has_gpu", "main",
@@ -58,12 +58,9 @@ def gpu_name() -> str | None:
         None if torch cannot use a GPU.
     """
     question = "import torch; print('GPU', torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        # The first import of torch on a machine reads gigabytes of libraries.
-        answer = run([sys.executable, "-c", question], 300.0).stdout if has_driver() else ""
-        said, _, name = tail(answer, 1).partition(" ")
-        return name if said == "GPU" and name else None
-    return None
+    # The first import of torch on a machine reads gigabytes of libraries.
+    answer = tail(said(sys.executable, "-c", question, timeout_s=300.0), 1) if has_driver() else ""
+    return answer.removeprefix("GPU ") if answer.startswith("GPU ") else None
 
 
 def has_gpu() -> bool:
@@ -247,8 +244,9 @@ def ask_child(
         try:
             done = start(module, {**job, "result": str(result)}, timeout_s)
         except subprocess.TimeoutExpired as late:
-            said = tail(late.output, 3) or "nothing"
-            error = NsightkitError(f"not done within {timeout_s:g} s; it last said: {said}")
+            error = NsightkitError(
+                f"not done within {timeout_s:g} s; it last said: {tail(late.output, 3) or 'nothing'}"
+            )
             error.add_note(str(late.output))
             raise error from late
         with contextlib.suppress(OSError, ValueError):

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from nsightkit.capture.children import has_gpu
 from nsightkit.capture.nsys import importer
 from nsightkit.errors import NsightkitError
 from nsightkit.trace import ncu_tool, nsys_tool
-from nsightkit.trace._process import run
+from nsightkit.trace._process import said
 
 __all__ = ["installed", "report"]
 
@@ -80,11 +79,8 @@ def _importer() -> _Found:
     if found is None:
         remedy = "if captures leave only a .qdstrm: install the host part of Nsight Systems (Debian: nsight-systems)"
         return "warn", f"no QdstrmImporter beside {nsys}", remedy
-    lacking: list[str] = []
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = run(["ldd", str(found)], 20.0, env=nsys_tool.environment(None, found.parent))
-        lacking = re.findall(r"(\S+) => not found", said.stdout)
-    if lacking:
+    linked = said("ldd", str(found), env=nsys_tool.environment(None, found.parent))
+    if lacking := re.findall(r"(\S+) => not found", linked):
         # The copy inside Nsight Compute needs libdw, which slim containers lack; nsys then exits with 0 and no report.
         remedy = f"install these libraries (Debian: libdw1), or name their folder in {nsys_tool.LIBRARIES}"
         return "missing", f"{found} lacks {', '.join(sorted(set(lacking)))}", remedy

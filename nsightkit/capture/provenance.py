@@ -12,7 +12,6 @@ import functools
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from nsightkit.capture import utilization
 from nsightkit.capture.doctor import installed
 from nsightkit.errors import NsightkitError
 from nsightkit.trace import ncu_tool, nsys_tool
+from nsightkit.trace._process import said, version_of
 from nsightkit.trace.share.secrets import Scrubber
 
 __all__ = ["FORMAT", "collect", "in_short", "label", "rows", "scrub", "slug", "tools"]
@@ -47,12 +47,10 @@ def tools() -> dict[str, Any]:
         ``nsys``, ``ncu``, ``commit``, ``dirty``; what cannot be had is None. Each is asked once in a process.
     """
     found: dict[str, Any] = dict.fromkeys(("nsys", "ncu"))
-    with contextlib.suppress(NsightkitError):
-        nsys = nsys_tool.find()
-        found["nsys"] = ".".join(map(str, nsys_tool.version(nsys))) if nsys else None
-    with contextlib.suppress(NsightkitError):
-        ncu = ncu_tool.find()
-        found["ncu"] = ncu_tool.version(ncu) if ncu else None
+    for name, find in (("nsys", nsys_tool.find), ("ncu", ncu_tool.find)):
+        with contextlib.suppress(NsightkitError):
+            program = find()
+            found[name] = program and version_of(program, name)
     commit, dirty = _commit(os.environ.get("NSIGHTKIT_COMMIT", ""))
     return {**found, "commit": commit, "dirty": dirty}
 
@@ -94,7 +92,7 @@ def _gpu(device: str) -> dict[str, Any]:
     import torch
 
     properties = torch.cuda.get_device_properties(torch.device(device))
-    said = utilization.ask_smi(device, _OF_GPU.values(), "csv,noheader")
+    answers = utilization.ask_smi(device, _OF_GPU.values(), "csv,noheader")
     return {
         "name": properties.name,
         "count": torch.cuda.device_count(),
@@ -102,7 +100,7 @@ def _gpu(device: str) -> dict[str, Any]:
         "multiprocessors": properties.multi_processor_count,
         "compute_capability": f"{properties.major}.{properties.minor}",
         **dict.fromkeys(_OF_GPU),
-        **dict(zip(_OF_GPU, said, strict=False)),
+        **dict(zip(_OF_GPU, answers, strict=False)),
     }
 
 
@@ -125,14 +123,6 @@ def _software() -> dict[str, Any]:
     return found
 
 
-def _said(*command: str) -> str:
-    with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL
-        ).stdout
-    return ""
-
-
 def _cpu_model() -> str | None:
     with contextlib.suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
@@ -150,10 +140,10 @@ def _commit(named: str) -> tuple[str | None, bool | None]:
     root = Path(nsightkit.__file__).parents[1]
     # Installed packages may lie below some other project's checkout, whose commit is not ours.
     ours = (root / "pyproject.toml").is_file()
-    commit = _said("git", "-C", str(root), "rev-parse", "HEAD").strip() if ours else ""
+    commit = said("git", "-C", str(root), "rev-parse", "HEAD").strip() if ours else ""
     if not commit:
         return None, None
-    return commit, bool(_said("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no").strip())
+    return commit, bool(said("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no").strip())
 
 
 def scrub(value: Any) -> Any:

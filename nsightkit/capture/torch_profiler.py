@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,13 +13,13 @@ from pathlib import Path
 
 from nsightkit.capture import _under_profiler
 from nsightkit.capture._under_profiler import export, profiler
-from nsightkit.capture.profiling import Captured, ended, target
+from nsightkit.capture.profiling import Captured, ended, target, watch
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.trace._process import run
 
 __all__ = ["attention_back_ends", "profile_command", "profile_steps", "profiler"]
 
 _SUFFIX = ".json.gz"
+_WHY = "what it wrote above says why (it must be a Python program whose interpreter has torch)"
 #: Names of the operator that each back end of PyTorch's fused attention is, and of its kernels: a graph that is
 #: replayed shows only these. cuDNN's hold "flash" as well.
 _BACK_ENDS = {
@@ -119,6 +118,7 @@ def profile_command(
     record_shapes : bool
         Also record the shapes of the operators' inputs.
     timeout_s : float
+        The program is interrupted then.
     overwrite : bool
         Replace an existing trace.
 
@@ -140,22 +140,18 @@ def profile_command(
         job = json.dumps({"output": str(whole), "record_shapes": record_shapes, "arguments": arguments})
         # As a file: the program's interpreter needs torch, not nsightkit, nor what that depends on.
         ran = [interpreter, _under_profiler.__file__, job]
-        try:
-            done = run(ran, timeout_s, show=True)
-        except subprocess.TimeoutExpired as error:
-            raise NsightkitError(
-                f"the program was not done within {timeout_s:g} s and was ended; run fewer steps, or allow more time"
-            ) from error
-        except OSError as error:
-            raise UsageError(f"{interpreter}: cannot be started ({error.strerror}); check the command") from error
+        advice = "run fewer steps, or allow more time"
+        notes, done = watch(
+            ran, timeout_s, tool="the program", result="trace", advice=advice, env=None, show=True, interrupt_s=60.0
+        )
         if not whole.is_file():
             raise NsightkitError(
                 f"the program ended with exit code {done.returncode} and left no trace; "
-                "what it wrote above says why (it must be a Python program whose interpreter has torch)"
+                f"{f'it was not done within {timeout_s:g} s: {advice}' if notes else _WHY}"
             )
         whole.replace(destination)
     shown = [interpreter, *arguments]
-    return Captured(destination, destination, [destination], shown, done.returncode, ended(done.returncode))
+    return Captured(destination, destination, [destination], shown, done.returncode, notes + ended(done.returncode))
 
 
 def _python(command: Sequence[str]) -> tuple[str, list[str]]:

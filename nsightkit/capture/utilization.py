@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nsightkit.hardware import SLOWDOWNS
+from nsightkit.trace._process import said
 
 __all__ = ["ask_smi", "logged", "now", "sample"]
 
@@ -156,12 +157,8 @@ def ask_smi(device: str, fields: Iterable[str], form: str) -> list[str]:
     list of str
         One value for each field; empty if nvidia-smi does not answer.
     """
-    command = _query(device, fields, form)
-    with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError, IndexError):
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        values = [value.strip() for value in said.splitlines()[0].split(",")]
-        return values if len(values) == len(list(fields)) else []
-    return []
+    values = [value.strip() for value in said(*_query(device, fields, form)).partition("\n")[0].split(",")]
+    return values if len(values) == len(list(fields)) else []
 
 
 def _query(device: str, fields: Iterable[str], form: str) -> list[str]:
@@ -174,9 +171,9 @@ def _query(device: str, fields: Iterable[str], form: str) -> list[str]:
     return ["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", f"--format={form}"]
 
 
-def _values(said: Sequence[str]) -> dict[str, float]:
+def _values(answers: Sequence[str]) -> dict[str, float]:
     found = {}
-    for metric, text in zip(_FIELDS, said, strict=False):
+    for metric, text in zip(_FIELDS, answers, strict=False):
         with contextlib.suppress(ValueError):  # what a GPU does not support stands in brackets
             found[metric] = float(int(text, 16) if "0x" in text else float(text))
     return found

@@ -12,10 +12,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from nsightkit.errors import NsightkitError, UsageError
 
-__all__ = ["ask", "descendants", "dying_with_parent", "end", "find_program", "run", "tail", "version_of"]
+__all__ = ["ask", "descendants", "dying_with_parent", "end", "find_program", "run", "said", "tail", "version_of"]
 
 #: Of Linux's prctl: the signal a process gets when its parent dies.
 _PARENT_DEATH_SIGNAL = 1
@@ -91,6 +92,22 @@ def run(
         return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
 
 
+def said(*command: str, timeout_s: float = 20.0, env: dict[str, str] | None = None) -> str:
+    """Give what a command prints on its standard output; nothing where it does not start, fails, or hangs.
+
+    Parameters
+    ----------
+    *command : str
+    timeout_s : float
+    env : dict, optional
+        The whole environment; the present one when omitted.
+    """
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return str(subprocess.run(command, timeout=timeout_s, check=True, env=env, **pipes).stdout)
+    return ""
+
+
 def ask(program: str | os.PathLike[str], name: str, *arguments: str, timeout_s: float = 60.0) -> str:
     """Ask a program about itself.
 
@@ -143,11 +160,11 @@ def version_of(program: str | os.PathLike[str], name: str, timeout_s: float = 60
     NsightkitError
         It does not start, hangs, or says no version.
     """
-    said = ask(program, name, "--version", timeout_s=timeout_s)
-    if found := re.search(r"\b\d{4}(?:\.\d+)+", said):
+    answer = ask(program, name, "--version", timeout_s=timeout_s)
+    if found := re.search(r"\b\d{4}(?:\.\d+)+", answer):
         return found[0]
     raise NsightkitError(
-        f"{program}: said no version ({tail(said, 2) or 'no word'}); set NSIGHTKIT_{name.upper()} to a working {name}"
+        f"{program}: said no version ({tail(answer, 2) or 'no word'}); set NSIGHTKIT_{name.upper()} to a working {name}"
     )
 
 
@@ -166,6 +183,7 @@ def dying_with_parent() -> Callable[[], None] | None:
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def bind() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs would ignore it
         prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before it was watched
             os._exit(1)

@@ -130,10 +130,20 @@ def test_a_program_without_a_trace_says_so(tmp_path: Path) -> None:
     program.write_text("import os; os._exit(9)")
     with pytest.raises(NsightkitError, match="exit code 9 and left no trace"):
         torch_profiler.profile_command([sys.executable, str(program)], tmp_path / "t")
-    program.write_text("import time; time.sleep(600)")
+    program.write_text("import os, signal, time\nsignal.signal(signal.SIGINT, lambda *_: os._exit(9))\ntime.sleep(600)")
     with pytest.raises(NsightkitError, match=r"not done within 0\.5 s"):
         torch_profiler.profile_command([sys.executable, str(program)], tmp_path / "t", timeout_s=0.5)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.py", "torch"]
+
+
+@pytest.mark.usefixtures("small_torch")
+def test_a_program_whose_time_is_up_leaves_its_trace(tmp_path: Path) -> None:
+    program = tmp_path / "p.py"
+    program.write_text("import time; time.sleep(600)")
+    done = torch_profiler.profile_command([sys.executable, str(program)], tmp_path / "t", timeout_s=5)
+    assert done.notes[0] == "the program was interrupted after 5 s; the trace ends there"
+    assert done.returncode != 0
+    assert "aten::cumsum" in set(nsightkit.load(done.trace)["ops"]["name"])
 
 
 def test_only_the_active_steps_are_kept(tmp_path: Path) -> None:

@@ -127,11 +127,11 @@ def test_nothing_that_is_imported_before_the_fork_asks_for_a_gpu() -> None:
 def test_whether_there_is_a_gpu_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def answer(*command: object, **_: object) -> subprocess.CompletedProcess[str]:
+    def answer(*command: str, **_: object) -> str:
         asked.append(command)
-        return subprocess.CompletedProcess([], 0, "a warning\nGPU Planted GPU 80GB\n")
+        return "a warning\nGPU Planted GPU 80GB\n"
 
-    monkeypatch.setattr(children, "run", answer)
+    monkeypatch.setattr(children, "said", answer)
     monkeypatch.setattr(children.ctypes, "CDLL", lambda _: None)
     children.gpu_name.cache_clear()
     try:
@@ -144,7 +144,7 @@ def test_whether_there_is_a_gpu_is_asked_once(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("said", ["GPU \n", "UserWarning: no driver\nGPU \n", "Traceback\nImportError: no torch\n", ""])
 def test_without_one_there_is_no_name(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    monkeypatch.setattr(children, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, said))
+    monkeypatch.setattr(children, "said", lambda *_, **__: said)
     monkeypatch.setattr(children.ctypes, "CDLL", lambda _: None)
     children.gpu_name.cache_clear()
     try:

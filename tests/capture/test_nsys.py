@@ -506,10 +506,10 @@ def test_an_nsys_that_lost_its_helper_is_not_blamed_on_the_range(
 def test_only_rows_count_as_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export = tmp_path / "held.sqlite"
     with sqlite3.connect(export) as database:
-        database.execute("CREATE TABLE NVTX_EVENTS (eventType INT)")
-        database.execute("INSERT INTO NVTX_EVENTS VALUES (75)")
-        database.execute("CREATE TABLE OSRT_API (start INT)")
-        database.execute("INSERT INTO OSRT_API VALUES (1)")
+        database.execute("CREATE TABLE NVTX_EVENTS (start INT, end INT, eventType INT)")
+        database.execute("INSERT INTO NVTX_EVENTS VALUES (1, 2, 75)")  # a domain's name
+        database.execute("CREATE TABLE OSRT_API (start INT, end INT)")
+        database.execute("INSERT INTO OSRT_API VALUES (1, 2)")
     database.close()
     writes = 'for a; do case "$a" in --output=*) echo > "${a#--output=}.nsys-rep";; esac; done'
     exports = f'[ "$1" = export ] && cp "{export}" "$7" && exit'

@@ -153,39 +153,31 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
     seen: dict[int, Any] = {}
     equal: dict[Any, Any] = {}
 
-    def record(given: Any, name: str = "") -> Any:
-        fields = given if isinstance(given, Mapping) else {}
-        kept = {f: value(item, f"{name}.{f}".lstrip(".")) for f, item in fields.items() if f in _KNOWN[name]}
-        for field in [field for field in fields if field not in _KNOWN[name]]:
-            ledger.note("field", *filter(None, [name]), str(field))
-        return kept
-
-    def shared(given: Any, made: Any) -> Any:
-        content = made.items() if isinstance(made, dict) else map(id, made)
-        seen[id(given)] = equal.setdefault((type(made), *content), made)
-        return seen[id(given)]
-
-    def value(given: Any, place: str) -> Any:
-        name = place.rpartition(".")[2]
+    def cleaned(given: Any, name: str = "", place: str = "") -> Any:
+        if id(given) in seen:
+            return seen[id(given)]
         match given:
-            case list() if name == "frames" and id(given) in seen:
-                return seen[id(given)]
-            case list() if name == "frames":
-                return shared(given, [seen[id(f)] if id(f) in seen else shared(f, record(f, name)) for f in given])
-            case list() if name == "device_traces":
-                return [[record(each, name) for each in events] for events in given]
+            case Mapping() if name in _KNOWN:
+                made: Any = {f: cleaned(given[f], f, f"{name}.{f}".lstrip(".")) for f in given if f in _KNOWN[name]}
+                for field in [field for field in given if field not in _KNOWN[name]]:
+                    ledger.note("field", *filter(None, [name]), str(field))
             case list() if name in _KNOWN:
-                return [record(each, name) for each in given]
+                made = [cleaned(each, name) for each in given]
             case str():
                 return ledger.apply(Scrubber.path if name == "filename" else Scrubber.text, place, given)
             case tuple():
-                return tuple(value(item, place) for item in given if isinstance(item, int))
+                return tuple(cleaned(item, name, place) for item in given if isinstance(item, int))
             case Mapping():  # what a program noted itself
                 text = json.dumps(given, skipkeys=True, default=str)
                 return json.loads(ledger.apply(Scrubber.text, place, text))
-        return given if isinstance(given, int | float) else None
+            case _:
+                return given if isinstance(given, int | float) else None
+        if name == "frames":
+            content = made.items() if isinstance(made, dict) else map(id, made)
+            made = seen[id(given)] = equal.setdefault((type(made), *content), made)
+        return made
 
-    out = record(top)
+    out = cleaned(top)
     return out if isinstance(taken, Mapping) else out["segments"]
 
 
