@@ -3,48 +3,47 @@ Which limiter does Nsight Compute see?
 ======================================
 
 A kernel takes its time. Is it held back by arithmetic, by memory or by
-waiting? Nsight Compute's counters know, if they were collected and are read by
-the right rule.
+waiting? Two counters of Nsight Compute answer that, a few more say what to do
+about it, and even a report without them has something to tell.
 
 .. in-short::
 """
 
 # %%
-# Predict: six kernels, two bounds
-# --------------------------------
-# Six operations: a product of matrices on tensor cores, and one without them;
-# an addition of long vectors, and the same with each number it reads in a
-# sector of its own; a softmax over a few long rows; and a walk, each of whose
-# addresses is what was read at the one before. Their shapes give a bound for
-# each:
+# Predict: one addition, four kernels
+# -----------------------------------
+# A million numbers in FP32 are added to a million others on a Tesla T4. Four
+# kernels do it. In the first, a thread adds one pair. In the others it adds
+# several: a few neighbours, or numbers that lie far apart, one in each stride
+# over the whole array. All of them read two numbers and write one for each
+# result, so they have the same bound:
 
-# sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_thumbnail_number = 1
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis.roofline import counters, sol
+from nsightkit.analysis.roofline import counters
 from nsightkit.investigations import case
-from nsightkit.investigations import parts as investigations
-from nsightkit.investigations.pages import six_kernels
+from nsightkit.investigations.pages import published
 
-h200 = hardware.find("H200")
-sizes = investigations.find("limiters", "before").gpu
-operations = six_kernels.operations(sizes)
-table = sol.bounds(operations, sol.datasheet(h200))
-table["ridge"] = [h200.ridge(op.unit) for op in operations]
-plots.table(table[["name", "intensity", "ridge", "bound"]])
+t4 = hardware.find("T4")
+needed_mb = 3 * 4 * 1_000_000 / 1e6
+print(f"{needed_mb:.0f} MB, at least {needed_mb / t4.gb_per_s * 1e3:.1f} µs")
 
 # %%
-# By their shapes four of the six look alike, limited by memory. Which of them
-# would you expect to use the memory's bandwidth, and which to wait?
+# Which of the kernels waste bandwidth? And does a high use of the memory show
+# that a kernel uses it well?
 #
 # .. dropdown:: Answer
 #
-#    The plain addition uses the bandwidth. The strided one uses it as well and
-#    wastes most of it: a whole sector for each number. The softmax has a block
-#    for each of its few rows, so most multiprocessors get no work. The walk
-#    has one load under way in each thread. Both wait, for neither arithmetic
-#    nor bandwidth.
+#    Memory moves in sectors that hold eight such numbers, and the 32 threads
+#    of a warp load together. If each thread takes neighbours, the warp's
+#    threads are several numbers apart in any one load, and most of each sector
+#    is not used.
+#    The strided kernel looks worse and is not: in each of its loads,
+#    neighbouring threads read neighbouring numbers. A high use of the memory
+#    shows none of this, because the memory is just as busy with bytes that
+#    nobody asked for.
 #
 # NVIDIA's rule goes by two numbers, the use of the busiest unit of compute and
 # of the busiest part of the memory, each in percent of its peak. Either above
@@ -52,18 +51,58 @@ plots.table(table[["name", "intensity", "ridge", "bound"]])
 # between the higher one counts, if they are far enough apart.
 
 # %%
-# Evidence: a real report
-# -----------------------
-# Twelve launches on an A10G: ten kernels of somebody's ladder for one FP32
-# product, from a naive one to tiles of warps, and cuBLAS twice.
+# Evidence: four reports with counters
+# ------------------------------------
+# The author of these kernels published a report of each. The files name no
+# licence, so they are not part of this site: these are *reported* figures, as
+# ``nsightkit ncu`` reads them.
+
+added = published.counted(published.ADDITIONS)
+plots.limiter_map(added, title="Four additions on a Tesla T4 (reported)")
+
+# %%
+# Three kernels are memory-bound and lie side by side, but one of the three
+# takes much longer:
+
+# fold: How the table is made
+shown = pd.DataFrame(
+    {
+        "numbers for a thread": added["name"],
+        "time (µs)": added["time_us"],
+        "memory (%)": added["memory_pct"],
+        "moved (MB)": added["dram_mb"],
+        "used of 32 bytes": added["used"],
+        "limiter": added["classification"],
+    }
+)
+plots.table(
+    shown,
+    {"time (µs)": "{:.1f}", "memory (%)": "{:.0f}", "moved (MB)": "{:.1f}"},
+)
+
+# %%
+# With four neighbours for a thread, loads use a quarter of each sector that
+# they touch. The caches save part of the waste. What is left goes through the
+# memory. With eight neighbours, an eighth is used, and so many requests queue
+# up that the memory's percentage *falls*: the rule now says that the kernel
+# waits. So the rule is the first question and not the last. Bytes used of each
+# sector, in the next table of the same report, name the fault.
+
+# %%
+# Evidence: a report without counters
+# -----------------------------------
+# Here are twelve launches on an A10G: ten kernels of somebody's ladder for one
+# FP32 product, from a naive one to tiles of warps, and cuBLAS twice.
 
 ladder = case("ncu-esmm", "sgemm")
 judged = counters.summary(ladder.report)
 ladder
 
 # %%
-# What does the rule say?
+# The two numbers of the rule were not collected, so there is no answer, and
+# none is guessed from a kernel's name:
 
+# fold: How the text is printed
 import textwrap
 
 for found, count in judged["classification"].value_counts().items():
@@ -72,9 +111,7 @@ for text in judged["evidence"].iloc[0] + judged["next_steps"].iloc[0]:
     print(textwrap.fill(text, break_on_hyphens=False))
 
 # %%
-# The report lacks the two numbers, so the rule gives no answer, and does not
-# guess one from the kernels' names. What the report does have is times, launch
-# sizes and the limits of occupancy, which is enough for two findings:
+# But every report has times, launch sizes and the limits of occupancy:
 
 # fold: How the figure is made
 launches = ladder.report.launches.copy()
@@ -99,20 +136,43 @@ plots.panels(
 # *Occupancy is a means.* The fastest kernels have room for half as many warps
 # as the slowest, because each thread keeps a larger tile in registers.
 #
-# *The last step is the grid.* The fastest tiles of the ladder give the card
-# fewer blocks than it has multiprocessors, so some have nothing to do. The
-# grid of cuBLAS has a third dimension: most likely it splits the sum over k,
-# and so has several blocks for each.
+# *The grid is too small.* From ``two_blocktiling`` on, the ladder's kernels
+# have fewer blocks than the card has multiprocessors, so some of those have
+# nothing to do.
+#
+# Would the counters have said the same? Half a year before, the same author
+# published a report of four of these kernels that has them:
+
+# fold: How the table is made
+climbed = published.counted(published.PRODUCTS)
+shown = pd.DataFrame(
+    {
+        "kernel": climbed["name"],
+        "time (µs)": climbed["time_us"],
+        "compute (%)": climbed["sm_pct"],
+        "memory (%)": climbed["memory_pct"],
+        "waves": climbed["waves"],
+        "limiter": climbed["classification"],
+    }
+)
+whole = dict.fromkeys(["time (µs)", "compute (%)", "memory (%)"], "{:.0f}")
+plots.table(shown, whole | {"waves": "{:.1f}"})
+
+# %%
+# They would: the three kernels with less than a wave of blocks wait. Each rung
+# is faster than the one before, and yet the first has by far the highest
+# percentages. A percentage says how busy a unit was, and not whether its work
+# was needed.
 
 # %%
 # A drill with a known answer
 # ---------------------------
-# There is no real report with all counters on this site yet, so the six
-# kernels above come with synthetic ones, from
-# ``nsightkit.workloads.planted_counters``. They never ran on a GPU: the card
-# does not exist, and how much each kernel uses of it was chosen. What was
+# No real report here has all limiters in it. So here are six kernels with
+# synthetic counters, from ``nsightkit.workloads.planted_counters``. They never
+# ran on a GPU: how much each uses of a made-up card was chosen. What was
 # planted must be found:
 
+from nsightkit.investigations.pages import six_kernels
 from nsightkit.workloads import planted_counters as planted
 
 example, truth = planted.counters()
@@ -123,10 +183,9 @@ print(f"found as planted: {right} of {len(answers)}")
 plots.limiter_map(answers, title="Six kernels, six limiters (synthetic)")
 
 # %%
-# The two additions lie side by side, and one of them wastes most of what it
-# moves. The two products are both limited by arithmetic, and only one does it
-# on tensor cores. So the rule is the first question and not the last. What the
-# warps of each wait for is the next one:
+# The two additions are as close as the real ones above. The two products are
+# both limited by arithmetic, and only one does it on tensor cores. What their
+# warps wait for tells them apart:
 
 # fold: How the figure is made
 plots.share_bars(
@@ -137,11 +196,13 @@ plots.share_bars(
 # %%
 # ``long_scoreboard`` is memory, ``gmma`` the result of a tensor core,
 # ``math_pipe_throttle`` a busy pipe. ``not_selected`` warps could run, but
-# another did; ``selected`` is the one cycle in which a warp issues. The cycles
+# another did; ``selected`` is the one cycle in which a warp issues.
+#
+# One check is worth making on any report before you believe it: the cycles
 # between two instructions of a warp are the scheduler's active warps over its
-# issue rate. Check that on any report before you believe it:
+# issue rate.
 
-# fold: How the table is made
+# fold: The check, on these six
 shown = example.launches[
     ["active_warps", "issue_pct", "latency_cycles"]
 ].copy()
@@ -152,62 +213,44 @@ named |= {"latency_cycles": "cycles between"}
 plots.table(shown.rename(columns=named))
 
 # %%
-# Every sentence of an answer cites the counters that it rests on, by the names
-# that Nsight Compute has for them:
-
-
-# fold: How the text is printed
-def explain(row):
-    """Print what speaks for a kernel's limiter, and what to try."""
-    print(f"{row['name']}: {row['classification']}")
-    for sign, texts in ("-", row["evidence"]), (">", row["next_steps"]):
-        wrap = textwrap.TextWrapper(79, f"{sign} ", "  ")
-        wrap.break_on_hyphens = wrap.break_long_words = False
-        for text in texts:
-            print(wrap.fill(text.replace(" %", "\N{NO-BREAK SPACE}%")))
-
-
-explain(answers.set_index("name", drop=False).loc["strided"])
-
-# %%
-# Change one thing: rows for every multiprocessor
-# -----------------------------------------------
-# The softmax gets many rows, of as many numbers together. Everything else
-# stays as it is, and is a control. The counters are synthetic again, and never
-# ran on a GPU:
+# Change one thing: which thread adds which number
+# ------------------------------------------------
+# Two of the additions have the same grid and the same blocks, and a thread
+# adds four numbers in both. What differs is which four:
 #
 # .. code-block:: diff
 #
-#    -x = x.view(16, -1)
-#    +x = x.view(16384, -1)
-#     torch.softmax(x, -1)
+#    -int i = 4 * thread + k;          // neighbours for one thread
+#    +int i = thread + k * threads;    // neighbours for neighbouring threads
+#     sum[i] = a[i] + b[i];
 
-many, _ = planted.counters(many_rows=True)
-both = {"few rows": answers, "many rows": six_kernels.counted(many)}
-SHOWN = ["classification", "sm_pct", "memory_pct"]
-rows = [one.set_index("name").loc["softmax", SHOWN] for one in both.values()]
-moved = pd.DataFrame(rows, index=list(both)).set_axis(
-    ["limiter", "compute (%)", "memory (%)"], axis="columns"
-)
-moved = moved.astype({"compute (%)": float, "memory (%)": float})
-plots.table(moved.rename_axis("softmax").reset_index())
+rows = added.set_index("name")
+before, after = rows.loc["4, adjacent"], rows.loc["4, strided"]
+times = before.time_us, after.time_us
+print("{:.1f} µs, then {:.1f} µs".format(*times))
+print(f"{times[0] / times[1]:.2f} times as fast")
+print(f"{before.dram_mb / after.dram_mb:.2f} times as many bytes before")
+print(f"memory: {before.memory_pct:.0f} % busy, then {after.memory_pct:.0f} %")
 
 # %%
-# A kernel that waited is now limited by memory, at many times the throughput.
-# That is what a repaired kernel looks like: it has a limiter again.
+# The time falls as the bytes do, and the memory is as busy as before. That is
+# what a repaired memory-bound kernel looks like: the same limiter, with less
+# to move.
 
 # %%
 # Verdict
 # -------
 # Two numbers name the limiter, and the counters below them say what to do
-# about it. Without the two numbers there is no answer. Launch sizes and
-# occupancy are in every report, and on the real one they point at the grid.
+# about it. Without the two numbers there is no answer, but launch sizes are in
+# every report, and here they pointed where the counters did.
 
 # %%
 # Limits
 # ------
-# * The real report has one launch of each kernel, and no counter of
-#   throughput.
+# * Every real figure here is of one launch. Those on the T4 and the four with
+#   counters on the A10G were read once, from reports that are not kept here.
+# * The four launches with counters and the twelve without are of two versions
+#   of one program: compare their shapes, not their times.
 # * The synthetic counters obey the rules that real ones do, and no more. They
 #   show how to read a report, not what a card does.
 # * *Permission.* The counters are closed to ordinary users unless an
@@ -217,13 +260,11 @@ plots.table(moved.rename_axis("softmax").reset_index())
 #   caches emptied. Times under Nsight Compute are not those of the program.
 # * *Clocks.* By default Nsight Compute locks them to base. ``nsightkit capture
 #   ncu`` leaves them alone.
-# * *Percent.* That of memory is the busiest level's, not the DRAM's. A high
-#   one is not an achievement: the strided addition has one.
 
 # %%
 # Run it yourself
 # ---------------
-# The kernels of this page; save this as ``kernels.py``:
+# The six kernels of the drill; save this as ``kernels.py``:
 #
 # .. code-block:: python
 #
@@ -249,6 +290,17 @@ plots.table(moved.rename_axis("softmax").reset_index())
 #    $ python examples/19_which_limiter.py
 #    $ python -m nsightkit record --only limiters --only ceilings
 
+# fold: Where the reported figures come from
+plots.table(
+    pd.concat([added, climbed])[["name", "file", "source"]].rename(
+        columns={"name": "launch"}
+    )
+)
+
+# %%
+# A report needs ``ncu`` or NVIDIA's ``ncu-report`` to be read; a table of one
+# needs neither:
+
 # fold: The two reports, as files
 import tempfile
 from pathlib import Path
@@ -265,7 +317,7 @@ downloads = {
 # %%
 # Exercises
 # ---------
-# Both reports are downloads above, and ``nsightkit ncu`` reads them.
+# Both files are downloads above, and ``nsightkit ncu`` reads them.
 #
 # 1. In the report from the A10G, what limits the occupancy of most kernels?
 #    Would you raise it?
@@ -287,58 +339,74 @@ downloads = {
 #       the blocks. It would need :measured:`19_which_limiter.behind:.2f`, so
 #       no: the grid explains most of the distance, and not all of it.
 #
-# 3. In the synthetic report, which kernel would gain most from a change of its
-#    memory accesses, and how do you know?
+# 3. In the synthetic report, why does the softmax wait, and what would you
+#    change? Ask ``nsightkit ncu --within softmax``.
 #
 #    .. dropdown:: Answer
 #
-#       The strided addition: its loads use a small part of each sector that
-#       they move, which ``nsightkit ncu --within strided`` cites. Its percent
-#       of DRAM looks as good as that of the plain addition.
+#       It has a block for each of its few rows, so most multiprocessors get
+#       no work. With many rows of as many numbers together, the memory goes
+#       from :measured:`19_which_limiter.few:.0f` to
+#       :measured:`19_which_limiter.many:.0f` percent of its peak, and the
+#       limiter from :measured:`19_which_limiter.few_is` to
+#       :measured:`19_which_limiter.many_is`. (The second one was planted as
+#       well: synthetic, and never ran on a GPU.)
+
+# fold: The numbers of the third answer
+filled = six_kernels.counted(planted.counters(many_rows=True)[0])
+SHOWN = ["classification", "sm_pct", "memory_pct"]
+few_rows, many_rows = (
+    one.set_index("name").loc["softmax", SHOWN] for one in (answers, filled)
+)
 
 # %%
 # Measured here
 # -------------
 # .. own-run::
 #
-# All six kernels, one after the other, are a step. Where there is a GPU they
-# run once more under Nsight Compute. First without counters: times against the
-# roofs of this machine.
+# The six kernels of the drill, one after the other, are a step. In a second
+# run the softmax has many rows. Where there is a GPU they run once more under
+# Nsight Compute. First without counters: times against the roofs of this
+# machine.
 
 # fold: How the kernels are judged
 import math
 
+from nsightkit.analysis.roofline import sol
 from nsightkit.investigations import headline, measure
 from nsightkit.investigations.pages import climb
 
-before = measure("limiters", "before")
-after = measure("limiters", "after")
+few_run = measure("limiters", "before")
+many_run = measure("limiters", "after")
 ran = {name: measure("ceilings", name) for name in ("before", "fp32", "copy")}
 found = [sol.ceiling(r.parameters, r.median("step_ns")) for r in ran.values()]
-card = climb.card_of(before)
+card = climb.card_of(few_run)
 roofs = [sol.datasheet(card)] if card else []
 roofs.append(sol.ceilings(found, "measured here"))
-first, second = six_kernels.times(before.trace), six_kernels.times(after.trace)
-mine = six_kernels.operations(before.parameters, first.index)
+first, second = (
+    six_kernels.times(few_run.trace),
+    six_kernels.times(many_run.trace),
+)
+mine = six_kernels.operations(few_run.parameters, first.index)
 without = sol.judge(mine, first, roofs[0], roofs[-1])
-title = f"Six kernels under their roofs ({before.mode})"
+title = f"Six kernels under their roofs ({few_run.mode})"
 plots.roofline(without, roofs, "bf16", title=title)
-before
+few_run
 
 # %%
 # Counters, where the driver permits them:
 
 # fold: How the figures are made
-was = six_kernels.counted(before.ncu_report)
-now = six_kernels.counted(after.ncu_report)
-for run in (before, after):
+was = six_kernels.counted(few_run.ncu_report)
+now = six_kernels.counted(many_run.ncu_report)
+for run in (few_run, many_run):
     if run.ncu_notice:
         said = f"{run.part}: no counters, or not all: {run.ncu_notice}."
         print(textwrap.fill(said))
 if len(was):
-    plots.limiter_map(was, title=f"Six kernels, six limiters ({before.mode})")
-    title = f"What their warps wait for ({before.mode})"
-    plots.share_bars(six_kernels.waits(before.ncu_report, was), title=title)
+    plots.limiter_map(was, title=f"Six kernels, six limiters ({few_run.mode})")
+    title = f"What their warps wait for ({few_run.mode})"
+    plots.share_bars(six_kernels.waits(few_run.ncu_report, was), title=title)
 plots.table(was[["name", "classification", *SHOWN[1:]]]) if len(was) else None
 
 # %%
@@ -353,7 +421,7 @@ plots.table(shown.rename_axis("name").reset_index())
 # %%
 # The second run, with rows for every multiprocessor:
 
-after
+many_run
 
 # %%
 # What the two runs say:
@@ -390,22 +458,26 @@ tiles = launches.loc["warptiling"]
 registers = judged["occupancy_limiter"].astype(str).str.contains("registers")
 findings = headline(
     said,
-    before,
-    after,
+    few_run,
+    many_run,
     otherwise=(
-        f"a report of twelve launches on an A10G has no counters of "
-        f"throughput, so NVIDIA's rule gives no answer. Its launch sizes say "
-        f"something: the best kernel of the ladder, at "
-        f"{tiles[columns[0]]:.0%} of cuBLAS's speed, starts "
+        f"two kernels that add the same numbers on a T4 keep the memory "
+        f"{before['memory_pct']:.0f}% and {after['memory_pct']:.0f}% busy, "
+        f"and the first takes {before['time_us'] / after['time_us']:.2f} "
+        f"times as long (reported): it uses {before['used']:.0f} of the 32 "
+        f"bytes in each sector. Twelve launches on an A10G (case file) have "
+        f"no such counters, but their sizes say that the best of the ladder, "
+        f"at {tiles[columns[0]]:.0%} of cuBLAS's speed, starts "
         f"{tiles['grid_blocks']:.0f} blocks on {tiles['sm_count']:.0f} "
-        f"multiprocessors. It has room for "
-        f"{fits['warptiling']:.0%} of the warps that a "
-        f"multiprocessor holds, the slowest for {fits['basic']:.0%}: "
-        f"occupancy is a means."
+        f"multiprocessors."
     ),
     badge=ladder.label,
     by_registers=int(registers.sum()),
     launches=len(judged),
     fill=float(tiles["sm_count"] / tiles["grid_blocks"]),
     behind=float(tiles["time_ns"] / best_ns),
+    few=float(few_rows["memory_pct"]),
+    many=float(many_rows["memory_pct"]),
+    few_is=few_rows["classification"],
+    many_is=many_rows["classification"],
 )

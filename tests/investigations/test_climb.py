@@ -13,11 +13,12 @@ from pathlib import Path
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis.roofline import sol
+from nsightkit.analysis.roofline import counters, sol
 from nsightkit.investigations import cases, recordings
 from nsightkit.investigations.measurement import Measurement
 from nsightkit.investigations.pages import climb, published
 from nsightkit.investigations.parts import find
+from nsightkit.trace import ncu
 from nsightkit.trace.model import Trace, TraceMeta
 
 H200 = sol.datasheet(hardware.find("H200"))
@@ -48,6 +49,30 @@ def test_reported_rates_have_the_shares_that_their_sources_say():
     assert len(published.rates_table()) == len(published.REPORTED)
     assert published.rates("H200").tflops["bf16"] == 794.5
     assert published.rates("H200").gb_per_s == 4800  # nobody reported one
+
+
+@pytest.mark.parametrize(
+    ("file", "launches"),
+    [
+        ("ESMM/profile_b.ncu-rep", published.PRODUCTS),
+        ("armleth/report_v4_8_per_thread.ncu-rep", published.ADDITIONS[-1:]),
+    ],
+)
+def test_reported_counters_are_those_of_the_published_reports(file, launches, shared_traces):
+    pytest.importorskip("ncu_report")
+    report = ncu.read(shared_traces / file)
+    found = report.launches.assign(**counters.summary(report)[["classification"]])
+    table = published.counted(launches)
+    assert list(found["classification"]) == list(table["classification"])
+    assert list(found["time_ns"] / 1e3) == pytest.approx(list(table["time_us"]))
+    for name in ("sm_pct", "memory_pct"):
+        assert list(found[name]) == pytest.approx(list(table[name]), abs=0.006), name
+    assert all(part in name for part, name in zip(table["name"], found["kernel"], strict=True) if "blocktiling" in part)
+    if launches is published.PRODUCTS:
+        assert list(found["waves"]) == pytest.approx(list(table["waves"]))
+    else:
+        (moved,) = (found["dram_read_bytes"] + found["dram_write_bytes"]) / 1e6
+        assert (moved, found["global_load_bytes_per_sector"].iloc[0]) == pytest.approx((20.598, 4), abs=1e-3)
 
 
 def test_the_product_of_the_case_file():

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pandas as pd
 
 from nsightkit import hardware
-from nsightkit.analysis.roofline import sol
+from nsightkit.analysis.roofline import counters, sol
 from nsightkit.analysis.roofline.sol import Rates
 from nsightkit.investigations import cases
 
-__all__ = ["REPORTED", "Reported", "best_products", "on_h200", "one_by_one", "rates", "rates_table"]
+__all__ = [
+    "ADDITIONS",
+    "PRODUCTS",
+    "REPORTED",
+    "Counted",
+    "Reported",
+    "best_products",
+    "counted",
+    "on_h200",
+    "one_by_one",
+    "rates",
+    "rates_table",
+]
 
 _BEST = "best of many shapes"
 _LEARN_CUDA = "gau-nernst/learn-cuda, 02e"
@@ -70,6 +83,54 @@ REPORTED = (
     Reported("H100", "memory", 3240.0, "sum of a large vector", "sum", "pranjalssh/fast.cu, README"),
     Reported("H800", "memory", 3000.0, "attention of a decode", "decode", "deepseek-ai/FlashMLA, README"),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """One launch in a report of Nsight Compute that its author published, as ``nsightkit ncu`` reads it.
+
+    Parameters
+    ----------
+    name : str
+        What tells it from the others.
+    time_us, sm_pct, memory_pct : float
+    file, source : str
+        The report, and the repository and commit that it lies in.
+    dram_mb : float, optional
+        What went through the memory, read and written.
+    used : int, optional
+        Bytes of each sector of 32 that loads use.
+    waves : float, optional
+    """
+
+    name: str
+    time_us: float
+    sm_pct: float
+    memory_pct: float
+    file: str
+    source: str
+    dram_mb: float | None = None
+    used: int | None = None
+    waves: float | None = None
+
+
+_T4 = "armleth/cuda-mlp-inference, commit 3af4485"
+_A10G = "AveryClapp/ESMM-Research, commit b644635"
+#: A million fp32 numbers added to a million others on a Tesla T4, by four kernels. The repository names no licence, so
+#: the reports themselves are not here.
+ADDITIONS = (
+    Counted("1 a thread", 47.104, 24.63, 89.51, "report_v6_1d_1_per_thread.ncu-rep", _T4, 12.495, 32),
+    Counted("4, strided", 47.808, 20.05, 90.75, "report_v8_1d_4_per_thread_stripped.ncu-rep", _T4, 12.586, 32),
+    Counted("4, adjacent", 66.432, 13.65, 85.09, "report_v7_1d_4_per_thread_blocked.ncu-rep", _T4, 17.418, 8),
+    Counted("8, adjacent", 151.328, 6.21, 49.98, "report_v4_8_per_thread.ncu-rep", _T4, 20.598, 4),
+)
+#: Four kernels of the ladder in the case ``ncu-esmm``, half a year before it, with counters.
+PRODUCTS = (
+    Counted("one_blocktiling", 431.840, 64.86, 64.86, "profile.ncu-rep", _A10G, waves=1.6),
+    Counted("two_blocktiling", 295.744, 33.32, 44.40, "profile.ncu-rep", _A10G, waves=0.8),
+    Counted("vectorized_blocktiling", 262.304, 34.63, 46.10, "profile.ncu-rep", _A10G, waves=0.4),
+    Counted("warptiling", 226.880, 39.49, 31.91, "profile.ncu-rep", _A10G, waves=0.4),
+)
 #: M, N and K of the case ``h200-matmul``; its notes say what they follow from.
 _SHAPE = (2048, 2048, 8192)
 _STAGES = {"1-before": "first version", "2-moved-lines": "lines moved", "3-setmaxnreg": "registers by role"}
@@ -113,6 +174,23 @@ def rates_table() -> pd.DataFrame:
         for one in REPORTED
     ]
     return pd.DataFrame(rows)
+
+
+def counted(launches: Sequence[Counted]) -> pd.DataFrame:
+    """Judge launches that were counted by others, by NVIDIA's rule.
+
+    Parameters
+    ----------
+    launches : sequence of Counted
+
+    Returns
+    -------
+    DataFrame
+        The fields of :class:`Counted` and ``classification``.
+    """
+    table = pd.DataFrame([dataclasses.asdict(one) for one in launches])
+    judged = [counters.classify(one.sm_pct, one.memory_pct) for one in launches]
+    return table.assign(classification=judged)
 
 
 def on_h200() -> pd.DataFrame:
