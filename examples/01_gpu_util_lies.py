@@ -62,8 +62,9 @@ print(f"one thread fills {1 / slots:.5%} of {slots:,} thread slots")
 #
 # .. dropdown:: Answer
 #
-#    The green is copies. Kernels run for a fiftieth of the time, and cheaper
-#    launches or waits gain nothing, as the table below shows.
+#    The green is copies. Kernels run for hardly any of the time, and cheaper
+#    launches or waits gain nothing: even the change that gains most, in the
+#    table below, gains a few percent.
 
 # %%
 # Evidence: three busy programs
@@ -157,10 +158,11 @@ plots.share_curves(
 #          --format=csv -l 1
 #
 # Switching transistors takes power, and waiting takes little. Large matrix
-# products in 16 bits draw nearly all that the limit allows. A GPU that shows
-# full utilisation and draws half of its limit is not doing such work: look for
-# copies, small kernels, or kernels that wait for memory. The clue works in one
-# direction only. High power is not yet useful work.
+# products in 16 bits draw so much that the power limit sets their clock
+# (:doc:`15_real_ceilings`). A GPU that shows full utilisation and draws half
+# of its limit is not doing such work: look for copies, small kernels, or
+# kernels that wait for memory. The clue works in one direction only. High
+# power is not yet useful work.
 
 # %%
 # Change one thing: the work, and not the figure

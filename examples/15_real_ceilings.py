@@ -301,8 +301,8 @@ findings = headline(
         f"datasheet on an H100 or H200 and {best['B200', 'bf16']:.0%} on a "
         f"B200 (reported). cuBLAS in a trace from an H200 reaches "
         f"{library['sol_datasheet']:.0%}, so the card ran at "
-        f"{least_mhz:,.0f} MHz or more; at exactly that clock it would be all "
-        f"that the units can do. So a share needs its yardstick: the "
+        f"{least_mhz:,.0f} MHz or more; had it run at just that clock, the "
+        f"kernel would be perfect. So a share needs its yardstick: the "
         f"datasheet, a measured ceiling, or the settled clock."
     ),
     badge=trace.label,

@@ -2,9 +2,10 @@
 How close can a transformer layer come to its card's ceilings?
 ==============================================================
 
-A transformer layer, written as a reference implementation writes it, and then
-one change after another. What can each change buy, and when is the layer as
-fast as this card allows?
+Fused attention, joined products, a compiler, a CUDA graph: each promises a
+faster layer. Arithmetic says beforehand what each can buy at most, and which
+cannot buy anything. This page works that out for one layer, and looks for it
+in real traces.
 
 .. in-short::
 """
@@ -34,10 +35,12 @@ whole_ns = bounds["bound_ns"].sum()
 floor_ns = climb.floor_ns(listed, h200)
 
 # %%
-# The first rung writes the scores of its attention out, in the largest tensors
-# of the layer. At best, what share of the list's speed does it reach? And
-# which one change is worth most: fused attention, joined products, a compiler
-# or a CUDA graph?
+# The ladder has four main rungs. **naive** is the layer as a textbook writes
+# it, with the scores of its attention written out. **sdpa** fuses the
+# attention, **fused** joins products that share an input, and **compiled**
+# hands the rest to ``torch.compile``. At best, what share of the list's speed
+# does the first rung reach? Which change is worth most? And what would a CUDA
+# graph add?
 #
 # .. dropdown:: Answer
 #
@@ -45,13 +48,17 @@ floor_ns = climb.floor_ns(listed, h200)
 #    worth most: it takes the bound to :measured:`17_layer_ladder.sdpa:.0%`.
 #    Compiling can take the layer to the full speed of the list. Joined
 #    products fill their last wave better and move hardly a byte less. A graph
-#    has nothing to remove, because eager code launches a layer of this size
-#    sooner than the GPU runs it.
+#    has nothing to remove: even the first rung has only
+#    :measured:`17_layer_ladder.launches:.0f` launches, and at the cost that is
+#    assumed for one they are over in
+#    :measured:`17_layer_ladder.launched:.0%` of the least time that the GPU
+#    needs.
 #
-# The figure is that prediction, by the datasheet of an H200. Its first line is
-# the goal of this page: :measured:`17_layer_ladder.goal:.0%` of the list by
-# *measured* ceilings. The best 16-bit product that was reported for this chip
-# stands in for them, until this card's own are recorded.
+# The figure is that prediction, by the datasheet of an H200. A bar that is
+# shorter than a line can, at best, meet that goal. The dotted line is
+# :measured:`17_layer_ladder.goal:.0%` of the list by the datasheet. The dashed
+# one is the same share of what products *reach*: the best 16-bit product that
+# was reported for this chip stands in for a ceiling measured on the card.
 
 # fold: How the figure is made
 GOAL = 0.85
@@ -69,10 +76,7 @@ plots.ladder_slots(
 )
 
 # %%
-# What the list holds, in five kinds. Each GEMM is bound by arithmetic, and so
-# is attention; the rest is bound by memory, and can be fused into the products
-# beside it. So the sum is not a bound that nothing can beat. Without all that
-# can be fused away, the *floor* is left, which no fusion removes.
+# What is in the list? Nearly all of its time is in matrix products (GEMMs):
 
 # fold: How the table is made
 KINDS = {
@@ -102,20 +106,28 @@ plots.table(
 )
 
 # %%
+# Products and attention are bound by arithmetic. The rest is bound by memory,
+# and a compiler can fuse it into the products beside it. What is left without
+# it is the *floor*, where the hatched part of the last bar begins: no fusion
+# goes below it.
+
+# %%
 # Evidence: two of its rungs, in other programs
 # ---------------------------------------------
-# *Written-out attention, on an H100.* A video model with an odd number of
-# tokens attends as the first rung does. Its operators against the datasheet:
+# The ladder awaits a GPU. But other people's programs stand on two of its
+# rungs.
+#
+# *The first rung, on an H100.* A video model writes its attention out as well:
 
 odd = case("odd-tokens", "timesformer-h100")
 judged = odd.trace.sol()
 odd
 
 # %%
-# The softmax and the scale move the scores through the memory once more each.
-# The two products of attention are pushed onto unaligned kernels by the odd
-# size. The ordinary products, at the bottom, show what a GEMM reaches in a
-# whole program.
+# Attention holds most of the kernels' time, and its softmax is furthest from
+# the datasheet. (Its two products are slow for a second reason, an odd number
+# of tokens: :doc:`10_ten_configurations`.) The
+# ordinary products at the bottom show what a GEMM reaches in a whole program.
 
 # fold: How the figure is made
 NAMES = {
@@ -137,17 +149,20 @@ plots.panels(
 )
 
 # %%
-# *One product, on an H200.* Three stages of a generated kernel, each beside
-# cuBLAS in the same capture. cuBLAS is the control: it differs less between
-# captures than the kernel does between stages.
+# *What a product reaches, on an H200.* Three stages of a generated kernel were
+# captured, each beside cuBLAS, which nobody changed between them:
 
 stages = published.on_h200()
+library = stages["kernel"].str.startswith("cuBLAS")
+for who, rows in ("the kernel", ~library), ("cuBLAS", library):
+    took = stages.loc[rows, "time_ns"] / 1e3
+    print(f"{who}: {took.min():.1f} to {took.max():.1f} µs in three captures")
 case("h200-matmul", "3-setmaxnreg")
 
 # %%
-# The library's kernel stops short of the datasheet, as every long product on
-# this chip does (:doc:`15_real_ceilings` says why), and is far ahead of a
-# kernel that was being written.
+# cuBLAS hardly differs between the captures, so the kernel's gain is its own.
+# And the library stops at about four fifths of the datasheet, as other long
+# products on this chip do (:doc:`15_real_ceilings` says why):
 
 # fold: How the figure is made
 first = stages.iloc[:4].copy()
@@ -197,13 +212,16 @@ plots.table(waves.reset_index())
 #    -y = layer(x)
 #    +y = torch.compile(layer)(x)
 #
-# **autotuned** picks each GEMM by trial; it can bring them to their ceiling,
-# and the library is mostly there. **fp8** halves the GEMMs. It is other
-# arithmetic, so it has a speed-up and no share of this list. Two changes that
-# are often advised should do nothing here, and the ladder keeps them to show
-# it: **graphed**, because nothing waits for a launch
-# (:doc:`18_decode_bandwidth` is where a graph pays), and **two-streams**, gate
-# and up side by side, because each fills the GPU by itself.
+# The other rungs, in short:
+#
+# * **autotuned** picks each GEMM by trial. It can bring them to their ceiling,
+#   where the library mostly is already.
+# * **fp8** halves the time of the GEMMs, at best. It is other arithmetic, so
+#   it has a speed-up and no share of this list.
+# * **graphed** should gain nothing here, because nothing waits for a launch.
+#   :doc:`18_decode_bandwidth` is where a graph pays.
+# * **two-streams** runs gate and up side by side, and should gain nothing
+#   either: each fills the GPU by itself.
 
 # fold: The side rungs
 rungs = pd.DataFrame(
@@ -243,21 +261,23 @@ plots.table(
 # %%
 # Verdict
 # -------
-# By the datasheet the list takes :measured:`17_layer_ladder.list_us:,.0f` µs
-# and the floor :measured:`17_layer_ladder.floor_us:,.0f` µs. The best product
-# reported for this chip reaches :measured:`17_layer_ladder.ceiling:.0%` of the
-# datasheet, so a layer made of products cannot reach the goal by that
-# yardstick. By ceilings it can: the goal is then
-# :measured:`17_layer_ladder.goal_us:,.0f` µs, or
-# :measured:`17_layer_ladder.goal_share:.0%` of the datasheet. The case files
-# agree on the direction: written-out attention is the slow part, and products
-# of a good library are near the reported ceiling.
+# Fuse the attention first: nothing else on the ladder is worth as much. Then
+# compile. Do not expect anything of a graph or of a second stream.
+#
+# How fast is fast enough? By the datasheet the list takes
+# :measured:`17_layer_ladder.list_us:,.0f` µs and the floor
+# :measured:`17_layer_ladder.floor_us:,.0f` µs. But the best product reported
+# for this chip reaches :measured:`17_layer_ladder.ceiling:.0%` of the
+# datasheet, so a layer made of products will not reach
+# :measured:`17_layer_ladder.goal:.0%` of it. The same share of such ceilings
+# is :measured:`17_layer_ladder.goal_us:,.0f` µs, or
+# :measured:`17_layer_ladder.goal_share:.0%` of the datasheet.
 
 # %%
 # Limits
 # ------
-# * No ladder was recorded yet: of its rungs there are two case files, of other
-#   programs, one capture each.
+# * No ladder was recorded yet. The two case files are of other programs, one
+#   capture each.
 # * A prediction is the most that a change can save. It can be exceeded where a
 #   change moves something that it was not thought to move, such as the clock.
 # * Causal attention counts as half the square, and activations of this size
@@ -391,13 +411,13 @@ findings = headline(
     *runs.values(),
     *ran,
     otherwise=(
-        f"on an H200 a layer takes at least {whole_ns / 1e3:,.0f} µs by the "
-        f"datasheet. With its attention written out it reaches "
-        f"{at_best['naive']:.0%} of that speed at best, with fused attention "
-        f"{at_best['sdpa']:.0%}. The goal of {GOAL:.0%} can only be reached "
-        f"against measured ceilings: there it is {goal_ns / 1e3:,.0f} µs, "
-        f"{whole_ns / goal_ns:.0%} of the datasheet. No GPU has climbed this "
-        f"ladder yet; an H100 and an H200 show two of its rungs."
+        f"with its attention written out, a layer on an H200 reaches at best "
+        f"{at_best['naive']:.0%} of the speed that the datasheet allows "
+        f"({whole_ns / 1e3:,.0f} µs). Fused attention lifts that bound to "
+        f"{at_best['sdpa']:.0%}, a compiler to all of it, and a CUDA graph "
+        f"not at all. {GOAL:.0%} of the best reported product's rate means "
+        f"{goal_ns / 1e3:,.0f} µs. No GPU has climbed this ladder yet; an "
+        f"H100 and an H200 show two of its rungs."
     ),
     badge="predicted for an H200; case files, H100 and H200",
     naive=at_best["naive"],
@@ -411,5 +431,9 @@ findings = headline(
     claimed_first=claimed_first,
     goal=GOAL,
     attention_share=scores_ns / kernel_ns,
+    launches=int(on_paper["launches"].iloc[0]),
+    launched=float(
+        on_paper["launches"].iloc[0] * climb.LAUNCH_US * 1e3 / floor_ns
+    ),
     with_sdpa=with_sdpa,
 )

@@ -66,10 +66,11 @@ named = ", ".join(f"{kind} (rank {last})" for kind, last in order)
 print(textwrap.fill(named))
 
 # %%
-# Rank 7 comes last to most of them, and is late to all; to the last three it
-# is another. In numbers: *late* is how much later a rank came than the first
-# one, summed over the collectives, and *waited* is how long it stood in them
-# before the last one came:
+# Rank 7 comes last to the first five. To the last three another rank does, but
+# rank 7 still comes late. Late against which rank? Against the middle one:
+# *late* is how much later a rank came than the middle rank of the eight,
+# summed over the collectives. *Waited* is how long it stood in them before the
+# last one came:
 
 table = job.ranks[["rank"]].copy()
 for name in ("communication", "waited", "late"):

@@ -266,7 +266,8 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
 def _looks(parts: Iterable[str]) -> list[tuple[str, str | None]]:
     """Colours and hatches of a stack's parts: kinds of work have theirs in every figure."""
     each = list(zip(parts, cycle(_COLOURS), cycle(_HATCHES), strict=False))
-    if any(part in CATEGORY_COLOURS for part, _, _ in each):
+    # "optimizer" is the name of a phase, too: among phases it has no colour of its own.
+    if 2 * sum(part in CATEGORY_COLOURS for part, _, _ in each) >= len(each) > 0:
         return [(CATEGORY_COLOURS.get(part, DARK_GREY), hatch) for part, _, hatch in each]
     # "(unattributed)" is not a part like others.
     return [(GREY, None) if part.startswith("(") else (colour, hatch) for part, colour, hatch in each]
@@ -426,7 +427,7 @@ def _readable(column: str, values: Any) -> tuple[Any, float, str]:
         scale, unit = time_unit(float(np.nan_to_num(values).max(initial=0)) or 1.0)
         return duration, scale, f"{column.removesuffix('_ns').replace('_', ' ')} ({unit})"
     if column.startswith("share"):
-        return "{:.1%}".format, 1.0, column.removeprefix("share of ").removeprefix("share ")
+        return "{:.1%}".format, 1.0, column
     return lambda v: f"{v:,.0f}" if abs(v) >= 100 else f"{v:.3g}", 1.0, column
 
 

@@ -270,6 +270,12 @@ def test_share_bars_divide_each_whole_and_leave_out_what_was_not_measured():
     assert "backward 75%, (unattributed) 25%" in figure.get_label()
 
 
+def test_phases_of_a_step_differ_in_colour_though_one_is_named_like_a_kind_of_work():
+    phases = pd.Series({"forward": 3, "backward": 6, "optimizer": 1, "(unattributed)": 1})
+    figure = plots.share_bars({"CPU": phases})
+    assert len({bar.get_facecolor() for bar in figure.axes[0].patches}) == len(phases)
+
+
 def test_share_bars_of_nothing_say_so():
     assert "nothing to divide in this trace" in _draw(plots.share_bars({"GPU": pd.Series({"a": 0})}))
 
@@ -295,12 +301,12 @@ def test_panels_say_what_is_missing():
         {"step_ns": [1e6, 2.5e6], "share of idle": [None, 0.25], "TFLOP/s": [123456.0, 0.5]}, index=["a", HOSTILE]
     )
     figure = plots.panels(frame, list(frame.columns), title="T")
-    assert [axes.get_xlabel() for axes in figure.axes] == ["step (ms)", "idle", "TFLOP/s"]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["step (ms)", "share of idle", "TFLOP/s"]
     texts = [[t.get_text() for t in axes.texts] for axes in figure.axes]
     assert texts == [["1.00 ms", "2.50 ms"], ["none", "25.0%"], ["123,456", "0.5"]]
     widths = [[bar.get_width() for bar in axes.patches] for axes in figure.axes]
     assert widths[0] == [1.0, 2.5]
-    assert "idle (a none" in figure.get_label()
+    assert "share of idle (a none" in figure.get_label()
     figure.canvas.draw()
 
 
