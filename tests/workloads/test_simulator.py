@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from random_programs import random_program
 
 import nsightkit
 from nsightkit.workloads import simulated_programs
@@ -66,7 +67,7 @@ def test_every_cause_is_planted_and_decoys_stand_beside() -> None:
     assert len(NAMED) >= 30
 
 
-RANDOM = list(map(simulated_programs.random_program, range(40)))
+RANDOM = list(map(random_program, range(40)))
 PLAYS = [*NAMED, *RANDOM[:30]]
 CHANGED = itertools.cycle(["no-sync", "overlap-copies", "equal-ranks", "overlap-communication"])
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from random_programs import random_program
 
 import nsightkit
 from nsightkit import cli
@@ -50,7 +51,7 @@ def test_a_named_program_gains_what_is_predicted(tmp_path: Path, name: str) -> N
 def test_random_programs_gain_what_is_predicted(tmp_path: Path) -> None:
     off, rough, refused = [], 0, 0
     for seed in SEEDS:
-        program = simulated_programs.random_program(seed)
+        program = random_program(seed)
         run = play(program, seed=1)
         replay = WhatIf(_trace(tmp_path, run))
         if replay.refused is not None:

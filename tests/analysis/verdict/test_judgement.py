@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from random_programs import random_program
 
 import nsightkit
 from nsightkit.analysis import verdict
@@ -125,7 +126,7 @@ def _load(program: Program, folder: Path) -> Trace:
 @pytest.mark.parametrize("seed", RANDOM)
 def test_random_programs(judged: Judged, seed: int, tmp_path: Path) -> None:
     """Predicted against played: the worst of the standard changes."""
-    program = simulated_programs.random_program(seed)
+    program = random_program(seed)
     asked = whatif.WhatIf(nsightkit.load(play(program, seed).write(tmp_path / "random.sqlite")))
     predicted = {change: asked.refused is None and asked.row(change)["speedup"] for change in whatif.STANDARD}
     if all(predicted.values()):
