@@ -893,6 +893,9 @@ def capture_torch(
     *,
     output: OutputOpt = Path("nsightkit-capture"),
     record_shapes: Annotated[bool, Help("Record the shapes of operators' inputs.")] = False,
+    with_stack: Annotated[
+        bool, Help("Record modules and Python functions, for `where`; it slows Python down.")
+    ] = False,
     timeout_s: TimeoutOpt = 1800.0,
     overwrite: OverwriteOpt = False,
     format: FormatOpt = None,  # noqa: A002
@@ -904,6 +907,7 @@ def capture_torch(
             command,
             output,
             record_shapes=record_shapes,
+            with_stack=with_stack,
             timeout_s=timeout_s,
             overwrite=overwrite,
         ),

@@ -72,7 +72,7 @@ def _main() -> None:
     sys.argv = arguments[1:] if by_name else list(arguments)
     # What `python script.py` and `python -m module` put first on the path.
     sys.path[0] = str(Path.cwd()) if by_name else str(Path(arguments[0]).absolute().parent)
-    running = profiler(record_shapes=job["record_shapes"])
+    running = profiler(**job["options"])
     running.start()
     try:
         if by_name:

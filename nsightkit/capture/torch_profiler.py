@@ -102,6 +102,7 @@ def profile_command(
     output: str | os.PathLike[str],
     *,
     record_shapes: bool = False,
+    with_stack: bool = False,
     timeout_s: float = 1800.0,
     overwrite: bool = False,
 ) -> Captured:
@@ -117,6 +118,8 @@ def profile_command(
         Where the trace goes; ``.json.gz`` is added when it is missing.
     record_shapes : bool
         Also record the shapes of the operators' inputs.
+    with_stack : bool
+        Also record Python functions and modules, for :func:`nsightkit.analysis.timeline.where.summary`.
     timeout_s : float
         The program is interrupted then.
     overwrite : bool
@@ -137,7 +140,8 @@ def profile_command(
     destination = target(output, _SUFFIX, overwrite=overwrite)
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=destination.parent) as folder:
         whole = Path(folder) / f"trace{_SUFFIX}"
-        job = json.dumps({"output": str(whole), "record_shapes": record_shapes, "arguments": arguments})
+        options = {"record_shapes": record_shapes, "with_stack": with_stack}
+        job = json.dumps({"output": str(whole), "options": options, "arguments": arguments})
         # As a file: the program's interpreter needs torch, not nsightkit, nor what that depends on.
         ran = [interpreter, _under_profiler.__file__, job]
         advice = "run fewer steps, or allow more time"

@@ -68,7 +68,7 @@ def test_a_program_is_profiled_unchanged(
     from nsightkit.capture import torch_profiler
 
     output = tmp_path / "-out $(x) 'q"
-    done = torch_profiler.profile_command([sys.executable, str(script), "3", "--flag"], output)
+    done = torch_profiler.profile_command([sys.executable, str(script), "3", "--flag"], output, with_stack=True)
     assert done.trace == output.with_name(output.name + ".json.gz")
     assert done.returncode == 3
     assert done.notes == ["the program ended with exit code 3"]
@@ -78,6 +78,7 @@ def test_a_program_is_profiled_unchanged(
     trace = nsightkit.load(done.trace)
     assert trace["ranges"]["name"].tolist().count("step") == 3
     assert {"aten::mm", "aten::item"} <= set(trace["ops"]["name"])
+    assert trace["frames"]["name"].str.contains("a program.py").any()
     with pytest.raises(UsageError, match="exists"):
         torch_profiler.profile_command([str(script), "0"], output)
 
