@@ -24,7 +24,6 @@ from nsightkit.capture.children import has_driver
 from nsightkit.capture.provenance import FORMAT, collect, scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.investigations import what_runs
-from nsightkit.investigations.keys import key
 from nsightkit.investigations.parts import Part, parts
 from nsightkit.investigations.parts import find as find_part
 from nsightkit.trace import ncu as reports
@@ -107,7 +106,7 @@ def part_key(part: Part, mode: str = "live") -> str:
     -------
     str
     """
-    return key(part.code, part.parameters(mode), part.counts(mode))
+    return what_runs.key(part.code, part.parameters(mode), part.counts(mode))
 
 
 def find(part: Part, where: Path | None = None) -> list[Recording]:

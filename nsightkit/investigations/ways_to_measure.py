@@ -6,7 +6,7 @@ folder that gets the profile, ``trace.json.gz``. All give raw samples by metric,
 sizes and switches of the workload, its defaults included. One more is
 :func:`nsightkit.investigations.sweep_column.swept`.
 
-A recording is valid for exactly this code (:mod:`nsightkit.investigations.keys`): what does not decide the
+A recording is valid for exactly this code (:mod:`nsightkit.investigations.what_runs`): what does not decide the
 figures, such as provenance, is elsewhere.
 """
 

@@ -21,10 +21,9 @@ from typing import Any, Self
 from unittest import mock
 
 from nsightkit.capture import children
-from nsightkit.capture.provenance import slug, tools
+from nsightkit.capture.provenance import FORMAT, slug, tools
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations import child, record, recordings
-from nsightkit.investigations.keys import FORMAT
 from nsightkit.investigations.parts import INVESTIGATIONS, Part, find
 from nsightkit.trace import load
 

@@ -15,7 +15,7 @@ import pytest
 import nsightkit
 from nsightkit import cli
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import keys, measurement, record, recordings, what_runs
+from nsightkit.investigations import measurement, record, recordings, what_runs
 from nsightkit.investigations.parts import Part, find
 from nsightkit.investigations.recordings import accept
 from nsightkit.trace.model import Trace, TraceMeta
@@ -31,7 +31,7 @@ OLD = {"key": "0" * 32, "commit": "1234567890abcdef1234567890abcdef12345678"}
 def plant(where: Path, runs: dict | None = RUNS, **changes: object) -> Path:
     """A recording, made by other code than today's unless `changes` say otherwise."""
     facts = {
-        "format": keys.FORMAT, "kind": "measured", "investigation": PART.investigation, "part": PART.name,
+        "format": what_runs.FORMAT, "kind": "measured", "investigation": PART.investigation, "part": PART.name,
         "gpu": {"name": "Planted GPU"}, "utc": "2026-01-02T03:04:05+00:00", **OLD, **changes,
     }  # fmt: skip
     frames = {"ranges": pd.DataFrame({"start_ns": [0], "end_ns": [60], "name": pd.Categorical(["step"])})}
@@ -303,7 +303,7 @@ def test_lists_of_two_versions_of_pytorch_that_differ_are_made_again_from_the_co
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "then"]):
         subprocess.run([*git, *command], check=True, capture_output=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    then = keys.key(PART.code, PART.parameters("live"), PART.counts("live"), checkout)
+    then = what_runs.key(PART.code, PART.parameters("live"), PART.counts("live"), checkout)
     plant(real, RUNS | {"torch": "0.1"}, key=then, commit=commit)
     ask, listed = what_runs.ask, []
     assert now["key"] != then

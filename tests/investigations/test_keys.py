@@ -14,7 +14,7 @@ import pytest
 import nsightkit
 from nsightkit.investigations import parts as investigations
 from nsightkit.investigations import recordings
-from nsightkit.investigations.keys import closure, key
+from nsightkit.investigations.what_runs import closure, key
 
 PART = investigations.find("starved-input", "before")
 
@@ -149,7 +149,7 @@ def test_the_key_of_an_observed_part_covers_the_observing() -> None:
 def test_the_key_is_the_same_on_other_pythons() -> None:
     """Recordings are made under another Python than the pages."""
     arguments = f"{PART.code}, {PART.parameters('live')}, {PART.counts('live')}"
-    program = f"from nsightkit.investigations.keys import key; print(key({arguments}))"
+    program = f"from nsightkit.investigations.what_runs import key; print(key({arguments}))"
     others = [p for v in range(11, 16) if v != sys.version_info[1] and (p := shutil.which(f"python3.{v}"))]
     compared = 0
     for other in others:

@@ -19,7 +19,7 @@ import pytest
 
 from nsightkit.cli import run
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import keys, packing, parts, recordings
+from nsightkit.investigations import packing, parts, recordings, what_runs
 
 PARTS = [parts.find("ceilings", name) for name in ("before", "after", "fp32", "tf32", "fp16", "fp8")]
 
@@ -28,7 +28,7 @@ def recorded(where: Path, part: parts.Part, size: int = 1000, **changes: object)
     """A recording of a part, with so many random bytes in its trace."""
     place = where / part.investigation / "planted-gpu" / part.name
     facts = {
-        "format": keys.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
+        "format": what_runs.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
         "key": recordings.part_key(part), "gpu": {"name": "Planted GPU"}, "utc": "2026-01-02T03:04:05+00:00", **changes,
     }  # fmt: skip
     (place / "trace").mkdir(parents=True, exist_ok=True)

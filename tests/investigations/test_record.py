@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import child, keys, packing, record, recordings
+from nsightkit.investigations import child, packing, record, recordings, what_runs
 from nsightkit.investigations import parts as investigations
 from nsightkit.investigations.parts import Part, find
 
@@ -30,8 +30,9 @@ TRACE = json.dumps({"schemaVersion": 1, "traceEvents": [STEP]})
 
 def facts(part: Part, mode: str = "live", **changes: object) -> dict[str, Any]:
     return {
-        "format": keys.FORMAT, "kind": "measured" if mode == "live" else "dry-run", "investigation": part.investigation,
-        "part": part.name, "key": recordings.part_key(part, mode), "parameters": {}, "counts": part.counts(mode),
+        "format": what_runs.FORMAT, "kind": "measured" if mode == "live" else "dry-run",
+        "investigation": part.investigation, "part": part.name, "key": recordings.part_key(part, mode),
+        "parameters": {}, "counts": part.counts(mode),
         "gpu": {"name": GPU} if mode == "live" else None, "utc": "2026-01-02T03:04:05+00:00", "duration_s": 1.5,
         **changes,
     }  # fmt: skip

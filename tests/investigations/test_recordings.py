@@ -14,9 +14,9 @@ import pytest
 
 import nsightkit
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import keys, recordings, under_nsight
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
+from nsightkit.investigations import recordings, under_nsight, what_runs
 from nsightkit.trace.model import Trace, TraceMeta
 
 PART = investigations.find("starved-input", "before")
@@ -35,7 +35,7 @@ def planted_trace() -> Trace:
 
 def facts(part: investigations.Part = PART, **changes: object) -> dict[str, object]:
     return {
-        "format": keys.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
+        "format": what_runs.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
         "key": recordings.part_key(part), "parameters": {"batch": 2}, "counts": part.counts("live"),
         "gpu": {"name": "Planted GPU <b>", "memory_bytes": 2**37}, "utc": "2026-01-02T03:04:05+00:00",
         "duration_s": 1.5, **changes,

@@ -20,9 +20,9 @@ import nsightkit
 from nsightkit.analysis.memory import snapshot as analysis
 from nsightkit.capture import memory, provenance
 from nsightkit.errors import NsightkitError, TraceError
-from nsightkit.investigations import keys, record, recordings, ways_to_measure
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
+from nsightkit.investigations import record, recordings, ways_to_measure, what_runs
 from nsightkit.trace import snapshot as reader
 from nsightkit.trace.model import Trace, TraceMeta
 
@@ -257,7 +257,7 @@ def test_equal_stacks_are_written_once(tmp_path: Path) -> None:
 
 def facts(part: investigations.Part, **changes: object) -> dict[str, object]:
     return {
-        "format": keys.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
+        "format": what_runs.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
         "key": recordings.part_key(part), "parameters": {"batch": 2}, "counts": part.counts("live"),
         "gpu": {"name": "Planted GPU"}, "utc": "2026-01-02T03:04:05+00:00", **changes,
     }  # fmt: skip
@@ -332,7 +332,7 @@ def test_a_hostile_snapshot_is_refused_and_runs_nothing(where: Path, taken: Path
 
 
 def test_the_key_covers_what_records() -> None:
-    covered = keys.closure(PART.code)
+    covered = what_runs.closure(PART.code)
     for name in (
         "nsightkit.investigations.ways_to_measure:remembered",
         "nsightkit.capture.memory:recording",

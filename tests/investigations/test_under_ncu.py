@@ -18,9 +18,9 @@ from nsightkit.analysis.roofline import counters as analysis
 from nsightkit.capture import ncu as capture
 from nsightkit.capture import provenance
 from nsightkit.errors import TraceError
-from nsightkit.investigations import keys, recordings, under_nsight
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
+from nsightkit.investigations import recordings, under_nsight, what_runs
 from nsightkit.trace import ncu as reports
 from nsightkit.trace import ncu_metrics, ncu_tool
 from nsightkit.trace.model import Trace, TraceMeta
@@ -209,7 +209,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def recorded(where: Path, counters: Path | None, **changes: object) -> Path:
     told = {
-        "format": keys.FORMAT, "kind": "measured", "investigation": PART.investigation, "part": PART.name,
+        "format": what_runs.FORMAT, "kind": "measured", "investigation": PART.investigation, "part": PART.name,
         "key": recordings.part_key(PART), "parameters": {}, "counts": PART.counts("live"),
         "gpu": {"name": "Planted GPU"}, "utc": "2026-01-02T03:04:05+00:00", **changes,
     }  # fmt: skip
@@ -261,7 +261,7 @@ def test_a_smoke_run_says_that_a_cpu_has_no_counters(monkeypatch: pytest.MonkeyP
 
 def test_the_key_covers_what_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({recordings.part_key(dataclasses.replace(PART, profiled=how)) for how in (None, "nsys", "ncu")}) == 3
-    covered = keys.closure(PART.code)
+    covered = what_runs.closure(PART.code)
     assert {
         "nsightkit.investigations.under_nsight:steady_steps",
         "nsightkit.investigations.under_nsight:SECTIONS",

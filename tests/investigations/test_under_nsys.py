@@ -23,7 +23,7 @@ from nsightkit.analysis.compare import two_tools
 from nsightkit.analysis.timeline import steps
 from nsightkit.capture import provenance
 from nsightkit.errors import NsightkitError
-from nsightkit.investigations import child, keys, record, recordings, under_nsight
+from nsightkit.investigations import child, record, recordings, under_nsight, what_runs
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
 from nsightkit.trace import chrome, nsys_tool
@@ -290,7 +290,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def facts(part: investigations.Part = PART, **changes: object) -> dict[str, object]:
     return {
-        "format": keys.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
+        "format": what_runs.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
         "key": recordings.part_key(part), "parameters": {}, "counts": part.counts("live"),
         "gpu": {"name": "Planted GPU"}, "utc": "2026-01-02T03:04:05+00:00", **changes,
     }  # fmt: skip
@@ -332,7 +332,7 @@ def test_a_recording_without_the_second_capture_is_valid(no_gpu: Path, changes: 
 
 def test_the_key_covers_what_runs_under_nsys() -> None:
     assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, profiled=None))
-    covered = keys.closure(PART.code)
+    covered = what_runs.closure(PART.code)
     assert {
         f"nsightkit.investigations.under_nsight:{name}" for name in ("steady_steps", "_drain", "CAPTURED", "_SETTLING")
     } <= set(covered)

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from nsightkit.investigations import what_runs
-from nsightkit.investigations.keys import closure
 from nsightkit.investigations.listed import listed
 from nsightkit.investigations.parts import Part
+from nsightkit.investigations.what_runs import closure
 from nsightkit.workloads.phases import phase
 from nsightkit.workloads.workload import Workload, autocast
 

@@ -326,13 +326,13 @@ def _recorded(folder: Path, **changes: object) -> Path:
     """Plant a recording, as if the part had been measured on a GPU."""
     pytest.importorskip("torch")
     pd = pytest.importorskip("pandas")
-    from nsightkit.investigations import keys, recordings
     from nsightkit.investigations import parts as investigations
+    from nsightkit.investigations import recordings, what_runs
     from nsightkit.trace.model import Trace
 
     part = investigations.find("tiny-kernels", "before")
     facts = {
-        "format": keys.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
+        "format": what_runs.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
         "key": recordings.part_key(part), "parameters": {}, "counts": part.counts("live"),
         "gpu": {"name": "Planted GPU", "memory_bytes": 2**37}, "duration_s": 1.5,
         "utc": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), **changes,
