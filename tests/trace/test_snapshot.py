@@ -706,6 +706,16 @@ def test_a_forward_pass_that_no_backward_follows_keeps_activations_where_autogra
     assert by == {"weights": 4 * MIB} | kept
 
 
+@pytest.mark.parametrize(("freed_by", "category"), [("backward", "activations"), ("main", "unknown")])
+def test_what_backward_frees_of_a_plain_function_it_was_kept_for(freed_by: str, category: str) -> None:
+    allocator = Allocator()
+    kept = allocator.malloc(5 * MIB, frames=[frame("softmax"), frame("main")])
+    allocator.malloc(MIB, frames=BACKWARD)
+    allocator.free(kept, frames=BACKWARD if freed_by == "backward" else [frame("main")])
+    by = analysis.summary(reader.from_object(allocator.snapshot()))["by_category"]
+    assert {row["category"]: row["requested_bytes"] for row in by}[category] == 5 * MIB
+
+
 def test_categories_survive_a_cut_and_say_what_is_not_known() -> None:
     allocator, _ = training()
     found = allocator.snapshot(30)

@@ -712,6 +712,7 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
     result = np.full(len(table), "unknown", object)
     for chosen, category in (
         (~born & (stack < 0), "before recording"),
+        (born & (phase == 0) & ((freeing & _BACKWARD) > 0), "activations"),  # of a function that is not a module's
         *(((phase == bits) & outlives, category) for bits, category in _KEPT_BY_PHASE.items()),
         ((phase > 0) & ~outlives, "temporary"),
         *(((flags & bits) > 0, category) for bits, category in _NAMED.items()),
