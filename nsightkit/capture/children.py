@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import nsightkit
 from nsightkit.errors import NsightkitError
-from nsightkit.trace._process import descendants, dying_with_parent, end, run, said, tail
+from nsightkit.trace.programs import descendants, dying_with_parent, end, run, said, tail
 
 __all__ = [
     "IMPORTED", "ask_child", "child_environment", "fork_child", "gpu_name", "has_driver", "has_gpu", "main",

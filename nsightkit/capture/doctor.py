@@ -15,8 +15,7 @@ from pathlib import Path
 from nsightkit.capture.children import has_gpu
 from nsightkit.capture.nsys import importer
 from nsightkit.errors import NsightkitError
-from nsightkit.trace import ncu_tool, nsys_tool
-from nsightkit.trace._process import said
+from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, dotted, environment, said
 
 __all__ = ["installed", "report"]
 
@@ -63,8 +62,8 @@ def _readers() -> _Found:
 
 
 def _nsys() -> _Found:
-    nsys = nsys_tool.require()
-    return "ok", f"{'.'.join(map(str, nsys_tool.version(nsys)))} at {nsys}", ""
+    nsys = NSYS.require()
+    return "ok", f"{dotted(NSYS.version(nsys))} at {nsys}", ""
 
 
 def _package(name: str, otherwise: _Found) -> _Found:
@@ -74,15 +73,15 @@ def _package(name: str, otherwise: _Found) -> _Found:
 
 
 def _importer() -> _Found:
-    nsys = nsys_tool.require()
+    nsys = NSYS.require()
     found = importer(nsys)
     if found is None:
         remedy = "if captures leave only a .qdstrm: install the host part of Nsight Systems (Debian: nsight-systems)"
         return "warn", f"no QdstrmImporter beside {nsys}", remedy
-    linked = said("ldd", str(found), env=nsys_tool.environment(None, found.parent))
+    linked = said("ldd", str(found), env=environment(None, found.parent))
     if lacking := re.findall(r"(\S+) => not found", linked):
         # The copy inside Nsight Compute needs libdw, which slim containers lack; nsys then exits with 0 and no report.
-        remedy = f"install these libraries (Debian: libdw1), or name their folder in {nsys_tool.LIBRARIES}"
+        remedy = f"install these libraries (Debian: libdw1), or name their folder in {LIBRARIES}"
         return "missing", f"{found} lacks {', '.join(sorted(set(lacking)))}", remedy
     return "ok", str(found), ""
 
@@ -92,9 +91,9 @@ def _nvtx() -> _Found:
     if version is None:
         return "missing", "the nvtx package is not installed", "pip install 'nsightkit[capture]'"
     with contextlib.suppress(NsightkitError):
-        under = nsys_tool.version(nsys_tool.require())
+        under = NSYS.version(NSYS.require())
         if under < (2024, 1) and [int(n) for n in re.findall(r"\d+", version)[:3]] >= [0, 2, 12]:
-            words = f"nvtx {version} emits no ranges under nsys {'.'.join(map(str, under))}"
+            words = f"nvtx {version} emits no ranges under nsys {dotted(under)}"
             return "missing", words, "pip install nvtx==0.2.11, or a newer nsys"
     return "ok", f"nvtx {version}", ""
 
@@ -112,9 +111,9 @@ def _sampling() -> _Found:
 
 
 def _ncu() -> _Found:
-    ncu = ncu_tool.find()
+    ncu = NCU.find()
     absent = "missing", "not on the PATH", "install Nsight Compute; only its captures need it"
-    return ("ok", f"{ncu_tool.version(ncu)} at {ncu}", "") if ncu else absent
+    return ("ok", f"{dotted(NCU.version(ncu))} at {ncu}", "") if ncu else absent
 
 
 def _counters() -> _Found:

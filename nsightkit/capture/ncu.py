@@ -18,10 +18,9 @@ from typing import Literal
 from nsightkit.capture.profiling import Captured, checked, did_you_mean, ended, target, unexpanded, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import ncu_metrics
-from nsightkit.trace._process import tail
-from nsightkit.trace.ncu_tool import answer, find, version
+from nsightkit.trace.programs import NCU, tail
 
-__all__ = ["OURS", "PERMISSION", "find", "options_of", "profile", "range_filter", "version"]
+__all__ = ["OURS", "PERMISSION", "options_of", "profile", "range_filter"]
 
 #: What to do about ERR_NVGPUCTRPERM.
 PERMISSION = (
@@ -183,12 +182,7 @@ def profile(
             "(kernel, count or nvtx), or allow everything"
         )
     report = target(output, ".ncu-rep", overwrite=overwrite)
-    ncu = find()
-    if ncu is None:
-        raise NsightkitError(
-            "ncu is not installed (not on the PATH, nor where NVIDIA's installers put it); install Nsight Compute, or "
-            "set NSIGHTKIT_NCU to its ncu program"
-        )
+    ncu = NCU.require()
     pattern = None if kernel is None else kernel.removeprefix("regex:")
     try:
         re.compile(pattern or "")
@@ -239,7 +233,7 @@ def profile(
 
 
 def _can(ncu: Path) -> frozenset[str]:
-    said = answer(ncu, "--help")
+    said = NCU.ask(ncu, "--help")
     can = options_of(said)
     if not {"--export", "--kernel-name"} <= can:
         raise NsightkitError(
@@ -251,7 +245,7 @@ def _can(ncu: Path) -> frozenset[str]:
 def _listed(ncu: Path, question: str, name: str, what: str) -> str:
     if name.startswith("regex:"):
         return name
-    known = re.findall(r"^(?!Identifier )([A-Za-z]\w*) +\S", answer(ncu, question), re.MULTILINE)
+    known = re.findall(r"^(?!Identifier )([A-Za-z]\w*) +\S", NCU.ask(ncu, question), re.MULTILINE)
     if known and name not in known:
         near = did_you_mean(name, known) or f"; there are {', '.join(known)}"
         raise UsageError(f"this ncu has no {what} {name!r}{near}")
@@ -270,8 +264,8 @@ def _metric(ncu: Path, name: str) -> str:
 @functools.lru_cache(maxsize=2)
 def _query(ncu: Path) -> frozenset[str]:
     """List the metrics of all chips an ncu knows: without suffixes, and from no GPU in particular."""
-    chips = re.findall(r"\b[a-z]{2}\d\w+", answer(ncu, "--list-chips"))
-    said = answer(ncu, "--query-metrics", "--chips", ",".join(chips)) if chips else ""
+    chips = re.findall(r"\b[a-z]{2}\d\w+", NCU.ask(ncu, "--list-chips"))
+    said = NCU.ask(ncu, "--query-metrics", "--chips", ",".join(chips)) if chips else ""
     return frozenset(re.findall(r"^([A-Za-z][\w.]*__\w+) ", said, re.MULTILINE))
 
 

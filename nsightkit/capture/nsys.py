@@ -7,7 +7,6 @@ capture is therefore judged by the report alone: it must exist, export, and hold
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import subprocess
@@ -17,9 +16,8 @@ from pathlib import Path
 
 from nsightkit.capture.profiling import Captured, checked, ended, target, unexpanded, watch
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.trace import nsys_tool
-from nsightkit.trace._process import ask, run, tail
 from nsightkit.trace.open import load
+from nsightkit.trace.programs import LIBRARIES, NSYS, environment, run, tail, to_sqlite
 
 __all__ = ["features", "importer", "parse_help", "profile"]
 
@@ -81,7 +79,6 @@ def parse_help(text: str) -> dict[str, list[str]]:
     return options
 
 
-@functools.lru_cache(maxsize=4)
 def features(nsys: Path) -> Mapping[str, list[str]]:
     """Ask an installed nsys what it can do.
 
@@ -99,7 +96,7 @@ def features(nsys: Path) -> Mapping[str, list[str]]:
     NsightkitError
         Its help cannot be had or read.
     """
-    said = ask(nsys, "nsys", "profile", "--help", timeout_s=30.0)
+    said = NSYS.ask(nsys, "profile", "--help", timeout_s=30.0)
     parsed = parse_help(said)
     if not {"--output", "--trace"} <= parsed.keys():
         raise NsightkitError(
@@ -180,7 +177,7 @@ def profile(
     report = target(output, ".nsys-rep", overwrite=overwrite)
     if export:
         target(report.with_suffix(".sqlite"), ".sqlite", overwrite=overwrite)
-    nsys = nsys_tool.require()
+    nsys = NSYS.require()
     can = features(nsys)
     options = _options(can, trace, capture_range, repeat, graph_nodes) + checked(extra, nsys, can, _OURS)
     if bare := [option for option in extra if option.startswith("--") and "=" not in option]:
@@ -195,7 +192,7 @@ def profile(
             tool="nsys",
             result="trace",
             advice="profile fewer steps (a capture range), or allow more time",
-            env=nsys_tool.environment(env),
+            env=environment(env),
             show=show,
             interrupt_s=120.0,
         )
@@ -207,7 +204,7 @@ def profile(
         places = [source.replace(place) for source, place in pairs]
     shown = [str(nsys), "profile", *options, f"--output={unexpanded(report.with_suffix(''))}", *command]
     notes += ended(done.returncode)
-    traces = [nsys_tool.export(place, place.with_suffix(".sqlite")) for place in places] if export else places
+    traces = [to_sqlite(place, place.with_suffix(".sqlite")) for place in places] if export else places
     if export:
         notes += _check(traces[0], trace, expect)
     notes.append("the report holds this machine's environment variables and host name: do not publish it as it is")
@@ -263,7 +260,7 @@ def _collect(
     trap = "; under this nsys the nvtx package emits nothing from 0.2.12 on: install nvtx==0.2.11"
     unopened = (
         f"no range {capture_range!r} was opened: check its spelling, and name its domain if it has one ({name}@DOMAIN, "
-        f"or {name}@* for any){trap if nsys_tool.version(nsys) < (2024, 1) else ''}"
+        f"or {name}@* for any){trap if NSYS.version(nsys) < (2024, 1) else ''}"
     )
     raise NsightkitError(
         f"nsys wrote no report (exit code {done.returncode}){f'; nsys said: {said}' if said else ''}; "
@@ -282,11 +279,11 @@ def _import(unfinished: Path, wanted: Path, nsys: Path) -> None:
         said = "gave no answer within 600 s"
         with contextlib.suppress(subprocess.TimeoutExpired):
             # Its libraries lie beside it, and some packages forget to say so.
-            env = nsys_tool.environment(None, program.parent)
+            env = environment(None, program.parent)
             said = tail(run([str(program), "-i", str(unfinished), "-o", str(report), "-f"], 600.0, env=env).stdout, 3)
         why = (
             f"by hand it failed too ({said}; the raw capture is kept as {kept}); 'ldd {program}' names a library that "
-            f"is missing, often libdw.so.1: install it, or name its folder in {nsys_tool.LIBRARIES}"
+            f"is missing, often libdw.so.1: install it, or name its folder in {LIBRARIES}"
         )
     if not report.is_file():
         unfinished.replace(kept)

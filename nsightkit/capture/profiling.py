@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.trace._process import run, tail
+from nsightkit.trace.programs import run, tail
 
 __all__ = ["Captured", "checked", "did_you_mean", "ended", "target", "unexpanded", "watch"]
 

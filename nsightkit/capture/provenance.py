@@ -20,8 +20,7 @@ import nsightkit
 from nsightkit.capture import utilization
 from nsightkit.capture.doctor import installed
 from nsightkit.errors import NsightkitError
-from nsightkit.trace import ncu_tool, nsys_tool
-from nsightkit.trace._process import said, version_of
+from nsightkit.trace.programs import NCU, NSYS, dotted, said
 from nsightkit.trace.share.secrets import Scrubber
 
 __all__ = ["FORMAT", "collect", "in_short", "label", "rows", "scrub", "slug", "tools"]
@@ -47,10 +46,10 @@ def tools() -> dict[str, Any]:
         ``nsys``, ``ncu``, ``commit``, ``dirty``; what cannot be had is None. Each is asked once in a process.
     """
     found: dict[str, Any] = dict.fromkeys(("nsys", "ncu"))
-    for name, find in (("nsys", nsys_tool.find), ("ncu", ncu_tool.find)):
+    for tool in (NSYS, NCU):
         with contextlib.suppress(NsightkitError):
-            program = find()
-            found[name] = program and version_of(program, name)
+            program = tool.find()
+            found[tool.name] = program and dotted(tool.version(program))
     commit, dirty = _commit(os.environ.get("NSIGHTKIT_COMMIT", ""))
     return {**found, "commit": commit, "dirty": dirty}
 

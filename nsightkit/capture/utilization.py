@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nsightkit.hardware import SLOWDOWNS
-from nsightkit.trace._process import said
+from nsightkit.trace.programs import said
 
 __all__ = ["ask_smi", "logged", "now", "sample"]
 

@@ -23,7 +23,7 @@ from nsightkit.errors import NsightkitError
 from nsightkit.investigations import under_nsight
 from nsightkit.investigations.parts import MEASURES, Part, find, prepared, resolve
 from nsightkit.investigations.recordings import FAILURE, SNAPSHOT, part_key
-from nsightkit.trace._process import tail
+from nsightkit.trace.programs import tail
 
 __all__ = ["FAILURE", "RESULT", "capture_child", "main", "read_result", "run_child", "run_children"]
 

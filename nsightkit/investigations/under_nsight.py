@@ -22,10 +22,11 @@ from nsightkit.capture.profiling import Captured
 from nsightkit.capture.provenance import scrub
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations.parts import Part, find, prepared, resolve
-from nsightkit.trace import load, nsys_tool, store
+from nsightkit.trace import load, store
 from nsightkit.trace import ncu as reports
 from nsightkit.trace.model import TABLES, Trace
 from nsightkit.trace.nesting import nesting
+from nsightkit.trace.programs import NCU, NSYS, dotted
 from nsightkit.workloads.phases import phase
 
 __all__ = ["CAPTURED", "SECTIONS", "STEADY", "capture", "kept", "steady", "steady_steps"]
@@ -134,7 +135,7 @@ def _under_nsys(program: list[str], mode: str, report: Path, how: dict[str, Any]
     if done.returncode:
         raise NsightkitError(f"the program ended with exit code {done.returncode} under it")
     store.write(steady(load(done.trace, cache=False)), report.with_name("nsys"))
-    return done, {"version": ".".join(map(str, nsys_tool.version(nsys_tool.require())))}
+    return done, {"version": dotted(NSYS.version(NSYS.require()))}
 
 
 def _under_ncu(program: list[str], mode: str, report: Path, how: dict[str, Any]) -> tuple[Captured, dict[str, str]]:
@@ -144,7 +145,7 @@ def _under_ncu(program: list[str], mode: str, report: Path, how: dict[str, Any])
     done = ncu.profile([sys.executable, *program], report, nvtx=[STEADY], sections=SECTIONS, **how)
     counted = kept(reports.read(done.report))
     reports.write(counted, report.with_name("ncu.csv"))
-    found = {"version": ncu.version(Path(done.ran[0]))}
+    found = {"version": dotted(NCU.version(done.ran[0]))}
     broken = [note for note in done.notes if "interrupted" in note]
     if done.returncode:
         broken.append(f"the program ended with exit code {done.returncode} under it")

@@ -36,7 +36,7 @@ import nsightkit
 from nsightkit.capture.children import ask_child, fork_child
 from nsightkit.capture.provenance import FORMAT
 from nsightkit.investigations.parts import Part
-from nsightkit.trace._process import run
+from nsightkit.trace.programs import run
 
 __all__ = ["NAME", "ask", "closure", "differs", "digests", "key", "past", "read", "sources", "write"]
 

@@ -20,9 +20,9 @@ from typing import Any
 import pandas as pd
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.trace import ncu_metrics, ncu_tool
-from nsightkit.trace._process import tail
+from nsightkit.trace import ncu_metrics, programs
 from nsightkit.trace.files import replacing
+from nsightkit.trace.programs import tail
 
 __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
 
@@ -32,7 +32,7 @@ Value = int | float | str
 _Launch = tuple[dict[str, Any], dict[str, Value]]
 
 _MAGIC = b"NVR\0"
-_EXPORT = f"export it with: {' '.join(ncu_tool.export_command('REPORT.ncu-rep'))}"
+_EXPORT = f"export it with: {' '.join(programs.csv_command('REPORT.ncu-rep'))}"
 _AGAIN = "copy it again, or profile again"
 #: Columns of ``launches`` that say which launch it was.
 IDENTITY = ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block", "ranges")
@@ -208,7 +208,7 @@ def _read_report(path: Path) -> Report:
         import ncu_report
     except ImportError as error:
         # The same package that NVIDIA puts on PyPI does the work in ncu.
-        ncu = ncu_tool.find()
+        ncu = programs.NCU.find()
         if ncu is None:
             raise TraceError(
                 path,
@@ -272,7 +272,7 @@ def _in_domain(domain: str, name: str) -> str:
 
 
 def _exported(path: Path, ncu: Path) -> Report:
-    text = ncu_tool.export(path, ncu)
+    text = programs.csv_of(path, ncu)
     if not any(_HEADER.match(line) for line in text.splitlines()):
         # An older ncu refuses the reports of a newer one.
         raise TraceError(

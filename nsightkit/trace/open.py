@@ -89,13 +89,13 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 def _open(path: Path, cache: bool) -> Source:
     # Readers need msgspec and pyarrow; a machine that lacks them can still say so, and all that needs no trace.
-    from nsightkit.trace import kineto, nsys, nsys_tool, store
+    from nsightkit.trace import kineto, nsys, programs, store
 
     match kind := kind_of(path):
         case "sqlite":
             return nsys.open_sqlite(path, cache=cache)
         case "nsys-rep":
-            return nsys.open_sqlite(nsys_tool.exported(path), cache=cache)
+            return nsys.open_sqlite(programs.exported(path), cache=cache)
         case "json":
             return kineto.open_kineto(path, cache=cache)
         case "parquetdir":

@@ -12,7 +12,7 @@ from nsightkit import cli
 from nsightkit.capture import doctor
 from nsightkit.capture import ncu as capture
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.trace import ncu_tool
+from nsightkit.trace.programs import NCU
 
 HELP = """usage: ncu [options] [program] [program-arguments]
 
@@ -57,7 +57,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             folder, said, log, b"NVR\0report" if report else b"", words="the program's own words", code=code
         )
         monkeypatch.setenv("NSIGHTKIT_NCU", str(path))
-        ncu_tool.answer.cache_clear()
+        NCU.ask.cache_clear()
         return folder / "called.json"
 
     return make
@@ -208,16 +208,15 @@ def test_find_prefers_the_environment_then_the_path(tmp_path: Path, monkeypatch:
         (tmp_path / name / "ncu").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "two"))
     monkeypatch.delenv("NSIGHTKIT_NCU", raising=False)
-    assert capture.find() == tmp_path / "two" / "ncu"
+    assert NCU.find() == tmp_path / "two" / "ncu"
     monkeypatch.setenv("NSIGHTKIT_NCU", str(tmp_path / "one" / "ncu"))
-    assert capture.find() == tmp_path / "one" / "ncu"
+    assert NCU.find() == tmp_path / "one" / "ncu"
     monkeypatch.setenv("NSIGHTKIT_NCU", str(tmp_path / "absent"))
     with pytest.raises(UsageError, match="NSIGHTKIT_NCU"):
-        capture.find()
+        NCU.find()
     monkeypatch.delenv("NSIGHTKIT_NCU")
     monkeypatch.setenv("PATH", str(tmp_path))
-    whole = ncu_tool.find_program  # not where this machine's installers have put it
-    monkeypatch.setattr(ncu_tool, "find_program", lambda name, variable, _: whole(name, variable, ()))
+    monkeypatch.setitem(vars(NCU), "folders", ())  # not where this machine's installers have put it
     with pytest.raises(NsightkitError, match="not installed"):
         capture.profile(["program"], tmp_path / "r")
 
@@ -250,8 +249,8 @@ def test_the_doctor_sees_it(stand_in, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_real_ncu_is_understood(real_ncu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSIGHTKIT_NCU", str(real_ncu))
-    ncu_tool.answer.cache_clear()
-    options = capture.options_of(ncu_tool.answer(real_ncu, "--help"))
+    NCU.ask.cache_clear()
+    options = capture.options_of(NCU.ask(real_ncu, "--help"))
     assert {name for name in capture.OURS if name.startswith("--")} <= options
     assert {"--target-processes", "--graph-profiling", "--replay-mode", "-k", "-c", "-s"} <= options
     with pytest.raises(UsageError, match="did you mean full"):

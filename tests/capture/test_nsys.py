@@ -11,9 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import stand_in_nsight
@@ -23,7 +21,8 @@ from nsightkit.capture import doctor
 from nsightkit.capture import nsys as capture
 from nsightkit.capture.profiling import Captured
 from nsightkit.errors import NsightkitError, TraceError, UsageError
-from nsightkit.trace import nsys_tool
+from nsightkit.trace import programs
+from nsightkit.trace.programs import NSYS
 
 NASTY = "-a b'c\"d $(touch pwned) %h %q{HOME};e"
 
@@ -56,16 +55,6 @@ def real(nsys: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return nsys
 
 
-def only_on_the_path(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a tool not be found where this machine's installers have put it."""
-    whole = tool.find_program
-
-    def without_installers(name: str, variable: str, folders: Sequence[str]) -> Path | None:
-        return whole(name, variable, [folder for folder in folders if not folder.startswith(("/opt/", "/usr/"))])
-
-    monkeypatch.setattr(tool, "find_program", without_installers)
-
-
 def fake(folder: Path, script: str) -> Path:
     """A program called nsys that does what the script says."""
     path = folder / "nsys"
@@ -83,20 +72,20 @@ def test_find_prefers_the_environment_then_the_path(tmp_path: Path, monkeypatch:
     named, on_path = fake(tmp_path / "one", ""), fake(tmp_path / "two", "")
     monkeypatch.setenv("PATH", str(on_path.parent))
     monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
-    assert nsys_tool.find() == on_path
+    assert NSYS.find() == on_path
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(named))
-    assert nsys_tool.find() == named
+    assert NSYS.find() == named
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(tmp_path / "absent"))
     with pytest.raises(UsageError, match="NSIGHTKIT_NSYS"):
-        nsys_tool.find()
+        NSYS.find()
 
 
 def test_version_is_read_and_rubbish_is_refused(tmp_path: Path) -> None:
     good = fake(tmp_path, "echo 'NVIDIA Nsight Systems version 2024.7.1.84-247134862303v0'")
-    assert nsys_tool.version(good) == (2024, 7, 1, 84)
+    assert NSYS.version(good) == (2024, 7, 1, 84)
     (tmp_path / "bad").mkdir()
     with pytest.raises(NsightkitError, match="said no version"):
-        nsys_tool.version(fake(tmp_path / "bad", "echo hello; exit 3"))
+        NSYS.version(fake(tmp_path / "bad", "echo hello; exit 3"))
 
 
 def test_an_nsys_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
@@ -104,7 +93,7 @@ def test_an_nsys_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     hanging = fake(tmp_path, f"(sleep 30; touch '{marker}') & echo $! > '{tmp_path}/pid'; wait")
     start = time.monotonic()
     with pytest.raises(NsightkitError, match="no answer within 1 s"):
-        nsys_tool.version(hanging, timeout_s=1.0)
+        NSYS.version(hanging, timeout_s=1.0)
     assert time.monotonic() - start < 20  # the 30 s of the child were not waited for
     child = int((tmp_path / "pid").read_text())
     for _ in range(50):
@@ -119,7 +108,7 @@ def test_an_nsys_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
 def test_too_old_an_nsys_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(fake(tmp_path, "echo version 2022.4.2.1")))
     with pytest.raises(NsightkitError, match="too old"):
-        nsys_tool.require()
+        NSYS.require()
 
 
 # -- exporting ---------------------------------------------------------------------------------------------------
@@ -128,7 +117,7 @@ def test_too_old_an_nsys_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_without_nsys_the_remedy_is_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    only_on_the_path(nsys_tool, monkeypatch)
+    monkeypatch.setitem(vars(NSYS), "folders", ())  # not where this machine's installers have put it
     monkeypatch.chdir(tmp_path)
     report = Path(NASTY + ".nsys-rep")
     report.write_bytes(b"x")
@@ -162,12 +151,12 @@ def test_a_report_of_any_name_is_exported_once(
     report = folder / f"{NASTY}.nsys-rep"
     shutil.copy(captured.report, report)
     monkeypatch.chdir(folder)
-    first = nsys_tool.exported(report.name)  # a relative name that begins with a dash
+    first = programs.exported(report.name)  # a relative name that begins with a dash
     assert first == Path(f"{NASTY}.sqlite")
     written = first.stat().st_mtime_ns
-    assert nsys_tool.exported(report.name).stat().st_mtime_ns == written  # reused
+    assert programs.exported(report.name).stat().st_mtime_ns == written  # reused
     os.utime(report, ns=(written + 1, written + 1))
-    assert nsys_tool.exported(report.name).stat().st_mtime_ns > written  # older than the report: made again
+    assert programs.exported(report.name).stat().st_mtime_ns > written  # older than the report: made again
     first.write_bytes(b"half an export")
     assert nsightkit.load(report).size("ranges") == 13
     assert sorted(p.name for p in folder.iterdir() if "cache" not in p.name) == [f"{NASTY}.nsys-rep", f"{NASTY}.sqlite"]
@@ -181,10 +170,10 @@ def test_a_read_only_folder_exports_to_the_users_cache(
     report = Path(shutil.copy(captured.report, tmp_path / "made.nsys-rep"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # root may write anywhere
-    monkeypatch.setattr(nsys_tool.os, "access", lambda path, mode, real=os.access: mode != os.W_OK and real(path, mode))
-    out = nsys_tool.exported(report)
+    monkeypatch.setattr(programs.os, "access", lambda path, mode, real=os.access: mode != os.W_OK and real(path, mode))
+    out = programs.exported(report)
     assert out.is_relative_to(tmp_path / "cache")
-    assert nsys_tool.exported(report) == out
+    assert programs.exported(report) == out
     assert not report.with_suffix(".sqlite").exists()
 
 
@@ -196,7 +185,7 @@ def test_a_damaged_report_is_one_clear_line(
     report = tmp_path / "damaged.nsys-rep"
     report.write_bytes(captured.report.read_bytes()[:5000] if content is None else content)
     with pytest.raises(TraceError) as caught:
-        nsys_tool.exported(report)
+        programs.exported(report)
     assert "\n" not in str(caught.value)
     assert "nsys export" in caught.value.remedy
     assert not report.with_suffix(".sqlite").exists()
@@ -483,7 +472,7 @@ def test_the_command_that_is_shown_holds_all_that_was_set(tmp_path: Path, monkey
     with pytest.raises(UsageError, match="cannot record the nodes"):
         capture.profile(["true"], tmp_path / "r", graph_nodes=True, **how)
     (tmp_path / "help").write_text(HELP_2023)
-    capture.features.cache_clear()
+    NSYS.ask.cache_clear()
     done = capture.profile(["true"], tmp_path / "r", graph_nodes=True, **how)
     assert done.ran[1:] == [
         "profile", "--trace=nvtx", "--cuda-graph-trace=node", "--capture-range=nvtx", "--nvtx-capture=step",
@@ -536,20 +525,20 @@ def test_the_copy_in_nsight_compute_is_found_beside_ncu(tmp_path: Path, monkeypa
     (tmp_path / "bin" / "ncu").symlink_to(root / "target/linux-desktop/ncu")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
-    only_on_the_path(nsys_tool, monkeypatch)
-    found = nsys_tool.find()
+    monkeypatch.setitem(vars(NSYS), "folders", ())  # not where this machine's installers have put it
+    found = NSYS.find()
     assert found == root / "host/target-linux-x64/nsys"
     assert capture.importer(found) == root / "host/linux-desktop-x64/QdstrmImporter"
 
 
 def test_libraries_that_are_named_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    monkeypatch.delenv(nsys_tool.LIBRARIES, raising=False)
-    assert nsys_tool.environment() == dict(os.environ)
+    monkeypatch.delenv(programs.LIBRARIES, raising=False)
+    assert programs.environment() == dict(os.environ)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/present")
-    assert nsys_tool.environment(None, tmp_path)["LD_LIBRARY_PATH"] == f"{tmp_path}{os.pathsep}/present"
-    monkeypatch.setenv(nsys_tool.LIBRARIES, "/named")
-    assert nsys_tool.environment({"A": "b"}, tmp_path) == {"A": "b", "LD_LIBRARY_PATH": f"/named{os.pathsep}{tmp_path}"}
+    assert programs.environment(None, tmp_path)["LD_LIBRARY_PATH"] == f"{tmp_path}{os.pathsep}/present"
+    monkeypatch.setenv(programs.LIBRARIES, "/named")
+    assert programs.environment({"A": "b"}, tmp_path) == {"A": "b", "LD_LIBRARY_PATH": f"/named{os.pathsep}{tmp_path}"}
 
 
 def _importer() -> dict[str, str]:
@@ -571,7 +560,7 @@ def test_a_capture_left_unimported_is_imported_with_the_named_libraries(
         'cp "$2" "$4"\n'
     )
     importer.chmod(0o755)
-    monkeypatch.delenv(nsys_tool.LIBRARIES, raising=False)
+    monkeypatch.delenv(programs.LIBRARIES, raising=False)
     with pytest.raises(NsightkitError, match=r"libdw\.so\.1 not found.*NSIGHTKIT_NSYS_LIBRARIES"):
         capture.profile(["true"], tmp_path / "a", trace=("nvtx",), export=False, show=False)
     (tmp_path / "libraries").mkdir()
@@ -582,7 +571,7 @@ def test_a_capture_left_unimported_is_imported_with_the_named_libraries(
     (tmp_path / "ldd").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert _importer()["status"] == "missing"
-    monkeypatch.setenv(nsys_tool.LIBRARIES, str(tmp_path / "libraries"))
+    monkeypatch.setenv(programs.LIBRARIES, str(tmp_path / "libraries"))
     assert _importer()["status"] == "ok"
     done = capture.profile(["true"], tmp_path / "b", trace=("nvtx",), export=False, show=False)
     assert done.report.read_text() == "raw\n"

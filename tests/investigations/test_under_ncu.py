@@ -15,15 +15,15 @@ import stand_in_nsight
 
 import nsightkit
 from nsightkit.analysis.roofline import counters as analysis
-from nsightkit.capture import ncu as capture
 from nsightkit.capture import provenance
 from nsightkit.errors import TraceError
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
 from nsightkit.investigations import recordings, under_nsight, what_runs
 from nsightkit.trace import ncu as reports
-from nsightkit.trace import ncu_metrics, ncu_tool
+from nsightkit.trace import ncu_metrics
 from nsightkit.trace.model import Trace, TraceMeta
+from nsightkit.trace.programs import NCU, Tool
 
 PART = investigations.find("limiters", "before")
 OPTIONS = ("--nvtx", "--target-processes arg", "-k [ --kernel-name ] arg", "-o [ --export ] arg")
@@ -67,7 +67,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         said = {"--help": HELP, "--list-sections": listed}
         path = stand_in_nsight.ncu(folder, said, log, made, code=code, hang=hang)
         monkeypatch.setenv("NSIGHTKIT_NCU", str(path))
-        ncu_tool.answer.cache_clear()
+        NCU.ask.cache_clear()
         return folder / "called.json"
 
     return make
@@ -171,7 +171,7 @@ def test_an_ncu_without_a_section_or_that_writes_nonsense_is_a_line(stand_in, tm
 
 
 def test_without_ncu_or_gpu_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "find", lambda: None)
+    monkeypatch.setattr(Tool, "find", lambda _: None)
     assert notice(tmp_path / "made").startswith("ncu is not installed")
     assert notice(tmp_path / "made", mode="smoke") == "a CPU has no counters that Nsight Compute could read"
 
@@ -181,13 +181,13 @@ def test_a_real_ncu_without_a_gpu_is_a_line(real_ncu: Path, tmp_path: Path, monk
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     monkeypatch.setenv("NSIGHTKIT_NCU", str(real_ncu))
-    ncu_tool.answer.cache_clear()
+    NCU.ask.cache_clear()
     assert "ncu" in notice(tmp_path / "made")
 
 
 def test_the_sections_hold_what_the_analysis_asks_for(real_ncu: Path) -> None:
     """By the sections' own list of metrics; those of the memory tables are groups, which only a run resolves."""
-    said = ncu_tool.answer(real_ncu, "--list-metrics", *(f"--section={name}" for name in under_nsight.SECTIONS))
+    said = NCU.ask(real_ncu, "--list-metrics", *(f"--section={name}" for name in under_nsight.SECTIONS))
     asked = {m.name for m in ncu_metrics.METRICS if any(n in said for n in m.nvidia)}
     assert {"sm_pct", "memory_pct", "dram_pct", "tensor_pct", "fma_pct", "issue_pct", "occupancy_pct"} <= asked
     assert {f"stall_{stall.reason}" for stall in ncu_metrics.STALLS} <= asked

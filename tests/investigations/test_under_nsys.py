@@ -26,8 +26,9 @@ from nsightkit.errors import NsightkitError
 from nsightkit.investigations import child, record, recordings, under_nsight, what_runs
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
-from nsightkit.trace import chrome, nsys_tool
+from nsightkit.trace import chrome
 from nsightkit.trace.model import Trace, TraceMeta
+from nsightkit.trace.programs import NSYS, Tool
 from nsightkit.workloads import planted
 
 PART = investigations.find("training-step", "before")
@@ -108,7 +109,7 @@ def test_a_dry_run_of_the_recorder_keeps_it(
     assert sorted(p.name for p in place.iterdir()) == ["nsys", "provenance.json", "samples.parquet", "trace"]
     told = json.loads((place / "provenance.json").read_text())
     assert told["nsys"].keys() == {"version", "command", "steps"}
-    assert told["nsys"]["version"] == ".".join(map(str, nsys_tool.version(nsys)))
+    assert told["nsys"]["version"] == ".".join(map(str, NSYS.version(nsys)))
     by_nsys = nsightkit.load(place / "nsys")
     assert by_nsys["ranges"]["name"].tolist().count("qkv_projections") > 0
     size = sum(p.stat().st_size for p in (place / "nsys").iterdir())
@@ -142,7 +143,7 @@ def noticed(part: investigations.Part, folder: Path) -> str:
 
 
 def test_without_nsys_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nsys_tool, "find", lambda: None)
+    monkeypatch.setattr(Tool, "find", lambda _: None)
     assert noticed(PART, tmp_path).startswith("nsys is not installed")
 
 

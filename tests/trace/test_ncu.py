@@ -21,7 +21,7 @@ import nsightkit
 from nsightkit import cli, plots
 from nsightkit.analysis.roofline import counters as analysis
 from nsightkit.errors import TraceError, UsageError
-from nsightkit.trace import ncu, ncu_metrics, ncu_tool
+from nsightkit.trace import ncu, ncu_metrics, programs
 
 REPORTS = (
     "ESMM/profile_b.ncu-rep",
@@ -206,7 +206,7 @@ def test_without_package_and_ncu_the_extra_is_named(tmp_path: Path, monkeypatch:
     path = tmp_path / "x.ncu-rep"
     path.write_bytes(b"NVR\0")
     monkeypatch.setitem(sys.modules, "ncu_report", None)
-    monkeypatch.setattr(ncu_tool, "find", lambda: None)
+    monkeypatch.setattr(programs.Tool, "find", lambda _: None)
     with pytest.raises(TraceError, match=re.escape("pip install 'nsightkit[ncu]'")):
         ncu.read(path)
     with pytest.raises(TraceError, match="nsightkit ncu"):
@@ -250,8 +250,8 @@ def test_an_ncu_that_cannot_export_is_one_line(
     tool.chmod(0o755)
     monkeypatch.setitem(sys.modules, "ncu_report", None)
     monkeypatch.setenv("NSIGHTKIT_NCU", str(tool))
-    export = ncu_tool.export
-    monkeypatch.setattr(ncu_tool, "export", lambda report, tool: export(report, tool, timeout_s=1))
+    export = programs.csv_of
+    monkeypatch.setattr(programs, "csv_of", lambda report, tool: export(report, tool, timeout_s=1))
     with pytest.raises(TraceError, match=words) as caught:
         ncu.read(shared_traces / REPORTS[0])
     assert "\n" not in str(caught.value)

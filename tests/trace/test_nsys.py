@@ -398,7 +398,7 @@ def test_a_report_without_nsys_says_how_to_export_it(tmp_path, monkeypatch):
     report.write_bytes(b"\x01 a report")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
-    monkeypatch.setattr("nsightkit.trace.nsys_tool.find", lambda: None)
+    monkeypatch.setattr("nsightkit.trace.programs.Tool.find", lambda _: None)
     with pytest.raises(nsightkit.TraceError, match="nsys export"):
         nsightkit.load(report)
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from nsightkit.errors import TraceError, UsageError, reading
-from nsightkit.trace import kineto, ncu, ncu_tool, nsys_tool, snapshot, store
+from nsightkit.trace import kineto, ncu, programs, snapshot, store
 from nsightkit.trace.files import drafted
 from nsightkit.trace.model import Trace
 from nsightkit.trace.open import kind_of, load
@@ -40,7 +40,7 @@ def learn(path: Path, scrubber: Scrubber) -> None:
         case "sqlite" | "parquetdir":
             exports.learn_export(path, scrubber)
         case "nsys-rep":
-            exports.learn_export(nsys_tool.exported(path), scrubber)
+            exports.learn_export(programs.exported(path), scrubber)
         case "json":
             _learn_json(path, scrubber)
 
@@ -112,8 +112,8 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
 def _check_kind(path: Path, kind: str) -> None:
     """Refuse what is not a trace, and what is one in a form that hides its texts."""
     commands = {
-        "nsys-rep": shlex.join(nsys_tool.export_command(path.name, f"{path.stem}.sqlite")),
-        "ncu-rep": f"{shlex.join(ncu_tool.export_command(path.name))} > {shlex.quote(path.stem + '.csv')}",
+        "nsys-rep": shlex.join(programs.sqlite_command(path.name, f"{path.stem}.sqlite")),
+        "ncu-rep": f"{shlex.join(programs.csv_command(path.name))} > {shlex.quote(path.stem + '.csv')}",
     }
     if kind in commands:
         raise TraceError(path, "is a binary report, which cannot be scrubbed", f"export it first: {commands[kind]}")

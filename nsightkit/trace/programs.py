@@ -1,0 +1,550 @@
+"""Other programs: run with a time limit that also holds for what they start; nsys and ncu, and what they export.
+
+Some versions of nsys hang, exit codes say little, and report names come from people: every call here has a time limit,
+checks the file it should have made, and passes names as arguments, never through a shell. Nothing needs a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import glob
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from nsightkit.errors import NsightkitError, TraceError, UsageError, reading
+from nsightkit.trace.files import drafted, user_cache
+
+__all__ = [
+    "LIBRARIES", "NCU", "NSYS", "Tool", "csv_command", "csv_of", "descendants", "dotted", "dying_with_parent", "end",
+    "environment", "exported", "run", "said", "sqlite_command", "tail", "to_sqlite",
+]  # fmt: skip
+
+#: Of Linux's prctl: the signal a process gets when its parent dies.
+_PARENT_DEATH_SIGNAL = 1
+
+
+def run(
+    command: Sequence[str],
+    timeout_s: float,
+    *,
+    cwd: str | os.PathLike[str] | None = None,
+    env: dict[str, str] | None = None,
+    show: bool = False,
+    interrupt_s: float = 0.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, never through a shell, and end all it started when the time is up.
+
+    ``subprocess.run(timeout=...)`` ends only the first process: a profiler's agents and the profiled
+    program would live on and hold the pipes open. On Linux the command dies with this process, however this one ends.
+
+    Parameters
+    ----------
+    command : sequence of str
+    timeout_s : float
+    cwd : path-like, optional
+    env : dict, optional
+        The whole environment; the present one when omitted.
+    show : bool
+        Let the program write to this process's own stderr (both its streams), instead of keeping its output.
+    interrupt_s : float
+        When the time is up, first interrupt it (as Ctrl-C does) and give it so long to finish what it has.
+
+    Returns
+    -------
+    CompletedProcess
+        ``stdout`` holds both streams, empty with `show`; undecodable bytes are replaced. After an
+        interruption that it obeyed, ``returncode`` is the program's own.
+
+    Raises
+    ------
+    subprocess.TimeoutExpired
+        ``output`` holds what it had written.
+    FileNotFoundError, PermissionError
+        The program cannot be started.
+    """
+    # 2: the descriptor, not sys.stderr, which a test or a notebook may have replaced by an object without one
+    with subprocess.Popen(
+        list(command),
+        stdin=subprocess.DEVNULL,
+        stdout=2 if show else subprocess.PIPE,
+        stderr=2 if show else subprocess.STDOUT,
+        cwd=cwd,
+        env=env,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+        preexec_fn=dying_with_parent(),  # noqa: PLW1509 - one call of the C library, looked up before the fork
+    ) as process:
+        try:
+            try:
+                output, _ = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                if not interrupt_s:
+                    raise
+                process.send_signal(signal.SIGINT)
+                output, _ = process.communicate(timeout=interrupt_s)
+        except subprocess.TimeoutExpired:
+            end(process.pid)
+            output, _ = process.communicate()
+            raise subprocess.TimeoutExpired(list(command), timeout_s, output=output) from None
+        except BaseException:
+            end(process.pid)
+            raise
+        return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
+
+
+def said(*command: str, timeout_s: float = 20.0, env: dict[str, str] | None = None) -> str:
+    """Give what a command prints on its standard output; nothing where it does not start, fails, or hangs.
+
+    Parameters
+    ----------
+    *command : str
+    timeout_s : float
+    env : dict, optional
+        The whole environment; the present one when omitted.
+    """
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return str(subprocess.run(command, timeout=timeout_s, check=True, env=env, **pipes).stdout)
+    return ""
+
+
+def dying_with_parent() -> Callable[[], None] | None:
+    """Give what a forked child of this process calls to be killed when this process ends.
+
+    Linux watches the thread that forks, not its process: that thread has to wait for the child.
+
+    Returns
+    -------
+    callable or None
+        None on other systems than Linux.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def bind() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs would ignore it
+        prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before it was watched
+            os._exit(1)
+
+    return bind
+
+
+def end(pid: int) -> None:
+    """End a process and all below it; a profiler puts the profiled program into a session of its own.
+
+    Parameters
+    ----------
+    pid : int
+    """
+    for each in (pid, *descendants(pid)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that a process started, and those that these started, without those that have ended.
+
+    Parameters
+    ----------
+    pid : int
+    """
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name in parentheses may itself hold blanks and parentheses; its state and its parent follow.
+            state, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if state not in "ZX":
+                parents[int(stat.parent.name)] = int(parent)
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def tail(text: str | bytes | None, lines: int = 6) -> str:
+    """Give the last lines of a program's output, on one line, for an error message.
+
+    Parameters
+    ----------
+    text : str or bytes, optional
+    lines : int
+    """
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    # a progress bar is one line with many carriage returns: what stands after the last one counts
+    found = [line.rsplit("\r", 1)[-1].strip() for line in (text or "").splitlines()]
+    return " | ".join([line for line in found if line][-lines:])
+
+
+# ---------------------------------------------------------------- nsys and ncu
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """One of NVIDIA's profilers, as it is installed here.
+
+    Parameters
+    ----------
+    name : str
+        As it is called on the ``PATH``.
+    product : str
+        What installs it.
+    folders : tuple of str
+        Absolute glob patterns of where NVIDIA's installers and containers put it.
+    inside : str
+        The same, below the folders of the ncu on the ``PATH``.
+    minimum : tuple of int
+        The oldest version that works.
+    """
+
+    name: str
+    product: str
+    folders: tuple[str, ...]
+    inside: str = ""
+    minimum: tuple[int, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that names another program."""
+        return f"NSIGHTKIT_{self.name.upper()}"
+
+    def find(self) -> Path | None:
+        """Where it is, without starting it.
+
+        Looks at its environment variable, then at the ``PATH``, then where NVIDIA's installers put it (the newest
+        first), last inside the Nsight Compute whose ``ncu`` is on the ``PATH``.
+
+        Returns
+        -------
+        Path or None
+
+        Raises
+        ------
+        UsageError
+            The variable names something that is not a program.
+        """
+        if named := os.environ.get(self.variable):
+            path = Path(named).expanduser()
+            if not (path.is_file() and os.access(path, os.X_OK)):
+                raise UsageError(
+                    f"{self.variable} is {named!r}, which is not a program; give the path of {self.name}, or unset it"
+                )
+            return path
+        if on_path := shutil.which(self.name):
+            return Path(on_path)
+        ncu = shutil.which("ncu") if self.inside else None
+        around = [
+            f"{glob.escape(str(folder))}/{self.inside}" for folder in list(Path(ncu or "/").resolve().parents)[:4]
+        ]
+        for pattern in (*self.folders, *around):
+            if usable := [p for p in Path("/").glob(pattern.lstrip("/")) if p.is_file() and os.access(p, os.X_OK)]:
+                return max(usable, key=lambda p: [int(n) for n in re.findall(r"\d+", str(p))])
+        return None
+
+    def require(self) -> Path:
+        """Find one that works, for a caller that cannot go on without.
+
+        Returns
+        -------
+        Path
+
+        Raises
+        ------
+        NsightkitError
+            None is installed, or it hangs, or is older than the minimum.
+        """
+        program = self.find()
+        if program is None:
+            raise NsightkitError(
+                f"{self.name} is not installed (not on the PATH, nor where NVIDIA's installers put it); install "
+                f"{self.product}, or set {self.variable} to its {self.name} program"
+            )
+        if self.minimum and (found := self.version(program))[:2] < self.minimum:
+            raise NsightkitError(
+                f"{program}: is {self.name} {dotted(found)}, which is too old; "
+                f"install {self.name} {dotted(self.minimum)} or later, or set {self.variable} to one"
+            )
+        return program
+
+    @functools.lru_cache(maxsize=32)  # noqa: B019 - there are two
+    def ask(self, program: str | Path, *arguments: str, timeout_s: float = 60.0) -> str:
+        """Ask it about itself.
+
+        Parameters
+        ----------
+        program : path-like
+        *arguments : str
+            Such as ``--help``.
+        timeout_s : float
+
+        Returns
+        -------
+        str
+            What it says.
+
+        Raises
+        ------
+        NsightkitError
+            It does not start, or hangs.
+        """
+        try:
+            return run([os.fspath(program), *arguments], timeout_s).stdout
+        except (subprocess.TimeoutExpired, OSError) as error:
+            hangs = isinstance(error, subprocess.TimeoutExpired)
+            why = f"gave no answer within {timeout_s:g} s" if hangs else f"does not start ({error})"
+            raise NsightkitError(
+                f"{program}: '{' '.join(arguments)}' {why}; set {self.variable} to a working {self.name}"
+            ) from error
+
+    def version(self, program: str | Path, timeout_s: float = 20.0) -> tuple[int, ...]:
+        """Ask it for its version, such as ``(2023, 4, 4, 54)``.
+
+        Parameters
+        ----------
+        program : path-like
+        timeout_s : float
+            Old versions hang even here; then they are as good as absent.
+
+        Raises
+        ------
+        NsightkitError
+            It does not start, hangs, or says no version.
+        """
+        answer = self.ask(program, "--version", timeout_s=timeout_s)
+        if found := re.search(r"\b\d{4}(?:\.\d+)+", answer):
+            return tuple(map(int, found[0].split(".")))
+        raise NsightkitError(
+            f"{program}: said no version ({tail(answer, 2) or 'no word'}); set {self.variable} to a working {self.name}"
+        )
+
+
+#: 2022.4 hangs on recent systems; 2023.4 is the oldest that is known to work.
+NSYS = Tool(
+    "nsys",
+    "Nsight Systems",
+    (
+        "/usr/local/cuda*/bin/nsys",
+        "/opt/nvidia/nsight-systems/*/bin/nsys",
+        "/opt/nvidia/nsight-systems/*/target-linux-*/nsys",
+        "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
+        "/opt/nvidia/nsight-compute/*/host/target-linux-*/nsys",
+        "/usr/local/cuda*/nsight-compute-*/host/target-linux-*/nsys",
+        "/usr/lib/nsight-compute*/host/target-linux-*/nsys",
+    ),
+    "host/target-linux-*/nsys",
+    (2023, 4),
+)
+NCU = Tool(
+    "ncu",
+    "Nsight Compute",
+    (
+        "/usr/local/cuda*/bin/ncu",
+        "/opt/nvidia/nsight-compute/*/ncu",
+        "/usr/local/cuda*/nsight-compute-*/ncu",
+        "/usr/lib/nsight-compute/ncu",
+    ),
+)
+#: Environment variable: folders of libraries that nsys lacks on this machine, such as the libdw of its importer.
+LIBRARIES = "NSIGHTKIT_NSYS_LIBRARIES"
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    """Write a version as its program does."""
+    return ".".join(map(str, version))
+
+
+def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[str, str]:
+    """Give the environment to start nsys, or a part of it, in.
+
+    Parameters
+    ----------
+    base : mapping, optional
+        The present environment when omitted.
+    *folders : Path
+        Where its libraries lie.
+
+    Returns
+    -------
+    dict
+        With the folders, and before them what :data:`LIBRARIES` names, first on ``LD_LIBRARY_PATH``.
+    """
+    found = dict(os.environ if base is None else base)
+    path = [os.environ.get(LIBRARIES, ""), *map(str, folders), found.get("LD_LIBRARY_PATH", "")]
+    if any(path[:-1]):
+        found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, path))
+    return found
+
+
+def sqlite_command(report: str | os.PathLike[str], out: str | os.PathLike[str], nsys: str = "nsys") -> list[str]:
+    """Spell the command that exports a report to SQLite.
+
+    Parameters
+    ----------
+    report, out : path-like
+    nsys : str
+
+    Returns
+    -------
+    list of str
+        Arguments; file names that begin with a dash are made safe.
+    """
+    names = [f"./{name}" if name.startswith("-") else name for name in (os.fspath(out), os.fspath(report))]
+    return [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", *names]
+
+
+def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeout_s: float = 1800.0) -> Path:
+    """Export a ``.nsys-rep`` to SQLite; `out` appears whole or not at all.
+
+    Parameters
+    ----------
+    report : path-like
+    out : path-like
+        Replaced when it exists.
+    timeout_s : float
+        A multi-gigabyte report takes minutes.
+
+    Returns
+    -------
+    Path
+        `out`.
+
+    Raises
+    ------
+    TraceError
+        No usable nsys is installed, or it cannot read the report. The remedy is a command to run.
+    """
+    report, out = Path(report), Path(out)
+    command = shlex.join(sqlite_command(report, out))
+    try:
+        nsys = NSYS.require()
+    except NsightkitError as error:
+        raise TraceError(
+            report, f"has to be exported first and no usable nsys is here ({error})", f"run where nsys is: {command}"
+        ) from error
+    by_hand = f"run it by hand: {command}"
+    try:
+        with drafted(out) as whole:
+            done = run(sqlite_command(report.absolute(), whole, str(nsys)), timeout_s, env=environment())
+            # The exit code says little; the file says all.
+            if not _is_sqlite(whole):
+                said = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
+                newer = "Version number is invalid" in done.stdout  # an older nsys refuses the reports of a newer one
+                remedy = "export it with the nsys that wrote it, or a newer one" if newer else _WHOLE
+                problem = f"nsys {dotted(NSYS.version(nsys))} cannot export it ({said})"
+                raise TraceError(report, problem, f"{remedy}, then {by_hand}")
+    except subprocess.TimeoutExpired as error:
+        raise TraceError(report, f"nsys export was not done within {timeout_s:g} s", by_hand) from error
+    except OSError as error:
+        raise TraceError(
+            report,
+            f"its export cannot be written to {out} ({error.strerror or error})",
+            "free some space or make the folder writable, or export it elsewhere and give the .sqlite",
+        ) from error
+    return out
+
+
+#: What to check of a report that cannot be exported: not every version says that the report is of a newer one.
+_WHOLE = "check that it is whole, and that this nsys is not older than the one that wrote it"
+
+
+def _is_sqlite(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        return stream.read(16) == b"SQLite format 3\x00"
+    return False
+
+
+def exported(report: str | os.PathLike[str]) -> Path:
+    """Give the SQLite export of a ``.nsys-rep``, made anew unless one is newer than the report.
+
+    It lies beside the report under nsys's own name for it (``x.nsys-rep`` gives ``x.sqlite``), or in the
+    user's cache folder when the report's folder is read-only.
+
+    Parameters
+    ----------
+    report : path-like
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    TraceError
+        As :func:`to_sqlite`.
+    """
+    report = Path(report)
+    with reading(report):
+        written_ns = report.stat().st_mtime_ns
+    beside = report.with_suffix(".sqlite")
+    # The folder tells two reports of one name apart.
+    tag = blake2b(os.fsencode(report.resolve()), digest_size=8).hexdigest()
+    kept = user_cache() / "exports" / f"{report.stem}-{tag}.sqlite"
+    for made in (beside, kept):
+        if _is_sqlite(made) and made.stat().st_mtime_ns > written_ns:
+            return made
+    # `beside` may be there and older: nsys itself treats that name as its own export and replaces it.
+    if os.access(beside.absolute().parent, os.W_OK) and not beside.is_dir():
+        return to_sqlite(report, beside)
+    with contextlib.suppress(OSError):  # which `export` then says
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    return to_sqlite(report, kept)
+
+
+def csv_command(report: str | os.PathLike[str], ncu: str = "ncu") -> list[str]:
+    """Spell the command that prints a report as CSV.
+
+    Parameters
+    ----------
+    report : path-like
+    ncu : str
+
+    Returns
+    -------
+    list of str
+        Of the raw page, a column a metric, in units that fit each column: counted values then have six decimals, and
+        two in base units.
+    """
+    return [ncu, f"--import={os.fspath(report)}", "--page=raw", "--csv", "--print-units=auto"]
+
+
+def csv_of(report: str | os.PathLike[str], ncu: Path, *, timeout_s: float = 600.0) -> str:
+    """Print a report as CSV.
+
+    Parameters
+    ----------
+    report : path-like
+    ncu : Path
+    timeout_s : float
+
+    Returns
+    -------
+    str
+        What ncu printed: the raw page, or why there is none.
+
+    Raises
+    ------
+    TraceError
+        It does not start, or took too long. The remedy is a command to run.
+    """
+    by_hand = f"run it by hand: {shlex.join(csv_command(report))}"
+    try:
+        return run(csv_command(Path(report).absolute(), str(ncu)), timeout_s).stdout
+    except subprocess.TimeoutExpired as error:
+        raise TraceError(report, f"{ncu} did not export it within {timeout_s:g} s", by_hand) from error
+    except OSError as error:
+        raise TraceError(report, f"{ncu} cannot be started to export it ({error.strerror})", by_hand) from error
