@@ -473,10 +473,7 @@ def convert(
         from nsightkit.trace import chrome as viewer
         from nsightkit.trace import store
 
-        try:
-            (viewer if chrome else store).write(opened, out)
-        except OSError as error:
-            raise UsageError(f"{out}: cannot be written ({error.strerror or error})") from error
+        (viewer if chrome else store).write(opened, out)
     document = {"trace": str(trace), "out": str(out), "bytes": _size(out)}
     write(session.format, document, lambda console: console.print(one_line(out)))
 

@@ -24,6 +24,7 @@ from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture.children import ask_child, has_gpu
 from nsightkit.configurations import Configuration, find
 from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.trace.files import replacing
 
 __all__ = ["FORMAT", "MODES", "PRECISIONS", "Cell", "bench", "cells", "write"]
 
@@ -221,10 +222,8 @@ def write(document: dict[str, Any], path: Path) -> None:
     UsageError
         It cannot be written there.
     """
-    try:
-        path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
+    with replacing(path) as file:
+        file.write(json.dumps(document, indent=2, allow_nan=False).encode() + b"\n")
 
 
 def _parameters(cell: Cell) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from nsightkit.capture.children import has_gpu
 from nsightkit.capture.nsys import importer
 from nsightkit.errors import NsightkitError
-from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, dotted, environment, said
+from nsightkit.trace.files import user_cache
+from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, Tool, dotted, environment, said
 
 __all__ = ["installed", "report"]
 
@@ -61,9 +62,9 @@ def _readers() -> _Found:
     return ("missing", found, f"pip install {' '.join(absent)}") if absent else ("ok", found, "")
 
 
-def _nsys() -> _Found:
-    nsys = NSYS.require()
-    return "ok", f"{dotted(NSYS.version(nsys))} at {nsys}", ""
+def _tool(tool: Tool) -> _Found:
+    program = tool.require()
+    return "ok", f"{dotted(tool.version(program))} at {program}", ""
 
 
 def _package(name: str, otherwise: _Found) -> _Found:
@@ -110,12 +111,6 @@ def _sampling() -> _Found:
     return "warn", f"{level}: no CPU samples, no context switches", remedy
 
 
-def _ncu() -> _Found:
-    ncu = NCU.find()
-    absent = "missing", "not on the PATH", "install Nsight Compute; only its captures need it"
-    return ("ok", f"{dotted(NCU.version(ncu))} at {ncu}", "") if ncu else absent
-
-
 def _counters() -> _Found:
     try:
         parameters = Path("/proc/driver/nvidia/params").read_text(errors="replace")
@@ -146,8 +141,7 @@ def _workers() -> _Found:
 def _cache() -> _Found:
     if os.environ.get("NSIGHTKIT_NO_CACHE", "") in ("1", "true", "yes"):
         return "warn", "turned off", "unset NSIGHTKIT_NO_CACHE"
-    kept = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return _disk(Path(kept), "beside the trace, else in the user's cache folder, ")
+    return _disk(user_cache(), "beside the trace, else in the user's cache folder, ")
 
 
 def _disk(folder: Path, words: str = "") -> _Found:
@@ -162,11 +156,11 @@ def _disk(folder: Path, words: str = "") -> _Found:
 
 _CHECKS: dict[str, Callable[[], _Found]] = {
     "read traces": _readers,
-    "nsys (timeline capture, .nsys-rep)": _nsys,
+    "nsys (timeline capture, .nsys-rep)": lambda: _tool(NSYS),
     "nsys importer (turns a capture into a report)": _importer,
     "NVTX ranges from Python": _nvtx,
     "CPU sampling (perf_event_paranoid)": _sampling,
-    "ncu (kernel analysis)": _ncu,
+    "ncu (kernel analysis)": lambda: _tool(NCU),
     "ncu-report (reads .ncu-rep)": lambda: _package(
         "ncu-report", ("warn", "not installed", "pip install 'nsightkit[ncu]', unless ncu is here, or give its CSV")
     ),

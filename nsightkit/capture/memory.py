@@ -144,9 +144,6 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str]) -> Path:
         The file cannot be written.
     """
     target = Path(output)
-    try:
-        with replacing(target) as file:
-            write_snapshot(clean_snapshot(taken), file)
-    except OSError as error:
-        raise UsageError(f"{target}: cannot be written ({error.strerror or error})") from error
+    with replacing(target) as file:
+        write_snapshot(clean_snapshot(taken), file)
     return target

@@ -129,11 +129,8 @@ def write(
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give the report a file name")
     page = html(several, title=title, selection=selection).encode("utf-8", "replace")
-    try:
-        with replacing(path) as file:
-            file.write(page)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
+    with replacing(path) as file:
+        file.write(page)
     return len(page)
 
 

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from nsightkit.errors import UsageError
+
 __all__ = ["drafted", "replacing", "uncollected", "user_cache"]
 
 
@@ -27,18 +29,26 @@ def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
     ------
     Path
         Of the same suffix; nothing is there. What goes wrong leaves `path` as it was and nothing else behind.
+
+    Raises
+    ------
+    UsageError
+        It cannot be written.
     """
     path = Path(path)
-    # Of a plain name, whatever that of `path`: some programs expand %h in what they are to write.
-    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as beside:
-        draft = Path(beside) / f"new{path.suffix}"
-        yield draft
-        with ExitStack() as undo:
-            if draft.is_dir() and path.is_dir() and not path.is_symlink():
-                old = path.replace(draft.with_name("old"))  # goes with the folder it is put into
-                undo.callback(old.replace, path)
-            draft.replace(path)
-            undo.pop_all()
+    try:
+        # Of a plain name, whatever that of `path`: some programs expand %h in what they are to write.
+        with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as beside:
+            draft = Path(beside) / f"new{path.suffix}"
+            yield draft
+            with ExitStack() as undo:
+                if draft.is_dir() and path.is_dir() and not path.is_symlink():
+                    old = path.replace(draft.with_name("old"))  # goes with the folder it is put into
+                    undo.callback(old.replace, path)
+                draft.replace(path)
+                undo.pop_all()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 @contextmanager

@@ -449,10 +449,10 @@ def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str], *, ti
                 raise TraceError(report, problem, f"{remedy}, then {by_hand}")
     except subprocess.TimeoutExpired as error:
         raise TraceError(report, f"nsys export was not done within {timeout_s:g} s", by_hand) from error
-    except OSError as error:
+    except UsageError as error:
         raise TraceError(
             report,
-            f"its export cannot be written to {out} ({error.strerror or error})",
+            f"cannot be exported ({error})",
             "free some space or make the folder writable, or export it elsewhere and give the .sqlite",
         ) from error
     return out

@@ -24,7 +24,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsightkit.errors import TraceError, reading
+from nsightkit.errors import TraceError, UsageError, reading
 from nsightkit.trace.files import drafted, replacing, user_cache
 from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
 from nsightkit.trace.share.clean import clean
@@ -280,7 +280,7 @@ class _CachedSource:
 
     def _put(self, name: str, write_to: Callable[[BinaryIO], Any]) -> None:
         """Write a file of the cache; one that cannot be written is left out, which is not an error."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UsageError):
             self._folder.mkdir(parents=True, exist_ok=True)
             with replacing(self._folder / name) as file:
                 write_to(file)

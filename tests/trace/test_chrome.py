@@ -154,7 +154,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(chrome, "json_text", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UsageError, match="disk full"):
         chrome.write(interleaved(), path)
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["o.json"]

@@ -10,6 +10,7 @@ import pytest
 
 import nsightkit
 from nsightkit.analysis.timeline import gaps, ranges, selection
+from nsightkit.errors import UsageError
 from nsightkit.trace import TABLES, store
 from nsightkit.workloads.planted import training
 
@@ -90,7 +91,7 @@ def test_a_failed_write_leaves_the_old_one(export, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pyarrow.parquet.write_table", fails)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UsageError, match="No space"):
         store.write(trace, tmp_path / "out")
     monkeypatch.undo()
     equal(trace, nsightkit.load(tmp_path / "out"))

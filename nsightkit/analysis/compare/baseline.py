@@ -299,12 +299,9 @@ def write(baseline: Baseline, path: str | os.PathLike[str]) -> None:
     UsageError
         It cannot be written there.
     """
-    try:
-        # A link stays a link: what it leads to is replaced.
-        with replacing(Path(path).resolve()) as file:
-            file.write(_text(baseline).encode("utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
+    # A link stays a link: what it leads to is replaced.
+    with replacing(Path(path).resolve()) as file:
+        file.write(_text(baseline).encode("utf-8"))
 
 
 def _text(baseline: Baseline) -> str:

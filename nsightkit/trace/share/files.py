@@ -98,13 +98,10 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
     folder = kind in ("parquetdir", "store")
     _check_out(path, out, folder, overwrite)
     ledger = Ledger()
-    try:
-        with drafted(out) as draft:
-            _COPIERS[kind](path, draft, ledger)
-            for other in _beside(out):
-                other.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"{out}: cannot be written ({error.strerror or error})") from error
+    with drafted(out) as draft:
+        _COPIERS[kind](path, draft, ledger)
+        for other in _beside(out):
+            other.unlink(missing_ok=True)
     rows = sorted(ledger.removed.items(), key=lambda item: (-item[1], item[0]))
     return Copied(out, [{"kind": kind, "place": place, "count": count} for (kind, place), count in rows if count])
 
