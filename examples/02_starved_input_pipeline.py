@@ -174,11 +174,11 @@ print("with four workers, the bottleneck is", bottleneck)
 #    $ nsightkit verdict workers-0.parquet
 #    $ nsightkit diff workers-0.parquet workers-4.parquet
 #
-# On a program of your own; save the loop as ``loop.py``:
+# On a program of your own:
 #
 # .. code-block:: console
 #
-#    $ nsightkit capture nsys --output starved -- python loop.py
+#    $ nsightkit capture nsys --output starved -- python train.py
 #    $ nsightkit gaps starved.sqlite
 #    $ nsightkit whatif starved.sqlite no-input-wait
 #    $ nsightkit calls starved.sqlite --os

@@ -239,7 +239,7 @@ real["OWLv2"]
 # %%
 # Run it yourself
 # ---------------
-# On a program of your own; save the loop as ``loop.py``:
+# On a loop with this fault; save it as ``loop.py``:
 #
 # .. code-block:: python
 #

@@ -267,7 +267,7 @@ for one in (least, most):
 # %%
 # Run it yourself
 # ---------------
-# On a program of your own; save the loop as ``loop.py``:
+# On a loop with this fault; save it as ``loop.py``:
 #
 # .. code-block:: python
 #

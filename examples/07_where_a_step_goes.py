@@ -228,7 +228,7 @@ plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 # %%
 # Run it yourself
 # ---------------
-# On a program of your own; save the loop as ``loop.py``:
+# On a model with such ranges; save it as ``loop.py``:
 #
 # .. code-block:: python
 #

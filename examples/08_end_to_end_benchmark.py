@@ -3,7 +3,7 @@ How long does a step take, and how sure is that?
 ================================================
 
 A benchmark's table has one number a row. How much of that number is the first
-step, how many of its digits mean something, and could it have been foretold?
+step, how many of its digits mean something, and could it be predicted?
 
 .. in-short::
 """
@@ -186,8 +186,8 @@ plots.table(gains, dict.fromkeys(gains.columns[1:4], "{:.3f}"))
 # :doc:`20_one_change_at_a_time`.)
 
 # %%
-# Foretold: a floor for each row
-# ------------------------------
+# A floor for each row, predicted
+# -------------------------------
 # The time of a step has a floor: its FLOPs at the peak rate, and for the
 # optimizer, which does next to no arithmetic, its bytes at the peak bandwidth.
 # AdamW reads a weight, its gradient and two moments, and writes all but the

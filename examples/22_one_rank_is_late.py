@@ -186,7 +186,7 @@ plots.table(
 # ------
 # * The eight traces hold one step. It shows who was late, not that it always
 #   is.
-# * The gain says what is lost to waiting, not that the rank can be in time.
+# * The gain says what is lost to waiting, not that the rank can be on time.
 #   Of two late ranks the one that is less late is worth nothing alone.
 # * Where ranks wait for each other in several groups, one late rank makes
 #   others late; ``nsightkit ranks`` says who is held up by whom.
@@ -251,7 +251,7 @@ downloads["a late rank, synthetic"] = Path(truth["paths"][2])
 # .. own-run::
 #
 # Training in two processes on one machine, of which the second gets its
-# batches late; then the same with both in time. Every rank profiles the same
+# batches late; then the same with both on time. Every rank profiles the same
 # steps of itself. The ranks talk through Gloo, or through NCCL where each can
 # have a GPU of its own.
 
@@ -314,10 +314,10 @@ plots.rank_arrivals(own.arrivals, title=title)
 before
 
 # %%
-# With both in time:
+# With both on time:
 
 # fold: How the figures are drawn
-plots.rank_arrivals(calmer.arrivals, title=f"With both in time ({after.mode})")
+plots.rank_arrivals(calmer.arrivals, title=f"With both on time ({after.mode})")
 plots.step_times(
     {run.part: run.values("step_ns") for run in runs},
     title=f"Steps of the first rank ({after.mode})",
@@ -353,7 +353,7 @@ if saved_ms > bound_ms:
     held = f"{saved_ms / bound_ms - 1:.0%} more" if bound_ms else "more"
 said = (
     f"{found}. Its traces promised at most {bound_ms:.1f} ms of each "
-    f"profiled step; in time it saved {saved_ms:.1f} ms of each of the other "
+    f"profiled step; on time it saved {saved_ms:.1f} ms of each of the other "
     f"steps, which no profiler watched: {held}. Afterwards {still}."
 )
 late = job.stragglers.iloc[0]

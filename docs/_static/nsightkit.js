@@ -76,3 +76,22 @@ addEventListener("DOMContentLoaded", () => {
     item.append(link);
   });
 });
+
+// On a phone a table of prose has no room for its columns: each row becomes a block, and each cell names its column.
+const stackable = (table) => {
+  const heads = table.tHead?.rows.length === 1 ? [...table.tHead.rows[0].cells] : [];
+  if (heads.length < 3) return;
+  table.classList.add("nsightkit-stack");
+  // A block is no longer a table to a screen reader unless it says so.
+  const roles = [["table", [table]], ["rowgroup", [table.tHead, ...table.tBodies]], ["row", table.rows], ["columnheader", heads]];
+  roles.forEach(([role, parts]) => [...parts].forEach((part) => part.setAttribute("role", role)));
+  [...table.tBodies].flatMap((body) => [...body.rows]).forEach((row) => {
+    [...row.cells].forEach((cell, column) => {
+      cell.setAttribute("role", "cell");
+      if (column) cell.dataset.column = heads[column]?.textContent.trim() ?? "";
+    });
+  });
+};
+addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll(".pst-scrollable-table-container > table.table, .cell_output table.table").forEach(stackable);
+});
