@@ -249,8 +249,8 @@ plots.table(
 #    :end-before: # The new baseline is an artifact
 #
 # Exit code 2 is neither a pass nor a failure: the check could not decide. The
-# job then measures once more before it asks a person. This page, which measures with a
-# GPU and else runs small on the CPU:
+# job then measures once more before it asks a person. This page, which
+# measures with a GPU and else runs small on the CPU:
 #
 # .. code-block:: console
 #
