@@ -70,10 +70,10 @@ import matplotlib.pyplot as plt
 
 TITLE = "Ten training steps on an H200 (predicted)"
 PLACES = {  # of a label, where its right side is not free
-    "bad_head_size": (8, -5, "left"),
-    "wide_ffn": (-8, 0, "right"),
-    "bandwidth_bound": (8, -3, "left"),
-    "vocab_bottleneck": (-8, -3, "right"),
+    "misaligned_dims": (-8, 0, "right"),
+    "bad_head_size": (0, 12, "center"),
+    "bandwidth_bound": (8, 2, "left"),
+    "vocab_bottleneck": (0, -13, "center"),
     "deep_sequential": (-8, 0, "right"),
 }
 figure, axes = plt.subplots(figsize=(7.6, 4.2), layout="constrained")
