@@ -56,7 +56,7 @@ def text(answer: Answer) -> str:
 
 def print_answer(console: Console, title: str, answer: Answer) -> None:
     """Print an answer."""
-    {"summary": summary, "verdict": verdict, "diff": diff}[answer.printed_as](console, title, answer)
+    {"summary": summary, "verdict": verdict, "diff": diff, "memory": memory}[answer.printed_as](console, title, answer)
 
 
 def summary(console: Console, title: str, result: Mapping[str, Any]) -> None:

@@ -10,7 +10,6 @@ import functools
 import gc
 import inspect
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -20,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
-from nsightkit import __version__, answers, capture, configurations, hardware, investigations, show
-from nsightkit.errors import NsightkitError, UsageError
+from nsightkit import __version__, answers, capture, configurations, hardware, investigations, show, verbs
+from nsightkit.errors import NsightkitError, UsageError, in_words
 from nsightkit.show import Format, bar, note, one_line, printing, progress, write
-from nsightkit.verbs import QUESTIONS, Answer, Help, Question
+from nsightkit.verbs import FILTERS, OTHERS, QUESTIONS, Answer, Help, Question
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,17 +58,6 @@ FormatOpt = Annotated[
     Format | None,
     Help("Default: a table on a terminal, csv where the output goes to a file or a pipe.", flag="--format -f"),
 ]
-DeviceOpt = Annotated[int | None, Help("Only GPU operations of device N.", "N", panel="Filters")]
-WithinOpt = Annotated[str | None, Help("Only what was launched inside ranges of that name.", "REGEX", panel="Filters")]
-TimeOpt = Annotated[
-    str | None,
-    Help(
-        "Only events that start in this window of the trace: ns, or with a unit (1.5ms:2s); a side may be empty.",
-        "A:B",
-        panel="Filters",
-    ),
-]
-LastStepsOpt = Annotated[int | None, Help("Only the last N steps.", "N", panel="Filters")]
 NoCacheOpt = Annotated[bool, Help("Neither read nor write the cache beside a big trace.")]
 
 
@@ -84,21 +72,14 @@ class _Session:
         trace: TraceArg,
         *,
         format: FormatOpt = None,  # noqa: A002 - the option's name
-        device: DeviceOpt = None,
-        within: WithinOpt = None,
-        time: TimeOpt = None,
-        last_steps: LastStepsOpt = None,
         no_cache: NoCacheOpt = False,
+        **filters: Any,
     ) -> None:
         self.path, self.format = trace, format
         self._cache = False if no_cache else None
-        given = {"device": device, "within": within, "time": time, "last_steps": last_steps}
         #: the filters as they were given
-        self.selection = [f"{_flag(name)} {value}" for name, value in given.items() if value is not None]
-        window = None if time is None else _window(time)
-        self._filters: dict[str, Any] = {
-            "device": device, "within": within, "time_ns": window, "last_steps": last_steps,
-        }  # fmt: skip
+        self.selection = [f"{_flag(name)} {value}" for name, value in filters.items() if value is not None]
+        self._filters = verbs.filters(**filters)
 
     def open(self) -> Trace:
         """Read the trace, and select."""
@@ -115,17 +96,12 @@ class _Session:
         with progress(f"reading {self.path.name}"):
             found = verb.ask(trace, *(several or ()), **given)
         title = " · ".join([trace.title, *self.selection])
-        about = {} if isinstance(found, Answer) else found.attrs
-        absent = " or ".join(table for table in about.get("needs") or verb.needs if not trace.recorded(table))
-        missing = f"the trace holds no record of {absent}, so what depends on it is left out"
-        held = [table for table in verb.needs if self.selection and trace.whole.size(table)]
-        emptied = f"the filters leave none of its {' or '.join(held)}"
-        said = {missing: bool(absent), emptied: bool(held) and not any(map(trace.size, held))}
-        for remark in [*(words for words, holds in said.items() if holds), *about.get("remarks", ())]:
+        for remark in verb.remarks(trace, found):
             note(f"{self.path}: {remark}")
         if isinstance(found, Answer):
             write(self.format, found, lambda console: answers.print_answer(console, title, found))
             return
+        about = found.attrs
         columns, top = [str(c) for c in found.columns], given.get("top")
         shown = [c for c in columns if c not in {*verb.hide, *about.get("hide", ())}]
         few = found.head(show.TABLE_ROWS if top is None else top)
@@ -134,23 +110,7 @@ class _Session:
         write(self.format, show.rows_of(found), table, columns)
 
 
-def _window(text: str) -> tuple[int | None, int | None]:
-    """Read ``A:B``; each side is a number of nanoseconds, or a number with a unit, or nothing."""
-    from decimal import Decimal
-
-    units = {"": 1, "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
-    number = r"\s*(?:(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|μs|ms|s|))?\s*"
-    found = re.fullmatch(f"{number}:{number}", text)
-    if found is None or not (found[1] or found[3]):
-        raise UsageError(f"--time: {text!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
-    begin, end = (
-        None if amount is None else int(Decimal(amount) * units[unit])
-        for amount, unit in ((found[1], found[2]), (found[3], found[4]))
-    )
-    return begin, end
-
-
-_TRACE, *_FILTERS = list(inspect.signature(_Session.__init__, eval_str=True).parameters.values())[1:]
+_, _TRACE, _FORMAT, _NO_CACHE, _ = inspect.signature(_Session.__init__, eval_str=True).parameters.values()
 
 
 def _flag(name: str) -> str:
@@ -181,7 +141,7 @@ def _command(
 
     def made(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())
-        filters = _FILTERS if own and own[0].name == "session_of" else []
+        filters = [_FORMAT, *FILTERS, _NO_CACHE] if own and own[0].name == "session_of" else []
 
         @functools.wraps(function)
         def command(**values: Any) -> None:
@@ -225,59 +185,21 @@ for _verb in QUESTIONS.values():
 # ---------------------------------------------------------------- other readings
 
 
-@_command(_READING)
-def memory(
-    snapshot: Annotated[Path, Help("What torch.cuda.memory._dump_snapshot wrote; nothing in it is run.", "SNAPSHOT")],
-    *,
-    device: Annotated[int | None, Help("Device N; default: the one with the highest peak.", "N")] = None,
-    top: Annotated[int | None, Help("Only the first N sites; default: all, 20 in a table.", "N", 0)] = None,
-    moment: Annotated[
-        str | None,
-        Help(
-            "What to look at: peak (the default), oom (the last out-of-memory error), start, end, or an event's "
-            "number.",
-            "MOMENT",
-            flag="--at",
-        ),
-    ] = None,
-    format: FormatOpt = None,  # noqa: A002
-) -> None:
-    """What the GPU's memory was made of at its peak, who allocated it, and what was lost between blocks."""
-    looked_at = int(moment) if moment is not None and re.fullmatch(r"-?\d{1,18}", moment) else moment
+@_command(_READING, [*OTHERS["memory"].parameters, _FORMAT], help=OTHERS["memory"].help)
+def memory(snapshot: Path, *, top: int | None, format: Format | None, **given: Any) -> None:  # noqa: A002
     with progress(f"reading {snapshot.name}"):
-        from nsightkit.analysis.memory.snapshot import summary as answer
-        from nsightkit.trace import snapshot as reader
-
-        result = answer(reader.read(snapshot), device=device, top=top, moment=looked_at)  # type: ignore[arg-type]
+        result = OTHERS["memory"].ask(snapshot, top=top, **given)
     write(format, result, lambda console: answers.memory(console, snapshot.name, result, top))
 
 
-@_command(_READING)
-def ncu(
-    report: Annotated[Path, Help("An .ncu-rep, or what ncu --csv printed (--page raw or details).", "REPORT")],
-    *,
-    kernel: Annotated[str | None, Help("Only kernels whose name this finds.", "REGEX")] = None,
-    within: Annotated[str | None, Help("Only launches inside NVTX ranges of that name (ncu --nvtx).", "REGEX")] = None,
-    top: Annotated[int | None, Help("Only the N longest; default: all, 20 in a table.", "N", 0)] = None,
-    format: FormatOpt = None,  # noqa: A002
-) -> None:
-    """What bounds each kernel that Nsight Compute profiled, on what evidence, and what to try next."""
+@_command(_READING, [*OTHERS["ncu"].parameters, _FORMAT], help=OTHERS["ncu"].help)
+def ncu(report: Path, *, top: int | None, format: Format | None, **given: Any) -> None:  # noqa: A002
     with progress(f"reading {report.name}"):
-        from nsightkit.analysis.roofline.counters import summary as answer
-        from nsightkit.trace import ncu as reader
-
-        opened = reader.read(report)
-        frame = answer(opened, kernel=kernel, within=within)
-    gpus = list(dict.fromkeys(str(name) for name in opened.launches["gpu"].dropna()))
-    filters = [f"--{option} {given}" for option, given in (("kernel", kernel), ("within", within)) if given]
-    title = " · ".join([*gpus[:2], "Nsight Compute", report.name, *filters])
-    rows = list(show.rows_of(frame if top is None else frame.head(top)))
-    write(
-        format,
-        rows,
-        lambda console: answers.counters(console, title, list(frame.columns), rows, len(frame), top),
-        list(frame.columns),
-    )
+        frame = OTHERS["ncu"].ask(report, **given)
+    filters = [f"{_flag(option)} {value}" for option, value in given.items() if value]
+    title = " · ".join([frame.attrs["title"], *filters])
+    columns, rows = list(frame.columns), list(show.rows_of(frame if top is None else frame.head(top)))
+    write(format, rows, lambda console: answers.counters(console, title, columns, rows, len(frame), top), columns)
 
 
 @_command(_READING)
@@ -452,6 +374,14 @@ def ranks(
         list(table.columns),
         show.rows_of(table),
     )
+
+
+@_command(_READING)
+def mcp(*, no_cache: NoCacheOpt = False) -> None:
+    """Answer the questions above to an agent, over stdin and stdout (Model Context Protocol)."""
+    from nsightkit.mcp import serve
+
+    serve(cache=False if no_cache else None)
 
 
 @_command(_READING)
@@ -954,24 +884,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
             None if arguments is None else list(arguments), prog_name="nsightkit", standalone_mode=False
         )
         return code if isinstance(code, int) else 0
-    except NsightkitError as error:
-        return _failed(error, str(error))
     except _ClickException as error:
         return _failed(error, " ".join(error.format_message().split()) + " (nsightkit --help)")  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except MemoryError as error:
-        return _failed(error, "this does not fit in memory; look at a part of it, or at a machine with more memory")
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("nsightkit"):
-            name = error.name.partition(".")[0]
-            return _failed(error, f"{name} is not installed, and this needs it: pip install {name}")
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(at.filename).name}:{at.lineno}"
-        ours = f"a mistake of nsightkit's own, not of the file ({type(error).__name__}: {error}, at {where})"
-        return _failed(
-            error, f"{ours}; please report this line where you got nsightkit; NSIGHTKIT_DEBUG=1 says more", 3
-        )
+        return _failed(error, *in_words(error))
 
 
 def _failed(error: Exception, text: str, code: int = 2) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["NsightkitError", "TraceError", "UsageError", "reading"]
+__all__ = ["NsightkitError", "TraceError", "UsageError", "in_words", "reading"]
 
 #: What lies in a repository in place of a large file that was not fetched.
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -81,6 +82,33 @@ def reading(
         else:
             problem += f" ({' '.join(f'{type(error).__name__}: {error}'.split())[:160].rstrip(': ')})"
         raise TraceError(path or "trace", problem, remedy) from error
+
+
+def in_words(error: Exception) -> tuple[str, int]:
+    """Say what went wrong, as a message and as an exit code.
+
+    Parameters
+    ----------
+    error : Exception
+
+    Returns
+    -------
+    str
+        Whose fault it is, and the remedy.
+    int
+        2 for the input or the environment, 3 for a mistake of nsightkit's own.
+    """
+    if isinstance(error, NsightkitError):
+        return str(error), 2
+    if isinstance(error, MemoryError):
+        return "this does not fit in memory; look at a part of it, or at a machine with more memory", 2
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("nsightkit"):
+        name = error.name.partition(".")[0]
+        return f"{name} is not installed, and this needs it: pip install {name}", 2
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(at.filename).name}:{at.lineno}"
+    ours = f"a mistake of nsightkit's own, not of the file ({type(error).__name__}: {error}, at {where})"
+    return f"{ours}; please report this line where you got nsightkit; NSIGHTKIT_DEBUG=1 says more", 3
 
 
 _OF_THE_SYSTEM: dict[type[OSError], tuple[str, str]] = {

@@ -1,8 +1,9 @@
-"""The questions that a trace answers, each once: what it needs, what it takes, what it says.
+"""The questions that a trace or another file answers, each once: what it needs, what it takes, what it says.
 
 A question is a method of :class:`Questions`, which :class:`nsightkit.api.Trace` has. The decorator :func:`question`
 notes what else there is to know of it, and the command line makes a command of each: same names, same options, same
-columns, same help. To add a question, write the function that answers it, and a method here.
+columns, same help. To add a question, write the function that answers it, and a method here. The MCP server makes a
+tool of each.
 """
 
 # Annotations are objects here, not text: the command line reads the options from them. Nothing heavy is imported at
@@ -11,12 +12,14 @@ columns, same help. To add a question, write the function that answers it, and a
 import dataclasses
 import functools
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from nsightkit.analysis.core.text import time_text
+from nsightkit.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from nsightkit.analysis.replay.whatif import WhatIf
     from nsightkit.api import Trace
 
-__all__ = ["QUESTIONS", "Answer", "Help", "Question", "Questions", "question"]
+__all__ = ["FILTERS", "OTHERS", "QUESTIONS", "Answer", "Help", "Question", "Questions", "filters", "question"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,13 +89,13 @@ class Answer(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question to a trace.
+    """A question to a trace, or to another file.
 
     Attributes
     ----------
     name : str
     ask : callable
-        The method.
+        The method, or a function of the file's path.
     needs : tuple of str
         Tables without which a part of the answer is missing.
     empty : str
@@ -115,7 +118,23 @@ class Question:
     @property
     def parameters(self) -> list[inspect.Parameter]:
         """What it takes, with a :class:`Help` in each annotation."""
-        return list(inspect.signature(self.ask).parameters.values())[1:]
+        return [p for p in inspect.signature(self.ask).parameters.values() if p.name != "self"]
+
+    def remarks(self, trace: "Trace", found: Any) -> list[str]:
+        """What to say beside an answer: what the trace does not hold for it, and what the answer itself remarks.
+
+        Parameters
+        ----------
+        trace : Trace
+        found : Answer or DataFrame
+        """
+        about = {} if isinstance(found, Answer) else found.attrs
+        absent = " or ".join(table for table in about.get("needs") or self.needs if not trace.recorded(table))
+        missing = f"the trace holds no record of {absent}, so what depends on it is left out"
+        held = [table for table in self.needs if trace.whole is not trace and trace.whole.size(table)]
+        emptied = f"the filters leave none of its {' or '.join(held)}"
+        said = {missing: bool(absent), emptied: bool(held) and not any(map(trace.size, held))}
+        return [*(words for words, holds in said.items() if holds), *about.get("remarks", ())]
 
 
 #: Every question, in the order in which the command line lists them.
@@ -173,6 +192,54 @@ class _Bound(functools.partial[Any]):
 
     def __len__(self) -> int:
         return len(self._table())
+
+
+def filters(
+    *,
+    device: Annotated[int | None, Help("Only GPU operations of device N.", "N", panel="Filters")] = None,
+    within: Annotated[
+        str | None, Help("Only what was launched inside ranges of that name.", "REGEX", panel="Filters")
+    ] = None,
+    time: Annotated[
+        str | None,
+        Help(
+            "Only events that start in this window of the trace: ns, or with a unit (1.5ms:2s); a side may be empty.",
+            "A:B",
+            panel="Filters",
+        ),
+    ] = None,
+    last_steps: Annotated[int | None, Help("Only the last N steps.", "N", panel="Filters")] = None,
+) -> dict[str, Any]:
+    """Read the filters that every question takes, as :func:`~nsightkit.analysis.timeline.selection.select` takes them.
+
+    Parameters
+    ----------
+    device : int, optional
+    within, time : str, optional
+    last_steps : int, optional
+    """
+    window = None if time is None else _window(time)
+    return {"device": device, "within": within, "time_ns": window, "last_steps": last_steps}
+
+
+#: The filters that every question takes.
+FILTERS = tuple(inspect.signature(filters).parameters.values())
+
+
+def _window(text: str) -> tuple[int | None, int | None]:
+    """Read ``A:B``; each side is a number of nanoseconds, or a number with a unit, or nothing."""
+    from decimal import Decimal
+
+    units = {"": 1, "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
+    number = r"\s*(?:(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|μs|ms|s|))?\s*"
+    found = re.fullmatch(f"{number}:{number}", text)
+    if found is None or not (found[1] or found[3]):
+        raise UsageError(f"--time: {text!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
+    begin, end = (
+        None if amount is None else int(Decimal(amount) * units[unit])
+        for amount, unit in ((found[1], found[2]), (found[3], found[4]))
+    )
+    return begin, end
 
 
 _TOP = Help("Only the first N; default: all, 20 in a table.", "N", 0)
@@ -443,6 +510,53 @@ class Questions:
         counted = f"{count:,} step{'' if count == 1 else 's'}"
         note = f"{counted}, median {median}, {outliers:,} outlier{'' if outliers == 1 else 's'}"
         return _said(found, note, hide=_unsaid(found, "phase", "tokens", "sequences"))
+
+
+def memory(
+    snapshot: Annotated[Path, Help("What torch.cuda.memory._dump_snapshot wrote; nothing in it is run.", "SNAPSHOT")],
+    *,
+    device: Annotated[int | None, Help("Device N; default: the one with the highest peak.", "N")] = None,
+    top: Annotated[int | None, Help("Only the first N sites; default: all, 20 in a table.", "N", 0)] = None,
+    moment: Annotated[
+        str | None,
+        Help(
+            "What to look at: peak (the default), oom (the last out-of-memory error), start, end, or an event's "
+            "number.",
+            "MOMENT",
+            flag="--at",
+        ),
+    ] = None,
+) -> Answer:
+    """What the GPU's memory was made of at its peak, who allocated it, and what was lost between blocks."""
+    from nsightkit.analysis.memory.snapshot import summary
+    from nsightkit.trace import snapshot as reader
+
+    looked_at = int(moment) if moment is not None and re.fullmatch(r"-?\d{1,18}", moment) else moment
+    found = summary(reader.read(snapshot), device=device, top=top, moment=looked_at)  # type: ignore[arg-type]
+    return Answer(found, "memory", snapshot.name)
+
+
+def ncu(
+    report: Annotated[Path, Help("An .ncu-rep, or what ncu --csv printed (--page raw or details).", "REPORT")],
+    *,
+    kernel: Annotated[str | None, Help("Only kernels whose name this finds.", "REGEX")] = None,
+    within: Annotated[str | None, Help("Only launches inside NVTX ranges of that name (ncu --nvtx).", "REGEX")] = None,
+    top: Annotated[int | None, Help("Only the N longest; default: all, 20 in a table.", "N", 0)] = None,
+) -> "pd.DataFrame":
+    """What bounds each kernel that Nsight Compute profiled, on what evidence, and what to try next."""
+    from nsightkit.analysis.roofline.counters import summary
+    from nsightkit.trace import ncu as reader
+
+    opened = reader.read(report)
+    found = summary(opened, kernel=kernel, within=within)
+    gpus = list(dict.fromkeys(str(name) for name in opened.launches["gpu"].dropna()))
+    found = _said(found if top is None else found.head(top))
+    found.attrs["title"] = " · ".join([*gpus[:2], "Nsight Compute", report.name])
+    return found
+
+
+#: Questions to files that are not traces.
+OTHERS = {ask.__name__: Question(ask.__name__, ask, (), "no kernels", ()) for ask in (memory, ncu)}
 
 
 def _said(

@@ -761,7 +761,7 @@ def test_importing_is_light() -> None:
     loaded = _python("import sys, nsightkit; print(*sys.modules)")
     assert not loaded & {"torch", "matplotlib", "pandas", "numpy", "pyarrow", "typer", "rich"}
     loaded = _python("import sys, nsightkit.cli; print(*sys.modules)")
-    assert not loaded & {"torch", "matplotlib", "pandas", "numpy", "pyarrow"}
+    assert not loaded & {"torch", "matplotlib", "pandas", "numpy", "pyarrow", "mcp", "pydantic", "nsightkit.mcp"}
 
 
 def test_reading_a_trace_needs_neither_torch_nor_matplotlib(saved: Any) -> None:
