@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from nsightkit.analysis.core.text import time_text
+from nsightkit.analysis.core.text import count_text, time_text
 from nsightkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -283,7 +283,8 @@ class Questions:
 
         found = kernels.summary(self, by=by, sort=sort, top=top)
         share = 100 * float(found["share"].sum())
-        note = f"{len(found):,} rows with {share:.0f} % of all kernel time; kernels that overlap count each in full"
+        rows = count_text(len(found), "row")
+        note = f"{rows} with {share:.0f} % of all kernel time; kernels that overlap count each in full"
         return _said(found, note, hide=("category",) if by == "category" else ())
 
     @question("kernels", "calls", empty="no kernels, or no such places recorded")
@@ -381,7 +382,7 @@ class Questions:
     @question(
         "kernels",
         "calls",
-        empty="none of these changes is predicted to gain anything; others can be named (--help)",
+        empty="none of five common changes is predicted to gain anything; others can be named, such as no-cpu-work",
         hide=("replay_error",),
     )
     def whatif(

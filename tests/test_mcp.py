@@ -217,6 +217,19 @@ def test_what_did_not_fit_can_be_asked_for(ask: Ask, hostile: Path) -> None:
     assert "left_out" not in last
 
 
+def test_what_was_not_recorded_is_not_said_to_be_none(ask: Ask, folder: Path) -> None:
+    ranges = pd.DataFrame(
+        {"start_ns": [0], "end_ns": [90], "name": pd.Categorical(["step"]), "process": 7, "thread": 1}
+    )
+    meta = TraceMeta("Nsight Systems", missing=["kernels", "calls"])
+    store.write(Trace.from_frames({"ranges": ranges}, meta), folder / "ranges.parquet")
+    for name in ("kernels", "gaps", "calls", "whatif"):
+        said = json.loads(ask(name, trace=str(folder / "ranges.parquet"))[0])
+        assert said["not_recorded"] == ["kernels", "calls"]
+        assert said["notes"][0].startswith("the trace holds no record of ")
+        assert QUESTIONS[name].empty not in said["notes"]
+
+
 @pytest.mark.parametrize(
     ("name", "given", "options"),
     [
