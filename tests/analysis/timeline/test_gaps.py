@@ -1,5 +1,8 @@
 """Causes of idle time: planted truths, hand-laid cases for each rule, and decoys that must not fool it."""
 
+import contextlib
+import sqlite3
+
 import pytest
 
 import nsightkit
@@ -345,6 +348,33 @@ def test_two_first_calls_of_four_are_start_up(tmp_path):
     assert (end - start).sum() == 4900 * US
 
 
+@pytest.mark.parametrize(("rounds", "cause"), [(3, "start-up"), (10, "cpu-work")])
+def test_what_takes_long_in_every_round_is_not_start_up(tmp_path, rounds, cause):
+    """Ten rounds: in some of them one call of eleven that free takes 5 ms, and in the first one 100 ms."""
+    out, now = Export(), 1_000 * US
+    for number in range(10):
+        launch = out.call("hipLaunchKernel", MAIN, now, now + 5 * US)
+        out.kernel("k", now + 8 * US, now + 108 * US, launch, PROCESS)
+        now += 120 * US
+        for each in range(11):
+            lasting = (100_000 if number == 0 else 5_000) if each == 10 and number < rounds else 2
+            out.call("hipFree", MAIN, now, now + lasting * US)
+            now += (lasting + 1) * US
+    trace = nsightkit.load(out.write(tmp_path / "case.sqlite"))
+    found = gaps.causes(trace)
+    long = found[found["end_ns"] - found["start_ns"] > 1_000 * US]
+    assert long["cause"].tolist()[0] == "start-up"  # ten times what it takes in the other rounds
+    assert set(long["cause"].iloc[1:]) == {cause}
+    assert set(long["name"]) == {"hipFree"}
+
+
+def test_what_a_call_that_frees_does_on_an_idle_device_is_its_own_work(tmp_path):
+    case = Case(gap=100 * US)
+    case.out.call("cudaFree_v3020", MAIN, case.dry - 500 * US, case.dry + 60 * US)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "cudaFree")
+
+
 def test_capturing_a_graph_is_start_up(tmp_path):
     case = Case(gap=400 * US)
     case.out.call("cudaStreamBeginCapture_v10000", MAIN, case.dry + 10 * US, case.dry + 11 * US)
@@ -360,6 +390,38 @@ def test_capturing_a_graph_is_start_up(tmp_path):
 def test_compiling_is_start_up(tmp_path, name):
     case = Case()
     case.out.range(name, MAIN, case.dry + 10 * US, case.begun - 10 * US)
+    assert case.finish(tmp_path)["cause"] == "start-up"
+
+
+def test_waiting_for_code_that_other_threads_compile_is_start_up(tmp_path):
+    """As JAX compiles: on a pool of threads, and loads the code when it is ready."""
+    for loads, cause in ((True, "start-up"), (False, "input-pipeline")):
+        case = Case(gap=20_000 * US)
+        case.out.os_call("futex", MAIN, case.dry + 100 * US, case.begun - 500 * US)
+        call = "cuModuleLoadFatBinary" if loads else "cuCtxSetCurrent"
+        case.out.call(call, MAIN, case.begun - 480 * US, case.begun - 100 * US)
+        found = case.finish(tmp_path)
+        assert (found["cause"], found["evidence"]["name"]) == (cause, "futex")
+
+
+def test_a_page_that_moves_is_judged_by_the_next_launch(tmp_path):
+    """Nobody launches a page of managed memory: the thread that touched it is the one that launches next."""
+    case = Case(gap=200 * US)
+    case.out.range("look at the result", MAIN, case.dry + 10 * US, case.begun - 5 * US)
+    case.out.copy("DtoH", case.dry + 150 * US, case.dry + 152 * US, 0, PROCESS, 4096)
+    case.finish(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "case.sqlite")) as file, file:
+        file.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = 12")
+    found = gaps.find(nsightkit.load(tmp_path / "case.sqlite", cache=False)).iloc[0]
+    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "look at the result")
+    assert found["evidence"]["ended_by"] == "memcpy unified DtoH"
+
+
+def test_setting_up_a_communicator_is_start_up(tmp_path):
+    case = Case(gap=20_000 * US)
+    case.out.range("ncclCommInitRank", MAIN, case.dry - 50 * US, case.next + 50 * US)
+    for number in range(10):
+        case.out.call("cudaHostAlloc_v3020", MAIN, case.dry + 1_900 * number * US, case.dry + 1_900 * (number + 1) * US)
     assert case.finish(tmp_path)["cause"] == "start-up"
 
 

@@ -16,10 +16,11 @@ from pandas.api.types import union_categoricals
 
 from nsightkit.analysis.core.intervals import busy, chunks, gpu_intervals, idle_intervals, launches_of, selected
 from nsightkit.analysis.core.kept import kept
+from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Int
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
-from nsightkit.analysis.timeline.gaps.threads import DATA_LOADING, Threads
+from nsightkit.analysis.timeline.gaps.threads import DATA_LOADING, UNIFIED, Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "in_window", "memop_name", "names_of", "summary"]
@@ -203,16 +204,33 @@ def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
     found = {**{str(column): gaps[column].to_numpy() for column in gaps}, "table": table[after], "row": row[after]}
     # In start order the operation before `after` is the one that the device was fed just before.
     before_table, before_row = table[after - 1], row[after - 1]
-    del ops, gaps, after, table, row
+    asked = _in_streams(whole, table, row, found["device"], ops["device"].to_numpy(), after)
+    asked_table, asked_row = table[asked], row[asked]
+    del ops, gaps, after, asked, table, row
     threads = Threads(whole, data_loading)
     parts = []
     for mine in chunks(max(len(before_row), 1)):
         chunk = {column: values[mine] for column, values in found.items()}
-        chunk["launch"] = launches_of(whole, chunk["table"], chunk["row"]).astype(np.int32)
+        chunk["launch"] = launches_of(whole, asked_table[mine], asked_row[mine]).astype(np.int32)
         before = launches_of(whole, before_table[mine], before_row[mine]) if threads.several else None
         parts.append({"launch": chunk["launch"], **decide(threads, chunk, before=before)})
     settled = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
     return pd.DataFrame(found | settled, copy=False)
+
+
+def _in_streams(whole: Trace, table: Int, row: Int, of: Int, device: Int, after: Int) -> Int:
+    """Positions of the operations that end gaps or, where that is a page of managed memory, of the next one launched.
+
+    Nobody launches a page: it moves when somebody touches it.
+    """
+    moves = matching(whole.table("memops", ["kind"])["kind"], UNIFIED)
+    if not moves.any():
+        return after
+    pages = table == GPU_TABLES.index("memops")
+    pages[pages] = moves[row[pages]]
+    launched = np.flatnonzero(~pages)
+    then = np.append(launched, -1)[np.searchsorted(launched, after)]
+    return np.where(pages[after] & (then >= 0) & (device[then] == of), then, after)
 
 
 def _selected(trace: Trace, gaps: pd.DataFrame) -> Bool:

@@ -50,9 +50,10 @@ def profiler(group: Group, left: Int) -> Found:
 def start_up(group: Group, left: Int) -> Found:
     """Something that happens once covers at least half of the gap.
 
-    That is: code is loaded, a compiler runs, a graph is captured, or a call that launches, allocates, frees, registers
-    memory or asks for a device's properties takes ten times the median of its name and at least 1 ms. Launches of a
-    kernel that was not launched before do not count for that median.
+    That is: code is loaded, a compiler runs or is waited for, a graph is captured, a communicator is set up, or a call
+    that launches, allocates, frees, registers memory or asks for a device's properties takes ten times the median of
+    its name and at least 1 ms. Launches of a kernel that was not launched before do not count for that median. What
+    takes that long again and again, throughout the run, is not done once.
     """
     for thread, asked in group.asked(left):
         tracks = group.threads.once(thread)
@@ -107,7 +108,8 @@ def synchronization(group: Group, left: Int) -> Found:
     A blocking call (of a stream, a device, an event; a blocking copy, ``.item()``) was running at that moment, and the
     thread, had it not waited since its launch before, would have launched in time. The CPU time until its next launch
     counts with the wait. A wait ahead of longer work of the CPU is not the cause of that work, nor of what follows when
-    memory is freed, which has to wait for an idle device whatever went before.
+    memory is freed, which has to wait for an idle device whatever went before: what a call that frees does once the
+    device is idle is its own work.
     """
     for thread, mine in group.asked(left):
         blocking, gave = group.threads.blocking(thread), group.threads.gave_work(thread)
@@ -123,8 +125,8 @@ def synchronization(group: Group, left: Int) -> Found:
         since[last >= 0] = gave[last[last >= 0]]
         gap = group.end[hit] - group.dry[hit]
         yes = _half(blocking.covered(since, until[hit]), gap)
-        frees = group.threads.frees(thread).start
-        freed = np.append(frees, np.iinfo(np.int64).max)[np.searchsorted(frees, group.dry[hit])]
+        frees = group.threads.frees(thread)
+        freed = np.append(frees.start, np.iinfo(np.int64).max)[np.searchsorted(frees.end, group.dry[hit], side="right")]
         yes &= _half(np.minimum(freed, until[hit]) - group.dry[hit], gap) | (freed >= until[hit])
         # The upload that ends the gap is staging, not waiting.
         row = blocking.row[at]
@@ -179,7 +181,7 @@ def launch_overhead(group: Group, left: Int) -> Found:
     if len(slow):
         start, end = group.dry[left[slow]], until[left[slow]]
         ops, calls = group.threads.dispatch(group.thread), group.threads.calls(group.thread)
-        yes[slow] = _half(ops.covered(start, end) + calls.covered(start, end), window[slow])
+        yes[slow] = _half(together(ops, calls).covered(start, end), window[slow])
     yield left[yes], "call", launch[left[yes]]
 
 

@@ -17,7 +17,7 @@ from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["BLOCKING", "DATA_LOADING", "EAGER_NS", "EVENT_WAIT", "FREES", "Threads", "Track", "together"]
+__all__ = ["BLOCKING", "DATA_LOADING", "EAGER_NS", "EVENT_WAIT", "FREES", "UNIFIED", "Threads", "Track", "together"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -55,6 +55,8 @@ _ALLOCATES = re.compile(r"Malloc|Free|MemAlloc")
 #: Calls that wait until the device is idle, and only then do what they are for.
 FREES = re.compile(r"^(cuda|hip|cuMem)Free(?!.*(Async|Host))")
 _COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
+#: Pages of managed memory that move: nobody launches them, they stand in no stream.
+UNIFIED = re.compile("^unified")
 EVENT_WAIT = re.compile(r"StreamWaitEvent")
 #: Calls that enqueue work, and those that cost next to nothing beside it unless they take long for once.
 _ENQUEUE = re.compile(r"Launch|^(cuda|hip|cu)(Memcpy|Memset).*Async|Event(Record|Query|Create|Destroy)|StreamWaitEvent")
@@ -69,7 +71,8 @@ _LOADING = re.compile(r"(?i)(module|function)s? loading|driver compiler|^dl(open
 _BUFFER_FULL = re.compile(r"(?i)command buffer")
 #: A kind that the tool was too old to know. Within a call that may set something up, it is loading.
 _UNNAMED = re.compile(r"(?i)^unknown$")
-#: Calls that load or build code, or a graph; and the names under which compilers record themselves.
+#: Calls that load or build code, or a graph; and the names under which compilers record themselves, and NCCL that it
+#: sets up a communicator.
 _BUILDS = re.compile(
     r"^cu(Module|Library)Load|^(cuda|hip)(Module|Library)Load|^hipModuleLoad|^cuLink(Create|Add|Complete)|Graph(Exec)?Instantiate|"
     r"^(nvrtc|hiprtc)CompileProgram"
@@ -77,7 +80,7 @@ _BUILDS = re.compile(
 _COMPILES = re.compile(
     r"(?i)\(dynamo_timed\)|CUDAGraphNode\.record|_compile\.(compile_inner|<locals>)|\b(inductor|backend|triton|jit|nvrtc)[\s_.:]*compil|"
     r"nvrtc::|\bcompile_?fx\b|\bcompile_?(kernel|fusion|program|module|graph)\b|::compile\w*|async_compile|triton\.compile|"
-    r"\bautotun(e|ing)|cuda_?graph[\s_-]*captur"
+    r"\bautotun(e|ing)|cuda_?graph[\s_-]*captur|^ncclComm(Init|Split)|^Xla(Compile|EmitGpuAsm|Autotuner)"
 )
 _BEGIN_CAPTURE, _END_CAPTURE = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
 #: Calls that may have to set something up before they do what they are for.
@@ -86,6 +89,8 @@ _FIRST_TIMES = re.compile(r"Launch(?!HostFunc)|Malloc|Free|Alloc|Create|Register
 _TIMES, _ONCE_NS = 10, 1_000_000
 #: A name called less often has no ordinary length of its own.
 _FEW = 3
+#: What takes long in half of so many parts of a program, with as many calls each, takes long again and again.
+_ROUNDS = 10
 
 #: Between two launches of an eager program pass microseconds. A longer silence says something else went on.
 EAGER_NS = 500_000
@@ -387,6 +392,7 @@ class Threads:
             ("overhead", self._overhead(True, thread)),
             ("call", self._first_calls(thread)),
             ("call", self._captures(thread)),
+            ("os_call", self._waits_for_code(thread)),
             ("range", self.named("ranges", thread, _COMPILES)),
             ("op", self.named("ops", thread, _COMPILES)),
         ]
@@ -398,6 +404,13 @@ class Threads:
         at = np.searchsorted(end.start, begin.start)
         ended = at < len(end)
         return Track(begin.start[ended], end.end[at[ended]], begin.row[ended])
+
+    @kept
+    def _waits_for_code(self, thread: int) -> Track:
+        """Long waits for other threads right before the thread links or loads code: those were compiling it."""
+        waits, builds = self.named("os_calls", thread, _FOR_A_THREAD), self.named("calls", thread, _BUILDS).start
+        then = np.append(builds, np.iinfo(np.int64).max)[np.searchsorted(builds, waits.end)]
+        return waits.subset((waits.end - waits.start >= _ONCE_NS) & (then - waits.end <= EAGER_NS))
 
     @kept
     def elsewhere(self, device: int, process: int) -> tuple[Int, Int, Int, Int]:
@@ -420,16 +433,22 @@ class Threads:
     @kept
     def _first(self) -> Bool:
         """Per call: whether it builds or loads code or a graph, or set something up that later calls found in place."""
-        calls = self.trace.table("calls", ["duration_ns", "name"])
+        calls = self.trace.table("calls", ["start_ns", "duration_ns", "name"])
         length, code = calls["duration_ns"], calls["name"].cat.codes
         builds, may = self._flag("calls", _BUILDS), self._flag("calls", _FIRST_TIMES)
         long = may & (length >= _ONCE_NS).to_numpy()
         # Of few launches most may be first ones: what launches a new kernel says nothing of what is ordinary.
-        usual = length[~self._loads_kernel()] if long.any() else length
-        each = usual[code.isin(code[long].unique())].groupby(code)
+        known = ~self._loads_kernel() if long.any() else np.ones(len(length), bool)
+        each = length[known & code.isin(code[long].unique()).to_numpy()].groupby(code)
         ordinary = each.quantile(interpolation="lower").where(each.size() >= _FEW, length[may].median())
-        first = length >= _TIMES * code.map(ordinary).fillna(length[may].median())
-        return np.asarray(builds | (long & first.to_numpy()))
+        first = long & (length >= _TIMES * code.map(ordinary).fillna(length[may].median())).to_numpy()
+        if (rows := np.flatnonzero(first & known)).size:
+            # What takes long again and again is not done once: such lengths are ordinary, too.
+            done = (calls["start_ns"].rank().to_numpy()[rows] - 1) * _ROUNDS // len(calls)
+            parts = pd.Series(done).groupby(code.to_numpy()[rows]).transform("nunique").to_numpy()
+            again = rows[2 * parts >= _ROUNDS]
+            first[again] = length[again] >= _TIMES * length[again].groupby(code).transform("median")
+        return np.asarray(builds | first)
 
     def _loads_kernel(self) -> Bool:
         """Per call: whether it is the first in its process to launch a kernel of some name, whose code may load."""
