@@ -53,8 +53,8 @@ class Cuts:
         The copy that it returns with, -1 for none.
     arrival : ndarray of int64
         When the batch that it waits for is there.
-    blocks : ndarray of bool
-        Whether it is a call that waits for the GPU.
+    blocks, frees : ndarray of bool
+        Whether it is a call that waits for the GPU; and whether it frees memory, for which it waits under any change.
     """
 
     thread: Int
@@ -65,6 +65,7 @@ class Cuts:
     copy: Int
     arrival: Int
     blocks: Bool
+    frees: Bool
 
     def slot(self, thread: Int, time: Int) -> Int:
         """The slot that threads are in at some times, -1 where there is not any thread."""

@@ -223,7 +223,10 @@ class Play:
         arrives = both["segment_of"].to_numpy()
         yield both["leaves"].to_numpy(), segments[arrives], both["after"].to_numpy() - self.first_ns[arrives]
         # A call returns when what it waits for is done, or what others had launched on its stream by then (~stream).
-        waits = ((cuts.start < of.begin_ns) | ~cuts.blocks | change.waits)[layout.cut_of_target]
+        # One that frees memory waits as long as it is called at all.
+        called = self.own(cuts.thread, cuts.start + 1) > self.own(cuts.thread, cuts.start)
+        waits = (cuts.start < of.begin_ns) | ~cuts.blocks | np.where(cuts.frees, called, change.waits)
+        waits = waits[layout.cut_of_target]
         cut, target = layout.cut_of_target[waits], layout.target[waits]
         done = np.where(layout.crosses[waits], ~layout.stream_of[target], layout.end_at[target])
         yield cut, done, (cuts.tail - returns)[cut]

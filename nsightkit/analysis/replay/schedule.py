@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,15 @@ from nsightkit.analysis.replay.model import HELD_NS, MOST_CUTS, NEVER, Bool, Cha
 from nsightkit.analysis.replay.play import Layout, Play
 from nsightkit.analysis.replay.waiting_threads import waits_for_data, waits_for_threads
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.gaps.threads import BLOCKING, FREES, Threads
+from nsightkit.analysis.timeline.gaps.threads import BLOCKING, FREES, UNIFIED, Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["ALLOCATES", "Schedule"]
 
 
-_PAGES = re.compile("^unified")
 _OF_DEVICE = re.compile(r"(Device|Ctx|Context|Thread)Synchronize")
 _OF_EVENT = re.compile(r"EventSynchronize")
+_ONLY_WAITS = re.compile(r"Synchronize")
 ALLOCATES = re.compile(r"Malloc|Free|Alloc")
 _WAIT_EVENT, _RECORD_EVENT = re.compile(r"StreamWaitEvent"), re.compile(r"EventRecord")
 
@@ -38,6 +38,8 @@ _START_NS, _NEXT_NS, _RETURN_NS, _CALL_NS = 3_000, 1_000, 6_000, 4_000
 _LATE_NS = 3_000
 #: ... by what ended at most this long before; and so many that ended before it are looked at.
 _AFTER_NS, _LOOKED_AT = 25_000, 12
+#: What starts earlier than its launch, though by no more than this, shows that two clocks differ: this share does not.
+_CLOCK_NS, _SURE = 100_000, 0.999
 #: A launch into a full queue: so many operations wait already, and the call takes so many times its median.
 _DEEP, _SLOW_CALL = 500, 10
 #: Operations of one stream run one after another; where they overlap for more than this share, streams are not known.
@@ -110,14 +112,16 @@ class Schedule:
         whole = self.trace.whole
         every = intervals.gpu_intervals(whole, "process", "stream", "correlation")
         # Pages of managed memory move when somebody touches them: that stands in no stream, and kernels last for it.
-        moves = matching(whole.table("memops", ["kind"])["kind"], _PAGES)
+        moves = matching(whole.table("memops", ["kind"])["kind"], UNIFIED)
         if moves.any():
             pages = (every["table"] == GPU_TABLES.index("memops")).to_numpy(copy=True)
             pages[pages] = moves[every["row"].to_numpy()[pages]]
             every = every[~pages].reset_index(drop=True)
+        every["launch"] = intervals.launch_of(whole, every["process"], every.pop("correlation")).astype(np.int32)
+        self.shift_ns = self._behind_launches(every)
+        every[["start_ns", "end_ns"]] += self.shift_ns
         reach = every.groupby("device")["end_ns"].cummax()
         every["stream"] = every.groupby(["process", "device", "stream"]).ngroup().astype(np.int32)
-        every["launch"] = intervals.launch_of(whole, every["process"], every.pop("correlation")).astype(np.int32)
         #: when all that began on the device before each one had ended: with that in the past, nothing kept it
         every["device_before_ns"] = reach.groupby(every["device"]).shift(fill_value=NEVER)
         part = self.trace is not whole
@@ -160,6 +164,14 @@ class Schedule:
         #: when the operation before each one in its stream had ended
         self.before = np.where(self.first, self.released_ns[self.stream], np.roll(self.end, 1))
 
+    def _behind_launches(self, ops: pd.DataFrame) -> int:
+        """How far the devices' clock runs ahead of the CPU's: nothing starts before it is launched."""
+        linked = (ops["launch"] >= 0).to_numpy()
+        begun = self.trace.whole.table("calls", ["start_ns"])["start_ns"].to_numpy()[ops["launch"].to_numpy()[linked]]
+        early = begun - ops["start_ns"].to_numpy()[linked]
+        early = early[early < _CLOCK_NS]
+        return max(int(np.quantile(early, _SURE, method="lower")), 0) if len(early) else 0
+
     def _calls(self) -> None:
         whole = self.trace.whole
         calls = whole.table("calls", ["start_ns", "end_ns", "thread", "name"])
@@ -195,7 +207,12 @@ class Schedule:
             self.begin_ns = int(self.begun[self.linked].min())
         self.threads = np.union1d(kinds_of(self.by[self.linked]), self.steps["thread"])
         rows = np.flatnonzero(blocks & np.isin(self.call_thread, self.threads))
-        self.blocking = rows[np.argsort(self.call_start[rows], kind="stable")]
+        rows = rows[np.lexsort((-self.call_end[rows], self.call_start[rows]))]
+        # Of a runtime's call and the driver's inside it, or of one that was recorded twice, the outer one is meant.
+        reach = pd.Series(self.call_end[rows]).groupby(self.call_thread[rows])
+        self.blocking = rows[
+            self.call_end[rows] > reach.cummax().groupby(self.call_thread[rows]).shift(fill_value=NEVER)
+        ]
 
     def when(self, chosen: Callable[[str], Any], *tables: str) -> dict[int, tuple[Int, Int]]:
         """When events whose name is chosen were open on each of the threads.
@@ -219,7 +236,9 @@ class Schedule:
         start, end, thread = (column.to_numpy() for _, column in pd.concat(found).items())
         return {one: intervals.merge(start[thread == one], end[thread == one]) for one in self.threads.tolist()}
 
-    def dispatch(self, busy: Callable[[int], tuple[Int, Int]], launch_ns: int) -> dict[int, tuple[Int, Int]]:
+    def dispatch(
+        self, busy: Callable[[int], tuple[Int, Int]], launch_ns: int, late: Int | Sequence[int] = ()
+    ) -> dict[int, tuple[Int, Int]]:
         """What dispatch between consecutive launches takes beyond a given time.
 
         Parameters
@@ -228,29 +247,35 @@ class Schedule:
             Gives, for a thread, the intervals that are not dispatch.
         launch_ns : int
             What stays from the start of one launch to that of the next.
+        late : ndarray of int
+            Launches that came late for dispatch alone, whatever else lies between the one before and them.
 
         Returns
         -------
         dict of int to tuple of ndarray of int64
             Disjoint intervals a thread.
         """
-        found = {}
+        found: dict[int, tuple[Int, Int]] = {}
         calls = np.append(self.cut_rows, self.launch[self.staged])
         for thread in self.threads.tolist():
-            start = np.sort(self.begun[self.by == thread], kind="stable")  # few runs, as a rule
-            if len(start) < 2:
+            launched = self.launch[self.by == thread]
+            launched = launched[np.argsort(self.call_start[launched], kind="stable")]  # few runs, as a rule
+            if len(launched) < 2:
                 continue
+            start = self.call_start[launched]
             mine, pauses = calls[self.call_thread[calls] == thread], self.pauses[self.pauses["thread"] == thread]
             own = (self.call_start[mine], self.call_end[mine])
             other = intervals.Coverage(
                 *intervals.union(busy(thread), self.passive[thread], own, (pauses["start_ns"], pauses["end_ns"]))
             )
-            apart = np.diff(start)
-            only = (apart > launch_ns) & (np.diff(other.before(start)) <= launch_ns)
+            between = np.diff(other.before(start))
+            apart = np.diff(start) - between
+            only = (apart > launch_ns) & ((between <= launch_ns) | np.isin(launched[1:], late))
             # Launches that follow each other as launches do, or in operators, have only dispatch between them.
             far = np.flatnonzero(only & (apart > _SLOW_CALL * np.median(apart)))
             only[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= apart[far]
-            found[thread] = start[:-1][only] + launch_ns, start[1:][only]
+            away = start[:-1][only] + launch_ns, start[1:][only]
+            found[thread] = intervals.common(away, (other.start, other.end), outside=True)
         return found
 
     # -- constants
@@ -402,8 +427,9 @@ class Schedule:
         several = len(kinds_of(self.device)) > 1
         empty = pd.DataFrame(columns=[*columns, "end_ns", "until_ns", "collective"], dtype=np.int64)
         met = Meetings(self.trace).met if several else empty
-        mine = pd.DataFrame({"at": np.arange(len(self.start)), "device": self.device, "start_ns": self.start})
-        mine = mine[np.isin(self.start, met["start_ns"])]
+        mine = pd.DataFrame({"at": np.arange(len(self.start)), "device": self.device})
+        mine["start_ns"] = self.start - self.shift_ns
+        mine = mine[mine["start_ns"].isin(met["start_ns"])]
         found = met.merge(mine.drop_duplicates(columns), on=columns)
         #: positions in the schedule, the collective's number, and of each the time from the last arrival on
         self.meeting, self.meeting_of = found["at"].to_numpy(), found["collective"].to_numpy(np.int64)
@@ -474,8 +500,9 @@ class Schedule:
         default = np.where(of_event | allocates & ~frees, -1, latest(last >= 0, self.begun[last]))
         target = np.where(waited, awaited, default)
         returned = end - self.end[awaited]
-        # An allocation that returns long after the GPU was done took its time for something else.
-        waited &= ~allocates | (returned <= _AFTER_NS)
+        # What does not only wait, and returns long after the GPU was done, took its time for something else.
+        only_waits = matching(names, _ONLY_WAITS)[rows]
+        waited &= only_waits | frees | (own >= 0) | (returned <= _AFTER_NS)
         settled = waited & (own < 0) & ~allocates
         return_ns = int(np.median(returned[settled])) if settled.any() else _RETURN_NS
         cost = end - start
@@ -486,20 +513,33 @@ class Schedule:
         cost = np.where(waited, np.minimum(quick_ns, cost), cost)
         # The CPU's part of a copy from pageable memory lies before it: staging.
         cost = np.where((own >= 0) & self.staged[own], self.ready[own] - start, cost)
-        # What frees memory and found an idle device would wait for that, were its thread there sooner: before the call.
-        found_idle = frees & ~waited
-        cost, tail, end = (np.where(found_idle, other, own) for other, own in ((0, cost), (0, tail), (start, end)))
+        # What frees memory waits for an idle device, and all that it does from there on is its own work.
+        idle = np.where(waited, np.clip(self.end[awaited], start, end), start)
+        cost, tail, end = (np.where(frees, other, own) for other, own in ((0, cost), (0, tail), (idle, end)))
         keep = np.flatnonzero(waited | ((target >= 0) & (~allocates | frees)))
         self.cut_rows = rows[keep]
         self.inferred += int((waited & (own < 0))[keep].sum())
         # A call that waits for a device waits for all its streams.
-        whole_device, device = (of_device & ~allocates | found_idle)[keep], self._device_of(self.cut_rows)
+        whole_device, device = (of_device & ~allocates | frees)[keep], self._device_of(self.cut_rows)
         stream, call = np.nonzero(
-            mine[:, keep] & whole_device & ((device == -1) | (device == self.device[last[:, keep]]))
+            mine[:, keep]
+            & whole_device
+            & ((device == -1) | (device == self.device[last[:, keep]]))
+            & self._is_news(last[:, keep], [thread[keep], device, whole_device, frees[keep]])
         )
         single = np.flatnonzero(~whole_device)
-        calls = _cut(thread[keep], start[keep], end[keep], cost[keep], tail[keep], own[keep], blocks=~found_idle[keep])
+        calls = _cut(thread[keep], start[keep], end[keep], cost[keep], tail[keep], own[keep])
+        calls = calls.assign(blocks=True, frees=frees[keep])
         return calls, np.append(target[keep[single]], last[stream, keep[call]]), np.append(single, call)
+
+    @staticmethod
+    def _is_news(last: Int, alike: Sequence[np.ndarray]) -> Bool:
+        """Which operations a call waits for that the one before it, of those that are alike, did not wait for."""
+        order = np.lexsort(alike)
+        same = np.logical_and.reduce([values[order[1:]] == values[order[:-1]] for values in alike])
+        news = np.ones(last.shape, bool)
+        news[:, order[1:]] = ~(same & (last[:, order[1:]] == last[:, order[:-1]]))
+        return news
 
     def _joining(self) -> tuple[Int, Int]:
         """Calls of the steps' thread that blocked while a thread came to rest that it wakes again later.
@@ -654,6 +694,7 @@ def _cut(
     copy: Any = -1,
     arrival: Any = NEVER,
     blocks: Any = False,
+    frees: Any = False,
 ) -> pd.DataFrame:
     """Cuts of one kind, with the columns of :class:`Cuts`."""
     return pd.DataFrame(locals())

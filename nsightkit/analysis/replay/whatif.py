@@ -55,6 +55,8 @@ MOST_ERROR = 0.05
 _LAUNCH_NS = 3_000
 #: Kernel time, as a share of the whole, that newly runs beside other kernels: above it nothing is predicted.
 _CROWDED = 0.1
+#: A number in a name; digits between letters again and again are a hash, in which they count.
+_NUMBER = re.compile(r"(?P<hash>(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})(?:[A-Za-z]*\d+[A-Za-z]+){2,}\d+[A-Za-z0-9]*)|\d+")
 #: Changes below this gain are not worth a row of their own.
 _WORTH = 0.002
 
@@ -70,8 +72,10 @@ def plain(name: str) -> str:
     --------
     >>> plain("ensure_layer_12_weights")
     'ensure_layer_*_weights'
+    >>> plain("CompiledFxGraph f2k7ab3xq")
+    'CompiledFxGraph f2k7ab3xq'
     """
-    return re.sub(r"\d+", "*", name)
+    return _NUMBER.sub(lambda found: found.group() if found.lastgroup else "*", name)
 
 
 class WhatIf:
@@ -183,7 +187,7 @@ class WhatIf:
         made: dict[str, Callable[[], Change]] = {
             "no-input-wait": lambda: Change(away=self._each(facts.input_waits), arrivals=False),
             "no-sync": lambda: Change(waits=False),
-            "free-launches": lambda: Change(away=schedule.dispatch(facts.dispatch_free, _LAUNCH_NS)),
+            "free-launches": self._freed_launches,
             "overlap-copies": self._overlapped_copies,
             "overlap-communication": lambda: Change(aside=schedule.collective),
             "no-cpu-work": lambda: Change(away=self._work_of({plain(what)} if what else set(self.work))),
@@ -194,6 +198,11 @@ class WhatIf:
             "scale": lambda: Change(durations_ns=self._scaled(compiled(expression, "--scale"), float(factor))),
         }
         return made[known]()
+
+    def _freed_launches(self) -> Change:
+        found = gaps.causes(self.trace)
+        late = found.loc[found["cause"] == "launch-overhead", "row"].to_numpy()
+        return Change(away=self.schedule.dispatch(self.schedule.facts.dispatch_free, _LAUNCH_NS, late))
 
     def _even(self) -> Int:
         """Durations if each device had the same share of the work."""
@@ -240,7 +249,9 @@ class WhatIf:
                 seen = intervals.common((start[mine], end[mine]), (samples.start, samples.end))
                 unnamed = intervals.union(unnamed, seen)
             unnamed = intervals.common(unnamed, (calls.start, calls.end), outside=True)
-            return intervals.union(intervals.common(named[one], own), called[one], unnamed)
+            every = intervals.union(intervals.common(named[one], own), called[one], unnamed)
+            other = intervals.union(facts.one_offs(one), facts.profiler_time(one))  # which other causes have
+            return intervals.common(every, other, outside=True)
 
         return self._each(each)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +141,110 @@ def test_memory_is_freed_and_allocated_in_each_round(tmp_path: Path) -> None:
     assert no_work["speedup"] == pytest.approx((9 * 7_515 + 5_000) / (9 * 6_015 + 5_000), rel=0.01)
     found = verdict.summary(trace)
     assert found["named"][0]["name"] == "cudaMalloc"
+
+
+def _freeing(out: Export, now: int) -> int:
+    """A round that frees while a kernel runs, and allocates: 5 µs of calls ahead of it, 1 ms of kernel, 302 after."""
+    thread, process = Export.thread(1, 1), Export.process(1)
+    launch = out.call("cudaLaunchKernel", thread, now, now + 5 * US)
+    out.kernel("k", now + 8 * US, now + 1_008 * US, launch, process)
+    out.call("cudaFree", thread, now + 6 * US, now + 1_308 * US)
+    out.call("cudaMalloc", thread, now + 1_308 * US, now + 1_310 * US)
+    return now + 1_310 * US
+
+
+def test_a_free_waits_for_the_device_and_then_works(tmp_path: Path) -> None:
+    trace = _loop(tmp_path / "t.sqlite", _freeing)
+    no_sync, no_free = (whatif.summary(trace, [change])[0] for change in ("no-sync", "no-cpu-work:cudaFree"))
+    assert no_sync["replay_error"] < 0.001
+    assert no_sync["speedup"] == pytest.approx(1, abs=0.001)
+    # Without the call there is no wait either: kernel follows kernel.
+    assert no_free["predicted_ns"] == pytest.approx(10 * 1_000 * US, rel=0.01)
+    assert verdict.summary(trace)["named"][0]["name"] == "cudaFree"
+
+
+def test_work_without_its_name_keeps_what_another_cause_has(tmp_path: Path) -> None:
+    """A range is work in nine rounds; in the first one code is compiled in it, which is start-up and no work of its."""
+    thread, process = Export.thread(1, 1), Export.process(1)
+
+    def round_of(out: Export, now: int) -> int:
+        launch = out.call("cudaLaunchKernel", thread, now, now + 5 * US)
+        out.kernel("k", now + 8 * US, now + 108 * US, launch, process)
+        first = now == 1_000 * US
+        lasting = 50_000 if first else 1_000
+        out.range("prepare", thread, now + 10 * US, now + (10 + lasting) * US)
+        if first:
+            out.range("triton.compile", thread, now + 20 * US, now + (lasting - 980) * US)
+        return now + (20 + lasting) * US
+
+    trace = _loop(tmp_path / "t.sqlite", round_of)
+    work, once = (whatif.summary(trace, [change])[0] for change in ("no-cpu-work:prepare", "no-start-up"))
+    assert work["wall_ns"] - work["predicted_ns"] == pytest.approx(9_000 * US, rel=0.1)
+    assert once["wall_ns"] - once["predicted_ns"] == pytest.approx(49_000 * US, rel=0.01)
+
+
+def test_a_call_that_was_recorded_twice_waits_once(tmp_path: Path) -> None:
+    """As Nsight Systems records calls with a backtrace, or a runtime's call with the driver's in it."""
+    thread, process = Export.thread(1, 1), Export.process(1)
+
+    def round_of(out: Export, now: int, outer: bool) -> int:
+        launch = out.call("cudaLaunchKernel", thread, now, now + 5 * US)
+        out.kernel("k", now + 8 * US, now + 1_008 * US, launch, process)
+        out.synchronize("cudaStreamSynchronize", thread, now + 6 * US, now + 1_012 * US)
+        if outer:
+            out.call("cuStreamSynchronize", thread, now + 7 * US, now + 1_011 * US)
+        out.range("host", thread, now + 1_020 * US, now + 2_000 * US)
+        return now + 2_000 * US
+
+    once, twice = (
+        whatif.summary(_loop(tmp_path / f"{outer}.sqlite", functools.partial(round_of, outer=outer)), ["no-sync"])
+        for outer in (False, True)
+    )
+    assert once == twice
+    assert once[0]["speedup"] == pytest.approx((9 * 2_000 + 1_008) / (9 * 994 + 1_008), rel=0.01)
+
+
+def test_many_streams_and_syncs_cost_what_they_hold(tmp_path: Path) -> None:
+    """A wait for the device holds for streams that have had no work since the last one: pairs are not listed again."""
+    thread, process = Export.thread(1, 1), Export.process(1)
+    out, now = Export(), 1_000 * US
+    for number in range(300):
+        launch = out.call("cudaLaunchKernel", thread, now, now + 5 * US)
+        out.kernel("k", now + 8 * US, now + 18 * US, launch, process, stream=number % 100)
+        out.synchronize("cudaDeviceSynchronize", thread, now + 6 * US, now + 20 * US)
+        now += 30 * US
+    schedule = whatif.WhatIf(nsightkit.load(out.write(tmp_path / "t.sqlite"), cache=False)).schedule
+    assert len(schedule.target) < 2 * 300
+    assert schedule.error < 0.001
+
+
+def test_dispatch_behind_a_wait_falls_away_where_it_is_the_cause(tmp_path: Path) -> None:
+    """40 rounds: 5 µs of launch, 8 µs of kernel, a sync that returns 3 µs later, 36 µs of the host of its own."""
+    thread, process = Export.thread(1, 1), Export.process(1)
+
+    def round_of(out: Export, now: int) -> int:
+        for _ in range(6):
+            launch = out.call("cudaLaunchKernel", thread, now, now + 3 * US)
+            out.kernel("k", now + 4 * US, now + 12 * US, launch, process)
+            out.synchronize("cudaDeviceSynchronize", thread, now + 4 * US, now + 15 * US)
+            now += 51 * US
+        return now
+
+    found = verdict.summary(_loop(tmp_path / "t.sqlite", round_of))
+    assert (found["bottleneck"], found["confidence"]) == ("launch-overhead", "high")
+    assert found["changes"][0]["change"] == "free-launches"
+    assert found["changes"][0]["speedup"] == pytest.approx((59 * 51 + 8) / (59 * 15 + 8), rel=0.01)
+
+
+def test_a_clock_of_the_device_that_runs_ahead_is_allowed_for(tmp_path: Path) -> None:
+    run, errors = play(simulated_programs.PROGRAMS["blocking-reads"], seed=1), []
+    for behind in (0, 20 * US):
+        path = Path(run.write(tmp_path / f"{behind}.sqlite"))
+        with contextlib.closing(sqlite3.connect(path)) as file, file:
+            for table in ("KERNEL", "MEMCPY"):
+                file.execute(f"UPDATE CUPTI_ACTIVITY_KIND_{table} SET start = start - {behind}, end = end - {behind}")
+        errors.append(WhatIf(nsightkit.load(path, cache=False)).error)
+    assert errors[1] == pytest.approx(errors[0], abs=0.001)
 
 
 def test_work_that_only_samples_name(tmp_path: Path) -> None:
