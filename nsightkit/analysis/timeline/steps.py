@@ -150,7 +150,7 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
         ``step, start_ns, cpu_end_ns, begin_ns, end_ns, process, thread``, in order of time; ``end_ns`` is E(k), and
         ``begin_ns`` is where the step's time begins: at E(k - 1), or where the first one's range begins. With one step
         or two, and a GPU that was still at work launched before the recording, it is where the GPU got to the first
-        one's. The first step of a selection begins no earlier than the E of the step before it in the whole trace.
+        one's. The first step of a selection begins where it does in the whole trace.
 
     Raises
     ------
@@ -160,9 +160,9 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     found = find(trace, match)
     begin = found["start_ns"].to_numpy()[:1]
     if trace is not trace.whole and len(found):
-        every = find(trace.whole, match)
-        begin = np.append(begin, _ends(trace.whole, every[every["start_ns"] < begin[0]])).max(keepdims=True)
-    if trace is trace.whole and 0 < len(found) < _ENOUGH - 1:
+        every = windows(trace.whole, match)
+        begin = np.append(begin, every.loc[every["start_ns"] == begin[0], "begin_ns"])[-1:]
+    elif len(found):
         begin = np.maximum(begin, _reached(trace, found))
     end = np.maximum(_ends(trace, found), begin)
     found = found.assign(cpu_end_ns=found["end_ns"], begin_ns=np.append(begin, end[:-1]), end_ns=end)
@@ -172,17 +172,27 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
 def _reached(trace: Trace, found: pd.DataFrame) -> int:
     """When the GPU got to the first step's work, if that lay behind work which was launched before the recording.
 
-    The step before, whose end would say so, was not recorded. What shows it is that all devices began later than they
-    need to, long after the first launch of the first step had returned.
+    The step before, whose end would say so, was not recorded. It ended with the last operation of no recorded launch
+    ahead of all that have one. With one step or two it also shows in all devices beginning later than they need to,
+    long after the first launch of the first step had returned.
     """
-    first = intervals.gpu_intervals(trace).drop_duplicates("device")
-    start, launch = first["start_ns"].to_numpy(), intervals.launches_of(trace, first["table"], first["row"])
-    if not len(first) or (launch < 0).any():
+    ops = intervals.gpu_intervals(trace)
+    launch = intervals.launches_of(trace, ops["table"], ops["row"])
+    if not (launch >= 0).any():
+        return 0
+    first = ops[launch >= 0].groupby("device")["start_ns"].min()
+    before = ops["start_ns"] < ops["device"].map(first)
+    if before.any():
+        ended = int(ops.loc[before, "end_ns"].max())
+        return ended if ended < found["end_ns"].iloc[-1] else 0
+    if len(found) > _ENOUGH - 2:
         return 0
     calls = trace.table("calls", ["start_ns", "end_ns"])
+    start, launch = ops.drop_duplicates("device"), launch[~ops.duplicated("device")]
     begun, done = (calls[column].to_numpy()[launch] for column in calls)
-    behind = (begun >= found["start_ns"].iloc[0]) & (begun < found["end_ns"].iloc[0]) & (start - done > QUEUED_NS)
-    return int(start.min()) if behind.all() else 0
+    begins = start["start_ns"].to_numpy()
+    behind = (begun >= found["start_ns"].iloc[0]) & (begun < found["end_ns"].iloc[0]) & (begins - done > QUEUED_NS)
+    return int(begins.min()) if behind.all() else 0
 
 
 def _ends(trace: Trace, found: pd.DataFrame) -> npt.NDArray[np.int64]:

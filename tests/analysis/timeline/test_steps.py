@@ -218,6 +218,19 @@ def test_resnet_steps_are_as_long_as_its_own_viewer_says(shared_traces: Path) ->
         assert (table["busy_ns"] + table["idle_ns"] == table["wall_ns"]).all()
 
 
+def test_the_first_step_begins_where_work_of_before_the_recording_ends() -> None:
+    """Of four kernels the first was launched before the capture; steps of a selection are the same steps."""
+    kernels = _kernels((0, P, 5, 130), (0, P, 130, 230), (0, P, 230, 330), (0, P, 330, 430))
+    kernels = kernels.assign(correlation=[9, 1, 2, 3])
+    ranges = [("step 1", 0, 60), ("step 2", 60, 120), ("step 3", 120, 180)]
+    trace = _trace(ranges, kernels=kernels, calls=_calls(10, 70, 130))
+    assert steps.summary(trace)["wall_ns"].tolist() == [100, 100, 100]
+    for filtered in ({"last_steps": 3}, {"within": "^step"}, {"last_steps": 2}, {"within": "step [23]"}):
+        part = steps.windows(select(trace, **filtered))
+        whole = steps.windows(trace).tail(len(part))
+        assert part[["begin_ns", "end_ns"]].to_numpy().tolist() == whole[["begin_ns", "end_ns"]].to_numpy().tolist()
+
+
 def test_moments_lie_in_steps() -> None:
     windows = steps.find(_trace([("step", 0, 60), ("step", 100, 180)]))
     assert steps.number(windows, [-5, 0, 99, 100, 179, 180]).tolist() == [-1, 0, 0, 1, 1, -1]
