@@ -433,7 +433,7 @@ def capability(major: int | None, minor: int | None) -> str | None:
     ----------
     major, minor : int, optional
     """
-    return None if major is None or minor is None else f"{major}.{minor}"
+    return f"{major}.{minor}" if major and minor is not None else None
 
 
 def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:

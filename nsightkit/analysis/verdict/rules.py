@@ -32,6 +32,8 @@ CHANGE_OF = {
 _UNEXPLAINED = ("queued", "unknown")
 #: What no change gains is not what holds a run back.
 LOST = 0.05
+#: Where the GPUs work for this part of the time and no change gains, that work is the answer, and not a few silences.
+_FULL = 0.8
 #: Gains within this part of the largest tie with it.
 _TIE = 0.9
 #: Time without explanation beside the gain, from which the answer is in doubt.
@@ -112,7 +114,7 @@ def _by_gains(account: Account, played: WhatIf) -> Decision:
         gains["communication"] = min(gains["communication"], amounts["communication"] / max(account.span_ns, 1))
     best = max(gains.values(), default=0.0)
     unexplained, share = _unexplained(account)
-    if share >= LOST and share > best:
+    if share >= LOST and share > best and (best >= LOST or not _is_full(account)):
         return Decision(unexplained)
     if best < LOST:
         return Decision(_filling(account))
@@ -125,8 +127,14 @@ def _by_gains(account: Account, played: WhatIf) -> Decision:
 def _by_shares(account: Account) -> Decision:
     """Without a replay: the largest loss, if there is any worth the name."""
     amounts = account.lost
+    most = max(amounts, key=lambda name: amounts[name])
     lost = sum(amounts.values()) >= LOST * account.span_ns
-    return Decision(max(amounts, key=lambda name: amounts[name]) if lost else _filling(account))
+    return Decision(most if lost and not (most in _UNEXPLAINED and _is_full(account)) else _filling(account))
+
+
+def _is_full(account: Account) -> bool:
+    """Whether the GPUs are at work for nearly all of the time."""
+    return sum(int(of(account.total, code)) for code in (*BUSY, CODE["memory-transfer"])) >= _FULL * account.span_ns
 
 
 def _filling(account: Account) -> str:

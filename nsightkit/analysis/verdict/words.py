@@ -82,9 +82,13 @@ _GIVEN_AWAY = (
     (re.compile(r"align[12](?!\d)", re.IGNORECASE), (),
      "these products have sizes that are not multiples of 8: pad them"),
     (re.compile(r"soft_?max", re.IGNORECASE), (),
-     "if these softmaxes are those of attention, scaled_dot_product_attention need not write them to memory"),
+     ("if these softmaxes are those of attention, a fused attention (PyTorch: scaled_dot_product_attention) need not "
+      "write them to memory")),
 )  # fmt: skip
 _NARROWER = {"tf32": "allow TF32", "bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
+#: Where PyTorch does not do it; and the compute capability from which tensor cores multiply in them.
+_MULTIPLY = {"tf32": "multiply in TF32", "bf16": "multiply in BF16", "fp16": "multiply in FP16"}
+_SINCE = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0)}
 CAPTURE = {
     "nsys": "nsightkit capture nsys -o more -- COMMAND",
     "nodes": "nsightkit capture nsys --graph-nodes -o nodes -- COMMAND",
@@ -111,6 +115,8 @@ _FILLED = {
     "memory-transfer": "Copies that no kernel runs beside fill",
 }
 _OF_TORCH = re.compile(r"\bat::|\bc10::|^triton_")
+#: Functions and ranges of MPI and what lies below it, waiting for messages.
+_MESSAGES = re.compile(r"^P?MPIX?_|^MPI(R|D|C|DI)_|^(uc[pts]|uct|opal|ompi|mca|psm2|fi|ibv|mlx\d)_")
 _BACKWARD = re.compile(r"(?i)backward|autograd|optimizer")
 #: Ranges and kernels that a compiler made.
 _COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
@@ -393,6 +399,11 @@ class Answer:
         return any(first["kind"] == "call") and any(map(ALLOCATES.search, first["name"]))
 
     @property
+    def passes_messages(self) -> bool:
+        """Whether most of the time is spent in a library that exchanges messages between processes."""
+        return any(map(_MESSAGES.search, self.named["name"].head(1).astype(str)))
+
+    @property
     def is_torch(self) -> bool:
         """Whether PyTorch launched the GPU's work."""
         return bool(self.trace.whole.size("ops")) or self._has("kernels", _OF_TORCH)
@@ -420,17 +431,25 @@ class Answer:
 
     def _precision(self, wanted: tuple[str, ...]) -> str | None:
         """The first of some precisions that this card multiplies in; of a card that is not known, the first."""
-        name = self.account.gpu or next((gpu.name for gpu in self.trace.meta.gpus if gpu.name), None)
+        named = next((gpu for gpu in self.trace.meta.gpus if gpu.name), None)
+        name, since = self.account.gpu or (named.name if named else None), named.compute_capability if named else None
         try:
             card = hardware.find(name) if name else None
         except UsageError:
             card = None
-        return next((precision for precision in wanted if card is None or card.supports(precision)), None)
+        for precision in wanted:
+            # Of a card that is not listed its generation tells.
+            if card.supports(precision) if card else since is None or _version(since) >= _SINCE[precision]:
+                return precision
+        return None
+
+    def _multiply(self, precision: str) -> str:
+        return (_NARROWER if self.is_torch else _MULTIPLY)[precision]
 
     def _narrower(self) -> str:
         """The precision that this card multiplies faster, where the program still uses FP32."""
         fits = self._precision(("bf16", "fp16"))
-        return f": {_NARROWER[fits]}" if fits and self._is_named(_FP32) else ""
+        return f": {self._multiply(fits)}" if fits and self._is_named(_FP32) else ""
 
     def _is_named(self, pattern: re.Pattern[str]) -> bool:
         return any(pattern.search(str(name)) for name in self.named["name"])
@@ -447,7 +466,7 @@ class Answer:
         for pattern, wanted, advice in _GIVEN_AWAY:
             fits = self._precision(wanted)
             if self._is_named(pattern) and (fits or not wanted):
-                yield advice.format(_NARROWER[fits] if fits else "")
+                yield advice.format(self._multiply(fits) if fits else "")
                 advised = fits or advised
         reached = rate(self.sol)
         if reached is not None and reached >= _GOOD:
@@ -457,7 +476,9 @@ class Answer:
             )
         else:
             yield (
-                _ADVICE[self.name] if self._narrower().endswith(_NARROWER.get(advised, "?")) else self.advice(self.name)
+                _ADVICE[self.name]
+                if advised and self._narrower().endswith(self._multiply(advised))
+                else self.advice(self.name)
             )
         if reached is None and not self.is_torch:
             yield self._more_data()
@@ -478,9 +499,17 @@ _WHERE: tuple[tuple[str, Callable[[Answer], bool], str], ...] = (
     ("unknown", lambda answer: not answer.trace.recorded("calls"), "record the calls that launch the GPU's work"),
     ("unknown", lambda answer: bool(answer.trace.whole.size("os_calls")),
      "sample the CPU (nsys profile --sample=process-tree), or name what the launching thread does with NVTX ranges"),
+    ("cpu-work", lambda answer: answer.names_a_step and not answer.is_torch,
+     "find out what this is: NVTX ranges around the parts of a step; then move it off the thread that launches"),
     ("cpu-work", lambda answer: answer.names_a_step,
      ("find out what this is: NVTX or record_function ranges around the parts of a step, or "
       "torch.profiler.profile(with_stack=True); then move it off the thread that launches")),
+    ("cpu-work", lambda answer: answer.allocates and answer.is_torch,
+     ("let PyTorch's caching allocator keep the memory: no PYTORCH_NO_CUDA_MEMORY_CACHING, no empty_cache() in the "
+      "loop, and sizes that do not outgrow the last ones")),
+    ("cpu-work", lambda answer: answer.passes_messages,
+     ("the thread waits for messages of other processes here: overlap them with kernels, send less, or find the late "
+      "rank (nsightkit ranks)")),
     ("cpu-work", lambda answer: answer.allocates,
      "allocate once and use the memory again, or take it from a pool (cudaMallocAsync)"),
     ("input-pipeline", lambda answer: not answer.is_torch,
@@ -492,6 +521,10 @@ _WHERE: tuple[tuple[str, Callable[[Answer], bool], str], ...] = (
     ("memory-bound", lambda answer: answer.is_compiled,
      "the program is compiled already: narrower types, or larger batches, are what is left"),
 )  # fmt: skip
+
+
+def _version(capability: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in capability.split(".") if part.isdecimal())
 
 
 def _alike(events: pd.DataFrame) -> pd.Series[Any]:

@@ -7,6 +7,7 @@ import functools
 import json
 import random
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -573,6 +574,68 @@ def test_many_streams_count_each_moment_once(tmp_path: Path) -> None:
     assert got["communication"] == counts[3] * US
     idle = overview.summary(nsightkit.load(tmp_path / "t.sqlite"))["idle_ns"]
     assert sum(row["total_ns"] for row in found["candidates"]) == counts[4] * US + idle
+
+
+@pytest.mark.parametrize(("silent_us", "bottleneck"), [(600, "compute-bound"), (2_000, "unknown")])
+def test_silences_are_not_the_answer_where_the_device_is_busy(tmp_path: Path, silent_us: int, bottleneck: str) -> None:
+    """60 rounds of 4 ms of work and a silence in which nothing was recorded: 13 % of the time, or a third of it."""
+    out, now = Export(), 1_000 * US
+    for _ in range(60):
+        call = out.call("cudaLaunchKernel_v7000", MAIN, now, now + 5 * US)
+        out.kernel(GEMM, now + 8 * US, now + 4_008 * US, call, PROCESS)
+        now += (4_008 + silent_us) * US
+    found = verdict.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
+    assert found["bottleneck"] == bottleneck
+    assert any("nothing recorded says why" in text for text in found["against"]) == (bottleneck == "compute-bound")
+    assert found["confidence"] == "low"
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernel", "advice"),
+    [
+        ((6, 1), "sgemm", "do less or cheaper arithmetic"),
+        ((7, 5), "sgemm", "these products run in FP32 without tensor cores: multiply in FP16"),
+        ((9, 0), "sgemm", "these products run in FP32 without tensor cores: multiply in TF32"),
+        ((9, 0), "void at::native::sgemm", "these products run in FP32 without tensor cores: allow TF32"),
+    ],
+)
+def test_the_generation_of_a_card_that_is_not_listed_tells_what_it_has(
+    tmp_path: Path, capability: tuple[int, int], kernel: str, advice: str
+) -> None:
+    path = steady(name=kernel).out.write(tmp_path / "t.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.execute(
+            "UPDATE TARGET_INFO_GPU SET name = 'GeForce of Tomorrow', computeMajor = ?, computeMinor = ?", capability
+        )
+    found = verdict.summary(nsightkit.load(path, cache=False))
+    assert found["next_steps"][0] == advice
+
+
+@pytest.mark.parametrize(("kernel", "advice"), [("k", "cudaMallocAsync"), ("at::native::k", "caching allocator")])
+def test_who_allocates_in_every_round_is_advised_by_its_framework(tmp_path: Path, kernel: str, advice: str) -> None:
+    out, now = Export(), 1_000 * US
+    for _ in range(60):
+        call = out.call("cudaLaunchKernel_v7000", MAIN, now, now + 5 * US)
+        out.kernel(kernel, now + 8 * US, now + 108 * US, call, PROCESS)
+        out.call("cudaFree_v3020", MAIN, now + 6 * US, now + 250 * US)
+        out.call("cudaMalloc_v3020", MAIN, now + 251 * US, now + 400 * US)
+        now += 405 * US
+    found = verdict.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
+    assert found["bottleneck"] == "cpu-work"
+    assert advice in found["next_steps"][0]
+
+
+def test_waiting_for_messages_is_said_to_be_that(tmp_path: Path) -> None:
+    out, now = Export(), 1_000 * US
+    for _ in range(60):
+        call = out.call("cudaLaunchKernel_v7000", MAIN, now, now + 5 * US)
+        out.kernel("k", now + 8 * US, now + 1_008 * US, call, PROCESS)
+        for number in range(9):
+            out.sample(MAIN, now + (1_010 + 100 * number) * US, ("ucp_worker_progress", "libucp.so"))
+        now += 2_000 * US
+    found = verdict.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
+    assert found["bottleneck"] == "cpu-work"
+    assert "messages of other processes" in found["next_steps"][0]
 
 
 @pytest.mark.parametrize(
