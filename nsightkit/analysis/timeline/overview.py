@@ -11,7 +11,7 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
 from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace
 
-__all__ = ["captured_window", "note", "summary"]
+__all__ = ["captured_window", "left_out", "note", "summary"]
 
 #: The table that must have been recorded for a figure to be known.
 _TABLE_OF = {"kernel_ns": "kernels", "memop_ns": "memops", "graph_ns": "graphs", "kernel_count": "kernels"}
@@ -43,7 +43,8 @@ def summary(trace: Trace) -> dict[str, Any]:
         graph replays over span, at most 1); ``memory_overhead`` (copy and memset time over kernel time); ``devices``
         (the same figures for each, with ``device``, its ``name`` and ``start_ns``/``end_ns`` of its span); ``tool``,
         ``tool_version`` and ``missing`` (tables the source did not record). A figure whose tables were not
-        recorded, or whose denominator is 0, is None, and so are the times of a selection that leaves no GPU work.
+        recorded, or whose denominator is 0, is None, and so are all of the GPU's where a filter leaves none of its
+        work (:func:`left_out`).
     """
     found = intervals.busy(trace).set_index("device")
     for key, table in _TABLE_OF.items():
@@ -63,9 +64,9 @@ def summary(trace: Trace) -> dict[str, Any]:
     ]
     first, last = (int(found["span_start_ns"].min()), int(found["span_end_ns"].max())) if devices else (0, 0)
     begin, end = captured_window(trace) if devices else (0, 0)
-    whole, known = _figures(trace, found.sum()), any(trace.recorded(table) for table in GPU_TABLES)
-    # A selection without GPU work was not idle, either.
-    known = known and (bool(devices) or not any(trace.whole.size(table) for table in GPU_TABLES))
+    whole, none = _figures(trace, found.sum()), left_out(trace) is not None
+    known = any(trace.recorded(table) for table in GPU_TABLES) and not none
+    whole = dict.fromkeys(whole) if none else whole
     return {
         **{key: whole[key] if known else None for key in ("span_ns", "busy_ns", "idle_ns")},
         **_window(trace),
@@ -93,8 +94,26 @@ def _figures(trace: Trace, row: pd.Series) -> dict[str, Any]:
     }
 
 
+def left_out(trace: Trace) -> str | None:
+    """Say that a filter leaves nothing of the GPU's work.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    str or None
+        A sentence; None where there is such work, or none in the whole trace either.
+    """
+    there, left = (sum(of.size(table) for table in GPU_TABLES) for of in (trace.whole, trace))
+    if left or not there:
+        return None
+    return f"The filters leave none of the trace's {there:,} GPU operations, so there is nothing to measure."
+
+
 def note(trace: Trace, figures: dict[str, Any]) -> str | None:
-    """Say that the GPU's span and the steps tell two stories of how idle it was.
+    """Say that nothing was left to measure, or that the GPU's span and the steps tell two stories of how idle it was.
 
     Parameters
     ----------
@@ -107,6 +126,8 @@ def note(trace: Trace, figures: dict[str, Any]) -> str | None:
     str or None
         A sentence; None where the two shares are within five points of each other, or one of them is not known.
     """
+    if (nothing := left_out(trace)) is not None:
+        return nothing
     span, window_ns, idle = figures["span_ns"], figures["window_ns"], figures["window_idle_ns"]
     if not span or not window_ns or idle is None:
         return None

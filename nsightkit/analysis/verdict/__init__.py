@@ -12,6 +12,7 @@ from typing import Any
 from nsightkit import hardware
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import WhatIf
+from nsightkit.analysis.timeline import overview
 from nsightkit.analysis.verdict.account import BOTTLENECKS, BUSY, IDLE, Account, ranked
 from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
 from nsightkit.analysis.verdict.words import CAPTURE, Answer
@@ -24,7 +25,7 @@ _FEW_OPERATIONS = 50
 #: Changes that save less than this are left out; so is named work that saves less; and how many names are asked about.
 _ANY, _WORTH, _NAMES = 0.002, 0.01, 3
 
-_NONE = "nothing ran on a GPU while this was captured, or a filter leaves it out"
+_NONE = "nothing ran on a GPU while this was captured"
 
 
 def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     count = sum(trace.size(table) for table in GPU_TABLES)
     if not count:
         traced = any(trace.recorded(table) for table in GPU_TABLES)
-        return _nothing(trace, _NONE if traced else "no GPU work was traced")
+        return _nothing(trace, overview.left_out(trace) or (_NONE if traced else "no GPU work was traced"))
     account = Account(trace, gpu)
     if not account.span_ns or not account.devices:
         return _nothing(trace, "no GPU work lasts any time")
@@ -135,13 +136,15 @@ def _again(trace: Trace) -> str:
 
 
 def _nothing(trace: Trace, reason: str) -> dict[str, Any]:
+    filtered = overview.left_out(trace) is not None
+    more = f"capture the GPU's work, while a step runs on it: {_again(trace)}"
     return {
         "bottleneck": "not-enough-data",
         "share_of_span": None,
         "confidence": "low",
         "evidence": [reason],
         "against": list(trace.meta.notes),
-        "next_steps": [f"capture the GPU's work, while a step runs on it: {_again(trace)}"],
+        "next_steps": ["leave out the filters, or widen them" if filtered else more],
         "changes": [],
         **dict.fromkeys(("replay_error", "total_ns", "span_ns")),
         "t0_ns": trace.t0_ns,

@@ -10,7 +10,9 @@ import pandas as pd
 import pytest
 
 import nsightkit
+from nsightkit.analysis import verdict
 from nsightkit.analysis.timeline import overview
+from nsightkit.analysis.timeline.selection import select
 from nsightkit.trace.model import Gpu, Trace, TraceMeta
 
 KEYS = {
@@ -155,3 +157,16 @@ def test_what_others_get_wrong(name: str, busy_ns: int, span_ns: int, shared_tra
     result = overview.summary(nsightkit.load(shared_traces / name, cache=False))
     assert result["busy_ns"] == pytest.approx(busy_ns, abs=busy_ns * 1e-5)
     assert result["span_ns"] == pytest.approx(span_ns, abs=span_ns * 1e-5)
+
+
+def test_a_filter_that_leaves_nothing_says_so() -> None:
+    """Nothing left to measure is not 0: the trace has work, of which the filter takes none."""
+    trace = Trace.from_frames({"kernels": _frame((0, 10, 20))})
+    assert overview.left_out(trace) is None
+    nothing = select(trace, time_ns=(50, None))
+    found = overview.summary(nothing)
+    assert [found[key] for key in KEYS - {"devices", "tool", "tool_version", "missing"}] == [None] * 14
+    assert overview.note(nothing, found) == overview.left_out(nothing)
+    answer = verdict.summary(nothing)
+    assert answer["evidence"] == [overview.left_out(nothing)]
+    assert "filters" in answer["next_steps"][0]
