@@ -92,8 +92,6 @@ class _Session:
 
     def ask(self, verb: Question, given: dict[str, Any]) -> None:
         """Answer a question and print the answer."""
-        from nsightkit.analysis.timeline import overview
-
         trace, several = self.open(), given.pop("changes", ())
         with progress(f"reading {self.path.name}"):
             found = verb.ask(trace, *(several or ()), **given)
