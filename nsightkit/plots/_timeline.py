@@ -16,9 +16,10 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from PIL import Image
 
+from nsightkit.analysis.core import intervals
 from nsightkit.errors import UsageError
 from nsightkit.plots._style import finished, new_figure, nothing, plain, rectangles
-from nsightkit.plots.lanes import Lanes, Most, coverage, find_lanes
+from nsightkit.plots.lanes import Lanes, Most, find_lanes
 from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, spoken, time_unit
 from nsightkit.plots.packing import InteractiveTimeline, pack
 from nsightkit.trace.model import Trace
@@ -74,13 +75,13 @@ def timeline(
     used: dict[str, str] = {}
     for lane in filled:
         inside = (lane.end > first) & (lane.start < last)
-        start, end = ((np.clip(side[inside], first, last) - first) / scale for side in (lane.start, lane.end))
+        start, end = (np.clip(side[inside], first, last) - first for side in (lane.start, lane.end))
         kind, colour = _KINDS.get(lane.table, ("", GREY))
-        _draw(axes, start, end, place[lane.row], colour, width)
+        _draw(axes, start, end, place[lane.row], colour, last - first, scale)
         if kind and inside.any():
             used[kind] = colour
         elif not kind:
-            _write_names(axes, start, end, lane.names[inside], place[lane.row], width)
+            _write_names(axes, start / scale, end / scale, lane.names[inside], place[lane.row], width)
     axes.set_yticks(list(place.values()), labels=[rows[row] for row in place], fontsize=9)
     axes.tick_params(axis="y", length=0)
     for kind, colour in used.items():
@@ -94,15 +95,16 @@ def timeline(
     )  # fmt: skip
 
 
-def _draw(axes: Any, start: np.ndarray, end: np.ndarray, row: int, colour: str, width: float) -> None:
+def _draw(axes: Any, start: np.ndarray, end: np.ndarray, row: int, colour: str, length_ns: int, scale: float) -> None:
     low, high = row + 0.36, row - 0.36
     if len(start) > _COLUMNS:
-        edges = np.repeat(np.linspace(0, width, _COLUMNS + 1), 2)[1:-1]
-        share = np.repeat(coverage(start, end, width, _COLUMNS), 2)
-        axes.fill_between(edges, low, low - 0.72 * share, color=colour, linewidth=0)
+        edges = np.linspace(0, length_ns, _COLUMNS + 1).astype(np.int64)
+        share = intervals.Coverage(start, end).of(edges[:-1], edges[1:]) / np.maximum(np.diff(edges), 1)
+        sides = np.repeat(edges, 2)[1:-1] / scale
+        axes.fill_between(sides, low, low - 0.72 * np.repeat(share, 2), color=colour, linewidth=0)
     elif len(start):
         # At least one column wide: a 2 µs kernel in a 10 s window must not vanish.
-        shapes = rectangles(start, np.maximum(end, start + width / _COLUMNS), high, low)
+        shapes = rectangles(start / scale, np.maximum(end, start + length_ns / _COLUMNS) / scale, high, low)
         # Two shades of grey in turn: adjacent ranges must not read as one.
         shades = [colour, DARK_GREY] if colour == GREY else [colour]
         axes.add_collection(PolyCollection(shapes, facecolors=shades, edgecolors="none"))

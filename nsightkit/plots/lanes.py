@@ -160,24 +160,3 @@ def _lane(label: str, table: str, device: int, events: pd.DataFrame, called: pd.
     elif table == "graphs":
         names = names.rename_categories(lambda graph: f"CUDA graph {graph}")
     return Lane(label, table, device, events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), names, row)
-
-
-def coverage(start: np.ndarray, end: np.ndarray, width: float, columns: int) -> np.ndarray:
-    """Share of each of some columns that the union of intervals covers; intervals that overlap count once.
-
-    Parameters
-    ----------
-    start, end : array
-    width : float
-        Of all columns together, from 0, in the intervals' unit.
-    columns : int
-    """
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    # Each interval's part that no earlier one covers: those parts are disjoint, so their lengths may be added.
-    begin = np.maximum(start, np.concatenate([[-np.inf], end[:-1]]))
-    begin, end = begin[end > begin], end[end > begin]
-    covered = np.repeat(np.concatenate([[0.0], np.cumsum(end - begin)]), 2)[1:-1]
-    until = np.interp(np.linspace(0, width, columns + 1), np.stack([begin, end], 1).ravel(), covered)
-    share: np.ndarray = np.clip(np.diff(until) / (width / columns), 0, 1)
-    return share

@@ -17,7 +17,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from nsightkit import plots
-from nsightkit.plots import lanes, looks
+from nsightkit.plots import looks
 from nsightkit.trace.model import Trace
 
 HOSTILE = "void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$\n<script>"
@@ -191,15 +191,23 @@ def test_timeline_of_a_big_trace_draws_few_shapes():
     assert shapes < 5000
 
 
-def test_coverage_counts_overlaps_once():
+@pytest.mark.parametrize("window", [(0, 96_000), (10_000, 58_000)])
+def test_a_lane_of_many_events_counts_overlaps_once(window):
     rng = np.random.default_rng(1)
-    start = rng.integers(0, 90_000, 5000).astype(float)
-    end = start + rng.integers(0, 60, 5000)
-    ticks = np.zeros(1600 * 60, bool)  # one a unit of time
-    for s, e in zip(start.astype(int), end.astype(int), strict=True):
+    start = np.sort(rng.integers(0, 90_000, 9000))
+    end = start + rng.integers(0, 60, 9000)
+    ticks = np.zeros(96_000, bool)  # one a unit of time
+    for s, e in zip(start, end, strict=True):
         ticks[s:e] = True
-    expected = ticks.reshape(1600, -1).mean(axis=1)
-    np.testing.assert_allclose(lanes.coverage(start, end, float(len(ticks)), 1600), expected, atol=1e-9)
+    kernels = pd.DataFrame({"start_ns": start, "end_ns": end, "device": 0, "stream": 7, "name": "k"})
+    figure = plots.timeline(
+        Trace.from_frames({"kernels": kernels}), start_ns=window[0] - start[0], end_ns=window[1] - start[0]
+    )
+    (drawn,) = figure.axes[0].collections
+    (path,) = drawn.get_paths()
+    x, y = path.vertices[:-1].T
+    area = abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2
+    assert area == pytest.approx(0.72 * ticks[window[0] : window[1]].sum() / 1e3, rel=1e-6)
 
 
 def test_inputs_are_left_alone(gaps, kernels):
