@@ -28,8 +28,8 @@ rule ``check`` shares). It is
     if it is neither, and each side was captured once: how far captures of one program differ is not known then, and no
     stronger word is to be had;
 ``exceeds launch spread``
-    if it is neither, of a kernel in captures without steps that launched it as often: its launches are judged as steps
-    are. Those of one run share its clock and its data, so this is a weaker word;
+    if it is neither, of a kernel in captures without steps that launched it as often: what stretches of its launches
+    take is held against their counterparts. Those of one run share its clock and its data: this is a weaker word;
 ``significant``
     if it is neither, and also exceeds what captures of one program differ by.
 """
@@ -120,6 +120,8 @@ class _Row:
     before: _Side
     after: _Side
     left_out: bool
+    #: Whether what varies are stretches of launches, each with its counterpart on the other side, and not steps.
+    paired: bool = False
     significance: str = _NEGLIGIBLE
 
     @property
@@ -137,6 +139,13 @@ class _Row:
         """The change, with an interval where steps are known."""
         if not (len(self.before.steps) and len(self.after.steps)):
             return noise.Estimate(self.delta_ns, None, None, ())
+        if self.paired:
+            found = noise.median(self.after.steps - self.before.steps, confidence)
+            if found.low is None or found.high is None:
+                return found
+            # A few long launches can lead all of them another way than the middle: then neither is sure.
+            low, high = min(found.low, self.delta_ns), max(found.high, self.delta_ns)
+            return dataclasses.replace(found, low=low, high=high)
         error = (1 - confidence) / (_LEFT_OUT if self.left_out else 1)
         return noise.widened(noise.shift(self.before.steps, self.after.steps, 1 - error), self.between(confidence))
 
@@ -274,12 +283,13 @@ class Comparison:
         steps = [[judged(capture) for capture in side] for side in self._sides]
         for named, *labels in grouping(sums):
             before, after = map(self._side, self._firsts, sums, steps, labels)
-            if self.unit == "trace" and make is Capture.kernels and before.count == after.count:
+            paired = self.unit == "trace" and make is Capture.kernels and before.count == after.count
+            if paired:
                 before, after = (
-                    dataclasses.replace(side, steps=noise.thinned(capture.launches(names), _MOST_STEPS))
+                    dataclasses.replace(side, steps=capture.launches(names))
                     for side, capture, names in zip((before, after), self._firsts, labels, strict=True)
                 )
-            yield _Row({**clock, **named}, before, after, self._left_out)
+            yield _Row({**clock, **named}, before, after, self._left_out, paired)
 
     def _side(
         self,

@@ -33,6 +33,8 @@ GRAPHS = "CUDA graphs"
 NO_OPERATOR = "(no operator)"
 #: More names of ranges than this are the same names with numbers in them.
 _MOST_NAMES = 1000
+#: Launches of one name may be of several sizes, in turn: so many stretches of them have a bit of each.
+_STRETCHES = 30
 _KINDS = ["kind", "src_kind", "dst_kind"]
 
 
@@ -186,9 +188,10 @@ class Capture:
         return {str(name): each.to_numpy(np.float64) for name, each in by}
 
     def launches(self, names: Sequence[Hashable]) -> Float:
-        """Say of each launch of some kernels what all of them would take if they were like it."""
+        """Say of each stretch of the launches of some kernels what all of them would take if they were like it."""
         each: Float = np.concatenate([np.zeros(0), *(self._launches.get(name, ()) for name in names)])
-        return each * len(each)
+        stretches = np.array_split(each, min(len(each), _STRETCHES) or 1)
+        return len(each) * np.array([stretch.mean() for stretch in stretches if len(stretch)])
 
     def categories(self) -> Sums:
         """Sum kernels by category, and graph replays, whose kernels were not recorded."""

@@ -435,6 +435,19 @@ def test_without_steps_kernels_launched_as_often_are_judged_by_their_launches() 
     said = found.summary()
     assert "captures without steps cannot tell" in said["headline"]
     assert any("judged by their launches, which share a run's clock and data" in w for w in said["warnings"])
+    # Of launches of two sizes in turn the large ones became quicker: no change of most of them, and one of all.
+    mixed, half = ([(GEMM, 10 * US), (GEMM, large * US)] for large in (100, 50))
+    pair = (program(kernels, named=None, count=250, jitter=0.05, seed=i) for i, kernels in enumerate((mixed, half)))
+    quicker = row(diff.compare(*pair).kernels, GEMM)
+    assert (quicker["significance"], quicker["before_count"]) == ("exceeds launch spread", 500)
+    assert quicker["low_ns"] < -250 * 50 * US < quicker["high_ns"] < 0
+    # One long launch before leads the sum another way than the rest: nothing is said.
+    slower = [(GEMM, 40 * US)] * 9
+    long = diff.compare(
+        program([(GEMM, 900 * US), *slower], named=None, count=1),
+        program([(n, 41 * US) for n, _ in [*slower, (GEMM, 1)]], named=None, count=1),
+    )
+    assert row(long.kernels, GEMM)["significance"] == "within noise"
     # Further captures say nothing here that the word could be stronger for.
     further = diff.compare(before, after, also_before=[before])
     assert row(further.kernels, GEMM)["significance"] == "exceeds launch spread"
