@@ -219,7 +219,7 @@ def fitted(document: Mapping[str, Any], skipped: int = 0) -> str:
         left_out[key] -= 1
     if shown < len(rows):
         cut = rows[shown][0]
-        part = f"part={cut} and " if len(left_out) > 1 else ""
+        part = "" if cut == "rows" else f"part={cut} and "
         whole["left_out"] = +left_out
         whole["more"] = f"{part}skip={skipped + len(whole[cut])} for the next rows"
     text = _json(whole)
@@ -236,7 +236,8 @@ def _short(value: Any, sentence: int, name: int, in_row: bool = False) -> Any:
     if isinstance(value, Mapping):
         return {key: _short(each, sentence, name, in_row) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_short(each, sentence, name, isinstance(each, Mapping)) for each in value)
+        most = 2 * sentence // 3 if in_row else sentence
+        return type(value)(_short(each, most, name, isinstance(each, Mapping)) for each in value)
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 

@@ -171,6 +171,7 @@ def test_two_traces_and_other_files(ask: Ask, path: Path, folder: Path, capsys: 
     assert said["not_recorded"] == {side: expected[side]["missing"] for side in ("before", "after")}
     some = json.loads(ask("diff", before=str(path), after=str(after), part="changes", skip=1)[0])
     assert some["changes"] == expected["changes"][1 : 1 + len(some["changes"])]
+    assert some["more"] == f"part=changes and skip={1 + len(some['changes'])} for the next rows"
 
     made = make_snapshot.leaking_program(tokens=512, vocabulary=2048, parameters=10**6, keep_graph=True)
     snapshot = memory.write(made, folder / "x.pickle")
