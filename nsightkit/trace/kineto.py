@@ -462,7 +462,7 @@ _THINGS: dict[str, _Made] = {
         **_ON_CPU,
         "inputs": _given_inputs,
     },
-    "calls": {**_ON_CPU, "kernel": lambda _, args: str(args.kernel or "")},
+    "calls": {**_ON_CPU, "kernel": lambda _, args: str(args.kernel) if args.kernel else ""},
     **dict.fromkeys(("os_calls", "overhead", "frames"), _ON_CPU),
 }
 #: Columns that are numbered together, whatever their table.
