@@ -130,6 +130,8 @@ def test_a_name_is_learnt_where_it_is_said_and_found_elsewhere() -> None:
     assert scrubber.text(run) == "run by [user] on [host], [host 2]"
     assert scrubber.text(f"{GRACE}_kernel and x{GRACE}") == f"[user]_kernel and x{GRACE}"
     assert scrubber.text("key k3y-very-secret!") == "key [secret]!"
+    scrubber.learn({"env": {"my_token": "t0k3n-1"}, "environ": ["their_token=t0k3n-2"], "a_token": "t0k3n-3"})
+    assert scrubber.text("t0k3n-1 t0k3n-2 t0k3n-3") == "[secret 2] [secret 3] t0k3n-3"
     assert scrubber.text("/weird/place/here/below") == "[path]"
 
 

@@ -301,7 +301,7 @@ class Scrubber:
         for key, ask in asked.items() if machine else ():
             with contextlib.suppress(KeyError, OSError, ImportError, RuntimeError):  # some containers have no such user
                 self.learn(ask(), key)
-        self.learn(os.environ if machine else {})
+        self.learn(os.environ if machine else {}, "environ")
 
     def learn(self, given: Any, key: str = "") -> None:
         """Learn who and where it was, and secrets, which are then found wherever they stand.
@@ -315,12 +315,15 @@ class Scrubber:
             host also the part before the first dot is learnt. A path is a folder: all below it is one. Common words and
             short ones are not learnt: they would be found where they are none.
         """
-        if isinstance(given, Mapping | list | tuple):
-            for name, item in given.items() if isinstance(given, Mapping) else ((key, item) for item in given):
-                self.learn(item, str(name))
+        kind = _KEYS.get(key.lower())
+        if isinstance(given, Mapping):
+            for name, item in given.items():
+                self.learn(item, str(name).upper() if kind == "environment" else str(name))
+        elif isinstance(given, list | tuple):
+            for item in given:
+                self.learn(item, key)
         if not isinstance(given, str):
             return
-        kind = _KEYS.get(key.lower())
         if (key.isupper() and _SECRET_VARIABLE.fullmatch(key)) or _STRONG.fullmatch(key):
             kind = "secret"
         if kind is not None:
@@ -329,7 +332,7 @@ class Scrubber:
             self._know("user", name)
         for entry in given.split("\x00") if "\x00" in given or kind == "environment" else ():
             name, found, value = entry.partition("=")
-            self.learn(value if found else None, name.strip().removeprefix("export "))
+            self.learn(value if found else None, name.strip().removeprefix("export ").upper())
 
     def _know(self, kind: Kind, text: str) -> None:
         if not text or kind == "environment" or PLACEHOLDER.search(text) or "[scrubbed]" in text:
