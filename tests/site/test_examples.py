@@ -272,7 +272,7 @@ def test_a_recording_of_a_gpu_is_read_like_the_synthetic_trace(script, replayed)
     assert page["titles"]
     assert all(page["titles"] + page["labels"])
     assert any("(replay)" in title for title in page["titles"])
-    origins = ("replay", "synthetic", "predicted", "exact", "case file")
+    origins = ("replay", "synthetic", "predicted", "exact", "case file", "reported")
     assert all(any(origin in title for origin in origins) for title in page["titles"])
     for absent in ("smoke", "not measured<", "not recorded", "no GPU<", ">nan<"):
         assert absent not in page["html"], absent
