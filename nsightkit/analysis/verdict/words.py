@@ -72,6 +72,7 @@ _ON_COPY = {
     "DtoH": "read back less, or into pinned memory on a stream of its own",
     "DtoD": "avoid clones and changes of layout between tensors of one device",
     "PtoP": "overlap copies between devices with kernels, or send less",
+    "unified": "prefetch managed memory before it is needed (cudaMemPrefetchAsync), or copy it as a whole",
 }
 #: Products in FP32.
 _FP32 = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|simt|f32f32_f32f32", re.IGNORECASE)
@@ -86,9 +87,8 @@ _GIVEN_AWAY = (
       "write them to memory")),
 )  # fmt: skip
 _NARROWER = {"tf32": "allow TF32", "bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
-#: Where PyTorch does not do it; and the compute capability from which tensor cores multiply in them.
-_MULTIPLY = {"tf32": "multiply in TF32", "bf16": "multiply in BF16", "fp16": "multiply in FP16"}
-_SINCE = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0)}
+#: The compute capability from which tensor cores multiply in them.
+_SINCE = {"tf32": 8.0, "bf16": 8.0, "fp16": 7.0}
 CAPTURE = {
     "nsys": "nsightkit capture nsys -o more -- COMMAND",
     "nodes": "nsightkit capture nsys --graph-nodes -o nodes -- COMMAND",
@@ -439,12 +439,12 @@ class Answer:
             card = None
         for precision in wanted:
             # Of a card that is not listed its generation tells.
-            if card.supports(precision) if card else since is None or _version(since) >= _SINCE[precision]:
+            if card.supports(precision) if card else since is None or float(since) >= _SINCE[precision]:
                 return precision
         return None
 
     def _multiply(self, precision: str) -> str:
-        return (_NARROWER if self.is_torch else _MULTIPLY)[precision]
+        return _NARROWER[precision] if self.is_torch else f"multiply in {precision.upper()}"
 
     def _narrower(self) -> str:
         """The precision that this card multiplies faster, where the program still uses FP32."""
@@ -521,10 +521,6 @@ _WHERE: tuple[tuple[str, Callable[[Answer], bool], str], ...] = (
     ("memory-bound", lambda answer: answer.is_compiled,
      "the program is compiled already: narrower types, or larger batches, are what is left"),
 )  # fmt: skip
-
-
-def _version(capability: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in capability.split(".") if part.isdecimal())
 
 
 def _alike(events: pd.DataFrame) -> pd.Series[Any]:
