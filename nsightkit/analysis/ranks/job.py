@@ -117,7 +117,7 @@ class Job:
         """
         said, uneven = self.stragglers["text"].tolist(), self.steps[self.steps["ranks"] > 1].dropna(subset="imbalance")
         if len(said) > 1:
-            said.append(f"If all of them were in time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
+            said.append(f"If all of them were on time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
         elif not said and len(self.arrivals):
             compared = f"{len(self.collectives):,} collective{'' if len(self.collectives) == 1 else 's'} compared"
             said.append(f"No rank is late more often, and by more, than chance explains ({compared}).")

@@ -115,12 +115,12 @@ def find(
         (:func:`lateness`, over all collectives) and ``median_late_ns`` of ``units`` (``unit``: step or collective), of
         which it was late in ``late_units``; ``last_count`` of ``collectives`` to which it came last; ``waited_for_ns``
         (what the other ranks, together, waited for it beyond the one before); ``gain_ns, gain_share`` (at most so much
-        all would save if it alone were in time: the part of its lateness in which others did nothing else, and no more
+        all would save if it alone were on time: the part of its lateness in which others did nothing else, and no more
         than what it spends more than they do); ``p_value`` (of all tests together);
         ``because`` (a list of ``what, extra_ns, share`` of all extra time, and ``count_ratio``, its kernels over
         those of the others); ``text``.
     gain_ns : int
-        The same for all of them in time.
+        The same for all of them on time.
     """
     table = arrivals.assign(late=lateness(arrivals)).dropna(subset="late")
     table["late"] = table["late"].where(table["late"] > table["rank"].map(floors), 0.0)
@@ -136,7 +136,7 @@ def find(
         late_ns = int(table.loc[table["rank"] == rank, "late"].sum())
         gain = _time_saved(table, {rank})
         if extra >= _EXPLAINED * late_ns:
-            # It alone in time cannot save more than what it spends more than the others.
+            # It alone on time cannot save more than what it spends more than the others.
             gain, extras = min(gain, extra), extras + extra
         else:
             because = _held_up(table, last, rank, group, units[rank].sum(), groups or {})
@@ -284,7 +284,7 @@ def _text(row: Mapping[str, Any]) -> str:
     often = f"in {row['late_units']} of {row['units']} {row['unit']}s"
     said = f"Rank {row['rank']} comes late {often}, by {_ms(row['median_late_ns'])} at the median"
     share = f"{row['gain_share']:.1%}" if row["gain_share"] < 1 else "all"
-    gain = f"If it alone were in time, at most {_ms(row['gain_ns'])} ({share}) would be saved."
+    gain = f"If it alone were on time, at most {_ms(row['gain_ns'])} ({share}) would be saved."
     if not row["because"]:
         return f"{said}; what it does differently is not in the trace. {gain}"
     what, extra, ratio = (row["because"][0][of] for of in ("what", "extra_ns", "count_ratio"))

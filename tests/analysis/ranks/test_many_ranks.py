@@ -167,7 +167,7 @@ def test_two_stragglers_and_what_both_cost(tmp_path):
         0: "idle, input-pipeline",
         3: "kernels of GEMM",
     }
-    # What each alone in time would save, and both: the same job without.
+    # What each alone on time would save, and both: the same job without.
     for rank, left in ((0, {3: "slow"}), (3, {0: "data"})):
         saved = wall_ns(truth) - wall_ns(job(tmp_path, left, kind="kineto", ranks=5, steps=8, layers=2))
         (gain,) = found.stragglers.loc[found.stragglers["rank"] == rank, "gain_ns"]
@@ -175,7 +175,7 @@ def test_two_stragglers_and_what_both_cost(tmp_path):
         assert gain < 0.5 * found.gain_ns  # the other is nearly as late
     calm = job(tmp_path, {}, kind="kineto", ranks=5, steps=8, layers=2)
     assert found.gain_ns == pytest.approx(wall_ns(truth) - wall_ns(calm), rel=0.02)
-    assert "If all of them were in time" in found.findings()[2]
+    assert "If all of them were on time" in found.findings()[2]
 
 
 def test_who_waits_in_another_group_is_late_there(tmp_path):
