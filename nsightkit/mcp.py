@@ -120,7 +120,7 @@ class _Tool:
             document = document if part is None else {part: document[part][skip:]}
         else:
             document = {"rows": list(show.rows_of(found.iloc[skip:]))}
-            # Rows that could not be had are not "none": then a remark says why there are none.
+            # Rows that could not be read are not "none": a remark then says why they are absent.
             notes = [found.attrs.get("note") if len(found) or about.get("notes") else self.question.empty]
         about["notes"] = tuple(note for note in (*about.get("notes", ()), *notes) if note)
         return fitted({key: value for key, value in about.items() if value} | document, skip)

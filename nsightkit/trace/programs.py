@@ -534,7 +534,7 @@ def csv_of(report: str | os.PathLike[str], ncu: Path, *, timeout_s: float = 600.
     Returns
     -------
     str
-        What ncu printed: the raw page, or why there is none.
+        What ncu printed: the raw page, or the reason why it gives no page.
 
     Raises
     ------

@@ -313,7 +313,7 @@ class Scrubber:
         key : str
             The key it stands under, or the variable that it is the value of: ``hostname``, ``LOGNAME``, ``env``. Of a
             host also the part before the first dot is learnt. A path is a folder: all below it is one. Common words and
-            short ones are not learnt: they would be found where they are none.
+            short ones are not learnt: they also occur as ordinary words.
         """
         kind = _KEYS.get(key.lower())
         if isinstance(given, Mapping):
@@ -496,7 +496,7 @@ class Scrubber:
     # -- rules that know what was learnt -------------------------------------------------------------------------
 
     def _learnt(self, text: str) -> Iterator[_Span]:
-        # A short word is part of other words, too.
+        # A short word is part of other words as well.
         parts = {known for known, kind in self._known.items() if kind == "secret" and not _is_word(known)}
         words, rest = (
             sorted(map(re.escape, some), key=len, reverse=True) for some in (self._known.keys() - parts, parts)
