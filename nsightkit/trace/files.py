@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,9 +12,26 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from nsightkit.errors import UsageError
+from nsightkit.errors import TraceError, UsageError, reading
 
-__all__ = ["drafted", "replacing", "uncollected", "user_cache"]
+__all__ = ["drafted", "replacing", "require_regular", "uncollected", "user_cache"]
+
+
+def require_regular(path: str | os.PathLike[str]) -> None:
+    """Raise TraceError unless the path is a regular file (after following links).
+
+    Opening a FIFO waits for a writer, and a device may never end.
+
+    Parameters
+    ----------
+    path : path-like
+    """
+    with reading(path):
+        mode = Path(path).stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise TraceError(path, "is a folder", "give a file")
+    if not stat.S_ISREG(mode):
+        raise TraceError(path, "is not a regular file", "give a file that holds the data itself")
 
 
 @contextmanager
