@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,8 +23,10 @@ __all__ = ["read_table", "schema_names"]
 #: A file may unpack to this much, and to `_RATIO` times its size on top. Recordings unpack to at most 33 times theirs.
 _SMALL_BYTES = 64 << 20
 _RATIO = 256
-#: Every value of a table becomes an int64, a float64 or a code into texts.
+#: A value becomes an int64, a float64 or a code into texts.
 _VALUE_BYTES = 8
+#: A row becomes one of the model, in which the columns that the file lacks stand too.
+_ROW_BYTES = 20 * _VALUE_BYTES
 #: What an entry of a dictionary costs beside its text.
 _ENTRY_BYTES = 16
 
@@ -106,7 +107,7 @@ def read_table(
         for name in reading:
             if name not in readable:
                 raise ValueError(f"column {name} is absent or of a type that is not read")
-        _check(Path(path), tuple(readable))
+        _check(Path(path), tuple(readable), reading)
         texts = [name for name in reading if _is_text(schema.field(name).type)]
         opened.seek(0)
         table = pq.ParquetFile(opened, read_dictionary=texts).read(reading, use_threads=False)
@@ -134,23 +135,22 @@ def _is_readable(kind: pa.DataType) -> bool:
 # -- what a file unpacks to -------------------------------------------------------------------------------------
 
 
-def _check(path: Path, columns: tuple[str, ...]) -> None:
-    """Refuse a file of which some columns unpack to too much, whichever of them are read now."""
+def _check(path: Path, readable: tuple[str, ...], reading: list[str]) -> None:
+    """Refuse a file that unpacks to too much as a whole, or for this machine in the columns that are read now."""
     stat = path.stat()
-    _check_bytes(path, _unpacked(path, columns, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    rows, pages = _unpacked(path, readable, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    _check_ratio(path, rows * _ROW_BYTES + sum(pages.values()))
+    needed, free = sum(rows * _VALUE_BYTES + pages[name] for name in reading), _memory()
+    if needed > free:
+        raise TraceError(
+            path, f"needs {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free", "use a larger machine"
+        )
 
 
-def _check_bytes(path: Path, unpacked: int) -> None:
-    """Refuse so many bytes of a file."""
-    needed = f"{unpacked / 1e9:,.1f} GB"
+def _check_ratio(path: Path, unpacked: int) -> None:
     if unpacked > _SMALL_BYTES + _RATIO * path.stat().st_size:
-        raise TraceError(
-            path, f"would unpack to {needed}, far more than a trace of its size holds", "export or convert it again"
-        )
-    if unpacked > (memory := _memory()):
-        raise TraceError(
-            path, f"needs {needed} of memory, and {memory / 1e9:,.1f} GB are free", "use a machine with more memory"
-        )
+        problem = f"would unpack to {unpacked / 1e9:,.1f} GB, far more than a trace of its size holds"
+        raise TraceError(path, problem, "export or convert it again")
 
 
 def _memory() -> int:
@@ -168,24 +168,28 @@ def _memory() -> int:
 
 
 @functools.lru_cache(maxsize=256)  # a table is read a few columns at a time
-def _unpacked(path: Path, columns: tuple[str, ...], *_content: int) -> int:
-    """Bytes that some columns of a file unpack to. Checks that the footer and the pages tell of the same rows."""
-    total = 0
+def _unpacked(path: Path, columns: tuple[str, ...], *_content: int) -> tuple[int, dict[str, int]]:
+    """Rows of a file, and unpacked bytes of the pages of some columns. Checks that footer and pages agree."""
     with path.open("rb") as stream:
         metadata = pq.read_metadata(stream)
         names = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
-        places = [place for place, name in enumerate(names) if name in columns]
-        if any(count > 1 for count in Counter(names).values()):
+        if len(set(names)) < len(names):
             raise ValueError("two columns have the same name")
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        if sum(group.num_rows for group in groups) != metadata.num_rows:
-            raise ValueError("the footer contradicts itself about the rows")
-        chunks = [(group.column(place), group.num_rows) for group in groups for place in places]
-        if sum(chunk.total_compressed_size for chunk, _ in chunks) > path.stat().st_size:
-            raise ValueError("columns share their bytes")
-        for chunk, rows in chunks:
-            total += rows * _VALUE_BYTES + _pages(stream, chunk, rows)
-    return total
+        rows = packed = 0
+        pages = dict.fromkeys(columns, 0)
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            rows += group.num_rows
+            for place, name in enumerate(names):
+                if name in pages:
+                    chunk = group.column(place)
+                    packed += chunk.total_compressed_size
+                    if packed > path.stat().st_size:
+                        raise ValueError("columns share their bytes")
+                    pages[name] += _pages(stream, chunk, group.num_rows)
+    if rows != metadata.num_rows:
+        raise ValueError("the footer contradicts itself about the rows")
+    return rows, pages
 
 
 def _pages(stream: BinaryIO, chunk: Any, rows: int) -> int:
@@ -282,7 +286,7 @@ def _plain(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
         kind = schema.field(name).type
         if _is_text(kind):
             lengths = [pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in table[name].chunks]
-            _check_bytes(path, sum(lengths))
+            _check_ratio(path, sum(lengths))
             plain = kind.value_type if pa.types.is_dictionary(kind) else kind
             table = table.set_column(place, name, table[name].cast(plain))
     return table
