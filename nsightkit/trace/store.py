@@ -13,7 +13,8 @@ import functools
 import hashlib
 import json
 import os
-import shutil
+import re
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -24,9 +25,19 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsightkit.errors import TraceError, UsageError, reading
-from nsightkit.trace.files import drafted, replacing, user_cache
+from nsightkit.errors import NsightkitError, TraceError, UsageError, reading
+from nsightkit.trace.files import (
+    drafted,
+    is_private,
+    make_private,
+    remove_folder,
+    replacing,
+    require_regular,
+    user_cache,
+    user_secret,
+)
 from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
+from nsightkit.trace.parquet import read_table, schema_names
 from nsightkit.trace.share.clean import clean
 
 __all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "write"]
@@ -35,8 +46,13 @@ _T = TypeVar("_T")
 
 _FORMAT = 2
 _INDEX = "trace.json"
+#: A bigger file of that name is a trace of PyTorch's profiler.
+_INDEX_BYTES = 16 << 20
 #: Below this, reading the trace again is quicker than looking for a cache.
 CACHE_FROM_BYTES = 32 << 20
+#: In a cache: the folder of a content of the trace, and the files in it.
+_CONTENT = re.compile(r"[0-9a-f]{32}")
+_CONTENT_FILES = re.compile(r"[\w.-]+\.parquet|(meta|first_ns)\.json")
 
 
 # -- tables to and from Parquet ---------------------------------------------------------------------------------
@@ -57,8 +73,7 @@ def _write_parquet(frame: pd.DataFrame, path: Path | BinaryIO, compression: str)
     )
 
 
-def _read_parquet(path: Path, columns: Sequence[str] | None) -> pd.DataFrame:
-    table = pq.read_table(path, columns=columns, use_threads=False)
+def _frame(table: pa.Table) -> pd.DataFrame:
     frame: pd.DataFrame = table.to_pandas(split_blocks=True, self_destruct=True)
     pa.default_memory_pool().release_unused()
     return frame
@@ -67,7 +82,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> pd.DataFrame:
 # -- the store --------------------------------------------------------------------------------------------------
 
 
-def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
+def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a trace as a Parquet folder that :func:`nsightkit.load` opens.
 
     The source's clock is kept (``start_ns`` in the files is on it), so that times stay comparable with the
@@ -79,16 +94,17 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     trace : Trace
         With the selection it carries.
     folder : path-like
-        Replaced as a whole when it is a store already; nothing is left behind when writing fails.
+        An empty folder is filled; nothing is left behind when writing fails.
+    overwrite : bool
+        Replace a trace folder that exists, if there is nothing else in it.
 
     Raises
     ------
     TraceError
-        The target exists and is something else.
+        The target exists and is not to be overwritten, is something else, or holds files that are not nsightkit's.
     """
     folder = Path(folder)
-    if folder.exists() and not is_store(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise TraceError(folder, "exists and is not a trace folder", "choose another name or remove it")
+    _check_target(folder, overwrite)
     trace = clean(trace)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with drafted(folder) as draft:
@@ -114,6 +130,22 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
         (draft / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def _check_target(folder: Path, overwrite: bool) -> None:
+    """Refuse to write where something is that would be lost."""
+    if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not is_store(folder):
+        raise TraceError(folder, "exists and is not a trace folder", "choose another name or remove it")
+    if not overwrite:
+        raise TraceError(folder, "exists already", "choose another name or overwrite it")
+    ours = {_INDEX, *(f"{table}.parquet" for table in TABLES)}
+    for entry in sorted(folder.iterdir()):
+        if entry.name not in ours or not stat.S_ISREG(entry.lstat().st_mode):
+            raise TraceError(
+                folder, f"holds files that are not nsightkit's: {entry.name}", "choose another name or move them away"
+            )
+
+
 def is_store(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder was written by :func:`write`.
 
@@ -126,9 +158,14 @@ def is_store(folder: str | os.PathLike[str]) -> bool:
 
 def _index_of(folder: Path) -> dict[str, Any]:
     """What stands in a folder's index; empty where the index is absent or cannot be read."""
+    file = folder / _INDEX
+    if not file.exists():
+        return {}
+    require_regular(file)
     try:
-        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        text = "" if file.stat().st_size > _INDEX_BYTES else file.read_text(encoding="utf-8")
+        index = json.loads(text)
+    except (OSError, ValueError, RecursionError):
         return {}
     return index if isinstance(index, dict) else {}
 
@@ -145,18 +182,19 @@ class _StoreSource:
                 "convert the original trace again",
             )
         self._folder = folder
-        self._first = int(index.get("first_ns", 0))
         with reading(folder, f"has a damaged {_INDEX}", "convert the original trace again"):
+            self._first = int(index.get("first_ns", 0))
             self.meta = msgspec.convert(index.get("meta"), TraceMeta, str_keys=True)
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
         file = self._folder / f"{table}.parquet"
-        if not file.exists():
+        if not os.path.lexists(file):
             return complete(table)[list(columns)]
         with reading(file, "is not a readable Parquet table", "convert the original trace again"):
-            known = set(columns).intersection(pq.read_schema(file).names)
-            return complete(table, _read_parquet(file, [*known] or ["start_ns"]))[list(columns)]
+            known = set(columns).intersection(schema_names(file))
+            frame = _frame(read_table(file, [*known] or ["start_ns"], dictionaries=True))
+            return complete(table, frame)[list(columns)]
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -195,39 +233,60 @@ def _content_key(path: Path, reader: str) -> str:
     """Key of a file's content: when it was written, its size, ends and 512 blocks between.
 
     Every write to an SQLite file changes its header, which is among them. Reading all of a large file would
-    cost more than the answers do.
+    cost more than the answers do. Nobody else can make the key, so an archive cannot bring a cache of its own: it takes
+    the user's secret, and for a cache that the user once gave away, the time at which this copy of the trace was made.
     """
-    digest = hashlib.blake2b(f"{reader} {_version('trace')}".encode(), digest_size=16)
-    stat = path.stat()
-    digest.update(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+    digest = hashlib.blake2b(f"{reader} {_version('trace')}".encode(), digest_size=16, key=user_secret())
+    state = path.stat()
+    digest.update(f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}".encode())
     with path.open("rb") as stream:
-        for at in np.linspace(0, max(stat.st_size - 4096, 0), 512).astype(np.int64).tolist():
+        for at in np.linspace(0, max(state.st_size - 4096, 0), 512).astype(np.int64).tolist():
             stream.seek(at)
             digest.update(stream.read(4096))
     return digest.hexdigest()
 
 
 def cache_folder(path: str | os.PathLike[str]) -> Path | None:
-    """Where the cache of a trace lies: beside it, or in the user's cache folder when that is read-only.
+    """Where the cache of a trace lies: beside it, or in the user's cache folder when that is read-only or not private.
 
     Parameters
     ----------
     path : path-like
-        The trace.
+        The trace. The cache of a link lies beside the file that it leads to, so that all links share one.
 
     Returns
     -------
     Path or None
-        None when neither place can be written.
+        None when neither place can be written. The folder need not be there yet.
     """
     path = Path(path).resolve()
     beside = path.with_name(path.name + ".nsightkit-cache")
-    if beside.is_dir() or os.access(path.parent, os.W_OK):
-        return beside
-    with contextlib.suppress(OSError):
-        named = user_cache() / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
-        named.mkdir(parents=True, exist_ok=True)
-        return named
+    named = user_cache() / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
+    for folder in (beside, named):
+        if os.path.lexists(folder):
+            usable = is_private(folder) and os.access(folder, os.R_OK | os.W_OK | os.X_OK)
+        else:
+            usable = os.access(folder.parent, os.W_OK | os.X_OK)
+        if usable:
+            return folder
+    return None
+
+
+def _content_folder(path: Path, reader: str) -> Path | None:
+    """Where columns of a trace are kept; what its earlier contents left is removed. None when nothing can be kept."""
+    with contextlib.suppress(OSError, NsightkitError):
+        key = _content_key(path, reader)
+        cache = cache_folder(path)
+        if cache is None:
+            return None
+        folder = cache / key
+        if os.path.lexists(folder) and not is_private(folder):
+            return None
+        stale = [entry for entry in cache.iterdir() if entry.name != key] if cache.exists() else []
+        for entry in stale:
+            if _CONTENT.fullmatch(entry.name):
+                remove_folder(entry, _CONTENT_FILES)
+        return folder
     return None
 
 
@@ -272,7 +331,7 @@ class _CachedSource:
     def _kept(self, name: str) -> pd.DataFrame | None:
         """Read a table of the cache; None where it is absent or damaged."""
         with contextlib.suppress(Exception):
-            return _read_parquet(self._folder / f"{name}.parquet", None)
+            return _frame(read_table(self._folder / f"{name}.parquet", ours=True))
         return None
 
     def _keep(self, name: str, frame: pd.DataFrame) -> None:
@@ -281,7 +340,8 @@ class _CachedSource:
     def _put(self, name: str, write_to: Callable[[BinaryIO], Any]) -> None:
         """Write a file of the cache; one that cannot be written is left out, which is not an error."""
         with contextlib.suppress(OSError, UsageError):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_private(self._folder.parent)
+            make_private(self._folder)
             with replacing(self._folder / name) as file:
                 write_to(file)
 
@@ -302,9 +362,7 @@ def cached(path: Path, open_source: Callable[[], Source], reader: str | None) ->
     -------
     Source
     """
-    if not reader or path.stat().st_size < CACHE_FROM_BYTES or (folder := cache_folder(path)) is None:
+    if not reader or path.stat().st_size < CACHE_FROM_BYTES:
         return open_source()
-    mine = folder / _content_key(path, reader)
-    for stale in {*folder.glob("*/")} - {mine}:  # what an earlier content of this file left
-        shutil.rmtree(stale, ignore_errors=True)
-    return _CachedSource(mine, open_source)
+    folder = _content_folder(path, reader)
+    return open_source() if folder is None else _CachedSource(folder, open_source)

@@ -92,7 +92,7 @@ def test_a_failed_write_leaves_the_old_one(export, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pyarrow.parquet.write_table", fails)
     with pytest.raises(UsageError, match="No space"):
-        store.write(trace, tmp_path / "out")
+        store.write(trace, tmp_path / "out", overwrite=True)
     monkeypatch.undo()
     equal(trace, nsightkit.load(tmp_path / "out"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "t.sqlite"]
@@ -117,8 +117,9 @@ def test_damaged_stores(export, tmp_path, damage):
 
 class TestCache:
     @pytest.fixture(autouse=True)
-    def _small_traces_too(self, monkeypatch):
+    def _small_traces_too(self, monkeypatch, tmp_path):
         monkeypatch.setattr(store, "CACHE_FROM_BYTES", 0)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         monkeypatch.delenv("NSIGHTKIT_NO_CACHE", raising=False)
 
     def folder(self, export):
@@ -163,8 +164,8 @@ class TestCache:
         pd.testing.assert_frame_equal(nsightkit.load(export)["kernels"], truth)
 
     def test_a_read_only_folder_uses_the_users_cache(self, export, tmp_path, monkeypatch):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(store.os, "access", lambda *_: False)
+        access = os.access
+        monkeypatch.setattr(store.os, "access", lambda path, mode: path != tmp_path and access(path, mode))
         nsightkit.load(export)["kernels"]
         assert not self.folder(export).exists()
         assert list((tmp_path / "cache" / "nsightkit").rglob("kernels.*.parquet"))

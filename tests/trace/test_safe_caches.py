@@ -1,0 +1,362 @@
+"""Caches, drafts and stores among strangers' files: nothing else is removed, trusted or waited for."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from make_kineto import write as write_kineto
+
+import nsightkit
+from nsightkit.trace import store
+from nsightkit.trace.files import drafted
+from nsightkit.trace.model import Trace, TraceMeta
+
+OTHER_USER = 12345
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+
+
+@pytest.fixture(scope="module")
+def kineto(tmp_path_factory):
+    path = tmp_path_factory.mktemp("kineto") / "t.json"
+    write_kineto(path, kernels=200)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _small_traces_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(store, "CACHE_FROM_BYTES", 0)
+    monkeypatch.delenv("NSIGHTKIT_NO_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+
+
+@pytest.fixture
+def trace(kineto, tmp_path):
+    (tmp_path / "work").mkdir()
+    return Path(shutil.copyfile(kineto, tmp_path / "work" / "t.json"))
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A folder of things that must survive; one looks like a folder of a cache."""
+    home = tmp_path / "home"
+    for name in (".ssh/id", "Documents/thesis.tex", f"{'0' * 32}/precious.parquet"):
+        (home / name).parent.mkdir(parents=True)
+        (home / name).write_text("precious")
+    return home
+
+
+def beside(trace):
+    return trace.with_name(trace.name + ".nsightkit-cache")
+
+
+def contents(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def names_in(trace):
+    return nsightkit.load(trace)["kernels"]["name"].astype(str).tolist()
+
+
+def kept_by_user(tmp_path):
+    return list((tmp_path / "user" / "nsightkit").rglob("kernels.name.parquet"))
+
+
+class TestCache:
+    def test_is_private(self, trace):
+        nsightkit.load(trace)["kernels"]
+        (inner,) = beside(trace).iterdir()
+        for folder in (beside(trace), inner):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        key = Path(os.environ["XDG_CACHE_HOME"]) / "nsightkit" / "key"
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+    def test_a_link_is_not_followed(self, trace, home, tmp_path):
+        before = contents(home)
+        beside(trace).symlink_to(os.path.relpath(home, trace.parent))
+        assert names_in(trace) == names_in(trace)
+        assert contents(home) == before
+        assert kept_by_user(tmp_path)
+
+    @pytest.mark.parametrize("command", ["summary", "kernels"])
+    def test_a_link_is_not_followed_from_the_command_line(self, trace, home, command):
+        with trace.open("ab") as file:
+            file.write(b" " * (33 << 20))
+        before = contents(home)
+        beside(trace).symlink_to(home)
+        done = subprocess.run([sys.executable, "-m", "nsightkit", command, trace], capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert contents(home) == before
+
+    def test_a_link_inside_is_not_followed(self, trace, home):
+        nsightkit.load(trace)["kernels"]
+        before = contents(home)
+        for number, name in enumerate((".", ".ssh", "0" * 32)):
+            (beside(trace) / f"{number:032x}").symlink_to(home / name)
+        nsightkit.load(trace)["kernels"]
+        assert contents(home) == before
+
+    def test_a_link_in_place_of_the_columns_is_not_followed(self, trace, home):
+        nsightkit.load(trace)["kernels"]
+        (inner,) = beside(trace).iterdir()
+        shutil.rmtree(inner)
+        inner.symlink_to(home)
+        before = contents(home)
+        assert names_in(trace)
+        assert contents(home) == before
+
+    def test_only_what_it_made_is_removed(self, trace):
+        nsightkit.load(trace)["kernels"]
+        cache = beside(trace)
+        (inner,) = cache.iterdir()
+        shutil.copytree(inner, cache / ("1" * 32))
+        shutil.copytree(inner, cache / ("2" * 32))
+        (cache / ("2" * 32) / "notes.txt").write_text("precious")
+        shutil.copytree(inner, cache / ("3" * 32))
+        (cache / ("3" * 32) / "more.parquet").mkdir()
+        for name in ("4" * 31, "g" * 32, "4" * 31 + "A", ".git"):
+            shutil.copytree(inner, cache / name)
+        everything = set(contents(cache))
+        nsightkit.load(trace)["kernels"]
+        lost = everything - set(contents(cache))
+        assert {Path(path).parts[0] for path in lost} == {"1" * 32}
+        assert "1" * 32 in lost
+
+    @as_root
+    def test_another_users_is_not_used(self, trace, tmp_path):
+        beside(trace).mkdir(mode=0o755)
+        os.chown(beside(trace), OTHER_USER, OTHER_USER)
+        assert names_in(trace)
+        assert not contents(beside(trace))
+        assert kept_by_user(tmp_path)
+
+    @pytest.mark.parametrize("mode", [0o770, 0o707])
+    def test_one_that_others_can_write_to_is_not_used(self, trace, tmp_path, mode):
+        beside(trace).mkdir()
+        beside(trace).chmod(mode)
+        assert names_in(trace)
+        assert not contents(beside(trace))
+        assert kept_by_user(tmp_path)
+
+    def test_a_file_in_its_place_is_left_alone(self, trace, tmp_path):
+        beside(trace).write_text("precious")
+        assert names_in(trace)
+        assert beside(trace).read_text() == "precious"
+        assert kept_by_user(tmp_path)
+
+    def test_no_place_at_all(self, trace, tmp_path):
+        (tmp_path / "user").write_text("not a folder")
+        assert names_in(trace)
+        assert not beside(trace).exists()
+
+    @as_root
+    def test_a_user_who_may_not_write_there(self, kineto):
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(shutil.copyfile(kineto, Path(folder) / "t.json"))
+            Path(folder).chmod(0o755)
+            home = Path(folder) / "home"
+            home.mkdir()
+            os.chown(home, OTHER_USER, OTHER_USER)
+            child = os.fork()
+            if not child:
+                os.setgid(OTHER_USER)
+                os.setuid(OTHER_USER)
+                os.environ["XDG_CACHE_HOME"] = str(home)
+                first, second = names_in(trace), names_in(trace)
+                os._exit(0 if first and first == second else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert list(home.rglob("kernels.name.parquet"))
+            assert contents(Path(folder))[-1] == "t.json"
+
+    def planted(self, cache):
+        """Put other names into a cache, in the form that it has."""
+        (file,) = cache.rglob("kernels.name.parquet")
+        frame = pd.read_parquet(file)
+        frame["name"] = pd.Categorical(["planted"] * len(frame))
+        with file.open("wb") as stream:
+            store._write_parquet(frame, stream, "none")
+
+    def test_one_that_came_with_an_archive_is_not_trusted(self, trace, tmp_path, monkeypatch):
+        truth = names_in(trace)
+        self.planted(beside(trace))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "victim"))
+        assert names_in(trace) == truth
+
+    def test_one_that_was_given_away_and_comes_back_is_not_trusted(self, trace, tmp_path):
+        truth = names_in(trace)
+        back = Path(shutil.copytree(trace.parent, tmp_path / "back")) / trace.name
+        assert back.stat().st_mtime_ns == trace.stat().st_mtime_ns
+        self.planted(beside(back))
+        assert names_in(back) == truth
+
+    @pytest.mark.parametrize("damage", ["short", "open", "link", "folder"])
+    def test_a_key_that_others_may_know_is_replaced(self, trace, tmp_path, damage):
+        truth = names_in(trace)
+        key = tmp_path / "user" / "nsightkit" / "key"
+        if damage == "short":
+            key.write_bytes(b"x")
+        elif damage == "open":
+            key.chmod(0o644)
+        elif damage == "link":
+            key.rename(tmp_path / "known")
+            key.symlink_to(tmp_path / "known")
+        else:
+            key.unlink()
+            key.mkdir()
+        self.planted(beside(trace))
+        assert names_in(trace) == truth
+        assert key.is_dir() or stat.S_IMODE(key.lstat().st_mode) == 0o600
+
+    def test_links_to_a_trace_share_its_cache(self, trace, tmp_path):
+        link = tmp_path / "link.json"
+        link.symlink_to(trace)
+        assert names_in(link)
+        assert beside(trace).is_dir()
+        assert not beside(link).exists()
+
+
+class TestDrafts:
+    LONG_AGO = 1_600_000_000
+
+    def age(self, folder):
+        for path in [*folder.rglob("*"), folder]:
+            os.utime(path, (self.LONG_AGO, self.LONG_AGO), follow_symlinks=False)
+
+    def killed(self, target, make):
+        """Leave what a killed process leaves."""
+        child = os.fork()
+        if not child:
+            with drafted(target) as draft:
+                make(draft)
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        (left,) = target.parent.glob(".nsightkit-*")
+        return left
+
+    def test_of_a_killed_process_are_removed(self, tmp_path):
+        def make_folder(draft):
+            draft.mkdir()
+            (draft / "kernels.parquet").write_text("half")
+
+        for make in (make_folder, lambda draft: draft.write_text("half"), lambda _: None):
+            self.age(self.killed(tmp_path / "out.parquet", make))
+            store.write(Trace.from_frames({}), tmp_path / "other")
+            assert [path.name for path in tmp_path.iterdir()] == ["other"]
+            shutil.rmtree(tmp_path / "other")
+
+    def test_others_stay(self, tmp_path, home):
+        fresh = self.killed(tmp_path / "out.html", lambda draft: draft.write_text("half"))
+        linked, linking, mid, named = (tmp_path / f".nsightkit-aaaaaaa{i}" for i in range(4))
+        linked.symlink_to(home)
+        for folder in (linking, mid, named, tmp_path / ".nsightkit-mine", tmp_path / ".nsightkit-aaaaaaaa.d"):
+            folder.mkdir(mode=0o700)
+            (folder / "new").mkdir()
+            (folder / "new" / "kernels.parquet").write_text("half")
+        (linking / "new" / "home").symlink_to(home)
+        (mid / "old").mkdir()
+        (named / "thesis.tex").write_text("precious")
+        for folder in tmp_path.glob(".nsightkit-*"):
+            if folder not in (fresh, linked):
+                self.age(folder)
+        before = contents(tmp_path)
+        store.write(Trace.from_frames({}), tmp_path / "other")
+        assert [path for path in contents(tmp_path) if not path.startswith("other")] == before
+
+
+class TestStore:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        kernels = pd.DataFrame({"start_ns": [10, 20], "end_ns": [15, 25], "name": ["a", "b"]})
+        store.write(Trace.from_frames({"kernels": kernels}, TraceMeta(tool="test")), tmp_path / "s.parquet")
+        return tmp_path / "s.parquet"
+
+    def test_is_replaced_only_on_request(self, folder):
+        with pytest.raises(nsightkit.TraceError, match="exists already"):
+            store.write(Trace.from_frames({}), folder)
+        assert len(nsightkit.load(folder)["kernels"]) == 2
+        store.write(Trace.from_frames({}), folder, overwrite=True)
+        assert len(nsightkit.load(folder)["kernels"]) == 0
+
+    @pytest.mark.parametrize("name", ["thesis.tex", ".git", "events.parquet", "kernels.parquet.bak", "calls.parquet"])
+    def test_with_other_files_is_not_replaced(self, folder, home, name):
+        if name == ".git":
+            (folder / name).mkdir()
+        elif name == "calls.parquet":
+            (folder / name).symlink_to(home / ".ssh" / "id")
+        else:
+            (folder / name).write_text("precious")
+        before = contents(folder)
+        with pytest.raises(nsightkit.TraceError, match=f"not nsightkit's: {name}"):
+            store.write(Trace.from_frames({}), folder, overwrite=True)
+        assert contents(folder) == before
+
+    def test_fills_an_empty_folder(self, tmp_path):
+        (tmp_path / "empty").mkdir()
+        store.write(Trace.from_frames({}), tmp_path / "empty")
+        assert store.is_store(tmp_path / "empty")
+
+    @pytest.mark.parametrize("name", ["trace.json", "kernels.parquet"])
+    @pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "loop", "folder"])
+    def test_of_special_files_is_refused_at_once(self, folder, name, kind):
+        file = folder / name
+        file.unlink()
+        if kind == "fifo":
+            os.mkfifo(file)
+        elif kind == "folder":
+            file.mkdir()
+        else:
+            file.symlink_to(file if kind == "loop" else kind)
+        code, error, _ = ask(folder)
+        assert code == 2, error
+        assert str(folder) in error
+        assert "regular" in error or kind in ("loop", "folder")
+
+    def test_of_links_to_files_is_read(self, folder, tmp_path):
+        for name in ("trace.json", "kernels.parquet"):
+            (folder / name).rename(tmp_path / name)
+            (folder / name).symlink_to(tmp_path / name)
+        assert len(nsightkit.load(folder)["kernels"]) == 2
+
+    @pytest.mark.parametrize("text", ["[" * 200_000, '{"meta": ' * 200_000, " " * (17 << 20) + "{}"])
+    def test_of_a_hostile_index_is_refused(self, folder, text):
+        (folder / "trace.json").write_text(text)
+        with pytest.raises(nsightkit.TraceError, match="s.parquet"):
+            nsightkit.load(folder)
+
+    @pytest.mark.parametrize("first", ["x", 1e400, None])
+    def test_of_a_damaged_start_is_refused(self, folder, first):
+        index = json.loads((folder / "trace.json").read_text())
+        (folder / "trace.json").write_text(json.dumps({**index, "first_ns": first}))
+        with pytest.raises(nsightkit.TraceError, match=r"damaged trace\.json"):
+            nsightkit.load(folder)
+
+
+def ask(folder, memory=3 << 30):
+    """Ask the command line about a folder: its exit code, what it says, and its peak of memory in bytes."""
+    resource = pytest.importorskip("resource")
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))  # so that a failure does not take the machine along
+
+    child = subprocess.Popen(
+        [sys.executable, "-m", "nsightkit", "kernels", folder],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=limit,  # noqa: PLW1509 # no threads here
+        text=True,
+    )
+    signal.signal(signal.SIGALRM, lambda *_: child.kill())
+    signal.alarm(20)
+    error = child.stderr.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    signal.alarm(0)
+    child.stderr.close()
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, error, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
