@@ -2,14 +2,18 @@
 
 The footer of a Parquet file can lie. The headers of its pages cannot: the reader follows them. They are added up
 first, and a file that would unpack to far more than a trace of its size holds is refused.
+
+Both are read here and not by pyarrow: it has no way to list pages, and where Python asks for a column of a damaged
+footer, it ends the process.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import os
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +24,7 @@ from nsightkit.trace.files import require_regular
 
 __all__ = ["read_table", "schema_names"]
 
-#: A file may unpack to this much, and to `_RATIO` times its size on top. Recordings unpack to at most 33 times theirs.
+#: A file may unpack to this much, and to `_RATIO` times its size on top. Real traces unpack to at most 50 times theirs.
 _SMALL_BYTES = 64 << 20
 _RATIO = 256
 #: A value becomes an int64, a float64 or a code into texts.
@@ -30,14 +34,26 @@ _ROW_BYTES = 20 * _VALUE_BYTES
 #: What an entry of a dictionary costs beside its text.
 _ENTRY_BYTES = 16
 
-# Of the format: what stands in the header of a page.
+#: Kinds of pages, and where their headers have what is special to the kind, and in that the encoding.
 _DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)
-_DETAILS = {_DATA: 5, _INDEX: 6, _DICTIONARY: 7, _DATA_V2: 8}
+_DETAILS = {_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}
 _ENCODING = {_DATA: 2, _DICTIONARY: 2, _DATA_V2: 4}
 #: PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT. In the others, a few bytes of
 #: one page can stand for any amount of text.
 _ENCODINGS = {0, 2, 3, 5, 8, 9}
-_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 12
+
+# Kinds of values in Thrift's compact protocol.
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _, _STRUCT = range(1, 13)
+_INTEGERS = (_I16, _I32, _I64)
+#: What the lists of a footer are of, by depth and field. pyarrow goes by this and not by what the list itself says.
+_ELEMENTS = {
+    **dict.fromkeys([(0, 2), (0, 4), (0, 5), (0, 7), (1, 1), (1, 4), (3, 8), (3, 13)], (_STRUCT,)),
+    **dict.fromkeys([(3, 2), (4, 2), (4, 3)], _INTEGERS),
+    **dict.fromkeys([(3, 3), (4, 1)], (_BINARY,)),
+}
+_DEPTH = 12
+#: A structure: its values by field and kind.
+_Struct: TypeAlias = dict[tuple[int, int], Any]
 
 
 def schema_names(path: str | os.PathLike[str]) -> list[str]:
@@ -138,7 +154,10 @@ def _is_readable(kind: pa.DataType) -> bool:
 def _check(path: Path, readable: tuple[str, ...], reading: list[str]) -> None:
     """Refuse a file that unpacks to too much as a whole, or for this machine in the columns that are read now."""
     stat = path.stat()
-    rows, pages = _unpacked(path, readable, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    try:
+        rows, pages = _unpacked(path, readable, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    except KeyError as error:
+        raise ValueError("the footer or the header of a page lacks a field") from error
     _check_ratio(path, rows * _ROW_BYTES + sum(pages.values()))
     needed, free = sum(rows * _VALUE_BYTES + pages[name] for name in reading), _memory()
     if needed > free:
@@ -171,102 +190,127 @@ def _memory() -> int:
 def _unpacked(path: Path, columns: tuple[str, ...], *_content: int) -> tuple[int, dict[str, int]]:
     """Rows of a file, and unpacked bytes of the pages of some columns. Checks that footer and pages agree."""
     with path.open("rb") as stream:
-        metadata = pq.read_metadata(stream)
-        names = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
+        schema = pq.ParquetFile(stream).schema
+        names = [schema.column(place).path for place in range(len(schema))]
         if len(set(names)) < len(names):
             raise ValueError("two columns have the same name")
+        footer = _footer(stream)
         rows = packed = 0
         pages = dict.fromkeys(columns, 0)
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            rows += group.num_rows
-            for place, name in enumerate(names):
+        for group in footer[4, _LIST]:
+            rows += group[3, _I64]
+            for name, chunk in zip(names, group[1, _LIST], strict=True):
                 if name in pages:
-                    chunk = group.column(place)
-                    packed += chunk.total_compressed_size
+                    details = chunk[3, _STRUCT]
+                    packed += details[7, _I64]
                     if packed > path.stat().st_size:
                         raise ValueError("columns share their bytes")
-                    pages[name] += _pages(stream, chunk, group.num_rows)
-    if rows != metadata.num_rows:
+                    pages[name] += _pages(stream, details, group[3, _I64])
+    if rows != footer[3, _I64]:
         raise ValueError("the footer contradicts itself about the rows")
     return rows, pages
 
 
-def _pages(stream: BinaryIO, chunk: Any, rows: int) -> int:
+def _footer(stream: BinaryIO) -> _Struct:
+    stream.seek(-8, os.SEEK_END)
+    size = int.from_bytes(stream.read(4), "little")
+    stream.seek(-8 - size, os.SEEK_END)
+    return _struct(io.BytesIO(stream.read(size)))
+
+
+def _pages(stream: BinaryIO, chunk: _Struct, rows: int) -> int:
     """Bytes of the pages of a column chunk, unpacked; they must hold exactly `rows` values."""
-    begin = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < begin:
-        begin = chunk.dictionary_page_offset
-    end = begin + chunk.total_compressed_size
-    if begin < 0 or chunk.num_values != rows:
+    values, packed, begin = (chunk[field, _I64] for field in (5, 7, 9))
+    dictionary = chunk.get((11, _I64), 0)
+    if 0 < dictionary < begin:
+        begin = dictionary
+    if begin < 0 or packed < 0 or values != rows:
         raise ValueError("the footer contradicts itself about a column")
-    total, left = 0, rows
+    total, end = 0, begin + packed
     stream.seek(begin)
-    while left > 0:
+    while values > 0:
         header = _struct(stream)
-        kind, unpacked, packed = (header.get(field, -1) for field in (1, 2, 3))
-        details = header.get(_DETAILS.get(kind, 0))
-        if not (isinstance(details, dict) and 0 <= unpacked < 1 << 31 and 0 <= packed <= end - stream.tell()):
+        kind, unpacked, packed = (header[field, _I32] for field in (1, 2, 3))
+        if unpacked < 0 or not 0 <= packed <= end - stream.tell():
             raise ValueError("the header of a page is damaged")
         total += unpacked
         if kind != _INDEX:
-            values = details.get(1, -1)
-            if values < 0 or details.get(_ENCODING[kind]) not in _ENCODINGS:
+            details = header[_DETAILS[kind], _STRUCT]
+            entries = details[1, _I32]
+            if entries < 0 or details[_ENCODING[kind], _I32] not in _ENCODINGS:
                 raise ValueError("a page is of an encoding that is not read")
             if kind == _DICTIONARY:
-                total += values * _ENTRY_BYTES
+                total += entries * _ENTRY_BYTES
             else:
-                left -= values
+                values -= entries
         stream.seek(packed, os.SEEK_CUR)
-    if left:
+    if values:
         raise ValueError("the pages of a column hold more rows than the footer says")
     return total
 
 
-def _struct(stream: BinaryIO, depth: int = 4) -> dict[int, Any]:
-    """Read a structure in Thrift's compact protocol: values by number of the field, texts left out."""
-    fields: dict[int, Any] = {}
+# -- Thrift's compact protocol ----------------------------------------------------------------------------------
+#
+# What pyarrow would read in another way than this is refused.
+
+
+def _struct(stream: BinaryIO, depth: int = 0) -> _Struct:
+    """Read a structure; its texts are skipped."""
+    fields: _Struct = {}
     field = 0
     while kind := (head := _byte(stream)) & 15:
-        field = field + (head >> 4) if head >> 4 else _integer(stream)
-        if field in fields:
-            raise ValueError("a field of a page's header stands there twice")
-        fields[field] = None
-        if kind in (_TRUE, _FALSE):
-            fields[field] = kind == _TRUE
-        elif kind == _BYTE:
-            fields[field] = _byte(stream)
-        elif kind in (_I16, _I32, _I64):
-            fields[field] = _integer(stream)
-        elif kind == _BINARY:
-            stream.seek(_varint(stream), os.SEEK_CUR)
-        elif kind == _STRUCT and depth:
-            fields[field] = _struct(stream, depth - 1)
-        else:
-            raise ValueError("the header of a page is damaged")
+        field = field + (head >> 4) if head >> 4 else _integer(stream, _I16)
+        if (field, kind) in fields or not 0 < field < 1 << 15:
+            raise ValueError("a field stands twice in a structure")
+        fields[field, kind] = kind == _TRUE if kind in (_TRUE, _FALSE) else _value(stream, kind, depth, field)
     return fields
+
+
+def _value(stream: BinaryIO, kind: int, depth: int, field: int) -> Any:
+    """Read a value that stands in a field of a structure, or in a list there."""
+    if kind in _INTEGERS:
+        return _integer(stream, kind)
+    if kind in (_TRUE, _FALSE, _BYTE):
+        return _byte(stream)
+    if kind == _DOUBLE:
+        return bytes(_byte(stream) for _ in range(8))
+    if kind == _BINARY:
+        return stream.seek(_varint(stream), os.SEEK_CUR)
+    if kind == _STRUCT and depth < _DEPTH:
+        return _struct(stream, depth + 1)
+    if kind in (_LIST, _SET) and depth < _DEPTH:
+        head = _byte(stream)
+        size, kind = head >> 4, head & 15
+        if kind in (_LIST, _SET) or kind not in _ELEMENTS.get((depth, field), (kind,)):
+            raise ValueError("a list is of the wrong kind")
+        if size == 15:
+            size = _varint(stream)
+        return [_value(stream, kind, depth, field) for _ in range(size)]
+    raise ValueError("a value is of an unknown kind")
 
 
 def _byte(stream: BinaryIO) -> int:
     byte = stream.read(1)
     if not byte:
-        raise ValueError("the file ends within the header of a page")
+        raise ValueError("the file ends within a structure")
     return byte[0]
 
 
 def _varint(stream: BinaryIO) -> int:
-    value = 0
-    for shift in range(0, 63, 7):
-        byte = _byte(stream)
+    value = shift = 0
+    while (byte := _byte(stream)) > 127:
         value |= (byte & 127) << shift
-        if byte < 128:
-            return value
-    raise ValueError("a number in the header of a page has no end")
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number has no end")
+    return value | byte << shift
 
 
-def _integer(stream: BinaryIO) -> int:
-    value = _varint(stream)
-    return (value >> 1) ^ -(value & 1)
+def _integer(stream: BinaryIO, kind: int) -> int:
+    number = _varint(stream)
+    if number >> {_I16: 16, _I32: 32, _I64: 64}[kind]:
+        raise ValueError("a number is too large for its kind")
+    return (number >> 1) ^ -(number & 1)
 
 
 # -- texts ------------------------------------------------------------------------------------------------------

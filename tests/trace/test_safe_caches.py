@@ -1,5 +1,7 @@
 """Caches, drafts and stores among strangers' files: nothing else is removed, trusted or waited for."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -8,16 +10,22 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from make_kineto import write as write_kineto
 
 import nsightkit
-from nsightkit.trace import store
+from nsightkit.trace import parquet, store
 from nsightkit.trace.files import drafted
 from nsightkit.trace.model import Trace, TraceMeta
+from nsightkit.trace.parquet import read_table, schema_names
 
 OTHER_USER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
@@ -327,7 +335,7 @@ class TestStore:
     @pytest.mark.parametrize("text", ["[" * 200_000, '{"meta": ' * 200_000, " " * (17 << 20) + "{}"])
     def test_of_a_hostile_index_is_refused(self, folder, text):
         (folder / "trace.json").write_text(text)
-        with pytest.raises(nsightkit.TraceError, match="s.parquet"):
+        with pytest.raises(nsightkit.TraceError, match=r"s\.parquet"):
             nsightkit.load(folder)
 
     @pytest.mark.parametrize("first", ["x", 1e400, None])
@@ -360,3 +368,248 @@ def ask(folder, memory=3 << 30):
     child.stderr.close()
     child.returncode = os.waitstatus_to_exitcode(status)
     return child.returncode, error, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# -- Parquet ----------------------------------------------------------------------------------------------------
+
+
+def many_times(path, table, times, **options):
+    """Write a table again and again: to write a bomb in one piece takes the memory that it is to take from others."""
+    with pq.ParquetWriter(path, table.schema, **options) as writer:
+        for _ in range(times):
+            writer.write_table(table)
+
+
+def one_text(text, rows):
+    return pa.table({"name": pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([text]))})
+
+
+def varint(number):
+    """A positive integer as Thrift's compact protocol has it."""
+    number *= 2
+    groups = []
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*groups, number])
+
+
+def claimed(path, rows, instead):
+    """Let the footer of a file claim another number of rows, in as many bytes."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    true, false = varint(rows), varint(instead)
+    false = bytes(byte | 128 for byte in false) + b"\x80" * (len(true) - len(false) - 1) + b"\0"
+    footer = data[-8 - size :].replace(true, false)
+    assert footer != data[-8 - size :]
+    path.write_bytes(data[: -8 - size] + footer)
+
+
+def constant(path):
+    many_times(path, pa.table({"start_ns": np.zeros(1_000_000, np.int64)}), 100)
+
+
+def constant_that_lies(path):
+    constant(path)
+    claimed(path, 1_000_000, 5)
+
+
+def zeros(path):
+    many_times(
+        path, pa.table({"start_ns": np.zeros(2_000_000, np.int64)}), 40, use_dictionary=False, compression="zstd"
+    )
+
+
+def packed_texts(path):
+    many_times(path, one_text("x" * 20_000_000, 1000), 20, compression="zstd", store_schema=False)
+
+
+def plain_texts(path):
+    table = pa.table({"name": [f"{'x' * 1_000_000}{i}" for i in range(10)]})
+    many_times(path, table, 100, compression="zstd", use_dictionary=False)
+
+
+def texts_by_prefix(path):
+    table = pa.table({"name": ["x" * 100_000] * 100})
+    many_times(path, table, 8, use_dictionary=False, column_encoding={"name": "DELTA_BYTE_ARRAY"}, compression="zstd")
+
+
+def texts_by_length(path):
+    table = pa.table({"name": ["x"] * 1000})
+    many_times(path, table, 1, use_dictionary=False, column_encoding={"name": "DELTA_LENGTH_BYTE_ARRAY"})
+
+
+BOMBS = [
+    constant,
+    constant_that_lies,
+    zeros,
+    packed_texts,
+    plain_texts,
+    texts_by_prefix,
+    texts_by_length,
+]
+
+
+class TestBombs:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        store.write(Trace.from_frames({}), tmp_path / "s.parquet")
+        return tmp_path / "s.parquet"
+
+    @pytest.mark.parametrize("make", BOMBS)
+    def test_are_refused(self, folder, make):
+        make(folder / "kernels.parquet")
+        assert (folder / "kernels.parquet").stat().st_size < 1 << 20
+        began = time.monotonic()
+        code, error, peak = ask(folder)
+        assert code == 2, error
+        assert "kernels.parquet" in error
+        assert "would unpack to" in error or "is not a readable Parquet table" in error
+        assert time.monotonic() - began < 10
+        assert peak < 1 << 30
+
+    def test_a_long_text_that_often_stands_there_is_kept_once(self, folder):
+        many_times(
+            folder / "kernels.parquet", one_text("x" * 900_000, 100_000), 1, compression="none", store_schema=False
+        )
+        code, error, peak = ask(folder)
+        assert code == 0, error
+        assert peak < 1 << 30
+        with pytest.raises(nsightkit.TraceError, match=r"would unpack to 90\.0 GB"):
+            read_table(folder / "kernels.parquet")
+
+    def test_what_honest_files_hold_is_read(self, folder):
+        rows = 400_000
+        table = pa.table({"start_ns": np.arange(rows) * 1000, "end_ns": np.arange(rows) * 1000 + 500})
+        pq.write_table(
+            table,
+            folder / "kernels.parquet",
+            compression="zstd",
+            column_encoding="DELTA_BINARY_PACKED",
+            use_dictionary=False,
+        )
+        kernels = nsightkit.load(folder)["kernels"]
+        assert kernels["end_ns"].tolist() == table["end_ns"].to_pylist()
+
+
+class TestParquet:
+    def test_tables_are_as_they_were_written(self, tmp_path):
+        rows = 10_000
+        rng = np.random.default_rng(0)
+        table = pa.table(
+            {
+                "int": rng.integers(-(1 << 62), 1 << 62, rows),
+                "constant": np.zeros(rows, np.int32),
+                "float": rng.normal(size=rows),
+                "bool": rng.integers(0, 2, rows) > 0,
+                "text": pa.array([None if i % 7 == 0 else f"name {i % 50}" for i in range(rows)]),
+                "bytes": pa.array([bytes([i % 256]) for i in range(rows)]),
+                "category": pa.array([f"name {i % 50}" for i in range(rows)]).dictionary_encode(),
+                "time": pa.array(np.arange(rows), pa.timestamp("us")),
+                "null": pa.nulls(rows),
+            }
+        )
+        for number, options in enumerate(
+            (
+                {},
+                {"compression": "zstd", "row_group_size": 777},
+                {"use_dictionary": False, "data_page_version": "2.0"},
+                {"dictionary_pagesize_limit": 100, "data_page_size": 500, "compression": "snappy"},
+                {"store_schema": False, "compression": "gzip", "version": "1.0"},
+            )
+        ):
+            file = tmp_path / f"{number}.parquet"
+            pq.write_table(table, file, **options)
+            truth = pq.read_table(file)
+            plain = read_table(file)
+            assert schema_names(file) == truth.column_names
+            assert plain.to_pylist() == read_table(file, dictionaries=True).to_pylist() == truth.to_pylist()
+            assert plain["category"].type == pa.string()
+            assert pa.types.is_dictionary(read_table(file, dictionaries=True)["text"].type)
+            some = read_table(file, ["int"], pc.field("text").isin(["name 3"]))
+            assert some.column_names == ["int"]
+            assert some.equals(pq.read_table(file, columns=["int"], filters=pc.field("text").isin(["name 3"])))
+
+    def test_an_empty_table(self, tmp_path):
+        pq.write_table(pa.table({"name": pa.array([], pa.string())}), tmp_path / "t.parquet")
+        assert read_table(tmp_path / "t.parquet").num_rows == 0
+
+    @pytest.mark.parametrize(
+        "column",
+        [
+            pa.array([[1], [2]]),
+            pa.array([{"x": 1}, {"x": 2}]),
+            pa.array([1, 2]).cast(pa.decimal128(19)),
+            pa.array([b"ab", b"cd"], pa.binary(2)),
+        ],
+    )
+    def test_other_types_are_refused_where_they_are_asked_for(self, tmp_path, column):
+        store.write(Trace.from_frames({}), tmp_path / "s")
+        pq.write_table(pa.table({"start_ns": [0, 1], "stream": column}), tmp_path / "s" / "kernels.parquet")
+        trace = nsightkit.load(tmp_path / "s")
+        assert trace.table("kernels", ["start_ns"])["start_ns"].tolist() == [0, 1]
+        with pytest.raises(nsightkit.TraceError, match="stream"):
+            trace.table("kernels", ["stream"])
+
+    def test_codes_without_a_text_are_refused(self, tmp_path):
+        file = tmp_path / "t.parquet"
+        table = pa.table({"name": pa.array(list("abcdefgh")).dictionary_encode()})
+        pq.write_table(table, file, compression="none", write_statistics=False)
+        data = file.read_bytes()
+        header = bytes([0x4C, 0x15, *varint(8)])
+        assert data.count(header) == 1
+        file.write_bytes(data.replace(header, bytes([0x4C, 0x15, *varint(1)])))
+        with pytest.raises(ValueError, match="no text"):
+            read_table(file, dictionaries=True)
+
+    def test_a_footer_at_which_pyarrow_ends_the_process_is_refused(self, tmp_path):
+        file = tmp_path / "t.parquet"
+        pq.write_table(pa.table({"start_ns": np.arange(10)}), file)
+        optional, required = (bytes([0x25, wire, 0x18, 8]) + b"start_ns" for wire in (2, 0))
+        assert optional in file.read_bytes()
+        file.write_bytes(file.read_bytes().replace(optional, required))
+        with pytest.raises((OSError, ValueError)):
+            read_table(file)
+
+    @pytest.mark.parametrize(
+        "footer",
+        [
+            b"\x15" + b"\xff" * 1_000_000,
+            b"\x1c" * 1_000_000,
+            b"\x19\x19" * 500_000,
+            b"\x19\xf7" + b"\xff" * 9 + b"\x01",
+            b"\x29\xfc\xff\xff\x3f" + b"\0" * 100_000,
+        ],
+        ids=["number", "structures", "lists", "doubles", "many"],
+    )
+    def test_a_footer_without_end_is_refused_at_once(self, footer):
+        began = time.monotonic()
+        with pytest.raises(ValueError, match=r"ends|end|kind"):
+            parquet._struct(io.BytesIO(footer))
+        assert time.monotonic() - began < 5
+
+    def test_two_columns_of_one_name_are_refused(self, tmp_path):
+        table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["start_ns", "start_ns"])
+        pq.write_table(table, tmp_path / "t.parquet")
+        with pytest.raises(ValueError, match="same name"):
+            read_table(tmp_path / "t.parquet")
+
+    def test_more_than_the_free_memory_is_refused(self, tmp_path, monkeypatch):
+        pq.write_table(pa.table({"start_ns": np.arange(1000)}), tmp_path / "t.parquet")
+        monkeypatch.setattr(parquet, "_memory", lambda: 1000)
+        with pytest.raises(nsightkit.TraceError, match="of memory"):
+            read_table(tmp_path / "t.parquet")
+
+    def test_damage_is_an_error(self, tmp_path):
+        file = tmp_path / "t.parquet"
+        table = pa.table({"start_ns": np.arange(2000), "name": [f"name {i % 9}" for i in range(2000)]})
+        pq.write_table(table, file, compression="zstd")
+        data = file.read_bytes()
+        rng = np.random.default_rng(0)
+        for _ in range(500):
+            damaged = bytearray(data)
+            for place in rng.integers(4, len(data) - 8, 3):
+                damaged[place] = rng.integers(256)
+            file.write_bytes(damaged)
+            with contextlib.suppress(ValueError, OSError, pa.ArrowException, nsightkit.TraceError):
+                assert read_table(file, dictionaries=True).num_rows == 2000
