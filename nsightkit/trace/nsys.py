@@ -23,10 +23,10 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.trace import sqlite_pages, store
+from nsightkit.trace import parquet, programs, sqlite_pages, store
+from nsightkit.trace.files import require_regular
 from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
@@ -40,7 +40,7 @@ from nsightkit.trace.model import (
 )
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["ParquetDir", "Sqlite", "open_parquetdir", "open_sqlite", "quoted", "uri"]
+__all__ = ["ParquetDir", "Sqlite", "open_parquetdir", "open_report", "open_sqlite", "quoted", "uri"]
 
 Array = npt.NDArray[Any]
 
@@ -68,8 +68,18 @@ _CUDA = tuple(name for table in (*GPU_TABLES, "calls", "syncs") for name in _BAC
 _SHOWN_BY = _BACKING | dict.fromkeys((*GPU_TABLES, "calls", "syncs"), _CUDA)
 #: Tables that were recorded, too, where the capture says that it was asked for such events.
 _ASKED_FOR = {"ranges": "NvtxEvents", "os_calls": "OSRuntime"}
-#: Tables that show as well that it is an export.
+#: Tables that show as well that it is an export, and those that only add to what is known.
 _OTHERS = ("StringIds", "ANALYSIS_DETAILS", "META_DATA_EXPORT", "EXPORT_META_DATA")
+_DETAILS = (
+    "META_DATA_CAPTURE",
+    "TARGET_INFO_SYSTEM_ENV",
+    "TARGET_INFO_GPU",
+    "TARGET_INFO_CUDA_DEVICE",
+    "DIAGNOSTIC_EVENT",
+    "ThreadNames",
+    _FRAMES,
+)
+_READ = frozenset([*itertools.chain(*_BACKING.values()), *_OTHERS, *_DETAILS])
 
 #: cuptiActivityMemcpyKind and cuptiActivityMemoryKind (ENUM_CUDA_MEMCPY_OPER, ENUM_CUDA_MEM_KIND in an export).
 _COPY_KINDS = ["other", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"]
@@ -80,6 +90,18 @@ _SYNC_KINDS = ["other", "event", "stream-wait-event", "stream", "context"]
 #: NVTX_EVENTS.eventType: push/pop and start/end ranges, live and from NVTXT files; 75 announces a domain.
 _PUSH_POP, _START_END, _DOMAIN = (59, 70), (60, 71), 75
 _RANGES = (*_PUSH_POP, *_START_END)
+
+#: How SQLite spells a table in its schema, whatever the schema says that it is, and the columns of the schema.
+_TABLE = re.compile(r"""CREATE TABLE (["'`]?)(?P<name>\w+)\1\s*\(""", re.ASCII)
+_SCHEMA = ("type", "name", "tbl_name", "rootpage", "sql")
+#: Before anything is read: nothing of the schema runs, nothing is written, damaged pages are errors.
+_CAREFUL = ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON", "mmap_size = 0")
+#: Steps of SQLite between two looks at how many there were, and how many looks a file of any size gets.
+_TICK, _STEPS = 100_000, 200
+#: Bytes of a text, and rows of a table of details, that a file of any size may have.
+_LONGEST, _RECORDS = 16 << 20, 1 << 18
+#: Bytes of a name that are kept, and letters of what is known about the capture.
+_NAME, _FACT = 1 << 16, 200
 
 _NULL = sqlite_pages.NULL
 _NO_EVENT = np.iinfo(np.int64).max
@@ -124,7 +146,8 @@ def _decode(raw: Any) -> str:
 
 
 def _check_complete(path: Path) -> None:
-    """Refuse a database that is shorter than it says: SQLite fails, or not, on the pages that are gone."""
+    """Refuse a database that is shorter than it says, or not finished: SQLite fails, or not, on what is gone."""
+    require_regular(path)
     with path.open("rb") as stream:
         head = stream.read(100)
     size, page = path.stat().st_size, int.from_bytes(head[16:18], "big")
@@ -136,83 +159,159 @@ def _check_complete(path: Path) -> None:
             f"is truncated ({size:,} of {whole:,} bytes)" if len(head) == 100 else "is truncated",
             "copy or export it again: nsys export --type sqlite --force-overwrite true",
         )
+    for tail in ("-wal", "-journal"):
+        # To take it in would write beside the trace, and a journal may name files for SQLite to delete.
+        journal = path.resolve().with_name(path.resolve().name + tail)
+        if journal.is_file() and journal.stat().st_size:
+            problem = f"has changes in {journal.name} that are not in the file yet"
+            raise TraceError(path, problem, "close the program that writes it, or export it again")
+
+
+def _check_few(path: Path, rows: int) -> None:
+    """Refuse a table of details that has more rows than any export."""
+    if rows > _RECORDS:
+        raise TraceError(path, f"has a table of details with over {_RECORDS:,} rows", _EXPORT)
 
 
 class Sqlite:
-    """An export in SQLite. Identifiers come from constants in this module and are quoted; values are bound."""
+    """An export in SQLite, which may be anybody's file: only the rows of plain tables are read.
 
-    def __init__(self, path: Path) -> None:
+    A view, a virtual table and a computed column are programs, and SQLite would run them. Of a plain table a scan reads
+    what its pages hold; :func:`sqlite_pages.extent` bounds that before SQLite sees the table. Identifiers come from
+    constants in this module and are quoted; values are bound.
+    """
+
+    def __init__(self, path: Path, export: programs.Export | None = None) -> None:
+        _check_complete(path)
         self.path = path
+        self._export = export  # which may be a temporary one: it goes when this does
         self._uri = uri(path, "ro")
+        self._size = path.stat().st_size
         #: columns by table
         self.tables: dict[str, list[str]] = {}
         self._roots: dict[str, int] = {}
-        _check_complete(path)
-        about = "t.type, t.name, t.rootpage, c.name, c.pk FROM sqlite_master AS t, pragma_table_info(t.name) AS c"
-        for kind, raw, root, column, key in self._fetched(f"SELECT {about} WHERE t.type IN ('table', 'view')"):
-            table = _decode(raw)
-            self.tables.setdefault(table, []).append(_decode(column))
-            plain = kind == b"table" and not key  # else not every column stands in a record
-            self._roots[table] = self._roots.get(table, root) if plain else 0
+        self._keyed: set[str] = set()  # a column of theirs may stand in no record
+        self._bounded: set[str] = set()
+        self._bound("sqlite_master", 1, len(_SCHEMA))
+        with self._opened() as connection:
+            entries = connection.execute(f"SELECT {', '.join(_SCHEMA)} FROM sqlite_master").fetchall()  # noqa: S608
+            for kind, name, _, root, sql in entries:
+                if kind in (b"table", b"view"):
+                    self._learn(connection, _decode(name), root, _decode(sql))
+
+    def _learn(self, connection: sqlite3.Connection, table: str, root: Any, sql: str) -> None:
+        """Note a table's columns and its root page, if it is a plain one; refuse one that is read and is not."""
+        declared = _TABLE.match(sql)
+        kind = "view or a virtual table"
+        if declared and declared["name"] == table and isinstance(root, int) and root > 1:
+            columns = connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
+            if not any(hidden or default is not None for *_, default, _, hidden in columns):
+                self.tables[table] = [_decode(column[1]) for column in columns]
+                self._roots[table] = root
+                if any(key for *_, key, _ in columns):
+                    self._keyed.add(table)
+                return
+            kind = "table with computed columns"
+        if table in _READ:
+            raise TraceError(self.path, f"has a {kind} in place of the table {table}", _EXPORT)
 
     def guard(self, _table: str = "") -> contextlib.AbstractContextManager[None]:
         """Turn the errors of a damaged file into one that names it."""
         remedy = "export it again with nsys export --type sqlite"
         return reading(self.path, "is damaged or is not an Nsight Systems export", remedy)
 
-    def _fetched(self, query: str, *values: Any) -> list[Any]:
+    def _bound(self, table: str, root: int, columns: int) -> None:
+        """Refuse a table of which a scan would give more than the file can hold."""
+        if table in self._bounded:
+            return
+        with self.guard():
+            rows, payload = sqlite_pages.extent(self.path, root)
+        if payload > self._size or rows * (columns + 1) > payload:  # a row begins with its length and a type a column
+            problem = f"has a damaged table {table}: {rows:,} rows of {payload:,} bytes in a file of {self._size:,}"
+            raise TraceError(self.path, problem, _EXPORT)
+        self._bounded.add(table)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """A connection that gives up on what is too long or takes too many steps for a file of this size."""
+        ticks = itertools.count()
+        most = _STEPS + 20 * self._size // _TICK
         with self.guard(), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
             connection.text_factory = bytes
-            return connection.execute(query, values).fetchall()
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(_LONGEST + 2 * self._size, 2**31 - 1))
+            connection.set_progress_handler(lambda: next(ticks) > most, _TICK)
+            for pragma in _CAREFUL:
+                connection.execute(f"PRAGMA {pragma}")
+            yield connection
+
+    def _fetched(self, table: str, columns: Iterable[str], more: str = "", *values: Any) -> list[Any]:
+        """Rows of a table as Python objects, texts as bytes."""
+        with self._opened() as connection:
+            return connection.execute(self._query(table, map(quoted, columns), more), values).fetchall()
+
+    def _query(self, table: str, expressions: Iterable[str], more: str = "") -> str:
+        self._bound(table, self._roots[table], len(self.tables[table]))
+        # Not by an index, which is another tree: its extent is not known, and its order is not that of the rows.
+        return f"SELECT {', '.join(expressions)} FROM {quoted(table)} NOT INDEXED {more}"  # noqa: S608
 
     def columns(self, table: str) -> list[str]:
         """Give a table's columns; none where it is absent."""
         return self.tables.get(table, [])
 
-    def _selected(self, expressions: Iterable[str], rows: str) -> Any:
+    def _selected(self, query: str) -> Any:
         """An Arrow table of what a query gives."""
         from adbc_driver_sqlite import dbapi
 
         with self.guard(), dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
+            for pragma in _CAREFUL:
+                cursor.execute(f"PRAGMA {pragma}")
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": 65536})
-            cursor.execute(f"SELECT {', '.join(expressions)} FROM {rows}")  # noqa: S608
+            cursor.execute(query)
             return cursor.fetch_arrow_table()
 
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
         """Integer columns, NULL as the smallest int64."""
-        with contextlib.suppress(sqlite_pages.Unusual, IndexError, ValueError, OverflowError):
-            places = [self.tables[table].index(c) for c in columns]
-            found = sqlite_pages.integer_columns(self.path, self._roots.get(table, 0), places)
-            return dict(zip(columns, found, strict=True))
+        if table not in self._keyed:
+            with contextlib.suppress(sqlite_pages.Unusual, IndexError, ValueError, OverflowError):
+                places = [self.tables[table].index(c) for c in columns]
+                found = sqlite_pages.integer_columns(self.path, self._roots[table], places)
+                return dict(zip(columns, found, strict=True))
         with self.guard():
-            read = self._selected(map(quoted, columns), quoted(table)).columns
+            read = self._selected(self._query(table, map(quoted, columns))).columns
             return {c: _as_int64(values) for c, values in zip(columns, read, strict=True)}
 
     def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
         """A text column as codes into texts, NULL as ""; `kinds` keeps the rows with these `eventType`."""
-        where = f" WHERE eventType IN ({', '.join(str(int(k)) for k in kinds)})" if kinds is not None else ""
+        where = f"WHERE eventType IN ({', '.join(str(int(k)) for k in kinds)})" if kinds is not None else ""
         # As a blob that is never NULL: the driver fixes a column's type on its first rows, and text may be no UTF-8.
         text = f"CAST(coalesce(CAST({quoted(column)} AS BLOB), x'') AS BLOB)"
         with self.guard():
-            return _coded(self._selected([text], quoted(table) + where)[0])
+            return _coded(self._selected(self._query(table, [text], where))[0])
 
     def strings(self, ids: Array) -> dict[int, str]:
         """Texts of string ids, of those that have one."""
-        query = "SELECT id, value FROM StringIds WHERE id IN (SELECT value FROM json_each(?))"
-        return {i: _decode(text) for i, text in self._fetched(query, json.dumps(ids.tolist()))}
+        wanted = "WHERE id IN (SELECT value FROM json_each(?))"
+        rows = self._fetched("StringIds", ("id", "value"), wanted, json.dumps(ids.tolist()))
+        return {i: _decode(text[:_NAME] if isinstance(text, bytes) else text) for i, text in rows}
 
     def records(self, table: str) -> list[dict[str, Any]]:
         """Give a small table's rows; none where it is absent."""
-        rows = self._fetched(f"SELECT * FROM {quoted(table)}") if table in self.tables else []  # noqa: S608
         names = self.columns(table)
+        rows = self._fetched(table, names, f"LIMIT {_RECORDS + 1}") if names else []
+        _check_few(self.path, len(rows))
         return [{n: _decode(v) if isinstance(v, bytes) else v for n, v in zip(names, row, strict=True)} for row in rows]
 
 
 def _coded(column: Any) -> tuple[Array, list[str]]:
     """Codes into texts, of an Arrow column of texts."""
-    known = column if len(column) else pa.chunked_array([], pa.binary())  # SQLite has no type for what is not there
-    whole = known.cast(pa.binary()).fill_null(b"").dictionary_encode().combine_chunks()
-    return np.asarray(whole.indices, np.int64), [_decode(text) for text in whole.dictionary.to_pylist()]
+    if not len(column):  # SQLite has no type for what is not there
+        return np.empty(0, np.int64), []
+    if not pa.types.is_dictionary(column.type):
+        column = column.cast(pa.binary()).dictionary_encode()
+    whole = column.unify_dictionaries().combine_chunks()
+    shortened = pc.binary_slice(whole.dictionary.cast(pa.binary()), 0, _NAME)
+    texts = ["" if text is None else _decode(text) for text in shortened.to_pylist()]
+    return np.asarray(whole.indices.cast(pa.int64()).fill_null(len(texts))), [*texts, ""]
 
 
 def uri(path: Path, mode: str) -> str:
@@ -222,9 +321,10 @@ def uri(path: Path, mode: str) -> str:
     ----------
     path : Path
     mode : str
-        Of SQLite: ``ro``, ``rwc``.
+        Of SQLite: ``ro``, which writes nothing beside the file either, or ``rwc``.
     """
-    return f"file:{urllib.parse.quote(str(path.resolve()))}?mode={mode}"
+    whole = "&immutable=1" if mode == "ro" else ""  # SQLite would look for journals and make files of its own
+    return f"file:{urllib.parse.quote(str(path.resolve()))}?mode={mode}{whole}"
 
 
 def quoted(identifier: str) -> str:
@@ -257,15 +357,15 @@ class ParquetDir:
         remedy = "export it again with nsys export --type parquetdir"
         return reading(self.path / f"{table}.parquet", "is not a readable Parquet table", remedy)
 
-    def _read(self, table: str, columns: Sequence[str] | None = None, kinds: Sequence[int] | None = None) -> Any:
+    def _read(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None) -> Any:
         filters = None if kinds is None else pc.field("eventType").isin(list(kinds))
         with self.guard(table):
-            return pq.read_table(self.tables[table], columns=columns and list(columns), filters=filters)
+            return parquet.read_table(self.tables[table], list(columns), filters, dictionaries=True)
 
     def columns(self, table: str) -> list[str]:
         """See :class:`Sqlite`."""
         with self.guard(table):
-            return list(pq.read_schema(self.tables[table]).names) if table in self.tables else []
+            return parquet.schema_names(self.tables[table]) if table in self.tables else []
 
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
         """See :class:`Sqlite`."""
@@ -277,14 +377,22 @@ class ParquetDir:
         with self.guard(table):
             return _coded(self._read(table, [column], kinds)[column])
 
-    def strings(self, _ids: Array) -> dict[int, str]:
+    def strings(self, ids: Array) -> dict[int, str]:
         """See :class:`Sqlite`."""
-        read = self._read("StringIds", ["id", "value"])
-        return dict(zip(read["id"].to_pylist(), map(_decode, read["value"].to_pylist()), strict=True))
+        with self.guard("StringIds"):
+            read = self._read("StringIds", ["id", "value"])
+            read = read.filter(pc.is_in(read["id"], pa.array(ids)))
+            codes, texts = _coded(read["value"])
+            return {i: texts[code] for i, code in zip(read["id"].to_pylist(), codes.tolist(), strict=True)}
 
     def records(self, table: str) -> list[dict[str, Any]]:
         """See :class:`Sqlite`."""
-        return list(self._read(table).to_pylist()) if table in self.tables else []
+        if table not in self.tables:
+            return []
+        with self.guard(table):
+            rows = self._read(table, self.columns(table))
+            _check_few(self.tables[table], len(rows))
+            return list(rows.to_pylist())
 
 
 _Tables: TypeAlias = Sqlite | ParquetDir
@@ -313,11 +421,11 @@ class NsysSource:
             for column in {"start", "globalTid" if table == _SAMPLES else "end"}.difference(tables.columns(table)):
                 raise TraceError(tables.path, f"has a table {table} without the column {column}", _EXPORT)
         #: {(process, CUDA ordinal): GPU} where the two differ (CUDA_VISIBLE_DEVICES); exports since 2024 say
-        self._gpu_of = {
-            (int(r["pid"]), int(r["cudaId"])): int(r["gpuId"])
-            for r in tables.records("TARGET_INFO_CUDA_DEVICE")
-            if None not in (r.get("pid"), r.get("cudaId"), r.get("gpuId")) and r["cudaId"] != r["gpuId"]
-        }
+        self._gpu_of: dict[tuple[int, int], int] = {}
+        for row in tables.records("TARGET_INFO_CUDA_DEVICE"):
+            process, cuda, gpu = (_number(row.get(column)) for column in ("pid", "cudaId", "gpuId"))
+            if process is not None and cuda is not None and gpu is not None and cuda != gpu:
+                self._gpu_of[process, cuda] = gpu
         self._first: dict[str, int] = {}  # by table, the earliest start
         self.meta = self._read_meta()
 
@@ -446,10 +554,16 @@ class NsysSource:
 
     def devices(self, ordinal: Array, global_pid: Array) -> Array:
         """GPU numbers of CUDA ordinals."""
-        device = _or_zero(ordinal).astype(np.int32)
-        for (process, cuda), gpu in self._gpu_of.items():
-            device[(_process_of(global_pid) == process) & (ordinal == cuda)] = gpu
-        return device
+        device = _or_zero(ordinal)
+        if self._gpu_of:
+            (process, processes), (cuda, ordinals) = pd.factorize(_process_of(global_pid)), pd.factorize(device)
+            pairs, distinct = pd.factorize(process * len(ordinals) + cuda)
+            gpus = []
+            for pair in distinct.tolist():
+                of, number = processes[pair // len(ordinals)], ordinals[pair % len(ordinals)]
+                gpus.append(self._gpu_of.get((of, number), number))
+            device = np.array(gpus, np.int64)[pairs]
+        return _as_int32(device)
 
     # -- what the export says about itself ----------------------------------------------------------------------
 
@@ -463,30 +577,36 @@ class NsysSource:
         shown |= {t for t, event in _ASKED_FOR.items() if event in asked}
         lost = [] if any(t in tables.tables for of in GPU_TABLES for t in _BACKING[of]) else self._lost_work()
         shown -= set(GPU_TABLES if lost else ())
-        captured = {(r.get("startTime"), r.get("stopTime")) for r in tables.records("ANALYSIS_DETAILS")}
+        details = tables.records("ANALYSIS_DETAILS")
+        captured = {(_number(row.get("startTime")), _number(row.get("stopTime"))) for row in details}
         # Of the session's clock, on which collection may begin late, while events count from where it began.
         began, stopped = captured.pop() if len(captured) == 1 else (None, None)
+        window = None if began is None or stopped is None or stopped < began else (0, stopped - began)
         environment = {r.get("name"): r.get("value") for r in tables.records("TARGET_INFO_SYSTEM_ENV")}
-        gpus = {r.get("id", r.get("cuDevice", 0)): r for r in tables.records("TARGET_INFO_GPU")}
+        gpus = {}
+        for row in tables.records("TARGET_INFO_GPU"):
+            number = _number(row.get("id", row.get("cuDevice", 0)))
+            if number is not None:
+                gpus[number] = row
         return TraceMeta(
             tool="Nsight Systems",
-            tool_version=export.get("EXPORT_PRODUCT_VERSION"),
-            schema=export.get("EXPORT_SCHEMA_VERSION"),
-            driver=str(environment["NvDriverVersion"]) if environment.get("NvDriverVersion") else None,
+            tool_version=_fact(export.get("EXPORT_PRODUCT_VERSION")),
+            schema=_fact(export.get("EXPORT_SCHEMA_VERSION")),
+            driver=_fact(environment.get("NvDriverVersion")),
             distributed=_distributed(str(environment.get("DeviceEnvironment") or "")),
             gpus=[
                 Gpu(
-                    device=int(number),
-                    name=gpu.get("name"),
-                    sm_count=gpu.get("smCount") or None,
-                    memory_bytes=gpu.get("totalMemory") or None,
-                    compute_capability=capability(gpu.get("computeMajor"), gpu.get("computeMinor")),
+                    device=number,
+                    name=_fact(gpu.get("name")),
+                    sm_count=_number(gpu.get("smCount")) or None,
+                    memory_bytes=_number(gpu.get("totalMemory")) or None,
+                    compute_capability=capability(_number(gpu.get("computeMajor")), _number(gpu.get("computeMinor"))),
                 )
                 for number, gpu in sorted(gpus.items())
             ],
             missing=[t for t in EVENT_TABLES if t not in shown],
             notes=[*lost, *self._warnings()],
-            window_ns=None if began is None or stopped is None else (0, int(stopped) - int(began)),
+            window_ns=window,
             thread_names=self._thread_names(),
         )
 
@@ -537,6 +657,23 @@ def _joined(parts: list[Any]) -> Any:
     return pd.api.types.union_categoricals(parts) if isinstance(parts[0], pd.Categorical) else np.concatenate(parts)
 
 
+def _number(value: Any) -> int | None:
+    """A whole number that is no less than 0 and fits into 64 bits, else None: a cell of SQLite may hold anything."""
+    return value if isinstance(value, int) and 0 <= value < 1 << 63 else None
+
+
+def _fact(value: Any) -> str | None:
+    """What is known about a capture as a text of sane length; None where it is absent or empty."""
+    return str(value)[:_FACT] if value else None
+
+
+def _as_int32(values: Array) -> Array:
+    narrow = values.astype(np.int32)
+    if (narrow != values).any():
+        raise ValueError(f"{int(values[narrow != values][0]):,} stands where numbers of 32 bits do")
+    return narrow
+
+
 def _or_zero(values: Array) -> Array:
     """The values, with 0 in place of NULL."""
     return np.where(values == _NULL, 0, values) if values.min(initial=0) == _NULL else values
@@ -551,8 +688,12 @@ def _from(column: str, change: Callable[[Array], Any]) -> _Plan:
     return lambda _, values: change(values), column
 
 
-def _copy(column: str, dtype: str = "int64") -> _Plan:
-    return _from(column, lambda values: _or_zero(values).astype(dtype, copy=False))
+def _copy(column: str) -> _Plan:
+    return _from(column, _or_zero)
+
+
+def _copy_32(column: str) -> _Plan:
+    return _from(column, lambda values: _as_int32(_or_zero(values)))
 
 
 def _always(label: str) -> _Plan:
@@ -606,10 +747,10 @@ _PLANS: dict[str, dict[str, _Plan]] = {
         **_GPU_ROW,
         "name": _named("demangledName"),
         "short_name": _named("shortName"),
-        **{f"{what}_{axis}": _copy(f"{what}{axis.upper()}", "int32") for what in ("grid", "block") for axis in "xyz"},
-        "registers": _copy("registersPerThread", "int32"),
-        "static_shared_bytes": _copy("staticSharedMemory", "int32"),
-        "dynamic_shared_bytes": _copy("dynamicSharedMemory", "int32"),
+        **{f"{what}_{axis}": _copy_32(f"{what}{axis.upper()}") for what in ("grid", "block") for axis in "xyz"},
+        "registers": _copy_32("registersPerThread"),
+        "static_shared_bytes": _copy_32("staticSharedMemory"),
+        "dynamic_shared_bytes": _copy_32("dynamicSharedMemory"),
         "graph_node": _copy("graphNodeId"),
         # Collectives are described by NCCL's ranges, not by their kernels.
         "collective": _always(""),
@@ -672,7 +813,29 @@ def open_sqlite(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
     TraceError
         Truncated, damaged, or the database of another program.
     """
-    return store.cached(Path(path), lambda: NsysSource(Sqlite(Path(path))), "nsys" if cache else None)
+    return _opened(Path(path), cache)
+
+
+def open_report(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
+    """Open a ``.nsys-rep`` by way of its SQLite export.
+
+    Parameters
+    ----------
+    path : path-like
+    cache : bool
+        Keep the export in the user's cache folder, and its columns as :func:`open_sqlite` does.
+
+    Raises
+    ------
+    TraceError
+        No usable nsys is installed, or it cannot read the report.
+    """
+    export = programs.exported(path, cache=cache)
+    return _opened(export.path, cache, export)
+
+
+def _opened(path: Path, cache: bool, export: programs.Export | None = None) -> Source:
+    return store.cached(path, lambda: NsysSource(Sqlite(path, export)), "nsys" if cache else None)
 
 
 def open_parquetdir(path: str | os.PathLike[str]) -> Source:

@@ -9,7 +9,7 @@ from pathlib import Path
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace.model import Source, Trace
 
-__all__ = ["kind_of", "load"]
+__all__ = ["caching", "kind_of", "load"]
 
 #: What files are by their first bytes, and, where these do not tell, by the end of their names.
 _FIRST_BYTES = {
@@ -49,10 +49,13 @@ def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
         The file is absent, truncated, empty or of another kind. Names the file and the remedy.
     """
     path = Path(path)
-    if cache is None:
-        cache = os.environ.get("NSIGHTKIT_NO_CACHE", "") not in ("1", "true", "yes")
     with reading(path):
-        return Trace(_open(path, cache), str(path))
+        return Trace(_open(path, caching() if cache is None else cache), str(path))
+
+
+def caching() -> bool:
+    """Whether the user lets caches be kept."""
+    return os.environ.get("NSIGHTKIT_NO_CACHE", "") not in ("1", "true", "yes")
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
@@ -89,13 +92,13 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 def _open(path: Path, cache: bool) -> Source:
     # Readers need msgspec and pyarrow; a machine that lacks them can still say so, and all that needs no trace.
-    from nsightkit.trace import kineto, nsys, programs, store
+    from nsightkit.trace import kineto, nsys, store
 
     match kind := kind_of(path):
         case "sqlite":
             return nsys.open_sqlite(path, cache=cache)
         case "nsys-rep":
-            return nsys.open_sqlite(programs.exported(path), cache=cache)
+            return nsys.open_report(path, cache=cache)
         case "json":
             return kineto.open_kineto(path, cache=cache)
         case "parquetdir":

@@ -18,17 +18,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from nsightkit.errors import NsightkitError, TraceError, UsageError, reading
-from nsightkit.trace.files import drafted, user_cache
+from nsightkit.trace.files import drafted, make_private, replacing, user_cache
 
 __all__ = [
-    "LIBRARIES", "NCU", "NSYS", "Tool", "csv_command", "csv_of", "descendants", "dotted", "dying_with_parent", "end",
-    "environment", "exported", "run", "said", "sqlite_command", "tail", "to_sqlite",
+    "LIBRARIES", "NCU", "NSYS", "Export", "Tool", "csv_command", "csv_of", "descendants", "dotted", "dying_with_parent",
+    "end", "environment", "exported", "run", "said", "sqlite_command", "tail", "to_sqlite",
 ]  # fmt: skip
 
 #: Of Linux's prctl: the signal a process gets when its parent dies.
@@ -429,7 +432,11 @@ def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str], *, ti
         No usable nsys is installed, or it cannot read the report. The remedy is a command to run.
     """
     report, out = Path(report), Path(out)
-    command = shlex.join(sqlite_command(report, out))
+    return _export(report, out, shlex.join(sqlite_command(report, out)), timeout_s)
+
+
+def _export(report: Path, out: Path, command: str, timeout_s: float) -> Path:
+    """Export a report; `command` is what the user may run instead."""
     try:
         nsys = NSYS.require()
     except NsightkitError as error:
@@ -463,24 +470,52 @@ _WHOLE = "check that it is whole, and that this nsys is not older than the one t
 
 
 def _is_sqlite(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as stream:
-        return stream.read(16) == b"SQLite format 3\x00"
+    """Whether it is a database, and not a link to one."""
+    with contextlib.suppress(OSError):
+        if S_ISREG(path.lstat().st_mode):
+            with path.open("rb") as stream:
+                return stream.read(16) == b"SQLite format 3\x00"
     return False
 
 
-def exported(report: str | os.PathLike[str]) -> Path:
-    """Give the SQLite export of a ``.nsys-rep``, made anew unless one is newer than the report.
+class Export:
+    """The SQLite export of a report. One that is only for now is removed when nobody holds this object any more.
 
-    It lies beside the report under nsys's own name for it (``x.nsys-rep`` gives ``x.sqlite``), or in the
-    user's cache folder when the report's folder is read-only.
+    Parameters
+    ----------
+    path : Path
+    folder : Path, optional
+        To remove with it.
+    """
+
+    def __init__(self, path: Path, folder: Path | None = None) -> None:
+        self.path = path
+        if folder is not None:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+
+#: Exports that are only for now, by what they were made of.
+_for_now: weakref.WeakValueDictionary[tuple[Path, int, int], Export] = weakref.WeakValueDictionary()
+
+
+def exported(report: str | os.PathLike[str], *, cache: bool, timeout_s: float = 1800.0) -> Export:
+    """Give the SQLite export of a ``.nsys-rep``. Nothing is written beside the report, or replaced there.
+
+    The user's own export (``x.sqlite`` of ``x.nsys-rep``) is read if it is newer than the report. Otherwise the report
+    is exported to the user's cache folder, anew whenever it changed.
 
     Parameters
     ----------
     report : path-like
+    cache : bool
+        Without, or where the cache folder cannot be used, the export is a temporary file.
+    timeout_s : float
+        As of :func:`to_sqlite`.
 
     Returns
     -------
-    Path
+    Export
+        To be held as long as its file is read.
 
     Raises
     ------
@@ -489,20 +524,50 @@ def exported(report: str | os.PathLike[str]) -> Path:
     """
     report = Path(report)
     with reading(report):
-        written_ns = report.stat().st_mtime_ns
+        state = report.stat()
+        whole = report.resolve()
     beside = report.with_suffix(".sqlite")
+    if _is_sqlite(beside) and beside.stat().st_mtime_ns > state.st_mtime_ns:
+        return Export(beside)
+    content = (whole, state.st_mtime_ns, state.st_size)
+    present = _for_now.get(content)
+    if present is not None:
+        return present
+    command = shlex.join(sqlite_command(report, beside))
+    kept = _kept(report, whole) if cache else None
+    if kept is not None:
+        stamp = kept.with_suffix(".stamp")
+        if not (_is_sqlite(kept) and _text(stamp) == f"{content[1:]}"):
+            stamp.unlink(missing_ok=True)
+            _export(report, kept, command, timeout_s)
+            with replacing(stamp) as file:
+                file.write(f"{content[1:]}".encode())
+        return Export(kept)
+    folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
+    made = Export(folder / "export.sqlite", folder)
+    _export(report, made.path, command, timeout_s)
+    _for_now[content] = made
+    return made
+
+
+def _kept(report: Path, whole: Path) -> Path | None:
+    """Where the export of a report is kept, in a folder that is only this user's; None where there can be none."""
+    folder = user_cache() / "exports"
+    try:
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        make_private(folder.parent)
+        make_private(folder)
+    except OSError:
+        return None
     # The folder tells two reports of one name apart.
-    tag = blake2b(os.fsencode(report.resolve()), digest_size=8).hexdigest()
-    kept = user_cache() / "exports" / f"{report.stem}-{tag}.sqlite"
-    for made in (beside, kept):
-        if _is_sqlite(made) and made.stat().st_mtime_ns > written_ns:
-            return made
-    # `beside` may be there and older: nsys itself treats that name as its own export and replaces it.
-    if os.access(beside.absolute().parent, os.W_OK) and not beside.is_dir():
-        return to_sqlite(report, beside)
-    with contextlib.suppress(OSError):  # which `export` then says
-        kept.parent.mkdir(parents=True, exist_ok=True)
-    return to_sqlite(report, kept)
+    tag = blake2b(os.fsencode(whole), digest_size=8).hexdigest()
+    return folder / f"{report.stem[:40]}-{tag}.sqlite"
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return path.read_text(encoding="utf-8")
+    return ""
 
 
 def csv_command(report: str | os.PathLike[str], ncu: str = "ncu") -> list[str]:

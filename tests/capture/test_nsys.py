@@ -151,45 +151,35 @@ def test_a_report_of_any_name_is_exported_once(
     report = folder / f"{NASTY}.nsys-rep"
     shutil.copy(captured.report, report)
     monkeypatch.chdir(folder)
-    first = programs.exported(report.name)  # a relative name that begins with a dash
-    assert first == Path(f"{NASTY}.sqlite")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first = programs.exported(report.name, cache=True).path  # a relative name that begins with a dash
+    assert first.is_relative_to(tmp_path / "cache")
     written = first.stat().st_mtime_ns
-    assert programs.exported(report.name).stat().st_mtime_ns == written  # reused
-    os.utime(report, ns=(written + 1, written + 1))
-    assert programs.exported(report.name).stat().st_mtime_ns > written  # older than the report: made again
+    assert programs.exported(report.name, cache=True).path == first
+    assert first.stat().st_mtime_ns == written  # reused
+    os.utime(report, ns=(1, 1))
+    assert programs.exported(report.name, cache=True).path == first
+    assert first.stat().st_mtime_ns > written  # of another report: made again
     first.write_bytes(b"half an export")
     assert nsightkit.load(report).size("ranges") == 13
-    assert sorted(p.name for p in folder.iterdir() if "cache" not in p.name) == [f"{NASTY}.nsys-rep", f"{NASTY}.sqlite"]
+    assert [path.name for path in folder.iterdir()] == [report.name]
     assert not list(tmp_path.rglob("pwned"))
-
-
-@pytest.mark.nsys
-def test_a_read_only_folder_exports_to_the_users_cache(
-    real: Path, captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = Path(shutil.copy(captured.report, tmp_path / "made.nsys-rep"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # root may write anywhere
-    monkeypatch.setattr(programs.os, "access", lambda path, mode, real=os.access: mode != os.W_OK and real(path, mode))
-    out = programs.exported(report)
-    assert out.is_relative_to(tmp_path / "cache")
-    assert programs.exported(report) == out
-    assert not report.with_suffix(".sqlite").exists()
 
 
 @pytest.mark.nsys
 @pytest.mark.parametrize("content", [b"", b"rubbish" * 500, None], ids=["empty", "random", "truncated"])
 def test_a_damaged_report_is_one_clear_line(
-    real: Path, captured: Captured, tmp_path: Path, content: bytes | None
+    real: Path, captured: Captured, tmp_path: Path, content: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     report = tmp_path / "damaged.nsys-rep"
     report.write_bytes(captured.report.read_bytes()[:5000] if content is None else content)
     with pytest.raises(TraceError) as caught:
-        programs.exported(report)
+        programs.exported(report, cache=True)
     assert "\n" not in str(caught.value)
     assert "nsys export" in caught.value.remedy
-    assert not report.with_suffix(".sqlite").exists()
-    assert not list(tmp_path.glob(".nsightkit-*"))
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == [report.name]
+    assert not [path.name for path in (tmp_path / "cache").rglob("*") if not path.is_dir()]
 
 
 # -- the real thing ----------------------------------------------------------------------------------------------

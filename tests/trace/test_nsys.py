@@ -164,11 +164,6 @@ def test_what_pages_cannot_hold_falls_back_or_is_refused(tmp_path, value):
     root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 't'").fetchone()[0]
     with pytest.raises(sqlite_pages.Unusual):
         sqlite_pages.integer_columns(path, root, [0])
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("INSERT INTO t VALUES (5, 6)")
-    connection.commit()
-    with pytest.raises(sqlite_pages.Unusual):
-        sqlite_pages.integer_columns(path, root, [1])
     connection.close()
 
 
@@ -237,15 +232,31 @@ def test_what_nsys_said_was_lost_is_noted_by_kind_and_never_copied(tmp_path, sev
     assert b"DIAGNOSTIC_EVENT" not in (tmp_path / "clean.sqlite").read_bytes()
 
 
-def test_a_database_still_in_wal_mode_is_read(tmp_path):
-    training(tmp_path / "t.sqlite", None, steps=2)
-    truth = nsightkit.load(tmp_path / "t.sqlite")["kernels"]
-    connection = sqlite3.connect(tmp_path / "t.sqlite")
+def test_a_database_in_wal_mode_is_read_once_it_is_whole_and_nothing_is_made_beside_it(tmp_path):
+    path = tmp_path / "t.sqlite"
+    training(path, None, steps=2)
+    truth = nsightkit.load(path)["kernels"]
+    connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("INSERT INTO META_DATA_EXPORT VALUES ('late', 'row')")
     connection.commit()
-    pd.testing.assert_frame_equal(nsightkit.load(tmp_path / "t.sqlite")["kernels"], truth)
+    beside = sorted((file.name, file.read_bytes()) for file in tmp_path.iterdir())
+    with pytest.raises(nsightkit.TraceError, match=r"has changes in t\.sqlite-wal that are not in the file yet"):
+        nsightkit.load(path)
+    assert sorted((file.name, file.read_bytes()) for file in tmp_path.iterdir()) == beside
     connection.close()
+    pd.testing.assert_frame_equal(nsightkit.load(path)["kernels"], truth)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.sqlite"]
+
+
+def test_a_journal_is_not_played_back(tmp_path):
+    path = tmp_path / "t.sqlite"
+    training(path, None, steps=2)
+    journal = tmp_path / "t.sqlite-journal"
+    journal.write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(504))
+    with pytest.raises(nsightkit.TraceError, match=r"has changes in t\.sqlite-journal"):
+        nsightkit.load(path)
+    assert journal.stat().st_size == 512
 
 
 def test_parquetdir_of_a_real_export(nsys, tmp_path):

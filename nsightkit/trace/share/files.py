@@ -20,7 +20,7 @@ from nsightkit.errors import TraceError, UsageError, reading
 from nsightkit.trace import kineto, ncu, programs, snapshot, store
 from nsightkit.trace.files import drafted
 from nsightkit.trace.model import Trace
-from nsightkit.trace.open import kind_of, load
+from nsightkit.trace.open import caching, kind_of, load
 from nsightkit.trace.share import nsys as exports
 from nsightkit.trace.share.clean import CleanSource, clean_snapshot, write_snapshot
 from nsightkit.trace.share.secrets import Ledger, Scrubber
@@ -40,7 +40,8 @@ def learn(path: Path, scrubber: Scrubber) -> None:
         case "sqlite" | "parquetdir":
             exports.learn_export(path, scrubber)
         case "nsys-rep":
-            exports.learn_export(programs.exported(path), scrubber)
+            export = programs.exported(path, cache=caching())
+            exports.learn_export(export.path, scrubber)
         case "json":
             _learn_json(path, scrubber)
 

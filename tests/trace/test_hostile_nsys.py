@@ -1,0 +1,517 @@
+"""Hostile Nsight Systems exports: read or refused soon, in little memory, and no other file is touched."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sqlite_pages_by_hand as by_hand
+import stand_in_nsight
+from sqlite_pages_by_hand import cell, interior, leaf, record
+
+import nsightkit
+from nsightkit.trace import nsys, sqlite_pages, store
+from nsightkit.workloads.planted import training
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+#: A table of kernels with one row, in place of what is replaced.
+PLAIN = f"CREATE TABLE {KERNELS} (start INTEGER, end INTEGER)"
+TIMES = "start INTEGER, end INTEGER"
+CPU_S, MEMORY_MB = 10, 1000
+
+READ_ALL = """
+import re, resource, sys
+import nsightkit
+from nsightkit.trace.model import TABLES
+
+memory = 6 << 30
+resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+try:
+    trace = nsightkit.load(sys.argv[1], cache=False)
+    for table in TABLES:
+        trace.table(table)
+    trace.summary()
+except nsightkit.TraceError as error:
+    print("refused:", error)
+else:
+    print("read")
+# Not ru_maxrss, which counts the process that this one was forked from.
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) // 1024)
+"""
+
+
+def run(script: str, path: Path) -> str:
+    """Run a script about a trace in a process of its own, which is killed if it takes too long."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+
+    command = [sys.executable, "-c", script, str(path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=environment, preexec_fn=limit
+    )
+    assert done.returncode == 0, f"{done.returncode} {done.stderr[-2000:]}"
+    return done.stdout
+
+
+def outcome(path: Path) -> str:
+    """Read all of a trace, and give what came of it."""
+    told, memory = run(READ_ALL, path).splitlines()
+    assert int(memory) < MEMORY_MB, told
+    return told
+
+
+def database(path: Path, *statements: str) -> Path:
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+    return path
+
+
+# -- programs in place of tables ----------------------------------------------------------------------------------
+
+ENDLESS = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT x AS start, x AS end FROM r"
+COMPUTED = "CREATE TABLE TARGET_INFO_GPU (id INTEGER, name AS (hex(zeroblob(id))))"
+STRINGS = "CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)"
+PROGRAMS = {
+    "endless view": [STRINGS, f"CREATE VIEW {KERNELS} AS {ENDLESS}"],
+    "view of strings": [
+        PLAIN,
+        f"CREATE VIEW StringIds AS SELECT start AS id, hex(zeroblob(1e9)) AS value FROM ({ENDLESS})",
+    ],
+    "view of details": [PLAIN, f"CREATE VIEW TARGET_INFO_GPU AS SELECT start AS id, 'x' AS name FROM ({ENDLESS})"],
+    "virtual table": [PLAIN, "CREATE VIRTUAL TABLE StringIds USING fts5(id, value)"],
+    "virtual table of kernels": [STRINGS, f"CREATE VIRTUAL TABLE {KERNELS} USING rtree(id, start, end)"],
+    "computed column": [
+        PLAIN,
+        "CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT)",
+        "INSERT INTO TARGET_INFO_GPU VALUES (400000000, ''), (400000001, ''), (400000002, ''), (400000003, '')",
+        "PRAGMA writable_schema = ON",
+        f"UPDATE sqlite_master SET sql = '{COMPUTED}' WHERE name = 'TARGET_INFO_GPU'",
+    ],
+    "default of a column": [
+        PLAIN,
+        f"INSERT INTO {KERNELS} VALUES (1, 2)",
+        "CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER)",
+        f"INSERT INTO NVTX_EVENTS SELECT 1, 2, 59 FROM ({ENDLESS} LIMIT 30000)",
+        f"ALTER TABLE NVTX_EVENTS ADD COLUMN text TEXT DEFAULT '{'x' * 400_000}'",
+        "ALTER TABLE NVTX_EVENTS ADD COLUMN textId INTEGER",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_what_sqlite_would_have_to_run_is_refused(tmp_path, kind):
+    try:
+        path = database(tmp_path / "t.sqlite", *PROGRAMS[kind])
+    except sqlite3.OperationalError as error:
+        pytest.skip(f"this SQLite has no such module ({error})")
+    told = outcome(path)
+    assert told.startswith(f"refused: {path}: has a ")
+    assert "in place of the table" in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("sql", [f"CREATE VIEW {KERNELS} AS {ENDLESS}", f"CREATE TABLE hidden AS {ENDLESS}"])
+def test_the_schema_does_not_tell_what_a_view_is(tmp_path, sql):
+    path = database(tmp_path / "t.sqlite", STRINGS, PLAIN)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET sql = ? WHERE name = ?", (sql, KERNELS))
+    connection.close()
+    assert outcome(path).startswith("refused:")
+
+
+def test_views_of_the_users_own_are_no_fault(tmp_path):
+    training(tmp_path / "t.sqlite", None, steps=2)
+    truth = nsightkit.load(tmp_path / "t.sqlite")["kernels"]
+    database(tmp_path / "t.sqlite", f"CREATE VIEW long_kernels AS SELECT * FROM {KERNELS} WHERE end - start > 1000")
+    assert nsightkit.load(tmp_path / "t.sqlite")["kernels"].equals(truth)
+
+
+def test_an_index_changes_no_order(tmp_path):
+    path = tmp_path / "t.sqlite"
+    training(path, None, steps=2)
+    with sqlite3.connect(path) as connection:  # plain texts, in no order
+        connection.execute("UPDATE NVTX_EVENTS SET text = 'range ' || (rowid * 7919 % 101), textId = NULL")
+        truth = [name for (name,) in connection.execute("SELECT text FROM NVTX_EVENTS ORDER BY rowid")]
+        connection.execute("CREATE INDEX by_text ON NVTX_EVENTS (text, eventType)")
+    connection.close()
+    assert nsightkit.load(path)["ranges"]["name"].tolist() == truth
+
+
+# -- pages that SQLite never wrote ----------------------------------------------------------------------------------
+
+
+def schema(*tables: tuple[str, int, str], page_size: int) -> bytes:
+    """The first page, of (name, root page, SQL)."""
+    rows = [record("table", name, name, root, sql) for name, root, sql in tables]
+    return leaf([cell(number + 1, row) for number, row in enumerate(rows)], page_size, header=100)
+
+
+def shared_text(path: Path, name: str, columns: str, *values: int) -> Path:
+    """Ten thousand rows that end with one text of half a megabyte, the same for all of them."""
+    page, twigs, leaves = 512, 17, 58
+    chain = range(4 + twigs + twigs * leaves, 2001)
+    size = 39 + len(chain) * (page - 4)  # a row's first 39 bytes stand in its cell
+    start = 1 + len(values) + 3 + len(values)
+    types = bytes(1 for _ in values) + by_hand.varint(12 + 2 * (size - start) + 1)
+    row = cell(1, (bytes([len(types) + 1]) + types + bytes(values)).ljust(39, b"x"), size, chain[0])
+    kernels = f"CREATE TABLE {KERNELS} ({TIMES}, demangledName INTEGER)"
+    first = schema((KERNELS, 2, kernels), (name, 3, f"CREATE TABLE {name} ({columns})"), page_size=page)
+    tree = [interior(range(4, 4 + twigs), page)]
+    tree += [interior(range(twig, twig + leaves), page) for twig in range(4 + twigs, chain[0], leaves)]
+    tree += [leaf([row] * 10, page)] * (twigs * leaves)
+    overflow = [(number + 1 if number < chain[-1] else 0).to_bytes(4, "big").ljust(page, b"x") for number in chain]
+    return by_hand.write(path, [first, leaf([cell(1, record(1, 2, 0))], page), *tree, *overflow])
+
+
+def pages_used_again(path: Path, name: str, sql: str, *values: int | str) -> Path:
+    """A tree of 15 levels in which each page has its one child hundreds of times: more rows than can ever be read."""
+    page, levels = 4096, 15
+    first = schema((name, 2, sql), page_size=page)
+    tree = [interior([3 + level] * 400, page) for level in range(levels)]
+    return by_hand.write(path, [first, *tree, leaf([cell(1, record(*values))], page)])
+
+
+def endless_schema(path: Path) -> Path:
+    """A schema whose tree never ends, of entries that SQLite takes any number of times."""
+    page, levels = 4096, 15
+    entries = [
+        record("table", KERNELS, KERNELS, levels + 3, f"CREATE TABLE {KERNELS} (start UNIQUE, end)"),
+        *[record("index", f"sqlite_autoindex_{KERNELS}_1", KERNELS, levels + 4, None)] * 30,
+    ]
+    tree = [interior([2 + level] * 400, page, header=0 if level else 100) for level in range(levels)]
+    rows = leaf([cell(row + 1, entry) for row, entry in enumerate(entries)], page)
+    return by_hand.write(path, [*tree, rows, leaf([], page), b"\n\0\0\0\0\x10\0\0".ljust(page, b"\0")])
+
+
+def rows_of_nothing(path: Path, shared: int) -> Path:
+    """Millions of rows that are one row: a page points to it again and again."""
+    page, leaves = 65536, 13
+    columns = ", ".join(["start INTEGER", "end INTEGER", *(f"c{i} INTEGER" for i in range(200))])
+    first = schema((KERNELS, 2, f"CREATE TABLE {KERNELS} ({columns})"), page_size=page)
+    rows = leaf([cell(1, record(None, None))], page, shared=shared)
+    return by_hand.write(path, [first, interior(range(3, 3 + leaves), page), *[rows] * leaves])
+
+
+def other_root(path: Path) -> Path:
+    """Two tables under each other's names: the page that the schema seems to give is not the one that is read."""
+    page = 4096
+    sql = "CREATE TABLE {} (start INTEGER, end INTEGER)"
+    first = schema((KERNELS, 2, sql.format("other")), ("other", 3, sql.format(KERNELS)), page_size=page)
+    tree = [interior([4 + level] * 400, page) for level in range(15)]
+    rows = leaf([cell(1, record(1, 2))], page)
+    return by_hand.write(path, [first, rows, *tree, rows])
+
+
+PAGES: dict[str, Callable[[Path], Path]] = {
+    "shared text": lambda path: shared_text(path, "NVTX_EVENTS", f"{TIMES}, eventType INTEGER, text TEXT", 1, 2, 59),
+    "shared string": lambda path: shared_text(path, "StringIds", "id INTEGER, value TEXT", 0),
+    "shared detail": lambda path: shared_text(path, "META_DATA_EXPORT", "name INTEGER, value TEXT", 0),
+    "kernels without end": lambda path: pages_used_again(path, KERNELS, f"CREATE TABLE {KERNELS} ({TIMES})", 1, 2),
+    "kernels with texts": lambda path: pages_used_again(path, KERNELS, f"CREATE TABLE {KERNELS} ({TIMES})", "1", "2"),
+    "strings without end": lambda path: pages_used_again(
+        path, "StringIds", "CREATE TABLE StringIds (id INTEGER, value TEXT)", 1, "name"
+    ),
+    "details without end": lambda path: pages_used_again(
+        path, "META_DATA_EXPORT", "CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)", "name", "value"
+    ),
+    "schema without end": endless_schema,
+    "rows of nothing": lambda path: rows_of_nothing(path, 10_000),
+    "more cells than fit": lambda path: rows_of_nothing(path, 32_000),
+    "another root": other_root,
+}
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_pages_that_give_more_than_the_file_holds_are_refused(tmp_path, kind):
+    path = PAGES[kind](tmp_path / "t.sqlite")
+    assert path.stat().st_size < 1_100_000
+    assert outcome(path).startswith(f"refused: {path}: ")
+
+
+def test_what_is_written_by_hand_can_be_read(tmp_path):
+    """That the pages above are refused for what is wrong with them, and not for how they are written."""
+    page = 512
+    first = schema((KERNELS, 2, f"CREATE TABLE {KERNELS} ({TIMES})"), page_size=page)
+    leaves = [leaf([cell(10 * number + row, record(row, row + 5)) for row in range(4)], page) for number in range(5)]
+    path = by_hand.write(tmp_path / "t.sqlite", [first, interior(range(3, 8), page, step=10), *leaves])
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
+    assert sqlite_pages.extent(path, 2) == (20, 20 * len(record(1, 2)))
+    assert len(nsightkit.load(path)["kernels"]) == 20
+
+
+# -- what cells hold ----------------------------------------------------------------------------------------------
+
+
+def test_details_of_any_type_and_length(tmp_path):
+    path = tmp_path / "t.sqlite"
+    training(path, None, steps=2)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM TARGET_INFO_GPU")
+        rows = [
+            (0, "A100 " * 1_000_000, 2**62, "many", 1.5, None),
+            ("first", "no number", 0, 0, 0, 0),
+            (2, b"\xff\xfe", -5, 108, 8, 0),
+        ]
+        connection.executemany(
+            "INSERT INTO TARGET_INFO_GPU (id, name, totalMemory, smCount, computeMajor, computeMinor) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+        connection.execute("UPDATE META_DATA_EXPORT SET value = 2024 WHERE name = 'EXPORT_PRODUCT_VERSION'")
+        connection.execute("UPDATE META_DATA_EXPORT SET value = zeroblob(1000000) WHERE name = 'EXPORT_SCHEMA_VERSION'")
+        connection.execute("CREATE TABLE ANALYSIS_DETAILS (startTime, stopTime)")
+        connection.execute("INSERT INTO ANALYSIS_DETAILS VALUES (-9223372036854775808, 9223372036854775807)")
+    connection.close()
+    meta = nsightkit.load(path).meta
+    first, last = meta.gpus
+    assert first.name == ("A100 " * 40)
+    assert (first.device, first.sm_count, first.memory_bytes, first.compute_capability) == (0, None, 2**62, None)
+    assert (last.name, last.memory_bytes, last.sm_count, last.compute_capability) == ("\ufffd\ufffd", None, 108, "8.0")
+    assert meta.tool_version == "2024"
+    assert meta.schema is None or len(meta.schema) <= 200
+    assert meta.window_ns is None
+
+
+def test_a_name_of_megabytes_is_cut(tmp_path):
+    path = tmp_path / "t.sqlite"
+    training(path, None, steps=2)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE StringIds SET value = value || hex(zeroblob(4000000))")
+        connection.execute("UPDATE NVTX_EVENTS SET text = hex(zeroblob(4000000)), textId = NULL WHERE rowid = 1")
+    connection.close()
+    trace = nsightkit.load(path)
+    for table in ("kernels", "ranges"):
+        assert max(map(len, trace[table]["name"].cat.categories)) == 1 << 16
+
+
+@pytest.mark.parametrize("column", ["deviceId", "gridX", "registersPerThread"])
+def test_a_number_beyond_32_bits_is_not_another_number(tmp_path, column):
+    path = tmp_path / "t.sqlite"
+    training(path, None, steps=2)
+    database(path, f"UPDATE {KERNELS} SET {column} = 4294967297 WHERE rowid = 5")
+    with pytest.raises(nsightkit.TraceError, match=r"4,294,967,297 stands where numbers of 32 bits do"):
+        nsightkit.load(path)["kernels"]
+
+
+def test_many_processes_with_gpus_of_their_own_take_linear_time(tmp_path):
+    path = tmp_path / "t.sqlite"
+    count = 60_000
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"CREATE TABLE {KERNELS} ({TIMES}, deviceId INTEGER, globalPid INTEGER)")
+        connection.executemany(
+            f"INSERT INTO {KERNELS} VALUES (?, ?, 0, ?)", ((n, n + 1, (n + 1) << 24) for n in range(count))
+        )
+        connection.execute("CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId INTEGER, cudaId INTEGER, pid INTEGER)")
+        connection.executemany(
+            "INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (?, 0, ?)", ((n % 8, n + 1) for n in range(count))
+        )
+    connection.close()
+    script = "import sys, nsightkit; print(nsightkit.load(sys.argv[1], cache=False)['kernels']['device'].sum())"
+    assert run(script, path).strip() == str(sum(n % 8 for n in range(count)))
+
+
+def test_details_of_more_rows_than_any_export_has(tmp_path):
+    path = tmp_path / "t.sqlite"
+    numbers = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r WHERE x < 300000) SELECT x, x FROM r"
+    database(
+        path,
+        PLAIN,
+        "CREATE TABLE ThreadNames (nameId INTEGER, globalTid INTEGER)",
+        f"INSERT INTO ThreadNames {numbers}",
+    )
+    assert "has a table of details with over 262,144 rows" in outcome(path)
+
+
+# -- folders of Parquet -------------------------------------------------------------------------------------------
+
+
+def parquet_folder(folder: Path, **tables: pa.Table) -> Path:
+    folder.mkdir()
+    kernels = pa.table({"start": [1, 2], "end": [2, 3], "demangledName": [1, 2]})
+    for name, table in ({KERNELS: kernels} | tables).items():
+        pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
+    return folder
+
+
+def test_a_folder_of_parquet_that_unpacks_to_gigabytes(tmp_path):
+    same = pa.array(["x" * 1_000_000]).dictionary_encode()
+    indices = pa.array(np.zeros(3000, np.int32))
+    value = pa.DictionaryArray.from_arrays(indices, same.dictionary)
+    folder = parquet_folder(tmp_path / "f", StringIds=pa.table({"id": np.arange(3000), "value": value}))
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 100_000
+    assert outcome(folder) == "read"
+
+
+def test_a_folder_of_parquet_with_rows_for_nothing(tmp_path):
+    columns = {"start": np.zeros(60_000_000, np.int64)}
+    folder = parquet_folder(tmp_path / "f")
+    table = pa.table(columns | {"end": columns["start"]})
+    pq.write_table(table, folder / f"{KERNELS}.parquet", compression="zstd")
+    assert (folder / f"{KERNELS}.parquet").stat().st_size < 1_000_000
+    assert "would unpack to" in outcome(folder)
+
+
+@pytest.mark.parametrize(("count", "read"), [(80, True), (170, False)])
+def test_long_texts_of_parquet_take_little_memory(tmp_path, count, read):
+    texts = pa.array([f"{number:03}" + "x" * 2_000_000 for number in range(count)])
+    noise = [np.random.default_rng(number).bytes(1_000_000 // count) for number in range(count)]
+    table = pa.table({"id": np.arange(count) % 3, "value": texts, "noise": noise})
+    folder = parquet_folder(tmp_path / "f", StringIds=table)
+    assert outcome(folder).startswith("read" if read else "refused")
+
+
+@pytest.mark.parametrize("table", [KERNELS, "StringIds", "META_DATA_EXPORT"])
+def test_a_fifo_in_a_folder_of_parquet_is_not_opened(tmp_path, table):
+    folder = parquet_folder(tmp_path / "f")
+    (folder / f"{table}.parquet").unlink(missing_ok=True)
+    os.mkfifo(folder / f"{table}.parquet")
+    assert "is not a regular file" in outcome(folder)
+
+
+def test_a_fifo_is_no_database(tmp_path):
+    os.mkfifo(tmp_path / "t.sqlite")
+    with pytest.raises(nsightkit.TraceError, match="is not a regular file"):
+        nsys.open_sqlite(tmp_path / "t.sqlite")
+
+
+# -- reports --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch):
+    """A report in a folder of its own, and an nsys that exports any report as the same trace and counts its calls."""
+    (tmp_path / "bin").mkdir()
+    training(tmp_path / "export.sqlite", None, steps=2)
+    script = f'echo "$8" >> "{tmp_path}/calls"; cp "{tmp_path}/export.sqlite" "$7"'
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(tmp_path / "bin", script)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "runs").mkdir()
+    path = tmp_path / "runs" / "train.nsys-rep"
+    path.write_bytes(b"a report")
+    return path
+
+
+def calls(report: Path) -> int:
+    told = report.parents[1] / "calls"
+    return len(told.read_text().splitlines()) if told.exists() else 0
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("content", [b"my notes", b"SQLite format 3\0 of something else", None])
+@pytest.mark.parametrize("age", ["older", "newer"])
+def test_a_users_own_file_beside_a_report_is_never_replaced(report, cache, content, age):
+    own = report.with_suffix(".sqlite")
+    own.write_bytes((report.parents[1] / "export.sqlite").read_bytes() if content is None else content)
+    shift = 10**9 if age == "newer" else -(10**9)
+    os.utime(own, ns=(report.stat().st_mtime_ns + shift,) * 2)
+    before = [(file.name, file.read_bytes(), file.stat().st_mtime_ns) for file in sorted(report.parent.iterdir())]
+    if age == "newer" and content and content.startswith(b"SQLite"):
+        with pytest.raises(nsightkit.TraceError, match=r"train\.sqlite"):
+            nsightkit.load(report, cache=cache)
+    else:
+        assert nsightkit.load(report, cache=cache).size("kernels")
+        assert calls(report) == (0 if age == "newer" and content is None else 1)
+    after = [(file.name, file.read_bytes(), file.stat().st_mtime_ns) for file in sorted(report.parent.iterdir())]
+    assert after == before
+
+
+def test_a_report_is_exported_once_for_each_of_its_contents(report):
+    for _ in range(3):
+        assert nsightkit.load(report).size("kernels")
+    assert calls(report) == 1
+    os.utime(report, ns=(5, 5))  # older than its export, and still another one
+    assert nsightkit.load(report).size("kernels")
+    assert calls(report) == 2
+    written = report.stat().st_mtime_ns
+    report.write_bytes(b"a longer report")
+    os.utime(report, ns=(written, written))
+    assert nsightkit.load(report).size("kernels")
+    assert calls(report) == 3
+    assert [path.name for path in report.parent.iterdir()] == [report.name]
+    exports = report.parents[1] / "cache" / "nsightkit" / "exports"
+    assert exports.stat().st_mode & 0o777 == 0o700
+    assert len(list(exports.glob("*.sqlite"))) == 1
+
+
+@pytest.mark.parametrize("how", ["argument", "variable", "no cache folder"])
+def test_without_a_cache_an_export_goes_with_its_trace(report, monkeypatch, how):
+    temporary = report.parents[1] / "temporary"
+    if how == "variable":
+        monkeypatch.setenv("NSIGHTKIT_NO_CACHE", "1")
+    if how == "no cache folder":
+        (report.parents[1] / "cache").write_bytes(b"a file")
+    trace = nsightkit.load(report, cache=False if how == "argument" else None)
+    assert trace.size("kernels")
+    again = nsightkit.load(report, cache=False)
+    assert calls(report) == 1  # they share it
+    assert len(list(temporary.iterdir())) == 1
+    assert next(temporary.iterdir()).stat().st_mode & 0o777 == 0o700
+    del trace
+    gc.collect()
+    assert len(again["ranges"])
+    del again
+    gc.collect()
+    assert not list(temporary.iterdir())
+    assert not (report.parents[1] / "cache").is_dir()
+    assert [path.name for path in report.parent.iterdir()] == [report.name]
+
+
+def test_what_is_shared_of_a_report_needs_no_second_export(report):
+    trace = nsightkit.load(report, cache=False)
+    store.write(trace, report.parents[1] / "folder")
+    assert calls(report) == 1
+    assert not (report.parents[1] / "cache").exists()
+
+
+def test_an_export_that_fails_leaves_nothing(report, monkeypatch):
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(report.parents[1] / "bin", "echo no; exit 1")))
+    for cache in (True, False):
+        with pytest.raises(
+            nsightkit.TraceError, match=r"cannot export it.*-o .*runs/train.sqlite .*runs/train.nsys-rep"
+        ):
+            nsightkit.load(report, cache=cache)
+    gc.collect()
+    assert not list((report.parents[1] / "temporary").iterdir())
+    assert not list((report.parents[1] / "cache").rglob("*.*"))
+
+
+def test_a_link_in_place_of_the_kept_export_is_not_followed(report):
+    nsightkit.load(report)
+    (kept,) = (report.parents[1] / "cache" / "nsightkit" / "exports").glob("*.sqlite")
+    precious = report.parents[1] / "precious.sqlite"
+    precious.write_bytes(kept.read_bytes())
+    kept.unlink()
+    kept.symlink_to(precious)
+    before = precious.read_bytes()
+    assert nsightkit.load(report).size("kernels")
+    assert calls(report) == 2
+    assert not kept.is_symlink()
+    assert precious.read_bytes() == before
+
+
+def test_exports_in_a_folder_that_others_may_write_to_are_not_trusted(report):
+    exports = report.parents[1] / "cache" / "nsightkit" / "exports"
+    exports.mkdir(parents=True)
+    exports.chmod(0o777)
+    assert nsightkit.load(report).size("kernels")
+    assert not list(exports.iterdir())
