@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.errors import reading
+from nsightkit.trace import boundary
 
 __all__ = [
     "EVENT_TABLES",
@@ -211,6 +212,7 @@ class Trace:
     """
 
     def __init__(self, source: Source, path: str | None = None) -> None:
+        boundary.check_meta(path, source.meta, TABLES)
         self._source = source
         self.path = path
         self._columns: dict[str, dict[str, pd.Series]] = collections.defaultdict(dict)
@@ -260,7 +262,7 @@ class Trace:
     def t0_ns(self) -> int:
         """The trace's time zero on the source's clock."""
         with reading(self.path):
-            return self._source.first_ns()
+            return boundary.on_clock(self.path, self._source.first_ns())
 
     def size(self, table: str) -> int:
         """Rows of a table.
@@ -342,10 +344,10 @@ class Trace:
             fresh = {name: whole._source.read(name, columns) for name, columns in need.items() if columns}
         # The source knows its first event cheaply once the tables are read: shift only now.
         for name, frame in fresh.items():
-            for column in list(frame.columns):
-                series = frame.pop(column)  # so that the unshifted one can go
-                shift = whole.t0_ns if column in TIME_COLUMNS and len(series) else 0
-                whole._columns[name][column] = series - shift if shift else series
+            known = whole._columns[name]
+            dtypes = {column: TABLES[name][column] for column in need[name]}
+            shift = whole.t0_ns if len(frame) and not dtypes.keys().isdisjoint(TIME_COLUMNS) else 0
+            known.update(boundary.admitted(self.path, name, frame, dtypes, known, shift))
 
     def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """What an analysis derived from the trace, computed once.
@@ -412,7 +414,8 @@ class FrameSource:
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`Source`."""
-        return (self._frames[table] if table in self._frames else complete(table))[list(columns)]
+        frame = self._frames[table] if table in self._frames else complete(table)
+        return frame[[column for column in columns if column in frame]]
 
     def first_ns(self) -> int:
         """See :class:`Source`."""
@@ -461,7 +464,7 @@ NEUTRAL = {"parent": -1, "sequence": -1, "forward_thread": -1}
 
 
 def complete(table: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
-    """A frame with exactly the model's columns and dtypes; absent ones get their neutral value.
+    """A frame with the model's columns; absent ones get their neutral value. Times have none and stay absent.
 
     Parameters
     ----------
@@ -473,12 +476,12 @@ def complete(table: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
     frame = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
     given: dict[Any, Any] = ({"end_thread": frame["thread"]} if "thread" in frame else {}) | dict(frame.items())
     n = len(frame)
-    absent = {
-        column: categorical(np.zeros(n, np.int8), [""])
-        if dtype == "category"
-        else np.full(n, NEUTRAL.get(column, 0), dtype)
-        for column, dtype in TABLES[table].items()
-        if column not in given
-    }
-    told = {column: given[column].astype(dtype) for column, dtype in TABLES[table].items() if column in given}
-    return pd.DataFrame(absent | told, columns=list(TABLES[table]), copy=False)
+    columns: dict[str, Any] = {}
+    for column, dtype in TABLES[table].items():
+        if column in given:
+            columns[column] = boundary.converted(given[column], dtype)
+        elif dtype == "category":
+            columns[column] = categorical(np.zeros(n, np.int8), [""])
+        elif column not in TIME_COLUMNS or not n:
+            columns[column] = np.full(n, NEUTRAL.get(column, 0), dtype)
+    return pd.DataFrame(columns, copy=False)

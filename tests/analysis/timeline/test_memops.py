@@ -17,7 +17,7 @@ def test_each_direction_and_kind_is_a_row() -> None:
             "end_ns": [10, 130, 250, 300, 401],
             "kind": pd.Categorical(["HtoD", "HtoD", "HtoD", "DtoH", "memset"]),
             "bytes": [100, 300, 1000, 7, 2**60],
-            "src_kind": pd.Categorical(["pageable", "pageable", "pinned", "device", None]),
+            "src_kind": pd.Categorical(["pageable", "pageable", "pinned", "device", ""]),
             "dst_kind": pd.Categorical(["device", "device", "device", "pinned", "device"]),
         }
     )

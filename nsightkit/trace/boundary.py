@@ -1,0 +1,267 @@
+"""The boundary of a Trace: every column, the clock and the capture's description are checked once, on their way in.
+
+Behind it analyses add times, follow parents and join threads without looking. A source that gives anything else than
+the model says, such as a damaged file or a wrong frame, ends in an error that names file, table and column.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pandas.api.types import is_bool_dtype, is_integer_dtype, is_string_dtype
+
+from nsightkit.errors import TraceError
+
+__all__ = ["admitted", "check_meta", "converted", "on_clock"]
+
+_Path = str | os.PathLike[str] | None
+_REMEDY = "export or convert the original trace again"
+
+#: Times of a source, ns: half of what fits in 64 bits, so that they can be subtracted.
+_LIMIT_NS = 1 << 62
+#: Times of a trace, counted from its first event, ns: 104 days, so that sums of thousands of them are exact.
+_SPAN_NS = 1 << 53
+#: Sums of a column, so that several can be added.
+_LIMIT_SUM = 1 << 61
+
+#: The least value of columns that are not any number.
+_LEAST = {
+    "device": -1,
+    "level": 0,
+    "parent": -1,
+    "bytes": 0,
+    "registers": 0,
+    "static_shared_bytes": 0,
+    "dynamic_shared_bytes": 0,
+    **{f"{what}_{axis}": 0 for what in ("grid", "block") for axis in "xyz"},
+}
+#: Columns that hold rows of their own table, or depths in it.
+_ROWS = ("parent", "level")
+
+
+def admitted(
+    path: _Path,
+    table: str,
+    frame: pd.DataFrame,
+    dtypes: Mapping[str, str],
+    known: Mapping[str, pd.Series],
+    t0_ns: int,
+) -> dict[str, pd.Series]:
+    """Check columns that a source gave, and move their times to the trace's clock.
+
+    Parameters
+    ----------
+    path : path-like or None
+        Of the trace, for the message.
+    table : str
+    frame : DataFrame
+        What the source gave. Its columns are taken out one by one, so that memory holds each once.
+    dtypes : mapping of str to str
+        The columns that were asked for, with the model's dtype of each.
+    known : mapping of str to Series
+        The table's columns that the trace holds already.
+    t0_ns : int
+        The trace's time zero on the source's clock.
+
+    Returns
+    -------
+    dict of str to Series
+
+    Raises
+    ------
+    TraceError
+        A column is absent, or holds what the model does not allow.
+    """
+    size = len(next(iter(known.values()))) if known else len(frame)
+    columns: dict[str, pd.Series] = {}
+    for column, dtype in dtypes.items():
+        if column not in frame:
+            raise TraceError(path or "trace", f"lacks the column {table}.{column}", _REMEDY)
+        values = converted(frame.pop(column), dtype)
+        _refuse(path, table, column, _problem(column, values, dtype, size))
+        if column.endswith("_ns") and size:
+            _refuse(path, table, column, _problem_of_times(values.to_numpy(), t0_ns))
+            values = values - t0_ns if t0_ns else values
+        columns[column] = values
+    if not dtypes.keys().isdisjoint(("start_ns", "end_ns")):
+        both = {**known, **columns}
+        if "start_ns" in both and "end_ns" in both and size:
+            _refuse(
+                path, table, "end_ns", _problem_of_durations(both["start_ns"].to_numpy(), both["end_ns"].to_numpy())
+            )
+    return columns
+
+
+def converted(values: pd.Series, dtype: str) -> pd.Series:
+    """Give values the model's dtype where that loses nothing; any others come back as they are.
+
+    Parameters
+    ----------
+    values : Series
+    dtype : str
+        ``int32``, ``int64``, ``bool`` or ``category``.
+    """
+    if dtype == "category":
+        return _texts(values)
+    if values.dtype == dtype:
+        return values
+    if not len(values):
+        return pd.Series(dtype=dtype)
+    if values.hasnans:
+        return values
+    if dtype == "bool":
+        return values.astype(dtype) if is_bool_dtype(values) or _within(values, 0, 1) else values
+    limits = np.iinfo(dtype)
+    return values.astype(dtype) if _within(values, limits.min, limits.max) else values
+
+
+def on_clock(path: _Path, moment_ns: int) -> int:
+    """Check the start of a source's first event.
+
+    Parameters
+    ----------
+    path : path-like or None
+    moment_ns : int
+    """
+    if not isinstance(moment_ns, int) or abs(moment_ns) >= _LIMIT_NS:
+        raise TraceError(path or "trace", f"begins at an impossible time ({moment_ns} ns)", _REMEDY)
+    return moment_ns
+
+
+def check_meta(path: _Path, meta: Any, tables: Collection[str]) -> None:
+    """Check what a source says about the capture.
+
+    Parameters
+    ----------
+    path : path-like or None
+    meta : TraceMeta
+    tables : collection of str
+        The model's tables.
+
+    Raises
+    ------
+    TraceError
+        Something is of another type than the model has it, cannot be written as text, or cannot be.
+    """
+    problem = ""
+    try:
+        plain = msgspec.to_builtins(meta, str_keys=True, builtin_types=(bytes,))
+        msgspec.convert(plain, type(meta), str_keys=True)
+        msgspec.json.encode(plain)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        problem = str(error)
+    else:
+        begin, end = meta.window_ns or (0, 0)
+        if not -_LIMIT_NS < begin <= end < _LIMIT_NS:
+            problem = f"the capture runs from {begin} to {end} ns"
+        for table in set(meta.missing).difference(tables):
+            problem = f"there is no table {table!r}"
+    if problem:
+        raise TraceError(path or "trace", f"describes its capture wrongly ({problem})", _REMEDY)
+
+
+def _texts(values: pd.Series) -> pd.Series:
+    """Texts as a categorical whose categories have the model's dtype; any other values as they are."""
+    if not len(values):
+        return pd.Series(pd.Categorical([], pd.Index([], dtype="str")))
+    if not isinstance(values.dtype, pd.CategoricalDtype):
+        if not is_string_dtype(values):
+            return values
+        values = values.astype("category")
+    texts = values.cat.categories
+    if texts.dtype != "str" and is_string_dtype(texts):
+        with contextlib.suppress(UnicodeError):
+            return values.cat.rename_categories(texts.astype("str"))
+    return values
+
+
+def _within(values: pd.Series, low: int, high: int) -> bool:
+    """Whether values are integers from one number to another."""
+    return is_integer_dtype(values) and bool(values.min() >= low and values.max() <= high)
+
+
+def _refuse(path: _Path, table: str, column: str, problem: str | None) -> None:
+    """Raise the error that a column with a problem is."""
+    if problem:
+        raise TraceError(path or "trace", f"has a column {table}.{column} that {problem}", _REMEDY)
+
+
+def _problem(column: str, values: pd.Series, dtype: str, size: int) -> str | None:
+    """What the model does not allow in a column, whatever its table."""
+    if values.dtype != dtype:
+        return f"holds {values.dtype} where {dtype} is expected"
+    if len(values) != size:
+        return f"has {len(values):,} rows where the others have {size:,}"
+    if not size or dtype == "bool":
+        return None
+    if dtype == "category":
+        return _problem_of_texts(values.array)
+    least = _LEAST.get(column)
+    if least is None:
+        return None
+    numbers = values.to_numpy()
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < least:
+        return f"holds {low}, less than {least}"
+    if column in _ROWS and high >= size:
+        return f"holds {high}, in a table of {size:,} rows"
+    if column == "parent" and _has_circle(numbers):
+        return "goes in a circle"
+    if column == "bytes" and high * size >= _LIMIT_SUM and numbers.sum(dtype=np.float64) >= _LIMIT_SUM:
+        return "adds up to more than 64 bits hold"
+    return None
+
+
+def _problem_of_texts(values: Any) -> str | None:
+    """What is wrong with a categorical column."""
+    codes, texts = values.codes, values.categories
+    if codes.min() < 0:
+        return "has missing values"
+    if codes.max() >= len(texts):
+        return f"refers to text {codes.max()} of {len(texts):,}"
+    if not is_string_dtype(texts):
+        return "holds something else than text"
+    try:
+        "".join(texts).encode()
+    except UnicodeError:
+        return "holds text that is not valid Unicode"
+    return None
+
+
+def _problem_of_times(times: npt.NDArray[np.int64], t0_ns: int) -> str | None:
+    """What is wrong with times on the source's clock."""
+    low, high = int(times.min()), int(times.max())
+    if low <= -_LIMIT_NS or high >= _LIMIT_NS:
+        return "is outside the range of times"
+    if low - t0_ns < -_SPAN_NS or high - t0_ns > _SPAN_NS:
+        return "is over 100 days from the trace's first event"
+    return None
+
+
+def _problem_of_durations(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> str | None:
+    """What is wrong with starts and ends of the same events, on the trace's clock."""
+    early = end < start
+    if early.any():
+        return f"is before start_ns in {int(early.sum()):,} rows, first in row {int(early.argmax())}"
+    longest = int(end.max()) - int(start.min())
+    if longest * len(start) >= _LIMIT_SUM and (end - start).sum(dtype=np.float64) >= _LIMIT_SUM:
+        return "makes durations that add up to more than 64 bits hold"
+    return None
+
+
+def _has_circle(parent: npt.NDArray[np.int64]) -> bool:
+    """Whether following parents never ends for some row."""
+    above = np.append(parent, -1)  # the last is the parent of -1
+    # After k rounds `above` leads 2**k parents up. No chain is longer than the table.
+    for _ in range(len(parent).bit_length()):
+        if (above < 0).all():
+            return False
+        above = above[above]
+    return bool((above >= 0).any())
