@@ -46,8 +46,6 @@ _DEEP, _SLOW_CALL = 500, 10
 _OVERLAP = 0.02
 #: Of all operations, those that may be inferred to wait for another stream: beyond that, their streams are in doubt.
 _GUESSED = 1 / 3
-#: Calls that end before they begin, as a share of all, above which their times are not to be trusted.
-_REVERSED = 0.01
 #: Work whose launch was not recorded, as a share of all GPU work, above which no schedule can be made.
 _UNLINKED = 0.1
 #: Of so many samples a median tells as much as that of all.
@@ -176,8 +174,6 @@ class Schedule:
         whole = self.trace.whole
         calls = whole.table("calls", ["start_ns", "end_ns", "thread", "name"])
         self.call_start, self.call_end, self.call_thread = (calls[c].to_numpy() for c in calls.columns[:3])
-        if int((self.call_end < self.call_start).sum()) > _REVERSED * len(calls):
-            self.unplayable = "calls end before they begin"
         self.names = calls["name"]
         self.begun, self.done, self.by = (
             np.where(self.linked, column[self.launch], none)

@@ -429,13 +429,6 @@ def test_two_processes_whose_ids_collide(tmp_path: Path, name: str) -> None:
         assert together.row(change)["speedup"] == pytest.approx(alone.row(change)["speedup"], rel=0.01), change
 
 
-@pytest.mark.parametrize("table", ["kernels", "calls"])
-def test_times_that_run_backwards_are_not_played(tmp_path: Path, table: str) -> None:
-    frames = _frames(_trace(tmp_path, play(simulated_programs.PROGRAMS["item-each-layer"], seed=1)))
-    frames[table] = frames[table].rename(columns={"start_ns": "end_ns", "end_ns": "start_ns"})
-    assert WhatIf(Trace.from_frames(frames)).refused is not None
-
-
 def test_where_nothing_can_be_played_nothing_is_predicted(tmp_path: Path) -> None:
     trace = _trace(tmp_path, play(simulated_programs.PROGRAMS["busy"], seed=1))
     bare = Trace.from_frames({"kernels": trace.table("kernels")})
