@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,44 +12,106 @@ import pandas as pd
 
 from nsightkit.errors import UsageError
 
-__all__ = ["OPERATOR_RANGE", "compiled", "matching"]
+__all__ = ["OPERATOR_RANGE", "Expression", "Pattern", "compiled", "matching"]
 
 #: Ranges that a framework emits for its operators (`emit_nvtx`, `nsys --pytorch=autograd-nvtx`), no annotations.
 OPERATOR_RANGE = re.compile(r"^(aten|autograd|torch|c10d?|prims|quantized|_C)::|, (seq|op_id) = \d")
 
+_LONGEST = 1000
+#: Instructions of a compiled expression. A search takes at most some 25 ns for each of them and each character.
+_MOST_INSTRUCTIONS = 2000
+_MOST_BYTES = 1 << 20
+#: How RE2 names what it does not have, since it takes more than linear time.
+_UNSUPPORTED = re.compile(r"invalid perl operator: \(\?(<?[=!]|P)|invalid escape sequence: \\[1-9]")
 
-def compiled(pattern: str, option: str) -> re.Pattern[str]:
+
+class Expression(Protocol):
+    """A compiled regular expression: one of our own (:mod:`re`), or a :class:`Pattern`."""
+
+    def search(self, name: str, /) -> object:
+        """Find it in a name; None where it is not."""
+
+
+class Pattern:
+    """A regular expression that a person typed: RE2's, so that a search is linear in the length of the name.
+
+    Python's own can take for ever (``(a+)+$``), and lets no other thread of the process run meanwhile.
+
+    Parameters
+    ----------
+    expression : str
+
+    Raises
+    ------
+    ValueError
+        RE2 cannot compile it.
+    """
+
+    def __init__(self, expression: str) -> None:
+        import re2
+
+        options = re2.Options()
+        options.log_errors = False
+        options.max_mem = _MOST_BYTES
+        try:
+            self._compiled = re2.compile(expression, options)
+        except re2.error as error:
+            raise ValueError(_reason(error)) from error
+        if self._compiled.programsize > _MOST_INSTRUCTIONS:
+            raise ValueError("its repeats make it too large")
+
+    def search(self, name: str, /) -> object:
+        """Find it in a name; None where it is not."""
+        return self._compiled.search(name.encode("utf-8", "replace"))
+
+
+def _reason(error: Exception) -> str:
+    """Give RE2's reason, which comes as bytes."""
+    reason = error.args[0].decode("utf-8", "replace")
+    return "lookaround and back references are not supported" if _UNSUPPORTED.match(reason) else str(reason)
+
+
+@functools.lru_cache(256)
+def _pattern(expression: str) -> Pattern:
+    """Compile an expression once, so that what it found in names is remembered with it."""
+    return Pattern(expression)
+
+
+def compiled(pattern: str, option: str) -> Pattern:
     """Compile a regular expression that a person typed.
 
     Parameters
     ----------
     pattern : str
+        In RE2's syntax: Python's, without lookaround and back references; ``\\w``, ``\\d`` and ``\\b`` are of ASCII.
     option : str
         Where it came from, for the message.
 
     Returns
     -------
-    re.Pattern
+    Pattern
 
     Raises
     ------
     UsageError
-        It is malformed.
+        It is malformed, or too large.
     """
+    if len(pattern) > _LONGEST:
+        raise UsageError(f"{option}: a regular expression has at most {_LONGEST:,} characters, not {len(pattern):,}")
     try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+        return _pattern(pattern)
+    except ValueError as error:
         raise UsageError(f"{option}: {pattern!r} is not a regular expression ({error})") from error
 
 
-def matching(names: pd.Series, *patterns: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+def matching(names: pd.Series, *patterns: Expression) -> npt.NDArray[np.bool_]:
     """Which rows have a name that one of the patterns finds.
 
     Parameters
     ----------
     names : Series of category
         A name column of the model; each distinct name is looked at once.
-    *patterns : re.Pattern
+    *patterns : Expression
 
     Returns
     -------
@@ -60,6 +123,6 @@ def matching(names: pd.Series, *patterns: re.Pattern[str]) -> npt.NDArray[np.boo
 
 
 @functools.lru_cache(1 << 16)
-def _finds(pattern: re.Pattern[str], name: str) -> bool:
+def _finds(pattern: Expression, name: str) -> bool:
     """Whether a pattern finds a name; the steps of a trace have the same names, and each is asked about many times."""
     return pattern.search(name) is not None

@@ -18,7 +18,7 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import compiled, matching
+from nsightkit.analysis.core.names import Expression, compiled, matching
 from nsightkit.analysis.replay import Change, Played, Schedule
 from nsightkit.analysis.timeline import gaps
 from nsightkit.analysis.timeline.gaps import in_window
@@ -56,9 +56,11 @@ _LAUNCH_NS = 3_000
 #: Kernel time, as a share of the whole, that newly runs beside other kernels: above it nothing is predicted.
 _CROWDED = 0.1
 #: A number in a name; digits between letters again and again are a hash, in which they count.
-_NUMBER = re.compile(r"(?P<hash>(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})(?:[A-Za-z]*\d+[A-Za-z]+){2,}\d+[A-Za-z0-9]*)|\d+")
+_NUMBER = re.compile(r"(?P<hash>(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})[A-Za-z]*(?:\d+[A-Za-z]+){2,}\d+[A-Za-z0-9]*)|\d+")
 #: Changes below this gain are not worth a row of their own.
 _WORTH = 0.002
+#: Times stay within 64 bits up to it; and the most digits of a factor.
+_LARGEST_FACTOR, _LONGEST_FACTOR = 1000, 20
 
 
 def plain(name: str) -> str:
@@ -255,12 +257,12 @@ class WhatIf:
 
         return self._each(each)
 
-    def _without(self, pattern: re.Pattern[str]) -> Change:
+    def _without(self, pattern: Expression) -> Change:
         """GPU operations that take no time, and ranges and operators of the launching threads that do not either."""
         away = self.schedule.when(pattern.search, "ranges", "ops")
         return Change(away=away, durations_ns=self._scaled(pattern, 0.0))
 
-    def _scaled(self, pattern: re.Pattern[str], factor: float) -> Int:
+    def _scaled(self, pattern: Expression, factor: float) -> Int:
         """Durations where operations of some names take another time."""
         schedule = self.schedule
         table, row, operation = (schedule.parts[column].to_numpy() for column in schedule.parts)
@@ -325,8 +327,10 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
     if scale is not None:
         pattern, sign, factor = scale.rpartition("=")
         compiled(pattern, "--scale")
-        if not sign or not re.fullmatch(r"\d*\.?\d+", factor):
+        if not sign or len(factor) > _LONGEST_FACTOR or not re.fullmatch(r"\d*\.?\d+", factor):
             raise UsageError(f"--scale: {scale!r} is not of the form REGEX=F, with a factor such as 0.5")
+        if float(factor) > _LARGEST_FACTOR:
+            raise UsageError(f"--scale: the factor is above {_LARGEST_FACTOR:,}; give one such as 0.5")
         found.append(f"scale:{scale}")
     return found
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.intervals import Coverage, common, gpu_intervals, launch_of, launches_of, union
 from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
+from nsightkit.analysis.core.names import OPERATOR_RANGE, Expression, compiled, matching
 from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace
 from nsightkit.trace.nesting import nesting
 
@@ -34,6 +34,7 @@ DATA_LOADING = (
     r"(data|batch|sample|input)[\s_-]*(pipeline|wait|fetch|prefetch)|^(data|batch|dataset)([\s_-]*time)?$|"
     r"data[\s_-]*time\b|\b__next__\b|^next\(|collate"
 )
+_DATA = re.compile(DATA_LOADING)
 
 _OS_SLEEP = re.compile(r"^((clock_)?nanosleep|u?sleep)(64)?$")
 #: OS calls in which a thread waits for another thread or process, a socket or a disk. Sleeps are not among them.
@@ -199,7 +200,8 @@ class Threads:
 
     def __init__(self, trace: Trace, data_loading: str = DATA_LOADING) -> None:
         self.trace = trace.whole
-        self._data = compiled(data_loading, "data_loading")
+        # Ours looks around itself, which an expression of somebody else may not.
+        self._data = _DATA if data_loading == DATA_LOADING else compiled(data_loading, "data_loading")
         self.memo: dict[Any, Any] = {}
         called = self.trace.table("calls", ["thread"])["thread"].to_numpy()
         #: whether more than one thread calls CUDA, and more than one device had work
@@ -222,12 +224,12 @@ class Threads:
         return self._rows(table, np.flatnonzero(of == thread).astype(np.int32))
 
     @kept
-    def _flag(self, table: str, expression: re.Pattern[str]) -> Bool:
+    def _flag(self, table: str, expression: Expression) -> Bool:
         """Per row of a table: whether its name matches."""
         return matching(self.trace.table(table, ["name"])["name"], expression)
 
     @kept
-    def named(self, table: str, thread: int, expression: re.Pattern[str]) -> Track:
+    def named(self, table: str, thread: int, expression: Expression) -> Track:
         """The events of a table whose name matches."""
         track = self.events(table, thread)
         return track.subset(self._flag(table, expression)[track.row]) if len(track) else track

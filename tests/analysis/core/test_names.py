@@ -1,0 +1,109 @@
+"""Regular expressions that people type: what Python's find, in linear time."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+import pandas as pd
+import pytest
+
+from nsightkit import cli
+from nsightkit.analysis.core.names import compiled, matching
+from nsightkit.errors import UsageError
+from nsightkit.trace import store
+from nsightkit.trace.model import Trace
+
+#: With Python's own engine each takes longer than anybody waits, or is an error; here each is one or the other at once.
+BACKTRACKING = [
+    "(a+)+$",
+    "(a|a)*$",
+    "(a|aa)+$",
+    "(.*a){20}$",
+    "((a+)*)*$",
+    "(a*)*b",
+    "(a?){50}a{50}b",
+    r"(\w+\s?)*!$",
+    "(a{1000}){1000}",
+    "(((a{100}){100}){100}){100}",
+    "(a?){1000}" * 90,
+    "(" * 400 + "a" + ")+" * 400 + "$",
+    "a" * 1001,
+    "[" * 1000,
+    "(?i)[\x00-\U0010ffff]" * 40,
+]
+NAMES = ["a" * 3000 + "?", "b" * 3000, "aaaa " * 600 + "?", "a"]
+WORDS = [
+    *("forward", "backward", "step 12", "ProfilerStep#3", "aten::mm", "void k<float, 4>(int*)", "é", "data load", ""),
+    *("ncclDevKernel_AllReduce", "Memcpy HtoD", "layer.3/attn", "FORWARD", "a_b-c", "two\nlines", "加载 batch", "$x^2"),
+]
+#: Pieces that mean the same in both engines.
+PIECES = [
+    *("for", "ward", "step", "a", "b", "[a-z]+", "[^a-z]", r"\d+", ".", ".*", "(k|mm)", "(?:data|load)", "é", "::"),
+    *(r"\(", r"\*", "#", "^", "$", "x?", "[0-9]{1,2}", "(?P<n>w)", r"\.", "#", " ", "<", "l{2}", "加", r"\b", "(?i:F)"),
+]
+
+
+@pytest.mark.parametrize("expression", BACKTRACKING, ids=lambda text: text[:20])
+def test_none_takes_long(expression: str) -> None:
+    started = time.monotonic()
+    try:
+        found = matching(pd.Series(pd.Categorical(NAMES)), compiled(expression, "--match"))
+        assert len(found) == len(NAMES)
+    except UsageError as error:
+        assert str(error).startswith("--match: ")
+    assert time.monotonic() - started < 2
+
+
+def test_it_finds_what_python_finds() -> None:
+    names = pd.Series(pd.Categorical(WORDS))
+    tried = 0
+    for seed in range(2000):
+        choose = random.Random(seed)
+        expression = choose.choice(["", "", "(?i)"]) + "".join(choose.choices(PIECES, k=choose.randint(1, 4)))
+        try:
+            python = re.compile(expression, re.ASCII)
+        except re.error:
+            continue
+        tried += 1
+        expected = [python.search(name) is not None for name in WORDS]
+        assert matching(names, compiled(expression, "x")).tolist() == expected, expression
+    assert tried > 1500
+
+
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ("(?=a)", "lookaround and back references are not supported"),
+        ("(?<!a)b", "lookaround and back references are not supported"),
+        (r"(a)\1", "lookaround and back references are not supported"),
+        ("(?P<x>a)(?P=x)", "lookaround and back references are not supported"),
+        ("(", "missing )"),
+        ("a{2,1}", "repetition"),
+        ("\udcff", "not a regular expression"),
+        ("x" * 1001, "at most 1,000 characters"),
+        ("a{1000}" * 9, "too large"),
+    ],
+)
+def test_what_it_refuses(expression: str, says: str) -> None:
+    with pytest.raises(UsageError, match="^--within: ") as raised:
+        compiled(expression, "--within")
+    assert says in str(raised.value)
+
+
+def test_names_that_are_no_utf8() -> None:
+    assert compiled("caf.$", "x").search("caf\udce9")
+
+
+def test_the_command_line_is_quick(tmp_path, capsys) -> None:
+    name = "a" * 3000 + "?"
+    frame = pd.DataFrame({"start_ns": [0], "end_ns": [9], "name": [name], "process": 7, "thread": 7 << 24 | 1})
+    kernels = pd.DataFrame({"start_ns": [2], "end_ns": [5], "name": [name], "process": 7})
+    store.write(Trace.from_frames({"ranges": frame, "kernels": kernels}), tmp_path / "t")
+    for command, option in (("ranges", "--match"), ("kernels", "--within"), ("whatif", "--without"), ("steps", "--match")):
+        for expression in BACKTRACKING:
+            started = time.monotonic()
+            assert cli.run([command, str(tmp_path / "t"), option, expression]) in (0, 2)
+            assert time.monotonic() - started < 5
+            assert "Traceback" not in capsys.readouterr().err
