@@ -21,7 +21,7 @@ import typer
 
 from nsightkit import __version__, answers, capture, configurations, hardware, investigations, show, verbs
 from nsightkit.errors import NsightkitError, UsageError, in_words
-from nsightkit.show import Format, bar, note, one_line, printing, progress, write
+from nsightkit.show import Format, bar, note, plain, printing, progress, stdout_problem, write
 from nsightkit.verbs import FILTERS, OTHERS, QUESTIONS, Answer, Help, Question
 
 if TYPE_CHECKING:
@@ -405,7 +405,7 @@ def convert(
 
         (viewer if chrome else store).write(opened, out)
     document = {"trace": str(trace), "out": str(out), "bytes": _size(out)}
-    write(session.format, document, lambda console: console.print(one_line(out)))
+    write(session.format, document, lambda console: console.print(plain(out)))
 
 
 @_command(_READING)
@@ -425,10 +425,10 @@ def scrub(
         copied = scrubbing.copy(trace, out, overwrite=overwrite)
 
     def table(console: Console) -> None:
-        title = one_line(f"removed from {trace.name}")
+        title = plain(f"removed from {trace.name}")
         columns, empty = ["kind", "place", "count"], "there was nothing to remove"
         show.print_rows(console, columns, copied.removed, title=title, empty=empty)
-        console.print(one_line(out))
+        console.print(plain(out))
 
     write(format, {"trace": str(trace), "out": str(out), "bytes": _size(out), "removed": copied.removed}, table)
 
@@ -452,7 +452,7 @@ def report(
 
         size = page.write(page.labelled(opened), output, title=title, selection=" ".join(sessions[0].selection))
     document = {"traces": [str(path) for path in traces], "out": str(output), "bytes": size}
-    write(sessions[0].format, document, lambda console: console.print(one_line(output)))
+    write(sessions[0].format, document, lambda console: console.print(plain(output)))
 
 
 # ---------------------------------------------------------------- commands on this machine
@@ -847,7 +847,7 @@ def _captured(format: Format | None, captured: Captured) -> None:  # noqa: A002
         note(remark)
     if captured.returncode:
         note(f"the program itself ended with code {captured.returncode}; the trace is there all the same")
-    write(format, dataclasses.asdict(captured), lambda console: console.print(one_line(captured.trace), soft_wrap=True))
+    write(format, dataclasses.asdict(captured), lambda console: console.print(plain(captured.trace), soft_wrap=True))
 
 
 # ---------------------------------------------------------------- entry
@@ -894,7 +894,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception, text: str, code: int = 2) -> int:
     if os.environ.get("NSIGHTKIT_DEBUG", "") not in ("", "0"):
-        traceback.print_exception(error)
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            print(plain(line), file=sys.stderr)
     note(text)
     return code
 

@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from nsightkit.safe import plain
+
 __all__ = ["NsightkitError", "TraceError", "UsageError", "in_words", "reading"]
 
 #: What lies in a repository in place of a large file that was not fetched.
@@ -21,6 +23,9 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 class NsightkitError(Exception):
     """Base of every error that is the input's or the environment's fault, not ours."""
+
+    def __str__(self) -> str:
+        return plain(super().__str__())  # it may name a file, and quote what is in it
 
 
 class UsageError(NsightkitError):

@@ -12,13 +12,13 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from nsightkit import __version__, show
 from nsightkit.errors import UsageError, in_words, reading
+from nsightkit.safe import json_text
 from nsightkit.verbs import FILTERS, OTHERS, QUESTIONS, Answer, Help, Question, filters
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _short(value: Any, sentence: int, name: int, in_row: bool = False) -> Any:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return json_text(value, compact=True)
 
 
 def _size(value: Any) -> int:
@@ -277,7 +277,7 @@ def serve(*, cache: bool | None = None) -> None:
                 raise UsageError(f"there is no tool {name!r}; there are {', '.join(tools)}")
             text, failed = tools[name].answer(given), False
         except Exception as error:
-            text, failed = show.one_line(in_words(error)[0])[:_ERROR], True
+            text, failed = show.plain(in_words(error)[0])[:_ERROR], True
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
 
     async def listing(*_: Any) -> types.ListToolsResult:

@@ -1,8 +1,9 @@
 """How answers are printed: tables for people, CSV and JSON for programs; all else is a line on stderr.
 
 The machine formats carry exact values: times as integer nanoseconds, shares as 0 to 1, and null (an empty
-field) for what is not known. Tables round, humanise, and shorten names; text from a trace is hostile, so
-control characters are dropped and no markup in it is obeyed.
+field) for what is not known. Tables round, humanise, and shorten names. Text from a trace is hostile: no markup in it
+is obeyed, control and invisible characters are written as escapes, and a CSV cell never begins as a formula does. JSON
+decodes to the names as they are in the trace.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import math
 import os
 import re
@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from nsightkit.analysis.core.text import bytes_text, count_text, digits, plain, short_name, time_text
+from nsightkit.analysis.core.text import bytes_text, count_text, digits, short_name, time_text
+from nsightkit.safe import json_text, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,6 @@ __all__ = [
     "header_text",
     "is_text",
     "note",
-    "one_line",
     "plain",
     "print_facts",
     "print_lines",
@@ -115,11 +115,11 @@ def write_json(result: Mapping[str, Any] | Iterable[Mapping[str, Any]], out: Tex
     out : text file
     """
     if isinstance(result, Mapping):
-        out.write(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        out.write(json_text(result, indent=2) + "\n")
         return
     before = "["
     for row in result:
-        out.write(f"{before}\n{json.dumps(row, ensure_ascii=False, allow_nan=False)}")
+        out.write(f"{before}\n{json_text(row)}")
         before = ","
     out.write("[]\n" if before == "[" else "\n]\n")
 
@@ -137,8 +137,21 @@ def write_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], out: Te
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        values = (row[c] for c in columns)
-        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, (dict, list)) else v for v in values])
+        writer.writerow([_csv_cell(row[c]) for c in columns])
+
+
+#: What a spreadsheet takes for the beginning of a formula, in either width.
+_FORMULA = re.compile(r"[=+@＝＋＠]|[-－](?!\d+(\.\d+)?$)")
+
+
+def _csv_cell(value: Any) -> Any:
+    """Write text so that neither a terminal nor a spreadsheet obeys it; numbers stay as they are."""
+    if isinstance(value, (dict, list)):
+        return json_text(value)
+    if not isinstance(value, str):
+        return value
+    text = plain(value)
+    return f"'{text}" if _FORMULA.match(text) else text
 
 
 # ---------------------------------------------------------------- text
@@ -520,14 +533,15 @@ def printing() -> Iterator[Any]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def one_line(text: object) -> str:
-    """Make a message one line of printable text, whatever a file's name holds."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+def _discard_stdout() -> None:
+    """Let what is left for stdout go nowhere: Python writes it once more when it exits, which must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:
     """Say something beside the answer."""
-    print(f"nsightkit: {one_line(text)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a stderr that takes no text is no reason to end without the answer
+        print(f"nsightkit: {plain(text)}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -542,7 +556,7 @@ def progress(text: str) -> Iterator[None]:
         from rich.console import Console
         from rich.markup import escape
 
-        shown.enter_context(Console(stderr=True).status(escape(one_line(text)) + " …"))
+        shown.enter_context(Console(stderr=True).status(escape(plain(text)) + " …"))
 
     timer = threading.Timer(1.0, show_it)
     timer.start()
@@ -567,4 +581,4 @@ def bar(total: int) -> Iterator[Callable[[int, str], None] | None]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task("", total=total)
-        yield lambda done, text: shown.update(task, completed=done, description=escape(text))
+        yield lambda done, text: shown.update(task, completed=done, description=escape(plain(text)))

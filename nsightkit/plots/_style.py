@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import LogLocator, NullLocator
 
+from nsightkit import safe
 from nsightkit.plots.looks import BLUE, GREEN, OCHRE, PURPLE, RED, VERMILION, spoken, tick
 
 #: A colour and a hatch.
@@ -52,7 +53,7 @@ def plain(text: object, longest: int = 60) -> str:
 
     Names come from the profiled program: `$` would start a formula, and a character the font lacks warns.
     """
-    words = " ".join(str(text).split())
+    words = safe.plain(text)
     words = words if len(words) <= longest else words[: longest - 1] + "…"
     return "".join(c if _font().get_char_index(ord(c)) else "□" for c in words).replace("$", r"\$")
 

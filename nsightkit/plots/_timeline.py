@@ -198,9 +198,10 @@ def _static(trace: Trace, title: str, levels: int) -> tuple[str, str]:
     used = set(re.findall(r"(?:#|url\(#)([\w-]+)", svg))
     for pattern, new in (
         (r"^.*?<svg ", lambda _: opening),
-        (r"(?<=data:image/png;base64,)[^\"]*", lambda found: _few_colours(found[0])),
+        # Of an element: a name can hold the rest.
+        (r"(<image [^<>]*base64,)([^\"]*)", lambda found: found[1] + _few_colours(found[2])),
         (r"<metadata>.*?</metadata>", lambda _: ""),
-        (r"font-family: [^;]*;", lambda _: "font-family: 'DejaVu Sans', Verdana, sans-serif;"),
+        (r"font-family: [^;<>]*;", lambda _: "font-family: 'DejaVu Sans', Verdana, sans-serif;"),
         (r' id="([\w-]+)"', lambda found: found[0] if found[1] in used else ""),
         (_INK, lambda _: "currentColor"),
     ):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from nsightkit.safe import plain
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
@@ -159,4 +160,4 @@ def _lane(label: str, table: str, device: int, events: pd.DataFrame, called: pd.
         names = names.rename_categories(lambda kind: kind if kind == "memset" else f"copy {kind}")
     elif table == "graphs":
         names = names.rename_categories(lambda graph: f"CUDA graph {graph}")
-    return Lane(label, table, device, events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), names, row)
+    return Lane(plain(label), table, device, events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), names, row)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nsightkit.safe import plain
+
 # Mid tones after Okabe and Ito: each stands out by at least 3:1 (WCAG 1.4.11) from a white and from a near-black page,
 # and neighbours differ in lightness too, so that a figure survives greyscale and colour-blind readers.
 BLUE, VERMILION, GREEN, PURPLE, GREY, OCHRE, RED = (
@@ -69,5 +71,5 @@ def duration(ns: float) -> str:
 def spoken(pairs: Iterable[tuple[object, str]], most: int = 6) -> str:
     """Write out names and values for alternative text."""
     pairs = list(pairs)
-    said = ", ".join(f"{' '.join(str(name).split())[:60]} {value}" for name, value in pairs[:most])
+    said = ", ".join(f"{plain(name)[:60]} {value}" for name, value in pairs[:most])
     return f"{said}, and {len(pairs) - most} more" if len(pairs) > most else said

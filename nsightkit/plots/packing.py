@@ -27,6 +27,7 @@ from nsightkit.plots.looks import (
     RED,
     VERMILION,
 )
+from nsightkit.safe import plain
 from nsightkit.trace.model import GPU_TABLES
 
 _Ints = npt.NDArray[np.int64]
@@ -141,7 +142,7 @@ class _Prepared:
     """One trace's lanes and the rows that its two views show."""
 
     def __init__(self, found: Lanes, label: str, names: _Names) -> None:
-        lanes, self.label, self.left_out = found.lanes, label, found.left_out
+        lanes, self.label, self.left_out = found.lanes, _shown(label), found.left_out
         self.first = min((int(lane.start.min()) for lane in lanes), default=0)
         self.span = max(max((int(lane.end.max()) for lane in lanes), default=0) - self.first, 1)
         tables = {lane.table for lane in lanes}
@@ -235,7 +236,7 @@ def _events(lane: Lane, first: int, names: _Names, own_groups: dict[str, int]) -
 
 
 def _shown(text: str) -> str:
-    text = " ".join(text[: 4 * _LONGEST_NAME].split())
+    text = plain(text[: 4 * _LONGEST_NAME])
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 
 

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-from nsightkit.analysis.core.text import plain
+from nsightkit.safe import plain
 
 #: Longest text of a trace in one place; kernels fused by a compiler have been seen with 3,000 characters.
 _LONGEST = 400

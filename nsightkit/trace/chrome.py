@@ -13,7 +13,6 @@ import gzip
 import itertools
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -25,13 +24,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nsightkit.errors import UsageError
+from nsightkit.safe import json_text
 from nsightkit.trace.files import replacing
 from nsightkit.trace.kineto import COLLECTIVE, MEMBERS, short_kernel_name
 from nsightkit.trace.model import GPU_TABLES, NEUTRAL, Trace
 from nsightkit.trace.nesting import crossings, lanes
+from nsightkit.trace.output import require_free
 from nsightkit.trace.share.clean import clean
 
-__all__ = ["json_text", "write"]
+__all__ = ["write"]
 
 _Ints = npt.NDArray[np.integer[Any]]
 #: Text of rows: constants and columns of text, in the order in which they stand.
@@ -333,18 +334,6 @@ def _us(ns: npt.ArrayLike) -> _Pieces:
     """Microseconds with three decimals; `ns` must not be negative."""
     whole, rest = np.divmod(np.asarray(ns, np.int64), 1000)
     return [_plain(whole), ".", _THOUSANDTHS.take(pa.array(rest))]
-
-
-def json_text(value: object) -> str:
-    """JSON in UTF-8 itself: Perfetto shows the digits of an escape, and not what they stand for.
-
-    Parameters
-    ----------
-    value : object
-    """
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    half_a_character = re.search("[\ud800-\udfff]", text)
-    return json.dumps(value, default=str) if half_a_character else text
 
 
 def _each(column: pd.Series[Any], text: Callable[[str], str | None] = json_text) -> pa.Array:

@@ -36,6 +36,7 @@ from nsightkit.analysis.compare.runs import (
 )
 from nsightkit.analysis.core.noise import thinned
 from nsightkit.errors import TraceError, UsageError
+from nsightkit.safe import json_text
 from nsightkit.trace.files import replacing
 
 __all__ = ["FORMAT", "MOST_RUNS", "Baseline", "Kept", "make", "read", "write"]
@@ -318,7 +319,7 @@ def _text(baseline: Baseline) -> str:
         "conditions": dict(baseline.conditions),
         "metrics": metrics,
     }
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json_text(document, indent=2)
     # Lists of numbers only: a line break cannot stand in a JSON string.
     return re.sub(r"\[\n\s+([\d.,\s+e-]*?)\s*\n\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from nsightkit.analysis.compare.diff import percent, signed
 from nsightkit.analysis.compare.per_step import NO_OPERATOR
-from nsightkit.analysis.core.text import bytes_text, plain, short_name, time_text
+from nsightkit.analysis.core.text import bytes_text, short_name, time_text
+from nsightkit.safe import plain
 
 __all__ = ["markdown", "name_of", "rows", "sections"]
 

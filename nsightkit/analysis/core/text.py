@@ -1,24 +1,12 @@
-"""Amounts and names as a sentence has them: times and bytes with a unit, text from a trace on one safe line."""
+"""Amounts and names as a sentence has them: times and bytes with a unit, kernels without their namespaces."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["bytes_text", "count_text", "digits", "plain", "short_name", "time_text"]
+from nsightkit.safe import plain
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
-
-
-def plain(text: object) -> str:
-    """Make text from anywhere safe for a terminal, on one line.
-
-    Parameters
-    ----------
-    text : object
-    """
-    cleaned = " ".join(_ESCAPES.sub("", str(text)).split())
-    return "".join(c for c in cleaned if c.isprintable())
-
+__all__ = ["bytes_text", "count_text", "digits", "short_name", "time_text"]
 
 def time_text(ns: float | None) -> str:
     """Write a duration in the unit a person would choose, to three or four digits.

@@ -1,0 +1,166 @@
+"""What is printed and written: no name of a trace or of a file is obeyed by a terminal, a program or a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import hostile
+import pytest
+
+from nsightkit import cli, errors, mcp, safe, show
+from nsightkit.trace import chrome, store
+
+#: A few of each kind: controls, C1, bidi, zero-width, separators, halves of characters, tags, private, spaces, plain.
+CHARACTERS = [
+    *map(chr, (*range(0x20), *range(0x7F, 0xA1), 0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F))),
+    *map(chr, (*range(0x2060, 0x2070), 0xFEFF, 0xD800, 0xDFFF, 0xE000, 0x3000, 0xE0001, 0xFFFB, 0x10FFFF)),
+    *"aZ09 π加😀\\\"'<>&=+-@$[]{},;\t\n",
+]
+
+
+def is_safe(text: str) -> bool:
+    return all(c.isprintable() or c in "\n\u3000\xa0" for c in text)
+
+
+def test_text_json_and_csv_of_anything() -> None:
+    """Text shows on one line what a terminal would obey; JSON decodes to the original; CSV has no formula."""
+    for seed in range(500):
+        choose = random.Random(seed)
+        _check("".join(choose.choices(CHARACTERS, k=choose.randint(0, 40))))
+
+
+def _check(text: str) -> None:
+    shown = safe.plain(text)
+    assert is_safe(shown)
+    assert "\n" not in shown
+    assert safe.plain(shown) == shown
+    document = {text: [text, {"a": text}, 1.5, None], "n_ns": 3}
+    for written in (safe.json_text(document), safe.json_text(document, indent=2), safe.json_text(text, compact=True)):
+        assert is_safe(written)
+    assert json.loads(safe.json_text(document, indent=2)) == document
+    out = io.StringIO()
+    show.write_csv(["name", "total_ns", "nested"], [{"name": text, "total_ns": -3, "nested": [text]}], out)
+    assert is_safe(out.getvalue())
+    [_, (name, total, nested)] = csv.reader(io.StringIO(out.getvalue(), newline=""))
+    assert name.removeprefix("'") == shown.removeprefix("'")
+    assert not name.startswith(("=", "+", "@", "＝", "＋", "＠", "\t", "\r"))
+    assert total == "-3"
+    assert json.loads(nested) == [text]
+
+
+@pytest.mark.parametrize("text", ["-1", "-1.5", "5", "a=1"])
+def test_a_number_is_no_formula(text: str) -> None:
+    out = io.StringIO()
+    show.write_csv(["name", "a", "b"], [{"name": text, "a": -5, "b": -0.5}], out)
+    assert out.getvalue() == f"name,a,b\n{text},-5,-0.5\n"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace whose own name a terminal would obey."""
+    folder = tmp_path_factory.mktemp("hostile") / "\x1b]52;c;eA==\x07\u202e.parquet"
+    store.write(hostile.trace(), folder)
+    return folder
+
+
+COMMANDS = [
+    ["kernels"],
+    ["ranges"],
+    ["gaps", "--each"],
+    ["where", "--by", "op"],
+    ["calls", "--os"],
+    ["memops"],
+    ["summary"],
+    ["verdict"],
+    ["whatif", "no-cpu-work"],
+    ["diff"],
+    ["diff", "--markdown"],
+]
+
+
+@pytest.mark.parametrize("format", ["table", "csv", "json"])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_what_a_command_prints(command: list[str], format: str, path: Path, capsys: Any) -> None:  # noqa: A002
+    files = [str(path)] * (2 if command[0] == "diff" else 1)
+    options = [] if "--markdown" in command else ["--format", format]
+    assert cli.run([command[0], *files, *command[1:], *options]) == 0
+    out, err = capsys.readouterr()
+    if command[-1] == "--markdown":  # where a mention is broken by a character without a width
+        out = out.replace("@\u200b", "@")
+    assert is_safe(out)
+    assert is_safe(err)
+    assert err.count("\n") == len(err.splitlines())
+    if format == "json" and "--markdown" not in command:
+        json.loads(out)
+    if command == ["kernels"] and format == "json":
+        assert {row["name"] for row in json.loads(out)} == set(hostile.NAMES)
+    if command == ["kernels"] and format == "csv":
+        names = [row["name"] for row in csv.DictReader(io.StringIO(out, newline=""))]
+        assert {n.removeprefix("'") for n in names} == {show.plain(n).removeprefix("'") for n in hostile.NAMES}
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_what_an_error_says(debug: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file's name and a piece of it, on stderr and in a traceback of Python's own."""
+    monkeypatch.setenv("NSIGHTKIT_DEBUG", debug)
+    bad = tmp_path / "\x1b[31m\u202e\n.json"
+    bad.write_text('{"traceEvents": [{"ph": "\x9b\u202e", "ts": "\x1b]0;x"')
+    for arguments in (["kernels", str(bad)], ["diff", str(bad), str(bad)], ["report", str(bad), "-o", "\x1b[1m.txt"]):
+        assert cli.run(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert is_safe(err)
+    assert is_safe(str(errors.TraceError(str(bad), "holds \x1b[2J", "\x9b")))
+
+
+def test_what_the_server_answers(path: Path) -> None:
+    for name, tool in mcp._tools(False).items():
+        if name in ("memory", "ncu"):
+            continue
+        files = {"before": path, "after": path} if name == "diff" else {"trace": path}
+        try:
+            said = tool.answer(files)
+        except errors.UsageError as error:  # no peaks are known of such a card
+            said = str(error)
+        assert is_safe(said), name
+
+
+def test_what_a_viewers_file_holds(tmp_path: Path) -> None:
+    chrome.write(hostile.trace(), tmp_path / "t.json")
+    text = (tmp_path / "t.json").read_text("utf-8")
+    assert is_safe(text)
+    names = {event["name"] for event in json.loads(text)["traceEvents"] if event.get("cat") == "kernel"}
+    assert names == set(hostile.NAMES)
+
+
+def test_progress_names_a_file_safely(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr("threading.Timer", lambda _, show_it: _Now(show_it))
+    with show.progress("reading \x1b]52;c;eA==\x07\u202e [bold]x"):
+        pass
+    shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "\\x1b]52" in shown
+    assert "[bold]x" in shown
+    assert not {"\x07", "\u202e"} & set(shown)
+
+
+class _Now:
+    """A timer that is up at once."""
+
+    def __init__(self, run: Any) -> None:
+        self.start = run
+
+    def cancel(self) -> None:
+        pass
+
+    join = cancel
