@@ -48,7 +48,7 @@ class Trace(Questions, model.Trace):
 
     # -- what it writes
 
-    def report(self, out: str | os.PathLike[str], *, title: str | None = None) -> Path:
+    def report(self, out: str | os.PathLike[str], *, title: str | None = None, overwrite: bool = False) -> Path:
         """Write one HTML file to send: the answer, the tables and a timeline, without secrets.
 
         Parameters
@@ -56,10 +56,12 @@ class Trace(Questions, model.Trace):
         out : path-like
             The page.
         title : str, optional
+        overwrite : bool
+            Replace an existing file.
         """
         from nsightkit import report as page
 
-        page.write(page.labelled([self]), Path(out), title=title)
+        page.write(page.labelled([self]), Path(out), title=title, overwrite=overwrite)
         return Path(out)
 
     @property

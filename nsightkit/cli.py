@@ -59,6 +59,7 @@ FormatOpt = Annotated[
     Help("Default: a table on a terminal, csv where the output goes to a file or a pipe.", flag="--format -f"),
 ]
 NoCacheOpt = Annotated[bool, Help("Neither read nor write the cache beside a big trace.")]
+OverwriteOpt = Annotated[bool, Help("Replace what an earlier run wrote there.")]
 
 
 # ---------------------------------------------------------------- shared
@@ -158,12 +159,14 @@ def _command(
     return made
 
 
-def _check_place(out: Path, sessions: Sequence[_Session] = (), why: str = "") -> None:
-    """Refuse a file to write where it cannot be, or where it would take a trace's place."""
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"{out}: its folder does not exist; make it first")
-    if out.exists() and any(session.path.exists() and out.samefile(session.path) for session in sessions):
-        raise UsageError(f"{out}: {why}; give another name")
+def _require_free(out: Path, *, overwrite: bool, traces: Sequence[Path] = (), folder: bool = False) -> None:
+    """Refuse a place for a result before anything is read: one that is taken, or where a trace lies."""
+    from nsightkit.trace import output
+
+    if out.exists() and any(trace.exists() and out.samefile(trace) for trace in traces):
+        raise UsageError(f"{out}: is the trace itself; give another name")
+    require = output.require_free_folder if folder else output.require_free
+    require(out, overwrite=overwrite)
 
 
 def _size(out: Path) -> int:
@@ -390,20 +393,20 @@ def convert(
     trace: TraceArg,
     out: Annotated[Path, Help("NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder.", "OUT")],
 ) -> None:
+    *,
+    overwrite: OverwriteOpt = False,
     """Write a trace, or a part of one, for a timeline viewer or as Parquet tables; it holds no secrets (see scrub)."""
     session = session_of(trace)
     chrome = out.name.endswith((".json", ".json.gz"))
     if not chrome and out.suffix not in ("", ".parquet"):
         raise UsageError(f"{out}: the output's name must end in .json.gz, .json or .parquet")
-    _check_place(out, [session], "the output would replace the trace")
-    if chrome and out.is_dir():
-        raise UsageError(f"{out}: is a folder; give a file name")
+    _require_free(out, overwrite=overwrite, traces=[trace], folder=not chrome)
     opened = session.open()
     with progress(f"writing {out.name}"):
         from nsightkit.trace import chrome as viewer
         from nsightkit.trace import store
 
-        (viewer if chrome else store).write(opened, out)
+        (viewer if chrome else store).write(opened, out, overwrite=overwrite)
     document = {"trace": str(trace), "out": str(out), "bytes": _size(out)}
     write(session.format, document, lambda console: console.print(plain(out)))
 
@@ -415,7 +418,7 @@ def scrub(
     ],
     out: Annotated[Path, Help("The copy, of the same kind.", "OUT")],
     *,
-    overwrite: Annotated[bool, Help("Replace what is there.", flag="--overwrite --force")] = False,
+    overwrite: OverwriteOpt = False,
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Write a copy that is safe to share: no environment, host, user, paths or tokens; the same answers."""
@@ -441,16 +444,18 @@ def report(
     output: Annotated[Path, Help("The page to write.", "FILE.html", flag="--output -o")],
     title: Annotated[str | None, Help("What the page is called.", "TEXT")] = None,
 ) -> None:
+    overwrite: OverwriteOpt = False,
     """Write one HTML file to send: the answer, the tables and a timeline of one or more traces, without secrets."""
     if output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{output}: the page's name must end in .html")
     sessions = [session_of(path) for path in traces]
-    _check_place(output, sessions, "the page would replace a trace")
+    _require_free(output, overwrite=overwrite, traces=traces)
     opened = [session.open() for session in sessions]
     with progress(f"writing {output.name}"):
         from nsightkit import report as page
 
-        size = page.write(page.labelled(opened), output, title=title, selection=" ".join(sessions[0].selection))
+        selection = " ".join(sessions[0].selection)
+        size = page.write(page.labelled(opened), output, title=title, selection=selection, overwrite=overwrite)
     document = {"traces": [str(path) for path in traces], "out": str(output), "bytes": size}
     write(sessions[0].format, document, lambda console: console.print(plain(output)))
 
@@ -660,13 +665,14 @@ def bench(
     timeout_s: Annotated[float, Help("Give a measurement up after N seconds.", "N", 1)] = 600.0,
     out_json: Annotated[Path | None, Help("Write everything, with each step's time.", "FILE")] = None,
     format: FormatOpt = None,  # noqa: A002
+    overwrite: OverwriteOpt = False,
 ) -> None:
     """Time a language model's steps, each combination of the repeatable options in a process of its own."""
     for name, value in (("--memory-cap-gb", memory_cap_gb), ("--measured-tflops", measured_tflops)):
         if value is not None and not value > 0:
             raise UsageError(f"{name} must be above 0, not {value:g}")
     if out_json is not None:
-        _check_place(out_json)
+        _require_free(out_json, overwrite=overwrite)
     named = [configurations.find(name, configurations.SIZES) for name in size or ()]
     named += [configurations.find(name) for name in config or ()]
     default = "small" if device != "cpu" and (device or capture.children.has_gpu()) else "smoke"
@@ -714,7 +720,6 @@ def bench(
 _PROGRAM = {"allow_interspersed_args": False}
 CommandArg = Annotated[list[str], Help("The program and its arguments.", "-- COMMAND...")]
 OutputOpt = Annotated[Path, Help("Name of the report to write.", "NAME", flag="--output -o")]
-OverwriteOpt = Annotated[bool, Help("Replace an existing report.")]
 TimeoutOpt = Annotated[float, Help("Give up after N seconds.", "N", 0)]
 
 

@@ -9,11 +9,13 @@ import random
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import make_snapshot
+import anyio
 import pandas as pd
 import pytest
 from anyio.from_thread import start_blocking_portal
@@ -301,6 +303,42 @@ def test_paths_with_odd_characters(name: str, ask: Ask, path: Path, folder: Path
     assert json.loads(text)["rows"]
     assert list(odd.iterdir()) == [odd / name]  # and wrote nothing
     (odd / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("ranges", {"match": "(a+)+$"}),
+        ("ranges", {"match": "((a+)*)*$"}),
+        ("kernels", {"within": "(a|aa)+$"}),
+        ("whatif", {"without": "(a{1000}){1000}"}),
+        ("whatif", {"scale": "(a?){60}a{60}b=" + "9" * 100_000 + "x"}),
+        ("kernels", {"time": " " * 100_000 + "x"}),
+        ("verdict", {}),
+    ],
+)
+def test_it_answers_others_while_it_works(name: str, given: dict[str, str], path: Path, folder: Path) -> None:
+    """Another request is answered within two seconds, and the question itself soon, whatever its pattern is."""
+    traced = path
+    if given:
+        traced = folder / "long.parquet"
+        frame = pd.DataFrame({"start_ns": [0], "end_ns": [9], "name": ["a" * 3000 + "?"], "process": 7})
+        frames = {"ranges": frame.assign(thread=7 << 24 | 1), "kernels": frame}
+        store.write(Trace.from_frames(frames), traced, overwrite=True)
+
+    async def asked(client: Any) -> float:
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as both:
+                both.start_soon(client.call_tool, name, {"trace": str(traced), **given})
+                await anyio.sleep(0.5)
+                started = time.monotonic()
+                await client.list_tools()
+                waited = time.monotonic() - started
+            await client.call_tool("summary", {"trace": str(path)})
+        return waited
+
+    for call, client in served("-m", "nsightkit", "mcp", cwd=folder):
+        assert call(asked, client) < 2
 
 
 def test_a_mistake_of_our_own_is_said_and_the_server_goes_on(path: Path) -> None:

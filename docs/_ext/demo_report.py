@@ -14,7 +14,7 @@ def _write(app: Sphinx, error: Exception | None) -> None:
         from nsightkit import report
 
         found = [cases.case(cases.DEMO, which) for which in cases.names()[cases.DEMO]]
-        report.write({one.which: one.trace for one in found}, Path(app.outdir, "demo-report.html"))
+        report.write({one.which: one.trace for one in found}, Path(app.outdir, "demo-report.html"), overwrite=True)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -103,7 +103,7 @@ def _save(title: str, what: Any, folder: Path) -> Path:
         from nsightkit.trace import chrome
 
         path = folder / f"{name}.json.gz"
-        chrome.write(what, path)
+        chrome.write(what, path, overwrite=True)  # of the last build
         return path
     source = Path(what)
     if not source.is_file():

@@ -28,6 +28,7 @@ from nsightkit.report.elements import Markup, scrolled, section, shown, tag
 from nsightkit.report.tables import SECTIONS, draw, letters, source_line
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.output import require_free
 from nsightkit.trace.share import clean, clean_text
 
 #: What a mail server lets through unasked, and a browser opens at once.
@@ -99,6 +100,7 @@ def write(
     *,
     title: str | None = None,
     selection: str = "",
+    overwrite: bool = False,
 ) -> int:
     """Write a report.
 
@@ -107,9 +109,11 @@ def write(
     traces : Trace or mapping of str to Trace
         What to show, by label.
     path : path-like
-        An existing file is replaced, unless it is one of the traces. The file appears only when it is whole.
+        The file appears only when it is whole.
     title, selection : str, optional
         As in :func:`html`.
+    overwrite : bool
+        Replace an existing file, unless it is one of the traces.
 
     Returns
     -------
@@ -119,15 +123,14 @@ def write(
     Raises
     ------
     UsageError
-        No trace, or `path` is one of the traces, or cannot be written.
+        No trace, or `path` is one of the traces, or is there already, or cannot be written.
     """
     path = Path(path)
     several = _by_label(traces)
     others = [Path(trace.path) for trace in several.values() if trace.path is not None]
     if path.exists() and any(other.exists() and path.samefile(other) for other in others):
         raise UsageError(f"{path} is a trace itself; give another name for the report")
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; give the report a file name")
+    require_free(path, overwrite=overwrite)
     page = html(several, title=title, selection=selection).encode("utf-8", "replace")
     with replacing(path) as file:
         file.write(page)

@@ -55,7 +55,7 @@ _FIRST_BOUND = 1 << 40
 _NO_STREAM = (-1, 4294967295)
 
 
-def write(trace: Trace, path: str | os.PathLike[str]) -> None:
+def write(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a trace as Chrome JSON, for Perfetto, chrome://tracing or :func:`nsightkit.load`.
 
     Times are microseconds with three decimals since the trace's first event: viewers hold them as floats, which at
@@ -66,16 +66,19 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     ----------
     trace : Trace
     path : path-like
-        Gzipped when the name ends in ``.gz``. An existing file is replaced, unless it is the trace itself.
+        Gzipped when the name ends in ``.gz``.
+    overwrite : bool
+        Replace an existing file, unless it is the trace itself.
 
     Raises
     ------
     UsageError
-        `path` is the file that the trace is read from.
+        `path` is the file that the trace is read from, or is there already, or cannot be written.
     """
     path = Path(path)
     if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
         raise UsageError(f"{path} is the trace itself; give another name for the copy")
+    require_free(path, overwrite=overwrite)
     export = _Export(clean(trace))
     # No name and no time in the header: the same trace gives the same bytes.
     with replacing(path) as file, gzip.GzipFile("", "wb", 5, file, 0) if path.suffix == ".gz" else file as out:

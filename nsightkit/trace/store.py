@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -37,6 +36,7 @@ from nsightkit.trace.files import (
     user_secret,
 )
 from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
+from nsightkit.trace.output import require_free_folder
 from nsightkit.trace.parquet import read_table, schema_names
 from nsightkit.trace.share.clean import clean
 
@@ -94,19 +94,19 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
     trace : Trace
         With the selection it carries.
     folder : path-like
-        An empty folder is filled; nothing is left behind when writing fails.
+        Nothing is left behind when writing fails.
     overwrite : bool
-        Replace a trace folder that exists, if there is nothing else in it.
+        Replace a folder that this function wrote, as a whole.
 
     Raises
     ------
-    TraceError
-        The target exists and is not to be overwritten, is something else, or holds files that are not nsightkit's.
+    UsageError
+        The target exists and is something else, or cannot be written.
     """
     folder = Path(folder)
-    _check_target(folder, overwrite)
-    trace = clean(trace)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    require_free_folder(folder, overwrite=overwrite)
+    trace = clean(trace)
     with drafted(folder) as draft:
         draft.mkdir()
         for table in filter(trace.size, TABLES):
@@ -128,22 +128,6 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
             ),
         }
         (draft / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _check_target(folder: Path, overwrite: bool) -> None:
-    """Refuse to write where something is that would be lost."""
-    if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not is_store(folder):
-        raise TraceError(folder, "exists and is not a trace folder", "choose another name or remove it")
-    if not overwrite:
-        raise TraceError(folder, "exists already", "choose another name or overwrite it")
-    ours = {_INDEX, *(f"{table}.parquet" for table in TABLES)}
-    for entry in sorted(folder.iterdir()):
-        if entry.name not in ours or not stat.S_ISREG(entry.lstat().st_mode):
-            raise TraceError(
-                folder, f"holds files that are not nsightkit's: {entry.name}", "choose another name or move them away"
-            )
 
 
 def is_store(folder: str | os.PathLike[str]) -> bool:

@@ -1167,9 +1167,9 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
     target = tmp_path / "target.sqlite"
     target.write_text("kept")
     (tmp_path / "link").symlink_to(target)
-    with pytest.raises(UsageError, match="there"):
-        scrub.copy(path, tmp_path / "link")
-    scrub.copy(path, tmp_path / "link", overwrite=True)
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="is a link"):
+            scrub.copy(path, tmp_path / "link", overwrite=overwrite)
     assert target.read_text() == "kept"
     folder = as_parquetdir(path, tmp_path / "export")
     (tmp_path / "home").mkdir()
@@ -1180,7 +1180,8 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="folder"):
         scrub.copy(path, tmp_path / "home", overwrite=True)
     scrub.copy(folder, tmp_path / "copy")
-    scrub.copy(folder, tmp_path / "copy", overwrite=True)
+    with pytest.raises(UsageError, match="did not write"):  # a folder of Parquet files may be anybody's
+        scrub.copy(folder, tmp_path / "copy", overwrite=True)
     with pytest.raises(UsageError, match="make it first"):
         scrub.copy(path, tmp_path / "no" / "such" / "x.sqlite")
     assert (tmp_path / "home" / "thesis.tex").read_text() == "mine"

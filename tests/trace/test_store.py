@@ -78,8 +78,9 @@ def test_nothing_else_is_overwritten(export, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.tex").write_text("x")
-    with pytest.raises(nsightkit.TraceError, match="not a trace folder"):
-        store.write(nsightkit.load(export), precious)
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="did not write"):
+            store.write(nsightkit.load(export), precious, overwrite=overwrite)
     assert (precious / "thesis.tex").read_text() == "x"
 
 

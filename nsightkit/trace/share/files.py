@@ -21,6 +21,7 @@ from nsightkit.trace import kineto, ncu, programs, snapshot, store
 from nsightkit.trace.files import drafted
 from nsightkit.trace.model import Trace
 from nsightkit.trace.open import caching, kind_of, load
+from nsightkit.trace.output import require_free, require_free_folder
 from nsightkit.trace.share import nsys as exports
 from nsightkit.trace.share.clean import CleanSource, clean_snapshot, write_snapshot
 from nsightkit.trace.share.secrets import Ledger, Scrubber
@@ -78,7 +79,7 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
         The copy; appears whole or not at all. JSON is gzipped if the name ends in ``.gz``, or if neither name tells and
         the trace is.
     overwrite : bool
-        Replace what is there, if it is not a folder of something else.
+        Replace a file, or a folder that holds a trace of ``convert`` and nothing else.
 
     Returns
     -------
@@ -122,22 +123,19 @@ def _check_kind(path: Path, kind: str) -> None:
 
 def _check_out(path: Path, out: Path, folder: bool, overwrite: bool) -> None:
     there, trace = out.resolve(), path.resolve()
-    beside = [other for other in _beside(out) if other.exists()]
-    taken = out.exists() or out.is_symlink() or bool(beside)
-    is_folder = out.is_dir() and not out.is_symlink()
-    ours = is_folder and overwrite and (store.is_store(out) or not any(out.iterdir()) or any(out.glob("*.parquet")))
     rename = "give another name for the copy"
-    for refused, why in (
-        (not out.absolute().parent.is_dir(), f"{out}: its folder does not exist; make it first"),
-        (there == trace or (out.exists() and out.samefile(path)), f"{out} is the trace itself; {rename}"),
-        (path.is_dir() and there.is_relative_to(trace), f"{out} is in the trace's own folder; {rename}"),
-        (trace.is_relative_to(there), f"{out} holds the trace; {rename}"),
-        (taken and not overwrite, f"{beside[0] if beside else out} is there; give another name, or --overwrite"),
-        (is_folder and not (folder and ours), f"{out} is a folder of something else; give another name"),
-        (folder and out.exists() and not is_folder, f"{out} is a file; give another name for the folder"),
-    ):
-        if refused:
-            raise UsageError(why)
+    if there == trace or (out.exists() and out.samefile(path)):
+        raise UsageError(f"{out} is the trace itself; {rename}")
+    if path.is_dir() and there.is_relative_to(trace):
+        raise UsageError(f"{out} is in the trace's own folder; {rename}")
+    if trace.is_relative_to(there):
+        raise UsageError(f"{out} holds the trace; {rename}")
+    if folder:
+        require_free_folder(out, overwrite=overwrite)
+    else:
+        require_free(out, overwrite=overwrite)
+    for other in _beside(out):
+        require_free(other, overwrite=overwrite)
 
 
 def _beside(out: Path) -> list[Path]:
