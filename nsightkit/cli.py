@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import gc
 import inspect
+import math
 import os
 import shlex
 import sys
@@ -21,7 +22,7 @@ import typer
 
 from nsightkit import __version__, answers, capture, configurations, hardware, investigations, show, verbs
 from nsightkit.errors import NsightkitError, UsageError, in_words
-from nsightkit.show import Format, bar, note, plain, printing, progress, stdout_problem, write
+from nsightkit.show import Format, bar, discard_stdout, note, plain, printing, progress, write
 from nsightkit.verbs import FILTERS, OTHERS, QUESTIONS, Answer, Help, Question
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ FormatOpt = Annotated[
     Format | None,
     Help("Default: a table on a terminal, csv where the output goes to a file or a pipe.", flag="--format -f"),
 ]
-NoCacheOpt = Annotated[bool, Help("Neither read nor write the cache beside a big trace.")]
 OverwriteOpt = Annotated[bool, Help("Replace what an earlier run wrote there.")]
+NoCacheOpt = Annotated[bool, Help("Neither read nor write the cache beside a big trace.")]
 
 
 # ---------------------------------------------------------------- shared
@@ -392,9 +393,9 @@ def convert(
     session_of: Callable[..., _Session],
     trace: TraceArg,
     out: Annotated[Path, Help("NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder.", "OUT")],
-) -> None:
     *,
     overwrite: OverwriteOpt = False,
+) -> None:
     """Write a trace, or a part of one, for a timeline viewer or as Parquet tables; it holds no secrets (see scrub)."""
     session = session_of(trace)
     chrome = out.name.endswith((".json", ".json.gz"))
@@ -443,8 +444,8 @@ def report(
     *,
     output: Annotated[Path, Help("The page to write.", "FILE.html", flag="--output -o")],
     title: Annotated[str | None, Help("What the page is called.", "TEXT")] = None,
-) -> None:
     overwrite: OverwriteOpt = False,
+) -> None:
     """Write one HTML file to send: the answer, the tables and a timeline of one or more traces, without secrets."""
     if output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{output}: the page's name must end in .html")
@@ -664,13 +665,13 @@ def bench(
     measured_tflops: Annotated[float | None, Help("A ceiling measured on this card, for a second MFU.", "X")] = None,
     timeout_s: Annotated[float, Help("Give a measurement up after N seconds.", "N", 1)] = 600.0,
     out_json: Annotated[Path | None, Help("Write everything, with each step's time.", "FILE")] = None,
-    format: FormatOpt = None,  # noqa: A002
     overwrite: OverwriteOpt = False,
+    format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Time a language model's steps, each combination of the repeatable options in a process of its own."""
     for name, value in (("--memory-cap-gb", memory_cap_gb), ("--measured-tflops", measured_tflops)):
-        if value is not None and not value > 0:
-            raise UsageError(f"{name} must be above 0, not {value:g}")
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{name} must be above 0 and finite, not {value:g}")
     if out_json is not None:
         _require_free(out_json, overwrite=overwrite)
     named = [configurations.find(name, configurations.SIZES) for name in size or ()]
@@ -910,4 +911,12 @@ def main() -> NoReturn:
     # Importing pandas makes a hundred thousand objects that stay; looking through them again and again took a tenth
     # of the time of a short command.
     gc.set_threshold(200_000, 20, 20)
-    sys.exit(run())
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us: what is printed goes nowhere
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+    code = run()
+    try:
+        sys.stdout.flush()
+    except OSError:  # which has been said, or is of a reader that left
+        discard_stdout()
+    sys.exit(code)

@@ -8,7 +8,9 @@ remedy. The command line prints it as one line and exits with 2. What is not amo
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import sqlite3
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +82,8 @@ def reading(
     except (NsightkitError, MemoryError):
         raise
     except Exception as error:
+        if _is_of_a_full_disk(error):  # the fault of what is written meanwhile: whoever writes it says where
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         if isinstance(error, OSError) and error.strerror:  # pyarrow's of a damaged file has none
             problem, remedy = _OF_THE_SYSTEM.get(
                 type(error), (f"cannot be read ({error.strerror})", "check its permissions and the disk")
@@ -105,6 +109,8 @@ def in_words(error: Exception) -> tuple[str, int]:
     """
     if isinstance(error, NsightkitError):
         return str(error), 2
+    if _is_of_a_full_disk(error):
+        return f"the output cannot be written ({os.strerror(errno.ENOSPC)}); make room, or choose another place", 2
     if isinstance(error, MemoryError):
         return "this does not fit in memory; look at a part of it, or at a machine with more memory", 2
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("nsightkit"):
@@ -114,6 +120,12 @@ def in_words(error: Exception) -> tuple[str, int]:
     where = f"{Path(at.filename).name}:{at.lineno}"
     ours = f"a mistake of nsightkit's own, not of the file ({type(error).__name__}: {error}, at {where})"
     return f"{ours}; please report this line where you got nsightkit; NSIGHTKIT_DEBUG=1 says more", 3
+
+
+def _is_of_a_full_disk(error: Exception) -> bool:
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 _OF_THE_SYSTEM: dict[type[OSError], tuple[str, str]] = {

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from nsightkit.analysis.core.text import bytes_text, count_text, digits, short_name, time_text
+from nsightkit.errors import UsageError
 from nsightkit.safe import json_text, plain
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "bytes_text",
     "cell_text",
     "count_text",
+    "discard_stdout",
     "header_text",
     "is_text",
     "note",
@@ -512,7 +514,11 @@ def write(
         else:
             from rich.console import Console
 
-            table(Console(file=out, highlight=False, markup=False, emoji=False))
+            class Terminal(Console):
+                def on_broken_pipe(self) -> None:  # rich would end with 1, which is a check's answer
+                    raise BrokenPipeError
+
+            table(Terminal(file=out, highlight=False, markup=False, emoji=False))
 
 
 def _ready(document: Any) -> Any:
@@ -529,11 +535,13 @@ def printing() -> Iterator[Any]:
         yield sys.stdout
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout once more when it exits; that must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
+    except OSError as error:
+        discard_stdout()
+        raise UsageError(f"stdout: cannot be written ({error.strerror or error}); choose another place") from error
 
 
-def _discard_stdout() -> None:
+def discard_stdout() -> None:
     """Let what is left for stdout go nowhere: Python writes it once more when it exits, which must not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

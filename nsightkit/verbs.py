@@ -12,6 +12,7 @@ tool of each.
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -226,20 +227,28 @@ def filters(
 FILTERS = tuple(inspect.signature(filters).parameters.values())
 
 
+#: No trace has a later time: times are 64-bit nanoseconds.
+_LATEST_NS = (1 << 63) - 1
+#: Characters of ``A:B``.
+_LONGEST_WINDOW = 100
+
+
 def _window(text: str) -> tuple[int | None, int | None]:
     """Read ``A:B``; each side is a number of nanoseconds, or a number with a unit, or nothing."""
     from decimal import Decimal
 
     units = {"": 1, "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
     number = r"\s*(?:(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|μs|ms|s|))?\s*"
-    found = re.fullmatch(f"{number}:{number}", text)
+    found = None if len(text) > _LONGEST_WINDOW else re.fullmatch(f"{number}:{number}", text)
     if found is None or not (found[1] or found[3]):
-        raise UsageError(f"--time: {text!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
-    begin, end = (
-        None if amount is None else int(Decimal(amount) * units[unit])
-        for amount, unit in ((found[1], found[2]), (found[3], found[4]))
-    )
-    return begin, end
+        raise UsageError(f"--time: {text[:_LONGEST_WINDOW]!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
+    sides = []
+    for amount, unit in ((found[1], found[2]), (found[3], found[4])):
+        side = None if amount is None else Decimal(amount) * units[unit]
+        if side is not None and side > _LATEST_NS:
+            raise UsageError("--time: no trace is so long; give a window A:B such as 1.5ms:2s")
+        sides.append(None if side is None else int(side))
+    return sides[0], sides[1]
 
 
 _TOP = Help("Only the first N; default: all, 20 in a table.", "N", 0)
@@ -357,7 +366,9 @@ class Questions:
         """
         from nsightkit.analysis.timeline import gaps
 
-        min_ns = round(min_us * 1000)
+        if not math.isfinite(min_us):
+            raise UsageError(f"--min-us: {min_us} is not a length of time; give microseconds, such as 50")
+        min_ns = round(min(min_us * 1000, _LATEST_NS))
         if each:
             found = gaps.find(self, min_ns=min_ns)[["device", "start_ns", "end_ns", "cause", "evidence"]]
             count, idle_ns = len(found), int((found["end_ns"] - found["start_ns"]).sum())

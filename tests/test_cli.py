@@ -291,6 +291,9 @@ def test_every_trace_command_takes_the_filters(command: str, saved: Any, run: An
         (["--time", "5"], "not a window"),
         (["--time", ":"], "not a window"),
         (["--time", "1h:2h"], "not a window"),
+        (["--time", f"{'9' * 5000}:1"], "not a window"),
+        (["--time", f"{'9' * 90}:1"], "no trace is so long"),
+        (["--time", f"1:{'9' * 30}s"], "no trace is so long"),
         (["--last-steps", "0"], "not a number of steps"),
         (["--device", "x"], "--device"),
         (["--format", "xml"], "--format"),
@@ -302,6 +305,23 @@ def test_every_trace_command_takes_the_filters(command: str, saved: Any, run: An
 )
 def test_bad_usage_is_one_line_and_exit_2(arguments: list[str], says: str, saved: Any, run: Any) -> None:
     code, out, err = run("kernels", saved(), *arguments)
+    assert (code, out) == (2, "")
+    assert says in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["gaps", "TRACE", "--min-us", "inf"], "--min-us"),
+        (["gaps", "TRACE", "--min-us", "nan"], "--min-us"),
+        (["whatif", "TRACE", "--scale", f"gemm={'9' * 5000}"], "--scale"),
+        (["whatif", "TRACE", "--scale", "gemm=1e9"], "--scale"),
+        (["whatif", "TRACE", "--scale", "gemm=1001"], "--scale"),
+        (["bench", "--memory-cap-gb", "inf"], "--memory-cap-gb"),
+    ],
+)
+def test_a_number_beyond_reason_is_one_line_and_exit_2(arguments: list[str], says: str, saved: Any, run: Any) -> None:
+    code, out, err = run(*[saved() if argument == "TRACE" else argument for argument in arguments])
     assert (code, out) == (2, "")
     assert says in one_line(err)
 
@@ -748,21 +768,36 @@ def test_reading_a_trace_needs_neither_torch_nor_matplotlib(saved: Any) -> None:
     assert not _python(script) & {"torch", "matplotlib"}
 
 
-def test_a_reader_that_leaves_early_is_no_error(saved: Any) -> None:
+@pytest.mark.parametrize("format", ["csv", "json", "table"])
+def test_a_reader_that_leaves_early_is_no_error(format: str, saved: Any) -> None:  # noqa: A002
     path = saved(names=[f"k{i}" for i in range(5000)])
     head = shutil.which("head") or pytest.skip("no head")
     writer = subprocess.Popen(
-        [sys.executable, "-m", "nsightkit", "kernels", path, "-f", "csv"],
+        [sys.executable, "-m", "nsightkit", "kernels", path, "--top", "5000", "-f", format],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=_environment(),
     )
-    reader = subprocess.run([head, "-n", "1"], stdin=writer.stdout, capture_output=True, timeout=120, check=True)
+    subprocess.run([head, "-n", "1"], stdin=writer.stdout, capture_output=True, timeout=120, check=True)
     assert writer.stdout is not None
     writer.stdout.close()
     _, err = writer.communicate(timeout=120)
-    assert reader.stdout.startswith(b"name,category,")
     assert (writer.returncode, err) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["kernels", "TRACE"], ["verdict", "TRACE", "-f", "table"], ["--help"]])
+def test_a_stdout_that_takes_nothing(arguments: list[str], unbuffered: str, saved: Any) -> None:
+    """A full one is one line and exit 2; a closed one is nobody's mistake, and notes do not go there instead."""
+    command = [sys.executable, "-m", "nsightkit", *(saved() if a == "TRACE" else a for a in arguments)]
+    given: dict[str, Any] = {"env": _environment(PYTHONUNBUFFERED=unbuffered), "timeout": 120, "check": False}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, **given)
+    assert done.returncode == 2
+    assert "No space left" in one_line(done.stderr)
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, **given)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_the_process_ends_with_the_code(tmp_path: Path) -> None:

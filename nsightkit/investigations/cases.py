@@ -175,6 +175,7 @@ def demo(to: Path) -> list[Case]:
         shutil.copytree(folder() / DEMO, to)
     except OSError as error:
         shutil.rmtree(to, ignore_errors=True)
-        raise UsageError(f"{to} cannot be written ({error.strerror or error}); choose another place") from error
+        why = error.strerror or "not every file could be copied"
+        raise UsageError(f"{to} cannot be written ({why}); choose another place") from error
     found = [case(DEMO, which) for which in names()[DEMO]]
     return [dataclasses.replace(one, path=to / one.path.name) for one in found]

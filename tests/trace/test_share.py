@@ -1201,6 +1201,28 @@ def test_nothing_is_left_behind_when_it_fails(tmp_path: Path, monkeypatch: pytes
     assert [p.name for p in tmp_path.iterdir()] == ["x.sqlite"]
 
 
+def test_a_full_disk_is_not_the_traces_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.sqlite"
+    training(path)
+    folder = as_parquetdir(path, tmp_path / "export")
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    for what, given, error in (
+        ("_copy_table", path, full),
+        ("_copy_table", path, OSError(28, "No space left on device")),
+        ("pq.ParquetWriter", folder, OSError(28, "No space left on device")),
+    ):
+
+        def fail(*_: Any, _error: Exception = error, **__: Any) -> None:
+            raise _error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(f"nsightkit.trace.share.nsys.{what}", fail)
+            with pytest.raises(UsageError, match=r"out: cannot be written \(No space left"):
+                scrub.copy(given, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "raw", "says"),
     [
