@@ -913,7 +913,7 @@ def main() -> NoReturn:
     gc.set_threshold(200_000, 20, 20)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us: what is printed goes nowhere
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for as long as we run
     code = run()
     try:
         sys.stdout.flush()

@@ -143,7 +143,7 @@ def write_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], out: Te
 
 
 #: What a spreadsheet takes for the beginning of a formula, in either width.
-_FORMULA = re.compile(r"[=+@＝＋＠]|[-－](?!\d+(\.\d+)?$)")
+_FORMULA = re.compile(r"[=+@\uff1d\uff0b\uff20]|[-\uff0d](?!\d+(\.\d+)?$)")
 
 
 def _csv_cell(value: Any) -> Any:

@@ -37,9 +37,13 @@ def trace() -> Trace:
     at = pd.Series(range(n)) * 1_000_000
     names = pd.Categorical(NAMES, categories=list(NAMES))
     on_cpu = {"process": P, "thread": MAIN, "name": names}
-    steps = pd.DataFrame({"start_ns": at, "end_ns": at + 900_000, "name": pd.Categorical([f"step {i}" for i in range(n)])})
+    steps = pd.DataFrame(
+        {"start_ns": at, "end_ns": at + 900_000, "name": pd.Categorical([f"step {i}" for i in range(n)])}
+    )
     steps = steps.assign(process=P, thread=MAIN, kind="pushpop", domain="")
-    inner = pd.DataFrame({"start_ns": at + 1_000, "end_ns": at + 800_000, **on_cpu, "kind": "pushpop", "domain": NAMES[0]})
+    inner = pd.DataFrame(
+        {"start_ns": at + 1_000, "end_ns": at + 800_000, **on_cpu, "kind": "pushpop", "domain": NAMES[0]}
+    )
     calls = pd.DataFrame({"start_ns": at + 10_000, "end_ns": at + 15_000, "process": P, "thread": MAIN})
     kernels = pd.DataFrame({"start_ns": at + 20_000, "end_ns": at + 60_000 + at // 100, "process": P, "name": names})
     copies = {"start_ns": at + 700_000, "end_ns": at + 705_000, "process": P, "kind": names, "src_kind": names}

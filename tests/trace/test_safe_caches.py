@@ -1,5 +1,6 @@
 """Caches, drafts and stores among strangers' files: nothing else is removed, trusted or waited for."""
 
+import re
 import contextlib
 import io
 import json
@@ -286,7 +287,7 @@ class TestStore:
         return tmp_path / "s.parquet"
 
     def test_is_replaced_only_on_request(self, folder):
-        with pytest.raises(nsightkit.TraceError, match="exists already"):
+        with pytest.raises(nsightkit.UsageError, match="exists; give another name"):
             store.write(Trace.from_frames({}), folder)
         assert len(nsightkit.load(folder)["kernels"]) == 2
         store.write(Trace.from_frames({}), folder, overwrite=True)
@@ -301,7 +302,7 @@ class TestStore:
         else:
             (folder / name).write_text("precious")
         before = contents(folder)
-        with pytest.raises(nsightkit.TraceError, match=f"not nsightkit's: {name}"):
+        with pytest.raises(nsightkit.UsageError, match=re.escape(f"did not write ({name})")):
             store.write(Trace.from_frames({}), folder, overwrite=True)
         assert contents(folder) == before
 

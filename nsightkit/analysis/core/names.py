@@ -78,12 +78,12 @@ def _pattern(expression: str) -> Pattern:
 
 
 def compiled(pattern: str, option: str) -> Pattern:
-    """Compile a regular expression that a person typed.
+    r"""Compile a regular expression that a person typed.
 
     Parameters
     ----------
     pattern : str
-        In RE2's syntax: Python's, without lookaround and back references; ``\\w``, ``\\d`` and ``\\b`` are of ASCII.
+        In RE2's syntax: Python's, without lookaround and back references; ``\w``, ``\d`` and ``\b`` are of ASCII.
     option : str
         Where it came from, for the message.
 

@@ -101,7 +101,12 @@ def test_the_command_line_is_quick(tmp_path, capsys) -> None:
     frame = pd.DataFrame({"start_ns": [0], "end_ns": [9], "name": [name], "process": 7, "thread": 7 << 24 | 1})
     kernels = pd.DataFrame({"start_ns": [2], "end_ns": [5], "name": [name], "process": 7})
     store.write(Trace.from_frames({"ranges": frame, "kernels": kernels}), tmp_path / "t")
-    for command, option in (("ranges", "--match"), ("kernels", "--within"), ("whatif", "--without"), ("steps", "--match")):
+    for command, option in (
+        ("ranges", "--match"),
+        ("kernels", "--within"),
+        ("whatif", "--without"),
+        ("steps", "--match"),
+    ):
         for expression in BACKTRACKING:
             started = time.monotonic()
             assert cli.run([command, str(tmp_path / "t"), option, expression]) in (0, 2)
