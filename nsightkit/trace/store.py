@@ -178,7 +178,8 @@ class _StoreSource:
         with reading(file, "is not a readable Parquet table", "convert the original trace again"):
             known = set(columns).intersection(schema_names(file))
             frame = _frame(read_table(file, [*known] or ["start_ns"], dictionaries=True))
-            return complete(table, frame)[list(columns)]
+            whole = complete(table, frame)
+            return whole[[column for column in columns if column in whole]]
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
