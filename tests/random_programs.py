@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from nsightkit.workloads.planted import ADAM, POINT, REDUCE
-from nsightkit.workloads.simulated_programs import COMM, COPIES, GEMM, after, item, kernels, loop, meet
-from nsightkit.workloads.simulator import (
+from synthetic.planted import ADAM, POINT, REDUCE
+from synthetic.simulated_programs import COMM, COPIES, GEMM, after, item, kernels, loop, meet
+from synthetic.simulator import (
     Action,
     Await,
     Capture,

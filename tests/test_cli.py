@@ -19,14 +19,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from synthetic.simulated_programs import PROGRAMS
+from synthetic.simulator import play
 
 from nsightkit import cli, show
 from nsightkit.analysis.core import text as text_of
 from nsightkit.trace import Trace, TraceMeta, store
 from nsightkit.trace.model import Gpu
 from nsightkit.verbs import QUESTIONS
-from nsightkit.workloads.simulated_programs import PROGRAMS
-from nsightkit.workloads.simulator import play
 
 P = 7
 MAIN = P << 24 | 1

@@ -18,9 +18,12 @@ import make_snapshot
 import anyio
 import pandas as pd
 import pytest
+from _lib import counters as planted_counters
 from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
+from synthetic import simulated_programs
+from synthetic.simulator import play
 
 import nsightkit
 from nsightkit import cli, mcp
@@ -28,8 +31,6 @@ from nsightkit.capture import memory
 from nsightkit.trace import Trace, TraceMeta, ncu, store
 from nsightkit.trace.model import Gpu
 from nsightkit.verbs import FILTERS, OTHERS, QUESTIONS
-from nsightkit.workloads import planted_counters, simulated_programs
-from nsightkit.workloads.simulator import play
 
 #: Too long for an answer with a few of them, and of what JSON and terminals take for something else.
 HOSTILE = [

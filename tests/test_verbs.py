@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from synthetic import simulated_programs
+from synthetic.simulator import play
 
 import nsightkit
 from nsightkit import api, cli, verbs
 from nsightkit.verbs import QUESTIONS, Answer
-from nsightkit.workloads import simulated_programs
-from nsightkit.workloads.simulator import play
 
 
 @pytest.fixture(scope="module")

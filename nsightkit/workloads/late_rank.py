@@ -28,7 +28,6 @@ from torch.autograd import profiler
 from torch.autograd.graph import register_multi_grad_hook
 
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.planted import union
 from nsightkit.workloads.workload import Workload
 
 __all__ = ["Crew", "Gradients", "LateConfig", "start"]
@@ -184,6 +183,17 @@ def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
         if what
         for i, edge in enumerate(("start", "end"))
     }
+
+
+def union(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge intervals."""
+    out: list[tuple[int, int]] = []
+    for start, end in sorted(parts):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        else:
+            out.append((start, end))
+    return out
 
 
 class Crew(Workload):

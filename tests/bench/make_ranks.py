@@ -9,7 +9,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from nsightkit.workloads.planted_ranks import job
+from synthetic.planted_ranks import job
 
 #: Layers and steps that make a hundred thousand events: kernels, calls, ranges, copies, waits.
 _LAYERS, _STEPS, _DISTINCT = 100, 162, 8

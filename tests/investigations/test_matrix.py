@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from synthetic import planted
 
 import nsightkit
 from nsightkit.analysis.core.noise import Estimate
 from nsightkit.configurations import MATRIX
 from nsightkit.investigations.pages import matrix
-from nsightkit.workloads import planted
 
 NAMES = [model.name for model in MATRIX]
 

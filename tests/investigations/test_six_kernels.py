@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from _lib import counters as planted_counters
+
 from nsightkit.investigations.pages import six_kernels
 from nsightkit.investigations.parts import find
-from nsightkit.workloads import planted_counters
 from nsightkit.workloads.limiters import CASES
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import stand_in_nsight
+from synthetic import planted
 
 import nsightkit
 from nsightkit.analysis.compare import two_tools
@@ -29,7 +30,6 @@ from nsightkit.investigations import parts as investigations
 from nsightkit.trace import chrome
 from nsightkit.trace.model import Trace, TraceMeta
 from nsightkit.trace.programs import NSYS, Tool
-from nsightkit.workloads import planted
 
 PART = investigations.find("training-step", "before")
 PLAIN = investigations.find("starved-input", "before")

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
+from synthetic import planted
 from watched_page import WatchedPage
 
 import nsightkit
@@ -26,7 +27,6 @@ from nsightkit.analysis.timeline import kernels, overview
 from nsightkit.errors import UsageError
 from nsightkit.plots import lanes, packing
 from nsightkit.trace.model import Trace, TraceMeta, categorical
-from nsightkit.workloads import planted
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",

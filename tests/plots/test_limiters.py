@@ -10,10 +10,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from _lib import counters as planted_counters
 
 from nsightkit import plots
 from nsightkit.analysis.roofline import counters as analysis
-from nsightkit.workloads import planted_counters
 
 HOSTILE = "void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$\n<script>"
 

@@ -14,6 +14,7 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic import planted
 from watched_page import WatchedPage, until
 
 import nsightkit
@@ -25,7 +26,6 @@ from nsightkit.errors import UsageError
 from nsightkit.plots import lanes
 from nsightkit.report import elements, page
 from nsightkit.trace.model import Gpu, Trace, TraceMeta, categorical
-from nsightkit.workloads import planted
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
@@ -426,7 +426,7 @@ import sys
 for name in ("matplotlib", "PIL", "jinja2", "torch"):
     sys.modules[name] = None
 from nsightkit import report
-from nsightkit.workloads import planted
+from synthetic import planted
 import nsightkit
 planted.training({str(tmp_path / "t.sqlite")!r}, "starved", steps=3)
 report.write(nsightkit.load({str(tmp_path / "t.sqlite")!r}), {str(tmp_path / "r.html")!r})

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from synthetic import planted
 
 import nsightkit
 from nsightkit.analysis.timeline import overview
 from nsightkit.investigations.parts import INVESTIGATIONS
-from nsightkit.workloads import planted
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -116,7 +116,8 @@ from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture import memory
 from nsightkit.configurations import Configuration
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
-from nsightkit.workloads import planted, planted_counters
+from _lib import counters as planted_counters
+from synthetic import planted
 from nsightkit.investigations import measurement as investigation, recordings, sweep_column
 from nsightkit.investigations.parts import find
 from nsightkit.workloads.training import TrainingConfig

@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic.planted import Export, training
 
 import nsightkit
 from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges
 from nsightkit.trace import TABLES, nsys, share, sqlite_pages, store
 from nsightkit.trace.model import GPU_TABLES
-from nsightkit.workloads.planted import Export, training
 
 EVENT = re.compile(r"(kernels|memcpy|runtime|graph|osrt|nvtx) (\d+)")
 

@@ -10,11 +10,11 @@ import pandas as pd
 import perfetto
 import pytest
 from make_interleaved import HOSTILE, interleaved
+from synthetic import planted
 
 import nsightkit
 from nsightkit.trace import chrome
 from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Trace, TraceMeta
-from nsightkit.workloads import planted
 
 pytestmark = pytest.mark.site
 

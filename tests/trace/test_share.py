@@ -21,6 +21,7 @@ import pandas as pd
 import pytest
 from make_secrets import GRACE, HARMLESS, HOST, ORION, USER, Secret, secrets, survivors, tokens, words
 from make_snapshot import Allocator
+from synthetic.planted import Export, training
 
 import nsightkit
 from nsightkit.analysis.memory import snapshot as memory
@@ -32,7 +33,6 @@ from nsightkit.trace.model import EVENT_TABLES, TABLES, FrameSource, Gpu
 from nsightkit.trace.nsys import quoted
 from nsightkit.trace.share import files
 from nsightkit.trace.share.secrets import PLACEHOLDER, Scrubber
-from nsightkit.workloads.planted import Export, training
 
 PLANTED = secrets()
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from synthetic.planted import training
 
 import nsightkit
 from nsightkit.analysis.timeline import gaps, ranges, selection
 from nsightkit.errors import UsageError
 from nsightkit.trace import TABLES, store
-from nsightkit.workloads.planted import training
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from synthetic import planted
 
 import nsightkit
 from nsightkit import cli
@@ -25,7 +26,6 @@ from nsightkit.analysis.compare.baseline import make
 from nsightkit.analysis.compare.runs import Metric, Run, of_samples
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.trace import ncu as ncu_reports
-from nsightkit.workloads import planted
 
 SLOWER = 1.08
 #: Less than 1 % of 200 is one at the most; what is caught each time shows it in fewer.

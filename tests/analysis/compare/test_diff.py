@@ -14,6 +14,9 @@ import make_snapshot
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic import planted
+from synthetic.simulated_programs import loop
+from synthetic.simulator import Launch, Load, Program, play
 
 import nsightkit
 from nsightkit import cli
@@ -28,9 +31,6 @@ from nsightkit.errors import UsageError
 from nsightkit.trace import Trace, TraceMeta
 from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace.model import Gpu
-from nsightkit.workloads import planted
-from nsightkit.workloads.simulated_programs import loop
-from nsightkit.workloads.simulator import Launch, Load, Program, play
 
 US = 1_000
 PID = 9

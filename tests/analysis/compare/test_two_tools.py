@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic import planted
 
 import nsightkit
 from nsightkit.analysis.compare import two_tools
 from nsightkit.errors import UsageError
 from nsightkit.trace import chrome
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
-from nsightkit.workloads import planted
 
 STEPS = 5
 Pair = tuple[dict[str, Trace], dict]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic.planted_ranks import job
 
 import nsightkit
 from nsightkit.analysis.ranks import alignment as clocks
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.trace.model import TABLES
-from nsightkit.workloads.planted_ranks import job
 
 #: Collectives end within 3 µs on all ranks: what clocks are known to must be better, by the number of collectives.
 END_JITTER_NS = 3_000

@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic.planted_ranks import job
 
 import nsightkit
 from nsightkit.analysis.core.intervals import union_length
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.trace import Trace, TraceMeta, chrome
-from nsightkit.workloads.planted_ranks import job
 
 SIZES = {"ranks": 2, "steps": 4, "layers": 3}
 

@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic.planted import Export
+from synthetic.planted_ranks import job
 
 import nsightkit
 from nsightkit import cli
@@ -26,8 +28,6 @@ from nsightkit.analysis.ranks import lateness as stragglers
 from nsightkit.analysis.ranks import one_rank
 from nsightkit.errors import NsightkitError, TraceError, UsageError
 from nsightkit.trace import store
-from nsightkit.workloads.planted import Export
-from nsightkit.workloads.planted_ranks import job
 
 OFFSETS = {1: 3_000_000, 2: -1_500_000_000}
 SIZES = {"ranks": 3, "steps": 8, "layers": 2, "offsets_ns": OFFSETS}

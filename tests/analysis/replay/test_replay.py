@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from synthetic import simulated_programs
+from synthetic.planted import Export
+from synthetic.simulator import play
 
 import nsightkit
 from nsightkit.analysis.replay import Change, Schedule
 from nsightkit.analysis.replay.whatif import MOST_ERROR
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.trace.model import Trace
-from nsightkit.workloads import simulated_programs
-from nsightkit.workloads.planted import Export
-from nsightkit.workloads.simulator import play
 
 US, PID = 1_000, 91
 PROCESS, MAIN = Export.process(PID), Export.thread(PID, PID)

@@ -13,6 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from random_programs import random_program
+from synthetic import simulated_programs
+from synthetic.planted import Export
+from synthetic.simulator import Action, Launch, Pop, Program, Push, Sync, play
 
 import nsightkit
 from nsightkit import cli
@@ -24,9 +27,6 @@ from nsightkit.analysis.timeline.selection import select
 from nsightkit.errors import UsageError
 from nsightkit.trace import model
 from nsightkit.trace.model import Trace
-from nsightkit.workloads import simulated_programs
-from nsightkit.workloads.planted import Export
-from nsightkit.workloads.simulator import Action, Launch, Pop, Program, Push, Sync, play
 
 #: Changes whose truth a program is (`no-cpu-work` removes in the simulator what hides behind the GPU as well).
 PLAYED = [change for change in CHANGES if change != "no-cpu-work"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic.planted import Export
 
 import nsightkit
 from nsightkit import cli
@@ -20,7 +21,6 @@ from nsightkit.analysis.roofline import costs as op_costs
 from nsightkit.analysis.roofline import nvtx_ops, sol
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace, TraceMeta
-from nsightkit.workloads.planted import Export
 
 #: As PyTorch 2.13 emits them, but for the second, third and last but two: 1.8 had no ids, and builds for ROCm differ.
 STRINGS = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from synthetic.planted import Export
+
 import nsightkit
 from nsightkit.analysis.timeline import gaps, steps
 from nsightkit.analysis.timeline.gaps import in_window
-from nsightkit.workloads.planted import Export
 
 US, PID = 1_000, 78
 PROCESS, MAIN = Export.process(PID), Export.thread(PID, PID)

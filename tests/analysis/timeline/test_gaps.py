@@ -4,12 +4,12 @@ import contextlib
 import sqlite3
 
 import pytest
+from synthetic.planted import Export, training
 
 import nsightkit
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import gaps, phases
 from nsightkit.analysis.timeline.gaps.threads import Threads
-from nsightkit.workloads.planted import Export, training
 
 US = 1_000
 PID = 77

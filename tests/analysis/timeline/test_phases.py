@@ -2,11 +2,11 @@
 
 import pandas as pd
 import pytest
+from synthetic.planted import Export, training
 
 import nsightkit
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import phases, steps
-from nsightkit.workloads.planted import Export, training
 
 PID = 3
 PROCESS = Export.process(PID)

@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic.planted import Export, training
 
 import nsightkit
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import phases, ranges, selection
 from nsightkit.trace import Trace
-from nsightkit.workloads.planted import Export, training
 
 PID = 5
 PROCESS = Export.process(PID)

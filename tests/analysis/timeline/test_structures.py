@@ -10,11 +10,11 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from synthetic.planted import Export
 
 import nsightkit
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges, selection
-from nsightkit.workloads.planted import Export
 
 SIZE = 60_000
 

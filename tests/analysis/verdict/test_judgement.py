@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 from random_programs import random_program
+from synthetic import simulated_programs
+from synthetic.planted import BOTTLENECK_OF, Fault, training
+from synthetic.simulator import Cpu, Program, play
 
 import nsightkit
 from nsightkit.analysis import verdict
 from nsightkit.analysis.replay import whatif
 from nsightkit.trace.model import Trace
-from nsightkit.workloads import simulated_programs
-from nsightkit.workloads.planted import BOTTLENECK_OF, Fault, training
-from nsightkit.workloads.simulator import Cpu, Program, play
 
 RECORDED = Path(__file__).resolve().parents[3] / "docs" / "judgement.json"
 sys.path.append(str(RECORDED.parent / "_ext"))

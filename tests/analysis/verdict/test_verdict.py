@@ -18,6 +18,7 @@ import make_kineto
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic.planted import BOTTLENECK_OF, Export, Fault, training
 
 import nsightkit
 from nsightkit import cli
@@ -31,7 +32,6 @@ from nsightkit.analysis.timeline.selection import select
 from nsightkit.analysis.verdict import rules
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Gpu, Trace, TraceMeta
-from nsightkit.workloads.planted import BOTTLENECK_OF, Export, Fault, training
 
 US, MS = 1_000, 1_000_000
 #: Of the second, forward and backward are launched by different threads.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from nsightkit.workloads.planted import ADAM, POINT, REDUCE
-from nsightkit.workloads.simulator import (
+from synthetic.planted import ADAM, POINT, REDUCE
+from synthetic.simulator import (
     Action,
     Await,
     Capture,

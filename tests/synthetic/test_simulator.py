@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 from random_programs import random_program
-
-import nsightkit
-from nsightkit.workloads import simulated_programs
-from nsightkit.workloads.simulator import (
+from synthetic import simulated_programs
+from synthetic.simulator import (
     QUEUE,
     Await,
     Capture,
@@ -35,6 +33,8 @@ from nsightkit.workloads.simulator import (
     WaitEvent,
     play,
 )
+
+import nsightkit
 
 NAMED = list(simulated_programs.PROGRAMS.values())
 US = 1_000

@@ -26,7 +26,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from nsightkit.workloads.planted import PID, Export
+from synthetic.planted import PID, Export
 
 __all__ = [
     "QUEUE",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from nsightkit.workloads.planted import ADAM, GEMM, Export, length, union
+from synthetic.planted import ADAM, GEMM, Export, length, union
 
 __all__ = ["JobConfig", "Late", "job"]
 
@@ -193,7 +193,7 @@ class _Rank:
 
     def __init__(self, rank: int, out: _AsNsys | _AsKineto, config: JobConfig) -> None:
         self.rank, self.out, self.config, self.cause = rank, out, config, config.late.get(rank)
-        self.random = random.Random(f"{config.seed} {rank}")  # noqa: S311 # no secret
+        self.random = random.Random(f"{config.seed} {rank}")  # no secret
         self.now = _EPOCH_NS
         self.free = dict.fromkeys((_COMPUTE, _GRADIENTS, _LAYERS), 0)
         self.ran: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by stream
@@ -267,7 +267,7 @@ class _Job:
         ]
         make = {"nsys": _AsNsys, "kineto": _AsKineto}[config.kind]
         self.ranks = [_Rank(rank, make(rank, world=config.ranks, groups=described), config) for rank in ranks]
-        self.chance = random.Random(f"{config.seed} ends")  # noqa: S311 # no secret
+        self.chance = random.Random(f"{config.seed} ends")  # no secret
         self.sequence: dict[tuple[int, ...], int] = defaultdict(int)
         self.truth: list[dict[str, Any]] = []
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from _lib import counters as planted_counters
 
 from nsightkit.analysis.roofline import counters as analysis
 from nsightkit.trace import ncu, ncu_metrics
-from nsightkit.workloads import planted_counters
 
 each = pytest.mark.parametrize("many_rows", [False, True])
 

@@ -284,11 +284,11 @@ class Export:
             for table, columns in _SCHEMA.items():
                 rows = self._rows.get(table, [])
                 if shuffle is not None:
-                    random.Random(shuffle).shuffle(rows)  # noqa: S311 # no secret
+                    random.Random(shuffle).shuffle(rows)  # no secret
                 if rows or table in _ALWAYS:
                     connection.execute(f"CREATE TABLE {table} ({columns})")
                     marks = ", ".join("?" * (columns.count(",") + 1))
-                    connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
+                    connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
         return path
 
 
@@ -308,7 +308,7 @@ class _Loop:
 
     def __init__(self, seed: int, out: Export, *, device: int = 0, pid: int = PID, scale: float = 1.0) -> None:
         self.out, self.device, self.scale = out, device, scale
-        self.random = random.Random(seed)  # noqa: S311 # no secret
+        self.random = random.Random(seed)  # no secret
         self.process = Export.process(pid)
         self.main, self.autograd = Export.thread(pid, pid + device), Export.thread(pid, pid + device + 7)
         self.now = 1_000_000_000  # the CPU's clock; an export's clock rarely starts at an event
