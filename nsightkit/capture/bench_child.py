@@ -71,7 +71,7 @@ def _measure(device: str, parameters: Mapping[str, Any], warmup: int, steps: int
     """Time the steps; when memory runs out, say where."""
     running: lm.Run | None = None
     try:
-        running = lm.start(device, **parameters)
+        running = lm.run(device, **parameters)
         return {"status": "ok", **_timed(running, device, warmup, steps, nvtx)}
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -112,7 +112,7 @@ def _cap(limit_bytes: int | None, device: str) -> Iterator[None]:
         import resource
 
         # What the first step of any model loads (the optimizer brings half of torch) is not this model's memory.
-        with lm.start(device, context=8, batch=1) as tiny:
+        with lm.run(device, context=8, batch=1) as tiny:
             tiny.step()
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         have = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)

@@ -1,26 +1,26 @@
-"""Attention by itself, in six implementations: written out, compiled, and each backend of PyTorch's fused one.
+"""Attention alone, forward and backward, at growing context until memory runs out.
 
-Shapes are written B (batch), H (heads), T (context), K (head size: ``d / heads``). Queries, keys and values are given:
-there are no projections, so that what is measured is attention alone.
+Queries, keys and values are given and there are no projections, so what is measured is attention and nothing else.
+Shapes are written B (batch), H (heads), T (context), K (head size, ``d_model / heads``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nsightkit.workloads.attention_samples import ABSENT, NO_TF32, REFUSED, SIXTEEN_BITS, TOO_WIDE
-from nsightkit.workloads.models import written_out
-from nsightkit.workloads.workload import Workload
+from nsightkit.workloads.models import DTYPES, Workload, naive_attention
 
-__all__ = ["Attention", "AttentionConfig", "Cell", "start"]
+__all__ = ["Sweep", "SweepConfig", "run"]
 
 _BACKENDS = {
     "math": SDPBackend.MATH,
@@ -28,187 +28,226 @@ _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-#: What PyTorch is asked whether a backend takes some inputs on this GPU. Not every version can be asked for each.
-_QUESTIONS = {
-    "efficient": "can_use_efficient_attention",
-    "flash": "can_use_flash_attention",
-    "cudnn": "can_use_cudnn_attention",
-}
-#: Flash attention has no kernel for wider heads (PyTorch's sdp_utils.cpp).
-_WIDEST_FLASH = 256
+#: How PyTorch says that a backend does not take these inputs.
+_REFUSALS = ("No available kernel", "No viable backend", "Invalid backend")
+#: No cell is timed for longer than this in one direction.
+_CELL_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionConfig:
-    """What all cells of a column have in common.
+class SweepConfig:
+    """What is measured, and at which sizes.
 
     Parameters
     ----------
     implementation : {"naive", "naive-compiled", "math", "efficient", "flash", "cudnn"}
-        The written-out one, the same through ``torch.compile``, or a backend of ``scaled_dot_product_attention``.
+        Scores written to memory, the same through ``torch.compile``, or one backend of
+        ``scaled_dot_product_attention`` and no other: which backend PyTorch would choose depends on its version, the
+        GPU and cuDNN.
     precision : {"fp32", "tf32", "bf16"}
-        ``bf16`` inputs are bf16; in ``fp32`` TF32 is off.
+    d_model : sequence of int
+        Widths of all heads together.
+    context : sequence of int
+        Tokens. One matrix of scores has ``batch * heads * context**2`` elements: 34 GB in fp32 at 32,768 with a batch
+        of eight and one head.
     batch, heads : int
-    causal : bool
-        No query sees a later key.
-    compiler : str
-        Backend of ``torch.compile``.
+    repetitions : int
+        Timed passes per cell and direction, fewer if they take more than two seconds.
     seed : int
     """
 
-    implementation: Literal["naive", "naive-compiled", "math", "efficient", "flash", "cudnn"] = "naive"
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    implementation: Literal["naive", "naive-compiled", "math", "efficient", "flash", "cudnn"]
+    precision: Literal["fp32", "tf32", "bf16"]
+    d_model: Sequence[int]
+    context: Sequence[int]
     batch: int = 8
     heads: int = 1
-    causal: bool = True
-    compiler: str = "inductor"
+    repetitions: int = 10
     seed: int = 0
 
 
-class Cell:
-    """Attention of one size.
+class Sweep(Workload):
+    """Attention at every width and context of a configuration.
 
     Parameters
     ----------
-    inputs : tuple of Tensor
-        q, k, v, each (B, H, T, K), which require gradients, and the gradient of the output.
-    future : Tensor or None
-        (T, T), true where a key is later than the query; for implementations that need it.
-    attend : callable
-        Takes q, k, v and `future`.
+    config : SweepConfig
+    device : str
     """
 
-    def __init__(self, inputs: tuple[Tensor, ...], future: Tensor | None, attend: Callable[..., Tensor]) -> None:
-        *self._qkv, self._gradient = inputs
-        self._future, self._attend = future, attend
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All that lies in memory before the first pass."""
-        return [*self._qkv, self._gradient, *([] if self._future is None else [self._future])]
-
-    def forward(self) -> Tensor:
-        """Attend, and keep what the backward pass needs.
-
-        Returns
-        -------
-        Tensor
-            (B, H, T, K).
-        """
-        return self._attend(*self._qkv, self._future)
-
-    def backward(self, attended: Tensor) -> tuple[Tensor, ...]:
-        """Go back through one forward pass, which can be done once.
-
-        Parameters
-        ----------
-        attended : Tensor
-            What :meth:`forward` gave.
-
-        Returns
-        -------
-        tuple of Tensor
-            The gradients of q, k and v; they are not kept.
-        """
-        return torch.autograd.grad(attended, self._qkv, self._gradient)
-
-
-class Attention(Workload):
-    """Makes the cells of a column.
-
-    Notes
-    -----
-    The precision of fp32 GEMMs and the backend are settings of the whole process, taken back by ``close``. They are
-    made once: to choose a backend anew for each pass takes the CPU as long as to launch it.
-    """
-
-    def __init__(self, config: AttentionConfig, device: str = "cpu") -> None:
-        super().__init__(config, device)
-        self._set_fp32_products(config.precision)
+    def __init__(self, config: SweepConfig, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.config = config
+        self.set_fp32_matmul(config.precision)
+        self.attend: Callable[..., Tensor] = naive_attention
         if config.implementation in _BACKENDS:
-            self.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))  # type: ignore[arg-type] # it lets errors pass
+            self.attend = _fused_attention
+            self.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))  # type: ignore[arg-type] # hides no error
+        elif config.implementation == "naive-compiled":
+            # A CPU would need a C++ compiler for inductor; aot_eager traces the same program and fuses nothing.
+            backend = "inductor" if self.device.type == "cuda" else "aot_eager"
+            self.attend = torch.compile(naive_attention, dynamic=False, backend=backend)
+            self.callback(torch._dynamo.reset)
 
-    @functools.cached_property
-    def _compiled(self) -> Callable[..., Tensor]:
-        return torch.compile(written_out, dynamic=False, backend=self.config.compiler)
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Measure all sizes, the narrowest first, each at growing context.
 
-    @property
-    def column(self) -> str:
-        """Implementation and precision in one word."""
-        return f"{self.config.implementation}-{self.config.precision}"
+        Yields
+        ------
+        dict
+            One row per size and direction: the parameters, ``direction`` (forward or backward), ``status`` (ok, oom or
+            unsupported), ``time_ms`` (median), ``low_ms`` and ``high_ms`` (quartiles), ``passes``, ``before_bytes``
+            and ``peak_bytes`` (allocated before and at the peak of the direction; NaN on a CPU).
+        """
+        for d_model in self.config.d_model:
+            for context in self.config.context:
+                yield from self._cell(d_model, context)
+                self._clean()
 
-    def cell(self, d: int, context: int) -> Cell:
-        """Make attention of one size, with random inputs that are the same whenever it is made.
+    def _cell(self, d_model: int, context: int) -> list[dict[str, Any]]:
+        """Measure both directions of one size. Backward needs what forward keeps, so it fails where forward fails."""
+        rows = [self._row(d_model, context, "forward"), self._row(d_model, context, "backward")]
+        forward, backward = rows
+        direction = forward
+        try:
+            inputs = self.inputs(d_model, context)
+            forward |= self._measure_forward(inputs)
+            direction = backward
+            backward |= self._measure_backward(inputs)
+        except torch.OutOfMemoryError:
+            direction["status"] = backward["status"] = "oom"
+        except RuntimeError as error:
+            if not str(error).startswith(_REFUSALS):
+                raise
+            direction["status"] = backward["status"] = "unsupported"
+        return rows
+
+    def _row(self, d_model: int, context: int, direction: str) -> dict[str, Any]:
+        config = self.config
+        return {
+            "implementation": config.implementation,
+            "precision": config.precision,
+            "d_model": d_model,
+            "context": context,
+            "batch": config.batch,
+            "heads": config.heads,
+            "direction": direction,
+            "status": "ok",
+            "time_ms": float("nan"),
+            "low_ms": float("nan"),
+            "high_ms": float("nan"),
+            "passes": 0,
+            "before_bytes": float("nan"),
+            "peak_bytes": float("nan"),
+        }
+
+    def inputs(self, d_model: int, context: int) -> list[Tensor]:
+        """Draw q, k and v, which require gradients, and the gradient of the output.
 
         Parameters
         ----------
-        d : int
-            Width of all heads together, a multiple of their number.
-        context : int
-            Sequence length.
+        d_model, context : int
 
         Returns
         -------
-        Cell
+        list of Tensor
+            Four of (B, H, T, K), and for naive attention the mask of the future (T, T).
         """
         config = self.config
-        kind = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        shape = (config.batch, config.heads, context, d // config.heads)
-        generator = torch.Generator(self.device).manual_seed(config.seed + 1_000_003 * d + context)
-        inputs = tuple(torch.randn(shape, dtype=kind, device=self.device, generator=generator) for _ in range(4))
-        for tensor in inputs[:3]:
+        dtype = DTYPES[config.precision]
+        shape = (config.batch, config.heads, context, d_model // config.heads)
+        torch.manual_seed(config.seed)
+        tensors = [torch.randn(shape, dtype=dtype, device=self.device) for _ in range(4)]
+        for tensor in tensors[:3]:
             tensor.requires_grad_()
-        if not config.implementation.startswith("naive"):
-            return Cell(inputs, None, self._fused)
-        attend = self._compiled if config.implementation == "naive-compiled" else written_out
-        future = torch.ones(context, context, dtype=torch.bool, device=self.device).triu_(1) if config.causal else None
-        return Cell(inputs, future, attend)
+        if config.implementation.startswith("naive"):
+            tensors.append(torch.ones(context, context, dtype=torch.bool, device=self.device).triu_(1))
+        return tensors
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, _: None) -> Tensor:
-        # is_causal, not a mask: a mask tensor would rule out flash attention.
-        return F.scaled_dot_product_attention(q, k, v, is_causal=self.config.causal)
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        """Attend, and keep what backward needs."""
+        q, k, v, _, *future = inputs
+        return self.attend(q, k, v, *future)
 
-    def forget_compiled(self) -> None:
-        """Drop compiled code: after eight sizes of one function, PyTorch would give up and run it uncompiled."""
+    def backward(self, inputs: list[Tensor], attended: Tensor) -> tuple[Tensor, ...]:
+        """Give the gradients of q, k and v."""
+        return torch.autograd.grad(attended, inputs[:3], inputs[3])
+
+    def _measure_forward(self, inputs: list[Tensor]) -> dict[str, Any]:
+        self.forward(inputs)  # loads code, compiles, and allocates what libraries keep
+        memory = self._memory(lambda: self.forward(inputs))
+        times: list[float] = []
+        begun = time.perf_counter()
+        while len(times) < self.config.repetitions and time.perf_counter() - begun < _CELL_S:
+            times.append(self._time_ms(lambda: self.forward(inputs)))
+        return memory | _spread(times)
+
+    def _measure_backward(self, inputs: list[Tensor]) -> dict[str, Any]:
+        self.backward(inputs, self.forward(inputs))
+        attended = self.forward(inputs)
+        memory = self._memory(lambda: self.backward(inputs, attended))
+        times: list[float] = []
+        begun = time.perf_counter()
+        while len(times) < self.config.repetitions and time.perf_counter() - begun < _CELL_S:
+            attended = self.forward(inputs)
+            times.append(self._time_ms(lambda: self.backward(inputs, attended)))  # noqa: B023 # called at once
+        return memory | _spread(times)
+
+    def _memory(self, function: Callable[[], object]) -> dict[str, float]:
+        """Run a function once and give what the allocator had before it and at its peak."""
+        if self.device.type != "cuda":
+            return {}
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        function()
+        return {"before_bytes": before, "peak_bytes": torch.cuda.max_memory_allocated(self.device)}
+
+    def _time_ms(self, function: Callable[[], object]) -> float:
+        """Run a function once and time it, on the GPU's clock where there is one."""
+        if self.device.type != "cuda":
+            start = time.perf_counter()
+            function()
+            return 1e3 * (time.perf_counter() - start)
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin.record()
+        function()
+        end.record()
+        torch.cuda.synchronize(self.device)
+        return float(begin.elapsed_time(end))
+
+    def _clean(self) -> None:
+        """Return the memory of the last cell, and forget its compiled code: PyTorch keeps eight versions."""
         if self.config.implementation == "naive-compiled":
             torch._dynamo.reset()
-
-    def refusal(self, d: int) -> str | None:
-        """Say why attention of this width is not possible, without running any.
-
-        Parameters
-        ----------
-        d : int
-
-        Returns
-        -------
-        str or None
-            One of :data:`nsightkit.workloads.attention_samples.REASONS`; None when nothing speaks against it.
-        """
-        implementation, precision, head = self.config.implementation, self.config.precision, d // self.config.heads
-        if implementation == "flash" and head > _WIDEST_FLASH:
-            return TOO_WIDE
-        if self.device.type != "cuda":
-            return ABSENT if implementation in ("efficient", "cudnn") else None
-        if implementation in ("flash", "cudnn") and precision != "bf16":
-            return SIXTEEN_BITS
-        if precision == "tf32" and torch.cuda.get_device_capability(self.device) < (8, 0):
-            return NO_TF32
-        return REFUSED if self._refused(d) else None
-
-    def _refused(self, d: int) -> bool:
-        """Ask PyTorch whether the backend takes heads of this size on this GPU."""
-        ask = getattr(torch.backends.cuda, _QUESTIONS.get(self.config.implementation, ""), None)
-        if ask is None:
-            return False
-        q, k, v, *_ = self.cell(d, 64).tensors
-        try:
-            inputs = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, self.config.causal, False)
-        except TypeError:  # a version with other arguments; the pass itself will tell
-            return False
-        return not ask(inputs)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
-def start(device: str, **parameters: Any) -> Attention:
-    """Begin, with fields of :class:`AttentionConfig`."""
-    return Attention(AttentionConfig(**parameters), device)
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    # is_causal, not a mask: a mask tensor would rule out flash attention.
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _spread(times_ms: list[float]) -> dict[str, Any]:
+    low, median, high = np.percentile(times_ms, [25, 50, 75])
+    return {"time_ms": float(median), "low_ms": float(low), "high_ms": float(high), "passes": len(times_ms)}
+
+
+def run(device: str, **parameters: Any) -> Sweep:
+    """Measure attention at every width and context.
+
+    Parameters
+    ----------
+    device : str
+        ``"cuda"`` or ``"cpu"``.
+    **parameters
+        Fields of :class:`SweepConfig`.
+
+    Returns
+    -------
+    Sweep
+        A context manager with ``rows()``.
+    """
+    return Sweep(SweepConfig(**parameters), device)

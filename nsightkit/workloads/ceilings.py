@@ -1,108 +1,113 @@
-"""What a card reaches at best: large matrix products and large transfers, over and over, on random data.
+"""The best rates a GPU reaches: large matmuls and large transfers, over and over, on random data.
 
-Random, because the data decides the power a GEMM draws, and the power limit the clock it runs at: the same product of
-zeros runs faster and says nothing about real work. Over and over, because a burst after a pause runs at a clock that
-no program sustains.
+Random, because the values decide the power that a GEMM draws, and the power limit decides the clock: the same GEMM on
+zeros runs faster and says nothing about real work. Over and over, because after a pause a GPU runs for a moment at a
+clock that no program sustains.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
 
+from nsightkit.workloads.models import DTYPES, Workload, fp8_matmul
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import DTYPES, Workload, product_fp8
 
-__all__ = ["Ceiling", "CeilingConfig", "start"]
-
-
-@dataclasses.dataclass(frozen=True)
-class CeilingConfig:
-    """What runs.
-
-    Parameters
-    ----------
-    kind : {"gemm", "copy", "triad", "read"}
-        A product of an m x k and a k x n matrix; ``a = b``; ``a = b + s * c``; or the sum of a tensor.
-    precision : {"fp32", "tf32", "bf16", "fp16", "fp8"}
-        Of the matrices; transfers are of fp32.
-    m, n, k : int
-        Of the product.
-    megabytes : int
-        Of each tensor of a transfer, 10**6 bytes: far more than any cache.
-    zeros : bool
-        Matrices of zeros, whose product draws less power.
-    seed : int
-    """
-
-    kind: Literal["gemm", "copy", "triad", "read"] = "gemm"
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "bf16"
-    m: int = 256
-    n: int = 256
-    k: int = 256
-    megabytes: int = 4
-    zeros: bool = False
-    seed: int = 0
+__all__ = ["Ceiling", "copy", "gemm"]
 
 
 class Ceiling(Workload):
-    """One operation that is run again and again.
+    """One operation that runs again and again.
 
     Attributes
     ----------
-    run : callable
-        Runs it once and gives what it computed.
-
-    Notes
-    -----
-    The precision of fp32 GEMMs is a setting of the whole process, taken back by ``close``.
+    operation : callable
+        Runs the operation once and returns its result.
     """
 
-    def __init__(self, config: CeilingConfig, device: str = "cpu") -> None:
-        super().__init__(config, device)
-        self._set_fp32_products(config.precision)
-        if config.precision == "fp8":
-            self.parameters["use_fast_accum"] = self.device.type == "cuda"
-        torch.manual_seed(config.seed)
-        self.run = (_product if config.kind == "gemm" else _transfer)(config, self.device)
+    operation: Callable[[], torch.Tensor]
 
     def step(self) -> None:
-        """Run it once."""
+        """Run the operation once."""
         with phase("step"):
-            self.run()
+            self.operation()
 
 
-def _product(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:
-    kind = DTYPES[config.precision]
-    fill = torch.zeros if config.zeros else torch.randn
-    left = fill(config.m, config.k, device=device)
-    right = fill(config.n, config.k, device=device)  # transposed below: the layout of a linear layer's weight
-    a, b = left.to(kind), right.to(kind).t()
-    if config.precision == "fp8":
-        one = torch.ones((), device=device)
-        return lambda: product_fp8(a, b, one, one, torch.bfloat16)
-    out = torch.empty(config.m, config.n, device=device, dtype=kind)
-    return lambda: torch.mm(a, b, out=out)
+def gemm(
+    device: str,
+    m: int,
+    n: int,
+    k: int,
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"],
+    zeros: bool = False,
+) -> Ceiling:
+    """Multiply an m x k and a k x n matrix.
+
+    Parameters
+    ----------
+    device : str
+        ``"cuda"`` or ``"cpu"``.
+    m, n, k : int
+        One step is ``2 * m * n * k`` FLOPs. 8192 each fills any GPU: 1.1 TFLOP, about 1.5 ms in bf16 and 22 ms in fp32
+        on an H100.
+    precision : {"fp32", "tf32", "bf16", "fp16", "fp8"}
+    zeros : bool
+        Multiply matrices of zeros, which draws less power.
+
+    Returns
+    -------
+    Ceiling
+        A context manager with ``step()``.
+    """
+    work = Ceiling(device)
+    work.set_fp32_matmul(precision)
+    torch.manual_seed(0)
+    fill = torch.zeros if zeros else torch.randn
+    dtype = DTYPES[precision]
+    a = fill(m, k, device=work.device).to(dtype)
+    # Transposed: the layout of a linear layer's weight.
+    b = fill(n, k, device=work.device).to(dtype).t()
+    if precision == "fp8":
+        scale = torch.ones((), device=work.device)
+        work.operation = lambda: fp8_matmul(a, b, scale, scale, torch.bfloat16)
+    else:
+        out = torch.empty(m, n, device=work.device, dtype=dtype)
+        work.operation = lambda: torch.mm(a, b, out=out)
+    return work
 
 
-def _transfer(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:
-    def tensor() -> Tensor:
-        return torch.randn(config.megabytes * 10**6 // 4, device=device)
+def copy(device: str, megabytes: int, kind: Literal["copy", "triad", "read"]) -> Ceiling:
+    """Move tensors through the device's memory.
 
-    b = tensor()
-    if config.kind == "read":
-        return b.sum
-    a = torch.empty_like(b)
-    if config.kind == "copy":
-        return lambda: a.copy_(b)
-    c = tensor()
-    return lambda: torch.add(b, c, alpha=3.0, out=a)
+    Parameters
+    ----------
+    device : str
+        ``"cuda"`` or ``"cpu"``.
+    megabytes : int
+        Size of each fp32 tensor in 10**6 bytes: far more than any cache.
+    kind : {"copy", "triad", "read"}
+        ``a = b`` moves two tensors, ``a = b + s * c`` three, and the sum of a tensor one.
 
-
-def start(device: str, **parameters: Any) -> Ceiling:
-    """Begin to run an operation, with fields of :class:`CeilingConfig`."""
-    return Ceiling(CeilingConfig(**parameters), device)
+    Returns
+    -------
+    Ceiling
+        A context manager with ``step()``.
+    """
+    work = Ceiling(device)
+    torch.manual_seed(0)
+    numbers = megabytes * 10**6 // 4
+    b = torch.randn(numbers, device=work.device)
+    if kind == "read":
+        work.operation = b.sum
+    elif kind == "copy":
+        a = torch.empty_like(b)
+        work.operation = lambda: a.copy_(b)
+    elif kind == "triad":
+        a = torch.empty_like(b)
+        c = torch.randn(numbers, device=work.device)
+        work.operation = lambda: torch.add(b, c, alpha=3.0, out=a)
+    else:
+        raise ValueError(f"kind is {kind!r}; use copy, triad or read")
+    return work

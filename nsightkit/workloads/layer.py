@@ -1,38 +1,31 @@
-"""One transformer layer, forward, in many implementations of the same arithmetic: the rungs of a ladder.
+"""One transformer layer, forward, in several implementations of the same arithmetic: the rungs of a ladder.
 
 RMSNorm, rotary positions, causal attention, SwiGLU, two residuals, no biases, 16-bit weights. A step passes through
-several layers, each with weights of its own, so that no weight is found in the level-2 cache because it was just used.
-Prefill runs a whole context at once; decode runs one token against a cache of keys and values.
+several layers, each with its own weights, so that no weight is still in the L2 cache because it was just used. Prefill
+runs a whole context at once; decode runs one token against a cache of keys and values.
 
-Shapes are written B (batch), T (tokens), S (positions in the cache), D (``hidden``), H (heads), K (head size: ``D /
+Shapes are written B (batch), T (tokens), S (positions in the cache), D (``hidden``), H (heads), K (head size, ``D /
 H``), F (``d_ff``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from nsightkit.workloads.models import EPSILON, rotated, written_out
+from nsightkit.workloads.models import DTYPES, EPSILON, Workload, fp8_matmul, naive_attention, rotate
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import DTYPES, Workload, product_fp8
 
-__all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "reference", "start", "written"]
+__all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "forward", "reference", "run"]
 
-_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 _LARGEST_FP8 = 448.0  # of float8_e4m3fn
 
 
@@ -45,86 +38,51 @@ class Rung:
     change : str
         What is different from `base`.
     base : str or None
-        The rung it changes; None for the first.
-    attention : {"written", "fused", "flash", "cudnn"}
-        Its scores written out, PyTorch's fused attention, or one backend of it and no other.
+        The rung that it changes; None for the first.
+    attention : {"naive", "sdpa"}
+        Scores written to memory, or PyTorch's fused attention.
     joined : bool
         One GEMM for queries, keys and values, and one for gate and up.
-    compiled : mapping or None
-        Arguments of ``torch.compile``; None to run it eagerly.
+    compiled : str or None
+        Mode of ``torch.compile``; None runs eagerly.
     graphed : bool
-        Replayed from a CUDA graph.
-    streams : bool
-        Gate and up on two streams.
-    fp8 : bool
-        GEMMs of 8-bit numbers, scaled by tensor.
+        Replay a CUDA graph.
     triton : bool
-        Hand-written Triton kernels for all but prefill's GEMMs and attention.
-    switches : tuple of str
-        Of the Triton kernels. Prefill's: ``epilogue``, one for the GEMM of gate and up as well, with the activation in
-        it. Decode's: ``streamed``, programs that stay and stream; ``overlapped``, kernels that begin before the ones
-        before them end; ``whole_mlp``, an MLP in one kernel.
+        Use the Triton kernel of the mode: SwiGLU in prefill, the GEMV in decode.
+    fp8 : bool
+        GEMMs in fp8, with a scale per tensor.
     """
 
     change: str
     base: str | None
-    attention: Literal["written", "fused", "flash", "cudnn"] = "fused"
+    attention: Literal["naive", "sdpa"] = "sdpa"
     joined: bool = True
-    compiled: Mapping[str, Any] | None = None
+    compiled: str | None = None
     graphed: bool = False
-    streams: bool = False
-    fp8: bool = False
     triton: bool = False
-    switches: tuple[str, ...] = ()
+    fp8: bool = False
 
 
-_DEFAULT: Mapping[str, Any] = MappingProxyType({})
-_AUTOTUNED: Mapping[str, Any] = MappingProxyType({"mode": "max-autotune-no-cudagraphs"})
-#: With it Inductor writes a product of one row as a sum, and searches tile sizes until that is fast.
-_SUMS: Mapping[str, Any] = MappingProxyType({"options": {"coordinate_descent_tuning": True}})
-
-#: {mode: {name: Rung}}, each in the order of the ladder; null results and what goes beyond come last.
+#: {mode: {name: Rung}}, each in the order of the ladder.
 RUNGS: Mapping[str, Mapping[str, Rung]] = MappingProxyType(
     {
         "prefill": {
-            "naive": Rung("everything written out", None, "written", joined=False),
-            "sdpa": Rung("fused attention", "naive", joined=False),
-            "fused": Rung("one GEMM for q, k, v, one for gate and up", "sdpa"),
-            "compiled": Rung("torch.compile", "fused", compiled=_DEFAULT),
-            "autotuned": Rung("GEMMs chosen by trial", "compiled", compiled=_AUTOTUNED),
-            "graphed": Rung("a CUDA graph", "compiled", compiled=_DEFAULT, graphed=True),
-            "two-streams": Rung("gate and up side by side", "sdpa", joined=False, streams=True),
-            "graphed-eager": Rung("a CUDA graph", "fused", graphed=True),
-            "flash": Rung("flash attention forced", "compiled", "flash", compiled=_DEFAULT),
-            "cudnn": Rung("cuDNN attention forced", "compiled", "cudnn", compiled=_DEFAULT),
-            "triton": Rung("own kernels between the GEMMs", "compiled", triton=True),
-            "epilogue": Rung("SwiGLU inside an own GEMM", "triton", triton=True, switches=("epilogue",)),
-            "fp8": Rung("GEMMs in 8 bits", "compiled", compiled=_DEFAULT, fp8=True),
+            "unfused": Rung("every operation a kernel of its own", None, attention="naive", joined=False),
+            "sdpa": Rung("fused attention", "unfused", joined=False),
+            "fused": Rung("one GEMM for q, k and v, one for gate and up", "sdpa"),
+            "compiled": Rung("torch.compile", "fused", compiled="default"),
+            "autotuned": Rung("GEMM kernels chosen by trial", "compiled", compiled="max-autotune-no-cudagraphs"),
+            "graphed": Rung("a CUDA graph", "compiled", compiled="default", graphed=True),
+            "triton": Rung("SwiGLU in one Triton kernel", "fused", triton=True),
+            "fp8": Rung("GEMMs in fp8", "compiled", compiled="default", fp8=True),
         },
         "decode": {
-            "eager": Rung("everything but attention written out", None, joined=False),
-            "fused": Rung("one GEMM for q, k, v, one for gate and up", "eager"),
-            "compiled": Rung("torch.compile", "fused", compiled=_DEFAULT),
-            "graphed": Rung("a CUDA graph", "compiled", compiled=_DEFAULT, graphed=True),
-            "graphed-eager": Rung("a CUDA graph", "fused", graphed=True),
-            "sums": Rung("products written as sums", "graphed", compiled=_SUMS, graphed=True),
-            "triton": Rung("own kernels throughout", "graphed", graphed=True, triton=True),
-            "streamed": Rung(
-                "weights streamed by programs that stay", "triton", graphed=True, triton=True, switches=("streamed",)
-            ),
-            "overlapped": Rung(
-                "each kernel begins before the last has ended",
-                "streamed",
-                graphed=True,
-                triton=True,
-                switches=("streamed", "overlapped"),
-            ),
-            "one-mlp": Rung(
-                "the MLP in one kernel",
-                "overlapped",
-                graphed=True,
-                triton=True,
-                switches=("streamed", "overlapped", "whole_mlp"),
+            "unfused": Rung("every operation but attention a kernel of its own", None, joined=False),
+            "fused": Rung("one GEMM for q, k and v, one for gate and up", "unfused"),
+            "compiled": Rung("torch.compile", "fused", compiled="default"),
+            "graphed": Rung("a CUDA graph", "compiled", compiled="default", graphed=True),
+            "triton": Rung(
+                "a Triton GEMV that streams weights", "graphed", compiled="default", graphed=True, triton=True
             ),
         },
     }
@@ -133,7 +91,7 @@ RUNGS: Mapping[str, Mapping[str, Rung]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class LayerConfig:
-    """Sizes, and which implementation runs.
+    """Sizes, and the implementation that runs.
 
     Parameters
     ----------
@@ -141,68 +99,71 @@ class LayerConfig:
     rung : str
         A name in :data:`RUNGS` of that mode.
     batch : int
+        Sequences; 1 in decode with Triton.
     context : int
         Tokens of a prefill, or positions that a decoded token sees, itself included.
     hidden, heads, d_ff : int
     layers : int
-        Layers a step passes through.
-    precision : {"bf16", "fp16"}
-    compiler : str
-        Backend of ``torch.compile``; one other than Inductor needs no compiler, and fuses nothing.
+        Layers that a step passes through.
+    precision : {"bf16", "fp16", "fp32"}
     seed : int
+
+    Notes
+    -----
+    At hidden 4096, d_ff 11,008 and 2,048 tokens a layer is 0.86 TFLOP, at best 1.2 ms on an H100, and its 45 eager
+    launches take the CPU 0.2 ms: a CUDA graph can hardly help a prefill. One decoded token reads 440 MB in at least
+    131 µs (H100) or 91 µs (H200), and 40 eager launches take 200 µs: decode is bound by launches until it is graphed.
     """
 
-    mode: Literal["prefill", "decode"] = "prefill"
-    rung: str = "naive"
+    mode: Literal["prefill", "decode"]
+    rung: str
     batch: int = 1
     context: int = 48
     hidden: int = 64
     heads: int = 4
     d_ff: int = 176
     layers: int = 3
-    precision: Literal["bf16", "fp16"] = "bf16"
-    compiler: str = "inductor"
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     seed: int = 0
 
 
-class Weights(NamedTuple):
-    """Of one layer: ``qkv`` (3D, D), ``out`` (D, D), ``gate_up`` (2F, D), ``down`` (D, F), and parts of the joined.
+class Fp8Weight(NamedTuple):
+    """A weight in fp8, its scale, and the scale of the input that it is multiplied with."""
 
-    What is joined and its parts are the same memory.
-    """
+    values: Tensor
+    scale: Tensor
+    input_scale: Tensor
+
+
+class Weights(NamedTuple):
+    """Weights of one layer, each a Tensor or an :class:`Fp8Weight`; the norms are Tensors (D,)."""
 
     norm_1: Tensor
-    qkv: Any
-    out: Any
+    qkv: Any  #: (3D, D)
+    out: Any  #: (D, D)
     norm_2: Tensor
-    gate_up: Any
-    down: Any
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gate: Tensor
-    up: Tensor
+    gate_up: Any  #: (2F, D)
+    down: Any  #: (D, F)
 
 
-class _Given(NamedTuple):
-    """What all layers share: rotary tables (T, K / 2), the future's mask (T, T), the token's place in the cache."""
+class Shared(NamedTuple):
+    """What all layers share: heads, rotary tables (T, K / 2), future's mask (T, T), the token's place in the cache."""
 
+    heads: int
     cosine: Tensor
     sine: Tensor
     future: Tensor | None
     position: Tensor | None
 
 
-class _Eight(NamedTuple):
-    """A weight in 8 bits, what it is to be multiplied by, and the same of the input it was made for."""
+class Kernels(NamedTuple):
+    """Functions that stand in for PyTorch's: ``linear(x, weight)`` and ``swiglu(gate_up)``."""
 
-    weight: Tensor
-    scale: Tensor
-    input_scale: Tensor
+    linear: Callable[[Tensor, Any], Tensor]
+    swiglu: Callable[[Tensor], Tensor]
 
 
 _Cache = tuple[Tensor, Tensor]
-_Layer = Callable[[Tensor, Weights, _Given, _Cache | None], Tensor]
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -212,84 +173,92 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
     return wide.to(x.dtype) * weight
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, given: _Given) -> Tensor:
-    # The softmax of scores that are written out is taken in fp32.
-    return written_out(q, k, v, given.future, softmax_in=torch.float32)
+def linear(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
+    """Multiply x (B, T, columns) with a weight (rows, columns)."""
+    if not isinstance(weight, Fp8Weight):
+        return F.linear(x, weight)
+    batch, tokens, _ = x.shape
+    narrow = _to_fp8(x, weight.input_scale).flatten(0, 1)
+    product = fp8_matmul(narrow, weight.values.t(), weight.input_scale, weight.scale, x.dtype)
+    return product.view(batch, tokens, -1)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, given: _Given) -> Tensor:
-    """Attend by PyTorch's fused attention."""
-    # is_causal, not a mask: a mask tensor would rule out flash attention. A decoded token sees the whole cache.
-    return F.scaled_dot_product_attention(q, k, v, is_causal=given.position is None)
+def swiglu(gate_up: Tensor) -> Tensor:
+    """SwiGLU of gate and up side by side (…, 2F), as two operations."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
-def _side_by_side(x: Tensor, w: Weights, side: Any) -> tuple[Tensor, Tensor]:
-    """Gate and up on two streams of a GPU."""
-    main = torch.cuda.current_stream()
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        up = F.linear(x, w.up)
-    gate = F.linear(x, w.gate)
-    main.wait_stream(side)
-    return gate, up
-
-
-def _in_eight(x: Tensor, scale: Tensor) -> Tensor:
+def _to_fp8(x: Tensor, scale: Tensor) -> Tensor:
     return (x.float() / scale).clamp(-_LARGEST_FP8, _LARGEST_FP8).to(torch.float8_e4m3fn)
 
 
-def _linear_eight(x: Tensor, weight: _Eight) -> Tensor:
-    flat = _in_eight(x, weight.input_scale).flatten(0, 1)
-    return product_fp8(flat, weight.weight.t(), weight.input_scale, weight.scale, x.dtype).view(*x.shape[:2], -1)
+_PYTORCH = Kernels(linear, swiglu)
 
 
-def _forward(
-    x: Tensor,
-    w: Weights,
-    given: _Given,
-    cache: _Cache | None,
-    *,
-    heads: int,
-    attend: Callable[[Tensor, Tensor, Tensor, _Given], Tensor],
-    joined: bool,
-    linear: Callable[[Tensor, Any], Tensor] = F.linear,
-    side: Any = None,
+def forward(
+    x: Tensor, w: Weights, shared: Shared, cache: _Cache | None, rung: Rung, kernels: Kernels = _PYTORCH
 ) -> Tensor:
-    """Pass x (B, T, D) through a layer of PyTorch's operations."""
+    """Pass through one layer.
+
+    Parameters
+    ----------
+    x : Tensor
+        (B, T, D).
+    w : Weights
+    shared : Shared
+    cache : (keys, values) or None
+        (B, H, S, K) each. The token's own keys and values are written to ``shared.position``.
+    rung : Rung
+        Its ``attention`` and ``joined`` count here; the rest is done around this function.
+    kernels : Kernels
+
+    Returns
+    -------
+    Tensor
+        (B, T, D).
+    """
     batch, tokens, hidden = x.shape
     normed = norm(x, w.norm_1)
-    if joined:
-        parts = linear(normed, w.qkv).chunk(3, dim=-1)
+    if rung.joined:
+        q, k, v = kernels.linear(normed, w.qkv).chunk(3, dim=-1)
     else:
-        parts = (F.linear(normed, w.q), F.linear(normed, w.k), F.linear(normed, w.v))
-    q, k, v = (part.view(batch, tokens, heads, -1).transpose(1, 2) for part in parts)
-    q, k = (rotated(part, given.cosine, given.sine) for part in (q, k))
+        q, k, v = (F.linear(normed, part) for part in w.qkv.chunk(3))
+    shape = (batch, tokens, shared.heads, -1)
+    q = rotate(q.view(shape).transpose(1, 2), shared.cosine, shared.sine)
+    k = rotate(k.view(shape).transpose(1, 2), shared.cosine, shared.sine)
+    v = v.view(shape).transpose(1, 2)
     if cache is not None:
         keys, values = cache
-        keys[:, :, given.position], values[:, :, given.position] = k, v
+        keys[:, :, shared.position] = k
+        values[:, :, shared.position] = v
         k, v = keys, values
-    mixed = attend(q, k, v, given).transpose(1, 2).reshape(batch, tokens, hidden)
-    x = x + linear(mixed, w.out)
-    normed = norm(x, w.norm_2)
-    if joined:
-        gate, up = linear(normed, w.gate_up).chunk(2, dim=-1)
-    elif side is not None:
-        gate, up = _side_by_side(normed, w, side)
+    if rung.attention == "naive":
+        mixed = naive_attention(q, k, v, shared.future, softmax_dtype=torch.float32)
     else:
-        gate, up = F.linear(normed, w.gate), F.linear(normed, w.up)
-    return x + linear(F.silu(gate) * up, w.down)
+        # is_causal, not a mask: a mask tensor would rule out flash attention. A decoded token sees the whole cache.
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=cache is None)
+    x = x + kernels.linear(mixed.transpose(1, 2).reshape(batch, tokens, hidden), w.out)
+    normed = norm(x, w.norm_2)
+    if rung.joined:
+        fed = kernels.swiglu(kernels.linear(normed, w.gate_up))
+    else:
+        gate, up = (F.linear(normed, part) for part in w.gate_up.chunk(2))
+        fed = F.silu(gate) * up
+    return x + kernels.linear(fed, w.down)
 
 
 def reference(
     x: Tensor, weights: Sequence[Weights], heads: int, caches: Sequence[_Cache] | None = None
 ) -> tuple[Tensor, list[_Cache]]:
-    """Pass through the layers in float64, written by the definitions and not as the rungs are.
+    """Pass through the layers in float64, written by the definitions and unlike the rungs.
 
     Parameters
     ----------
     x : Tensor
         (B, T, D). With caches T is 1, and the token takes the last place of the cache.
     weights : sequence of Weights
+        Not in fp8.
     heads : int
     caches : sequence of (keys, values), optional
         Each (B, H, S, K), keys rotated.
@@ -301,212 +270,172 @@ def reference(
     caches : list of (keys, values)
         What attention saw in each layer, (B, H, S, K), float64.
     """
-    x, seen = x.double(), []
-    half = x.shape[-1] // heads // 2
+    x = x.double()
+    batch, tokens, hidden = x.shape
+    half = hidden // heads // 2
+    seen: list[_Cache] = []
     for number, w in enumerate(weights):
         normed = x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * w.norm_1.double()
-        q, k, v = (
-            torch.einsum("btd,nd->btn", normed, m.double()).view(*x.shape[:2], heads, -1) for m in (w.q, w.k, w.v)
-        )
+        projected = torch.einsum("btd,nd->btn", normed, w.qkv.double())
+        q, k, v = projected.view(batch, tokens, 3, heads, 2 * half).unbind(2)
         before = 0 if caches is None else caches[number][0].shape[2] - 1
-        place = torch.arange(before, before + x.shape[1], dtype=torch.float64, device=x.device)
-        turn = torch.polar(
-            torch.ones((), dtype=torch.float64, device=x.device), torch.outer(place, _frequency(half, x))
-        )
-        q, k = (
-            torch.view_as_real(torch.complex(t[..., :half], t[..., half:]) * turn[:, None]).movedim(-1, -2).flatten(-2)
-            for t in (q, k)
-        )
+        place = torch.arange(before, before + tokens, dtype=torch.float64, device=x.device)
+        angle = torch.outer(place, _frequencies(half, x.device))
+        turn = torch.polar(torch.ones_like(angle), angle)
+        q = _turned(q, turn)
+        k = _turned(k, turn)
         if caches is not None:
-            k, v = (
-                torch.cat([old[:, :, :before].transpose(1, 2).double(), new], 1)
-                for old, new in zip(caches[number], (k, v), strict=True)
-            )
+            keys, values = caches[number]
+            k = torch.cat([keys[:, :, :before].transpose(1, 2).double(), k], 1)
+            v = torch.cat([values[:, :, :before].transpose(1, 2).double(), v], 1)
         scores = torch.einsum("bthc,bshc->bhts", q, k) / math.sqrt(2 * half)
         later = torch.arange(k.shape[1], device=x.device) > place[:, None]
-        mixed = torch.einsum("bhts,bshc->bthc", scores.masked_fill(later, -math.inf).softmax(-1), v).flatten(2)
+        probabilities = scores.masked_fill(later, -math.inf).softmax(-1)
+        mixed = torch.einsum("bhts,bshc->bthc", probabilities, v).flatten(2)
         x = x + mixed @ w.out.double().t()
         normed = x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * w.norm_2.double()
-        gate, up = normed @ w.gate.double().t(), normed @ w.up.double().t()
+        gate, up = (normed @ w.gate_up.double().t()).chunk(2, dim=-1)
         x = x + (gate * gate.sigmoid() * up) @ w.down.double().t()
         seen.append((k.transpose(1, 2), v.transpose(1, 2)))
     return x, seen
 
 
-def _frequency(pairs: int, like: Tensor) -> Tensor:
-    return torch.pow(10_000.0, -(torch.arange(pairs, dtype=torch.float64, device=like.device) / pairs))
+def _turned(x: Tensor, turn: Tensor) -> Tensor:
+    """Rotate x (B, T, H, K) as complex numbers, by turns (T, K / 2)."""
+    half = turn.shape[-1]
+    rotated = torch.complex(x[..., :half].contiguous(), x[..., half:].contiguous()) * turn[:, None]
+    return torch.cat([rotated.real, rotated.imag], dim=-1)
 
 
-def triton_kernels(device: torch.device) -> ModuleType | None:
-    """Import the Triton kernels, for the interpreter where there is no GPU; None without Triton."""
-    if device.type != "cuda":
-        os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
-    try:
-        from nsightkit.workloads import layer_triton
-    except ImportError:
-        return None
-    return layer_triton
+def _frequencies(pairs: int, device: torch.device) -> Tensor:
+    return torch.pow(10_000.0, -(torch.arange(pairs, dtype=torch.float64, device=device) / pairs))
 
 
 class LayerRun(Workload):
-    """Layers that are passed through a step at a time.
+    """Layers that a step passes through.
+
+    Parameters
+    ----------
+    config : LayerConfig
+    device : str
 
     Attributes
     ----------
-    parameters : dict
-        The configuration as plain values, and ``instead``: what ran in place of what this device cannot run, empty
-        where the rung ran as it is named.
+    x : Tensor
+        Input of every step, (B, T, D).
     weights : list of Weights
+        In the layers' own type, also where the rung runs in fp8.
     caches : list of (keys, values) or None
-
-    Notes
-    -----
-    A forced backend of attention is a setting of the whole process, taken back by ``close``.
+    shared : Shared
     """
 
-    @torch.inference_mode()  # also what is drawn here: a compiler takes tensors of another kind for another program
+    @torch.inference_mode()  # also for what is drawn here: a compiler would treat ordinary tensors as another program
     def __init__(self, config: LayerConfig, device: str = "cpu") -> None:
-        super().__init__(config, device)
-        self._rung = RUNGS[config.mode][config.rung]
-        self._instead: list[str] = []
-        drawn = None if self.device.type == "meta" else torch.Generator(self.device).manual_seed(config.seed)
-        self._random = functools.partial(torch.randn, generator=drawn, device=self.device)
+        super().__init__(device)
+        self.config = config
+        self.rung = RUNGS[config.mode][config.rung]
         self.dtype = DTYPES[config.precision]
+        self.rule_out_cudnn_attention()
+        torch.manual_seed(config.seed)
         tokens = 1 if config.mode == "decode" else config.context
-        self.x = self._random(config.batch, tokens, config.hidden).to(self.dtype)
-        self.weights = [self._drawn() for _ in range(config.layers)]
+        self.x = self._random(config.batch, tokens, config.hidden)
+        self.weights = [self._draw_weights() for _ in range(config.layers)]
         self.caches: list[_Cache] | None = None
         if config.mode == "decode":
             shape = (config.batch, config.heads, config.context, config.hidden // config.heads)
-            self.caches = [
-                (self._random(shape).to(self.dtype), self._random(shape).to(self.dtype)) for _ in self.weights
-            ]
-        self._given = self._shared(tokens)
-        self._run = self._built()
-        self.parameters["instead"] = "; ".join(self._instead)
+            self.caches = [(self._random(*shape), self._random(*shape)) for _ in self.weights]
+        self.shared = self._share(tokens)
+        self._program = self._build()
 
-    def _drawn(self) -> Weights:
-        """Random weights that keep the size of what passes through them."""
-        width, inner = self.config.hidden, self.config.d_ff
-        qkv, out, gate_up, down = (
-            (self._random(rows, columns) / math.sqrt(columns)).to(self.dtype)
-            for rows, columns in ((3 * width, width), (width, width), (2 * inner, width), (width, inner))
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device).to(self.dtype)
+
+    def _draw_weights(self) -> Weights:
+        """Draw weights that keep the size of what passes through them."""
+        hidden, d_ff = self.config.hidden, self.config.d_ff
+        return Weights(
+            norm_1=1 + 0.1 * self._random(hidden),
+            qkv=self._random(3 * hidden, hidden) / math.sqrt(hidden),
+            out=self._random(hidden, hidden) / math.sqrt(hidden),
+            norm_2=1 + 0.1 * self._random(hidden),
+            gate_up=self._random(2 * d_ff, hidden) / math.sqrt(hidden),
+            down=self._random(hidden, d_ff) / math.sqrt(d_ff),
         )
-        norm_1, norm_2 = ((1 + 0.1 * self._random(width)).to(self.dtype) for _ in range(2))
-        return Weights(norm_1, qkv, out, norm_2, gate_up, down, *qkv.chunk(3), *gate_up.chunk(2))
 
-    def _shared(self, tokens: int) -> _Given:
-        context, decoding = self.config.context, self.config.mode == "decode"
-        place = torch.arange(context - tokens, context, dtype=torch.float64, device=self.device)
-        angle = torch.outer(place, _frequency(self.config.hidden // self.config.heads // 2, place))
-        written = self._rung.attention == "written" and not decoding
-        future = torch.ones(tokens, tokens, dtype=torch.bool, device=self.device).triu(1) if written else None
-        position = torch.tensor([context - 1], device=self.device) if decoding else None
-        return _Given(angle.cos().float(), angle.sin().float(), future, position)
+    def _share(self, tokens: int) -> Shared:
+        config = self.config
+        place = torch.arange(config.context - tokens, config.context, dtype=torch.float64, device=self.device)
+        angle = torch.outer(place, _frequencies(config.hidden // config.heads // 2, self.device))
+        future = position = None
+        if self.rung.attention == "naive":
+            future = torch.ones(tokens, tokens, dtype=torch.bool, device=self.device).triu(1)
+        if config.mode == "decode":
+            position = torch.tensor([config.context - 1], device=self.device)
+        return Shared(config.heads, angle.cos().float(), angle.sin().float(), future, position)
 
-    def _built(self) -> Callable[[], Tensor]:
+    def _build(self) -> Callable[[], Tensor]:
         """Put the rung together."""
-        rung, cuda = self._rung, self.device.type == "cuda"
-        if rung.attention in _BACKENDS and self._can(cuda or rung.attention == "flash", "the fused attention of a CPU"):
-            self.enter_context(sdpa_kernel(_BACKENDS[rung.attention]))  # type: ignore[arg-type] # it lets errors pass
-        weights = self.weights
-        if rung.fp8:
-            weights, self.parameters["use_fast_accum"] = self._eight(), cuda
-        layer = self._layer(cuda)
-        if hasattr(layer, "prepared"):
-            weights = [layer.prepared(w) for w in weights]
-        if rung.compiled is not None:
-            compiler = self.config.compiler
-            fuses = self._can(compiler == "inductor", f"traced by {compiler}, which fuses nothing")
-            self.callback(torch._dynamo.reset)
-            layer = torch.compile(
-                layer, backend=compiler, fullgraph=True, dynamic=False, **(rung.compiled if fuses else {})
-            )
+        rung, cuda = self.rung, self.device.type == "cuda"
+        kernels = self._triton_kernels() if rung.triton else _PYTORCH
+        weights = self._fp8_weights() if rung.fp8 else self.weights
         caches: Sequence[_Cache | None] = self.caches or [None] * len(weights)
+        layer: Callable[..., Tensor] = forward
+        if rung.compiled is not None:
+            self.callback(torch._dynamo.reset)
+            # A CPU would need a C++ compiler for inductor; aot_eager traces the same program and fuses nothing.
+            options: dict[str, Any] = {"mode": rung.compiled} if cuda else {"backend": "aot_eager"}
+            layer = torch.compile(forward, fullgraph=True, dynamic=False, **options)
 
-        def chain() -> Tensor:
+        def program() -> Tensor:
             x = self.x
             for w, cache in zip(weights, caches, strict=True):
-                x = layer(x, w, self._given, cache)
+                x = layer(x, w, self.shared, cache, rung, kernels)
             return x
 
-        graphed = rung.graphed and self._can(cuda, "launched one by one: a CPU has no CUDA graphs")
-        return self._graphed(chain) if graphed else chain
+        return self._capture(program) if rung.graphed and cuda else program
 
-    def _can(self, possible: bool, instead: str) -> bool:
-        """Whether this device can run something; where it cannot, what runs instead is noted."""
-        if not possible:
-            self._instead.append(instead)
-        return possible
+    def _triton_kernels(self) -> Kernels:
+        """Import the Triton kernel of the mode; a CPU without Triton's interpreter runs PyTorch's operations."""
+        if self.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return _PYTORCH
+        from nsightkit.workloads import layer_triton
 
-    def _layer(self, cuda: bool) -> _Layer:
-        rung = self._rung
-        if rung.triton:
-            kernels = triton_kernels(self.device)
-            if kernels is not None:
-                self._can(cuda, "through Triton's interpreter")
-                return self._of_triton(kernels, cuda)
-            if cuda:
-                raise RuntimeError("this rung needs Triton, which is not installed")
-            self._can(False, "PyTorch's operations: Triton is not installed")
-        two_streams = rung.streams and self._can(cuda, "one after the other: a CPU has no streams")
-        options: dict[str, Any] = {
-            "heads": self.config.heads,
-            "attend": _attended if rung.attention == "written" else fused_attention,
-            "joined": rung.joined,
-            "linear": _linear_eight if rung.fp8 else F.linear,
-            "side": torch.cuda.Stream(self.device) if two_streams else None,  # type: ignore[no-untyped-call]
-        }
-        return lambda x, w, given, cache: _forward(x, w, given, cache, **options)
-
-    def _of_triton(self, kernels: ModuleType, cuda: bool) -> _Layer:
-        switches, heads = dict.fromkeys(self._rung.switches, True), self.config.heads
-        if "epilogue" in switches:
-            words = "SwiGLU in a kernel of its own: this Triton has no descriptors of matrices"
-            switches["epilogue"] = self._can(kernels.DESCRIPTORS, words)
-        if "overlapped" in switches:
-            why_not = kernels.dependent_launch(self.device)
-            switches["overlapped"] = self._can(not why_not, f"launched one after the other: {why_not}")
         if self.config.mode == "prefill":
-            return functools.partial(kernels.prefill, heads=heads, **switches)
-        # Triton's interpreter has no multiprocessors: any number will do.
-        sms = torch.cuda.get_device_properties(self.device).multi_processor_count if cuda else 3
-        made: _Layer = kernels.Decode(heads, sms, **switches)
-        return made
+            return Kernels(linear, layer_triton.swiglu)
+        return Kernels(layer_triton.gemv, swiglu)
 
-    def _eight(self) -> list[Weights]:
-        """Weights in 8 bits, with scales of their inputs from a pass in 16 bits, as calibration finds them."""
+    def _fp8_weights(self) -> list[Weights]:
+        """Convert the weights to fp8, with input scales from one pass in the layers' own type, as in calibration."""
         largest: dict[int, Tensor] = {}
 
-        def watched(x: Tensor, weight: Tensor) -> Tensor:
+        def calibrate(x: Tensor, weight: Any) -> Tensor:
             largest[id(weight)] = x.abs().amax().float()
             return F.linear(x, weight)
 
         x = self.x
         for w in self.weights:
-            x = _forward(
-                x, w, self._given, None, heads=self.config.heads, attend=fused_attention, joined=True, linear=watched
-            )
+            x = forward(x, w, self.shared, None, self.rung, Kernels(calibrate, swiglu))
 
-        def eight(weight: Tensor) -> Any:
+        def convert(weight: Any) -> Fp8Weight:
             scale = weight.abs().amax().float() / _LARGEST_FP8
-            return _Eight(_in_eight(weight, scale), scale, largest[id(weight)] / _LARGEST_FP8)
+            return Fp8Weight(_to_fp8(weight, scale), scale, largest[id(weight)] / _LARGEST_FP8)
 
         return [
-            w._replace(qkv=eight(w.qkv), out=eight(w.out), gate_up=eight(w.gate_up), down=eight(w.down))
+            w._replace(qkv=convert(w.qkv), out=convert(w.out), gate_up=convert(w.gate_up), down=convert(w.down))
             for w in self.weights
         ]
 
-    def _graphed(self, chain: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def _capture(self, program: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Capture a program in a CUDA graph."""
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):  # first uses allocate, compile and choose: not what a graph may hold
+        with torch.cuda.stream(side):  # first runs allocate, compile and tune, which a graph may not hold
             for _ in range(3):
-                chain()
+                program()
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            output = chain()
+            output = program()
 
         def replay() -> Tensor:
             graph.replay()
@@ -521,138 +450,45 @@ class LayerRun(Workload):
         Returns
         -------
         Tensor
-            (B, T, D). A graphed rung gives the same memory each time.
+            (B, T, D). A CUDA graph writes to the same memory each time.
         """
         with phase("step"):
-            return self._run()
+            return self._program()
 
     @torch.inference_mode()
-    def observed(self) -> dict[str, list[float]]:
-        """Compare what the layers give with the same in float64.
+    def samples(self) -> dict[str, list[float]]:
+        """Compare the output of the layers with float64.
 
         Returns
         -------
-        dict of str to list
-            One value each: ``max_abs_error``; ``relative_error``, the norm of the difference over that of the
-            reference; ``rounding_error``, the same of the reference rounded once to the layers' type: no output of
-            that type is nearer.
+        dict of str to list of float
+            One value each: ``relative_error``, the norm of the difference over that of the reference, and
+            ``rounding_error``, the same of the reference rounded to the layers' type: no output of that type is closer.
         """
         output = self.step().double()
         exact, _ = reference(self.x, self.weights, self.config.heads, self.caches)
+        rounded = exact.to(self.dtype).double()
         size = exact.norm()
         return {
-            "max_abs_error": [float((output - exact).abs().max())],
             "relative_error": [float((output - exact).norm() / size)],
-            "rounding_error": [float((exact.to(self.dtype).double() - exact).norm() / size)],
+            "rounding_error": [float((rounded - exact).norm() / size)],
         }
 
-    def launches(self) -> list[dict[str, Any]]:
-        """Count what a step launches, operation by operation.
 
-        Returns
-        -------
-        list of dict
-            As from :func:`written`, of all layers.
-        """
-        counted = _Launches()
-        with torch.inference_mode(), counted, _Fused(counted):
-            self._run()
-        return counted.rows
-
-
-class _Launches(TorchDispatchMode):
-    """Writes down operations that move data, each with its FLOPs and the bytes of what it reads and writes."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.rows: list[dict[str, Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not torch.ops.prim.device.default:
-            with self:  # in inference mode, operations arrive here that consist of others
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        result = func(*args, **kwargs)
-        name, given = func.overloadpacket.__name__, _tensors((args, kwargs))
-        if func.is_view or name.startswith(("_unsafe_view", "empty", "new_empty")):
-            return result
-        # Ordinary cores compute in fp32, whatever their tensors hold.
-        flops, unit = max((tensor.numel() for tensor in given), default=0), "fp32"
-        read = {id(tensor): tensor for tensor in (given[1:] if name == "copy_" else given)}
-        moved = sum(map(_bytes, [*read.values(), *_tensors(result)]))
-        if name == "index_put_":  # of the tensor that is written to, only what is written moves
-            flops, moved = 0, 2 * _bytes(args[2])
-        elif name in ("mm", "bmm"):
-            flops, unit = 2 * result.numel() * args[0].shape[-1], _UNITS[result.dtype]
-        self.add(name, flops, moved, unit)
-        return result
-
-    def add(self, name: str, flops: int, moved: int, unit: str) -> None:
-        self.rows.append({"name": name, "flops": flops, "bytes": moved, "unit": unit})
-
-
-class _Fused(TorchFunctionMode):
-    """Counts PyTorch's fused attention as the one kernel it is on a GPU, whatever this device makes of it."""
-
-    def __init__(self, launches: _Launches) -> None:
-        super().__init__()
-        self._launches = launches
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        q, k, v = args
-        out = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)  # as flash attention lays it out
-        flops = (2 if kwargs["is_causal"] else 4) * q.numel() * k.shape[-2]
-        self._launches.add("attention", flops, sum(map(_bytes, (q, k, v, out))), _UNITS[q.dtype])
-        return out
-
-
-_UNITS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def _bytes(tensor: Tensor) -> int:
-    """Bytes that a tensor really has: an expanded dimension has one element."""
-    kept = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
-    return math.prod(kept, start=tensor.element_size())
-
-
-def start(device: str, **parameters: Any) -> LayerRun:
-    """Begin to run layers, with fields of :class:`LayerConfig`."""
-    return LayerRun(LayerConfig(**parameters), device)
-
-
-def written(**parameters: Any) -> list[dict[str, Any]]:
-    """Count what one layer of an eager rung launches, at any size and without computing anything.
-
-    An operation counts with the bytes of the tensors it reads and writes, as written: there is no cache. Attention that
-    is one kernel counts as one, half of its square when it is causal.
+def run(device: str, **parameters: Any) -> LayerRun:
+    """Pass through transformer layers in one implementation.
 
     Parameters
     ----------
+    device : str
+        ``"cuda"`` or ``"cpu"``. A CPU runs every rung, without CUDA graphs, without inductor, and without Triton unless
+        ``TRITON_INTERPRET=1`` was set when Python started.
     **parameters
         Fields of :class:`LayerConfig`.
 
     Returns
     -------
-    list of dict
-        ``name``, ``flops``, ``bytes`` and ``unit`` (``fp32`` for ordinary cores, else the precision of tensor cores),
-        in the order they are launched.
-
-    Raises
-    ------
-    ValueError
-        The rung is not made of PyTorch's operations as they are written.
+    LayerRun
+        A context manager with ``step()`` and ``samples()``.
     """
-    config = LayerConfig(**{**parameters, "layers": 1})
-    rung = RUNGS[config.mode][config.rung]
-    if rung.compiled is not None or rung.triton:
-        raise ValueError(f"what {config.rung} launches is not what is written")
-    with LayerRun(config, "meta") as run:
-        return run.launches()
+    return LayerRun(LayerConfig(**parameters), device)

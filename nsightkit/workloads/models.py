@@ -1,8 +1,4 @@
-"""One decoder-only transformer with switches: the model of every workload that trains or runs a whole one.
-
-Attention, then an MLP, with a norm and a residual around each, and no biases in the projections.
-:mod:`nsightkit.workloads.lm` runs it as model code is written today, :mod:`nsightkit.workloads.training` with faults,
-and :mod:`nsightkit.workloads.autocast` in the form of GPT, with hooks on its modules.
+"""What the workloads share: the base class, precisions, and a decoder-only transformer.
 
 Shapes are written B (batch), T (context), D (width), H (heads), K (head size), V (vocabulary).
 """
@@ -11,138 +7,148 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsightkit.workloads.phases import phase
 
-__all__ = ["EPSILON", "Block", "Decoder", "DecoderConfig", "Sizes", "part", "rotated", "written_out"]
+__all__ = [
+    "DTYPES",
+    "EPSILON",
+    "Decoder",
+    "DecoderConfig",
+    "Workload",
+    "autocast",
+    "fp8_matmul",
+    "marked",
+    "naive_attention",
+    "rotate",
+]
 
+#: Types of tensors by precision.
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
 #: What RMSNorm adds to the mean of squares.
 EPSILON = 1e-6
 
 
-@dataclasses.dataclass(frozen=True)
-class DecoderConfig:
-    """Sizes and switches.
+class Workload(contextlib.ExitStack[None]):
+    """A program that runs one step at a time; closing it restores what it set for the whole process.
 
     Parameters
     ----------
-    vocabulary, width, layers, heads, context, d_ff : int
-    form : {"llama", "gpt"}
-        ``llama``: RMSNorm before attention, MLP and head, rotary positions, SwiGLU, weights drawn so that sums keep
-        their size. ``gpt``: layer norm behind attention and MLP, no positions, GELU, weights as PyTorch draws them.
-    attention : {"sdpa", "naive"}
-        PyTorch's fused attention, or one that writes its scores out.
-    norm : {"written", "fused", "tiny"}
-        Elementary operations in the type of their input; one operation; or elementary ones in fp32, a cast for each.
-    joined : bool
-        One projection for queries, keys and values, and one for gate and up.
-    tiny_activation : bool
-        SiLU as a chain of elementary operations.
-    mark_attention, mark_head : bool
-        Mark the parts of attention, and the head, for a profiler, in the forward pass.
+    device : str
+        ``"cuda"`` or ``"cpu"``.
     """
 
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    context: int
-    d_ff: int
-    form: Literal["llama", "gpt"] = "llama"
-    attention: Literal["sdpa", "naive"] = "sdpa"
-    norm: Literal["written", "fused", "tiny"] = "written"
-    joined: bool = False
-    tiny_activation: bool = False
-    mark_attention: bool = False
-    mark_head: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Sizes of a small model, and of a step; the defaults suit a CPU and run in a blink.
-
-    Parameters
-    ----------
-    vocabulary, hidden, layers, heads, context, batch, seed : int
-    """
-
-    vocabulary: int = 512
-    hidden: int = 64
-    layers: int = 2
-    heads: int = 4
-    context: int = 64
-    batch: int = 4
-    seed: int = 0
-
-    def decoder(self, **switches: Any) -> Decoder:
-        """Build a decoder of these sizes, with switches of :class:`DecoderConfig`."""
-        sizes = {name: getattr(self, name) for name in ("vocabulary", "layers", "heads", "context")}
-        return Decoder(DecoderConfig(**sizes, width=self.hidden, d_ff=4 * self.hidden, joined=True, **switches))
-
-
-def part(name: str, marked: bool) -> contextlib.AbstractContextManager[None]:
-    """Mark a phase, or do nothing."""
-    return phase(name) if marked else contextlib.nullcontext()
-
-
-def _rms_written(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
-    # `square` calls `pow`, which CUDA's autocast runs in fp32: there the result is fp32, whatever `x` is.
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * weight
-
-
-def _rms_fused(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=EPSILON)
-
-
-def _rms_tiny(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
-    squares = x.float() * x.float()
-    scale = torch.rsqrt(squares.mean(-1, keepdim=True) + EPSILON)
-    return (x.float() * scale).to(x.dtype) * weight.to(x.dtype)
-
-
-def _layer_written(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5) * weight + bias
-
-
-def _layer_fused(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias, eps=1e-5)
-
-
-_NORMS: dict[tuple[str, str], Callable[..., Tensor]] = {
-    ("llama", "written"): _rms_written,
-    ("llama", "fused"): _rms_fused,
-    ("llama", "tiny"): _rms_tiny,
-    ("gpt", "written"): _layer_written,
-    ("gpt", "fused"): _layer_fused,
-}
-
-
-class _Norm(nn.Module):
-    """A norm over the last dimension."""
-
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.width))
-        self.bias = nn.Parameter(torch.zeros(config.width)) if config.form == "gpt" else None
-        self._norm = _NORMS[config.form, config.norm]
+        self.device = torch.device(device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._norm(x, self.weight, self.bias)
+    def samples(self) -> dict[str, list[float]]:
+        """Give raw samples by metric, with the unit in the name.
+
+        Returns
+        -------
+        dict of str to list of float
+            A metric with one value per step has every step so far, warm-up included.
+        """
+        return {}
+
+    def rule_out_cudnn_attention(self) -> None:
+        """Choose flash attention wherever it takes the inputs, until the workload is closed.
+
+        On a Hopper GPU newer versions of PyTorch choose cuDNN, with other kernels and another workspace than the ones
+        that predictions are made for.
+        """
+        backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        self.enter_context(sdpa_kernel(backends))  # type: ignore[arg-type] # it hides no error
+
+    def set_fp32_matmul(self, precision: str) -> None:
+        """Choose how fp32 matmuls run in this process until the workload is closed.
+
+        Parameters
+        ----------
+        precision : str
+            ``"tf32"`` allows TF32; anything else rules it out.
+        """
+        # torch has a second interface to this (torch.backends...fp32_precision), and raises when both are used.
+        self.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 
-def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn pairs of channels of x (B, H, T, K) by their positions, with tables of (T, pairs).
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
+    """Run under autocast in bf16 and fp16; in fp32 and TF32 do nothing.
 
-    Of an odd head the last channel has no partner and passes unturned.
+    Parameters
+    ----------
+    device : torch.device
+    precision : {"fp32", "tf32", "bf16", "fp16"}
+    """
+    if precision in ("bf16", "fp16"):
+        return torch.autocast(device.type, DTYPES[precision])
+    return contextlib.nullcontext()
+
+
+def fp8_matmul(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Multiply two fp8 matrices.
+
+    On a GPU with ``use_fast_accum``, as inference runs fp8 and as datasheets count it. The layer and the ceiling that
+    it is compared with must not differ in this.
+
+    Parameters
+    ----------
+    a, b : Tensor
+        (m, k) row-major and (k, n) column-major.
+    scale_a, scale_b : Tensor
+        Scalars that the matrices are multiplied by.
+    dtype : torch.dtype
+        Of the result.
+
+    Returns
+    -------
+    Tensor
+        (m, n).
+    """
+    product: Tensor = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype, use_fast_accum=a.is_cuda)
+    return product
+
+
+def marked(name: str, wanted: bool) -> contextlib.AbstractContextManager[None]:
+    """Open a phase, or do nothing.
+
+    Parameters
+    ----------
+    name : str
+    wanted : bool
+    """
+    return phase(name) if wanted else contextlib.nullcontext()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Apply rotary positions.
+
+    Parameters
+    ----------
+    x : Tensor
+        (B, H, T, K). If K is odd, the last channel stays as it is.
+    cosine, sine : Tensor
+        (T, K // 2).
+
+    Returns
+    -------
+    Tensor
+        (B, H, T, K).
     """
     turned = 2 * cosine.shape[-1]
     first, second = x[..., :turned].chunk(2, dim=-1)
@@ -152,113 +158,155 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat(parts, dim=-1).to(x.dtype)
 
 
-def written_out(
-    q: Tensor, k: Tensor, v: Tensor, future: Tensor | None, softmax_in: torch.dtype | None = None
+def naive_attention(
+    q: Tensor, k: Tensor, v: Tensor, future: Tensor | None, softmax_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Attend with scores that are written out; `future` (T, T) is true where a key is later than the query."""
+    """Attend with the scores written to memory.
+
+    Parameters
+    ----------
+    q, k, v : Tensor
+        (B, H, T, K).
+    future : Tensor or None
+        (T, T), true where the key comes after the query.
+    softmax_dtype : torch.dtype, optional
+
+    Returns
+    -------
+    Tensor
+        (B, H, T, K).
+    """
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
     if future is not None:
         scores = scores.masked_fill(future, -math.inf)
-    return F.softmax(scores, dim=-1, dtype=softmax_in).to(q.dtype) @ v
+    return F.softmax(scores, dim=-1, dtype=softmax_dtype).to(q.dtype) @ v
 
 
-class _Attention(nn.Module):
-    """Causal self-attention; ``scores``, ``softmax`` and ``weighted`` are modules for a hook to look at."""
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes and switches of a decoder.
+
+    Parameters
+    ----------
+    vocabulary, width, layers, heads, context, d_ff : int
+    attention : {"sdpa", "naive"}
+        PyTorch's fused attention, or one that writes its scores to memory.
+    style : {"written", "fused", "elementary"}
+        How RMSNorm and SiLU are written. ``written``: the norm as a chain of operations in its input's type.
+        ``fused``: one operation each. ``elementary``: both as chains, with a cast around each operation of the norm.
+    mark_attention, mark_head : bool
+        Open a phase for each part of attention, and for the output head, in the forward pass.
+    """
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    context: int
+    d_ff: int
+    attention: Literal["sdpa", "naive"] = "sdpa"
+    style: Literal["written", "fused", "elementary"] = "written"
+    mark_attention: bool = False
+    mark_head: bool = False
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm over the last dimension."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self._config, width = config, config.width
-        self._part = functools.partial(part, marked=config.mark_attention)
-        if config.joined:
-            self.qkv = nn.Linear(width, 3 * width, bias=False)
-        else:
-            self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
-        self.out = nn.Linear(width, width, bias=False)
-        self.scores, self.softmax, self.weighted = nn.Identity(), nn.Softmax(-1), nn.Identity()
+        self.weight = nn.Parameter(torch.ones(config.width))
+        self.style = config.style
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x (…, D)."""
+        weight = self.weight
+        if self.style == "fused":
+            return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=EPSILON)
+        if self.style == "elementary":
+            squares = x.float() * x.float()
+            scale = torch.rsqrt(squares.mean(-1, keepdim=True) + EPSILON)
+            return (x.float() * scale).to(x.dtype) * weight.to(x.dtype)
+        # `square` calls `pow`, which CUDA's autocast runs in fp32: there the result is fp32, whatever `x` is.
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * weight
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.naive = config.attention == "naive"
+        self.mark = config.mark_attention
+        self.q = nn.Linear(config.width, config.width, bias=False)
+        self.k = nn.Linear(config.width, config.width, bias=False)
+        self.v = nn.Linear(config.width, config.width, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
+        """Attend within x (B, T, D), with rotary tables (T, K // 2) and the mask of the future (T, T)."""
         batch, context, width = x.shape
-        heads = self._config.heads
-        with self._part("qkv_projections"):
-            if self._config.joined:
-                q, k, v = self.qkv(x).view(batch, context, 3, heads, -1).permute(2, 0, 3, 1, 4)
-            else:
-                q, k, v = (of(x).view(batch, context, heads, -1).transpose(1, 2) for of in (self.q, self.k, self.v))
-        if self._config.form == "llama":
-            with self._part("rope"):
-                q, k = rotated(q, cosine, sine), rotated(k, cosine, sine)
-        attended = self._naive(q, k, v, future) if self._config.attention == "naive" else self._fused(q, k, v)
-        with self._part("output_projection"):
-            projected: Tensor = self.out(attended.transpose(1, 2).reshape(batch, context, width))
+        shape = (batch, context, self.heads, -1)
+        with marked("qkv_projections", self.mark):
+            q = self.q(x).view(shape).transpose(1, 2)
+            k = self.k(x).view(shape).transpose(1, 2)
+            v = self.v(x).view(shape).transpose(1, 2)
+        with marked("rope", self.mark):
+            q, k = rotate(q, cosine, sine), rotate(k, cosine, sine)
+        mixed = self._naive(q, k, v, future) if self.naive else self._fused(q, k, v)
+        with marked("output_projection", self.mark):
+            projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, context, width))
         return projected
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with self._part("sdpa"):
+        with marked("sdpa", self.mark):
             # is_causal, not a mask: a mask tensor would rule out flash attention.
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     def _naive(self, q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
-        """As :func:`written_out`, with a module or a mark for each part."""
-        with self._part("qk_mask"):
-            scores = self.scores(q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+        """As :func:`naive_attention`, with a phase for each part."""
+        with marked("qk_mask", self.mark):
+            scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
             scores = scores.masked_fill(future, -math.inf)
-        with self._part("softmax"):
-            weights = self.softmax(scores)
-        with self._part("attention_v"):
-            attended: Tensor = self.weighted(weights @ v)
-        return attended
+        with marked("softmax", self.mark):
+            weights = F.softmax(scores, dim=-1)
+        with marked("attention_v", self.mark):
+            return weights @ v
 
 
-class _SiLUWrittenOut(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x / (1 + torch.exp(-x))
-
-
-class _MLP(nn.Module):
-    """A gated MLP (SwiGLU), or one with GELU and without a gate."""
+class SwiGLU(nn.Module):
+    """A gated MLP."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        width, inner = config.width, config.d_ff
-        self._gated = config.form == "llama"
-        self._joined = self._gated and config.joined
-        if self._joined:
-            self.gate_up = nn.Linear(width, 2 * inner, bias=False)
-        else:
-            if self._gated:
-                self.gate = nn.Linear(width, inner, bias=False)
-            self.up = nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
-        silu = _SiLUWrittenOut() if config.tiny_activation else nn.SiLU()
-        self.activation = silu if self._gated else nn.GELU()
+        self.gate = nn.Linear(config.width, config.d_ff, bias=False)
+        self.up = nn.Linear(config.width, config.d_ff, bias=False)
+        self.down = nn.Linear(config.d_ff, config.width, bias=False)
+        self.elementary = config.style == "elementary"
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._joined:
-            gate, up = self.gate_up(x).chunk(2, dim=-1)
-            inner = self.activation(gate) * up
-        elif self._gated:
-            inner = self.activation(self.gate(x)) * self.up(x)
-        else:
-            inner = self.activation(self.up(x))
+        """Pass x (B, T, D) through."""
+        inner = self._silu(self.gate(x)) * self.up(x)
         fed: Tensor = self.down(inner)
         return fed
 
+    def _silu(self, gate: Tensor) -> Tensor:
+        return gate / (1 + torch.exp(-gate)) if self.elementary else F.silu(gate)
+
 
 class Block(nn.Module):
-    """Attention, then an MLP; a norm and a residual around each."""
+    """Attention, then an MLP, with a norm before and a residual around each."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self._norm_first = config.form == "llama"
-        self.norm_attention, self.attention = _Norm(config), _Attention(config)
-        self.norm_mlp, self.mlp = _Norm(config), _MLP(config)
+        self.norm_attention = RMSNorm(config)
+        self.attention = Attention(config)
+        self.norm_mlp = RMSNorm(config)
+        self.mlp = SwiGLU(config)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
-        """Pass x (B, T, D) through, with rotary tables and the mask of the future (T, T)."""
-        if not self._norm_first:
-            x = x + self.norm_attention(self.attention(x, cosine, sine, future))
-            mixed: Tensor = x + self.norm_mlp(self.mlp(x))
-            return mixed
+        """Pass x (B, T, D) through, with rotary tables (T, K // 2) and the mask of the future (T, T)."""
         x = x + self.attention(self.norm_attention(x), cosine, sine, future)
         normed = self.norm_mlp(x)
         fed: Tensor = self.mlp(normed)
@@ -266,7 +314,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model.
+    """A decoder-only language model with an untied head and no biases.
 
     Examples
     --------
@@ -277,21 +325,20 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        rotary = config.form == "llama"
-        self._mark_head = config.mark_head
+        self.mark = config.mark_head
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = _Norm(config) if rotary else nn.Identity()
+        self.norm = RMSNorm(config)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
-        pairs = config.width // config.heads // 2 if rotary else 0
-        frequency = 10_000.0 ** (-torch.arange(pairs) / max(pairs, 1))
+        pairs = config.width // config.heads // 2
+        frequency = 10_000.0 ** (-torch.arange(pairs) / pairs)
         angle = torch.outer(torch.arange(config.context), frequency)
         self.register_buffer("cosine", angle.cos(), persistent=False)
         self.register_buffer("sine", angle.sin(), persistent=False)
-        # Only attention that is written out needs it; a fused kernel skips the future by itself.
+        # Only naive attention needs the mask; a fused kernel skips the future by itself.
         side = config.context if config.attention == "naive" else 0
         self.register_buffer("future", torch.ones(side, side, dtype=torch.bool).triu(1), persistent=False)
-        for parameter in self.parameters() if config.form == "llama" else ():
+        for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[-1]))
 
@@ -301,6 +348,6 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, self.cosine, self.sine, self.future)
         x = self.norm(x)
-        with part("head", self._mark_head):
+        with marked("head", self.mark):
             logits: Tensor = self.head(x)
         return logits

@@ -1,14 +1,12 @@
 """A training step of a small language model, with faults that can be switched on one at a time.
 
-Each fault is one that profiles of real training runs show, and each has its repair in the same code: a
-page switches one of them and nothing else. The arithmetic is the same with and without a fault, so the
-losses agree; only the time differs.
+Each fault is one that profiles of real training runs show, and each has its fix in the same code. The arithmetic is the
+same with and without a fault, so the losses agree and only the time differs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import time
 import zlib
@@ -21,56 +19,75 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from nsightkit.workloads.models import Sizes
+from nsightkit.workloads.models import Decoder, DecoderConfig, Workload, autocast
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import Workload, autocast
 
-__all__ = ["Documents", "Training", "TrainingConfig", "start"]
+__all__ = ["Documents", "Training", "TrainingConfig", "run"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingConfig(Sizes):
-    """Sizes, and the faults that are planted.
+class TrainingConfig:
+    """Sizes and faults; the defaults suit a CPU.
 
     Parameters
     ----------
-    vocabulary, hidden, layers, heads, context, batch, seed : int
-        As for :class:`nsightkit.workloads.models.Sizes`.
+    vocabulary, hidden, layers, heads : int
+        The MLP is four times as wide as `hidden`, so a layer has ``16 * hidden**2`` weights.
+    context : int
+        Tokens in a sequence.
+    batch : int
+        Sequences in a step.
+    seed : int
     precision : {"fp32", "bf16"}
-        ``bf16`` runs the forward under autocast.
+        ``bf16`` runs the forward pass under autocast.
     decode_bytes : int
-        Bytes of compressed storage that are unpacked for each sample: CPU time of the input pipeline.
+        Bytes that are decompressed for each sample: CPU time of the input pipeline.
     read_ms : float
-        Time each sample waits for its storage: time of the input pipeline in which the CPU does nothing.
+        Milliseconds that each sample waits for its storage, without using the CPU.
     workers : int
-        Processes that prepare batches ahead of the step.
-    starved : bool
-        Fault: no workers; every batch is read and decoded between two steps, by the training process itself.
+        Processes that prepare batches ahead of the step. Fault: none, so that the training process reads and decodes
+        each batch itself, between two steps.
     pageable : bool
-        Fault: batches lie in pageable memory, so that their copy to the GPU holds up the thread that starts it.
+        Fault: batches lie in pageable memory, so copying one to the GPU blocks the thread that starts the copy.
     sync : bool
-        Fault: statistics of each layer and the loss are read by the CPU as soon as they are computed
-        (``.item()``), each time waiting for all the GPU has been given.
+        Fault: the CPU reads one statistic per layer, and the loss, as soon as they are computed (``.item()``). Each
+        read waits for everything the GPU was given.
     tiny : bool
-        Fault: the optimizer, the norms and the activation are written as chains of elementary operations,
-        a kernel each.
+        Fault: optimizer, norms and activation are chains of elementary operations, one kernel each.
+
+    Notes
+    -----
+    A fault shows on a GPU only at a size where it costs more than it hides behind. With about 5 µs of CPU time per
+    launch, and at least 2 µs of GPU time per kernel:
+
+    - ``sync`` costs something when the CPU could otherwise run ahead, so a layer must take the GPU about as long as
+      the CPU needs to launch its 50 kernels (0.3 ms): 1,024 tokens of width 1024, not 4,096 of width 2048.
+    - ``tiny`` needs kernels shorter than their launch. 12 layers of width 256 with a batch of one launch about 2,300
+      kernels: 12 ms on the CPU, 6 ms on the GPU. At width 512 and a batch of four the GPU is the slower one.
+    - Without workers the loader must be slower than the step: 16 samples of 1 MB take one process 80 ms.
     """
 
+    vocabulary: int = 512
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    context: int = 64
+    batch: int = 4
+    seed: int = 0
     precision: Literal["fp32", "bf16"] = "fp32"
     decode_bytes: int = 20_000
     read_ms: float = 0.0
     workers: int = 2
-    starved: bool = False
     pageable: bool = False
     sync: bool = False
     tiny: bool = False
 
 
 class Documents(IterableDataset[Tensor]):
-    """An endless stream of token sequences that cost time to read and decode.
+    """An endless stream of token sequences that take time to read and decode.
 
-    Every sample waits for its storage and is then unpacked with ``zlib``, as records in compressed shards
-    are. Sample n is the same whoever prepares it, so that workers change the time and not the data.
+    Each sample waits for its storage and is then decompressed with ``zlib``, like a record of a compressed shard.
+    Sample n is the same in every process, so workers change the time and not the data.
 
     Parameters
     ----------
@@ -79,19 +96,22 @@ class Documents(IterableDataset[Tensor]):
 
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__()
-        self._config = config
+        self.config = config
         random = np.random.default_rng(config.seed)
-        # Two bytes a token, and never token 0: nothing in a step may be cheap because it is zero.
+        # Two bytes per token, and never token 0: nothing may be cheap because it is zero.
         count = max(config.decode_bytes // 2, config.context + 1)
         tokens = random.integers(1, config.vocabulary, size=count, dtype=np.uint16)
         self._stored = zlib.compress(tokens.tobytes(), level=1)
 
     def __iter__(self) -> Iterator[Tensor]:
-        worker = get_worker_info()
         # A worker prepares whole batches in turn, so its samples are those of every n-th batch.
-        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        worker = get_worker_info()
+        first = 0 if worker is None else worker.id
+        stride = 1 if worker is None else worker.num_workers
+        batch = self.config.batch
         for number in itertools.count(first, stride):
-            yield from map(self.sample, range(number * self._config.batch, (number + 1) * self._config.batch))
+            for index in range(number * batch, (number + 1) * batch):
+                yield self.sample(index)
 
     def sample(self, index: int) -> Tensor:
         """Read and decode one sample.
@@ -105,83 +125,91 @@ class Documents(IterableDataset[Tensor]):
         Tensor
             Tokens of shape (context + 1,), int64, each in 1 … V - 1.
         """
-        if self._config.read_ms:
-            time.sleep(self._config.read_ms / 1e3)
+        if self.config.read_ms:
+            time.sleep(self.config.read_ms / 1e3)
         tokens = np.frombuffer(zlib.decompress(self._stored), np.uint16)
-        length = self._config.context + 1
-        start = int(np.random.default_rng((self._config.seed, index)).integers(0, len(tokens) - length + 1))
+        length = self.config.context + 1
+        random = np.random.default_rng((self.config.seed, index))
+        start = int(random.integers(0, len(tokens) - length + 1))
         return torch.from_numpy(tokens[start : start + length].astype(np.int64))
 
 
-class _ElementaryAdamW:
-    """AdamW written out: about a dozen kernels for each parameter tensor and step (fault ``tiny``)."""
+class ElementaryAdamW:
+    """AdamW written as elementary operations: about a dozen kernels per parameter tensor (fault ``tiny``)."""
 
     def __init__(self, parameters: list[nn.Parameter], lr: float, weight_decay: float) -> None:
-        self._parameters, self._lr, self._decay = parameters, lr, weight_decay
+        self._parameters = parameters
+        self._lr = lr
+        self._decay = weight_decay
         self._first = [torch.zeros_like(p) for p in parameters]
         self._second = [torch.zeros_like(p) for p in parameters]
-        self._step = 0
+        self._steps = 0
 
     @torch.no_grad()
     def step(self) -> None:
-        self._step += 1
-        beta1, beta2, eps = 0.9, 0.999, 1e-8
+        """Update the parameters from their gradients."""
+        self._steps += 1
+        beta1, beta2, epsilon = 0.9, 0.999, 1e-8
         for parameter, first, second in zip(self._parameters, self._first, self._second, strict=True):
             gradient = parameter.grad
             assert gradient is not None
             parameter.mul_(1 - self._lr * self._decay)
             first.mul_(beta1).add_(gradient * (1 - beta1))
             second.mul_(beta2).add_(gradient * gradient * (1 - beta2))
-            corrected_first = first / (1 - beta1**self._step)
-            corrected_second = second / (1 - beta2**self._step)
-            parameter.sub_(corrected_first / (corrected_second.sqrt() + eps) * self._lr)
+            first_unbiased = first / (1 - beta1**self._steps)
+            second_unbiased = second / (1 - beta2**self._steps)
+            parameter.sub_(first_unbiased / (second_unbiased.sqrt() + epsilon) * self._lr)
 
 
 class Training(Workload):
-    """A training run, a step at a time.
+    """A training run, one step at a time.
+
+    Parameters
+    ----------
+    config : TrainingConfig
+    device : str
 
     Attributes
     ----------
     data_wait_ns : list of int
-        How long each step waited for its batch, measured around ``next`` on the loader.
+        How long each step waited for its batch, timed around ``next`` on the loader.
     """
 
     def __init__(self, config: TrainingConfig, device: str = "cpu") -> None:
-        super().__init__(config, device)
-        torch.manual_seed(config.seed)
-        norm = "tiny" if config.tiny else "fused"
-        self.model = config.decoder(norm=norm, tiny_activation=config.tiny).to(self.device)
+        super().__init__(device)
+        self.config = config
+        self.data_wait_ns: list[int] = []
+        self._losses: list[Tensor | float] = []
         self._largest: list[Tensor | float] = []
+        torch.manual_seed(config.seed)
+        self.model = _model(config).to(self.device)
         for block in self.model.blocks:
             block.register_forward_hook(self._watch)
-        written = _ElementaryAdamW if config.tiny else functools.partial(torch.optim.AdamW, fused=True)
-        self._optimizer: Any = written(list(self.model.parameters()), lr=1e-3, weight_decay=0.01)
-        workers = 0 if config.starved else config.workers
-        pin = self.device.type == "cuda" and not config.pageable
+        parameters = list(self.model.parameters())
+        self._optimizer: ElementaryAdamW | torch.optim.AdamW
+        if config.tiny:
+            self._optimizer = ElementaryAdamW(parameters, lr=1e-3, weight_decay=0.01)
+        else:
+            self._optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, fused=True)
+        # From pageable memory a copy blocks, whatever it is asked to do.
+        self._pinned = self.device.type == "cuda" and not config.pageable
         self._loader = DataLoader(
             Documents(config),
             batch_size=config.batch,
-            num_workers=workers,
-            pin_memory=pin,
-            persistent_workers=False,
-            prefetch_factor=4 if workers else None,
+            num_workers=config.workers,
+            pin_memory=self._pinned,
+            prefetch_factor=4 if config.workers else None,
         )
-        self._non_blocking = pin  # from pageable memory the copy blocks whatever is asked for
         self._batches: Iterator[Tensor] | None = None
-        self.callback(setattr, self, "_batches", None)  # which ends the loader's workers
+        self.callback(setattr, self, "_batches", None)  # dropping the iterator ends the workers
 
     def step(self) -> None:
         """Fetch a batch and learn from it."""
         with phase("step"):
             with phase("data"):
-                # Around `next`: by the time a `for` statement has bound its variable the waiting is over.
-                start = time.perf_counter_ns()
-                if self._batches is None:
-                    self._batches = iter(self._loader)
-                tokens = next(self._batches)
-                self.data_wait_ns.append(time.perf_counter_ns() - start)
+                tokens = self._next_batch()
             with phase("copy"):
-                tokens = tokens.to(self.device, non_blocking=self._non_blocking)
+                tokens = tokens.to(self.device, non_blocking=self._pinned)
             with phase("forward"):
                 with autocast(self.device, self.config.precision):
                     logits = self.model(tokens[:, :-1])
@@ -191,19 +219,68 @@ class Training(Workload):
             with phase("optimizer"):
                 self._optimizer.step()
                 self.model.zero_grad()
-            self._losses.append(loss.item() if self.config.sync else loss.detach())
+            self._losses.append(self._kept(loss))
 
-    def _watch(self, _: nn.Module, __: Any, value: Tensor) -> None:
-        """Keep the largest activation of a block for the log: read at once (fault ``sync``), or left on the device."""
-        largest = value.detach().abs().amax()
-        # .item() waits until the GPU has done everything it was given, then the CPU starts from zero again.
-        self._largest.append(largest.item() if self.config.sync else largest)
+    def _next_batch(self) -> Tensor:
+        # Timed around `next`: when a `for` statement has bound its variable, the wait is over.
+        start = time.perf_counter_ns()
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        tokens = next(self._batches)
+        self.data_wait_ns.append(time.perf_counter_ns() - start)
+        return tokens
+
+    def _watch(self, _: nn.Module, __: Any, activations: Tensor) -> None:
+        """Keep the largest activation of a block, as a log would."""
+        self._largest.append(self._kept(activations.detach().abs().amax()))
+
+    def _kept(self, value: Tensor) -> Tensor | float:
+        """Read a value at once (fault ``sync``: it waits until the queue is empty), or leave it on the device."""
+        return value.item() if self.config.sync else value.detach()
 
     def largest_activations(self) -> list[float]:
-        """Read the largest activation of every block in every step so far."""
+        """Give the largest activation of every block in every step so far."""
         return [float(value) for value in self._largest]
 
+    def samples(self) -> dict[str, list[float]]:
+        """Give what was seen in each step.
 
-def start(device: str, **parameters: Any) -> Training:
-    """Begin a training run, with fields of :class:`TrainingConfig`."""
+        Returns
+        -------
+        dict of str to list of float
+            ``loss`` and ``data_wait_ns``, one per step.
+        """
+        losses = [float(loss) for loss in self._losses]
+        return {"loss": losses, "data_wait_ns": [float(wait) for wait in self.data_wait_ns]}
+
+
+def _model(config: TrainingConfig) -> Decoder:
+    return Decoder(
+        DecoderConfig(
+            vocabulary=config.vocabulary,
+            width=config.hidden,
+            layers=config.layers,
+            heads=config.heads,
+            context=config.context,
+            d_ff=4 * config.hidden,
+            style="elementary" if config.tiny else "fused",
+        )
+    )
+
+
+def run(device: str, **parameters: Any) -> Training:
+    """Train a small language model, with faults.
+
+    Parameters
+    ----------
+    device : str
+        ``"cuda"`` or ``"cpu"``.
+    **parameters
+        Fields of :class:`TrainingConfig`.
+
+    Returns
+    -------
+    Training
+        A context manager with ``step()`` and ``samples()``.
+    """
     return Training(TrainingConfig(**parameters), device)
