@@ -1,8 +1,8 @@
 """Case files: what other people recorded on their GPUs and published, analysed here and now.
 
 Each lies in ``docs/cases/<case>`` beside ``source.json``: who recorded it, where, under which licence, on which GPU,
-and what it does not show. Traces are the Parquet folders that ``nsightkit convert`` writes, a memory snapshot is the
-pickle that ``nsightkit scrub`` leaves, a report of Nsight Compute is a CSV of its counters.
+and what it does not show. Traces are the Parquet folders that ``nsightkit convert`` writes, a memory snapshot is a
+pickle as PyTorch writes it, a report of Nsight Compute is a CSV of its counters.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def folder() -> Path:
     Path
         ``docs/cases`` of a source tree, which has all of them; in an installed package, a folder with the one to try.
     """
-    package = Path(__file__).parents[1]
+    package = Path(nsightkit.__file__).parent
     tree = package.parent / "docs" / "cases"
     return tree if tree.is_dir() else package / "cases"
 

@@ -1,0 +1,427 @@
+"""``measure``: one call on a page that runs a workload, or shows what a GPU recorded of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import html
+import json
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+import nsightkit
+from nsightkit.capture import provenance as provenances
+from nsightkit.errors import TraceError, UsageError, reading
+from nsightkit.guide.running import NCU, NSYS, PROVENANCE, ROWS, SAMPLES, SNAPSHOT, TRACE, Run, run
+from nsightkit.trace import TABLES, TraceMeta, ncu
+from nsightkit.trace import snapshot as snapshots
+from nsightkit.trace.files import drafted
+
+if TYPE_CHECKING:
+    from nsightkit.api import Trace
+
+__all__ = ["Measurement", "headline", "measure"]
+
+_MODES = ("", "record", "replay", "small")
+_PROFILES = ("torch", "shapes", "memory", "nsys", "ncu", None)
+#: The most steps of a small run, and those under the profiler of a run on a GPU.
+_SMALL_WARMUP, _SMALL_STEPS, _SMALL_PROFILED, _PROFILED = 2, 5, 2, 3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measurement:
+    """What was measured, and where; false where nothing was measured yet.
+
+    Parameters
+    ----------
+    name : str
+        ``page/part``.
+    mode : {"measured", "recorded", "small", "missing"}
+        On this machine's GPU just now; on a GPU earlier; small on this CPU; not yet.
+    parameters : dict
+        Sizes and switches of the workload.
+    provenance : dict
+        Hardware, software, code and time; empty where nothing was measured yet.
+    samples : DataFrame
+        ``metric``, ``index``, ``value``: raw samples; the metric's name holds its unit.
+    rows : DataFrame
+        The rows of a sweep; empty for a workload of steps.
+    folder : Path or None
+        Holds all of this as files.
+    script : str
+        The page.
+    notice : str or None
+        What a reader must know before using the figures, such as that the recording is stale.
+    """
+
+    name: str
+    mode: str
+    parameters: dict[str, Any]
+    provenance: dict[str, Any]
+    samples: pd.DataFrame
+    rows: pd.DataFrame
+    folder: Path | None
+    script: str
+    notice: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.mode != "missing"
+
+    def _file(self, name: str) -> Path | None:
+        if self.folder is None or not (self.folder / name).exists():
+            return None
+        return self.folder / name
+
+    @functools.cached_property
+    def trace(self) -> Trace:
+        """The profile of a few steady steps; an empty trace where there is none."""
+        place = self._file(TRACE)
+        if place is None:
+            return nsightkit.Trace.from_frames({}, TraceMeta(missing=list(TABLES)))
+        return nsightkit.load(place, cache=False)
+
+    @functools.cached_property
+    def nsys_trace(self) -> Trace | None:
+        """The steady steps of a second run, under Nsight Systems."""
+        place = self._file(NSYS)
+        return None if place is None else nsightkit.load(place, cache=False)
+
+    @functools.cached_property
+    def ncu_report(self) -> ncu.Report | None:
+        """The counters of a second run, under Nsight Compute."""
+        place = self._file(NCU)
+        return None if place is None else ncu.read(place)
+
+    @property
+    def snapshot_path(self) -> Path | None:
+        """The memory snapshot of the first steps, as PyTorch writes it."""
+        return self._file(SNAPSHOT)
+
+    @functools.cached_property
+    def snapshot(self) -> snapshots.Snapshot | None:
+        """The memory of the first steps, recorded from before the model was built."""
+        return None if self.snapshot_path is None else snapshots.read(self.snapshot_path)
+
+    def values(self, metric: str) -> np.ndarray:
+        """Give the samples of one metric.
+
+        Parameters
+        ----------
+        metric : str
+            Such as ``step_ns``.
+
+        Returns
+        -------
+        ndarray of float64
+            Empty if it was not measured.
+        """
+        return self.samples.loc[self.samples["metric"] == metric, "value"].to_numpy()
+
+    def median(self, metric: str) -> float | None:
+        """Give the median of one metric.
+
+        Parameters
+        ----------
+        metric : str
+
+        Returns
+        -------
+        float or None
+            None if it was not measured.
+        """
+        values = self.values(metric)
+        return float(np.median(values)) if len(values) else None
+
+    @property
+    def gpu(self) -> str | None:
+        """Name of the GPU that was measured."""
+        return (self.provenance.get("gpu") or {}).get("name")
+
+    @property
+    def label(self) -> str:
+        """Where the figures come from, in words."""
+        day = str(self.provenance.get("utc", ""))[:10]
+        if self.mode == "measured":
+            return f"measured on {self.gpu}, {day}"
+        if self.mode == "recorded":
+            return f"recorded on {self.gpu}, {day}"
+        if self.mode == "small":
+            return "small run on this CPU: no GPU results"
+        return f"not measured yet: run this page on your GPU (python {self.script})"
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name}: {self.label}"]
+        if self.notice:
+            lines.append(self.notice)
+        for name, value in provenances.rows(self.provenance):
+            lines.append(f"  {name}: {value}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        name, label = html.escape(self.name), html.escape(self.label)
+        lines = [f"<p><strong>{name}:</strong> {label}</p>"]
+        if self.notice:
+            lines.insert(0, f'<p class="nsightkit-banner" role="note">{html.escape(self.notice)}</p>')
+        if self:
+            facts = []
+            for fact, value in provenances.rows(self.provenance):
+                facts.append(f"<div><dt>{html.escape(fact)}</dt><dd>{html.escape(value)}</dd></div>")
+            lines.append(f"<details><summary>How this was measured</summary><dl>{''.join(facts)}</dl></details>")
+        return (
+            f'<aside class="nsightkit-provenance" data-mode="{self.mode}" aria-label="Provenance: {name}">'
+            f"{''.join(lines)}</aside>"
+        )
+
+
+def measure(
+    name: str,
+    workload: Callable[..., Any],
+    *,
+    gpu: Mapping[str, Any],
+    small: Mapping[str, Any],
+    revision: int = 1,
+    steps: int = 50,
+    warmup: int = 10,
+    profile: str | None = "torch",
+) -> Measurement:
+    """Measure a workload on the GPU, show its recording, or run it small on the CPU.
+
+    ``NSIGHTKIT_MODE`` decides which. Unset: a GPU measures; without one the recording is shown, and without a recording
+    the workload runs small. ``record``: a current recording is shown, else it is made. ``replay``: nothing runs.
+    ``small``: it always runs small.
+
+    Parameters
+    ----------
+    name : str
+        ``page/part``; the recording is ``docs/recordings/<page>/<part>/<gpu>/``.
+    workload : callable
+        A function of a module, ``workload(device, **parameters)``. It returns a context manager with ``step()``, which
+        runs a step without waiting for the GPU, or ``rows()``, which iterates over the rows of a sweep. It may have
+        ``samples()``: raw samples by metric.
+    gpu, small : mapping
+        The workload's parameters on a GPU, and small on a CPU.
+    revision : int
+        Raised when the workload's meaning changes: older recordings are stale.
+    steps, warmup : int
+        Timed steps, and steps before them.
+    profile : {"torch", "shapes", "memory", "nsys", "ncu"} or None
+        PyTorch's profile of three steps; with operator shapes; with a memory snapshot of the first steps; with a
+        second run under Nsight Systems or Nsight Compute; or none.
+
+    Returns
+    -------
+    Measurement
+
+    Raises
+    ------
+    UsageError
+        An argument or an environment variable cannot be honoured.
+    NsightkitError
+        A result is wrong, or ``NSIGHTKIT_PUBLISH=1`` and the recording is stale.
+    """
+    mode = os.environ.get("NSIGHTKIT_MODE", "")
+    if mode not in _MODES:
+        raise UsageError(f"NSIGHTKIT_MODE is {mode!r}; set it to record, replay or small, or unset it")
+    if name.count("/") != 1:
+        raise UsageError(f"{name!r} is no name of a measurement; write it as page/part")
+    if profile not in _PROFILES:
+        raise UsageError(f"{name}: no profile {profile!r}; choose torch, shapes, memory, nsys, ncu or None")
+    large = Run(
+        name=name,
+        workload=workload,
+        parameters=_plain(gpu),
+        device="cuda",
+        revision=revision,
+        warmup=warmup,
+        steps=steps,
+        profiled=_PROFILED,
+        profile=profile,
+        script=_script(),
+    )
+    little = dataclasses.replace(
+        large,
+        parameters=_plain(small),
+        device="cpu",
+        warmup=min(warmup, _SMALL_WARMUP),
+        steps=min(steps, _SMALL_STEPS),
+        profiled=_SMALL_PROFILED,
+    )
+    if mode == "small":
+        return _measured(little)
+    if mode == "replay":
+        return _recorded(large) or _missing(large)
+    task = large if _has_gpu() else little
+    if mode == "record":
+        return _current_or_new(task)
+    if task is large:
+        return _measured(large)
+    return _recorded(large) or _measured(little)
+
+
+def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Give parameters as JSON keeps them, so that they compare equal to a recording's."""
+    return dict(json.loads(json.dumps(parameters)))
+
+
+def _script() -> str:
+    """Name the page that called :func:`measure`."""
+    file = sys._getframe(2).f_globals.get("__file__")
+    if not file:
+        return "its script"
+    place = Path(file)
+    return f"{place.parent.name}/{place.name}"
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _missing(task: Run) -> Measurement:
+    samples = pd.DataFrame({"metric": [], "index": [], "value": []})
+    samples = samples.astype({"metric": "str", "index": "int64", "value": "float64"})
+    return Measurement(task.name, "missing", task.parameters, {}, samples, pd.DataFrame(), None, task.script)
+
+
+def _measured(task: Run) -> Measurement:
+    """Measure now; the files live as long as the measurement."""
+    scratch = tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True)
+    run(task, Path(scratch.name))
+    measurement = _read(task, Path(scratch.name), "measured" if task.on_gpu else "small")
+    weakref.finalize(measurement, scratch.cleanup)
+    return measurement
+
+
+# -- recordings -------------------------------------------------------------------------------------------------
+
+
+def recordings_folder() -> Path:
+    """Give the folder of the recordings: ``NSIGHTKIT_RECORDINGS``, else ``docs/recordings`` of this checkout."""
+    named = os.environ.get("NSIGHTKIT_RECORDINGS")
+    return Path(named) if named else Path(nsightkit.__file__).parents[1] / "docs" / "recordings"
+
+
+def _current_or_new(task: Run) -> Measurement:
+    """Give the current recording of this machine; measure and write one where there is none."""
+    if task.on_gpu:
+        import torch
+
+        machine = provenances.slug(torch.cuda.get_device_name())
+    elif os.environ.get("NSIGHTKIT_RECORDINGS"):
+        machine = "cpu"
+    else:
+        raise UsageError(
+            "NSIGHTKIT_MODE=record, but torch sees no CUDA GPU; for a dry run on the CPU set NSIGHTKIT_RECORDINGS to "
+            "another folder, else run nsightkit doctor"
+        )
+    place = recordings_folder() / task.name / machine
+    if (place / PROVENANCE).is_file():
+        measurement = _read(task, place, "recorded" if task.on_gpu else "small")
+        if _stale(task, measurement.provenance) is None:
+            return measurement
+    measurement = _measured(task)
+    assert measurement.folder is not None
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with drafted(place) as draft:
+        shutil.copytree(measurement.folder, draft)
+    return measurement
+
+
+def _recorded(task: Run) -> Measurement | None:
+    """Find the recording to show: of the GPU that ``NSIGHTKIT_GPU`` names, else the newest that is current."""
+    found = []
+    for file in sorted((recordings_folder() / task.name).glob(f"*/{PROVENANCE}")):
+        measurement = _read(task, file.parent, "recorded")
+        if measurement.gpu is not None:  # what a dry run wrote is no recording of a GPU
+            found.append(measurement)
+    if not found:
+        return None
+    wanted = os.environ.get("NSIGHTKIT_GPU")
+
+    def rank(measurement: Measurement) -> tuple[bool, bool, str]:
+        assert measurement.folder is not None
+        is_current = _stale(task, measurement.provenance) is None
+        return measurement.folder.name == wanted, is_current, str(measurement.provenance.get("utc"))
+
+    shown = max(found, key=rank)
+    notice = _stale(task, shown.provenance)
+    if notice is None:
+        return shown
+    if os.environ.get("NSIGHTKIT_PUBLISH") == "1":
+        raise TraceError(shown.folder or task.name, notice, f"record it again on a GPU: nox -s record -- {task.script}")
+    return dataclasses.replace(shown, notice=f"This recording is stale: {notice}.")
+
+
+def _stale(task: Run, provenance: Mapping[str, Any]) -> str | None:
+    """Say why a recording no longer belongs to the page; None where it does, or a reviewer accepted it."""
+    if provenance.get("format") != provenances.FORMAT:
+        return f"its format is {provenance.get('format')}, not {provenances.FORMAT}"
+    if provenance.get("accepted"):
+        return None
+    if provenance.get("parameters") != task.parameters:
+        return "the page's parameters have changed since"
+    if provenance.get("revision") != task.revision:
+        return "the page's revision has changed since"
+    return None
+
+
+def _read(task: Run, folder: Path, mode: str) -> Measurement:
+    """Read a measurement's files; traces are read when they are asked for."""
+    remedy = "remove the folder and record again"
+    with reading(folder / PROVENANCE, "cannot be read", remedy):
+        provenance = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
+    if not isinstance(provenance, dict):
+        raise TraceError(folder / PROVENANCE, "is not a JSON object", remedy)
+    with reading(folder / SAMPLES, "cannot be read", remedy):
+        samples = pd.read_parquet(folder / SAMPLES)
+    rows = pd.DataFrame()
+    if (folder / ROWS).exists():
+        with reading(folder / ROWS, "cannot be read", remedy):
+            rows = pd.read_parquet(folder / ROWS)
+    parameters = dict(provenance.get("parameters") or {})
+    return Measurement(task.name, mode, parameters, provenance, samples, rows, folder, task.script)
+
+
+# -- the answer of a page ---------------------------------------------------------------------------------------
+
+
+def headline(said: str, *runs: Measurement, otherwise: str, badge: str, **findings: float | str) -> dict[str, Any]:
+    """Give a page's answer: what its runs on a GPU say, else what the page can answer without them.
+
+    Parameters
+    ----------
+    said : str
+        What the runs say.
+    *runs : Measurement
+        Those that are compared.
+    otherwise : str
+        The answer without a GPU's runs.
+    badge : str
+        What that answer rests on: ``"exact"``, ``"predicted for an H200"``, or the label of a case file.
+    **findings
+        More values that prose refers to.
+
+    Returns
+    -------
+    dict
+        ``verdict``, ``badge`` and the other findings. The runs' answer is printed where they ran.
+    """
+    gpus = {measurement.gpu for measurement in runs}
+    if len(gpus) > 1:
+        said = f"The runs are of different machines ({', '.join(sorted(map(str, gpus)))}) and cannot be compared."
+    if all(runs):
+        print(textwrap.fill(said))
+    if len(gpus) == 1 and None not in gpus:
+        return {"verdict": said, "badge": f"measured, {gpus.pop()}", **findings}
+    return {"verdict": otherwise, "badge": badge, **findings}

@@ -1,0 +1,378 @@
+"""Run a workload once and write what was measured into a folder.
+
+``python -m nsightkit.guide.running MODULE:FUNCTION PARAMETERS WARMUP STEPS`` is the program that Nsight Systems and
+Nsight Compute run: the same workload, with an NVTX range around its steady steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import importlib
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nsightkit.capture import memory, ncu, nsys, provenance, timing, torch_profiler, utilization
+from nsightkit.errors import NsightkitError
+from nsightkit.trace import TABLES, Trace, load, store
+from nsightkit.trace import ncu as reports
+from nsightkit.trace.nesting import nesting
+from nsightkit.workloads.phases import phase
+
+__all__ = ["NCU", "NSYS", "PROVENANCE", "ROWS", "SAMPLES", "SNAPSHOT", "TRACE", "Run", "run"]
+
+#: Names in a measurement's folder.
+PROVENANCE, SAMPLES, ROWS = "provenance.json", "samples.parquet", "rows.parquet"
+TRACE, NSYS, NCU, SNAPSHOT = "trace", "nsys", "ncu.csv", "snapshot.pickle"
+
+#: The NVTX range that opens a capture, and the one inside it around the steps that are kept.
+_CAPTURED, _STEADY = "nsightkit-captured", "nsightkit-steady"
+#: Steps between the two: the first step under nsys waits until its tracing is set up.
+_SETTLING_STEPS = 2
+#: All that :mod:`nsightkit.analysis.roofline.counters` needs, without samples of the program counter.
+_SECTIONS = (
+    "SpeedOfLight",
+    "ComputeWorkloadAnalysis",
+    "MemoryWorkloadAnalysis",
+    "MemoryWorkloadAnalysis_Tables",
+    "LaunchStats",
+    "Occupancy",
+    "SchedulerStats",
+    "WarpStateStats",
+)
+#: Attributes of the GPU that a counter report repeats for each launch; the reader needs these four only.
+_ATTRIBUTE = "device__attribute_"
+_KEPT_ATTRIBUTES = ("display_name", "multiprocessor_count", "compute_capability_major", "compute_capability_minor")
+_TOOL_TIMEOUT_S = 300.0
+#: The largest relative error of a correct result; sums of 8-bit numbers may be further off.
+_LARGEST_ERROR, _LARGEST_ERROR_FP8 = 0.05, 0.12
+#: An event of the allocator takes about 60 bytes in the snapshot.
+_SNAPSHOT_EVENTS = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a workload.
+
+    Parameters
+    ----------
+    name : str
+        ``page/part``.
+    workload : callable
+    parameters : dict
+    device : {"cuda", "cpu"}
+    revision : int
+    warmup, steps, profiled : int
+        Steps before the clock starts, timed steps, and steps under the profiler.
+    profile : {"torch", "shapes", "memory", "nsys", "ncu"} or None
+    script : str
+        The page that measures.
+    """
+
+    name: str
+    workload: Callable[..., Any]
+    parameters: dict[str, Any]
+    device: str
+    revision: int
+    warmup: int
+    steps: int
+    profiled: int
+    profile: str | None
+    script: str
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is measured."""
+        return self.device == "cuda"
+
+
+def run(task: Run, folder: Path) -> None:
+    """Measure, check the results, and write them.
+
+    Parameters
+    ----------
+    task : Run
+    folder : Path
+        Empty; gets the files of a recording.
+
+    Raises
+    ------
+    NsightkitError
+        A result is wrong.
+    """
+    begin = time.perf_counter()
+    facts: dict[str, Any] = {}
+    with _settings(task):
+        with utilization.logged(task.device) as load_summary:
+            samples, rows = _measured(task, folder)
+        _check(task, samples, rows)
+        if task.on_gpu and task.profile in ("nsys", "ncu"):
+            facts[task.profile] = _under_tool(task, folder)
+    if load_summary:
+        facts["load"] = load_summary
+    raw_profile = folder / "profile.json.gz"
+    if raw_profile.exists():
+        facts["sdpa_backend"] = ", ".join(torch_profiler.attention_back_ends(raw_profile))
+        store.write(load(raw_profile, cache=False), folder / TRACE)
+        raw_profile.unlink()
+    _samples_frame(samples).to_parquet(folder / SAMPLES, compression="zstd", index=False)
+    if rows:
+        pd.DataFrame(rows).to_parquet(folder / ROWS, compression="zstd", index=False)
+    record = provenance.collect(
+        device=task.device,
+        known=_tools(),
+        kind="measured" if task.on_gpu else "small",
+        name=task.name,
+        parameters=task.parameters,
+        revision=task.revision,
+        counts={"warmup": task.warmup, "repetitions": task.steps, "active": task.profiled},
+        clock="CUDA events" if task.on_gpu else "perf_counter",
+        command=f"python {task.script}",
+        duration_s=round(time.perf_counter() - begin, 3),
+        **facts,
+    )
+    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
+    (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
+
+
+@functools.cache
+def _tools() -> dict[str, Any]:
+    """Versions of nsys, ncu and this checkout, asked for once in a process."""
+    return provenance.tools()
+
+
+@contextlib.contextmanager
+def _settings(task: Run) -> Iterator[None]:
+    """Give every run of a process the same start, and free what it leaves."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if task.on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        torch.set_num_threads(1)  # idle threads that spin slow a small run down
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if "torch._dynamo" in sys.modules:
+            # One process compiles the same code at many sizes; beyond 8 of them torch.compile falls back to eager.
+            sys.modules["torch._dynamo"].reset()
+        gc.collect()
+        if task.on_gpu:
+            torch.cuda.empty_cache()
+
+
+# -- the run itself ---------------------------------------------------------------------------------------------
+
+
+def _measured(task: Run, folder: Path) -> tuple[dict[str, list[float]], list[dict[str, Any]]]:
+    """Run the workload: samples by metric, and the rows of a sweep."""
+    with contextlib.ExitStack() as recording:
+        first_steps = 0
+        if task.on_gpu and task.profile == "memory":
+            first_steps = task.profiled
+            snapshot = memory.recording(folder / SNAPSHOT, max_entries=_SNAPSHOT_EVENTS, context="alloc")
+            recording.enter_context(snapshot)
+        with task.workload(task.device, **task.parameters) as work:
+            if hasattr(work, "rows"):
+                return {}, list(work.rows())
+            for _ in range(first_steps):
+                work.step()
+            recording.close()  # the model is still there, and is in the snapshot
+            samples = _timed(task, work, first_steps)
+            if task.profile is not None:
+                _profile(task, work, folder)
+            return samples, []
+
+
+def _timed(task: Run, work: Any, first_steps: int) -> dict[str, list[float]]:
+    """Time steps without a profiler, which would slow the CPU down."""
+    samples: dict[str, list[float]] = {}
+    if task.steps:
+        times = timing.time_calls(work.step, warmup=task.warmup, repetitions=task.steps, device=task.device)
+        samples["step_ns"] = times.tolist()
+    all_steps = first_steps + (task.warmup + task.steps if task.steps else 0)
+    if hasattr(work, "samples"):
+        for metric, values in work.samples().items():
+            per_step = len(values) == all_steps
+            samples[metric] = list(values[-task.steps :] if per_step and task.steps else values)
+    if task.on_gpu:
+        samples |= _gpu_memory()
+    return samples
+
+
+def _gpu_memory() -> dict[str, list[float]]:
+    """What the allocator holds and held at most, and what the device holds beyond the allocator."""
+    import torch
+
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    reserved = torch.cuda.memory_reserved()
+    return {
+        "allocated_bytes": [torch.cuda.memory_allocated()],
+        "peak_bytes": [torch.cuda.max_memory_allocated()],
+        "reserved_bytes": [reserved],
+        "context_bytes": [total - free - reserved],
+    }
+
+
+def _profile(task: Run, work: Any, folder: Path) -> None:
+    torch_profiler.profile_steps(
+        work.step,
+        folder / "profile.json.gz",
+        wait=1,
+        warmup=2 if task.on_gpu else 1,
+        active=task.profiled,
+        shapes=task.profile == "shapes",
+    )
+
+
+def _samples_frame(samples: Mapping[str, list[float]]) -> pd.DataFrame:
+    rows = []
+    for metric, values in samples.items():
+        for index, value in enumerate(values):
+            rows.append((metric, index, float(value)))
+    frame = pd.DataFrame(rows, columns=["metric", "index", "value"])
+    return frame.astype({"metric": "str", "index": "int64", "value": "float64"})
+
+
+def _check(task: Run, samples: Mapping[str, list[float]], rows: list[dict[str, Any]]) -> None:
+    """Refuse results that cannot be right."""
+    errors = list(samples.get("relative_error", []))
+    errors += [row["relative_error"] for row in rows if row.get("relative_error") is not None]
+    is_fp8 = "fp8" in (task.parameters.get("precision"), task.parameters.get("rung"))
+    limit = _LARGEST_ERROR_FP8 if is_fp8 else _LARGEST_ERROR
+    for error in errors:
+        if not error <= limit:
+            raise NsightkitError(f"{task.name}: the relative error is {error:.3g}, above {limit}; the result is wrong")
+    for metric, values in samples.items():
+        if not all(math.isfinite(value) for value in values):
+            raise NsightkitError(f"{task.name}: {metric} is not finite; the result is wrong")
+    if min(samples.get("step_ns", [1])) <= 0:
+        raise NsightkitError(f"{task.name}: a step took no time; the result is wrong")
+
+
+# -- once more under Nsight Systems or Nsight Compute ------------------------------------------------------------
+
+
+def _under_tool(task: Run, folder: Path) -> dict[str, Any]:
+    """Run the workload under a tool, in a child process; a failure is a notice, for the rest was measured."""
+    place = f"{task.workload.__module__}:{task.workload.__qualname__}"
+    numbers = [str(task.warmup), str(task.profiled)]
+    command = [sys.executable, "-m", __name__, place, json.dumps(task.parameters), *numbers]
+    # The child imports what this process imports, pages' own modules included.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as scratch:
+        report = Path(scratch, "report")
+        try:
+            if task.profile == "nsys":
+                _under_nsys(command, environment, report, folder)
+            else:
+                _under_ncu(command, environment, report, folder)
+        except NsightkitError as error:
+            return {"notice": " ".join(str(error).split())}
+    return {"steps": task.profiled}
+
+
+def _under_nsys(command: list[str], environment: dict[str, str], report: Path, folder: Path) -> None:
+    captured = nsys.profile(
+        command,
+        report,
+        trace=("cuda", "nvtx"),  # OS calls cost time, and the PyTorch profile beside this one has none
+        capture_range=_CAPTURED,
+        timeout_s=_TOOL_TIMEOUT_S,
+        env=environment,
+        show=False,
+    )
+    if captured.returncode:
+        raise NsightkitError(f"the program ended with exit code {captured.returncode} under nsys")
+    store.write(_steady(load(captured.trace, cache=False)), folder / NSYS)
+
+
+def _under_ncu(command: list[str], environment: dict[str, str], report: Path, folder: Path) -> None:
+    captured = ncu.profile(
+        command,
+        report,
+        nvtx=[_STEADY],
+        sections=_SECTIONS,
+        timeout_s=_TOOL_TIMEOUT_S,
+        env=environment,
+        show=False,
+    )
+    if captured.returncode:
+        raise NsightkitError(f"the program ended with exit code {captured.returncode} under ncu")
+    reports.write(_without_attributes(reports.read(captured.report)), folder / NCU)
+
+
+def _without_attributes(report: reports.Report) -> reports.Report:
+    """Leave out the attributes of the GPU, which each launch repeats."""
+    kept = {_ATTRIBUTE + name for name in _KEPT_ATTRIBUTES}
+    units = {name: unit for name, unit in report.units.items() if name in kept or not name.startswith(_ATTRIBUTE)}
+    return dataclasses.replace(report, units=units)
+
+
+def _steady(trace: Trace) -> Trace:
+    """Cut a capture to the events that begin in the range around the steady steps, without our own two ranges."""
+    ranges = trace.table("ranges", ["name", "start_ns", "end_ns"])
+    around = ranges[ranges["name"] == _STEADY]
+    if len(around) != 1:
+        raise NsightkitError(f"nsys recorded {len(around)} ranges {_STEADY!r}, not one")
+    begin, end = int(around["start_ns"].iloc[0]), int(around["end_ns"].iloc[0])
+    frames = {}
+    for table in TABLES:
+        rows = trace.table(table)
+        rows = rows[rows["start_ns"].between(begin, end, inclusive="left")].reset_index(drop=True)
+        if table == "ranges":
+            rows = _renested(rows[~rows["name"].isin([_CAPTURED, _STEADY])].reset_index(drop=True))
+        rows["start_ns"] += trace.t0_ns
+        rows["end_ns"] += trace.t0_ns
+        frames[table] = rows
+    window = (begin + trace.t0_ns, end + trace.t0_ns)
+    return Trace.from_frames(frames, dataclasses.replace(trace.meta, window_ns=window))
+
+
+def _renested(ranges: pd.DataFrame) -> pd.DataFrame:
+    """Find depth and parent of ranges again, after ranges around them were left out."""
+    nested = np.flatnonzero(ranges["kind"] != "startend")
+    inner = ranges.iloc[nested]
+    level, parent = nesting(inner["thread"], inner["start_ns"], inner["end_ns"])
+    ranges.loc[nested, "level"] = level
+    ranges.loc[nested, "parent"] = np.where(parent < 0, -1, nested[parent])
+    return ranges
+
+
+def _child(place: str, parameters: str, warmup: str, steps: str) -> None:
+    """Run steady steps of a workload on the GPU, in the ranges that the tools look for."""
+    import torch
+
+    module, _, function = place.partition(":")
+    workload = getattr(importlib.import_module(module), function)
+    with workload("cuda", **json.loads(parameters)) as work:
+        for _ in range(int(warmup)):
+            work.step()
+        torch.cuda.synchronize()
+        with phase(_CAPTURED):
+            for _ in range(_SETTLING_STEPS):
+                work.step()
+            torch.cuda.synchronize()
+            with phase(_STEADY):
+                for _ in range(int(steps)):
+                    work.step()
+                torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:])
