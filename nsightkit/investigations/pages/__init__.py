@@ -1,1 +1,0 @@
-"""What a page of the guide needs beyond the analyses."""
