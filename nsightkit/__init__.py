@@ -6,37 +6,21 @@ this package loads neither torch nor matplotlib, nor pandas until a trace is ope
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from nsightkit._moved import install, lazy
+from nsightkit.errors import NsightkitError, TraceError, UsageError
 
 if TYPE_CHECKING:
-    from nsightkit import analysis, capture, workloads
     from nsightkit.api import Trace, diff, load
-    from nsightkit.errors import NsightkitError, TraceError, UsageError
 
-__all__ = [
-    "NsightkitError",
-    "Trace",
-    "TraceError",
-    "UsageError",
-    "__version__",
-    "analysis",
-    "capture",
-    "diff",
-    "investigations",
-    "load",
-    "workloads",
-]
+__all__ = ["NsightkitError", "Trace", "TraceError", "UsageError", "__version__", "diff", "load"]
 __version__ = "0.1.0"
 
-install()
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    __all__,
-    {
-        **dict.fromkeys(("Trace", "diff", "load"), "nsightkit.api"),
-        **dict.fromkeys(("NsightkitError", "TraceError", "UsageError"), "nsightkit.errors"),
-    },
-)
+def __getattr__(name: str) -> Any:
+    """Import what needs pandas when it is asked for, so that ``nsightkit --help`` answers at once."""
+    if name in ("Trace", "diff", "load"):
+        from nsightkit import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

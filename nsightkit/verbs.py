@@ -10,11 +10,9 @@ tool of each.
 # the top, for `nsightkit --help` must be instant.
 
 import dataclasses
-import functools
 import inspect
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -32,8 +30,6 @@ __all__ = ["FILTERS", "OTHERS", "QUESTIONS", "Answer", "Help", "Question", "Ques
 
 P = ParamSpec("P")
 R = TypeVar("R")
-#: Questions that have a table's name. The table was an attribute before: that still works, with a warning.
-_TABLES = ("kernels", "memops", "calls", "ranges")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,39 +156,9 @@ def question(
     def noted(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
         name = method.__name__
         QUESTIONS[name] = Question(name, method, needs, empty, tuple(hide))
-        return _Method(method) if name in _TABLES else method  # type: ignore[return-value]
+        return method
 
     return noted
-
-
-class _Method:
-    """A question with the name of a table, which was an attribute: that still works, with a warning."""
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self.__doc__, self.__wrapped__ = method.__doc__, method
-
-    def __get__(self, trace: Any, _: type) -> Any:
-        return self.__wrapped__ if trace is None else _Bound(self.__wrapped__, trace)
-
-
-class _Bound(functools.partial[Any]):
-    __doc__ = property(lambda self: self.func.__doc__)
-
-    def _table(self) -> Any:
-        name = self.func.__name__
-        warnings.warn(f"trace.{name} is a question now; the table is trace[{name!r}]", DeprecationWarning, stacklevel=3)
-        return self.args[0][name]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._table(), name)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._table()[key]
-
-    def __len__(self) -> int:
-        return len(self._table())
 
 
 def filters(

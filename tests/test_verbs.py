@@ -5,8 +5,6 @@ from __future__ import annotations
 import doctest
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -83,16 +81,3 @@ def test_an_answer_prints_as_the_command_does(trace: nsightkit.Trace) -> None:
     assert "GPU busy" in repr(trace.summary())
     part = trace.last_steps(3)
     assert repr(nsightkit.diff(part, part)).startswith("run.sqlite → run.sqlite")
-
-
-def test_tables_by_attribute_still_work(trace: nsightkit.Trace) -> None:
-    for name in ("kernels", "os_calls"):
-        with pytest.warns(DeprecationWarning, match=name):
-            assert len(getattr(trace, name)["start_ns"]) == len(trace[name])
-
-
-def test_old_module_names_still_work() -> None:
-    code = "import nsightkit.analysis.kernels as k; from nsightkit.analysis import gaps; print(k.summary, gaps.find)"
-    done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
-    assert "has moved to nsightkit.analysis.timeline.kernels" in done.stderr
-    assert "has moved to nsightkit.analysis.timeline.gaps" in done.stderr

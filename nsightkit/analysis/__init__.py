@@ -6,9 +6,3 @@ The folders are the kinds of question: :mod:`~nsightkit.analysis.timeline` (wher
 changed), :mod:`~nsightkit.analysis.ranks` (many GPUs) and :mod:`~nsightkit.analysis.memory`. They share
 :mod:`~nsightkit.analysis.core`.
 """
-
-from __future__ import annotations
-
-from nsightkit._moved import lazy
-
-__getattr__, _ = lazy(__name__)

@@ -8,9 +8,8 @@ that says what the picture shows: the alternative text of the published figure. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from nsightkit._moved import lazy
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsightkit.plots._bars import (
@@ -86,5 +85,9 @@ _OF = {
     "_timeline": ("interactive_timeline", "timeline"),
 }
 
-_PLACES = {name: f"{__name__}.{module}" for module, names in _OF.items() for name in names}
-__getattr__, __dir__ = lazy(__name__, __all__, _PLACES)
+
+def __getattr__(name: str) -> Any:
+    for module, names in _OF.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

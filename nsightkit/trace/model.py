@@ -10,9 +10,8 @@ import collections
 import dataclasses
 import functools
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -391,14 +390,6 @@ class Trace:
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         return self.table(name)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> pd.DataFrame:
-            if name not in TABLES:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            warnings.warn(f"trace.{name} is trace[{name!r}] now", DeprecationWarning, stacklevel=2)
-            return self.table(name)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{t} {self.size(t):,}" for t in TABLES if self.recorded(t) and self.size(t))

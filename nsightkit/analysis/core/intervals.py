@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit._moved import renamed
 from nsightkit.analysis.core.kept import kept
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
@@ -471,6 +470,3 @@ class _Launches:
         place = asked - self._low
         known &= (place >= 0) & (place < self._width)
         return np.where(known, self._row[np.where(known, at * self._width + place, 0)], -1)
-
-
-__getattr__ = renamed(__name__, {"idle_gaps": ("idle_intervals", idle_intervals)})

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit._moved import renamed
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
 from nsightkit.analysis.core.intervals import Coverage, Int, uncovered, union
 from nsightkit.analysis.ranks import collectives as communication
@@ -248,6 +247,3 @@ def _of_thread(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
         out[f"{TIME}range {one}"] = Coverage(some["start_ns"], some["end_ns"]).of(low, high)
     out[f"{TIME}in no range"] = high - low - sum(out.values(), np.zeros(len(low), np.int64))
     return out
-
-
-__getattr__ = renamed(__name__, {"of": ("time_spent", time_spent)})

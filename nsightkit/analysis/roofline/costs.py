@@ -43,7 +43,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from nsightkit._moved import renamed
 from nsightkit.errors import UsageError
 
 __all__ = [
@@ -579,13 +578,3 @@ def caveat(name: str, inputs: str) -> str:
     found = at and _reckoned(name, inputs, "fp32")
     lacking = at and found and found[1].says(at) is None
     return "its mask was not recorded: counted as causal, the least it can be" if lacking else ""
-
-
-__getattr__ = renamed(
-    __name__,
-    {
-        **{kind: (f'elementwise_cost("{kind}", ...)', partial(elementwise_cost, kind)) for kind in _ELEMENTWISE},
-        **{old.__name__.rpartition("_")[0]: (old.__name__, old) for old in (gemm_cost, attention_cost, adamw_cost)},
-        "layer": ("layer_costs", layer_costs),
-    },
-)

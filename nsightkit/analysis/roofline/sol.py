@@ -32,7 +32,7 @@ from nsightkit import hardware
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.intervals import enclosing, launch_of
 from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.roofline import costs, nvtx_ops
+from nsightkit.analysis.roofline import nvtx_ops
 from nsightkit.analysis.roofline.costs import (
     BYTES_OF,
     Operation,
@@ -72,9 +72,6 @@ __all__ = [
     "summary",
     "watched",
 ]
-
-#: The names that operations had.
-__getattr__ = costs.__getattr__
 
 # cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)

@@ -6,9 +6,8 @@ and gives the same answers. What counts as a secret is in :mod:`nsightkit.trace.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from nsightkit._moved import lazy
 from nsightkit.trace.share.clean import clean, clean_snapshot, clean_text, write_snapshot
 
 if TYPE_CHECKING:
@@ -16,5 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Copied", "clean", "clean_snapshot", "clean_text", "copy", "write_snapshot"]
 
-# To copy a file takes its reader, and the readers that write come here for `clean`.
-__getattr__, __dir__ = lazy(__name__, __all__, dict.fromkeys(("Copied", "copy"), "nsightkit.trace.share.files"))
+
+def __getattr__(name: str) -> Any:
+    """Import what copies files when it is asked for: it needs the readers, and the readers come here for `clean`."""
+    if name in ("Copied", "copy"):
+        from nsightkit.trace.share import files
+
+        return getattr(files, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -129,15 +129,6 @@ def test_every_kind_of_row_says_what_it_is() -> None:
         assert make(rows=3, width=5).unit == "fp32"
 
 
-def test_old_names_of_operations_still_work() -> None:
-    with pytest.warns(DeprecationWarning, match=r'softmax has moved to .*elementwise_cost\("softmax", \.\.\.\)'):
-        assert sol.softmax(8, 100, "fp32") == sol.elementwise_cost("softmax", 8, 100, "fp32")
-    with pytest.warns(DeprecationWarning, match=r"layer has moved to .*layer_costs"):
-        assert sol.layer is sol.layer_costs
-    with pytest.raises(AttributeError, match="no attribute 'convolution'"):
-        sol.convolution  # noqa: B018
-
-
 def test_gemms_count_as_pytorch_counts_them() -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode

@@ -657,11 +657,6 @@ def test_a_bad_pattern_is_the_users_fault(tmp_path):
         gaps.summary(nsightkit.load(tmp_path / "t.sqlite"), data_loading="(")
 
 
-def test_the_old_name_of_idle_intervals_still_works():
-    with pytest.warns(DeprecationWarning, match="idle_gaps has moved to .*idle_intervals"):
-        assert intervals.idle_gaps is intervals.idle_intervals
-
-
 class TestRealTraces:
     def test_resnet_before_and_after(self, shared_traces):
         before = nsightkit.load(next(shared_traces.glob("kineto/resnet50_num_workers_0*")))
