@@ -22,6 +22,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([str(_ROOT), _EXTENSIONS, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 )
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ["NSIGHTKIT_MODE"] = "replay"  # a build shows recordings and runs no workload
 
 import nsightkit  # noqa: E402
 
@@ -109,7 +110,7 @@ sphinx_gallery_conf = {
     "inspect_global_variables": False,  # code links functions and classes; every variable to Python's dict helps nobody
     "copyfile_regex": "",
     "junit": str(_ROOT / "docs" / "_build" / "gallery-junit.xml"),
-    "parallel": True,  # with -j, which noxfile.py gives only where nothing is measured for real
+    "parallel": True,
 }
 
 # -- Notebooks of the gallery

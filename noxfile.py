@@ -58,16 +58,14 @@ def _build(session: nox.Session, *options: str, publish: bool = False) -> None:
         shutil.rmtree(ROOT / made, ignore_errors=True)
     env = {"NSIGHTKIT_PUBLISH": "1"} if publish else {}
     session.run("python", "docs/_ext/house_form.py")
-    strict = ["-W", "-n", "-E", "--keep-going"]
-    if not shutil.which("nvidia-smi"):  # two measurements at once disturb each other; a CPU's are no results
-        strict += ["-j", "auto"]
+    strict = ["-W", "-n", "-E", "--keep-going", "-j", "auto"]
     gpus = _recorded_gpus()
     env["NSIGHTKIT_GPUS"] = " ".join(gpus)
     session.run("sphinx-build", "-c", ".", "-d", DOCTREES, "docs", str(HTML), *strict, *options, env=env)
     for gpu in gpus[1:]:
         command = ("sphinx-build", "-c", ".", "-d", f"{DOCTREES}-{gpu}", "docs", str(HTML / "gpu" / gpu), *strict)
         session.run(*command, *options, env=env | {"NSIGHTKIT_GPU": gpu})
-    session.run("python", "docs/_ext/page_checks.py", str(HTML), *(["--publish"] if publish else []))
+    session.run("python", "docs/_ext/page_checks.py", str(HTML))
 
 
 def _recorded_gpus() -> list[str]:
@@ -75,7 +73,7 @@ def _recorded_gpus() -> list[str]:
     newest: dict[str, str] = {}
     for record in (ROOT / "docs" / "recordings").glob("*/*/*/provenance.json"):
         utc = str(json.loads(record.read_text(encoding="utf-8")).get("utc", ""))
-        gpu = record.parents[1].name
+        gpu = record.parent.name
         newest[gpu] = max(newest.get(gpu, ""), utc)
     gpus = sorted(newest, key=lambda gpu: newest[gpu], reverse=True)
     return gpus if len(gpus) > 1 else []
@@ -115,7 +113,7 @@ def _build_one(session: nox.Session, name: str, *options: str) -> None:
 
 @nox.session(default=False)
 def new(session: nox.Session) -> None:
-    """Begin an investigation: `-- SLUG "Title?"` writes a page, a workload, its entry and a test."""
+    """Begin an investigation: `-- SLUG "Title?"` writes a page and a test that runs it small."""
     session.run("python", "tools/new_investigation.py", *session.posargs)
 
 
@@ -176,9 +174,9 @@ def site(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def record(session: nox.Session) -> None:
-    """Make the recordings on a machine with a GPU; `-- --preflight` only says what works there."""
+    """Record the pages on a machine with a GPU; `-- 02 --budget-s 600` records one, and stops after ten minutes."""
     _install(session, "test")
-    session.run("python", "-m", "nsightkit", "record", "--out", "docs/recordings", *session.posargs)
+    session.run("python", "tools/record.py", *session.posargs)
 
 
 @nox.session(default=False)

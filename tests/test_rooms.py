@@ -27,7 +27,7 @@ MAY = {
     "capture": {"trace", "workloads", "analysis.roofline"},
     "plots": {"trace", "analysis"},
     "report": {"trace", "analysis", "plots", "verbs", "show"},
-    "investigations": {"trace", "workloads", "capture", "analysis", "plots"},
+    "guide": {"trace", "workloads", "capture"},
 }
 #: Imports within a function that would close a circle: what writes a clean trace asks the file it came from for
 #: secrets, and only what reads files can.

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from nsightkit.investigations import cases
+from nsightkit.guide import cases
 
 
 def _write(app: Sphinx, error: Exception | None) -> None:
     if error is None and "case_files" in app.env.found_docs:
         from nsightkit import report
 
-        found = [cases.case(cases.DEMO, which) for which in cases.names()[cases.DEMO]]
-        report.write({one.which: one.trace for one in found}, Path(app.outdir, "demo-report.html"), overwrite=True)
+        traces = {which: cases.case(cases.DEMO, which).trace for which in cases.names()[cases.DEMO]}
+        report.write(traces, Path(app.outdir, "demo-report.html"), overwrite=True)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

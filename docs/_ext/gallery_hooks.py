@@ -61,9 +61,10 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
         )
         lines += [opened, ""]
     saved_as = {title: _save(title, what, folder) for title, what in downloads.items()}
-    if shown := [run for run in _measurements(names) if getattr(run, "recording_path", None)]:
+    recorded = [measurement for measurement in _measurements(names) if measurement.mode == "recorded"]
+    if recorded:
         title = "The recordings of this page: samples, traces and where they were made"
-        saved_as[title] = _pack(shown, folder / "recordings.zip")
+        saved_as[title] = _pack(recorded, folder / "recordings.zip")
     if not saved_as:
         return ""
     for title, saved in saved_as.items():
@@ -74,22 +75,24 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
 
 def _measurements(names: Mapping[str, Any]) -> list[Any]:
     """Measurements among a script's values, and among what those hold."""
+    from nsightkit.guide import Measurement
+
     values: list[Any] = []
     for value in names.values():
         if isinstance(value, dict | list | tuple):
             values += value.values() if isinstance(value, dict) else value
         else:
             values.append(value)
-    return [value for value in values if hasattr(value, "label") and hasattr(value, "provenance")]
+    return [value for value in values if isinstance(value, Measurement)]
 
 
-def _pack(runs: Iterable[Any], packed: Path) -> Path:
+def _pack(recorded: Iterable[Any], packed: Path) -> Path:
     """Put recordings into one file, in the folders that a folder of recordings has."""
+    names = {measurement.folder: measurement.name for measurement in recorded}
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as into:  # what is in them is compressed
-        for folder, run in sorted({run.recording_path: run for run in runs}.items()):
-            place = f"{run.investigation}/{folder.parent.name}/{run.part}"
+        for folder, name in sorted(names.items()):
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                into.write(path, f"{place}/{path.relative_to(folder).as_posix()}")
+                into.write(path, f"{name}/{folder.name}/{path.relative_to(folder).as_posix()}")
     return packed
 
 

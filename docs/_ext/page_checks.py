@@ -1,6 +1,6 @@
 """Checks of the built pages that Sphinx itself does not make.
 
-``python page_checks.py HTML [--publish | --only PAGE]`` lists what is wrong and exits with 1. A gallery can be wrong
+``python page_checks.py HTML [--only PAGE]`` lists what is wrong and exits with 1. A gallery can be wrong
 and still build: a traceback kept from an earlier run, a page whose figures were dropped, a number without a provenance.
 """
 
@@ -15,12 +15,12 @@ from xml.etree import ElementTree as ET
 
 from bs4 import BeautifulSoup, Tag
 
-#: What a page may take to run small on a CPU of its own, and how much longer on one that has other work: CI runs the
-#: tests beside a build.
+#: Seconds a script may take on a machine of its own, and how much longer on one that has other work: CI runs the tests
+#: beside a build.
 _MOST_S, _BUSY = 30, 4
 #: What a page of the gallery shows at once, at most: words of running text, and lines of code.
 _WORDS, _LINES = 1200, 60
-#: What a page's answer may rest on (DESIGN: evidence); a small run on a CPU is not among them.
+#: What a page's answer may rest on.
 _EVIDENCE = ("measured", "case file", "exact", "predicted")
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: ", re.MULTILINE)
 #: What else lies in the folder of the scripts.
@@ -69,7 +69,7 @@ def _page(html: Path, page: Path) -> list[str]:
 
 
 def notices(html: Path) -> list[str]:
-    """Banners on the pages: what is shown in place of a recording, and why."""
+    """Banners on the pages: recordings that are stale."""
     said = []
     for page in sorted((html / "gallery").glob("*.html")):
         soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
@@ -78,22 +78,19 @@ def notices(html: Path) -> list[str]:
 
 
 def slow(junit: Path, most_s: float = _MOST_S) -> list[str]:
-    """Scripts that took longer than a page may where it does not measure on a GPU.
+    """Scripts that took too long; a build runs no workload.
 
     Parameters
     ----------
     junit : Path
-        What the gallery wrote about its scripts; the times of a build on a GPU are not judged.
+        What the gallery wrote about its scripts.
     most_s : float
     """
-    from nsightkit.capture.children import has_gpu
-
-    if has_gpu() or not junit.is_file():
+    if not junit.is_file():
         return []
     cases = ET.parse(junit).iter("testcase")  # noqa: S314 # our own build wrote it
     return [
-        f"{Path(case.get('file', '')).name} took {float(case.get('time', 0)):.0f} s, and {_MOST_S} s is the most: give "
-        "the parts smaller `smoke` sizes in nsightkit/investigations/parts.py"
+        f"{Path(case.get('file', '')).name} took {float(case.get('time', 0)):.0f} s, and {_MOST_S} s is the most"
         for case in cases
         if float(case.get("time", 0)) > most_s
     ]
@@ -134,8 +131,8 @@ def _at_once(soup: BeautifulSoup) -> list[str]:
     for folded in article.select("details"):
         folded.decompose()
     wrong = []
-    if article.select('[data-mode="smoke"]') or any("(smoke)" in str(image.get("alt")) for image in article("img")):
-        wrong.append("shows a small run on a CPU outside a fold: put it in the section with `.. own-run::`")
+    if article.select('[data-mode="small"]'):
+        wrong.append("shows a small run on a CPU; the site shows recordings only: build it with NSIGHTKIT_MODE=replay")
     lines = sum(len(code.get_text().strip().splitlines()) for code in article.select("div.highlight-Python pre"))
     if lines > _LINES:
         wrong.append(f"shows {lines} lines of code; at most {_LINES}: fold the rest with `# fold: TITLE`, or move it")
@@ -145,17 +142,6 @@ def _at_once(soup: BeautifulSoup) -> list[str]:
     if words > _WORDS:
         wrong.append(f"shows {words} words; at most {_WORDS}")
     return wrong
-
-
-def stale() -> list[str]:
-    """Name the recordings that pages do not show."""
-    from nsightkit.investigations import recordings
-
-    return [
-        f"recording {s['investigation']}/{s['part']} of {s['gpu']} is {s['state']}"
-        for s in recordings.status()
-        if s["state"] in {"stale", "refused"}
-    ]
 
 
 def main(arguments: list[str]) -> int:
@@ -169,7 +155,6 @@ def main(arguments: list[str]) -> int:
         junit = html.parent / "gallery-junit.xml"
         said += slow(junit)
         wrong += slow(junit, _BUSY * _MOST_S)
-        (wrong if "--publish" in arguments else said).extend(stale())
     for notice in said:
         print(f"notice: {notice}")
     for problem in wrong:

@@ -1,8 +1,8 @@
 """What a page of the gallery shows at once, and what it folds away.
 
 ``.. in-short::`` is the box at the top: the answer, the kind of evidence that it rests on, and the minutes that reading
-takes. ``.. own-run::``, first in a section, folds the section where the page's script ran small on a CPU: that shows
-that the script works, and is not a finding. A code block whose first line is ``# fold: TITLE`` is folded under TITLE.
+takes. ``.. own-run::``, first in a section, folds the section under one line where nothing is recorded yet. A code
+block whose first line is ``# fold: TITLE`` is folded under TITLE.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 _FOLD = "# fold:"
-_SMOKE = "Run small on the CPU that built this page: it shows that the script works, and nothing about a GPU."
+_MISSING = "Not measured yet: run this page on your GPU (python examples/{}.py)"
 #: What an adult reads of such a text in a minute.
 _WORDS_A_MINUTE = 200
 
@@ -78,8 +78,9 @@ def _fold(app: Sphinx, doctree: nodes.document) -> None:
         section = mark.parent
         section.remove(mark)
         outputs = " ".join(raw.astext() for raw in section.findall(nodes.raw))
-        if 'data-mode="smoke"' in outputs:
-            section[1:] = _folded(_SMOKE, section.children[1:])
+        if 'data-mode="missing"' in outputs:
+            script = app.env.docname.rpartition("/")[2]
+            section[1:] = _folded(_MISSING.format(script), section.children[1:])
     page = app.env.docname
     if page.startswith("gallery/"):
         minutes = math.ceil(_words(doctree) / _WORDS_A_MINUTE)

@@ -30,7 +30,7 @@ from nsightkit.trace.files import drafted
 if TYPE_CHECKING:
     from nsightkit.api import Trace
 
-__all__ = ["Measurement", "headline", "measure"]
+__all__ = ["Measurement", "headline", "measure", "recordings_folder"]
 
 _MODES = ("", "record", "replay", "small")
 _PROFILES = ("torch", "shapes", "memory", "nsys", "ncu", None)
@@ -169,7 +169,7 @@ class Measurement:
 
     def _repr_html_(self) -> str:
         name, label = html.escape(self.name), html.escape(self.label)
-        lines = [f"<p><strong>{name}:</strong> {label}</p>"]
+        lines = [f"<p><strong>{name}:</strong> {label}</p>", self._gpus_html()]
         if self.notice:
             lines.insert(0, f'<p class="nsightkit-banner" role="note">{html.escape(self.notice)}</p>')
         if self:
@@ -181,6 +181,19 @@ class Measurement:
             f'<aside class="nsightkit-provenance" data-mode="{self.mode}" aria-label="Provenance: {name}">'
             f"{''.join(lines)}</aside>"
         )
+
+    def _gpus_html(self) -> str:
+        """List the GPUs with recordings of this; the site's script makes links where each has pages of its own."""
+        if self.mode != "recorded" or self.folder is None:
+            return ""
+        names = sorted(file.parent.name for file in self.folder.parent.glob(f"*/{PROVENANCE}"))
+        if len(names) < 2:
+            return ""
+        items = []
+        for name in names:
+            current = " aria-current=true" if name == self.folder.name else ""
+            items.append(f'<li data-gpu="{html.escape(name)}"{current}>{html.escape(name)}</li>')
+        return f'<ul class="nsightkit-gpus" aria-label="Recorded on">{"".join(items)}</ul>'
 
 
 def measure(

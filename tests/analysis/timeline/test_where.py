@@ -17,7 +17,7 @@ import nsightkit
 from nsightkit import cli
 from nsightkit.analysis.timeline import where
 from nsightkit.errors import UsageError
-from nsightkit.investigations import case
+from nsightkit.guide import case
 from nsightkit.trace.model import Trace, TraceMeta
 
 MAIN, ENGINE = 7 << 24 | 7, 7 << 24 | 9
