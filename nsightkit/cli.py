@@ -1,7 +1,7 @@
 """The command line: parse, call the analysis, print. Nothing is computed here."""
 
-# Heavy imports (pandas, rich, the analyses) stand inside the commands: `nsightkit --help` must be instant. The packages
-# `capture` and `investigations` import their modules when these are asked for.
+# Heavy imports (pandas, rich, the analyses) stand inside the commands: `nsightkit --help` must be instant. The package
+# `capture` imports its modules when these are asked for.
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
-from nsightkit import __version__, answers, capture, configurations, hardware, investigations, show, verbs
-from nsightkit.errors import NsightkitError, UsageError, in_words
+from nsightkit import __version__, answers, capture, configurations, hardware, show, verbs
+from nsightkit.errors import UsageError, in_words
 from nsightkit.show import Format, bar, discard_stdout, note, plain, printing, progress, write
 from nsightkit.verbs import FILTERS, OTHERS, QUESTIONS, Answer, Help, Question
 
@@ -479,101 +479,19 @@ def demo(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Write two real traces to try: ResNet-50 in training on a V100, before its loader had workers and after."""
-    found = investigations.cases.demo(out)
-    _list(format, [{"trace": str(one.path), "gpu": one.source["gpu"], "from": one.url} for one in found])
+    from nsightkit.guide import cases
 
-
-@_command(_CAPTURING)
-def record(
-    files: Annotated[list[Path] | None, Help("With --unpack: what --pack wrote.", "[FILES]")] = None,
-    *,
-    only: Annotated[list[str] | None, Help("An investigation or one of its parts; repeatable.", "NAME")] = None,
-    budget_s: Annotated[float | None, Help("Stop starting parts after N seconds.", "N", 0)] = None,
-    out: Annotated[Path | None, Help("Where recordings go; default: docs/recordings.", "DIR")] = None,
-    pack: Annotated[
-        Path | None, Help("Also pack them into a few files, after every page that is complete and at the end.", "DIR")
-    ] = None,
-    part_mb: Annotated[float, Help("The most that a packed file may have, in MB.", "N", 0)] = 15.0,
-    unpack: Annotated[bool, Help("Put packed recordings in their places instead, and check them.")] = False,
-    preflight: Annotated[
-        bool | None,
-        Help(
-            "Only say what works on this machine. By default that is found out first, and parts that need what does "
-            "not work are left out.",
-            flag="--preflight/--no-preflight",
-        ),
-    ] = None,
-    plan: Annotated[bool, Help("Only print the plan: each part, its estimate, and the pages it completes.")] = False,
-    dry_run: Annotated[bool, Help("Print the plan and go through it, small, on the CPU; keeps no recording.")] = False,
-    accept: Annotated[
-        str | None, Help("Let recordings of a part count whose code has changed and runs the same.", "PART")
-    ] = None,
-    because: Annotated[str | None, Help("With --accept: why what was measured has not changed.", "TEXT")] = None,
-    format: FormatOpt = None,  # noqa: A002
-) -> None:
-    """Make the guide's recordings on this machine's GPU; what is current is kept."""
-    if unpack or files:
-        return _unpack(format, files or [], out, given=unpack, dry_run=dry_run)
-    if accept is not None or because is not None:
-        return _accept(format, accept, because, out, measured=bool(only or dry_run or budget_s is not None))
-    if preflight:
-        return _preflight(format, out, dry_run=dry_run)
-    if plan:
-        return _list(format, investigations.record.plan(only or None, out))
-    rows = investigations.record.record(
-        only or None, budget_s, out, pack=pack, part_mb=part_mb, preflight=preflight is None, dry_run=dry_run, echo=note
-    )
-    _list(format, rows, ["investigation", "part", "status", "seconds", "detail"])
-    failed = [f"{row['investigation']}/{row['part']}" for row in rows if row["status"] == "failed"]
-    if failed:
-        raise UsageError(f"not recorded: {', '.join(failed)}; the table says why")
-    return None
-
-
-def _unpack(format: Format | None, files: Sequence[Path], out: Path | None, *, given: bool, dry_run: bool) -> None:  # noqa: A002
-    """Put packed recordings in their places."""
-    if not given:
-        raise UsageError(f"{files[0]}: recordings are made without files; to put packed ones in place, give --unpack")
-    rows = investigations.packing.unpack(files, out, dry_run=dry_run)
-    _list(format, rows, ["investigation", "part", "gpu", "status", "detail"])
-    refused = [f"{row['investigation']}/{row['gpu']}/{row['part']}" for row in rows if row["status"] == "refused"]
-    if refused:
-        raise UsageError(f"not placed: {', '.join(refused)}; the table says why")
-
-
-def _accept(
-    format: Format | None,  # noqa: A002
-    part: str | None,
-    because: str | None,
-    out: Path | None,
-    *,
-    measured: bool,
-) -> None:
-    """Let recordings count whose code has changed and runs the same."""
-    if part is None or because is None:
-        raise UsageError("--accept and --because go together: name the part, and say why its figures still hold")
-    if measured:
-        raise UsageError("--accept measures nothing; leave --only, --budget-s and --dry-run away")
-    _list(format, investigations.recordings.accept(part, because, out))
-
-
-def _preflight(format: Format | None, out: Path | None, *, dry_run: bool) -> None:  # noqa: A002
-    """Say what works here."""
-    rows = investigations.preflight.run("cpu" if dry_run else "cuda", echo=note)
-    _list(format, rows)
-    reason = investigations.preflight.no_gpu(rows)
-    if reason:
-        raise NsightkitError(reason)
-    if not dry_run:
-        preflight, recordings = investigations.preflight, investigations.recordings
-        preflight.save(rows, (out or recordings.folder()) / preflight.SAVED)  # the recorder need not ask again
+    copied = cases.demo(out)
+    _list(format, [{"trace": str(case.path), "gpu": case.source["gpu"], "from": case.url} for case in copied])
 
 
 @_command(_WITHOUT)
 def peaks(
     gpu: Annotated[str | None, Help("As a driver or a trace names it; default: all that are known.", "[GPU]")] = None,
     *,
-    measure: Annotated[bool, Help("Measure this machine's GPU instead: GEMMs and transfers, some minutes.")] = False,
+    measure: Annotated[
+        bool, Help("Measure this machine's GPU instead: a GEMM of each precision and a copy, half a minute.")
+    ] = False,
     clock: Annotated[float | None, Help("Rates at this SM clock, not at boost.", "MHZ", 1)] = None,
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
@@ -581,7 +499,9 @@ def peaks(
     if measure:
         if gpu is not None or clock is not None:
             raise UsageError("--measure takes the GPU that is here, at the clock it has; leave the others away")
-        return _list(format, investigations.measure_ceilings.measure(echo=note))
+        from nsightkit.guide import peaks as measured
+
+        return _list(format, measured.measure(echo=note))
     gpus = hardware.GPUS if gpu is None else (hardware.find(gpu),)
     return _list(format, [row for each in gpus for row in hardware.rows(each, clock)])
 

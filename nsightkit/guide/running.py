@@ -29,7 +29,6 @@ from nsightkit.errors import NsightkitError
 from nsightkit.trace import TABLES, Trace, load, store
 from nsightkit.trace import ncu as reports
 from nsightkit.trace.nesting import nesting
-from nsightkit.workloads.phases import phase
 
 __all__ = ["NCU", "NSYS", "PROVENANCE", "ROWS", "SAMPLES", "SNAPSHOT", "TRACE", "Run", "run"]
 
@@ -357,6 +356,8 @@ def _renested(ranges: pd.DataFrame) -> pd.DataFrame:
 def _child(place: str, parameters: str, warmup: str, steps: str) -> None:
     """Run steady steps of a workload on the GPU, in the ranges that the tools look for."""
     import torch
+
+    from nsightkit.workloads.phases import phase
 
     module, _, function = place.partition(":")
     workload = getattr(importlib.import_module(module), function)

@@ -285,11 +285,9 @@ def ladder_bars(
     Parameters
     ----------
     times : DataFrame
-        ``rung``, ``time_ns``, ``low_ns`` and ``high_ns``, as ``nsightkit.investigations.pages.climb.summary``
-        returns them.
+        ``rung``, ``time_ns``, ``low_ns`` and ``high_ns``.
     parts : mapping of str to Series
-        By rung, nanoseconds by kind of work, as ``nsightkit.investigations.pages.climb.kinds`` returns them; all
-        but the five largest kinds are drawn as one. What they leave of the time is drawn as the rest; where they are
+        By rung, nanoseconds by kind of work; all but the five largest kinds are drawn as one. What they leave of the time is drawn as the rest; where they are
         more than it, for a profiler makes a CPU slower, they are drawn in proportion.
     floors : mapping of str to float
         Least times in nanoseconds, by what they are the least of.
@@ -341,7 +339,7 @@ def ladder_slots(
     Parameters
     ----------
     rungs : DataFrame
-        ``rung, least_ns, lower_ns``, as ``nsightkit.investigations.pages.climb.predicted`` returns them.
+        ``rung, least_ns, lower_ns``.
     lines : mapping of str to float
         Times in nanoseconds to draw as lines, by what they are.
     measured : mapping of str to float, optional

@@ -34,10 +34,9 @@ def sweep_times(table: pd.DataFrame, flat: pd.DataFrame | None = None, *, title:
     Parameters
     ----------
     table : DataFrame
-        Rows of ``nsightkit.investigations.pages.sweep.cells``: those to be drawn, one line for each implementation,
-        precision and width among them.
+        Rows of a sweep: those to be drawn, one line for each implementation, precision and width among them.
     flat : DataFrame, optional
-        Of ``nsightkit.investigations.pages.sweep.launch_bound``, of the same rows: marks where time does not grow.
+        Some of the same rows: marks where time does not grow.
     title : str, default "Time of a pass"
 
     Returns
@@ -73,12 +72,11 @@ def sweep_memory(
     Parameters
     ----------
     table : DataFrame
-        Rows of ``nsightkit.investigations.pages.sweep.cells``: those to be drawn.
+        Rows of a sweep: those to be drawn.
     limit_bytes : float, optional
         What tensors can have: drawn as a line.
     forecast : DataFrame, optional
-        Of ``nsightkit.investigations.pages.sweep.forecast``, one or several put together: the longest context that
-        should fit.
+        The longest context that should fit, of each line.
     limit : str, default "limit"
         What the limit is, in words.
     title : str, default "Peak memory"
