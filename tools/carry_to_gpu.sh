@@ -6,7 +6,7 @@
 #   pip install --no-index --no-deps .carried/wheels/*.whl                  there
 #   export NSIGHTKIT_NSYS_LIBRARIES=$PWD/.carried/lib                       there
 #
-# Without names it fetches what images for PyTorch do not have. `nsightkit record --preflight` says there what is lacking.
+# Without names it fetches what images for PyTorch do not have. `nsightkit doctor` names there what is missing.
 set -euo pipefail
 
 fail() {

@@ -1,4 +1,4 @@
-"""The form of an investigation, checked: what its sections are, where its numbers come from, what it says to a reader.
+"""The form of a page, checked: what its sections are, where its numbers come from, what it says to a reader.
 
 ``python docs/_ext/house_form.py [SCRIPT...]`` checks scripts (all of `examples/` by default) without running them, says
 what to do about each problem, and exits with 1 if there is one. The build runs it before anything else.
@@ -20,7 +20,7 @@ _WHY = {
     "Limits": "what this page does not show, and what would change the answer",
     "Run it yourself": "the commands, with a GPU and without one",
     "Exercises": "two or three, with folded answers, on a trace that a reader can open",
-    "Measured here": "the script's own run: `.. own-run::` folds it where that was small and on a CPU",
+    "Measured here": "the script's own run: `.. own-run::` folds it where nothing is recorded yet",
 }
 HEADINGS = tuple(_WHY)
 #: A number with a unit in prose was typed by hand, and stays when the measurement changes.
@@ -58,14 +58,15 @@ def prose(script: Path) -> list[str]:
     return cleaned
 
 
-def measured(script: Path) -> set[str]:
-    """Give the investigations that a script measures.
+def measured(script: Path) -> list[ast.Call]:
+    """Give the calls of ``measure`` in a script.
 
     Parameters
     ----------
     script : Path
     """
-    return set(re.findall(r"\bmeasure\(\s*\"([a-z-]+)\"", script.read_text(encoding="utf-8")))
+    nodes = ast.walk(ast.parse(script.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "measure"]
 
 
 def problems(script: Path) -> list[str]:
@@ -101,9 +102,13 @@ def _told(script: Path, text: str, blocks: list[str]) -> list[str]:
         (
             measured(script),
             (
-                'nothing is measured; call `measure("name", "part")` under "Measured here", and end a block with what '
-                "it gives, which shows its provenance"
+                'nothing is measured; call `measure("page/part", workload, gpu=..., small=...)` under "Measured here", '
+                "and end a block with what it gives, which shows its provenance"
             ),
+        ),
+        (
+            all({"gpu", "small"} <= {word.arg for word in call.keywords} for call in measured(script)),
+            "a measurement hides its sizes; write them on the page: `measure(..., gpu=dict(...), small=dict(...))`",
         ),
         (
             "findings = headline(" in text,
@@ -188,7 +193,7 @@ def main(arguments: list[str]) -> int:
         wrong.append(f"examples are numbered {', '.join(numbers)}; they go from 01 without a gap")
     for problem in wrong:
         print(f"error: {problem}", file=sys.stderr)
-    print(f"{len(scripts)} investigations: {len(wrong)} problems with their form")
+    print(f"{len(scripts)} pages: {len(wrong)} problems with their form")
     return 1 if wrong else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import html
@@ -159,11 +160,17 @@ class Measurement:
             return "small run on this CPU: no GPU results"
         return f"not measured yet: run this page on your GPU (python {self.script})"
 
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = provenances.rows(self.provenance)
+        if self.provenance.get("accepted"):
+            facts.append(("Accepted although the page has changed", str(self.provenance["accepted"])))
+        return facts
+
     def __repr__(self) -> str:
         lines = [f"{self.name}: {self.label}"]
         if self.notice:
             lines.append(self.notice)
-        for name, value in provenances.rows(self.provenance):
+        for name, value in self._facts():
             lines.append(f"  {name}: {value}")
         return "\n".join(lines)
 
@@ -174,7 +181,7 @@ class Measurement:
             lines.insert(0, f'<p class="nsightkit-banner" role="note">{html.escape(self.notice)}</p>')
         if self:
             facts = []
-            for fact, value in provenances.rows(self.provenance):
+            for fact, value in self._facts():
                 facts.append(f"<div><dt>{html.escape(fact)}</dt><dd>{html.escape(value)}</dd></div>")
             lines.append(f"<details><summary>How this was measured</summary><dl>{''.join(facts)}</dl></details>")
         return (
@@ -309,10 +316,11 @@ def _missing(task: Run) -> Measurement:
 
 def _measured(task: Run) -> Measurement:
     """Measure now; the files live as long as the measurement."""
-    scratch = tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True)
-    run(task, Path(scratch.name))
-    measurement = _read(task, Path(scratch.name), "measured" if task.on_gpu else "small")
-    weakref.finalize(measurement, scratch.cleanup)
+    with contextlib.ExitStack() as files:
+        folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True)))
+        run(task, folder)
+        measurement = _read(task, folder, "measured" if task.on_gpu else "small")
+        weakref.finalize(measurement, files.pop_all().close)
     return measurement
 
 
@@ -430,11 +438,11 @@ def headline(said: str, *runs: Measurement, otherwise: str, badge: str, **findin
     dict
         ``verdict``, ``badge`` and the other findings. The runs' answer is printed where they ran.
     """
-    gpus = {measurement.gpu for measurement in runs}
-    if len(gpus) > 1:
-        said = f"The runs are of different machines ({', '.join(sorted(map(str, gpus)))}) and cannot be compared."
+    machines = {measurement.gpu or "CPU" for measurement in runs}
+    if len(machines) > 1:
+        said = f"The runs are of different machines ({', '.join(sorted(machines))}) and cannot be compared."
     if all(runs):
         print(textwrap.fill(said))
-    if len(gpus) == 1 and None not in gpus:
-        return {"verdict": said, "badge": f"measured, {gpus.pop()}", **findings}
-    return {"verdict": otherwise, "badge": badge, **findings}
+    if len(machines) > 1 or "CPU" in machines:
+        return {"verdict": otherwise, "badge": badge, **findings}
+    return {"verdict": said, "badge": f"measured, {runs[0].gpu}", **findings}

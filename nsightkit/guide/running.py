@@ -1,7 +1,7 @@
 """Run a workload once and write what was measured into a folder.
 
-``python -m nsightkit.guide.running MODULE:FUNCTION PARAMETERS WARMUP STEPS`` is the program that Nsight Systems and
-Nsight Compute run: the same workload, with an NVTX range around its steady steps.
+``python -m nsightkit.guide.running MODULE:FUNCTION PARAMETERS DEVICE WARMUP STEPS`` is the program that Nsight Systems
+and Nsight Compute run: the same workload, with an NVTX range around its steady steps.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ def _check(task: Run, samples: Mapping[str, list[float]], rows: list[dict[str, A
 def _under_tool(task: Run, folder: Path) -> dict[str, Any]:
     """Run the workload under a tool, in a child process; a failure is a notice, for the rest was measured."""
     place = f"{task.workload.__module__}:{task.workload.__qualname__}"
-    numbers = [str(task.warmup), str(task.profiled)]
-    command = [sys.executable, "-m", __name__, place, json.dumps(task.parameters), *numbers]
+    how = [task.device, str(task.warmup), str(task.profiled)]
+    command = [sys.executable, "-m", __name__, place, json.dumps(task.parameters), *how]
     # The child imports what this process imports, pages' own modules included.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as scratch:
@@ -353,26 +353,31 @@ def _renested(ranges: pd.DataFrame) -> pd.DataFrame:
     return ranges
 
 
-def _child(place: str, parameters: str, warmup: str, steps: str) -> None:
-    """Run steady steps of a workload on the GPU, in the ranges that the tools look for."""
+def _child(place: str, parameters: str, device: str, warmup: str, steps: str) -> None:
+    """Run steady steps of a workload, in the ranges that the tools look for."""
     import torch
 
     from nsightkit.workloads.phases import phase
 
     module, _, function = place.partition(":")
     workload = getattr(importlib.import_module(module), function)
-    with workload("cuda", **json.loads(parameters)) as work:
+    wait = torch.cuda.synchronize if device == "cuda" else _nothing
+    with workload(device, **json.loads(parameters)) as work:
         for _ in range(int(warmup)):
             work.step()
-        torch.cuda.synchronize()
+        wait()
         with phase(_CAPTURED):
             for _ in range(_SETTLING_STEPS):
                 work.step()
-            torch.cuda.synchronize()
+            wait()
             with phase(_STEADY):
                 for _ in range(int(steps)):
                     work.step()
-                torch.cuda.synchronize()
+                wait()
+
+
+def _nothing() -> None:
+    """A CPU has finished when a call returns."""
 
 
 if __name__ == "__main__":

@@ -287,8 +287,9 @@ def ladder_bars(
     times : DataFrame
         ``rung``, ``time_ns``, ``low_ns`` and ``high_ns``.
     parts : mapping of str to Series
-        By rung, nanoseconds by kind of work; all but the five largest kinds are drawn as one. What they leave of the time is drawn as the rest; where they are
-        more than it, for a profiler makes a CPU slower, they are drawn in proportion.
+        By rung, nanoseconds by kind of work; all but the five largest kinds are drawn as one. What they leave of the
+        time is drawn as the rest; where they are more than it, for a profiler makes a CPU slower, they are drawn in
+        proportion.
     floors : mapping of str to float
         Least times in nanoseconds, by what they are the least of.
     title : str, default "Time of a rung"
