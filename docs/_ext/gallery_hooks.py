@@ -97,7 +97,9 @@ def _pack(recorded: Iterable[Any], packed: Path) -> Path:
 
 
 def _is_trace(what: Any) -> bool:
-    return hasattr(what, "kernels") and hasattr(what, "meta")
+    from nsightkit.trace import Trace
+
+    return isinstance(what, Trace)
 
 
 def _save(title: str, what: Any, folder: Path) -> Path:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
+import json
 import os
 import re
 import subprocess
@@ -13,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import warm
-
-from nsightkit.errors import NsightkitError
 
 bs4 = pytest.importorskip("bs4")
 for _needed in ("sphinx", "sphinx_gallery", "myst_nb", "numpydoc", "pydata_sphinx_theme"):
@@ -79,7 +76,8 @@ class Measurement:
     provenance = {}
 
     def _repr_html_(self):
-        return '<aside class="nsightkit-provenance" data-mode="smoke"><p class="nsightkit-banner">Made up.</p></aside>'
+        banner = '<p class="nsightkit-banner">Made up.</p>'
+        return f'<aside class="nsightkit-provenance" data-mode="missing">{banner}</aside>'
 
 measurement = Measurement()
 findings = {"share": 0.25, "where": "<b>here</b>", "verdict": "it is <little>.", "badge": "exact"}
@@ -227,10 +225,10 @@ def test_the_answer_stands_first_with_its_evidence_and_the_minutes(page, built):
 
 def test_what_need_not_be_read_at_once_is_folded(page):
     folds = {fold.summary.get_text(): fold for fold in page.select("details.nsightkit-fold")}
-    smoke, code = sorted(folds, reverse=True)
-    assert "nothing about a GPU" in smoke
-    assert folds[smoke].select_one('[data-mode="smoke"]')
-    assert "What the script measures." in folds[smoke].get_text()
+    missing, code = sorted(folds, reverse=True)
+    assert missing == "Not measured yet: run this page on your GPU (python examples/01_probe.py)"
+    assert folds[missing].select_one('[data-mode="missing"]')
+    assert "What the script measures." in folds[missing].get_text()
     assert not page.select_one("section#measured-here > h2").find_parent("details"), "its title leads to it"
     assert code == "How it is added up"
     assert folds[code].select_one("pre").get_text().strip() == "total = 1 + 1"
@@ -313,79 +311,61 @@ RECORDED = """
 # -------------
 # .. own-run::
 
-from nsightkit.investigations import headline, measure
+from nsightkit.guide import headline, measure
 
-measurement = measure("tiny-kernels", "before")
+def run(device, size):
+    raise AssertionError("a build of the site runs no workload")
+
+measurement = measure("probe/part", run, gpu={"size": 2}, small={"size": 1})
 findings = headline("it is.", measurement, otherwise="it was.", badge="exact", share=0.25, where=measurement.mode)
 downloads = {}
 measurement
 """
 
 
-def _recorded(folder: Path, **changes: object) -> Path:
-    """Plant a recording, as if the part had been measured on a GPU."""
-    pytest.importorskip("torch")
+def _recorded(place: Path, size: int) -> None:
+    """Write a recording, as if it had been measured on a GPU."""
     pd = pytest.importorskip("pandas")
-    from nsightkit.investigations import parts as investigations
-    from nsightkit.investigations import recordings, what_runs
+    from nsightkit.trace import store
     from nsightkit.trace.model import Trace
 
-    part = investigations.find("tiny-kernels", "before")
-    facts = {
-        "format": what_runs.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
-        "key": recordings.part_key(part), "parameters": {}, "counts": part.counts("live"),
-        "gpu": {"name": "Planted GPU", "memory_bytes": 2**37}, "duration_s": 1.5,
-        "utc": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), **changes,
-    }  # fmt: skip
     trace = Trace.from_frames({"kernels": pd.DataFrame({"start_ns": [0], "end_ns": [5], "name": ["k"]})})
-    recordings.write(trace, recordings.frame({"step_ns": [3, 1, 2]}), facts, folder)
-    return folder
+    store.write(trace, place / "trace")
+    samples = pd.DataFrame({"metric": "step_ns", "index": [0, 1], "value": [3.0, 1.0]})
+    samples.to_parquet(place / "samples.parquet")
+    facts = {"format": 1, "gpu": {"name": "Planted GPU"}, "parameters": {"size": size}, "revision": 1}
+    (place / "provenance.json").write_text(json.dumps(facts))
 
 
-_LONG_AGO = (dt.datetime.now(dt.UTC) - dt.timedelta(days=400)).isoformat(timespec="seconds")
-
-
-@pytest.mark.parametrize(
-    ("changes", "mode", "banner", "published"),
-    [
-        ({"utc": _LONG_AGO}, "replay", "400 days old", True),
-        ({"key": "0" * 32}, "smoke", "the code or the parameters have changed", False),
-    ],
-    ids=["old", "stale"],
-)
-def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, changes, mode, banner, published):
-    from nsightkit import investigations
-
-    recordings = _recorded(tmp_path / "recordings", **changes)
+@pytest.mark.parametrize("state", ["current", "stale", "missing"])
+def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, state):
+    recordings = tmp_path / "recordings"
+    if state != "missing":
+        _recorded(recordings / "probe" / "part" / "planted-gpu", size=2 if state == "current" else 3)
     site = _site(tmp_path, HEADER + RECORDED + FIGURE + LABEL.partition("downloads")[0])
-    here = {"NSIGHTKIT_RECORDINGS": str(recordings)}
-    done = _build(site, "-E", **here)
+    done = _build(site, "-E", NSIGHTKIT_RECORDINGS=str(recordings))
     assert done.returncode == 0, done.stderr
     soup = bs4.BeautifulSoup((site / "html" / "gallery" / "01_probe.html").read_text(encoding="utf-8"), "html.parser")
     (block,) = soup.select(".nsightkit-provenance")
-    assert block["data-mode"] == mode
-    assert "Planted GPU" in block.get_text() or mode == "smoke"
-    said = " ".join(" ".join(found.get_text().split()) for found in block.select(".nsightkit-banner"))
-    assert banner in said
-    packed = list((site / "html").rglob("recordings.zip"))
-    assert bool(packed) is (mode == "replay")
-    assert bool(block.find_parent("details", class_="nsightkit-fold")) is (mode == "smoke")
+    assert block["data-mode"] == ("missing" if state == "missing" else "recorded")
+    assert ("Planted GPU" in block.get_text()) is (state != "missing")
+    banners = [" ".join(banner.get_text().split()) for banner in block.select(".nsightkit-banner")]
+    stale = ["This recording is stale: the page's parameters have changed since."]
+    assert banners == (stale if state == "stale" else [])
+    fold = block.find_parent("details", class_="nsightkit-fold")
+    assert bool(fold) is (state == "missing")
+    line = "Not measured yet: run this page on your GPU (python examples/01_probe.py)"
+    assert not fold or fold.summary.get_text() == line
     box = " ".join(soup.select_one(".nsightkit-in-short").get_text().split())
-    kind, verdict = ("exact", "it was.") if mode == "smoke" else ("measured, Planted GPU", "it is.")
+    kind, verdict = ("exact", "it was.") if state == "missing" else ("measured, Planted GPU", "it is.")
     assert box == f"In short {kind} 1 min Notebook {verdict}"
+    packed = list((site / "html").rglob("recordings.zip"))
+    assert bool(packed) is (state != "missing")
     for path in packed:  # what a reader downloads is a folder of recordings
         with zipfile.ZipFile(path) as archive:
             archive.extractall(tmp_path / "downloaded")
-        monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(tmp_path / "downloaded"))
-        assert investigations.measure("tiny-kernels", "before").mode == "replay"
-    # A stale one fails the page's own measurement when the site is published, and is named when pages are checked.
-    monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(recordings))
-    monkeypatch.setenv("NSIGHTKIT_PUBLISH", "1")
-    refused = pytest.raises(NsightkitError, match="record it again on a GPU")
-    with contextlib.nullcontext() if published else refused:
-        assert investigations.measure("tiny-kernels", "before").mode == "replay"
-    stale = [line for line in page_checks.stale() if "tiny-kernels/before" in line]
-    assert bool(stale) is not published
+        files = [sorted(p.relative_to(root) for p in root.rglob("*")) for root in (tmp_path / "downloaded", recordings)]
+        assert files[0] == files[1]
 
 
 def _altered(built: Path, tmp_path: Path, old: str, new: str) -> list[str]:
@@ -413,8 +393,8 @@ def _altered(built: Path, tmp_path: Path, old: str, new: str) -> list[str]:
         ('id="exercises"', "", "'Exercises' folds 0 answers; it has at least 2"),
         (
             "nsightkit-provenance",
-            'x"></aside></details><aside data-mode="smoke" class="nsightkit-provenance',
-            "outside a f",
+            'x"></aside></details><aside data-mode="small" class="nsightkit-provenance',
+            "a small run on a CPU",
         ),
         ("How much is it?", "word " * 1201, "words; at most 1200"),
         ("warp", "a\n" * 61, "lines of code; at most 60"),
@@ -488,18 +468,12 @@ def test_tables_of_markdown_pages_are_escaped():
         assert ".style." not in page.read_text(encoding="utf-8"), f"{page.name}: use plots.table"
 
 
-def test_pages_that_take_too_long_are_named(tmp_path, monkeypatch):
-    from nsightkit.capture import children
-
-    monkeypatch.setattr(children, "has_gpu", lambda: False)
+def test_pages_that_take_too_long_are_named(tmp_path):
     junit = tmp_path / "junit.xml"
     junit.write_text(
         '<testsuite><testcase file="examples/01_quick.py" time="3.5"/>'
         '<testcase file="examples/02_slow.py" time="45"/></testsuite>',
         encoding="utf-8",
     )
-    (said,) = page_checks.slow(junit)
-    assert said.startswith("02_slow.py took 45 s, and 30 s is the most: give the parts smaller `smoke` sizes")
+    assert page_checks.slow(junit) == ["02_slow.py took 45 s, and 30 s is the most"]
     assert page_checks.slow(junit, 60) == page_checks.slow(tmp_path / "absent.xml") == []
-    monkeypatch.setattr(children, "has_gpu", lambda: True)
-    assert page_checks.slow(junit) == []

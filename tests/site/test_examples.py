@@ -15,7 +15,7 @@ pytest.importorskip("jinja2")
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
-import house_form
+import house_form  # noqa: E402
 
 SCRIPTS = sorted((ROOT / "examples").glob("[0-9]*.py"))
 

@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-import new_investigation
+import new_investigation  # noqa: E402
 
 SLUG, TITLE = "pinned-copies", "Does pinned memory pay?"
 

@@ -1105,27 +1105,6 @@ def test_a_folder_of_ours(tmp_path: Path) -> None:
     assert scrub.copy(out, tmp_path / "again").removed == []
 
 
-def test_no_secret_survives_in_a_recording(tmp_path: Path) -> None:
-    from nsightkit.investigations import recordings
-
-    taken, counted = tmp_path / "s.pickle", tmp_path / "ncu.csv"
-    taken.write_bytes(pickle.dumps(snapshot_with(PLANTED), 4))
-    counted.write_text(NCU)
-    provenance = {
-        "kind": "dry-run", "gpu": {"name": "GPU X"}, "investigation": "planted", "part": "before", "commit": "0a" * 20,
-        "command": [s.text for s in PLANTED], "hostname": ORION, "software": {"note": f"of {USER}/"},
-    }  # fmt: skip
-    where, trace = tmp_path / "kept", planted_trace()
-    samples = recordings.frame({"step_ns": [1]})
-    place = recordings.write(trace, samples, provenance, where, nsys=trace, ncu=counted, snapshot=taken, dry_run=True)
-    hidden = [*PLANTED, Secret("", (ORION, "plantedvalue"))]
-    assert sorted(p.name for p in place.iterdir()) == [
-        *("ncu.csv", "nsys", "provenance.json", "samples.parquet", "snapshot.pickle", "trace"),
-    ]  # fmt: skip
-    assert survivors(written(place), hidden) == []
-    assert json.loads((place / "provenance.json").read_text())["commit"] == "0a" * 20
-
-
 # ---------------------------------------------------------------- where the copy goes
 
 
