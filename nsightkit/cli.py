@@ -1,7 +1,6 @@
 """The command line: parse, call the analysis, print. Nothing is computed here."""
 
-# Heavy imports (pandas, rich, the analyses) stand inside the commands: `nsightkit --help` must be instant. The package
-# `capture` imports its modules when these are asked for.
+# Heavy imports (pandas, rich, the analyses) stand inside the commands: `nsightkit --help` must be instant.
 
 from __future__ import annotations
 
@@ -20,7 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
-from nsightkit import __version__, answers, capture, configurations, hardware, show, verbs
+from nsightkit import __version__, answers, configurations, hardware, show, verbs
+from nsightkit.capture import profiling
+from nsightkit.capture.children import has_gpu
+from nsightkit.capture.profiling import Captured
 from nsightkit.errors import UsageError, in_words
 from nsightkit.show import Format, bar, discard_stdout, note, plain, printing, progress, write
 from nsightkit.verbs import FILTERS, OTHERS, QUESTIONS, Answer, Help, Question
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nsightkit.api import Trace
-    from nsightkit.capture.profiling import Captured
 
 __all__ = ["app", "main", "run"]
 
@@ -466,9 +467,11 @@ def report(
 
 @_command(_CAPTURING)
 def doctor(*, format: FormatOpt = None) -> None:  # noqa: A002
-    """Say what on this machine can capture what, and what to fix."""
+    """Check which profilers work on this machine, and how to fix the rest."""
     with progress("looking around"):
-        rows = capture.doctor.report()
+        from nsightkit.capture.doctor import report
+
+        rows = report()
     _list(format, rows)
 
 
@@ -499,9 +502,9 @@ def peaks(
     if measure:
         if gpu is not None or clock is not None:
             raise UsageError("--measure takes the GPU that is here, at the clock it has; leave the others away")
-        from nsightkit.guide import peaks as measured
+        from nsightkit.capture import ceilings
 
-        return _list(format, measured.measure(echo=note))
+        return _list(format, ceilings.measure(echo=note))
     gpus = hardware.GPUS if gpu is None else (hardware.find(gpu),)
     return _list(format, [row for each in gpus for row in hardware.rows(each, clock)])
 
@@ -594,11 +597,15 @@ def bench(
             raise UsageError(f"{name} must be above 0 and finite, not {value:g}")
     if out_json is not None:
         _require_free(out_json, overwrite=overwrite)
-    named = [configurations.find(name, configurations.SIZES) for name in size or ()]
-    named += [configurations.find(name) for name in config or ()]
-    default = "small" if device != "cpu" and (device or capture.children.has_gpu()) else "smoke"
-    cells = capture.bench.cells(
-        [each.name for each in named] or [default],
+    from nsightkit.capture import bench as benchmark
+
+    names = [configurations.find(name, configurations.SIZES).name for name in size or ()]
+    names += [configurations.find(name).name for name in config or ()]
+    if not names:
+        on_gpu = device != "cpu" and (device is not None or has_gpu())
+        names = ["small" if on_gpu else "smoke"]
+    cells = benchmark.cells(
+        names,
         contexts=ctx or (),
         batch=batch,
         modes=mode or ("train",),
@@ -609,135 +616,89 @@ def bench(
         nvtx=nvtx or annotate_mha,
         annotate_mha=annotate_mha,
     )
+    settings = benchmark.Settings(
+        device=device,
+        warmup=warmup,
+        steps=steps,
+        memory_cap_bytes=None if memory_cap_gb is None else round(memory_cap_gb * 1e9),
+        measured_tflops=measured_tflops,
+        timeout_s=timeout_s,
+    )
     with bar(len(cells)) as shown:
-        document = capture.bench.bench(
-            cells,
-            device=device,
-            warmup=warmup,
-            steps=steps,
-            memory_cap_bytes=None if memory_cap_gb is None else round(memory_cap_gb * 1e9),
-            measured_tflops=measured_tflops,
-            timeout_s=timeout_s,
-            progress=shown,
-        )
+        document = benchmark.bench(cells, settings, shown)
     if out_json is not None:
-        capture.bench.write(document, out_json)
-    rows, cell = document["rows"], "{config} {mode} {precision}".format_map
+        benchmark.write(document, out_json)
+    rows = document["rows"]
+    write(format, document, functools.partial(_print_bench, document=document), rows=rows)
+    failures = [f"{_cell_name(row)} ({row['detail']})" for row in rows if row["status"] == "failed"]
+    if failures:
+        raise UsageError(f"not measured: {'; '.join(failures)}")
 
-    def table(console: Console) -> None:
-        failures = [f"{row['status']} in {row['where']}" if row["where"] else row["status"] for row in rows]
-        shown = [row | {"status": status} for row, status in zip(rows, failures, strict=True)]
-        where = document["gpu"] or "CPU (these times say nothing about a GPU)"
-        columns = [c for c in _BENCH_TABLE if any(row[c] is not None for row in shown)]
-        show.print_rows(console, columns, shown, title=f"{where} · {warmup} warm-up and {steps} timed steps")
-        show.print_lines(console, [f"{cell(row)}: {row['detail']}" for row in rows if row["detail"]])
 
-    write(format, document, table, rows=rows)
-    failed = [f"{cell(row)} ({row['detail']})" for row in rows if row["status"] == "failed"]
-    if failed:
-        raise UsageError(f"not measured: {'; '.join(failed)}")
+def _print_bench(console: Console, document: dict[str, Any]) -> None:
+    shown = []
+    details = []
+    for row in document["rows"]:
+        status = f"{row['status']} in {row['where']}" if row["where"] else row["status"]
+        shown.append({**row, "status": status})
+        if row["detail"]:
+            details.append(f"{_cell_name(row)}: {row['detail']}")
+    where = document["gpu"] or "CPU (these times say nothing about a GPU)"
+    title = f"{where} · {document['warmup']} warm-up and {document['steps']} timed steps"
+    columns = [column for column in _BENCH_TABLE if any(row[column] is not None for row in shown)]
+    show.print_rows(console, columns, shown, title=title)
+    show.print_lines(console, details)
+
+
+def _cell_name(row: dict[str, Any]) -> str:
+    return f"{row['config']} {row['mode']} {row['precision']}"
 
 
 _PROGRAM = {"allow_interspersed_args": False}
 CommandArg = Annotated[list[str], Help("The program and its arguments.", "-- COMMAND...")]
 OutputOpt = Annotated[Path, Help("Name of the report to write.", "NAME", flag="--output -o")]
-TimeoutOpt = Annotated[float, Help("Give up after N seconds.", "N", 0)]
+TimeoutOpt = Annotated[float | None, Help("Interrupt the program after N seconds; default: never.", "N", 0)]
+CapturedOpt = Annotated[Format | None, Help("Default: the trace's path.", flag="--format")]
 
 
-@_command(to=capture_app, name="nsys", context_settings=_PROGRAM)
+class _ToolCommand(typer.core.TyperCommand):
+    """A command whose unknown options are another tool's: nsightkit's own come first, the rest stays as written."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own, rest = profiling.separate(args)
+        return super().parse_args(ctx, [*own, "--", *rest])
+
+
+@_command(to=capture_app, name="nsys", cls=_ToolCommand)
 def capture_nsys(
-    command: CommandArg,
+    words: Annotated[list[str], Help("Options of `nsys profile`, then the program.", "[NSYS OPTIONS] -- COMMAND...")],
     *,
     output: OutputOpt = Path("nsightkit-capture"),
-    trace: Annotated[str, Help("What nsys traces.", "LIST")] = "cuda,nvtx,osrt",
-    capture_range: Annotated[
-        str | None, Help("Record only inside this NVTX range, or cudaProfilerApi.", "NAME")
-    ] = None,
-    repeat: Annotated[int | None, Help("Record N occurrences of the range, a report each.", "N", 1)] = None,
-    graph_nodes: Annotated[bool, Help("Record each node of a CUDA graph.")] = False,
-    extra: Annotated[
-        list[str] | None, Help("One more option for nsys; repeatable.", "OPT", flag="--nsys-option")
-    ] = None,
-    expect: Annotated[list[str] | None, Help("A table that must hold events afterwards; repeatable.", "TABLE")] = None,
-    timeout_s: TimeoutOpt = 1800.0,
-    export: Annotated[bool, Help("Export the report to .sqlite.", flag="--export/--no-export")] = True,
+    timeout_s: TimeoutOpt = None,
     overwrite: OverwriteOpt = False,
-    format: FormatOpt = None,  # noqa: A002
+    format: CapturedOpt = None,  # noqa: A002
 ) -> None:
-    """Run a program under Nsight Systems."""
-    _captured(
-        format,
-        capture.nsys.profile(
-            command,
-            output,
-            trace=tuple(part.strip() for part in trace.split(",") if part.strip()),
-            capture_range=capture_range,
-            repeat=repeat,
-            graph_nodes=graph_nodes,
-            extra=tuple(extra or ()),
-            expect=expect or None,
-            timeout_s=timeout_s,
-            export=export,
-            overwrite=overwrite,
-        ),
-    )
+    """Run a program under Nsight Systems; every other option before -- is nsys's own."""
+    from nsightkit.capture import nsys
+
+    nsys_args, program = profiling.split(words)
+    _captured(format, nsys.profile(program, output, nsys_args=nsys_args, timeout_s=timeout_s, overwrite=overwrite))
 
 
-@_command(to=capture_app, name="ncu", context_settings=_PROGRAM)
+@_command(to=capture_app, name="ncu", cls=_ToolCommand)
 def capture_ncu(
-    command: CommandArg,
+    words: Annotated[list[str], Help("Options of ncu, then the program.", "[NCU OPTIONS] -- COMMAND...")],
     *,
     output: OutputOpt = Path("nsightkit-capture"),
-    kernel: Annotated[str | None, Help("Only kernels whose name this finds.", "REGEX", flag="--kernel -k")] = None,
-    skip: Annotated[int, Help("Leave out the first N launches that match.", "N", 0, flag="--skip -s")] = 0,
-    count: Annotated[int | None, Help("Profile only N launches that match.", "N", 1, flag="--count -c")] = None,
-    nvtx: Annotated[
-        list[str] | None,
-        Help(
-            "Only inside this range: NAME or DOMAIN@NAME for push/pop ranges, or an expression of ncu's; repeatable.",
-            "RANGE",
-        ),
-    ] = None,
-    nvtx_exclude: Annotated[list[str] | None, Help("Not inside this range; repeatable.", "RANGE")] = None,
-    section_set: Annotated[
-        str | None, Help("A set of sections; default: ncu's own, basic.", "NAME", flag="--set")
-    ] = None,
-    section: Annotated[list[str] | None, Help("A section; repeatable.", "NAME")] = None,
-    metric: Annotated[list[str] | None, Help("A metric, by our name or NVIDIA's; repeatable.", "NAME")] = None,
-    clocks: Annotated[
-        Literal["none", "base"], Help("Leave the clocks as they are, or lock them to base: repeatable, not real.")
-    ] = "none",
-    keep_caches: Annotated[bool, Help("Do not flush the caches before each pass.")] = False,
-    extra: Annotated[
-        list[str] | None, Help("One more option for ncu, NAME=VALUE; repeatable.", "OPT", flag="--ncu-option")
-    ] = None,
-    everything: Annotated[bool, Help("Allow the set full on every launch of the program.")] = False,
-    timeout_s: TimeoutOpt = 1800.0,
+    timeout_s: TimeoutOpt = None,
     overwrite: OverwriteOpt = False,
-    format: FormatOpt = None,  # noqa: A002
+    format: CapturedOpt = None,  # noqa: A002
 ) -> None:
-    """Run a program under Nsight Compute, which replays its kernels to read the GPU's counters."""
-    _captured(
-        format,
-        capture.ncu.profile(
-            command,
-            output,
-            kernel=kernel,
-            skip=skip,
-            count=count,
-            nvtx=tuple(nvtx or ()),
-            nvtx_exclude=tuple(nvtx_exclude or ()),
-            section_set=section_set,
-            sections=tuple(section or ()),
-            metrics=tuple(metric or ()),
-            clocks=clocks,
-            keep_caches=keep_caches,
-            extra=tuple(extra or ()),
-            everything=everything,
-            timeout_s=timeout_s,
-            overwrite=overwrite,
-        ),
-    )
+    """Run a program under Nsight Compute, which replays its kernels; every other option before -- is ncu's own."""
+    from nsightkit.capture import ncu
+
+    ncu_args, program = profiling.split(words)
+    _captured(format, ncu.profile(program, output, ncu_args=ncu_args, timeout_s=timeout_s, overwrite=overwrite))
 
 
 @_command(to=capture_app, name="torch", context_settings=_PROGRAM)
@@ -749,30 +710,28 @@ def capture_torch(
     with_stack: Annotated[
         bool, Help("Record modules and Python functions, for `where`; it slows Python down.")
     ] = False,
-    timeout_s: TimeoutOpt = 1800.0,
+    timeout_s: TimeoutOpt = None,
     overwrite: OverwriteOpt = False,
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Run a Python program under torch.profiler, the whole of it."""
-    _captured(
-        format,
-        capture.torch_profiler.profile_command(
-            command,
-            output,
-            record_shapes=record_shapes,
-            with_stack=with_stack,
-            timeout_s=timeout_s,
-            overwrite=overwrite,
-        ),
+    from nsightkit.capture import torch_profiler
+
+    captured = torch_profiler.profile_command(
+        command,
+        output,
+        record_shapes=record_shapes,
+        with_stack=with_stack,
+        timeout_s=timeout_s,
+        overwrite=overwrite,
     )
+    _captured(format, captured)
 
 
 def _captured(format: Format | None, captured: Captured) -> None:  # noqa: A002
     note(f"ran {shlex.join(captured.ran)}")
     for remark in captured.notes:
         note(remark)
-    if captured.returncode:
-        note(f"the program itself ended with code {captured.returncode}; the trace is there all the same")
     write(format, dataclasses.asdict(captured), lambda console: console.print(plain(captured.trace), soft_wrap=True))
 
 

@@ -8,6 +8,23 @@ from pathlib import Path
 __all__ = ["ncu", "nsys"]
 
 _NSYS_OPTIONS = ("trace", "output", "capture-range", "capture-range-end", "nvtx-capture", "env-var", "force-overwrite")
+_NCU = """#!/usr/bin/env python3
+import json, os, pathlib, signal, sys, time
+answers = {answers!r}
+if sys.argv[1] in answers:
+    print(answers[sys.argv[1]])
+    sys.exit()
+pathlib.Path({called!r}).write_text(json.dumps([sys.argv[1:], dict(os.environ)]))
+given = dict(word.split("=", 1) for word in sys.argv[1:] if word.startswith("--") and "=" in word)
+print({words!r})
+pathlib.Path(given["--log-file"].replace("%%", "%")).write_text({log!r})
+if {report!r}:
+    pathlib.Path(given["--export"].replace("%%", "%")).write_bytes({report!r})
+if {hang}:
+    signal.signal(signal.SIGINT, lambda *_: sys.exit({code}))
+    time.sleep(60)
+sys.exit({code})
+"""
 
 
 def nsys(folder: Path, script: str) -> Path:
@@ -31,24 +48,16 @@ def ncu(
 
     The words are the program's own. How it was called, and in which environment, is in ``called.json`` beside it.
     """
-    answers = {"--version": "Version 2025.3.1.0 (build 1)", **said}
-    program = f"""#!/usr/bin/env python3
-import json, os, pathlib, signal, sys, time
-said = {answers!r}
-if sys.argv[1] in said:
-    print(said[sys.argv[1]]); sys.exit()
-pathlib.Path({str(folder / "called.json")!r}).write_text(json.dumps([sys.argv[1:], dict(os.environ)]))
-given = dict(a.split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "=" in a)
-print({words!r})
-pathlib.Path(given["--log-file"].replace("%%", "%")).write_text({log!r})
-if {report!r}:
-    pathlib.Path(given["--export"].replace("%%", "%")).write_bytes({report!r})
-if {hang}:
-    signal.signal(signal.SIGINT, lambda *_: sys.exit({code}))
-    time.sleep(60)
-sys.exit({code})
-"""
-    return _program(folder / "ncu", program)
+    text = _NCU.format(
+        answers={"--version": "Version 2025.3.1.0 (build 1)", **said},
+        called=str(folder / "called.json"),
+        words=words,
+        log=log,
+        report=report,
+        hang=hang,
+        code=code,
+    )
+    return _program(folder / "ncu", text)
 
 
 def _program(path: Path, text: str) -> Path:

@@ -1,36 +1,22 @@
-"""How a program is watched: nsys, ncu, torch.profiler, the allocator's history, timers.
+"""How a program is watched: nsys, ncu, torch.profiler, the allocator's history, timers, utilization.
 
-Everything is loaded when it is first used: importing this package loads neither torch nor pandas.
+Importing this package loads none of its modules.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from nsightkit._moved import lazy
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsightkit.capture import bench, children, doctor, memory, ncu, nsys, provenance, timing, torch_profiler
-    from nsightkit.capture.profiling import Captured
     from nsightkit.workloads.phases import phase
 
-__all__ = [
-    "Captured",
-    "bench",
-    "children",
-    "doctor",
-    "memory",
-    "ncu",
-    "nsys",
-    "phase",
-    "provenance",
-    "timing",
-    "torch_profiler",
-]
+__all__ = ["phase"]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    __all__,
-    {"Captured": "nsightkit.capture.profiling", "phase": "nsightkit.workloads.phases"},
-    moved=dict.fromkeys(("Measurement", "measure"), "nsightkit.investigations"),
-)
+
+def __getattr__(name: str) -> Any:
+    """Import `phase` when it is asked for: it needs the nvtx package, and reading a trace does not."""
+    if name == "phase":
+        from nsightkit.workloads.phases import phase
+
+        return phase
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,43 +6,20 @@ Run as a file, by whatever interpreter the program has: it uses torch and the st
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
-import os
 import runpy
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["export", "profiler"]
+__all__ = ["profiler"]
 
 
-def export(running: Any, output: str) -> None:
-    """Write what a profiler recorded, compressed when the name ends in ``.gz``.
-
-    PyTorch compresses line by line, which takes longer than many a program that is profiled.
+def profiler(**options: Any) -> Any:
+    """Make a ``torch.profiler.profile`` of CPU and GPU, with synchronization events where torch can record them.
 
     Parameters
     ----------
-    running : torch.profiler.profile
-    output : str
-    """
-    plain = output.removesuffix(".gz")
-    running.export_chrome_trace(plain)
-    if plain != output:
-        with Path(plain).open("rb") as source, gzip.open(output, "wb", compresslevel=6) as sink:
-            shutil.copyfileobj(source, sink, 1 << 20)
-        Path(plain).unlink()
-
-
-def profiler(*, gpu: bool = True, **options: Any) -> Any:
-    """Make a ``torch.profiler.profile`` with synchronisation events on, where torch can record them.
-
-    Parameters
-    ----------
-    gpu : bool
-        Watch the GPU, where there is one.
     **options
         Further arguments of ``torch.profiler.profile``.
 
@@ -55,36 +32,37 @@ def profiler(*, gpu: bool = True, **options: Any) -> Any:
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
-    if gpu and torch.cuda.is_available():
+    if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
-        # Private, and its arguments change between versions: without it only the synchronising *calls* are seen.
+        # Private, and its arguments change between versions: without it only the synchronizing *calls* are seen.
         with contextlib.suppress(ImportError, AttributeError, TypeError):
             from torch._C._profiler import _ExperimentalConfig
 
-            options.setdefault("experimental_config", _ExperimentalConfig(enable_cuda_sync_events=True))
+            options["experimental_config"] = _ExperimentalConfig(enable_cuda_sync_events=True)
     return profile(activities=activities, **options)
 
 
 def _main() -> None:
     job = json.loads(sys.argv[1])
-    arguments: list[str] = job["arguments"]
-    by_name = arguments[0] == "-m"
-    sys.argv = arguments[1:] if by_name else list(arguments)
-    # What `python script.py` and `python -m module` put first on the path.
-    sys.path[0] = str(Path.cwd()) if by_name else str(Path(arguments[0]).absolute().parent)
+    arguments = job["arguments"]
+    draft = f"{job['output']}.part.json.gz"
     running = profiler(**job["options"])
     running.start()
     try:
-        if by_name:
+        # As `python -m module` and `python script.py` do.
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            sys.path[0] = str(Path.cwd())
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
+            sys.argv = arguments
+            sys.path[0] = str(Path(arguments[0]).absolute().parent)
             runpy.run_path(arguments[0], run_name="__main__")
     finally:
         # Also after an exception or sys.exit(): a program that fails late has a trace worth reading.
         running.stop()
-        part = f"{job['output']}.part.json.gz"
-        export(running, part)
-        os.replace(part, job["output"])  # noqa: PTH105 - both are strings from the job
+        running.export_chrome_trace(draft)
+        Path(draft).replace(job["output"])
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 Each cell (a model, a mode, a precision) is measured in a process of its own, so that one cell's memory, settings
 and compiled code are not the next one's. Running out of memory is a result: a row that says where. The document
-:func:`bench` gives is described by ``bench.schema.json`` beside this file.
+:func:`bench` returns is described by ``bench.schema.json`` beside this file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import json
 import re
 import statistics
@@ -26,13 +24,24 @@ from nsightkit.configurations import Configuration, find
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace.files import replacing
 
-__all__ = ["FORMAT", "MODES", "PRECISIONS", "Cell", "bench", "cells", "write"]
+__all__ = ["FORMAT", "Cell", "Settings", "bench", "cells", "write"]
 
 #: Version of the document's layout.
 FORMAT = 1
-MODES = ("fwd", "fwd_bwd", "train")
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-_NO_TF32 = {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
+_SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
+_SWITCHES = ("mode", "precision", "attention", "compiled", "accumulate", "nvtx", "annotate_mha")
+#: Fields of a row that the child fills, each null where it does not.
+_RESULTS = (
+    "where",
+    "detail",
+    "requested_bytes",
+    "first_step_ns",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "clock",
+)
+#: Fields of a row that follow from its samples.
+_FIGURES = ("median_ns", "mean_ns", "std_ns", "tokens_per_s", "tflops", "mfu_datasheet", "mfu_measured")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,23 +75,14 @@ class Cell:
     annotate_mha: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("mode", self.mode, MODES),
-            ("precision", self.precision, PRECISIONS),
-            ("attention", self.attention, ("sdpa", "naive")),
-        ):
-            if value not in known:
-                raise UsageError(f"{name} {value!r} is not one of {', '.join(known)}")
-        if self.accumulate < 1:
-            raise UsageError(f"accumulate must be at least 1, not {self.accumulate}")
         if self.compiled and self.annotate_mha:
             raise UsageError("a compiled model has no ranges inside: its parts are fused; leave out one of the two")
 
     @property
     def flops(self) -> int:
         """FLOPs of a step, as :mod:`nsightkit.analysis.roofline.envelope` counts them."""
-        one = envelope(self.configuration)
-        return self.accumulate * (one.fwd_flops if self.mode == "fwd" else one.train_flops)
+        cost = envelope(self.configuration)
+        return self.accumulate * (cost.fwd_flops if self.mode == "fwd" else cost.train_flops)
 
 
 def cells(
@@ -118,32 +118,26 @@ def cells(
     UsageError
         A name, a mode or a size that cannot be.
     """
-    batches: dict[str, Any] = {} if batch is None else {"batch": batch}
-    sizes = [batches | {"context": context} for context in contexts] or [batches]
-    return [
-        Cell(dataclasses.replace(find(name), **size), mode, precision, **switches)
-        for name, size, mode, precision in itertools.product(names, sizes, modes, precisions)
-    ]
+    made = []
+    for name in names:
+        model = find(name)
+        if batch is not None:
+            model = dataclasses.replace(model, batch=batch)
+        for context in contexts or (model.context,):
+            sized = dataclasses.replace(model, context=context)
+            for mode in modes:
+                made += [Cell(sized, mode, precision, **switches) for precision in precisions]
+    return made
 
 
-def bench(
-    chosen: Sequence[Cell],
-    *,
-    device: str | None = None,
-    warmup: int = 5,
-    steps: int = 10,
-    memory_cap_bytes: int | None = None,
-    measured_tflops: float | None = None,
-    timeout_s: float = 600.0,
-    progress: Callable[[int, str], object] | None = None,
-) -> dict[str, Any]:
-    """Measure cells, one after the other.
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How cells are measured.
 
     Parameters
     ----------
-    chosen : sequence of Cell
     device : str, optional
-        ``"cpu"`` or a CUDA device; CUDA when there is one.
+        ``"cpu"`` or a CUDA device; by default CUDA when there is one.
     warmup : int
         Steps before the first sample. With 0 the first sample holds all first-use costs.
     steps : int
@@ -156,6 +150,25 @@ def bench(
         against it.
     timeout_s : float
         Of a cell.
+    """
+
+    device: str | None = None
+    warmup: int = 5
+    steps: int = 10
+    memory_cap_bytes: int | None = None
+    measured_tflops: float | None = None
+    timeout_s: float = 600.0
+
+
+def bench(
+    chosen: Sequence[Cell], settings: Settings, progress: Callable[[int, str], object] | None = None
+) -> dict[str, Any]:
+    """Measure cells, one after the other.
+
+    Parameters
+    ----------
+    chosen : sequence of Cell
+    settings : Settings
     progress : callable, optional
         Called with how many cells are done and which is next.
 
@@ -167,45 +180,96 @@ def bench(
     Raises
     ------
     UsageError
-        There is no such device, or an argument cannot be honoured.
+        There is no such device, or a setting cannot be honoured.
     """
-    if warmup < 0 or steps < 1:
-        raise UsageError(f"warmup must be at least 0 and steps at least 1, not {warmup} and {steps}")
-    if device is None:
-        device = "cuda" if has_gpu() else "cpu"
-    elif not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise UsageError(f"device {device!r} is neither cpu nor cuda nor cuda:N")
-    elif device != "cpu" and not has_gpu():
-        raise UsageError(f"device {device!r}: torch sees no CUDA GPU here; run 'nsightkit doctor'")
-    if memory_cap_bytes is not None and device == "cpu" and not sys.platform.startswith("linux"):
-        raise UsageError("a memory cap on a CPU needs Linux")
-    counts = {"warmup": warmup, "steps": steps, "memory_cap_bytes": memory_cap_bytes}
     document: dict[str, Any] = {
         "format": FORMAT,
         "nsightkit": nsightkit.__version__,
-        "device": device,
+        "device": _device(settings),
         "gpu": None,
-        **counts,
-        "measured_tflops": measured_tflops,
+        "warmup": settings.warmup,
+        "steps": settings.steps,
+        "memory_cap_bytes": settings.memory_cap_bytes,
+        "measured_tflops": settings.measured_tflops,
         "provenance": None,
         "rows": [],
     }
-    said = progress or (lambda *_: None)
     for number, cell in enumerate(chosen):
-        one = cell.configuration
-        said(number, f"{one.name} context {one.context} {cell.mode} {cell.precision}")
-        asked = {"nvtx": cell.nvtx, "provenance": document["provenance"] is None}
-        job = {"device": device, "parameters": _parameters(cell), **asked, **counts}
+        model = cell.configuration
+        if progress is not None:
+            progress(number, f"{model.name} context {model.context} {cell.mode} {cell.precision}")
         try:
-            unsupported = cell.precision == "tf32" and device == "cpu"
-            found = _NO_TF32 if unsupported else ask_child("nsightkit.capture.bench_child", job, timeout_s)
+            result = _measure(cell, document, settings.timeout_s)
         except NsightkitError as error:  # whatever goes wrong is that cell's, not the others'
-            found = {"status": "failed", "detail": str(error)}
-        document["provenance"] = document["provenance"] or found.get("provenance")
-        document["gpu"] = document["gpu"] or found.get("gpu")
-        document["rows"].append(_row(cell, found, measured_tflops))
-    said(len(chosen), "")
+            result = {"status": "failed", "detail": str(error)}
+        document["provenance"] = document["provenance"] or result.pop("provenance", None)
+        document["gpu"] = document["gpu"] or result.get("gpu")
+        document["rows"].append(_row(cell, result, settings.measured_tflops))
+    if progress is not None:
+        progress(len(chosen), "")
     return document
+
+
+def _device(settings: Settings) -> str:
+    """Choose the device, and refuse what cannot be honoured."""
+    device = settings.device or ("cuda" if has_gpu() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UsageError(f"device {device!r} is neither cpu nor cuda nor cuda:N")
+    if device != "cpu" and not has_gpu():
+        raise UsageError(f"device {device!r}: torch sees no CUDA GPU here; run 'nsightkit doctor'")
+    if settings.memory_cap_bytes is not None and device == "cpu" and not sys.platform.startswith("linux"):
+        raise UsageError("a memory cap on a CPU needs Linux")
+    return device
+
+
+def _measure(cell: Cell, document: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Measure a cell in a process of its own."""
+    if cell.precision == "tf32" and document["device"] == "cpu":
+        return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
+    job = {name: document[name] for name in ("device", "warmup", "steps", "memory_cap_bytes")}
+    job["describe"] = document["provenance"] is None  # once is enough
+    # Fields of LMConfig: the child gets sizes, not names.
+    parameters = {name: getattr(cell.configuration, name) for name in _SIZES}
+    parameters |= {name: getattr(cell, name) for name in _SWITCHES}
+    parameters["annotate"] = parameters.pop("nvtx")
+    return ask_child("nsightkit.capture.bench_child", {**job, "parameters": parameters}, timeout_s)
+
+
+def _row(cell: Cell, result: dict[str, Any], measured_tflops: float | None) -> dict[str, Any]:
+    model = cell.configuration
+    row: dict[str, Any] = {"config": model.name, "params": envelope(model).params}
+    row |= {"batch": model.batch, "context": model.context}
+    row |= {name: getattr(cell, name) for name in _SWITCHES}
+    row["status"] = result["status"]
+    row |= {name: result.get(name) for name in _RESULTS}
+    row |= dict.fromkeys(_FIGURES)
+    row["flops"] = cell.flops
+    row["peak_tflops"] = _peak_tflops(result.get("gpu") or "", cell.precision)
+    samples = result.get("samples_ns") or []
+    row["samples_ns"] = samples
+    if not samples:
+        return row
+    median = statistics.median(samples)
+    row["median_ns"] = round(median)
+    row["mean_ns"] = round(statistics.fmean(samples))
+    if len(samples) > 1:
+        row["std_ns"] = round(statistics.stdev(samples))
+    row["tokens_per_s"] = cell.accumulate * model.tokens / median * 1e9
+    row["tflops"] = cell.flops / median / 1e3
+    if row["peak_tflops"]:
+        row["mfu_datasheet"] = row["tflops"] / row["peak_tflops"]
+    if measured_tflops:
+        row["mfu_measured"] = row["tflops"] / measured_tflops
+    return row
+
+
+def _peak_tflops(gpu: str, precision: str) -> float | None:
+    """Look up a datasheet; None for a CPU, and for a GPU whose peak is not known."""
+    try:
+        peak = hardware.find(gpu).peak(precision)
+    except UsageError:
+        return None
+    return float(peak.tflops) if peak else None
 
 
 def write(document: dict[str, Any], path: Path) -> None:
@@ -222,58 +286,6 @@ def write(document: dict[str, Any], path: Path) -> None:
     UsageError
         It cannot be written there.
     """
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     with replacing(path) as file:
-        file.write(json.dumps(document, indent=2, allow_nan=False).encode() + b"\n")
-
-
-def _parameters(cell: Cell) -> dict[str, Any]:
-    """Fields of ``LMConfig``: the child gets sizes, not names."""
-    sizes = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
-    return {
-        **{name: getattr(cell.configuration, name) for name in sizes},
-        **{name: getattr(cell, name) for name in ("mode", "precision", "attention", "compiled", "accumulate")},
-        "annotate": cell.nvtx,
-        "annotate_mha": cell.annotate_mha,
-    }
-
-
-def _row(cell: Cell, found: dict[str, Any], measured_tflops: float | None) -> dict[str, Any]:
-    one = cell.configuration
-    samples = found.get("samples_ns") or []
-    median = statistics.median(samples) if samples else None
-    achieved = None if median is None else cell.flops / median / 1e3
-    peak = None
-    with contextlib.suppress(UsageError):  # a CPU, or a GPU whose peaks are not known
-        known = hardware.find(found.get("gpu") or "").peak(cell.precision)
-        peak = float(known.tflops) if known else None
-    return {
-        "config": one.name,
-        "params": envelope(one).params,
-        "batch": one.batch,
-        "context": one.context,
-        "mode": cell.mode,
-        "precision": cell.precision,
-        "attention": cell.attention,
-        "compiled": cell.compiled,
-        "accumulate": cell.accumulate,
-        "nvtx": cell.nvtx,
-        "annotate_mha": cell.annotate_mha,
-        "status": found["status"],
-        "where": found.get("where"),
-        "detail": found.get("detail"),
-        "requested_bytes": found.get("requested_bytes"),
-        "median_ns": None if median is None else round(median),
-        "mean_ns": round(statistics.fmean(samples)) if samples else None,
-        "std_ns": round(statistics.stdev(samples)) if len(samples) > 1 else None,
-        "first_step_ns": found.get("first_step_ns"),
-        "tokens_per_s": None if median is None else cell.accumulate * one.tokens / median * 1e9,
-        "peak_allocated_bytes": found.get("peak_allocated_bytes"),
-        "peak_reserved_bytes": found.get("peak_reserved_bytes"),
-        "flops": cell.flops,
-        "tflops": achieved,
-        "peak_tflops": peak,
-        "mfu_datasheet": achieved / peak if achieved is not None and peak else None,
-        "mfu_measured": achieved / measured_tflops if achieved is not None and measured_tflops else None,
-        "clock": found.get("clock"),
-        "samples_ns": samples,
-    }
+        file.write(text.encode())

@@ -6,13 +6,12 @@ import contextlib
 import gc
 import re
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nsightkit.capture import memory
+from nsightkit.capture.children import answer
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.timing import time_calls
 from nsightkit.workloads import lm
@@ -23,103 +22,99 @@ __all__ = ["main"]
 
 
 def main(
-    device: str, parameters: Mapping[str, Any], *, warmup: int, steps: int, nvtx: bool, memory_cap_bytes: int | None,
-    provenance: bool,
-) -> dict[str, Any]:  # fmt: skip
+    device: str,
+    parameters: dict[str, Any],
+    warmup: int,
+    steps: int,
+    memory_cap_bytes: int | None,
+    describe: bool,
+) -> dict[str, Any]:
     """Measure a cell.
 
     Parameters
     ----------
     device : str
-    parameters : mapping
+    parameters : dict
         Fields of :class:`nsightkit.workloads.lm.LMConfig`.
     warmup, steps : int
-    nvtx : bool
-        Mark the timed steps.
     memory_cap_bytes : int or None
-    provenance : bool
-        Also say on what it was measured.
+    describe : bool
+        Also describe the machine.
 
     Returns
     -------
     dict
-        What was found.
+        Fields of the cell's row.
     """
-    cuda = device.startswith("cuda")
-    if not cuda:
-        # As elsewhere on a CPU: idle threads that spin, beside other work, make a step ten times longer.
+    result: dict[str, Any] = {}
+    on_gpu = device.startswith("cuda")
+    if describe:
+        result["provenance"] = collect(device=device, kind="measured" if on_gpu else "smoke")
+    if not on_gpu:
+        # Idle threads that spin, beside other work, make a step ten times longer.
         torch.set_num_threads(1)
-    begun = time.perf_counter()
-    found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(device) if cuda else None}
-    if cuda and parameters["precision"] == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
-        found |= {"status": "unsupported", "detail": "this GPU has no TF32"}
-    else:
-        with _cap(memory_cap_bytes, device):
-            found |= _measure(device, parameters, warmup, steps, nvtx)
-    if cuda:
-        found |= {
-            "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
-            "peak_reserved_bytes": torch.cuda.max_memory_reserved(device),
-        }
-    if provenance:
-        duration = round(time.perf_counter() - begun, 3)
-        found["provenance"] = collect(device=device, kind="measured" if cuda else "smoke", duration_s=duration)
-    return found
+    elif parameters["precision"] == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
+        return {**result, "status": "unsupported", "detail": "this GPU has no TF32"}
+    if memory_cap_bytes is not None:
+        _limit(memory_cap_bytes, device)
+    result |= _measure(device, parameters, warmup, steps)
+    if on_gpu:
+        result["gpu"] = torch.cuda.get_device_name(device)
+        result["peak_allocated_bytes"] = torch.cuda.max_memory_allocated(device)
+        result["peak_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+    return result
 
 
-def _measure(device: str, parameters: Mapping[str, Any], warmup: int, steps: int, nvtx: bool) -> dict[str, Any]:
+def _limit(limit_bytes: int, device: str) -> None:
+    """Let this process have no more: of the GPU's memory, or on a CPU beyond what it has with torch loaded."""
+    if device.startswith("cuda"):
+        number = torch.device(device).index or 0  # set_per_process_memory_fraction refuses a bare "cuda"
+        _, total_bytes = torch.cuda.mem_get_info(number)
+        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total_bytes, 1.0), number)
+        return
+    import resource
+
+    # What the first step of any model loads (the optimizer brings half of torch) is not this model's memory.
+    with lm.run("cpu", context=8, batch=1) as tiny:
+        tiny.step()
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    size_kb = re.findall(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)[0]
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(size_kb) * 1024 + limit_bytes, hard_limit))
+
+
+def _measure(device: str, parameters: dict[str, Any], warmup: int, steps: int) -> dict[str, Any]:
     """Time the steps; when memory runs out, say where."""
     running: lm.Run | None = None
     try:
         running = lm.run(device, **parameters)
-        return {"status": "ok", **_timed(running, device, warmup, steps, nvtx)}
+        start = time.perf_counter_ns()
+        for number in range(warmup):
+            running.step()
+            if number == 0:
+                if device.startswith("cuda"):
+                    torch.cuda.synchronize(device)
+                first = time.perf_counter_ns() - start
+        with phase("measure") if parameters["annotate"] else contextlib.nullcontext():
+            samples = time_calls(running.step, warmup=0, repetitions=steps, device=device).tolist()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        text, where = str(error), "setup" if running is None else running.doing
+        message = str(error)
+        where = "setup" if running is None else running.doing
+    else:
+        return {
+            "status": "ok",
+            "samples_ns": samples,
+            "first_step_ns": first if warmup else samples[0],
+            "clock": "cuda-event" if device.startswith("cuda") else "perf_counter",
+        }
     # Outside the handler: until it ends the traceback holds every frame's tensors.
     running = None
     gc.collect()
-    detail = " ".join(text.split())[:300]
-    return {"status": "oom", "where": where, "requested_bytes": requested_bytes(text), "detail": detail}
+    detail = " ".join(message.split())[:300]
+    return {"status": "oom", "where": where, "requested_bytes": requested_bytes(message), "detail": detail}
 
 
-def _timed(running: lm.Run, device: str, warmup: int, steps: int, nvtx: bool) -> dict[str, Any]:
-    first = None
-    if warmup:
-        start = time.perf_counter_ns()
-        running.step()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-        first = time.perf_counter_ns() - start
-    for _ in range(warmup - 1):
-        running.step()
-    with phase("measure") if nvtx else contextlib.nullcontext():
-        samples = time_calls(running.step, warmup=0, repetitions=steps, device=device).tolist()
-    clock = "cuda-event" if device.startswith("cuda") else "perf_counter"
-    return {"samples_ns": samples, "first_step_ns": samples[0] if first is None else first, "clock": clock}
-
-
-@contextlib.contextmanager
-def _cap(limit_bytes: int | None, device: str) -> Iterator[None]:
-    """Let the model have no more than this: of the GPU's memory, or beyond what this process has with torch loaded."""
-    if limit_bytes is None:
-        yield
-    elif device.startswith("cuda"):
-        with memory.limited(limit_bytes, device):
-            yield
-    else:
-        import resource
-
-        # What the first step of any model loads (the optimizer brings half of torch) is not this model's memory.
-        with lm.run(device, context=8, batch=1) as tiny:
-            tiny.step()
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        have = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
-        assert have is not None
-        before = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (int(have[1]) * 1024 + limit_bytes, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, before)
+if __name__ == "__main__":
+    answer(main)

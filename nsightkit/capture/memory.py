@@ -16,33 +16,12 @@ from nsightkit.errors import UsageError
 from nsightkit.trace.files import replacing
 from nsightkit.trace.share import clean_snapshot, write_snapshot
 
-__all__ = ["limited", "recording", "write"]
+__all__ = ["recording", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
-
-
-@contextlib.contextmanager
-def limited(limit_bytes: int | None, device: str = "cuda") -> Iterator[None]:
-    """Let this process have no more of a GPU's memory inside the block.
-
-    Parameters
-    ----------
-    limit_bytes : int or None
-        None sets no limit.
-    device : str
-        A CUDA device.
-    """
-    import torch
-
-    number = torch.device(device).index or 0  # set_per_process_memory_fraction refuses a bare "cuda"
-    if limit_bytes is not None:
-        _, total = torch.cuda.mem_get_info(number)
-        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), number)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, number)
+#: Keywords that newer versions have; the last, empty, is for those that have none of them.
+_NEWER = (("clear_history", "global_record_annotations"), ("clear_history",), ())
 
 
 @contextlib.contextmanager
@@ -55,8 +34,8 @@ def recording(
 ) -> Iterator[None]:
     """Record the allocator's events inside the block, and write a snapshot when it ends, also by an error.
 
-    An out-of-memory error inside the block is in the snapshot, and goes on to the caller. What was allocated before the
-    block has no call stack: begin before the model is made to know whose it is.
+    An out-of-memory error inside the block is in the snapshot, and goes on to the caller. Memory that was allocated
+    before the block has no call stack: begin before the model is made to know whose it is.
 
     Parameters
     ----------
@@ -78,58 +57,49 @@ def recording(
     """
     import torch
 
-    if max_entries < 1:
-        raise UsageError(f"a recording cannot keep {max_entries} events")
-    memory = torch.cuda.memory
-    if not (torch.cuda.is_available() and hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot")):
-        raise UsageError(
-            "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.1 or later; PyTorch "
-            "finds no such GPU on this machine"
-        )
-    target = Path(output)
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"{target}: its folder does not exist; make it first")
+    if not torch.cuda.is_available():
+        raise UsageError("the allocator's history can only be recorded on a CUDA GPU, and PyTorch finds none here")
+    path = Path(output)
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{path}: its folder does not exist; make it first")
     # PyTorch would start an addr2line that reads a gigabyte of libraries, and can stall for minutes. It asks when it
     # first needs a name, so it is not too late; exported names, such as autograd's, are found either way.
     os.environ.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
-    _start(max_entries, stacks, context)
+    _start({"enabled": "all", "context": context, "stacks": stacks, "max_entries": max_entries})
     try:
         yield
     finally:
         try:
-            write(memory._snapshot(), target)
+            write(torch.cuda.memory._snapshot(), path)
         finally:
-            memory._record_memory_history(enabled=None)
+            torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def _start(max_entries: int, stacks: str, context: str) -> None:
+def _start(wanted: dict[str, Any]) -> None:
     """Begin, with as many keywords as this version knows."""
     import torch
 
-    record = torch.cuda.memory._record_memory_history
-    wanted: dict[str, Any] = {"enabled": "all", "context": context, "stacks": stacks, "max_entries": max_entries}
-    for newer in (("clear_history", "global_record_annotations"), ("clear_history",), ()):
+    record: Any = torch.cuda.memory._record_memory_history
+    for names in _NEWER:
         try:
-            record(**wanted | dict.fromkeys(newer, True))
+            record(**wanted, **dict.fromkeys(names, True))
         except TypeError as error:
-            refused = error
+            refusal = error
         else:
             return
     raise UsageError(
-        f"this PyTorch's _record_memory_history takes other arguments than those known ({refused}); "
+        f"this PyTorch's _record_memory_history takes other arguments than those known ({refusal}); "
         "record without a snapshot, or with another version"
-    ) from refused
+    ) from refusal
 
 
 def write(taken: Mapping[str, Any], output: str | os.PathLike[str]) -> Path:
-    """Write a snapshot that was taken, without folders, host and user names.
-
-    :func:`nsightkit.trace.share.clean_snapshot` leaves them out.
+    """Write a snapshot without folders, host and user names.
 
     Parameters
     ----------
     taken : mapping
-        What ``torch.cuda.memory._snapshot()`` returned, or ``TensorMemory.snapshot()``.
+        From ``torch.cuda.memory._snapshot()``.
     output : path-like
         Appears whole or not at all.
 
@@ -143,7 +113,7 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str]) -> Path:
     UsageError
         The file cannot be written.
     """
-    target = Path(output)
-    with replacing(target) as file:
+    path = Path(output)
+    with replacing(path) as file:
         write_snapshot(clean_snapshot(taken), file)
-    return target
+    return path

@@ -1,19 +1,28 @@
-"""What captures under nsys, ncu and torch.profiler share: their files, options, runs and results."""
+"""What captures under nsys, ncu and torch.profiler share: their options, files, runs and results."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.trace.programs import run, tail
+from nsightkit.trace.programs import run
 
-__all__ = ["Captured", "checked", "did_you_mean", "ended", "target", "unexpanded", "watch"]
+__all__ = ["Captured", "choose", "parse", "separate", "split", "target", "unexpanded", "watch"]
+
+#: Options of `nsightkit capture nsys` and `ncu` themselves; all others are the tool's.
+_OWN_WITH_VALUE = ("-o", "--output", "--timeout-s", "--format")
+_OWN_FLAGS = ("--overwrite", "-h", "--help")
+#: Options of the tools that nsightkit sets itself.
+_RESERVED = ("--output", "--export", "--log-file", "--force-overwrite")
+#: How long an interrupted profiler may take to write its report.
+_INTERRUPT_S = 120.0
+#: Stands for no time limit: longer waits overflow in the operating system's call.
+_WEEK_S = 7 * 24 * 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +53,127 @@ class Captured:
     notes: list[str]
 
 
+# -- options -----------------------------------------------------------------------------------------------------
+
+
+def separate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separate nsightkit's own options from a command line of `capture nsys` or `capture ncu`.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+
+    Returns
+    -------
+    own : list of str
+    rest : list of str
+        The tool's options as written, then ``--`` and the program.
+
+    Examples
+    --------
+    >>> separate(["-o", "run", "--trace", "cuda", "--", "python", "-o"])
+    (['-o', 'run'], ['--trace', 'cuda', '--', 'python', '-o'])
+    """
+    own: list[str] = []
+    rest: list[str] = []
+    words = list(arguments)
+    while words and words[0] != "--":
+        word = words.pop(0)
+        if word in _OWN_WITH_VALUE and words:
+            own += [word, words.pop(0)]
+        elif word in _OWN_FLAGS or word.startswith(("-o", "--output=", "--timeout-s=", "--format=")):
+            own.append(word)
+        else:
+            rest.append(word)
+    return own, rest + words
+
+
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split ``[OPTION…] -- PROGRAM [ARGUMENT…]`` into the tool's options and the program.
+
+    Parameters
+    ----------
+    words : list of str
+
+    Raises
+    ------
+    UsageError
+        There is no ``--``: where the options end cannot be known.
+    """
+    if "--" not in words:
+        raise UsageError("put -- before the program: nsightkit capture nsys [OPTIONS] -- python train.py")
+    border = words.index("--")
+    return words[:border], words[border + 1 :]
+
+
+def parse(arguments: Sequence[str], short_names: Mapping[str, str]) -> dict[str, str]:
+    """Read a tool's options by name; values with no option before them are left out.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As written: ``--name=value``, ``--name value``, ``-n value``, ``-nvalue`` or ``--name``.
+    short_names : mapping of str to str
+        Short option to long one.
+
+    Examples
+    --------
+    >>> parse(["-c", "nvtx", "--nvtx-capture=step", "--nvtx"], {"-c": "--capture-range"})
+    {'--capture-range': 'nvtx', '--nvtx-capture': 'step', '--nvtx': ''}
+    """
+    values: dict[str, str] = {}
+    name = ""
+    for word in arguments:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+        elif word.startswith("-"):
+            name = short_names.get(word[:2], word[:2])
+            value = word[2:]
+        else:
+            value = word
+        values[name] = value
+    values.pop("", None)
+    return values
+
+
+def choose(
+    arguments: Sequence[str], given: Mapping[str, str], defaults: Mapping[str, str], help_text: str
+) -> list[str]:
+    """Put a tool's options together: our defaults, then the user's own.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        The user's, which stay as written.
+    given : mapping
+        The same, from :func:`parse`.
+    defaults : mapping of str to str
+        One that the user gives too, or that the installed version lacks, is left out.
+    help_text : str
+        Of the installed version.
+
+    Raises
+    ------
+    UsageError
+        An option that nsightkit has to set itself.
+    """
+    for name in _RESERVED:
+        if name in given:
+            raise UsageError(f"{name} is set by nsightkit; its own --output and --overwrite take its place")
+    chosen = [f"{name}={value}" for name, value in defaults.items() if name not in given and name in help_text]
+    return [*chosen, *arguments]
+
+
+# -- files and runs ----------------------------------------------------------------------------------------------
+
+
+def unexpanded(path: Path) -> str:
+    """Keep nsys and ncu from expanding %h, %p, %n and %q{...} in a file's name."""
+    return str(path).replace("%", "%%")
+
+
 def target(output: str | os.PathLike[str], suffix: str, *, overwrite: bool) -> Path:
-    """Settle the name a capture will have before anything runs.
+    """Settle the name of a capture before anything runs.
 
     Parameters
     ----------
@@ -62,15 +190,13 @@ def target(output: str | os.PathLike[str], suffix: str, *, overwrite: bool) -> P
     Raises
     ------
     UsageError
-        It exists, or its folder does not and cannot be made.
+        The file exists, or cannot be made there.
     """
     path = Path(output).absolute()
     if not path.name.endswith(suffix):
         path = path.with_name(path.name + suffix)
-    if path.exists() and not overwrite:
-        raise UsageError(f"{path} exists; give another name, or allow it to be overwritten")
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; give a file name")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise UsageError(f"{path} exists; give another name, or --overwrite to replace a file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,113 +206,39 @@ def target(output: str | os.PathLike[str], suffix: str, *, overwrite: bool) -> P
     return path
 
 
-def unexpanded(path: Path) -> str:
-    """Keep nsys and ncu from expanding %h, %p, %n and %q{...} in a file's name.
-
-    Parameters
-    ----------
-    path : Path
-    """
-    return str(path).replace("%", "%%")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Suggest names that are near to a wrong one, as the end of a message.
-
-    Parameters
-    ----------
-    name : str
-    known : iterable of str
-
-    Examples
-    --------
-    >>> did_you_mean("--ouput", ["--output", "--trace"])
-    '; did you mean --output?'
-    """
-    near = difflib.get_close_matches(name, sorted(known), n=2)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-def checked(extra: Sequence[str], program: Path, known: Collection[str], ours: Mapping[str, str]) -> list[str]:
-    """Check further options of a profiler: a wrong one costs the whole run, for the program never starts.
-
-    Parameters
-    ----------
-    extra : sequence of str
-    program : Path
-    known : collection of str
-        Options that it has, with their dashes.
-    ours : mapping of str to str
-        Options that nsightkit sets itself, each with the argument to give instead; empty where there is not any.
-
-    Raises
-    ------
-    UsageError
-        An option that it lacks, or one that is not the caller's.
-    """
-    for option in extra:
-        name = option.partition("=")[0] if option.startswith("--") else option[:2]
-        if name in ours:
-            instead = f"; give the argument {ours[name]} instead" if ours[name] else ""
-            raise UsageError(f"{name} is set by nsightkit{instead}")
-        if name not in known:
-            raise UsageError(f"{program} has no option {name}{did_you_mean(name, known)}")
-    return list(extra)
-
-
-def ended(returncode: int) -> list[str]:
-    """Note that a program failed, if it did.
-
-    Parameters
-    ----------
-    returncode : int
-    """
-    return [f"the program ended with exit code {returncode}"] if returncode else []
-
-
-def watch(
-    ran: list[str],
-    timeout_s: float,
-    *,
-    tool: str,
-    result: str,
-    advice: str,
-    env: dict[str, str] | None,
-    show: bool,
-    interrupt_s: float,
-) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+def watch(command: list[str], timeout_s: float | None, env: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
     """Run a profiler, and interrupt it when the time is up: it then ends the program and writes what it has.
 
     Parameters
     ----------
-    ran : list of str
-    timeout_s : float
-    tool, result, advice : str
-        For messages: the profiler, what it writes, and what to do when it did not end.
-    env : dict, optional
-    show : bool
-    interrupt_s : float
-        How long it may take to end.
+    command : list of str
+    timeout_s : float or None
+    env : mapping, optional
+        The whole environment; the present one when omitted.
 
     Returns
     -------
+    returncode : int
     notes : list of str
-    done : CompletedProcess
+        Of a program that was interrupted or failed.
 
     Raises
     ------
     NsightkitError
-        It cannot be started, or did not end.
+        It cannot be started, or ignored the interrupt.
     """
+    limit_s = _WEEK_S if timeout_s is None else timeout_s
     start = time.monotonic()
     try:
-        done = run(ran, timeout_s, env=env, show=show, interrupt_s=interrupt_s)
+        done = run(command, limit_s, env=None if env is None else dict(env), show=True, interrupt_s=_INTERRUPT_S)
     except subprocess.TimeoutExpired as error:
-        raise NsightkitError(
-            f"{tool} was not done within {timeout_s:g} s and did not obey an interruption ({tail(error.output, 3)}); "
-            f"{advice}"
-        ) from error
+        problem = f"{command[0]} was not done within {limit_s:g} s and ignored an interrupt"
+        raise NsightkitError(f"{problem}; profile fewer steps, or allow more time") from error
     except OSError as error:
-        raise NsightkitError(f"{ran[0]}: cannot be started ({error.strerror})") from error
-    late = time.monotonic() - start >= timeout_s
-    return [f"the program was interrupted after {timeout_s:g} s; the {result} ends there"] if late else [], done
+        raise NsightkitError(f"{command[0]}: cannot be started ({error.strerror})") from error
+    notes = []
+    if time.monotonic() - start >= limit_s:
+        notes.append(f"the program was interrupted after {limit_s:g} s; the trace ends there")
+    if done.returncode:
+        notes.append(f"the program ended with exit code {done.returncode}; its trace is kept")
+    return done.returncode, notes

@@ -7,21 +7,20 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nsightkit.capture import _under_profiler
-from nsightkit.capture._under_profiler import export, profiler
-from nsightkit.capture.profiling import Captured, ended, target, watch
+from nsightkit.capture._under_profiler import profiler
+from nsightkit.capture.profiling import Captured, target, watch
 from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.trace.files import drafted
 
 __all__ = ["attention_back_ends", "profile_command", "profile_steps", "profiler"]
 
 _SUFFIX = ".json.gz"
-_WHY = "what it wrote above says why (it must be a Python program whose interpreter has torch)"
-#: Names of the operator that each back end of PyTorch's fused attention is, and of its kernels: a graph that is
-#: replayed shows only these. cuDNN's hold "flash" as well.
+#: What each back end of PyTorch's fused attention leaves in a trace: its operator, and its kernels, for a graph that is
+#: replayed shows only these. cuDNN's kernels hold "flash" as well.
 _BACK_ENDS = {
     "cudnn": rb"_scaled_dot_product_cudnn_attention|cudnn\w*(?:sdpa|flash|fmha)",
     "flash": rb"_scaled_dot_product_flash_attention|pytorch_flash::|[\":< ]flash_(?:fwd|bwd)_",
@@ -38,7 +37,6 @@ def profile_steps(
     warmup: int = 2,
     active: int = 5,
     shapes: bool = False,
-    gpu: bool = True,
 ) -> Path:
     """Profile some steady steps of a program.
 
@@ -49,12 +47,10 @@ def profile_steps(
     output : path-like
         Written compressed when it ends in ``.gz``; appears whole or not at all.
     wait, warmup, active : int
-        Steps left alone, steps in which the profiler runs but keeps nothing (its own start takes
-        seconds), and steps kept.
+        Steps left alone, steps in which the profiler runs but keeps nothing (its own start takes seconds), and steps
+        kept.
     shapes : bool
-        Record what operators are given. It costs time on the CPU.
-    gpu : bool
-        Watch the GPU, where there is one. After an error that ended its work for this process it cannot be.
+        Record the shapes of operators' inputs. It costs time on the CPU.
 
     Returns
     -------
@@ -63,20 +59,14 @@ def profile_steps(
     """
     from torch.profiler import schedule
 
-    output = Path(output)
-    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=output.absolute().parent) as folder:
-        whole = Path(folder) / f"trace{''.join(output.suffixes[-2:])}"
-        with profiler(
-            schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
-            on_trace_ready=lambda done: export(done, str(whole)),
-            record_shapes=shapes,
-            gpu=gpu,
-        ) as running:
+    steps = schedule(wait=wait, warmup=warmup, active=active, repeat=1)
+    with drafted(output) as draft:
+        with profiler(schedule=steps, record_shapes=shapes) as running:
             for _ in range(wait + warmup + active):
                 step()
                 running.step()
-        whole.replace(output)
-    return output
+        running.export_chrome_trace(str(draft))
+    return Path(output)
 
 
 def attention_back_ends(trace: str | os.PathLike[str]) -> list[str]:
@@ -103,7 +93,7 @@ def profile_command(
     *,
     record_shapes: bool = False,
     with_stack: bool = False,
-    timeout_s: float = 1800.0,
+    timeout_s: float | None = None,
     overwrite: bool = False,
 ) -> Captured:
     """Profile a whole Python program, unchanged, in a process of its own.
@@ -119,8 +109,8 @@ def profile_command(
     record_shapes : bool
         Also record the shapes of the operators' inputs.
     with_stack : bool
-        Also record Python functions and modules, for :func:`nsightkit.analysis.timeline.where.summary`.
-    timeout_s : float
+        Also record Python functions and modules, for `where`.
+    timeout_s : float, optional
         The program is interrupted then.
     overwrite : bool
         Replace an existing trace.
@@ -138,34 +128,29 @@ def profile_command(
     """
     interpreter, arguments = _python(command)
     destination = target(output, _SUFFIX, overwrite=overwrite)
-    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=destination.parent) as folder:
-        whole = Path(folder) / f"trace{_SUFFIX}"
+    with drafted(destination) as draft:
         options = {"record_shapes": record_shapes, "with_stack": with_stack}
-        job = json.dumps({"output": str(whole), "options": options, "arguments": arguments})
+        job = json.dumps({"output": str(draft), "options": options, "arguments": arguments})
         # As a file: the program's interpreter needs torch, not nsightkit, nor what that depends on.
-        ran = [interpreter, _under_profiler.__file__, job]
-        advice = "run fewer steps, or allow more time"
-        notes, done = watch(
-            ran, timeout_s, tool="the program", result="trace", advice=advice, env=None, show=True, interrupt_s=60.0
-        )
-        if not whole.is_file():
+        returncode, notes = watch([interpreter, _under_profiler.__file__, job], timeout_s)
+        if not draft.is_file():
             raise NsightkitError(
-                f"the program ended with exit code {done.returncode} and left no trace; "
-                f"{f'it was not done within {timeout_s:g} s: {advice}' if notes else _WHY}"
+                f"the program left no trace (exit code {returncode}); its message is above: it must be a Python "
+                "program whose interpreter has torch, and not take longer than --timeout-s"
             )
-        whole.replace(destination)
-    shown = [interpreter, *arguments]
-    return Captured(destination, destination, [destination], shown, done.returncode, notes + ended(done.returncode))
+    return Captured(destination, destination, [destination], [interpreter, *arguments], returncode, notes)
 
 
 def _python(command: Sequence[str]) -> tuple[str, list[str]]:
     """Split a command into the interpreter and what it shall run (a script, or -m and a module)."""
     if not command:
         raise UsageError("no command given; say which Python program to profile, such as: python train.py")
-    named = Path(command[0]).name.startswith("python")
-    interpreter, rest = command[0] if named else sys.executable, list(command[named:])
-    if rest and ((rest[0] == "-m" and len(rest) > 1) or rest[0].endswith(".py")):
-        return interpreter, rest
+    interpreter = sys.executable
+    arguments = list(command)
+    if Path(command[0]).name.startswith("python"):
+        interpreter = arguments.pop(0)
+    if arguments[:1] == ["-m"] or "".join(arguments[:1]).endswith(".py"):
+        return interpreter, arguments
     raise UsageError(
         f"{command[0]}: torch.profiler can only watch a Python program; "
         "give 'python script.py ...' or 'python -m module ...', or use nsys for other programs"

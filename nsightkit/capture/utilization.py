@@ -1,179 +1,152 @@
-"""Sample what NVML says of a GPU at work: the utilisation that ``nvidia-smi`` shows, its clock and its power."""
+"""Read a GPU's state from nvidia-smi while it works: its utilization, its clock, its power."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import shutil
 import statistics
 import subprocess
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nsightkit.hardware import SLOWDOWNS
+from nsightkit.hardware import slowed_by
 from nsightkit.trace.programs import said
 
-__all__ = ["ask_smi", "logged", "now", "sample"]
+__all__ = ["METRICS", "ask_smi", "by_metric", "summary", "watching"]
 
-#: Metrics, and what nvidia-smi calls them. The last is a mask of why the clock is lower than it could be
-#: (:data:`nsightkit.hardware.SLOWDOWNS`); drivers before R535 have its other name alone, and refuse the new one.
-_FIELDS = {
-    "gpu_utilization_percent": "utilization.gpu",
-    "sm_clock_mhz": "clocks.sm",
-    "power_w": "power.draw",
-    "slowdown_mask": "clocks_event_reasons.active",
-}
-_OLDER = {**_FIELDS, "slowdown_mask": "clocks_throttle_reasons.active"}
-_PLAIN = "csv,noheader,nounits"
-#: The bit of the mask that says that there was nothing to do.
-_IDLE = next(bit for bit, why in SLOWDOWNS.items() if why == "idle")
-
-
-def sample(function: Callable[[], object], duration_s: float, period_s: float = 0.1) -> dict[str, list[float]]:
-    """Call a function again and again, and read the current GPU's state meanwhile.
-
-    Parameters
-    ----------
-    function : callable
-    duration_s : float
-        NVML averages utilisation over up to a second, so less than three seconds show little.
-    period_s : float
-
-    Returns
-    -------
-    dict of str to list
-        By metric, without the first second: ``gpu_utilization_percent``, ``sm_clock_mhz``, ``power_w``,
-        ``slowdown_mask``. What nothing here can read is not there.
-    """
-    import torch
-
-    with _readings("cuda", period_s) as rows:
-        end = time.perf_counter() + duration_s
-        while time.perf_counter() < end:
-            for _ in range(10):
-                function()
-            torch.cuda.synchronize()  # or the CPU would queue minutes of work in these seconds
-    later = rows[round(1 / period_s) :]
-    values = {metric: [row[metric] for row in later if metric in row] for metric in _FIELDS}
-    return {metric: found for metric, found in values.items() if found}
+METRICS = ("gpu_utilization_percent", "sm_clock_mhz", "power_w", "slowdown_mask")
+_FIELDS = ["timestamp", "utilization.gpu", "clocks.sm", "power.draw"]
+#: Names of the mask of why the clock is lower than it could be (:data:`nsightkit.hardware.SLOWDOWNS`). Drivers before
+#: R535 know the second alone.
+_MASKS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+_STAMP = "%Y/%m/%d %H:%M:%S.%f"
 
 
 @contextlib.contextmanager
-def logged(device: str, period_s: float = 0.5) -> Iterator[dict[str, Any]]:
-    """Have the current GPU's state written down while the block runs, and sum it up.
+def watching(device: str, period_s: float = 0.1) -> Iterator[list[dict[str, float]]]:
+    """Have the GPU's state written down while the block runs, by a process beside this one.
+
+    Nothing happens in this process until the block ends, so that a measurement in it is not disturbed.
 
     Parameters
     ----------
     device : str
-        ``"cpu"``, of which there is nothing to say, or a CUDA device.
+        ``"cpu"``, of which there is nothing to read, or a CUDA device.
     period_s : float
+        NVML averages utilization over up to a second.
 
     Yields
     ------
-    dict
-        When the block has ended: ``readings``, all there were; ``under_load``, those at which the GPU had something to
-        do; and of these ``sm_clock_mhz`` and ``power_w``, each with ``median``, ``min`` and ``max``, and
-        ``slowed_by``, the share of them by each reason for a lower clock. Empty where nvidia-smi gives nothing.
+    list of dict
+        Filled when the block ends: one dict a reading, with ``time_s``, its time since the block began, and of
+        :data:`METRICS` those that the GPU has. Empty where nvidia-smi gives no answer.
     """
-    found: dict[str, Any] = {}
-    with _readings(device, period_s) as rows:
-        yield found
-    loaded = [row for row in rows if row and not int(row.get("slowdown_mask", 0)) & _IDLE]
-    if loaded:
-        found |= {"readings": len(rows), "under_load": len(loaded)}
-    for metric in ("sm_clock_mhz", "power_w"):
-        values = [row[metric] for row in loaded if metric in row]
-        if values:
-            found[metric] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    masks = [int(row["slowdown_mask"]) for row in loaded if "slowdown_mask" in row]
-    if masks:
-        shares = {why: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, why in SLOWDOWNS.items()}
-        found["slowed_by"] = {why: round(share, 3) for why, share in shares.items() if share}
-
-
-@contextlib.contextmanager
-def _readings(device: str, period_s: float) -> Iterator[list[dict[str, float]]]:
-    """Have the current GPU's state written down while the block runs, by a process beside this one.
-
-    Nothing of it happens in this process until the block ends, so that what is timed there is not disturbed. The other
-    process ends with the block, or with the pipe that it writes to. The list is filled when the block has ended.
-    """
-    rows: list[dict[str, float]] = []
-    fields = _fields(device) if device != "cpu" else None
-    if fields is None:
-        yield rows
+    readings: list[dict[str, float]] = []
+    known = [mask for mask in _MASKS if device != "cpu" and ask_smi(device, [mask])]
+    if not known:
+        yield readings
         return
-    command = [*_query(device, fields.values(), _PLAIN), f"--loop-ms={round(period_s * 1e3)}"]
+    command = _query(device, [*_FIELDS, known[0]])
     if shutil.which("stdbuf"):  # a program that writes into a pipe may keep a minute of such lines to itself
         command = ["stdbuf", "--output=L", *command]
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [*command, f"--loop-ms={round(period_s * 1e3)}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
+    begin = dt.datetime.now()  # local time, as nvidia-smi writes it
     try:
-        yield rows
+        yield readings
     finally:
+        duration_s = (dt.datetime.now() - begin).total_seconds()
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired, UnicodeDecodeError):
-            lines = process.communicate(timeout=10)[0].splitlines()
-            rows += [_values(line.split(", ")) for line in lines if line.count(",") == len(_FIELDS) - 1]
+            for line in process.communicate(timeout=10)[0].splitlines():
+                reading = _read(line, begin)
+                if 0 <= reading.get("time_s", -1) <= duration_s:
+                    readings.append(reading)
 
 
-def now(device: str) -> dict[str, float]:
-    """Read a GPU's state.
-
-    Parameters
-    ----------
-    device : str
-        A CUDA device.
-
-    Returns
-    -------
-    dict of str to float
-        By metric; what nvidia-smi does not give is not there.
-    """
-    fields = _fields(device)
-    return _values(ask_smi(device, fields.values(), _PLAIN)) if fields else {}
+def _read(line: str, begin: dt.datetime) -> dict[str, float]:
+    """Read a line of nvidia-smi's; empty if it is none. What a GPU does not support stands in brackets."""
+    stamp, *answers = line.split(", ")
+    reading = {}
+    with contextlib.suppress(ValueError):
+        reading["time_s"] = (dt.datetime.strptime(stamp, _STAMP) - begin).total_seconds()
+    for metric, text in zip(METRICS, answers, strict=False):
+        with contextlib.suppress(ValueError):
+            reading[metric] = float(int(text, 16)) if metric == "slowdown_mask" else float(text)
+    return reading
 
 
-def _fields(device: str) -> Mapping[str, str] | None:
-    """Find the names by which nvidia-smi knows the metrics; None where it gives no answer."""
-    return next((fields for fields in (_FIELDS, _OLDER) if _values(ask_smi(device, fields.values(), _PLAIN))), None)
-
-
-def ask_smi(device: str, fields: Iterable[str], form: str) -> list[str]:
+def ask_smi(device: str, fields: Sequence[str]) -> list[str]:
     """Ask nvidia-smi about one GPU.
 
     Parameters
     ----------
     device : str
         A CUDA device.
-    fields : iterable of str
+    fields : sequence of str
         As nvidia-smi calls them.
-    form : str
-        ``csv,noheader``, or with ``,nounits``.
 
     Returns
     -------
     list of str
-        One value for each field; empty if nvidia-smi does not answer.
+        One value for each field, without its unit; empty if nvidia-smi does not answer.
     """
-    values = [value.strip() for value in said(*_query(device, fields, form)).partition("\n")[0].split(",")]
-    return values if len(values) == len(list(fields)) else []
+    values = said(*_query(device, fields)).partition("\n")[0].split(", ")
+    return values if len(values) == len(fields) else []
 
 
-def _query(device: str, fields: Iterable[str], form: str) -> list[str]:
+def _query(device: str, fields: Sequence[str]) -> list[str]:
     import torch
 
     # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
-    properties = torch.cuda.get_device_properties(torch.device(device))
-    uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
-    which = [f"--id=GPU-{uuid}"] if uuid else []
-    return ["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", f"--format={form}"]
+    uuid = torch.cuda.get_device_properties(torch.device(device)).uuid
+    return ["nvidia-smi", f"--id=GPU-{uuid}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
-def _values(answers: Sequence[str]) -> dict[str, float]:
-    found = {}
-    for metric, text in zip(_FIELDS, answers, strict=False):
-        with contextlib.suppress(ValueError):  # what a GPU does not support stands in brackets
-            found[metric] = float(int(text, 16) if "0x" in text else float(text))
-    return found
+def by_metric(readings: Sequence[Mapping[str, float]], settle_s: float = 0.0) -> dict[str, list[float]]:
+    """Turn readings into one list a metric.
+
+    Parameters
+    ----------
+    readings : sequence of mapping
+        From :func:`watching`.
+    settle_s : float
+        Readings of the first so many seconds are left out: NVML averages over what came before.
+
+    Returns
+    -------
+    dict of str to list
+        ``time_s``, and the metrics that the GPU has. Empty without readings.
+    """
+    lists: dict[str, list[float]] = {}
+    for reading in readings:
+        if reading["time_s"] >= settle_s:
+            for metric, value in reading.items():
+                lists.setdefault(metric, []).append(value)
+    return lists
+
+
+def summary(lists: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Sum up a GPU's state.
+
+    Parameters
+    ----------
+    lists : mapping
+        From :func:`by_metric`.
+
+    Returns
+    -------
+    dict
+        The medians of ``gpu_utilization_percent``, ``sm_clock_mhz`` and ``power_w``, and ``slowed_by``, what held the
+        clock down in at least half of the readings. What was not read is None.
+    """
+    answer: dict[str, Any] = {"slowed_by": slowed_by(lists.get("slowdown_mask", ()))}
+    for metric in ("gpu_utilization_percent", "sm_clock_mhz", "power_w"):
+        answer[metric] = round(statistics.median(lists[metric])) if metric in lists else None
+    return answer

@@ -1,0 +1,128 @@
+"""The ceilings of this machine's GPU: what a large GEMM in each precision and a large copy reach on it.
+
+The operands are random, because the data decides the power a GEMM draws, and the power limit the clock it runs at. Each
+operation runs for seconds, because a burst after a pause runs at a clock that no program sustains.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from nsightkit.capture import utilization
+from nsightkit.capture.children import has_gpu
+from nsightkit.capture.timing import time_calls
+from nsightkit.errors import NsightkitError
+
+__all__ = ["measure"]
+
+_UNITS = ("fp32", "tf32", "bf16", "fp16", "fp8", "memory")
+#: Rows and columns of the GEMM's square matrices: large enough to fill any card.
+_SIZE = 8192
+#: Of each tensor of the copy: far more than any cache.
+_COPY_BYTES = 4_000_000_000
+#: How long an operation runs before it counts, and while it does.
+_WARMUP_NS, _TIMED_NS = 2e9, 3e9
+
+
+def measure(echo: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Measure GEMMs in every precision and a copy, one after the other.
+
+    Parameters
+    ----------
+    echo : callable
+        Takes lines of progress.
+
+    Returns
+    -------
+    list of dict
+        The columns of :func:`nsightkit.hardware.rows`. ``source`` begins with "measured" and says what ran, and when;
+        ``clock_mhz`` is the median SM clock meanwhile. Three more: ``power_w``, the median draw; ``busy_pct``, the
+        median utilization, for a ceiling holds at its duty cycle; and ``slowed_by``, what held the clock down in at
+        least half of the readings. What could not be read is None.
+
+    Raises
+    ------
+    NsightkitError
+        There is no GPU, or nothing could be measured on it.
+    """
+    if not has_gpu():
+        raise NsightkitError("--measure needs a CUDA GPU, and torch sees none here; run 'nsightkit doctor'")
+    rows = []
+    for unit in _UNITS:
+        echo(f"measuring {unit} ...")
+        try:
+            rows.append(_copy() if unit == "memory" else _gemm(unit))
+        except RuntimeError as error:  # what this card cannot do is left out, and the others count all the same
+            echo(f"{unit}: {str(error).splitlines()[0]}")
+    if not rows:
+        raise NsightkitError("nothing could be measured on this GPU; the lines above say why")
+    return rows
+
+
+def _gemm(precision: str) -> dict[str, Any]:
+    """Multiply two random matrices."""
+    import torch
+
+    if precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
+        raise RuntimeError("this GPU has no TF32")
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
+    kind = kinds.get(precision, torch.float32)
+    left = torch.randn(_SIZE, _SIZE, device="cuda").to(kind)
+    right = torch.randn(_SIZE, _SIZE, device="cuda").to(kind).t()  # the layout of a linear layer's weight
+    one = torch.ones((), device="cuda")
+
+    def multiply() -> None:
+        if precision == "fp8":
+            # As inference runs it and datasheets count: sums stay in the tensor cores' own registers.
+            torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+        else:
+            torch.mm(left, right)
+
+    setting = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        row, time_ns = _run(multiply, f"GEMM {_SIZE}x{_SIZE} {_SIZE}x{_SIZE}")
+    finally:
+        torch.set_float32_matmul_precision(setting)
+    tflops = 2 * _SIZE**3 / time_ns / 1e3
+    return row | {"unit": precision, "accumulate": "fp32", "tflops": tflops}
+
+
+def _copy() -> dict[str, Any]:
+    """Copy a tensor within the GPU's memory."""
+    import torch
+
+    free_bytes, _ = torch.cuda.mem_get_info()
+    size_bytes = min(_COPY_BYTES, free_bytes // 4)
+    source = torch.randn(size_bytes // 4, device="cuda")
+    target = torch.empty_like(source)
+    row, time_ns = _run(lambda: target.copy_(source), f"copy of {size_bytes // 10**6:,} MB")
+    return row | {"gb_per_s": 2 * size_bytes / time_ns}  # read once, written once
+
+
+def _run(call: Callable[[], object], what: str) -> tuple[dict[str, Any], float]:
+    """Run an operation for seconds; gives a row that says how, and the median time of a call in nanoseconds."""
+    import torch
+
+    first_ns = time_calls(call, warmup=2, repetitions=1, device="cuda")[0]
+    warmup = round(_WARMUP_NS / first_ns)
+    repetitions = round(_TIMED_NS / first_ns) + 1
+    with utilization.watching("cuda") as readings:
+        samples = time_calls(call, warmup=warmup, repetitions=repetitions, device="cuda")
+    state = utilization.summary(utilization.by_metric(readings, settle_s=_WARMUP_NS / 1e9))
+    row = {
+        "gpu": torch.cuda.get_device_name(),
+        "unit": "memory",
+        "accumulate": None,
+        "tflops": None,
+        "gb_per_s": None,
+        "clock_mhz": state["sm_clock_mhz"],
+        "source": f"measured {dt.datetime.now(dt.UTC).date()}: {what}, median of {repetitions}",
+        "power_w": state["power_w"],
+        "busy_pct": state["gpu_utilization_percent"],
+        "slowed_by": state["slowed_by"],
+    }
+    return row, statistics.median(samples.tolist())
