@@ -299,7 +299,8 @@ def _script() -> str:
     if not file:
         return "its script"
     place = Path(file)
-    return f"{place.parent.name}/{place.name}"
+    # Other folders may be named after a person.
+    return f"examples/{place.name}" if place.parent.name == "examples" else place.name
 
 
 def _has_gpu() -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import importlib
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 import time
@@ -114,13 +114,12 @@ def run(task: Run, folder: Path) -> None:
     begin = time.perf_counter()
     facts: dict[str, Any] = {}
     with _settings(task):
-        with utilization.logged(task.device) as load_summary:
-            samples, rows = _measured(task, folder)
+        samples, rows = _measured(task, folder)
         _check(task, samples, rows)
         if task.on_gpu and task.profile in ("nsys", "ncu"):
             facts[task.profile] = _under_tool(task, folder)
-    if load_summary:
-        facts["load"] = load_summary
+    if "time_s" in samples:
+        facts["load"] = utilization.summary(samples)
     raw_profile = folder / "profile.json.gz"
     if raw_profile.exists():
         facts["sdpa_backend"] = ", ".join(torch_profiler.attention_back_ends(raw_profile))
@@ -131,12 +130,11 @@ def run(task: Run, folder: Path) -> None:
         pd.DataFrame(rows).to_parquet(folder / ROWS, compression="zstd", index=False)
     record = provenance.collect(
         device=task.device,
-        known=_tools(),
         kind="measured" if task.on_gpu else "small",
         name=task.name,
         parameters=task.parameters,
         revision=task.revision,
-        counts={"warmup": task.warmup, "repetitions": task.steps, "active": task.profiled},
+        steps={"warm-up": task.warmup, "timed": task.steps, "profiled": task.profiled},
         clock="CUDA events" if task.on_gpu else "perf_counter",
         command=f"python {task.script}",
         duration_s=round(time.perf_counter() - begin, 3),
@@ -144,12 +142,6 @@ def run(task: Run, folder: Path) -> None:
     )
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
-
-
-@functools.cache
-def _tools() -> dict[str, Any]:
-    """Versions of nsys, ncu and this checkout, asked for once in a process."""
-    return provenance.tools()
 
 
 @contextlib.contextmanager
@@ -201,8 +193,10 @@ def _timed(task: Run, work: Any, first_steps: int) -> dict[str, list[float]]:
     """Time steps without a profiler, which would slow the CPU down."""
     samples: dict[str, list[float]] = {}
     if task.steps:
-        times = timing.time_calls(work.step, warmup=task.warmup, repetitions=task.steps, device=task.device)
+        with utilization.watching(task.device) as readings:
+            times = timing.time_calls(work.step, warmup=task.warmup, repetitions=task.steps, device=task.device)
         samples["step_ns"] = times.tolist()
+        samples |= utilization.by_metric(readings)
     all_steps = first_steps + (task.warmup + task.steps if task.steps else 0)
     if hasattr(work, "samples"):
         for metric, values in work.samples().items():
@@ -282,19 +276,23 @@ def _under_tool(task: Run, folder: Path) -> dict[str, Any]:
             else:
                 _under_ncu(command, environment, report, folder)
         except NsightkitError as error:
-            return {"notice": " ".join(str(error).split())}
+            return {"notice": _one_line(str(error))}
     return {"steps": task.profiled}
+
+
+def _one_line(problem: str) -> str:
+    """Cut paths to their last part: a recording does not say where things are on this machine."""
+    return re.sub(r"(?:/[^\s/:;,'\"()]+)+/([^\s/:;,'\"()]+)", r"\1", " ".join(problem.split()))
 
 
 def _under_nsys(command: list[str], environment: dict[str, str], report: Path, folder: Path) -> None:
     captured = nsys.profile(
         command,
         report,
-        trace=("cuda", "nvtx"),  # OS calls cost time, and the PyTorch profile beside this one has none
-        capture_range=_CAPTURED,
+        # No OS calls: they cost time, and the PyTorch profile beside this one has none.
+        nsys_args=("--trace=cuda,nvtx", "--capture-range=nvtx", f"--nvtx-capture={_CAPTURED}"),
         timeout_s=_TOOL_TIMEOUT_S,
         env=environment,
-        show=False,
     )
     if captured.returncode:
         raise NsightkitError(f"the program ended with exit code {captured.returncode} under nsys")
@@ -302,15 +300,9 @@ def _under_nsys(command: list[str], environment: dict[str, str], report: Path, f
 
 
 def _under_ncu(command: list[str], environment: dict[str, str], report: Path, folder: Path) -> None:
-    captured = ncu.profile(
-        command,
-        report,
-        nvtx=[_STEADY],
-        sections=_SECTIONS,
-        timeout_s=_TOOL_TIMEOUT_S,
-        env=environment,
-        show=False,
-    )
+    # With the slash ncu looks for a push/pop range.
+    options = ["--nvtx", f"--nvtx-include={_STEADY}/", *(f"--section={section}" for section in _SECTIONS)]
+    captured = ncu.profile(command, report, ncu_args=options, timeout_s=_TOOL_TIMEOUT_S, env=environment)
     if captured.returncode:
         raise NsightkitError(f"the program ended with exit code {captured.returncode} under ncu")
     reports.write(_without_attributes(reports.read(captured.report)), folder / NCU)
