@@ -1,138 +1,101 @@
-"""One number added many times, in accumulators of several precisions.
+"""Add one number many times, in accumulators of several precisions (page 05).
 
-Every running sum is kept as the accumulator held it: an addition writes to an element of the accumulator's
-own type, so that each is rounded once, on every device.
+Every running sum is kept as the accumulator held it. An addition writes to an element of the accumulator's own type, so
+each is rounded once, on every device.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
+from nsightkit.workloads.models import Workload
 from torch import Tensor
 
-from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import Workload
 
-__all__ = ["VARIANTS", "Accumulation", "AccumulationConfig", "Variant", "start"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """Types of a sum.
-
-    Parameters
-    ----------
-    accumulator, addend : torch.dtype
-    widen : bool
-        Convert the addend to the accumulator's type before it is added, instead of leaving that to the addition.
-    """
+class Sum(NamedTuple):
+    """Types of a sum; ``widen`` converts the addend before it is added, instead of leaving that to the addition."""
 
     accumulator: torch.dtype
     addend: torch.dtype
     widen: bool = False
 
 
-#: Sums by name.
-VARIANTS: Mapping[str, Variant] = MappingProxyType(
-    {
-        "fp32": Variant(torch.float32, torch.float32),
-        "fp16": Variant(torch.float16, torch.float16),
-        "fp32 of fp16": Variant(torch.float32, torch.float16),
-        "fp32 of widened fp16": Variant(torch.float32, torch.float16, widen=True),
-        "bf16": Variant(torch.bfloat16, torch.bfloat16),
-        "fp32 of bf16": Variant(torch.float32, torch.bfloat16),
-    }
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class AccumulationConfig:
-    """What is added, and in which order.
-
-    Parameters
-    ----------
-    addend : float
-        Rounded to each variant's type of addend.
-    count : int
-        Number of addends.
-    block : int
-        Addends whose sum is formed before it is added to the total. 1 is the plain loop.
-    """
-
-    addend: float = 0.01
-    count: int = 1000
-    block: int = 1
+SUMS = {
+    "fp32": Sum(torch.float32, torch.float32),
+    "fp16": Sum(torch.float16, torch.float16),
+    "fp32 of fp16": Sum(torch.float32, torch.float16),
+    "fp32 of widened fp16": Sum(torch.float32, torch.float16, widen=True),
+    "bf16": Sum(torch.bfloat16, torch.bfloat16),
+    "fp32 of bf16": Sum(torch.float32, torch.bfloat16),
+}
 
 
 class Accumulation(Workload):
-    """All variants of the sum, once a step.
+    """All sums, and matmuls over the same addends."""
 
-    Raises
-    ------
-    ValueError
-        `block` does not divide `count`.
-    """
+    def __init__(self, addend: float, count: int, block: int, device: str) -> None:
+        if block < 1 or count % block:
+            raise ValueError(f"blocks of {block} do not divide {count} addends")
+        super().__init__(device)
+        self.addend, self.count, self.block = addend, count, block
 
-    def __init__(self, config: AccumulationConfig, device: str = "cpu") -> None:
-        if config.block < 1 or config.count % config.block:
-            raise ValueError(f"blocks of {config.block} do not divide {config.count} addends")
-        super().__init__(config, device)
-        self._addends = {}
-        for name, variant in VARIANTS.items():
-            value = torch.tensor(config.addend, dtype=variant.addend, device=self.device)
-            self._addends[name] = value.to(variant.accumulator) if variant.widen else value
-        self._totals: dict[str, Tensor] = {}
-        for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
-            setting = getattr(torch.backends.cuda.matmul, name)
-            # Newer versions of torch give a pair: the switch, and whether split-K may use it.
-            self.parameters[name] = bool(setting[0] if isinstance(setting, tuple) else setting)
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Form every sum.
 
-    def step(self) -> None:
-        """Form every sum from the beginning."""
-        with phase("step"):
-            for name, variant in VARIANTS.items():
-                with phase(name):
-                    self._totals[name] = self._sum(self._addends[name], variant.accumulator)
-
-    def _sum(self, addend: Tensor, dtype: torch.dtype) -> Tensor:
-        """Running totals after 0, 1, … blocks, shape (blocks + 1,)."""
-        block = self.config.block
-        blocks = self.config.count // block
-        totals = torch.zeros(blocks + 1, dtype=dtype, device=self.device)
-        total = totals.unbind()
-        partial = torch.zeros(block + 1, dtype=dtype, device=self.device).unbind()
-        for i in range(blocks):
-            for j in range(block if block > 1 else 0):
-                torch.add(partial[j], addend, out=partial[j + 1])
-            torch.add(total[i], partial[block] if block > 1 else addend, out=total[i + 1])
-        return totals
-
-    def observed(self) -> dict[str, list[float]]:
-        """Read the sums of the last step, and what a matrix product makes of the same addends.
-
-        Returns
-        -------
-        dict of str to list of float
-            ``sum/VARIANT``: the total after each block; ``addend/VARIANT``: the addend as its type holds it;
-            ``matmul/TYPE``: one element of a product over `count` addends and ones, of 16-bit operands.
+        Yields
+        ------
+        dict
+            ``sum`` (a name in :data:`SUMS`, or the matmul), ``added`` (addends so far) and ``total``, one row per
+            block; for a matmul its last row only.
         """
-        found: dict[str, list[float]] = {}
-        for name, totals in self._totals.items():
-            found[f"sum/{name}"] = totals[1:].tolist()
-            found[f"addend/{name}"] = [float(self._addends[name])]
+        for name, types in SUMS.items():
+            addend = torch.tensor(self.addend, dtype=types.addend, device=self.device)
+            if types.widen:
+                addend = addend.to(types.accumulator)
+            totals = self._totals(addend, types.accumulator).tolist()
+            for number, total in enumerate(totals, 1):
+                yield {"sum": name, "added": number * self.block, "total": total}
         for name in ("fp16", "bf16"):
-            dtype = VARIANTS[name].addend
-            # 16 rows and columns: a matrix product, not a product of vectors, so that a GPU uses its tensor cores.
-            addends = torch.full((16, self.config.count), self.config.addend, dtype=dtype, device=self.device)
-            product = addends @ torch.ones(self.config.count, 16, dtype=dtype, device=self.device)
-            found[f"matmul/{name}"] = [float(product[0, 0])]
-        return found
+            yield {"sum": f"matmul {name}", "added": self.count, "total": self._matmul(SUMS[name].addend)}
+
+    def _totals(self, addend: Tensor, dtype: torch.dtype) -> Tensor:
+        """Give the running totals after 1, 2, … blocks."""
+        totals = torch.zeros(self.count // self.block + 1, dtype=dtype, device=self.device)
+        total = totals.unbind()
+        for number in range(len(total) - 1):
+            share = addend
+            if self.block > 1:
+                partial = torch.zeros(self.block + 1, dtype=dtype, device=self.device).unbind()
+                for place in range(self.block):
+                    torch.add(partial[place], addend, out=partial[place + 1])
+                share = partial[self.block]
+            torch.add(total[number], share, out=total[number + 1])
+        return totals[1:]
+
+    def _matmul(self, dtype: torch.dtype) -> float:
+        # 16 rows and columns: a matmul, not a product of vectors, so that a GPU uses its tensor cores.
+        addends = torch.full((16, self.count), self.addend, dtype=dtype, device=self.device)
+        product = addends @ torch.ones(self.count, 16, dtype=dtype, device=self.device)
+        return float(product[0, 0])
 
 
-def start(device: str, **parameters: Any) -> Accumulation:
-    """Begin, with fields of :class:`AccumulationConfig`."""
-    return Accumulation(AccumulationConfig(**parameters), device)
+def run(device: str, addend: float = 0.01, count: int = 1000, block: int = 1) -> Accumulation:
+    """Add one number many times.
+
+    Parameters
+    ----------
+    device : str
+    addend : float
+        Rounded to each sum's type of addend.
+    count : int
+        Number of addends.
+    block : int
+        Addends whose sum is formed before it is added to the total; 1 is the plain loop.
+
+    Returns
+    -------
+    Accumulation
+    """
+    return Accumulation(addend, count, block, device)

@@ -1,186 +1,306 @@
-"""A training step of a small language model whose tensors are looked at: their types and their bytes.
+"""Look at every tensor of a training step, in fp32 and under autocast: its type and its bytes (page 06).
 
-The same model is trained in fp32 and under autocast in bf16 and, where the device can, in fp16. Its norms stand
-behind the projections, where their input is what a matrix product wrote.
+The model is a small GPT whose norms stand behind the projections, where their input is what a matmul wrote.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import math
 import re
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from nsightkit.workloads.models import DTYPES, Workload, autocast
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from nsightkit.workloads.models import Block, Sizes
-from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import DTYPES, Workload, autocast
-
-__all__ = ["Autocast", "AutocastConfig", "Model", "precisions", "probe", "saved", "start"]
-
-_NAMES = {DTYPES[name]: name for name in ("fp32", "bf16", "fp16")}
-#: What a module is to the reader, by its own name; the modules of other names hold these.
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+#: What a module is called on the page, by the last part of its name; others are not looked at.
 _ROLES = {
-    **dict.fromkeys(("qkv", "out", "up", "down"), "linear"),
-    **dict.fromkeys(("norm_attention", "norm_mlp"), "norm"),
-    **{name: name for name in ("embedding", "scores", "softmax", "weighted", "loss")},
-    "activation": "gelu",
+    "embedding": "embedding",
+    "qkv": "linear",
+    "scores": "scores",
+    "softmax": "softmax",
+    "weighted": "weighted",
+    "out": "linear",
+    "norm_attention": "norm",
+    "up": "linear",
+    "gelu": "gelu",
+    "down": "linear",
+    "norm_mlp": "norm",
+    "residual": "residual",
     "head": "logits",
+    "loss": "loss",
 }
+_STEPS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class AutocastConfig(Sizes):
-    """Sizes of the model, and how its norm is written.
+class Sizes:
+    """Sizes of the model, and how its norm is written; the defaults suit a CPU.
 
     Parameters
     ----------
     vocabulary, hidden, layers, heads, context, batch, seed : int
-        As for :class:`nsightkit.workloads.models.Sizes`.
     norm : {"written", "fused"}
         Layer norm as a chain of elementary operations, or ``F.layer_norm``.
     """
 
+    vocabulary: int = 512
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    context: int = 64
+    batch: int = 4
+    seed: int = 0
     norm: Literal["written", "fused"] = "written"
 
 
-class Model(nn.Module):
-    """A decoder-only language model with its loss."""
+class Norm(nn.Module):
+    """Layer norm over the last dimension."""
 
-    def __init__(self, config: AutocastConfig) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.decoder = config.decoder(form="gpt", attention="naive", norm=config.norm)
+        self.weight = nn.Parameter(torch.ones(sizes.hidden))
+        self.bias = nn.Parameter(torch.zeros(sizes.hidden))
+        self.fused = sizes.norm == "fused"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x (…, D)."""
+        if self.fused:
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias)
+        centred = x - x.mean(-1, keepdim=True)
+        scale = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return centred * scale * self.weight + self.bias
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each with a norm behind it; the identities are there for hooks to look at."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        hidden = sizes.hidden
+        self.heads = sizes.heads
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.scores = nn.Identity()
+        self.softmax = nn.Softmax(-1)
+        self.weighted = nn.Identity()
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.norm_attention = Norm(sizes)
+        self.up = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.gelu = nn.GELU()
+        self.down = nn.Linear(4 * hidden, hidden, bias=False)
+        self.norm_mlp = Norm(sizes)
+        self.residual = nn.Identity()
+
+    def forward(self, x: Tensor, future: Tensor) -> Tensor:
+        """Pass x (B, T, D) through."""
+        x = x + self.norm_attention(self._attend(x, future))
+        x = x + self.norm_mlp(self.down(self.gelu(self.up(x))))
+        return self.residual(x)
+
+    def _attend(self, x: Tensor, future: Tensor) -> Tensor:
+        batch, context, hidden = x.shape
+        qkv = self.qkv(x).view(batch, context, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind()
+        scores = self.scores(q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+        weights = self.softmax(scores.masked_fill(future, -math.inf))
+        mixed = self.weighted(weights @ v)
+        return self.out(mixed.transpose(1, 2).reshape(batch, context, hidden))
+
+
+class Model(nn.Module):
+    """A language model with its loss."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.hidden)
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.head = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
         self.loss = nn.CrossEntropyLoss()
+        future = torch.ones(sizes.context, sizes.context, dtype=torch.bool).triu(1)
+        self.register_buffer("future", future, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Give the mean loss of tokens (batch, context + 1), int64."""
-        loss: Tensor = self.loss(self.decoder(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        return loss
+        """Give the mean loss of tokens (B, T + 1), int64."""
+        x = self.embedding(tokens[:, :-1])
+        for block in self.blocks:
+            x = block(x, self.future)
+        return self.loss(self.head(x).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 class Autocast(Workload):
     """One training run in each precision, all of the same model, batch and seed."""
 
-    def __init__(self, config: AutocastConfig, device: str = "cpu") -> None:
-        super().__init__(config, device)
-        random = torch.Generator().manual_seed(config.seed)
-        shape = (config.batch, config.context + 1)
-        self._tokens = torch.randint(1, config.vocabulary, shape, generator=random).to(self.device)
-        self._runs = {name: self._build(name) for name in precisions(device)}
-        self.callback(self._runs.clear)
-        self._losses_of: dict[str, list[Tensor]] = defaultdict(list)
+    def __init__(self, sizes: Sizes, device: str) -> None:
+        super().__init__(device)
+        self.sizes = sizes
+        random = torch.Generator().manual_seed(sizes.seed)
+        shape = (sizes.batch, sizes.context + 1)
+        self.tokens = torch.randint(1, sizes.vocabulary, shape, generator=random).to(self.device)
 
-    def _build(self, precision: str) -> tuple[Model, torch.optim.Optimizer, torch.amp.GradScaler]:
-        torch.manual_seed(self.config.seed)
-        model = Model(self.config).to(self.device)
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Train a few steps in each precision, the last one under hooks, and try single operations.
+
+        Yields
+        ------
+        dict
+            One row per tensor, with ``what``, ``precision``, ``name``, ``type`` and ``bytes``. `what` is ``output`` or
+            ``gradient`` (of a module's output), ``parameter``, ``parameter gradient``, ``optimizer`` or ``saved``
+            (storages kept for backward, each once, named activation, weight copy or parameter). Rows ``operation`` have
+            a ``name``, the type of their ``input`` and the ``type`` of their result; rows ``loss`` a ``value`` per
+            step; the row ``listed`` says by its ``value`` whether rms_norm is on CUDA's fp32 list.
+        """
+        for precision in precisions(self.device):
+            for row in self._train(precision):
+                yield {"precision": precision, **row}
+            if precision != "fp32":
+                for row in operations(self.device, precision):
+                    yield {"what": "operation", "precision": precision, **row}
+        listed = rms_norm_is_listed()
+        if listed is not None:
+            yield {"what": "listed", "name": "rms_norm", "value": float(listed)}
+
+    def _train(self, precision: str) -> list[dict[str, Any]]:
+        torch.manual_seed(self.sizes.seed)
+        model = Model(self.sizes).to(self.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         # A modest first scale: a step that overflows is left out, and there would be no optimizer state to look at.
         scaler = torch.amp.GradScaler(self.device.type, init_scale=2.0**10, enabled=precision == "fp16")
-        return model, optimizer, scaler
-
-    def step(self) -> None:
-        """Train one step in each precision."""
-        with phase("step"):
-            for precision in self._runs:
-                with phase(precision):
-                    self._train(precision)
-                self._runs[precision][1].zero_grad()
-
-    def _train(self, precision: str) -> None:
-        model, optimizer, scaler = self._runs[precision]
-        with phase("forward"), autocast(self.device, precision):
-            loss = model(self._tokens)
-        with phase("backward"):
-            torch.autograd.backward(scaler.scale(loss))
-        with phase("optimizer"):
+        rows: list[dict[str, Any]] = []
+        for number in range(_STEPS):
+            optimizer.zero_grad()
+            with contextlib.ExitStack() as hooks:
+                if number == _STEPS - 1:
+                    hooks.enter_context(watched(model, rows))
+                    hooks.enter_context(saved(model, rows))
+                with autocast(self.device, precision):
+                    loss = model(self.tokens)
+                scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-        self._losses_of[precision].append(loss.detach())
-
-    def observed(self) -> dict[str, list[float]]:
-        """Train one more step in each precision, under hooks, and try single operations.
-
-        Returns
-        -------
-        dict of str to list of float
-            Bytes of every tensor seen, by names with slashes:
-            ``output/PRECISION/MODULE/TYPE`` what modules gave,
-            ``gradient/PRECISION/MODULE/TYPE`` gradients of what they gave,
-            ``parameter/PRECISION/TYPE``, ``parameter gradient/PRECISION/TYPE``, ``optimizer/PRECISION/TYPE``,
-            ``saved/PRECISION/KIND/TYPE`` storages kept for backward, each once, of the kinds ``activation``,
-            ``weight copy`` and ``parameter``. Further ``operation/PRECISION/NAME/INPUT/OUTPUT``,
-            ``listed/NAME`` (1 if CUDA's autocast computes it in fp32 and gives fp32) and ``loss/PRECISION``.
-        """
-        found: dict[str, list[float]] = defaultdict(list)
-        for precision, (model, optimizer, _) in self._runs.items():
-            with _watched(model, precision, found), saved(model) as kept:
-                self._train(precision)
-            found |= {f"saved/{precision}/{kind}/{dtype}": sizes for (kind, dtype), sizes in kept.items()}
-            parameters = list(model.parameters())
-            for what, tensors in (
-                ("parameter", parameters),
-                ("parameter gradient", [parameter.grad for parameter in parameters]),
-                ("optimizer", [value for state in optimizer.state.values() for value in state.values()]),
-            ):
-                for tensor in tensors:
-                    if tensor is not None:
-                        found[f"{what}/{precision}/{_type(tensor)}"].append(tensor.nbytes)
-            optimizer.zero_grad()
-            tried = probe(self.device.type, precision).items() if precision != "fp32" else ()
-            found |= {f"operation/{precision}/{name}/{given}/{output}": [1] for (name, given), output in tried}
-            found[f"loss/{precision}"] = [float(loss) for loss in self._losses_of[precision]]
-        return {**found, **_listed()}
+            rows.append({"what": "loss", "value": float(loss.detach())})
+        for parameter in model.parameters():
+            rows.append(_row("parameter", "", parameter))
+            rows.append(_row("parameter gradient", "", parameter.grad))
+            states = optimizer.state[parameter].values()
+            rows.extend(_row("optimizer", "", state) for state in states)
+        return rows
 
 
-def precisions(device: str) -> list[str]:
+def _row(what: str, name: str, tensor: Tensor) -> dict[str, Any]:
+    return {"what": what, "name": name, "type": _type(tensor), "bytes": tensor.nbytes}
+
+
+def _type(tensor: Tensor) -> str:
+    return _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+
+
+def precisions(device: torch.device) -> list[str]:
     """List the precisions of a device: fp32, and what its autocast supports.
 
     Parameters
     ----------
-    device : str
+    device : torch.device
 
     Returns
     -------
     list of str
     """
-    found, where = ["fp32"], torch.device(device)
+    supported = ["fp32"]
     for name in ("bf16", "fp16"):
         try:
-            # A type that is not supported is a warning that autocast is now off, or an operator without a kernel.
-            with warnings.catch_warnings(action="error"), autocast(where, name):
-                product = torch.ones(8, 8, device=where) @ torch.ones(8, 8, device=where)
-        except (RuntimeError, UserWarning):
+            # A device that does not have the type warns, and computes in fp32.
+            with warnings.catch_warnings(), autocast(device, name):
+                warnings.simplefilter("ignore")
+                product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)
+        except RuntimeError:  # or it has no kernel for it
             continue
         if product.dtype == DTYPES[name]:
-            found.append(name)
-    return found
+            supported.append(name)
+    return supported
 
 
-def probe(device: str, precision: str) -> dict[tuple[str, str], str]:
-    """Try single operations under autocast.
+@contextlib.contextmanager
+def watched(model: Model, rows: list[dict[str, Any]]) -> Iterator[None]:
+    """Note type and bytes of what modules give, and of its gradients."""
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            role = _ROLES.get(name.rpartition(".")[2])
+            if role is not None:
+                hooks.callback(module.register_forward_hook(_noting(role, rows)).remove)
+        yield
+
+
+def _noting(role: str, rows: list[dict[str, Any]]) -> Callable[[nn.Module, Any, Tensor], None]:
+    """Make the hook of a module."""
+
+    def note(_: nn.Module, __: Any, output: Tensor) -> None:
+        rows.append(_row("output", role, output))
+        output.register_hook(lambda gradient: rows.append(_row("gradient", role, gradient)))
+
+    return note
+
+
+@contextlib.contextmanager
+def saved(model: Model, rows: list[dict[str, Any]]) -> Iterator[None]:
+    """Note the storages that are kept for backward, each once, however many operations and views keep it."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    seen: dict[int, Tensor] = {}  # holds them, so that no address is used twice
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if storage.nbytes() and address not in seen:
+            seen[address] = tensor.detach()
+            name = "activation"
+            if address in parameters:
+                name = "parameter"
+            elif _is_weight_copy(tensor):
+                name = "weight copy"
+            rows.append({"what": "saved", "name": name, "type": _type(tensor), "bytes": storage.nbytes()})
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield
+
+
+def _is_weight_copy(tensor: Tensor) -> bool:
+    """Say whether a tensor is a converted parameter: nothing but conversions and views lies between the two."""
+    node = tensor.grad_fn
+    if node is None:
+        return False
+    while re.match(r"ToCopy|TBackward|Transpose|View|Permute", node.name()):
+        node = node.next_functions[0][0]
+        if node is None:
+            return False
+    return "AccumulateGrad" in node.name()
+
+
+def operations(device: torch.device, precision: str) -> Iterator[dict[str, Any]]:
+    """Try single operations under autocast; weights are fp32, as a model's are.
 
     Parameters
     ----------
-    device : str
+    device : torch.device
     precision : {"bf16", "fp16"}
 
-    Returns
-    -------
-    dict of (str, str) to str
-        Type of the result by name of the operation and type of its input. Weights are fp32, as a model's are.
+    Yields
+    ------
+    dict
+        ``name``, and the types of its ``input`` and its result (``type``).
     """
-    weight, bias, square = (torch.ones(shape, device=device) for shape in ((16,), (16,), (16, 16)))
+    weight = torch.ones(16, device=device)
+    bias = torch.ones(16, device=device)
+    square = torch.ones(16, 16, device=device)
     classes = torch.zeros(16, dtype=torch.int64, device=device)
-    operations: dict[str, Callable[[Tensor], Tensor]] = {
+    tried: dict[str, Callable[[Tensor], Tensor]] = {
         "linear": lambda x: F.linear(x, square),
         "matmul": lambda x: x @ x,
         "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
@@ -197,90 +317,36 @@ def probe(device: str, precision: str) -> dict[tuple[str, str], str]:
         "gelu": F.gelu,
         "product with an fp32 weight": lambda x: x * weight,
     }
-    found = {}
     for given in (precision, "fp32"):
         x = torch.full((16, 16), 0.5, dtype=DTYPES[given], device=device)
-        for name, operation in operations.items():
-            with warnings.catch_warnings(), torch.no_grad(), autocast(torch.device(device), precision):
+        for name, operation in tried.items():
+            with warnings.catch_warnings(), torch.no_grad(), autocast(device, precision):
                 # rms_norm says that weight and input differ in type, which is what is tried here.
                 warnings.filterwarnings("ignore", "Mismatch dtype", UserWarning)
-                found[name, given] = _type(operation(x))
-    return found
+                result = operation(x)
+            yield {"name": name, "input": given, "type": _type(result)}
 
 
-def _type(value: Tensor) -> str:
-    return _NAMES.get(value.dtype, str(value.dtype).removeprefix("torch."))
+def rms_norm_is_listed() -> bool | None:
+    """Say whether rms_norm is on CUDA's fp32 list, which depends on the version; None without PyTorch's headers."""
+    header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+    if not header.is_file():
+        return None
+    match = re.search(r"define AT_FORALL_FP32\(_\)(.*?[^\\])\n", header.read_text(encoding="utf-8"), re.DOTALL)
+    return None if match is None else "_(rms_norm)" in match[1]
 
 
-@contextlib.contextmanager
-def _watched(model: Model, precision: str, found: dict[str, list[float]]) -> Iterator[None]:
-    """Note type and bytes of what modules give, and of its gradients."""
-    with contextlib.ExitStack() as hooks:
-
-        def add(what: str, role: str, value: Tensor) -> None:
-            found[f"{what}/{precision}/{role}/{_type(value)}"].append(value.nbytes)
-
-        def note(role: str, _: nn.Module, __: Any, output: Tensor) -> None:
-            add("output", role, output)
-            hook = functools.partial(add, "gradient", role)
-            hooks.callback(output.register_hook(hook).remove)  # type: ignore[no-untyped-call]
-
-        for name, module in model.named_modules():
-            role = "residual" if isinstance(module, Block) else _ROLES.get(name.rpartition(".")[2])
-            if role is not None:
-                hooks.callback(module.register_forward_hook(functools.partial(note, role)).remove)
-        yield
-
-
-@contextlib.contextmanager
-def saved(model: Model) -> Iterator[dict[tuple[str, str], list[float]]]:
-    """Note the storages that are kept for backward: each once, however many operations and views keep it.
+def run(device: str, **parameters: Any) -> Autocast:
+    """Look at the tensors of a training step.
 
     Parameters
     ----------
-    model : Model
+    device : str
+    **parameters
+        Fields of :class:`Sizes`.
 
-    Yields
-    ------
-    dict of (str, str) to list of float
-        Bytes by kind (``activation``, ``weight copy`` or ``parameter``) and type.
+    Returns
+    -------
+    Autocast
     """
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    seen: dict[int, Tensor] = {}  # holds them, so that no address is used twice
-
-    def pack(value: Tensor) -> Tensor:
-        storage = value.untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in seen:
-            seen[storage.data_ptr()] = value.detach()
-            copied = "weight copy" if _is_weight_copy(value) else "activation"
-            kind = "parameter" if storage.data_ptr() in own else copied
-            found[kind, _type(value)].append(storage.nbytes())
-        return value
-
-    with saved_tensors_hooks(pack, lambda value: value):
-        yield found
-
-
-def _is_weight_copy(value: Tensor) -> bool:
-    """Whether a tensor is a converted parameter, or a view of one: nothing but conversions lies between the two."""
-    node = value.grad_fn
-    while node is not None and re.match(r"ToCopy|TBackward|Transpose|View|Permute", node.name()):
-        node = node.next_functions[0][0]
-    return node is not None and value.grad_fn is not node and "AccumulateGrad" in node.name()
-
-
-def _listed() -> dict[str, list[float]]:
-    """Whether rms_norm is on CUDA's fp32 list, which versions of torch differ in, by the header torch comes with."""
-    header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
-    try:
-        text = header.read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    match = re.search(r"define AT_FORALL_FP32\(_\)(.*?[^\\])\n", text, re.DOTALL)
-    return {"listed/rms_norm": [float("_(rms_norm)" in match[1])]} if match else {}
-
-
-def start(device: str, **parameters: Any) -> Autocast:
-    """Begin, with fields of :class:`AutocastConfig`."""
-    return Autocast(AutocastConfig(**parameters), device)
+    return Autocast(Sizes(**parameters), device)

@@ -1,33 +1,29 @@
-"""Types under autocast: which the lists of a device ask for, and which a run had."""
+"""Types under autocast: those that a device's lists ask for, and those that a run had (page 06)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pandas as pd
 
-__all__ = ["CPU", "by_bits", "in_model", "kept", "operation", "result", "seen"]
-
-#: What stands on the list of a CPU, as PyTorch 2.13 has it; all else follows its inputs there.
-CPU: Mapping[str, str] = {
-    **dict.fromkeys(("linear", "matmul", "scaled_dot_product_attention"), "16 bits"),
+#: The list of a CPU, as PyTorch 2.13 has it; all else follows its inputs there.
+CPU = {
+    "linear": "16 bits",
+    "matmul": "16 bits",
+    "scaled_dot_product_attention": "16 bits",
     "nll_loss": "fp32",
 }
 
 
-def by_bits(kind: str) -> str:
+def by_bits(dtype: str) -> str:
     """Call both 16-bit types the same.
-
-    Parameters
-    ----------
-    kind : str
 
     Examples
     --------
     >>> by_bits("bf16"), by_bits("fp32")
     ('16 bits', 'fp32')
     """
-    return "16 bits" if kind in ("bf16", "fp16") else kind
+    return "16 bits" if dtype in ("bf16", "fp16") else dtype
 
 
 def result(rules: Mapping[str, str], operation: str, given: str) -> str:
@@ -44,20 +40,11 @@ def result(rules: Mapping[str, str], operation: str, given: str) -> str:
     >>> result({"softmax": "fp32"}, "softmax", "16 bits"), result({}, "gelu", "16 bits")
     ('fp32', '16 bits')
     """
-    return rules.get(operation, given)
-
-
-def operation(rules: Mapping[str, str], name: str, given: str) -> str:
-    """Give the type of what :func:`nsightkit.workloads.autocast.probe` tries under a name.
-
-    Parameters
-    ----------
-    rules : mapping of str to str
-    name, given : str
-    """
-    if name == "product with an fp32 weight":
+    if operation == "product with an fp32 weight":
         return "fp32"
-    return result(rules, "nll_loss" if name == "cross_entropy" else name, given)
+    if operation == "cross_entropy":  # it calls log_softmax, and then this
+        operation = "nll_loss"
+    return rules.get(operation, given)
 
 
 def in_model(rules: Mapping[str, str], norm: str) -> dict[str, tuple[str, str]]:
@@ -72,60 +59,62 @@ def in_model(rules: Mapping[str, str], norm: str) -> dict[str, tuple[str, str]]:
     -------
     dict of str to (str, str)
     """
-    product = "matrix products are on the list"
-    fused = result(rules, "layer_norm", "16 bits")
-    written = ("fp32", "ends in a product with its fp32 weight")
+    matmul = (rules["matmul"], "matmuls are on the list")
+    if norm == "written":
+        normed = ("fp32", "ends in a product with its fp32 weight")
+    else:
+        normed = _listed_or_following(rules, "layer_norm")
     return {
         "embedding": ("fp32", "on no list, and its weight is fp32"),
-        "linear": (rules["linear"], product),
-        "scores": (rules["matmul"], product),
-        "softmax": (result(rules, "softmax", "16 bits"), "on the list" if "softmax" in rules else "follows its input"),
-        "weighted": (rules["matmul"], product),
-        "norm": written if norm == "written" else (fused, "on the list" if fused == "fp32" else "follows its input"),
-        "gelu": (result(rules, "gelu", "16 bits"), "on no list, follows its input"),
+        "linear": (rules["linear"], "matmuls are on the list"),
+        "scores": matmul,
+        "softmax": _listed_or_following(rules, "softmax"),
+        "weighted": matmul,
+        "norm": normed,
+        "gelu": _listed_or_following(rules, "gelu"),
         "residual": ("fp32", "fp32 of the embedding plus anything"),
-        "logits": (rules["linear"], product),
+        "logits": (rules["linear"], "matmuls are on the list"),
         "loss": ("fp32", "on the list"),
     }
 
 
-def seen(samples: pd.DataFrame, what: str, names: Sequence[str]) -> pd.DataFrame:
-    """Count the tensors of a kind and their bytes, as :class:`nsightkit.workloads.autocast.Autocast` noted them.
+def _listed_or_following(rules: Mapping[str, str], operation: str) -> tuple[str, str]:
+    reason = "on the list" if operation in rules else "on no list, follows its input"
+    return result(rules, operation, "16 bits"), reason
+
+
+def types(rows: pd.DataFrame, what: str) -> pd.DataFrame:
+    """Give the types of the tensors of one kind.
 
     Parameters
     ----------
-    samples : DataFrame
-        Of a measurement.
-    what : str
-        The first part of the metrics' names, such as ``output``.
-    names : sequence of str
-        What the parts after the precision are.
+    rows : DataFrame
+        Of :func:`_lib.autocast.run`.
+    what : {"output", "gradient"}
 
     Returns
     -------
     DataFrame
-        ``precision``, `names`, ``tensors``, ``bytes``.
+        A column per precision, a row per name; several types are joined by commas.
     """
-    rows = samples[samples["metric"].str.startswith(f"{what}/")]
-    sums = rows.groupby("metric", sort=False)["value"].agg(["count", "sum"])
-    frame = pd.DataFrame([metric.split("/")[1:] for metric in sums.index], columns=["precision", *names])
-    return frame.join(sums.set_axis(["tensors", "bytes"], axis=1).reset_index(drop=True))
+    chosen = rows[rows["what"] == what]
+    joined = chosen.groupby(["name", "precision"], sort=False)["type"].agg(lambda seen: ", ".join(sorted(set(seen))))
+    return joined.unstack()[list(dict.fromkeys(chosen["precision"]))]
 
 
-def kept(samples: pd.DataFrame) -> pd.DataFrame:
-    """Bytes that are kept for backward, without the parameters.
+def kept(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add up the bytes that are kept for backward, without the parameters.
 
     Parameters
     ----------
-    samples : DataFrame
+    rows : DataFrame
 
     Returns
     -------
     DataFrame
-        A column for each precision, a row for each kind and type.
+        A column per precision, a row per name and type (``activation, fp32``).
     """
-    frame = seen(samples, "saved", ["kind", "type"])
-    frame = frame[frame["kind"] != "parameter"]
-    named = frame["kind"] + ", " + frame["type"].map(by_bits)
-    sums = frame["bytes"].groupby([named, frame["precision"]]).sum()
-    return sums.unstack(fill_value=0)[list(frame["precision"].unique())]
+    saved = rows[(rows["what"] == "saved") & (rows["name"] != "parameter")]
+    names = saved["name"] + ", " + saved["type"].map(by_bits)
+    sums = saved["bytes"].groupby([names, saved["precision"]]).sum()
+    return sums.unstack(fill_value=0)[list(dict.fromkeys(saved["precision"]))]

@@ -1,8 +1,8 @@
-"""Data-parallel training in several processes, one of which gets its batches late: the investigation of a straggler.
+"""Data-parallel training in several processes, one of which gets its batches late (page 22).
 
-This process is rank 0; the others are its children. They talk through Gloo, or through NCCL where each rank can have a
-GPU of its own. A batch is a pause, as a loader's is to the process that waits for it, so that a rank is not late merely
-because processors are few.
+``torchrun`` starts the ranks, in processes of their own. They talk through Gloo, or through NCCL where each has its own
+GPU. A batch is a pause, as a loader's is to the process that waits for it, so a rank is not late only because there are
+few processors.
 """
 
 from __future__ import annotations
@@ -14,290 +14,257 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nsightkit
+import pandas as pd
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.autograd import profiler
-from torch.autograd.graph import register_multi_grad_hook
-
+from nsightkit.trace import Trace, TraceMeta
+from nsightkit.trace.nesting import nesting
+from nsightkit.workloads.models import Workload
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import Workload
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Crew", "Gradients", "LateConfig", "start"]
-
-#: Ranges that are kept of each rank, and what they are called.
-_SHOWN = {**{name: name for name in ("data", "forward", "backward", "optimizer")}, "gloo:all_reduce": "gloo"}
-#: A child that takes longer to end does not.
-_PATIENCE_S = 20.0
+_WARMUP = 3
+_PATIENCE_S = 300.0
+#: What is kept of each rank's trace: its tables, and their columns.
+_TABLES = {
+    "kernels": ["start_ns", "end_ns", "name", "process", "device", "stream", "correlation"],
+    "memops": ["start_ns", "end_ns", "kind", "process", "device", "stream", "correlation", "bytes"],
+    "calls": ["start_ns", "end_ns", "name", "process", "thread", "correlation"],
+    "ranges": ["start_ns", "end_ns", "name", "process", "thread"],
+    "ops": ["start_ns", "end_ns", "name", "process", "thread"],
+}
+_TEXTS = ("name", "kind")
 
 
 @dataclasses.dataclass(frozen=True)
-class LateConfig:
-    """Sizes, and the rank that is late.
+class Job:
+    """Sizes, and the rank that is late; the defaults suit a CPU.
 
     Parameters
     ----------
     ranks : int
+        The last one is late.
     late : bool
-        Fault: rank `late_rank` waits `late_ms` longer for every batch.
-    late_rank : int
+        Fault: the last rank waits `late_ms` longer for every batch.
     late_ms, data_ms : float
-        How long the late rank waits more, and every rank anyway.
+        How much longer the late rank waits, and how long every rank waits for a batch.
     hidden, layers, batch : int
-        Width and depth of the model, and rows of a batch.
+        Width and depth of the model, and rows of a batch. Gradients are ``4 * layers * hidden**2`` bytes.
     bucket_mb : float
         Gradients are added up in buckets of about this size, the first while backward still goes on.
-    profiled : int
-        Steps whose profile is kept of each rank.
+    steps, profiled : int
+        Timed steps, and steps under the profiler.
     """
 
     ranks: int = 2
     late: bool = True
-    late_rank: int = 1
     late_ms: float = 40.0
     data_ms: float = 2.0
-    hidden: int = 192
-    layers: int = 6
-    batch: int = 64
-    bucket_mb: float = 0.5
-    profiled: int = 16
+    hidden: int = 128
+    layers: int = 4
+    batch: int = 32
+    bucket_mb: float = 0.1
+    steps: int = 5
+    profiled: int = 4
 
 
-class Gradients:
-    """Adds up gradients over ranks, bucket by bucket, each as soon as its last gradient is there.
+class LateRank(Workload):
+    """The job, started once."""
 
-    What ``DistributedDataParallel`` does, in few lines: that one imports a compiler, as PyTorch's optimizers do, and
-    each process would take longer for it than for all of its steps.
+    def __init__(self, job: Job, device: str) -> None:
+        super().__init__(device)
+        self.job = job
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Run the job.
+
+        Yields
+        ------
+        dict
+            ``rank``, ``table`` and the columns of one event: of the profiled steps, as a trace has them, and with the
+            table ``steps`` the timed steps (``start_ns, end_ns``). Times are nanoseconds since the first event.
+        """
+        with tempfile.TemporaryDirectory(prefix="nsightkit-") as folder:
+            self._run(folder)
+            tables = []
+            for rank in range(self.job.ranks):
+                tables += _events(Path(folder), rank)
+        whole = pd.concat(tables, ignore_index=True)
+        first = whole["start_ns"].min()
+        whole["start_ns"] -= first
+        whole["end_ns"] -= first
+        yield from whole.to_dict("records")
+
+    def _run(self, folder: str) -> None:
+        task = json.dumps({**dataclasses.asdict(self.job), "device": self.device.type, "folder": folder})
+        ranks = ["--standalone", f"--nproc-per-node={self.job.ranks}", "--no-python"]
+        command = [sys.executable, "-m", "torch.distributed.run", *ranks, sys.executable, "-m", "_lib.late_rank", task]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        # All ranks are on this machine: no host name needs to be looked up.
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+        )
+        if ended.returncode:
+            raise RuntimeError(f"the ranks ended with code {ended.returncode}: {ended.stderr[-2000:]}")
+
+
+def _events(folder: Path, rank: int) -> list[pd.DataFrame]:
+    """Read what one rank wrote; times are on the clock that all ranks share."""
+    trace = nsightkit.load(folder / f"rank{rank}.json", cache=False)
+    timed = json.loads((folder / f"rank{rank}.steps").read_text(encoding="utf-8"))
+    frames = [pd.DataFrame(timed, columns=["start_ns", "end_ns"]).assign(rank=rank, table="steps")]
+    for table, columns in _TABLES.items():
+        rows = trace.table(table, columns)
+        if len(rows):
+            rows = rows.assign(rank=rank, table=table)
+            rows["start_ns"] += trace.t0_ns
+            rows["end_ns"] += trace.t0_ns
+            frames.append(rows.astype({name: "str" for name in _TEXTS if name in rows}))
+    return frames
+
+
+def traces(rows: pd.DataFrame) -> list[Trace]:
+    """Make one trace per rank of the events that the job recorded.
 
     Parameters
     ----------
-    model : Module
-    bucket_bytes : float
-        About what a bucket holds.
+    rows : DataFrame
+        Of :meth:`LateRank.rows`.
+
+    Returns
+    -------
+    list of Trace
     """
-
-    def __init__(self, model: nn.Module, bucket_bytes: float) -> None:
-        self._going: list[tuple[list[nn.Parameter], Tensor, Any]] = []
-        buckets: list[list[nn.Parameter]] = [[]]
-        # Backward ends with the first layer, so the buckets begin with the last one.
-        for parameter in reversed(list(model.parameters())):
-            if sum(one.nbytes for one in buckets[-1]) >= bucket_bytes:
-                buckets.append([])
-            buckets[-1].append(parameter)
-        for bucket in buckets:
-            register_multi_grad_hook(bucket, partial(self._send, bucket))
-
-    def _send(self, bucket: list[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
-        flat = torch.cat([one.view(-1) for one in gradients if one is not None])
-        self._going.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-
-    def wait(self) -> None:
-        """Wait for the sums, and put their means where the gradients were."""
-        for bucket, flat, work in self._going:
-            work.wait()
-            means = (flat / dist.get_world_size()).split([p.numel() for p in bucket])  # type: ignore[no-untyped-call]
-            for one, mean in zip(bucket, means, strict=True):
-                assert one.grad is not None
-                one.grad.copy_(mean.view_as(one))
-        self._going.clear()
+    made = []
+    for rank, own in rows.groupby("rank"):
+        frames = {}
+        for table, columns in _TABLES.items():
+            events = own[own["table"] == table].reindex(columns=columns).reset_index(drop=True)
+            if len(events):
+                numbers = [name for name in columns if name not in _TEXTS]
+                frames[table] = events.astype(dict.fromkeys(numbers, "int64"))
+        marks = frames["ranges"]
+        marks["level"], marks["parent"] = nesting(marks["thread"], marks["start_ns"], marks["end_ns"])
+        missing = [] if "kernels" in frames else ["kernels", "memops", "calls", "graphs", "syncs"]
+        meta = TraceMeta(tool="PyTorch profiler", missing=missing)
+        meta.distributed = {"rank": int(rank), "world_size": int(rows["rank"].nunique())}
+        made.append(Trace.from_frames(frames, meta))
+    return made
 
 
-class _Rank:
+def step_ns(rows: pd.DataFrame) -> pd.Series:
+    """Give the times of the steps of rank 0 that no profiler watched.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Of :meth:`LateRank.rows`.
+
+    Returns
+    -------
+    Series of float
+        Nanoseconds.
+    """
+    timed = rows[(rows["table"] == "steps") & (rows["rank"] == 0)]
+    return (timed["end_ns"] - timed["start_ns"]).astype(float).reset_index(drop=True)
+
+
+def run(device: str, **parameters: Any) -> LateRank:
+    """Train in several processes, one of which may be late.
+
+    Parameters
+    ----------
+    device : str
+    **parameters
+        Fields of :class:`Job`.
+
+    Returns
+    -------
+    LateRank
+    """
+    return LateRank(Job(**parameters), device)
+
+
+# -- a rank ----------------------------------------------------------------------------------------------------------
+
+
+class Rank:
     """One rank's model, and its steps."""
 
-    def __init__(self, config: LateConfig, rank: int, device: str, store: str) -> None:
-        self.config, self.rank = config, rank
-        own = device.startswith("cuda") and torch.cuda.device_count() >= config.ranks
-        self.backend = "nccl" if own else "gloo"
-        self.device = torch.device("cuda", rank if own else 0) if device.startswith("cuda") else torch.device("cpu")
-        if self.device.type == "cuda":
+    def __init__(self, job: Job, device: str) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.device = torch.device(device)
+        has_own_gpu = device == "cuda" and torch.cuda.device_count() >= job.ranks
+        if device == "cuda":
+            self.device = torch.device("cuda", self.rank if has_own_gpu else 0)
             torch.cuda.set_device(self.device)
         else:
             torch.set_num_threads(1)
-        dist.init_process_group(self.backend, init_method=f"file://{store}", rank=rank, world_size=config.ranks)
+        dist.init_process_group("nccl" if has_own_gpu else "gloo")
+        is_late = job.late and self.rank == job.ranks - 1
+        self.wait_s = (job.data_ms + (job.late_ms if is_late else 0.0)) / 1e3
+        self.shape = (job.batch, job.hidden)
         torch.manual_seed(0)
-        width = config.hidden
-        layers = (layer for _ in range(config.layers) for layer in (nn.Linear(width, width), nn.GELU()))
-        self.model = nn.Sequential(*layers).to(self.device)
-        self.gradients = Gradients(self.model, config.bucket_mb * 1e6)
-        torch.manual_seed(1 + rank)  # one model, but batches of their own
+        layers: list[nn.Module] = []
+        for _ in range(job.layers):
+            layers += [nn.Linear(job.hidden, job.hidden), nn.GELU()]
+        self.model = DistributedDataParallel(nn.Sequential(*layers).to(self.device), bucket_cap_mb=job.bucket_mb)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        torch.manual_seed(1 + self.rank)  # the same model, but batches of their own
 
     def step(self) -> None:
-        config = self.config
+        """Wait for a batch, and learn from it together with the other ranks."""
         with phase("data"):
-            late_ms = config.late_ms if config.late and self.rank == config.late_rank else 0.0
-            time.sleep((config.data_ms + late_ms) / 1e3)
-            x = torch.randn(config.batch, config.hidden).to(self.device)
+            time.sleep(self.wait_s)
+            x = torch.randn(self.shape).to(self.device)
         with phase("forward"):
-            loss: Tensor = self.model(x).square().mean()
+            loss = self.model(x).square().mean()
         with phase("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.gradients.wait()
-        with phase("optimizer"), torch.no_grad():
-            for parameter in self.model.parameters():
-                assert parameter.grad is not None
-                parameter.add_(parameter.grad, alpha=-0.01)
-                parameter.grad = None
+            loss.backward()
+        with phase("optimizer"):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def profiled(self) -> dict[str, list[int]]:
-        """Profile some steps, and give begins and ends of what matters, in nanoseconds since 1970."""
-        dist.barrier()
-        # What torch.profiler is made of, without the compiler that it imports.
-        watch = profiler.profile(use_kineto=True, use_device="cuda" if self.device.type == "cuda" else None)
-        with watch:
-            for number in range(self.config.profiled):
-                with profiler.record_function(f"step {number}"):
+    def timed(self, steps: int) -> list[tuple[int, int]]:
+        """Give start and end of steps, in nanoseconds since 1970."""
+        times = []
+        for _ in range(steps):
+            start = time.time_ns()
+            self.step()
+            times.append((start, time.time_ns()))
+        return times
+
+    def profile(self, steps: int, path: Path) -> None:
+        """Write a trace of some steps."""
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities) as watch:
+            for number in range(steps):
+                with torch.profiler.record_function(f"step {number}"):
                     self.step()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "trace.json")
-            watch.export_chrome_trace(str(path))  # type: ignore[no-untyped-call]
-            return _intervals(json.loads(path.read_text(encoding="utf-8")))
+        watch.export_chrome_trace(str(path))
 
 
-def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Begins and ends of steps, phases, collectives, and of what was computed, of a profile."""
-    base = int(document.get("baseTimeNanoseconds") or 0)
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
-    talking = {event["tid"] for event in events if str(event["name"]).startswith("gloo:")}
-    for event in events:
-        name, start = str(event["name"]), base + round(float(event["ts"]) * 1e3)
-        of_category = {
-            "kernel": "nccl" if "nccl" in name.lower() else "kernels",
-            "user_annotation": _SHOWN.get(name, "step" if name.startswith("step ") else ""),
-            "cpu_op": "" if event["tid"] in talking else "operators",
-        }
-        found[of_category.get(event.get("cat"), "")].append((start, start + round(float(event["dur"]) * 1e3)))
-    return {
-        f"{what}_{edge}_ns": [pair[i] for pair in (union if what in ("operators", "kernels") else sorted)(pairs)]
-        for what, pairs in found.items()
-        if what
-        for i, edge in enumerate(("start", "end"))
-    }
-
-
-def union(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge intervals."""
-    out: list[tuple[int, int]] = []
-    for start, end in sorted(parts):
-        if out and start <= out[-1][1]:
-            out[-1] = (out[-1][0], max(end, out[-1][1]))
-        else:
-            out.append((start, end))
-    return out
-
-
-class Crew(Workload):
-    """All ranks: this process and its children.
-
-    Attributes
-    ----------
-    children : list of Popen
-        The other ranks, the first of them rank 1.
-    """
-
-    def __init__(self, config: LateConfig, device: str) -> None:
-        super().__init__(config, device)
-        folder = self.enter_context(tempfile.TemporaryDirectory())
-        self.callback(self._end)
-        self.children: list[subprocess.Popen[str]] = []
-        store = str(Path(folder, "store"))
-        if "GLOO_SOCKET_IFNAME" not in os.environ:
-            # All ranks are on this machine: no name needs to be looked up.
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-            self.callback(os.environ.pop, "GLOO_SOCKET_IFNAME", None)
-        try:
-            for rank in range(1, config.ranks):
-                task = json.dumps({"config": self.parameters, "rank": rank, "device": device, "store": store})
-                command = [sys.executable, "-m", "nsightkit.workloads.late_rank", task]
-                self.children.append(
-                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-                )
-            self._rank = _Rank(config, 0, device, store)
-        except BaseException:
-            for child in self.children:
-                child.kill()  # it waits for this one to join
-            self.close()
-            raise
-        self.parameters |= {"backend": self._rank.backend}
-
-    def step(self) -> None:
-        """Take a step on every rank."""
-        self._all("step", self._rank.step)
-
-    def observed(self) -> dict[str, list[float]]:
-        """Profile some steps on every rank.
-
-        Returns
-        -------
-        dict of str to list
-            Of each rank ``rank0_step_start_ns``, ``rank0_step_end_ns`` and so on: begins and ends of its steps, of
-            their phases (``data, forward, backward, optimizer``), of its all-reduces (``gloo`` or ``nccl``) and of what
-            it computed meanwhile (``operators``, and ``kernels`` on a GPU), in nanoseconds since the first of them.
-        """
-        every = self._all("profile", self._rank.profiled)
-        zero = min(times[0] for one in every for times in one.values() if times)
-        return {
-            f"rank{rank}_{name}": [float(time - zero) for time in times]
-            for rank, one in enumerate(every)
-            for name, times in one.items()
-        }
-
-    def _all(self, word: str, own: Callable[[], Any]) -> list[Any]:
-        """Have all ranks do something, this one included; gives what each answers."""
-        try:
-            for child in self.children:
-                print(word, file=child.stdin, flush=True)
-            answers = [own()]
-            for child in self.children:
-                assert child.stdout is not None
-                answers.append(json.loads(child.stdout.readline()))
-        except (BrokenPipeError, json.JSONDecodeError) as error:  # nobody reads, or nobody answers
-            rank, code = 1 + self.children.index(child), child.wait(_PATIENCE_S)
-            raise RuntimeError(f"rank {rank} ended with code {code}") from error
-        return answers
-
-    def _end(self) -> None:
-        """End the other ranks, then this one."""
-        for child in self.children:
-            with suppress(BrokenPipeError):
-                assert child.stdin is not None
-                child.stdin.close()  # the end of its input is the end of it
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        for child in self.children:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_PATIENCE_S)
-            child.kill()  # nothing happens to one that has ended
-            with child:  # waits for its end, and closes its pipes
-                pass
-
-
-def start(device: str, **parameters: Any) -> Crew:
-    """Begin to run a job, with fields of :class:`LateConfig`."""
-    return Crew(LateConfig(**parameters), device)
-
-
-def _main(task: Mapping[str, Any]) -> None:
-    """Be one of the other ranks, until there is no more to read."""
-    # The pipe is for answers: what libraries print goes where errors go.
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)
-        rank = _Rank(LateConfig(**task["config"]), task["rank"], task["device"], task["store"])
-        asked: dict[str, Callable[[], Any]] = {"profile": rank.profiled, "step": rank.step}
-        for line in sys.stdin:
-            answers.write(json.dumps(asked[line.strip()]()) + "\n")
-            answers.flush()
-        dist.destroy_process_group()
+def _main(task: dict[str, Any]) -> None:
+    folder, device = Path(task.pop("folder")), task.pop("device")
+    job = Job(**task)
+    rank = Rank(job, device)
+    rank.timed(_WARMUP)
+    times = rank.timed(job.steps)
+    (folder / f"rank{rank.rank}.steps").write_text(json.dumps(times), encoding="utf-8")
+    dist.barrier()
+    rank.profile(job.profiled, folder / f"rank{rank.rank}.json")
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

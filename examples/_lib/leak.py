@@ -1,8 +1,8 @@
-"""A training step whose memory grows: a number that is kept for a plot keeps the graph that made it.
+"""A training step whose memory grows: a number kept for a plot keeps the graph that made it (page 12).
 
-A hook watches how sure the model is of its predictions: their entropy, one number a step. The fault is that the number
-is kept as it comes. It still knows how it was computed, and no backward pass runs through it, so what autograd saved
-for one stays: the predicted probabilities and their logarithms, a row of the vocabulary for each token, every step.
+A hook watches how sure the model is of its predictions: their entropy, one number per step. The fault is that the
+number is kept as it comes. It still knows how it was computed, and no backward pass runs through it, so what autograd
+saved stays: the predicted probabilities and their logarithms, a row of the vocabulary for each token, every step.
 """
 
 from __future__ import annotations
@@ -10,32 +10,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from nsightkit.workloads import lm
 from torch import Tensor
 
-from nsightkit.workloads import lm
+#: Training steps of a run that would go on until memory is out, where there is no limit to reach.
+_STEPS_WITHOUT_LIMIT = 3
 
-__all__ = ["WatchedRun", "start"]
 
-
-class WatchedRun(lm.Run):
-    """A language model's run with a hook that keeps the entropy of each prediction.
-
-    Parameters
-    ----------
-    config : LMConfig
-    device : str
-    keep_graph : bool
-        The fault: keep the numbers as they come, each with its graph.
+class Watched(lm.Run):
+    """A language model with a hook that keeps the entropy of each prediction.
 
     Attributes
     ----------
     entropies : list of Tensor
-        One a forward pass, in nats.
+        One per forward pass, in nats.
     """
 
-    def __init__(self, config: lm.LMConfig, device: str = "cpu", *, keep_graph: bool = False) -> None:
+    def __init__(self, config: lm.LMConfig, device: str, keep_graph: bool) -> None:
         super().__init__(config, device)
-        self.parameters["keep_graph"] = keep_graph
+        self.keep_graph = keep_graph
         self.entropies: list[Tensor] = []
         self.model.register_forward_hook(self._watch)
 
@@ -43,22 +36,65 @@ class WatchedRun(lm.Run):
         """Called by PyTorch after each forward pass."""
         logarithms = logits.float().log_softmax(-1)
         entropy = -(logarithms.exp() * logarithms).sum(-1).mean()
-        self.entropies.append(entropy if self.parameters["keep_graph"] else entropy.detach())
+        self.entropies.append(entropy if self.keep_graph else entropy.detach())
 
 
-def start(device: str, keep_graph: bool = False, **parameters: Any) -> WatchedRun:
-    """Begin to run a model that is watched.
+class UntilFull(Watched):
+    """The same, but one step trains until the GPU is out of memory.
+
+    Attributes
+    ----------
+    trained : int
+        Training steps that were finished before memory was out.
+    out_of_memory : bool
+    """
+
+    def __init__(self, config: lm.LMConfig, device: str, keep_graph: bool, limit_bytes: int) -> None:
+        super().__init__(config, device, keep_graph)
+        self.trained = 0
+        self.out_of_memory = False
+        self.limited = self.device.type == "cuda"
+        if self.limited:
+            total_bytes = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total_bytes, 1.0))
+            self.callback(torch.cuda.set_per_process_memory_fraction, 1.0)
+
+    def step(self) -> None:
+        """Train until memory is out; a CPU, which has no limit here, trains three steps."""
+        self.entropies.clear()
+        self.trained = 0
+        try:
+            while self.limited or self.trained < _STEPS_WITHOUT_LIMIT:
+                super().step()
+                self.trained += 1
+        except torch.OutOfMemoryError:
+            self.out_of_memory = True
+        self.model.zero_grad(set_to_none=True)
+
+    def samples(self) -> dict[str, list[float]]:
+        """Give the training steps that were finished, and whether memory ran out."""
+        return {"steps": [self.trained], "out_of_memory": [float(self.out_of_memory)]}
+
+
+def run(device: str, keep_graph: bool = False, limit_bytes: int | None = None, **parameters: Any) -> Watched:
+    """Train a language model whose predictions are watched.
 
     Parameters
     ----------
     device : str
     keep_graph : bool
-        As for :class:`WatchedRun`.
+        Fault: keep the numbers as they come, each with its graph. It holds two fp32 values per logit and step:
+        ``8 * batch * context * vocabulary`` bytes.
+    limit_bytes : int, optional
+        Memory that the process may have on a GPU. One step then trains until it is out.
     **parameters
         Fields of :class:`nsightkit.workloads.lm.LMConfig`.
 
     Returns
     -------
-    WatchedRun
+    Watched
     """
-    return WatchedRun(lm.LMConfig(**parameters), device, keep_graph=keep_graph)
+    config = lm.LMConfig(**parameters)
+    if limit_bytes is None:
+        return Watched(config, device, keep_graph)
+    return UntilFull(config, device, keep_graph, limit_bytes)

@@ -1,10 +1,4 @@
-"""The walk of :mod:`nsightkit.workloads.limiters` in one kernel that few blocks of fit on a multiprocessor.
-
-On a CPU it runs in Triton's interpreter, when ``TRITON_INTERPRET`` was set before this was imported.
-"""
-
-# Triton compiles these functions: their arguments are pointers and numbers, without Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""The walk of :mod:`_lib.limiters` in one kernel of which few blocks fit on a multiprocessor; it needs Triton."""
 
 from __future__ import annotations
 
@@ -13,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["walk"]
-
 _THREADS = 128
 
 
@@ -22,8 +14,8 @@ _THREADS = 128
 def _walk_kernel(following, held, out, hops, MORE: tl.constexpr, LESS: tl.constexpr):
     """Read numbers, walk, and only then use the numbers: they stay in registers all the while.
 
-    Triton knows no arrays but those of a power of two, so there are two of them. The number of hops must not be known
-    to the compiler: it would unroll the walk, and read the numbers after it.
+    Triton has arrays of powers of two only, so there are two of them. The compiler must not know the number of hops: it
+    would unroll the walk, and read the numbers after it.
     """
     program = tl.program_id(0)
     place = held + program * (MORE + LESS)

@@ -1,64 +1,79 @@
-"""Ten models: what a run of each amounts to, and what was expected of it."""
+"""Ten models: what a run of each amounts to, and what was expected of it (page 10)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
-
 from nsightkit.analysis.core.noise import Estimate
 from nsightkit.analysis.roofline import envelope
 from nsightkit.analysis.timeline import kernels, operators, overview, ranges, steps
 from nsightkit.configurations import Configuration
-from nsightkit.investigations.measurement import Measurement
 from nsightkit.trace.model import Trace
 
-__all__ = ["EXPECTED", "by_kind", "cost", "judged", "row", "tail_share", "work"]
+if TYPE_CHECKING:
+    from nsightkit.guide import Measurement
 
 #: What was expected of each, before any of them ran.
-EXPECTED: Mapping[str, str] = {
-    "model_a": "matrix products are most of the work",
+EXPECTED = {
+    "model_a": "GEMMs are most of the work",
     "model_b": "a FLOP takes longer than in model_a, which is less deep",
     "latency_bound": "a FLOP takes longer than in any other",
     "misaligned_dims": "a FLOP takes longer than in aligned_dims",
     "bad_head_size": "no difference to head_size_96",
     "vocab_bottleneck": "output head and loss are most of the forward pass",
-    "wide_ffn": "a larger share in matrix products than model_a",
-    "bandwidth_bound": "most of the work is not in matrix products",
+    "wide_ffn": "a larger share in GEMMs than model_a",
+    "bandwidth_bound": "most of the work is not in GEMMs",
     "compute_bound": "a FLOP takes less time than in any other",
     "deep_sequential": "idle for a larger share than compute_bound",
 }
-_ORDER = ("GEMM", "attention", "elementwise", "memory-like", "optimizer")
+_KINDS = ("GEMM", "attention", "elementwise", "memory-like", "optimizer")
 _SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
-_SAID = {True: "holds", False: "does not hold", None: "not shown"}
 
 
-def cost(run: Measurement) -> envelope.Envelope:
-    """Give the envelope of the sizes that ran, which are small on a CPU.
+def sizes(model: Configuration, divisor: int = 1) -> dict[str, Any]:
+    """Give a model's sizes as parameters of :func:`nsightkit.workloads.lm.run`.
 
     Parameters
     ----------
-    run : Measurement
+    model : Configuration
+    divisor : int
+        Makes it small in every direction but depth and heads, which are its shape.
+
+    Returns
+    -------
+    dict
+        Also how it runs: a training step in bf16, with each batch copied from the host.
     """
-    sizes = {name: run.parameters[name] for name in _SIZES}
-    return envelope.envelope(Configuration(run.part, intent="", **sizes))
+    small = {name: math.ceil(getattr(model, name) / divisor) for name in _SIZES}
+    small["layers"], small["heads"] = model.layers, model.heads
+    # The width is a multiple of the heads.
+    small["d_model"] = math.ceil(small["d_model"] / model.heads) * model.heads
+    return {**small, "mode": "train", "precision": "bf16", "attention": "sdpa", "feed": "host"}
 
 
-def work(trace: Trace, *, by: str = "name") -> pd.DataFrame:
-    """Rank the kernels of a trace or, without a GPU, the CPU's operators.
+def cost(run: Measurement) -> envelope.Envelope:
+    """Give the envelope of the sizes that ran."""
+    chosen = {name: run.parameters[name] for name in _SIZES}
+    return envelope.envelope(Configuration(run.name, intent="", **chosen))
+
+
+def work(trace: Trace, by: str = "name") -> pd.DataFrame:
+    """Rank the kernels of a trace, or the CPU's operators without a GPU.
 
     Parameters
     ----------
     trace : Trace
     by : {"name", "category"}
     """
-    summary: Callable[..., pd.DataFrame] = (kernels if trace.recorded("kernels") else operators).summary
-    return summary(trace, by=by)
+    of = kernels if trace.recorded("kernels") else operators
+    return of.summary(trace, by=by)
 
 
 def row(run: Measurement) -> dict[str, float | None]:
-    """Say what one run amounts to.
+    """Sum up one run.
 
     Parameters
     ----------
@@ -69,24 +84,27 @@ def row(run: Measurement) -> dict[str, float | None]:
     dict
         A column of the page's table each; None for what a CPU lacks.
     """
-    seen, planned = overview.summary(run.trace), cost(run)
-    table = "kernels" if run.trace.recorded("kernels") else "ops"
-    median, memory = float(np.median(run.values("step_ns"))), run.median("peak_allocated_bytes")
+    seen = overview.summary(run.trace)
+    planned = cost(run)
+    events = run.trace.table("kernels" if run.trace.recorded("kernels") else "ops", ["start_ns"])
+    median_ns = run.median("step_ns")
+    peak = run.median("peak_bytes")
+    # Flash attention does not take heads above 256: their scores are written to memory.
+    predicted_peak = planned.peak_bytes(scores=planned.configuration.d_head > 256)
     return {
-        "step_ns": median,
-        "TFLOP/s": planned.train_flops / median / 1e3,
+        "step_ns": median_ns,
+        "TFLOP/s": planned.train_flops / median_ns / 1e3,
         "share with kernels": seen["density"],
-        "share idle": seen["span_ns"] and seen["idle_ns"] / seen["span_ns"],
+        "share idle": seen["idle_ns"] / seen["span_ns"] if seen["span_ns"] else None,
         "share in copies": seen["memory_overhead"],
-        "operations a step": len(run.trace.table(table, ["start_ns"])) / len(steps.find(run.trace)),
-        "peak (GB)": memory and memory / 1e9,
-        # Heads that flash attention does not take have their scores written out.
-        "peak, predicted (GB)": planned.peak_bytes(scores=planned.configuration.d_head > 256) / 1e9,
+        "operations a step": len(events) / max(len(steps.find(run.trace)), 1),
+        "peak (GB)": None if peak is None else peak / 1e9,
+        "peak, predicted (GB)": predicted_peak / 1e9,
     }
 
 
 def by_kind(traces: Mapping[str, Trace]) -> pd.DataFrame:
-    """Sum up time by kind of work.
+    """Add up time by kind of work.
 
     Parameters
     ----------
@@ -97,81 +115,87 @@ def by_kind(traces: Mapping[str, Trace]) -> pd.DataFrame:
     DataFrame
         Nanoseconds: a column for each trace, a row for each of the main kinds, and one for the others.
     """
-    totals = {name: work(trace, by="category").set_index("name")["total_ns"] for name, trace in traces.items()}
-    kinds = pd.DataFrame(totals).reindex(list(totals), axis=1).fillna(0)
-    known = [kind for kind in _ORDER if kind in kinds.index]
-    return pd.concat([kinds.loc[known], kinds.drop(index=known).sum().to_frame("(others)").T])
+    columns = {}
+    for name, trace in traces.items():
+        totals = work(trace, by="category").set_index("name")["total_ns"]
+        main = totals.reindex(list(_KINDS)).fillna(0)
+        main["(others)"] = totals.sum() - main.sum()
+        columns[name] = main
+    return pd.DataFrame(columns)
 
 
 def tail_share(trace: Trace) -> float:
-    """Give the share of the forward pass in the output head and the loss, on the GPU or else on the CPU.
-
-    Parameters
-    ----------
-    trace : Trace
-    """
-    found = ranges.summary(trace, match="^(forward|head|loss)$").set_index("name")
+    """Give the share of the forward pass in the output head and the loss, on the GPU or else on the CPU."""
+    table = ranges.summary(trace, match="^(forward|head|loss)$").set_index("name")
     clock = "gpu_ns" if trace.recorded("kernels") else "total_ns"
-    forward, *parts = found[clock].reindex(["forward", "head", "loss"]).astype(float).fillna(0)
-    return sum(parts) / forward if forward else 0.0
+    time_ns = table[clock].reindex(["forward", "head", "loss"]).astype(float).fillna(0)
+    return (time_ns["head"] + time_ns["loss"]) / time_ns["forward"] if time_ns["forward"] else 0.0
 
 
-def judged(
-    rate: pd.Series,
-    idle: pd.Series,
-    kinds: pd.DataFrame,
-    tail: float,
-    against: Mapping[str, tuple[str, Estimate]],
-) -> pd.DataFrame:
-    """Hold each expectation against its data. What lies within the noise shows nothing, for or against.
+def judged(summary: pd.DataFrame, kinds: pd.DataFrame, tail: float, ratios: Mapping[str, Estimate]) -> pd.DataFrame:
+    """Compare each expectation with its data. A difference within the noise shows nothing, either way.
 
     Parameters
     ----------
-    rate, idle : Series
-        FLOP/s, and the share of the span in which the GPU was idle, by model.
+    summary : DataFrame
+        Of :func:`row`, by model.
     kinds : DataFrame
         Of :func:`by_kind`.
     tail : float
         Of :func:`tail_share`, of ``vocab_bottleneck``.
-    against : mapping of str to (str, Estimate)
-        By model: another one, and how many times its FLOP/s the model reaches.
+    ratios : mapping of str to Estimate
+        How many times the FLOP/s of another model ``model_b``, ``misaligned_dims`` and ``bad_head_size`` reach.
 
     Returns
     -------
     DataFrame
-        ``model, expected, outcome, by``.
+        ``model, expected, outcome, evidence``.
     """
+    rate, idle = summary["TFLOP/s"], summary["share idle"]
     share = kinds / kinds.sum()
-    products, matrix = share.loc["GEMM"], share.reindex(["GEMM", "attention"]).sum()
-
-    def slower(model: str) -> bool | None:
-        """Whether a model is slower for its FLOPs than the other one; None if noise could hide it."""
-        found = against[model][1]
-        return found.value < 1 if found.excludes(1) else None
-
-    def compared(model: str) -> str:
-        other, found = against[model]
-        noise = "" if found.low is None else f" ({found.low:.2f} to {found.high:.2f})"
-        return f"{found.value:.2f} times the FLOP/s of {other}{noise}"
-
-    alike = against["bad_head_size"][1]
-    # Equality is shown only where the interval is narrow.
-    narrow = alike.low is not None and alike.high is not None and alike.high - alike.low < 0.1
-    deep, flat = idle["deep_sequential"], idle["compute_bound"]
-    holds: dict[str, tuple[bool | None, str]] = {
-        "model_a": (bool(products["model_a"] > 0.5), f"{products['model_a']:.0%}"),
-        "model_b": (slower("model_b"), compared("model_b")),
-        "latency_bound": (rate.idxmin() == "latency_bound", f"the slowest is {rate.idxmin()}"),
-        "misaligned_dims": (slower("misaligned_dims"), compared("misaligned_dims")),
-        "bad_head_size": (False if alike.excludes(1) else True if narrow else None, compared("bad_head_size")),
-        "vocab_bottleneck": (tail > 0.5, f"{tail:.0%}"),
-        "wide_ffn": (
-            bool(products["wide_ffn"] > products["model_a"]),
-            f"{products['wide_ffn']:.0%} against {products['model_a']:.0%}",
-        ),
-        "bandwidth_bound": (bool(matrix["bandwidth_bound"] < 0.5), f"{1 - matrix['bandwidth_bound']:.0%}"),
-        "compute_bound": (rate.idxmax() == "compute_bound", f"the quickest is {rate.idxmax()}"),
-        "deep_sequential": (bool(deep > flat), f"{deep:.0%} against {flat:.0%}"),
+    gemms = share.loc["GEMM"]
+    neither = 1 - share.loc["GEMM", "bandwidth_bound"] - share.loc["attention", "bandwidth_bound"]
+    holds = {
+        "model_a": gemms["model_a"] > 0.5,
+        "model_b": _slower(ratios["model_b"]),
+        "latency_bound": rate.idxmin() == "latency_bound",
+        "misaligned_dims": _slower(ratios["misaligned_dims"]),
+        "bad_head_size": _equal(ratios["bad_head_size"]),
+        "vocab_bottleneck": tail > 0.5,
+        "wide_ffn": gemms["wide_ffn"] > gemms["model_a"],
+        "bandwidth_bound": neither > 0.5,
+        "compute_bound": rate.idxmax() == "compute_bound",
+        "deep_sequential": idle["deep_sequential"] > idle["compute_bound"],
     }
-    rows = [(name, EXPECTED[name], _SAID[outcome], evidence) for name, (outcome, evidence) in holds.items()]
-    return pd.DataFrame(rows, columns=["model", "expected", "outcome", "by"])
+    evidence = {
+        "model_a": f"{gemms['model_a']:.0%}",
+        "model_b": f"{ratios['model_b'].value:.2f}x the FLOP/s",
+        "latency_bound": f"the slowest is {rate.idxmin()}",
+        "misaligned_dims": f"{ratios['misaligned_dims'].value:.2f}x the FLOP/s",
+        "bad_head_size": f"{ratios['bad_head_size'].value:.2f}x the FLOP/s",
+        "vocab_bottleneck": f"{tail:.0%}",
+        "wide_ffn": f"{gemms['wide_ffn']:.0%} against {gemms['model_a']:.0%}",
+        "bandwidth_bound": f"{neither:.0%}",
+        "compute_bound": f"the fastest is {rate.idxmax()}",
+        "deep_sequential": f"{idle['deep_sequential']:.0%} against {idle['compute_bound']:.0%}",
+    }
+    words = {True: "holds", False: "does not hold", None: "not shown"}
+    rows = []
+    for model, outcome in holds.items():
+        known = None if outcome is None else bool(outcome)
+        rows.append((model, EXPECTED[model], words[known], evidence[model]))
+    return pd.DataFrame(rows, columns=["model", "expected", "outcome", "evidence"])
+
+
+def _slower(ratio: Estimate) -> bool | None:
+    """Say whether a model is slower for its FLOPs than the other; None if noise could hide it."""
+    return ratio.value < 1 if ratio.excludes(1) else None
+
+
+def _equal(ratio: Estimate) -> bool | None:
+    """Say whether two models are equally fast; only a narrow interval shows that."""
+    if ratio.excludes(1):
+        return False
+    if ratio.low is None or ratio.high is None:
+        return None
+    return True if ratio.high - ratio.low < 0.1 else None

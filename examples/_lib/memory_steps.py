@@ -1,301 +1,171 @@
-"""A language model's step that says where its memory went: at each phase's end and peak, and by item at the highest.
+"""Where the memory of a language model's step goes, by the allocator (pages 11 and 13).
 
-Two accounts are kept, of two steps. PyTorch's allocator knows a GPU's bytes to the last one, workspaces and what
-operators need within themselves included, but not what they are for. Looking at what each operator gives
-(:mod:`nsightkit.workloads.tensor_memory`) says what they are for, on a GPU and on a CPU, and misses the rest.
+Only a GPU's allocator keeps an account; a CPU runs the same steps and reports sizes that follow from the model alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
-
 from nsightkit.workloads import lm
-from nsightkit.workloads.lm import PHASES
-from nsightkit.workloads.out_of_memory import is_out_of_memory, is_sticky
-from nsightkit.workloads.tensor_memory import Allocator, TensorMemory
-from nsightkit.workloads.workload import Workload
+from nsightkit.workloads.models import Workload
+from torch import Tensor
 
-__all__ = ["PHASES", "Column", "MemoryRun", "start"]
-
-_ITEMS = (
-    *("weights", "gradients", "optimizer_states", "activations", "logits", "temporary_buffers", "autocast_cache"),
-    "inputs_and_tables",
-)
-
-
-class _Allocator(Allocator):
-    """The caching allocator's account of a GPU, by phase."""
-
-    phase = ""
-
-    def leave(self, phase: str, _: torch.nn.Module) -> dict[str, int]:
-        """Give, as near to the peak as a phase ends, what is free in segments of which another part is in use."""
-        split = torch.cuda.memory_stats(self._device).get("inactive_split_bytes.all.current", 0)
-        return {"fragmentation_bytes": split} if phase == "forward" else {}
-
-
-class _Tensors(TensorMemory):  # type: ignore[no-untyped-call]
-    """An account by tensor, each with what it is for."""
-
-    def __init__(
-        self, config: lm.LMConfig, known: Mapping[str, list[Tensor]], limit_bytes: int | None, device: str
-    ) -> None:
-        super().__init__(limit_bytes=limit_bytes, device=device)
-        self.phase = ""
-        self._rows: dict[int, dict[str, str]] = {}  # phase and item of each storage that is alive
-        self._changes: list[tuple[dict[str, str], int]] = []  # the same, and a change in bytes
-        self._activations: set[int] = set()  # what the forward pass keeps: the identities of those
-        self._weights = {id(weight.untyped_storage()) for weight in known["weights"]}
-        self._logits = (config.batch * config.context * config.vocabulary, config.vocabulary)
-        # Not entered: that would watch these very loops.
-        for self._of, tensors in known.items():
-            self.count(tensors)
-        self._of = ""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        cast = func is torch.ops.aten._to_copy.default and any(
-            isinstance(leaf, Tensor) and id(leaf.untyped_storage()) in self._weights for leaf in tree_leaves(args)
-        )
-        self._of = "autocast_cache" if cast else ""
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _see(self, tensor: Tensor) -> int:
-        size = super()._see(tensor)
-        if size:
-            like_logits = (tensor.numel(), tensor.shape[-1] if tensor.dim() else 0) == self._logits
-            row = {"phase": self.phase, "item": self._of or ("logits" if like_logits else "")}
-            self._rows[id(tensor.untyped_storage())] = row
-            self._changes.append((row, size))
-        return size
-
-    def _end(self, identity: int) -> None:
-        before = self.allocated_bytes
-        super()._end(identity)
-        self._changes.append((self._rows.pop(identity), self.allocated_bytes - before))
-
-    def leave(self, phase: str, model: torch.nn.Module) -> dict[str, int]:
-        """Note what only now is known: what the forward pass keeps for the backward, and what gradients are."""
-        self.phase = ""
-        if phase == "forward":
-            self._activations = {id(row) for row in self._rows.values() if row["phase"] == phase}
-        for gradient in (p.grad for p in model.parameters() if p.grad is not None and phase == "backward"):
-            if row := self._rows.get(id(gradient.untyped_storage())):
-                row["item"] = "gradients"
-        return {}
-
-    def at_peak(self, *, graph: bool) -> dict[str, int]:
-        """Give bytes by item at the highest moment there was."""
-        when = int(np.cumsum([change for _, change in self._changes]).argmax())
-        found = dict.fromkeys(_ITEMS, 0)
-        for row, change in self._changes[: when + 1]:
-            activation = not graph or id(row) in self._activations
-            found[row["item"] or ("activations" if activation else "temporary_buffers")] += change
-        return found
+_WATCHED = ("forward", "backward", "optimizer")
 
 
 class MemoryRun(lm.Run):
-    """A language model's run that also says where its memory went.
+    """A language model's run that notes the allocator's account at each phase of a step.
 
-    Parameters
+    Attributes
     ----------
-    config : LMConfig
-        Not compiled: a compiler makes other tensors.
-    device : str
-    limit_bytes : int, optional
-        On a CPU, the memory of a device that is imagined: more raises ``torch.OutOfMemoryError``.
+    moments : dict of str to int
+        Bytes in the last step: ``before_the_step_bytes``, and of each phase ``…_peak_bytes`` and ``…_end_bytes``.
     """
 
-    def __init__(self, config: lm.LMConfig, device: str = "cpu", limit_bytes: int | None = None) -> None:
-        self._account: _Allocator | _Tensors | None = None
-        self._moments: dict[str, int] = {}
-        self._limit_bytes = limit_bytes
+    def __init__(self, config: lm.LMConfig, device: str) -> None:
         super().__init__(config, device)
-        if limit_bytes is not None:
-            self.parameters["limit_bytes"] = limit_bytes
+        self.moments: dict[str, int] = {}
+        self.rule_out_cudnn_attention()  # the prediction is for flash attention's workspace
+
+    def step(self) -> None:
+        """Run the model once, and note the moments."""
+        if self.device.type == "cuda":
+            self.moments = {"before_the_step_bytes": torch.cuda.memory_allocated(self.device)}
+        super().step()
 
     @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        account, unwatched = self._account, super()._phase(name)
-        if account is None or name not in ("forward", "backward", "optimizer"):
-            with unwatched:
-                yield
-        else:
-            account.phase = name
-            account.reset_peak()
+    def phase(self, name: str) -> Iterator[None]:
+        """Open a phase; on a GPU, note its peak and its end."""
+        watched = name in _WATCHED and self.device.type == "cuda"
+        if watched:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with super().phase(name):
             yield
-            peak = f"{name}_peak_bytes"
-            self._moments[peak] = max(account.peak_bytes, self._moments.get(peak, 0))
-            if name != "optimizer":
-                self._moments[f"{name}_end_bytes"] = account.allocated_bytes
-            self._moments |= account.leave(name, self.model)
+        if watched:
+            self.moments[f"{name}_peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
+            self.moments[f"{name}_end_bytes"] = torch.cuda.memory_allocated(self.device)
+        if watched and name == "forward":
+            # Free, in segments of which another part is in use, as near to the peak as a phase ends.
+            stats = torch.cuda.memory_stats(self.device)
+            self.moments["fragmentation_bytes"] = stats.get("inactive_split_bytes.all.current", 0)
 
-    def _step_watched(self, account: _Allocator | _Tensors) -> dict[str, int]:
-        self._account, self._moments = account, {"before_the_step_bytes": account.allocated_bytes}
-        try:
-            self.step()
-        finally:
-            self._account = None
-        peak = max(size for name, size in self._moments.items() if name.endswith("_peak_bytes"))
-        return {**self._moments, "peak_bytes": peak}
-
-    def observed(self) -> dict[str, list[float]]:
-        """Watch two more steps: one by the allocator, on a GPU, and one by tensor.
+    def samples(self) -> dict[str, list[float]]:
+        """Give the account of the last step, in bytes.
 
         Returns
         -------
-        dict of str to list
-            One value each, in bytes. ``before_the_step_bytes``, ``forward_peak_bytes``, ``forward_end_bytes``,
-            ``backward_peak_bytes``, ``backward_end_bytes``, ``optimizer_peak_bytes`` (as far as the mode has them) and
-            ``peak_bytes``, the highest: of the allocator on a GPU, by tensor on a CPU. ``tensor_peak_bytes``, by
-            tensor on both, and its parts ``at_peak_…_bytes`` by item. On a GPU also ``reserved_bytes``,
-            ``fragmentation_bytes``, ``workspace_bytes``, ``context_bytes`` and ``limit_bytes``, what the allocator
-            could have had. Then ``loss``, one a step.
+        dict of str to list of float
+            One value each: ``weights_bytes``, ``gradients_bytes`` and ``optimizer_states_bytes``, which follow from the
+            model. On a GPU also :attr:`moments`, ``step_peak_bytes`` (the highest of them), ``workspace_bytes`` (of
+            cuBLAS) and ``limit_bytes`` (what the allocator could have had). Then ``loss``, one per step.
         """
-        if not self._losses:
-            self.step()  # an optimizer's states come with its first step
-        found: dict[str, int] = {}
+        weights = _bytes(self.model.parameters())
+        sizes: dict[str, float] = {"weights_bytes": weights}
+        sizes["gradients_bytes"] = 0 if self.config.mode == "fwd" else weights
+        sizes["optimizer_states_bytes"] = self._optimizer_states_bytes()
         if self.device.type == "cuda":
-            found |= self._step_watched(_Allocator(self.device)) | self._device_account()
-        kept = self._optimizer.state.values() if self._optimizer else []
-        states = [value for state in kept for value in state.values() if isinstance(value, Tensor)]
-        tables = [*self.model.buffers(), self.tokens]
-        known: dict[str, list[Tensor]] = {
-            "weights": list(self.model.parameters()),
-            "inputs_and_tables": [table for table in tables if table.device.type == self.device.type],
-            "optimizer_states": [value for value in states if value.dim()],  # counts of steps lie on the CPU
-        }
-        with _Tensors(self.config, known, self._limit_bytes, self.device.type) as tensors:
-            moments = self._step_watched(tensors)
-        parts = tensors.at_peak(graph=self.config.mode != "fwd")
-        tensors.close()
-        # On a GPU the moments are the allocator's, on a CPU these.
-        found = (found or moments) | {"tensor_peak_bytes": moments["peak_bytes"]}
-        found |= {f"at_peak_{item}_bytes": size for item, size in parts.items()}
-        if self._limit_bytes is not None:
-            found["limit_bytes"] = self._limit_bytes
-        return {**{name: [value] for name, value in found.items()}, "loss": self.losses()}
+            sizes |= self.moments
+            sizes["step_peak_bytes"] = max(size for name, size in self.moments.items() if name.endswith("_peak_bytes"))
+            sizes["limit_bytes"] = _limit_bytes(self.device)
+            sizes["workspace_bytes"] = _workspace_bytes(self.device)
+        return {name: [float(size)] for name, size in sizes.items()} | super().samples()
 
-    def _device_account(self) -> dict[str, int]:
-        """What a GPU's allocator and driver say beyond the allocations."""
-        torch.cuda.synchronize(self.device)
-        free, total = torch.cuda.mem_get_info(self.device)
-        reserved, held = torch.cuda.max_memory_reserved(self.device), torch.cuda.memory_reserved(self.device)
-        found = {"reserved_bytes": reserved, "context_bytes": total - free - held, "limit_bytes": free + held}
-        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-        if clear is not None:
-            before = torch.cuda.memory_allocated(self.device)
-            clear()
-            found["workspace_bytes"] = before - torch.cuda.memory_allocated(self.device)
-        return found
+    def _optimizer_states_bytes(self) -> int:
+        if self.optimizer is None:
+            return 0
+        states = []
+        for state in self.optimizer.state.values():
+            states += [value for value in state.values() if value.dim()]  # counts of steps lie on the CPU
+        return _bytes(states)
 
 
-class Column(Workload):
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _limit_bytes(device: torch.device) -> int:
+    """Give what the allocator has and could still get."""
+    torch.cuda.synchronize(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
+
+
+def _workspace_bytes(device: torch.device) -> int:
+    """Free cuBLAS's workspaces, and give what they were. Private, like all that frees them."""
+    before = torch.cuda.memory_allocated(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - torch.cuda.memory_allocated(device)
+
+
+class Contexts(Workload):
     """One model at several contexts, the shortest first, until one does not fit.
 
     Parameters
     ----------
-    device : str
-    contexts : sequence of int
+    contexts : list of int
         Ascending.
-    limit_bytes : int, optional
-        As for :class:`MemoryRun`.
-    **parameters
-        Fields of :class:`nsightkit.workloads.lm.LMConfig` but ``context``.
-
-    Attributes
-    ----------
     parameters : dict
-        Those of the first cell, and ``contexts``.
+        Fields of :class:`nsightkit.workloads.lm.LMConfig` but ``context``.
+    device : str
     """
 
-    def __init__(self, device: str, contexts: Sequence[int], limit_bytes: int | None = None, **parameters: Any) -> None:
-        self._contexts = list(contexts)
-        self._cell = functools.partial(start, device, limit_bytes, **parameters)
-        first = self._cell(context=self._contexts[0])
-        super().__init__(first.config, device)
-        self.parameters = {**first.parameters, "contexts": self._contexts}
-        self._first: MemoryRun | None = self.enter_context(first)
-        self.callback(setattr, self, "_first", None)
+    def __init__(self, contexts: list[int], parameters: dict[str, Any], device: str) -> None:
+        super().__init__(device)
+        self.contexts = contexts
+        self.parameters = parameters
 
-    def step(self) -> None:
-        """Run the first cell once."""
-        assert self._first is not None
-        self._first.step()
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Run two steps at each context: an optimizer's states come with the first.
 
-    def losses(self) -> list[float]:
-        """Read the losses of the first cell."""
-        return self._first.losses() if self._first else []
-
-    def observed(self) -> dict[str, list[float]]:
-        """Measure the cells one after the other, each as if it were alone.
-
-        Returns
-        -------
-        dict of str to list
-            What :meth:`MemoryRun.observed` gives, but losses: one value for each context that fits, in ``context``.
-            For the first that does not, and is the last to be tried, ``oom_context`` and ``oom_phase``, the position
-            in :data:`PHASES` of where it was. A context that ends in another error is left out, and ``parameters`` say
-            so, in ``errors``; after an error that ended the GPU's work it is the last.
-
-        Raises
+        Yields
         ------
-        RuntimeError
-            Such an error came before anything was measured.
+        dict
+            ``context``, ``status`` (ok or oom), ``phase`` (where memory ran out), ``peak_bytes``, ``reserved_bytes``
+            and ``limit_bytes`` (NaN on a CPU).
         """
-        self.close()
-        found: dict[str, list[float]] = {"context": []}
-        for context in self._contexts:
-            values = self._measured(context)
-            if isinstance(values, str):
-                found |= {"oom_context": [context], "oom_phase": [PHASES.index(values)]}
-                break
-            if isinstance(values, RuntimeError):
-                if not found["context"]:
-                    raise values
-                self.parameters.setdefault("errors", {})[str(context)] = " ".join(str(values).split())[:300]
-                if is_sticky(values):
-                    break
-                continue
-            for name, value in (values | {"context": [context]}).items():
-                found.setdefault(name, []).extend(value)
-        return found
+        for context in self.contexts:
+            self._clean()
+            row = self._row(context)
+            yield row
+            if row["status"] == "oom":
+                return
 
-    def _measured(self, context: int) -> dict[str, list[float]] | str | RuntimeError:
-        """Measure a cell, or say where its memory ran out, or what else went wrong."""
-        # A function of its own: what an exception's frames hold is let go when it returns.
-        run: MemoryRun | None = None
+    def _row(self, context: int) -> dict[str, Any]:
+        row: dict[str, Any] = {"context": context, "status": "ok", "phase": ""}
+        row |= dict.fromkeys(("peak_bytes", "reserved_bytes", "limit_bytes"), float("nan"))
+        work: MemoryRun | None = None
         try:
-            gc.collect()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats(self.device)
-            with self._cell(context=context) as run:
-                return {name: values for name, values in run.observed().items() if name != "loss"}
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                return run.doing if run else "setup"
-            return RuntimeError(str(error))
+            with run(str(self.device), context=context, **self.parameters) as work:
+                work.step()
+                work.step()
+                if self.device.type == "cuda":
+                    row["reserved_bytes"] = torch.cuda.max_memory_reserved(self.device)
+                    row["limit_bytes"] = _limit_bytes(self.device)
+                    row["peak_bytes"] = work.samples()["step_peak_bytes"][0]
+        except torch.OutOfMemoryError:
+            row["status"] = "oom"
+            row["phase"] = "setup" if work is None else work.doing
+        return row
+
+    def _clean(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
 
-def start(device: str, limit_bytes: int | None = None, **parameters: Any) -> MemoryRun:
-    """Begin to run a model whose memory is watched.
+def run(device: str, **parameters: Any) -> MemoryRun:
+    """Run a language model whose memory is watched.
 
     Parameters
     ----------
     device : str
-    limit_bytes : int, optional
-        As for :class:`MemoryRun`.
     **parameters
         Fields of :class:`nsightkit.workloads.lm.LMConfig`.
 
@@ -303,4 +173,26 @@ def start(device: str, limit_bytes: int | None = None, **parameters: Any) -> Mem
     -------
     MemoryRun
     """
-    return MemoryRun(lm.LMConfig(**parameters), device, limit_bytes)
+    return MemoryRun(lm.LMConfig(**parameters), device)
+
+
+def contexts(device: str, context: list[int], **parameters: Any) -> Contexts:
+    """Run a language model at several contexts until memory runs out.
+
+    Parameters
+    ----------
+    device : str
+    context : list of int
+        Ascending.
+    **parameters
+        The other fields of :class:`nsightkit.workloads.lm.LMConfig`.
+
+    Returns
+    -------
+    Contexts
+    """
+    fields = {field.name for field in dataclasses.fields(lm.LMConfig)}
+    unknown = set(parameters) - fields
+    if unknown:
+        raise TypeError(f"LMConfig has no {', '.join(sorted(unknown))}")
+    return Contexts(context, parameters, device)

@@ -1,38 +1,21 @@
-"""What others published, to stand beside a card's datasheet: rates with their sources, and products of case files."""
+"""What others published, to stand beside a datasheet: rates with sources, and GEMMs of case files (pages 15 to 19)."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pandas as pd
-
 from nsightkit import hardware
 from nsightkit.analysis.roofline import counters, sol
 from nsightkit.analysis.roofline.sol import Rates
-from nsightkit.investigations import cases
-
-__all__ = [
-    "ADDITIONS",
-    "PRODUCTS",
-    "REPORTED",
-    "Counted",
-    "Reported",
-    "best_products",
-    "counted",
-    "on_h200",
-    "one_by_one",
-    "rates",
-    "rates_table",
-]
 
 _BEST = "best of many shapes"
 _LEARN_CUDA = "gau-nernst/learn-cuda, 02e"
 _MAMF = "stas00/ml-engineering, compute/accelerator/README.md"
 
 
-@dataclasses.dataclass(frozen=True)
-class Reported:
+class Reported(NamedTuple):
     """One published rate.
 
     Parameters
@@ -44,6 +27,7 @@ class Reported:
     rate : float
         TFLOP/s, or GB/s of the memory.
     what, short, source : str
+        What ran, in words and beside a bar, and who published it.
     """
 
     gpu: str
@@ -55,18 +39,18 @@ class Reported:
 
     @property
     def label(self) -> str:
-        """What fits beside a bar: the card, the unit and what ran."""
+        """What fits beside a bar: the GPU, the unit and what ran."""
         return f"{hardware.find(self.gpu).name.split()[0]} {self.unit}, {self.short}"
 
     @property
     def share(self) -> float:
-        """Of the datasheet."""
-        card = hardware.find(self.gpu)
-        peak = card.peak(self.unit)
-        return self.rate / (peak.tflops if peak else card.gb_per_s)
+        """Share of the datasheet."""
+        gpu = hardware.find(self.gpu)
+        peak = gpu.peak(self.unit)
+        return self.rate / (gpu.gb_per_s if peak is None else peak.tflops)
 
 
-#: As published by November 2026. `short` is what fits beside a bar.
+#: As published by November 2026.
 REPORTED = (
     Reported("A100", "bf16", 271.2, _BEST, "best shape", _MAMF),
     Reported("H100", "bf16", 794.5, _BEST, "best shape", _MAMF),
@@ -85,19 +69,17 @@ REPORTED = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Counted:
+class Counted(NamedTuple):
     """One launch in a report of Nsight Compute that its author published, as ``nsightkit ncu`` reads it.
 
     Parameters
     ----------
     name : str
-        What tells it from the others.
     time_us, sm_pct, memory_pct : float
     file, source : str
         The report, and the repository and commit that it lies in.
     dram_mb : float, optional
-        What went through the memory, read and written.
+        Read from and written to the memory.
     used : int, optional
         Bytes of each sector of 32 that loads use.
     waves : float, optional
@@ -137,12 +119,12 @@ _STAGES = {"1-before": "first version", "2-moved-lines": "lines moved", "3-setma
 
 
 def best_products() -> list[Reported]:
-    """List what was reported of the best shape of a product, by card and unit."""
-    return [one for one in REPORTED if one.what == _BEST]
+    """List what was reported of the best shape of a GEMM, by GPU and unit."""
+    return [reported for reported in REPORTED if reported.what == _BEST]
 
 
 def rates(gpu: str) -> Rates:
-    """Give a card's rates with the best shape of a product reported for it; what nobody reported is the datasheet's.
+    """Give a GPU's rates with the best GEMM reported for it; what nobody reported is the datasheet's.
 
     Parameters
     ----------
@@ -152,9 +134,13 @@ def rates(gpu: str) -> Rates:
     -------
     Rates
     """
-    sheet = sol.datasheet(hardware.find(gpu))
-    own = {one.unit: one.rate for one in best_products() if hardware.find(one.gpu) == hardware.find(gpu)}
-    return Rates("reported", {**sheet.tflops, **own}, sheet.gb_per_s, sheet.l2_bytes)
+    card = hardware.find(gpu)
+    sheet = sol.datasheet(card)
+    tflops = dict(sheet.tflops)
+    for reported in best_products():
+        if hardware.find(reported.gpu) == card:
+            tflops[reported.unit] = reported.rate
+    return Rates("reported", tflops, sheet.gb_per_s, sheet.l2_bytes)
 
 
 def rates_table() -> pd.DataFrame:
@@ -165,19 +151,15 @@ def rates_table() -> pd.DataFrame:
     DataFrame
         ``figure, rate, source``.
     """
-    rows = [
-        {
-            "figure": one.label,
-            "rate": f"{one.rate:,.1f} {'GB/s' if one.unit == 'memory' else 'TFLOP/s'}",
-            "source": one.source,
-        }
-        for one in REPORTED
-    ]
-    return pd.DataFrame(rows)
+    rows = []
+    for reported in REPORTED:
+        unit = "GB/s" if reported.unit == "memory" else "TFLOP/s"
+        rows.append((reported.label, f"{reported.rate:,.1f} {unit}", reported.source))
+    return pd.DataFrame(rows, columns=["figure", "rate", "source"])
 
 
 def counted(launches: Sequence[Counted]) -> pd.DataFrame:
-    """Judge launches that were counted by others, by NVIDIA's rule.
+    """Classify launches that were counted by others, by NVIDIA's rule.
 
     Parameters
     ----------
@@ -188,28 +170,30 @@ def counted(launches: Sequence[Counted]) -> pd.DataFrame:
     DataFrame
         The fields of :class:`Counted` and ``classification``.
     """
-    table = pd.DataFrame([dataclasses.asdict(one) for one in launches])
-    judged = [counters.classify(one.sm_pct, one.memory_pct) for one in launches]
-    return table.assign(classification=judged)
+    table = pd.DataFrame(launches, columns=Counted._fields)
+    table["classification"] = [counters.classify(launch.sm_pct, launch.memory_pct) for launch in launches]
+    return table
 
 
 def on_h200() -> pd.DataFrame:
-    """Judge the product of the case ``h200-matmul``: three stages of a generated kernel, cuBLAS beside each.
+    """Judge the GEMM of the case ``h200-matmul``: three stages of a generated kernel, cuBLAS beside each.
 
     Returns
     -------
     DataFrame
-        One row a launch: ``kernel`` (the stage, or ``cuBLAS, beside`` one), and the columns of
+        One row per launch: ``kernel`` (the stage, or ``cuBLAS, beside`` one), and the columns of
         :func:`nsightkit.analysis.roofline.sol.judge`, the stages first.
     """
-    rows = []
+    from nsightkit.guide import case
+
+    names, times = [], []
     for kind, label in (("nvfuser", "{}"), ("nvjet", "cuBLAS, beside {}")):
         for which, stage in _STAGES.items():
-            launches = cases.case("h200-matmul", which).trace.kernels()
-            (time_ns,) = launches.loc[launches["name"].astype(str).str.contains(kind), "total_ns"]
-            rows.append((label.format(stage), float(time_ns)))
-    names, times = zip(*rows, strict=True)
-    operations = [sol.gemm_cost(*_SHAPE, "fp16", "product")] * len(rows)
+            launches = case("h200-matmul", which).trace.kernels()
+            own = launches[launches["name"].astype(str).str.contains(kind)]
+            names.append(label.format(stage))
+            times.append(float(own["total_ns"].iloc[0]))
+    operations = [sol.gemm_cost(*_SHAPE, "fp16", "product")] * len(times)
     return sol.judge(operations, times, sol.datasheet(hardware.find("H200"))).assign(kernel=names)
 
 
@@ -219,22 +203,19 @@ def one_by_one(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
     Parameters
     ----------
     table : DataFrame
-        Of :func:`nsightkit.analysis.roofline.sol.summary`.
+        Of ``trace.sol()``.
     names : dict of str to str
-        What an operator is called here, by how its name begins.
+        New names, by how an operator's name begins; each begins one name only.
 
     Returns
     -------
     DataFrame
         In the order of `names`, with ``name`` as here.
-
-    Raises
-    ------
-    ValueError
-        A beginning is that of no operator, or of several.
     """
     rows = []
-    for begins, name in names.items():
-        (found,) = table.index[table["name"].str.startswith(begins)]
-        rows.append(table.loc[found].to_dict() | {"name": name})
+    for beginning, name in names.items():
+        matching = table[table["name"].str.startswith(beginning)]
+        if len(matching) != 1:
+            raise ValueError(f"{len(matching)} operators begin with {beginning!r}; give a beginning of one")
+        rows.append({**matching.iloc[0], "name": name})
     return pd.DataFrame(rows)

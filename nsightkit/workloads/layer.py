@@ -327,6 +327,8 @@ class LayerRun(Workload):
         In the layers' own type, also where the rung runs in fp8.
     caches : list of (keys, values) or None
     shared : Shared
+    program : callable
+        Passes through all layers once, in inference mode.
     """
 
     @torch.inference_mode()  # also for what is drawn here: a compiler would treat ordinary tensors as another program
@@ -345,7 +347,7 @@ class LayerRun(Workload):
             shape = (config.batch, config.heads, config.context, config.hidden // config.heads)
             self.caches = [(self._random(*shape), self._random(*shape)) for _ in self.weights]
         self.shared = self._share(tokens)
-        self._program = self._build()
+        self.program = self._build()
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device).to(self.dtype)
@@ -453,7 +455,7 @@ class LayerRun(Workload):
             (B, T, D). A CUDA graph writes to the same memory each time.
         """
         with phase("step"):
-            return self._program()
+            return self.program()
 
     @torch.inference_mode()
     def samples(self) -> dict[str, list[float]]:

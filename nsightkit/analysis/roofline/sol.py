@@ -193,7 +193,7 @@ def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
     Parameters
     ----------
     parameters : mapping
-        Of :class:`nsightkit.workloads.ceilings.CeilingConfig`.
+        Of ``nsightkit.workloads.ceilings``: ``m, n, k, precision`` of a GEMM, ``megabytes, kind`` of a transfer.
     time_ns : float
         Of one run.
 
@@ -202,7 +202,7 @@ def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
     dict
         ``unit`` (``memory`` for a transfer), ``tflops`` and ``gb_per_s``, of which one is None, and ``what`` ran.
     """
-    kind = str(parameters["kind"])
+    kind = str(parameters.get("kind", "gemm"))
     if kind == "gemm":
         m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
         what = f"GEMM {m}x{k} {k}x{n}" + (" of zeros" if parameters.get("zeros") else "")
