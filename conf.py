@@ -17,9 +17,13 @@ _ROOT = Path(__file__).parent
 _EXTENSIONS = str(_ROOT / "docs" / "_ext")
 sys.path.insert(0, str(_ROOT))
 sys.path.insert(0, _EXTENSIONS)
+_EXAMPLES = str(_ROOT / "examples")  # pages and chapters import from its _lib
+sys.path.insert(0, _EXAMPLES)
 # Notebook pages run in a process of their own, which needs the same modules.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    dict.fromkeys([str(_ROOT), _EXTENSIONS, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+    dict.fromkeys(
+        [str(_ROOT), _EXTENSIONS, _EXAMPLES, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    )
 )
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["NSIGHTKIT_MODE"] = "replay"  # a build shows recordings and runs no workload

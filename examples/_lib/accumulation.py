@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from nsightkit.workloads.models import Workload
 from torch import Tensor
+
+from nsightkit.workloads.models import Workload
 
 
 class Sum(NamedTuple):

@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from nsightkit.workloads.models import DTYPES, Workload, autocast
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+
+from nsightkit.workloads.models import DTYPES, Workload, autocast
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 #: What a module is called on the page, by the last part of its name; others are not looked at.

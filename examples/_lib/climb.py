@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+
+from _lib import launches
 from nsightkit import hardware
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.roofline import sol
@@ -24,8 +26,6 @@ from nsightkit.errors import UsageError
 from nsightkit.hardware import Gpu
 from nsightkit.trace.model import Trace
 from nsightkit.workloads.layer import RUNGS
-
-from _lib import launches
 
 if TYPE_CHECKING:
     from nsightkit.guide import Measurement

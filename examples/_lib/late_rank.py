@@ -18,16 +18,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nsightkit
 import pandas as pd
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import nsightkit
 from nsightkit.trace import Trace, TraceMeta
 from nsightkit.trace.nesting import nesting
 from nsightkit.workloads.models import Workload
 from nsightkit.workloads.phases import phase
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 _WARMUP = 3
 _PATIENCE_S = 300.0

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from nsightkit.analysis.roofline.sol import Operation
-from nsightkit.workloads import layer
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from nsightkit.analysis.roofline.sol import Operation
+from nsightkit.workloads import layer
 
 _UNITS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 #: Operations that launch nothing, beside views.

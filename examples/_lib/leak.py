@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from nsightkit.workloads import lm
 from torch import Tensor
+
+from nsightkit.workloads import lm
 
 #: Training steps of a run that would go on until memory is out, where there is no limit to reach.
 _STEPS_WITHOUT_LIMIT = 3

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nsightkit.workloads.models import Workload
 from nsightkit.workloads.phases import phase
-from torch import Tensor
 
 #: The operations in the order in which they run, and what limits each by the rule of
 #: :func:`nsightkit.analysis.roofline.counters.classify`. The softmax is one over few rows; many make it memory-bound.

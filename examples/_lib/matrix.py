@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+
 from nsightkit.analysis.core.noise import Estimate
 from nsightkit.analysis.roofline import envelope
 from nsightkit.analysis.timeline import kernels, operators, overview, ranges, steps

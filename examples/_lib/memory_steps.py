@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nsightkit.workloads import lm
 from nsightkit.workloads.models import Workload
-from torch import Tensor
 
 _WATCHED = ("forward", "backward", "optimizer")
 

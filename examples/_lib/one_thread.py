@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
+
 from nsightkit.workloads.models import Workload
 from nsightkit.workloads.phases import phase
 

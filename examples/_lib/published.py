@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
+
 from nsightkit import hardware
 from nsightkit.analysis.roofline import counters, sol
 from nsightkit.analysis.roofline.sol import Rates

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+
+from _lib.limiters import CASES, HELD
 from nsightkit.analysis.roofline import counters, sol
 from nsightkit.analysis.roofline.sol import Operation
 from nsightkit.analysis.timeline import ranges
 from nsightkit.trace.model import Trace
 from nsightkit.trace.ncu import Report
-
-from _lib.limiters import CASES, HELD
 
 
 def operations(sizes: Mapping[str, Any]) -> dict[str, Operation]:
