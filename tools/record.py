@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Record the pages of the guide on a machine with a GPU: ``python tools/record.py [PAGE…] [--budget-s N]``.
 
-Each page runs in a process of its own, the cheapest first; a page says what it takes in a comment, ``# record: 40 s``.
-``measure`` writes each result before the next begins, so a page that is ended loses only the one under way. Pages that
-were recorded and have not changed since are left out, unless they are named. Without a GPU, NSIGHTKIT_RECORDINGS must
-name another folder: everything then runs small, as a dry run.
+Each page runs in a separate process, the cheapest first; the comment ``# record: 40 s`` in a page gives its time.
+``measure`` writes each result before the next begins, so ending a page loses only the measurement under way. Pages that
+were recorded and have not changed since are skipped, unless you name them. Without a GPU, set NSIGHTKIT_RECORDINGS to
+another folder: everything then runs small, as a dry run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def chosen(names: list[str], examples: Path) -> list[Path]:
     Raises
     ------
     SystemExit
-        There is no such page.
+        A name matches no page.
     """
     pages = sorted(examples.glob("[0-9]*.py"))
     if names:
@@ -115,7 +115,7 @@ def main(arguments: list[str], examples: Path = ROOT / "examples") -> int:
     deadline = None if options.budget_s is None else time.monotonic() + options.budget_s
     gpu = gpu_name()
     if gpu is None and not os.environ.get("NSIGHTKIT_RECORDINGS"):
-        sys.exit("torch sees no CUDA GPU; for a dry run on the CPU set NSIGHTKIT_RECORDINGS to another folder")
+        sys.exit("torch sees no CUDA GPU; for a dry run on the CPU, set NSIGHTKIT_RECORDINGS to another folder")
     recordings_folder().mkdir(parents=True, exist_ok=True)
     marks = recordings_folder() / FINISHED
     finished = json.loads(marks.read_text(encoding="utf-8")) if marks.is_file() else {}

@@ -1,8 +1,8 @@
-"""Case files: what other people recorded on their GPUs and published, analysed here and now.
+"""Case files: recordings that other people published of their GPUs, analysed here and now.
 
-Each lies in ``docs/cases/<case>`` beside ``source.json``: who recorded it, where, under which licence, on which GPU,
-and what it does not show. Traces are the Parquet folders that ``nsightkit convert`` writes, a memory snapshot is a
-pickle as PyTorch writes it, a report of Nsight Compute is a CSV of its counters.
+``docs/cases/<case>`` holds the recordings and ``source.json``: repository, commit, licence, GPU and limits. Traces are
+the Parquet folders that ``nsightkit convert`` writes, a memory snapshot is a pickle as PyTorch writes it, a report of
+Nsight Compute is a CSV of its counters.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Case:
             f'<p><span class="nsightkit-badge">case file</span> <strong>{title}:</strong> '
             f"{escape(self.source['program'])}, on {escape(self.source['gpu'])}; "
             f'<a href="{escape(self.url)}">the published recording</a>, analysed when this page was built</p>'
-            f"<details><summary>Who recorded it, and what it does not show</summary><dl>{facts}</dl></details></aside>"
+            f"<details><summary>Source and limits</summary><dl>{facts}</dl></details></aside>"
         )
 
 

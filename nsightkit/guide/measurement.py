@@ -41,28 +41,28 @@ _SMALL_WARMUP, _SMALL_STEPS, _SMALL_PROFILED, _PROFILED = 2, 5, 2, 3
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measurement:
-    """What was measured, and where; false where nothing was measured yet.
+    """The result of one measurement; false if nothing was measured yet.
 
     Parameters
     ----------
     name : str
         ``page/part``.
     mode : {"measured", "recorded", "small", "missing"}
-        On this machine's GPU just now; on a GPU earlier; small on this CPU; not yet.
+        Measured on this machine's GPU just now, recorded on a GPU earlier, run small on this CPU, or not measured yet.
     parameters : dict
         Sizes and switches of the workload.
     provenance : dict
-        Hardware, software, code and time; empty where nothing was measured yet.
+        Hardware, software, commit and time; empty if nothing was measured yet.
     samples : DataFrame
         ``metric``, ``index``, ``value``: raw samples; the metric's name holds its unit.
     rows : DataFrame
         The rows of a sweep; empty for a workload of steps.
     folder : Path or None
-        Holds all of this as files.
+        Holds the files.
     script : str
         The page.
     notice : str or None
-        What a reader must know before using the figures, such as that the recording is stale.
+        A warning about the figures, such as that the recording is stale.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Measurement:
 
     @functools.cached_property
     def trace(self) -> Trace:
-        """The profile of a few steady steps; an empty trace where there is none."""
+        """The profile of a few steady steps; empty if none was taken."""
         place = self._file(TRACE)
         if place is None:
             return nsightkit.Trace.from_frames({}, TraceMeta(missing=list(TABLES)))
@@ -190,7 +190,7 @@ class Measurement:
         )
 
     def _gpus_html(self) -> str:
-        """List the GPUs with recordings of this; the site's script makes links where each has pages of its own."""
+        """List the GPUs that recorded this; the site's script makes links if it has pages for each."""
         if self.mode != "recorded" or self.folder is None:
             return ""
         names = sorted(file.parent.name for file in self.folder.parent.glob(f"*/{PROVENANCE}"))
@@ -216,9 +216,9 @@ def measure(
 ) -> Measurement:
     """Measure a workload on the GPU, show its recording, or run it small on the CPU.
 
-    ``NSIGHTKIT_MODE`` decides which. Unset: a GPU measures; without one the recording is shown, and without a recording
-    the workload runs small. ``record``: a current recording is shown, else it is made. ``replay``: nothing runs.
-    ``small``: it always runs small.
+    ``NSIGHTKIT_MODE`` decides. Unset: measure on the GPU; without a GPU show the recording, else run small. ``record``:
+    show a current recording, else measure and write one. ``replay``: show the recording and run nothing. ``small``:
+    always run small.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def measure(
     gpu, small : mapping
         The workload's parameters on a GPU, and small on a CPU.
     revision : int
-        Raised when the workload's meaning changes: older recordings are stale.
+        Raise it when the workload's meaning changes: older recordings are then stale.
     steps, warmup : int
         Timed steps, and steps before them.
     profile : {"torch", "shapes", "memory", "nsys", "ncu"} or None
@@ -253,7 +253,7 @@ def measure(
     if mode not in _MODES:
         raise UsageError(f"NSIGHTKIT_MODE is {mode!r}; set it to record, replay or small, or unset it")
     if name.count("/") != 1:
-        raise UsageError(f"{name!r} is no name of a measurement; write it as page/part")
+        raise UsageError(f"{name!r} does not name a measurement; write it as page/part")
     if profile not in _PROFILES:
         raise UsageError(f"{name}: no profile {profile!r}; choose torch, shapes, memory, nsys, ncu or None")
     large = Run(
@@ -335,7 +335,7 @@ def recordings_folder() -> Path:
 
 
 def _current_or_new(task: Run) -> Measurement:
-    """Give the current recording of this machine; measure and write one where there is none."""
+    """Give this machine's current recording, or measure and write one."""
     if task.on_gpu:
         import torch
 
@@ -344,8 +344,8 @@ def _current_or_new(task: Run) -> Measurement:
         machine = "cpu"
     else:
         raise UsageError(
-            "NSIGHTKIT_MODE=record, but torch sees no CUDA GPU; for a dry run on the CPU set NSIGHTKIT_RECORDINGS to "
-            "another folder, else run nsightkit doctor"
+            "NSIGHTKIT_MODE=record, but torch sees no CUDA GPU; for a dry run on the CPU, set NSIGHTKIT_RECORDINGS to "
+            "another folder, or run nsightkit doctor"
         )
     place = recordings_folder() / task.name / machine
     if (place / PROVENANCE).is_file():
@@ -365,7 +365,7 @@ def _recorded(task: Run) -> Measurement | None:
     found = []
     for file in sorted((recordings_folder() / task.name).glob(f"*/{PROVENANCE}")):
         measurement = _read(task, file.parent, "recorded")
-        if measurement.gpu is not None:  # what a dry run wrote is no recording of a GPU
+        if measurement.gpu is not None:  # a dry run has none
             found.append(measurement)
     if not found:
         return None

@@ -115,14 +115,14 @@ def run(task: Run, folder: Path) -> None:
     facts: dict[str, Any] = {}
     with _settings(task):
         samples, rows = _measured(task, folder)
-        _check(task, samples, rows)
-        if task.on_gpu and task.profile in ("nsys", "ncu"):
-            facts[task.profile] = _under_tool(task, folder)
+    _check(task, samples, rows)
+    if task.on_gpu and task.profile in ("nsys", "ncu"):
+        facts[task.profile] = _under_tool(task, folder)
     if "time_s" in samples:
         facts["load"] = utilization.summary(samples)
     raw_profile = folder / "profile.json.gz"
     if raw_profile.exists():
-        facts["sdpa_backend"] = ", ".join(torch_profiler.attention_back_ends(raw_profile))
+        facts["sdpa_backend"] = ", ".join(torch_profiler.attention_back_ends(raw_profile)) or None
         store.write(load(raw_profile, cache=False), folder / TRACE)
         raw_profile.unlink()
     _samples_frame(samples).to_parquet(folder / SAMPLES, compression="zstd", index=False)
