@@ -24,7 +24,7 @@ _WORDS, _LINES = 1200, 60
 _EVIDENCE = ("measured", "case file", "exact", "predicted")
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: ", re.MULTILINE)
 #: What else lies in the folder of the scripts.
-_NO_SCRIPTS = ("GALLERY_HEADER.rst", "ruff.toml", "__pycache__", ".ruff_cache")
+_NO_SCRIPTS = ("GALLERY_HEADER.rst", "ruff.toml", "_lib", "__pycache__", ".ruff_cache")
 _OUTPUTS = ".sphx-glr-script-out, .cell_output, .output"
 
 
