@@ -220,8 +220,8 @@ class Sweep(Workload):
         """Return the memory of the last cell, and forget its compiled code: PyTorch keeps eight versions."""
         if self.config.implementation == "naive-compiled":
             torch._dynamo.reset()
-        gc.collect()
         if self.device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
 
 

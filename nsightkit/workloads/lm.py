@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nsightkit.workloads.models import Decoder, DecoderConfig, Workload, autocast, marked
 
-__all__ = ["PHASES", "LMConfig", "Run", "run"]
+__all__ = ["PHASES", "LMConfig", "Run", "model", "run"]
 
 #: Values of :attr:`Run.doing`.
 PHASES = ("setup", "copy", "forward", "backward", "optimizer", "zero_grad")
@@ -98,7 +98,7 @@ class Run(Workload):
         self.set_fp32_matmul(config.precision)
         torch.manual_seed(config.seed)
         with self.device:
-            self.model = _model(config)
+            self.model = model(config)
             # Never token 0: nothing may be cheap because it is zero.
             self.tokens = torch.randint(1, config.vocabulary, (_BATCHES, config.batch, config.context + 1))
         if config.feed == "host":
@@ -167,7 +167,7 @@ class Run(Workload):
         return {"loss": [float(loss) for loss in self.losses]}
 
 
-def _model(config: LMConfig) -> Decoder:
+def model(config: LMConfig) -> Decoder:
     """Build the model of a configuration on the default device."""
     return Decoder(
         DecoderConfig(

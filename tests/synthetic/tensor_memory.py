@@ -1,19 +1,13 @@
-"""Memory of tensors, counted as PyTorch's allocator counts a GPU's: now, at its peak, and with a limit.
+"""An account of a step's memory on a CPU, tensor by tensor: what predictions of a GPU's memory are compared with.
 
-PyTorch keeps no account of a CPU's memory. What every operator gives back is looked at instead: a storage that was
-not there before is an allocation, and its end is a free. What an operator allocates and frees within itself is not
-seen; on a GPU the allocator sees that as well, but not which tensor it was for: the two complete each other.
-
-It lies with the workloads because those that report memory use it themselves, and captures may use workloads.
+PyTorch keeps no account of a CPU's memory. The result of every operator is looked at instead: a storage that was not
+there before is an allocation, and its end is a free. What an operator allocates and frees within itself is not seen.
 """
 
 from __future__ import annotations
 
-import sys
-import time
+import contextlib
 import weakref
-from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,195 +15,196 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Allocator", "TensorMemory"]
+from nsightkit.workloads import lm
 
-#: What PyTorch puts between an operator and this mode, last of all what keeps its compiler out.
-_DISPATCH = ("_python_dispatch.py", "torch/_compile.py", "torch/_dynamo/eval_frame.py")
-_DEEPEST = 32  # frames of a stack that are kept: enough to reach the program from the innermost module
-
-
-class Allocator:
-    """The caching allocator's account of a GPU, by the names that :class:`TensorMemory` has for the same."""
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        self._device = device
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Of all that is allocated."""
-        return torch.cuda.memory_allocated(self._device)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that ever was."""
-        return torch.cuda.max_memory_allocated(self._device)
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """The most that ever was taken from the device."""
-        return torch.cuda.max_memory_reserved(self._device)
-
-    def reset_peak(self) -> None:
-        """Let the highest so far be what is allocated now."""
-        torch.cuda.reset_peak_memory_stats(self._device)
+ITEMS = (
+    "weights",
+    "gradients",
+    "optimizer_states",
+    "activations",
+    "logits",
+    "temporary_buffers",
+    "autocast_cache",
+    "inputs_and_tables",
+)
 
 
-class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TensorMemory(TorchDispatchMode):
     """Count the bytes of tensors while it is active.
-
-    Parameters
-    ----------
-    limit_bytes : int, optional
-        An operator whose result exceeds this raises ``torch.OutOfMemoryError``, as a full GPU does, and its result is
-        dropped.
-    history : bool
-        Keep each allocation and free with its stack, for :meth:`snapshot`.
-    device : str
-        Type of the device whose tensors count.
 
     Attributes
     ----------
     allocated_bytes, peak_bytes : int
-        Of all storages that are alive, and the highest that ever was.
-
-    Examples
-    --------
-    >>> with TensorMemory() as memory:
-    ...     x = torch.zeros(1024)
-    ...     del x
-    >>> memory.allocated_bytes, memory.peak_bytes
-    (0, 4096)
+        Of all storages that are alive, and the most since the last :meth:`reset_peak`.
     """
 
-    def __init__(self, *, limit_bytes: int | None = None, history: bool = False, device: str = "cpu") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.allocated_bytes = self.peak_bytes = 0
-        self._limit_bytes, self._history, self._device = limit_bytes, history, device
-        # By the identity of the storage's Python object, which lives exactly as long as the storage: its address, its
-        # bytes, the stack that made it, and what is called at its end.
-        self._alive: dict[int, tuple[int, int, list[dict[str, Any]], weakref.finalize[Any, Any]]] = {}
-        self._events: list[dict[str, Any]] = []
-        self._ranges: list[dict[str, Any]] = []
-        self._open: list[str] = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated_bytes = 0
+        self.peak_bytes = 0
+        # By the identity of the storage's Python object, which lives exactly as long as the storage.
+        self.finalizers: dict[int, weakref.finalize] = {}
 
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """As a CPU caches nothing, no more than what was allocated."""
-        return self.peak_bytes
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # A view of something that was there before, such as a weight's transpose, is not an allocation.
+        given = {id(leaf.untyped_storage()) for leaf in _tensors((args, kwargs))}
+        for tensor in _tensors(result):
+            if id(tensor.untyped_storage()) not in given:
+                self.see(tensor)
+        return result
 
-    def count(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that were there before, such as a model's parameters.
+    def see(self, tensor: Tensor) -> int:
+        """Count a storage that was not there before; give its size, or 0."""
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        if id(storage) in self.finalizers or not size:
+            return 0
+        self.finalizers[id(storage)] = weakref.finalize(storage, self.end, id(storage), size)
+        self.allocated_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        return size
 
-        Parameters
-        ----------
-        tensors : iterable of Tensor
-        """
-        for tensor in tensors:
-            self._see(tensor)
+    def end(self, identity: int, size: int) -> None:
+        """Note that a storage was freed."""
+        del self.finalizers[identity]
+        self.allocated_bytes -= size
 
     def reset_peak(self) -> None:
-        """Let the highest so far be what is allocated now."""
+        """Let the peak be what is allocated now."""
         self.peak_bytes = self.allocated_bytes
 
     def close(self) -> None:
-        """Forget every storage; those still alive are watched no longer."""
-        for *_, finalizer in self._alive.values():
+        """Stop watching the storages that are still alive."""
+        for finalizer in self.finalizers.values():
             finalizer.detach()
-        self._alive.clear()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an operator and look at what it gives."""
-        result = func(*args, **(kwargs or {}))
-        if self._history and func.namespace == "profiler":
-            self._mark(func.name(), args)
-        # A view of something that was there before, such as a weight's transpose, is not an allocation.
-        given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(result):
-            here = isinstance(leaf, Tensor) and leaf.device.type == self._device
-            if here and id(leaf.untyped_storage()) not in given:
-                self._see(leaf)
-        if self._limit_bytes is not None and self.allocated_bytes > self._limit_bytes:
-            asked = sum(leaf.untyped_storage().nbytes() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
-            del result, leaf
-            self._note("oom", 0, asked, self._stack(), device_free=self._limit_bytes - self.allocated_bytes)
-            raise torch.OutOfMemoryError(
-                f"simulated out of memory: tried to allocate {asked} bytes with {self.allocated_bytes} of "
-                f"{self._limit_bytes} bytes allocated"
-            )
-        return result
 
-    def _see(self, tensor: Tensor) -> int:
-        """Count a storage that was not there before; gives its size, else 0."""
-        storage = tensor.untyped_storage()
-        identity, size, address = id(storage), storage.nbytes(), storage.data_ptr()
-        if identity in self._alive or not size:
-            return 0
-        frames = self._stack()
-        self._alive[identity] = address, size, frames, weakref.finalize(storage, self._end, identity)
-        self.allocated_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
-        for action in ("segment_alloc", "alloc"):
-            self._note(action, address, size, frames)
+class _Items(TensorMemory):
+    """The same, with what each storage is for, and the moments of a step."""
+
+    def __init__(self, run: lm.Run) -> None:
+        super().__init__()
+        config = run.config
+        self.moments: dict[str, int] = {}
+        self.phase = ""
+        self.rows: dict[int, dict[str, str]] = {}  # of the storages that are alive
+        self.changes: list[tuple[dict[str, str], int]] = []
+        self.kept: set[int] = set()  # rows of what the forward pass keeps
+        self.weights = {id(weight.untyped_storage()) for weight in run.model.parameters()}
+        self.logits = (config.batch * config.context * config.vocabulary, config.vocabulary)
+        self.item = ""
+        for self.item, tensors in _known(run).items():
+            for tensor in tensors:
+                self.see(tensor)
+        self.item = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        casts = func is torch.ops.aten._to_copy.default
+        self.item = ""
+        if casts and any(id(leaf.untyped_storage()) in self.weights for leaf in _tensors(args)):
+            self.item = "autocast_cache"
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def see(self, tensor: Tensor) -> int:
+        size = super().see(tensor)
+        if size:
+            item = self.item
+            if not item and (tensor.numel(), tensor.shape[-1] if tensor.dim() else 0) == self.logits:
+                item = "logits"
+            row = {"phase": self.phase, "item": item}
+            self.rows[id(tensor.untyped_storage())] = row
+            self.changes.append((row, size))
         return size
 
-    def _end(self, identity: int) -> None:
-        address, size, *_ = self._alive.pop(identity)
-        self.allocated_bytes -= size
-        for action in ("free_requested", "free_completed", "segment_free"):
-            self._note(action, address, size, [])
+    def end(self, identity: int, size: int) -> None:
+        super().end(identity, size)
+        self.changes.append((self.rows.pop(identity), -size))
 
-    def _note(self, action: str, address: int, size: int, frames: list[dict[str, Any]], **more: int) -> None:
-        if self._history:
-            event = {"action": action, "addr": address, "size": size, "stream": 0, "frames": frames, **more}
-            self._events.append(event | {"time_us": time.time_ns() // 1000})
+    def leave(self, phase: str, model: torch.nn.Module) -> None:
+        """Note the moments of a phase, and what only its end shows: what forward keeps, and which are gradients."""
+        self.moments[f"{phase}_peak_bytes"] = max(self.peak_bytes, self.moments.get(f"{phase}_peak_bytes", 0))
+        self.moments[f"{phase}_end_bytes"] = self.allocated_bytes
+        self.phase = ""
+        if phase == "forward":
+            self.kept = {id(row) for row in self.rows.values() if row["phase"] == "forward"}
+        if phase == "backward":
+            for parameter in model.parameters():
+                row = self.rows.get(id(parameter.grad.untyped_storage()))
+                if row is not None:
+                    row["item"] = "gradients"
 
-    def _mark(self, operator: str, args: tuple[Any, ...]) -> None:
-        """Keep what ``record_function`` marks, as ``global_record_annotations`` does; ranges end in reverse order."""
-        if operator.endswith("_enter_new"):
-            name, stage = str(args[0]), "START"
-            self._open.append(name)
-        elif operator.endswith("_exit._RecordFunction") and self._open:
-            name, stage = self._open.pop(), "END"
-        else:
-            return
-        self._ranges.append({"device": 0, "time_us": time.time_ns() // 1000, "name": name, "stage": stage})
+    def at_peak(self, *, graph: bool) -> dict[str, int]:
+        """Give bytes by item at the highest moment of the step."""
+        level = highest = place = 0
+        for number, (_, change) in enumerate(self.changes):
+            level += change
+            if level > highest:
+                highest, place = level, number
+        items = dict.fromkeys(ITEMS, 0)
+        for row, change in self.changes[: place + 1]:
+            item = row["item"]
+            if not item:
+                item = "activations" if not graph or id(row) in self.kept else "temporary_buffers"
+            items[item] += change
+        return items
 
-    def _stack(self) -> list[dict[str, Any]]:
-        """Give the stack from the innermost frame outwards, without PyTorch's own dispatch of this very mode."""
-        frames: list[dict[str, Any]] = []
-        frame: FrameType | None = sys._getframe(1) if self._history else None
-        while frame is not None and len(frames) < _DEEPEST:
-            code = frame.f_code
-            if code.co_filename != __file__ and not code.co_filename.endswith(_DISPATCH):
-                frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
-            frame = frame.f_back
-        return frames
 
-    def snapshot(self) -> dict[str, Any]:
-        """Give the history in the form of ``torch.cuda.memory._snapshot()``.
+class _Watched(lm.Run):
+    account: _Items | None = None
 
-        Returns
-        -------
-        dict
-            ``segments`` (each live storage is one, as a CPU caches nothing), ``device_traces`` (one list of events) and
-            ``external_annotations`` (ranges of ``record_function``).
-        """
-        segments = [
-            {
-                "device": 0, "address": address, "total_size": size, "allocated_size": size, "active_size": size,
-                "requested_size": size, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0),
-                "frames": frames,
-                "blocks": [
-                    {
-                        "address": address, "size": size, "requested_size": size, "state": "active_allocated",
-                        "frames": frames,
-                    }
-                ],
-            }
-            for address, size, frames, _ in self._alive.values()
-        ]  # fmt: skip
-        return {
-            "segments": segments, "device_traces": [list(self._events)], "external_annotations": list(self._ranges)
-        }  # fmt: skip
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Any:
+        with super().phase(name):
+            if self.account is None or name not in ("forward", "backward", "optimizer"):
+                yield
+                return
+            self.account.phase = name
+            self.account.reset_peak()
+            yield
+            self.account.leave(name, self.model)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _known(run: lm.Run) -> dict[str, list[Tensor]]:
+    """Tensors that are there before the step, by item."""
+    states = []
+    if run.optimizer is not None:
+        for state in run.optimizer.state.values():
+            states += [value for value in state.values() if value.dim()]  # counts of steps do not count
+    return {
+        "weights": list(run.model.parameters()),
+        "inputs_and_tables": [*run.model.buffers(), run.tokens],
+        "optimizer_states": states,
+    }
+
+
+def memory_of_a_step(**parameters: Any) -> dict[str, int]:
+    """Watch the second step of a language model on the CPU.
+
+    Parameters
+    ----------
+    **parameters
+        Fields of :class:`nsightkit.workloads.lm.LMConfig`.
+
+    Returns
+    -------
+    dict of str to int
+        The metrics of :mod:`_lib.memory_steps`, counted by tensor, ``peak_bytes``, and ``at_peak_…_bytes`` by item.
+    """
+    with _Watched(lm.LMConfig(**parameters, annotate=False), "cpu") as run:
+        run.step()  # an optimizer's states come with its first step
+        account = _Items(run)
+        before = account.allocated_bytes
+        run.account = account
+        with account:
+            run.step()
+        run.account = None
+        account.close()
+    moments = {"before_the_step_bytes": before, **account.moments}
+    moments["peak_bytes"] = max(size for name, size in moments.items() if name.endswith("_peak_bytes"))
+    parts = account.at_peak(graph=run.config.mode != "fwd")
+    return moments | {f"at_peak_{item}_bytes": size for item, size in parts.items()}

@@ -228,11 +228,10 @@ WAYS = [
 def test_prediction_and_a_cpus_tensors(sizes: dict[str, int], precision: str, attention: str, mode: str) -> None:
     """Every moment, and every item at the peak, to within the few scalars of the loss."""
     pytest.importorskip("torch")
-    from nsightkit.workloads.memory_steps import start
+    from synthetic.tensor_memory import memory_of_a_step
 
     c, how = model(**sizes), {"precision": precision, "attention": attention, "mode": mode}
-    with start("cpu", **{name: getattr(c, name) for name in _SIZES}, **how) as run:
-        seen = {name: value[0] for name, value in run.observed().items()}
+    seen = memory_of_a_step(**{name: getattr(c, name) for name in _SIZES}, **how)
     table = memory.moments(c, device="cpu", **how).set_index("moment")
     for moment, row in table.iterrows():
         assert seen[f"{str(moment).replace(' ', '_')}_bytes"] == pytest.approx(row["total_bytes"], abs=64), moment
@@ -250,7 +249,7 @@ def test_what_a_gpu_does_otherwise_done_on_a_cpu(
     torch = pytest.importorskip("torch")
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from nsightkit.workloads.memory_steps import start
+    from synthetic.tensor_memory import memory_of_a_step
 
     if (precision, attention) == ("fp32", "sdpa"):
         pytest.skip("a GPU has another kernel for it, whose result has another layout")
@@ -262,8 +261,8 @@ def test_what_a_gpu_does_otherwise_done_on_a_cpu(
         c = dataclasses.replace(c, d_model=528, heads=2)  # heads of 264
     how = {"precision": precision, "attention": "naive" if attention == "naive" else "sdpa"}
     fallback = sdpa_kernel(SDPBackend.MATH) if attention == "math" else contextlib.nullcontext()
-    with fallback, start("cpu", **{name: getattr(c, name) for name in _SIZES}, **how) as run:
-        seen = {name: value[0] for name, value in run.observed().items()}
+    with fallback:
+        seen = memory_of_a_step(**{name: getattr(c, name) for name in _SIZES}, **how)
     for moment, row in memory.moments(c, device="cuda", **how).set_index("moment").iterrows():
         tensors = row["total_bytes"] - row["library workspaces"]
         assert seen[f"{str(moment).replace(' ', '_')}_bytes"] == pytest.approx(tensors, rel=1e-3), moment
@@ -274,14 +273,13 @@ def test_what_a_gpu_does_otherwise_done_on_a_cpu(
 
 def test_accumulation() -> None:
     pytest.importorskip("torch")
-    from nsightkit.workloads.memory_steps import start
+    from synthetic.tensor_memory import memory_of_a_step
 
     c = model(layers=3)
-    with start("cpu", **{name: getattr(c, name) for name in _SIZES}, accumulate=2) as run:
-        seen = run.observed()
+    seen = memory_of_a_step(**{name: getattr(c, name) for name in _SIZES}, accumulate=2)
     table = memory.moments(c, device="cpu", precision="fp32", accumulate=2).set_index("moment")["total_bytes"]
     for moment in ("forward peak", "forward end", "backward peak", "backward end", "optimizer peak"):
-        assert seen[f"{moment.replace(' ', '_')}_bytes"][0] == pytest.approx(table[moment], rel=0.02), moment
+        assert seen[f"{moment.replace(' ', '_')}_bytes"] == pytest.approx(table[moment], rel=0.02), moment
 
 
 @pytest.mark.parametrize(("precision", "attention"), list(itertools.product(["fp32", "bf16"], ["sdpa", "naive"])))
