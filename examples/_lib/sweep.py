@@ -178,7 +178,7 @@ def cells(rows: pd.DataFrame) -> pd.DataFrame:
     table["tflops"] = flops / table["median_ns"] / 1e3
     predicted = []
     for cell in table.itertuples():
-        sizes = {"d": cell.d, "context": cell.context, "batch": cell.batch, "heads": cell.heads}
+        sizes = {name: int(getattr(cell, name)) for name in ("d", "context", "batch", "heads")}
         predicted.append(footprint(cell.implementation, cell.precision, **sizes).peak(cell.direction))
     table["predicted_bytes"] = predicted
     table["error"] = table["predicted_bytes"] / table["peak_bytes"] - 1
@@ -204,7 +204,7 @@ def ends(table: pd.DataFrame, limit_bytes: float) -> pd.DataFrame:
     found = []
     possible = table[table["status"] != "unsupported"]
     for (implementation, precision, width, direction), cell in possible.groupby(_LINE, sort=False):
-        sizes = {"batch": cell["batch"].iloc[0], "heads": cell["heads"].iloc[0]}
+        sizes = {"batch": int(cell["batch"].iloc[0]), "heads": int(cell["heads"].iloc[0])}
         column = forecast(limit_bytes, implementation, precision, d=[width], contexts=cell["context"], **sizes)
         row = column[column["direction"] == direction].iloc[0].to_dict()
         failed = cell.loc[cell["status"] == "oom", "context"]

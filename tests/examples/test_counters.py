@@ -42,7 +42,7 @@ def test_the_reasons_are_those_that_were_planted() -> None:
 
 def test_the_cases_are_those_of_the_workload() -> None:
     pytest.importorskip("torch")
-    from nsightkit.workloads import limiters
+    from _lib import limiters
 
     assert {n: t["bound"] for n, t in planted_counters.counters()[1].items()} == dict(limiters.CASES)
 

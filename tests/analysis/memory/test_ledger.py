@@ -247,9 +247,8 @@ def test_what_a_gpu_does_otherwise_done_on_a_cpu(
 ) -> None:
     """Softmax in fp32 under autocast, foreach AdamW, and attention's fallback: the prediction for a GPU, to 0.1 %."""
     torch = pytest.importorskip("torch")
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     from synthetic.tensor_memory import memory_of_a_step
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     if (precision, attention) == ("fp32", "sdpa"):
         pytest.skip("a GPU has another kernel for it, whose result has another layout")

@@ -1,0 +1,263 @@
+"""What pages work out before and after a measurement: ladders, sweeps, the matrix, and published figures."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nsightkit import hardware
+from nsightkit.analysis.core.noise import Estimate
+from nsightkit.analysis.roofline import sol
+from nsightkit.configurations import MATRIX, VARIANTS, find
+from nsightkit.trace import Trace, TraceMeta
+
+torch = pytest.importorskip("torch")
+
+from _lib import climb, counters, launches, matrix, published, six_kernels, sweep  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+from nsightkit.workloads import attention, layer, lm  # noqa: E402
+
+LAYER = {"batch": 1, "context": 2048, "hidden": 4096, "heads": 32, "d_ff": 11_008, "layers": 3}
+SMALL = {"batch": 1, "context": 24, "hidden": 64, "heads": 4, "d_ff": 112}
+EAGER = [("prefill", "unfused"), ("prefill", "sdpa"), ("prefill", "fused"), ("decode", "unfused"), ("decode", "fused")]
+H200 = sol.datasheet(hardware.find("H200"))
+
+
+# -- launches of a layer
+
+
+@pytest.mark.parametrize(("mode", "rung"), EAGER)
+def test_flops_that_are_counted_are_those_that_run(mode: str, rung: str) -> None:
+    work = layer.run("cpu", mode=mode, rung=rung, layers=1, **SMALL)
+    with work, FlopCounterMode(display=False) as counter:
+        work.step()
+    by_operator = counter.get_flop_counts()["Global"]
+    gemms = sum(flops for operator, flops in by_operator.items() if str(operator) in ("aten.mm", "aten.addmm"))
+    counted = launches.count(mode, rung, SMALL)
+    assert sum(operation.flops for operation in counted if operation.name == "mm") == gemms
+    listed = climb.operations(mode, SMALL)
+    assert gemms == sum(o.flops for o in listed if o.unit == "bf16" and o.name != "attention")
+    assert sum(operation.bytes for operation in counted) > sum(o.bytes for o in listed)
+
+
+def test_a_written_norm_moves_nine_times_what_it_must() -> None:
+    """A norm of eight operations: 2 bytes in, 4 through six passes, 2 out."""
+    counted = launches.count("prefill", "unfused", LAYER)
+    first = [operation.name for operation in counted].index("mm")
+    moved = sum(operation.bytes for operation in counted[:first])
+    assert moved == pytest.approx((6 + 8 + 4 + 8 + 6 + 4) * 2048 * 4096, rel=1e-3)
+
+
+@pytest.mark.parametrize("rung", ["compiled", "triton", "fp8"])
+def test_what_a_compiler_makes_cannot_be_counted(rung: str) -> None:
+    with pytest.raises(ValueError, match="eager rung"):
+        launches.count("prefill", rung, LAYER)
+
+
+# -- ladders
+
+
+def test_bounds_are_those_worked_out_by_hand() -> None:
+    listed = climb.operations("prefill", LAYER)
+    assert climb.list_ns(listed, H200) / 1e3 == pytest.approx(949.7, abs=0.1)
+    assert climb.floor_ns(listed, H200) / 1e3 == pytest.approx(872.5, abs=0.1)
+    filled = climb.waves(LAYER, 132)
+    assert filled["gate or up"] == pytest.approx(0.869, abs=5e-4)
+    assert filled["gate and up"] == pytest.approx(0.948, abs=5e-4)
+
+
+def test_predictions_grow_towards_the_list() -> None:
+    table = climb.predicted("prefill", LAYER, H200).set_index("rung")
+    assert list(table.index) == ["unfused", "sdpa", "fused", "compiled"]
+    assert table["least_ns"].is_monotonic_decreasing
+    assert table.loc["compiled", "share"] == 1
+    assert table.loc["unfused", "launches"] > table.loc["sdpa", "launches"] > table.loc["fused", "launches"]
+    decode = climb.predicted("decode", LAYER, H200).set_index("rung")
+    assert decode.loc["unfused", "least_ns"] == 1e3 * climb.LAUNCH_US * decode.loc["unfused", "launches"]
+
+
+def measured(step_us: float, name: str | None = "NVIDIA H200", **samples: float) -> Any:
+    """A measurement of some steps, with kernels that fill 0.9 of each."""
+    rng = np.random.default_rng(round(step_us))
+    times = 1e3 * step_us * rng.uniform(0.99, 1.01, 60)
+    gemm = {"start_ns": 0, "end_ns": int(900 * step_us), "name": "nvjet_gemm", "device": 0, "stream": 7}
+    missing = [] if name else ["kernels", "memops", "graphs"]
+    frames = {"kernels": pd.DataFrame([gemm])} if name else {}
+    return SimpleNamespace(
+        gpu=name,
+        parameters=LAYER,
+        provenance={"load": {"sm_clock_mhz": {"median": 1600.0}}},
+        trace=Trace.from_frames(frames, TraceMeta(missing=missing)),
+        values=lambda metric: times,
+        median=lambda metric: float(np.median(times)) if metric == "step_ns" else samples.get(metric),
+    )
+
+
+def test_every_rung_is_compared_with_the_same_list() -> None:
+    runs = {
+        "unfused": measured(3 * 2755),
+        "sdpa": measured(3 * 1700),
+        "fused": measured(3 * 1690),
+        "fp8": measured(3 * 800),
+    }
+    against = climb.bounds("prefill", runs["unfused"])
+    table = climb.table(runs, against)
+    assert table.loc["unfused", "sol_datasheet"] == pytest.approx(949.7 / 2755, rel=0.01)
+    assert table.loc["fused", "speedup"] == pytest.approx(2755 / 1690, rel=0.01)
+    assert np.isnan(table.loc["fp8", "sol_datasheet"])  # it does other arithmetic
+    assert np.isnan(table["sol_measured"]).all()
+    assert not table["impossible"].any()
+    assert table["sm_clock_mhz"].tolist() == 4 * [1600.0]
+    judged = climb.changes(runs, against).set_index("rung")
+    assert judged.loc["sdpa", "saved_us"] == pytest.approx(2755 - 1700, rel=0.05)
+    assert judged["most_us"].notna().all()
+    answer = climb.answer("a layer", table, judged.reset_index())
+    assert "(fused), 1.6x faster" in answer
+
+
+def test_times_that_no_gpu_can_have_are_flagged() -> None:
+    runs = {"unfused": measured(3 * 2755), "sdpa": measured(3 * 383)}
+    table = climb.table(runs, climb.bounds("prefill", runs["unfused"]))
+    assert table["impossible"].tolist() == [False, True]
+
+
+def test_a_small_run_has_times_and_no_shares() -> None:
+    runs = {"unfused": measured(30, None), "sdpa": measured(20, None)}
+    against = climb.bounds("prefill", runs["unfused"])
+    assert climb.table(runs, against)[["sol_datasheet", "sol_measured"]].isna().all(axis=None)
+    assert climb.changes(runs, against)["outcome"].tolist() == ["faster"]
+    assert climb.table({}, against).empty
+    assert climb.answer("a layer", climb.table({}, against), climb.changes({}, against)) == "no rung was measured yet."
+
+
+# -- the sweep of attention
+
+
+@pytest.mark.parametrize("implementation", ["naive", "math"])
+def test_footprints_hold_to_the_byte(implementation: str) -> None:
+    """Against the tensors of one cell, on a CPU."""
+    from synthetic.tensor_memory import TensorMemory
+
+    sizes = {"implementation": implementation, "precision": "fp32", "d_model": [32], "context": [64]}
+    with attention.run("cpu", **sizes, batch=2, heads=2) as work:
+        inputs = work.inputs(32, 64)
+        with TensorMemory() as memory:
+            for tensor in inputs:
+                memory.see(tensor)
+            attended = work.forward(inputs)
+            forward, before = memory.peak_bytes, memory.allocated_bytes
+            memory.reset_peak()
+            work.backward(inputs, attended)
+            found = (before, forward, memory.peak_bytes)
+        memory.close()
+    expected = sweep.footprint(implementation, "fp32", d=32, context=64, batch=2, heads=2)
+    assert found == (expected.before_backward, expected.forward_peak, expected.backward_peak)
+
+
+def test_a_forecast_is_the_longest_context_that_fits() -> None:
+    table = sweep.forecast(141e9, "naive", "fp32", d=[64], contexts=[16_384, 65_536]).set_index("direction")
+    longest = int(table.loc["backward", "largest_context"])
+    assert sweep.footprint("naive", "fp32", d=64, context=longest).backward_peak <= 141e9
+    assert sweep.footprint("naive", "fp32", d=64, context=longest + 1).backward_peak > 141e9
+    assert table["context"].tolist() == [65_536, 65_536]
+    with pytest.raises(ValueError, match="no prediction"):
+        sweep.footprint("paged", "fp32", d=64, context=8)
+
+
+def cells() -> pd.DataFrame:
+    """Rows of a sweep whose forward pass runs out of memory at 4096."""
+    rows = []
+    for context in (1024, 2048, 4096):
+        row = {
+            "implementation": "naive",
+            "precision": "fp32",
+            "d_model": 64,
+            "context": context,
+            "batch": 8,
+            "heads": 1,
+        }
+        fits = context < 4096
+        row |= {"direction": "forward", "status": "ok" if fits else "oom"}
+        time_ms = (context / 1024) ** 2 if fits else math.nan
+        row |= {"time_ms": time_ms, "low_ms": 0.9 * time_ms, "high_ms": 1.1 * time_ms}
+        peak = sweep.footprint("naive", "fp32", d=64, context=context).forward_peak
+        rows.append({**row, "peak_bytes": peak if fits else math.nan})
+    return sweep.cells(pd.DataFrame(rows))
+
+
+def test_what_a_sweep_says() -> None:
+    table = cells()
+    assert table["error"].dropna().tolist() == [0, 0]
+    assert table["tflops"].iloc[0] == pytest.approx(2 * 8 * 64 * 1024**2 / 1e-3 / 1e12)
+    slopes = sweep.exponents(table).iloc[0]
+    assert slopes["time"] == pytest.approx(2)
+    assert slopes["memory"] == pytest.approx(2, abs=0.1)
+    limit = sweep.footprint("naive", "fp32", d=64, context=3000).forward_peak
+    assert sweep.ends(table, limit)["outcome"].tolist() == ["as predicted"]
+    assert sweep.ends(table, 8 * limit)["outcome"].tolist() == ["earlier"]
+    assert sweep.ends(table, limit / 8)["outcome"].tolist() == ["later"]
+    assert sweep.launch_bound(table)["context"].tolist() == [0]
+    assert sweep.cells(pd.DataFrame()).empty
+
+
+# -- the matrix of models
+
+
+def test_small_models_run_and_keep_their_shape() -> None:
+    for model in (*MATRIX, *VARIANTS):
+        sizes = matrix.sizes(model, divisor=16)
+        assert (sizes["layers"], sizes["heads"]) == (model.layers, model.heads)
+        assert sizes["d_model"] % model.heads == 0
+        lm.LMConfig(**sizes)  # no unknown field
+    assert matrix.sizes(find("model_a"))["d_model"] == find("model_a").d_model
+
+
+def test_expectations_are_judged_by_their_data() -> None:
+    models = list(matrix.EXPECTED)
+    summary = pd.DataFrame({"TFLOP/s": 100.0, "share idle": 0.1}, index=models)
+    summary.loc["latency_bound", "TFLOP/s"], summary.loc["compute_bound", "TFLOP/s"] = 5.0, 400.0
+    kinds = pd.DataFrame({name: {"GEMM": 6.0, "attention": 1.0, "(others)": 3.0} for name in models})
+    ratios = {"model_b": Estimate(0.8, 0.7, 0.9, (50, 50)), "misaligned_dims": Estimate(0.9, 0.7, 1.2, (50, 50))}
+    ratios["bad_head_size"] = Estimate(1.0, 0.98, 1.02, (50, 50))
+    outcome = matrix.judged(summary, kinds, 0.7, ratios).set_index("model")["outcome"]
+    assert outcome["model_b"] == outcome["bad_head_size"] == outcome["latency_bound"] == "holds"
+    assert outcome["misaligned_dims"] == "not shown"
+    assert outcome["bandwidth_bound"] == outcome["wide_ffn"] == outcome["deep_sequential"] == "does not hold"
+
+
+# -- what others published, and the six kernels
+
+
+def test_published_rates_are_below_the_datasheet() -> None:
+    assert all(0 < reported.share < 1 for reported in published.REPORTED)
+    assert published.rates("H200").tflops["bf16"] == 794.5
+    assert len(published.rates_table()) == len(published.REPORTED)
+    judged = published.counted(published.ADDITIONS)
+    assert judged["classification"].iloc[0] == "memory-bound"
+
+
+def test_products_of_the_case_file() -> None:
+    table = published.on_h200()
+    assert len(table) == 6
+    assert table["sol_datasheet"].between(0.4, 0.9).all()
+    with pytest.raises(ValueError, match="0 operators"):
+        published.one_by_one(table, {"nothing": "x"})
+
+
+def test_the_six_kernels_have_costs_counters_and_waits() -> None:
+    sizes = {"side": 8192, "side_fp32": 4096, "elements": 2**26, "rows": 16, "programs": 1024, "hops": 128}
+    costs = six_kernels.operations(sizes)
+    assert list(costs) == list(six_kernels.CASES)
+    assert costs["product"].flops == 2 * 8192**3
+    report, truth = counters.counters()
+    table = six_kernels.counted(report)
+    assert table["classification"].tolist() == [truth[name]["bound"] for name in table["name"]]
+    for shares in six_kernels.waits(report, table).values():
+        assert shares.sum() == pytest.approx(1)
+    assert six_kernels.counted(None).empty
