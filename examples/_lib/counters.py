@@ -1,6 +1,6 @@
 """Synthetic counters with known answers, as Nsight Compute would give them. They never ran on a GPU.
 
-The launches are those of :mod:`nsightkit.workloads.limiters`, on a card that does not exist. What they use of it is
+The launches are those of :mod:`_lib.limiters`, on a GPU that does not exist. What they use of it is
 chosen; what follows from that is worked out as Nsight Compute does: a throughput is the greatest of its parts, and the
 blocks that fit on a multiprocessor are the fewest that registers, shared memory, warps and blocks allow. The cycles
 between two instructions of a warp are its scheduler's active warps over the share of cycles that issue one, and in one
@@ -18,7 +18,6 @@ from nsightkit.trace.ncu_metrics import METRICS
 
 __all__ = ["GPU", "counters"]
 
-#: Its name says what it is.
 GPU = "Synthetic GPU (planted counters)"
 _SMS, _REGISTERS, _SHARED_BYTES, _WARPS, _BLOCKS = 100, 65_536, 228 * 1024, 64, 32
 _SCHEDULERS = 4
@@ -106,7 +105,7 @@ _MANY_ROWS = dataclasses.replace(
 
 
 def counters(*, many_rows: bool = False) -> tuple[Report, dict[str, dict[str, str]]]:
-    """Plant a report of six launches, each in an NVTX range of its name.
+    """Make a report of six launches, each in an NVTX range of its name.
 
     Parameters
     ----------

@@ -705,7 +705,7 @@ def measured(values: Mapping[str, float]) -> dict[str, float]:
     Parameters
     ----------
     values : mapping of str to float
-        Metrics of ``nsightkit.workloads.memory_steps``, one value each.
+        Bytes by metric, one value each: ``peak_bytes``, ``at_peak_ITEM_bytes``, and what the allocator holds beyond.
 
     Returns
     -------
