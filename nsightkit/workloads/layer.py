@@ -223,11 +223,16 @@ def forward(
     if rung.joined:
         q, k, v = kernels.linear(normed, w.qkv).chunk(3, dim=-1)
     else:
-        q, k, v = (F.linear(normed, part) for part in w.qkv.chunk(3))
+        w_q, w_k, w_v = w.qkv.chunk(3)
+        q = F.linear(normed, w_q)
+        k = F.linear(normed, w_k)
+        v = F.linear(normed, w_v)
     shape = (batch, tokens, shared.heads, -1)
-    q = rotate(q.view(shape).transpose(1, 2), shared.cosine, shared.sine)
-    k = rotate(k.view(shape).transpose(1, 2), shared.cosine, shared.sine)
+    q = q.view(shape).transpose(1, 2)
+    k = k.view(shape).transpose(1, 2)
     v = v.view(shape).transpose(1, 2)
+    q = rotate(q, shared.cosine, shared.sine)
+    k = rotate(k, shared.cosine, shared.sine)
     if cache is not None:
         keys, values = cache
         keys[:, :, shared.position] = k
@@ -238,12 +243,16 @@ def forward(
     else:
         # is_causal, not a mask: a mask tensor would rule out flash attention. A decoded token sees the whole cache.
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=cache is None)
-    x = x + kernels.linear(mixed.transpose(1, 2).reshape(batch, tokens, hidden), w.out)
+    mixed = mixed.transpose(1, 2).reshape(batch, tokens, hidden)
+    x = x + kernels.linear(mixed, w.out)
     normed = norm(x, w.norm_2)
     if rung.joined:
-        fed = kernels.swiglu(kernels.linear(normed, w.gate_up))
+        gate_up = kernels.linear(normed, w.gate_up)
+        fed = kernels.swiglu(gate_up)
     else:
-        gate, up = (F.linear(normed, part) for part in w.gate_up.chunk(2))
+        w_gate, w_up = w.gate_up.chunk(2)
+        gate = F.linear(normed, w_gate)
+        up = F.linear(normed, w_up)
         fed = F.silu(gate) * up
     return x + kernels.linear(fed, w.down)
 
@@ -271,33 +280,45 @@ def reference(
         What attention saw in each layer, (B, H, S, K), float64.
     """
     x = x.double()
-    batch, tokens, hidden = x.shape
-    half = hidden // heads // 2
     seen: list[_Cache] = []
     for number, w in enumerate(weights):
-        normed = x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * w.norm_1.double()
-        projected = torch.einsum("btd,nd->btn", normed, w.qkv.double())
-        q, k, v = projected.view(batch, tokens, 3, heads, 2 * half).unbind(2)
-        before = 0 if caches is None else caches[number][0].shape[2] - 1
-        place = torch.arange(before, before + tokens, dtype=torch.float64, device=x.device)
-        angle = torch.outer(place, _frequencies(half, x.device))
-        turn = torch.polar(torch.ones_like(angle), angle)
-        q = _turned(q, turn)
-        k = _turned(k, turn)
-        if caches is not None:
-            keys, values = caches[number]
-            k = torch.cat([keys[:, :, :before].transpose(1, 2).double(), k], 1)
-            v = torch.cat([values[:, :, :before].transpose(1, 2).double(), v], 1)
-        scores = torch.einsum("bthc,bshc->bhts", q, k) / math.sqrt(2 * half)
-        later = torch.arange(k.shape[1], device=x.device) > place[:, None]
-        probabilities = scores.masked_fill(later, -math.inf).softmax(-1)
-        mixed = torch.einsum("bhts,bshc->bthc", probabilities, v).flatten(2)
+        cache = None if caches is None else caches[number]
+        normed = _exact_norm(x, w.norm_1)
+        mixed, kept = _exact_attention(normed, w.qkv.double(), heads, cache)
         x = x + mixed @ w.out.double().t()
-        normed = x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * w.norm_2.double()
+        normed = _exact_norm(x, w.norm_2)
         gate, up = (normed @ w.gate_up.double().t()).chunk(2, dim=-1)
         x = x + (gate * gate.sigmoid() * up) @ w.down.double().t()
-        seen.append((k.transpose(1, 2), v.transpose(1, 2)))
+        seen.append(kept)
     return x, seen
+
+
+def _exact_norm(x: Tensor, weight: Tensor) -> Tensor:
+    size = (x.square().mean(-1, keepdim=True) + EPSILON).sqrt()
+    return x / size * weight.double()
+
+
+def _exact_attention(x: Tensor, qkv: Tensor, heads: int, cache: _Cache | None) -> tuple[Tensor, _Cache]:
+    """Attend in float64, with positions as complex numbers; give the result and the keys and values it saw."""
+    batch, tokens, hidden = x.shape
+    half = hidden // heads // 2
+    projected = torch.einsum("btd,nd->btn", x, qkv)
+    q, k, v = projected.view(batch, tokens, 3, heads, 2 * half).unbind(2)
+    before = 0 if cache is None else cache[0].shape[2] - 1
+    place = torch.arange(before, before + tokens, dtype=torch.float64, device=x.device)
+    angle = torch.outer(place, _frequencies(half, x.device))
+    turn = torch.polar(torch.ones_like(angle), angle)
+    q = _turned(q, turn)
+    k = _turned(k, turn)
+    if cache is not None:
+        keys, values = cache
+        k = torch.cat([keys[:, :, :before].transpose(1, 2).double(), k], 1)
+        v = torch.cat([values[:, :, :before].transpose(1, 2).double(), v], 1)
+    scores = torch.einsum("bthc,bshc->bhts", q, k) / math.sqrt(2 * half)
+    later = torch.arange(k.shape[1], device=x.device) > place[:, None]
+    probabilities = scores.masked_fill(later, -math.inf).softmax(-1)
+    mixed = torch.einsum("bhts,bshc->bthc", probabilities, v).flatten(2)
+    return mixed, (k.transpose(1, 2), v.transpose(1, 2))
 
 
 def _turned(x: Tensor, turn: Tensor) -> Tensor:
@@ -422,10 +443,11 @@ class LayerRun(Workload):
             scale = weight.abs().amax().float() / _LARGEST_FP8
             return Fp8Weight(_to_fp8(weight, scale), scale, largest[id(weight)] / _LARGEST_FP8)
 
-        return [
-            w._replace(qkv=convert(w.qkv), out=convert(w.out), gate_up=convert(w.gate_up), down=convert(w.down))
-            for w in self.weights
-        ]
+        converted = []
+        for w in self.weights:
+            qkv, out, gate_up, down = convert(w.qkv), convert(w.out), convert(w.gate_up), convert(w.down)
+            converted.append(w._replace(qkv=qkv, out=out, gate_up=gate_up, down=down))
+        return converted
 
     def _capture(self, program: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Capture a program in a CUDA graph."""
