@@ -1,6 +1,6 @@
 """Look at every tensor of a training step, in fp32 and under autocast: its type and its bytes (page 06).
 
-The model is a small GPT whose norms stand behind the projections, where their input is what a matmul wrote.
+The model is a small GPT with its norms after the projections, so each norm reads the result of a matmul.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Types under autocast: those that a device's lists ask for, and those that a run had (page 06)."""
+"""Types under autocast: what a device's lists ask for, and what a run had (page 06)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU = {
 
 
 def by_bits(dtype: str) -> str:
-    """Call both 16-bit types the same.
+    """Give bf16 and fp16 one name.
 
     Examples
     --------
@@ -27,12 +27,12 @@ def by_bits(dtype: str) -> str:
 
 
 def result(rules: Mapping[str, str], operation: str, given: str) -> str:
-    """Give the type of an operation's result: what the list says, else that of the input.
+    """Give the type of an operation's result: the list's, or else the input's.
 
     Parameters
     ----------
     rules : mapping of str to str
-        ``16 bits`` or ``fp32`` by the name of an operation.
+        ``16 bits`` or ``fp32``, by operation.
     operation, given : str
 
     Examples

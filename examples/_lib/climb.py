@@ -138,7 +138,7 @@ def waves(sizes: Mapping[str, Any], multiprocessors: int) -> dict[str, float]:
 
 
 def predicted(mode: str, sizes: Mapping[str, Any], rates: Rates) -> pd.DataFrame:
-    """Predict how fast the rungs can be at best, up to the compiled one: later rungs come closer to the same bound.
+    """Predict the best time of each rung up to the compiled one; later rungs have the same bound.
 
     Parameters
     ----------

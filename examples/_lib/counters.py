@@ -18,7 +18,7 @@ from nsightkit.trace.ncu_metrics import METRICS
 
 __all__ = ["GPU", "counters"]
 
-GPU = "Synthetic GPU (planted counters)"
+GPU = "Synthetic GPU"
 _SMS, _REGISTERS, _SHARED_BYTES, _WARPS, _BLOCKS = 100, 65_536, 228 * 1024, 64, 32
 _SCHEDULERS = 4
 _DRAM_BYTES_PER_S = 4e12
@@ -60,30 +60,30 @@ class _Launch:
 
 _LAUNCHES = {
     "product": _Launch(
-        "nvjet_planted_bf16_128x256_64x4", "compute-bound", "shared_mem", 1_400_000, 2048, 384, 80,
+        "nvjet_synthetic_bf16_128x256_64x4", "compute-bound", "shared_mem", 1_400_000, 2048, 384, 80,
         {"tensor": 91, "fma": 3, "lsu": 12, "issue": 25}, {"l1": 55, "l2": 38, "dram": 21},
         {"gmma": 0.7, "long_scoreboard": 0.18, "wait": 0.12}, shared_bytes=200 * 1024,
     ),
     "product_fp32": _Launch(
-        "planted_sgemm_128x128_8x4_nn", "compute-bound", "registers", 2_700_000, 1024, 256, 122,
+        "synthetic_sgemm_128x128_8x4_nn", "compute-bound", "registers", 2_700_000, 1024, 256, 122,
         {"tensor": 0, "fma": 93, "lsu": 30, "issue": 88}, {"l1": 45, "l2": 20, "dram": 8},
         {"math_pipe_throttle": 0.4, "not_selected": 0.4, "wait": 0.2}, shared_bytes=33 * 1024,
     ),
     "add": _Launch(
-        "void planted::vectorized_elementwise_kernel<4, planted::CUDAFunctor_add<float>>(int)",
+        "void synthetic::vectorized_elementwise_kernel<4, synthetic::CUDAFunctor_add<float>>(int)",
         "memory-bound", "warps", 146_000, 131_072, 128, 16,
         {"tensor": 0, "fma": 3, "lsu": 6, "issue": 10}, {"l1": 30, "l2": 52, "dram": 92},
         {"long_scoreboard": 0.9, "drain": 0.1},
     ),
     "strided": _Launch(
-        "void planted::elementwise_kernel<128, 4, planted::CUDAFunctor_add<float>>(int)",
+        "void synthetic::elementwise_kernel<128, 4, synthetic::CUDAFunctor_add<float>>(int)",
         "memory-bound", "warps", 671_000, 131_072, 128, 16,
         {"tensor": 0, "fma": 2, "lsu": 5, "issue": 6}, {"l1": 48, "l2": 70, "dram": 90},
         {"long_scoreboard": 0.82, "lg_throttle": 0.18},
         sectors_a_request=32.0, used_bytes=4.0,
     ),
     "softmax": _Launch(
-        "void planted::cunn_SoftMaxForward<4, float>(float *, const float *, int)",
+        "void synthetic::cunn_SoftMaxForward<4, float>(float *, const float *, int)",
         "latency-bound", "registers+warps", 2_065_000, 16, 1024, 32,
         {"tensor": 0, "fma": 2, "lsu": 4, "issue": 3}, {"l1": 9, "l2": 10, "dram": 13},
         {"long_scoreboard": 0.8, "barrier": 0.2},
@@ -146,7 +146,7 @@ def counters(*, many_rows: bool = False) -> tuple[Report, dict[str, dict[str, st
         for name, launch in launches.items()
     ]
     truth = {name: {"bound": launch.bound, "limiter": launch.limiter} for name, launch in launches.items()}
-    return from_metrics("planted counters", identities, metrics, units), truth
+    return from_metrics("synthetic counters", identities, metrics, units), truth
 
 
 def _values(launch: _Launch) -> dict[str, float]:

@@ -1,8 +1,7 @@
 """Data-parallel training in several processes, one of which gets its batches late (page 22).
 
-``torchrun`` starts the ranks, in processes of their own. They talk through Gloo, or through NCCL where each has its own
-GPU. A batch is a pause, as a loader's is to the process that waits for it, so a rank is not late only because there are
-few processors.
+``torchrun`` starts one process per rank. The ranks communicate through Gloo, or through NCCL if each has its own GPU.
+Loading a batch is a sleep, so a rank is not late just because the machine has few processors.
 """
 
 from __future__ import annotations
@@ -218,7 +217,7 @@ class Rank:
             layers += [nn.Linear(job.hidden, job.hidden), nn.GELU()]
         self.model = DistributedDataParallel(nn.Sequential(*layers).to(self.device), bucket_cap_mb=job.bucket_mb)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        torch.manual_seed(1 + self.rank)  # the same model, but batches of their own
+        torch.manual_seed(1 + self.rank)  # the same model, but different batches
 
     def step(self) -> None:
         """Wait for a batch, and learn from it together with the other ranks."""

@@ -45,7 +45,7 @@ class Counting(TorchDispatchMode):
 
 
 class FusedAttention(TorchFunctionMode):
-    """Count PyTorch's fused attention as the one kernel it is on a GPU, whatever this device makes of it."""
+    """Count PyTorch's fused attention as one kernel, as on a GPU."""
 
     def __init__(self, counting: Counting) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def _operation(name: str, args: Any, kwargs: Any, result: Any) -> Operation:
     moved = _bytes({id(tensor): tensor for tensor in read}.values()) + _bytes(_tensors(result))
     if name in ("mm", "bmm"):
         return Operation(name, 2 * result.numel() * args[0].shape[-1], moved, _UNITS[result.dtype])
-    # Ordinary cores compute in fp32, whatever their tensors hold.
+    # CUDA cores compute in fp32, also for bf16 tensors.
     return Operation(name, max((tensor.numel() for tensor in given), default=0), moved, "fp32")
 
 
@@ -90,8 +90,8 @@ def _bytes(tensors: Any) -> int:
 def count(mode: str, rung: str, sizes: Mapping[str, Any]) -> list[Operation]:
     """Count what one layer of an eager rung launches.
 
-    An operation counts with the bytes of the tensors it reads and writes, as if there were no cache. Attention that is
-    one kernel counts as one, and with half of its square if it is causal.
+    An operation counts with the bytes of the tensors it reads and writes, without any cache. Fused attention
+    counts as one kernel, and with half of its square if it is causal.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nsightkit.workloads import lm
 
-#: Training steps of a run that would go on until memory is out, where there is no limit to reach.
+#: Training steps of a run without a limit, which would otherwise never end.
 _STEPS_WITHOUT_LIMIT = 3
 
 

@@ -1,9 +1,8 @@
 """Six operations, each limited by something else by construction (page 19).
 
-A matmul on tensor cores and one without them; an addition of long vectors, and the same with every number in a sector
-of its own; a softmax over few long rows, for which few multiprocessors get any work; and a walk through memory where
-each address is what was read at the one before, in blocks that hold so many registers that few of them fit. Each runs
-in a phase of its own name, so that any profiler can tell them apart.
+A matmul on tensor cores and one without them; an addition of long vectors, and the same with each number in a separate
+32-byte sector; a softmax over a few long rows, which leaves most multiprocessors without work; and a pointer chase in
+blocks that hold so many registers that few of them fit. Each operation runs in a phase with its name.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def _walk_kernel(following, held, out, hops, MORE: tl.constexpr, LESS: tl.conste
 
 
 def walk(following: Tensor, held: Tensor, hops: int) -> Tensor:
-    """Walk from as many addresses as there are rows, each of which a block holds in its registers meanwhile.
+    """Walk once per row of `held`, while the block keeps that row in its registers.
 
     Parameters
     ----------

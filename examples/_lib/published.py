@@ -1,4 +1,4 @@
-"""What others published, to stand beside a datasheet: rates with sources, and GEMMs of case files (pages 15 to 19)."""
+"""Published rates with their sources, and GEMMs of case files, to compare with datasheets (pages 15 to 19)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Counted(NamedTuple):
     name : str
     time_us, sm_pct, memory_pct : float
     file, source : str
-        The report, and the repository and commit that it lies in.
+        The report, and its repository and commit.
     dram_mb : float, optional
         Read from and written to the memory.
     used : int, optional
@@ -114,7 +114,7 @@ PRODUCTS = (
     Counted("vectorized_blocktiling", 262.304, 34.63, 46.10, "profile.ncu-rep", _A10G, waves=0.4),
     Counted("warptiling", 226.880, 39.49, 31.91, "profile.ncu-rep", _A10G, waves=0.4),
 )
-#: M, N and K of the case ``h200-matmul``; its notes say what they follow from.
+#: M, N and K of the case ``h200-matmul``, as derived in its notes.
 _SHAPE = (2048, 2048, 8192)
 _STAGES = {"1-before": "first version", "2-moved-lines": "lines moved", "3-setmaxnreg": "registers by role"}
 
@@ -125,7 +125,7 @@ def best_products() -> list[Reported]:
 
 
 def rates(gpu: str) -> Rates:
-    """Give a GPU's rates with the best GEMM reported for it; what nobody reported is the datasheet's.
+    """Give a GPU's rates: the best GEMM reported for each unit, or else the datasheet's rate.
 
     Parameters
     ----------
@@ -217,6 +217,6 @@ def one_by_one(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
     for beginning, name in names.items():
         matching = table[table["name"].str.startswith(beginning)]
         if len(matching) != 1:
-            raise ValueError(f"{len(matching)} operators begin with {beginning!r}; give a beginning of one")
+            raise ValueError(f"{len(matching)} operators start with {beginning!r}; give a prefix of exactly one")
         rows.append({**matching.iloc[0], "name": name})
     return pd.DataFrame(rows)

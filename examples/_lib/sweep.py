@@ -11,12 +11,12 @@ E = BHS²e bytes and one of q, k, v, the output or a gradient L = BSde. What liv
     math, bf16         2E + 7L            4E + 10L or so          max(6E + 7L, 4E + 11L)
     flash and others   L + R              L + R                   4L + R, and 2L more in bf16, to add up in fp32
 
-R = 4BHS is one fp32 number per row. ``math`` has a mask of its own, 4S²; in bf16 it computes in fp32, hence twice the
+R = 4BHS is one fp32 number per row. ``math`` adds its own mask, 4S²; in bf16 it computes in fp32, hence twice the
 bytes. The rows for ``naive`` and ``math`` follow from PyTorch's operators one by one
 (``_scaled_dot_product_attention_math`` of PyTorch 2.13); that of ``naive-compiled`` was read from the code that
 inductor generates for fp32; those of fused kernels leave workspaces out.
 
-FLOPs are those that causal attention needs, 2BS²d forward and twice that backward. An implementation that computes the
+Causal attention needs 2BS²d FLOPs forward and twice that backward. An implementation that computes the
 whole square or recomputes scores does more, and is not credited with it.
 """
 
@@ -102,7 +102,7 @@ def footprint(
         backward = max(6 * scores + 7 * line, 4 * scores + 11 * line)
     elif implementation in ("efficient", "flash", "cudnn"):
         before = forward = line + row
-        # Each row needs the sum of its gradient times its output, and 16-bit gradients are added up in fp32.
+        # Each row needs the sum of its gradient times its output, and bf16 gradients are added up in fp32.
         backward = 4 * line + 2 * row + (2 * line if element == 2 else 0)
     else:
         raise ValueError(f"no prediction for attention called {implementation!r}")

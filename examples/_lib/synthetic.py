@@ -1,7 +1,7 @@
-"""Small traces with known answers, for exercises. They never ran on a GPU, and pages that show one say so.
+"""Small traces with known answers, for exercises. They never ran on a GPU, and the pages must tell the reader that.
 
-:class:`Events` makes a trace of any events. :func:`training` lays out a training loop with one fault, and says what is
-true of it by construction; :func:`ranks` lays out a data-parallel job with late ranks.
+:class:`Events` makes a trace of any events. :func:`training` lays out a training loop with one fault, and returns
+its exact idle time by cause; :func:`ranks` lays out a data-parallel job with late ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention alone, forward and backward, at growing context until memory runs out.
 
-Queries, keys and values are given and there are no projections, so what is measured is attention and nothing else.
+Queries, keys and values are given, without projections, so the times are those of attention alone.
 Shapes are written B (batch), H (heads), T (context), K (head size, ``d_model / heads``).
 """
 

@@ -1,7 +1,7 @@
 """The best rates a GPU reaches: large matmuls and large transfers, over and over, on random data.
 
 Random, because the values decide the power that a GEMM draws, and the power limit decides the clock: the same GEMM on
-zeros runs faster and says nothing about real work. Over and over, because after a pause a GPU runs for a moment at a
+zeros runs faster than any real work. Over and over, because after a pause a GPU runs for a moment at a
 clock that no program sustains.
 """
 

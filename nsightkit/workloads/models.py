@@ -66,7 +66,7 @@ class Workload(contextlib.ExitStack[None]):
         return {}
 
     def rule_out_cudnn_attention(self) -> None:
-        """Choose flash attention wherever it takes the inputs, until the workload is closed.
+        """Let PyTorch choose flash attention rather than cuDNN, until the workload is closed.
 
         On a Hopper GPU newer versions of PyTorch choose cuDNN, with other kernels and another workspace than the ones
         that predictions are made for.
@@ -227,7 +227,7 @@ class RMSNorm(nn.Module):
             squares = x.float() * x.float()
             scale = torch.rsqrt(squares.mean(-1, keepdim=True) + EPSILON)
             return (x.float() * scale).to(x.dtype) * weight.to(x.dtype)
-        # `square` calls `pow`, which CUDA's autocast runs in fp32: there the result is fp32, whatever `x` is.
+        # `square` calls `pow`, which CUDA's autocast runs in fp32, so the result is fp32 there.
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * weight
 
 

@@ -48,7 +48,7 @@ class TrainingConfig:
         Processes that prepare batches ahead of the step. Fault: none, so that the training process reads and decodes
         each batch itself, between two steps.
     pageable : bool
-        Fault: batches lie in pageable memory, so copying one to the GPU blocks the thread that starts the copy.
+        Fault: batches are in pageable memory, so copying one to the GPU blocks the thread that starts the copy.
     sync : bool
         Fault: the CPU reads one statistic per layer, and the loss, as soon as they are computed (``.item()``). Each
         read waits for everything the GPU was given.
@@ -87,7 +87,7 @@ class Documents(IterableDataset[Tensor]):
     """An endless stream of token sequences that take time to read and decode.
 
     Each sample waits for its storage and is then decompressed with ``zlib``, like a record of a compressed shard.
-    Sample n is the same in every process, so workers change the time and not the data.
+    Sample n is the same in every process, so workers change only the time.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ class Training(Workload):
             self._optimizer = ElementaryAdamW(parameters, lr=1e-3, weight_decay=0.01)
         else:
             self._optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, fused=True)
-        # From pageable memory a copy blocks, whatever it is asked to do.
+        # A copy from pageable memory blocks even with non_blocking=True.
         self._pinned = self.device.type == "cuda" and not config.pageable
         self._loader = DataLoader(
             Documents(config),
