@@ -151,13 +151,13 @@ def _numbers(blocks: list[str]) -> list[str]:
 def _synthetic(text: str) -> list[str]:
     found = []
     for section in re.split(r"^# %%\n(?=# .+\n# -{3,}\n)", text, flags=re.MULTILINE)[1:]:
-        if not re.search(r"\b(planted|simulated_programs|simulator)\.", re.sub(r"``[^`]*``", "", section)):
+        if not re.search(r"\bsynthetic\.", re.sub(r"``[^`]*``", "", section)):
             continue
         heading = section.splitlines()[0].lstrip("# ")
         said = " ".join(line.lstrip("# ") for line in section.splitlines() if line.startswith("#"))
         if "synthetic" not in said or "never ran on a GPU" not in said:
             found.append(
-                f"the section {heading!r} uses planted data without saying so; it says that the trace is synthetic, "
+                f"the section {heading!r} uses synthetic data without saying so; it says that the trace is synthetic, "
                 "and that it never ran on a GPU"
             )
     return found
