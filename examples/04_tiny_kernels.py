@@ -15,9 +15,10 @@ the time. Is the program limited by launching its kernels, and what helps?
 # batch sizes. Half a millisecond of the smallest one, from the middle of the
 # pass:
 
+# record: 30 s
 # sphinx_gallery_thumbnail_number = 2
 from nsightkit import plots
-from nsightkit.investigations import case
+from nsightkit.guide import case
 
 passes = {n: case("a100-batch-size", f"batch-{n}") for n in (2, 16, 64, 128)}
 half = passes[2].trace.summary()["span_ns"] // 2
@@ -151,53 +152,51 @@ print(f"the L2 cache holds {card.l2_mb} MB")
 # %%
 # Traces whose truth is known
 # ---------------------------
-# These are synthetic: ``nsightkit.workloads.planted`` wrote them, and they
-# never ran on a GPU. Two chains launch kernels in the same rhythm. In one the
-# kernels are shorter than the rhythm, in the other longer. A third trace holds
-# the short ones in a single replay of a CUDA graph. Only the first may be
-# idle, for what the rhythm leaves over. The chain of short kernels was also
-# written with launches that follow each other closely, which gives its true
-# gain.
+# These are synthetic: they never ran on a GPU. Two chains launch kernels in
+# the same rhythm. In one the kernels are shorter than the rhythm, in the other
+# longer. A third trace holds the short ones in a single replay of a CUDA
+# graph. Only the first may be idle, for what the rhythm leaves over. The chain
+# of short kernels also exists with launches that follow each other closely,
+# which gives its true gain.
 
-# fold: How they are planted
-import tempfile
-from pathlib import Path
+# fold: How they are made
+from _lib import synthetic
 
-import nsightkit
-from nsightkit.workloads import planted
-
-folder = tempfile.TemporaryDirectory()
 count, every_ns, short_ns, long_ns = 2_000, 9_000, 2_000, 19_000
 
 
-def chain(name, kernel_ns, every_ns=every_ns):
+def chain(kernel_ns, every_ns=every_ns):
     """Kernels that are launched in turn and run as soon as they can."""
-    out, free = planted.Export(), 0
-    cpu, process = out.thread(1, 1), out.process(1)
+    events = synthetic.Events()
+    free = 0
     for launched in range(every_ns, (count + 1) * every_ns, every_ns):
         begun = launched - every_ns // 2
-        call = out.call("cudaLaunchKernel", cpu, begun, launched)
+        call = events.call("cudaLaunchKernel", begun, launched)
         start = max(launched + 1_500, free)
         free = start + kernel_ns
-        out.kernel("elementwise", start, free, call, process)
-    return nsightkit.load(out.write(Path(folder.name, f"{name}.sqlite")))
+        events.kernel("elementwise", start, free, call)
+    return events.trace()
 
 
-out = planted.Export()
-call = out.call("cudaGraphLaunch", out.thread(1, 1), 0, every_ns)
-first = every_ns + 1_500
-out.graph(first, first + count * short_ns, call, out.process(1))
-graph = nsightkit.load(out.write(Path(folder.name, "graph.sqlite")))
-synthetic = {"shorter": chain("shorter", short_ns)}
-synthetic |= {"longer": chain("longer", long_ns), "graph": graph}
-closely = chain("closely", short_ns, 3_000).summary()["span_ns"]
+def replay_of_a_graph():
+    """All short kernels in one replay of a CUDA graph."""
+    events = synthetic.Events()
+    call = events.call("cudaGraphLaunch", 0, every_ns)
+    first = every_ns + 1_500
+    events.graph(first, first + count * short_ns, call)
+    return events.trace()
+
+
+known = {"shorter": chain(short_ns), "longer": chain(long_ns)}
+known["graph"] = replay_of_a_graph()
+closely = chain(short_ns, 3_000).summary()["span_ns"]
 
 idle_ms = (count - 1) * (every_ns - short_ns) / 1e6
-shorter_ns = synthetic["shorter"].summary()["span_ns"]
+shorter_ns = known["shorter"].summary()["span_ns"]
 truths = {"shorter": (idle_ms, shorter_ns / closely), "longer": (0.0, 1.0)}
 truths["graph"] = (0.0, float("nan"))
 rows = []
-for name, trace in synthetic.items():
+for name, trace in known.items():
     causes = trace.gaps().set_index("cause")["total_ns"]
     found = causes.get("launch-overhead", 0) / 1e6
     faster = trace.whatif("free-launches")["speedup"].iloc[0]
@@ -205,8 +204,8 @@ for name, trace in synthetic.items():
     if name == "graph":
         faster = truth
     rows.append((name, idle, found, truth, faster))
-names = ["synthetic trace", "idle, planted (ms)", "idle, found (ms)"]
-names += ["gain, planted", "gain, predicted"]
+names = ["synthetic trace", "idle, true (ms)", "idle, found (ms)"]
+names += ["gain, true", "gain, predicted"]
 shown = dict.fromkeys(names[1:], "{:.3f}")
 plots.table(pd.DataFrame(rows, columns=names), shown, missing="not played")
 
@@ -273,7 +272,8 @@ for one in (least, most):
 #
 #    from nsightkit.workloads import training
 #
-#    with training.start("cuda", tiny=True, hidden=512, layers=8) as loop:
+#    sizes = dict(hidden=256, layers=12, context=256, batch=1)
+#    with training.run("cuda", tiny=True, **sizes) as loop:
 #        for _ in range(50):
 #            loop.step()
 #
@@ -284,7 +284,7 @@ for one in (least, most):
 #    $ nsightkit whatif tiny.sqlite free-launches
 #    $ nsightkit kernels tiny.sqlite --sort count
 #
-# This page, which measures with a GPU and else runs small on the CPU:
+# To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -329,13 +329,29 @@ downloads = {f"{n} samples": one.trace for n, one in passes.items()}
 # A training step of a small language model whose optimizer, norms and
 # activation are chains of elementary operations, then the same with fused
 # ones.
+#
+# The sizes decide whether launches can matter:
 
-from nsightkit.analysis.replay import whatif
-from nsightkit.analysis.timeline import gaps, ranges, selection
-from nsightkit.investigations import headline, measure, same_machine
+from nsightkit.guide import headline, measure
+from nsightkit.workloads import training
 
-before = measure("tiny-kernels", "before")
-after = measure("tiny-kernels", "after")
+# Chains: 2,300 launches x 5 µs = 12 ms for the CPU. The GPU needs 6 ms for
+# them: 19 GFLOP in fp32, and 2.5 µs for each kernel. Fused: 950 launches.
+sizes = dict(vocabulary=4096, hidden=256, layers=12, heads=4)
+sizes |= dict(context=256, batch=1, precision="fp32", workers=8)
+
+before = measure(
+    "tiny-kernels/before",
+    training.run,
+    gpu=dict(**sizes, tiny=True),
+    small=dict(workers=0, tiny=True),
+)
+after = measure(
+    "tiny-kernels/after",
+    training.run,
+    gpu=dict(**sizes, tiny=False),
+    small=dict(workers=0, tiny=False),
+)
 before
 
 # %%
@@ -345,12 +361,11 @@ before
 
 # fold: How the phases are counted
 def phases(run):
-    """Median CPU time, and operators and kernels a step, of each phase."""
-    table = ranges.summary(run.trace, match="^(forward|backward|optimizer)$")
-    inside = [
-        selection.select(run.trace, within=f"^{name}$").size("ops")
-        for name in table["name"]
-    ]
+    """Median CPU time, and operators and kernels per step, by phase."""
+    table = run.trace.ranges(match="^(forward|backward|optimizer)$")
+    inside = []
+    for name in table["name"]:
+        inside.append(run.trace.within(f"^{name}$").size("ops"))
     return pd.DataFrame(
         {
             "phase": table["name"],
@@ -361,43 +376,49 @@ def phases(run):
     )
 
 
-chains, fused = phases(before), phases(after)
-both = chains.merge(fused, on="phase", suffixes=(", chains", ", fused"))
-plots.table(both, missing="no GPU")
+if before and after:
+    chains, fused = phases(before), phases(after)
+    both = chains.merge(fused, on="phase", suffixes=(", chains", ", fused"))
+    plots.table(both, missing="no GPU")
 
 # %%
 # Step times, without a profiler; each point is a step.
 
 # fold: How the figures are drawn
-if same_machine(before, after):
+if before and after:
     apart = abs(before.values("loss") - after.values("loss")).max()
     print(f"largest difference between the losses of a step: {apart:.2g}")
-steps_ns = (before.values("step_ns"), after.values("step_ns"))
-plots.step_times(
-    dict(zip(("chains", "fused operations"), steps_ns, strict=True)),
-    title=f"Step times ({after.mode})",
-)
+    plots.step_times(
+        {
+            "chains": before.values("step_ns"),
+            "fused operations": after.values("step_ns"),
+        },
+        title=f"Step times ({after.mode})",
+    )
 if before.trace.recorded("kernels"):
     title = f"GPU idle time by cause ({before.mode})"
-    plots.gap_bars(gaps.summary(before.trace), title=title)
+    plots.gap_bars(before.trace.gaps(), title=title)
 after
 
 # %%
 # What the two runs say:
 
 # fold: How the answer is put together
-(replay,) = whatif.summary(before.trace, ["free-launches"])
-was, now = before.median("step_ns"), after.median("step_ns")
-gpu = chains["kernels"].notna().all() and fused["kernels"].notna().all()
-what = "kernels" if gpu else "operators"
-fewer = chains[what].sum() / fused[what].sum()
-by_replay = f"{replay['speedup']:.1f}" if replay["speedup"] else "not known"
-said = (
-    f"the chains need {fewer:.1f} times as many {what}; a step takes "
-    f"{was / 1e6:.1f} ms with them and {now / 1e6:.1f} ms without: "
-    f"{was / now:.1f} times as fast (free launches, predicted by replay: "
-    f"{by_replay})."
-)
+said = ""
+if before and after:
+    was, now = before.median("step_ns"), after.median("step_ns")
+    on_gpu = before.trace.recorded("kernels")
+    what = "kernels" if on_gpu else "operators"
+    fewer = chains[what].sum() / fused[what].sum()
+    said = (
+        f"the chains need {fewer:.1f}x as many {what}. A step takes "
+        f"{was / 1e6:.1f} ms with them and {now / 1e6:.1f} ms without: "
+        f"{was / now:.1f}x faster"
+    )
+    predicted = before.trace.whatif("free-launches")["speedup"].iloc[0]
+    if pd.notna(predicted):
+        said += f" (predicted for free launches: {predicted:.1f}x)"
+    said += "."
 grows = most["GPU busy (ms)"] - table["GPU busy (ms)"].iloc[-2]
 room = least["pass (ms)"] - most["GPU busy (ms)"]
 step = most["batch"] - table["batch"].iloc[-2]
