@@ -18,10 +18,11 @@ one is late, all traces look alike: long collectives, everywhere but there.
 #
 #    loss.backward()  # gradients are all-reduced: nobody goes on alone
 
+# record: 60 s
 # sphinx_gallery_thumbnail_number = 1
 from nsightkit import plots
 from nsightkit.analysis.ranks import job as ranks
-from nsightkit.investigations import case
+from nsightkit.guide import case
 
 eight = [case("v100-eight-ranks", f"worker{rank}") for rank in range(8)]
 eight[0]
@@ -91,25 +92,16 @@ for sentence in job.findings():
 # %%
 # Evidence: a job whose truth is known
 # ------------------------------------
-# These traces are synthetic: ``nsightkit.workloads.planted_ranks`` wrote them
-# and they never ran on a GPU. Of six ranks, one has a slower GPU, another gets
-# its data late, and each has a clock of its own, some of them seconds apart.
+# These traces are synthetic, and never ran on a GPU. Of six ranks, one has a
+# slower GPU, and another gets its data late, both by as much in every step.
 
-# fold: How the job is planted
-import tempfile
-from pathlib import Path
-
+# fold: How the job is made
 import pandas as pd
+from _lib import synthetic
 
 from nsightkit.analysis.ranks import lateness
-from nsightkit.workloads import planted_ranks as planted
 
-folder = tempfile.TemporaryDirectory()
-clock = {1: 2_500_000, 2: -1_750_000_000, 4: 4_000_000_000, 5: 730}
-faults = {2: "slow", 4: "data"}
-shape = {"kind": "kineto", "ranks": 6, "layers": 3}
-truth = planted.job(folder.name, faults, offsets_ns=clock, **shape)
-known = ranks.survey(folder.name, workers=0)
+known = ranks.survey(synthetic.ranks({2: "slow", 4: "data"}, count=6))
 plots.rank_lateness(
     known.arrivals,
     lateness.lateness(known.arrivals),
@@ -117,24 +109,7 @@ plots.rank_lateness(
 )
 
 # %%
-# The clocks are measured against each other: the ends of a collective come to
-# all ranks at nearly the same time. *Exposed* is communication beside which
-# the rank did nothing else. Beside what was planted, in ms:
-
-# fold: How the table is put together
-beside = pd.DataFrame(
-    {
-        "rank": known.ranks["rank"],
-        "clock, planted": [clock.get(rank, 0) / 1e6 for rank in range(6)],
-        "clock, found": known.ranks["clock_offset_ns"] / 1e6,
-        "exposed, planted": pd.Series(truth["exposed_ns"].values()) / 1e6,
-        "exposed, found": known.ranks["exposed_ns"] / 1e6,
-    }
-)
-plots.table(beside, dict.fromkeys(beside.columns[1:], "{:,.3f}"))
-
-# %%
-# And both late ranks are named, with their causes:
+# Both late ranks are named, with their causes:
 
 for sentence in known.findings()[:2]:
     print(textwrap.fill(sentence), end="\n\n")
@@ -142,36 +117,31 @@ for sentence in known.findings()[:2]:
 # %%
 # Change one thing: the work, or the data?
 # ----------------------------------------
-# Two programs with two devices each, in one trace. In one, the second device
-# has more to compute; in the other it gets its batches late. Both are
-# synthetic: a simulator *played* them, and they never ran on a GPU. ``whatif``
-# predicts the gain from the trace; the simulator then plays the changed
-# program, which is the truth.
+# Two jobs of two ranks. In one, the second rank's kernels take longer; in the
+# other it gets its batches late. Both are synthetic, and never ran on a GPU.
+# Without the fault, the same job gives the true gain:
 
 # fold: How the table is worked out
-import nsightkit
-from nsightkit.analysis.replay import whatif
-from nsightkit.workloads import simulated_programs, simulator
-
-changes = ("equal-ranks", "no-input-wait")
+repaired = ranks.survey(synthetic.ranks({}, count=2))
 rows = []
-for name in ("uneven-ranks", "late-rank"):
-    program = simulated_programs.PROGRAMS[name]
-    path = Path(folder.name, f"{name}.sqlite")
-    trace = nsightkit.load(simulator.play(program).write(path))
-    truly = simulated_programs.true_gains(program, changes=changes)
-    for change in changes:
-        (row,) = whatif.summary(trace, [change])
-        rows.append((name, change, row["speedup"], truly[change]))
-names = ["program", "change", "predicted", "played"]
-plots.table(
-    pd.DataFrame(rows, columns=names),
-    dict.fromkeys(names[2:], "{:.2f} times"),
-)
+for fault in ("slow", "data"):
+    faulty = ranks.survey(synthetic.ranks({1: fault}, count=2))
+    late = faulty.stragglers.iloc[0]
+    truth_ns = faulty.ranks["span_ns"].max() - repaired.ranks["span_ns"].max()
+    rows.append(
+        {
+            "fault": fault,
+            "late rank": late["rank"],
+            "cause found": late["cause"],
+            "gain found (ms)": faulty.gain_ns / 1e6,
+            "true gain (ms)": truth_ns / 1e6,
+        }
+    )
+plots.table(pd.DataFrame(rows))
 
 # %%
-# Each change helps one program and leaves the other as it is. A rank that is
-# late for want of data gains nothing from less work: find the cause before you
+# Both ranks are equally late, and only one has more to compute. A rank that
+# waits for its data gains nothing from less work: find the cause before you
 # balance the load.
 
 # %%
@@ -203,7 +173,7 @@ plots.table(
 #    $ nsightkit ranks traces/
 #    $ nsightkit ranks traces/ --each --format csv > collectives.csv
 #
-# This page, which measures with a GPU and else runs small on the CPU:
+# To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -214,7 +184,6 @@ downloads = {
     for rank, run in enumerate(eight)
     if rank in (1, 7)
 }
-downloads["a late rank, synthetic"] = Path(truth["paths"][2])
 
 # %%
 # Exercises
@@ -255,113 +224,95 @@ downloads["a late rank, synthetic"] = Path(truth["paths"][2])
 # steps of itself. The ranks talk through Gloo, or through NCCL where each can
 # have a GPU of its own.
 
-# fold: How traces are made of what each rank recorded
-import numpy as np
+from _lib import late_rank
 
-from nsightkit.trace import Trace, TraceMeta
-from nsightkit.trace.nesting import nesting
+from nsightkit.guide import headline, measure
 
-TABLES = {
-    "ranges": ["step", "data", "forward", "backward", "optimizer", "gloo"],
-    "ops": ["operators"],
-    "kernels": ["kernels", "nccl"],
-}
-NAMES = {"gloo": "gloo:all_reduce", "nccl": "ncclDevKernel_AllReduce"}
+# 8 x 1024 x 1024 gradients in fp32 are 34 MB, which Gloo sends through the
+# host: a step takes 30 to 60 ms, and 20 ms of lateness show.
+sizes = dict(ranks=2, hidden=1024, layers=8, batch=512, bucket_mb=8.0)
+sizes |= dict(data_ms=2.0, late_ms=20.0, steps=20, profiled=16)
+small = dict(ranks=2, hidden=128, layers=4, batch=32, bucket_mb=0.1)
+small |= dict(data_ms=2.0, late_ms=40.0, steps=5, profiled=16)
 
-
-def events(run, rank, what):
-    """Begins and ends of one kind of event on one rank."""
-    sides = (f"rank{rank}_{what}_{side}_ns" for side in ("start", "end"))
-    start, end = (run.values(side).astype("int64") for side in sides)
-    names = [f"step {i}" for i in range(len(start))]
-    return pd.DataFrame(
-        {
-            "start_ns": start,
-            "end_ns": end,
-            "name": names if what == "step" else NAMES.get(what, what),
-            "process": rank,
-            "thread": rank << 24 | (what == "gloo"),
-        }
-    )
-
-
-def traces(run):
-    """One trace a rank, of what it recorded of itself."""
-    for rank in range(run.parameters["ranks"]):
-        frames = {}
-        for table, kinds in TABLES.items():
-            parts = [events(run, rank, what) for what in kinds]
-            found = pd.concat(parts, ignore_index=True)
-            if len(found):
-                frames[table] = found.astype({"name": "category"})
-        marks = frames["ranges"]
-        places = (marks[c] for c in ("thread", "start_ns", "end_ns"))
-        marks["level"], marks["parent"] = nesting(*places)
-        meta = TraceMeta(tool=run.mode, missing=["memops", "graphs"])
-        if "kernels" not in frames:
-            meta.missing.append("kernels")
-        meta.distributed = {"rank": rank, "world_size": 2}
-        yield Trace.from_frames(frames, meta)
-
-
-from nsightkit.investigations import headline, measure
-
-before, after = (measure("late-rank", part) for part in ("before", "after"))
-runs = (before, after)
-own, calmer = (ranks.survey(traces(run)) for run in runs)
-title = f"Who waits for whom ({before.mode})"
-plots.rank_arrivals(own.arrivals, title=title)
+before = measure(
+    "late-rank/before",
+    late_rank.run,
+    gpu=dict(**sizes, late=True),
+    small=dict(**small, late=True),
+)
+after = measure(
+    "late-rank/after",
+    late_rank.run,
+    gpu=dict(**sizes, late=False),
+    small=dict(**small, late=False),
+)
+if before and after:
+    own = ranks.survey(late_rank.traces(before.rows))
+    calmer = ranks.survey(late_rank.traces(after.rows))
+    title = f"Who waits for whom ({before.mode})"
+    plots.rank_arrivals(own.arrivals, title=title)
 before
 
 # %%
 # With both on time:
 
 # fold: How the figures are drawn
-plots.rank_arrivals(calmer.arrivals, title=f"With both on time ({after.mode})")
-plots.step_times(
-    {run.part: run.values("step_ns") for run in runs},
-    title=f"Steps of the first rank ({after.mode})",
-)
+if before and after:
+    title = f"With both on time ({after.mode})"
+    plots.rank_arrivals(calmer.arrivals, title=title)
+    steps_ns = [late_rank.step_ns(run.rows) for run in (before, after)]
+    plots.step_times(
+        dict(zip(("one rank late", "both on time"), steps_ns, strict=True)),
+        title=f"Steps of the first rank ({after.mode})",
+    )
 after
 
 # %%
 # What the runs say:
 
 # fold: How the answer is put together
-planted_rank = before.parameters["late_rank"]
-named = own.stragglers["rank"].tolist()
-saved_ms = (before.median("step_ns") - after.median("step_ns")) / 1e6
-bound_ms = own.gain_ns / max(len(own.steps), 1) / 1e6
-if named == [planted_rank]:
-    row = own.stragglers.iloc[0]
-    found = (
-        f"the late rank was named, and no other: late in {row['late_units']} "
-        f"of {row['units']} {row['unit']}s (cause: {row['cause']})"
+import numpy as np
+
+
+def named_ranks(own, late):
+    """Say who was named, and whether that is the rank that was late."""
+    named = own.stragglers["rank"].tolist()
+    if named == [late]:
+        row = own.stragglers.iloc[0]
+        return (
+            f"the late rank was named, and no other: late in "
+            f"{row['late_units']} of {row['units']} {row['unit']}s "
+            f"(cause: {row['cause']})"
+        )
+    if late in named:
+        return f"the late rank was named, but so was another ({named})"
+    if named:
+        return f"the wrong rank was named ({named})"
+    return "nobody was named, though one rank was late"
+
+
+said = ""
+if before and after:
+    saved_ms = (steps_ns[0].median() - steps_ns[1].median()) / 1e6
+    bound_ms = own.gain_ns / max(len(own.steps), 1) / 1e6
+    still = "nobody was named any more"
+    if len(calmer.stragglers):
+        who = calmer.stragglers["rank"].iloc[0]
+        still = f"rank {who} was named, though none was made late"
+    said = (
+        f"{named_ranks(own, late=1)}. Its traces promised at most "
+        f"{bound_ms:.1f} ms of each profiled step; on time it saved "
+        f"{saved_ms:.1f} ms of each step that no profiler watched. "
+        f"Afterwards {still}."
     )
-elif planted_rank in named:
-    found = f"the late rank was named, but so was another ({named})"
-elif named:
-    found = f"the wrong rank was named ({named})"
-else:
-    found = "nobody was named, though one rank was late"
-still = "nobody was named any more"
-if len(calmer.stragglers):
-    who = calmer.stragglers["rank"].tolist()
-    still = f"rank {who[0]} was named, though none was made late"
-held = "no more than that"
-if saved_ms > bound_ms:
-    held = f"{saved_ms / bound_ms - 1:.0%} more" if bound_ms else "more"
-said = (
-    f"{found}. Its traces promised at most {bound_ms:.1f} ms of each "
-    f"profiled step; on time it saved {saved_ms:.1f} ms of each of the other "
-    f"steps, which no profiler watched: {held}. Afterwards {still}."
-)
 late = job.stragglers.iloc[0]
 first = job.ranks.iloc[1]
 steps = np.random.default_rng(0).normal(1, 0.02, (2000, 512))
 findings = headline(
     said,
-    *runs,
+    before,
+    after,
     otherwise=(
         f"of eight GPUs, rank {late['rank']} came late to "
         f"{late['late_units']} of {late['units']} {late['unit']}s. It has the "
