@@ -43,11 +43,13 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[list[dict[str, floa
         :data:`METRICS` those that the GPU has. Empty where nvidia-smi gives no answer.
     """
     readings: list[dict[str, float]] = []
-    known = [mask for mask in _MASKS if device != "cpu" and ask_smi(device, [mask])]
-    if not known:
+    command: list[str] = []
+    for mask in _MASKS:
+        if device != "cpu" and not command and ask_smi(device, [*_FIELDS, mask]):
+            command = _query(device, [*_FIELDS, mask])
+    if not command:
         yield readings
         return
-    command = _query(device, [*_FIELDS, known[0]])
     if shutil.which("stdbuf"):  # a program that writes into a pipe may keep a minute of such lines to itself
         command = ["stdbuf", "--output=L", *command]
     process = subprocess.Popen(

@@ -14,12 +14,12 @@ import pytest
 import nsightkit
 from nsightkit.errors import NsightkitError, TraceError, UsageError
 from nsightkit.trace import programs
-from nsightkit.trace.programs import NCU, NSYS, Tool
+from nsightkit.trace.programs import NCU, NSYS
 
 NASTY = "-a b'c\"d $(touch pwned) %h %q{HOME};e"
 
 
-def fake(path: Path, script: str = "") -> Path:
+def fake(path, script=""):
     """A program that does what the script says."""
     path.parent.mkdir(exist_ok=True)
     path.write_text("#!/bin/sh\n" + script)
@@ -28,7 +28,7 @@ def fake(path: Path, script: str = "") -> Path:
 
 
 @pytest.mark.parametrize("tool", [NSYS, NCU])
-def test_the_environment_comes_before_the_path(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_comes_before_the_path(tool, tmp_path, monkeypatch):
     named = fake(tmp_path / "one" / tool.name)
     on_path = fake(tmp_path / "two" / tool.name)
     monkeypatch.setenv("PATH", str(on_path.parent))
@@ -46,7 +46,7 @@ def test_the_environment_comes_before_the_path(tool: Tool, tmp_path: Path, monke
         tool.require()
 
 
-def test_the_copy_in_nsight_compute_is_found_beside_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_in_nsight_compute_is_found_beside_ncu(tmp_path, monkeypatch):
     root = tmp_path / "nsight-compute"
     nsys = root / "host" / "target-linux-x64" / "nsys"
     nsys.parent.mkdir(parents=True)
@@ -60,7 +60,7 @@ def test_the_copy_in_nsight_compute_is_found_beside_ncu(tmp_path: Path, monkeypa
     assert NSYS.find() == nsys
 
 
-def test_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions(tmp_path, monkeypatch):
     good = fake(tmp_path / "good", "echo 'NVIDIA Nsight Systems version 2024.7.1.84-247134862303v0'")
     assert NSYS.version(good) == (2024, 7, 1, 84)
     with pytest.raises(NsightkitError, match="said no version"):
@@ -70,7 +70,7 @@ def test_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         NSYS.require()
 
 
-def _is_running(process: str) -> bool:
+def _is_running(process):
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -78,7 +78,7 @@ def _is_running(process: str) -> bool:
     return state != "Z"
 
 
-def test_an_nsys_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+def test_an_nsys_that_hangs_is_ended_with_its_children(tmp_path):
     hanging = fake(tmp_path / "nsys", f"sleep 30 & echo $! > '{tmp_path}/pid'; wait")
     start = time.monotonic()
     with pytest.raises(NsightkitError, match="no answer within 1 s"):
@@ -89,7 +89,7 @@ def test_an_nsys_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
-def test_libraries_that_are_named_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_that_are_named_come_first(tmp_path, monkeypatch):
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.delenv(programs.LIBRARIES, raising=False)
     assert programs.environment() == dict(os.environ)
@@ -99,7 +99,7 @@ def test_libraries_that_are_named_come_first(tmp_path: Path, monkeypatch: pytest
     assert programs.environment({"A": "b"}, tmp_path) == {"A": "b", "LD_LIBRARY_PATH": f"/named{os.pathsep}{tmp_path}"}
 
 
-def test_without_nsys_the_remedy_is_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nsys_the_remedy_is_the_command(tmp_path, monkeypatch):
     monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(vars(NSYS), "folders", ())
@@ -116,7 +116,7 @@ def test_without_nsys_the_remedy_is_the_command(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.fixture(scope="module")
-def report(nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(nsys, tmp_path_factory):
     """A real report of a program that sleeps."""
     out = tmp_path_factory.mktemp("report") / "made.nsys-rep"
     command = [str(nsys), "profile", "--trace=osrt", "--sample=none", "--cpuctxsw=none", "-o", str(out)]
@@ -125,9 +125,7 @@ def report(nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.nsys
-def test_a_report_of_any_name_is_exported_once(
-    nsys: Path, report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_of_any_name_is_exported_once(nsys, report, tmp_path, monkeypatch):
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
     folder = tmp_path / "$(touch pwned) 'x' %h"
     folder.mkdir()
@@ -146,9 +144,7 @@ def test_a_report_of_any_name_is_exported_once(
 
 
 @pytest.mark.nsys
-def test_a_read_only_folder_exports_to_the_users_cache(
-    nsys: Path, report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_folder_exports_to_the_users_cache(nsys, report, tmp_path, monkeypatch):
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     copy = Path(shutil.copy(report, tmp_path / "made.nsys-rep"))
@@ -162,9 +158,7 @@ def test_a_read_only_folder_exports_to_the_users_cache(
 
 @pytest.mark.nsys
 @pytest.mark.parametrize("length", [0, 5000])
-def test_a_damaged_report_is_one_clear_line(
-    nsys: Path, report: Path, tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_report_is_one_clear_line(nsys, report, tmp_path, length, monkeypatch):
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
     damaged = tmp_path / "damaged.nsys-rep"
     damaged.write_bytes(report.read_bytes()[:length])

@@ -1,0 +1,43 @@
+"""What needs a CUDA GPU; asked for in a child, for a CUDA build without a driver may crash."""
+
+import dataclasses
+
+import pytest
+
+from nsightkit.analysis.roofline.envelope import envelope
+from nsightkit.capture import ceilings, children, timing, utilization
+from nsightkit.capture.bench import Cell, Settings, bench
+from nsightkit.configurations import find
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _gpu():
+    if not children.has_gpu():
+        pytest.skip("no CUDA GPU")
+
+
+def test_events_time_what_the_gpu_does_and_readings_cover_it():
+    a = torch.rand(4096, 4096, device="cuda")
+    with utilization.watching("cuda") as readings:
+        timed = timing.time_calls(lambda: a @ a, warmup=5, repetitions=1000, device="cuda")
+    assert min(timed) > 4096**3 * 2 / 1e15 * 1e9  # no card does a PFLOP/s in fp32
+    assert utilization.summary(utilization.by_metric(readings))["gpu_utilization_percent"] > 50
+
+
+def test_bench():
+    model = find("small")
+    settings = Settings(device="cuda", warmup=0, steps=2)
+    (row,) = bench([Cell(model, precision="bf16")], settings)["rows"]
+    assert row["status"] == "ok", row["detail"]
+    assert row["peak_reserved_bytes"] >= row["peak_allocated_bytes"] > 0
+    capped = dataclasses.replace(settings, memory_cap_bytes=2 * 4 * envelope(model).params)  # weights and gradients
+    (row,) = bench([Cell(model)], capped)["rows"]
+    assert row["status"] == "oom"
+    assert row["requested_bytes"] > 0
+
+
+def test_ceilings():
+    assert ceilings.measure(print)[-1]["gb_per_s"] > 100
