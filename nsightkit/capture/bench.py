@@ -11,7 +11,6 @@ import dataclasses
 import json
 import re
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -223,8 +222,6 @@ def _device(settings: Settings) -> str:
         raise UsageError(f"device {device!r} is neither cpu nor cuda nor cuda:N")
     if device != "cpu" and not has_gpu():
         raise UsageError(f"device {device!r}: torch sees no CUDA GPU here; run 'nsightkit doctor'")
-    if settings.memory_cap_bytes is not None and device == "cpu" and not sys.platform.startswith("linux"):
-        raise UsageError("a memory cap on a CPU needs Linux")
     return device
 
 

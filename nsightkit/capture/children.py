@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import nsightkit
 from nsightkit.errors import NsightkitError
 from nsightkit.trace.programs import run, said, tail
 
@@ -66,16 +65,13 @@ def has_driver() -> bool:
 
 
 def child_environment() -> dict[str, str]:
-    """Copy this process's environment, with this very nsightkit importable in a child.
+    """Copy this process's environment, with all that this process can import importable in a child.
 
     Returns
     -------
     dict of str to str
     """
-    folders = [str(Path(nsightkit.__file__).parents[1])]
-    if os.environ.get("PYTHONPATH"):
-        folders.append(os.environ["PYTHONPATH"])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def ask_child(module: str, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:

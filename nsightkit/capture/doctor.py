@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,15 +116,6 @@ def _gpu() -> _Finding:
     return "ok", name, ""
 
 
-def _temporary_files() -> _Finding:
-    folder = tempfile.gettempdir()
-    free = shutil.disk_usage(folder).free / 2**30
-    found = f"{free:.0f} GiB free in {folder}"
-    if free < 2:
-        return "warn", found, "free some space, or name another folder in TMPDIR: a report takes gigabytes"
-    return "ok", found, ""
-
-
 _CHECKS: dict[str, Callable[[], _Finding]] = {
     "nsys (timeline capture, .nsys-rep)": lambda: _tool(NSYS),
     "nsys importer (turns a capture into a report)": _importer,
@@ -140,5 +129,4 @@ _CHECKS: dict[str, Callable[[], _Finding]] = {
         "torch", "missing", "pip install 'nsightkit[torch]', or the wheel of your choice first"
     ),
     "CUDA GPU (live measurements, recordings)": _gpu,
-    "temporary files (nsys, measurements)": _temporary_files,
 }

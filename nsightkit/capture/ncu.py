@@ -47,7 +47,7 @@ def profile(
     ncu_args: Sequence[str] = (),
     timeout_s: float | None = None,
     overwrite: bool = False,
-    env: Mapping[str, str] | None = None,
+    env: dict[str, str] | None = None,
 ) -> Captured:
     """Run a program under ``ncu``. Never under nsys or torch.profiler at the same time.
 
@@ -66,7 +66,7 @@ def profile(
         The program is interrupted then.
     overwrite : bool
         Replace an existing report.
-    env : mapping, optional
+    env : dict, optional
         The program's whole environment; the present one when omitted. It ends up in the report.
 
     Returns
@@ -101,18 +101,10 @@ def profile(
         if not draft.is_file():
             raise NsightkitError(f"{_why_no_report(log, given)} (ncu's exit code: {returncode})")
         draft.replace(report)
-    notes += _log_notes(log)
+    notes += re.findall(r"^==(?:WARNING|ERROR)== (.*)", log, re.MULTILINE)[:3]
     notes.append(_PRIVATE)
     shown = [str(ncu), *chosen, f"--export={unexpanded(report)}", *command]
     return Captured(report, report, [report], shown, returncode, notes)
-
-
-def _log_notes(log: str) -> list[str]:
-    notes = [f"ncu: {line}" for line in re.findall(r"^==(?:WARNING|ERROR)== (.*)", log, re.MULTILINE)[:3]]
-    passes = [int(count) for count in re.findall(r"^==PROF== Profiling .*?- (\d+) pass", log, re.MULTILINE)]
-    if passes:
-        notes.append(f"{len(passes)} launches were profiled, replayed up to {max(passes)} times each")
-    return notes
 
 
 # -- why there is no report --------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def profile(
     nsys_args: Sequence[str] = (),
     timeout_s: float | None = None,
     overwrite: bool = False,
-    env: Mapping[str, str] | None = None,
+    env: dict[str, str] | None = None,
 ) -> Captured:
     """Run a program under ``nsys profile``.
 
@@ -70,7 +70,7 @@ def profile(
         The program is interrupted then, and the trace keeps what it had.
     overwrite : bool
         Replace existing files.
-    env : mapping, optional
+    env : dict, optional
         The program's whole environment; the present one when omitted.
 
     Returns

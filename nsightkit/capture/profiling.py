@@ -206,14 +206,14 @@ def target(output: str | os.PathLike[str], suffix: str, *, overwrite: bool) -> P
     return path
 
 
-def watch(command: list[str], timeout_s: float | None, env: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
+def watch(command: list[str], timeout_s: float | None, env: dict[str, str] | None = None) -> tuple[int, list[str]]:
     """Run a profiler, and interrupt it when the time is up: it then ends the program and writes what it has.
 
     Parameters
     ----------
     command : list of str
     timeout_s : float or None
-    env : mapping, optional
+    env : dict, optional
         The whole environment; the present one when omitted.
 
     Returns
@@ -230,7 +230,7 @@ def watch(command: list[str], timeout_s: float | None, env: Mapping[str, str] | 
     limit_s = _WEEK_S if timeout_s is None else timeout_s
     start = time.monotonic()
     try:
-        done = run(command, limit_s, env=None if env is None else dict(env), show=True, interrupt_s=_INTERRUPT_S)
+        done = run(command, limit_s, env=env, show=True, interrupt_s=_INTERRUPT_S)
     except subprocess.TimeoutExpired as error:
         problem = f"{command[0]} was not done within {limit_s:g} s and ignored an interrupt"
         raise NsightkitError(f"{problem}; profile fewer steps, or allow more time") from error

@@ -126,7 +126,8 @@ def profile_command(
     NsightkitError
         The program left no trace.
     """
-    interpreter, arguments = _python(command)
+    ran = _python(command)
+    interpreter, *arguments = ran
     destination = target(output, _SUFFIX, overwrite=overwrite)
     with drafted(destination) as draft:
         options = {"record_shapes": record_shapes, "with_stack": with_stack}
@@ -138,20 +139,18 @@ def profile_command(
                 f"the program left no trace (exit code {returncode}); its message is above: it must be a Python "
                 "program whose interpreter has torch, and not take longer than --timeout-s"
             )
-    return Captured(destination, destination, [destination], [interpreter, *arguments], returncode, notes)
+    return Captured(destination, destination, [destination], ran, returncode, notes)
 
 
-def _python(command: Sequence[str]) -> tuple[str, list[str]]:
-    """Split a command into the interpreter and what it shall run (a script, or -m and a module)."""
-    if not command:
-        raise UsageError("no command given; say which Python program to profile, such as: python train.py")
-    interpreter = sys.executable
-    arguments = list(command)
-    if Path(command[0]).name.startswith("python"):
-        interpreter = arguments.pop(0)
-    if arguments[:1] == ["-m"] or "".join(arguments[:1]).endswith(".py"):
-        return interpreter, arguments
+def _python(command: Sequence[str]) -> list[str]:
+    """Complete a command: an interpreter, then a script, or -m and a module."""
+    words = list(command)
+    if not words or not Path(words[0]).name.startswith("python"):
+        words.insert(0, sys.executable)
+    program = "".join(words[1:2])
+    if program == "-m" or program.endswith(".py"):
+        return words
     raise UsageError(
-        f"{command[0]}: torch.profiler can only watch a Python program; "
-        "give 'python script.py ...' or 'python -m module ...', or use nsys for other programs"
+        "torch.profiler can only watch a Python program: give 'python script.py ...' or 'python -m module ...', or use "
+        "nsys for other programs"
     )

@@ -7,7 +7,7 @@ import datetime as dt
 import shutil
 import statistics
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nsightkit.hardware import slowed_by
@@ -34,7 +34,6 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[list[dict[str, floa
     device : str
         ``"cpu"``, of which there is nothing to read, or a CUDA device.
     period_s : float
-        NVML averages utilization over up to a second.
 
     Yields
     ------
@@ -65,21 +64,19 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[list[dict[str, floa
     finally:
         duration_s = (dt.datetime.now() - begin).total_seconds()
         process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired, UnicodeDecodeError):
-            for line in process.communicate(timeout=10)[0].splitlines():
-                reading = _read(line, begin)
-                if 0 <= reading.get("time_s", -1) <= duration_s:
-                    readings.append(reading)
+        output, _ = process.communicate()
+        for line in output.split("\n")[:-1]:  # the last may be cut off
+            reading = _read(line, begin)
+            if 0 <= reading["time_s"] <= duration_s:
+                readings.append(reading)
 
 
 def _read(line: str, begin: dt.datetime) -> dict[str, float]:
-    """Read a line of nvidia-smi's; empty if it is none. What a GPU does not support stands in brackets."""
+    """Read a line of nvidia-smi's; what a GPU does not support stands in brackets."""
     stamp, *answers = line.split(", ")
-    reading = {}
-    with contextlib.suppress(ValueError):
-        reading["time_s"] = (dt.datetime.strptime(stamp, _STAMP) - begin).total_seconds()
-    for metric, text in zip(METRICS, answers, strict=False):
-        with contextlib.suppress(ValueError):
+    reading = {"time_s": (dt.datetime.strptime(stamp, _STAMP) - begin).total_seconds()}
+    for metric, text in zip(METRICS, answers, strict=True):
+        if not text.startswith("["):
             reading[metric] = float(int(text, 16)) if metric == "slowdown_mask" else float(text)
     return reading
 
@@ -111,15 +108,15 @@ def _query(device: str, fields: Sequence[str]) -> list[str]:
     return ["nvidia-smi", f"--id=GPU-{uuid}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
-def by_metric(readings: Sequence[Mapping[str, float]], settle_s: float = 0.0) -> dict[str, list[float]]:
+def by_metric(readings: Iterable[Mapping[str, float]], settle_s: float = 0.0) -> dict[str, list[float]]:
     """Turn readings into one list a metric.
 
     Parameters
     ----------
-    readings : sequence of mapping
+    readings : iterable of mapping
         From :func:`watching`.
     settle_s : float
-        Readings of the first so many seconds are left out: NVML averages over what came before.
+        Readings of the first so many seconds are left out: NVML averages utilization over up to a second.
 
     Returns
     -------

@@ -90,8 +90,8 @@ def test_a_program_without_a_trace_says_so(folder):
     (folder / "p.py").write_text("import os; os._exit(9)")
     with pytest.raises(NsightkitError, match=r"left no trace.*exit code 9"):
         torch_profiler.profile_command(["p.py"], folder / "t")
-    for command, message in (([], "no command"), (["ls"], "Python program"), (["python"], "Python program")):
-        with pytest.raises(UsageError, match=message):
+    for command in ([], ["ls"], ["python"]):
+        with pytest.raises(UsageError, match="Python program"):
             torch_profiler.profile_command(command, folder / "t")
     assert [path.name for path in folder.iterdir()] == ["p.py"]
 
