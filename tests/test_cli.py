@@ -703,44 +703,6 @@ def test_doctor(run: Any) -> None:
     assert all(list(row) == ["check", "status", "found", "remedy"] for row in rows)
 
 
-def test_capture_passes_everything_on(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from nsightkit.capture.profiling import Captured
-
-    seen: dict[str, Any] = {}
-
-    def profile(command: list[str], output: Path, **options: Any) -> Captured:
-        seen.update(command=command, output=output, **options)
-        return Captured(
-            tmp_path / "t.sqlite", tmp_path / "t.nsys-rep", [tmp_path / "t.sqlite"], ["nsys", "a b"], 3, ["n."]
-        )
-
-    monkeypatch.setattr("nsightkit.capture.nsys.profile", profile)
-    arguments = ["-o", "run", "--trace", "cuda,nvtx", "--capture-range", "step", "--repeat", "2", "--graph-nodes"]
-    code, out, err = run(
-        "capture", "nsys", *arguments, "-f", "json", "--", "python", "train.py", "--trace", "x", "-o", "y"
-    )
-    assert code == 0
-    assert json.loads(out)["trace"] == str(tmp_path / "t.sqlite")
-    assert seen["command"] == ["python", "train.py", "--trace", "x", "-o", "y"]
-    assert (seen["output"], seen["trace"], seen["capture_range"], seen["repeat"]) == (
-        Path("run"),
-        ("cuda", "nvtx"),
-        "step",
-        2,
-    )
-    assert err.splitlines() == [
-        "nsightkit: ran nsys 'a b'",
-        "nsightkit: n.",
-        "nsightkit: the program itself ended with code 3; the trace is there all the same",
-    ]
-
-
-def test_capture_needs_a_command(run: Any) -> None:
-    code, _, err = run("capture", "torch")
-    assert code == 2
-    one_line(err)
-
-
 # ---------------------------------------------------------------- the process
 
 

@@ -64,19 +64,21 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[list[dict[str, floa
     finally:
         duration_s = (dt.datetime.now() - begin).total_seconds()
         process.terminate()
-        output, _ = process.communicate()
-        for line in output.split("\n")[:-1]:  # the last may be cut off
-            reading = _read(line, begin)
-            if 0 <= reading["time_s"] <= duration_s:
-                readings.append(reading)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for line in process.communicate(timeout=10)[0].split("\n")[:-1]:  # the last may be cut off
+                reading = _read(line, begin)
+                if 0 <= reading.get("time_s", -1) <= duration_s:
+                    readings.append(reading)
 
 
 def _read(line: str, begin: dt.datetime) -> dict[str, float]:
-    """Read a line of nvidia-smi's; what a GPU does not support stands in brackets."""
+    """Read a line of nvidia-smi's, if it is one; what a GPU does not support stands in brackets."""
     stamp, *answers = line.split(", ")
-    reading = {"time_s": (dt.datetime.strptime(stamp, _STAMP) - begin).total_seconds()}
-    for metric, text in zip(METRICS, answers, strict=True):
-        if not text.startswith("["):
+    reading = {}
+    with contextlib.suppress(ValueError):
+        reading["time_s"] = (dt.datetime.strptime(stamp, _STAMP) - begin).total_seconds()
+    for metric, text in zip(METRICS, answers, strict=False):
+        with contextlib.suppress(ValueError):
             reading[metric] = float(int(text, 16)) if metric == "slowdown_mask" else float(text)
     return reading
 

@@ -91,10 +91,10 @@ _NARROWER = {"tf32": "allow TF32", "bf16": "autocast to BF16", "fp16": "autocast
 _SINCE = {"tf32": 8.0, "bf16": 8.0, "fp16": 7.0}
 CAPTURE = {
     "nsys": "nsightkit capture nsys -o more -- COMMAND",
-    "nodes": "nsightkit capture nsys --graph-nodes -o nodes -- COMMAND",
+    "nodes": "nsightkit capture nsys --cuda-graph-trace=node -o nodes -- COMMAND",
     "torch": "nsightkit capture torch -o more -- COMMAND",
     "shapes": "nsightkit capture torch --record-shapes -o shapes -- COMMAND",
-    "ncu": "nsightkit capture ncu --count 20 -o kernels -- COMMAND",
+    "ncu": "nsightkit capture ncu --launch-count 20 -o kernels -- COMMAND",
 }
 #: Advice where copies or collectives fill the time, and running them beside other work would gain next to nothing.
 _LESS = {

@@ -902,7 +902,7 @@ def test_the_unknown_is_called_so(tmp_path: Path) -> None:
 def test_graphs_of_which_the_kernels_are_wanted(tmp_path: Path) -> None:
     training(tmp_path / "t.sqlite", "graphs")
     found = verdict.summary(nsightkit.load(tmp_path / "t.sqlite"))
-    assert "--graph-nodes" in found["next_steps"][0]
+    assert "--cuda-graph-trace=node" in found["next_steps"][0]
     assert found["share_of_span"] > 0.99
 
 
@@ -1032,7 +1032,7 @@ def test_graphs_that_keep_a_gpu_busy(shared_traces: Path) -> None:
     assert found["bottleneck"] == "not-enough-data"
     assert found["total_ns"] == pytest.approx(7_811.2 * MS, rel=1e-4)
     assert sum(row["share_of_span"] for row in found["candidates"]) < 0.001
-    assert "--graph-nodes" in found["next_steps"][0]
+    assert "--cuda-graph-trace=node" in found["next_steps"][0]
 
 
 def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: Path) -> None:
