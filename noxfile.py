@@ -132,7 +132,7 @@ def tests(session: nox.Session) -> None:
     _install(session, "test", "parity", "docs")
     # A file stays in one process, for what its tests share. nsys itself loses its helper process now and then where
     # all processors are busy: that failure, and no other, is tried again.
-    again = ["--reruns", "2", "--only-rerun", "Connection to Agent lost", "--only-rerun", "could not run its importer"]
+    again = ["--reruns", "2", "--only-rerun", "nsys wrote no report", "--only-rerun", "could not import its raw"]
     session.run("pytest", "-m", "not site", "-n", "auto", "--dist", "loadfile", *again, *session.posargs)
 
 

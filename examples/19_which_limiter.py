@@ -278,9 +278,11 @@ print(f"memory: {before.memory_pct:.0f} % busy, then {after.memory_pct:.0f} %")
 # .. code-block:: console
 #
 #    $ nsightkit doctor
-#    $ nsightkit capture ncu --nvtx --nvtx-include softmax/ -o softmax -- python kernels.py
+#    $ nsightkit capture ncu -o softmax --nvtx --nvtx-include softmax/ \
+#        -- python kernels.py
 #    $ nsightkit ncu softmax.ncu-rep
-#    $ nsightkit capture ncu --nvtx --nvtx-include step/ --set full -o all -- python kernels.py
+#    $ nsightkit capture ncu -o all --nvtx --nvtx-include step/ --set full \
+#        -- python kernels.py
 #    $ nsightkit ncu all.ncu-rep --within '^(add|strided)$'
 #
 # This page, and a GPU's results kept for it:

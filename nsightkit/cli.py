@@ -20,9 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 import typer
 
 from nsightkit import __version__, answers, configurations, hardware, show, verbs
-from nsightkit.capture import profiling
-from nsightkit.capture.children import has_gpu
-from nsightkit.capture.profiling import Captured
 from nsightkit.errors import UsageError, in_words
 from nsightkit.show import Format, bar, discard_stdout, note, plain, printing, progress, write
 from nsightkit.verbs import FILTERS, OTHERS, QUESTIONS, Answer, Help, Question
@@ -31,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nsightkit.api import Trace
+    from nsightkit.capture.profiling import Captured
 
 __all__ = ["app", "main", "run"]
 
@@ -598,6 +596,7 @@ def bench(
     if out_json is not None:
         _require_free(out_json, overwrite=overwrite)
     from nsightkit.capture import bench as benchmark
+    from nsightkit.capture.children import has_gpu
 
     names = [configurations.find(name, configurations.SIZES).name for name in size or ()]
     names += [configurations.find(name).name for name in config or ()]
@@ -665,7 +664,9 @@ class _ToolCommand(typer.core.TyperCommand):
     """A command whose unknown options are another tool's: nsightkit's own come first, the rest stays as written."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own, rest = profiling.separate(args)
+        from nsightkit.capture.profiling import separate
+
+        own, rest = separate(args)
         return super().parse_args(ctx, [*own, "--", *rest])
 
 
@@ -679,7 +680,7 @@ def capture_nsys(
     format: CapturedOpt = None,  # noqa: A002
 ) -> None:
     """Run a program under Nsight Systems; every other option before -- is nsys's own."""
-    from nsightkit.capture import nsys
+    from nsightkit.capture import nsys, profiling
 
     nsys_args, program = profiling.split(words)
     _captured(format, nsys.profile(program, output, nsys_args=nsys_args, timeout_s=timeout_s, overwrite=overwrite))
@@ -695,7 +696,7 @@ def capture_ncu(
     format: CapturedOpt = None,  # noqa: A002
 ) -> None:
     """Run a program under Nsight Compute, which replays its kernels; every other option before -- is ncu's own."""
-    from nsightkit.capture import ncu
+    from nsightkit.capture import ncu, profiling
 
     ncu_args, program = profiling.split(words)
     _captured(format, ncu.profile(program, output, ncu_args=ncu_args, timeout_s=timeout_s, overwrite=overwrite))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +87,9 @@ def _measure(device: str, parameters: dict[str, Any], warmup: int, steps: int) -
     running: lm.Run | None = None
     try:
         running = lm.run(device, **parameters)
-        start = time.perf_counter_ns()
-        for number in range(warmup):
+        first = time_calls(running.step, warmup=0, repetitions=1, device=device).tolist() if warmup else []
+        for _ in range(warmup - 1):
             running.step()
-            if number == 0:
-                if device.startswith("cuda"):
-                    torch.cuda.synchronize(device)
-                first = time.perf_counter_ns() - start
         with phase("measure") if parameters["annotate"] else contextlib.nullcontext():
             samples = time_calls(running.step, warmup=0, repetitions=steps, device=device).tolist()
     except (RuntimeError, MemoryError) as error:
@@ -106,7 +101,7 @@ def _measure(device: str, parameters: dict[str, Any], warmup: int, steps: int) -
         return {
             "status": "ok",
             "samples_ns": samples,
-            "first_step_ns": first if warmup else samples[0],
+            "first_step_ns": [*first, *samples][0],
             "clock": "cuda-event" if device.startswith("cuda") else "perf_counter",
         }
     # Outside the handler: until it ends the traceback holds every frame's tensors.

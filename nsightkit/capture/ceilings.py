@@ -7,6 +7,7 @@ operation runs for seconds, because a burst after a pause runs at a clock that n
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -72,15 +73,13 @@ def _gemm(precision: str) -> dict[str, Any]:
     kind = kinds.get(precision, torch.float32)
     left = torch.randn(_SIZE, _SIZE, device="cuda").to(kind)
     right = torch.randn(_SIZE, _SIZE, device="cuda").to(kind).t()  # the layout of a linear layer's weight
-    one = torch.ones((), device="cuda")
-
-    def multiply() -> None:
-        if precision == "fp8":
-            # As inference runs it and datasheets count: sums stay in the tensor cores' own registers.
-            torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-        else:
-            torch.mm(left, right)
-
+    multiply = functools.partial(torch.mm, left, right)
+    if precision == "fp8":
+        one = torch.ones((), device="cuda")
+        # As inference runs it and datasheets count: sums stay in the tensor cores' own registers.
+        multiply = functools.partial(
+            torch._scaled_mm, left, right, one, one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
     setting = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:

@@ -76,10 +76,10 @@ def _nvtx() -> _Finding:
     version = installed("nvtx")
     if version is None:
         return "missing", "the nvtx package is not installed", "pip install 'nsightkit[capture]'"
-    silent = [int(number) for number in re.findall(r"\d+", version)[:3]] >= [0, 2, 12]
+    is_new = [int(number) for number in re.findall(r"\d+", version)[:3]] > [0, 2, 11]
     nsys = NSYS.find()
-    if silent and nsys is not None and NSYS.version(nsys) < (2024, 1):
-        problem = f"nvtx {version} emits no ranges under nsys {dotted(NSYS.version(nsys))}"
+    if is_new and nsys is not None and NSYS.version(nsys) < (2024, 1):
+        problem = f"nvtx {version} emits no ranges under nsys 2023.4 and older"
         return "missing", problem, "pip install nvtx==0.2.11, or a newer nsys"
     return "ok", f"nvtx {version}", ""
 

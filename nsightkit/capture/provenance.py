@@ -89,10 +89,9 @@ def _software() -> dict[str, Any]:
         "os": platform.system(),
         "python": platform.python_version(),
         "nsightkit": nsightkit.__version__,
-        "torch": installed("torch"),
-        "triton": installed("triton"),
-        "numpy": installed("numpy"),
     }
+    for package in ("torch", "triton", "numpy"):
+        facts[package] = installed(package)
     with contextlib.suppress(OSError):
         facts["os"] = platform.freedesktop_os_release()["PRETTY_NAME"]
     if facts["torch"]:
