@@ -574,7 +574,7 @@ def bench(
     ] = None,
     compiled: Annotated[bool, Help("Run the model through torch.compile.", flag="--compile")] = False,
     attention: Annotated[
-        Literal["sdpa", "naive"] | None, Help("Fused or written out; default: sdpa, with --annotate-mha naive.")
+        Literal["sdpa", "naive"] | None, Help("Fused or unfused; default: sdpa, with --annotate-mha naive.")
     ] = None,
     accumulate: Annotated[int, Help("Forward and backward passes a step.", "N", 1)] = 1,
     warmup: Annotated[int, Help("Steps before the first sample.", "N", 0)] = 5,

@@ -1,4 +1,4 @@
-"""How a program is watched: nsys, ncu, torch.profiler, the allocator's history, timers, utilization.
+"""Capture a program: nsys, ncu, torch.profiler, allocator history, timers, GPU utilization.
 
 Importing this package loads none of its modules.
 """

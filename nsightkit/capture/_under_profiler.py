@@ -1,6 +1,6 @@
-"""One program under the profiler: the child process of :func:`nsightkit.capture.torch_profiler.profile_command`.
+"""Run one program under the profiler: the child process of :func:`nsightkit.capture.torch_profiler.profile_command`.
 
-Run as a file, by whatever interpreter the program has: it uses torch and the standard library alone.
+Run as a file, by the program's own interpreter: it needs only torch and the standard library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def profiler(**options: Any) -> Any:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
-        # Private, and its arguments change between versions: without it only the synchronizing *calls* are seen.
+        # Private API whose arguments change between versions. Without it the trace has synchronizing *calls* only.
         with contextlib.suppress(ImportError, AttributeError, TypeError):
             from torch._C._profiler import _ExperimentalConfig
 
@@ -59,7 +59,7 @@ def _main() -> None:
             sys.path[0] = str(Path(arguments[0]).absolute().parent)
             runpy.run_path(arguments[0], run_name="__main__")
     finally:
-        # Also after an exception or sys.exit(): a program that fails late has a trace worth reading.
+        # Also after an exception or sys.exit(): the trace of a program that fails late is worth reading.
         running.stop()
         running.export_chrome_trace(draft)
         Path(draft).replace(job["output"])

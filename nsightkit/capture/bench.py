@@ -1,8 +1,8 @@
-"""The end-to-end benchmark: how long a step of a language model takes, and how much memory it wants.
+"""The end-to-end benchmark: step time and peak memory of a language model.
 
-Each cell (a model, a mode, a precision) is measured in a process of its own, so that one cell's memory, settings
-and compiled code are not the next one's. Running out of memory is a result: a row that says where. The document
-:func:`bench` returns is described by ``bench.schema.json`` beside this file.
+Each cell (a model, a mode, a precision) runs in a separate process, so that it shares no memory, settings or compiled
+code with the next cell. Running out of memory is a result: its row names the phase. ``bench.schema.json`` beside this
+file describes the document that :func:`bench` returns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODES = ("fwd", "fwd_bwd", "train")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 _SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
 _SWITCHES = ("mode", "precision", "attention", "compiled", "accumulate", "nvtx", "annotate_mha")
-#: Fields of a row that the child fills, each null where it does not.
+#: Fields of a row from the child; null where it gives none.
 _RESULTS = (
     "where",
     "detail",
@@ -41,7 +41,7 @@ _RESULTS = (
     "peak_reserved_bytes",
     "clock",
 )
-#: Fields of a row that follow from its samples.
+#: Fields of a row computed from its samples.
 _FIGURES = ("median_ns", "mean_ns", "std_ns", "tokens_per_s", "tflops", "mfu_datasheet", "mfu_measured")
 
 
@@ -54,16 +54,16 @@ class Cell:
     configuration : Configuration
         The model, and the batch of one forward pass.
     mode : {"fwd", "fwd_bwd", "train"}
-        Forward without a graph; forward and backward; or these and a step of AdamW.
+        Forward without autograd; forward and backward; or both and a step of AdamW.
     precision : {"fp32", "tf32", "bf16", "fp16"}
     attention : {"sdpa", "naive"}
     compiled : bool
     accumulate : int
         Forward and backward passes a step.
     nvtx : bool
-        Mark the timed steps (``measure``), each step and its phases.
+        Add NVTX ranges for the timed steps (``measure``), each step and its phases.
     annotate_mha : bool
-        Mark the parts of attention in the forward pass.
+        Add NVTX ranges for the parts of attention in the forward pass.
     """
 
     configuration: Configuration
@@ -106,12 +106,12 @@ def cells(
     names : iterable of str
         Configurations.
     contexts : sequence of int
-        Context lengths; the configuration's own when there are none.
+        Context lengths; default: the configuration's own.
     batch : int, optional
-        The configuration's own when omitted.
+        Default: the configuration's own.
     modes, precisions : sequence of str
     **switches
-        The same for all: other fields of :class:`Cell`.
+        Other fields of :class:`Cell`, the same for all cells.
 
     Returns
     -------
@@ -121,7 +121,7 @@ def cells(
     Raises
     ------
     UsageError
-        A name, a mode or a size that cannot be.
+        An unknown name or mode, or an invalid size.
     """
     made = []
     for name in names:
@@ -144,17 +144,17 @@ class Settings:
     device : str, optional
         ``"cpu"`` or a CUDA device; by default CUDA when there is one.
     warmup : int
-        Steps before the first sample. With 0 the first sample holds all first-use costs.
+        Steps before the first sample. With 0 the first sample includes all first-use costs.
     steps : int
         Steps timed.
     memory_cap_bytes : int, optional
-        What a cell may allocate: of the GPU's memory, or on a CPU (Linux only) on top of what the process has when
-        torch is loaded.
+        Memory limit of a cell: GPU memory, or on a CPU (Linux only) memory beyond what the process uses once torch is
+        loaded.
     measured_tflops : float, optional
-        A ceiling measured on this very card, such as a large GEMM's, in the cells' precision: `mfu_measured` is
-        against it.
+        A ceiling measured on this card, such as a large GEMM's, in the cells' precision: the reference of
+        `mfu_measured`.
     timeout_s : float
-        Of a cell.
+        Time limit of a cell.
     """
 
     device: str | None = None
@@ -175,7 +175,7 @@ def bench(
     chosen : sequence of Cell
     settings : Settings
     progress : callable, optional
-        Called with how many cells are done and which is next.
+        Called with the number of finished cells and the label of the next.
 
     Returns
     -------
@@ -185,7 +185,7 @@ def bench(
     Raises
     ------
     UsageError
-        There is no such device, or a setting cannot be honoured.
+        The device does not exist.
     """
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -205,7 +205,7 @@ def bench(
             progress(number, f"{model.name} context {model.context} {cell.mode} {cell.precision}")
         try:
             result = _measure(cell, document, settings.timeout_s)
-        except NsightkitError as error:  # whatever goes wrong is that cell's, not the others'
+        except NsightkitError as error:  # a failing cell does not stop the others
             result = {"status": "failed", "detail": str(error)}
         document["provenance"] = document["provenance"] or result.pop("provenance", None)
         document["gpu"] = document["gpu"] or result.get("gpu")
@@ -216,7 +216,7 @@ def bench(
 
 
 def _device(settings: Settings) -> str:
-    """Choose the device, and refuse what cannot be honoured."""
+    """Choose the device, and check that it exists."""
     device = settings.device or ("cuda" if has_gpu() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise UsageError(f"device {device!r} is neither cpu nor cuda nor cuda:N")
@@ -226,7 +226,7 @@ def _device(settings: Settings) -> str:
 
 
 def _measure(cell: Cell, document: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Measure a cell in a process of its own."""
+    """Measure a cell in a child process."""
     if cell.precision == "tf32" and document["device"] == "cpu":
         return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
     job = {name: document[name] for name in ("device", "warmup", "steps", "memory_cap_bytes")}
@@ -267,7 +267,7 @@ def _row(cell: Cell, result: dict[str, Any], measured_tflops: float | None) -> d
 
 
 def _peak_tflops(gpu: str, precision: str) -> float | None:
-    """Look up a datasheet; None for a CPU, and for a GPU whose peak is not known."""
+    """Look up the datasheet peak; None for a CPU or an unlisted GPU."""
     try:
         peak = hardware.find(gpu).peak(precision)
     except UsageError:

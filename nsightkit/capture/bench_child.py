@@ -38,7 +38,7 @@ def main(
     warmup, steps : int
     memory_cap_bytes : int or None
     describe : bool
-        Also describe the machine.
+        Add the machine's provenance.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def main(
     if describe:
         result["provenance"] = collect(device=device, kind="measured" if on_gpu else "smoke")
     if not on_gpu:
-        # Idle threads that spin, beside other work, make a step ten times longer.
+        # On a busy machine, idle threads that spin make a step ten times longer.
         torch.set_num_threads(1)
     elif parameters["precision"] == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
         return {**result, "status": "unsupported", "detail": "this GPU has no TF32"}
@@ -65,7 +65,7 @@ def main(
 
 
 def _limit(limit_bytes: int, device: str) -> None:
-    """Let this process have no more: of the GPU's memory, or on a CPU beyond what it has with torch loaded."""
+    """Limit this process's memory: on the GPU, or on a CPU beyond what it uses with torch loaded."""
     if device.startswith("cuda"):
         number = torch.device(device).index or 0  # set_per_process_memory_fraction refuses a bare "cuda"
         _, total_bytes = torch.cuda.mem_get_info(number)
@@ -73,7 +73,7 @@ def _limit(limit_bytes: int, device: str) -> None:
         return
     import resource
 
-    # What the first step of any model loads (the optimizer brings half of torch) is not this model's memory.
+    # The first step of any model loads half of torch, which must not count as this model's memory.
     with lm.run("cpu", context=8, batch=1) as tiny:
         tiny.step()
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
@@ -83,7 +83,7 @@ def _limit(limit_bytes: int, device: str) -> None:
 
 
 def _measure(device: str, parameters: dict[str, Any], warmup: int, steps: int) -> dict[str, Any]:
-    """Time the steps; when memory runs out, say where."""
+    """Time the steps; when memory runs out, name the phase."""
     running: lm.Run | None = None
     try:
         running = lm.run(device, **parameters)
@@ -104,7 +104,7 @@ def _measure(device: str, parameters: dict[str, Any], warmup: int, steps: int) -
             "first_step_ns": [*first, *samples][0],
             "clock": "cuda-event" if device.startswith("cuda") else "perf_counter",
         }
-    # Outside the handler: until it ends the traceback holds every frame's tensors.
+    # Outside the handler: inside it the traceback keeps every frame's tensors alive.
     running = None
     gc.collect()
     detail = " ".join(message.split())[:300]

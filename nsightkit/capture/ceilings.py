@@ -1,7 +1,7 @@
-"""The ceilings of this machine's GPU: what a large GEMM in each precision and a large copy reach on it.
+"""Measure this GPU's ceilings: the rates of a large GEMM in each precision and of a large copy.
 
-The operands are random, because the data decides the power a GEMM draws, and the power limit the clock it runs at. Each
-operation runs for seconds, because a burst after a pause runs at a clock that no program sustains.
+The operands are random: the data decides how much power a GEMM draws, and the power limit decides the clock. Each
+operation runs for seconds: a burst after a pause runs at a clock that no program sustains.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["measure"]
 _UNITS = ("fp32", "tf32", "bf16", "fp16", "fp8", "memory")
 #: Rows and columns of the GEMM's square matrices: large enough to fill any card.
 _SIZE = 8192
-#: Of each tensor of the copy: far more than any cache.
+#: Size of each tensor of the copy: far more than any cache.
 _COPY_BYTES = 4_000_000_000
-#: How long an operation runs before it counts, and while it does.
+#: Duration of the warm-up and of the timed run.
 _WARMUP_NS, _TIMED_NS = 2e9, 3e9
 
 
@@ -39,10 +39,10 @@ def measure(echo: Callable[[str], object]) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        The columns of :func:`nsightkit.hardware.rows`. ``source`` begins with "measured" and says what ran, and when;
-        ``clock_mhz`` is the median SM clock meanwhile. Three more: ``power_w``, the median draw; ``busy_pct``, the
-        median utilization, for a ceiling holds at its duty cycle; and ``slowed_by``, what held the clock down in at
-        least half of the readings. What could not be read is None.
+        The columns of :func:`nsightkit.hardware.rows`; ``source`` is "measured", the date and the operation, and
+        ``clock_mhz`` the median SM clock during the run. Three more columns: ``power_w``, the median power draw;
+        ``busy_pct``, the median utilization; and ``slowed_by``, what held the clock down in at least half of the
+        readings. Values that could not be read are None.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def measure(echo: Callable[[str], object]) -> list[dict[str, Any]]:
         echo(f"measuring {unit} ...")
         try:
             rows.append(_copy() if unit == "memory" else _gemm(unit))
-        except RuntimeError as error:  # what this card cannot do is left out, and the others count all the same
+        except RuntimeError as error:  # this card has no such unit
             echo(f"{unit}: {str(error).splitlines()[0]}")
     if not rows:
         raise NsightkitError("nothing could be measured on this GPU; the lines above say why")
@@ -76,7 +76,7 @@ def _gemm(precision: str) -> dict[str, Any]:
     multiply = functools.partial(torch.mm, left, right)
     if precision == "fp8":
         one = torch.ones((), device="cuda")
-        # As inference runs it and datasheets count: sums stay in the tensor cores' own registers.
+        # As inference runs it and datasheets count it: sums stay in the tensor cores' registers.
         multiply = functools.partial(
             torch._scaled_mm, left, right, one, one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
@@ -103,7 +103,7 @@ def _copy() -> dict[str, Any]:
 
 
 def _run(call: Callable[[], object], what: str) -> tuple[dict[str, Any], float]:
-    """Run an operation for seconds; gives a row that says how, and the median time of a call in nanoseconds."""
+    """Run an operation for seconds; returns a row without its rate, and the median nanoseconds of a call."""
     import torch
 
     first_ns = time_calls(call, warmup=2, repetitions=1, device="cuda")[0]

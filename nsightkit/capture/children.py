@@ -1,4 +1,4 @@
-"""Processes of our own that measure, and whether they can use a GPU."""
+"""Child processes that measure, and whether torch can use a GPU."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ __all__ = ["answer", "ask_child", "child_environment", "gpu_name", "has_driver",
 def gpu_name() -> str | None:
     """Name of the GPU that torch uses here.
 
-    It asks once, in a process of its own, so that this one never holds a CUDA context, and does not ask where there is
-    no driver.
+    Asked once, in a child process, so that this process never holds a CUDA context.
 
     Returns
     -------
@@ -92,7 +91,7 @@ def ask_child(module: str, job: Mapping[str, Any], timeout_s: float) -> dict[str
     Raises
     ------
     NsightkitError
-        It left no result; one line says why.
+        It left no result; the message has its exit code and last lines.
     """
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
         result = Path(folder) / "result.json"

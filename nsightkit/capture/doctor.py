@@ -1,4 +1,4 @@
-"""Check which profilers work on this machine, and say how to fix the rest."""
+"""Check which profilers work on this machine, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, Tool, dotted, environ
 
 __all__ = ["installed", "report"]
 
-#: Status, what was found, and what to do about it.
+#: Status, finding and remedy.
 _Finding = tuple[str, str, str]
 
 
@@ -25,8 +25,8 @@ def report() -> list[dict[str, str]]:
     Returns
     -------
     list of dict
-        ``check``, ``status`` (``ok``; ``warn``: works with a limit; ``missing``: what needs it does not
-        work), ``found``, ``remedy`` (empty when there is nothing to do).
+        ``check``, ``status`` (``ok``; ``warn``: works with a limit; ``missing``: does not work), ``found``, ``remedy``
+        (empty when there is nothing to do).
     """
     rows = []
     for check, look in _CHECKS.items():

@@ -1,4 +1,4 @@
-"""Record what PyTorch's caching allocator does, and write a snapshot that is safe to share.
+"""Record the history of PyTorch's caching allocator, and write a snapshot that is safe to share.
 
 ``torch.cuda.memory._record_memory_history`` is private and changes between versions: it is called by keywords, and
 with fewer of them where a version does not know one.
@@ -20,7 +20,7 @@ __all__ = ["recording", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
-#: Keywords that newer versions have; the last, empty, is for those that have none of them.
+#: Keywords of newer PyTorch versions, the newest first.
 _NEWER = (("clear_history", "global_record_annotations"), ("clear_history",), ())
 
 
@@ -40,15 +40,15 @@ def recording(
     Parameters
     ----------
     output : path-like
-        The snapshot; appears whole or not at all.
+        The snapshot; written atomically.
     max_entries : int
-        The last so many events are kept.
+        Number of events to keep, the latest.
     stacks : {"python", "all"}
         With or without C++ frames. Only these tell autograd's kernels, autocast's copies and library workspaces apart;
         they cost some microseconds an event. Unless ``TORCH_SYMBOLIZE_MODE`` or ``TORCH_DISABLE_ADDR2LINE`` say
         otherwise, this process finds their names itself.
     context : {"alloc", "all"}
-        Which events have a stack: what begins an allocation, or also what ends it.
+        Which events get a stack: allocations only, or also frees.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str]) -> Path:
     taken : mapping
         From ``torch.cuda.memory._snapshot()``.
     output : path-like
-        Appears whole or not at all.
+        Written atomically.
 
     Returns
     -------

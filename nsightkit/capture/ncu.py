@@ -1,7 +1,7 @@
-"""Watch a program's kernels with Nsight Compute, and say plainly why nothing came back when nothing did.
+"""Profile a program's kernels with Nsight Compute.
 
-ncu exits with 0 when its filter matched no kernel, and with the program's own code when it did: a capture is judged
-by its report and by ncu's log.
+ncu exits with 0 when its filter matched no kernel, and else with the program's exit code: a capture is judged by its
+report and by ncu's log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHORT_NAMES = {
     "-s": "--launch-skip",
 }
 _DEFAULTS = {"--target-processes": "all", "--clock-control": "none"}
-#: Options that choose launches; a number of launches to skip leaves all the rest.
+#: Options that choose launches. --launch-skip does not: all later launches remain.
 _FILTERS = ("--kernel-name", "--kernel-id", "--launch-count", "--nvtx-include")
 _PRIVATE = (
     "the report holds the program's environment and command line, and this machine's host name and addresses: do "
@@ -76,12 +76,12 @@ def profile(
     Raises
     ------
     UsageError
-        An argument that cannot be honoured.
+        Conflicting arguments, or an existing report.
     NsightkitError
         No usable ncu, or no report: the counters may not be read, no kernel matched, there is no GPU.
     """
     if not command:
-        raise UsageError("no command given; say which program to profile")
+        raise UsageError("no command given; name the program to profile")
     given = parse(ncu_args, _SHORT_NAMES)
     if given.get("--set") == "full" and not any(name in given for name in _FILTERS):
         raise UsageError(
@@ -107,7 +107,7 @@ def profile(
     return Captured(report, report, [report], shown, returncode, notes)
 
 
-# -- why there is no report --------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------
 
 
 def _check_permission(log: str) -> None:
@@ -139,8 +139,8 @@ def _why_no_report(log: str, given: Mapping[str, str]) -> str:
         reasons.append(f"that a kernel is called {kernel} and no more, or give -k regex:{kernel}")
     if "--nvtx-include" in given:
         reasons.append(
-            "that launches lie in the ranges, whose names need --nvtx, their domain, and for push/pop ranges "
-            "(torch.cuda.nvtx, phase) a slash: --nvtx --nvtx-include 'DOMAIN@step/'"
+            "that the ranges contain launches; push/pop ranges (torch.cuda.nvtx, phase) need a slash, and ranges of a "
+            "domain its name: --nvtx --nvtx-include 'DOMAIN@step/'"
         )
     if "--launch-skip" in given:
         reasons.append(f"that more than {given['--launch-skip']} launches match")

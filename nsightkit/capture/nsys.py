@@ -1,4 +1,4 @@
-"""Watch a program with Nsight Systems, and check the report.
+"""Profile a program with Nsight Systems, and check the report.
 
 nsys exits with 0 when it captured nothing, when its range never opened and when its importer failed. A capture is
 therefore judged by the report alone.
@@ -35,7 +35,7 @@ _DEFAULTS = {"--trace": "cuda,nvtx,osrt", "--sample": "none", "--cpuctxsw": "non
 _OLD_NVTX = "the nvtx package from 0.2.12 on emits nothing under nsys 2023.4 and older: install nvtx==0.2.11"
 #: What may be traced, the tables one of which has rows then, and why they may be empty.
 _TABLES = (
-    ("cuda", ("calls", "kernels", "graphs"), "the program made no CUDA call meanwhile"),
+    ("cuda", ("calls", "kernels", "graphs"), "the program made no CUDA call during the capture"),
     ("nvtx", ("ranges",), f"the program opened no range, or {_OLD_NVTX}"),
     ("osrt", ("os_calls",), "no call lasted longer than --osrt-threshold"),
 )
@@ -80,12 +80,12 @@ def profile(
     Raises
     ------
     UsageError
-        An argument that cannot be honoured.
+        No command, a reserved option, or an existing report.
     NsightkitError
         No usable nsys, or the run left no report.
     """
     if not command:
-        raise UsageError("no command given; say which program to profile")
+        raise UsageError("no command given; name the program to profile")
     given = parse(nsys_args, _SHORT_NAMES)
     base = target(output, ".nsys-rep", overwrite=overwrite).with_suffix("")
     numbered = ".1" if given.get("--capture-range-end", "").startswith("repeat") else ""
@@ -94,7 +94,7 @@ def profile(
     nsys = NSYS.require()
     defaults = _defaults(given)
     chosen = choose(nsys_args, given, defaults, NSYS.ask(nsys, "profile", "--help"))
-    # In a folder of its own: nsys numbers the reports of a range that opens several times.
+    # In a separate folder: nsys numbers the reports of a range that opens several times.
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=base.parent) as folder:
         draft = Path(folder) / base.name
         ran = [str(nsys), "profile", *chosen, f"--output={unexpanded(draft)}", *command]
@@ -124,7 +124,7 @@ def _defaults(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _empty_notes(export: Path, traced: str) -> list[str]:
-    """Note what was traced and left nothing."""
+    """Note what was traced and recorded nothing."""
     trace = load(export, cache=False)
     notes = []
     for kind, tables, reason in _TABLES:
@@ -133,7 +133,7 @@ def _empty_notes(export: Path, traced: str) -> list[str]:
     return notes
 
 
-# -- why there is no report --------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------
 
 
 def _remedy(given: Mapping[str, str]) -> str:
@@ -143,10 +143,10 @@ def _remedy(given: Mapping[str, str]) -> str:
         name = given.get("--nvtx-capture", "NAME")
         plain = name.partition("@")[0]
         return (
-            f"if it says nothing above, no range {name!r} was opened: check its spelling, and name its domain if it "
-            f"has one ({plain}@DOMAIN, or {plain}@* for any); {_OLD_NVTX}"
+            f"without a message of nsys above, no range {name!r} was opened: check its spelling, and add its domain if "
+            f"it has one ({plain}@DOMAIN, or {plain}@* for any); {_OLD_NVTX}"
         )
-    return "if it says nothing above, run the program without nsys, and look at the free space for temporary files"
+    return "without a message of nsys above, run the program alone, and check the free space for temporary files"
 
 
 def _import(unfinished: Path, base: Path, nsys: Path) -> None:
@@ -154,7 +154,7 @@ def _import(unfinished: Path, base: Path, nsys: Path) -> None:
     report = unfinished.with_suffix(".nsys-rep")
     program = importer(nsys)
     if program is not None and not report.exists():
-        # Its libraries lie beside it, and some packages forget to say so.
+        # Its libraries are beside it, and some packages do not set the path.
         variables = environment(None, program.parent)
         with contextlib.suppress(subprocess.TimeoutExpired):
             run([str(program), "-i", str(unfinished), "-o", str(report), "-f"], 600.0, env=variables)
@@ -182,7 +182,7 @@ def importer(nsys: Path) -> Path | None:
 
 
 def collector(nsys: Path) -> Path:
-    """Find the program itself where a link or a small script stands for it.
+    """Resolve a link or a small wrapper script to the program itself.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What captures under nsys, ncu and torch.profiler share: their options, files, runs and results."""
+"""Shared by captures under nsys, ncu and torch.profiler: options, files, runs and results."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Captured:
     report : Path
         The tool's own report.
     traces : list of Path
-        All traces, where one run gave several; `trace` is the first.
+        All traces of the run; `trace` is the first.
     ran : list of str
         The command that was run.
     returncode : int
         Exit code of the profiled program; a program that fails still leaves a trace.
     notes : list of str
-        What a reader should know, a sentence each.
+        Warnings and hints, one sentence each.
     """
 
     trace: Path
@@ -98,7 +98,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     Raises
     ------
     UsageError
-        There is no ``--``: where the options end cannot be known.
+        There is no ``--``.
     """
     if "--" not in words:
         raise UsageError("put -- before the program: nsightkit capture nsys [OPTIONS] -- python train.py")
@@ -112,7 +112,7 @@ def parse(arguments: Sequence[str], short_names: Mapping[str, str]) -> dict[str,
     Parameters
     ----------
     arguments : sequence of str
-        As written: ``--name=value``, ``--name value``, ``-n value``, ``-nvalue`` or ``--name``.
+        ``--name=value``, ``--name value``, ``-n value``, ``-nvalue`` or ``--name``.
     short_names : mapping of str to str
         Short option to long one.
 
@@ -144,13 +144,13 @@ def choose(
     Parameters
     ----------
     arguments : sequence of str
-        The user's, which stay as written.
+        The user's options, unchanged in the result.
     given : mapping
         The same, from :func:`parse`.
     defaults : mapping of str to str
-        One that the user gives too, or that the installed version lacks, is left out.
+        Left out if the user gives the same option, or the installed version lacks it.
     help_text : str
-        Of the installed version.
+        Help of the installed version.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def unexpanded(path: Path) -> str:
 
 
 def target(output: str | os.PathLike[str], suffix: str, *, overwrite: bool) -> Path:
-    """Settle the name of a capture before anything runs.
+    """Check the name of a capture before anything runs.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def target(output: str | os.PathLike[str], suffix: str, *, overwrite: bool) -> P
 
 
 def watch(command: list[str], timeout_s: float | None, env: dict[str, str] | None = None) -> tuple[int, list[str]]:
-    """Run a profiler, and interrupt it when the time is up: it then ends the program and writes what it has.
+    """Run a profiler, and interrupt it when the time is up, so that it writes its report.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def watch(command: list[str], timeout_s: float | None, env: dict[str, str] | Non
     -------
     returncode : int
     notes : list of str
-        Of a program that was interrupted or failed.
+        Whether the program was interrupted or failed.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Where figures come from: the machine, the versions and the code, and nothing that identifies a person or a host.
+"""Provenance of a measurement: machine, versions and code, without anything that identifies a person or a host.
 
 The record is built from named facts, never by copying an environment.
 """
@@ -42,13 +42,12 @@ def collect(*, device: str, **facts: Any) -> dict[str, Any]:
     device : str
         ``"cpu"`` or a CUDA device: the GPU that is described.
     **facts
-        What the caller knows, such as ``parameters``, ``counts``, ``command``, ``load``, ``duration_s``. They are kept
-        as they are.
+        Added unchanged, such as ``parameters``, ``counts``, ``command``, ``load``, ``duration_s``.
 
     Returns
     -------
     dict
-        JSON values. ``gpu`` is None without one; a version that cannot be had is None.
+        JSON values. ``gpu`` is None without a GPU; unknown versions are None.
     """
     commit, dirty = _commit(os.environ.get("NSIGHTKIT_COMMIT", ""))
     return {
@@ -113,10 +112,10 @@ def _cpu_model() -> str:
 
 @functools.cache
 def _commit(given: str) -> tuple[str | None, bool | None]:
-    """Find the commit of this source tree; NSIGHTKIT_COMMIT gives that of a tree that travels without its .git."""
+    """Find the commit of this source tree; NSIGHTKIT_COMMIT names the commit of a copy without .git."""
     root = Path(nsightkit.__file__).parents[1]
     text = given
-    # An installed package may lie below some other project's checkout, whose commit is not ours.
+    # An installed package may be inside another project's checkout, whose commit is not ours.
     if not text and (root / "pyproject.toml").is_file():
         text = said("git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty").strip()
     named = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", text)
@@ -141,7 +140,7 @@ def slug(name: str) -> str:
 
 
 def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Turn a provenance record into pairs of a name and a value, for a reader.
+    """Flatten a provenance record into pairs of name and value, for display.
 
     Parameters
     ----------
@@ -150,7 +149,7 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     Returns
     -------
     list of (str, str)
-        Such as ``("gpu name", "NVIDIA H200")``; what is unknown is left out.
+        Such as ``("gpu name", "NVIDIA H200")``; unknown values are left out.
     """
     pairs = []
     for name, value in record.items():

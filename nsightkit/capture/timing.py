@@ -14,10 +14,9 @@ __all__ = ["time_calls"]
 def time_calls(function: Callable[[], object], *, warmup: int, repetitions: int, device: str) -> np.ndarray:
     """Time calls of a function, one after the other.
 
-    On a GPU an event is recorded between any two calls, and the CPU waits only once, at the end: the measurement does
-    not stop the CPU from running ahead, as the function does outside a measurement. A sample is therefore the time
-    between two calls on the GPU's time line, idle time included, with a resolution of about 500 ns. On a CPU it is wall
-    time.
+    On a GPU an event is recorded between any two calls, and the CPU waits only once, at the end: it may run ahead, as
+    it does outside a measurement. A sample is the time between two calls on the GPU's timeline, idle time included,
+    with a resolution of about 500 ns. On a CPU it is wall time.
 
     Parameters
     ----------

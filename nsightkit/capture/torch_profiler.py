@@ -1,4 +1,4 @@
-"""Watch a program with ``torch.profiler``: the right switches, warmed up, exported compressed."""
+"""Profile a program with ``torch.profiler``: the right switches, warmed up, exported compressed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nsightkit.trace.files import drafted
 __all__ = ["attention_back_ends", "profile_command", "profile_steps", "profiler"]
 
 _SUFFIX = ".json.gz"
-#: What each back end of PyTorch's fused attention leaves in a trace: its operator, and its kernels, for a graph that is
-#: replayed shows only these. cuDNN's kernels hold "flash" as well.
+#: Operator and kernel names of each back end of PyTorch's fused attention; a replayed graph shows only the kernels.
+#: Names of cuDNN's kernels contain "flash" as well.
 _BACK_ENDS = {
     "cudnn": rb"_scaled_dot_product_cudnn_attention|cudnn\w*(?:sdpa|flash|fmha)",
     "flash": rb"_scaled_dot_product_flash_attention|pytorch_flash::|[\":< ]flash_(?:fwd|bwd)_",
@@ -45,10 +45,9 @@ def profile_steps(
     step : callable
         Runs one step.
     output : path-like
-        Written compressed when it ends in ``.gz``; appears whole or not at all.
+        Compressed if it ends in ``.gz``; written atomically.
     wait, warmup, active : int
-        Steps left alone, steps in which the profiler runs but keeps nothing (its own start takes seconds), and steps
-        kept.
+        Steps without the profiler, steps in which it runs but keeps nothing (its start takes seconds), and steps kept.
     shapes : bool
         Record the shapes of operators' inputs. It costs time on the CPU.
 
@@ -70,7 +69,7 @@ def profile_steps(
 
 
 def attention_back_ends(trace: str | os.PathLike[str]) -> list[str]:
-    """Read from a profile which back ends PyTorch's fused attention chose: it depends on card, version and sizes.
+    """Find which back ends PyTorch's fused attention chose; the choice depends on card, version and sizes.
 
     Parameters
     ----------
@@ -96,7 +95,7 @@ def profile_command(
     timeout_s: float | None = None,
     overwrite: bool = False,
 ) -> Captured:
-    """Profile a whole Python program, unchanged, in a process of its own.
+    """Profile a whole Python program, unchanged, in a child process.
 
     Never under nsys or ncu at the same time: one process can have one CUPTI client.
 
@@ -137,7 +136,7 @@ def profile_command(
         if not draft.is_file():
             raise NsightkitError(
                 f"the program left no trace (exit code {returncode}); its message is above: it must be a Python "
-                "program whose interpreter has torch, and not take longer than --timeout-s"
+                "program whose interpreter has torch, and finish within --timeout-s"
             )
     return Captured(destination, destination, [destination], ran, returncode, notes)
 

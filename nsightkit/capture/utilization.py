@@ -1,4 +1,4 @@
-"""Read a GPU's state from nvidia-smi while it works: its utilization, its clock, its power."""
+"""Read a GPU's utilization, clock and power from nvidia-smi while it works."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ __all__ = ["METRICS", "ask_smi", "by_metric", "summary", "watching"]
 
 METRICS = ("gpu_utilization_percent", "sm_clock_mhz", "power_w", "slowdown_mask")
 _FIELDS = ["timestamp", "utilization.gpu", "clocks.sm", "power.draw"]
-#: Names of the mask of why the clock is lower than it could be (:data:`nsightkit.hardware.SLOWDOWNS`). Drivers before
-#: R535 know the second alone.
+#: Names of the mask of reasons for a low clock (:data:`nsightkit.hardware.SLOWDOWNS`); drivers before R535 know only
+#: the second.
 _MASKS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _STAMP = "%Y/%m/%d %H:%M:%S.%f"
 
 
 @contextlib.contextmanager
 def watching(device: str, period_s: float = 0.1) -> Iterator[list[dict[str, float]]]:
-    """Have the GPU's state written down while the block runs, by a process beside this one.
+    """Log the GPU's state while the block runs, in a separate process.
 
-    Nothing happens in this process until the block ends, so that a measurement in it is not disturbed.
+    This process does nothing until the block ends, so that a measurement in the block is not disturbed.
 
     Parameters
     ----------
     device : str
-        ``"cpu"``, of which there is nothing to read, or a CUDA device.
+        ``"cpu"``, which has no readings, or a CUDA device.
     period_s : float
 
     Yields
     ------
     list of dict
-        Filled when the block ends: one dict a reading, with ``time_s``, its time since the block began, and of
-        :data:`METRICS` those that the GPU has. Empty where nvidia-smi gives no answer.
+        Filled when the block ends: one dict per reading, with ``time_s``, the time since the block began, and the
+        :data:`METRICS` that the GPU has. Empty if nvidia-smi gives no answer.
     """
     readings: list[dict[str, float]] = []
     command: list[str] = []
@@ -49,7 +49,7 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[list[dict[str, floa
     if not command:
         yield readings
         return
-    if shutil.which("stdbuf"):  # a program that writes into a pipe may keep a minute of such lines to itself
+    if shutil.which("stdbuf"):  # a program may buffer a minute of lines for a pipe
         command = ["stdbuf", "--output=L", *command]
     process = subprocess.Popen(
         [*command, f"--loop-ms={round(period_s * 1e3)}"],
@@ -72,7 +72,7 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[list[dict[str, floa
 
 
 def _read(line: str, begin: dt.datetime) -> dict[str, float]:
-    """Read a line of nvidia-smi's, if it is one; what a GPU does not support stands in brackets."""
+    """Read a line of nvidia-smi's output; unsupported values are in brackets, other lines give no time."""
     stamp, *answers = line.split(", ")
     reading = {}
     with contextlib.suppress(ValueError):
@@ -111,14 +111,14 @@ def _query(device: str, fields: Sequence[str]) -> list[str]:
 
 
 def by_metric(readings: Iterable[Mapping[str, float]], settle_s: float = 0.0) -> dict[str, list[float]]:
-    """Turn readings into one list a metric.
+    """Turn readings into one list per metric.
 
     Parameters
     ----------
     readings : iterable of mapping
         From :func:`watching`.
     settle_s : float
-        Readings of the first so many seconds are left out: NVML averages utilization over up to a second.
+        Seconds to leave out at the start: NVML averages utilization over up to a second.
 
     Returns
     -------
@@ -144,8 +144,8 @@ def summary(lists: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     Returns
     -------
     dict
-        The medians of ``gpu_utilization_percent``, ``sm_clock_mhz`` and ``power_w``, and ``slowed_by``, what held the
-        clock down in at least half of the readings. What was not read is None.
+        Medians of ``gpu_utilization_percent``, ``sm_clock_mhz`` and ``power_w``, and ``slowed_by``, what held the clock
+        down in at least half of the readings. Values that were not read are None.
     """
     answer: dict[str, Any] = {"slowed_by": slowed_by(lists.get("slowdown_mask", ()))}
     for metric in ("gpu_utilization_percent", "sm_clock_mhz", "power_w"):
