@@ -277,8 +277,8 @@ plots.table(
 # %%
 # Limits
 # ------
-# * We have not run the ladder on a GPU yet. The two case files are of other programs, one
-#   capture each.
+# * We have not run the ladder on a GPU yet. The two case files are of other
+#   programs, one capture each.
 # * A prediction is the most that a change can save. It can be exceeded where a
 #   change moves something that it was not thought to move, such as the clock.
 # * Causal attention counts as half the square, and activations of this size

@@ -32,7 +32,7 @@ MAY = {
 #: Imports within a function that would close a circle: what writes a clean trace asks the file it came from for
 #: secrets, and only what reads files can.
 LATE = {("trace.share.clean", "trace.share.files")}
-EVERYWHERE = {"", "errors", "safe", "hardware", "configurations", "_moved"}
+EVERYWHERE = {"", "errors", "safe", "hardware", "configurations"}
 
 
 @cache
