@@ -163,8 +163,9 @@ class TraceMeta:
     """What is known about the capture itself.
 
     ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty);
-    ``notes`` are remarks on data quality, one sentence each. Environment, host and user names are
-    deliberately not here: traces get shared.
+    ``notes`` are remarks on data quality, one sentence each. ``private`` is what the file says of people and
+    machines, for :mod:`nsightkit.trace.clean` to find in other texts: a name or a secret, and which (``user``,
+    ``host``, ``secret``). It is never shown or written.
     """
 
     tool: str = "unknown"
@@ -180,6 +181,7 @@ class TraceMeta:
     thread_names: dict[int, str] = dataclasses.field(default_factory=dict)
     #: rank and world size of a distributed job, backend …: as the source has them
     distributed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    private: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
 
 class Source(Protocol):
