@@ -2,7 +2,7 @@
 
 A Trace holds only the tables and columns of :data:`nsightkit.trace.model.TABLES`: environments, command lines, process
 lists and program output never enter it. What remains is text, which one cleaner goes through: paths keep the file's
-name or the part inside ``site-packages``; users, hosts, e-mail and network addresses, credentials in URLs,
+name or the part from ``site-packages`` on; users, hosts, e-mail and network addresses, credentials in URLs,
 ``name=value`` secrets and the commonest tokens give way to ``[user]``, ``[host]`` and so on. Readers note in
 ``meta.private`` what only the file can know: the name of its host, its user, and secrets of its environment.
 """
@@ -69,7 +69,11 @@ _FILE = re.compile(
     r"[\w.+-]*\.(?:py|pyc|pyx|so|cu|cuh|cpp|cc|c|h|hpp|ptx|cubin|json|gz|pt|pth|bin|sh|ipynb|txt|log|csv|ya?ml)[\d.]*"
 )
 _PERSONAL = re.compile(rf"(?:file://)?(?:~|[A-Za-z]:[/\\]|\\\\|[/\\]+(?:{_FOLDERS_OF_PEOPLE})(?:[/\\]|$))")
-_INSIDE = re.compile(r"(?:(?:site|dist)-packages|python\d[\d.]*)[/\\]+(?!(?:site|dist)-packages)(.+)", re.DOTALL)
+#: From where on a path is a library's, or a compiler's; `where` and `memory` know these by the same words.
+_INSIDE = re.compile(
+    r"((?:site|dist)-packages|lib[/\\]+python\d[\d.]*|torchinductor_)[^/\\]*([/\\]+(?!(?:site|dist)-packages).+)",
+    re.DOTALL,
+)
 
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;&|)}\]]+)"
@@ -194,7 +198,7 @@ def _shortened(match: re.Match[str]) -> str:
     path = match[0]
     inside = _INSIDE.search(path)
     if inside:
-        return inside[1]
+        return inside[1] + inside[2]
     name = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
     if _FILE.fullmatch(name):
         return name
