@@ -113,7 +113,13 @@ _FORMS = (
     (re.compile(r"()(?<![\w.@-])[A-Za-z_][\w.-]{0,60}@[A-Za-z0-9][\w.-]{0,60}(?=:[~/\d]|:?\s?[~#$]|\s|$)"), "user"),
     (re.compile(rf"()(?<![\w.-])(?:{_OCTET}\.){{3}}{_OCTET}(?![\w-]|\.\d)"), "address"),
     (re.compile(r"()(?<![\w:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![\w:])"), "address"),
-    (re.compile(r"()(?<![\w:])(?:[0-9a-f]{1,4}:){2,7}(?::?[0-9a-f]{1,4}){1,6}(?![\w:])", re.IGNORECASE), "address"),
+    (
+        re.compile(
+            r"()(?<![\w:])(?:(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}|(?:fe80|f[cd][0-9a-f]{2}|2[0-9a-f]{3}):[0-9a-f:]+)(?![\w:])",
+            re.IGNORECASE,
+        ),
+        "address",
+    ),
     (re.compile(r"()(?<![\w.-])ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[a-z0-9-]+)*"), "host"),
     (
         re.compile(r"()(?<![\w.@/-])[a-z][\w-]{0,60}\.(?:[\w-]{1,60}\.){0,8}(?:internal|intranet|corp|lan|local)\b"),
