@@ -22,7 +22,7 @@ from sqlite_pages_by_hand import cell, interior, leaf, record
 
 import nsightkit
 from nsightkit.trace import nsys, sqlite_pages, store
-from nsightkit.workloads.planted import training
+from synthetic.planted import training
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 #: A table of kernels with one row, in place of what is replaced.
