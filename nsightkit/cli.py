@@ -395,7 +395,7 @@ def convert(
     *,
     overwrite: OverwriteOpt = False,
 ) -> None:
-    """Write a trace, or a part of one, for a timeline viewer or as Parquet tables; it holds no secrets (see scrub)."""
+    """Write a trace, or a part of one, for a timeline viewer or as Parquet tables, without private data."""
     session = session_of(trace)
     chrome = out.name.endswith((".json", ".json.gz"))
     if not chrome and out.suffix not in ("", ".parquet"):
@@ -407,33 +407,17 @@ def convert(
         from nsightkit.trace import store
 
         (viewer if chrome else store).write(opened, out, overwrite=overwrite)
+    _note_left_out([opened])
     document = {"trace": str(trace), "out": str(out), "bytes": _size(out)}
     write(session.format, document, lambda console: console.print(plain(out)))
 
 
-@_command(_READING)
-def scrub(
-    trace: Annotated[
-        Path, Help("An export, a JSON trace, a folder of convert's, a memory snapshot, or a CSV of ncu.", "TRACE")
-    ],
-    out: Annotated[Path, Help("The copy, of the same kind.", "OUT")],
-    *,
-    overwrite: OverwriteOpt = False,
-    format: FormatOpt = None,  # noqa: A002
-) -> None:
-    """Write a copy that is safe to share: no environment, host, user, paths or tokens; the same answers."""
-    with progress(f"scrubbing {trace.name}"):
-        from nsightkit.trace import share as scrubbing
+def _note_left_out(traces: Sequence[Trace]) -> None:
+    """Say what a clean copy or report of some traces does not hold."""
+    from nsightkit.trace.clean import left_out
 
-        copied = scrubbing.copy(trace, out, overwrite=overwrite)
-
-    def table(console: Console) -> None:
-        title = plain(f"removed from {trace.name}")
-        columns, empty = ["kind", "place", "count"], "there was nothing to remove"
-        show.print_rows(console, columns, copied.removed, title=title, empty=empty)
-        console.print(plain(out))
-
-    write(format, {"trace": str(trace), "out": str(out), "bytes": _size(out), "removed": copied.removed}, table)
+    for sentence in left_out(traces):
+        note(sentence)
 
 
 @_command(_READING)
@@ -445,7 +429,7 @@ def report(
     title: Annotated[str | None, Help("What the page is called.", "TEXT")] = None,
     overwrite: OverwriteOpt = False,
 ) -> None:
-    """Write one HTML file to send: the answer, the tables and a timeline of one or more traces, without secrets."""
+    """Write one HTML file to send: the answer, tables and a timeline of one or more traces, without private data."""
     if output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{output}: the page's name must end in .html")
     sessions = [session_of(path) for path in traces]
@@ -456,6 +440,7 @@ def report(
 
         selection = " ".join(sessions[0].selection)
         size = page.write(page.labelled(opened), output, title=title, selection=selection, overwrite=overwrite)
+    _note_left_out(opened)
     document = {"traces": [str(path) for path in traces], "out": str(output), "bytes": size}
     write(sessions[0].format, document, lambda console: console.print(plain(output)))
 

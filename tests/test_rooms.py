@@ -29,9 +29,6 @@ MAY = {
     "report": {"trace", "analysis", "plots", "verbs", "show"},
     "guide": {"trace", "workloads", "capture"},
 }
-#: Imports within a function that would close a circle: what writes a clean trace asks the file it came from for
-#: secrets, and only what reads files can.
-LATE = {("trace.share.clean", "trace.share.files")}
 EVERYWHERE = {"", "errors", "safe", "hardware", "configurations"}
 
 
@@ -82,8 +79,6 @@ def test_no_arrow_runs_against_the_flow() -> None:
 
 def test_no_circle() -> None:
     graph = {name: {o for o in imported if o and o != name} for name, imported in _modules().items()}
-    for name, other in LATE:
-        graph[name].remove(other)
     outside = {  # a package's own face may import what is in it
         name: {other for other in others if not other.startswith(f"{name}.") and not name.startswith(f"{other}.")}
         for name, others in graph.items()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nsightkit.errors import UsageError
+from nsightkit.trace.clean import clean_snapshot, write_snapshot
 from nsightkit.trace.files import replacing
-from nsightkit.trace.share import clean_snapshot, write_snapshot
 
 __all__ = ["recording", "write"]
 

@@ -1,7 +1,7 @@
 """One file to send a colleague: a page with the verdict, the tables and the timeline of one or more traces.
 
-The page needs nothing but itself: no network, no library, no fonts. What it shows of a trace is scrubbed
-(:func:`nsightkit.trace.share.clean`) and escaped.
+The page needs nothing but itself: no network, no library, no fonts. What it shows of a trace is cleaned
+(:func:`nsightkit.trace.clean.clean`) and escaped.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ from nsightkit.plots.looks import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
 from nsightkit.plots.packing import pack, program
 from nsightkit.report.elements import Markup, scrolled, section, shown, tag
 from nsightkit.report.tables import SECTIONS, draw, letters, source_line
+from nsightkit.trace.clean import clean, clean_text
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.output import require_free
-from nsightkit.trace.share import clean, clean_text
 
 #: What a mail server lets through unasked, and a browser opens at once.
 _MOST_BYTES = 4_900_000
@@ -152,7 +152,7 @@ def html(traces: Trace | Mapping[str, Trace], *, title: str | None = None, selec
     Returns
     -------
     str
-        A whole HTML document. It holds no secret that the traces hold (:func:`nsightkit.trace.share.clean`).
+        A whole HTML document. It holds no secret that the traces hold (:func:`nsightkit.trace.clean.clean`).
 
     Raises
     ------

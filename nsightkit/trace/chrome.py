@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 
 from nsightkit.errors import UsageError
 from nsightkit.safe import json_text
+from nsightkit.trace.clean import clean
 from nsightkit.trace.files import replacing
 from nsightkit.trace.kineto import COLLECTIVE, MEMBERS, short_kernel_name
 from nsightkit.trace.model import GPU_TABLES, NEUTRAL, Trace
 from nsightkit.trace.nesting import crossings, lanes
 from nsightkit.trace.output import require_free
-from nsightkit.trace.share.clean import clean
 
 __all__ = ["write"]
 
@@ -60,7 +60,7 @@ def write(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False
 
     Times are microseconds with three decimals since the trace's first event: viewers hold them as floats, which at
     microseconds since 1970 tell apart no less than 250 ns. The file appears only when it is whole. It holds no secrets:
-    :func:`nsightkit.trace.share.clean` has been through what is written.
+    :func:`nsightkit.trace.clean.clean` has been through what is written.
 
     Parameters
     ----------

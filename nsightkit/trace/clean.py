@@ -30,6 +30,7 @@ __all__ = ["TextCleaner", "clean", "clean_snapshot", "left_out", "private_names"
 
 #: Environment variables whose values name a user or a host.
 _NAMING_VARIABLES = {
+    "EXPORT_USER": "user",
     "USER": "user",
     "LOGNAME": "user",
     "USERNAME": "user",
@@ -293,23 +294,24 @@ def clean_text(trace: Trace, text: str) -> str:
     return source.cleaner.text(text)
 
 
-def left_out(trace: Trace) -> list[str]:
-    """Name what a clean copy of a trace does not hold, one sentence each.
+def left_out(traces: Iterable[Trace]) -> list[str]:
+    """Name what clean copies of traces do not hold, one sentence each.
 
     Parameters
     ----------
-    trace : Trace
+    traces : iterable of Trace
         Whose tables have been read through :func:`clean`.
     """
-    source = clean(trace).whole._source
-    assert isinstance(source, _CleanSource)
-    sentences = ["Left out: environment, command lines, process lists, program output, call chains of samples."]
-    if source.cleaner.changed:
-        texts = "1 text" if source.cleaner.changed == 1 else f"{source.cleaner.changed:,} texts"
-        sentences.append(f"{texts} had paths shortened, or users, hosts, addresses or secrets replaced.")
-    sentences.append(
-        "Not recognised: secrets without a usual form, and confidential names of ranges, kernels and files."
-    )
+    sentences = ["left out: environment, command lines, process lists, program output, call chains of samples"]
+    changed = 0
+    for trace in traces:
+        source = clean(trace).whole._source
+        assert isinstance(source, _CleanSource)
+        changed += source.cleaner.changed
+    if changed:
+        texts = "1 text" if changed == 1 else f"{changed:,} texts"
+        sentences.append(f"{texts} had paths shortened, or users, hosts, addresses or secrets replaced")
+    sentences.append("not recognised: secrets of an unusual form, confidential names of ranges, kernels and files")
     return sentences
 
 

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace import parquet, programs, sqlite_pages, store
+from nsightkit.trace.clean import private_names
 from nsightkit.trace.files import require_regular
 from nsightkit.trace.model import (
     EVENT_TABLES,
@@ -608,7 +609,23 @@ class NsysSource:
             notes=[*lost, *self._warnings()],
             window_ns=window,
             thread_names=self._thread_names(),
+            private=self._private(),
         )
+
+    def _private(self) -> dict[str, str]:
+        """What the export says of people and machines; nsys keeps the whole environment of the profiled program."""
+        pairs = []
+        for table in ("TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "META_DATA_EXPORT", "EXPORT_META_DATA"):
+            for row in self._tables.records(table):
+                name = str(row.get("name")).rpartition(":")[2]
+                value = str(row.get("value") or "")
+                if "ENVIRON" in name.upper():
+                    for entry in re.split(r"[\0;\n]", value):
+                        variable, _, setting = entry.partition("=")
+                        pairs.append((variable.strip(), setting))
+                else:
+                    pairs.append((name, value))
+        return private_names(pairs)
 
     def _warnings(self) -> Iterator[str]:
         """What nsys itself said was lost, in words of ours: its own are anybody's text, with paths in it."""

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsightkit.errors import NsightkitError, TraceError, UsageError, reading
+from nsightkit.trace.clean import clean
 from nsightkit.trace.files import (
     drafted,
     is_private,
@@ -38,7 +39,6 @@ from nsightkit.trace.files import (
 from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
 from nsightkit.trace.output import require_free_folder
 from nsightkit.trace.parquet import read_table, schema_names
-from nsightkit.trace.share.clean import clean
 
 __all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "write"]
 
@@ -86,7 +86,7 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
     """Write a trace as a Parquet folder that :func:`nsightkit.load` opens.
 
     The source's clock is kept (``start_ns`` in the files is on it), so that times stay comparable with the
-    original report. Only what the Trace model names is written, and :func:`nsightkit.trace.share.clean` has been
+    original report. Only what the Trace model names is written, and :func:`nsightkit.trace.clean.clean` has been
     through it: no environment, host or user name, and of other processes on the machine nothing.
 
     Parameters
