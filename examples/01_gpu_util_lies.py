@@ -26,8 +26,9 @@ does the figure count, and what does a trace say instead?
 # GPU has hardly a gap:
 
 # sphinx_gallery_thumbnail_number = 2
+# record: 40 s
 from nsightkit import plots
-from nsightkit.investigations import case
+from nsightkit.guide import case
 
 copies = case("h100-all-copies", "two-gpus-1s")
 one = copies.trace.device(0)
@@ -218,7 +219,7 @@ print(f"without these copies: {kept:.1f} times as fast, by replay")
 #    $ nsightkit gaps run.sqlite
 #    $ nsightkit whatif run.sqlite
 #
-# This page, which measures with a GPU and else runs small on the CPU:
+# To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -264,12 +265,34 @@ downloads = {f"{name}, case file": trace for name, trace in programs.items()}
 # A training step of a small language model, and a program that keeps a single
 # GPU thread spinning. On a GPU NVML is read while the loops run unwatched.
 
-from nsightkit.analysis.timeline import overview
-from nsightkit.investigations import headline, measure
+from _lib import one_thread
 
-training = measure("gpu-util", "training")
-one_thread = measure("gpu-util", "one-thread")
-training
+from nsightkit.guide import headline, measure
+from nsightkit.workloads import training
+
+# 16k tokens through 0.27 G parameters: 23 TFLOP, which take 50 to 70 ms.
+# Launching them takes 12 layers x 125 launches x 6 µs = 9 ms, so the GPU
+# always has work. NVML averages over up to a second: both loops last for
+# some seconds.
+sizes = dict(vocabulary=32_000, hidden=1024, layers=12, heads=16)
+sizes |= dict(context=1024, batch=16, precision="bf16", workers=8)
+small = dict(vocabulary=512, hidden=64, layers=2, heads=4)
+small |= dict(context=64, batch=4, workers=0)
+
+language_model = measure(
+    "gpu-util/training",
+    training.run,
+    gpu=sizes,
+    small=small,
+    steps=100,
+)
+spinning = measure(
+    "gpu-util/one-thread",
+    one_thread.run,
+    gpu=dict(step_ms=100.0),
+    small=dict(step_ms=2.0),
+)
+language_model
 
 # %%
 # What NVML said, what the trace says, and what was achieved:
@@ -278,86 +301,84 @@ training
 # fold: How the table is made
 def flops(sizes):
     """Count a multiply and an add as two; backward costs twice forward."""
-    if "hidden" not in sizes:
-        return 0
     d, tokens = sizes["hidden"], sizes["batch"] * sizes["context"]
     layer = 2 * tokens * 16 * d**2 + 4 * tokens * sizes["context"] * d
     return 3 * (sizes["layers"] * layer + 2 * tokens * d * sizes["vocabulary"])
 
 
-def utilisation(run):
+def utilisation(run, work_flops):
     """Give what NVML said, what the trace says, and what was achieved."""
-    whole, step_ns = overview.summary(run.trace), run.median("step_ns")
-    nvml = run.median("gpu_utilization_percent")
-    power = run.median("power_w")
-    found = {
-        "run": f"{run.part} ({run.mode})",
-        "share by NVML": None if nvml is None else nvml / 100,
-        "share busy": whole["span_ns"] and whole["busy_ns"] / whole["span_ns"],
-        "median step (ms)": step_ns / 1e6,
-        "useful work (TFLOP/s)": flops(run.parameters) / step_ns / 1e3,
-    }
-    return found if power is None else found | {"power (W)": power}
+    row = {"run": run.name, "share by NVML": None, "share busy": None}
+    reading = run.median("gpu_utilization_percent")
+    if reading is not None:
+        row["share by NVML"] = reading / 100
+    if run.trace.recorded("kernels"):
+        whole = run.trace.summary()
+        row["share busy"] = whole["busy_ns"] / whole["span_ns"]
+    step_ns = run.median("step_ns")
+    row["median step (ms)"] = step_ns / 1e6
+    row["useful work (TFLOP/s)"] = work_flops / step_ns / 1e3
+    row["power (W)"] = run.median("power_w")
+    return row
 
 
-both = [utilisation(training), utilisation(one_thread)]
-plots.timeline(training.trace, title=f"Training steps ({training.mode})")
-plots.table(pd.DataFrame(both), missing="not measured")
+both = pd.DataFrame()
+if language_model and spinning:
+    plots.timeline(
+        language_model.trace, title=f"Training steps ({language_model.mode})"
+    )
+    useful = flops(language_model.parameters)
+    rows = [utilisation(language_model, useful), utilisation(spinning, 0)]
+    both = pd.DataFrame(rows)
+plots.table(both, missing="not measured") if len(both) else None
 
 # %%
 
-one_thread
+spinning
 
 # %%
-# Traces whose truth is known. They are synthetic:
-# ``nsightkit.workloads.planted`` wrote them, and they never ran on a GPU. The
+# Traces whose truth is known. They are synthetic, and never ran on a GPU. The
 # first loop waits for its data in every step, the second has kernels that are
 # over before the next is launched. The gain of the first is known, because it
 # was also written without its fault:
 
-# fold: How they are planted
-import tempfile
-from pathlib import Path
+# fold: How they are made
+from _lib import synthetic
 
-import nsightkit
-from nsightkit.workloads import planted
-
-folder = tempfile.TemporaryDirectory()
-path = Path(folder.name, "healthy.sqlite")
-planted.training(path)
-healthy_ns = nsightkit.load(path).summary()["window_ns"]
+healthy, _ = synthetic.training()
+healthy_ns = healthy.summary()["window_ns"]
 rows = []
 changes = {"starved": "no-input-wait", "tiny": "free-launches"}
 for fault, change in changes.items():
-    path = Path(folder.name, f"{fault}.sqlite")
-    truth = planted.training(path, fault=fault)
-    trace = nsightkit.load(path)
+    trace, truth = synthetic.training(fault)
     whole = trace.summary()
-    known = whole["window_ns"] / healthy_ns if fault == "starved" else None
-    played = trace.whatif(change)["speedup"].iloc[0]
-    busy_ms = [ns["busy_ns"] / 1e6 for ns in (truth, whole)]
-    rows.append((fault, *busy_ms, played, known))
-names = ["synthetic trace", "busy, planted (ms)", "busy, found (ms)"]
-names += ["times as fast, predicted", "planted"]
-plots.table(pd.DataFrame(rows, columns=names), missing="not written")
+    gain = whole["window_ns"] / healthy_ns if fault == "starved" else None
+    row = {"synthetic trace": fault}
+    row["busy, true (ms)"] = truth["busy_ns"] / 1e6
+    row["busy, found (ms)"] = whole["busy_ns"] / 1e6
+    row["gain, true"] = gain
+    row["gain, predicted"] = trace.whatif(change)["speedup"].iloc[0]
+    rows.append(row)
+plots.table(pd.DataFrame(rows), missing="not written")
 
 # %%
 # What the two runs say:
 
 # fold: How the answer is put together
-real, spin = (row["share by NVML"] for row in both)
 said = "NVML was not read in both runs."
-if real is not None and spin is not None:
+if len(both) and both["share by NVML"].notna().all():
+    real, spin = both["share by NVML"]
     said = (
         f"NVML read {real:.0%} for the training step and {spin:.0%} for one "
-        f"spinning thread, which does no useful work at all."
+        f"spinning thread, which does no useful work."
     )
 within = one.memops().groupby("kind")[["bytes", "total_ns"]].sum().loc["DtoD"]
 gaps = programs["starved loader, V100"].gaps(each=True)
 first = table.iloc[0]
 findings = headline(
     said,
-    training,
+    language_model,
+    spinning,
     otherwise=(
         f"an H100 was busy for {first['share busy']:.0%} of a second, and ran "
         f"kernels for {first['share with kernels']:.0%} of it. Nearly all the "
