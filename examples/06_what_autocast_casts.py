@@ -46,6 +46,7 @@ from halved. Which of its tensors have 16 bits, and who decides?
 # PyTorch comes with a header that holds them, also where there is no GPU:
 
 # sphinx_gallery_thumbnail_number = 1
+# record: 20 s
 import re
 from pathlib import Path
 
@@ -70,9 +71,9 @@ cuda = {
 
 # fold: How the table is made
 import pandas as pd
+from _lib import autocast_types
 
 from nsightkit import plots
-from nsightkit.investigations.pages import autocast_types
 
 TRIED = (
     *("linear", "matmul", "scaled_dot_product_attention"),
@@ -240,7 +241,8 @@ print(f"{sum(STATE.values())} bytes a parameter:", STATE)
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this looks at every tensor there, without one at those of a CPU:
+# To run this page's script. With a GPU it looks at the tensors there, without
+# one at those of a CPU:
 #
 # .. code-block:: console
 #
@@ -296,18 +298,28 @@ print(f"{sum(STATE.values())} bytes a parameter:", STATE)
 # ``saved_tensors_hooks`` what is kept. First with the norm written out:
 
 # fold: How the runs are compared
-from nsightkit.investigations import headline, measure
+from _lib import autocast
 
-before = measure("autocast", "before")
-after = measure("autocast", "after")
-on_gpu = bool(before.provenance["gpu"])
-rules = dict(cuda if on_gpu else autocast_types.CPU)
-known = before.values("listed/rms_norm")
-if on_gpu and not (len(known) and known[0]):
-    rules.pop("rms_norm", None)  # as in the version that measured
-seen, by_bits = autocast_types.seen, autocast_types.by_bits
-precisions = list(seen(before.samples, "output", "tk")["precision"].unique())
-casts = [precision for precision in precisions if precision != "fp32"]
+from nsightkit.guide import headline, measure
+
+# Types are the same at any size; bytes are not. With 4,096 tokens of width
+# 1024 a layer keeps tens of tensors of 8 MB (bf16) and its scores, 67 MB. The
+# bf16 copies of its 12.6 M weights are 25 MB.
+sizes = dict(vocabulary=8192, hidden=1024, layers=4, heads=16)
+sizes |= dict(context=512, batch=8)
+
+before = measure(
+    "autocast/before",
+    autocast.run,
+    gpu=dict(**sizes, norm="written"),
+    small=dict(norm="written"),
+)
+after = measure(
+    "autocast/after",
+    autocast.run,
+    gpu=dict(**sizes, norm="fused"),
+    small=dict(norm="fused"),
+)
 before
 
 # %%
@@ -320,71 +332,107 @@ after
 # against the list of the device that measured:
 
 # fold: How the tables are made
-tried = seen(before.samples, "operation", ["operation", "input", "output"])
-tried[["input", "output"]] = tried[["input", "output"]].map(by_bits)
-pairs = zip(tried["operation"], tried["input"], strict=True)
-tried["expected"] = [autocast_types.operation(rules, *p) for p in pairs]
-hits = list(tried["output"] == tried["expected"])
-tables = []
-for run, norm in ((before, "written"), (after, "fused")):
-    expected = autocast_types.in_model(rules, norm)
-    frame = pd.DataFrame(
-        {"expected": {n: t for n, (t, _) in expected.items()}}
-    )
+by_bits = autocast_types.by_bits
+
+
+def rules_of(run):
+    """Give the list of the device, as the version that measured has it."""
+    if run.gpu is None:
+        return autocast_types.CPU
+    rules = dict(cuda)
+    listed = run.rows.loc[run.rows["what"] == "listed", "value"]
+    if not (listed == 1).any():
+        rules.pop("rms_norm", None)
+    return rules
+
+
+def right_operations(run, rules):
+    """Say for each operation that was tried whether the list gave its type."""
+    tried = run.rows[run.rows["what"] == "operation"]
+    right = []
+    for row in tried.itertuples():
+        expected = autocast_types.result(rules, row.name, by_bits(row.input))
+        right.append(by_bits(row.type) == expected)
+    return right
+
+
+def types_in_model(run, rules):
+    """Give the expected and the observed types of the model's tensors."""
+    norm = run.parameters["norm"]
+    expected = {}
+    for name, (kind, _) in autocast_types.in_model(rules, norm).items():
+        expected[name] = kind
+    frame = pd.DataFrame({"expected": expected})
     for what in ("output", "gradient"):
-        found = seen(run.samples, what, ["tensor", "type"])
-        for precision in casts:
-            rows = found[found["precision"] == precision]
-            types = rows.groupby("tensor", sort=False)["type"].agg(", ".join)
-            frame[f"{what}, {precision}"] = types
-            if what == "output":
-                hits += list(types.map(by_bits) == frame["expected"])
-    tables.append(frame.rename_axis("tensor").reset_index())
-    tables[-1].insert(0, "norm", norm)
-plots.table(pd.concat(tables))
+        observed = autocast_types.types(run.rows, what)
+        for precision in observed.columns.drop("fp32", errors="ignore"):
+            frame[f"{what}, {precision}"] = observed[precision]
+    frame.insert(0, "norm", norm)
+    return frame.rename_axis("tensor").reset_index()
+
+
+right, tensors = [], pd.DataFrame()
+if before and after:
+    rules = rules_of(before)
+    right = right_operations(before, rules)
+    tables = [types_in_model(run, rules) for run in (before, after)]
+    tensors = pd.concat(tables)
+    for column in tensors.filter(like="output"):
+        right += list(tensors[column].map(by_bits) == tensors["expected"])
+plots.table(tensors) if right else None
 
 # %%
 # What belongs to the parameters, and what is kept for backward:
 
 # fold: How the tables are made
-owned = pd.concat(
-    seen(before.samples, what, ["type"]).assign(what=what)
-    for what in ("parameter", "parameter gradient", "optimizer")
-)
-fixed = (owned["type"] == "fp32").all()
-sizes = {}
-for run, norm in ((before, "written"), (after, "fused")):
-    table = autocast_types.kept(run.samples) / 2**20
-    table = table.groupby(table.index.str.split(", ").str[-1]).sum()
-    sizes |= {f"{norm}, {p}": table[p].to_dict() for p in precisions}
-draw_kept(
-    sizes, f"What backward needs, by norm ({after.mode})", "MiB of a step"
-)
-plots.table(
-    owned[["what", "precision", "type", "bytes"]], {"bytes": "{:,.0f}"}
-)
+OWNED = ("parameter", "parameter gradient", "optimizer")
+
+
+def kept_by_type(run):
+    """MiB that are kept for backward, by type, for each precision."""
+    table = autocast_types.kept(run.rows) / 2**20
+    return table.groupby(table.index.str.split(", ").str[-1]).sum()
+
+
+sizes_kept, owned = {}, pd.DataFrame()
+if before and after:
+    for run in (before, after):
+        for precision, parts in kept_by_type(run).items():
+            name = f"{run.parameters['norm']}, {precision}"
+            sizes_kept[name] = parts.to_dict()
+    draw_kept(
+        sizes_kept,
+        f"What backward needs, by norm ({after.mode})",
+        "MiB of a step",
+    )
+    rows = before.rows[before.rows["what"].isin(OWNED)]
+    by_type = rows.groupby(["what", "precision", "type"], sort=False)
+    owned = by_type["bytes"].sum().reset_index()
+plots.table(owned, {"bytes": "{:,.0f}"}) if len(owned) else None
 
 # %%
 # What the runs say:
 
 # fold: How the answer is put together
-whole = sum(sizes["written, fp32"].values())
-was, now = (
-    sum(sizes[f"{norm}, {casts[0]}"].values()) / whole
-    for norm in ("written", "fused")
-)
-apart = max(
-    abs(before.values(f"loss/{p}") - after.values(f"loss/{p}")).max()
-    for p in precisions
-)
-said = (
-    f"parameters, their gradients and the optimizer's state "
-    f"{'stayed' if fixed else 'did not all stay'} fp32. What {casts[0]} keeps "
-    f"for backward took {was:.0%} of fp32's bytes, and {now:.0%} with a fused "
-    f"norm; the losses differ by at most {apart:.1g}. {sum(hits)} of "
-    f"{len(hits)} types were as the lists for "
-    f"{'CUDA' if on_gpu else 'a CPU'} say."
-)
+said = ""
+if before and after:
+    total = {name: sum(parts.values()) for name, parts in sizes_kept.items()}
+    cast = next(p for p in before.rows["precision"].unique() if p != "fp32")
+    was = total[f"written, {cast}"] / total["written, fp32"]
+    now = total[f"fused, {cast}"] / total["written, fp32"]
+    losses = []
+    for run in (before, after):
+        losses.append(run.rows.loc[run.rows["what"] == "loss", "value"])
+    apart = abs(losses[0].to_numpy() - losses[1].to_numpy()).max()
+    stayed = "stayed" if set(owned["type"]) == {"fp32"} else "did not all stay"
+    lists = "a CPU" if before.gpu is None else "CUDA"
+    said = (
+        f"parameters, their gradients and the optimizer's state {stayed} "
+        f"fp32. What {cast} keeps for backward took {was:.0%} of fp32's "
+        f"bytes, and {now:.0%} with a fused norm; the losses differ by at "
+        f"most {apart:.1g}. {sum(right)} of {len(right)} types were as the "
+        f"lists for {lists} say."
+    )
 exact = {name: sum(parts.values()) for name, parts in KEPT.items()}
 findings = headline(
     said,
@@ -399,7 +447,4 @@ findings = headline(
     ),
     badge="exact",
 )
-downloads = {
-    f"{run.part}, {run.mode}, as a timeline": run.trace
-    for run in (before, after)
-}
+downloads = {}  # the site adds the recordings
