@@ -23,26 +23,21 @@ is that, and why do such tables so often name the wrong phase?
 #        log(norm.item())
 #        optimizer.step()
 #
-# Here is a step of it. The trace is synthetic: ``nsightkit.workloads.planted``
-# wrote it, and it never ran on a GPU. So its truth is known, and it does what
-# real steps do: forward is launched slowly, backward is launched quickly by a
-# thread of autograd's, and has the longest kernels.
+# Here is a step of it. The trace is synthetic: it never ran on a GPU, so its
+# truth is known. It does what real steps do: forward is launched slowly,
+# backward is launched quickly by a thread of autograd's, and has the longest
+# kernels.
 
 # sphinx_gallery_thumbnail_number = 1
-# fold: How the step is planted
-import tempfile
-from pathlib import Path
-
+# record: 90 s
+# fold: How the step is made
 import pandas as pd
+from _lib import synthetic
 
-import nsightkit
 from nsightkit import plots
 from nsightkit.analysis.timeline import phases
-from nsightkit.workloads import planted
 
-folder = tempfile.TemporaryDirectory()
-out, process = planted.Export(), planted.Export.process(1)
-main, autograd = planted.Export.thread(1, 1), planted.Export.thread(1, 2)
+main, autograd = synthetic.MAIN, synthetic.AUTOGRAD
 plan = {  # phase: launching thread, launches, time between, kernel, its name
     "forward": (main, 60, 25_000, 50_000, "128x256"),
     "backward": (autograd, 120, 10_000, 55_000, "256x128"),
@@ -50,32 +45,33 @@ plan = {  # phase: launching thread, launches, time between, kernel, its name
 }
 gemm = "void cutlass::Kernel2<tensorop_bf16_s16816gemm_{}_nn>(T1::Params)"
 adam = "void multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>(T1)"
-now, free, planted_ns = 1_000, 0, {}
+events = synthetic.Events()
+now, free, true_ns = 1_000, 0, {}
 for phase, (thread, launches, every_ns, kernel_ns, tile) in plan.items():
     begin = now
     if phase == "optimizer":  # a value is read back first
         now = max(now, free) + 5_000
-        out.synchronize("cudaStreamSynchronize", main, begin + 500, now)
+        events.wait("cudaStreamSynchronize", begin + 500, now)
     for _ in range(launches):
         now += every_ns
-        call = out.call("cudaLaunchKernel", thread, now - 4_000, now)
+        call = events.call("cudaLaunchKernel", now - 4_000, now, thread)
         start = max(now + 1_500, free)
         free = start + kernel_ns
         name = gemm.format(tile) if tile else adam
-        out.kernel(name, start, free, call, process)
-    out.range(phase, main, begin, now + 100)
+        events.kernel(name, start, free, call)
+    events.range(phase, begin, now + 100)
     now += 200
-    planted_ns[phase] = launches * kernel_ns
-out.range("step", main, 900, now)
-synthetic = nsightkit.load(out.write(Path(folder.name, "step.sqlite")))
+    true_ns[phase] = launches * kernel_ns
+events.range("step", 900, now)
+one_step = events.trace()
 
 # %%
 
-window = phases.summary(synthetic).set_index("phase")
-thread = phases.summary(synthetic, rule="thread").set_index("phase")
+window = phases.summary(one_step).set_index("phase")
+thread = phases.summary(one_step, rule="thread").set_index("phase")
 plots.share_bars(
     {
-        "planted": pd.Series(planted_ns),
+        "truth": pd.Series(true_ns),
         "CPU time": window["cpu_ns"],
         "GPU, rule window": window["gpu_ns"],
         "GPU, rule thread": thread["gpu_ns"],
@@ -112,7 +108,7 @@ plots.share_bars(
 # -------------------------------
 # The parts of attention in three passes, as the program's author marked them:
 
-from nsightkit.investigations import case
+from nsightkit.guide import case
 
 annotated = case("a100-cuda-graphs", "eager-nvtx")
 loop = annotated.trace.within("^benchmark_loop$")
@@ -196,19 +192,19 @@ print(f"compiled, measured: {fused:.3f} times as fast")
 # %%
 # A table of phases is worth something only if nothing is missing from it. Its
 # last row is what lies in no phase, so that the GPU's column adds up to its
-# busy time. In the synthetic step, that row shows what the rule ``thread``
-# misses:
+# busy time. In the synthetic step, which never ran on a GPU, that row shows
+# what the rule ``thread`` misses:
 
 # fold: How the table is made
 table = pd.DataFrame(
     {
-        "planted (ms)": pd.Series(planted_ns) / 1e6,
+        "true (ms)": pd.Series(true_ns) / 1e6,
         "CPU (ms)": window["cpu_ns"] / 1e6,
         "GPU, rule window (ms)": window["gpu_ns"] / 1e6,
         "GPU, rule thread (ms)": thread["gpu_ns"] / 1e6,
     }
 ).reindex([*plan, phases.UNATTRIBUTED])
-table = table.fillna({"planted (ms)": 0}).rename_axis("phase").reset_index()
+table = table.fillna({"true (ms)": 0}).rename_axis("phase").reset_index()
 plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 
 # %%
@@ -236,9 +232,9 @@ plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 #
 #    sizes = dict(d_model=1024, layers=12, d_ff=4096, heads=16, batch=8)
 #    sizes |= dict(attention="naive", annotate_mha=True)
-#    with lm.start("cuda", **sizes) as run:
+#    with lm.run("cuda", **sizes) as loop:
 #        for _ in range(20):
-#            run.step()
+#            loop.step()
 #
 # .. code-block:: console
 #
@@ -247,16 +243,16 @@ plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 #    $ nsightkit ranges step.sqlite --rule thread
 #    $ nsightkit kernels step.sqlite --by category
 #
-# This page, which measures with a GPU and else runs small on the CPU, also
-# under Nsight Systems, where nsys is on the ``PATH`` or ``NSIGHTKIT_NSYS``
-# names it:
+# To run this page's script (without a GPU it runs a tiny CPU version). On a
+# GPU it also runs under Nsight Systems, where nsys is on the ``PATH`` or
+# ``NSIGHTKIT_NSYS`` names it:
 #
 # .. code-block:: console
 #
 #    $ python examples/07_where_a_step_goes.py
 
 downloads = {
-    "one step, synthetic": synthetic,
+    "one step, synthetic": one_step,
     "three passes with ranges, case file": loop,
 }
 
@@ -296,45 +292,38 @@ downloads = {
 #
 # A training step of a language model, phase by phase, and attention part by
 # part, first with its scores written out, then fused in one operator. A matrix
-# product in the forward pass needs two in the backward pass, so that should
-# take twice as long.
+# product in the forward pass needs two in the backward pass, so by FLOPs that
+# takes twice as long. But the softmax and the loss are no matrix products, and
+# take about as long either way. With scores written out, expect the backward
+# pass to take between 1.6 and 1.7 forward passes.
 
-# fold: How the expectation is worked out
-from nsightkit.analysis.roofline.envelope import envelope
-from nsightkit.analysis.timeline import ranges as named
-from nsightkit.analysis.timeline import steps
-from nsightkit.configurations import Configuration
-from nsightkit.investigations import headline, measure
+from nsightkit.guide import headline, measure
+from nsightkit.workloads import lm
 
-SIZES = ["batch", "context", "d_model", "layers", "d_ff", "heads"]
-SIZES += ["vocabulary"]
+# 8,192 tokens: 12.8 TFLOP, or 30 to 40 ms. Written out, attention makes a
+# matrix of 134 M scores in each layer. That is 537 MB in fp32, which about ten
+# kernels read or write in either direction: 12 ms more in the forward pass
+# and 25 ms more in the backward pass.
+sizes = dict(vocabulary=32_000, d_model=1024, layers=12, d_ff=4096, heads=16)
+sizes |= dict(context=1024, batch=8, precision="bf16")
+small = dict(vocabulary=512, d_model=128, layers=2, d_ff=384, heads=4)
+small |= dict(context=256, batch=2, precision="fp32")
+how = dict(mode="train", annotate_mha=True)
 
-
-def flops(sizes):
-    """FLOPs of the phases of a step, and of attention's forward parts."""
-    chosen = {name: sizes[name] for name in SIZES}
-    model = Configuration("this page's", **chosen, intent="one step")
-    cost = envelope(model)
-    by_phase = {
-        "forward": cost.fwd_flops,
-        "backward": cost.train_flops - cost.fwd_flops,
-        "optimizer": 12 * cost.params,
-    }
-    projection = 2 * model.layers * model.tokens * model.d_model**2
-    by_part = {
-        "qkv_projections": 3 * projection,
-        "rope": 0,  # no matrix products in this one
-        "qk_mask": cost.attention_flops / 2,
-        "softmax": 0,  # nor in this one
-        "attention_v": cost.attention_flops / 2,
-        "output_projection": projection,
-    }
-    return pd.Series(by_phase), pd.Series(by_part)
-
-
-before = measure("training-step", "before")
-after = measure("training-step", "after")
-expected, expected_parts = flops(before.parameters)
+before = measure(
+    "training-step/before",
+    lm.run,
+    gpu=dict(**sizes, **how, attention="naive"),
+    small=dict(**small, **how, attention="naive"),
+    profile="nsys",
+)
+after = measure(
+    "training-step/after",
+    lm.run,
+    gpu=dict(**sizes, **how, attention="sdpa"),
+    small=dict(**small, **how, attention="sdpa"),
+    profile="nsys",
+)
 before
 
 # %%
@@ -344,53 +333,50 @@ before
 # fold: How the table is made
 def per_step(run):
     """Phases with their CPU and GPU time in a mean step."""
-    found, count = phases.summary(run.trace), len(steps.find(run.trace))
+    table, count = phases.summary(run.trace), len(run.trace.steps())
     return pd.DataFrame(
         {
-            "phase": found["phase"],
-            "CPU (ms)": found["cpu_ns"] / count / 1e6,
-            "GPU (ms)": found["gpu_ns"] / count / 1e6,
-            "kernels": found["kernel_count"] / count,
-            "share of GPU busy": found["share_of_busy"],
+            "phase": table["phase"],
+            "CPU (ms)": table["cpu_ns"] / count / 1e6,
+            "GPU (ms)": table["gpu_ns"] / count / 1e6,
+            "kernels": table["kernel_count"] / count,
+            "share of GPU busy": table["share_of_busy"],
         }
     )
 
 
-def attention(run):
-    """CPU and GPU time of attention's marked parts in a mean step."""
-    marks = [*expected_parts.index[:4], "sdpa", *expected_parts.index[4:]]
-    found = named.summary(run.trace, match=f"^({'|'.join(marks)})$")
-    found = found.set_index("name")[["total_ns", "gpu_ns", "kernel_count"]]
-    ordered = [name for name in marks if name in found.index]
-    return found.loc[ordered] / len(steps.find(run.trace))
-
-
-plots.table(per_step(before), missing="no GPU")
+shown = pd.DataFrame()
+if before and after:
+    shown = per_step(before)
+plots.table(shown, missing="no GPU") if len(shown) else None
 
 # %%
 # Time of phases and step times, with either attention:
 
 # fold: How the figures are drawn
-on_gpu = all(run.trace.recorded("kernels") for run in (before, after))
-clock = "gpu_ns" if on_gpu else "cpu_ns"
-mean = []
-for run in (before, after):
-    found = phases.summary(run.trace)
-    found[clock] = (found[clock] / len(steps.find(run.trace))).astype(float)
-    mean.append(found)
-plots.before_after(
-    *mean,
-    key="phase",
-    value=clock,
-    labels=("written out", "fused"),
-    title=f"Phases with either attention ({after.mode})",
-    axis="GPU busy time a step" if on_gpu else "CPU time a step",
-)
-steps_ns = (before.values("step_ns"), after.values("step_ns"))
-plots.step_times(
-    dict(zip(("written out", "fused"), steps_ns, strict=True)),
-    title=f"Step times with either attention ({after.mode})",
-)
+on_gpu = before.trace.recorded("kernels")
+clock = "GPU (ms)" if on_gpu else "CPU (ms)"
+if before and after:
+    times = []
+    for run in (before, after):
+        phase_times = per_step(run)
+        phase_times["ns"] = phase_times[clock].astype(float) * 1e6
+        times.append(phase_times)
+    plots.before_after(
+        *times,
+        key="phase",
+        value="ns",
+        labels=("written out", "fused"),
+        title=f"Phases with either attention ({after.mode})",
+        axis="GPU busy time a step" if on_gpu else "CPU time a step",
+    )
+    plots.step_times(
+        {
+            "written out": before.values("step_ns"),
+            "fused": after.values("step_ns"),
+        },
+        title=f"Step times with either attention ({after.mode})",
+    )
 after
 
 # %%
@@ -403,49 +389,69 @@ after
 # fold: How they are compared
 from nsightkit.analysis.compare import two_tools
 
-tools = {"torch.profiler": before.trace}
-if before.nsys_trace is None:
-    why = before.nsys_notice or "this part does not ask for it"
-    print(f"PyTorch's profiler alone; not Nsight Systems: {why}.")
-else:
-    tools["Nsight Systems"] = before.nsys_trace
+
+def beside(one, other):
+    """Compare two traces of a program, with times in milliseconds."""
+    tools = {"torch.profiler": one, "Nsight Systems": other}
+    table = two_tools.compare(tools, top=4)
+    time = table["figure"].str.endswith("_ns")
+    table["figure"] = table["figure"].str.replace("_ns", " (ms)")
+    table["figure"] = table["figure"].str.replace("_", " ")
+    for tool in tools:
+        table[tool] = table[tool].where(~time, table[tool] / 1e6)
+    return table
 
 
-def beside(compared):
-    """A comparison with its times in milliseconds."""
-    shown, (one, other) = compared.copy(), compared.columns[4:6]
-    time = shown["figure"].str.endswith("_ns")
-    shown["figure"] = shown["figure"].str.replace("_ns", " (ms)")
-    shown["figure"] = shown["figure"].str.replace("_", " ")
-    for tool in (one, other):
-        shown[tool] = shown[tool].where(~time, shown[tool] / 1e6)
-    return plots.table(shown, {"difference": "{:+.1%}"})
-
-
-compared = two_tools.compare(tools, top=4) if len(tools) == 2 else None
-beside(compared) if compared is not None else None
+compared = pd.DataFrame()
+if before.nsys_trace is not None:
+    compared = beside(before.trace, before.nsys_trace)
+elif "notice" in before.provenance.get("nsys", {}):
+    print("not under Nsight Systems:", before.provenance["nsys"]["notice"])
+signed = {"difference": "{:+.1%}"}
+plots.table(compared, signed) if len(compared) else None
 
 # %%
-# What the two runs say. As expected means within a fifth:
+# What the two runs say, of the backward pass and of the part of attention that
+# takes most time for its FLOPs:
 
 # fold: How the answer is put together
-spent = phases.summary(before.trace).set_index("phase")[clock]
-ratio = float(spent["backward"] / spent["forward"])
-wanted = float(expected["backward"] / expected["forward"])
-fits = "as" if abs(ratio / wanted - 1) < 0.2 else "not as"
-took = attention(before)["gpu_ns" if on_gpu else "total_ns"]
-took = took.reindex(expected_parts.index).astype(float).fillna(0)
-over = took / max(took.sum(), 1) - expected_parts / expected_parts.sum()
-most = over.idxmax()
-was, after_ns = before.median("step_ns"), after.median("step_ns")
-said = (
-    f"backward takes {ratio:.1f} times as long as forward, {fits} expected "
-    f"from FLOPs ({wanted:.1f}); of attention's forward time {most} takes "
-    f"{took[most] / max(took.sum(), 1):.0%}, of its FLOPs "
-    f"{expected_parts[most] / expected_parts.sum():.0%}; a step takes "
-    f"{was / 1e6:.1f} ms with scores written out, {after_ns / 1e6:.1f} ms "
-    "fused."
-)
+PARTS = ["qkv_projections", "rope", "qk_mask", "softmax", "attention_v"]
+PARTS += ["output_projection"]
+
+
+def part_flops(sizes):
+    """FLOPs of attention's forward parts; two have no matrix products."""
+    tokens = sizes["batch"] * sizes["context"]
+    projection = 2 * sizes["layers"] * tokens * sizes["d_model"] ** 2
+    scores = 2 * sizes["layers"] * tokens * sizes["context"] * sizes["d_model"]
+    flops = [3 * projection, 0, scores, 0, scores, projection]
+    return pd.Series(flops, index=PARTS)
+
+
+def part_times(run):
+    """Time of attention's forward parts."""
+    table = run.trace.ranges(match=f"^({'|'.join(PARTS)})$").set_index("name")
+    return table["gpu_ns" if on_gpu else "total_ns"].reindex(PARTS)
+
+
+said = ""
+if before and after:
+    spent = per_step(before).set_index("phase")[clock]
+    ratio = float(spent["backward"] / spent["forward"])
+    as_expected = 1.6 <= round(ratio, 1) <= 1.7
+    took = part_times(before).astype(float).fillna(0)
+    took_share = took / took.sum()
+    flops_share = part_flops(before.parameters)
+    flops_share /= flops_share.sum()
+    most = (took_share - flops_share).idxmax()
+    was, now = before.median("step_ns"), after.median("step_ns")
+    said = (
+        f"with scores written out, backward takes {ratio:.1f} times as long "
+        f"as forward, {'as' if as_expected else 'not as'} expected. Of "
+        f"attention's forward time {most} takes {took_share[most]:.0%}, of "
+        f"its FLOPs {flops_share[most]:.0%}. A step takes {was / 1e6:.1f} ms "
+        f"with scores written out and {now / 1e6:.1f} ms fused."
+    )
 
 softmax = shares.loc["computing softmax"]
 whole_attention = parts["gpu_ns"].sum() / loop.summary()["busy_ns"]
