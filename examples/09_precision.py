@@ -21,12 +21,13 @@ fp32 ones. A training step gains less. Which part of it gains?
 #    logits = model(tokens)
 
 # sphinx_gallery_thumbnail_number = 1
+# record: 90 s
 import re
 
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.investigations import case
+from nsightkit.guide import case
 
 model = case("a100-cuda-graphs", "eager")
 card = hardware.find(model.source["gpu"])
@@ -164,13 +165,10 @@ plots.table(bounds.reset_index(), shown, missing="not in TF32")
 # fold: How the ledger is worked out
 from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration
-from nsightkit.investigations import parts
 
-SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads")
-SIZES = (*SIZES, "vocabulary")
-live = parts.find("precision", "before").parameters("live")
-sizes = {name: live[name] for name in SIZES}
-counted = envelope(Configuration(name="cell", intent="", **sizes))
+SIZES = dict(batch=8, context=512, d_model=1024, layers=24, d_ff=4096)
+SIZES |= dict(heads=16, vocabulary=10_000)
+counted = envelope(Configuration(name="cell", intent="", **SIZES))
 ledger = {
     "weights, gradients, AdamW: fp32 as before": counted.state_bytes,
     "16-bit copies of the weights: added": counted.cache_bytes,
@@ -215,7 +213,7 @@ plots.table(pd.DataFrame(rows, columns=["with 16-bit autocast", "GB"]))
 #    $ nsightkit bench --size medium --precision fp32 --precision bf16
 #    $ nsightkit peaks
 #
-# This page, which measures with a GPU and else runs small on the CPU:
+# To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -261,111 +259,137 @@ downloads = {"the model in fp32, case file": model.trace}
 # -------------
 # .. own-run::
 #
-# The same training step in fp32, TF32, bf16 and fp16, a process for each, and
-# bf16 twice: what the two differ by is chance.
+# The same training step in fp32, TF32, bf16 and fp16, and bf16 twice: what the
+# two differ by is chance.
 
-import numpy as np
+from nsightkit.guide import headline, measure
+from nsightkit.workloads import lm
 
-from nsightkit.analysis.core import noise
-from nsightkit.analysis.replay import whatif
-from nsightkit.analysis.timeline import kernels as by_kernel
-from nsightkit.analysis.timeline import operators, steps
-from nsightkit.errors import UsageError
-from nsightkit.investigations import headline, measure
-
-before = measure("precision", "before")
-after = measure("precision", "after")
-runs = {
-    "fp32": before,
-    "tf32": measure("precision", "tf32"),
-    "bf16": after,
-    "fp16": measure("precision", "fp16"),
-    "bf16, again": measure("precision", "again"),
+# 4,096 tokens: 10.2 TFLOP a step. fp32 on ordinary cores: 0.2 s at
+# 50 TFLOP/s. TF32: 35 to 45 ms. bf16: 23 to 30 ms, against
+# 24 layers x 125 launches x 5 µs = 15 ms for the CPU: the GPU is the slower.
+SMALL = dict(batch=4, context=64, d_model=64, layers=2, d_ff=384)
+SMALL |= dict(heads=4, vocabulary=512)
+RUNS = {
+    "fp32": ("before", dict(precision="fp32")),
+    "tf32": ("tf32", dict(precision="tf32")),
+    "bf16": ("after", dict(precision="bf16")),
+    "fp16": ("fp16", dict(precision="fp16")),
+    "bf16, again": ("again", dict(precision="bf16", seed=1)),
 }
-before
 
-
-# %%
-
-
-# fold: How the table and the figure are made
-def categories(run):
-    """Time a step by kind of work: GPU kernels, else operators on the CPU."""
-    of = by_kernel if run.trace.recorded("kernels") else operators
-    table = of.summary(run.trace, by="category").set_index("category")
-    return table["total_ns"] / len(steps.find(run.trace))
-
-
-def known_gpu(run):
-    """Peaks of the GPU that a run was measured on, None without them."""
-    try:
-        return hardware.find((run.provenance["gpu"] or {})["name"])
-    except (KeyError, UsageError):
-        return None
-
-
-kind_ns = {name: categories(run) for name, run in runs.items()}
-was_ns = before.median("step_ns")
-rows = []
-for name, run in runs.items():
-    held = run.median("peak_allocated_bytes")
-    rows.append(
-        {
-            "precision": name,
-            "median step (ms)": run.median("step_ns") / 1e6,
-            "times fp32": was_ns / run.median("step_ns"),
-            "share in GEMMs": kind_ns[name].get("GEMM", 0)
-            / kind_ns[name].sum(),
-            "allocated (GB)": held / 1e9 if held else np.nan,
-        }
+runs = {}
+for name, (part, how) in RUNS.items():
+    runs[name] = measure(
+        f"precision/{part}",
+        lm.run,
+        gpu=dict(**SIZES, mode="train", **how),
+        small=dict(**SMALL, mode="train", **how),
     )
-table = pd.DataFrame(rows).set_index("precision")
-plots.share_bars(kind_ns, title=f"A step by kind of work ({after.mode})")
-missing = "not on a CPU" if after.mode == "smoke" else "not known"
-shown = table if after.mode != "smoke" else table.filter(regex="GEMM|alloc")
-plots.table(shown.reset_index(), missing=missing)
+runs["fp32"]
 
 # %%
 # A CPU has no tensor cores: its times in other precisions are not shown. On a
 # GPU the table has them.
 
-after
+
+# fold: How the table and the figure are made
+from nsightkit.analysis.timeline import kernels as gpu_kernels
+from nsightkit.analysis.timeline import operators
+
+
+def categories(run):
+    """Time a step by kind of work: GPU kernels, else operators on the CPU."""
+    of = gpu_kernels if run.trace.recorded("kernels") else operators
+    table = of.summary(run.trace, by="category").set_index("name")
+    return table["total_ns"] / len(run.trace.steps())
+
+
+complete = all(runs.values())
+on_gpu = complete and all(run.gpu for run in runs.values())
+kind_ns, table = {}, pd.DataFrame()
+if complete:
+    rows = []
+    for name, run in runs.items():
+        kinds = kind_ns[name] = categories(run)
+        row = {"precision": name}
+        if on_gpu:
+            step_ns = run.median("step_ns")
+            row["median step (ms)"] = step_ns / 1e6
+            row["times fp32"] = runs["fp32"].median("step_ns") / step_ns
+            row["peak (GB)"] = run.median("peak_bytes") / 1e9
+        row["share in GEMMs"] = kinds.get("GEMM", 0) / kinds.sum()
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    mode = runs["fp32"].mode
+    plots.share_bars(kind_ns, title=f"A step by kind of work ({mode})")
+plots.table(table) if complete else None
+
+# %%
+
+runs["bf16"]
 
 # %%
 # What the runs say. The interval of fp16 against bf16 is widened by what the
 # two bf16 runs differ by (:doc:`/definitions`, "Noise").
 
 # fold: How the answer is put together
-products = kind_ns["fp32"].reindex(["GEMM", "attention"]).sum()
-own, bound = known_gpu(before), "no bound known"
-if own and own.peak("bf16"):
-    times = own.peak("bf16").tflops / own.peak("fp32").tflops
+import numpy as np
+
+from nsightkit.analysis.core import noise
+from nsightkit.errors import UsageError
+
+
+def tensor_core_gain(run):
+    """Peak of bf16 over fp32's on the GPU of a run; None if unknown."""
+    try:
+        own = hardware.find(run.gpu or "")
+    except UsageError:
+        return None
+    bf16 = own.peak("bf16")
+    return None if bf16 is None else bf16.tflops / own.peak("fp32").tflops
+
+
+def bound_of(run):
+    """What bf16 can gain, by Amdahl's law and by replay, in words."""
+    times = tensor_core_gain(run)
+    if times is None:
+        return "no bound known"
     pattern = "gemm|gemv|nvjet|cutlass|cublas|attention|flash|fmha"
-    scale = f"{pattern}={1 / times:.3f}"
-    (replay,) = whatif.summary(before.trace, scale=scale)
-    bound = f"at most {gain(min(products / was_ns, 1), times, 2):.1f}"
-    if replay["speedup"]:
-        bound += f", {replay['speedup']:.1f} by replay"
-logs = {name: np.log(run.values("step_ns")) for name, run in runs.items()}
-both = [logs["bf16"], logs["bf16, again"]]
-differ = noise.widened(
-    noise.shift(np.concatenate(both), logs["fp16"]),
-    noise.between_runs(
-        [np.median(one) for one in both], [np.median(logs["fp16"])]
-    ),
-)
-apart = float(np.expm1(differ.value))
-faster, share = table["times fp32"], table["share in GEMMs"]
-said = (
-    f"a step in TF32, bf16 and fp16 is {faster['tf32']:.2f}, "
-    f"{faster['bf16']:.2f} and {faster['fp16']:.2f} times as fast as in fp32 "
-    f"(bf16 expected: {bound}). GEMMs are {share['fp32']:.0%} of the time in "
-    f"fp32 and {share['bf16']:.0%} in bf16. fp16 takes {abs(apart):.1%} "
-    f"{'more' if apart > 0 else 'less'} time than bf16, which is "
-    f"{'' if differ.excludes(0) else 'not '}more than noise."
-)
-if all(run.mode == "smoke" for run in runs.values()):
-    said = "five small runs without tensor cores; times are not compared."
+    replay = run.trace.whatif(scale=f"{pattern}={1 / times:.3f}")
+    products = kind_ns["fp32"].reindex(["GEMM", "attention"]).sum()
+    share = min(products / run.median("step_ns"), 1)
+    bound = f"at most {gain(share, times, 2):.1f}"
+    played = replay["speedup"].iloc[0]
+    return bound if pd.isna(played) else f"{bound}, {played:.1f} by replay"
+
+
+def fp16_against_bf16():
+    """Give how much longer fp16 takes, as a logarithm, with its interval."""
+    logs = {name: np.log(run.values("step_ns")) for name, run in runs.items()}
+    bf16 = [logs["bf16"], logs["bf16, again"]]
+    chance = noise.between_runs(
+        [np.median(times) for times in bf16], [np.median(logs["fp16"])]
+    )
+    shift = noise.shift(np.concatenate(bf16), logs["fp16"])
+    return noise.widened(shift, chance)
+
+
+said = "a CPU has no tensor cores; times are not compared."
+if on_gpu:
+    faster = table.set_index("precision")["times fp32"]
+    share = table.set_index("precision")["share in GEMMs"]
+    differ = fp16_against_bf16()
+    apart = float(np.expm1(differ.value))
+    said = (
+        f"a step in TF32, bf16 and fp16 is {faster['tf32']:.2f}, "
+        f"{faster['bf16']:.2f} and {faster['fp16']:.2f} times as fast as in "
+        f"fp32 (bf16 expected: {bound_of(runs['fp32'])}). GEMMs are "
+        f"{share['fp32']:.0%} of the time in fp32 and {share['bf16']:.0%} in "
+        f"bf16. fp16 takes {abs(apart):.1%} "
+        f"{'more' if apart > 0 else 'less'} time than bf16, which is "
+        f"{'' if differ.excludes(0) else 'not '}more than noise."
+    )
 tf32 = bounds.loc["tf32"]
 fast = bars["TimeSformer, H100"]["tensor cores, 16 bits"]
 findings = headline(
