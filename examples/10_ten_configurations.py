@@ -46,6 +46,7 @@ can be said before they run, and what can only a GPU tell?
 # The sizes alone give what a training step must cost:
 
 # sphinx_gallery_thumbnail_number = 1
+# record: 150 s
 import pandas as pd
 
 from nsightkit import hardware, plots
@@ -138,7 +139,7 @@ plots.table(
 # Five microseconds were assumed. Here is somebody's transformer in eager mode,
 # with a batch so small that its GPU waits for every launch:
 
-from nsightkit.investigations import case
+from nsightkit.guide import case
 
 small = case("a100-batch-size", "batch-2")
 calls = small.trace["calls"]
@@ -256,7 +257,7 @@ plots.table(pd.DataFrame(rows))
 # expected; a GPU's run, under *Measured here*, decides:
 
 # fold: How the table is made
-from nsightkit.investigations.pages import matrix
+from _lib import matrix
 
 expected = matrix.EXPECTED.items()
 plots.table(pd.DataFrame(expected, columns=["model", "expected"]))
@@ -264,7 +265,7 @@ plots.table(pd.DataFrame(expected, columns=["model", "expected"]))
 # %%
 # Limits
 # ------
-# * None of the ten was run on a GPU yet. Two case files, of other programs,
+# * What the sizes give is a prediction. Two case files, of other programs,
 #   support two of the suspicions: launches and odd sizes.
 # * The number of launches is assumed, and what one costs depends on the CPU
 #   and on PyTorch. A compiler or a CUDA graph makes one launch of many.
@@ -276,7 +277,7 @@ plots.table(pd.DataFrame(expected, columns=["model", "expected"]))
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs small on the CPU:
+# To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -352,30 +353,45 @@ answers = {
 # every step. On a CPU the models are small, and nothing of this says what
 # would limit them on a GPU.
 
+from nsightkit.guide import headline, measure
+from nsightkit.workloads import lm
+
+# The sizes are those of the tables above. At half of the datasheet's rate the
+# largest step, of compute_bound, takes 25 ms, and 32 layers of 100 launches
+# take 16 ms: each model takes a second or two.
+runs = {}
+for size in (*MATRIX, *VARIANTS):
+    runs[size.name] = measure(
+        f"matrix/{size.name}",
+        lm.run,
+        gpu=matrix.sizes(size),
+        small=matrix.sizes(size, divisor=16),
+        steps=30,
+    )
+ten = {size.name: runs[size.name] for size in MATRIX}
+complete = all(runs.values())
+on_gpu = complete and all(run.gpu for run in runs.values())
+mode = runs["model_a"].mode
+runs["model_a"]
+
+# %%
+# What each run amounts to:
+
 # fold: How the runs are summed up
-from nsightkit.investigations import headline, measure
-
-runs = {model.name: measure("matrix", model.name) for model in MATRIX}
-first = runs["model_a"]
-on_gpu = first.trace.recorded("kernels")
-seen = pd.DataFrame({name: matrix.row(run) for name, run in runs.items()}).T
-seen = seen.astype(float).rename_axis("model")
-shown = seen.dropna(axis="columns", how="all").reset_index()
-shown.insert(1, "step (ms)", shown.pop("step_ns") / 1e6)
-plots.table(shown, {"operations a step": "{:,.0f}"})
-
-# %%
-# By kind of work:
-
-# fold: How the figure is drawn
-kinds = matrix.by_kind({name: run.trace for name, run in runs.items()})
-plots.share_bars(
-    dict(kinds.items()), title=f"Where the time goes ({first.mode})"
-)
-first
+summary = pd.DataFrame()
+if complete:
+    summary = pd.DataFrame(
+        {name: matrix.row(run) for name, run in ten.items()}
+    )
+    summary = summary.T.astype(float).rename_axis("model")
+shown = summary.dropna(axis="columns", how="all").reset_index()
+if complete:
+    shown.insert(1, "step (ms)", shown.pop("step_ns") / 1e6)
+plots.table(shown, {"operations a step": "{:,.0f}"}) if complete else None
 
 # %%
-# The five that take longest in each model, and how long single ones last:
+# By kind of work, the five that take longest in each model, and how long
+# single ones last:
 
 # fold: How the figures are drawn
 from nsightkit.analysis.timeline import memops, operators
@@ -388,17 +404,25 @@ def durations(run):
     return operators.own(run.trace)["duration_ns"]
 
 
-plots.small_multiples(
-    {name: matrix.work(run.trace) for name, run in runs.items()},
-    title=f"The five longest of each model ({first.mode})",
-)
-plots.box_plots(
-    {name: durations(run) for name, run in runs.items()},
-    title=f"Operations by model ({first.mode})",
-    axis="duration of an operation",
-)
-moved = {name: memops.summary(run.trace) for name, run in runs.items()}
-moved = pd.concat(moved, names=["model"]).reset_index(level=0)
+kinds = pd.DataFrame()
+if complete:
+    kinds = matrix.by_kind({name: run.trace for name, run in ten.items()})
+    plots.share_bars(
+        dict(kinds.items()), title=f"Where the time goes ({mode})"
+    )
+    plots.small_multiples(
+        {name: matrix.work(run.trace) for name, run in ten.items()},
+        title=f"The five longest of each model ({mode})",
+    )
+    plots.box_plots(
+        {name: durations(run) for name, run in ten.items()},
+        title=f"Operations by model ({mode})",
+        axis="duration of an operation",
+    )
+moved = pd.DataFrame()
+if on_gpu:
+    moved = {name: memops.summary(run.trace) for name, run in ten.items()}
+    moved = pd.concat(moved, names=["model"]).reset_index(level=0)
 plots.table(moved) if on_gpu else None
 
 # %%
@@ -408,62 +432,59 @@ plots.table(moved) if on_gpu else None
 # fold: How models and controls are compared
 from nsightkit.analysis.core import noise
 
-controls = {m.name: measure("matrix", m.name) for m in VARIANTS}
-every = runs | controls
-
 
 def rate_of(model, other):
     """How many times the FLOP/s of another model one reaches."""
-    per_flop = [
-        every[name].values("step_ns") / matrix.cost(every[name]).train_flops
-        for name in (model, other)
-    ]
+    per_flop = []
+    for name in (model, other):
+        flops = matrix.cost(runs[name]).train_flops
+        per_flop.append(runs[name].values("step_ns") / flops)
     return noise.ratio(*per_flop)
 
 
-PAIRS = {"model_b": "model_a", "misaligned_dims": "aligned_dims"}
-PAIRS["bad_head_size"] = "head_size_96"
-against = {m: (other, rate_of(m, other)) for m, other in PAIRS.items()}
-rows = []
-for control in VARIANTS:
-    found = rate_of(control.control_of, control.name)
-    row = {"model": control.control_of, "control": control.name}
-    row |= {"times its FLOP/s": found.value, "from": found.low}
-    rows.append(row | {"to": found.high, "differs": found.excludes(1)})
-plots.table(pd.DataFrame(rows)) if on_gpu else None
+controls = pd.DataFrame()
+if on_gpu:
+    rows = []
+    for control in VARIANTS:
+        ratio = rate_of(control.control_of, control.name)
+        row = {"model": control.control_of, "control": control.name}
+        row |= {"times its FLOP/s": ratio.value, "from": ratio.low}
+        row |= {"to": ratio.high, "differs": ratio.excludes(1)}
+        rows.append(row)
+    controls = pd.DataFrame(rows)
+plots.table(controls) if on_gpu else None
 
 # %%
 # The run of the aligned control:
 
-controls["aligned_dims"]
+runs["aligned_dims"]
 
 # %%
-# What came of the expectations, where there was a GPU to tell:
+# What came of the expectations:
 
 # fold: How the answer is put together
-outcome = matrix.judged(
-    seen["TFLOP/s"],
-    seen["share idle"],
-    kinds,
-    matrix.tail_share(runs["vocab_bottleneck"].trace),
-    against,
-)
-counted = outcome["outcome"].value_counts()
-order = seen["TFLOP/s"].sort_values()
-said = (
-    f"of {len(outcome)} expectations {counted.get('holds', 0)} held and "
-    f"{counted.get('does not hold', 0)} failed; not shown either way: "
-    f"{counted.get('not shown', 0)}. Between the slowest for its FLOPs, "
-    f"{order.index[0]}, and the quickest, {order.index[-1]}, lies a factor of "
-    f"{order.iloc[-1] / order.iloc[0]:.0f}."
-)
-if first.mode == "smoke":
-    said = f"{len(every)} programs ran; a CPU decides none of the questions."
+PAIRS = {"model_b": "model_a", "misaligned_dims": "aligned_dims"}
+PAIRS["bad_head_size"] = "head_size_96"
+said = f"{len(runs)} programs ran; a CPU decides none of the questions."
+outcome = pd.DataFrame()
+if on_gpu:
+    tail = matrix.tail_share(runs["vocab_bottleneck"].trace)
+    ratios = {model: rate_of(model, other) for model, other in PAIRS.items()}
+    outcome = matrix.judged(summary, kinds, tail, ratios)
+    counted = outcome["outcome"].value_counts()
+    order = summary["TFLOP/s"].sort_values()
+    said = (
+        f"of {len(outcome)} expectations {counted.get('holds', 0)} held and "
+        f"{counted.get('does not hold', 0)} failed; not shown either way: "
+        f"{counted.get('not shown', 0)}. Between the slowest for its FLOPs, "
+        f"{order.index[0]}, and the quickest, {order.index[-1]}, lies a "
+        f"factor of {order.iloc[-1] / order.iloc[0]:.0f}."
+    )
 low, high = share[reached["name"].str.contains("bmm")]
 aligned = share[reached["name"].str.contains("addmm")]
 findings = headline(
     said,
-    *every.values(),
+    *runs.values(),
     otherwise=(
         f"on an H200, launching a step should cost more than its FLOPs for "
         f"{waits[5]} of the ten models if a launch takes 5 µs, and for "
@@ -475,8 +496,5 @@ findings = headline(
     badge="predicted for an H200",
     **answers,
 )
-downloads = {
-    f"{name}, {run.mode}, as a timeline": run.trace
-    for name, run in every.items()
-}
+downloads = {}  # the site adds the recordings
 plots.table(outcome) if on_gpu else None
