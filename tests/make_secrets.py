@@ -180,7 +180,6 @@ HARMLESS = (
     *("autograd::engine::evaluate_function: AddmmBackward0", "aten::empty, op_id = 990346", "nccl:all_reduce"),
     *("commit 0123456789abcdef0123456789abcdef01234567", "nn.Module: Linear_0", "torch/nn/modules/module.py(1501): f"),
     *(
-        "/usr/lib/x86_64-linux-gnu/libm.so.6",
         "/sys/kernel/eventlib",
         "linux-vdso.so.1",
         "kworker/0:0H-kblockd",

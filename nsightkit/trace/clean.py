@@ -41,11 +41,13 @@ _NAMING_VARIABLES = {
     "SLURM_SUBMIT_HOST": "host",
     "SLURM_JOB_USER": "user",
 }
-_TELLING = (
-    r"(?:pass(?:word|wd|phrase)|passwd|secret|api[_-]?key|(?:access|private|account|secret|signing)[_-]?key"
-    r"|credentials?|signature|token|authorization|auth|cookie)"
+_STRONG = (
+    r"(?:pass(?:word|wd|phrase)|passwd|secret|api[_-]?key|(?:access|private|account|secret|signing)[_-]?key|credentials?"
+    r"|(?:auth|access|refresh|api)[_-]?token|authorization)(?:[_-]?(?:id|value))?"
 )
-_SECRET_VARIABLE = re.compile(rf"[\w.-]*{_TELLING}(?:[_-]?(?:id|value))?", re.IGNORECASE)
+#: Names that mean a secret, or a word of the trade: the value tells.
+_WEAK = r"(?:token|auth|cookie|signature|sig)"
+_SECRET_VARIABLE = re.compile(rf"[\w.-]*(?:{_STRONG}|token)", re.IGNORECASE)
 #: Words that users and hosts are called and that names of ranges and functions also hold.
 _ORDINARY = frozenset(
     [
@@ -60,7 +62,7 @@ _SHORTEST = {"user": 4, "host": 4, "secret": 6}
 
 _FOLDERS_OF_PEOPLE = (
     "home|Users|root|tmp|scratch|data|mnt|media|work|workspace|workspaces|project|projects|global|gpfs|lustre"
-    "|nfs|storage|shared|var|srv|content|kaggle|opt|dev/shm|p|u|ssd|nvme|private"
+    "|nfs|storage|var|srv|content|kaggle|opt|dev/shm|p|u|ssd|nvme|private"
 )
 _PATH = re.compile(
     r"(?<![\w.:/\\<>~\]-])(?:file://)?(?:~[\w.-]*|[A-Za-z]:|\\)?"
@@ -87,46 +89,41 @@ _TOKENS = (
 )
 #: What is replaced, by what: the first group stays, the rest goes.
 _FORMS = (
+    (r"()(?s:-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z0-9 ]{0,40}-----|\Z))", "secret"),
+    (r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/@\"'<>]+@", "secret"),
+    (rf"()(?<![A-Za-z0-9])(?:{_TOKENS})(?![A-Za-z0-9])", "secret"),
+    (r"(?i)(\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/-]{16,}=*", "secret"),
+    (rf"(?i)((?<![\w-])--?[\w-]{{0,40}}{_STRONG}[ =]\s{{0,9}})(?!\d+\b){_VALUE}", "secret"),
+    (rf"(?i)(\b[\w.-]{{0,60}}{_STRONG}[\"']?\s{{0,9}}(?:=|:(?!:))\s{{0,9}})(?!\d+\b){_VALUE}", "secret"),
     (
-        re.compile(r"()-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z0-9 ]{0,40}-----|\Z)", re.DOTALL),
-        "secret",
-    ),
-    (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/@\"'<>]+@"), "secret"),
-    (re.compile(rf"()(?<![A-Za-z0-9])(?:{_TOKENS})(?![A-Za-z0-9])"), "secret"),
-    (re.compile(r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/-]{16,}=*", re.IGNORECASE), "secret"),
-    (
-        re.compile(rf"((?<![\w-])--?[\w-]{{0,40}}{_TELLING}[ =]\s{{0,9}})(?!\d+\b){_VALUE}", re.IGNORECASE),
-        "secret",
-    ),
-    (
-        re.compile(
-            rf"(\b[\w.-]{{0,60}}{_TELLING}(?:[_-]?(?:id|value))?[\"']?\s{{0,9}}(?:=|:(?!:))\s{{0,9}})(?!\d+\b){_VALUE}",
-            re.IGNORECASE,
+        (
+            rf"(?i)((?:\b|--)[\w.-]{{0,60}}{_WEAK}[\"']?\s{{0,9}}[=: ]\s{{0,9}}[\"']?)"
+            r"(?=[\w%+/=.~-]*\d)[\w%+/=.~-]{12,}"
         ),
         "secret",
     ),
+    (r"()(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,60}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,24}\b", "email"),
+    (r"()(?<![\w.@-])[A-Za-z_][\w.-]{0,60}@[A-Za-z0-9][\w.-]{0,60}(?=:(?:[~/]|\d{1,5}\b)|:?\s?[~#$](?:\s|$))", "user"),
+    (r"(\bssh\s+)[A-Za-z_][\w.-]{0,60}@[\w.-]{1,60}", "user"),
     (
-        re.compile(
-            r"()(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,60}@[A-Za-z0-9][A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,24}\b"
-        ),
-        "email",
-    ),
-    (re.compile(r"()(?<![\w.@-])[A-Za-z_][\w.-]{0,60}@[A-Za-z0-9][\w.-]{0,60}(?=:[~/\d]|:?\s?[~#$]|\s|$)"), "user"),
-    (re.compile(rf"()(?<![\w.-])(?:{_OCTET}\.){{3}}{_OCTET}(?![\w-]|\.\d)"), "address"),
-    (re.compile(r"()(?<![\w:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![\w:])"), "address"),
-    (
-        re.compile(
-            r"()(?<![\w:])(?:(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}|(?:fe80|f[cd][0-9a-f]{2}|2[0-9a-f]{3})(?=[0-9a-f:]*::|(?::[0-9a-f]+){4})[0-9a-f:]+)(?![\w:])",
-            re.IGNORECASE,
+        (
+            r"()(?<![\w.-])(?<!==)(?<!ersion )(?<!cuDNN )(?<!CUDA )(?<!river )(?!127\.0\.0\.1|0\.0\.0\.0)"
+            rf"(?:{_OCTET}\.){{3}}{_OCTET}(?![\w-]|\.\d)"
         ),
         "address",
     ),
-    (re.compile(r"()(?<![\w.-])ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[a-z0-9-]+)*"), "host"),
+    (r"()(?<![\w:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![\w:])", "address"),
     (
-        re.compile(r"()(?<![\w.@/-])[a-z][\w-]{0,60}\.(?:[\w-]{1,60}\.){0,8}(?:internal|intranet|corp|lan|local)\b"),
-        "host",
+        (
+            r"(?i)()(?<![\w:])(?:(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
+            r"|(?:fe80|f[cd][0-9a-f]{2}|2[0-9a-f]{3})(?=[0-9a-f:]*::|(?::[0-9a-f]+){4})[0-9a-f:]+)(?![\w:])"
+        ),
+        "address",
     ),
+    (r"()(?<![\w.-])ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[a-z0-9-]+)*", "host"),
+    (r"()(?<![\w.@/-])[a-z][\w-]{0,60}\.(?:[\w-]{1,60}\.){0,8}(?:internal|corp|lan|local)\b", "host"),
 )
+_PATTERNS = [(re.compile(form), kind) for form, kind in _FORMS]
 #: No text without one of these holds anything of these forms.
 _HINTS = re.compile(
     r"[@/\\=:]|--|\d\.\d|ip-|eyJ|AIza|A[KS]IA[A-Z0-9]|[a-z\d]_[A-Za-z0-9]{20}|-[\w-]{10}|[Bb]earer"
@@ -192,7 +189,7 @@ class TextCleaner:
         if "\0" in text:  # entries of an environment are joined so
             return "[environment]"
         if _HINTS.search(text):
-            for pattern, kind in _FORMS:
+            for pattern, kind in _PATTERNS:
                 text = pattern.sub(rf"\1[{kind}]", text)
             text = _PATH.sub(_shortened, text)
         if self._names is not None:
