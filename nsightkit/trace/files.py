@@ -30,10 +30,10 @@ __all__ = [
     "user_secret",
 ]
 
-#: A draft beside the file that it will become, and what is in it before it does.
+#: Name of a draft's folder, and of the file or folder in it.
 _DRAFT = re.compile(r"\.nsightkit-[a-z0-9_]{8}")
 _DRAFTED = re.compile(r"new[\w.-]*")
-#: No draft is written for so long.
+#: A draft untouched for this long belongs to a killed process.
 _DRAFT_SECONDS = 24 * 3600
 _SECRET_BYTES = 32
 
@@ -41,7 +41,7 @@ _SECRET_BYTES = 32
 def require_regular(path: str | os.PathLike[str]) -> None:
     """Raise TraceError unless the path is a regular file (after following links).
 
-    Opening a FIFO waits for a writer, and a device may never end.
+    Opening a FIFO blocks until a writer comes, and reading a device may never end.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
     Yields
     ------
     Path
-        Of the same suffix; nothing is there. What goes wrong leaves `path` as it was and nothing else behind. The
-        draft of a process that was killed stays; it is removed when another is made in its folder a day later.
+        Of the same suffix; nothing is there. What goes wrong leaves `path` as it was and nothing else behind. A killed
+        process leaves its draft; the next draft in the same folder removes it after a day.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def user_cache() -> Path:
 
 
 def user_secret() -> bytes:
-    """Read the key in the user's cache folder that tells what this user's nsightkit wrote; make it when absent.
+    """Read the secret key in the user's cache folder, or create it. Names made with it cannot be forged.
 
     Returns
     -------
@@ -137,10 +137,13 @@ def user_secret() -> bytes:
     Raises
     ------
     OSError, UsageError
-        The folder is another user's, or cannot be written.
+        The folder is not private, or the key cannot be written.
     """
     folder = user_cache()
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    state = folder.lstat()
+    if stat.S_ISDIR(state.st_mode) and _is_ours(state):
+        folder.chmod(0o700)  # it may have been created with the default mode
     make_private(folder)
     file = folder / "key"
     with suppress(OSError):
@@ -154,14 +157,13 @@ def user_secret() -> bytes:
     return file.read_bytes()
 
 
-# -- what is ours -----------------------------------------------------------------------------------------------
+# -- private folders --------------------------------------------------------------------------------------------
 #
-# Archives and clones hold folders of any name, and links. What is removed or trusted by its name alone may be
-# somebody's home.
+# An archive or a clone can bring folders of any name, and links. A name alone proves nothing.
 
 
 def is_private(folder: str | os.PathLike[str]) -> bool:
-    """Tell whether a path is a folder of this user, not a link to one, and nobody else may write to it.
+    """Check that a path is a real folder, owned by this user and writable only for this user.
 
     Parameters
     ----------
@@ -176,7 +178,7 @@ def is_private(folder: str | os.PathLike[str]) -> bool:
 
 
 def make_private(folder: str | os.PathLike[str]) -> None:
-    """Make a folder that only this user may read, unless it is there.
+    """Create a folder that only this user can read; accept an existing private one.
 
     Parameters
     ----------
@@ -185,22 +187,22 @@ def make_private(folder: str | os.PathLike[str]) -> None:
     Raises
     ------
     OSError
-        It cannot be made, or what is there is not private.
+        The folder cannot be created, or something else exists there.
     """
     with suppress(FileExistsError):
         Path(folder).mkdir(0o700)
     if not is_private(folder):
-        raise PermissionError(errno.EPERM, "not a private folder of this user", os.fspath(folder))
+        raise PermissionError(errno.EPERM, "not a private folder", os.fspath(folder))
 
 
 def remove_folder(folder: str | os.PathLike[str], names: re.Pattern[str]) -> None:
-    """Remove a private folder that holds nothing but files of this user with certain names; leave any other.
+    """Remove a private folder if it contains only this user's regular files with matching names.
 
     Parameters
     ----------
     folder : path-like
     names : Pattern
-        Must match a whole name.
+        Matches the whole name of a file.
     """
     folder = Path(folder)
     if not is_private(folder):
@@ -217,7 +219,7 @@ def remove_folder(folder: str | os.PathLike[str], names: re.Pattern[str]) -> Non
 
 
 def _remove_drafts(folder: Path) -> None:
-    """Remove the drafts that killed processes left in a folder."""
+    """Remove the drafts of killed processes from a folder."""
     with suppress(OSError):
         drafts = [entry for entry in folder.iterdir() if _DRAFT.fullmatch(entry.name)]
         for draft in drafts:
@@ -226,9 +228,9 @@ def _remove_drafts(folder: Path) -> None:
 
 
 def _remove_draft(draft: Path) -> None:
-    """Remove a draft that nobody has written to for a day, if it holds nothing but a new file or a folder of files.
+    """Remove a draft untouched for a day, if it contains only a new file or a new folder of files.
 
-    One that also holds the folder that was to be replaced stays: that may be the only copy.
+    A draft that also contains the replaced folder stays, because that may be the only copy.
     """
     if not is_private(draft):
         return
@@ -257,5 +259,5 @@ def _is_ours(state: os.stat_result) -> bool:
 
 
 def _is_plain(state: os.stat_result) -> bool:
-    """Whether it is a regular file of this user, not a link to one."""
+    """Check the result of lstat: a regular file of this user."""
     return stat.S_ISREG(state.st_mode) and _is_ours(state)

@@ -1,10 +1,10 @@
-"""Read Parquet files from strangers: a few hundred bytes can claim billions of rows, so count before unpacking.
+"""Read Parquet files safely: a few hundred bytes can expand to gigabytes, so measure before decoding.
 
-The footer of a Parquet file can lie. The headers of its pages cannot: the reader follows them. They are added up
-first, and a file that would unpack to far more than a trace of its size holds is refused.
+The footer of a Parquet file can lie about sizes, but decoding follows the page headers. We add those up first and
+refuse a file that expands to far more than a real trace of its size.
 
-Both are read here and not by pyarrow: it has no way to list pages, and where Python asks for a column of a damaged
-footer, it ends the process.
+This module parses footers and page headers itself. pyarrow cannot list pages, and its Python metadata API aborts the
+process on some damaged footers.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from nsightkit.trace.files import require_regular
 
 __all__ = ["read_table", "schema_names"]
 
-#: A file may unpack to this much, and to `_RATIO` times its size on top. Real traces unpack to at most 50 times theirs.
+#: A file may expand to `_SMALL_BYTES` plus `_RATIO` times its size. Real traces expand to at most 50 times their size.
 _SMALL_BYTES = 64 << 20
 _RATIO = 256
-#: A value becomes an int64, a float64 or a code into texts.
+#: Every value becomes an int64, a float64 or a dictionary code.
 _VALUE_BYTES = 8
-#: A row becomes one of the model, in which the columns that the file lacks stand too.
+#: Every row counts with all columns of the model's widest table, because missing columns are filled in.
 _ROW_BYTES = 20 * _VALUE_BYTES
-#: What an entry of a dictionary costs beside its text.
+#: Overhead of a dictionary entry beside its text.
 _ENTRY_BYTES = 16
 
-#: Kinds of pages, and where their headers have what is special to the kind, and in that the encoding.
+#: Page types, the header field with each type's details, and the field of the encoding in those details.
 _DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)
 _DETAILS = {_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}
 _ENCODING = {_DATA: 2, _DICTIONARY: 2, _DATA_V2: 4}
-#: PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT. In the others, a few bytes of
-#: one page can stand for any amount of text.
+#: PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT. The others can
+#: expand a few bytes to any amount of text.
 _ENCODINGS = {0, 2, 3, 5, 8, 9}
 
-# Kinds of values in Thrift's compact protocol.
+# Types in Thrift's compact protocol.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _, _STRUCT = range(1, 13)
 _INTEGERS = (_I16, _I32, _I64)
-#: What the lists of a footer are of, by depth and field. pyarrow goes by this and not by what the list itself says.
+#: Element types of the footer's lists, by depth and field. pyarrow assumes these and ignores the type in the file.
 _ELEMENTS = {
     **dict.fromkeys([(0, 2), (0, 4), (0, 5), (0, 7), (1, 1), (1, 4), (3, 8), (3, 13)], (_STRUCT,)),
     **dict.fromkeys([(3, 2), (4, 2), (4, 3)], _INTEGERS),
     **dict.fromkeys([(3, 3), (4, 1)], (_BINARY,)),
 }
 _DEPTH = 12
-#: A structure: its values by field and kind.
+#: A Thrift struct: values by field number and type.
 _Struct: TypeAlias = dict[tuple[int, int], Any]
 
 
@@ -70,7 +70,7 @@ def schema_names(path: str | os.PathLike[str]) -> list[str]:
     Raises
     ------
     TraceError
-        Not a regular file. What pyarrow raises over a damaged file is passed on.
+        The path is not a regular file. pyarrow's own errors about a damaged file pass through.
     """
     require_regular(path)
     with pa.OSFile(os.fspath(path)) as opened:
@@ -85,30 +85,31 @@ def read_table(
     dictionaries: bool = False,
     ours: bool = False,
 ) -> pa.Table:
-    """Read a Parquet file, if what it holds is in proportion to its size and fits in memory.
+    """Read a Parquet file if its contents are in proportion to its size and fit in memory.
 
     Parameters
     ----------
     path : path-like
     columns : list of str, optional
-        All when omitted. Only numbers, booleans, times and texts can be read.
+        All columns when omitted. Other types than numbers, booleans, times and text are refused.
     filters : Expression, optional
         Rows to keep.
     dictionaries : bool
-        Return every text column as a dictionary. Without, texts are plain, and their whole length counts.
+        Return every text column as a dictionary. Otherwise text is plain, and its full length counts.
     ours : bool
-        The file was certainly written by this user's nsightkit: read it without counting.
+        This user's nsightkit wrote the file: read it without measuring.
 
     Returns
     -------
     Table
-        Without metadata.
+        Its schema has no metadata.
 
     Raises
     ------
     TraceError
-        Not a regular file, or one that unpacks to too much. What pyarrow raises over a damaged file is passed on, and
-        damage that it does not see is a ValueError.
+        The path is not a regular file, or the file expands to too much.
+    ValueError
+        The file is damaged or has columns of other types. pyarrow's own errors pass through.
     """
     require_regular(path)
     if ours:
@@ -116,13 +117,13 @@ def read_table(
     with pa.OSFile(os.fspath(path)) as opened:
         schema = pq.ParquetFile(opened).schema_arrow
         wanted = schema.names if columns is None else list(columns)
-        # Superfluous columns do no harm: a name in a text of the filter's.
+        # A printed filter contains the names of its columns. An extra match only reads one more column.
         filtering = [] if filters is None else [name for name in schema.names if name in str(filters)]
         reading = list(dict.fromkeys([*wanted, *filtering]))
         readable = [field.name for field in schema if _is_readable(field.type)]
         for name in reading:
             if name not in readable:
-                raise ValueError(f"column {name} is absent or of a type that is not read")
+                raise ValueError(f"column {name} is missing or has an unsupported type")
         _check(Path(path), tuple(readable), reading)
         texts = [name for name in reading if _is_text(schema.field(name).type)]
         opened.seek(0)
@@ -148,16 +149,16 @@ def _is_readable(kind: pa.DataType) -> bool:
     return bool(number or pa.types.is_temporal(kind) or pa.types.is_null(kind) or _is_text(kind))
 
 
-# -- what a file unpacks to -------------------------------------------------------------------------------------
+# -- expanded size ----------------------------------------------------------------------------------------------
 
 
 def _check(path: Path, readable: tuple[str, ...], reading: list[str]) -> None:
-    """Refuse a file that unpacks to too much as a whole, or for this machine in the columns that are read now."""
+    """Refuse a file that expands out of proportion, or whose requested columns do not fit in memory."""
     stat = path.stat()
     try:
         rows, pages = _unpacked(path, readable, stat.st_size, stat.st_mtime_ns, stat.st_ino)
     except KeyError as error:
-        raise ValueError("the footer or the header of a page lacks a field") from error
+        raise ValueError("the footer or a page header lacks a field") from error
     _check_ratio(path, rows * _ROW_BYTES + sum(pages.values()))
     needed, free = sum(rows * _VALUE_BYTES + pages[name] for name in reading), _memory()
     if needed > free:
@@ -168,12 +169,12 @@ def _check(path: Path, readable: tuple[str, ...], reading: list[str]) -> None:
 
 def _check_ratio(path: Path, unpacked: int) -> None:
     if unpacked > _SMALL_BYTES + _RATIO * path.stat().st_size:
-        problem = f"would unpack to {unpacked / 1e9:,.1f} GB, far more than a trace of its size holds"
+        problem = f"expands to {unpacked / 1e9:,.1f} GB, far more than a real trace of its size"
         raise TraceError(path, problem, "export or convert it again")
 
 
 def _memory() -> int:
-    """Bytes of memory that are free; on systems that do not tell, those of the machine, or no bound."""
+    """Available memory in bytes; total memory where the system does not report it, or no limit."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = dict(line.split(":", 1) for line in lines)["MemAvailable"]
@@ -186,9 +187,9 @@ def _memory() -> int:
         return 1 << 62
 
 
-@functools.lru_cache(maxsize=256)  # a table is read a few columns at a time
+@functools.lru_cache(maxsize=256)  # callers read a table a few columns at a time
 def _unpacked(path: Path, columns: tuple[str, ...], *_content: int) -> tuple[int, dict[str, int]]:
-    """Rows of a file, and unpacked bytes of the pages of some columns. Checks that footer and pages agree."""
+    """Count the rows of a file and the unpacked page bytes of each column; check that footer and pages agree."""
     with path.open("rb") as stream:
         schema = pq.ParquetFile(stream).schema
         names = [schema.column(place).path for place in range(len(schema))]
@@ -204,10 +205,10 @@ def _unpacked(path: Path, columns: tuple[str, ...], *_content: int) -> tuple[int
                     details = chunk[3, _STRUCT]
                     packed += details[7, _I64]
                     if packed > path.stat().st_size:
-                        raise ValueError("columns share their bytes")
+                        raise ValueError("columns overlap")
                     pages[name] += _pages(stream, details, group[3, _I64])
     if rows != footer[3, _I64]:
-        raise ValueError("the footer contradicts itself about the rows")
+        raise ValueError("the footer has inconsistent row counts")
     return rows, pages
 
 
@@ -219,55 +220,55 @@ def _footer(stream: BinaryIO) -> _Struct:
 
 
 def _pages(stream: BinaryIO, chunk: _Struct, rows: int) -> int:
-    """Bytes of the pages of a column chunk, unpacked; they must hold exactly `rows` values."""
+    """Unpacked bytes of a column chunk's pages, which must hold exactly `rows` values."""
     values, packed, begin = (chunk[field, _I64] for field in (5, 7, 9))
     dictionary = chunk.get((11, _I64), 0)
     if 0 < dictionary < begin:
         begin = dictionary
     if begin < 0 or packed < 0 or values != rows:
-        raise ValueError("the footer contradicts itself about a column")
+        raise ValueError("the footer has an inconsistent column")
     total, end = 0, begin + packed
     stream.seek(begin)
     while values > 0:
         header = _struct(stream)
         kind, unpacked, packed = (header[field, _I32] for field in (1, 2, 3))
         if unpacked < 0 or not 0 <= packed <= end - stream.tell():
-            raise ValueError("the header of a page is damaged")
+            raise ValueError("a page header is damaged")
         total += unpacked
         if kind != _INDEX:
             details = header[_DETAILS[kind], _STRUCT]
             entries = details[1, _I32]
             if entries < 0 or details[_ENCODING[kind], _I32] not in _ENCODINGS:
-                raise ValueError("a page is of an encoding that is not read")
+                raise ValueError("a page has an unsupported encoding")
             if kind == _DICTIONARY:
                 total += entries * _ENTRY_BYTES
             else:
                 values -= entries
         stream.seek(packed, os.SEEK_CUR)
     if values:
-        raise ValueError("the pages of a column hold more rows than the footer says")
+        raise ValueError("a column has more rows than the footer claims")
     return total
 
 
 # -- Thrift's compact protocol ----------------------------------------------------------------------------------
 #
-# What pyarrow would read in another way than this is refused.
+# Anything that pyarrow would parse differently is refused.
 
 
 def _struct(stream: BinaryIO, depth: int = 0) -> _Struct:
-    """Read a structure; its texts are skipped."""
+    """Read a struct, skipping its strings."""
     fields: _Struct = {}
     field = 0
     while kind := (head := _byte(stream)) & 15:
         field = field + (head >> 4) if head >> 4 else _integer(stream, _I16)
         if (field, kind) in fields or not 0 < field < 1 << 15:
-            raise ValueError("a field stands twice in a structure")
+            raise ValueError("a struct has a duplicate or invalid field")
         fields[field, kind] = kind == _TRUE if kind in (_TRUE, _FALSE) else _value(stream, kind, depth, field)
     return fields
 
 
 def _value(stream: BinaryIO, kind: int, depth: int, field: int) -> Any:
-    """Read a value that stands in a field of a structure, or in a list there."""
+    """Read a field's value, or an element of a field's list."""
     if kind in _INTEGERS:
         return _integer(stream, kind)
     if kind in (_TRUE, _FALSE, _BYTE):
@@ -282,17 +283,17 @@ def _value(stream: BinaryIO, kind: int, depth: int, field: int) -> Any:
         head = _byte(stream)
         size, kind = head >> 4, head & 15
         if kind in (_LIST, _SET) or kind not in _ELEMENTS.get((depth, field), (kind,)):
-            raise ValueError("a list is of the wrong kind")
+            raise ValueError("a list has the wrong element type")
         if size == 15:
             size = _varint(stream)
         return [_value(stream, kind, depth, field) for _ in range(size)]
-    raise ValueError("a value is of an unknown kind")
+    raise ValueError("a value has an unknown type")
 
 
 def _byte(stream: BinaryIO) -> int:
     byte = stream.read(1)
     if not byte:
-        raise ValueError("the file ends within a structure")
+        raise ValueError("a struct is truncated")
     return byte[0]
 
 
@@ -302,30 +303,30 @@ def _varint(stream: BinaryIO) -> int:
         value |= (byte & 127) << shift
         shift += 7
         if shift > 63:
-            raise ValueError("a number has no end")
+            raise ValueError("an integer is too long")
     return value | byte << shift
 
 
 def _integer(stream: BinaryIO, kind: int) -> int:
     number = _varint(stream)
     if number >> {_I16: 16, _I32: 32, _I64: 64}[kind]:
-        raise ValueError("a number is too large for its kind")
+        raise ValueError("an integer is too large")
     return (number >> 1) ^ -(number & 1)
 
 
-# -- texts ------------------------------------------------------------------------------------------------------
+# -- text -------------------------------------------------------------------------------------------------------
 
 
 def _check_codes(column: pa.ChunkedArray) -> None:
-    """Refuse codes beyond their dictionary: pyarrow would read what lies behind it in memory."""
+    """Refuse codes outside their dictionary: pyarrow does not check them and would read past its end."""
     for chunk in column.chunks:
         bounds = pc.min_max(chunk.indices).as_py()
         if bounds["max"] is not None and not 0 <= bounds["min"] <= bounds["max"] < len(chunk.dictionary):
-            raise ValueError("a code has no text")
+            raise ValueError("a text column has a code outside its dictionary")
 
 
 def _plain(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Write dictionaries out as the texts they stand for, if those are not too long in all."""
+    """Decode dictionaries to plain text, if the total length is in proportion to the file."""
     for place, name in enumerate(table.column_names):
         kind = schema.field(name).type
         if _is_text(kind):

@@ -46,11 +46,11 @@ _T = TypeVar("_T")
 
 _FORMAT = 2
 _INDEX = "trace.json"
-#: A bigger file of that name is a trace of PyTorch's profiler.
+#: A larger file of that name is a PyTorch profiler trace.
 _INDEX_BYTES = 16 << 20
 #: Below this, reading the trace again is quicker than looking for a cache.
 CACHE_FROM_BYTES = 32 << 20
-#: In a cache: the folder of a content of the trace, and the files in it.
+#: Names in a cache: one folder per version of the trace, and the files in that.
 _CONTENT = re.compile(r"[0-9a-f]{32}")
 _CONTENT_FILES = re.compile(r"[\w.-]+\.parquet|(meta|first_ns)\.json")
 
@@ -94,14 +94,14 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
     trace : Trace
         With the selection it carries.
     folder : path-like
-        Nothing is left behind when writing fails.
+        New or empty; nothing is left behind when writing fails.
     overwrite : bool
-        Replace a folder that this function wrote, as a whole.
+        Replace an existing trace folder, if it contains nothing else.
 
     Raises
     ------
     UsageError
-        The target exists and is something else, or cannot be written.
+        The target exists without `overwrite`, is not a trace folder, or contains other files.
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -218,8 +218,8 @@ def _content_key(path: Path, reader: str) -> str:
     """Key of a file's content: when it was written, its size, ends and 512 blocks between.
 
     Every write to an SQLite file changes its header, which is among them. Reading all of a large file would
-    cost more than the answers do. Nobody else can make the key, so an archive cannot bring a cache of its own: it takes
-    the user's secret, and for a cache that the user once gave away, the time at which this copy of the trace was made.
+    cost more than the answers do. The user's secret keeps an archive from bringing a cache that we would trust. The
+    change time (ctime) keeps out a cache that the user once shared and got back modified.
     """
     digest = hashlib.blake2b(f"{reader} {_version('trace')}".encode(), digest_size=16, key=user_secret())
     state = path.stat()
@@ -232,17 +232,18 @@ def _content_key(path: Path, reader: str) -> str:
 
 
 def cache_folder(path: str | os.PathLike[str]) -> Path | None:
-    """Where the cache of a trace lies: beside it, or in the user's cache folder when that is read-only or not private.
+    """Where the cache of a trace lies: beside it, or in the user's cache folder when that is read-only.
 
     Parameters
     ----------
     path : path-like
-        The trace. The cache of a link lies beside the file that it leads to, so that all links share one.
+        The trace. For a link, the cache lies beside the target, so that all links share it.
 
     Returns
     -------
     Path or None
-        None when neither place can be written. The folder need not be there yet.
+        None when neither place can be written. An existing folder that is not private (a link, another user's, open to
+        others) counts as such. The folder may not exist yet.
     """
     path = Path(path).resolve()
     beside = path.with_name(path.name + ".nsightkit-cache")
@@ -258,8 +259,8 @@ def cache_folder(path: str | os.PathLike[str]) -> Path | None:
 
 
 def _content_folder(path: Path, reader: str) -> Path | None:
-    """Where columns of a trace are kept; what its earlier contents left is removed. None when nothing can be kept."""
-    with contextlib.suppress(OSError, NsightkitError):
+    """Folder for the columns of a trace, or None without a usable cache; removes those of earlier versions."""
+    with contextlib.suppress(OSError, NsightkitError, RuntimeError):  # RuntimeError: no home folder
         key = _content_key(path, reader)
         cache = cache_folder(path)
         if cache is None:
