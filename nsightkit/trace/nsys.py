@@ -101,8 +101,8 @@ _CAREFUL = ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON", "
 _TICK, _STEPS = 100_000, 200
 #: Bytes of a text, and rows of a table of details, that a file of any size may have.
 _LONGEST, _RECORDS = 16 << 20, 1 << 18
-#: Bytes of a name that are kept, and letters of what is known about the capture.
-_NAME, _FACT = 1 << 16, 200
+#: Bytes of a name and letters of a fact about the capture that are kept, and bytes of a column's default.
+_NAME, _FACT, _DEFAULT = 1 << 16, 200, 20
 
 _NULL = sqlite_pages.NULL
 _NO_EVENT = np.iinfo(np.int64).max
@@ -206,13 +206,14 @@ class Sqlite:
         kind = "view or a virtual table"
         if declared and declared["name"] == table and isinstance(root, int) and root > 1:
             columns = connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
-            if not any(hidden or default is not None for *_, default, _, hidden in columns):
+            # A row that lacks a column has its default: any text, but no expression.
+            if not any(hidden or len(default or b"") > _DEFAULT for *_, default, _, hidden in columns):
                 self.tables[table] = [_decode(column[1]) for column in columns]
                 self._roots[table] = root
                 if any(key for *_, key, _ in columns):
                     self._keyed.add(table)
                 return
-            kind = "table with computed columns"
+            kind = "table with computed columns or long defaults"
         if table in _READ:
             raise TraceError(self.path, f"has a {kind} in place of the table {table}", _EXPORT)
 

@@ -554,8 +554,7 @@ def _kept(report: Path, whole: Path) -> Path | None:
     """Where the export of a report is kept, in a folder that is only this user's; None where there can be none."""
     folder = user_cache() / "exports"
     try:
-        folder.parent.parent.mkdir(parents=True, exist_ok=True)
-        make_private(folder.parent)
+        folder.parent.mkdir(0o700, parents=True, exist_ok=True)
         make_private(folder)
     except OSError:
         return None

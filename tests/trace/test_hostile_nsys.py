@@ -19,10 +19,10 @@ import pytest
 import sqlite_pages_by_hand as by_hand
 import stand_in_nsight
 from sqlite_pages_by_hand import cell, interior, leaf, record
+from synthetic.planted import training
 
 import nsightkit
-from nsightkit.trace import nsys, sqlite_pages, store
-from synthetic.planted import training
+from nsightkit.trace import sqlite_pages, store
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 #: A table of kernels with one row, in place of what is replaced.
@@ -60,7 +60,7 @@ def run(script: str, path: Path) -> str:
     command = [sys.executable, "-c", script, str(path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=environment, preexec_fn=limit
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment, preexec_fn=limit
     )
     assert done.returncode == 0, f"{done.returncode} {done.stderr[-2000:]}"
     return done.stdout
@@ -135,10 +135,12 @@ def test_the_schema_does_not_tell_what_a_view_is(tmp_path, sql):
     assert outcome(path).startswith("refused:")
 
 
-def test_views_of_the_users_own_are_no_fault(tmp_path):
+def test_views_and_columns_of_the_users_own_are_no_fault(tmp_path):
     training(tmp_path / "t.sqlite", None, steps=2)
     truth = nsightkit.load(tmp_path / "t.sqlite")["kernels"]
-    database(tmp_path / "t.sqlite", f"CREATE VIEW long_kernels AS SELECT * FROM {KERNELS} WHERE end - start > 1000")
+    view = f"CREATE VIEW long_kernels AS SELECT * FROM {KERNELS} WHERE end - start > 1000"
+    columns = [f"ALTER TABLE {KERNELS} ADD COLUMN {column}" for column in ("note TEXT", "seen INTEGER DEFAULT 0")]
+    database(tmp_path / "t.sqlite", view, *columns)
     assert nsightkit.load(tmp_path / "t.sqlite")["kernels"].equals(truth)
 
 
@@ -313,7 +315,7 @@ def test_a_number_beyond_32_bits_is_not_another_number(tmp_path, column):
 
 def test_many_processes_with_gpus_of_their_own_take_linear_time(tmp_path):
     path = tmp_path / "t.sqlite"
-    count = 60_000
+    count = 150_000
     with sqlite3.connect(path) as connection:
         connection.execute(f"CREATE TABLE {KERNELS} ({TIMES}, deviceId INTEGER, globalPid INTEGER)")
         connection.executemany(
@@ -388,8 +390,16 @@ def test_a_fifo_in_a_folder_of_parquet_is_not_opened(tmp_path, table):
 
 def test_a_fifo_is_no_database(tmp_path):
     os.mkfifo(tmp_path / "t.sqlite")
-    with pytest.raises(nsightkit.TraceError, match="is not a regular file"):
-        nsys.open_sqlite(tmp_path / "t.sqlite")
+    script = """
+import sys
+import nsightkit
+from nsightkit.trace import nsys
+try:
+    nsys.open_sqlite(sys.argv[1])
+except nsightkit.TraceError as error:
+    print(error)
+"""
+    assert "is not a regular file" in run(script, tmp_path / "t.sqlite")
 
 
 # -- reports --------------------------------------------------------------------------------------------------------
