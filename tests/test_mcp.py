@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import make_snapshot
 import anyio
+import make_snapshot
 import pandas as pd
 import pytest
 from _lib import counters as planted_counters

@@ -79,7 +79,7 @@ _INSIDE = re.compile(
 )
 
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
-_VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;&|)}\]]+)"
+_VALUE = r"(?:\"[^\"\[][^\"]*\"|'[^'\[][^']*'|[^\s\"',;&|)}\[\]][^\s\"',;&|)}\]]*)"
 #: Prefixes and lengths as the providers document them: AWS, GitHub, GitLab, Hugging Face, OpenAI and Anthropic, Google,
 #: Slack, npm and PyPI, NVIDIA, JSON web tokens.
 _TOKENS = (

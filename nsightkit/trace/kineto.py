@@ -31,6 +31,7 @@ import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
 from nsightkit.trace import store
+from nsightkit.trace.clean import private_names
 from nsightkit.trace.files import uncollected
 from nsightkit.trace.model import (
     EVENT_TABLES,
@@ -93,6 +94,8 @@ _CATEGORIES = {
 _GPU_SIDE = ("kernels", "memops", "graphs", "syncs")
 #: Accelerators with categories of their own. Some report kernels as GPUs do; what else they report fills no table.
 _ACCELERATORS = {"mtia": "MTIA", "hpu": "HPU", "xpu": "XPU", "privateuse1": "PrivateUse1"}
+#: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
+_WORKER = re.compile(r"(?:.*[/\\])?(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
 #: Any of these tables shows, where it has rows, that a table was recorded; for the rest only its own rows do.
 _SHOWN_BY = {
     **dict.fromkeys(GPU_TABLES, (*_GPU_SIDE, "calls")),
@@ -193,6 +196,7 @@ class _Document(msgspec.Struct, Generic[_T]):
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
     driver: Any = msgspec.field(default=None, name="cuda_driver_version")
     ours: Any = msgspec.field(default=None, name="nsightkit")  # written by our own export only
+    file: Any = msgspec.field(default=None, name="traceName")
 
 
 def open_kineto(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
@@ -729,6 +733,7 @@ class _Tables:
                 if name and place_of.get(key, -1) != -1
             },
             distributed=dict(head["distributed"]) if isinstance(head.get("distributed"), dict) else {},
+            private=_private(head),
         )
 
     def _window(self, given: Any) -> tuple[int, int] | None:
@@ -738,6 +743,15 @@ class _Tables:
         spans = [_nanoseconds([event.ts, event.dur]) for event in self._captures]
         known = [(int(t), int(t + n)) for (t, n), usable in spans if usable.all() and t >= 0 and n > 0]
         return (min(known)[0], max(end for _, end in known)) if known else None
+
+
+def _private(head: dict[str, Any]) -> dict[str, str]:
+    """What a trace says of the machine that wrote it, such as the file's name: host, process, time."""
+    pairs = [("HOSTNAME", match[1]) for match in [_WORKER.fullmatch(str(head.get("file")))] if match]
+    distributed = head.get("distributed")
+    if isinstance(distributed, dict):
+        pairs += [(str(name), value) for name, value in distributed.items() if isinstance(value, str)]
+    return private_names([*pairs, ("", head.get("file"))])
 
 
 def _gpus(devices: Any) -> list[Gpu]:
