@@ -18,7 +18,6 @@ COMMANDS = {
     "convert for a viewer": (["convert", "TRACE", "OUT.json"], ".json"),
     "convert to tables": (["convert", "TRACE", "OUT"], ""),
     "report": (["report", "TRACE", "-o", "OUT.html"], ".html"),
-    "scrub": (["scrub", "TRACE", "OUT"], ""),
     "bench": (["bench", "--size", "smoke", "--device", "cpu", "--out-json", "OUT.json"], ".json"),
 }
 #: What can be there already, and whether each command may replace it with --overwrite.
@@ -77,7 +76,7 @@ def test_what_is_there(command: str, place: str, trace: Path, tmp_path: Path, ca
     assert err.count("\n") == 1
     assert f"OUT{suffix}: " in err
     assert state(tmp_path) == before
-    writes_folder = command in ("convert to tables", "scrub")
+    writes_folder = command == "convert to tables"
     replaced = place == ("store" if writes_folder else "file")
     if command == "bench" and replaced:
         return  # it would measure

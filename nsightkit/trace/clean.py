@@ -124,6 +124,8 @@ _FORMS = (
     (r"()(?<![\w.@/-])[a-z][\w-]{0,60}\.(?:[\w-]{1,60}\.){0,8}(?:internal|corp|lan|local)\b", "host"),
 )
 _PATTERNS = [(re.compile(form), kind) for form, kind in _FORMS]
+#: Entries of an environment, which are joined by zero bytes.
+_ENTRY = re.compile(r"(?:^|\0)[A-Za-z_]\w*=")
 #: No text without one of these holds anything of these forms.
 _HINTS = re.compile(
     r"[@/\\=:]|--|\d\.\d|ip-|eyJ|AIza|A[KS]IA[A-Z0-9]|[a-z\d]_[A-Za-z0-9]{20}|-[\w-]{10}|[Bb]earer"
@@ -186,7 +188,7 @@ class TextCleaner:
         return self.text(given)
 
     def _cleaned(self, text: str) -> str:
-        if "\0" in text:  # entries of an environment are joined so
+        if "\0" in text and _ENTRY.search(text):
             return "[environment]"
         if _HINTS.search(text):
             for pattern, kind in _PATTERNS:

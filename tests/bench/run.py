@@ -212,17 +212,6 @@ def cases(folder: Path, kernels: int) -> list[Case]:
             [ours("nsightkit", ["kernels", k]), python("json.load and a loop", _JSON, k), *hta],
         ),
         Case(
-            "scrub: a copy of the export without secrets",
-            [
-                ours("nsightkit", ["scrub", e, str(folder / "scrubbed.sqlite"), "--overwrite"]),
-                python("VACUUM INTO (removes nothing)", _VACUUM, e, str(folder / "vacuumed.sqlite")),
-            ],
-        ),
-        Case(
-            "scrub: a copy of the Kineto trace",
-            [ours("nsightkit", ["scrub", k, str(folder / "scrubbed.json"), "--overwrite"])],
-        ),
-        Case(
             "start-up",
             [Contender("nsightkit --help", [[*NSIGHTKIT, "--help"]]), python("import pandas", "import pandas")],
         ),

@@ -302,7 +302,7 @@ def test_hostile_names_stay_text():
     assert HOSTILE[1] in read.words
 
 
-def test_names_are_scrubbed(tmp_path):
+def test_names_are_cleaned(tmp_path):
     secret = "hf_" + "aBcD1234" * 4 + "xY"
     ranges = pd.DataFrame({"start_ns": [0], "end_ns": [9], "name": [f"load --token={secret}"], "kind": "pushpop"})
     trace = Trace.from_frames(
