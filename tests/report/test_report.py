@@ -421,14 +421,13 @@ def test_labels_are_the_files_names_without_their_kind():
 
 
 def test_it_needs_no_matplotlib(tmp_path):
+    planted.training(tmp_path / "t.sqlite", "starved", steps=3)
     code = f"""
 import sys
 for name in ("matplotlib", "PIL", "jinja2", "torch"):
     sys.modules[name] = None
-from nsightkit import report
-from synthetic import planted
 import nsightkit
-planted.training({str(tmp_path / "t.sqlite")!r}, "starved", steps=3)
+from nsightkit import report
 report.write(nsightkit.load({str(tmp_path / "t.sqlite")!r}), {str(tmp_path / "r.html")!r})
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
