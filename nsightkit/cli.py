@@ -161,12 +161,11 @@ def _command(
 
 def _require_free(out: Path, *, overwrite: bool, traces: Sequence[Path] = (), folder: bool = False) -> None:
     """Refuse a place for a result before anything is read: one that is taken, or where a trace lies."""
-    from nsightkit.trace import output
+    from nsightkit.trace import output, store
 
     if out.exists() and any(trace.exists() and out.samefile(trace) for trace in traces):
         raise UsageError(f"{out}: is the trace itself; give another name")
-    require = output.require_free_folder if folder else output.require_free
-    require(out, overwrite=overwrite)
+    (store if folder else output).require_free(out, overwrite=overwrite)
 
 
 def _size(out: Path) -> int:
@@ -778,7 +777,7 @@ def main() -> NoReturn:
     gc.set_threshold(200_000, 20, 20)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us: what is printed goes nowhere
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for as long as we run
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
     code = run()
     try:
         sys.stdout.flush()

@@ -207,7 +207,9 @@ def _window(text: str) -> tuple[int | None, int | None]:
     number = r"\s*(?:(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|μs|ms|s|))?\s*"
     found = None if len(text) > _LONGEST_WINDOW else re.fullmatch(f"{number}:{number}", text)
     if found is None or not (found[1] or found[3]):
-        raise UsageError(f"--time: {text[:_LONGEST_WINDOW]!r} is no window A:B in ns or with a unit, such as 1.5ms:2s")
+        raise UsageError(
+            f"--time: {text[:_LONGEST_WINDOW]!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s"
+        )
     sides = []
     for amount, unit in ((found[1], found[2]), (found[3], found[4])):
         side = None if amount is None else Decimal(amount) * units[unit]

@@ -715,12 +715,13 @@ def test_a_reader_that_leaves_early_is_no_error(format: str, saved: Any) -> None
 def test_a_stdout_that_takes_nothing(arguments: list[str], unbuffered: str, saved: Any) -> None:
     """A full one is one line and exit 2; a closed one is nobody's mistake, and notes do not go there instead."""
     command = [sys.executable, "-m", "nsightkit", *(saved() if a == "TRACE" else a for a in arguments)]
-    given: dict[str, Any] = {"env": _environment(PYTHONUNBUFFERED=unbuffered), "timeout": 120, "check": False}
+    given: dict[str, Any] = {"env": _environment(PYTHONUNBUFFERED=unbuffered), "timeout": 120}
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, **given)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, **given)
     assert done.returncode == 2
     assert "No space left" in one_line(done.stderr)
-    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, **given)
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, check=False, **given)
     assert (done.returncode, done.stderr) == (0, b"")
 
 

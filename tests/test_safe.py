@@ -49,7 +49,7 @@ def _check(text: str) -> None:
     assert is_safe(out.getvalue())
     [_, (name, total, nested)] = csv.reader(io.StringIO(out.getvalue(), newline=""))
     assert name.removeprefix("'") == shown.removeprefix("'")
-    assert not name.startswith(("=", "+", "@", "＝", "＋", "＠", "\t", "\r"))
+    assert not name.startswith(("=", "+", "@", "\uff1d", "\uff0b", "\uff20", "\t", "\r"))
     assert total == "-3"
     assert json.loads(nested) == [text]
 

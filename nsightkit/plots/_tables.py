@@ -40,7 +40,7 @@ def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: s
         Renders as HTML in a notebook or a gallery page. Needs jinja2.
     """
     chosen = {str(c): _format(str(c), frame[c]) for c in frame.columns} | (formats or {})
-    written = {column: _escaping(form) for column, form in chosen.items()}
+    written: dict[Any, Any] = {column: _escaping(form) for column, form in chosen.items()}
     # Numbers line up at their right, words at their left.
     left: Any = {c: [{"selector": "", "props": "text-align: left"}] for c in frame.columns if _worded(frame[c])}
     from pandas.io.formats.style import Styler  # needs jinja2, which drawing does not

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -37,10 +38,10 @@ from nsightkit.trace.files import (
     user_secret,
 )
 from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
-from nsightkit.trace.output import require_free_folder
+from nsightkit.trace.output import is_taken
 from nsightkit.trace.parquet import read_table, schema_names
 
-__all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "write"]
+__all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "require_free", "write"]
 
 _T = TypeVar("_T")
 
@@ -100,12 +101,12 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
 
     Raises
     ------
-    UsageError
+    TraceError
         The target exists without `overwrite`, is not a trace folder, or contains other files.
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    require_free_folder(folder, overwrite=overwrite)
+    require_free(folder, overwrite=overwrite)
     trace = clean(trace)
     with drafted(folder) as draft:
         draft.mkdir()
@@ -128,6 +129,30 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
             ),
         }
         (draft / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def require_free(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Raise unless a trace folder may be written there: over nothing, or over an empty folder.
+
+    Parameters
+    ----------
+    folder : path-like
+    overwrite : bool
+        Also over a trace folder with nothing else in it.
+    """
+    folder = Path(folder)
+    if not is_taken(folder) or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not is_store(folder):
+        raise TraceError(folder, "exists and is not a trace folder", "choose another name or remove it")
+    if not overwrite:
+        raise TraceError(folder, "exists", "give another name or --overwrite")
+    ours = {_INDEX, *(f"{table}.parquet" for table in TABLES)}
+    for entry in sorted(folder.iterdir()):
+        if entry.name not in ours or not stat.S_ISREG(entry.lstat().st_mode):
+            raise TraceError(
+                folder, f"holds files that are not ours: {entry.name}", "choose another name or move them away"
+            )
 
 
 def is_store(folder: str | os.PathLike[str]) -> bool:

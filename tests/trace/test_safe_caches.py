@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import stat
@@ -312,7 +311,7 @@ class TestStore:
         return tmp_path / "s.parquet"
 
     def test_is_replaced_only_on_request(self, folder):
-        with pytest.raises(nsightkit.UsageError, match="exists; give another name"):
+        with pytest.raises(nsightkit.TraceError, match="exists; give"):
             store.write(Trace.from_frames({}), folder)
         assert len(nsightkit.load(folder)["kernels"]) == 2
         store.write(Trace.from_frames({}), folder, overwrite=True)
@@ -327,7 +326,7 @@ class TestStore:
         else:
             (folder / name).write_text("precious")
         before = contents(folder)
-        with pytest.raises(nsightkit.UsageError, match=re.escape(f"did not write ({name})")):
+        with pytest.raises(nsightkit.TraceError, match=f"not ours: {name}"):
             store.write(Trace.from_frames({}), folder, overwrite=True)
         assert contents(folder) == before
 

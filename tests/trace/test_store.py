@@ -79,7 +79,7 @@ def test_nothing_else_is_overwritten(export, tmp_path):
     precious.mkdir()
     (precious / "thesis.tex").write_text("x")
     for overwrite in (False, True):
-        with pytest.raises(UsageError, match="did not write"):
+        with pytest.raises(nsightkit.TraceError, match="not a trace folder"):
             store.write(nsightkit.load(export), precious, overwrite=overwrite)
     assert (precious / "thesis.tex").read_text() == "x"
 

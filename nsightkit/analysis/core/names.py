@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Hashable
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ _MOST_BYTES = 1 << 20
 _UNSUPPORTED = re.compile(r"invalid perl operator: \(\?(<?[=!]|P)|invalid escape sequence: \\[1-9]")
 
 
-class Expression(Protocol):
+class Expression(Hashable, Protocol):
     """A compiled regular expression: one of our own (:mod:`re`), or a :class:`Pattern`."""
 
     def search(self, name: str, /) -> object:

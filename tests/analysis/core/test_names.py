@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import time
@@ -48,11 +49,9 @@ PIECES = [
 @pytest.mark.parametrize("expression", BACKTRACKING, ids=lambda text: text[:20])
 def test_none_takes_long(expression: str) -> None:
     started = time.monotonic()
-    try:
+    with contextlib.suppress(UsageError):
         found = matching(pd.Series(pd.Categorical(NAMES)), compiled(expression, "--match"))
         assert len(found) == len(NAMES)
-    except UsageError as error:
-        assert str(error).startswith("--match: ")
     assert time.monotonic() - started < 2
 
 
@@ -87,7 +86,7 @@ def test_it_finds_what_python_finds() -> None:
     ],
 )
 def test_what_it_refuses(expression: str, says: str) -> None:
-    with pytest.raises(UsageError, match="^--within: ") as raised:
+    with pytest.raises(UsageError, match=r"^--within: ") as raised:
         compiled(expression, "--within")
     assert says in str(raised.value)
 
