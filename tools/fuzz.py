@@ -53,7 +53,7 @@ from nsightkit.trace import chrome, ncu, snapshot, store  # noqa: E402
 CASES = ROOT / "docs" / "cases"
 #: Rows of each table of a seed: enough for gaps, steps and nested ranges, few enough for a hundred inputs a second.
 ROWS = 120
-#: What one input may take.
+#: What one input may take: of a processor's time, and of memory.
 SECONDS, BYTES = 20, 2 << 30
 
 _STORES = (
@@ -598,8 +598,11 @@ def ask(kind: str, path: Path, rng: random.Random, questions: int) -> None:
 # -- the loop --------------------------------------------------------------------------------------------------------
 
 
+_ALARMS = (signal.SIGPROF, signal.SIGALRM)
+
+
 def _late(*_: object) -> None:
-    raise TookTooLong(f"took more than {SECONDS} s")
+    raise TookTooLong(f"took more than {SECONDS} s of CPU, or waited for long")
 
 
 def try_input(kind: str, maker: Any, number: int, questions: int = 1, keep: Path | None = None) -> Failure | None:
@@ -627,16 +630,19 @@ def try_input(kind: str, maker: Any, number: int, questions: int = 1, keep: Path
         warnings.simplefilter("ignore")
         path = maker.make(rng, Path(folder))
         failure = None
-        before = signal.signal(signal.SIGALRM, _late)
-        signal.alarm(SECONDS)
+        before = [signal.signal(alarm, _late) for alarm in _ALARMS]
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.alarm(10 * SECONDS)
         try:
             with contextlib.suppress(NsightkitError):
                 ask(kind, path, rng, questions)
         except (Exception, TookTooLong) as error:
             failure = Failure(kind, number, f"{type(error).__name__}: {error}"[:200], innermost(error))
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
-            signal.signal(signal.SIGALRM, before)
+            for alarm, handler in zip(_ALARMS, before, strict=True):
+                signal.signal(alarm, handler)
         if failure and keep:
             keep.mkdir(parents=True, exist_ok=True)
             copy = shutil.copytree if path.is_dir() else shutil.copyfile

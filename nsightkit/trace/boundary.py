@@ -42,6 +42,8 @@ _LEAST = {
     "dynamic_shared_bytes": 0,
     **{f"{what}_{axis}": 0 for what in ("grid", "block") for axis in "xyz"},
 }
+#: Devices of a trace. The largest machines that one process sees have 72.
+_MOST_DEVICES = 1_024
 #: Columns that hold rows of their own table, or depths in it.
 _ROWS = ("parent", "level")
 
@@ -210,6 +212,8 @@ def _problem(column: str, values: pd.Series, dtype: str, size: int) -> str | Non
     low, high = int(numbers.min()), int(numbers.max())
     if low < least:
         return f"holds {low}, less than {least}"
+    if column == "device" and high >= _MOST_DEVICES and len(np.unique(numbers)) > _MOST_DEVICES:
+        return f"names more than {_MOST_DEVICES:,} devices"
     if column in _ROWS and high >= size:
         return f"holds {high}, in a table of {size:,} rows"
     if column == "parent" and _has_circle(numbers):

@@ -24,6 +24,7 @@ __all__ = [
     "enclosing",
     "gpu_intervals",
     "idle_intervals",
+    "innermost",
     "launch_of",
     "launched",
     "launches_of",
@@ -412,6 +413,35 @@ def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: npt.NDArray[np.b
         at = np.where(climb, above[np.maximum(at, 0)], at)
 
 
+def innermost(inner: pd.DataFrame, outer: pd.DataFrame) -> Int:
+    """Find the innermost interval of one table around each of another, whatever their threads.
+
+    Parameters
+    ----------
+    inner, outer : DataFrame
+        Columns ``start_ns`` and ``end_ns``, in any order of rows.
+
+    Returns
+    -------
+    ndarray of int64
+        Position in `outer` for each row of `inner`, -1 where none is around it.
+    """
+    start, end = (inner[column].to_numpy() for column in ("start_ns", "end_ns"))
+    low, high = (outer[column].to_numpy() for column in ("start_ns", "end_ns"))
+    order = np.lexsort((-high, low))
+    low, high = low[order], high[order]
+    _, above = nesting(np.zeros(len(low), np.int64), low, high)
+    rounded = not (start % 1000).any() and not (low % 1000).any()  # as in enclosing
+    need = np.maximum(end - (1000 if rounded else 0), start + (end > start))
+    at = np.searchsorted(low, start, side="right") - 1
+    left = np.flatnonzero(at >= 0)
+    while len(left):  # as often as the outer ones nest
+        left = left[high[at[left]] < need[left]]
+        at[left] = above[at[left]]
+        left = left[at[left] >= 0]
+    return np.append(order, -1)[at]
+
+
 def launched(trace: Trace, table: str) -> Int:
     """When each operation of a GPU table was launched.
 
@@ -441,16 +471,22 @@ class _Launches:
         calls = whole.table("calls", ["thread", "correlation"])
         process, ids = calls["thread"].to_numpy() >> 24, calls["correlation"].to_numpy()
         self._processes = np.sort(pd.unique(process))
-        self._low, self._ids = int(ids.min()), None
+        self._low, self._ids, self._places = int(ids.min()), None, None
         self._width = int(ids.max()) - self._low + 1
-        if self._width * len(self._processes) > 8 * len(ids) + 1_000_000:
+        most = 8 * len(ids) + 1_000_000
+        if self._width * len(self._processes) > most:
             # Too sparse for a table: number the ids first.
             self._ids = np.unique(ids)
             ids = np.searchsorted(self._ids, ids)
             self._low, self._width = 0, len(self._ids)
         place = np.searchsorted(self._processes, process) * self._width + (ids - self._low)
+        size = self._width * len(self._processes)
+        if size > most:
+            # Still: as many processes as calls. Number the pairs.
+            self._places = np.unique(place)
+            place, size = np.searchsorted(self._places, place), len(self._places)
         row = np.arange(len(ids), dtype=np.int32)
-        self._row = np.full(self._width * len(self._processes), -1, np.int32)
+        self._row = np.full(size, -1, np.int32)
         self._row[place] = row
         shared = np.zeros(len(self._row), bool)
         shared[place[self._row[place] != row]] = True
@@ -469,4 +505,9 @@ class _Launches:
             asked = number
         place = asked - self._low
         known &= (place >= 0) & (place < self._width)
-        return np.where(known, self._row[np.where(known, at * self._width + place, 0)], -1)
+        place = np.where(known, at * self._width + place, 0)
+        if self._places is not None:
+            number = np.minimum(np.searchsorted(self._places, place), len(self._places) - 1)
+            known &= self._places[number] == place
+            place = np.where(known, number, 0)
+        return np.where(known, self._row[place], -1)

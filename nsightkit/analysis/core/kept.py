@@ -30,12 +30,16 @@ def kept(answer: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], 
         Its first argument is what the answer is about; the others can be hashed.
     """
     signature = inspect.signature(answer)
+    whole = len(signature.parameters) - 1
 
     @functools.wraps(answer)
     def asked(about: S, /, *given: P.args, **named: P.kwargs) -> T:
-        bound = signature.bind(about, *given, **named)
-        bound.apply_defaults()
-        key = (answer.__module__, answer.__qualname__, *bound.args[1:])
+        options = given
+        if len(given) < whole:  # else it is clear which is which
+            bound = signature.bind(about, *given, **named)
+            bound.apply_defaults()
+            options = bound.args[1:]
+        key = (answer.__module__, answer.__qualname__, *options)
         if key not in about.memo:
             about.memo[key] = answer(about, *given, **named)
         found: T = about.memo[key]

@@ -32,7 +32,7 @@ def place(threads: Int, times: Int, thread: Int, time: Int, side: Literal["left"
     out = np.zeros(len(thread), np.int32)
     for one in kinds_of(thread).tolist():
         mine = thread == one
-        low, high = np.searchsorted(threads, [one, one + 1])
+        low, high = (int(np.searchsorted(threads, one, end)) for end in ("left", "right"))
         out[mine] = low + np.searchsorted(times[low:high], time[mine], side=side)
     return out
 

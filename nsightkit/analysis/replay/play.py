@@ -51,7 +51,8 @@ class Layout:
         target, self.cut_of_target = of.target, of.cut_of_target
         first_aside = int(of.stream.max()) + 1
         if aside is not None:
-            stream = np.where(aside, of.device + np.int32(first_aside), of.stream)
+            device = pd.factorize(of.device)[0].astype(np.int32)
+            stream = np.where(aside, device + np.int32(first_aside), of.stream)
             self.order = np.argsort(stream, kind="stable").astype(np.int32)
             # On the new streams, which come last, by time.
             moved = self.order[len(number) - int(aside.sum()) :]

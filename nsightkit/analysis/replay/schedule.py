@@ -48,6 +48,8 @@ _OVERLAP = 0.02
 _GUESSED = 1 / 3
 #: Work whose launch was not recorded, as a share of all GPU work, above which no schedule can be made.
 _UNLINKED = 0.1
+#: Launching threads, each of which may wait for any other; and pairs of a stream and a call that may wait for it.
+_MOST_THREADS, _MOST_PAIRS = 256, 50_000_000
 #: Of so many samples a median tells as much as that of all.
 _ENOUGH = 200_000
 #: How kernels slow each other down depends on when they run, and that on how they do: so often it is played anew.
@@ -96,6 +98,7 @@ class Schedule:
         self._operations()
         if self.unplayable is None:
             self._calls()
+        if self.unplayable is None:
             #: silences of threads that another one ended, and waits for data that somebody else prepares
             self.pauses = waits_for_threads(self)
             self.arrivals = waits_for_data(self)
@@ -202,6 +205,9 @@ class Schedule:
         if self.trace is not whole and not len(self.steps):
             self.begin_ns = int(self.begun[self.linked].min())
         self.threads = np.union1d(kinds_of(self.by[self.linked]), self.steps["thread"])
+        if len(self.threads) > _MOST_THREADS:
+            self.unplayable = f"{len(self.threads):,} threads launched its work"
+            return
         rows = np.flatnonzero(blocks & np.isin(self.call_thread, self.threads))
         rows = rows[np.lexsort((-self.call_end[rows], self.call_start[rows]))]
         # Of a runtime's call and the driver's inside it, or of one that was recorded twice, the outer one is meant.
@@ -209,6 +215,8 @@ class Schedule:
         self.blocking = rows[
             self.call_end[rows] > reach.cummax().groupby(self.call_thread[rows]).shift(fill_value=NEVER)
         ]
+        if len(self.blocking) * len(self.process_of) > _MOST_PAIRS:
+            self.unplayable = f"{len(self.blocking):,} calls may wait for {len(self.process_of):,} streams"
 
     def when(self, chosen: Callable[[str], Any], *tables: str) -> dict[int, tuple[Int, Int]]:
         """When events whose name is chosen were open on each of the threads.

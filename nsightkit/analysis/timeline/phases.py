@@ -9,7 +9,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import Rule, attributable, may_hold_launches
+from nsightkit.analysis.timeline.ranges import Rule, attributable, holders
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["PHASES", "UNATTRIBUTED", "summary"]
@@ -100,11 +100,12 @@ def _phase_of_launch(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule
     known = np.flatnonzero(launch >= 0)
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
     begun, done, thread = (calls[c].to_numpy()[launch[known]] for c in ("start_ns", "end_ns", "thread"))
-    end = np.append(phases["end_ns"].to_numpy(), 0)
-    for one in pd.unique(thread).tolist():
-        mine = np.flatnonzero(may_hold_launches(trace, phases.index.to_numpy(), one, rule))
-        mine = mine[np.argsort(phases["start_ns"].to_numpy()[mine], kind="stable")]
-        at = np.flatnonzero(thread == one)
-        phase = np.append(mine, -1)[steps.number(phases.iloc[mine], begun[at])]
-        result[known[at]] = np.where(end[phase] >= done[at], phase, -1)
+    # At -1 stands none, before and after all times.
+    start, end = (np.append(phases[c].to_numpy(), np.iinfo(np.int64).min) for c in ("start_ns", "end_ns"))
+    last = np.full(len(known), -1, np.int64)
+    for mine, at in holders(trace, phases.index.to_numpy(), thread, rule):
+        mine = mine[np.argsort(start[mine], kind="stable")]  # noqa: PLW2901 - in order of time
+        phase = np.append(mine, -1)[np.searchsorted(start[mine], begun[at], side="right") - 1]
+        last[at] = np.where(start[phase] > start[last[at]], phase, last[at])
+    result[known] = np.where((end[last] >= done) & (end[last] > begun), last, -1)
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +22,8 @@ __all__ = [
     "COLUMNS",
     "attributable",
     "exclusive_ns",
+    "holders",
     "instances",
-    "may_hold_launches",
     "summary",
     "threads_with_ranges",
 ]
@@ -204,29 +205,43 @@ def threads_with_ranges(trace: Trace) -> frozenset[int]:
     return frozenset(np.unique(thread[_own(trace.whole)]).tolist())
 
 
-def may_hold_launches(trace: Trace, row: Int, thread: int, rule: Rule = "window") -> npt.NDArray[np.bool_]:
-    """Flag the ranges that may hold what a thread launches while they are open.
+def holders(trace: Trace, row: Int, thread: Int, rule: Rule = "window") -> Iterator[tuple[Int, Int]]:
+    """Pair ranges with the launches that they may hold while they are open.
+
+    A range may hold what its own thread launches. By the rule ``window`` a range that the program opened may also hold
+    what those threads of its process launch that have no ranges of their own.
 
     Parameters
     ----------
     trace : Trace
     row : ndarray of int
         Rows of ``trace.whole.ranges``.
-    thread : int
-        The launching thread.
+    thread : ndarray of int
+        The thread of each launch.
     rule : {"window", "thread"}
 
-    Returns
-    -------
-    ndarray of bool
-        Ranges of that very thread; and by the rule ``window``, if it has none of its own, those that the program opened
-        in its process.
+    Yields
+    ------
+    ndarray of int
+        Positions in `row`, ascending.
+    ndarray of int
+        Positions in `thread`, ascending: each of these launches may lie in each of those ranges.
     """
     range_thread = trace.whole.table("ranges", ["thread"])["thread"].to_numpy()
-    mine, own = range_thread[row] == thread, _own(trace.whole)
-    if rule == "window" and not (own & (range_thread == thread)).any():
-        mine |= own[row] & (range_thread[row] >> 24 == thread >> 24)
-    return np.asarray(mine)
+    yield from _alike(range_thread[row], thread)
+    if rule == "window":
+        own = _own(trace.whole)
+        opened, bare = np.flatnonzero(own[row]), np.flatnonzero(~np.isin(thread, range_thread[own]))
+        for ranges, launches in _alike(range_thread[row][opened] >> 24, thread[bare] >> 24):
+            yield opened[ranges], bare[launches]
+
+
+def _alike(column: Int, other: Int) -> Iterator[tuple[Int, Int]]:
+    """Positions in two columns of each value that stands in both."""
+    places, others = (pd.Series(values).groupby(values).indices for values in (column, other))
+    for value, at in places.items():
+        if value in others:
+            yield at, others[value]
 
 
 @kept
@@ -290,15 +305,15 @@ def _gpu_figures(trace: Trace, rule: Rule) -> pd.DataFrame:
     ranges = trace.whole.table("ranges", ["start_ns", "end_ns"])
     range_start, range_end = (ranges[c].to_numpy() for c in ranges)
     figures = np.zeros((len(_FIGURES), len(ranges)), np.int64)
-    # Operations thread by thread, and blocks of them: a range, and the positions of what a thread launched in it.
+    # Operations by who may hold them, and blocks of these: a range, and the positions of what was launched in it.
     order, blocks, before = [np.empty(0, np.intp)], [np.empty((3, 0), np.int64)], 0
-    for one in np.unique(ops["thread"]).tolist():
-        mine = np.flatnonzero(ops["thread"] == one)
-        candidates = np.flatnonzero(may_hold_launches(trace, np.arange(len(ranges)), one, rule))
-        # Launches of one thread follow each other, so those inside a range are consecutive. Only twins nest, of which
-        # the outer call was chosen.
-        done = np.maximum.accumulate(ops["done"][mine])
-        low = np.searchsorted(ops["begun"][mine], range_start[candidates], side="left")
+    ends = None
+    for candidates, mine in holders(trace, np.arange(len(ranges)), ops["thread"], rule):
+        begun, done = ops["begun"][mine], ops["done"][mine]
+        if (done[1:] < done[:-1]).any():
+            # Launches of several threads overlap: some of those that began in a range may end behind it.
+            done, ends = begun, range_end
+        low = np.searchsorted(begun, range_start[candidates], side="left")
         high = np.searchsorted(done, range_end[candidates], side="right")
         some = high > low
         blocks.append(np.stack((candidates[some], before + low[some], before + high[some])))
@@ -310,17 +325,26 @@ def _gpu_figures(trace: Trace, rule: Rule) -> pd.DataFrame:
     pairs = np.cumsum(block[2] - block[1])[heads] // _PAIRS
     for part in np.split(block, heads[1:][np.diff(pairs) > 0], axis=1):
         if part.size:
-            _add_up(figures, part, members, ops)
+            _add_up(figures, part, members, ops, ends)
     return pd.DataFrame(dict(zip(_FIGURES, figures, strict=True)), copy=False)
 
 
-def _add_up(figures: Int, blocks: Int, members: Int, ops: dict[str, npt.NDArray[Any]]) -> None:
-    """Figures of some ranges: each block is a range, and from and to where `members` were launched inside it."""
+def _add_up(figures: Int, blocks: Int, members: Int, ops: dict[str, npt.NDArray[Any]], ends: Int | None = None) -> None:
+    """Figures of some ranges: each block is a range, and from and to where `members` were launched inside it.
+
+    Where the ends of all ranges are given, launches that outlast theirs do not count.
+    """
     ranges, low, high = blocks
     count = high - low
     which = np.repeat(np.arange(len(count)), count)
     rows = members[np.arange(len(which)) - (np.cumsum(count) - count - low)[which]]
-    owner, start, end, kernel = ranges[which], *(ops[column][rows] for column in ("start", "end", "kernel"))
+    owner = ranges[which]
+    if ends is not None:
+        inside = ops["done"][rows] <= ends[owner]
+        owner, rows = owner[inside], rows[inside]
+    if not len(rows):
+        return
+    start, end, kernel = (ops[column][rows] for column in ("start", "end", "kernel"))
     same = owner[1:] == owner[:-1]
     if (same & (start[1:] < start[:-1])).any():
         order = np.lexsort((start, owner))

@@ -12,7 +12,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import may_hold_launches
+from nsightkit.analysis.timeline.ranges import holders
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
 
@@ -135,9 +135,12 @@ def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
     masks = {table: _in_process(windows, rows) for table, rows in events.items()}
     calls = whole.table("calls", ["start_ns", "end_ns", "process", "thread"])
     called = masks.get("calls", np.zeros(0, bool)).copy()
-    for one in np.unique(calls["thread"].to_numpy()[called]).tolist() if "row" in windows else ():
-        mine = np.flatnonzero(called & (calls["thread"] == one).to_numpy())
-        called[mine] = _contained(windows[may_hold_launches(trace, windows["row"].to_numpy(), one)], calls.iloc[mine])
+    if "row" in windows:
+        rows = np.flatnonzero(called)
+        held = np.zeros(len(rows), bool)
+        for ranges, launches in holders(trace, windows["row"].to_numpy(), calls["thread"].to_numpy()[rows]):
+            held[launches] |= _contained(windows.iloc[ranges], calls.iloc[rows[launches]])
+        called[rows] = held
     for table in _DEVICE_TABLES:
         if whole.size(table):
             rows = whole.table(table, ["process", "correlation"])
@@ -148,8 +151,10 @@ def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
 
 def _in_process(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
     hit = np.zeros(len(events), bool)
-    for one, mine in windows.groupby("process"):
-        hit |= (events["process"] == one).to_numpy() & _contained(mine, events)
+    processes = events.groupby("process").indices
+    for process, mine in windows.groupby("process"):
+        if process in processes:
+            hit[processes[process]] = _contained(mine, events.iloc[processes[process]])
     return hit
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import enclosing, launch_of
+from nsightkit.analysis.core.intervals import enclosing, innermost, launch_of
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import OPERATOR_RANGE, matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import may_hold_launches
+from nsightkit.analysis.timeline.ranges import holders
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import nesting
@@ -241,10 +241,10 @@ def _around(whole: Trace, calls: pd.DataFrame, places: pd.DataFrame, kind: By) -
     if kind != "range":
         return enclosing(calls, places)
     found = np.full(len(calls), -1, np.int64)
-    for one in calls["thread"].unique().tolist():
-        mine = np.flatnonzero(calls["thread"] == one)
-        may = np.flatnonzero(may_hold_launches(whole, places.index.to_numpy(), one))
-        found[mine] = np.append(may, -1)[enclosing(calls.iloc[mine], places.iloc[may].assign(thread=one))]
+    for may, mine in holders(whole, places.index.to_numpy(), calls["thread"].to_numpy()):
+        at = np.append(may, -1)[innermost(calls.iloc[mine], places.iloc[may])]
+        later = _begun(places, at) > _begun(places, found[mine])
+        found[mine] = np.where(later, at, found[mine])
     return found
 
 

@@ -112,21 +112,25 @@ class Group:
         """
         kind, rows = np.zeros(len(left), np.int8), np.full(len(left), -1, np.int64)
         waits, calls = self.threads.named("calls", self.thread, EVENT_WAIT).start, self.threads.launches(self.thread)
-        for device in np.unique(self.device[left]).tolist() if self.threads.several_devices else ():
-            start, end, table, row = self.threads.elsewhere(device, self.process)
-            at = np.searchsorted(end, self.end[left], side="right") - 1
-            # Its own device, and something that ended just before.
-            mine = np.flatnonzero((self.device[left] == device) & (at >= 0))
-            at, gap = at[mine], left[mine]
-            just = (self.end[gap] - end[at] <= QUEUED_NS) & (end[at] > self.dry[gap])
-            alone = 2 * (end[at] - np.maximum(start[at], self.dry[gap])) >= self.end[gap] - self.dry[gap]
-            if len(waits):
-                since = np.append(0, calls)[np.searchsorted(calls, self.begun[gap])]
-                alone |= np.searchsorted(waits, self.begun[gap]) > np.searchsorted(waits, since)
-            at, mine = at[just & alone], mine[just & alone]
-            of = np.array(GPU_TABLES)[table[at]]
-            kind[mine] = np.where(of == "memops", EVIDENCE.index("copy"), EVIDENCE.index("kernel"))
-            rows[mine] = np.where(of == "graphs", -1, row[at])
+        if not self.threads.several_devices:
+            return kind, rows
+        work = self.threads.work_by_end(self.process)
+        at = np.searchsorted(work.end, self.end[left], side="right") - 1
+        here = np.flatnonzero(at >= 0)
+        here = here[work.device[at[here]] == self.device[left[here]]]
+        at[here] = work.elsewhere[at[here]]
+        # Something that ended just before.
+        mine = np.flatnonzero(at >= 0)
+        at, gap = at[mine], left[mine]
+        just = (self.end[gap] - work.end[at] <= QUEUED_NS) & (work.end[at] > self.dry[gap])
+        alone = 2 * (work.end[at] - np.maximum(work.start[at], self.dry[gap])) >= self.end[gap] - self.dry[gap]
+        if len(waits):
+            since = np.append(0, calls)[np.searchsorted(calls, self.begun[gap])]
+            alone |= np.searchsorted(waits, self.begun[gap]) > np.searchsorted(waits, since)
+        at, mine = at[just & alone], mine[just & alone]
+        of = np.array(GPU_TABLES)[work.table[at]]
+        kind[mine] = np.where(of == "memops", EVIDENCE.index("copy"), EVIDENCE.index("kernel"))
+        rows[mine] = np.where(of == "graphs", -1, work.row[at])
         return kind, rows
 
 

@@ -269,6 +269,7 @@ def decide(threads: Threads, gaps: Mapping[str, Int], **asked: Any) -> dict[str,
                     group.decide(mine, number, kind, rows)
         for column, values in found.items():
             values[at] = getattr(group, column)
+        threads.forget()
     return found
 
 

@@ -97,6 +97,8 @@ _ROUNDS = 10
 EAGER_NS = 500_000
 #: An operator without a launch that lasts this long is work of its own, not dispatch.
 _HEAVY_NS = 100_000
+#: So many answers are kept of single threads; of a trace with thousands of them, the last ones.
+_KEPT = 20_000
 #: Ranges around whole steps of a program, by name, and an outermost range with more launches than this, name no work.
 _STEP = re.compile(r"(?i)step|iter|epoch|batch|train|loop|profil")
 _MANY = 32
@@ -165,6 +167,27 @@ class Track:
         return i
 
 
+@dataclasses.dataclass(eq=False)
+class Work:
+    """What the devices did for one process, by end.
+
+    Parameters
+    ----------
+    start, end, device : ndarray of int
+    table, row : ndarray of int
+        As :func:`nsightkit.analysis.core.intervals.gpu_intervals` has them.
+    elsewhere : ndarray of int
+        Position of the last one before each that ran on another device, -1 where there is not any.
+    """
+
+    start: Int
+    end: Int
+    device: Int
+    table: Int
+    row: Int
+    elsewhere: Int
+
+
 _EMPTY = Track(*(np.empty(0, np.int64) for _ in range(3)))
 
 
@@ -175,6 +198,11 @@ def together(*tracks: Track) -> Track:
         return some[0]
     order = np.argsort(np.concatenate([t.start for t in some]), kind="stable")
     return Track(*(np.concatenate([getattr(t, a) for t in some])[order] for a in ("start", "end", "row")))
+
+
+def _run(ordered: Int, value: int) -> slice:
+    """Where a value stands in a column that is in order."""
+    return slice(int(np.searchsorted(ordered, value, "left")), int(np.searchsorted(ordered, value, "right")))
 
 
 def _inside(begun: Int, outer: Track) -> Int:
@@ -211,17 +239,34 @@ class Threads:
 
     # --- the tables, thread by thread ---
 
-    def _rows(self, table: str, rows: Int) -> Track:
+    @kept
+    def _times(self, table: str) -> tuple[Int, Int]:
+        """Starts and ends of a table's events."""
         frame = self.trace.table(table, ["start_ns", "end_ns"])
-        start, end = (frame[column].to_numpy() for column in frame)
+        return frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
+
+    def forget(self) -> None:
+        """Drop what is kept of single threads and processes once that is much."""
+        if len(self.memo) > _KEPT:
+            self.memo = {key: value for key, value in self.memo.items() if not any(type(part) is int for part in key)}
+
+    @kept
+    def _by_thread(self, table: str) -> tuple[Int, Int, Int]:
+        """Rows of a table thread by thread, and the thread and the process of each."""
+        thread = self.trace.table(table, ["thread"])["thread"].to_numpy()
+        order = np.argsort(thread, kind="stable").astype(np.int32)
+        return order, thread[order], thread[order] >> 24
+
+    def _rows(self, table: str, rows: Int) -> Track:
+        start, end = self._times(table)
         rows = rows[np.argsort(start[rows], kind="stable")]
         return Track(start[rows], end[rows], rows)
 
     @kept
     def events(self, table: str, thread: int) -> Track:
         """What a table has of a thread."""
-        of = self.trace.table(table, ["thread"])["thread"].to_numpy()
-        return self._rows(table, np.flatnonzero(of == thread).astype(np.int32))
+        order, of, _ = self._by_thread(table)
+        return self._rows(table, order[_run(of, thread)])
 
     @kept
     def _flag(self, table: str, expression: Expression) -> Bool:
@@ -366,11 +411,14 @@ class Threads:
     @kept
     def _overhead(self, loads: bool, of: int) -> Track:
         """Overhead records of a thread or of a process, and those that say nothing of either."""
-        thread = self.trace.table("overhead", ["thread"])["thread"].to_numpy()
-        loading = self._loading()
-        chosen = loading if loads else ~loading & ~self._flag("overhead", _BUFFER_FULL)
-        chosen = chosen & ((thread == -1) | (thread == of) | (thread >> 24 == of))
-        return self._rows("overhead", np.flatnonzero(chosen).astype(np.int32))
+        order, thread, process = self._by_thread("overhead")
+        if not len(order):
+            return _EMPTY
+        runs = [_run(thread, -1), _run(thread, of), _run(process, of)]
+        rows = np.unique(np.concatenate([order[run] for run in runs]))
+        loading = self._loading()[rows]
+        chosen = loading if loads else ~loading & ~self._flag("overhead", _BUFFER_FULL)[rows]
+        return self._rows("overhead", rows[chosen])
 
     @kept
     def _loading(self) -> Bool:
@@ -379,9 +427,9 @@ class Threads:
             self.trace.table("overhead", ["start_ns", "thread"])[c].to_numpy() for c in ("start_ns", "thread")
         )
         loading, unnamed = self._flag("overhead", _LOADING).copy(), self._flag("overhead", _UNNAMED)
-        for one in np.unique(thread[unnamed]).tolist():
-            mine = np.flatnonzero(unnamed & (thread == one))
-            loading[mine] = self.named("calls", one, _FIRST_TIMES).open_at(start[mine]) >= 0
+        rows = np.flatnonzero(unnamed)
+        for one, at in pd.Series(rows).groupby(thread[rows]).indices.items():
+            loading[rows[at]] = self.named("calls", int(one), _FIRST_TIMES).open_at(start[rows[at]]) >= 0
         return loading
 
     def profiler(self, process: int) -> Track:
@@ -415,12 +463,21 @@ class Threads:
         return waits.subset((waits.end - waits.start >= _ONCE_NS) & (then - waits.end <= EAGER_NS))
 
     @kept
-    def elsewhere(self, device: int, process: int) -> tuple[Int, Int, Int, Int]:
-        """Work of a process on all devices but one, by end: start, end, table as index into ``GPU_TABLES``, row."""
+    def _work(self) -> dict[str, Int]:
+        """What the devices did, by process and end."""
         ops = gpu_intervals(self.trace, "process")
-        ops = ops[(ops["device"] != device) & (ops["process"] == process)].sort_values("end_ns", kind="stable")
-        start, end, table, row = (ops[column].to_numpy() for column in ("start_ns", "end_ns", "table", "row"))
-        return start, end, table, row
+        order = np.lexsort((ops["end_ns"], ops["process"]))
+        return {str(column): values.to_numpy()[order] for column, values in ops.items()}
+
+    @kept
+    def work_by_end(self, process: int) -> Work:
+        """What the devices did for a process."""
+        work = self._work()
+        run = _run(work["process"], process)
+        columns = [work[column][run] for column in ("start_ns", "end_ns", "device", "table", "row")]
+        device = columns[2]
+        changes = np.where(device[1:] != device[:-1], np.arange(len(device) - 1), -1) if len(device) else device
+        return Work(*columns, np.maximum.accumulate(np.append(-1, changes))[: len(device)])
 
     @kept
     def _first_calls(self, thread: int) -> Track:
@@ -469,10 +526,9 @@ class Threads:
         """When the thread waited for data, without its CUDA calls and without waits for work of other threads."""
         waits, _ = self.waits(thread)
         if self.several and len(waits):
-            for other in self._fed():
-                if other != thread and other >> 24 == thread >> 24:
-                    handed = self.calls(other).covered(waits.start, waits.end) > 0
-                    waits = waits.subset(~handed | ~self._flag("os_calls", _FOR_A_THREAD)[waits.row])
+            everywhere = self._calls_of_fed(thread >> 24).of(waits.start, waits.end)
+            handed = everywhere > self.calls(thread).covered(waits.start, waits.end)
+            waits = waits.subset(~handed | ~self._flag("os_calls", _FOR_A_THREAD)[waits.row])
         return _outside(together(*(t for _, t in self.data(thread)), waits), self.calls(thread))
 
     def thread_waits(self, thread: int) -> Union:
@@ -515,10 +571,28 @@ class Threads:
         return union(*parts, *((track.start, track.end) for track in others))
 
     @kept
+    def _calls_of_fed(self, process: int) -> Coverage:
+        """When any thread of a process that gave a device work was in a call."""
+        order, _, of = self._by_thread("calls")
+        run = _run(of, process)
+        start, end = self._times("calls")
+        rows = order[run][self._feeds()[run]]
+        return Coverage(start[rows], end[rows])
+
+    @kept
+    def _feeds(self) -> Bool:
+        """Per call, in order of threads: whether its thread gave a device work."""
+        return np.isin(self._by_thread("calls")[1], list(self._fed()))
+
     def _busy(self, thread: int) -> Coverage:
         """When a device had work to which this thread gives work."""
+        return self._busy_any(self._fed().get(thread, frozenset()))
+
+    @kept
+    def _busy_any(self, devices: frozenset[int]) -> Coverage:
+        """When any of some devices had work."""
         ops = gpu_intervals(self.trace)
-        mine = np.isin(ops["device"], list(self._fed().get(thread, ())))
+        mine = np.isin(ops["device"], list(devices))
         return Coverage(ops["start_ns"].to_numpy()[mine], ops["end_ns"].to_numpy()[mine])
 
     @kept
