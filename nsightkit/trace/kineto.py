@@ -17,10 +17,11 @@ import json
 import operator
 import os
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -55,6 +56,7 @@ __all__ = [
     "COLLECTIVE",
     "FORMS",
     "MEMBERS",
+    "available_bytes",
     "decode",
     "documents",
     "first_that_decodes",
@@ -66,6 +68,10 @@ __all__ = [
 _Ints = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
+#: No time reaches it, so that the sum of two is below 2**63: 146 years.
+_BEYOND_NS = 1 << 62
+#: Of a number that is a time at most.
+_DIGITS = 400
 CHUNK_BYTES = 2 << 20  # measured: fastest of 1, 2, 4, 8 and 16 MiB, and the smallest peak
 _REMEDY = "give a trace that torch.profiler exported (export_chrome_trace)"
 _AGAIN = "capture or copy it again"
@@ -262,11 +268,23 @@ def short_kernel_name(name: str) -> str:
     str
         ``reduce_kernel``
     """
-    text = name.replace("(anonymous namespace)", "").replace("operator()", "operator")
-    while (outer := re.sub("<[^<>]*>", "", text)) != text:
-        text = outer
+    text = _without_arguments(name.replace("(anonymous namespace)", "").replace("operator()", "operator"))
     words = re.split("[<(]", text)[0].split()  # a "<" that is left is that of a name cut short
     return (words[-1].rsplit("::", 1)[-1] if words else "") or name
+
+
+def _without_arguments(text: str) -> str:
+    """Drop template arguments: all that stands between angle brackets that match."""
+    kept: list[str] = []
+    opened: list[int] = []  # of each "<" without its ">", its place in `kept`
+    for piece in re.split("([<>])", text):
+        if piece == ">" and opened:
+            del kept[opened.pop() :]
+            continue
+        if piece == "<":
+            opened.append(len(kept))
+        kept.append(piece)
+    return "".join(kept)
 
 
 # --- from the file to JSON documents -------------------------------------------------------------------------------
@@ -279,6 +297,7 @@ _OPEN = b'{"traceEvents":['
 _BYTE_ORDER = b"\xef\xbb\xbf"
 #: How a file may be decoded, the leanest way first.
 FORMS = ("slices", "one piece", "mended")
+_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def first_that_decodes(path: str | os.PathLike[str], take: Callable[[Iterator[bytes]], _T]) -> tuple[_T, str, str]:
@@ -304,12 +323,17 @@ def first_that_decodes(path: str | os.PathLike[str], take: Callable[[Iterator[by
     TraceError
         It cannot be mended, or is not JSON.
     """
-    problem = ""
-    for form in FORMS:
-        try:
-            return take(documents(path, form)), form, problem
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            problem = str(error)
+    try:
+        return take(documents(path, "slices")), "slices", ""
+    except _BROKEN as error:
+        problem = str(error)
+    text, bare = _document(path)
+    try:
+        return take(iter([text])), "one piece", problem
+    except _BROKEN as error:
+        problem = str(error)
+    with contextlib.suppress(*_BROKEN):
+        return take(iter([_mended(text, bare)])), "mended", problem
     raise TraceError(path, f"is not a PyTorch profiler trace, or holds broken JSON ({problem})", _AGAIN)
 
 
@@ -322,14 +346,11 @@ def documents(path: str | os.PathLike[str], form: str) -> Iterator[bytes]:
     form : str
         One of :data:`FORMS`.
     """
-    blocks = _blocks(path)
     if form == "slices":
-        yield from _slices(blocks)
-        return
-    text = b"".join(blocks).removeprefix(_BYTE_ORDER).strip()
-    bare = text.startswith(b"[")
-    text = _OPEN + text[1:] + b"}" if bare else text
-    yield _mended(text, bare) if form == "mended" else text
+        yield from _slices(path)
+    else:
+        text, bare = _document(path)
+        yield _mended(text, bare) if form == "mended" else text
 
 
 def is_packed(path: str | os.PathLike[str]) -> bool:
@@ -343,20 +364,22 @@ def is_packed(path: str | os.PathLike[str]) -> bool:
         return file.read(2) == b"\x1f\x8b"
 
 
-#: Deflate packs at most a thousand to one; a trace of a profiler packs ten to fifty to one.
-_RATIO, SMALL_BYTES = 400, 1 << 30
+#: What a gzip file may unpack to. Each event of a profiler has times and numbers of its own: traces pack 10 to 35 to
+#: one, and up to 55 to one when they are written again with wide margins. Deflate packs up to 1,030 to one.
+_RATIO, SMALL_BYTES = 100, 16 << 20
 
 
 def _blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """A file's bytes, unpacked, up to a size that an honest file may have."""
-    packed, left = is_packed(path), max(SMALL_BYTES, _RATIO * os.stat(path).st_size)  # noqa: PTH116 - path-like
-    with gzip.open(path) if packed else open(path, "rb") as stream:  # noqa: PTH123 - path-like
+    """A file's bytes, unpacked, as long as an honest file could hold them."""
+    packed, size = is_packed(path), 0
+    with open(path, "rb") as file:  # noqa: PTH123 - path-like
+        stream: IO[bytes] = gzip.GzipFile(fileobj=file) if packed else file
         try:
             while block := stream.read(CHUNK_BYTES):
-                left -= len(block)
-                if packed and left < 0:
-                    problem = f"unpacks to more than {_RATIO} times its size"
-                    raise TraceError(path, problem, "unpack and look at it first")
+                size += len(block)
+                if packed and size > max(SMALL_BYTES, _RATIO * file.tell()):
+                    problem = f"unpacks to more than {_RATIO} times its size, which no profiler's trace does"
+                    raise TraceError(path, problem, "unpack it and look at it first")
                 yield block
         except EOFError as error:
             raise TraceError(path, "is a truncated gzip file", _AGAIN) from error
@@ -364,15 +387,59 @@ def _blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
             raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
 
 
-def _slices(blocks: Iterator[bytes]) -> Iterator[bytes]:
+#: Bytes of memory that decoding in one piece and mending take at most for each such byte, besides :data:`_COPIES` of
+#: the text: an event or its args; a value; a name; an escape.
+_TAKES = {b"{": 450, b",": 64, b":": 32, b"\\": 64}
+_COPIES = 3
+#: Memory that a gzip file may take in one piece: so much for each of its bytes, and so much in any case.
+_PIECE_RATIO, _SMALL_PIECE = 512, 512 << 20
+
+
+def _in_one_piece(path: str | os.PathLike[str], blocks: Iterable[bytes]) -> bytes:
+    """Join blocks, if what they decode to fits memory and what an honest file could hold."""
+    left = room = available_bytes()
+    if is_packed(path):
+        left = room = min(room, max(_SMALL_PIECE, _PIECE_RATIO * os.stat(path).st_size))  # noqa: PTH116 - path-like
+    parts = []
+    for block in blocks:
+        left -= _COPIES * len(block) + sum(block.count(sign) * size for sign, size in _TAKES.items())
+        if left < 0:
+            problem = "holds JSON that is broken or laid out unlike a profiler's, and takes more memory to decode than"
+            raise TraceError(path, f"{problem} {room / 1e9:.2g} GB", "export it again with export_chrome_trace")
+        parts.append(block)
+    return b"".join(parts)
+
+
+def available_bytes() -> int:
+    """Memory that this process can still get; without a limit where the system does not say."""
+    available = sys.maxsize
+    for file, pattern, unit in (
+        ("/proc/meminfo", r"(?m)^MemAvailable:\s*(\d+) kB$", 1024),
+        ("/sys/fs/cgroup/memory.max", r"(\d+)", 1),
+    ):
+        with contextlib.suppress(OSError):
+            if match := re.search(pattern, Path(file).read_text("ascii")):
+                available = min(available, int(match[1]) * unit)
+    return available
+
+
+def _document(path: str | os.PathLike[str]) -> tuple[bytes, bool]:
+    """A whole file as one JSON document, and whether it was a bare list of events."""
+    text = _in_one_piece(path, _blocks(path)).removeprefix(_BYTE_ORDER).strip()
+    bare = text.startswith(b"[")
+    return _OPEN + text[1:] + b"}" if bare else text, bare
+
+
+def _slices(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """Cut the file into small documents of the same shape, each with some of the events."""
+    blocks = _blocks(path)
     rest, begin, end = next(blocks, b"").removeprefix(_BYTE_ORDER).lstrip(), b"", b""
     if rest.startswith(b"["):
         rest, end = _OPEN + rest[1:], b"}"
     for block in blocks:
         found = _WHOLE.match(rest) if begin or _EVENTS.search(rest) else None
         if found is None:  # laid out in no way we know: the rest in one piece
-            rest += block + b"".join(blocks)
+            rest = _in_one_piece(path, itertools.chain((rest, block), blocks))
             break
         yield begin + found[1] + b"]}"
         rest, begin = rest[found.end() :] + block, _OPEN
@@ -449,26 +516,33 @@ _ON_CPU: _Made = {"thread": _place, **_NAMED}
 _THINGS: dict[str, _Made] = {
     "kernels": {
         **_NAMED,
-        "short_name": lambda event, args: (event.name or "",) if args.short_name is None else str(args.short_name),
+        "short_name": lambda event, args: (event.name or "",) if args.short_name is None else _text(args.short_name),
         "collective": lambda _, args: _collective(args),
         "grid": lambda _, args: bytes(args.grid),
         "block": lambda _, args: bytes(args.block),
     },
     "memops": dict.fromkeys(("kind", "src_kind", "dst_kind"), _NAMED["name"]),
-    "syncs": {"kind": lambda event, args: str(args.cuda_sync_kind or event.name or "")},
+    "syncs": {"kind": lambda event, args: _text(args.cuda_sync_kind) or event.name or ""},
     "ranges": {
         **_ON_CPU,
-        "domain": lambda _, args: str(args.domain),
-        "kind": lambda _, args: str(args.kind),
-        "end_thread": lambda e, args: _place(e) if args.end_thread is None else (_place(e)[0], args.end_thread),
+        "domain": lambda _, args: _text(args.domain),
+        "kind": lambda _, args: _text(args.kind) or "annotation",
+        "end_thread": lambda e, args: (_place(e)[0], args.end_thread) if _text(args.end_thread) else _place(e),
     },
     "ops": {
         **_ON_CPU,
         "inputs": _given_inputs,
     },
-    "calls": {**_ON_CPU, "kernel": lambda _, args: str(args.kernel) if args.kernel else ""},
+    "calls": {**_ON_CPU, "kernel": lambda _, args: _text(args.kernel) if args.kernel else ""},
     **dict.fromkeys(("os_calls", "overhead", "frames"), _ON_CPU),
 }
+#: The least value of columns that are not any number; it stands for what is out of range, too.
+_LEAST = {
+    "device": -1,
+    **dict.fromkeys(("bytes", "registers", "static_shared_bytes", "dynamic_shared_bytes"), 0),
+}
+#: More of a kind than any capture has: analyses look at each by itself.
+_MOST = {"process": 1_000, "thread": 10_000, "device": 1_000}
 #: Columns that are numbered together, whatever their table.
 _SHARED = {"thread": "threads", "end_thread": "threads", "collective": "collectives"}
 #: What is counted of events that cannot be taken as they are.
@@ -490,7 +564,7 @@ def _annotates(name: str | None) -> bool:
 
 
 def _collected(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables:
-    tables = _Tables()
+    tables = _Tables(path)
     try:
         for text in documents:
             tables.add(text)
@@ -509,7 +583,8 @@ def _collected(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tab
 class _Tables:
     """Columns of the events seen so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
         self.head: dict[str, Any] = {}
         self.has_events = False
         self.phases = collections.Counter[str]()  # events by phase; to have one is what makes JSON a trace
@@ -517,7 +592,7 @@ class _Tables:
         self._faults = collections.Counter[str]()
         self._unread = collections.Counter[str]()  # events that fill no table, by category
         self._whole_us = True
-        self._captures: list[_Event] = []  # what says how long the capture was
+        self._capture: tuple[int, int] | None = None  # start and end of the capture, where events say so
         self._labels: list[tuple[Any, Any, str]] = []  # (pid, tid, thread name)
         self._codes: dict[Any, dict[Any, int]] = collections.defaultdict(_numbering)
         self._codes["collectives"][""]  # its code is 0
@@ -528,7 +603,7 @@ class _Tables:
     @property
     def is_foreign(self) -> bool:
         """Whether there are events, but none that fills a table, nor anything else that the profiler writes."""
-        written = self._parts or self._captures or {"schema", "ours"} & self.head.keys()
+        written = self._parts or "Trace" in self._unread or {"schema", "ours"} & self.head.keys()
         return not written and any(category.lower().partition("_")[0] not in _ACCELERATORS for category in self._unread)
 
     def add(self, text: bytes) -> None:
@@ -545,6 +620,7 @@ class _Tables:
         self.has_events = True
         self.phases.update(event.ph for event in events)
         found: dict[str, list[_Event]] = {table: [] for table in TABLES}
+        captures: list[_Event] = []
         for event in events:
             ph = event.ph
             if ph in ("X", "b"):
@@ -552,14 +628,26 @@ class _Tables:
                 if table is None:
                     self._unread[event.cat or ""] += 1
                     if event.cat == "Trace":
-                        self._captures.append(event)
+                        captures.append(event)
                 elif ph == "X" or (event.args is not None and event.args.duration_ns is not None):
                     found["ranges" if table == "ops" and _annotates(event.name) else table].append(event)
             elif ph == "M" and event.name == "thread_name" and event.args is not None:
-                self._labels.append((*_place(event), str(event.args.name or "").strip()))
+                self._labels.append((*_place(event), _text(event.args.name).strip()))
+        if captures:
+            self._widen(captures)
         for table, rows in found.items():
             if rows:
                 self._take(table, rows)
+
+    def _widen(self, captures: list[_Event]) -> None:
+        """Take the start and end of the capture from the events that say so."""
+        start, valid = _nanoseconds([event.ts for event in captures])
+        duration, timed = _nanoseconds([event.dur for event in captures])
+        usable = valid & timed & (start >= 0) & (duration > 0)
+        if usable.any():
+            begin, end = int(start[usable].min()), int((start + duration)[usable].max())
+            known = self._capture or (begin, end)
+            self._capture = min(begin, known[0]), max(end, known[1])
 
     def _salvaged(self, text: bytes) -> _Document[_Event]:
         """Decode the document without the events that have no shape we know."""
@@ -578,14 +666,15 @@ class _Tables:
     def _take(self, table: str, events: list[_Event]) -> None:
         start, valid = _nanoseconds([e.ts for e in events])
         duration, _ = _nanoseconds([e.dur for e in events])
-        placed = valid & (start >= 0)
-        self._faults += {_MALFORMED: int((~valid).sum()), _EARLY: int((valid & ~placed).sum())}
-        if not placed.all():
-            events = list(itertools.compress(events, placed.tolist()))
-            start, duration = start[placed], duration[placed]
         args = [e.args or _NO_ARGS for e in events]
         if table == "ranges" and any(exact := [a.duration_ns for a in args]):
             duration = np.where([d is None for d in exact], duration, _ints(exact))
+        valid &= duration < _BEYOND_NS - start
+        placed = valid & (start >= 0)
+        self._faults += {_MALFORMED: int((~valid).sum()), _EARLY: int((valid & ~placed).sum())}
+        if not placed.all():
+            events, args = (list(itertools.compress(rows, placed.tolist())) for rows in (events, args))
+            start, duration = start[placed], duration[placed]
         self._faults[_BACKWARDS] += int((duration < 0).sum())
         self._whole_us = self._whole_us and not (start % 1000).any()
         columns: dict[str, Any] = {"start_ns": start, "end_ns": start + np.maximum(duration, 0)}
@@ -605,8 +694,9 @@ class _Tables:
                 for a in args
                 if a.collective_name is not None
             }
-        for column in columns.keys() & {c for c, dtype in TABLES[table].items() if dtype == "int32"}:
-            columns[column] = np.clip(columns[column], -(2**31), 2**31 - 1).astype(np.int32)
+        for column, least in _LEAST.items():
+            if column in columns:
+                columns[column] = _limited(columns[column], least, TABLES[table][column])
         self._parts[table].append(columns)
 
     # --- from columns to tables ---
@@ -620,11 +710,15 @@ class _Tables:
         }
         ours = self.head["ours"] if isinstance(self.head.get("ours"), dict) else {}
         # What our own export took off all times.
-        t0_ns = _int(ours.get("t0_ns"), None)
-        if t0_ns is None or abs(t0_ns) >= 1 << 62:
+        last_ns = max((int(columns["end_ns"].max()) for columns in raw.values() if len(columns["end_ns"])), default=0)
+        t0_ns = _int(ours.get("t0_ns"), None, 1 - _BEYOND_NS, _BEYOND_NS - last_ns)
+        if t0_ns is None:
             raw = self._without_clamped(raw)
             t0_ns = 0
         threads = self._threads()
+        self._refuse_crowds("thread", threads)
+        self._refuse_crowds("process", threads >> 24)
+        self._refuse_crowds("device", *(columns["device"] for columns in raw.values() if "device" in columns))
         frames: dict[str, pd.DataFrame] = {}
         for table, columns in raw.items():
             for column in TIME_COLUMNS:
@@ -637,7 +731,7 @@ class _Tables:
                     case "thread" | "end_thread":
                         columns[column] = threads[codes]
                     case "grid" | "block":
-                        sizes = np.array(list(map(_three, things)), np.int64).clip(-(2**31), 2**31 - 1)[codes]
+                        sizes = np.array(list(map(_three, things)), np.int64)[codes]
                         columns |= dict(zip((f"{column}_{axis}" for axis in "xyz"), sizes.T, strict=True))
                     case _:
                         columns[column] = categorical(codes, list(map(_TEXTS.get((table, column), str), things)))
@@ -655,6 +749,13 @@ class _Tables:
             columns.clear()
         _give_processes(frames)
         return frames, self._meta(frames, threads, ours)
+
+    def _refuse_crowds(self, column: str, *parts: npt.NDArray[Any]) -> None:
+        """Refuse more processes, threads or devices than a capture can have."""
+        count = len(set[int]().union(*(np.unique(part).tolist() for part in parts)))
+        if count > _MOST[column]:
+            problem = f"has {count:,} different values in its columns {column}, more than {_MOST[column]:,}"
+            raise TraceError(self._path, problem, "capture less at a time")
 
     def _without_clamped(self, raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Kineto clamps a start that it could not place to 0, hours before everything else."""
@@ -690,7 +791,7 @@ class _Tables:
         return np.array([-1 if process == -1 else process << 24 | (ident or 0) for process, ident in threads], np.int64)
 
     def _meta(self, frames: dict[str, pd.DataFrame], threads: _Ints, ours: dict[str, Any]) -> TraceMeta:
-        head, driver, version = self.head, _int(self.head.get("driver"), 0), ours.get("tool_version")
+        head, driver = self.head, _int(self.head.get("driver"), 0)
         place_of = dict(zip(self._codes["threads"], threads.tolist(), strict=True))
         unread = {
             name: sum(n for c, n in self._unread.items() if c.lower().partition("_")[0] == start)
@@ -703,14 +804,10 @@ class _Tables:
         self._faults[_MALFORMED] += self.phases[""]
         whole_us = self._whole_us and any(map(len, frames.values()))
         return TraceMeta(
-            tool=str(ours.get("tool") or "pytorch-profiler"),
-            tool_version=str(version) if version else None,
-            schema=str(head["schema"]) if "schema" in head else None,
-            driver=str(ours["driver"])
-            if ours.get("driver")
-            else f"CUDA {driver // 1000}.{driver % 1000 // 10}"
-            if driver
-            else None,
+            tool=_text(ours.get("tool")) or "pytorch-profiler",
+            tool_version=_text(ours.get("tool_version")) or None,
+            schema=_text(head.get("schema")) or None,
+            driver=_text(ours.get("driver")) or (f"CUDA {driver // 1000}.{driver % 1000 // 10}" if driver else None),
             gpus=_gpus(head.get("devices")),
             missing=[t for t in TABLES if t in ours["missing"]] if isinstance(ours.get("missing"), list) else missing,
             notes=[
@@ -738,11 +835,11 @@ class _Tables:
 
     def _window(self, given: Any) -> tuple[int, int] | None:
         """Start and end of the capture: those that our own export gives, else of the events that say so."""
-        if isinstance(given, list) and len(given) == 2 and all(isinstance(moment, int) for moment in given):
-            return min(given), max(given)
-        spans = [_nanoseconds([event.ts, event.dur]) for event in self._captures]
-        known = [(int(t), int(t + n)) for (t, n), usable in spans if usable.all() and t >= 0 and n > 0]
-        return (min(known)[0], max(end for _, end in known)) if known else None
+        if isinstance(given, list) and len(given) == 2:
+            first, last = (_int(moment, None, 1 - _BEYOND_NS, _BEYOND_NS) for moment in given)
+            if first is not None and last is not None:
+                return min(first, last), max(first, last)
+        return self._capture
 
 
 def _private(head: dict[str, Any]) -> dict[str, str]:
@@ -758,7 +855,7 @@ def _gpus(devices: Any) -> list[Gpu]:
     return [
         Gpu(
             device=_int(device.get("id"), i),
-            name=str(device["name"]) if device.get("name") else None,
+            name=_text(device.get("name")) or None,
             sm_count=_int(device.get("numSms"), None),
             memory_bytes=_int(device.get("totalGlobalMem"), None),
             compute_capability=capability(
@@ -817,12 +914,14 @@ def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
         column = pa.array(map(_decimal, raw), pa.decimal128(38, 3))
     halves = np.frombuffer(column.buffers()[1], np.int64)[2 * column.offset :][: 2 * n]
     low, high = halves[::2], halves[1::2]
-    valid = np.asarray(column.is_valid()) & (high == low >> 63) & (np.abs(low) < 1 << 62)
+    valid = np.asarray(column.is_valid()) & (high == low >> 63) & (low > -_BEYOND_NS) & (low < _BEYOND_NS)
     return np.where(valid, low, 0), valid
 
 
 def _decimal(number: msgspec.Raw) -> decimal.Decimal | None:
-    """Read one number, rounded to three decimals; None where it is not a number."""
+    """Read one number, rounded to three decimals; None where it is not a number, or longer than any profiler's."""
+    if len(bytes(number)) > _DIGITS:
+        return None
     try:
         value = decimal.Decimal(bytes(number).decode().strip('"')).quantize(decimal.Decimal("0.001"))
     except (decimal.InvalidOperation, ValueError):
@@ -842,16 +941,31 @@ def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63
 
 
 def _ints(values: Sequence[Any], absent: int = 0) -> _Ints:
-    try:
-        return np.array(values, dtype=np.int64)
-    except (TypeError, ValueError, OverflowError):
-        return np.array([_int(v, absent) for v in values], dtype=np.int64)
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        column = np.array(values, dtype=np.int64)
+        if column.ndim == 1:  # lists of the same length make a table
+            return column
+    return np.array([_int(v, absent) for v in values], dtype=np.int64)
+
+
+def _limited(values: _Ints, least: int, dtype: str) -> npt.NDArray[Any]:
+    """Replace numbers that are below the least, or do not fit the type, by the least."""
+    fits = (values >= least) & (values <= np.iinfo(dtype).max)
+    return np.where(fits, values, least).astype(dtype)
+
+
+def _text(value: Any) -> str:
+    """Take text or a number as text, and nothing else: lists in lists are long to spell out."""
+    return str(value) if isinstance(value, (str, int, float)) else ""
 
 
 def _three(text: bytes) -> list[int]:
-    """Three numbers out of a list, 0 for what is absent."""
-    given = msgspec.json.decode(text or b"[]")
-    return [_int(number, 0) for number in [*(given if isinstance(given, list) else []), 0, 0, 0][:3]]
+    """Three numbers out of a list, 0 for what is absent or no size."""
+    given: Any = None
+    with contextlib.suppress(*_BROKEN):
+        given = msgspec.json.decode(text)
+    numbers = given if isinstance(given, list) else []
+    return [_int(number, 0, 0, 1 << 31) for number in [*numbers[:3], 0, 0, 0][:3]]
 
 
 def _inputs(parts: Sequence[bytes]) -> str:
@@ -864,7 +978,9 @@ def _inputs(parts: Sequence[bytes]) -> str:
 
 def _sync_kind(name: str) -> str:
     """`Stream Wait Event` → `stream-wait-event`; `Event Sync` → `event`."""
-    return re.sub(r"\W+", "-", re.sub(r"\s*sync(hronize)?$", "", name.strip().lower())) or "unknown"
+    lower = name.strip().lower()
+    ending = "synchronize" if lower.endswith("synchronize") else "sync"
+    return re.sub(r"\W+", "-", lower.removesuffix(ending).rstrip()) or "unknown"
 
 
 #: `Memcpy HtoD (…)`, and ROCm's `CopyHostToDevice`.

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.util
 import io
 import itertools
 import math
 import os
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.trace import ncu_metrics, programs
-from nsightkit.trace.files import replacing
+from nsightkit.trace import ncu_child, ncu_metrics, programs
+from nsightkit.trace.files import replacing, require_regular
 from nsightkit.trace.programs import tail
 
 __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
@@ -110,6 +116,7 @@ def read(path: str | os.PathLike[str]) -> Report:
         is not installed.
     """
     path = Path(path)
+    require_regular(path)
     with reading(path), path.open("rb") as stream:
         head = stream.read(4096)
         if not head:
@@ -202,51 +209,127 @@ def _written(name: str) -> str:
 # ---------------------------------------------------------------- .ncu-rep
 
 
+class _Launched(msgspec.Struct):
+    """A launch as :mod:`nsightkit.trace.ncu_child` prints it."""
+
+    kernel: str
+    ranges: list[tuple[str, str]]  # domain, name
+    metrics: list[tuple[str, int | float | str, str]]  # name, value, unit
+
+
+class _Contents(msgspec.Struct):
+    """What :mod:`nsightkit.trace.ncu_child` prints of a report."""
+
+    launches: list[_Launched] = []
+    problem: str = ""
+    usable: bool = True  # the package
+
+
 def _read_report(path: Path) -> Report:
-    ncu = None
-    try:
-        import ncu_report
-    except ImportError as error:
-        # The same package that NVIDIA puts on PyPI does the work in ncu.
-        ncu = programs.NCU.find()
-        if ncu is None:
-            raise TraceError(
-                path,
-                "is an Nsight Compute report, which only NVIDIA's ncu-report package or ncu itself reads",
-                f"pip install 'nsightkit[ncu]', or {_EXPORT}",
-            ) from error
+    folder = _folder_of_package()
+    ncu = None if folder else programs.NCU.find()
+    if folder is None and ncu is None:
+        raise _unreadable(path)
     if _cut_short(path):
         raise TraceError(path, "is cut short", _AGAIN)
-    if ncu is not None:
-        return _exported(path, ncu)
-    with reading(path, "is not a report that ncu-report can read", _AGAIN):
-        actions = [action for one in ncu_report.load_report(str(path)) for action in one]
-    if not actions:
+    if folder is not None:
+        contents = _printed(path, folder)
+        if contents.usable:
+            return _reported(path, contents)
+        ncu = programs.NCU.find()
+        if ncu is None:
+            raise _unreadable(path)
+    # The same package that NVIDIA puts on PyPI does the work in ncu.
+    assert ncu is not None
+    return _exported(path, ncu)
+
+
+def _unreadable(path: Path) -> TraceError:
+    problem = "is an Nsight Compute report, which only NVIDIA's ncu-report package or ncu itself reads"
+    return TraceError(path, problem, f"pip install 'nsightkit[ncu]', or {_EXPORT}")
+
+
+def _folder_of_package() -> Path | None:
+    """Where NVIDIA's package lies, which may be known to this process only; None where it is not installed."""
+    spec = importlib.util.find_spec("ncu_report")
+    if spec is None or spec.origin is None:
+        return None
+    module = Path(spec.origin).absolute()
+    return module.parent.parent if spec.submodule_search_locations else module.parent
+
+
+def _printed(path: Path, folder: Path) -> _Contents:
+    """Have NVIDIA's package read a report in a process of its own, as it aborts on some damaged ones."""
+    size = path.stat().st_size
+    memory = (2 << 30) + 16 * size
+    seconds = SECONDS + size // 1_000_000
+    most = min(max(64 << 20, 16 * size), 1 << 30)
+    limits = [str(limit) for limit in (memory, seconds, most)]
+    # Isolated: nothing of the folder it stands in or of the environment takes the place of what the package imports.
+    command = [sys.executable, "-I", "-S", ncu_child.__file__, str(folder), str(path.absolute()), *limits]
+    with tempfile.TemporaryFile() as output:
+        try:
+            code = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                timeout=2 * seconds,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired as error:
+            raise TraceError(path, f"was not read by NVIDIA's package within {2 * seconds} s", _AGAIN) from error
+        if code:
+            problem = f"makes NVIDIA's reader crash ({_name_of_end(code)}): it is damaged, or of a newer ncu"
+            raise TraceError(path, problem, f"{_AGAIN}, or pip install --upgrade ncu-report")
+        if output.tell() > most:
+            raise TraceError(path, "says far more than its size allows", _AGAIN)
+        output.seek(0)
+        try:
+            contents = msgspec.json.decode(output.read(), type=_Contents)
+        except msgspec.DecodeError as error:
+            raise TraceError(path, f"is not a report that ncu-report can read ({error})", _AGAIN) from error
+    if contents.problem:
+        problem = f"is not a report that ncu-report can read ({' '.join(contents.problem.split())[:160]})"
+        raise TraceError(path, problem, _AGAIN)
+    return contents
+
+
+def _name_of_end(code: int) -> str:
+    """How a process ended: the name of the signal, or its exit code."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"exit code {code}"
+
+
+def _reported(path: Path, contents: _Contents) -> Report:
+    if not contents.launches:
         # Damage, too, makes NVIDIA's reader find nothing, without a word.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
     units: dict[str, str] = {}
-    identities, metrics = zip(*(_launch(action, units) for action in actions), strict=True)
+    identities, metrics = zip(*(_launch(launch, units) for launch in contents.launches), strict=True)
     return from_metrics(str(path), identities, list(metrics), units)
 
 
-def _launch(action: Any, units: dict[str, str]) -> _Launch:
+def _launch(launch: _Launched, units: dict[str, str]) -> _Launch:
     """What identifies one launch of a report, and its metrics."""
     values: dict[str, Value] = {}
-    for metric in filter(None, map(action.metric_by_name, action.metric_names())):
-        value = metric.value() if metric.has_value() else None
-        if isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value)):
-            _put(values, units, metric.name(), value, "" if isinstance(value, str) else metric.unit())
-    # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
-    kernel = str(action.name(action.NameBase_DEMANGLED) or action.name())
-    device, stream = (values.get(f"launch__{what}_id") for what in ("device", "stream"))
+    for name, value, unit in launch.metrics:
+        _put(values, units, name, value, unit)
     return {
-        "kernel": kernel,
+        "kernel": launch.kernel,
         "grid": _sizes(values, "grid"),
         "block": _sizes(values, "block"),
-        "device": None if device is None else str(int(device)),
-        "stream": None if stream is None else str(int(stream)),
-        "ranges": _ranges(action),
+        "device": _whole(values.get("launch__device_id")),
+        "stream": _whole(values.get("launch__stream_id")),
+        "ranges": tuple(_in_domain(domain, name) for domain, name in launch.ranges),
     }, values
+
+
+def _whole(value: Value | None) -> str | None:
+    """A number of a device or a stream as text."""
+    return str(int(value)) if isinstance(value, (int, float)) else None
 
 
 def _sizes(values: dict[str, Value], what: str) -> str | None:
@@ -259,12 +342,6 @@ def _put(values: dict[str, Value], units: dict[str, str], name: str, value: Valu
     base, factor = ncu_metrics.base_unit(unit)
     values[name] = value if factor == 1.0 or isinstance(value, str) else value * factor
     units.setdefault(name, base)
-
-
-def _ranges(action: Any) -> tuple[str, ...]:
-    state = action.nvtx_state()
-    domains = [state.domain_by_id(number) for number in state.domains()] if state is not None else []
-    return tuple(_in_domain(one.name(), str(name)) for one in domains for name in one.push_pop_ranges())
 
 
 def _in_domain(domain: str, name: str) -> str:
@@ -283,6 +360,8 @@ def _exported(path: Path, ncu: Path) -> Report:
     return _read_csv(path, text)
 
 
+#: Of processor time that any report may take NVIDIA's package, and twice as long by the clock; each MB takes one more.
+SECONDS = 60
 _PAYLOAD = 5 << 3 | 0  # field 5, a whole number
 
 
@@ -302,10 +381,12 @@ def _cut_short(path: Path) -> bool:
             header = stream.read(length) if length <= size else b""
             if len(header) < length:
                 return True
+            if not header:
+                return False  # another layout
             try:
                 at += 4 + length + _payload(header)
             except (KeyError, ValueError):
-                return False  # another layout: let NVIDIA's reader judge
+                return False  # NVIDIA's reader is to judge
     return at > size
 
 
@@ -323,7 +404,7 @@ def _payload(header: bytes) -> int:
 
 def _number(message: bytes, at: int) -> tuple[int, int]:
     """Read a number of seven bits a byte, the low ones first; also where it ends."""
-    found = re.compile(rb"[\x80-\xff]*[\x00-\x7f]").match(message, at)
+    found = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]").match(message, at)
     if found is None:
         raise ValueError("a number without an end")
     return sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(found[0])), found.end()
@@ -335,7 +416,8 @@ def _number(message: bytes, at: int) -> tuple[int, int]:
 _HEADER = re.compile(r'"?ID"?([,;\t])(?="?(?:Process ID|Process Name|Kernel Name|Context)\b)')
 _NUMBER = re.compile(r"[+-]?(?:\d[\d.,' \u00a0\u202f\u2019]*|[.,]\d+)(?:[eE][+-]?\d+)?")
 _INSTANCES = re.compile(r"(\S+) \(.*\)", re.DOTALL)  # --print-metric-instances: "64.86 (1; 2; 3)"
-_LABELLED = re.compile(r"(.*\S) \(([a-zA-Z_]\w*__[\w.:]+)\)")  # --print-metric-name label-name
+_LABELLED = re.compile(r".*\S \(([\w.:]+)\)")  # --print-metric-name label-name
+_NVIDIAS = re.compile(r"[a-zA-Z_]\w*__[\w.:]+")
 
 
 def _decoded(path: Path, data: bytes) -> str:
@@ -413,7 +495,8 @@ _NO_DOMAIN = "<default domain>"
 # Each range of a launch stands in quotes, between colons: domain, name, payload (two), colour (two), kind of message,
 # and the message, which is the name again; so that a name with colons in it can be told.
 _FIELDS_OF_RANGE = "Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
-_RANGE = re.compile(r'"([^":]*):([^"]*?):\w*:[^":]*:\w*:\w*:\w*:\2"')
+_RANGE = re.compile(r'"([^":]*):([^"]*)"')
+_BETWEEN = 5  # fields from one name to the other
 
 
 def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> Iterator[_Launch]:
@@ -458,8 +541,9 @@ def _details(path: Path, header: list[str], records: list[list[str]], units: dic
 
 
 def _named(section: str, label: str, unit: str) -> str:
-    if both := _LABELLED.fullmatch(label):
-        return both[2]
+    labelled = _LABELLED.fullmatch(label)
+    if labelled and _NVIDIAS.fullmatch(labelled[1]):
+        return labelled[1]
     if re.fullmatch(r"[A-Za-z_][\w.:]*", label) and "_" in label:  # --print-metric-name name, or ncu --metrics
         return label
     metric = ncu_metrics.by_label(label, ncu_metrics.base_unit(unit)[0], section)
@@ -472,8 +556,18 @@ def _identity(row: dict[str, str]) -> dict[str, Any]:
         "id": int(row["ID"]),
         "kernel": row.get("Kernel Name") or "",
         **{ours: row.get(name) or None for name, ours in _NAMED.items() if ours != "kernel"},
-        "ranges": tuple(_in_domain(domain, name) for domain, name in _RANGE.findall(around)),
+        "ranges": tuple(_ranges(around)),
     }
+
+
+def _ranges(cell: str) -> Iterator[str]:
+    """Names of the ranges in a cell, each with its domain."""
+    for domain, rest in _RANGE.findall(cell):
+        parts = rest.split(":")
+        width = (len(parts) - _BETWEEN) // 2  # of a name with colons in it
+        name = ":".join(parts[:width])
+        if width > 0 and name == ":".join(parts[width + _BETWEEN :]):
+            yield _in_domain(domain, name)
 
 
 _OTHER = {".": ",", ",": "."}

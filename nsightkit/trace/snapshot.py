@@ -17,7 +17,7 @@ import itertools
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.trace.files import uncollected
+from nsightkit.trace.files import require_regular, uncollected
 
 __all__ = ["ACTIONS", "STATES", "Snapshot", "from_object", "plain", "read"]
 
@@ -43,6 +43,10 @@ STATES = ("active_allocated", "active_pending_free", "inactive")
 _REMEDY = "give a file that torch.cuda.memory._dump_snapshot wrote"
 _AGAIN = "copy or take the snapshot again"
 _DEVICES = 1024
+#: Containers in containers: those of a snapshot are seven deep, and a program's own notes hang below them.
+_MOST_LEVELS = 32
+#: No time reaches it, so that the sum of two is below 2**63: 146 years.
+_BEYOND_NS = 1 << 62
 _Ints = npt.NDArray[np.int64]
 _Ids = npt.NDArray[np.int32]
 
@@ -174,12 +178,27 @@ def plain(path: str | os.PathLike[str]) -> Any:
     TraceError
         As :func:`read`.
     """
-    return _loaded(Path(path))[0]
+    path = Path(path)
+    found = _loaded(path)[0]
+    level = [found]
+    for _ in range(_MOST_LEVELS):
+        inner = {id(item): item for part in level for item in _items(part)}
+        level = list(inner.values())
+        if not level:
+            return found
+    raise TraceError(path, f"nests its parts more than {_MOST_LEVELS} deep, or in a circle", _REMEDY)
+
+
+def _items(part: Any) -> Iterator[Any]:
+    """The containers in a container."""
+    items = part.values() if isinstance(part, dict) else part
+    return (item for item in items if isinstance(item, (dict, list)))
 
 
 @uncollected()
 def _loaded(path: Path) -> tuple[Any, Snapshot]:
     """Give what the file's pickle makes, and its tables."""
+    require_regular(path)
     with reading(path):
         data = path.read_bytes()
         _check(path, data)
@@ -245,19 +264,15 @@ def _instructions(size: int) -> re.Pattern[bytes]:
         b"." if i < top else b"[\\x00-\\x%02x]" % (min(size >> (8 * i), 255) if i == top else 0) for i in range(4)
     )
     long1 = b"|".join(b"\\x%02x.{%d}" % (n, n) for n in (8, 7, 6, 5, 4, 3, 2, 1, 0, 9))
-    integer = rb"K.|M..|J....|\x8a(?:" + long1 + b")"  # BININT1, BININT2, BININT, LONG1 of at most nine bytes
+    small = rb"K.|M..|J...."  # BININT1, BININT2, BININT
+    integer = small + rb"|\x8a(?:" + long1 + b")"  # LONG1 of at most nine bytes
     return re.compile(
         b"(?s:"
         rb"[(N})\]aesu\x88\x89\x94]++"  # MARK NONE EMPTY_* APPEND* SETITEM* NEWTRUE NEWFALSE MEMOIZE
         rb"|[hq].|j...."  # BINGET, BINPUT, LONG_BINGET
-        # A tuple is a pair of integers: a pool's name. Tuples of tuples would be keys that take for ever to hash.
-        rb"|(?:"
-        + integer
-        + rb"){2}+\x86|"
-        + integer
-        + rb"|r"
-        + index
-        + rb"|[G\x95].{8}"  # LONG_BINPUT; BINFLOAT, FRAME
+        # A tuple is a pair of integers of 32 bits: a pool's name. Keys that are tuples of tuples take for ever to hash,
+        # and of pairs of longer integers any number can be made that have the same hash.
+        rb"|(?:" + small + rb"){2}+\x86|" + integer + rb"|r" + index + rb"|[G\x95].{8}"  # LONG_BINPUT; BINFLOAT, FRAME
         rb")*+"
     )
 
@@ -297,6 +312,7 @@ _ASKED = {
     "BINPERSID": "a persistent id",
     "LONG_BINPUT": "a memo index beyond the file",
     "LONG1": "an integer of more than 9 bytes",
+    "TUPLE2": "a pair of anything but integers of 32 bits",
 }
 
 
@@ -352,12 +368,10 @@ def _tables(path: Path, found: Mapping[str, Any], limit: int | None) -> Snapshot
     times = events["time_ns"].to_numpy()
     timed = len(times) > 0 and bool((times >= 0).all())
     t0_us = int(times.min()) if timed else 0
+    if timed and times.max() >= _BEYOND_NS // 1000:
+        raise TraceError(path, "holds an impossible time (time_us of an event)", _REMEDY)
     events["time_ns"] = (times - t0_us) * 1000 if timed else np.full(len(times), -1)
     annotations = _annotations(found.get("external_annotations") or [], t0_us)
-    given = found.get("allocator_settings") or {}
-    settings: dict[str, Any] = _values(given, str, int, float)
-    if isinstance(divisions := given.get("roundup_power2_divisions"), Mapping):
-        settings["roundup_power2_divisions"] = _values(divisions, int)
     frames, bounds, rows_of_frames = stacks.tables()
     return Snapshot(
         path=str(path),
@@ -368,15 +382,34 @@ def _tables(path: Path, found: Mapping[str, Any], limit: int | None) -> Snapshot
         stack_bounds=bounds,
         stack_frames=rows_of_frames,
         annotations=annotations,
-        settings=settings,
+        settings=_settings(found.get("allocator_settings")),
         devices=max(len(traces), int(segments["device"].max()) + 1 if len(segments) else 0),
         timed=timed,
         t0_us=t0_us,
     )
 
 
-def _values(given: Mapping[Any, Any], *kinds: type) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if isinstance(name, str) and isinstance(value, kinds)}
+def _settings(given: Any) -> dict[str, Any]:
+    """The allocator's settings that are plain values, and its divisions by size."""
+    if not isinstance(given, Mapping):
+        return {}
+    settings = _values(given)
+    divisions = given.get("roundup_power2_divisions")
+    if isinstance(divisions, Mapping):
+        settings["roundup_power2_divisions"] = {
+            name: value for name, value in _values(divisions).items() if isinstance(value, int)
+        }
+    return settings
+
+
+def _values(given: Mapping[Any, Any]) -> dict[str, Any]:
+    """What is text, or a number that fits 64 bits."""
+    values = {}
+    for name, value in given.items():
+        small = isinstance(value, (int, float)) and -(2.0**63) < value < 2.0**63  # false of NaN, too
+        if isinstance(name, str) and (small or isinstance(value, str)):
+            values[name] = value
+    return values
 
 
 def _plausible(path: Path, *tables: pd.DataFrame) -> None:
@@ -522,8 +555,12 @@ def _pair(value: Any) -> Sequence[int]:
     return value if fits else ()
 
 
+def _is_moment(time_us: Any) -> bool:
+    return isinstance(time_us, int) and abs(time_us) < _BEYOND_NS // 1000
+
+
 def _annotations(raw: Any, t0_us: int) -> pd.DataFrame:
-    rows = [r for r in raw if isinstance(r, Mapping) and isinstance(r.get("time_us"), int)]
+    rows = [r for r in raw if isinstance(r, Mapping) and _is_moment(r.get("time_us"))]
     return pd.DataFrame(
         {
             "device": _integers(r.get("device", 0) for r in rows),

@@ -62,7 +62,9 @@ def bytes_text(value: float | None) -> str:
 _NOISE = re.compile(
     r"\(anonymous namespace\)::|<unnamed>::|\bat::native::|\bvoid\s+"
     r"|\((?:unsigned )?(?:int|long|bool|char|short)\)(?=\w)"
-    r"|::\[lambda.*?\](?=::|>|,|$)|::\{lambda.*?\}(?:#\d+\})?|::operator ?\(\)\(\) const"
+    # A lambda ends before the next one begins: looking for its end in all of a name takes long if it has none.
+    r"|::\[lambda(?:(?!::\[lambda).)*?\](?=::|>|,|$)|::\{lambda(?:(?!::\{lambda).)*?\}(?:#\d+\})?"
+    r"|::operator ?\(\)\(\) const"
     r"|\((?:const )?at::TensorIterator[^()]*\)"
 )
 
