@@ -47,9 +47,10 @@ keeps. A memory snapshot knows every block, and the line that asked for it.
 # real GPU with ``torch.cuda.memory._record_memory_history``:
 
 # sphinx_gallery_thumbnail_number = 1
+# record: 60 s
 from nsightkit import plots
 from nsightkit.analysis.memory import snapshot as snapshots
-from nsightkit.investigations import case
+from nsightkit.guide import case
 
 step = case("memory-snapshot", "step")
 account = snapshots.summary(step.snapshot)
@@ -123,6 +124,10 @@ print(f"{kept(logits):.0f} bytes a logit, {kept(logits.detach()):.0f} without")
 # page runs on a GPU, with a limit that is set low, the fullest moment of each
 # step is then:
 
+sizes = dict(batch=8, context=1024, d_model=1024, layers=4, d_ff=4096)
+sizes |= dict(heads=16, vocabulary=32_000)
+limit_bytes = 16_000_000_000
+
 # fold: How the figure is drawn
 import dataclasses
 
@@ -130,35 +135,26 @@ import pandas as pd
 
 from nsightkit.analysis.memory import ledger
 from nsightkit.configurations import find
-from nsightkit.investigations import parts as investigations
-
-SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads")
-SIZES = (*SIZES, "vocabulary")
 
 
-def sized(parameters):
-    """The model with a run's sizes."""
-    cell = {name: parameters[name] for name in SIZES}
-    return dataclasses.replace(find("medium"), **cell)
+def held(sizes):
+    """Bytes per step that the graph of the entropy holds."""
+    tokens = sizes["batch"] * sizes["context"]
+    return kept(logits) * tokens * sizes["vocabulary"]
 
 
-def held(model):
-    """Bytes a step that the graph of the entropy holds."""
-    return kept(logits) * model.tokens * model.vocabulary
-
-
-planned = investigations.find("memory-snapshot", "full").parameters("live")
-model, limit = sized(planned), planned["limit_bytes"]
+model = dataclasses.replace(find("medium"), **sizes)
 ours = ledger.predict(model, precision="bf16").set_index("item")
 ours = ours["predicted_bytes"].dropna().astype(float)
-fits = int((limit - ours.sum()) // held(model))
+fits = int((limit_bytes - ours.sum()) // held(sizes))
 stacks = {}
 for number in range(1, fits + 2):
     name = f"step {number}" + (", too much" if number > fits else "")
     stacks[name] = ours.copy()
-    stacks[name]["kept by mistake"] = number * held(model)
+    stacks[name]["kept by mistake"] = number * held(sizes)
 plots.memory_stacks(
-    stacks, title=f"Peak of a step, limit {limit / 1e9:.0f} GB (predicted)"
+    stacks,
+    title=f"Peak of a step, limit {limit_bytes / 1e9:.0f} GB (predicted)",
 )
 
 # %%
@@ -196,7 +192,7 @@ plots.memory_stacks(
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs small on the CPU:
+# To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -272,45 +268,59 @@ answers["silu"] = float(lines[lines.index.str.endswith(" silu")].sum()) / 2
 # -------------
 # .. own-run::
 #
-# Three steps with the fault, recorded from before there is a model, or the
-# snapshot would know its blocks but not whose they are:
+# Three steps with the fault. The snapshot begins before there is a model, or
+# it would know its blocks but not whose they are. A CPU's memory has no
+# snapshot, so a small run shows only that the steps run.
 
-# fold: How the runs are read
-from nsightkit.investigations import headline, measure
+from _lib import leak
 
-before = measure("memory-snapshot", "before")
-after = measure("memory-snapshot", "after")
-full = measure("memory-snapshot", "full")
+from nsightkit.guide import headline, measure
+
+# The graph keeps 8 B x 8,192 tokens x 32,000 = 2.1 GB every step. Few layers,
+# because each adds events to the file and none to the leak. Weights, moments
+# and activations take less than the limit, so some steps fit before the error.
+how = dict(mode="train", precision="bf16")
+small = dict(batch=4, context=64, d_model=128, layers=2, d_ff=384)
+small |= dict(heads=4, vocabulary=2048)
+
+before = measure(
+    "memory-snapshot/before",
+    leak.run,
+    gpu=dict(**sizes, **how, keep_graph=True),
+    small=dict(**small, **how, keep_graph=True),
+    steps=3,
+    warmup=0,
+    profile="memory",
+)
+after = measure(
+    "memory-snapshot/after",
+    leak.run,
+    gpu=dict(**sizes, **how, keep_graph=False),
+    small=dict(**small, **how, keep_graph=False),
+    steps=3,
+    warmup=0,
+    profile="memory",
+)
 
 
 def timeline(run, what):
-    """All allocations over time."""
-    return plots.memory_timeline(
+    """Draw all allocations over time."""
+    plots.memory_timeline(
         snapshots.bands(run.snapshot),
         snapshots.timeline(run.snapshot),
         title=f"Memory, {what} ({run.mode})",
     )
 
 
-def ends(run):
-    """The last event of each step that was finished."""
-    found = snapshots.ranges(run.snapshot, "^step$")
-    return found["to_event"].tolist()[: int(run.values("steps")[0])]
-
-
-def grown(run):
-    """What grew in every step, by line."""
-    table = snapshots.growth(run.snapshot, ends(run))
-    return table[table["least_bytes"] > 0]
-
-
-timeline(before, "each number kept with its graph")
+if before.snapshot:
+    timeline(before, "each number kept with its graph")
 before
 
 # %%
 # And with the bare numbers kept:
 
-timeline(after, "the bare numbers kept")
+if after.snapshot:
+    timeline(after, "the bare numbers kept")
 after
 
 # %%
@@ -318,60 +328,92 @@ after
 # there are the entropies, and the losses that the training loop keeps: each
 # number costs the smallest block there is.
 
+
 # fold: How the table is made
-tables = {"with the graph": grown(before), "without": grown(after)}
-shown = pd.concat(tables, names=["kept"]).reset_index(level=0)
-shown = shown[["kept", "site", "category", "least_bytes"]]
-names = {"least_bytes": "grown each step (bytes)"}
-plots.table(shown.rename(columns=names), {names["least_bytes"]: "{:,.0f}"})
+def grown(run):
+    """What grew in every step, by line."""
+    ends = snapshots.ranges(run.snapshot, "^step$")["to_event"]
+    table = snapshots.growth(run.snapshot, ends.tolist())
+    return table[table["least_bytes"] > 0]
+
+
+if before.snapshot and after.snapshot:
+    tables = {"with the graph": grown(before), "without": grown(after)}
+    shown = pd.concat(tables, names=["kept"]).reset_index(level=0)
+    shown = shown[["kept", "site", "category", "least_bytes"]]
+    names = {"least_bytes": "grown each step (bytes)"}
+    shown = shown.rename(columns=names)
+    plots.table(shown, {"grown each step (bytes)": "{:,.0f}"})
 
 # %%
-# The faulty run once more, with less memory, until it runs out:
+# The faulty run once more, with less memory, until it runs out. After the
+# error the list is emptied, and two ordinary steps follow:
 
-timeline(full, "until it is full")
+full = measure(
+    "memory-snapshot/full",
+    leak.run,
+    gpu=dict(**sizes, **how, keep_graph=True, limit_bytes=limit_bytes),
+    small=dict(**small, **how, keep_graph=True, limit_bytes=limit_bytes),
+    steps=1,
+    warmup=0,
+    profile="memory",
+)
+if full.snapshot:
+    timeline(full, "until it is full")
 full
 
 # %%
 # The error is an event like any other, and the moment before it can be looked
 # at:
 
+
 # fold: How the table is made
-oom = snapshots.summary(full.snapshot)["oom"]
-holders = snapshots.sites(full.snapshot, "oom").set_index("site")["bytes"]
-expected = held(sized(before.parameters))
-much = tables["with the graph"]
-much = much[much["least_bytes"] > 0.01 * expected]
-blamed = list(dict.fromkeys(much["site"]))
-at_fault = int(holders[holders.index.isin(blamed)].sum())
-facts = {
-    "steps that were finished": int(full.values("steps")[0]),
-    "the line that failed": oom["site"],
-    "it asked for (MB)": f"{oom['requested_bytes'] / 1e6:,.1f}",
-    "allocated then (MB)": f"{oom['allocated_bytes'] / 1e6:,.1f}",
-    "by the lines that grew (MB)": f"{at_fault / 1e6:,.1f}",
-    "limit (MB)": f"{full.parameters['limit_bytes'] / 1e6:,.1f}",
-}
-facts = pd.Series(facts).rename_axis("at the error").reset_index(name="")
-plots.table(facts)
+def at_the_error(full, blamed):
+    """What failed, and who held the memory then."""
+    oom = snapshots.summary(full.snapshot)["oom"]
+    holders = snapshots.sites(full.snapshot, "oom").set_index("site")["bytes"]
+    at_fault = holders[holders.index.isin(blamed)].sum()
+    return {
+        "steps that were finished": int(full.median("steps")),
+        "the line that failed": oom["site"],
+        "it asked for (MB)": f"{oom['requested_bytes'] / 1e6:,.1f}",
+        "allocated then (MB)": f"{oom['allocated_bytes'] / 1e6:,.1f}",
+        "by the lines that grew (MB)": f"{at_fault / 1e6:,.1f}",
+        "limit (MB)": f"{full.parameters['limit_bytes'] / 1e6:,.1f}",
+    }
+
+
+on_gpu = bool(before.snapshot and after.snapshot and full.snapshot)
+if on_gpu:
+    expected = held(before.parameters)
+    much = tables["with the graph"]
+    much = much[much["least_bytes"] > 0.01 * expected]
+    blamed = list(dict.fromkeys(much["site"]))
+    facts = pd.Series(at_the_error(full, blamed)).rename_axis("at the error")
+    plots.table(facts.reset_index(name=""))
 
 # %%
 # What the runs say:
 
 # fold: How the answer is put together
-growth, rest = (int(t["least_bytes"].sum()) for t in tables.values())
-agrees = abs(growth / expected - 1) < 0.01
-said = (
-    f"memory grew by {growth / 1e6:,.1f} MB every step, "
-    f"{'as' if agrees else 'not as'} predicted ({expected / 1e6:,.1f} MB). "
-    f"The snapshot names {' and '.join(blamed)}. Without the graph it grew by "
-    f"{rest:,} bytes. The error came from {oom['site']}, which is "
-    f"{'' if oom['site'] in blamed else 'not '}one of the lines at fault."
-)
-runs = (before, after, full)
+said = "the steps ran; a CPU's memory has no snapshot."
+if on_gpu:
+    growth, rest = (int(t["least_bytes"].sum()) for t in tables.values())
+    agrees = abs(growth / expected - 1) < 0.01
+    failed = facts["the line that failed"]
+    said = (
+        f"memory grew by {growth / 1e6:,.1f} MB every step, "
+        f"{'as' if agrees else 'not as'} predicted ({expected / 1e6:,.1f} "
+        f"MB). The snapshot names {' and '.join(blamed)}. Without the graph "
+        f"it grew by {rest:,} bytes. The error came from {failed}, which is "
+        f"{'' if failed in blamed else 'not '}one of the lines at fault."
+    )
 share = {kind["category"]: kind["share"] for kind in account["by_category"]}
 findings = headline(
     said,
-    *runs,
+    before,
+    after,
+    full,
     otherwise=(
         f"a healthy step ends where it began: {begin / 1e3:.1f} GB before and "
         f"after, {account['peak_bytes'] / 1e9:.1f} GB at its peak, "
@@ -382,8 +424,4 @@ findings = headline(
     badge=step.label,
     **answers,
 )
-downloads = {}
-for run in runs:
-    name = f"{run.part}, {run.mode}"
-    downloads[f"{name}, memory snapshot"] = run.snapshot_path
-    downloads[f"{name}, one step as a timeline"] = run.trace
+downloads = {}  # the site adds the recordings

@@ -41,7 +41,7 @@ class Watched(lm.Run):
 
 
 class UntilFull(Watched):
-    """The same, but one step trains until the GPU is out of memory.
+    """The same, but the first step trains until the GPU is out of memory; those after it train one batch each.
 
     Attributes
     ----------
@@ -63,6 +63,9 @@ class UntilFull(Watched):
     def step(self) -> None:
         """Train until memory is out; a CPU, which has no limit here, trains three steps."""
         self.entropies.clear()
+        if self.out_of_memory:
+            super().step()
+            return
         self.trained = 0
         try:
             while self.limited or self.trained < _STEPS_WITHOUT_LIMIT:
@@ -87,7 +90,7 @@ def run(device: str, keep_graph: bool = False, limit_bytes: int | None = None, *
         Fault: keep the numbers as they come, each with its graph. It holds two fp32 values per logit and step:
         ``8 * batch * context * vocabulary`` bytes.
     limit_bytes : int, optional
-        Memory that the process may have on a GPU. One step then trains until it is out.
+        Memory that the process may have on a GPU. The first step then trains until it is out.
     **parameters
         Fields of :class:`nsightkit.workloads.lm.LMConfig`.
 

@@ -131,6 +131,9 @@ def test_until_full_ends_with_the_error_or_after_three_steps(monkeypatch: pytest
         monkeypatch.setattr(leak.Watched, "step", fail)
         work.step()
         assert work.samples() == {"steps": [2], "out_of_memory": [1.0]}
+        work.step()  # one batch, as steps that are timed and profiled later
+        assert len(work.entropies) == 1
+        assert work.samples() == {"steps": [2], "out_of_memory": [1.0]}
 
 
 # -- limiters
