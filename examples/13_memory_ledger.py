@@ -15,6 +15,7 @@ what would have to shrink for more to fit?
 # attention. Its weights are a sixth of what a step needs:
 
 # sphinx_gallery_thumbnail_number = 1
+# record: 30 s
 from nsightkit import plots
 from nsightkit.analysis.memory import ledger
 from nsightkit.configurations import find
@@ -181,7 +182,7 @@ plots.table(
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs small on the CPU:
+# To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -259,77 +260,148 @@ answers["sgd"] = peak_gb(optimizer="sgd")
 # -------------
 # .. own-run::
 #
-# Two steps are watched. In one the allocator is asked at the end and the peak
-# of each phase; in the other every operator is looked at, which says what a
-# tensor is for. A CPU has the second account only. The fp32 step:
+# The allocator does not know what a tensor is for, but it knows how much it
+# gave out. So the peak and the end of each phase are measured, and compared
+# with the same moments of the ledger. A CPU's memory has no such account:
+# there only weights, gradients and AdamW's moments are counted. The fp32 step:
 
-# fold: How predicted and measured are compared
-from nsightkit.investigations import headline, measure
+from _lib import memory_steps
 
-before = measure("ledger", "before")
-after = measure("ledger", "after")
+from nsightkit.guide import headline, measure
+
+# The model of the predictions above: 423 M parameters, whose weights and
+# moments take 12 B each, 5.1 GB. Every run fits a GPU of 16 GB.
+sizes = dict(batch=4, context=512, d_model=1024, layers=24, d_ff=4096)
+sizes |= dict(heads=16, vocabulary=10_000)
+small = dict(batch=4, context=64, d_model=128, layers=2, d_ff=384)
+small |= dict(heads=4, vocabulary=512)
+
+
+def watched(part, **how):
+    """Measure the moments of one step."""
+    return measure(
+        f"ledger/{part}",
+        memory_steps.run,
+        gpu=dict(**sizes, **how),
+        small=dict(**small, **how),
+        steps=3,
+        warmup=1,
+        profile=None,
+    )
+
+
+before = watched("before", precision="fp32", attention="sdpa", mode="train")
+after = watched("after", precision="bf16", attention="sdpa", mode="train")
+naive = watched("naive", precision="bf16", attention="naive", mode="train")
+forward = watched("forward", precision="bf16", attention="sdpa", mode="fwd")
 runs = {
     "fp32": before,
     "bf16": after,
-    "bf16, naive attention": measure("ledger", "naive"),
-    "bf16, forward only": measure("ledger", "forward"),
+    "bf16, naive attention": naive,
+    "bf16, forward only": forward,
 }
-
-
-def closed(run):
-    """Predicted beside measured, with what is left over."""
-    names = ["batch", "context", "d_model", "layers", "d_ff", "heads"]
-    cell = {name: run.parameters[name] for name in [*names, "vocabulary"]}
-    how = {name: run.parameters[name] for name in HOW}
-    how["device"] = "cuda" if len(run.values("reserved_bytes")) else "cpu"
-    given = run.samples.groupby("metric")["value"].first().to_dict()
-    predicted = ledger.predict(dataclasses.replace(model, **cell), **how)
-    return ledger.reconcile(predicted, ledger.measured(given))
-
-
-tables = {name: closed(run).set_index("item") for name, run in runs.items()}
+on_gpu = all(run.gpu for run in runs.values())
 before
 
 # %%
-# Predicted and measured, item by item. What the measured peak has beyond the
-# items is in a row of its own, so that the column sums to the byte:
+# Predicted and measured, moment by moment:
 
-# fold: How the table is made
-columns = ["predicted", "measured", "difference"]
-found = tables["fp32"].reset_index()
-in_mb = {f"{c} (MB)": found[f"{c}_bytes"] / 1e6 for c in columns}
-found = found[["item"]].assign(**in_mb)
-plots.table(found, dict.fromkeys(in_mb, "{:,.3f}"))
+
+# fold: How predicted and measured are compared
+def ran(run):
+    """The model and the way that ran, as the prediction has them."""
+    cell = {name: run.parameters[name] for name in sizes}
+    how = {name: run.parameters[name] for name in HOW}
+    if run.gpu:
+        how["capability"] = run.provenance["gpu"]["compute_capability"]
+    else:
+        how["device"] = "cpu"
+    return dataclasses.replace(model, **cell), how
+
+
+def compared(run):
+    """One row per moment of the step, in bytes."""
+    sized, how = ran(run)
+    table = ledger.moments(sized, **how)[["moment", "total_bytes"]]
+    table = table.rename(columns={"total_bytes": "predicted"})
+    metrics = table["moment"].str.replace(" ", "_") + "_bytes"
+    table["measured"] = [run.median(metric) for metric in metrics]
+    table["difference"] = table["measured"] - table["predicted"]
+    return table
+
+
+def in_mb(table):
+    """The same in megabytes, as it is shown."""
+    columns = ["predicted", "measured", "difference"]
+    shown = {f"{name} (MB)": table[name] / 1e6 for name in columns}
+    plots.table(
+        table[["moment"]].assign(**shown), dict.fromkeys(shown, "{:,.3f}")
+    )
+
+
+if on_gpu:
+    tables = {name: compared(run) for name, run in runs.items()}
+    in_mb(tables["fp32"])
 
 # %%
-# All four steps:
+# The fullest moment of each step, and what follows from no formula: what the
+# allocator held beyond it, and the CUDA context:
 
-# fold: How the figure is drawn
-plots.memory_stacks(
-    {n: t.loc[:"unexplained", "measured_bytes"] for n, t in tables.items()},
-    title=f"The peak of a step, measured ({after.mode})",
-)
+
+# fold: How the table is made
+def beyond(name):
+    """One row: the peak of a step, and what lies outside of it."""
+    run, table = runs[name], tables[name]
+    peak = table.loc[table["measured"].idxmax()]
+    return {
+        "run": name,
+        "fullest": peak["moment"],
+        "predicted (MB)": peak["predicted"] / 1e6,
+        "measured (MB)": peak["measured"] / 1e6,
+        "held beyond (MB)": (run.median("reserved_bytes") - peak["measured"])
+        / 1e6,
+        "CUDA context (MB)": run.median("context_bytes") / 1e6,
+    }
+
+
+if on_gpu:
+    whole = pd.DataFrame(beyond(name) for name in runs)
+    plots.table(whole, dict.fromkeys(whole.columns[2:], "{:,.1f}"))
 after
 
 # %%
 # What the runs say:
 
+
 # fold: How the answer is put together
-whole = pd.DataFrame({name: t.loc["peak"] for name, t in tables.items()}).T
-whole = whole[["predicted_bytes", "measured_bytes"]].astype(float)
-worst = (whole["predicted_bytes"] / whole["measured_bytes"] - 1).abs().max()
-left_over = max(t.loc["unexplained", "share_of_peak"] for t in tables.values())
-saved = 1 - whole["measured_bytes"]["bf16"] / whole["measured_bytes"]["fp32"]
-exactly = "exactly" if worst < 5e-4 else f"within {worst:.1%}"
-rest = (
-    "every byte of them is accounted for"
-    if left_over < 5e-4
-    else f"at most {left_over:.1%} of one is not accounted for"
-)
-said = (
-    f"{len(whole)} peaks were predicted {exactly}, and {rest}. bf16 autocast "
-    f"saves {saved:.0%} of fp32's peak."
-)
+def as_predicted(run):
+    """Whether weights, gradients and moments have the predicted sizes."""
+    sized, how = ran(run)
+    table = ledger.predict(sized, **how).set_index("item")["largest_bytes"]
+    for item in ("weights", "gradients", "optimizer states"):
+        counted = run.median(f"{item.replace(' ', '_')}_bytes")
+        # A GPU's blocks are multiples of 512 bytes.
+        if abs(table[item] - counted) > 1e-3 * counted:
+            return False
+    return True
+
+
+said = ""
+if all(runs.values()):
+    right = sum(as_predicted(run) for run in runs.values())
+    said = (
+        f"weights, gradients and AdamW's moments are as large as predicted "
+        f"in {right} of {len(runs)} runs."
+    )
+if on_gpu:
+    off = pd.concat(tables.values())
+    error = (off["predicted"] / off["measured"] - 1).abs().max()
+    peaks_mb = whole.set_index("run")["measured (MB)"]
+    saved = 1 - peaks_mb["bf16"] / peaks_mb["fp32"]
+    said = (
+        f"{len(off)} moments were predicted within {max(error, 1e-3):.1%}. "
+        f"bf16 autocast saves {saved:.0%} of fp32's peak."
+    )
 peak = {name: float(items.sum()) / 1e9 for name, items in peaks.items()}
 fp32 = peaks["fp32"].astype(float) / 1e9
 findings = headline(
@@ -345,7 +417,4 @@ findings = headline(
     badge="predicted for an H200",
     **answers,
 )
-downloads = {
-    f"{name}, {run.mode}, as a timeline": run.trace
-    for name, run in runs.items()
-}
+downloads = {}  # the site adds the recordings
