@@ -29,6 +29,7 @@ moves it: a compiler, a fused kernel, or fewer bits?
 # for each pair of tokens. In fp32 at 16,384 tokens it is:
 
 # sphinx_gallery_thumbnail_number = 1
+# record: 240 s
 batch, context = 8, 16_384
 print(f"{batch * context**2 * 4 / 2**30:g} GiB")
 
@@ -49,8 +50,9 @@ print(f"{batch * context**2 * 4 / 2**30:g} GiB")
 # The operators say what lives when, so the peak at each context is arithmetic.
 # On an H200, with queries of width 64:
 
+from _lib import sweep
+
 from nsightkit import hardware, plots
-from nsightkit.investigations.pages import sweep
 
 H200 = 1e9 * max(hardware.find("H200").memory_gb)
 CONTEXTS = [2**power for power in range(10, 18)]
@@ -151,7 +153,7 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs small on the CPU:
+# To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -217,33 +219,45 @@ answers["cards"] = longest(H200) / longest(80e9)
 # -------------
 # .. own-run::
 #
-# One process for each implementation takes all sizes in turn. Each direction
-# has a status of its own: where backward runs out of memory, forward is timed
-# all the same. On a CPU the limit is one that a counter of tensors enforces.
+# Each implementation takes all contexts in turn. Each direction has a status
+# of its own: where backward runs out of memory, forward is timed all the same.
+# SDPA's back ends are pinned one at a time, because which of them PyTorch
+# would choose depends on its version and the GPU. A small run on a CPU has
+# times and no memory.
 
-# fold: How the runs are read
-from nsightkit.investigations import headline, measure
-from nsightkit.investigations import parts as investigations
+from nsightkit.guide import headline, measure
+from nsightkit.workloads import attention as workload
 
-first = measure("attention-sweep", "naive-fp32")
-on_gpu = first.provenance["gpu"] is not None
-runs = {"naive-fp32": first}
-for name in investigations.INVESTIGATIONS["attention-sweep"]:
-    small = name in ("math-fp32", "naive-bf16", "flash-bf16")
-    if name not in runs and (on_gpu or small):
-        runs[name] = measure("attention-sweep", name)
-cells = pd.concat([sweep.cells(run.samples) for run in runs.values()])
-cells["column"] = cells["implementation"] + "-" + cells["precision"]
-widths = sorted(cells["d"].unique())
-D = 64 if 64 in widths else widths[0]
-cells = cells[cells["d"] == D]
+# A matrix of scores is 8 x S² x 4 B = 34 GB at 32,768 in fp32. Forward needs
+# two, which fit 80 GB, and backward three, which do not. Flash attention
+# goes on: 2 x 8 x 131,072² x 64 = 18 TFLOP forward are some tens of ms.
+TRIED = [256, 1024, 4096, 8192, 16_384, 32_768, 65_536]
 
 
-def columns(*names):
-    """Cells of some columns, in that order."""
-    return pd.concat([cells[cells["column"] == name] for name in names])
+def swept(implementation, precision, context=TRIED):
+    """Measure one implementation at all contexts."""
+    how = dict(implementation=implementation, precision=precision)
+    return measure(
+        f"attention-sweep/{implementation}-{precision}",
+        workload.run,
+        gpu=dict(**how, d_model=[64], context=context, batch=8),
+        small=dict(**how, d_model=[16], context=[16, 64, 256], batch=2),
+    )
 
 
+runs = {
+    "naive-fp32": swept("naive", "fp32"),
+    "naive-compiled-fp32": swept("naive-compiled", "fp32"),
+    "efficient-fp32": swept("efficient", "fp32"),
+    "naive-tf32": swept("naive", "tf32"),
+    "naive-bf16": swept("naive", "bf16"),
+    "naive-compiled-bf16": swept("naive-compiled", "bf16"),
+    "efficient-bf16": swept("efficient", "bf16"),
+    "flash-bf16": swept("flash", "bf16", [*TRIED, 131_072]),
+    "cudnn-bf16": swept("cudnn", "bf16"),
+}
+first = runs["naive-fp32"]
+on_gpu = all(run.gpu for run in runs.values())
 first
 
 # %%
@@ -251,98 +265,105 @@ first
 # on a GPU it is that of the launches.
 
 # fold: How the figure is drawn
-ladder = [f"{name}-fp32" for name in COLUMNS["fp32"]]
-ladder = [name for name in ladder if name in runs]
-lines = columns(*ladder)
-plots.sweep_times(
-    lines,
-    sweep.launch_bound(lines),
-    title=f"Time of attention, fp32 ({first.mode})",
-)
+tables = {name: sweep.cells(run.rows) for name, run in runs.items()}
+ladder = ["naive-fp32", "naive-compiled-fp32", "efficient-fp32"]
+lines = pd.concat(tables[name] for name in ladder)
+if len(lines):
+    plots.sweep_times(
+        lines,
+        sweep.launch_bound(lines),
+        title=f"Time of attention, fp32 ({first.mode})",
+    )
 runs["flash-bf16"]
 
 # %%
 # Memory, with the ends that were forecast and those that came:
 
 # fold: How the figure is drawn
-limits = pd.concat([sweep.limits(run.samples) for run in runs.values()])
-ends = sweep.ends(cells, limits, on_gpu=on_gpu)
-plots.sweep_memory(
-    columns(*ladder, "flash-bf16"),
-    limits["naive-fp32"],
-    ends,
-    limit="memory of the GPU" if on_gpu else "simulated limit",
-    title=f"Memory of attention to its end ({first.mode})",
-)
+if on_gpu:
+    limit = first.provenance["gpu"]["memory_gib"] * 2**30
+    ends = sweep.ends(pd.concat(tables.values()), limit)
+    plots.sweep_memory(
+        pd.concat([lines, tables["flash-bf16"]]),
+        limit,
+        ends,
+        limit="memory of the GPU",
+        title=f"Memory of attention to its end ({first.mode})",
+    )
 
 # %%
-# Which back end really ran, read from the profile, and the slopes at the long
-# end of each line: one is O(S), two is O(S²).
+# The slopes at the long end of each line: one is O(S), two is O(S²).
 
-# fold: How the tables are made
-ran = pd.concat([sweep.backends(run.trace) for run in runs.values()])
-kinds = ["implementation", "precision", "direction"]
-back_ends = ran.groupby(kinds, sort=False)["backend"].agg(
-    lambda names: ", ".join(sorted(set(names)))
-)
-slopes = sweep.exponents(cells).set_index(kinds)[["time", "memory"]]
-plots.table(
-    slopes.join(back_ends.rename("ran")).reset_index(),
-    {"time": "{:.2f}", "memory": "{:.2f}"},
-)
+# fold: How the table is made
+if on_gpu:
+    slopes = sweep.exponents(pd.concat(tables.values())).drop(columns="d")
+    plots.table(slopes, {"time": "{:.2f}", "memory": "{:.2f}"})
 
 # %%
 # What each change gave, at the longest context that both sides have:
 
 # fold: How the table is made
-bf16 = ("naive", "naive-compiled", "efficient", "flash", "cudnn")
-bf16 = [f"{name}-bf16" for name in bf16 if f"{name}-bf16" in runs]
-tf32 = [(name, name.replace("fp32", "tf32")) for name in ladder]
-steps = [*itertools.pairwise(ladder), ("naive-fp32", bf16[0])]
-steps += [(bf16[0], name) for name in bf16[1:]]
-steps += [pair for pair in tf32 if pair[1] in runs]
+CHANGES = [
+    ("naive-fp32", "naive-compiled-fp32"),
+    ("naive-compiled-fp32", "efficient-fp32"),
+    ("naive-fp32", "naive-tf32"),
+    ("naive-fp32", "naive-bf16"),
+    ("naive-bf16", "naive-compiled-bf16"),
+    ("naive-bf16", "efficient-bf16"),
+    ("naive-bf16", "flash-bf16"),
+    ("naive-bf16", "cudnn-bf16"),
+]
+
+
+def times(name, way):
+    """Median times of what ran, by context."""
+    table = tables[name]
+    fine = (table["direction"] == way) & (table["status"] == "ok")
+    return table[fine].set_index("context")["median_ns"]
+
+
 rows = []
-for (old, new), way in itertools.product(steps, WAYS):
-    table = columns(old, new)
-    table = table[(table["direction"] == way) & (table["status"] == "ok")]
-    ns = table.pivot_table(
-        index="context", columns="column", values="median_ns"
-    )
-    ns = ns.reindex(columns=[old, new]).dropna()
-    if len(ns):
+for (old, new), way in itertools.product(CHANGES, WAYS):
+    speedup = (times(old, way) / times(new, way)).dropna()
+    if len(speedup):
         row = {"from": old, "to": new, "direction": way}
-        row |= {"at context": ns.index[-1]}
-        rows.append(
-            row | {"times as fast": ns[old].iloc[-1] / ns[new].iloc[-1]}
-        )
-plots.table(pd.DataFrame(rows), {"times as fast": "{:.2f}"})
+        row["at context"] = speedup.index[-1]
+        row["speedup"] = speedup.iloc[-1]
+        rows.append(row)
+if rows:
+    plots.table(pd.DataFrame(rows), {"speedup": "{:.2f}x"})
 
 # %%
 # What the runs say:
 
 # fold: How the answer is put together
-compared = sweep.compare(columns("naive-fp32"), on_gpu=on_gpu)
-largest = compared.sort_values("context").groupby("direction").tail(2)
-error = float(largest["error"].abs().max())
-known = ends[ends["outcome"] != "not reached"]
-right = int((known["outcome"] == "as forecast").sum())
-
-
-def last(column, way):
-    """Longest context at which a direction was fine."""
-    table = columns(column)
-    fine = table[(table["direction"] == way) & (table["status"] == "ok")]
-    return int(fine["context"].max()) if len(fine) else 0
-
-
+status = pd.concat(table["status"] for table in tables.values())
 said = (
-    f"attention written out in fp32 went forward up to a context of "
-    f"{last('naive-fp32', 'forward'):,} and backward up to "
-    f"{last('naive-fp32', 'backward'):,}, of those tried; flash attention in "
-    f"bf16 up to {last('flash-bf16', 'backward'):,}. {right} of {len(known)} "
-    f"lines ended, or did not, as forecast, and peaks near the end were "
-    f"predicted within {max(error, 1e-3):.1%}."
+    f"{(status == 'ok').sum()} of {len(status)} cells ran on a CPU, which "
+    f"cannot run the others."
 )
+
+
+def last(name, way):
+    """Longest context at which a direction was fine."""
+    contexts = times(name, way).index
+    return int(contexts.max()) if len(contexts) else 0
+
+
+if on_gpu:
+    near = tables["naive-fp32"]
+    near = near[near["status"] == "ok"].groupby("direction").tail(2)
+    error = near["error"].abs().max()
+    known = ends[ends["outcome"] != "not reached"]
+    right = int((known["outcome"] == "as predicted").sum())
+    said = (
+        f"naive attention in fp32 went forward up to a context of "
+        f"{last('naive-fp32', 'forward'):,} and backward up to "
+        f"{last('naive-fp32', 'backward'):,}, of those tried; flash attention "
+        f"in bf16 up to {last('flash-bf16', 'backward'):,}. {right} of "
+        f"{len(known)} lines ended, or did not, as forecast, and peaks near "
+        f"the end were predicted within {max(error, 1e-3):.1%}."
+    )
 ends_at = fits["backward"]
 findings = headline(
     said,
@@ -358,7 +379,4 @@ findings = headline(
     badge="predicted for an H200",
     **answers,
 )
-downloads = {
-    f"{name}, {run.mode}, as a timeline": run.trace
-    for name, run in runs.items()
-}
+downloads = {}  # the site adds the recordings
