@@ -343,10 +343,10 @@ def reads(run):
     return row
 
 
+both = pd.DataFrame([reads(run) for run in (before, after) if run])
 if before and after:
     print("layers and loss:", after.parameters.get("layers", 2) + 1)
-    both = pd.DataFrame([reads(before), reads(after)])
-    plots.table(both, missing="not recorded")
+plots.table(both, missing="not recorded") if len(both) else None
 
 # %%
 # Step times, without a profiler; each point is a step. Both runs learn the

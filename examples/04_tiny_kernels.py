@@ -376,10 +376,11 @@ def phases(run):
     )
 
 
+both = pd.DataFrame()
 if before and after:
     chains, fused = phases(before), phases(after)
     both = chains.merge(fused, on="phase", suffixes=(", chains", ", fused"))
-    plots.table(both, missing="no GPU")
+plots.table(both, missing="no GPU") if len(both) else None
 
 # %%
 # Step times, without a profiler; each point is a step.

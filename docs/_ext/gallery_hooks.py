@@ -40,31 +40,32 @@ def reset(gallery_conf: dict[str, Any], fname: str | None) -> None:
 def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
     """Export ``findings`` and offer ``downloads``: the two names of a script that the site looks at.
 
-    ``findings`` maps names to numbers for the ``measured`` role; ``downloads`` maps link texts to a Trace (written as
-    Chrome JSON, which holds no host or user) or to the path of a file. The recordings that a page shows come with them.
+    ``findings`` maps names to numbers for the ``measured`` role; the recordings of the page are offered with them.
+    ``downloads`` maps link texts to a Trace (written as Chrome JSON, which holds no host or user) or to a file's path.
     """
     names = block_vars["example_globals"]
     script = Path(block_vars["src_file"])
-    if isinstance(findings := names.get("findings"), Mapping):
-        measured.export(script.stem, findings, [str(findings.get("badge", ""))])
-    downloads = names.get("downloads")
-    if not isinstance(downloads, Mapping) or block_vars.get("_offered") is downloads:
-        return ""
-    block_vars["_offered"] = downloads
     folder = Path(block_vars["target_file"]).parent / "files" / script.stem
-    folder.mkdir(parents=True, exist_ok=True)
+    saved_as: dict[str, Path] = {}
     lines = ["", "**Downloads**", ""]
-    if any(_is_trace(what) for what in downloads.values()):
-        opened = (
-            "A timeline opens in Perfetto (ui.perfetto.dev, *Open trace file*; it stays in your browser) and with "
-            "every command of ``nsightkit``."
-        )
-        lines += [opened, ""]
-    saved_as = {title: _save(title, what, folder) for title, what in downloads.items()}
-    recorded = [measurement for measurement in _measurements(names) if measurement.mode == "recorded"]
-    if recorded:
-        title = "The recordings of this page: samples, traces and where they were made"
-        saved_as[title] = _pack(recorded, folder / "recordings.zip")
+    downloads = names.get("downloads")
+    if isinstance(downloads, Mapping) and block_vars.get("_offered") is not downloads:
+        block_vars["_offered"] = downloads
+        if any(_is_trace(what) for what in downloads.values()):
+            opened = (
+                "A timeline opens in Perfetto (ui.perfetto.dev, *Open trace file*; it stays in your browser) and with "
+                "every command of ``nsightkit``."
+            )
+            lines += [opened, ""]
+        for title, what in downloads.items():
+            saved_as[title] = _save(title, what, folder)
+    findings = names.get("findings")
+    if isinstance(findings, Mapping):
+        measured.export(script.stem, findings, [str(findings.get("badge", ""))])
+        recorded = [measurement for measurement in _measurements(names) if measurement.mode == "recorded"]
+        if recorded:
+            title = "The recordings of this page: samples, traces and where they were made"
+            saved_as[title] = _pack(recorded, folder / "recordings.zip")
     if not saved_as:
         return ""
     for title, saved in saved_as.items():
@@ -89,6 +90,7 @@ def _measurements(names: Mapping[str, Any]) -> list[Any]:
 def _pack(recorded: Iterable[Any], packed: Path) -> Path:
     """Put recordings into one file, in the folders that a folder of recordings has."""
     names = {measurement.folder: measurement.name for measurement in recorded}
+    packed.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as into:  # what is in them is compressed
         for folder, name in sorted(names.items()):
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -103,6 +105,7 @@ def _is_trace(what: Any) -> bool:
 
 
 def _save(title: str, what: Any, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     if _is_trace(what):
         from nsightkit.trace import chrome

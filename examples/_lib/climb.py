@@ -184,12 +184,6 @@ def gpu_of(run: Measurement) -> Gpu | None:
         return None
 
 
-def load(run: Measurement, figure: str) -> float | None:
-    """Give the median of what the driver reported while a run was timed, such as ``sm_clock_mhz`` or ``power_w``."""
-    reported = run.provenance.get("load", {}).get(figure)
-    return reported["median"] if reported else None
-
-
 def bounds(mode: str, first: Measurement, ceilings: Iterable[Measurement] = ()) -> Bounds:
     """Collect what the rungs of a ladder are compared with.
 
@@ -265,7 +259,7 @@ def table(runs: Mapping[str, Measurement], against: Bounds) -> pd.DataFrame:
             row[f"sol_{kind}"] = list_ns(listed, rates) / median if known else np.nan
         for metric in _METRICS:
             row[metric] = run.median(metric)
-        row["sm_clock_mhz"] = load(run, "sm_clock_mhz")
+        row["sm_clock_mhz"] = run.median("sm_clock_mhz")
         rows.append(row)
     out = pd.DataFrame(rows, columns=[*_COLUMNS, *_METRICS, "sm_clock_mhz"])
     if rows:

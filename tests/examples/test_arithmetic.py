@@ -92,10 +92,9 @@ def measured(step_us: float, name: str | None = "NVIDIA H200", **samples: float)
     return SimpleNamespace(
         gpu=name,
         parameters=LAYER,
-        provenance={"load": {"sm_clock_mhz": {"median": 1600.0}}},
         trace=Trace.from_frames(frames, TraceMeta(missing=missing)),
         values=lambda metric: times,
-        median=lambda metric: float(np.median(times)) if metric == "step_ns" else samples.get(metric),
+        median={"step_ns": float(np.median(times)), "sm_clock_mhz": 1600.0, **samples}.get,
     )
 
 
