@@ -358,4 +358,3 @@ if before and after:
         "exactly."
     )
 findings = headline(said, before, after, otherwise=answer, badge="exact")
-downloads = {}  # the site adds the recordings

@@ -447,4 +447,3 @@ findings = headline(
     ),
     badge="exact",
 )
-downloads = {}  # the site adds the recordings

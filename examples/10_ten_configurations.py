@@ -496,5 +496,4 @@ findings = headline(
     badge="predicted for an H200",
     **answers,
 )
-downloads = {}  # the site adds the recordings
 plots.table(outcome) if on_gpu else None

@@ -364,4 +364,3 @@ findings = headline(
     badge="predicted for an H200",
     **answers,
 )
-downloads = {}  # the site adds the recordings

@@ -424,4 +424,3 @@ findings = headline(
     badge=step.label,
     **answers,
 )
-downloads = {}  # the site adds the recordings

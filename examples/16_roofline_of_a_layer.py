@@ -406,4 +406,3 @@ findings = headline(
     best_copy=moved["sol_datasheet"].max(),
     worst_copy=moved.head(8)["sol_datasheet"].min(),
 )
-downloads = {}  # the site adds the recordings
