@@ -18,13 +18,14 @@ about it, and even a report without them has something to tell.
 # over the whole array. All of them read two numbers and write one for each
 # result, so they have the same bound:
 
+# record: 90 s
 # sphinx_gallery_thumbnail_number = 1
 import pandas as pd
+from _lib import published
 
 from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import counters
-from nsightkit.investigations import case
-from nsightkit.investigations.pages import published
+from nsightkit.guide import case
 
 t4 = hardware.find("T4")
 needed_mb = 3 * 4 * 1_000_000 / 1e6
@@ -168,18 +169,17 @@ plots.table(shown, whole | {"waves": "{:.1f}"})
 # A drill with a known answer
 # ---------------------------
 # No real report here has all limiters in it. So here are six kernels with
-# synthetic counters, from ``nsightkit.workloads.planted_counters``. They never
-# ran on a GPU: how much each uses of a made-up card was chosen. What was
-# planted must be found:
+# synthetic counters. They never ran on a GPU: how much each uses of a made-up
+# card was chosen, so the right answers are known:
 
-from nsightkit.investigations.pages import six_kernels
-from nsightkit.workloads import planted_counters as planted
+from _lib import counters as synthetic_counters
+from _lib import six_kernels
 
-example, truth = planted.counters()
+example, truth = synthetic_counters.counters()
 answers = six_kernels.counted(example)
-planted_as = [truth[name]["bound"] for name in answers["name"]]
-right = (answers["classification"] == planted_as).sum()
-print(f"found as planted: {right} of {len(answers)}")
+true_limiters = [truth[name]["bound"] for name in answers["name"]]
+right = (answers["classification"] == true_limiters).sum()
+print(f"right: {right} of {len(answers)}")
 plots.limiter_map(answers, title="Six kernels, six limiters (synthetic)")
 
 # %%
@@ -268,10 +268,10 @@ print(f"memory: {before.memory_pct:.0f} % busy, then {after.memory_pct:.0f} %")
 #
 # .. code-block:: python
 #
-#    from nsightkit.workloads import limiters
+#    from _lib import limiters  # in the folder examples/ of the repository
 #
 #    sizes = dict(side=8192, side_fp32=4096, elements=2**26, rows=16)
-#    with limiters.start("cuda", **sizes) as run:
+#    with limiters.run("cuda", **sizes) as run:
 #        for _ in range(3):
 #            run.step()
 #
@@ -285,12 +285,11 @@ print(f"memory: {before.memory_pct:.0f} % busy, then {after.memory_pct:.0f} %")
 #        -- python kernels.py
 #    $ nsightkit ncu all.ncu-rep --within '^(add|strided)$'
 #
-# This page, and a GPU's results kept for it:
+# To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
 #    $ python examples/19_which_limiter.py
-#    $ python -m nsightkit record --only limiters --only ceilings
 
 # fold: Where the reported figures come from
 plots.table(
@@ -310,10 +309,10 @@ from pathlib import Path
 from nsightkit.trace import ncu
 
 folder = tempfile.TemporaryDirectory()
-planted_csv = ncu.write(example, Path(folder.name, "six-kernels.csv"))
+synthetic_csv = ncu.write(example, Path(folder.name, "six-kernels.csv"))
 downloads = {
     "twelve launches on an A10G": ladder.path,
-    "six kernels, synthetic": planted_csv,
+    "six kernels, synthetic": synthetic_csv,
 }
 
 # %%
@@ -351,11 +350,11 @@ downloads = {
 #       from :measured:`19_which_limiter.few:.0f` to
 #       :measured:`19_which_limiter.many:.0f` percent of its peak, and the
 #       limiter from :measured:`19_which_limiter.few_is` to
-#       :measured:`19_which_limiter.many_is`. (The second one was planted as
-#       well: synthetic, and never ran on a GPU.)
+#       :measured:`19_which_limiter.many_is`. (The second report is synthetic
+#       as well, and never ran on a GPU.)
 
 # fold: The numbers of the third answer
-filled = six_kernels.counted(planted.counters(many_rows=True)[0])
+filled = six_kernels.counted(synthetic_counters.counters(many_rows=True)[0])
 SHOWN = ["classification", "sm_pct", "memory_pct"]
 few_rows, many_rows = (
     one.set_index("name").loc["softmax", SHOWN] for one in (answers, filled)
@@ -371,29 +370,73 @@ few_rows, many_rows = (
 # Nsight Compute. First without counters: times against the roofs of this
 # machine.
 
-# fold: How the kernels are judged
-import math
+from _lib import climb, limiters
 
 from nsightkit.analysis.roofline import sol
-from nsightkit.investigations import headline, measure
-from nsightkit.investigations.pages import climb
+from nsightkit.guide import headline, measure
+from nsightkit.workloads import ceilings
 
-few_run = measure("limiters", "before")
-many_run = measure("limiters", "after")
-ran = {name: measure("ceilings", name) for name in ("before", "fp32", "copy")}
-found = [sol.ceiling(r.parameters, r.median("step_ns")) for r in ran.values()]
-card = climb.card_of(few_run)
-roofs = [sol.datasheet(card)] if card else []
-roofs.append(sol.ceilings(found, "measured here"))
-first, second = (
-    six_kernels.times(few_run.trace),
-    six_kernels.times(many_run.trace),
-)
-mine = six_kernels.operations(few_run.parameters, first.index)
-without = sol.judge(mine, first, roofs[0], roofs[-1])
-title = f"Six kernels under their roofs ({few_run.mode})"
-plots.roofline(without, roofs, "bf16", title=title)
+# GEMMs that fill any card, tensors larger than any cache (268 MB), and a
+# softmax over 16 rows, which is 16 blocks for an H100's 132 SMs.
+sizes = dict(side=8192, side_fp32=4096, elements=2**26, stride=8)
+sizes |= dict(programs=1024, hops=128, table=2**26)
+small = dict(side=256, side_fp32=128, elements=2**18, stride=8)
+small |= dict(programs=16, hops=16, table=2**16)
+
+
+def six(part, rows, small_rows):
+    """Measure the six kernels, the softmax over some rows."""
+    return measure(
+        f"limiters/{part}",
+        limiters.run,
+        gpu=dict(**sizes, rows=rows),
+        small=dict(**small, rows=small_rows),
+        warmup=20,
+        profile="ncu",
+    )
+
+
+few_run = six("before", 16, 4)
+many_run = six("after", 16_384, 256)
 few_run
+
+# %%
+# The ceilings of the same GPU:
+
+
+def product(part, precision, warmup):
+    """Measure a large GEMM."""
+    return measure(
+        f"ceilings/{part}",
+        ceilings.gemm,
+        gpu=dict(m=8192, n=8192, k=8192, precision=precision),
+        small=dict(m=256, n=256, k=256, precision=precision),
+        steps=200,
+        warmup=warmup,
+    )
+
+
+roofs = [product("before", "bf16", 800), product("fp32", "fp32", 60)]
+roofs.append(
+    measure(
+        "ceilings/copy",
+        ceilings.copy,
+        gpu=dict(megabytes=4_000, kind="copy"),
+        small=dict(megabytes=16, kind="copy"),
+        steps=200,
+        warmup=300,
+    )
+)
+card = climb.gpu_of(few_run)
+if card and all(roofs):
+    first = six_kernels.times(few_run.trace)
+    operations = six_kernels.operations(few_run.parameters)
+    mine = [operations[name] for name in first.index]
+    reached = [sol.ceiling(r.parameters, r.median("step_ns")) for r in roofs]
+    lines = [sol.datasheet(card), sol.ceilings(reached, "measured here")]
+    without = sol.judge(mine, first, lines[0], lines[-1])
+    plots.roofline(without, lines, "bf16", title="Six kernels, their roofs")
+roofs[-1]
 
 # %%
 # Counters, where the driver permits them:
@@ -401,24 +444,24 @@ few_run
 # fold: How the figures are made
 was = six_kernels.counted(few_run.ncu_report)
 now = six_kernels.counted(many_run.ncu_report)
-for run in (few_run, many_run):
-    if run.ncu_notice:
-        said = f"{run.part}: no counters, or not all: {run.ncu_notice}."
-        print(textwrap.fill(said))
 if len(was):
-    plots.limiter_map(was, title=f"Six kernels, six limiters ({few_run.mode})")
-    title = f"What their warps wait for ({few_run.mode})"
-    plots.share_bars(six_kernels.waits(few_run.ncu_report, was), title=title)
+    plots.limiter_map(was, title="Six kernels, six limiters")
+    waits = six_kernels.waits(few_run.ncu_report, was)
+    plots.share_bars(waits, title="What their warps wait for")
 plots.table(was[["name", "classification", *SHOWN[1:]]]) if len(was) else None
 
 # %%
 # Times of both runs:
 
 # fold: How the table is made
-took = pd.DataFrame({"few rows": first, "many rows": second})
-shown = (took / 1e3).add_suffix(" (µs)")
-shown["ratio"] = took["many rows"] / took["few rows"]
-plots.table(shown.rename_axis("name").reset_index())
+took = pd.DataFrame()
+if few_run and many_run:
+    took["few rows"] = six_kernels.times(few_run.trace)
+    took["many rows"] = six_kernels.times(many_run.trace)
+    times_us = (took / 1e3).add_suffix(" (µs)")
+    times_us["ratio"] = took["many rows"] / took["few rows"]
+    times_us = times_us.rename_axis("name").reset_index()
+plots.table(times_us) if len(took) else None
 
 # %%
 # The second run, with rows for every multiprocessor:
@@ -435,27 +478,32 @@ def classes_of(table):
     return dict(zip(table["name"], table["classification"], strict=True))
 
 
-add, strided, few = took["few rows"].reindex(["add", "strided", "softmax"])
-rows_many = took["many rows"].get("softmax", math.nan)
-sector, number = 32, 4  # bytes
-wasted = (sector + number) / (number + number)
-seen, then = classes_of(was), classes_of(now)
-right = [name for name in seen if seen[name] == six_kernels.CASES[name]]
-effect = (
-    f"numbers from sectors of their own take {strided / add:.1f} times as "
-    f"long to add (by the bytes: {wasted:.1f}), and the softmax over few rows "
-    f"{few / rows_many:.1f} times as long as over many"
-)
-said = f"{effect}. There were no counters, so the rule says nothing here."
-if seen and then:
-    ends = (seen.get("softmax", "unknown"), then.get("softmax", "unknown"))
-    moves = f"goes from {ends[0]} to {ends[1]}"
-    if ends[0] == ends[1]:
-        moves = f"stays {ends[0]}"
-    said = (
-        f"the rule gives {len(right)} of {len(seen)} kernels the limiter they "
-        f"were built for; {effect}. With many rows its limiter {moves}."
+def effects(took):
+    """Say what the strides and the few rows cost."""
+    add, strided, few = took["few rows"].reindex(["add", "strided", "softmax"])
+    many = took["many rows"].get("softmax", float("nan"))
+    sector, number = 32, 4  # bytes
+    by_bytes = (sector + number) / (number + number)
+    return (
+        f"a strided addition takes {strided / add:.1f}x as long as a "
+        f"contiguous one (by the bytes: {by_bytes:.1f}x), and the softmax "
+        f"over few rows {few / many:.1f}x as long as over many"
     )
+
+
+said = ""
+if len(took):
+    effect = effects(took)
+    said = f"{effect}. There were no counters, so the rule says nothing here."
+    seen, then = classes_of(was), classes_of(now)
+    if seen and then:
+        agree = [name for name in seen if seen[name] == limiters.CASES[name]]
+        ends = (seen.get("softmax", "unknown"), then.get("softmax", "unknown"))
+        said = (
+            f"the rule gives {len(agree)} of {len(seen)} kernels the limiter "
+            f"they were built for; {effect}. With many rows the softmax goes "
+            f"from {ends[0]} to {ends[1]}."
+        )
 tiles = launches.loc["warptiling"]
 registers = judged["occupancy_limiter"].astype(str).str.contains("registers")
 findings = headline(

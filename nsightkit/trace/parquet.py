@@ -26,7 +26,7 @@ __all__ = ["read_table", "schema_names"]
 
 #: A file may expand to `_SMALL_BYTES` plus `_RATIO` times its size. Real traces expand to at most 50 times their size.
 _SMALL_BYTES = 64 << 20
-_RATIO = 256
+_RATIO = 128
 #: Every value becomes an int64, a float64 or a dictionary code.
 _VALUE_BYTES = 8
 #: Every row counts with all columns of the model's widest table, because missing columns are filled in.
