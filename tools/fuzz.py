@@ -52,7 +52,7 @@ from nsightkit.trace import chrome, ncu, snapshot, store  # noqa: E402
 
 CASES = ROOT / "docs" / "cases"
 #: Rows of each table of a seed: enough for gaps, steps and nested ranges, few enough for a hundred inputs a second.
-ROWS = 120
+ROWS = 80
 #: What one input may take: of a processor's time, and of memory.
 SECONDS, BYTES = 20, 2 << 30
 
@@ -557,24 +557,32 @@ QUESTIONS: tuple[tuple[int, _Ask], ...] = (
     (30, lambda trace, _: trace.calls(os=True)),
     (50, lambda trace, _: trace.memops()),
     (20, lambda trace, _: trace.summary()),
-    (15, lambda trace, _: trace.ranges()),
-    (15, lambda trace, _: trace.ranges(rule="thread")),
-    (15, lambda trace, _: trace.gaps()),
-    (15, lambda trace, _: trace.gaps(each=True)),
-    (15, lambda trace, _: trace.steps()),
-    (15, lambda trace, _: trace.sol()),
+    (12, lambda trace, _: trace.ranges()),
+    (12, lambda trace, _: trace.ranges(rule="thread")),
+    (12, lambda trace, _: trace.gaps()),
+    (12, lambda trace, _: trace.gaps(each=True)),
+    (12, lambda trace, _: trace.steps()),
+    (12, lambda trace, _: trace.sol()),
     (10, lambda trace, _: trace.where()),
     (8, lambda trace, _: trace.where(by="op")),
-    (12, lambda trace, _: trace.whatif()),
-    (6, lambda trace, _: trace.verdict()),
+    (6, lambda trace, _: trace.whatif()),
+    (4, lambda trace, _: trace.verdict()),
     (6, lambda trace, _: trace.last_steps(1).summary()),
     (6, lambda trace, _: trace.device(2**40).summary()),
+    (4, lambda trace, _: on_a_device(trace).gaps(each=True)),
+    (2, lambda trace, _: on_a_device(trace).whatif()),
+    (2, lambda trace, _: nsightkit.diff(trace, trace)),
     (6, lambda trace, _: trace.within("a").kernels()),
     (6, lambda trace, _: trace.time(0, 10**6).gaps()),
-    (2, lambda trace, folder: trace.report(folder / "report.html")),
-    (4, lambda trace, folder: chrome.write(trace, folder / "out.json.gz")),
-    (4, lambda trace, folder: store.write(trace, folder / "out.parquet")),
+    (1, lambda trace, folder: trace.report(folder / "report.html")),
+    (2, lambda trace, folder: chrome.write(trace, folder / "out.json.gz")),
+    (3, lambda trace, folder: store.write(trace, folder / "out.parquet")),
 )
+
+
+def on_a_device(trace: Any) -> Any:
+    """The part of a trace that ran on the last of its devices."""
+    return trace.device(int(trace["kernels"]["device"].max()) if len(trace["kernels"]) else 0)
 
 
 def ask(kind: str, path: Path, rng: random.Random, questions: int) -> None:

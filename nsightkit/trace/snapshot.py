@@ -394,11 +394,11 @@ def _settings(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         return {}
     settings = _values(given)
+    settings.pop("roundup_power2_divisions", None)
     divisions = given.get("roundup_power2_divisions")
     if isinstance(divisions, Mapping):
-        settings["roundup_power2_divisions"] = {
-            name: value for name, value in _values(divisions).items() if isinstance(value, int)
-        }
+        by_size = {name: value for name, value in _values(divisions).items() if isinstance(value, int)}
+        settings["roundup_power2_divisions"] = by_size
     return settings
 
 
