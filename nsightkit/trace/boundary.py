@@ -119,9 +119,11 @@ def converted(values: pd.Series, dtype: str) -> pd.Series:
     if values.hasnans:
         return values
     if dtype == "bool":
-        return values.astype(dtype) if is_bool_dtype(values) or _within(values, 0, 1) else values
-    limits = np.iinfo(dtype)
-    return values.astype(dtype) if _within(values, limits.min, limits.max) else values
+        fits = is_bool_dtype(values) or _within(values, 0, 1)
+    else:
+        limits = np.iinfo(dtype)
+        fits = _within(values, limits.min, limits.max)
+    return values.astype(np.dtype(dtype)) if fits else values
 
 
 def on_clock(path: _Path, moment_ns: int) -> int:
@@ -132,7 +134,8 @@ def on_clock(path: _Path, moment_ns: int) -> int:
     path : path-like or None
     moment_ns : int
     """
-    if not isinstance(moment_ns, int) or abs(moment_ns) >= _LIMIT_NS:
+    number: object = moment_ns  # what a damaged file says may be anything
+    if not isinstance(number, int) or abs(moment_ns) >= _LIMIT_NS:
         raise TraceError(path or "trace", f"begins at an impossible time ({moment_ns} ns)", _REMEDY)
     return moment_ns
 
@@ -180,7 +183,7 @@ def _texts(values: pd.Series) -> pd.Series:
     texts = values.cat.categories
     if texts.dtype != "str" and is_string_dtype(texts):
         with contextlib.suppress(UnicodeError):
-            return values.cat.rename_categories(texts.astype("str"))
+            return values.cat.rename_categories(list(texts.astype("str")))
     return values
 
 

@@ -21,7 +21,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -373,7 +373,7 @@ def _blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """A file's bytes, unpacked, as long as an honest file could hold them."""
     packed, size = is_packed(path), 0
     with open(path, "rb") as file:  # noqa: PTH123 - path-like
-        stream: IO[bytes] = gzip.GzipFile(fileobj=file) if packed else file
+        stream: Any = gzip.GzipFile(fileobj=file) if packed else file
         try:
             while block := stream.read(CHUNK_BYTES):
                 size += len(block)
@@ -673,7 +673,8 @@ class _Tables:
         placed = valid & (start >= 0)
         self._faults += {_MALFORMED: int((~valid).sum()), _EARLY: int((valid & ~placed).sum())}
         if not placed.all():
-            events, args = (list(itertools.compress(rows, placed.tolist())) for rows in (events, args))
+            events = list(itertools.compress(events, placed.tolist()))
+            args = list(itertools.compress(args, placed.tolist()))
             start, duration = start[placed], duration[placed]
         self._faults[_BACKWARDS] += int((duration < 0).sum())
         self._whole_us = self._whole_us and not (start % 1000).any()

@@ -34,7 +34,7 @@ def kept(answer: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], 
 
     @functools.wraps(answer)
     def asked(about: S, /, *given: P.args, **named: P.kwargs) -> T:
-        options = given
+        options: tuple[Any, ...] = given
         if len(given) < whole:  # else it is clear which is which
             bound = signature.bind(about, *given, **named)
             bound.apply_defaults()

@@ -238,7 +238,8 @@ def holders(trace: Trace, row: Int, thread: Int, rule: Rule = "window") -> Itera
 
 def _alike(column: Int, other: Int) -> Iterator[tuple[Int, Int]]:
     """Positions in two columns of each value that stands in both."""
-    places, others = (pd.Series(values).groupby(values).indices for values in (column, other))
+    places: dict[Any, Any] = pd.Series(column).groupby(column).indices
+    others: dict[Any, Any] = pd.Series(other).groupby(other).indices
     for value, at in places.items():
         if value in others:
             yield at, others[value]

@@ -143,8 +143,8 @@ def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
         called[rows] = held
     for table in _DEVICE_TABLES:
         if whole.size(table):
-            rows = whole.table(table, ["process", "correlation"])
-            launch = intervals.launch_of(whole, rows["process"], rows["correlation"])
+            ids = whole.table(table, ["process", "correlation"])
+            launch = intervals.launch_of(whole, ids["process"], ids["correlation"])
             masks[table] = np.append(called, False)[launch]  # -1, the last: its launch is not known
     return masks
 

@@ -428,8 +428,9 @@ class Threads:
         )
         loading, unnamed = self._flag("overhead", _LOADING).copy(), self._flag("overhead", _UNNAMED)
         rows = np.flatnonzero(unnamed)
-        for one, at in pd.Series(rows).groupby(thread[rows]).indices.items():
-            loading[rows[at]] = self.named("calls", int(one), _FIRST_TIMES).open_at(start[rows[at]]) >= 0
+        by_thread: dict[Any, Any] = pd.Series(rows).groupby(thread[rows]).indices
+        for number, at in by_thread.items():
+            loading[rows[at]] = self.named("calls", int(number), _FIRST_TIMES).open_at(start[rows[at]]) >= 0
         return loading
 
     def profiler(self, process: int) -> Track:
@@ -474,10 +475,10 @@ class Threads:
         """What the devices did for a process."""
         work = self._work()
         run = _run(work["process"], process)
-        columns = [work[column][run] for column in ("start_ns", "end_ns", "device", "table", "row")]
-        device = columns[2]
+        device = work["device"][run]
         changes = np.where(device[1:] != device[:-1], np.arange(len(device) - 1), -1) if len(device) else device
-        return Work(*columns, np.maximum.accumulate(np.append(-1, changes))[: len(device)])
+        elsewhere = np.maximum.accumulate(np.append(-1, changes))[: len(device)]
+        return Work(work["start_ns"][run], work["end_ns"][run], device, work["table"][run], work["row"][run], elsewhere)
 
     @kept
     def _first_calls(self, thread: int) -> Track:
