@@ -14,7 +14,7 @@ from synthetic.planted import Export, training
 
 import nsightkit
 from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges
-from nsightkit.trace import TABLES, nsys, share, sqlite_pages, store
+from nsightkit.trace import TABLES, nsys, sqlite_pages, store
 from nsightkit.trace.model import GPU_TABLES
 
 EVENT = re.compile(r"(kernels|memcpy|runtime|graph|osrt|nvtx) (\d+)")
@@ -228,8 +228,6 @@ def test_what_nsys_said_was_lost_is_noted_by_kind_and_never_copied(tmp_path, sev
         True
     ] * bool(said)
     assert not any("secret" in note or "\x1b" in note for note in notes)
-    share.copy(tmp_path / "t.sqlite", tmp_path / "clean.sqlite")
-    assert b"DIAGNOSTIC_EVENT" not in (tmp_path / "clean.sqlite").read_bytes()
 
 
 def test_a_database_in_wal_mode_is_read_once_it_is_whole_and_nothing_is_made_beside_it(tmp_path):

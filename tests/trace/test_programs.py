@@ -127,43 +127,35 @@ def report(nsys, tmp_path_factory):
 @pytest.mark.nsys
 def test_a_report_of_any_name_is_exported_once(nsys, report, tmp_path, monkeypatch):
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "$(touch pwned) 'x' %h"
     folder.mkdir()
     monkeypatch.chdir(folder)
     copy = folder / f"{NASTY}.nsys-rep"
     shutil.copy(report, copy)
-    first = programs.exported(copy.name)  # a relative name that begins with a dash
-    assert first == Path(f"{NASTY}.sqlite")
+    first = programs.exported(copy.name, cache=True).path  # a relative name that begins with a dash
+    assert first.is_relative_to(tmp_path / "cache")
     written = first.stat().st_mtime_ns
-    assert programs.exported(copy.name).stat().st_mtime_ns == written  # reused
-    os.utime(copy, ns=(written + 1, written + 1))
-    assert programs.exported(copy.name).stat().st_mtime_ns > written  # older than the report: made again
+    assert programs.exported(copy.name, cache=True).path == first
+    assert first.stat().st_mtime_ns == written  # reused
+    os.utime(copy, ns=(1, 1))
+    assert programs.exported(copy.name, cache=True).path == first
+    assert first.stat().st_mtime_ns > written  # of another report: made again
     first.write_bytes(b"half an export")
     assert nsightkit.load(copy).size("os_calls")
+    assert [path.name for path in folder.iterdir()] == [copy.name]
     assert not list(tmp_path.rglob("pwned"))
-
-
-@pytest.mark.nsys
-def test_a_read_only_folder_exports_to_the_users_cache(nsys, report, tmp_path, monkeypatch):
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    copy = Path(shutil.copy(report, tmp_path / "made.nsys-rep"))
-    # root may write anywhere
-    monkeypatch.setattr(programs.os, "access", lambda path, mode, real=os.access: mode != os.W_OK and real(path, mode))
-    out = programs.exported(copy)
-    assert out.is_relative_to(tmp_path / "cache")
-    assert programs.exported(copy) == out
-    assert not copy.with_suffix(".sqlite").exists()
 
 
 @pytest.mark.nsys
 @pytest.mark.parametrize("length", [0, 5000])
 def test_a_damaged_report_is_one_clear_line(nsys, report, tmp_path, length, monkeypatch):
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     damaged = tmp_path / "damaged.nsys-rep"
     damaged.write_bytes(report.read_bytes()[:length])
     with pytest.raises(TraceError) as caught:
-        programs.exported(damaged)
+        programs.exported(damaged, cache=True)
     assert "\n" not in str(caught.value)
     assert "nsys export" in caught.value.remedy
-    assert [path.name for path in tmp_path.iterdir()] == [damaged.name]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == [damaged.name]
