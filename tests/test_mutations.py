@@ -189,7 +189,9 @@ def test_ids_may_be_any_64_bits(column: str, value: int) -> None:
     trace = Trace.from_frames(frames)
     assert ranges.summary(trace)["count"].sum() == 300
     assert gaps.summary(trace)["count"].sum() == 299
-    WhatIf(trace).row("no-sync")
+    replayed = WhatIf(trace)
+    if replayed.refused is None:
+        replayed.row("no-sync")
 
 
 @pytest.mark.parametrize("device", [1, -1, 2**31, 2**63, 10**30])

@@ -452,7 +452,7 @@ class Kineto:
             for case in ("v100-eight-ranks/worker0", "vllm-graphs/decode-capture", "a100-cuda-graphs/eager-nvtx"):
                 files = Store._cut(CASES / f"{case}.parquet")
                 part = nsightkit.load(write_folder(Path(folder) / case.replace("/", "-"), files))
-                chrome.write(part, path)
+                chrome.write(part, path, overwrite=True)
                 self.seeds.append(path.read_bytes())
                 make_kineto.from_trace(path, part)
                 self.seeds.append(path.read_bytes())
@@ -575,7 +575,7 @@ QUESTIONS: tuple[tuple[int, _Ask], ...] = (
     (6, lambda trace, _: trace.within("a").kernels()),
     (6, lambda trace, _: trace.time(0, 10**6).gaps()),
     (1, lambda trace, folder: trace.report(folder / "report.html")),
-    (2, lambda trace, folder: chrome.write(trace, folder / "out.json.gz")),
+    (2, lambda trace, folder: chrome.write(trace, folder / "out.json.gz", overwrite=True)),
     (3, lambda trace, folder: store.write(trace, folder / "out.parquet")),
 )
 

@@ -3,7 +3,7 @@
 Each function takes what an analysis returned and draws it; none computes anything an analysis should
 have. They return a :class:`matplotlib.figure.Figure` whose label (``figure.get_label()``) is a sentence
 that says what the picture shows: the alternative text of the published figure. One is HTML instead:
-:func:`interactive_timeline`, with a static figure within. Needs the ``plots`` extra, but to import.
+``interactive_timeline``, with a static figure within. Needs the ``plots`` extra, but to import.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Sqlite:
     """An export in SQLite, which may be anybody's file: only the rows of plain tables are read.
 
     A view, a virtual table and a computed column are programs, and SQLite would run them. Of a plain table a scan reads
-    what its pages hold; :func:`sqlite_pages.extent` bounds that before SQLite sees the table. Identifiers come from
+    what its pages hold; ``sqlite_pages.extent`` bounds that before SQLite sees the table. Identifiers come from
     constants in this module and are quoted; values are bound.
     """
 

@@ -136,7 +136,7 @@ class Fp8Weight(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Weights of one layer, each a Tensor or an :class:`Fp8Weight`; the norms are Tensors (D,)."""
+    """Weights of one layer, each a Tensor or an ``Fp8Weight``; the norms are Tensors (D,)."""
 
     norm_1: Tensor
     qkv: Any  #: (3D, D)

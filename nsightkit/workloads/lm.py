@@ -18,7 +18,7 @@ from nsightkit.workloads.models import Decoder, DecoderConfig, Workload, autocas
 
 __all__ = ["PHASES", "LMConfig", "Run", "model", "run"]
 
-#: Values of :attr:`Run.doing`.
+#: Values of ``Run.doing``.
 PHASES = ("setup", "copy", "forward", "backward", "optimizer", "zero_grad")
 
 #: Batches that take turns, so that no step finds the embedding rows of its tokens still in the cache.
