@@ -86,8 +86,8 @@ def made(folder: Path, kernels: int, repeat: int) -> Path:
         store.write(test_report.many(kernels, streams=(7, 13, 20)), trace)
     page, rival = folder / f"report-{kernels}.html", folder / f"report-{kernels}.json.gz"
     contenders = [
-        run.Contender("report", [[*run.NSIGHTKIT, "report", str(trace), "-o", str(page)]]),
-        run.Contender("convert, for Perfetto", [[*run.NSIGHTKIT, "convert", str(trace), str(rival)]]),
+        run.Contender("report", [[*run.NSIGHTKIT, "report", str(trace), "-o", str(page), "--overwrite"]]),
+        run.Contender("convert, for Perfetto", [[*run.NSIGHTKIT, "convert", str(trace), str(rival), "--overwrite"]]),
     ]
     costs = {c.name: [run.measured(c) for _ in range(repeat)] for c in contenders}
     for out, (name, of) in zip((page, rival), costs.items(), strict=True):
