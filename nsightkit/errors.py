@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sqlite3
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,8 @@ from nsightkit.safe import plain
 
 __all__ = ["NsightkitError", "TraceError", "UsageError", "in_words", "reading"]
 
+#: `sqlite3.SQLITE_FULL`, without a library that few commands need.
+_SQLITE_FULL = 13
 #: What lies in a repository in place of a large file that was not fetched.
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -123,8 +124,8 @@ def in_words(error: Exception) -> tuple[str, int]:
 
 
 def _is_of_a_full_disk(error: Exception) -> bool:
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    if getattr(error, "sqlite_errorcode", None) == _SQLITE_FULL:
+        return True
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
