@@ -141,5 +141,5 @@ def test_bf16_learns_the_same() -> None:
 
 
 def test_an_unknown_parameter_is_an_error() -> None:
-    with pytest.raises(TypeError, match="hiden"):
-        training.run("cpu", hiden=16)
+    with pytest.raises(TypeError, match="no_such"):
+        training.run("cpu", no_such=16)
