@@ -19,7 +19,7 @@ from bs4 import BeautifulSoup, Tag
 #: beside a build.
 _MOST_S, _BUSY = 30, 4
 #: What a page of the gallery shows at once, at most: words of running text, and lines of code.
-_WORDS, _LINES = 1200, 60
+_WORDS, _LINES = 1200, 80
 #: What a page's answer may rest on.
 _EVIDENCE = ("measured", "case file", "exact", "predicted")
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: ", re.MULTILINE)

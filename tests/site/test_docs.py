@@ -397,7 +397,7 @@ def _altered(built: Path, tmp_path: Path, old: str, new: str) -> list[str]:
             "a small run on a CPU",
         ),
         ("How much is it?", "word " * 1201, "words; at most 1200"),
-        ("warp", "a\n" * 61, "lines of code; at most 60"),
+        ("warp", "a\n" * 81, "lines of code; at most 80"),
     ],
 )
 def test_page_checks_find(built, tmp_path, old, new, problem):
