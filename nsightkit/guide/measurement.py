@@ -437,13 +437,12 @@ def headline(said: str, *runs: Measurement, otherwise: str, badge: str, **findin
     Returns
     -------
     dict
-        ``verdict``, ``badge`` and the other findings. The runs' answer is printed where they ran.
+        ``verdict``, ``badge`` and the other findings. What the runs say is printed; without them, `otherwise`.
     """
     machines = {measurement.gpu or "CPU" for measurement in runs}
     if len(machines) > 1:
         said = f"The runs are of different machines ({', '.join(sorted(machines))}) and cannot be compared."
-    if all(runs):
-        print(textwrap.fill(said))
+    print(textwrap.fill(said if all(runs) else otherwise))
     if len(machines) > 1 or "CPU" in machines:
         return {"verdict": otherwise, "badge": badge, **findings}
     return {"verdict": said, "badge": f"measured, {runs[0].gpu}", **findings}
