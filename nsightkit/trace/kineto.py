@@ -101,7 +101,7 @@ _GPU_SIDE = ("kernels", "memops", "graphs", "syncs")
 #: Accelerators with categories of their own. Some report kernels as GPUs do; what else they report fills no table.
 _ACCELERATORS = {"mtia": "MTIA", "hpu": "HPU", "xpu": "XPU", "privateuse1": "PrivateUse1"}
 #: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
-_WORKER = re.compile(r"(?:.*[/\\])?(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
+_WORKER = re.compile(r"(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
 #: Any of these tables shows, where it has rows, that a table was recorded; for the rest only its own rows do.
 _SHOWN_BY = {
     **dict.fromkeys(GPU_TABLES, (*_GPU_SIDE, "calls")),
@@ -845,11 +845,16 @@ class _Tables:
 
 def _private(head: dict[str, Any]) -> dict[str, str]:
     """What a trace says of the machine that wrote it, such as the file's name: host, process, time."""
-    pairs = [("HOSTNAME", match[1]) for match in [_WORKER.fullmatch(str(head.get("file")))] if match]
+    file = head.get("file")
+    path = file[:4096] if isinstance(file, str) else ""
+    pairs = [("", path)]
+    worker = _WORKER.fullmatch(re.split(r"[/\\]", path)[-1])
+    if worker:
+        pairs.append(("HOSTNAME", worker[1]))
     distributed = head.get("distributed")
     if isinstance(distributed, dict):
         pairs += [(str(name), value) for name, value in distributed.items() if isinstance(value, str)]
-    return private_names([*pairs, ("", head.get("file"))])
+    return private_names(pairs)
 
 
 def _gpus(devices: Any) -> list[Gpu]:
