@@ -198,3 +198,7 @@ def test_ids_may_be_any_64_bits(column: str, value: int) -> None:
 def test_a_device_that_is_not_there(device: int) -> None:
     with pytest.raises(UsageError, match="no device"):
         selection.select(_launches(3), device=device)
+
+
+def test_half_a_surrogate_pair_in_a_snapshot_is_replaced(fuzz: ModuleType) -> None:
+    assert fuzz.try_input("snapshot", fuzz.FORMATS["snapshot"](), 11387) is None

@@ -546,7 +546,11 @@ def _integers(values: Iterable[Any], dtype: Any = np.int64) -> npt.NDArray[Any]:
 
 def _word(value: Any) -> str:
     """Take text, and nothing else: a list that holds itself twice, and so on, is long to spell out."""
-    return value if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    if value.isascii():
+        return value
+    return value.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is no text
 
 
 def _pair(value: Any) -> Sequence[int]:
