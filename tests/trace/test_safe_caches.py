@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from child import command
 from make_kineto import write as write_kineto
 
 import nsightkit
@@ -346,10 +347,10 @@ class TestStore:
             file.mkdir()
         else:
             file.symlink_to(file if kind == "loop" else kind)
-        code, error, _ = ask(folder)
-        assert code == 2, error
-        assert str(folder) in error
-        assert "regular" in error or kind in ("loop", "folder")
+        ended = ask(folder)
+        assert ended.code == 2, ended.error
+        assert str(folder) in ended.error
+        assert "regular" in ended.error or kind in ("loop", "folder")
 
     def test_of_links_to_files_is_read(self, folder, tmp_path):
         for name in ("trace.json", "kernels.parquet"):
@@ -371,28 +372,9 @@ class TestStore:
             nsightkit.load(folder)
 
 
-def ask(folder, memory=3 << 30):
-    """Run the command line: exit code, stderr and peak memory in bytes."""
-    resource = pytest.importorskip("resource")
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))  # a failure must not fill the machine
-
-    child = subprocess.Popen(
-        [sys.executable, "-m", "nsightkit", "kernels", folder],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        preexec_fn=limit,  # noqa: PLW1509 # no threads here
-        text=True,
-    )
-    signal.signal(signal.SIGALRM, lambda *_: child.kill())
-    signal.alarm(20)
-    error = child.stderr.read()
-    _, status, usage = os.wait4(child.pid, 0)
-    signal.alarm(0)
-    child.stderr.close()
-    child.returncode = os.waitstatus_to_exitcode(status)
-    return child.returncode, error, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def ask(folder):
+    """Ask a question of a store in a process that a failure does not let fill the machine."""
+    return command("kernels", folder, address_space_bytes=3 << 30)
 
 
 # -- Parquet ----------------------------------------------------------------------------------------------------
@@ -486,21 +468,21 @@ class TestBombs:
         make(folder / "kernels.parquet")
         assert (folder / "kernels.parquet").stat().st_size < 1 << 20
         began = time.monotonic()
-        code, error, peak = ask(folder)
-        assert code == 2, error
-        assert "kernels.parquet" in error
-        assert "expands to" in error or "is not a readable Parquet table" in error
+        ended = ask(folder)
+        assert ended.code == 2, ended.error
+        assert "kernels.parquet" in ended.error
+        assert "expands to" in ended.error or "is not a readable Parquet table" in ended.error
         assert time.monotonic() - began < 10
-        assert peak < 1 << 30
+        assert ended.peak_bytes < 1 << 30
 
     def test_a_long_text_that_often_stands_there_is_kept_once(self, folder):
         table = one_text("x" * 900_000, 100_000)
         for column in ("start_ns", "end_ns"):
             table = table.append_column(column, pa.array(np.zeros(100_000, np.int64)))
         many_times(folder / "kernels.parquet", table, 1, compression="none", store_schema=False)
-        code, error, peak = ask(folder)
-        assert code == 0, error
-        assert peak < 1 << 30
+        ended = ask(folder)
+        assert ended.code == 0, ended.error
+        assert ended.peak_bytes < 1 << 30
         with pytest.raises(nsightkit.TraceError, match=r"expands to 90\.0 GB"):
             read_table(folder / "kernels.parquet")
 

@@ -1,0 +1,258 @@
+"""Hostile Nsight Compute reports: an error that names the file, and soon."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import random
+import re
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+from child import command
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters
+
+import nsightkit
+from nsightkit import cli
+from nsightkit.analysis.roofline import counters
+from nsightkit.errors import NsightkitError, TraceError
+from nsightkit.trace import ncu
+
+ROOT = Path(nsightkit.__file__).parents[1]
+QUESTIONS = ("summary", "kernels", "gaps", "ranges", "verdict")
+
+
+def answered(path: Path, questions: Sequence[str] = QUESTIONS) -> None:
+    """Ask a trace these questions."""
+    trace = nsightkit.load(path, cache=False)
+    for question in questions:
+        getattr(trace, question)()
+
+
+def refused(path: Path, question: Callable[[], Any]) -> str:
+    """Ask a question of a file, which may end in an error; give that error."""
+    try:
+        question()
+    except NsightkitError as error:
+        return str(error)
+    return str(path)
+
+
+def cpu_s(function: Callable[[], Any]) -> float:
+    begin = time.process_time()
+    function()
+    return time.process_time() - begin
+
+
+REPORT = "nsight-training/manual_nvtx.ncu-rep"
+#: One bit of this report, with which NVIDIA's reader aborts: it makes the size of a message negative.
+FLIPPED = (75_760, 3)
+
+
+def flipped(shared_traces: Path, path: Path) -> Path:
+    data = bytearray((shared_traces / REPORT).read_bytes())
+    data[FLIPPED[0]] ^= 1 << FLIPPED[1]
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Take the place of NVIDIA's package, and give a report for it to read."""
+
+    def make(body: str) -> Path:
+        folder = tmp_path / "packages"
+        folder.mkdir(exist_ok=True)
+        (folder / "ncu_report.py").write_text(f"import os, sys, time\ndef load_report(path):\n    {body}\n")
+        monkeypatch.delitem(sys.modules, "ncu_report", raising=False)
+        monkeypatch.syspath_prepend(folder)
+        importlib.invalidate_caches()
+        report = tmp_path / "x.ncu-rep"
+        report.write_bytes(b"NVR\0\0\0\0\0")
+        return report
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("os.abort()", r"makes NVIDIA's reader crash \(SIGABRT\)"),
+        ("os.kill(os.getpid(), 11)", r"makes NVIDIA's reader crash \(SIGSEGV\)"),
+        ("os._exit(7)", r"crash \(exit code 7\)"),
+        ("raise RuntimeError('no\\nreport')", r"is not a report that ncu-report can read \(RuntimeError: no report\)"),
+        ("sys.stdout.write('[')", "is not a report that ncu-report can read"),
+        ("time.sleep(60)", "was not read by NVIDIA's package within 2 s"),
+        ("return []", "holds no profiled kernel, or is damaged"),
+        ("x = []\n    while True: x.append(bytearray(1 << 26))", r"crash \(|can read \(MemoryError"),
+        ("print('x' * 200_000_000)", "crash|can read"),
+        ("raise ImportError('no library')", r"can read \(ImportError: no library\)"),
+    ],
+)
+def test_whatever_nvidias_package_does_is_one_line(
+    stand_in: Callable[[str], Path],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    words: str,
+) -> None:
+    report = stand_in(body)
+    if "sleep" in body:
+        monkeypatch.setattr(ncu, "SECONDS", 1)
+    assert cli.run(["ncu", str(report)]) == 2
+    out, said = capfd.readouterr()
+    assert re.fullmatch(rf"nsightkit: {re.escape(str(report))}: .*({words}).*\n", said), said
+    assert out == ""
+
+
+def test_numbers_and_text_come_back_as_nvidias_package_gives_them(stand_in: Callable[[str], Path]) -> None:
+    numbers = [0.1 + 0.2, 1e-300, 1.0, (1 << 64) - 1, 2**53 + 1, -3, 1e22]
+    report = stand_in(f"return [[Action({numbers!r})]]")
+    module = report.parent / "packages" / "ncu_report.py"
+    module.write_text(
+        module.read_text()
+        + """
+class Metric:
+    def __init__(self, name, value): self.given = name, value
+    def name(self): return self.given[0]
+    def value(self): return self.given[1]
+    def has_value(self): return True
+    def unit(self): return ""
+class Action:
+    NameBase_DEMANGLED = 1
+    def __init__(self, numbers):
+        texts = ["", "\\udcff\\u00e9", "nan"]
+        values = [*numbers, float("nan"), float("inf"), *texts]
+        self.metrics = {f"m{i}": Metric(f"m{i}", value) for i, value in enumerate(values)}
+    def metric_names(self): return list(self.metrics)
+    def metric_by_name(self, name): return self.metrics[name]
+    def name(self, base=0): return "k<\\udc80>"
+    def nvtx_state(self): return None
+"""
+    )
+    found = ncu.read(report)
+    values = found.metrics[0]
+    assert [values[f"m{i}"] for i in range(7)] == numbers
+    assert [type(values[f"m{i}"]) for i in range(7)] == [type(number) for number in numbers]
+    assert values.keys() == {f"m{i}" for i in (*range(7), 9, 10, 11)}
+    assert [values[f"m{i}"] for i in (9, 10, 11)] == ["", "\ufffdé", "nan"]
+    assert found.launches["kernel"].tolist() == ["k<\ufffd>"]
+
+
+def test_a_report_that_makes_nvidias_reader_abort_is_one_line(shared_traces: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ncu_report")
+    path = flipped(shared_traces, tmp_path / "flipped.ncu-rep")
+    ended = command("ncu", path)
+    assert ended.code == 2, ended.error
+    assert re.fullmatch(rf"nsightkit: {re.escape(str(path))}: .*crash \(SIGABRT\).*; .*\n", ended.error), ended.error
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_a_report_that_aborts_the_reader_leaves_the_server_alive(
+    tmp_path: Path, stand_in: Callable[[str], Path], request: pytest.FixtureRequest, real: bool
+) -> None:
+    places = [str(ROOT)]
+    if real:
+        pytest.importorskip("ncu_report")
+        report = flipped(request.getfixturevalue("shared_traces"), tmp_path / "flipped.ncu-rep")
+    else:
+        report = stand_in("os.abort()")
+        places.insert(0, str(report.parent / "packages"))
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "dur": 5, "args": {"device": 0}}
+    events = [{**kernel, "ts": 10 * i} for i in range(4)]
+    trace = tmp_path / "t.json"
+    trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    environment = {"PYTHONPATH": os.pathsep.join(places), "NSIGHTKIT_NO_CACHE": "1"}
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "nsightkit", "mcp"], env=environment, cwd=tmp_path
+    )
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(Client(server)) as client:
+        ask = functools.partial(portal.call, client.call_tool)
+        damaged = ask("ncu", {"report": str(report)})
+        assert damaged.is_error
+        assert "SIGABRT" in damaged.content[0].text
+        answer = ask("summary", {"trace": str(trace)})
+        assert not answer.is_error
+        assert json.loads(answer.content[0].text)["kernel_count"] == 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"NVR\0\0\0\0\0" + bytes(1_000_000),  # blocks of no length
+        b"NVR\0\0\0\0\0" + struct.pack("<I", 1_000_000) + b"\x80" * 1_000_000,  # one number
+        b"NVR\0\0\0\0\0" + struct.pack("<I", 1_000_000) + b"\x28\x01" * 500_000,  # many
+        b"NVR\0\xff\xff\xff\xff",
+    ],
+)
+def test_frames_of_a_hostile_report_take_no_time(stand_in: Callable[[str], Path], content: bytes) -> None:
+    report = stand_in("return []")
+    report.write_bytes(content)
+    with pytest.raises(TraceError, match=re.escape(str(report))):
+        assert cpu_s(lambda: ncu.read(report)) < 5
+
+
+@pytest.mark.parametrize("cell", ['""' + ":" * 100_000 + '""', '""a:' + "b:" * 50_000 + '""', "a (" + "_" * 100_000])
+def test_fields_of_a_hostile_page_take_no_time(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "x.csv"
+    ranges = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+    raw = f'"ID","Kernel Name","Stream","CC","{ranges}","a__b.sum"\n"","","","","","ns"\n'
+    path.write_text(f'{raw}"0","k","7","8.0","{cell}","1"\n')
+    assert cpu_s(lambda: ncu.read(path)) < 2
+    details = '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"\n'
+    path.write_text(f'{details}"0","k","S","{cell}","ns","1"\n')
+    assert cpu_s(lambda: ncu.read(path)) < 2
+
+
+def mutated(content: bytes, rng: random.Random) -> bytes:
+    """Change a file in a place or a few, as damage or an attacker would."""
+    data = bytearray(content)
+    for _ in range(rng.choice([1, 1, 1, 2, 5])):
+        at = rng.randrange(len(data))
+        length = rng.choice([1, 1, 2, 4, 16, 100])
+        match rng.randrange(6):
+            case 0:
+                data[at] ^= 1 << rng.randrange(8)
+            case 1:
+                data[at : at + length] = rng.randbytes(length)
+            case 2:
+                del data[at : at + length]
+            case 3:
+                data[at:at] = data[at : at + length]
+            case 4:
+                number = rng.choice([b"-1", b"0", b"1e300", b"9223372036854775808", b"null", b"[]", b'""'])
+                numbers = list(re.finditer(rb"-?\d+(?:\.\d+)?", bytes(data)))
+                chosen = rng.choice(numbers) if numbers else None
+                if chosen:
+                    data[chosen.start() : chosen.end()] = number
+            case 5:
+                other = rng.randrange(len(data))
+                data[at : at + length] = data[other : other + length]
+        if not data:
+            return b"x"
+    return bytes(data)
+
+
+def test_mutated_reports_are_read_or_refused(shared_traces: Path, tmp_path: Path) -> None:
+    """Most of a report is text: where its blocks begin and end, and what is around them, says more than the rest."""
+    pytest.importorskip("ncu_report")
+    whole = (shared_traces / REPORT).read_bytes()
+    rng, path = random.Random(5), tmp_path / "x.ncu-rep"
+    for i in range(300):
+        data = whole[: rng.randrange(8, 400)] if i % 2 else whole[:4] + mutated(whole[4:400], rng) + whole[400:]
+        path.write_bytes(data)
+        with contextlib.suppress(ValueError):
+            ncu._cut_short(path)
+        if i % 30 == 0:
+            with contextlib.suppress(NsightkitError):
+                counters.summary(ncu.read(path))
