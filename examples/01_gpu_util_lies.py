@@ -111,6 +111,7 @@ plots.table(table, dict.fromkeys(["1 / busy", "times as fast"], "{:.2f}"))
 # shorter than they are:
 
 import numpy as np
+from _lib import figures
 
 from nsightkit.analysis.core.intervals import Coverage
 
@@ -131,14 +132,11 @@ periods = np.geomspace(1e3, 2e8, 40).astype(int)
 shares = zip(programs, table["share with kernels"], strict=True)
 levels = dict(list(shares)[1:])
 curves = {n: [reported(t, p) for p in periods] for n, t in programs.items()}
-plots.share_curves(
+figures.share_curves(
     periods,
     curves,
-    levels=levels,
-    level="true share",
+    levels,
     title="What a sampler would report (case file)",
-    axis="length of a window",
-    share="windows with a kernel",
 )
 
 # %%

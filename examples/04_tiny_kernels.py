@@ -17,6 +17,8 @@ the time. Is the program limited by launching its kernels, and what helps?
 
 # record: 30 s
 # sphinx_gallery_thumbnail_number = 2
+from _lib import figures
+
 from nsightkit import plots
 from nsightkit.guide import case
 
@@ -119,7 +121,7 @@ def lengths(trace):
 
 small, launches = lengths(passes[2].trace)
 large, _ = lengths(passes[128].trace)
-plots.distributions(
+figures.distributions(
     {
         "kernels, 2 samples": small,
         "kernels, 128 samples": large,

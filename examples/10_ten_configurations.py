@@ -390,34 +390,16 @@ if complete:
 plots.table(shown, {"operations a step": "{:,.0f}"}) if complete else None
 
 # %%
-# By kind of work, the five that take longest in each model, and how long
-# single ones last:
+# By kind of work:
 
-# fold: How the figures are drawn
-from nsightkit.analysis.timeline import memops, operators
-
-
-def durations(run):
-    """Time of each kernel, else of each operator without inner ones."""
-    if on_gpu:
-        return run.trace.table("kernels", ["duration_ns"])["duration_ns"]
-    return operators.own(run.trace)["duration_ns"]
-
+# fold: How the figure is drawn
+from nsightkit.analysis.timeline import memops
 
 kinds = pd.DataFrame()
 if complete:
     kinds = matrix.by_kind({name: run.trace for name, run in ten.items()})
     plots.share_bars(
         dict(kinds.items()), title=f"Where the time goes ({mode})"
-    )
-    plots.small_multiples(
-        {name: matrix.work(run.trace) for name, run in ten.items()},
-        title=f"The five longest of each model ({mode})",
-    )
-    plots.box_plots(
-        {name: durations(run) for name, run in ten.items()},
-        title=f"Operations by model ({mode})",
-        axis="duration of an operation",
     )
 moved = pd.DataFrame()
 if on_gpu:

@@ -48,6 +48,8 @@ what does not, and at which length will a GPU be full?
 # record: 120 s
 import dataclasses
 
+from _lib import figures
+
 from nsightkit import hardware, plots
 from nsightkit.analysis.memory import ledger
 from nsightkit.configurations import find
@@ -70,10 +72,10 @@ def peaks(model, lengths, **how):
 
 H200 = max(hardware.find("H200").memory_gb) * 1e9
 print(f"memory of an H200: {H200 / 1e9:.0f} GB")
-plots.memory_curves(
+figures.memory_curves(
     {name: (LENGTHS, peaks(model, LENGTHS, **RUNS[name])) for name in RUNS},
     {},
-    limit_bytes=H200,
+    H200,
     title="Peak of a step, medium model on an H200 (predicted)",
 )
 
@@ -298,11 +300,11 @@ def curves(tables, limit):
         points[name] = (fitted["context"], fitted["peak_bytes"])
         if len(fitted) < len(table):
             failed[name] = table["context"].iloc[-1]
-    return plots.memory_curves(
+    return figures.memory_curves(
         lines,
         points,
-        failed=failed,
-        limit_bytes=limit,
+        limit,
+        failed,
         title=f"Peak of a step against context ({after.mode})",
     )
 

@@ -50,7 +50,7 @@ print(f"{batch * context**2 * 4 / 2**30:g} GiB")
 # The operators say what lives when, so the peak at each context is arithmetic.
 # On an H200, with queries of width 64:
 
-from _lib import sweep
+from _lib import figures, sweep
 
 from nsightkit import hardware, plots
 
@@ -87,12 +87,12 @@ planned = pd.concat(
     for kind, names in COLUMNS.items()
     for name in names
 )
-plots.sweep_memory(
+figures.sweep(
     pd.DataFrame(rows),
-    H200,
-    planned[planned["implementation"] != "math"],
-    limit="an H200",
-    title="Memory of attention to its end (predicted)",
+    "peak_bytes",
+    limit_bytes=H200,
+    forecast=planned,
+    title="Memory of attention to its end, an H200 (predicted)",
 )
 
 # %%
@@ -269,9 +269,9 @@ tables = {name: sweep.cells(run.rows) for name, run in runs.items()}
 ladder = ["naive-fp32", "naive-compiled-fp32", "efficient-fp32"]
 lines = pd.concat(tables[name] for name in ladder)
 if len(lines):
-    plots.sweep_times(
+    figures.sweep(
         lines,
-        sweep.launch_bound(lines),
+        "median_ns",
         title=f"Time of attention, fp32 ({first.mode})",
     )
 runs["flash-bf16"]
@@ -283,11 +283,11 @@ runs["flash-bf16"]
 if on_gpu:
     limit = first.provenance["gpu"]["memory_gib"] * 2**30
     ends = sweep.ends(pd.concat(tables.values()), limit)
-    plots.sweep_memory(
+    figures.sweep(
         pd.concat([lines, tables["flash-bf16"]]),
-        limit,
-        ends,
-        limit="memory of the GPU",
+        "peak_bytes",
+        limit_bytes=limit,
+        forecast=ends,
         title=f"Memory of attention to its end ({first.mode})",
     )
 

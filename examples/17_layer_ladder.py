@@ -21,7 +21,7 @@ in real traces.
 # record: 400 s
 # sphinx_gallery_thumbnail_number = 1
 import pandas as pd
-from _lib import climb, published
+from _lib import climb, figures, published
 
 from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import sol
@@ -70,7 +70,7 @@ LINES = {
     f"goal, {GOAL:.0%} of reported ceilings": goal_ns,
     f"{GOAL:.0%} of the datasheet": whole_ns / GOAL,
 }
-plots.ladder_slots(
+figures.ladder(
     on_paper,
     LINES,
     title="A layer on an H200 (predicted by the datasheet)",
@@ -420,7 +420,7 @@ against = climb.bounds("prefill", runs["unfused"], roofs)
 rungs = climb.table(runs, against)
 judged_rungs = climb.changes(runs, against)
 if against.best:
-    plots.ladder_slots(
+    figures.ladder(
         climb.predicted("prefill", sizes, against.best),
         {f"goal, {GOAL:.0%} of the list": whole_ns / GOAL},
         rungs["time_ns"],

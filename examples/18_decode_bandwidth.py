@@ -18,7 +18,7 @@ time. What is it busy with, and how fast could it be?
 # record: 240 s
 # sphinx_gallery_thumbnail_number = 1
 import pandas as pd
-from _lib import climb
+from _lib import climb, figures
 
 from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import sol
@@ -51,7 +51,7 @@ least_ns = bounds["bound_ns"].sum()
 # fold: How the figure is made
 GOALS = (0.85, 0.95)
 on_paper = climb.predicted("decode", sizes, h200)
-plots.ladder_slots(
+figures.ladder(
     on_paper,
     {f"{goal:.0%} of the bandwidth": least_ns / goal for goal in GOALS},
     title="One token through a layer of an H200 (predicted)",
@@ -349,7 +349,7 @@ against = climb.bounds("decode", runs["unfused"], roofs)
 rungs = climb.table(runs, against)
 judged = climb.changes(runs, against)
 if against.best:
-    plots.ladder_slots(
+    figures.ladder(
         climb.predicted("decode", sizes, against.best),
         {f"{goal:.0%} of the list": least_ns / goal for goal in GOALS},
         rungs["time_ns"],

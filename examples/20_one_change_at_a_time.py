@@ -60,6 +60,7 @@ second[0]
 
 # fold: How the figure is drawn
 import pandas as pd
+from _lib import figures
 
 from nsightkit.analysis.compare import diff
 
@@ -80,7 +81,7 @@ def changed(found):
 
 of_first = diff.compare(*(run.trace for run in first))
 title = "A data loader with four workers (V100, case file)"
-plots.change_intervals(changed(of_first), title=title, top=9)
+figures.change_intervals(changed(of_first), title=title, top=9)
 
 # %%
 # Idle time and the loader's range fell far beyond the noise; the GPU's work
@@ -282,7 +283,7 @@ if all(runs.values()):
         also_after=[after_again.trace],
     )
     title = f"Before and after, two captures each ({after.mode})"
-    plots.change_intervals(changed(found), title=title, top=14)
+    figures.change_intervals(changed(found), title=title, top=14)
 after
 
 # %%

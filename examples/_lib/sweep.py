@@ -225,31 +225,6 @@ def _outcome(expected: int | None, measured: int | None) -> str:
     return "as predicted" if measured == expected else "later"
 
 
-def launch_bound(table: pd.DataFrame, *, factor: float = 1.5) -> pd.DataFrame:
-    """Find the contexts up to which time does not grow: there the cost of launching is measured.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From :func:`cells`.
-    factor : float
-        Times up to this multiple of the time at the shortest context count as the same.
-
-    Returns
-    -------
-    DataFrame
-        ``implementation, precision, d, direction, context``, the last of those at the same time; 0 where the second
-        context already takes longer.
-    """
-    rows = []
-    timed = table[table["median_ns"].notna()].sort_values("context")
-    for line, cell in timed.groupby(_LINE, sort=False):
-        grown = (cell["median_ns"] > factor * cell["median_ns"].iloc[0]).cummax()
-        same = cell.loc[~grown, "context"]
-        rows.append((*line, same.iloc[-1] if len(same) > 1 else 0))
-    return pd.DataFrame(rows, columns=[*_LINE, "context"])
-
-
 def exponents(table: pd.DataFrame) -> pd.DataFrame:
     """Say how time and memory grow at the long end: 1 is linear in the context, 2 quadratic.
 

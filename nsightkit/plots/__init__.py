@@ -12,22 +12,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsightkit.plots._bars import (
-        before_after,
-        change_intervals,
-        gap_bars,
-        kernel_bars,
-        ladder_bars,
-        ladder_slots,
-        panels,
-        share_bars,
-        small_multiples,
-    )
-    from nsightkit.plots._curves import box_plots, distributions, share_curves, step_times
-    from nsightkit.plots._memory import memory_bars, memory_curves, memory_stacks, memory_timeline
+    from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, panels, share_bars
+    from nsightkit.plots._curves import step_times
+    from nsightkit.plots._memory import memory_bars, memory_stacks, memory_timeline
     from nsightkit.plots._ranks import rank_arrivals, rank_lateness
     from nsightkit.plots._roofline import limiter_map, roofline
-    from nsightkit.plots._sweep import sweep_memory, sweep_times
     from nsightkit.plots._tables import table
     from nsightkit.plots._timeline import interactive_timeline, timeline
     from nsightkit.plots.packing import InteractiveTimeline
@@ -35,17 +24,11 @@ if TYPE_CHECKING:
 __all__ = [
     "InteractiveTimeline",
     "before_after",
-    "box_plots",
-    "change_intervals",
-    "distributions",
     "gap_bars",
     "interactive_timeline",
     "kernel_bars",
-    "ladder_bars",
-    "ladder_slots",
     "limiter_map",
     "memory_bars",
-    "memory_curves",
     "memory_stacks",
     "memory_timeline",
     "panels",
@@ -53,41 +36,34 @@ __all__ = [
     "rank_lateness",
     "roofline",
     "share_bars",
-    "share_curves",
-    "small_multiples",
     "step_times",
-    "sweep_memory",
-    "sweep_times",
     "table",
     "timeline",
 ]
 
 # Imported when they are asked for: the report draws without matplotlib, and needs a part of this package.
-_OF = {
-    "_bars": (
-        "before_after",
-        "change_intervals",
-        "gap_bars",
-        "kernel_bars",
-        "ladder_bars",
-        "ladder_slots",
-        "panels",
-        "share_bars",
-        "small_multiples",
-    ),
-    "_curves": ("box_plots", "distributions", "share_curves", "step_times"),
-    "_memory": ("memory_bars", "memory_curves", "memory_stacks", "memory_timeline"),
-    "packing": ("InteractiveTimeline",),
-    "_ranks": ("rank_arrivals", "rank_lateness"),
-    "_roofline": ("limiter_map", "roofline"),
-    "_sweep": ("sweep_memory", "sweep_times"),
-    "_tables": ("table",),
-    "_timeline": ("interactive_timeline", "timeline"),
+_MODULES = {
+    "InteractiveTimeline": "packing",
+    "before_after": "_bars",
+    "gap_bars": "_bars",
+    "interactive_timeline": "_timeline",
+    "kernel_bars": "_bars",
+    "limiter_map": "_roofline",
+    "memory_bars": "_memory",
+    "memory_stacks": "_memory",
+    "memory_timeline": "_memory",
+    "panels": "_bars",
+    "rank_arrivals": "_ranks",
+    "rank_lateness": "_ranks",
+    "roofline": "_roofline",
+    "share_bars": "_bars",
+    "step_times": "_curves",
+    "table": "_tables",
+    "timeline": "_timeline",
 }
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _OF.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,9 +1,8 @@
-"""Memory: over time, at its peak, what it is made of, and how it grows with a size."""
+"""Memory: over time, at its peak, and what it is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -11,26 +10,13 @@ import pandas as pd
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from numpy.typing import ArrayLike
 
 from nsightkit.analysis.core.text import count_text
-from nsightkit.plots._style import (
-    decades,
-    finished,
-    first_rows,
-    name_rows,
-    new_figure,
-    nothing,
-    plain,
-    ranked_bars,
-    rectangles,
-    side_by_side,
-    stack,
-)
-from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION, spoken
+from nsightkit.plots import style
+from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION, amount, byte_unit, spoken
 
 #: Colour and hatch of what memory holds, as snapshots and as ledgers name it; hatched ones share a colour with another.
-_LOOKS: dict[str, tuple[str, str | None]] = {
+_LOOKS: dict[str, style.Look] = {
     "weights": (BLUE, None),
     "optimizer states": (OCHRE, None),
     "gradients": (VERMILION, None),
@@ -53,27 +39,7 @@ _LOOKS: dict[str, tuple[str, str | None]] = {
     "library workspaces": (VERMILION, "//"),
 }
 _OTHERS = "smaller allocations"
-# Curves can be told apart without colour.
-_CURVES = ((BLUE, "-", "o"), (VERMILION, "--", "s"), (GREEN, "-.", "D"), (PURPLE, ":", "^"), (OCHRE, "-", "v"))
-
-
-def _scale(largest: float) -> tuple[float, str]:
-    return next(((size, unit) for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= size), (1.0, "B"))
-
-
-def _amount(value: float) -> str:
-    size, unit = _scale(value)
-    return f"{value / size:.3g} {unit}" if value / size < 999.5 else f"{value / size:.0f} {unit}"
-
-
-def _areas(left: Any, right: Any, bottom: Any, top: Any) -> list[Any]:
-    """Outline rectangles that follow each other as one shape: a hatch is drawn anew for each shape, which is slow."""
-    sides = np.stack([left, right, bottom, top], 1).astype(float)
-    sides = sides[np.argsort(sides[:, 0], kind="stable")]
-    runs = np.split(sides, np.flatnonzero(sides[1:, 0] != sides[:-1, 1]) + 1)
-    # Along the tops, and back along the bottoms.
-    along = ([run[:, [[0, side], [1, side]]].reshape(-1, 2) for side in (3, 2)] for run in runs)
-    return [np.concatenate([upper, lower[::-1]]) for upper, lower in along]
+_NO_LOOK: style.Look = (GREY, None)
 
 
 def memory_timeline(
@@ -94,41 +60,66 @@ def memory_timeline(
     matplotlib.figure.Figure
         The x axis counts events, so that a moment with many allocations is as wide as it is busy.
     """
-    figure, axes = new_figure(4.2, title)
+    figure, axes = style.new_figure(4.2, title)
     if bands.empty or not bands["top_bytes"].max() > 0:
-        return nothing(figure, axes, title, "nothing was allocated")
-    highest = float(max(bands["top_bytes"].max(), 0 if timeline is None else timeline["reserved_bytes"].max()))
-    scale, unit = _scale(highest)
-    names = bands["category"].astype(object).fillna(_OTHERS).astype(str)
+        return style.nothing(figure, axes, title, "nothing was allocated")
+    highest = float(bands["top_bytes"].max())
+    if timeline is not None:
+        highest = max(highest, float(timeline["reserved_bytes"].max()))
+    size, unit = byte_unit(highest)
+    bands = bands.assign(category=bands["category"].astype(object).fillna(_OTHERS).astype(str))
+    handles = _draw_bands(axes, bands, size)
+    if timeline is not None:
+        level = timeline["reserved_bytes"].to_numpy()
+        changes = np.union1d(np.flatnonzero(np.diff(level)) + 1, [0, len(level) - 1])
+        events = timeline["event"].to_numpy()[changes]
+        handles += axes.step(
+            events, level[changes] / size, where="post", color="black", linewidth=1.2, label="reserved"
+        )
+    axes.legend(handles=handles[::-1], frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.set(xlim=(bands["from_event"].min(), bands["to_event"].max()), ylim=(0, 1.06 * highest / size))
+    axes.set(xlabel="allocator event", ylabel=f"allocated ({unit})")
+    peak = bands.loc[bands["top_bytes"].idxmax()]
+    at_peak = bands[(bands["from_event"] <= peak["from_event"]) & (peak["from_event"] < bands["to_event"])]
+    heights = (at_peak["top_bytes"] - at_peak["bottom_bytes"]).groupby(at_peak["category"]).sum()
+    heights = heights[heights > 0].sort_values(ascending=False)
+    parts = [(name, amount(value)) for name, value in heights.items()]
+    return style.described(
+        figure,
+        f"{title}: allocations stacked over {int(bands['to_event'].max()):,} allocator events; the highest point, "
+        f"{amount(float(peak['top_bytes']))}, is made of {spoken(parts)}.",
+    )
+
+
+def _draw_bands(axes: Any, bands: pd.DataFrame, size: float) -> list[Any]:
+    """Draw the bands of each category; give what a legend needs."""
     handles: list[Any] = []
     for name, (colour, hatch) in _LOOKS.items():
-        rows = bands[names == name]
+        rows = bands[bands["category"] == name]
         if rows.empty:
             continue
-        # The others have no bands of their own; white edges would fill the area.
-        outline, width = (_areas, 0.0) if name == _OTHERS else (rectangles, 0.15)
-        shapes = outline(rows["from_event"], rows["to_event"], rows["bottom_bytes"] / scale, rows["top_bytes"] / scale)
+        sides = (rows["from_event"], rows["to_event"], rows["bottom_bytes"] / size, rows["top_bytes"] / size)
+        if name == _OTHERS:
+            # They have no bands of their own; white edges would fill the area.
+            shapes, width = _areas(*sides), 0.0
+        else:
+            shapes, width = style.rectangles(*sides), 0.15
         axes.add_collection(PolyCollection(shapes, facecolor=colour, edgecolor="white", linewidth=width, hatch=hatch))
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name))
-    if timeline is not None:
-        event, level = timeline["event"].to_numpy(), timeline["reserved_bytes"].to_numpy()
-        at = np.union1d(np.flatnonzero(np.diff(level)) + 1, [0, len(level) - 1])  # only where it changes
-        handles += axes.step(event[at], level[at] / scale, where="post", color="black", linewidth=1.2, label="reserved")
-    axes.legend(handles=handles[::-1], frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
-    peak = bands.iloc[int(bands["top_bytes"].to_numpy().argmax())]
-    at_peak = bands[(bands["from_event"] <= peak["from_event"]) & (peak["from_event"] < bands["to_event"])]
-    heights = (at_peak["top_bytes"] - at_peak["bottom_bytes"]).groupby(names).sum().sort_values(ascending=False)
-    said = [(name, _amount(value)) for name, value in heights.items() if value]
-    return finished(
-        figure,
-        axes,
-        f"{title}: allocations stacked over {int(bands['to_event'].max()):,} allocator events; the highest point, "
-        f"{_amount(float(peak['top_bytes']))}, is made of {spoken(said)}.",
-        xlim=(bands["from_event"].min(), bands["to_event"].max()),
-        ylim=(0, 1.06 * highest / scale),
-        xlabel="allocator event",
-        ylabel=f"allocated ({unit})",
-    )
+    return handles
+
+
+def _areas(left: Any, right: Any, bottom: Any, top: Any) -> list[Any]:
+    """Outline rectangles that follow each other as one shape: a hatch is drawn anew for each shape, which is slow."""
+    sides = np.stack([left, right, bottom, top], 1).astype(float)
+    sides = sides[np.argsort(sides[:, 0], kind="stable")]
+    breaks = np.flatnonzero(sides[1:, 0] != sides[:-1, 1]) + 1
+    shapes = []
+    for run in np.split(sides, breaks):
+        upper = run[:, [[0, 3], [1, 3]]].reshape(-1, 2)
+        lower = run[:, [[0, 2], [1, 2]]].reshape(-1, 2)
+        shapes.append(np.concatenate([upper, lower[::-1]]))
+    return shapes
 
 
 def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at the peak by who allocated it") -> Figure:
@@ -148,17 +139,22 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
     matplotlib.figure.Figure
     """
     rows = sites.astype({"category": str}).sort_values("bytes", ascending=False, kind="stable")
-    shown = first_rows(rows, top, "site", ("bytes", "count", "share"))
-    categories = list(shown["category"].fillna(_OTHERS))
-    labels = [
-        f"{share:.1%} · {count_text(n, 'block')}" for share, n in zip(shown["share"], shown["count"], strict=True)
-    ]
-    return ranked_bars(
-        shown["site"], shown["bytes"], labels, [_LOOKS.get(category, (GREY, None)) for category in categories],
-        title=title, axis="allocated", unit_of=_scale, empty="nothing was allocated", edgecolor="white",
-        said=[f"{name} ({category})" for name, category in zip(shown["site"], categories, strict=True)],
-        legend={kind: categories.index(kind) for kind in _LOOKS if kind in categories and kind != _OTHERS},
-    )  # fmt: skip
+    rows = style.first_rows(rows, top, "site", ("bytes", "count", "share"))
+    categories = rows["category"].fillna(_OTHERS)
+    looks = [_LOOKS.get(category, _NO_LOOK) for category in categories]
+    labels = [f"{share:.1%} · {count_text(n, 'block')}" for share, n in zip(rows["share"], rows["count"], strict=True)]
+    bars = pd.DataFrame(
+        {
+            "name": rows["site"].astype(str),
+            "value": rows["bytes"],
+            "label": labels,
+            "colour": [colour for colour, _ in looks],
+            "hatch": [hatch for _, hatch in looks],
+            "group": categories.where(categories != _OTHERS, ""),
+        }
+    )
+    empty = "nothing was allocated"
+    return style.ranked_bars(bars, title=title, axis="allocated", unit_of=byte_unit, empty=empty)
 
 
 def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the memory is made of") -> Figure:
@@ -175,87 +171,22 @@ def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the me
     -------
     matplotlib.figure.Figure
     """
-    table = side_by_side(columns).clip(lower=0)
-    totals = table.sum()
-    table = table[table.gt(1e-3 * totals.max()).any(axis=1)]  # less than that of the longest bar is too thin to see
-    figure, axes = new_figure(1.9 + 0.5 * max(len(columns), 1), title)
-    if table.empty:
-        return nothing(figure, axes, title, "nothing is known of this memory")
-    scale, unit = _scale(float(totals.max()))
-    widths = table / scale
-    stack(axes, widths, [_LOOKS.get(str(item), (GREY, None)) for item in table.index])
-    ends = widths.cumsum().iloc[-1]
-    for row, (end, total) in enumerate(zip(ends, totals, strict=True)):
-        axes.annotate(_amount(total), (end, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
-    name_rows(axes, table.columns)
-    said = [
-        (label, f"{_amount(total)} ({spoken([(i, _amount(s)) for i, s in items.items() if s], most=9)})")
-        for total, (label, items) in zip(totals, table.items(), strict=True)
-    ]
-    return finished(
-        figure, axes, f"{title}, stacked bars: {spoken(said)}.", legend=4, xlim=(0, 1.14 * float(ends.max())),
-        xlabel=f"memory ({unit})",
-    )  # fmt: skip
-
-
-def memory_curves(
-    predicted: Mapping[str, tuple[ArrayLike, ArrayLike]],
-    measured: Mapping[str, tuple[ArrayLike, ArrayLike]],
-    *,
-    failed: Mapping[str, float] | None = None,
-    limit_bytes: float | None = None,
-    title: str = "Memory against context",
-) -> Figure:
-    """Bytes against the context on logarithmic axes: predicted as lines, measured as points, failures as crosses.
-
-    Parameters
-    ----------
-    predicted, measured : mapping of str to (array of shape (n,), array of shape (n,))
-        Contexts in tokens and bytes by series; a series has one colour in both.
-    failed : mapping of str to float, optional
-        The context at which a series ran out of memory.
-    limit_bytes : float, optional
-        A line: the memory there is. Crosses lie on it, and without it nowhere.
-    title : str, default "Memory against context"
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
-    figure, axes = new_figure(3.8, title)
-    names = list(dict.fromkeys([*predicted, *measured]))
-    if not names:
-        return nothing(figure, axes, title, "nothing to draw")
-    failed = failed if failed and limit_bytes is not None else {}
-    said, lowest = [], np.inf
-    for name, (colour, dash, marker) in zip(names, cycle(_CURVES), strict=False):
-        words = []
-        for kind, series, style in (
-            ("predicted", predicted, {"linestyle": dash, "linewidth": 1.8}),
-            ("measured", measured, {"linestyle": "none", "marker": marker, "markersize": 6}),
-        ):
-            if name in series:
-                sizes, values = (np.asarray(part, dtype=float) for part in series[name])
-                axes.plot(sizes, values, color=colour, label=f"{plain(name, 40)}, {kind}", **style)
-                lowest = values.min(initial=lowest)
-                words += [f"{kind} {_amount(values[0])} to {_amount(values[-1])}"] if len(values) else []
-        if name in failed:
-            axes.plot([failed[name]], [limit_bytes], color=colour, marker="X", markersize=10, linestyle="none")
-            words.append(f"out of memory at {failed[name]:g}")
-        said.append((name, ", ".join(words)))
-    if failed:
-        axes.plot([], [], color=GREY, marker="X", markersize=10, linestyle="none", label="out of memory")
-    axes.set_xscale("log", base=2)
-    axes.set(
-        yscale="log", xlabel="context (tokens)", ylabel="memory at the peak",
-        ylim=(lowest / 2 if np.isfinite(lowest) else None, limit_bytes and 3 * limit_bytes),
-    )  # fmt: skip
-    if limit_bytes is not None:
-        axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.5)
-        axes.annotate(
-            f"limit, {_amount(limit_bytes)}", (0, limit_bytes), xycoords=("axes fraction", "data"), xytext=(4, 4),
-            textcoords="offset points", fontsize=9,
-        )  # fmt: skip
-    axes.xaxis.set_major_formatter("{x:g}")
-    decades(axes.yaxis, _amount, *axes.get_ylim())
-    return finished(figure, axes, f"{title}, logarithmic axes: {spoken(said)}.", legend=2)
+    items = style.side_by_side(columns).clip(lower=0)
+    totals = items.sum()
+    visible = items.gt(1e-3 * totals.max()).any(axis=1)
+    items = items[visible]
+    figure, axes = style.new_figure(1.9 + 0.5 * max(len(columns), 1), title)
+    if items.empty:
+        return style.nothing(figure, axes, title, "nothing is known of this memory")
+    size, unit = byte_unit(float(totals.max()))
+    style.stack(axes, items / size, [_LOOKS.get(str(item), _NO_LOOK) for item in items.index])
+    ends = items.sum() / size
+    sentences = []
+    for row, (label, total) in enumerate(totals.items()):
+        place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
+        axes.annotate(amount(total), (ends[label], row), **place)
+        parts = [(item, amount(value)) for item, value in items[label].items() if value]
+        sentences.append((label, f"{amount(total)} ({spoken(parts, most=9)})"))
+    axes.set(xlim=(0, 1.14 * float(ends.max())), xlabel=f"memory ({unit})")
+    style.legend(figure, 4)
+    return style.described(figure, f"{title}, stacked bars: {spoken(sentences)}.")

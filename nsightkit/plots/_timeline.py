@@ -18,10 +18,11 @@ from PIL import Image
 
 from nsightkit.analysis.core import intervals
 from nsightkit.errors import UsageError
-from nsightkit.plots._style import finished, new_figure, nothing, plain, rectangles
+from nsightkit.plots import style
 from nsightkit.plots.lanes import Lanes, Most, find_lanes
 from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, spoken, time_unit
 from nsightkit.plots.packing import InteractiveTimeline, pack
+from nsightkit.plots.style import new_figure, nothing, plain, rectangles
 from nsightkit.trace.model import Trace
 
 _KINDS = {"kernels": ("kernel", BLUE), "memops": ("copy or memset", GREEN), "graphs": ("CUDA graph", PURPLE)}
@@ -86,13 +87,12 @@ def timeline(
     axes.tick_params(axis="y", length=0)
     for kind, colour in used.items():
         axes.plot([], [], "s", color=colour, markersize=9, label=kind)  # for the legend alone
-    said = [(lane.label, f"{len(lane.start):,} events") for lane in filled if lane.label]
     late = first > 0.01 * (last - first)  # else it cannot be seen
-    return finished(
-        figure, axes, f"{title}, lanes over {duration(last - first)}: {spoken(said)}.", xlim=(0, width),
-        ylim=(len(place) - 0.4, -0.6), xlabel=f"time since {duration(first)} ({unit})" if late else f"time ({unit})",
-        legend=len(used),
-    )  # fmt: skip
+    axes.set(xlim=(0, width), ylim=(len(place) - 0.4, -0.6))
+    axes.set_xlabel(f"time since {duration(first)} ({unit})" if late else f"time ({unit})")
+    style.legend(figure, len(used))
+    sizes = [(lane.label, f"{len(lane.start):,} events") for lane in filled if lane.label]
+    return style.described(figure, f"{title}, lanes over {duration(last - first)}: {spoken(sizes)}.")
 
 
 def _draw(axes: Any, start: np.ndarray, end: np.ndarray, row: int, colour: str, length_ns: int, scale: float) -> None:

@@ -50,9 +50,24 @@ CAUSE_COLOURS = {
 _UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 
 
+_BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+
+
 def time_unit(longest_ns: float) -> tuple[float, str]:
     """Choose the unit in which a time reads well, as nanoseconds a unit and its symbol."""
-    return next(((ns, unit) for ns, unit in _UNITS if longest_ns >= ns), _UNITS[-1])
+    return _unit(longest_ns, _UNITS)
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """Choose the unit in which an amount of memory reads well, as bytes a unit and its symbol."""
+    return _unit(largest, _BYTE_UNITS)
+
+
+def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    for size, name in units:
+        if largest >= size:
+            return size, name
+    return units[-1]
 
 
 def tick(ns: float) -> str:
@@ -64,12 +79,27 @@ def tick(ns: float) -> str:
 def duration(ns: float) -> str:
     """Write a time with its unit, three digits."""
     scale, unit = time_unit(abs(ns))
-    digits = 0 if abs(ns) >= 100 * scale or scale == 1 else 1 if abs(ns) >= 10 * scale else 2
+    size = abs(ns) / scale
+    digits = 2
+    if size >= 100 or scale == 1:
+        digits = 0
+    elif size >= 10:
+        digits = 1
     return f"{ns / scale:.{digits}f} {unit}"
+
+
+def amount(size: float) -> str:
+    """Write a number of bytes with its unit, three digits."""
+    scale, unit = byte_unit(size)
+    if size / scale >= 999.5:
+        return f"{size / scale:.0f} {unit}"
+    return f"{size / scale:.3g} {unit}"
 
 
 def spoken(pairs: Iterable[tuple[object, str]], most: int = 6) -> str:
     """Write out names and values for alternative text."""
     pairs = list(pairs)
-    said = ", ".join(f"{plain(name)[:60]} {value}" for name, value in pairs[:most])
-    return f"{said}, and {len(pairs) - most} more" if len(pairs) > most else said
+    words = ", ".join(f"{plain(name)[:60]} {value}" for name, value in pairs[:most])
+    if len(pairs) > most:
+        words += f", and {len(pairs) - most} more"
+    return words

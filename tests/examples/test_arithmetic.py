@@ -201,7 +201,6 @@ def test_what_a_sweep_says() -> None:
     assert sweep.ends(table, limit)["outcome"].tolist() == ["as predicted"]
     assert sweep.ends(table, 8 * limit)["outcome"].tolist() == ["earlier"]
     assert sweep.ends(table, limit / 8)["outcome"].tolist() == ["later"]
-    assert sweep.launch_bound(table)["context"].tolist() == [0]
     assert sweep.cells(pd.DataFrame()).empty
 
 

@@ -7,7 +7,6 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -39,23 +38,3 @@ def test_stacks_are_as_long_as_their_parts() -> None:
     thin = plots.memory_stacks({"a": pd.Series({"weights": 1e9, "logits": 1e3, "KV cache": 1e8})})
     assert [text.get_text() for text in thin.legends[0].get_texts()] == ["weights", "KV cache"]
     assert "nothing is known" in plots.memory_stacks({"a": pd.Series(dtype=float)}).get_label()
-
-
-def test_curves_points_and_crosses() -> None:
-    sizes = np.array([64, 128, 256])
-    figure = plots.memory_curves(
-        {"naive": (sizes, sizes**2 * 1e4), HOSTILE: (sizes, sizes * 1e5)},
-        {"naive": (sizes[:2], sizes[:2] ** 2 * 1.1e4), "alone": ([], [])},
-        failed={"naive": 256},
-        limit_bytes=5e8,
-    )
-    (axes,) = figure.axes
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    crosses = [line for line in axes.lines if line.get_marker() == "X" and len(line.get_xdata())]
-    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in crosses] == [(256, 5e8)]
-    points = [line for line in axes.lines if line.get_linestyle() == "None" and line.get_marker() == "o"]
-    assert list(points[0].get_ydata()) == list(sizes[:2] ** 2 * 1.1e4)
-    assert "out of memory at 256" in figure.get_label()
-    figure.canvas.draw()
-    assert "nothing to draw" in plots.memory_curves({}, {}).get_label()
-    plots.memory_curves({"a": ([1], [1.0])}, {}).canvas.draw()

@@ -236,32 +236,6 @@ def test_tables_escape_names_whatever_their_format():
     assert ">-<" in html
 
 
-def test_distributions_are_the_empirical_ones():
-    times = np.array([5_000, 1_000, 3_000, 0, -7])  # the last two have no place on a logarithmic axis
-    figure = plots.distributions({HOSTILE: times, "equal": [2_000] * 3})
-    ours, equal, *_ = figure.axes[0].lines
-    x, share = ours.get_data()
-    for t in (1_000, 2_999, 3_000, 5_000):
-        at = np.searchsorted(x, t, side="right") - 1
-        assert share[at] == pytest.approx(np.mean(times[times > 0] <= t))
-    assert set(np.round(equal.get_ydata(), 6)) == {0, 0.333333, 0.666667, 1}
-    assert "median 3.00 µs of 3" in figure.get_label()
-    assert any("equal, median 2.00 µs" in text for text in _draw(figure))
-
-
-def test_share_curves_show_levels_and_say_their_ends():
-    figure = plots.share_curves([1e3, 1e6], {HOSTILE: [0.25, 1.0]}, levels={HOSTILE: 0.2}, level="true share")
-    texts = _draw(figure)
-    assert "true share 20.0%" in texts
-    assert "1 ms" in texts
-    assert "25.0% at 1.00 µs to 100.0% at 1.00 ms" in figure.get_label()
-    assert "true share, " in figure.get_label()
-
-
-def test_distributions_of_nothing_say_so():
-    assert "no samples" in _draw(plots.distributions({"none": []}))
-
-
 def test_share_bars_divide_each_whole_and_leave_out_what_was_not_measured():
     columns = {
         HOSTILE: pd.Series({"forward": 1, "backward": 2, HOSTILE: 1}),
@@ -288,22 +262,6 @@ def test_share_bars_of_nothing_say_so():
     assert "nothing to divide in this trace" in _draw(plots.share_bars({"GPU": pd.Series({"a": 0})}))
 
 
-def _kernels(*rows):
-    return pd.DataFrame(rows, columns=["name", "category", "total_ns", "share"])
-
-
-def test_boxes_are_the_percentiles():
-    values = np.arange(1, 101) * 1000
-    figure = plots.box_plots({"even": values, HOSTILE: values * 10, "none": [0, 0]})
-    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert len(labels) == 2  # a series without positive times has no box
-    first, third = np.percentile(values, [25, 75])
-    edges = figure.axes[0].patches[0].get_path().vertices[:, 0]
-    assert (edges.min(), edges.max()) == (first, third)
-    assert "even median 50.5 µs, middle half 25.8 µs to 75.2 µs" in figure.get_label()
-    figure.canvas.draw()
-
-
 def test_panels_say_what_is_missing():
     frame = pd.DataFrame(
         {"step_ns": [1e6, 2.5e6], "share of idle": [None, 0.25], "TFLOP/s": [123456.0, 0.5]}, index=["a", HOSTILE]
@@ -316,22 +274,6 @@ def test_panels_say_what_is_missing():
     assert widths[0] == [1.0, 2.5]
     assert "share of idle (a none" in figure.get_label()
     figure.canvas.draw()
-
-
-def test_small_multiples_draw_the_longest_in_one_scale():
-    tables = {
-        "one": _kernels(("short", "GEMM", 10, 0.1), ("long", "softmax", 90, 0.9)),
-        HOSTILE: _kernels((HOSTILE, "strange", 5, 1.0)),
-        "empty": _kernels(),
-    }
-    figure = plots.small_multiples(tables, top=1)
-    drawn = [axes for axes in figure.axes if axes.patches]
-    assert [[bar.get_width() for bar in axes.patches] for axes in drawn] == [[0.9], [1.0]]
-    assert drawn[0].get_xlim() == drawn[1].get_xlim()
-    assert drawn[0].texts[0].get_text() == "90%  long"
-    assert "one long 90%" in figure.get_label()
-    figure.canvas.draw()
-    assert "nothing" in plots.small_multiples({}).get_label()
 
 
 def test_roofline_points_and_roofs():

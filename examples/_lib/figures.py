@@ -1,0 +1,362 @@
+"""Figures that one page needs, or two; those of any trace are in ``nsightkit.plots``."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
+from numpy.typing import ArrayLike
+
+from nsightkit.analysis.core.text import short_name
+from nsightkit.plots import style
+from nsightkit.plots.looks import (
+    BLUE,
+    DARK_GREY,
+    GREEN,
+    GREY,
+    OCHRE,
+    PURPLE,
+    RED,
+    VERMILION,
+    amount,
+    duration,
+    spoken,
+    tick,
+    time_unit,
+)
+
+_BESIDE: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
+
+
+def distributions(samples: Mapping[str, ArrayLike], *, title: str) -> Figure:
+    """Draw cumulative distributions of times: for each time, which share of the samples is at most that long.
+
+    Parameters
+    ----------
+    samples : mapping of str to array of shape (n,)
+        Times in nanoseconds by series; those of 0 or less have no place on a logarithmic axis and are left out.
+    title : str
+    """
+    series = {}
+    for label, values in samples.items():
+        times = np.sort(np.asarray(values, dtype=float))
+        times = times[times > 0]
+        if len(times):
+            series[label] = times
+    figure, axes = style.new_figure(3.6, title)
+    if not series:
+        return style.nothing(figure, axes, title, "no samples")
+    # From 0 at the left edge to 1 at the right one, so that a series of equal times is a step and not a dot.
+    left = min(times[0] for times in series.values()) / 1.5
+    right = max(times[-1] for times in series.values()) * 1.5
+    sentences = []
+    for (label, times), (colour, dashes) in zip(series.items(), cycle(style.LINES), strict=False):
+        shares = np.arange(1, len(times) + 1) / len(times)
+        median = f"median {duration(float(np.median(times)))}"
+        look = {"color": colour, "linestyle": dashes, "linewidth": 2, "label": f"{style.plain(label, 40)}, {median}"}
+        axes.step([left, *times, right], [0.0, *shares, 1.0], where="post", **look)
+        sentences.append((label, f"{median} of {len(times):,}"))
+    style.time_axis(axes, "duration", left, right)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set(ylabel="share that is at most so long", ylim=(0, 1.03))
+    style.legend(figure, 2)
+    return style.described(figure, f"{title}, cumulative distributions of the duration: {spoken(sentences)}.")
+
+
+def share_curves(
+    periods_ns: ArrayLike, shares: Mapping[str, ArrayLike], levels: Mapping[str, float], *, title: str
+) -> Figure:
+    """Draw what a sampler would report against the length of its window, with the true share as a level.
+
+    Parameters
+    ----------
+    periods_ns : array of shape (n,)
+        Nanoseconds, positive and ascending.
+    shares : mapping of str to array of shape (n,)
+        What it would report, 0 to 1, by series.
+    levels : mapping of str to float
+        The true share, 0 to 1, of the series that have one: a thin line of its colour.
+    title : str
+    """
+    periods = np.asarray(periods_ns, dtype=float)
+    figure, axes = style.new_figure(3.6, title)
+    sentences = []
+    for (label, series), (colour, dashes) in zip(shares.items(), cycle(style.LINES), strict=False):
+        values = np.asarray(series, dtype=float)
+        axes.plot(periods, values, color=colour, linestyle=dashes, linewidth=2, label=style.plain(label))
+        first = f"{values[0]:.1%} at {duration(periods[0])}"
+        last = f"{values[-1]:.1%} at {duration(periods[-1])}"
+        sentences.append((label, f"from {first} to {last}"))
+        if label in levels:
+            true = f"true share {levels[label]:.1%}"
+            axes.axhline(levels[label], color=colour, linewidth=0.9)
+            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top"}
+            axes.annotate(true, (1, levels[label]), (0, -4), color=colour, **place, **_BESIDE)
+            sentences.append((f"{label}, level", true))
+    style.time_axis(axes, "length of a window", periods[0], periods[-1])
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set(ylabel="reported share", ylim=(0, 1.05))
+    style.legend(figure, 2)
+    return style.described(figure, f"{title}, reported share against the length of a window: {spoken(sentences)}.")
+
+
+#: How sure a change is: its colour and marker.
+_SURE = {"changed": (VERMILION, "o"), "within noise": (BLUE, "s"), "inconclusive": (GREY, "D")}
+
+
+def change_intervals(rows: pd.DataFrame, *, title: str, top: int = 12) -> Figure:
+    """Draw changes of a step's parts as points, each with its interval; 0 is not a change.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Tables of :func:`nsightkit.analysis.compare.diff.compare`, one below the other: ``delta_ns, low_ns, high_ns,
+        before_ns, after_ns, significance``, and ``name``, ``cause`` or ``kind``, with ``clock`` where there is one.
+    title : str
+    top : int, default 12
+        How many to draw, from the first.
+    """
+    shown = rows.head(top)
+    # Names of rows leave the axes too little width for a title of their own.
+    figure, ((axes,),) = style.new_grid(1, 1, 1.5 + 0.34 * max(len(shown), 2), title)
+    if shown.empty:
+        return style.nothing(figure, axes, title, "nothing to compare")
+    delta = shown["delta_ns"].astype(float)
+    low = shown["low_ns"].astype(float).fillna(delta)
+    high = shown["high_ns"].astype(float).fillna(delta)
+    size, unit = time_unit(max(delta.abs().max(), low.abs().max(), high.abs().max(), 1.0))
+    axes.axvline(0, color=GREY, linewidth=1)
+    for word, (colour, marker) in _SURE.items():
+        places = np.flatnonzero(shown["significance"] == word)
+        if len(places):
+            axes.hlines(places, low.iloc[places] / size, high.iloc[places] / size, color=colour, linewidth=2)
+            axes.plot(delta.iloc[places] / size, places, marker, color=colour, markersize=6, label=word)
+    names = [_changed_name(row) for row in shown.to_dict("records")]
+    style.name_rows(axes, names)
+    axes.set(ylim=(len(shown) - 0.4, -0.6), xlabel=f"change of a step's time ({unit}), with its interval")
+    style.legend(figure, 3)
+    words = []
+    for name, row in zip(names, shown.to_dict("records"), strict=True):
+        times = f"{duration(row['before_ns'])} then {duration(row['after_ns'])}"
+        words.append((name, f"{times}, {row['significance']}"))
+    return style.described(figure, f"{title}, points with intervals around no change: {spoken(words, most=12)}.")
+
+
+def _changed_name(row: Mapping[Hashable, Any]) -> str:
+    name = ""
+    for column in ("kind", "cause", "name"):
+        if isinstance(row.get(column), str):
+            name = str(row[column]).removesuffix("_ns")
+    if isinstance(row.get("before_names"), list):  # which kernels have
+        name = short_name(name)
+    if isinstance(row.get("clock"), str):
+        name = f"{name} ({row['clock']})"
+    return name
+
+
+def ladder(rungs: pd.DataFrame, lines: Mapping[str, float], measured: pd.Series | None = None, *, title: str) -> Figure:
+    """Draw the least time of each rung as a bar, and below it what was measured, or a place for it.
+
+    Parameters
+    ----------
+    rungs : DataFrame
+        ``rung``, ``least_ns`` and ``lower_ns``: the least time of what the rung does, and of what no fusion removes.
+    lines : mapping of str to float
+        Times in nanoseconds to draw as lines, by what they are.
+    measured : Series of float, optional
+        Nanoseconds by rung; a rung that is not in it is awaiting a GPU.
+    title : str
+    """
+    figure, axes = style.new_figure(2.0 + 0.62 * len(rungs), title)
+    least, lower = rungs["least_ns"].to_numpy(float), rungs["lower_ns"].to_numpy(float)
+    took = np.full(len(rungs), np.nan)
+    if measured is not None:
+        took = rungs["rung"].map(measured).to_numpy(float)
+    longest = float(np.nanmax([*least, *took, *lines.values()]))
+    size, unit = time_unit(longest)
+    rows = np.arange(len(rungs))
+    axes.barh(rows - 0.2, lower / size, height=0.34, color=BLUE, label="at best, predicted")
+    if (least > lower).any():
+        look = {"height": 0.34, "color": BLUE, "hatch": "//", "alpha": 0.6, "edgecolor": "white"}
+        label = "what fusing can still remove"
+        axes.barh(rows - 0.2, (least - lower) / size, left=lower / size, label=label, **look)
+    if measured is not None:
+        axes.barh(rows + 0.2, np.nan_to_num(took) / size, height=0.34, color=VERMILION, label="measured")
+    words = []
+    for row, rung in enumerate(rungs["rung"]):
+        best = duration(lower[row])
+        if least[row] > lower[row]:
+            best = f"{best} to {duration(least[row])}"
+        outcome, colour = (duration(took[row]), "white") if np.isfinite(took[row]) else ("awaiting a GPU", DARK_GREY)
+        # Inside the bars: behind their ends the lines would run through the words.
+        axes.annotate(best, (0, row - 0.2), (5, 0), va="center", color="white", **_BESIDE)
+        axes.annotate(outcome, (0, row + 0.2), (5, 0), va="center", color=colour, **_BESIDE)
+        words.append((rung, f"{best} at best, {outcome}"))
+    for (label, time_ns), dashes in zip(lines.items(), ("--", ":", "-."), strict=False):
+        text = style.plain(f"{label}: {duration(time_ns)}", 70)
+        axes.axvline(time_ns / size, color=RED, linewidth=1.5, linestyle=dashes, label=text)
+    style.name_rows(axes, rungs["rung"])
+    axes.set(xlim=(0, 1.2 * longest / size), ylim=(len(rungs) - 0.5, -0.5), xlabel=f"time of a layer ({unit})")
+    style.legend(figure, 2)
+    goals = spoken([(label, duration(time_ns)) for label, time_ns in lines.items()])
+    return style.described(figure, f"{title}, bars: {spoken(words)}; lines at {goals}.")
+
+
+_CURVES = ((BLUE, "-", "o"), (VERMILION, "--", "s"), (GREEN, "-.", "D"), (PURPLE, ":", "^"), (OCHRE, "-", "v"))
+
+
+def memory_curves(
+    predicted: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    measured: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    limit_bytes: float,
+    failed: Mapping[str, float] | None = None,
+    *,
+    title: str,
+) -> Figure:
+    """Draw bytes against the context on logarithmic axes: predicted as lines, measured as points, failures as crosses.
+
+    Parameters
+    ----------
+    predicted, measured : mapping of str to (array of shape (n,), array of shape (n,))
+        Contexts in tokens and bytes by series; a series has one colour in both.
+    limit_bytes : float
+        The memory there is: a line, on which failures lie.
+    failed : mapping of str to float, optional
+        The context at which a series ran out of memory.
+    title : str
+    """
+    figure, axes = style.new_figure(3.8, title)
+    failed = failed or {}
+    sentences = []
+    lowest = limit_bytes
+    for name, (colour, dashes, marker) in zip({**predicted, **measured}, cycle(_CURVES), strict=False):
+        words = []
+        looks: dict[str, dict[str, Any]] = {
+            "predicted": {"linestyle": dashes, "linewidth": 1.8},
+            "measured": {"linestyle": "none", "marker": marker, "markersize": 6},
+        }
+        for kind, series in (("predicted", predicted), ("measured", measured)):
+            if name not in series:
+                continue
+            contexts, sizes = (np.asarray(part, dtype=float) for part in series[name])
+            axes.plot(contexts, sizes, color=colour, label=f"{style.plain(name, 40)}, {kind}", **looks[kind])
+            if len(sizes):
+                lowest = min(lowest, sizes.min())
+                words.append(f"{kind} {amount(sizes[0])} to {amount(sizes[-1])}")
+        if name in failed:
+            axes.plot([failed[name]], [limit_bytes], color=colour, marker="X", markersize=10, linestyle="none")
+            words.append(f"out of memory at {failed[name]:g}")
+        sentences.append((name, ", ".join(words)))
+    if failed:
+        axes.plot([], [], color=GREY, marker="X", markersize=10, linestyle="none", label="out of memory")
+    axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.5)
+    text = f"limit, {amount(limit_bytes)}"
+    axes.annotate(text, (0, limit_bytes), (4, 4), xycoords=("axes fraction", "data"), **_BESIDE)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set(yscale="log", ylim=(lowest / 2, 3 * limit_bytes))
+    axes.set(xlabel="context (tokens)", ylabel="memory at the peak")
+    style.decades(axes.yaxis, amount, *axes.get_ylim())
+    style.legend(figure, 2)
+    return style.described(figure, f"{title}, logarithmic axes: {spoken(sentences)}.")
+
+
+_LINE = ["implementation", "precision"]
+
+
+def sweep(
+    table: pd.DataFrame,
+    value: str,
+    *,
+    title: str,
+    limit_bytes: float | None = None,
+    forecast: pd.DataFrame | None = None,
+) -> Figure:
+    """Draw time or memory of attention against the context, forward beside backward, on logarithmic axes.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Rows of a sweep: ``implementation, precision, direction, context, status`` and `value`. A line for each
+        implementation and precision; those that ran out of memory are crosses on the limit.
+    value : {"median_ns", "peak_bytes"}
+    title : str
+    limit_bytes : float, optional
+        The memory there is, as a line.
+    forecast : DataFrame, optional
+        ``implementation, precision, direction, largest_context``: the longest context that should fit, a tick on the
+        limit.
+    """
+    write = tick if value == "median_ns" else amount
+    known = table[table[value].notna()]
+    figure, (grid,) = style.new_grid(1, 2, 4.0, title, sharey=True, sharex=True)
+    if known.empty:
+        return style.nothing(figure, grid[0], title, "nothing was measured")
+    contexts = sorted(table["context"].unique())
+    keys = list(known[_LINE].drop_duplicates().itertuples(index=False, name=None))
+    handles: dict[str, Any] = {}
+    words = []
+    for axes, direction in zip(grid, ("forward", "backward"), strict=True):
+        axes.set_title(direction, loc="left", fontsize=10)
+        for key, (colour, dashes) in zip(keys, cycle(style.LINES), strict=False):
+            label = ", ".join(key)
+            handles[style.plain(label)] = Line2D([], [], color=colour, linestyle=dashes, linewidth=2)
+            line = _rows_of(known, key, direction).sort_values("context")
+            axes.plot(line["context"], line[value], color=colour, linestyle=dashes, linewidth=2, marker=".")
+            if len(line):
+                words.append((f"{label} {direction}", f"{write(line[value].iloc[-1])} at {line['context'].iloc[-1]}"))
+            if limit_bytes is None:
+                continue
+            failures = _rows_of(table[table["status"] == "oom"], key, direction)["context"].head(1)
+            axes.plot(failures, [limit_bytes] * len(failures), color=colour, marker="X", markersize=8)
+            words += [(f"{label} {direction}", f"ran out of memory at {context}") for context in failures]
+            if forecast is not None:
+                ends = _rows_of(forecast, key, direction)["largest_context"]
+                ends = ends[ends.between(1, 2 * contexts[-1])].head(1)
+                axes.plot(ends, [limit_bytes] * len(ends), color=colour, marker="|", markersize=18, markeredgewidth=1.8)
+                words += [(f"{label} {direction}", f"was to fit up to {context:.0f}") for context in ends]
+        _sweep_axes(axes, contexts, float(known[value].min()))
+        if limit_bytes is not None:
+            axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.2)
+            text = f"limit, {amount(limit_bytes)}"
+            axes.annotate(text, (0, limit_bytes), (3, 3), xycoords=("axes fraction", "data"), **_BESIDE)
+    style.decades(grid[0].yaxis, write, *grid[0].get_ylim())
+    grid[0].set_ylabel("median of a pass" if value == "median_ns" else "peak of allocated memory")
+    if limit_bytes is not None and forecast is not None:
+        handles["forecast: the longest that fits"] = Line2D([], [], color=GREY, linewidth=0, marker="|", markersize=12)
+    if limit_bytes is not None and (table["status"] == "oom").any():
+        handles["measured: out of memory"] = Line2D([], [], color=GREY, linewidth=0, marker="X")
+    style.legend(figure, 3, handles)
+    return style.described(
+        figure, f"{title}, against the context length on logarithmic axes: {spoken(words, most=16)}."
+    )
+
+
+def _rows_of(table: pd.DataFrame, key: tuple[str, ...], direction: str) -> pd.DataFrame:
+    implementation, precision = key
+    chosen = table["implementation"] == implementation
+    return table[chosen & (table["precision"] == precision) & (table["direction"] == direction)]
+
+
+def _sweep_axes(axes: Any, contexts: list[int], lowest: float) -> None:
+    """Make both axes logarithmic; show how steep lines are that grow with the context, and with its square."""
+    last = contexts[-1]
+    begin = last / 8
+    for power, name in ((1, "O(S)"), (2, "O(S²)")):
+        high = lowest * (last / begin) ** power
+        axes.plot([begin, last], [lowest, high], color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=0)
+        axes.annotate(name, (last, high), (3, 0), va="center", color=DARK_GREY, **_BESIDE)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(contexts))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1024:g}k" if size >= 1024 else f"{size:g}")
+    axes.tick_params(axis="x", labelsize=8, rotation=45 if len(contexts) > 7 else 0)
+    # Right of the lines there is room for the names of the guides.
+    axes.set(xlim=(contexts[0] / 1.3, last * 2.3), xlabel="context length S")
