@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.safe import plain
 
 # Mid tones after Okabe and Ito: each stands out by at least 3:1 (WCAG 1.4.11) from a white and from a near-black page,
@@ -35,17 +36,7 @@ CATEGORY_COLOURS = {
     "other": GREY,
 }
 
-CAUSE_COLOURS = {
-    "profiler": "#0f8fa8",
-    "start-up": RED,
-    "queued": "#748522",
-    "input-pipeline": VERMILION,
-    "synchronization": BLUE,
-    "memory-transfer": GREEN,
-    "launch-overhead": PURPLE,
-    "cpu-work": OCHRE,
-    "unknown": GREY,
-}
+CAUSE_COLOURS = {slug: cause.colour for slug, cause in CAUSES.items()}
 
 _UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 

@@ -13,9 +13,10 @@ from nsightkit import hardware
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.timeline import overview
+from nsightkit.analysis.verdict import account, advice, finding, words
 from nsightkit.analysis.verdict.account import BOTTLENECKS, BUSY, IDLE, Account, ranked
+from nsightkit.analysis.verdict.advice import CAPTURE
 from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
-from nsightkit.analysis.verdict.words import CAPTURE, Answer
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["BOTTLENECKS", "CHANGE_OF", "summary"]
@@ -74,79 +75,103 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         hardware.find(gpu)
     count = sum(trace.size(table) for table in GPU_TABLES)
     if not count:
-        traced = any(trace.recorded(table) for table in GPU_TABLES)
-        return _nothing(trace, overview.left_out(trace) or (_NONE if traced else "no GPU work was traced"))
-    account = Account(trace, gpu)
-    if not account.span_ns or not account.devices:
+        return _nothing(trace, _why_no_work(trace))
+    amounts = account.make(trace, gpu)
+    if not amounts.span_ns or not amounts.devices:
         return _nothing(trace, "no GPU work lasts any time")
+    answer = _judged(trace, amounts)
+    if count >= _FEW_OPERATIONS or answer["bottleneck"] == "not-enough-data":
+        return answer
+    return _too_few(trace, count, answer)
+
+
+def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
     played = WhatIf(trace)
-    decision = decide(account, played)
-    lost, busy = (ranked(account, codes) for codes in (IDLE, BUSY))
-    changes = _changes(account, played, {row["bottleneck"] for row in lost + busy})
-    answer = Answer(account, played, decision, changes)
-    found: dict[str, Any] = {
+    decision = decide(amounts, played)
+    lost, busy = ranked(amounts, IDLE), ranked(amounts, BUSY)
+    changes = _changes(amounts, played, {row["bottleneck"] for row in lost + busy})
+    found = finding.find(amounts, played, decision, changes)
+    return {
         "bottleneck": decision.name,
-        "share_of_span": answer.share,
+        "share_of_span": found.share,
         "confidence": decision.level,
-        "evidence": list(answer.evidence()),
-        "against": list(answer.against()),
-        "next_steps": list(answer.next_steps()),
+        "evidence": list(words.evidence(found)),
+        "against": list(words.against(found)),
+        "next_steps": list(advice.next_steps(found)),
         "changes": changes,
         "replay_error": played.error,
-        "total_ns": answer.ns,
-        "span_ns": account.span_ns,
+        "total_ns": found.time_ns,
+        "span_ns": amounts.span_ns,
         "t0_ns": trace.t0_ns,
         "candidates": lost,
         "busy": busy,
-        "named": answer.named.to_dict("records"),
-        "longest": answer.longest.to_dict("records"),
+        "named": found.named.to_dict("records"),
+        "longest": found.longest.to_dict("records"),
     }
-    if count >= _FEW_OPERATIONS or decision.name == "not-enough-data":
-        return found
-    unknown = decision.name == "unknown"
-    alone = "nothing says why the GPU waits" if unknown else f"it would be {decision.name}"
+
+
+def _too_few(trace: Trace, count: int, answer: dict[str, Any]) -> dict[str, Any]:
+    """Say what little the operations of a trace allow to say."""
+    alone = f"it would be {answer['bottleneck']}"
+    if answer["bottleneck"] == "unknown":
+        alone = "nothing says why the GPU waits"
     doubt = f"GPU operations: {count}, too few to judge a program by; of these alone {alone}"
     return {
-        **found,
+        **answer,
         "bottleneck": "not-enough-data",
         "share_of_span": None,
         "total_ns": None,
         "confidence": "low",
-        "against": [doubt, *found["against"]],
+        "against": [doubt, *answer["against"]],
         "next_steps": [f"capture several steps after the warm-up: {_again(trace)}"],
     }
 
 
-def _changes(account: Account, played: WhatIf, there: set[str]) -> list[dict[str, Any]]:
+def _changes(amounts: Account, played: WhatIf, causes: set[str]) -> list[dict[str, Any]]:
     """The standard changes, those that take away a cause that there is, and the largest names of CPU work."""
     if played.refused is not None:
         return []
-    asked = [*whatif.STANDARD, *(change for name, change in CHANGE_OF.items() if name in there)]
-    rows = [played.row(change) for change in dict.fromkeys(asked)]
-    whole = {whatif.plain(name) for name in account.steps["step"]}  # their ranges name no work
-    work = [f"no-cpu-work:{name}" for name in played.work if name not in whole]
-    asked = work[:_NAMES] if "cpu-work" in there and len(played.work) > 1 else []
-    rows += [played.row(change) for change in asked if played.saved(change) >= _WORTH]
-    gaining = [row for row in rows if played.saved(row["change"]) >= _ANY]
-    return sorted(gaining, key=lambda row: -played.saved(row["change"]))
+    wanted = [*whatif.STANDARD, *(change for cause, change in CHANGE_OF.items() if cause in causes)]
+    changes = [change for change in dict.fromkeys(wanted) if played.saved(change) >= _ANY]
+    if "cpu-work" in causes and len(played.work) > 1:
+        whole_steps = {whatif.plain(name) for name in amounts.steps["step"]}  # their ranges name no work
+        names = [name for name in played.work if name not in whole_steps][:_NAMES]
+        parts = [f"no-cpu-work:{name}" for name in names]
+        changes += [part for part in parts if played.saved(part) >= _WORTH]
+    changes.sort(key=lambda change: -played.saved(change))
+    return [played.row(change) for change in changes]
 
 
 def _again(trace: Trace) -> str:
     return CAPTURE["torch" if "torch" in trace.meta.tool.lower() else "nsys"]
 
 
+def _why_no_work(trace: Trace) -> str:
+    left_out = overview.left_out(trace)
+    if left_out:
+        return left_out
+    traced = any(trace.recorded(table) for table in GPU_TABLES)
+    return _NONE if traced else "no GPU work was traced"
+
+
 def _nothing(trace: Trace, reason: str) -> dict[str, Any]:
-    filtered = overview.left_out(trace) is not None
-    more = f"capture the GPU's work, while a step runs on it: {_again(trace)}"
+    step = f"capture the GPU's work, while a step runs on it: {_again(trace)}"
+    if overview.left_out(trace) is not None:
+        step = "leave out the filters, or widen them"
     return {
         "bottleneck": "not-enough-data",
         "share_of_span": None,
         "confidence": "low",
         "evidence": [reason],
         "against": list(trace.meta.notes),
-        "next_steps": ["leave out the filters, or widen them" if filtered else more],
+        "next_steps": [step],
         "changes": [],
-        **dict.fromkeys(("replay_error", "total_ns", "span_ns")),
+        "replay_error": None,
+        "total_ns": None,
+        "span_ns": None,
         "t0_ns": trace.t0_ns,
-        **{key: [] for key in ("candidates", "busy", "named", "longest")},
+        "candidates": [],
+        "busy": [],
+        "named": [],
+        "longest": [],
     }

@@ -255,7 +255,7 @@ def test_the_rule_is_the_contract() -> None:
         want, ties = by_hand(
             dict(zip(verdict.BOTTLENECKS, amounts.tolist(), strict=True)), span, None if refused else gains
         )
-        assert (found.name, found.ties) == (want, ties)
+        assert (found.name, list(found.ties)) == (want, ties)
         assert found.level == "low" or not refused
         assert found.level != "high" or not found.ties
         seen[want] += 1
@@ -392,7 +392,8 @@ def test_a_tie_goes_to_what_lost_more(tmp_path: Path) -> None:
 def test_a_distant_second_is_said_all_the_same(tmp_path: Path) -> None:
     found = steady(("cpu-work", 300), ("input-pipeline", 120)).answer(tmp_path)
     assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "high")
-    assert re.fullmatch(r"no-input-wait alone would give 1\.(09|10)x", found["against"][0])
+    assert found["against"] == []
+    assert re.search(r"^then input-pipeline: .*: predicted 1\.(09|10)x$", found["next_steps"][1])
 
 
 def test_what_nothing_explains(tmp_path: Path) -> None:
@@ -623,19 +624,6 @@ def test_who_allocates_in_every_round_is_advised_by_its_framework(tmp_path: Path
     found = verdict.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
     assert found["bottleneck"] == "cpu-work"
     assert advice in found["next_steps"][0]
-
-
-def test_waiting_for_messages_is_said_to_be_that(tmp_path: Path) -> None:
-    out, now = Export(), 1_000 * US
-    for _ in range(60):
-        call = out.call("cudaLaunchKernel_v7000", MAIN, now, now + 5 * US)
-        out.kernel("k", now + 8 * US, now + 1_008 * US, call, PROCESS)
-        for number in range(9):
-            out.sample(MAIN, now + (1_010 + 100 * number) * US, ("ucp_worker_progress", "libucp.so"))
-        now += 2_000 * US
-    found = verdict.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
-    assert found["bottleneck"] == "cpu-work"
-    assert "messages of other processes" in found["next_steps"][0]
 
 
 @pytest.mark.parametrize(
@@ -1087,18 +1075,3 @@ def test_all_of_them_hold_together(shared_traces: Path) -> None:
             assert inside <= found["span_ns"]
             if len(spans) == 1:
                 assert inside == found["span_ns"]
-
-
-@pytest.mark.parametrize("often", [True, False])
-def test_what_takes_no_time_as_a_rule_was_held_up_where_it_did(tmp_path: Path, often: bool) -> None:
-    out, now, thread = Export(), 1_000_000, Export.thread(100, 100)
-    for number in range(200):
-        took = 20_000_000 if number % 50 == 10 else 15_000 if often else 2_000_000
-        out.range("tidy", thread, now, now + took)
-        now += took + 5_000
-        correlation = out.call("cudaLaunchKernel_v7000", thread, now, now + 4_000)
-        out.kernel("work", now + 6_000, now + 16_000, correlation, Export.process(100))
-        now += 10_000
-    found = verdict.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
-    assert found["bottleneck"] == "cpu-work"
-    assert any(text.startswith("tidy takes 15.00 µs as a rule and took 20.00 ms") for text in found["against"]) == often
