@@ -9,7 +9,7 @@ their ends.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,19 +28,13 @@ Float = npt.NDArray[np.float64]
 #: Kinds of collectives that end on no rank before they began on all.
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
-#: Without sequence numbers: ranks' collectives are the same ones if their ends differ by a constant (and a drift) but
-#: for this, or for a tenth of the usual distance between two of them.
-_END_SPREAD_NS = 50_000
-_END_SPREAD_SHARE = 0.1
-#: Of several ranks that fit, those are of one group that fit nearly as well as the best, or as closely as this.
-_CLOSER = 3.0
-_CLOSE_NS = 10_000
-#: What ends differ by anyway, on a GPU and where threads of a CPU must be scheduled first.
+#: What ends of one collective differ by, on a GPU and where threads of a CPU must be scheduled first: surely, and at most.
 _SURE_NS = {"GPU": 20_000, "CPU": 2_000_000}
+_SPREAD_NS = {"GPU": 50_000, "CPU": 2_000_000}
+#: Or by this share of the usual distance between two of them.
+_SPREAD_SHARE = 0.1
 #: A group is left out if more than this share of its collectives is impossible.
 _MOST_WRONG = 0.2
-#: Ranks with as many collectives are not shifted against each other, unless the ends fit so many times better.
-_SHIFT_GAIN = 5
 #: How many collectives one rank's capture may begin earlier than another's, where they are matched by their order.
 _MOST_LAG = 300
 #: Collectives of each rank that are looked at to find which ends coincide.
@@ -108,10 +102,10 @@ class Alignment:
         -------
         ndarray of int64
         """
-        of = self.clocks.set_index("rank").loc[np.asarray(rank)]
+        clock = self.clocks.set_index("rank").loc[np.asarray(rank)]
         time = np.asarray(time_ns, np.int64)
-        drift = (of["drift_ppm"].to_numpy() * 1e-6) * (time - of["middle_ns"].to_numpy())
-        return np.asarray(time - of["offset_ns"].to_numpy() - np.rint(drift).astype(np.int64), np.int64)
+        drift = clock["drift_ppm"].to_numpy() * 1e-6 * (time - clock["middle_ns"].to_numpy())
+        return np.asarray(time - clock["offset_ns"].to_numpy() - np.rint(drift).astype(np.int64), np.int64)
 
     def placed(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Put ``start_ns`` and ``end_ns`` of rows of ranks on that clock.
@@ -125,7 +119,9 @@ class Alignment:
         -------
         DataFrame
         """
-        return rows.assign(**{column: self.aligned(rows["rank"], rows[column]) for column in ("start_ns", "end_ns")})
+        start = self.aligned(rows["rank"], rows["start_ns"])
+        end = self.aligned(rows["rank"], rows["end_ns"])
+        return rows.assign(start_ns=start, end_ns=end)
 
 
 def together(
@@ -152,33 +148,29 @@ def together(
     """
     matched = match(pd.concat([table.assign(rank=rank) for rank, table in ranks.items()]))
     alignment = align(matched, ranks, t0_ns, clock)
-    if wrong := sorted(_contradictory(matched, alignment)):
-        groups = matched.groups.loc[wrong]
-        said = f"Left out, since their collectives contradict each other: {', '.join(groups['name'])}."
-        if groups["guessed"].any():
-            said += " There are several process groups, which these traces do not name (torch.profiler's do)."
-        kept = matched.arrivals[~matched.arrivals["group"].isin(wrong)].reset_index(drop=True)
-        matched = Matched(kept, matched.groups, [*matched.notes, said])
-        alignment = align(matched, ranks, t0_ns, clock)
-    return matched, alignment
+    wrong = sorted(_contradictory(matched, alignment))
+    if not wrong:
+        return matched, alignment
+    groups = matched.groups.loc[wrong]
+    note = f"Left out, since their collectives contradict each other: {', '.join(groups['name'])}."
+    if groups["guessed"].any():
+        note += " There are several process groups, which these traces do not name (torch.profiler's do)."
+    kept = matched.arrivals[~matched.arrivals["group"].isin(wrong)].reset_index(drop=True)
+    matched = Matched(kept, matched.groups, [*matched.notes, note])
+    return matched, align(matched, ranks, t0_ns, clock)
 
 
 def _contradictory(matched: Matched, alignment: Alignment) -> set[int]:
     """Groups whose collectives cannot be the same ones on all ranks."""
     rows = alignment.placed(matched.arrivals[matched.arrivals["kind"].isin(SYNCHRONIZING)])
-    by, guessed = rows.groupby("collective"), matched.groups["guessed"].to_numpy(bool)[rows["group"]]
-    lasted = (rows["end_ns"] - rows["start_ns"]).groupby(rows["collective"]).transform("min")
-    # A long transfer need not be over everywhere at once; the rank that came last did not wait.
-    tolerance = np.maximum(rows["where"].map(_SURE_NS).clip(lower=_END_SPREAD_NS), _END_SPREAD_SHARE * lasted)
-    early = by["start_ns"].transform("max") > by["end_ns"].transform("min") + tolerance
-    apart = ((rows["end_ns"] - by["end_ns"].transform("median")).abs() > tolerance) & guessed
-    of_rank = apart.groupby([rows["group"], rows["rank"]]).mean()
-    often = pd.concat([early.groupby(rows["group"]).mean(), of_rank.groupby("group").max()])
-    wrong = set(often.index[often > _MOST_WRONG])
+    by = rows.groupby("collective")
+    too_early = by["start_ns"].transform("max") > by["end_ns"].transform("min") + rows["where"].map(_SPREAD_NS)
+    share = too_early.groupby(rows["group"]).mean()
+    wrong = set(share.index[share > _MOST_WRONG])
     # Of guesses that contradict each other, which one is wrong cannot be known.
-    members: dict[Any, set[int]] = rows[guessed].groupby("group")["rank"].agg(set).to_dict()
-    doubted = set().union(*(ranks for group, ranks in members.items() if group in wrong))
-    return wrong | {group for group, ranks in members.items() if ranks & doubted}
+    guesses = rows[matched.groups["guessed"].to_numpy(bool)[rows["group"]]]
+    doubted = guesses["rank"][guesses["group"].isin(wrong)]
+    return wrong | set(guesses["group"][guesses["rank"].isin(doubted)])
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -188,7 +180,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
     ----------
     ranks : sequence of int
     """
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{'…' if len(ranks) > 8 else ''}"
+    plural = "s" if len(ranks) > 1 else ""
+    more = "…" if len(ranks) > 8 else ""
+    return f"rank{plural} {', '.join(map(str, ranks[:8]))}{more}"
 
 
 # ---------------------------------------------------------------- which is which
@@ -210,84 +204,122 @@ def match(collectives: pd.DataFrame) -> Matched:
     -------
     Matched
     """
-    every = collectives.assign(row=collectives.index).sort_values("rank", kind="stable", ignore_index=True)
-    every, notes = every[every["kind"] != "send/recv"], []
-    if alone := len(collectives) - len(every):
-        notes.append(f"Sends and receives were left out ({alone:,}): whose partner is whose is not recorded.")
-    guessed = list(_guessed_groups(every[every["group"] == ""]))
-    if collectives["rank"].nunique() > 2 and sum(rows["rank"].nunique() > 1 for *_, rows in guessed) > 1:
+    notes = []
+    table = collectives.assign(row=collectives.index).sort_values("rank", kind="stable", ignore_index=True)
+    table = table[table["kind"] != "send/recv"]
+    if len(table) < len(collectives):
+        count = len(collectives) - len(table)
+        notes.append(f"Sends and receives were left out ({count:,}): whose partner is whose is not recorded.")
+    named = list(_named_groups(table[table["group"] != ""]))
+    guessed = list(_guessed_groups(table[table["group"] == ""]))
+    shared = [group for group in guessed if group.rows["rank"].nunique() > 1]
+    if collectives["rank"].nunique() > 2 and len(shared) > 1:
         notes.append("The traces name no process groups: streams whose collectives end together are taken for one.")
-    named = list(_named_groups(every[every["group"] != ""]))
-    parts, groups = [every[:0].assign(collective=0, group=0)], []
-    for number, (label, where, size, rows) in enumerate([*named, *guessed]):
-        matched, by, said = _matched_group(rows)
-        notes += [f"{label}: {text}" for text in said]
-        parts.append(matched.assign(group=number))
-        groups.append((number, label, where, rows["rank"].nunique(), size, by, number >= len(named)))
+    parts = [table[:0].assign(collective=0, group=0)]
+    groups = []
+    for number, group in enumerate(named + guessed):
+        rows, matched_by, remarks = _matched_group(group.rows)
+        notes += [f"{group.name}: {remark}" for remark in remarks]
+        parts.append(rows.assign(group=number))
+        seen = group.rows["rank"].nunique()
+        groups.append((number, group.name, group.where, seen, group.size, matched_by, number >= len(named)))
     arrivals = pd.concat(parts)
     # So far each group's collectives are numbered from 0.
     arrivals = arrivals.assign(collective=arrivals.groupby(["group", "collective"]).ngroup())
     arrivals = arrivals.sort_values(["collective", "rank"], ignore_index=True)
-    if single := len(every) - len(arrivals):
-        notes.append(f"Collectives that match none of another rank were left out: {single:,}.")
-    return Matched(arrivals, pd.DataFrame(groups, columns=_OF_GROUP), notes)
+    if len(arrivals) < len(table):
+        count = len(table) - len(arrivals)
+        notes.append(f"Collectives that match none of another rank were left out: {count:,}.")
+    return Matched(arrivals, pd.DataFrame(groups, columns=_GROUP_COLUMNS), notes)
 
 
-_OF_GROUP = ["group", "name", "where", "ranks", "group_size", "matched_by", "guessed"]
-_Group = tuple[str, str, int, pd.DataFrame]  # label, where, size (-1 unknown), collectives of its ranks
+_GROUP_COLUMNS = ["group", "name", "where", "ranks", "group_size", "matched_by", "guessed"]
+
+
+@dataclasses.dataclass
+class _Group:
+    """Collectives of ranks that run them together; ``size`` is -1 where the trace does not say it."""
+
+    name: str
+    where: str
+    size: int
+    rows: pd.DataFrame
 
 
 def _named_groups(collectives: pd.DataFrame) -> Iterator[_Group]:
     """Process groups that the traces name."""
-    groups: list[Any] = list(collectives.groupby(["where", "group", "ranks"], sort=False))
-    several = Counter(name for (_, name, _), _ in groups)
-    for (where, name, of), rows in groups:
-        label = f"process group {name}" + (f" of ranks {of}" if several[name] > 1 and of else "")
-        yield label, str(where), int(rows["group_size"].max()), rows
+    groups = collectives.groupby(["where", "group", "ranks"], sort=False)
+    of_name = groups.size().groupby("group").size()
+    key: Any
+    for key, rows in groups:
+        where, group, ranks = key
+        name = f"process group {group}"
+        if of_name[group] > 1 and ranks:
+            name += f" of ranks {ranks}"
+        yield _Group(name, where, int(rows["group_size"].max()), rows)
 
 
 def _guessed_groups(collectives: pd.DataFrame) -> Iterator[_Group]:
     """Streams (or the CPU) of ranks on which the same collectives ran, where the traces name no groups."""
-    lanes: list[Any] = list(collectives.groupby(["rank", "where", "device", "stream"]))
+    lanes: Any = dict(list(collectives.groupby(["rank", "where", "device", "stream"])))
     while lanes:
-        ((first, where, _, stream), reference), *lanes = lanes
-        best: dict[int, tuple[float, int]] = {}
-        for i, ((rank, other, *_), rows) in enumerate(lanes):
-            pairs = _pair(reference, rows) if rank != first and other == where else None
-            if pairs is not None and (rank not in best or pairs.spread_ns < best[rank][0]):
-                best[rank] = pairs.spread_ns, i
-        # Other groups of the same program end their collectives at similar times, but not as closely.
-        closest = min((spread for spread, _ in best.values()), default=0.0)
-        taken = [i for spread, i in best.values() if spread <= max(_CLOSER * closest, _CLOSE_NS)]
-        same = all(lanes[i][0][3] == stream for i in taken)
-        label = "CPU" if where == "CPU" else f"stream {stream}" + ("" if same else f" of rank {first}")
-        yield label, str(where), -1, pd.concat([reference, *(lanes[i][1] for i in taken)])
-        lanes = [lane for i, lane in enumerate(lanes) if i not in taken]
+        first = next(iter(lanes))
+        rank, where, _, stream = first
+        reference = lanes.pop(first)
+        partners = _partners(first, reference, lanes)
+        name = "CPU" if where == "CPU" else f"stream {stream}"
+        if where == "GPU" and any(lane[3] != stream for lane in partners):
+            name += f" of rank {rank}"
+        yield _Group(name, where, -1, pd.concat([reference, *(lanes.pop(lane) for lane in partners)]))
+
+
+def _partners(first: Any, reference: pd.DataFrame, lanes: Mapping[Any, pd.DataFrame]) -> list[Any]:
+    """The lane of each other rank that fits best."""
+    best: dict[int, Any] = {}
+    spread_ns: dict[int, float] = {}
+    for lane, rows in lanes.items():
+        rank, where = lane[:2]
+        if rank == first[0] or where != first[1]:
+            continue
+        pairs = _pair(reference, rows)
+        if pairs is not None and pairs.spread_ns < spread_ns.get(rank, math.inf):
+            best[rank], spread_ns[rank] = lane, pairs.spread_ns
+    return list(best.values())
 
 
 def _matched_group(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
     """Number the collectives of one group's ranks; also say by what, and what was left out."""
-    tables: dict[Any, pd.DataFrame] = dict(list(collectives.groupby("rank")))
-    by, notes = "sequence", []
-    if len(tables) > 1 and (collectives["sequence"] >= 0).all():
+    if collectives["rank"].nunique() > 1 and (collectives["sequence"] >= 0).all():
         # A coalesced collective may be several kernels with one number.
         nth = collectives.groupby(["rank", "sequence"]).cumcount()
-        whole = collectives.assign(collective=collectives.groupby(["sequence", nth]).ngroup())
+        rows = collectives.assign(collective=collectives.groupby(["sequence", nth]).ngroup())
+        matched_by, notes = "sequence", []
     else:
-        first, *others = sorted(tables, key=lambda rank: (-len(tables[rank]), rank))
-        found = {rank: of for rank in others if (of := _pair(tables[first], tables[rank])) is not None}
-        by = "coincidence" if any(of.by_votes for of in found.values()) else "order"
-        notes += [f"the collectives of rank {rank} fit those of no other rank." for rank in others if rank not in found]
-        if doubtful := [rank for rank, of in found.items() if of.ambiguous]:
-            notes.append(f"which collective is which fits several ways nearly as well ({ranks_text(doubtful)}).")
-        parts = (tables[rank].iloc[of.other].assign(collective=of.reference) for rank, of in found.items())
-        whole = pd.concat([tables[first].assign(collective=np.arange(len(tables[first]))), *parts])
+        rows, matched_by, notes = _matched_by_ends(collectives)
     # All ranks must say the same of it.
-    each = whole.groupby("collective")
-    if different := int((each["kind"].nunique() > 1).sum()):
+    by = rows.groupby("collective")
+    different = int((by["kind"].nunique() > 1).sum())
+    if different:
         notes.append(f"collectives of different kinds on different ranks were left out: {different:,}.")
-    whole = whole[(each["kind"].transform("nunique") == 1) & (each["rank"].transform("nunique") > 1)]
-    return whole.assign(collective=whole.groupby("collective").ngroup()), by, notes
+    rows = rows[(by["kind"].transform("nunique") == 1) & (by["rank"].transform("nunique") > 1)]
+    return rows.assign(collective=rows.groupby("collective").ngroup()), matched_by, notes
+
+
+def _matched_by_ends(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
+    """Number them as the rank with the most does, by which of the others' are the same."""
+    tables: dict[int, Any] = dict(list(collectives.groupby("rank")))
+    first, *others = sorted(tables, key=lambda rank: (-len(tables[rank]), rank))
+    parts = [tables[first].assign(collective=np.arange(len(tables[first])))]
+    matched_by, notes = "order", []
+    for rank in others:
+        pairs = _pair(tables[first], tables[rank])
+        if pairs is None:
+            notes.append(f"the collectives of rank {rank} fit those of no other rank.")
+            continue
+        if pairs.coincide:
+            matched_by = "coincidence"
+        parts.append(tables[rank].iloc[pairs.other].assign(collective=pairs.reference))
+    return pd.concat(parts), matched_by, notes
 
 
 @dataclasses.dataclass
@@ -297,87 +329,79 @@ class _Pairs:
     reference: Int
     other: Int
     spread_ns: float
-    by_votes: bool = False
-    ambiguous: bool = False
+    coincide: bool = False
 
 
 def _pair(reference: pd.DataFrame, other: pd.DataFrame) -> _Pairs | None:
     """Find which rows of two ranks are the same collectives, without sequence numbers; None if they are not."""
-    ends: list[Int] = [table["end_ns"].to_numpy(np.int64) for table in (reference, other)]
+    both = pd.concat([reference, other], ignore_index=True)
     # Numbers that are equal where kind and size are.
-    both = pd.concat([reference[["kind", "bytes"]], other[["kind", "bytes"]]]).groupby(["kind", "bytes"], sort=False)
-    signs: list[Int] = np.split(np.asarray(both.ngroup(), np.int64), [len(reference)])
-    sure = _SURE_NS[str(reference["where"].iloc[0])]
-    usual = np.median(np.diff(ends[0])) if len(ends[0]) > 1 else 0
-    shifted = _by_order(ends, signs, sure)
-    if shifted is not None:
-        close = shifted.spread_ns <= max(_END_SPREAD_NS, sure, int(_END_SPREAD_SHARE * usual))
-        if close or _overlap(reference, other, shifted):
-            return shifted
+    both["sign"] = both.groupby(["kind", "bytes"], sort=False).ngroup()
+    lanes = both[: len(reference)], both[len(reference) :].reset_index(drop=True)
+    where = str(reference["where"].iloc[0])
+    sure_ns = _SURE_NS[where]
+    pairs = _by_order(*lanes, sure_ns)
+    usual_ns = reference["end_ns"].diff().median()
+    if pairs is not None and pairs.spread_ns <= np.fmax(_SPREAD_NS[where], _SPREAD_SHARE * usual_ns):
+        return pairs
     # First what coincides as closely as ends do: in regular steps many more do so roughly, one step apart.
-    return _by_coincidence(ends, signs, sure) or _by_coincidence(ends, signs, _COINCIDING * sure)
+    return _by_coincidence(*lanes, sure_ns) or _by_coincidence(*lanes, _COINCIDING * sure_ns)
 
 
-def _overlap(reference: pd.DataFrame, other: pd.DataFrame, pairs: _Pairs) -> bool:
-    """Whether two ranks have as many collectives, and each began on one before it ended on the other."""
-    if not len(reference) == len(other) == len(pairs.reference):
-        return False
-    (s, e), (t, f) = ((table["start_ns"].to_numpy(), table["end_ns"].to_numpy()) for table in (reference, other))
-    apart = int(np.median(e - f))
-    return bool(np.mean((t + apart <= e) & (s <= f + apart)) >= 1 - _END_SPREAD_SHARE)
-
-
-def _by_order(ends: list[Int], signs: list[Int], sure: int) -> _Pairs | None:
+def _by_order(reference: pd.DataFrame, other: pd.DataFrame, sure_ns: int) -> _Pairs | None:
     """Match by order: try shifts of one against the other, and take the one that lets the ends fit best."""
-    n, m = len(ends[0]), len(ends[1])
-    tried: dict[int, _Pairs] = {}
-    for shift in sorted(range(-min(m - 1, _MOST_LAG), min(n - 1, _MOST_LAG) + 1), key=abs):
-        # reference[i + shift] is other[i]
-        at = np.arange(max(0, -shift), min(m, n - shift))
-        same = signs[0][at + shift] == signs[1][at]
-        all_of_both, kept = shift == 0 and n == m, at[same]
-        # Two points fit any line: a shift that leaves so few says nothing, but for the one that leaves all.
-        if len(at) >= max(min(n, m) / 2, 1) and same.mean() >= 0.95 and (len(kept) > 3 or all_of_both):
-            apart = ends[0][kept + shift] - ends[1][kept]
-            tried[shift] = _Pairs(kept + shift, kept, _spread(apart, ends[1][kept]))
-            if all_of_both and len(kept) > 2 and tried[0].spread_ns <= sure:
-                break
-    if not tried:
+    earliest, latest = -min(len(other) - 1, _MOST_LAG), min(len(reference) - 1, _MOST_LAG)
+    best = None
+    for shift in sorted(range(earliest, latest + 1), key=abs):
+        pairs = _shifted(reference, other, shift)
+        if pairs is None or (best is not None and pairs.spread_ns >= best.spread_ns):
+            continue
+        best = pairs
+        if len(reference) == len(other) == len(pairs.other) > 2 and pairs.spread_ns <= sure_ns:
+            break
+    return best
+
+
+def _shifted(reference: pd.DataFrame, other: pd.DataFrame, shift: int) -> _Pairs | None:
+    """Take ``reference[i + shift]`` for ``other[i]``, unless these are too few, or not of one kind and size."""
+    n, m = len(reference), len(other)
+    at = np.arange(max(0, -shift), min(m, n - shift))
+    # Two points fit any line: a shift that leaves so few says nothing, but for the one that leaves all.
+    if len(at) <= 3 and not len(at) == n == m:
         return None
-    best = min(tried, key=lambda shift: (tried[shift].spread_ns, abs(shift)))
-    found, order = tried.pop(best), tried.get(0)
-    if n == m and order is not None and order.spread_ns <= _SHIFT_GAIN * found.spread_ns + sure:
-        return order
-    found.ambiguous = best != 0 and any(other.spread_ns < 2 * found.spread_ns for other in tried.values())
-    return found
+    if len(at) < min(n, m) / 2:
+        return None
+    if (reference["sign"].to_numpy()[at + shift] != other["sign"].to_numpy()[at]).any():
+        return None
+    return _Pairs(at + shift, at, _spread(reference, at + shift, other, at))
 
 
-def _by_coincidence(ends: list[Int], signs: list[Int], close_ns: int) -> _Pairs | None:
+def _by_coincidence(reference: pd.DataFrame, other: pd.DataFrame, close_ns: int) -> _Pairs | None:
     """Match by ends that coincide: the offset of clocks at which most of them do."""
-    sides = [
-        pd.DataFrame({name: np.arange(len(end)), "end": end, "sign": sign})
-        for name, end, sign in zip(("reference", "other"), ends, signs, strict=True)
-    ]
-    same = signs[0][:_MOST_VOTES, None] == signs[1][None, :_MOST_VOTES]
-    apart = np.sort((ends[0][:_MOST_VOTES, None] - ends[1][None, :_MOST_VOTES])[same])
+    columns = ["end_ns", "sign"]
+    first, second = (lane[columns].assign(row=np.arange(len(lane))) for lane in (reference, other))
+    votes = first[:_MOST_VOTES].merge(second[:_MOST_VOTES], on="sign")
+    apart = np.sort(votes["end_ns_x"] - votes["end_ns_y"])
     if not len(apart):
         return None
     # The window that holds most differences; a collective has one partner, so pairs are counted twice at worst.
     count = np.searchsorted(apart, apart + close_ns, side="right") - np.arange(len(apart))
     at = int(np.argmax(count))
-    sides[1]["end"] += int(np.median(apart[at : at + count[at]]))
-    first, second = (side.sort_values("end", kind="stable") for side in sides)
+    second["end_ns"] += int(np.median(apart[at : at + count[at]]))
+    first, second = (lane.sort_values("end_ns", kind="stable") for lane in (first, second))
     # Each with the nearest that is close enough; of several that are near to one, the first.
-    pairs = pd.merge_asof(second, first, on="end", by="sign", tolerance=close_ns, direction="nearest").dropna()
-    pairs = pairs.sort_values("other").drop_duplicates("reference").sort_values("reference")
-    if len(pairs) < max(3, _LEAST_MATCHED * min(map(len, ends))):
+    pairs = pd.merge_asof(second, first, on="end_ns", by="sign", tolerance=close_ns, direction="nearest").dropna()
+    pairs = pairs.sort_values("row_x").drop_duplicates("row_y").sort_values("row_y")
+    if len(pairs) < max(3, _LEAST_MATCHED * min(len(reference), len(other))):
         return None
-    one, two = (pairs[name].to_numpy(np.int64) for name in ("reference", "other"))
-    return _Pairs(one, two, _spread(ends[0][one] - ends[1][two], ends[1][two]), by_votes=True)
+    rows, partners = (pairs[column].to_numpy(np.int64) for column in ("row_y", "row_x"))
+    return _Pairs(rows, partners, _spread(reference, rows, other, partners), coincide=True)
 
 
-def _spread(apart: Int, at: Int) -> float:
-    """How far nine in ten differences lie from a straight line through them, which is the drift of a clock."""
+def _spread(reference: pd.DataFrame, rows: Int, other: pd.DataFrame, partners: Int) -> float:
+    """How far nine in ten differences of ends lie from a straight line through them, the drift of a clock."""
+    at = other["end_ns"].to_numpy()[partners]
+    apart = reference["end_ns"].to_numpy()[rows] - at
     rest = (apart - int(np.median(apart))).astype(np.float64)
     if len(apart) > 3:
         rest -= _slope(at.astype(np.float64), rest) * (at - at[len(at) // 2])
@@ -390,7 +414,9 @@ def _slope(x: Float, y: Float) -> float:
     order = np.argsort(x, kind="stable")
     first, last = order[:third], order[-third:]
     run = float(np.median(x[last]) - np.median(x[first]))
-    return float(np.median(y[last]) - np.median(y[first])) / run if run else 0.0
+    if not run:
+        return 0.0
+    return float(np.median(y[last]) - np.median(y[first])) / run
 
 
 # ---------------------------------------------------------------- how far apart the clocks are
@@ -424,58 +450,58 @@ def align(
     Alignment
     """
     names = sorted(ranks)
-    telling = matched.arrivals[matched.arrivals["kind"].isin(SYNCHRONIZING)]
+    positions = range(len(names))
+    arrivals = matched.arrivals[matched.arrivals["kind"].isin(SYNCHRONIZING)]
     # Below, a rank is its position among the names.
-    ends = telling[["collective", "end_ns"]].assign(rank=np.searchsorted(names, telling["rank"]))
-    middle, count = (
-        ends.groupby("rank")["end_ns"].agg(["median", "size"]).reindex(range(len(names)), fill_value=0).to_numpy().T
-    )
+    ends = arrivals[["collective", "end_ns"]].assign(rank=np.searchsorted(names, arrivals["rank"]))
+    by_rank = ends.groupby("rank")["end_ns"]
+    middle = by_rank.median().reindex(positions, fill_value=0).to_numpy(np.float64)
+    count = by_rank.size().reindex(positions, fill_value=0).to_numpy(np.int64)
     offset, island = _islands(ends, len(names))
     offset, drift = _settled(ends, offset, middle, island)
-    rest = _residuals(ends, offset, drift, middle)
-    several = ends.groupby("collective")["rank"].transform("size").groupby(ends["rank"]).mean()
-    # The moment is taken from the ends themselves, so they lie closer to it than to the true one.
-    spread = rest.groupby(ends["rank"]).agg(_deviation) / np.sqrt(1 - 1 / several)
-    spread = spread.reindex(range(len(names))).to_numpy(np.float64)
+    spread = _spread_of_ranks(ends, _residuals(ends, offset, drift, middle)).reindex(positions).to_numpy(np.float64)
     error = _MEDIAN_ERROR * spread / np.sqrt(np.maximum(count, 1))
     if clock is not None:
-        one = [clock[name] for name in names]
-        offset, drift = (
-            pd.Series(of).groupby(one, sort=False).transform("median").to_numpy() for of in (offset, drift)
-        )
+        of_rank = [clock[name] for name in names]
+        offset = pd.Series(offset).groupby(of_rank, sort=False).transform("median").to_numpy()
+        drift = pd.Series(drift).groupby(of_rank, sort=False).transform("median").to_numpy()
     # All against the island, which is called by its lowest rank.
-    offset, drift = np.rint(offset - offset[island]).astype(np.int64), drift - drift[island]
+    offset = np.rint(offset - offset[island]).astype(np.int64)
+    drift = drift - drift[island]
     if t0_ns is not None:
         start = np.array([t0_ns[name] for name in names], np.int64)
         # As the sources' clocks have it, which may lie decades apart.
         by_source = start[island] - start
         sure = np.abs(offset - by_source) <= 2 * np.nan_to_num(np.hypot(error, error[island]))
         offset = np.where((drift == 0) & sure, by_source, offset)
-    clocks = {
-        "rank": names,
-        "island": island,
-        "offset_ns": offset,
-        "drift_ppm": drift * 1e6,
-        "middle_ns": np.rint(middle).astype(np.int64),
-        "spread_ns": spread,
-        "error_ns": error,
-        "matched": count.astype(np.int64),
-    }
-    return Alignment(pd.DataFrame(clocks))
+    clocks = pd.DataFrame({"rank": names, "island": island, "offset_ns": offset, "drift_ppm": drift * 1e6})
+    clocks["middle_ns"] = np.rint(middle).astype(np.int64)
+    return Alignment(clocks.assign(spread_ns=spread, error_ns=error, matched=count))
+
+
+def _spread_of_ranks(ends: pd.DataFrame, rest: pd.Series) -> pd.Series:
+    by_rank = rest.groupby(ends["rank"])
+    several = ends.groupby("collective")["rank"].transform("size").groupby(ends["rank"]).mean()
+    # The moment is taken from the ends themselves, so they lie closer to it than to the true one.
+    return by_rank.agg(_deviation) / np.sqrt(1 - 1 / several)
 
 
 def _islands(ends: pd.DataFrame, ranks: int) -> tuple[Float, Int]:
     """First offsets, along collectives that ranks share; and of each rank the lowest that these tie it to."""
-    offset, island = np.zeros(ranks), np.full(ranks, -1, np.int64)
+    offset = np.zeros(ranks)
+    island = np.full(ranks, -1, np.int64)
     for first in range(ranks):
-        waiting = [first] if island[first] < 0 else []
-        island[waiting] = first
+        waiting = []
+        if island[first] < 0:
+            island[first] = first
+            waiting.append(first)
         while waiting and (island < 0).any():
-            one = waiting.pop(0)
-            here = ends[ends["rank"] == one].set_index("collective")["end_ns"]
+            rank = waiting.pop(0)
+            here = ends[ends["rank"] == rank].set_index("collective")["end_ns"]
             fresh = ends[island[ends["rank"]] < 0]
             apart = (fresh["end_ns"] - fresh["collective"].map(here)).groupby(fresh["rank"]).median().dropna()
-            island[apart.index], offset[apart.index] = first, offset[one] + apart.to_numpy()
+            island[apart.index] = first
+            offset[apart.index] = offset[rank] + apart
             waiting += apart.index.tolist()
     return offset, island
 
@@ -485,8 +511,10 @@ def _settled(ends: pd.DataFrame, offset: Float, middle: Float, island: Int) -> t
     drift = np.zeros(len(offset))
     offset = _offsets(ends, offset, drift, middle)
     for rank, rest in _residuals(ends, offset, drift, middle).groupby(ends["rank"]):
-        at = (ends.loc[rest.index, "end_ns"] - middle[rank]).to_numpy()
-        slope = _slope(at, rest.to_numpy()) if len(rest) >= _ENOUGH_FOR_DRIFT else 0.0
+        if len(rest) < _ENOUGH_FOR_DRIFT:
+            continue
+        at = ends.loc[rest.index, "end_ns"].to_numpy() - middle[rank]
+        slope = _slope(at, rest.to_numpy())
         if slope and _deviation(rest - slope * at) <= _DRIFT_GAIN * _deviation(rest):
             drift[rank] = slope
     # The lowest rank of an island has the clock that all are put on.
@@ -496,8 +524,8 @@ def _settled(ends: pd.DataFrame, offset: Float, middle: Float, island: Int) -> t
 
 def _offsets(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -> Float:
     for _ in range(_ROUNDS):
-        rest = _residuals(ends, offset, drift, middle)
-        step = rest.groupby(ends["rank"]).median().reindex(range(len(offset)), fill_value=0).to_numpy()
+        rest = _residuals(ends, offset, drift, middle).groupby(ends["rank"])
+        step = rest.median().reindex(range(len(offset)), fill_value=0).to_numpy()
         offset = offset + step
         if np.abs(step).max() < 0.5:
             break
@@ -506,8 +534,8 @@ def _offsets(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -> 
 
 def _residuals(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -> pd.Series:
     """What each end differs from the collective's moment, the median over its ranks."""
-    rank, end = ends["rank"].to_numpy(), ends["end_ns"]
-    end = end - offset[rank] - drift[rank] * (end - middle[rank])
+    rank = ends["rank"].to_numpy()
+    end = ends["end_ns"] - offset[rank] - drift[rank] * (ends["end_ns"] - middle[rank])
     return end - end.groupby(ends["collective"]).transform("median")  # type: ignore[no-any-return]
 
 
@@ -535,19 +563,14 @@ class Meetings:
         A row for each device in each collective: ``device, start_ns, end_ns, kind``, ``collective`` (its number),
         ``until_ns`` (when the last device arrived).
     matched : int
-        Collectives that were found on several devices.
+        Collectives that occurred on several devices.
     """
 
     def __init__(self, trace: Trace) -> None:
-        found = communication.collectives(trace)
-        found = found[found["where"] == "GPU"]
-        self.devices: list[int] = found["device"].unique().tolist()
-        met = match(found.assign(rank=found["device"])).arrivals
-        by = met.groupby("collective")
-        arrived, done = by["start_ns"].transform("max"), by["end_ns"].transform("min")
-        # One that ends somewhere before all had arrived is not one collective.
-        possible = (arrived < done).groupby(met["collective"]).transform("all")
-        self.met: pd.DataFrame = met.assign(until_ns=arrived)[possible]
+        collectives = communication.collectives(trace)
+        collectives = collectives[collectives["where"] == "GPU"]
+        self.devices: list[int] = collectives["device"].unique().tolist()
+        self.met: pd.DataFrame = _met(collectives)
         self.matched = int(self.met["collective"].nunique())
 
     def waiting(self, device: int) -> pd.DataFrame:
@@ -562,8 +585,8 @@ class Meetings:
         DataFrame
             ``device, start_ns, kind, end_ns``.
         """
-        mine = self.met.loc[self.met["device"] == device, ["device", "start_ns", "kind", "until_ns"]]
-        return mine.rename(columns={"until_ns": "end_ns"})
+        rows = self.met.loc[self.met["device"] == device, ["device", "start_ns", "kind", "until_ns"]]
+        return rows.rename(columns={"until_ns": "end_ns"})
 
     def last(self, device: int) -> int:
         """How often a device was the last to arrive.
@@ -572,4 +595,14 @@ class Meetings:
         ----------
         device : int
         """
-        return int(((self.met["device"] == device) & (self.met["start_ns"] == self.met["until_ns"])).sum())
+        rows = self.met[self.met["device"] == device]
+        return int((rows["start_ns"] == rows["until_ns"]).sum())
+
+
+def _met(collectives: pd.DataFrame) -> pd.DataFrame:
+    arrivals = match(collectives.assign(rank=collectives["device"])).arrivals
+    by = arrivals.groupby("collective")
+    arrived = by["start_ns"].transform("max")
+    # One that ends somewhere before all had arrived is not one collective.
+    possible = (arrived < by["end_ns"].transform("min")).groupby(arrivals["collective"]).transform("all")
+    return arrivals.assign(until_ns=arrived)[possible]

@@ -21,43 +21,37 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
 from nsightkit.trace.model import Trace
 
-__all__ = ["KINDS", "collectives", "compute_intervals", "kind_of", "spent", "summary", "totals", "wire_factor"]
+__all__ = ["KINDS", "collectives", "compute_intervals", "kind_of", "spent", "totals", "wire_factor"]
 
-Int = npt.NDArray[np.int64]
-
-#: Kinds of collectives, and the traffic that each needs for a byte of its message, by the number of ranks n. Bus
-#: bandwidth is message over time times this: what the slowest link carried, comparable between kinds and sizes of
-#: groups (nccl-tests, doc/PERFORMANCE.md). None: no such figure.
-KINDS: dict[str, tuple[float, float] | None] = {
-    # a, b of (a * n + b) / n
-    "all_reduce": (2, -2),
-    "all_gather": (1, -1),
-    "reduce_scatter": (1, -1),
-    "all_to_all": (1, -1),
-    "broadcast": (1, 0),
-    "reduce": (1, 0),
-    "gather": None,
-    "scatter": None,
-    "barrier": None,
-    "send/recv": None,
-    "other": None,
-}
-
-#: First that is found in a name without its underscores and capitals.
-_KIND = (
-    ("reducescatter", "reduce_scatter"),
-    ("allreduce", "all_reduce"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("barrier", "barrier"),
-    ("sendrecv", "send/recv"),
-    ("send", "send/recv"),
-    ("recv", "send/recv"),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-    ("reduce", "reduce"),
+#: Kinds of collectives.
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+    "send/recv",
+    "other",
 )
+#: Kind by a part of a name without underscores and capitals; the first part that occurs decides.
+_KIND_BY_PART = {
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "sendrecv": "send/recv",
+    "send": "send/recv",
+    "recv": "send/recv",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
+}
 #: Beyond all times.
 _EVER = 1 << 62
 #: Libraries whose collectives run on the CPU, in the annotation that PyTorch makes of each.
@@ -70,6 +64,22 @@ _DTYPE_BYTES = {
     "float": 4, "int": 4, "float32": 4, "int32": 4, "double": 8, "long": 8, "float64": 8, "int64": 8,
     "complexhalf": 4, "complexfloat": 8, "complexdouble": 16,
 }  # fmt: skip
+_TYPE_OF_COLUMN = {
+    "where": "object",
+    "device": "int64",
+    "stream": "int64",
+    "start_ns": "int64",
+    "end_ns": "int64",
+    "launch_ns": "int64",
+    "kind": "object",
+    "group": "object",
+    "ranks": "object",
+    "group_size": "int64",
+    "sequence": "int64",
+    "bytes": "int64",
+}
+_DESCRIBED = ("kind", "group", "ranks", "group_size", "bytes")
+_SPENT = ("compute_ns", "communication_ns", "overlapped_ns", "exposed_ns")
 
 
 def kind_of(name: str) -> str:
@@ -83,7 +93,7 @@ def kind_of(name: str) -> str:
     Returns
     -------
     str
-        A key of :data:`KINDS`.
+        One of :data:`KINDS`.
 
     Examples
     --------
@@ -92,17 +102,24 @@ def kind_of(name: str) -> str:
     >>> kind_of("nccl:_all_gather_base"), kind_of("_reduce_scatter_base"), kind_of("ncclGroupEnd")
     ('all_gather', 'reduce_scatter', 'other')
     """
-    bare = re.sub(r"[^a-z]", "", re.split(r"[<(]", name, maxsplit=1)[0].lower())
-    return next((kind for part, kind in _KIND if part in bare), "other")
+    without_arguments = re.split(r"[<(]", name, maxsplit=1)[0]
+    letters = re.sub(r"[^a-z]", "", without_arguments.lower())
+    for part, kind in _KIND_BY_PART.items():
+        if part in letters:
+            return kind
+    return "other"
 
 
 def wire_factor(kind: str, ranks: int) -> float | None:
     """Give what the bandwidth of the message is multiplied by to make bus bandwidth.
 
+    Bus bandwidth is what the slowest link carried, comparable between kinds and sizes of groups (nccl-tests,
+    doc/PERFORMANCE.md).
+
     Parameters
     ----------
     kind : str
-        A key of :data:`KINDS`.
+        One of :data:`KINDS`.
     ranks : int
         In the group.
 
@@ -111,8 +128,15 @@ def wire_factor(kind: str, ranks: int) -> float | None:
     float or None
         None where none is defined.
     """
-    factors = KINDS[kind]
-    return None if factors is None or ranks < 1 else (factors[0] * ranks + factors[1]) / ranks
+    if ranks < 1:
+        return None
+    if kind == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (ranks - 1) / ranks
+    if kind in ("broadcast", "reduce"):
+        return 1.0
+    return None
 
 
 @kept
@@ -131,51 +155,22 @@ def collectives(trace: Trace) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row each, by start: ``where`` (GPU or CPU), ``device``, ``stream`` (of the CPU: -1), ``start_ns, end_ns``,
-        ``launch_ns`` (when its launch began; its start where that is not known), ``kind`` (of :data:`KINDS`),
-        ``group`` (process group, "" where the trace names none), ``ranks`` (of the group, as text, "" unknown),
-        ``group_size, sequence`` (number in its group; both -1 unknown), ``bytes`` (of the whole message, as nccl-tests
-        counts them; -1 unknown), ``exposed_ns`` (the part of it in which nothing was computed:
+        One row per collective, by start: ``where`` (GPU or CPU), ``device``, ``stream`` (of the CPU: -1),
+        ``start_ns, end_ns``, ``launch_ns`` (when its launch began; its start where that is not known), ``kind`` (of
+        :data:`KINDS`), ``group`` (process group, "" where the trace names none), ``ranks`` (of the group, as text, ""
+        unknown), ``group_size, sequence`` (number in its group; both -1 unknown), ``bytes`` (of the whole message, as
+        nccl-tests counts them; -1 unknown), ``exposed_ns`` (the part of it in which nothing was computed:
         :func:`compute_intervals`; NA where the trace does not tell).
     """
-    dtypes = {column: "object" if column in _TEXTS else "int64" for column in _COLUMNS}
-    parts = [part for part in (_on_gpu(trace), _on_cpu(trace)) if part is not None and len(part)]
-    found = pd.concat(parts) if parts else pd.DataFrame(columns=list(_COLUMNS))
-    found = found[list(_COLUMNS)].astype(dtypes).sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
-    start, end = (found[c].to_numpy() for c in ("start_ns", "end_ns"))
-    exposed = pd.Series(pd.NA, found.index, "Int64")
-    for device, busy in compute_intervals(trace).items():
-        exposed = exposed.mask(found["device"] == device, end - start - busy.of(start, end))
-    return found.assign(exposed_ns=exposed)
-
-
-def summary(trace: Trace) -> pd.DataFrame:
-    """Sum up a rank's collectives by process group and kind.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    DataFrame
-        ``group, kind, where, count, total_ns, exposed_ns, overlapped_ns, bytes``, by falling ``total_ns``. Sums over
-        collectives: where several of them run at once, moments count several times (not so in :func:`totals`).
-        ``bytes`` is NA where the size of one of them is not known.
-    """
-    found = collectives(trace)
-    known = found["bytes"].astype("Int64").where(found["bytes"] >= 0)
-    by = found.assign(total_ns=found["end_ns"] - found["start_ns"], bytes=known).groupby(
-        ["group", "kind", "where"], sort=False, observed=True
-    )
-    out = by.agg(
-        count=("total_ns", "size"),
-        total_ns=("total_ns", "sum"),
-        exposed_ns=("exposed_ns", lambda s: s.sum(min_count=len(s))),
-        bytes=("bytes", lambda s: s.sum(min_count=len(s))),
-    ).astype({"exposed_ns": "Int64", "bytes": "Int64"})
-    out.insert(3, "overlapped_ns", out["total_ns"] - out["exposed_ns"])
-    return out.reset_index().sort_values("total_ns", ascending=False, ignore_index=True)
+    table = pd.concat([_on_gpu(trace), _on_cpu(trace)])
+    table = table[list(_TYPE_OF_COLUMN)].astype(_TYPE_OF_COLUMN)
+    table = table.sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
+    length = table["end_ns"] - table["start_ns"]
+    exposed = pd.Series(pd.NA, table.index, "Int64")
+    for device, computing in compute_intervals(trace).items():
+        hidden = computing.of(table["start_ns"], table["end_ns"])
+        exposed = exposed.mask(table["device"] == device, length - hidden)
+    return table.assign(exposed_ns=exposed)
 
 
 def totals(trace: Trace) -> dict[str, int | None]:
@@ -192,11 +187,14 @@ def totals(trace: Trace) -> dict[str, int | None]:
         ``overlapped_ns`` (in which both went on; HolisticTraceAnalysis divides this by the former) and ``exposed_ns``
         (the rest), sums over devices. None where the trace does not tell.
     """
-    moments = spent(trace, [-_EVER], [_EVER]).iloc[0].items()
-    return {str(column): None if pd.isna(ns) else int(ns) for column, ns in moments}
+    whole = spent(trace, [-_EVER], [_EVER], collectives(trace)).iloc[0]
+    result: dict[str, int | None] = {}
+    for column, value_ns in whole.items():
+        result[str(column)] = None if pd.isna(value_ns) else int(value_ns)
+    return result
 
 
-def spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike, found: pd.DataFrame | None = None) -> pd.DataFrame:
+def spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike, table: pd.DataFrame) -> pd.DataFrame:
     """Measure a rank's communication in some windows, each moment once.
 
     Parameters
@@ -204,25 +202,29 @@ def spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike, found: pd.Data
     trace : Trace
     start, end : array_like of int
         The windows.
-    found : DataFrame, optional
-        Only these of its :func:`collectives`.
+    table : DataFrame
+        Its :func:`collectives`, or some of them.
 
     Returns
     -------
     DataFrame
-        A row a window, with the columns of :func:`totals`.
+        A row per window, with the columns of :func:`totals`.
     """
-    found = collectives(trace) if found is None else found
-    columns, busy = ["compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"], compute_intervals(trace)
-    nothing: Any = 0 if busy else pd.NA
-    out = pd.DataFrame(nothing, index=range(len(np.asarray(start))), columns=columns, dtype="Int64")
-    for device, computed in busy.items():
-        mine = found[found["device"] == device]
-        talked = intervals.Coverage(mine["start_ns"], mine["end_ns"])
-        alone = intervals.common((talked.start, talked.end), (computed.start, computed.end), outside=True)
-        covers = {"compute_ns": computed, "communication_ns": talked, "exposed_ns": intervals.Coverage(*alone)}
-        out = out.assign(**{column: out[column] + cover.of(start, end) for column, cover in covers.items()})
-    return out.assign(overlapped_ns=out["communication_ns"] - out["exposed_ns"])
+    devices = compute_intervals(trace)
+    result = pd.DataFrame(pd.NA, range(np.size(start)), list(_SPENT), "Int64")
+    if not devices:
+        return result
+    result[:] = 0
+    for device, computing in devices.items():
+        own = table[table["device"] == device]
+        talking = intervals.Coverage(own["start_ns"], own["end_ns"])
+        both = (talking.start, talking.end), (computing.start, computing.end)
+        alone = intervals.Coverage(*intervals.common(*both, outside=True))
+        result["compute_ns"] += computing.of(start, end)
+        result["communication_ns"] += talking.of(start, end)
+        result["exposed_ns"] += alone.of(start, end)
+    result["overlapped_ns"] = result["communication_ns"] - result["exposed_ns"]
+    return result
 
 
 @kept
@@ -243,81 +245,93 @@ def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
     kernels = trace.table("kernels", ["device", "start_ns", "end_ns", "name"])
     kernels = kernels.assign(computes=categorize(kernels["name"]) != "communication")
     graphs = trace.table("graphs", ["device", "start_ns", "end_ns"]).assign(computes=True)
-    found = {}
-    for device, mine in pd.concat([kernels, graphs]).groupby("device"):
-        computing = mine[mine["computes"].astype(bool)]
-        found[int(str(device))] = intervals.Coverage(computing["start_ns"], computing["end_ns"])
-    if not found and trace.size("ops"):
-        ops = trace.table("ops", ["start_ns", "end_ns", "thread", "name"])
-        ranges = trace.table("ranges", ["thread", "name"])
-        talking = ranges["thread"][matching(ranges["name"], _ON_CPU)]
-        ops = ops[~ops["thread"].isin(talking).to_numpy() & ~matching(ops["name"], _WAITING)]
-        found[-1] = intervals.Coverage(ops["start_ns"], ops["end_ns"])
-    return found
+    by_device = {}
+    for device, work in pd.concat([kernels, graphs]).groupby("device"):
+        computing = work[work["computes"].astype(bool)]
+        by_device[int(str(device))] = intervals.Coverage(computing["start_ns"], computing["end_ns"])
+    if by_device or not trace.size("ops"):
+        return by_device
+    ranges = trace.table("ranges", ["thread", "name"])
+    talking = ranges["thread"][matching(ranges["name"], _ON_CPU)]
+    ops = trace.table("ops", ["start_ns", "end_ns", "thread", "name"])
+    ops = ops[~ops["thread"].isin(talking).to_numpy() & ~matching(ops["name"], _WAITING)]
+    return {-1: intervals.Coverage(ops["start_ns"], ops["end_ns"])}
 
 
-# ---------------------------------------------------------------- one after the other
-
-_TEXTS = ("where", "kind", "group", "ranks")
-_COLUMNS = (
-    *("where", "device", "stream", "start_ns", "end_ns", "launch_ns", "kind", "group", "ranks", "group_size"),
-    *("sequence", "bytes"),
-)
+# ---------------------------------------------------------------- where they run
 
 
-def _on_gpu(trace: Trace) -> pd.DataFrame | None:
-    rows = np.flatnonzero(categorize(trace.table("kernels", ["name"])["name"]) == "communication")
-    if not len(rows):
-        return None
+def _on_gpu(trace: Trace) -> pd.DataFrame:
     columns = ["start_ns", "end_ns", "device", "stream", "process", "correlation", "name", "collective", "sequence"]
-    mine = trace.table("kernels", columns).iloc[rows].reset_index(drop=True)
-    launch = intervals.launch_of(trace, mine["process"], mine["correlation"])
-    known = launch >= 0
-    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[known]]
-    launched = mine["start_ns"].to_numpy(copy=True)
-    launched[known] = calls["start_ns"].to_numpy()
-    annotated = np.full(len(mine), "other", dtype=object)
-    annotated[known] = _annotated(trace, calls.reset_index(drop=True))
-    named = np.array([kind_of(str(n)) for n in mine["name"].cat.categories], dtype=object)[mine["name"].cat.codes]
-    said = pd.DataFrame([_described(str(text)) for text in mine["collective"].cat.categories])
-    said = said.iloc[mine["collective"].cat.codes].reset_index(drop=True)
-    kind = said["kind"].where(said["kind"] != "other", np.where(annotated != "other", annotated, named))
-    plain = mine[["device", "stream", "start_ns", "end_ns", "sequence"]].astype(np.int64)
-    return said.assign(where="GPU", launch_ns=launched, kind=kind, **plain)
+    kernels = trace.table("kernels", columns)
+    kernels = kernels[categorize(kernels["name"]) == "communication"].reset_index(drop=True)
+    call = intervals.launch_of(trace, kernels["process"], kernels["correlation"])
+    known = call >= 0
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
+    calls = calls.iloc[call[known]].reset_index(drop=True)
+    launched = kernels["start_ns"].to_numpy(copy=True)
+    launched[known] = calls["start_ns"]
+    kind = kernels["name"].astype(object).map(kind_of).to_numpy(object)
+    annotated = np.full(len(kernels), "other", object)
+    annotated[known] = _annotated_kinds(trace, calls)
+    kind = np.where(annotated != "other", annotated, kind)
+    described = _descriptions(kernels["collective"])
+    described["kind"] = described["kind"].where(described["kind"] != "other", kind)
+    timed = kernels[["device", "stream", "start_ns", "end_ns", "sequence"]]
+    return timed.join(described).assign(where="GPU", launch_ns=launched)
 
 
-def _annotated(trace: Trace, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+def _annotated_kinds(trace: Trace, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
     """Kind of collective by the annotation around each call."""
     ranges = trace.whole.table("ranges", ["start_ns", "end_ns", "thread", "name"])
     ranges = ranges[matching(ranges["name"], COLLECTIVE_RANGE)].reset_index(drop=True)
-    kinds = np.array([*(kind_of(str(n)) for n in ranges["name"].cat.categories), "other"], dtype=object)
-    of_range = kinds[ranges["name"].cat.codes]
-    return np.append(of_range, "other")[intervals.enclosing(calls, ranges, of_range != "other")]
+    kinds = ranges["name"].astype(object).map(kind_of).to_numpy(object)
+    around = intervals.enclosing(calls, ranges, kinds != "other")
+    return np.append(kinds, "other")[around]
+
+
+def _descriptions(texts: pd.Series) -> pd.DataFrame:
+    """PyTorch's description of each collective, in our words."""
+    rows = [_described(str(text)) for text in texts.cat.categories]
+    table = pd.DataFrame(rows, columns=list(_DESCRIBED))
+    return table.iloc[texts.cat.codes].reset_index(drop=True)
 
 
 def _described(text: str) -> dict[str, Any]:
-    """What a description says, in our words."""
-    said = json.loads(text) if text else {}
-    sizes = [said.get(name) for name in ("In msg nelems", "Out msg nelems")]
-    elements = [size for size in sizes if isinstance(size, int) and size >= 0]
-    bare = str(said.get("dtype", "")).lower().removeprefix("torch.").removeprefix("c10::")
-    width = 1 if bare.startswith("float8") else _DTYPE_BYTES.get(bare)
-    ranks, size = said.get("Process Group Ranks", ""), said.get("Group size", -1)
+    description = json.loads(text) if text else {}
+    ranks = description.get("Process Group Ranks", "")
+    if not isinstance(ranks, str):
+        ranks = json.dumps(ranks)
+    group_size = description.get("Group size", -1)
+    if not isinstance(group_size, int):
+        group_size = -1
     return {
-        "kind": kind_of(str(said.get("Collective name", ""))),
-        "group": str(said.get("Process Group Name", "")),
-        "ranks": ranks if isinstance(ranks, str) else json.dumps(ranks),
-        "group_size": size if isinstance(size, int) else -1,
-        # The larger side is the whole message: one gathers n parts into it, and scatters it into n.
-        "bytes": max(elements) * width if elements and width else -1,
+        "kind": kind_of(str(description.get("Collective name", ""))),
+        "group": str(description.get("Process Group Name", "")),
+        "ranks": ranks,
+        "group_size": group_size,
+        "bytes": _message_bytes(description),
     }
+
+
+def _message_bytes(description: dict[str, Any]) -> int:
+    """Bytes of the whole message: the larger side, as one gathers n parts into it, and scatters it into n."""
+    elements = -1
+    for side in ("In msg nelems", "Out msg nelems"):
+        count = description.get(side)
+        if isinstance(count, int):
+            elements = max(elements, count)
+    dtype = str(description.get("dtype", "")).lower().removeprefix("torch.").removeprefix("c10::")
+    width = 1 if dtype.startswith("float8") else _DTYPE_BYTES.get(dtype)
+    if elements < 0 or width is None:
+        return -1
+    return elements * width
 
 
 def _on_cpu(trace: Trace) -> pd.DataFrame:
     ranges = trace.table("ranges", ["start_ns", "end_ns", "name"])
-    mine = ranges[matching(ranges["name"], _ON_CPU)]
-    kind = mine["name"].astype(str).map(kind_of)
+    ranges = ranges[matching(ranges["name"], _ON_CPU)]
+    kind = ranges["name"].astype(object).map(kind_of)
+    table = ranges[["start_ns", "end_ns"]].assign(where="CPU", kind=kind, group="", ranks="")
     unknown = dict.fromkeys(("device", "stream", "group_size", "sequence", "bytes"), -1)
-    return mine[["start_ns", "end_ns"]].assign(
-        where="CPU", kind=kind, group="", ranks="", launch_ns=mine["start_ns"], **unknown
-    )
+    return table.assign(launch_ns=table["start_ns"], **unknown)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
-from nsightkit.analysis.core.intervals import Coverage, Int, uncovered, union
+from nsightkit.analysis.core.intervals import Coverage, Int, uncovered
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.analysis.timeline.ranges import threads_with_ranges
@@ -35,7 +34,12 @@ TIME, COUNT = "time: ", "count: "
 WAITING = f"{TIME}communication"
 #: So many names of ranges, those with the most time, get a column of their own.
 _MOST_NAMES = 24
-_NUMBERED = re.compile(r"\d+")
+#: A rank or a number of ranks beyond this is none.
+_MOST_RANKS = 1 << 31
+_BOUNDS = ["device", "start_ns", "end_ns"]
+#: What the time of a device is divided among, and of which of that is counted how often it began.
+_COUNTED = [f"kernels of {category}" for category in CATEGORIES if category != "communication"]
+_SPENT = [*_COUNTED, "CUDA graphs", "copies", "communication", *(f"idle, {cause}" for cause in gaps.CAUSES)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,68 +110,79 @@ def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -
     TraceError
         The file cannot be read.
     """
-    trace = source if isinstance(source, Trace) else load(source, cache=cache)
-    file = (source.path or "trace") if isinstance(source, Trace) else os.fspath(source)
+    if isinstance(source, Trace):
+        trace, file = source, source.path or "trace"
+    else:
+        trace, file = load(source, cache=cache), os.fspath(source)
     kernels = trace.table("kernels", ["process", "device"])
-    owners = kernels.groupby("process")["device"].min().sort_values(kind="stable").index.tolist()
-    if len(owners) < 2:
+    first_device = kernels.groupby("process")["device"].min()
+    processes = first_device.sort_values(kind="stable").index.tolist()
+    if len(processes) < 2:
         return [_look(trace, file, None)]
-    process_of = {
-        table: trace.whole.table(table, ["process"])["process"] for table in TABLES if "process" in TABLES[table]
-    }
-    return [
-        _look(trace.masked({table: (of == process).to_numpy() for table, of in process_of.items()}), file, process)
-        for process in owners
-    ]
+    return [_look(_of_process(trace, process), file, process) for process in processes]
+
+
+def _of_process(trace: Trace, process: int) -> Trace:
+    masks = {}
+    for table, columns in TABLES.items():
+        if "process" in columns:
+            masks[table] = (trace.whole.table(table, ["process"])["process"] == process).to_numpy()
+    return trace.masked(masks)
 
 
 def _look(trace: Trace, file: str, process: int | None) -> Look:
     notes = list(trace.meta.notes)
-    figures = overview.summary(trace)
-    found = communication.collectives(trace)
-    if len(found) > _MOST_COLLECTIVES:
-        notes.append(f"Of {len(found):,} collectives the first {_MOST_COLLECTIVES:,} were looked at.")
-        found = found[:_MOST_COLLECTIVES]
+    collectives = communication.collectives(trace)
+    if len(collectives) > _MOST_COLLECTIVES:
+        notes.append(f"Of {len(collectives):,} collectives the first {_MOST_COLLECTIVES:,} were looked at.")
+        collectives = collectives[:_MOST_COLLECTIVES]
     windows = _windows(trace)
     start = windows["start_ns"]
     end = start + windows["wall_ns"]
-    launched = steps.number(windows.assign(end_ns=end), found["launch_ns"])
-    found = found.assign(step=np.append(windows["step"], -1)[launched])
-    # Of a capture of several ranks it says who started it, at best.
-    said = trace.meta.distributed if process is None else {}
+    window_of_launch = steps.number(windows.assign(end_ns=end), collectives["launch_ns"])
+    collectives = collectives.assign(step=np.append(windows["step"], -1)[window_of_launch])
+    # The environment of a capture of several ranks is that of the program that started them, at best.
+    distributed = trace.meta.distributed if process is None else {}
+    figures = overview.summary(trace)
     return Look(
         file=file,
         process=process,
-        rank=_integer(said.get("rank")),
-        world_size=_integer(said.get("world_size")),
+        rank=_count(distributed.get("rank")),
+        world_size=_count(distributed.get("world_size")),
         t0_ns=int(trace.t0_ns),
         tool=trace.meta.tool,
         devices=[int(device["device"]) for device in figures["devices"]],
-        figures={c: figures[c] for c in ("span_ns", "busy_ns", "idle_ns")} | communication.totals(trace),
-        collectives=found,
-        steps=windows.join([communication.spent(trace, start, end, found), time_spent(trace, start, end)]),
+        figures={name: figures[name] for name in ("span_ns", "busy_ns", "idle_ns")} | communication.totals(trace),
+        collectives=collectives,
+        steps=windows.join([communication.spent(trace, start, end, collectives), time_spent(trace, start, end)]),
         notes=notes,
     )
 
 
-def _integer(value: Any) -> int | None:
+def _count(value: Any) -> int | None:
+    """A number of ranks; None for whatever else a trace holds in its place."""
     try:
-        return number if 0 <= (number := int(value)) < 1 << 31 else None
+        number = int(value)
     except (TypeError, ValueError):
         return None
+    return number if 0 <= number < _MOST_RANKS else None
 
 
 def _windows(trace: Trace) -> pd.DataFrame:
     """Steps with their numbers; the whole trace, as step -1, where it has none."""
-    found = steps.summary(trace)
-    if not len(found):
-        busy = [int(t) for d in overview.summary(trace)["devices"] for t in (d["start_ns"], d["end_ns"])]
-        begin, end = (min(busy), max(busy)) if busy else overview.captured_window(trace)
+    table = steps.summary(trace)
+    if not len(table):
+        devices = overview.summary(trace)["devices"]
+        if devices:
+            begin = min(int(device["start_ns"]) for device in devices)
+            end = max(int(device["end_ns"]) for device in devices)
+        else:
+            begin, end = overview.captured_window(trace)
         return pd.DataFrame({"step": [-1], "start_ns": [begin], "wall_ns": [end - begin]})
-    numbers = [re.search(r"(\d{1,15})\D*$", str(name)) for name in found["step"]]
-    known = [int(match[1]) for match in numbers if match]
-    unique = len(known) == len(found) == len(set(known))
-    return found[["start_ns", "wall_ns"]].assign(step=known if unique else np.arange(len(found)))
+    numbers = table["step"].astype(str).str.extract(r"(\d{1,15})\D*$")[0]
+    if numbers.isna().any() or numbers.astype(np.int64).duplicated().any():
+        numbers = pd.Series(np.arange(len(table)))
+    return table[["start_ns", "wall_ns"]].assign(step=numbers.to_numpy(np.int64))
 
 
 # ---------------------------------------------------------------- what the time was spent on
@@ -185,65 +200,82 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
     Returns
     -------
     DataFrame
-        One row a window. Columns ``time: …`` in nanoseconds: ``time: kernels of GEMM`` and the like,
+        One row per window. Columns ``time: …`` in nanoseconds: ``time: kernels of GEMM`` and the like,
         ``time: CUDA graphs``, ``time: copies``, ``time: communication``, ``time: idle, input-pipeline`` and the like,
         ``time: before or after all GPU work``; their sum is the windows' length times the number of devices.
         ``count: kernels of GEMM`` and the like, how many began. Without GPU work ``time: range NAME`` and
         ``time: in no range``, whose sum is the windows' length.
     """
     low, high = np.asarray(start, np.int64), np.asarray(end, np.int64)
-    on_gpu = any(trace.size(table) for table in ("kernels", "memops", "graphs"))
-    out = _of_gpu(trace, low, high) if on_gpu else _of_thread(trace, low, high)
-    return pd.DataFrame(out, index=pd.RangeIndex(len(low)))
-
-
-def _of_gpu(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
-    bounds = ["device", "start_ns", "end_ns"]
-    kernels = trace.table("kernels", [*bounds, "name"])
-    graphs, copies, idle = trace.table("graphs", bounds), trace.table("memops", bounds), gaps.causes(trace)
-    labels = [*(f"kernels of {category}" for category in CATEGORIES), "CUDA graphs"]
-    counted = [label for label in labels[:-1] if label != "kernels of communication"]
-    codes: Int = np.concatenate([categorize(kernels["name"]).codes, np.full(len(graphs), len(labels) - 1, np.int8)])
-    work = pd.concat([kernels[bounds], graphs]).assign(what=pd.Categorical.from_codes(codes, pd.Index(labels)))
-    talking = (work["what"] == "kernels of communication").to_numpy()
-    work, talk = work[~talking], work[talking]
-    # What each operation adds to those that began before it.
-    work = work.assign(fresh_ns=work["end_ns"] - uncovered(work["start_ns"], work["end_ns"], work["device"]))
-    spent = [*counted, "CUDA graphs", "copies", "communication", *(f"idle, {cause}" for cause in gaps.CAUSES)]
-    columns = [*(f"{TIME}{what}" for what in spent), *(f"{COUNT}{what}" for what in counted)]
-    out = {column: np.zeros(len(low), np.int64) for column in columns}
-    for parts, begin in ((work, "fresh_ns"), (idle.assign(what="idle, " + idle["cause"].astype(str)), "start_ns")):
-        for (_, what), rows in parts.groupby(["device", "what"], observed=True):
-            out[TIME + str(what)] += Coverage(rows[begin], rows["end_ns"]).of(low, high)
-    for what, rows in work[work["what"].isin(counted)].groupby("what", observed=True):
-        begun = np.sort(rows["start_ns"].to_numpy())
-        out[COUNT + str(what)] += np.searchsorted(begun, high) - np.searchsorted(begun, low)
-    devices = sorted({int(d) for frame in (kernels, graphs, copies) for d in pd.unique(frame["device"])})
+    work, talk = _kernels(trace)
+    copies = trace.table("memops", _BOUNDS)
+    devices = pd.concat([work["device"], talk["device"], copies["device"]]).unique()
+    if not len(devices):
+        return _time_in_ranges(trace, low, high)
+    idle = gaps.causes(trace)
+    idle = idle.assign(what="idle, " + idle["cause"].astype(str))
+    spent = pd.DataFrame(0, range(len(low)), [TIME + what for what in _SPENT])
     for device in devices:
-        mine = [frame[frame["device"] == device] for frame in (work, copies, talk)]
-        bounds_of = [(rows["start_ns"], rows["end_ns"]) for rows in mine]
-        computed, moved, all_of_it = (Coverage(*union(*bounds_of[:n])).of(low, high) for n in (1, 2, 3))
-        out[f"{TIME}copies"] += moved - computed
-        out[WAITING] += all_of_it - moved
-    rest = (high - low) * max(len(devices), 1) - sum(out[f"{TIME}{what}"] for what in spent)
-    return out | {f"{TIME}before or after all GPU work": rest}
+        own_work, own_copies, own_talk, own_idle = (
+            table[table["device"] == device] for table in (work, copies, talk, idle)
+        )
+        # What each operation adds to those that began before it.
+        added = own_work["end_ns"] - uncovered(own_work["start_ns"], own_work["end_ns"], own_work["device"])
+        for part in (own_work.assign(start_ns=added), own_idle):
+            for what, rows in part.groupby("what", observed=True):
+                spent[f"{TIME}{what}"] += Coverage(rows["start_ns"], rows["end_ns"]).of(low, high)
+        computed = _covered([own_work], low, high)
+        moved = _covered([own_work, own_copies], low, high)
+        spent[f"{TIME}copies"] += moved - computed
+        spent[WAITING] += _covered([own_work, own_copies, own_talk], low, high) - moved
+    rest = (high - low) * len(devices) - spent.sum(axis=1)
+    return spent.join(_begun(work, low, high)).assign(**{f"{TIME}before or after all GPU work": rest})
 
 
-def _of_thread(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
+def _kernels(trace: Trace) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Kernels and graph replays that compute, each with ``what`` it is; and kernels that communicate."""
+    kernels = trace.table("kernels", [*_BOUNDS, "name"])
+    category = categorize(kernels["name"])
+    kernels = kernels.assign(what=category.rename_categories(lambda name: f"kernels of {name}")).drop(columns="name")
+    talks = np.asarray(category == "communication")
+    graphs = trace.table("graphs", _BOUNDS).assign(what="CUDA graphs")
+    kernels["what"] = kernels["what"].astype(object)
+    return pd.concat([kernels[~talks], graphs]), kernels[talks]
+
+
+def _covered(tables: list[pd.DataFrame], low: Int, high: Int) -> Int:
+    """Length of the union of the intervals of some tables, in each window."""
+    together = pd.concat(tables)
+    return Coverage(together["start_ns"], together["end_ns"]).of(low, high)
+
+
+def _begun(work: pd.DataFrame, low: Int, high: Int) -> pd.DataFrame:
+    """How many kernels of each category began in each window."""
+    counts = pd.DataFrame(0, range(len(low)), [COUNT + what for what in _COUNTED])
+    for what, rows in work[work["what"] != "CUDA graphs"].groupby("what"):
+        begun = np.sort(rows["start_ns"])
+        counts[f"{COUNT}{what}"] = np.searchsorted(begun, high) - np.searchsorted(begun, low)
+    return counts
+
+
+def _time_in_ranges(trace: Trace, low: Int, high: Int) -> pd.DataFrame:
     """Among the outermost ranges, other than steps, of the thread with the most time in ranges of its own."""
     ranges = trace.table("ranges", ["start_ns", "end_ns", "thread", "name", "parent"])
     ranges = ranges[ranges["thread"].isin(threads_with_ranges(trace)).to_numpy()]
-    length = ranges["end_ns"] - ranges["start_ns"]
-    longest = length.groupby(ranges["thread"]).sum().sort_values(kind="stable", ascending=False).index[:1]
-    outer = ranges[ranges["thread"].isin(longest) & ~ranges["name"].isin(set(steps.find(trace)["step"]))]
+    ranges = ranges.assign(length=ranges["end_ns"] - ranges["start_ns"])
+    by_thread = ranges.groupby("thread")["length"].sum().sort_values(kind="stable", ascending=False)
+    ranges = ranges[ranges["thread"].isin(by_thread.index[:1])]
+    ranges = ranges[~ranges["name"].isin(set(steps.find(trace)["step"]))]
     # In no range but a step.
-    outer = outer[~outer["parent"].isin(outer.index)]
+    outer = ranges[~ranges["parent"].isin(ranges.index)]
     # ``epoch 1``, ``epoch 2`` are one thing to spend time on.
-    name = outer["name"].astype("str").map(lambda text: _NUMBERED.sub("#", text))
-    total = length[outer.index].groupby(name).sum().sort_values(ascending=False)
-    out: dict[str, Int] = {}
-    for one in total.index[:_MOST_NAMES]:
-        some = outer[name == one]
-        out[f"{TIME}range {one}"] = Coverage(some["start_ns"], some["end_ns"]).of(low, high)
-    out[f"{TIME}in no range"] = high - low - sum(out.values(), np.zeros(len(low), np.int64))
-    return out
+    name = outer["name"].astype("str").str.replace(r"\d+", "#", regex=True)
+    by_name = outer.groupby(name)["length"].sum().sort_values(ascending=False)
+    result = {}
+    rest = high - low
+    for what in by_name.index[:_MOST_NAMES]:
+        rows = outer[name == what]
+        inside = Coverage(rows["start_ns"], rows["end_ns"]).of(low, high)
+        result[f"{TIME}range {what}"] = inside
+        rest = rest - inside
+    return pd.DataFrame(result, range(len(low))).assign(**{f"{TIME}in no range": rest})

@@ -66,19 +66,6 @@ def test_the_first_all_reduce_is_hidden_and_the_second_is_not(planted):
     assert (second["exposed_ns"] == second["end_ns"] - second["start_ns"]).all()
 
 
-def test_summary_adds_up(planted):
-    kind, truth, traces = planted
-    found = communication.summary(traces[0])
-    assert found[["kind", "where", "count"]].to_numpy().tolist() == [["all_reduce", "GPU", 2 * SIZES["steps"]]]
-    row = found.iloc[0]
-    # The two never run at once, so the sum of collectives is their union.
-    assert row["total_ns"] == truth["communication_ns"][0]
-    assert row["exposed_ns"] == truth["exposed_ns"][0]
-    assert row["total_ns"] == row["exposed_ns"] + row["overlapped_ns"]
-    size = sum(c["bytes"] for c in truth["collectives"])
-    assert (row["bytes"] == size) if kind == "kineto" else pd.isna(row["bytes"])
-
-
 def test_what_pytorch_says_survives_our_own_export(planted, tmp_path):
     kind, _, traces = planted
     if kind == "nsys":
@@ -233,7 +220,7 @@ def test_collectives_on_a_cpu():
 
 def test_without_collectives_nothing_is_said():
     trace = Trace.from_frames({})
-    assert len(communication.collectives(trace)) == len(communication.summary(trace)) == 0
+    assert len(communication.collectives(trace)) == 0
     assert set(communication.totals(trace).values()) == {None}
 
 
