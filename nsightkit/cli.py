@@ -345,9 +345,7 @@ def ranks(
     *,
     workers: Annotated[
         int | None,
-        Help(
-            "Processes of a local Dask cluster, 0 for none; default: one a core, none for a handful of ranks.", "N", 0
-        ),
+        Help("Worker processes, 0 for none; default: one per core, none for a handful of ranks.", "N", 0),
     ] = None,
     scheduler: Annotated[
         str | None, Help("A Dask scheduler whose workers see the files under the same paths.", "ADDRESS")
@@ -360,7 +358,7 @@ def ranks(
     from nsightkit.analysis.ranks import job as many
 
     if scheduler is not None and workers is not None:
-        raise UsageError("--workers is for a local cluster: a scheduler has workers of its own")
+        raise UsageError("--workers is for this machine: a scheduler has workers of its own")
     files = many.traces_in(traces[0]) if len(traces) == 1 and not traces[0].is_file() else traces
     with bar(len(files)) as shown:
         progress = None if shown is None else (lambda done, _: shown(done, "ranks"))

@@ -28,7 +28,7 @@ Float = npt.NDArray[np.float64]
 #: Kinds of collectives that end on no rank before they began on all.
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
-#: What ends of one collective differ by, on a GPU and where threads of a CPU must be scheduled first: surely, and at most.
+#: What ends of a collective surely differ by, and at most, on a GPU and where threads of a CPU must be scheduled first.
 _SURE_NS = {"GPU": 20_000, "CPU": 2_000_000}
 _SPREAD_NS = {"GPU": 50_000, "CPU": 2_000_000}
 #: Or by this share of the usual distance between two of them.

@@ -1,8 +1,8 @@
 """The same questions to every rank of a job: who is late, what that costs the others, and what it does differently.
 
-One trace a rank is looked at, wherever it runs (in this process, on a local Dask cluster, on any Dask scheduler), and
-only small tables come back. Together they show what no single trace shows: in a collective everybody waits for whoever
-comes last.
+One trace per rank is looked at, wherever it runs (in this process, in others, on any Dask scheduler), and only small
+tables come back. Together they show what no single trace shows: in a collective everybody waits for whoever comes
+last.
 
 The steps: :func:`traces_in` finds the files, :func:`look` reduces one to a :class:`Look`, :func:`combine` matches the
 collectives, aligns the clocks and makes a :class:`Job` of them. :func:`survey` does all of it.
@@ -13,11 +13,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
+import multiprocessing
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,17 +29,15 @@ from nsightkit.analysis.core.intervals import uncovered
 from nsightkit.analysis.ranks import alignment
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.analysis.ranks import lateness as stragglers
+from nsightkit.analysis.ranks.alignment import ranks_text
 from nsightkit.analysis.ranks.one_rank import Look, look
 from nsightkit.errors import NsightkitError, TraceError, UsageError
 from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 
-if TYPE_CHECKING:
-    from distributed import Future, LocalCluster
-
 __all__ = ["ANSWER_S", "FEW", "Job", "Look", "attempt", "combine", "look", "survey", "traces_in", "waited"]
 
-#: So many traces are looked at in this process: starting a cluster takes longer.
+#: So many traces are looked at in this process: starting others takes longer.
 FEW = 4
 #: How long to wait for a scheduler.
 ANSWER_S = 20
@@ -46,6 +47,8 @@ _DAY_NS = 86_400 * 10**9
 _EPOCH_NS = 10**18
 
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
+#: Larger documents are taken for traces.
+_SMALL_BYTES = 1 << 16
 _RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
 _DIGITS = re.compile(r"(\d+)")
 #: Columns of :meth:`Job.kinds`, and those of :attr:`Job.collectives`.
@@ -58,7 +61,7 @@ _OF_COLLECTIVE = [
     *("arrived_ns", "end_ns", "skew_ns", "last_rank", "late_ns", "wait_ns", "transfer_ns", "mean_ns", "exposed_ns"),
     *("overlapped_ns", "bus_gb_per_s"),
 ]
-_EXTRA = "pip install 'nsightkit[ranks]'"
+_DASK = "pip install 'nsightkit[ranks]'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,20 +118,23 @@ class Job:
         -------
         list of str
         """
-        said, uneven = self.stragglers["text"].tolist(), self.steps[self.steps["ranks"] > 1].dropna(subset="imbalance")
-        if len(said) > 1:
-            said.append(f"If all of them were on time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
-        elif not said and len(self.arrivals):
-            compared = f"{len(self.collectives):,} collective{'' if len(self.collectives) == 1 else 's'} compared"
-            said.append(f"No rank is late more often, and by more, than chance explains ({compared}).")
-        elif not said and len(self.ranks) > 1:
-            said.append("No collective of two ranks could be matched, so who is late is not known.")
-        for most in uneven.sort_values("imbalance")[-1:].to_dict("records"):
-            said.append(
+        sentences = self.stragglers["text"].tolist()
+        if len(sentences) > 1:
+            sentences.append(f"If all of them were on time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
+        elif not sentences and len(self.arrivals):
+            count = len(self.collectives)
+            compared = f"{count:,} collective{'' if count == 1 else 's'} compared"
+            sentences.append(f"No rank is late more often, and by more, than chance explains ({compared}).")
+        elif not sentences and len(self.ranks) > 1:
+            sentences.append("No collective of two ranks could be matched, so who is late is not known.")
+        uneven = self.steps[self.steps["ranks"] > 1].dropna(subset="imbalance")
+        if len(uneven):
+            worst = uneven.nlargest(1, "imbalance").to_dict("records")[0]
+            sentences.append(
                 f"In a typical step the rank that computes most does so {uneven['imbalance'].median():.1%} longer than "
-                f"the mean; at worst, rank {most['slowest']} in step {most['step']}, {most['imbalance']:.1%}."
+                f"the mean; at worst, rank {worst['slowest']} in step {worst['step']}, {worst['imbalance']:.1%}."
             )
-        return said
+        return sentences
 
     def kinds(self) -> pd.DataFrame:
         """Sum up the matched collectives by group, kind and size.
@@ -142,27 +148,19 @@ class Job:
         """
         if not len(self.collectives):
             return pd.DataFrame(columns=_OF_KIND)
-
-        def whole(values: pd.Series) -> Any:
-            return values.sum(min_count=len(values))
-
-        each = self.collectives.assign(wait_ns=self.collectives["wait_ns"] / self.collectives["ranks"])
-        by = each.groupby(["group", "kind", "where", "bytes"], sort=False, dropna=False)
-        out = by.agg(
-            ranks=("ranks", "max"),
-            group_size=("group_size", "first"),
-            count=("ranks", "size"),
-            total_ns=("mean_ns", "sum"),
-            wait_ns=("wait_ns", lambda waits: waits.sum(min_count=1)),
-            transfer_ns=("transfer_ns", whole),
-            exposed_ns=("exposed_ns", whole),
-            overlapped_ns=("overlapped_ns", whole),
-            skew_ns=("skew_ns", "median"),
-            last_rank=("last_rank", lambda last: last.mode().get(0, pd.NA)),
-            last_share=("last_rank", lambda last: last.value_counts(normalize=True).max()),
-            bus_gb_per_s=("bus_gb_per_s", "median"),
-        )
-        return out.reset_index()[_OF_KIND].sort_values("total_ns", ascending=False, ignore_index=True)
+        table = self.collectives.assign(wait_ns=self.collectives["wait_ns"] / self.collectives["ranks"])
+        by = table.groupby(["group", "kind", "where", "bytes"], sort=False, dropna=False)
+        result = by.agg(ranks=("ranks", "max"), group_size=("group_size", "first"), count=("ranks", "size"))
+        result["total_ns"] = by["mean_ns"].sum()
+        result["wait_ns"] = by["wait_ns"].sum(min_count=1)
+        for column in ("transfer_ns", "exposed_ns", "overlapped_ns"):
+            # A sum of what is not known of all is not known.
+            result[column] = by[column].sum().where(by[column].count() == result["count"])
+        result["skew_ns"] = by["skew_ns"].median()
+        result["last_rank"] = by["last_rank"].agg(lambda last: last.mode().get(0, pd.NA))
+        result["last_share"] = by["last_rank"].agg(lambda last: last.value_counts(normalize=True).max())
+        result["bus_gb_per_s"] = by["bus_gb_per_s"].median()
+        return result.reset_index()[_OF_KIND].sort_values("total_ns", ascending=False, ignore_index=True)
 
     def summary(self, each: bool = False) -> dict[str, Any]:
         """Give everything as plain values.
@@ -177,11 +175,15 @@ class Job:
         dict
             ``ranks, stragglers, collectives, steps, groups, lost, notes``, lists; and ``gain_ns``.
         """
-        found = {**vars(self), "collectives": self.collectives if each else self.kinds()}
         return {
-            name: of.to_dict("records") if isinstance(of, pd.DataFrame) else of
-            for name, of in found.items()
-            if name != "arrivals"
+            "ranks": self.ranks.to_dict("records"),
+            "stragglers": self.stragglers.to_dict("records"),
+            "collectives": (self.collectives if each else self.kinds()).to_dict("records"),
+            "steps": self.steps.to_dict("records"),
+            "groups": self.groups.to_dict("records"),
+            "lost": self.lost,
+            "notes": self.notes,
+            "gain_ns": self.gain_ns,
         }
 
 
@@ -202,7 +204,7 @@ def survey(
     scheduler : str, optional
         Address of a Dask scheduler, whose workers must have nsightkit and see the files under the same paths.
     workers : int, optional
-        Processes of a local cluster. 0: look at one after the other, in this process. By default as many as the machine
+        Processes of this machine. 0: look at one after the other, in this process. By default as many as the machine
         has cores, and none for a handful of traces.
     cache : bool, optional
         As for :func:`nsightkit.load`.
@@ -218,37 +220,40 @@ def survey(
     TraceError
         The folder holds no traces, or none of them can be read.
     UsageError
-        Dask is needed and not installed, or the scheduler does not answer.
+        No traces are given, Dask is not installed, or its scheduler does not answer.
     """
     chosen = traces_in(sources) if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not chosen:
         raise UsageError("no traces were given")
-    looks = [
-        dataclasses.replace(one, file=trace.path or f"trace {number}")
-        for number, trace in enumerate(chosen)
-        if isinstance(trace, Trace)
-        for one in look(trace)
-    ]
-    files = [Path(item) for item in chosen if not isinstance(item, Trace)]
-    answers = _with_dask(files, cache, scheduler, workers)
-    if scheduler is None and (workers == 0 or (workers is None and len(files) <= FEW)):
-        answers = ((place, attempt(str(path), cache)) for place, path in enumerate(files))
-    found = {}
-    for place, result in answers:
-        found[place] = result
+    looks: list[Look] = []
+    files: list[Path] = []
+    for number, item in enumerate(chosen):
+        if isinstance(item, Trace):
+            looks += _named(look(item), item.path or f"trace {number}")
+        else:
+            files.append(Path(item))
+    answers: dict[int, list[Look] | str] = {}
+    for number, answer in _answers(files, cache, scheduler, workers):
+        answers[number] = answer
         if progress is not None:
-            progress(len(found), len(files))
+            progress(len(answers), len(files))
+    lost: list[dict[str, Any]] = []
     # Whichever answered first, the order is that of the files, and the names those that the caller gave.
-    said = [(str(path), found[place]) for place, path in enumerate(files)]
-    looks += [dataclasses.replace(one, file=path) for path, of in said if not isinstance(of, str) for one in of]
-    lost: list[dict[str, Any]] = [
-        {"file": path, "ranks": _rank_of(path), "reason": of} for path, of in said if isinstance(of, str)
-    ]
+    for number, file in enumerate(map(str, files)):
+        answer = answers[number]
+        if isinstance(answer, str):
+            lost.append({"file": file, "ranks": _rank_of(file), "reason": answer})
+        else:
+            looks += _named(answer, file)
     if not looks:
         first = f"the first, {Path(lost[0]['file']).name}, {lost[0]['reason']}"
         where = sources if isinstance(sources, (str, os.PathLike)) else files[0]
         raise TraceError(where, f"none of {len(lost)} traces can be read", first)
     return combine(looks, lost)
+
+
+def _named(looks: list[Look], file: str) -> list[Look]:
+    return [dataclasses.replace(entry, file=file) for entry in looks]
 
 
 # ---------------------------------------------------------------- the files
@@ -276,21 +281,25 @@ def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
     """
     folder = Path(folder)
     try:
-        found = _traces(folder) or [trace for inner in _seen(folder) if inner.is_dir() for trace in _traces(inner)]
+        traces = _traces(folder)
+        if not traces:
+            for inner in _seen(folder):
+                traces += _traces(inner) if inner.is_dir() else []
     except FileNotFoundError as error:
         raise TraceError(folder, "no such folder", "check the path") from error
     except NotADirectoryError as error:
         raise TraceError(folder, "is not a folder", "give the folder that holds one trace a rank") from error
     except OSError as error:
         raise TraceError(folder, f"cannot be read ({error.strerror or error})", "check its owner and mode") from error
-    if not found:
-        raise TraceError(
-            folder, "holds no traces", "give a folder with a .json, .json.gz, .sqlite or .nsys-rep for each rank"
-        )
-    # 2 comes before 10.
-    return sorted(
-        found, key=lambda path: [int(part) if part.isdecimal() else part for part in _DIGITS.split(str(path))]
-    )
+    if not traces:
+        remedy = "give a folder with a .json, .json.gz, .sqlite or .nsys-rep for each rank"
+        raise TraceError(folder, "holds no traces", remedy)
+    return sorted(traces, key=_by_number)
+
+
+def _by_number(path: Path) -> list[int | str]:
+    """A key to sort by, in which 2 comes before 10."""
+    return [int(part) if part.isdecimal() else part for part in _DIGITS.split(str(path))]
 
 
 def _seen(folder: Path) -> list[Path]:
@@ -298,18 +307,34 @@ def _seen(folder: Path) -> list[Path]:
 
 
 def _traces(folder: Path) -> list[Path]:
-    def holds_trace(path: Path) -> bool:
-        tables = path.is_dir() and (store.is_store(path) or any(path.glob("*.parquet")))
-        return tables or (path.name.endswith(_SUFFIXES) and not path.is_dir())
+    paths = [path for path in _seen(folder) if _may_be_trace(path)]
+    exported = {path.with_suffix("") for path in paths if path.suffix == ".sqlite"}
+    return [path for path in paths if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
 
-    found = [path for path in _seen(folder) if holds_trace(path)]
-    exported = {path.with_suffix("") for path in found if path.suffix == ".sqlite"}
-    return [path for path in found if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
+
+def _may_be_trace(path: Path) -> bool:
+    if path.is_dir():
+        return store.is_store(path) or any(path.glob("*.parquet"))
+    return path.name.endswith(_SUFFIXES) and (bool(_rank_of(path)) or not _is_other_document(path))
+
+
+def _is_other_document(path: Path) -> bool:
+    """Whether a file beside the traces is a small JSON document without events, such as ``source.json``."""
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    try:
+        if path.stat().st_size > _SMALL_BYTES:
+            return False
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and "traceEvents" not in document
 
 
 def _rank_of(path: Path | str) -> list[int]:
     """The rank that a file's name gives, or that of its folder."""
-    match = _RANK.search(Path(path).name) or _RANK.search(Path(path).parent.name)
+    path = Path(path)
+    match = _RANK.search(path.name) or _RANK.search(path.parent.name)
     return [int(match[1])] if match else []
 
 
@@ -330,161 +355,168 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     -------
     Job
     """
-    missing = [dict(one) for one in lost]
-    crew, rank_from = _ranks_of_looks(looks, missing)
-    world = max([one.world_size or 0 for one in crew.values()] + [rank + 1 for rank in crew])
-    apart = list(_different_jobs(crew))
-    absent = sorted(set(range(world)).difference(crew, *(one["ranks"] for one in missing)))
+    missing = [dict(entry) for entry in lost]
+    crew, rank_from = _numbered(looks, missing)
+    sizes = [entry.world_size for entry in crew.values() if entry.world_size]
+    world = max([*sizes, max(crew) + 1])
+    apart = _different_jobs(crew)
+    claimed = itertools.chain.from_iterable(entry["ranks"] for entry in missing)
+    absent = sorted(set(range(world)).difference(crew, claimed))
     if absent and not apart:
         what = "there is no trace of it" if len(absent) == 1 else "there are no traces of them"
         missing.append({"file": None, "ranks": absent, "reason": f"{what} (the job has {world} ranks)"})
+    # Collectives of different jobs are not the same ones, whatever their numbers say.
+    comparable = slice(0, 0) if apart else slice(None)
     matched, clocks = alignment.together(
-        # Collectives of different jobs are not the same ones, whatever their numbers say.
-        {rank: one.collectives[:0] if apart else one.collectives for rank, one in crew.items()},
-        {rank: one.t0_ns for rank, one in crew.items()},
-        {rank: rank if one.process is None else one.file for rank, one in crew.items()},
+        {rank: entry.collectives[comparable] for rank, entry in crew.items()},
+        {rank: entry.t0_ns for rank, entry in crew.items()},
+        {rank: rank if entry.process is None else entry.file for rank, entry in crew.items()},
     )
     arrivals = _arrivals(matched, clocks)
-    found, gain_ns = stragglers.find(
-        arrivals,
-        {rank: one.steps for rank, one in crew.items()},
-        # Lateness must exceed what the clocks' uncertainty may feign.
-        dict(zip(clocks.clocks["rank"], 3 * np.nan_to_num(clocks.clocks["spread_ns"]), strict=True)),
-        # How long the job was watched.
-        float(np.median([one.steps["wall_ns"].sum() for one in crew.values()])),
-        dict(zip(matched.groups["group"], matched.groups["name"], strict=True)),
-    )
+    late, gain_ns = _stragglers(crew, matched, clocks, arrivals)
+    notes = [*apart, *_unnamed(rank_from), *_of_traces(crew), *_doubts(matched, clocks, crew)]
     return Job(
         ranks=_ranks(crew, rank_from, clocks, arrivals),
-        stragglers=found,
+        stragglers=late,
         collectives=_collectives(arrivals, matched, world if len(crew) == world else -1),
         arrivals=arrivals,
-        steps=_steps(crew, arrivals)[: 0 if apart else None],
+        steps=_steps(crew, arrivals)[comparable],
         groups=matched.groups,
         lost=missing,
-        notes=list(dict.fromkeys([*apart, *_unnamed(rank_from), *_of_traces(crew), *_doubts(matched, clocks, crew)])),
+        notes=list(dict.fromkeys(notes)),
         gain_ns=gain_ns,
     )
 
 
-def _different_jobs(crew: Mapping[int, Look]) -> Iterator[str]:
+def _stragglers(
+    crew: Mapping[int, Look], matched: alignment.Matched, clocks: alignment.Alignment, arrivals: pd.DataFrame
+) -> tuple[pd.DataFrame, int]:
+    steps = {rank: entry.steps for rank, entry in crew.items()}
+    # Lateness must exceed what the clocks' uncertainty may feign.
+    floors = 3 * clocks.clocks.set_index("rank")["spread_ns"].fillna(0)
+    watched_ns = float(np.median([table["wall_ns"].sum() for table in steps.values()]))
+    return stragglers.find(arrivals, steps, floors.to_dict(), watched_ns, matched.groups["name"].to_dict())
+
+
+def _different_jobs(crew: Mapping[int, Look]) -> list[str]:
     """Say why the traces are of different jobs, if they are."""
-    worlds = sorted({one.world_size for one in crew.values() if one.world_size})
-    starts = [one.t0_ns for one in crew.values()]
+    worlds = sorted({entry.world_size for entry in crew.values() if entry.world_size})
     if len(worlds) > 1:
-        yield f"The traces are of different jobs: of {' and of '.join(map(str, worlds))} ranks."
+        return [f"The traces are of different jobs: of {' and of '.join(map(str, worlds))} ranks."]
+    starts = [entry.t0_ns for entry in crew.values()]
+    days = (max(starts) - min(starts)) / _DAY_NS
     # Clocks that count from when a machine was booted cannot be compared.
-    elif min(starts) > _EPOCH_NS and max(starts) - min(starts) > _DAY_NS:
-        days = (max(starts) - min(starts)) / _DAY_NS
-        yield f"The traces are of different jobs: they begin {days:,.1f} days apart."
+    if min(starts) > _EPOCH_NS and days > 1:
+        return [f"The traces are of different jobs: they begin {days:,.1f} days apart."]
+    return []
 
 
-def _ranks_of_looks(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[int, Look], dict[int, str]]:
+def _numbered(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[int, Look], dict[int, str]]:
     """Give each rank its number, say where that came from, and add to `lost` what has the number of another."""
-    said = [one.rank for one in looks]
-    if len(looks) > 1 and None not in said and len(set(said)) == 1:
-        said = [None] * len(looks)  # programs that never learned their rank all say 0
-    named = [_rank_of(one.file) if one.process is None else [] for one in looks]
-    if not any(named) and all(one.process is None for one in looks):
-        named = _ranks_from_names([one.file for one in looks])
     crew: dict[int, Look] = {}
     rank_from: dict[int, str] = {}
     rest: list[Look] = []
-    for one, of_trace, of_name in zip(looks, said, named, strict=True):
-        rank, source = (of_trace, "trace") if of_trace is not None else (next(iter(of_name), None), "name")
+    of_names = _ranks_of_names(looks)
+    # Programs that never learned their rank all say 0.
+    untold = len(looks) > 1 and len({entry.rank for entry in looks}) == 1
+    for entry, of_name in zip(looks, of_names, strict=True):
+        rank, source = (of_name, "name") if untold or entry.rank is None else (entry.rank, "trace")
         if rank is None:
-            rest.append(one)
+            rest.append(entry)
         elif rank in crew:
             reason = f"a second trace of rank {rank} was left out; the first is {Path(crew[rank].name).name}"
-            lost.append({"file": one.name, "ranks": [], "reason": reason})
+            lost.append({"file": entry.name, "ranks": [], "reason": reason})
         else:
-            crew[rank], rank_from[rank] = one, source
+            crew[rank], rank_from[rank] = entry, source
     # A number that a lost file's name claims stays free for it.
-    taken = {*crew, *(rank for one in lost for rank in one["ranks"])}
-    ordered = dict(zip((rank for rank in itertools.count() if rank not in taken), rest, strict=False))
-    return dict(sorted((crew | ordered).items())), rank_from | dict.fromkeys(ordered, "order")
+    taken = {*crew, *itertools.chain.from_iterable(entry["ranks"] for entry in lost)}
+    free = (rank for rank in itertools.count() if rank not in taken)
+    for entry, rank in zip(rest, free, strict=False):
+        crew[rank], rank_from[rank] = entry, "order"
+    return dict(sorted(crew.items())), rank_from
 
 
-def _ranks_from_names(files: Sequence[str]) -> list[list[int]]:
-    """Ranks by the one number in which the names of all files differ; empty lists where they differ otherwise."""
-    parts = [_DIGITS.split(Path(file).name) for file in files]
-    if len(files) > 1 and len({tuple(words[::2]) for words in parts}) == 1:
-        for column in zip(*(map(int, words[1::2]) for words in parts), strict=True):
-            if len(set(column)) == len(files) and max(column) < 4 * len(files):
-                return [[value] for value in column]
-    return [[] for _ in files]
+def _ranks_of_names(looks: Sequence[Look]) -> list[int | None]:
+    """Ranks by what the names call a rank, or else by the one number in which all names differ."""
+    nothing: list[int | None] = [None] * len(looks)
+    ranks = [next(iter(_rank_of(entry.file)), None) if entry.process is None else None for entry in looks]
+    if any(rank is not None for rank in ranks) or any(entry.process is not None for entry in looks):
+        return ranks
+    parts = [_DIGITS.split(Path(entry.file).name) for entry in looks]
+    if len(looks) < 2 or len({tuple(words[::2]) for words in parts}) > 1:
+        return nothing
+    for column in range(1, len(parts[0]), 2):
+        numbers = [int(words[column]) for words in parts]
+        if len(set(numbers)) == len(looks) and max(numbers) < 4 * len(looks):
+            return [*numbers]
+    return nothing
 
 
 def _arrivals(matched: alignment.Matched, clocks: alignment.Alignment) -> pd.DataFrame:
     """When each rank came to each collective, on one clock."""
     columns = ["collective", "group", "rank", "row", "start_ns", "end_ns", "step", "kind", "bytes", "sequence"]
-    out = clocks.placed(matched.arrivals[[*columns, "exposed_ns"]])
-    by = out.groupby("collective")
-    wait = (by["start_ns"].transform("max") - out["start_ns"]).astype("Int64")
+    table = clocks.placed(matched.arrivals[[*columns, "exposed_ns"]])
+    by = table.groupby("collective")
+    wait = (by["start_ns"].transform("max") - table["start_ns"]).astype("Int64")
+    wait = wait.where(table["kind"].isin(alignment.SYNCHRONIZING))
     # Steps have one number on all ranks; a capture that begins within one does not know it.
-    return out.assign(wait_ns=wait.where(out["kind"].isin(alignment.SYNCHRONIZING)), step=by["step"].transform("max"))
+    return table.assign(wait_ns=wait, step=by["step"].transform("max"))
 
 
 def _collectives(arrivals: pd.DataFrame, matched: alignment.Matched, world: int) -> pd.DataFrame:
-    """One row a collective. `world`: how many ranks the job has if all of them were seen, else -1."""
+    """One row per collective. `world`: how many ranks the job has if all of them were seen, else -1."""
     if not len(arrivals):
         return pd.DataFrame(columns=_OF_COLLECTIVE)
     ordered = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable")
-    by = ordered.assign(mean_ns=ordered["end_ns"] - ordered["start_ns"]).groupby("collective")
-    out = by.agg(
-        group=("group", "first"),
-        kind=("kind", "first"),
-        sequence=("sequence", "first"),
-        step=("step", "first"),
-        ranks=("rank", "size"),
-        bytes=("bytes", "max"),
-        start_ns=("start_ns", "first"),
-        arrived_ns=("start_ns", "last"),
-        end_ns=("end_ns", "median"),
-        last_rank=("rank", "last"),
-        mean_ns=("mean_ns", "mean"),
-        known=("exposed_ns", "count"),
-        exposed_ns=("exposed_ns", "mean"),
-    )
-    out = out.assign(
-        wait_ns=by["wait_ns"].sum(min_count=1),
-        exposed_ns=out["exposed_ns"].where(out["known"] == out["ranks"]),
-        late_ns=out["arrived_ns"] - by["start_ns"].nth(-2).to_numpy(),
-        skew_ns=out["arrived_ns"] - out["start_ns"],
-    )
-    out = out.reset_index().join(matched.groups.set_index("group")[["name", "where", "group_size"]], on="group")
+    by = ordered.assign(length=ordered["end_ns"] - ordered["start_ns"]).groupby("collective")
+    first, last = by.first(), by.last()
+    table = first[["group", "kind", "sequence", "step", "start_ns"]].rename(columns={"group": "number"})
+    table["ranks"] = by.size()
+    table["bytes"] = by["bytes"].max()
+    table["arrived_ns"] = last["start_ns"]
+    table["end_ns"] = by["end_ns"].median()
+    table["skew_ns"] = table["arrived_ns"] - table["start_ns"]
+    table["wait_ns"] = by["wait_ns"].sum(min_count=1)
+    table["mean_ns"] = by["length"].mean()
+    table["exposed_ns"] = by["exposed_ns"].mean().where(by["exposed_ns"].count() == table["ranks"])
+    table["overlapped_ns"] = table["mean_ns"] - table["exposed_ns"]
+    table = table.join(matched.groups.set_index("group")[["name", "where", "group_size"]], on="number")
+    table["group"] = table["name"]
+    # Who is the last matters where ranks wait for each other.
+    waits = table["kind"].isin(alignment.SYNCHRONIZING)
+    table["last_rank"] = last["rank"].astype("Int64").where(waits)
+    before = by["start_ns"].nth(-2).to_numpy()
+    table["late_ns"] = (table["arrived_ns"] - before).astype("Int64").where(waits)
     # A group whose size the trace does not say is taken for whole if all ranks of the job are in it.
-    whole = out["ranks"] == out["group_size"].where(out["group_size"] > 0, world)
-    waits = out["kind"].isin(alignment.SYNCHRONIZING)
-    transfer = (out["end_ns"] - out["arrived_ns"]).where(whole & waits)
-    factor = [communication.wire_factor(kind, n) for kind, n in zip(out["kind"], out["ranks"], strict=True)]
-    carried = out["bytes"].where(out["bytes"] >= 0) * np.array(factor, np.float64)
-    out = out.assign(
-        group=out["name"],
-        transfer_ns=transfer,
-        overlapped_ns=out["mean_ns"] - out["exposed_ns"],
-        bus_gb_per_s=carried / transfer.where(transfer > 0),  # bytes a nanosecond: GB/s
-    )
-    rounded = ["end_ns", "transfer_ns", "mean_ns", "exposed_ns", "overlapped_ns"]
-    known = {"last_rank": waits, "late_ns": waits}
-    known |= {column: out[column] >= 0 for column in ("bytes", "group_size", "sequence", "step")}
-    out[rounded] = out[rounded].round()
-    out = out.astype(dict.fromkeys([*rounded, *known], "Int64"))
-    out = out.assign(**{column: out[column].where(holds) for column, holds in known.items()})
-    return out[_OF_COLLECTIVE].sort_values(["start_ns", "collective"], ignore_index=True)
+    whole = table["ranks"] == table["group_size"].where(table["group_size"] > 0, world)
+    transfer = (table["end_ns"] - table["arrived_ns"]).where(whole & waits)
+    table["transfer_ns"] = transfer
+    factors = [communication.wire_factor(*pair) for pair in zip(table["kind"], table["ranks"], strict=True)]
+    carried = table["bytes"].where(table["bytes"] >= 0) * np.array(factors, np.float64)
+    table["bus_gb_per_s"] = carried / transfer.where(transfer > 0)  # bytes a nanosecond: GB/s
+    for column in ("end_ns", "transfer_ns", "mean_ns", "exposed_ns", "overlapped_ns"):
+        table[column] = table[column].round().astype("Int64")
+    for column in ("bytes", "group_size", "sequence", "step"):
+        table[column] = table[column].astype("Int64").where(table[column] >= 0)
+    return table.reset_index()[_OF_COLLECTIVE].sort_values(["start_ns", "collective"], ignore_index=True)
 
 
 def _unnamed(rank_from: Mapping[int, str]) -> Iterator[str]:
-    if ordered := [rank for rank, source in sorted(rank_from.items()) if source == "order"]:
-        named = alignment.ranks_text(ordered).capitalize()
+    ordered = sorted(rank for rank, source in rank_from.items() if source == "order")
+    if ordered:
+        named = ranks_text(ordered).capitalize()
         yield f"{named}: numbered in order, since neither the traces nor their names tell the ranks apart."
 
 
 def _of_traces(crew: Mapping[int, Look]) -> Iterator[str]:
     """What reading the traces noted, once where it holds for several."""
-    for note in dict.fromkeys(note for one in crew.values() for note in one.notes):
-        names = [Path(one.file).name for one in crew.values() if note in one.notes]
-        yield f"{names[0] if len(names) == 1 else f'{len(names)} traces'}: {note}"
+    files: dict[str, list[str]] = {}
+    for entry in crew.values():
+        for note in dict.fromkeys(entry.notes):
+            files.setdefault(note, []).append(Path(entry.file).name)
+    for note, names in files.items():
+        subject = names[0] if len(names) == 1 else f"{len(names)} traces"
+        yield f"{subject}: {note}"
 
 
 def _doubts(matched: alignment.Matched, clocks: alignment.Alignment, crew: Mapping[int, Look]) -> Iterator[str]:
@@ -492,67 +524,59 @@ def _doubts(matched: alignment.Matched, clocks: alignment.Alignment, crew: Mappi
     island = clocks.clocks.set_index("rank")["island"]
     alone = island.index[~island.duplicated(keep=False)].tolist()
     if alone and len(crew) > 1:
-        named = alignment.ranks_text(alone)
-        yield f"No collective ties the clock of {named} to others: their times cannot be compared."
+        yield f"No collective ties the clock of {ranks_text(alone)} to others: their times cannot be compared."
     if island.nunique() - len(alone) > 1:
         yield "Clocks of ranks that share no collectives cannot be compared with each other."
     for row in matched.groups.to_dict("records"):
         if row["group_size"] > row["ranks"]:
-            yield (
-                f"{row['name']}: {row['ranks']} of {row['group_size']} ranks were seen; who came last of all is not "
-                "known, and waiting may be for one of the others."
-            )
-    if several := [rank for rank, one in crew.items() if len(one.devices) > 1]:
-        yield f"{alignment.ranks_text(several)} used several GPUs: figures are sums over them."
-    unstepped = [rank for rank, one in crew.items() if one.steps["step"].eq(-1).all()]
+            seen = f"{row['ranks']} of {row['group_size']} ranks were seen"
+            yield f"{row['name']}: {seen}; who came last of all is not known, and waiting may be for one of the others."
+    several = [rank for rank, entry in crew.items() if len(entry.devices) > 1]
+    if several:
+        yield f"{ranks_text(several)} used several GPUs: figures are sums over them."
+    unstepped = [rank for rank, entry in crew.items() if entry.steps["step"].eq(-1).all()]
     if unstepped and len(unstepped) < len(crew):
-        yield f"No steps are marked on {alignment.ranks_text(unstepped)}."
+        yield f"No steps are marked on {ranks_text(unstepped)}."
 
 
 def _ranks(
     crew: Mapping[int, Look], rank_from: Mapping[int, str], clocks: alignment.Alignment, arrivals: pd.DataFrame
 ) -> pd.DataFrame:
-    """One row a rank."""
-    walls = {rank: one.steps.loc[one.steps["step"] >= 0, "wall_ns"] for rank, one in crew.items()}
-    rows = [
-        {
-            "rank": rank,
-            "rank_from": rank_from[rank],
-            "file": one.name,
-            "tool": one.tool,
-            "devices": one.devices,
-            "steps": len(walls[rank]),
-            "step_ns": walls[rank].median(),
-            **one.figures,
-            "collectives": len(one.collectives),
-        }
-        for rank, one in crew.items()
-    ]
-    out = pd.DataFrame(rows).astype(dict.fromkeys(next(iter(crew.values())).figures, "Int64"))
+    """One row per rank."""
+    rows = []
+    for rank, entry in crew.items():
+        wall_ns = entry.steps.loc[entry.steps["step"] >= 0, "wall_ns"]
+        row = {"rank": rank, "rank_from": rank_from[rank], "file": entry.name, "tool": entry.tool}
+        row |= {"devices": entry.devices, "steps": len(wall_ns), "step_ns": wall_ns.median()}
+        rows.append(row | entry.figures | {"collectives": len(entry.collectives)})
+    table = pd.DataFrame(rows)
+    figures = list(next(iter(crew.values())).figures)
+    table[figures] = table[figures].astype("Int64")
     by = arrivals.assign(late_ns=stragglers.lateness(arrivals), waited_ns=waited(arrivals)).groupby("rank")
-    out["matched"] = by.size().reindex(out["rank"], fill_value=0).to_numpy()
-    out = out.join(by[["late_ns", "waited_ns"]].sum(min_count=1).astype("Int64"), on="rank")
-    clock, start = clocks.clocks, np.array([one.t0_ns for one in crew.values()], np.int64)
-    offset = (clock["offset_ns"] + start - start[clock["island"]]).astype("Int64")
-    known = clock.assign(offset_ns=offset).where(clock["matched"] > 0)
-    return out.join(known[["offset_ns", "drift_ppm", "spread_ns", "error_ns"]].add_prefix("clock_"))
+    table["matched"] = by.size().reindex(table["rank"], fill_value=0).to_numpy()
+    table = table.join(by[["late_ns", "waited_ns"]].sum(min_count=1).astype("Int64"), on="rank")
+    clock = clocks.clocks
+    start = np.array([entry.t0_ns for entry in crew.values()], np.int64)
+    offset = clock["offset_ns"] + start - start[clock["island"]]
+    known = clock.assign(offset_ns=offset.astype("Int64")).where(clock["matched"] > 0)
+    return table.join(known[["offset_ns", "drift_ppm", "spread_ns", "error_ns"]].add_prefix("clock_"))
 
 
 def _steps(crew: Mapping[int, Look], arrivals: pd.DataFrame) -> pd.DataFrame:
     """Compare the ranks step by step."""
     columns = ["step", "wall_ns", "compute_ns", "exposed_ns"]
-    every = pd.concat([one.steps[columns].assign(rank=rank) for rank, one in crew.items()], ignore_index=True)
+    every = pd.concat([entry.steps[columns].assign(rank=rank) for rank, entry in crew.items()], ignore_index=True)
     every = every[every["step"] >= 0].astype({"compute_ns": "float64", "exposed_ns": "float64"})
     by = every.groupby("step")
-    out = by.agg(
-        ranks=("rank", "size"), wall_ns=("wall_ns", "median"), compute_ns=("compute_ns", "mean"),
-        compute_max_ns=("compute_ns", "max"), exposed_ns=("exposed_ns", "mean"),
-    )  # fmt: skip
-    most = every.sort_values("compute_ns", kind="stable").drop_duplicates("step", keep="last").set_index("step")["rank"]
-    out.insert(4, "slowest", most.astype("Int64").where(out["compute_max_ns"].notna()))
-    out.insert(5, "imbalance", out["compute_max_ns"] / out["compute_ns"].where(out["compute_ns"] > 0) - 1)
-    out["wait_ns"] = waited(arrivals).groupby(arrivals["step"]).sum(min_count=1).reindex(out.index)
-    return out.reset_index()
+    most_ns = by["compute_ns"].max()
+    last = every.sort_values("compute_ns", kind="stable").drop_duplicates("step", keep="last").set_index("step")
+    table = pd.DataFrame({"ranks": by.size(), "wall_ns": by["wall_ns"].median(), "compute_ns": by["compute_ns"].mean()})
+    table["compute_max_ns"] = most_ns
+    table["slowest"] = last["rank"].astype("Int64").where(most_ns.notna())
+    table["imbalance"] = most_ns / table["compute_ns"].where(table["compute_ns"] > 0) - 1
+    table["exposed_ns"] = by["exposed_ns"].mean()
+    table["wait_ns"] = waited(arrivals).groupby(arrivals["step"]).sum(min_count=1).reindex(table.index)
+    return table.reset_index()
 
 
 def waited(arrivals: pd.DataFrame) -> pd.Series:
@@ -565,7 +589,8 @@ def waited(arrivals: pd.DataFrame) -> pd.Series:
     """
     wait = arrivals["wait_ns"].astype("Int64")
     start = arrivals["start_ns"].to_numpy(np.int64)
-    return wait.where(wait.isna(), uncovered(start, start + wait.fillna(0).to_numpy(np.int64), arrivals["rank"]))
+    end = start + wait.fillna(0).to_numpy(np.int64)
+    return wait.where(wait.isna(), uncovered(start, end, arrivals["rank"]))
 
 
 # ---------------------------------------------------------------- where they are looked at
@@ -598,75 +623,60 @@ def attempt(path: str, cache: bool | None) -> list[Look] | str:
         return f"cannot be read as a trace ({_error_text(error)})"
 
 
-def _with_dask(
+def _answers(
     files: Sequence[Path], cache: bool | None, scheduler: str | None, workers: int | None
 ) -> Iterator[tuple[int, list[Look] | str]]:
-    """Look at the files on a cluster, in the order in which answers come."""
-    try:
-        from distributed import Client, as_completed
-    except ImportError as error:
-        raise UsageError(
-            f"{len(files)} ranks are looked at with Dask, which is not installed: {_EXTRA}, or --workers 0 to look at "
-            "one after the other"
-        ) from error
-    with contextlib.ExitStack() as stack:
-        place = scheduler or stack.enter_context(_local_cluster(min(workers or os.cpu_count() or 1, len(files))))
+    """Look at the files, and give the answers in the order in which they come."""
+    if scheduler is None and (workers == 0 or (workers is None and len(files) <= FEW)):
+        for number, file in enumerate(files):
+            yield number, attempt(str(file), cache)
+        return
+    waiting = {number: str(file.absolute()) for number, file in enumerate(files)}
+    count = min(workers or os.cpu_count() or 1, len(files))
+    with _executor(scheduler, count) as executor, contextlib.suppress(BrokenExecutor):
+        futures = {executor.submit(attempt, file, cache): number for number, file in waiting.items()}
+        for future in as_completed(futures):
+            if future.cancelled() or future.exception() is not None:
+                continue
+            number = futures[future]
+            del waiting[number]
+            yield number, future.result()
+    # A worker that dies takes along the others' answers. Asked alone, a trace is lost only by itself.
+    for number, file in waiting.items():
+        with _executor(scheduler, 1) as executor:
+            answer = executor.submit(attempt, file, cache)
+            error = answer.exception()
+        yield number, answer.result() if error is None else f"was lost with its worker ({_error_text(error)})"
+
+
+@contextlib.contextmanager
+def _executor(scheduler: str | None, workers: int) -> Iterator[Executor]:
+    """Processes of this machine, or those of a Dask scheduler: one interface."""
+    if scheduler is not None:
+        with _dask_client(scheduler) as client:
+            yield client.get_executor(pure=False, retries=1)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         try:
-            client = stack.enter_context(Client(place, timeout=ANSWER_S, set_as_default=False))  # type: ignore[no-untyped-call]
-        except (OSError, ValueError, TimeoutError) as error:
-            raise UsageError(f"--scheduler: no Dask scheduler answers at {place!r}") from error
+            pool.submit(os.getpid).result()
+        except BrokenExecutor as error:
+            raise NsightkitError(
+                'worker processes did not start; in a script, call this under `if __name__ == "__main__":`, or give '
+                "workers=0 to look at one rank after the other"
+            ) from error
+        yield pool
 
-        def asked(numbers: Iterable[int]) -> Iterator[tuple[int, bool, Any]]:
-            futures: dict[Future[Any], int] = {
-                client.submit(attempt, str(files[number].absolute()), cache, pure=False, retries=1): number
-                for number in numbers
-            }
-            answers = as_completed(  # type: ignore[no-untyped-call]
-                futures, loop=client.loop, with_results=True, raise_errors=False
-            )
-            for future, result in answers:
-                finished = future.status == "finished"
-                # What is known is not kept a second time by the scheduler.
-                future.release()
-                yield futures.pop(future), finished, result
 
-        lost = []
-        for number, finished, result in asked(range(len(files))):
-            if finished:
-                yield number, result
-            else:
-                lost.append(number)
-        # A worker that dies takes along the answers that it still held. Asked alone, a trace is lost only by itself.
-        for number, finished, result in itertools.chain.from_iterable(asked([each]) for each in lost):
-            cause = result[1] if isinstance(result, tuple) else result
-            yield number, result if finished else f"was lost with its worker ({_error_text(cause)})"
+def _dask_client(scheduler: str) -> Any:
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise UsageError(f"--scheduler needs Dask, which is not installed: {_DASK}") from error
+    try:
+        return Client(scheduler, timeout=ANSWER_S, set_as_default=False)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UsageError(f"--scheduler: no Dask scheduler answers at {scheduler!r}") from error
 
 
 def _error_text(error: object) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def _local_cluster(workers: int) -> LocalCluster:
-    """Start a cluster on this machine; it goes when it is left."""
-    import logging
-
-    import dask
-    from distributed import LocalCluster
-
-    # A trace that kills its worker must not take others with it that wait there, nor many workers.
-    careful = {"distributed.scheduler.worker-saturation": 1.0, "distributed.scheduler.allowed-failures": 1}
-    try:
-        with dask.config.set(careful):
-            return LocalCluster(  # type: ignore[no-untyped-call]
-                n_workers=workers,
-                threads_per_worker=1,
-                processes=True,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",  # any free port; a cluster of somebody else may have the usual one
-                silence_logs=logging.CRITICAL,
-            )
-    except RuntimeError as error:
-        raise NsightkitError(
-            "the workers of a local Dask cluster did not start; in a script, call this under `if __name__ == "
-            '"__main__":`, or give workers=0 to look at one rank after the other'
-        ) from error

@@ -72,11 +72,12 @@ def lateness(arrivals: pd.DataFrame) -> pd.Series:
         earlier one. Of collectives of a group that wait for a rank at the same time each has what the ones before have
         not, so that sums are times.
     """
-    lower = arrivals.groupby("collective")["start_ns"].quantile(0.5, interpolation="lower")
-    mine = arrivals[arrivals["wait_ns"].notna()]
-    key = mine["rank"].to_numpy(np.int64) << 32 | mine["group"].to_numpy(np.int64)
-    late = uncovered(mine["collective"].map(lower).astype(np.int64), mine["start_ns"], key)
-    return pd.Series(late, mine.index).reindex(arrivals.index).astype("float64")
+    middle = arrivals.groupby("collective")["start_ns"].quantile(0.5, interpolation="lower")
+    rows = arrivals[arrivals["wait_ns"].notna()]
+    in_time = rows["collective"].map(middle).astype(np.int64)
+    rank_and_group = rows.groupby(["rank", "group"]).ngroup()
+    late = uncovered(in_time, rows["start_ns"], rank_and_group)
+    return pd.Series(late, rows.index, "float64").reindex(arrivals.index)
 
 
 def find(
@@ -124,68 +125,87 @@ def find(
     """
     table = arrivals.assign(late=lateness(arrivals)).dropna(subset="late")
     table["late"] = table["late"].where(table["late"] > table["rank"].map(floors), 0.0)
-    judged = _lateness_by_group(table)
-    named = _late_beyond_chance(judged, wall_ns)
-    if not named:
+    units_of = _lateness_by_group(table)
+    stragglers = _late_beyond_chance(units_of, wall_ns)
+    if not stragglers:
         return pd.DataFrame({column: [] for column in COLUMNS}), 0
-    last, rows, extras = _last_to_arrive(table), [], 0.0
-    for rank, (p, group) in named.items():
-        units = judged[group]
-        crew = [other for other in units.columns.to_numpy(np.int64).tolist() if other != rank]
-        because, extra = _reasons(rank, steps, [other for other in crew if other not in named] or crew)
-        late_ns = int(table.loc[table["rank"] == rank, "late"].sum())
-        gain = _time_saved(table, {rank})
-        if extra >= _EXPLAINED * late_ns:
+    last = _last_to_arrive(table)
+    rows = []
+    extra_of_all = 0.0
+    for rank, (p_value, group) in stragglers.items():
+        units = units_of[group]
+        others = [int(other) for other in units.columns if other != rank]
+        on_time = [other for other in others if other not in stragglers]
+        because, extra_ns = _reasons(rank, steps, on_time or others)
+        row = _figures(rank, table, last, units[rank].dropna())
+        row["unit"] = units.index.name
+        row["p_value"] = min(p_value, 1.0)
+        row["gain_ns"] = _time_saved(table, {rank})
+        if extra_ns >= _EXPLAINED * row["late_ns"]:
             # It alone on time cannot save more than what it spends more than the others.
-            gain, extras = min(gain, extra), extras + extra
+            row["gain_ns"] = min(row["gain_ns"], extra_ns)
+            extra_of_all += extra_ns
         else:
-            because = _held_up(table, last, rank, group, units[rank].sum(), groups or {})
-            extras += 0 if because else math.inf
-        mine, own = units[rank].dropna(), last[last["rank"] == rank]
-        row: dict[str, Any] = {
-            "rank": rank,
-            "cause": because[0]["what"] if because else "not explained",
-            "late_ns": late_ns,
-            "median_late_ns": int(mine[mine > 0].median()),
-            "late_units": int((mine > 0).sum()),
-            "units": len(mine),
-            "unit": units.index.name,
-            "last_count": len(own),
-            "collectives": int((table["rank"] == rank).sum()),
-            "waited_for_ns": int((own["by"] * (own["ranks"] - 1)).sum()),
-            "gain_ns": gain,
-            "gain_share": gain / wall_ns if wall_ns else 0.0,
-            "p_value": min(p, 1.0),
-            "because": because,
-        }
-        rows.append(row | {"text": _text(row)})
-    rows.sort(key=lambda row: (str(row["cause"]).startswith(_HELD_UP), -row["late_ns"]))
-    return pd.DataFrame(rows, columns=COLUMNS), int(min(_time_saved(table, set(named)), extras))
+            because = _held_up(table, last, rank, group, groups or {})
+            if not because:
+                extra_of_all = math.inf
+        row["gain_share"] = row["gain_ns"] / wall_ns if wall_ns else 0.0
+        row["because"] = because
+        row["cause"] = because[0]["what"] if because else "not explained"
+        row["text"] = _text(row)
+        rows.append(row)
+    # Those that are late of themselves come first.
+    rows.sort(key=lambda row: (row["cause"].startswith(_HELD_UP), -row["late_ns"]))
+    gain_ns = min(_time_saved(table, set(stragglers)), extra_of_all)
+    return pd.DataFrame(rows, columns=COLUMNS), int(gain_ns)
+
+
+def _figures(rank: int, table: pd.DataFrame, last: pd.DataFrame, late_by_unit: pd.Series) -> dict[str, Any]:
+    """How late a rank is, how often, and what that costs the others."""
+    own = table[table["rank"] == rank]
+    own_last = last[last["rank"] == rank]
+    late = late_by_unit[late_by_unit > 0]
+    return {
+        "rank": rank,
+        "late_ns": int(own["late"].sum()),
+        "median_late_ns": int(late.median()),
+        "late_units": len(late),
+        "units": len(late_by_unit),
+        "last_count": len(own_last),
+        "collectives": len(own),
+        "waited_for_ns": int((own_last["by"] * (own_last["ranks"] - 1)).sum()),
+    }
 
 
 def _lateness_by_group(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """Lateness of each process group's ranks (columns) in each step, or at each collective where steps are too few."""
-    found = {}
-    for group, mine in table.groupby("group"):
-        stepped = mine[mine["step"] >= 0]
-        unit, rows = ("step", stepped) if stepped["step"].nunique() >= _ENOUGH_STEPS else ("collective", mine)
-        found[int(str(group))] = rows.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")
-    return found
+    result = {}
+    for group, rows in table.groupby("group"):
+        unit = "collective"
+        in_steps = rows[rows["step"] >= 0]
+        if in_steps["step"].nunique() >= _ENOUGH_STEPS:
+            unit, rows = "step", in_steps  # noqa: PLW2901
+        result[int(str(group))] = rows.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")
+    return result
 
 
-def _late_beyond_chance(judged: Mapping[int, pd.DataFrame], wall_ns: float) -> dict[int, tuple[float, int]]:
+def _late_beyond_chance(units_of: Mapping[int, pd.DataFrame], wall_ns: float) -> dict[int, tuple[float, int]]:
     """Stragglers, each with its chance, and the group in which it is latest."""
-    tests = sum(units.shape[1] for units in judged.values())
-    named: dict[int, tuple[float, int]] = {}
-    while late := [
-        (units[rank].sum(), -group, rank, p * tests)
-        for group, units in judged.items()
-        for rank, p in _chance_of_each(units.drop(columns=list(named), errors="ignore")).items()
-        if p * tests < _SIGNIFICANT and units[rank].sum() >= _WORTH * wall_ns
-    ]:
+    tests = sum(units.shape[1] for units in units_of.values())
+    stragglers: dict[int, tuple[float, int]] = {}
+    while True:
+        late = []
+        for group, units in units_of.items():
+            rest = units.drop(columns=list(stragglers), errors="ignore")
+            for rank, chance in _chance_of_each(rest).items():
+                late_ns = rest[rank].sum()
+                if chance * tests < _SIGNIFICANT and late_ns >= _WORTH * wall_ns:
+                    late.append((late_ns, -group, rank, chance * tests))
+        if not late:
+            return stragglers
         # Of the groups that a rank is late in, the one in which it is latest comes last.
-        named |= {rank: (p, -group) for _, group, rank, p in sorted(late)}
-    return named
+        for _, group, rank, p_value in sorted(late):
+            stragglers[rank] = p_value, -group
 
 
 def _chance_of_each(units: pd.DataFrame) -> dict[int, float]:
@@ -193,11 +213,12 @@ def _chance_of_each(units: pd.DataFrame) -> dict[int, float]:
     # Where nobody was late, nobody was placed: that says nothing for or against a rank.
     units = units[units.nunique(axis=1) > 1]
     count = units.notna().sum(axis=1)
-    # Of ties a rank gets the mean place; rounded down, so that chance is not thought smaller than it is.
-    return {
-        int(str(rank)): chance_of_places(count[places.notna()].tolist(), math.floor(places.sum()))
-        for rank, places in units.rank(axis=1, method="average").items()
-    }
+    result = {}
+    for rank, places in units.rank(axis=1, method="average").items():
+        sides = count[places.notna()].tolist()
+        # Of ties a rank gets the mean place; rounded down, so that chance is not thought smaller than it is.
+        result[int(str(rank))] = chance_of_places(sides, math.floor(places.sum()))
+    return result
 
 
 def chance_of_places(sides: Sequence[int], total: int) -> float:
@@ -213,87 +234,107 @@ def chance_of_places(sides: Sequence[int], total: int) -> float:
     if not sides:
         return 1.0
     if len(sides) * sum(sides) <= _EXACT * max(sides):
-        ways = functools.reduce(np.convolve, (np.full(n, 1 / n) for n in sides))
-        return float(ways[max(total - len(sides), 0) :].sum())  # of all dice at least a one
-    mean = sum((n + 1) / 2 for n in sides)
-    deviation = math.sqrt(sum((n * n - 1) / 12 for n in sides))
-    return 0.5 * math.erfc((total - 0.5 - mean) / deviation / math.sqrt(2)) if deviation else 1.0
+        ways = functools.reduce(np.convolve, [np.full(n, 1 / n) for n in sides])
+        least = len(sides)  # of all dice a one
+        return float(ways[max(total - least, 0) :].sum())
+    faces = np.array(sides)
+    mean = (faces + 1).sum() / 2
+    deviation = math.sqrt((faces * faces - 1).sum() / 12)
+    if not deviation:
+        return 1.0
+    return 0.5 * math.erfc((total - 0.5 - mean) / deviation / math.sqrt(2))
 
 
 def _last_to_arrive(table: pd.DataFrame) -> pd.DataFrame:
     """The rank that came last to each collective, how much later than the one before, and how many came."""
     by = table.sort_values(["collective", "start_ns", "rank"], kind="stable").groupby("collective")
     last, before = by["start_ns"].nth(-1).to_numpy(), by["start_ns"].nth(-2).to_numpy()
-    frame = pd.DataFrame({"rank": by["rank"].last(), "group": by["group"].last(), "ranks": by.size()})
-    return frame.assign(by=uncovered(before, last, frame["group"]))
+    result = pd.DataFrame({"rank": by["rank"].last(), "group": by["group"].last(), "ranks": by.size()})
+    return result.assign(by=uncovered(before, last, result["group"]))
 
 
 def _time_saved(table: pd.DataFrame, ranks: set[int]) -> int:
     """Time that some ranks' lateness costs: that in which somebody waited for them and did nothing else."""
     by = table.groupby("collective")
+    arrived = by["start_ns"].max()
     # When the others were there; where there are no others, when the first was.
     others = table[~table["rank"].isin(ranks)].groupby("collective")["start_ns"].max()
-    in_time = by["start_ns"].min().to_frame("first").join(others).ffill(axis=1)["start_ns"]
+    in_time = others.reindex(arrived.index).fillna(by["start_ns"].min())
     exposed = by["exposed_ns"].max().astype("float64").fillna(np.inf)
-    return int(np.minimum(uncovered(in_time, by["start_ns"].max(), by["group"].first()), exposed).sum())
+    waited = uncovered(in_time, arrived, by["group"].first())
+    return int(np.minimum(waited, exposed).sum())
 
 
 def _held_up(
-    table: pd.DataFrame, last: pd.DataFrame, rank: int, group: int, late_ns: float, groups: Mapping[int, str]
+    table: pd.DataFrame, last: pd.DataFrame, rank: int, group: int, groups: Mapping[int, str]
 ) -> list[dict[str, Any]]:
     """Another group than the one it is late in, in which a rank waits for others so long that this makes it late."""
-    mine = table[(table["rank"] == rank) & (table["group"] != group)].join(last["rank"].rename("whom"), on="collective")
-    wait = mine["wait_ns"].astype("float64")
-    waited = wait.groupby(mine["group"]).sum()
-    if not len(waited) or waited.max() < _HELD_UP_SHARE * late_ns:
+    own = table[table["rank"] == rank]
+    late_ns = own.loc[own["group"] == group, "late"].sum()
+    elsewhere = own[own["group"] != group]
+    elsewhere = elsewhere.assign(
+        wait=elsewhere["wait_ns"].astype("float64"), whom=elsewhere["collective"].map(last["rank"])
+    )
+    by_group = elsewhere.groupby("group")["wait"].sum()
+    if not len(by_group) or by_group.max() < _HELD_UP_SHARE * late_ns:
         return []
-    where = int(str(waited.idxmax()))
-    whom = wait[mine["group"] == where].groupby(mine["whom"]).sum().idxmax()
+    where = by_group.idxmax()
+    whom = elsewhere[elsewhere["group"] == where].groupby("whom")["wait"].sum().idxmax()
     what = f"{_HELD_UP} {groups.get(where, f'group {where}')} for rank {whom}"
-    return [{"what": what, "extra_ns": int(waited.max()), "share": 1.0, "count_ratio": None}]
+    return [{"what": what, "extra_ns": int(by_group.max()), "share": 1.0, "count_ratio": None}]
 
 
 def _reasons(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) -> tuple[list[dict[str, Any]], int]:
     """What a rank spends more time on than the median of others, and how much more in all."""
-    chosen = [others[i] for i in np.unique(np.linspace(0, len(others) - 1, _MOST_OTHERS).round().astype(int))]
-    common = sorted(set.intersection(*(set(steps[one]["step"]) for one in (rank, *chosen))))
-    mine, *theirs = (steps[one].set_index("step").loc[common] for one in (rank, *chosen))
-    names = [str(c) for c in mine.columns if str(c).startswith(TIME) and c != WAITING]
-    usual = np.median([one.reindex(columns=names, fill_value=0).to_numpy(np.float64) for one in theirs], axis=0)
-    spent = (mine[names].to_numpy(np.float64) - usual).sum(axis=0).astype(np.int64).tolist()
-    extra = {name.removeprefix(TIME): ns for name, ns in zip(names, spent, strict=True)}
-    total = sum(ns for ns in extra.values() if ns > 0)
-    reasons = [
-        {"what": what, "extra_ns": ns, "share": ns / total, "count_ratio": _times_as_many(what, mine, theirs)}
-        for what, ns in sorted(extra.items(), key=lambda item: -item[1])
-        if total and ns >= _REASON * total
-    ]
+    chosen = np.unique(np.linspace(0, len(others) - 1, _MOST_OTHERS).round().astype(int))
+    tables = [steps[rank], *(steps[others[i]] for i in chosen)]
+    names = [name for name in steps[rank].columns if name.startswith(TIME) and name != WAITING]
+    together = pd.concat([table.set_index("step") for table in tables], keys=range(len(tables))).fillna(0)
+    # Steps that all of them recorded.
+    together = together[together.groupby("step")[names[0]].transform("size") == len(tables)]
+    own, rest = together.loc[0], together.drop(index=0, level=0)
+    usual = rest.groupby("step").median()
+    extra = (own[names] - usual[names]).sum().astype(np.int64)
+    total = int(extra[extra > 0].sum())
+    reasons = []
+    for name, extra_ns in extra.sort_values(ascending=False, kind="stable").items():
+        if not total or extra_ns < _REASON * total:
+            break
+        what = str(name).removeprefix(TIME)
+        ratio = _times_as_many(own, rest, f"{COUNT}{what}")
+        reasons.append({"what": what, "extra_ns": int(extra_ns), "share": extra_ns / total, "count_ratio": ratio})
     return reasons, total
 
 
-def _times_as_many(what: str, mine: pd.DataFrame, theirs: list[pd.DataFrame]) -> float | None:
+def _times_as_many(own: pd.DataFrame, others: pd.DataFrame, count: str) -> float | None:
     """How many times the others' kernels of a kind a rank runs; None for what is not counted."""
-    if (count := f"{COUNT}{what}") not in mine:
+    if count not in own:
         return None
-    usual = float(np.median([one[count].sum() for one in theirs if count in one] or [0.0]))
-    return float(mine[count].sum()) / usual if usual else math.inf
+    usual = float(others[count].groupby(level=0).sum().median())
+    return float(own[count].sum()) / usual if usual else math.inf
 
 
 def _text(row: Mapping[str, Any]) -> str:
     """Say it in a few sentences."""
-    often = f"in {row['late_units']} of {row['units']} {row['unit']}s"
-    said = f"Rank {row['rank']} comes late {often}, by {_ms(row['median_late_ns'])} at the median"
+    units = f"{row['late_units']} of {row['units']} {row['unit']}s"
+    late = f"Rank {row['rank']} comes late in {units}, by {_ms(row['median_late_ns'])} at the median"
     share = f"{row['gain_share']:.1%}" if row["gain_share"] < 1 else "all"
     gain = f"If it alone were on time, at most {_ms(row['gain_ns'])} ({share}) would be saved."
     if not row["because"]:
-        return f"{said}; what it does differently is not in the trace. {gain}"
-    what, extra, ratio = (row["because"][0][of] for of in ("what", "extra_ns", "count_ratio"))
+        return f"{late}; what it does differently is not in the trace. {gain}"
+    reason = row["because"][0]
+    what, extra = reason["what"], _ms(reason["extra_ns"])
     if what.startswith(_HELD_UP):
-        return f"{said}, after {_ms(extra)} of {what}."
-    slower = ratio is not None and abs(ratio - 1) <= _SAME_COUNT
-    more = "" if ratio is None else f": {ratio:.2f} times as many as on the others"
-    why = ": as many as on the others, but slower" if slower else more
-    return f"{said}; it spends {_ms(extra)} more than the others on {what}{why}. {gain}"
+        return f"{late}, after {extra} of {what}."
+    return f"{late}; it spends {extra} more than the others on {what}{_how_many(reason['count_ratio'])}. {gain}"
+
+
+def _how_many(count_ratio: float | None) -> str:
+    if count_ratio is None:
+        return ""
+    if abs(count_ratio - 1) <= _SAME_COUNT:
+        return ": as many as on the others, but slower"
+    return f": {count_ratio:.2f} times as many as on the others"
 
 
 def _ms(ns: float) -> str:

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -26,7 +27,7 @@ from nsightkit import cli
 from nsightkit.analysis.ranks import job as ranks
 from nsightkit.analysis.ranks import lateness as stragglers
 from nsightkit.analysis.ranks import one_rank
-from nsightkit.errors import NsightkitError, TraceError, UsageError
+from nsightkit.errors import TraceError, UsageError
 from nsightkit.trace import store
 
 OFFSETS = {1: 3_000_000, 2: -1_500_000_000}
@@ -449,8 +450,10 @@ def test_the_files_of_a_folder(tmp_path):
     (tmp_path / "c.sqlite.nsightkit-cache").mkdir()
     (tmp_path / "other").mkdir()
     store.write(nsightkit.Trace.from_frames({}), tmp_path / "stored")
+    for name in ("source.json", "rank3.json"):  # what is called a rank and is no trace is lost, not passed over
+        (tmp_path / name).write_text('{"repository": "somebody/something"}')
     names = [path.name for path in ranks.traces_in(tmp_path)]
-    assert names == ["a.sqlite", "b.nsys-rep", "rank2.json", "rank10.json", "stored"]
+    assert names == ["a.sqlite", "b.nsys-rep", "rank2.json", "rank3.json", "rank10.json", "stored"]
     deeper = tmp_path / "deeper"
     for rank in (1, 0):
         (deeper / f"rank_{rank}").mkdir(parents=True)
@@ -602,15 +605,15 @@ def assert_same(one, other):
             assert mine == others
 
 
-def test_a_cluster_gives_the_same_answer(jobs):
+def test_other_processes_give_the_same_answer(jobs):
     folder, _, here = jobs["kineto", "data"]
     told = []
-    there = ranks.survey(folder, workers=1, progress=lambda done, total: told.append((done, total)))
+    there = ranks.survey(folder, workers=2, progress=lambda done, total: told.append((done, total)))
     assert_same(there, here)
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_a_scheduler_that_is_there_already(jobs):
+def test_a_dask_scheduler_gives_the_same_answer(jobs):
     distributed = pytest.importorskip("distributed")
     folder, _, here = jobs["kineto", "data"]
     with distributed.LocalCluster(n_workers=2, processes=False, dashboard_address="127.0.0.1:0") as cluster:
@@ -618,49 +621,58 @@ def test_a_scheduler_that_is_there_already(jobs):
     assert_same(there, here)
 
 
-@pytest.mark.parametrize("deaths", [2, 99])
+look_at = ranks.attempt
+
+
+def kills_its_worker(path, cache):
+    """Look at a trace, and die as often as the file beside it says."""
+    left = Path(path).with_suffix(".deaths")
+    if left.exists() and (count := int(left.read_text())):
+        left.write_text(str(count - 1))
+        os._exit(1)
+    return look_at(path, cache)
+
+
+@pytest.mark.parametrize("deaths", [1, 99])
 def test_a_trace_that_kills_its_worker_is_lost_alone(jobs, monkeypatch, tmp_path, deaths):
-    cloudpickle = pytest.importorskip("cloudpickle")
-    folder, _, here = jobs["kineto", "data"]
-    look = ranks.attempt
-
-    def deadly(path, cache):
-        if path.endswith("rank1.json") and len(list(tmp_path.iterdir())) < deaths:
-            (tmp_path / str(os.getpid())).touch()
-            os._exit(1)
-        return look(path, cache)
-
-    monkeypatch.setattr(ranks, "attempt", deadly)
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    try:
-        found = ranks.survey(folder, workers=1)
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    if deaths == 2:  # Dask gives up on it then, and it is asked for once more
-        assert_same(found, here)
+    _, truth, here = jobs["kineto", "data"]
+    for path in truth["paths"]:
+        shutil.copy(path, tmp_path)
+    (tmp_path / "rank1.deaths").write_text(str(deaths))
+    monkeypatch.setattr(ranks, "attempt", kills_its_worker)
+    found = ranks.survey(tmp_path, workers=1)
+    if deaths == 1:  # it is asked for once more
+        assert found.ranks["rank"].tolist() == here.ranks["rank"].tolist()
+        assert not found.lost
         return
     assert found.ranks["rank"].tolist() == [0, 2]
     (lost,) = found.lost
     assert lost["ranks"] == [1]
-    assert lost["reason"].startswith("was lost with its worker (KilledWorker")
+    assert lost["reason"].startswith("was lost with its worker (BrokenProcessPool")
+
+
+def test_a_script_without_a_guard_is_told_so(jobs, tmp_path):
+    folder, _, _ = jobs["kineto", "data"]
+    script = tmp_path / "script.py"
+    script.write_text(f"from nsightkit.analysis.ranks import job\njob.survey({str(folder)!r}, workers=1)\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+    assert "NsightkitError: worker processes did not start; in a script" in done.stderr
 
 
 def test_a_scheduler_that_does_not_answer(jobs, monkeypatch):
+    pytest.importorskip("distributed")
     monkeypatch.setattr(ranks, "ANSWER_S", 1)
     folder, _, _ = jobs["kineto", "data"]
-    with pytest.raises(UsageError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:9'"):
-        ranks.survey(folder, "tcp://127.0.0.1:9")
-    with pytest.raises(UsageError, match="no Dask scheduler answers"):
-        ranks.survey(folder, "nonsense://")
+    for address in ("tcp://127.0.0.1:9", "nonsense://"):
+        with pytest.raises(UsageError, match=f"no Dask scheduler answers at '{address}'"):
+            ranks.survey(folder, address)
 
 
 def test_without_dask(jobs, monkeypatch):
-    folder, _, _ = jobs["kineto", "data"]
+    folder, _, here = jobs["kineto", "data"]
     monkeypatch.setitem(sys.modules, "distributed", None)
-    assert len(ranks.survey(folder).ranks) == 3  # a handful needs none
-    with pytest.raises(UsageError, match=r"pip install 'nsightkit\[ranks\]', or --workers 0"):
-        ranks.survey(folder, workers=2)
-    with pytest.raises(NsightkitError, match="Dask"):
+    assert_same(ranks.survey(folder, workers=1), here)
+    with pytest.raises(UsageError, match=r"pip install 'nsightkit\[ranks\]'"):
         ranks.survey(folder, "tcp://127.0.0.1:8786")
 
 
