@@ -161,14 +161,15 @@ def attention_cost(
     UsageError
         Causal attention with fewer keys than queries.
     """
-    keys, groups = context if keys is None else keys, heads if kv_heads is None else kv_heads
+    keys = context if keys is None else keys
+    kv_heads = heads if kv_heads is None else kv_heads
     scores = context * keys
     if causal:
         if keys < context:
             raise UsageError(f"causal attention of {context} queries needs as many keys, not {keys}")
         # Everything before the last positions, and half of their square; a single query sees every key.
         scores = context * (keys - context) + max(context * context // 2, 1)
-    moved = element_bytes(precision) * batch * d_head * (2 * heads * context + 2 * groups * keys)
+    moved = element_bytes(precision) * batch * d_head * (2 * heads * context + 2 * kv_heads * keys)
     return Operation(name, 4 * batch * heads * d_head * scores, moved, precision)
 
 
@@ -309,16 +310,23 @@ class _Inputs(NamedTuple):
             raise ValueError("not a tensor")
         return list(self.dims[i])
 
+    def elements(self, i: int) -> int:
+        return math.prod(self.shape(i))
+
     def lists(self, count: int = 1) -> list[list[int]]:
         """Elements of each tensor of each list of tensors; without types `count` lists are strung together."""
         if not self.types:
-            flat = [math.prod(self.shape(i)) for i in self.tensors(len(self.dims))]
-            each = max(len(flat) // count, 1)
-            return [flat[i : i + each] for i in range(0, len(flat), each)]
-        found = [dims for dims, kind in zip(self.dims, self.types, strict=False) if kind == _LIST and dims]
-        if not all(_is_shape(shape) for shapes in found for shape in shapes):
-            raise ValueError("not a list of tensors")
-        return [[math.prod(shape) for shape in shapes] for shapes in found]
+            strung = [self.elements(i) for i in self.tensors(len(self.dims))]
+            length = max(len(strung) // count, 1)
+            return [strung[i : i + length] for i in range(0, len(strung), length)]
+        lists = []
+        for shapes, kind in zip(self.dims, self.types, strict=False):
+            if kind != _LIST or not shapes:
+                continue
+            if not all(_is_shape(shape) for shape in shapes):
+                raise ValueError("not a list of tensors")
+            lists.append([math.prod(shape) for shape in shapes])
+        return lists
 
     def precision(self, i: int = 0) -> str:
         """Precision of an input: as recorded, or as the caller has it where no type was."""
@@ -330,26 +338,32 @@ class _Inputs(NamedTuple):
 
     def size(self, i: int) -> int:
         """Bytes of an element of an input."""
-        other = _OTHER_BYTES.get(self.types[i]) if self.types else None
-        return BYTES_OF[self.precision(i)] if other is None else other
+        if self.types and self.types[i] in _OTHER_BYTES:
+            return _OTHER_BYTES[self.types[i]]
+        return BYTES_OF[self.precision(i)]
 
     def tensors(self, most: int) -> list[int]:
         """Which of the first inputs are tensors of more than one element."""
-        kinds = (*_PRECISIONS, *_OTHER_BYTES)
-        return [i for i, dims in enumerate(self.dims[:most]) if dims and (not self.types or self.types[i] in kinds)]
+        return [i for i, dims in enumerate(self.dims[:most]) if dims and self._is_tensor(i)]
+
+    def _is_tensor(self, i: int) -> bool:
+        return not self.types or self.types[i] in _PRECISIONS or self.types[i] in _OTHER_BYTES
 
     def label(self) -> str:
         """Shapes of the first tensors, and their precision."""
         shapes = [dims for dims in self.dims if dims and _is_shape(dims)]
-        shapes = shapes or [[sum(sizes)] for sizes in self.lists()[:1]]
-        precisions = (_PRECISIONS[kind] for kind in self.types if kind in _PRECISIONS)
-        precision = next(precisions, self.given) or self.types[0]
-        return " ".join([*("x".join(map(str, dims)) for dims in shapes[:3]), precision])
+        if not shapes:
+            shapes = [[sum(sizes)] for sizes in self.lists()[:1]]
+        words = ["x".join(map(str, dims)) for dims in shapes[:3]]
+        recorded = [_PRECISIONS[kind] for kind in self.types if kind in _PRECISIONS]
+        precision = recorded[0] if recorded else self.given
+        return " ".join([*words, precision or self.types[0]])
 
-    def says(self, i: int) -> bool | None:
+    def flag(self, i: int) -> bool | None:
         """Value of a flag; None where values were not recorded."""
-        known = i < len(self.values) and self.values[i] not in ("", None)
-        return str(self.values[i]) in ("True", "1", "true") if known else None
+        if i >= len(self.values) or self.values[i] in ("", None):
+            return None
+        return str(self.values[i]) in ("True", "1", "true")
 
 
 def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
@@ -358,22 +372,23 @@ def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
     *same, inner, n = given.shape(right)
     if k != inner or batch != same:
         raise ValueError("shapes do not match")
-    one, times = gemm_cost(m, n, k, given.precision(left)), math.prod(batch)
-    return Operation("", one.flops * times, one.bytes * times, one.unit)
+    product, count = gemm_cost(m, n, k, given.precision(left)), math.prod(batch)
+    return Operation("", product.flops * count, product.bytes * count, product.unit)
 
 
 def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -> Operation:
     """Fused attention: queries, keys and values are inputs `q` and the two after it, each (B, heads, T, d)."""
     batch, heads, context, width = given.shape(q)
     _, kv_heads, keys, _ = given.shape(q + 1)
-    masked = given.says(causal) is not False and keys >= context
-    forward = attention_cost(
-        batch, heads, context, width, given.precision(q), causal=masked, keys=keys, kv_heads=kv_heads
-    )
+    masked = given.flag(causal) is not False and keys >= context
+    precision = given.precision(q)
+    forward = attention_cost(batch, heads, context, width, precision, causal=masked, keys=keys, kv_heads=kv_heads)
+    if not backward:
+        return forward
     # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
     # Reads queries, keys, values, the result and its gradient; writes three gradients.
-    moved = BYTES_OF[given.precision(q)] * batch * width * (4 * heads * context + 4 * kv_heads * keys)
-    return dataclasses.replace(forward, flops=forward.flops * 5 // 2, bytes=moved) if backward else forward
+    moved = BYTES_OF[precision] * batch * width * (4 * heads * context + 4 * kv_heads * keys)
+    return dataclasses.replace(forward, flops=forward.flops * 5 // 2, bytes=moved)
 
 
 def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int | None = None) -> Operation:
@@ -382,23 +397,24 @@ def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int | None = N
     The input `widens`, where there is one, says whether tensors of 16 bits give a result in fp32.
     """
     tensors = given.tensors(inputs)
-    sizes = [math.prod(given.shape(i)) for i in tensors]
-    result = max(BYTES_OF[given.precision(i)] for i in tensors if not given.types or given.types[i] in _PRECISIONS)
-    if widens is not None and given.says(widens):
-        result = BYTES_OF["fp32"]
-    moved = sum(n * given.size(i) for n, i in zip(sizes, tensors, strict=True))
-    return Operation("", flops * max(sizes), moved + result * max(sizes), "fp32")
+    largest = max(given.elements(i) for i in tensors)
+    precisions = [given.precision(i) for i in tensors if not given.types or given.types[i] in _PRECISIONS]
+    result_bytes = max(BYTES_OF[precision] for precision in precisions)
+    if widens is not None and given.flag(widens):
+        result_bytes = BYTES_OF["fp32"]
+    read = sum(given.elements(i) * given.size(i) for i in tensors)
+    return Operation("", flops * largest, read + result_bytes * largest, "fp32")
 
 
 def _reduction(given: _Inputs) -> Operation:
     """Read all; what is left of it depends on values that may not be recorded, and is left out."""
-    elements = math.prod(given.shape(0))
+    elements = given.elements(0)
     return Operation("", elements, elements * BYTES_OF[given.precision()], "fp32")
 
 
 def _moves(given: _Inputs, *, inputs: Sequence[int]) -> Operation:
     """Read or write some inputs, and compute nothing."""
-    return Operation("", 0, sum(math.prod(given.shape(i)) * given.size(i) for i in inputs), "fp32")
+    return Operation("", 0, sum(given.elements(i) * given.size(i) for i in inputs), "fp32")
 
 
 def _cat(given: _Inputs) -> Operation:
@@ -406,18 +422,20 @@ def _cat(given: _Inputs) -> Operation:
 
 
 def _embedding(given: _Inputs) -> Operation:
-    return elementwise_cost("embedding", math.prod(given.shape(1)), given.shape(0)[-1], given.precision())
+    return elementwise_cost("embedding", given.elements(1), given.shape(0)[-1], given.precision())
 
 
 def _embedding_backward(given: _Inputs) -> Operation:
     """Read the gradient of what was looked up, write that of the whole table."""
-    elements, table = math.prod(given.shape(0)), int(given.values[2]) * given.shape(0)[-1]
+    elements, table = given.elements(0), int(given.values[2]) * given.shape(0)[-1]
     return Operation("", elements, (elements + table) * BYTES_OF[given.precision()], "fp32")
 
 
 def _adamw(given: _Inputs) -> Operation:
     """One kernel for lists of weights, gradients and two moments, which emitted ranges string together."""
-    lists = given.lists(4)[: 4 if given.types else None]
+    lists = given.lists(4)
+    if given.types:
+        lists = lists[:4]
     if lists != lists[:1] * 4:
         raise ValueError("not four lists of the same tensors")
     return adamw_cost(sum(lists[0]), given.precision())
@@ -448,18 +466,8 @@ _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
     "addmm": partial(_matrices, left=1, right=2),
     "baddbmm": partial(_matrices, left=1, right=2),
     "_scaled_mm": _matrices,
-    **{
-        name: partial(_attention, q=int(name.endswith("backward")), causal=mask, backward=name.endswith("backward"))
-        for name, mask in _MASK_AT.items()
-    },
     "_softmax": partial(_elementwise, inputs=1, flops=5, widens=2),
     "_log_softmax": partial(_elementwise, inputs=1, flops=5, widens=2),
-    "_softmax_backward_data": partial(_elementwise, inputs=2, flops=4),
-    "_log_softmax_backward_data": partial(_elementwise, inputs=2, flops=4),
-    "native_layer_norm": partial(_elementwise, inputs=1, flops=8),
-    "native_layer_norm_backward": partial(_elementwise, inputs=2, flops=16),
-    "_fused_rms_norm": partial(_elementwise, inputs=1, flops=4),
-    "_fused_rms_norm_backward": partial(_elementwise, inputs=2, flops=8),
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "copy_": partial(_moves, inputs=(0, 1)),
@@ -467,32 +475,32 @@ _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
     "fill": partial(_moves, inputs=(0,)),
     "sum": _reduction,
     "mean": _reduction,
-    "masked_fill": partial(_elementwise, inputs=2, flops=0),
-    "where": partial(_elementwise, inputs=3, flops=0),
-    **{
-        name: partial(_elementwise, inputs=2, flops=1)
-        for name in ("add", "sub", "rsub", "mul", "div", "maximum", "minimum")
-    },
-    **{
-        name: partial(_elementwise, inputs=1, flops=1)
-        for name in ("neg", "sqrt", "rsqrt", "abs", "reciprocal", "relu", "square", "pow")
-    },
-    **{
-        name: partial(_elementwise, inputs=1, flops=4)
-        for name in ("silu", "sigmoid", "tanh", "exp", "log", "sin", "cos")
-    },
-    "gelu": partial(_elementwise, inputs=1, flops=8),
-    "silu_backward": partial(_elementwise, inputs=2, flops=8),
-    "gelu_backward": partial(_elementwise, inputs=2, flops=16),
-    "threshold_backward": partial(_elementwise, inputs=2, flops=1),
     "_fused_adamw": _adamw,
     "_fused_adam": _adamw,
-    **{
-        f"_foreach_{name}": partial(_foreach, flops=1)
-        for name in ("add", "sub", "mul", "div", "sqrt", "neg", "reciprocal")
-    },
-    **{f"_foreach_{name}": partial(_foreach, flops=3) for name in ("lerp", "addcmul", "addcdiv")},
 }
+for _name, _mask in _MASK_AT.items():
+    _is_backward = _name.endswith("backward")
+    _COSTS[_name] = partial(_attention, q=int(_is_backward), causal=_mask, backward=_is_backward)
+#: Elementwise operators by the tensors that they read, and FLOPs an element.
+_ELEMENTWISE_OPERATORS = {
+    (1, 1): "neg sqrt rsqrt abs reciprocal relu square pow",
+    (1, 4): "silu sigmoid tanh exp log sin cos _fused_rms_norm",
+    (1, 8): "gelu native_layer_norm",
+    (2, 0): "masked_fill",
+    (2, 1): "add sub rsub mul div maximum minimum threshold_backward",
+    (2, 4): "_softmax_backward_data _log_softmax_backward_data",
+    (2, 8): "silu_backward _fused_rms_norm_backward",
+    (2, 16): "gelu_backward native_layer_norm_backward",
+    (3, 0): "where",
+}
+for (_inputs, _flops), _names in _ELEMENTWISE_OPERATORS.items():
+    for _name in _names.split():
+        _COSTS[_name] = partial(_elementwise, inputs=_inputs, flops=_flops)
+#: Operators on lists of tensors, by FLOPs an element.
+_LIST_OPERATORS = {1: "add sub mul div sqrt neg reciprocal", 3: "lerp addcmul addcdiv"}
+for _flops, _names in _LIST_OPERATORS.items():
+    for _name in _names.split():
+        _COSTS[f"_foreach_{_name}"] = partial(_foreach, flops=_flops)
 #: Their inputs are of several types by nature: a precision for all of them says too little.
 _MIXED = ("copy_", "masked_fill", "where")
 #: FLOPs or bytes of one operator, beyond which a file is not to be believed.
@@ -501,7 +509,9 @@ _IN_PLACE = re.compile(r"(?<!^copy)_$")
 
 
 def _plain(name: str) -> str:
-    return _IN_PLACE.sub("", name.removeprefix("aten::")) if name.startswith("aten::") else ""
+    if not name.startswith("aten::"):
+        return ""
+    return _IN_PLACE.sub("", name.removeprefix("aten::"))
 
 
 def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation, _Inputs] | None:
@@ -511,10 +521,10 @@ def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation,
     try:
         # A product of scaled matrices exists in 8 bits only.
         given = _Inputs("fp8" if plain == "_scaled_mm" else precision, *json.loads(inputs))
-        found = _COSTS[plain](given)
-        if not 0 < max(found.flops, found.bytes) <= _MOST:
+        operation = _COSTS[plain](given)
+        if not 0 < max(operation.flops, operation.bytes) <= _MOST:
             raise ValueError("sizes that were not recorded, or that no card holds")
-        return found.renamed(f"{name} {given.label()}"), given
+        return operation.renamed(f"{name} {given.label()}"), given
     # Whatever a file says of its operators, what is not a shape has no cost.
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -540,8 +550,13 @@ def cost(name: str, inputs: str, precision: str | None = None) -> Operation | No
         from its inputs, or they were not recorded or do not fit it, or their types were not and `precision` is missing
         or too little. Attention whose mask was not recorded counts as causal (:func:`caveat`).
     """
-    found = _reckoned(name, inputs, precision)
-    return found[0] if found and (found[1].types or _plain(name) not in _MIXED) else None
+    reckoned = _reckoned(name, inputs, precision)
+    if reckoned is None:
+        return None
+    operation, given = reckoned
+    if not given.types and _plain(name) in _MIXED:
+        return None
+    return operation
 
 
 def untyped(name: str, inputs: str) -> Operation | None:
@@ -557,8 +572,12 @@ def untyped(name: str, inputs: str) -> Operation | None:
     Operation or None
         Named after the operator and its shapes, with its FLOPs, no bytes and no unit. None where types would not help.
     """
-    found = _reckoned(name, inputs, "fp32")
-    return found and Operation(found[0].name.rpartition(" ")[0], found[0].flops, 0, "")
+    reckoned = _reckoned(name, inputs, "fp32")
+    if reckoned is None:
+        return None
+    operation, _ = reckoned
+    without_precision = operation.name.rpartition(" ")[0]
+    return Operation(without_precision, operation.flops, 0, "")
 
 
 def caveat(name: str, inputs: str) -> str:
@@ -574,7 +593,8 @@ def caveat(name: str, inputs: str) -> str:
     str
         Empty where everything that matters was recorded.
     """
-    at = _MASK_AT.get(_plain(name))
-    found = at and _reckoned(name, inputs, "fp32")
-    lacking = at and found and found[1].says(at) is None
-    return "its mask was not recorded: counted as causal, the least it can be" if lacking else ""
+    mask = _MASK_AT.get(_plain(name))
+    reckoned = None if mask is None else _reckoned(name, inputs, "fp32")
+    if mask is None or reckoned is None or reckoned[1].flag(mask) is not None:
+        return ""
+    return "its mask was not recorded: counted as causal, the least it can be"

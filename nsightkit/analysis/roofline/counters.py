@@ -89,25 +89,19 @@ def classify(sm_pct: float, memory_pct: float) -> str:
 
 def _ruled(sm: float, memory: float) -> tuple[str, str]:
     """Apply the rule; give the class and what it rests on."""
+    if not math.isfinite(sm + memory):
+        return "not-enough-data", ""
     heavier, other = ("compute", "memory") if sm >= memory else ("memory", "compute")
     least, most = sorted((sm, memory))
-    also = f", and so is {other}" if least >= _HIGH else ""
-    rules = (  # the first that holds
-        (not math.isfinite(sm + memory), "not-enough-data", ""),
-        (most >= _HIGH, f"{heavier}-bound", f"{heavier} is at {_HIGH:g} % of its peak or more{also}"),
-        (most < _LOW, "latency-bound", f"both are below {_LOW:g} % of their peaks, so neither is the limit"),
-        (
-            most - least >= _APART,
-            f"{heavier}-bound",
-            f"neither reaches {_HIGH:g} %, and they are {_APART:g} points apart or more",
-        ),
-        (
-            True,
-            "balanced",
-            f"neither reaches {_HIGH:g} %, one reaches {_LOW:g} %, and they are less than {_APART:g} points apart",
-        ),
-    )
-    return next((name, why) for holds, name, why in rules if holds)
+    if most >= _HIGH:
+        also = f", and so is {other}" if least >= _HIGH else ""
+        return f"{heavier}-bound", f"{heavier} is at {_HIGH:g} % of its peak or more{also}"
+    if most < _LOW:
+        return "latency-bound", f"both are below {_LOW:g} % of their peaks, so neither is the limit"
+    if most - least >= _APART:
+        return f"{heavier}-bound", f"neither reaches {_HIGH:g} %, and they are {_APART:g} points apart or more"
+    why = f"neither reaches {_HIGH:g} %, one reaches {_LOW:g} %, and they are less than {_APART:g} points apart"
+    return "balanced", why
 
 
 def occupancy_limiter(limits: Mapping[str, float]) -> str | None:
@@ -124,7 +118,7 @@ def occupancy_limiter(limits: Mapping[str, float]) -> str | None:
         Its name; several that are equal are joined with ``+``. None unless all four are known.
     """
     known = {name: float(limits.get(name, math.nan)) for name in LIMITS}
-    if not all(map(math.isfinite, known.values())):
+    if not all(math.isfinite(blocks) for blocks in known.values()):
         return None
     least = min(known.values())
     return "+".join(name for name in LIMITS if known[name] == least)
@@ -153,12 +147,12 @@ def stalls(report: Report, kernel: str | None = None, within: str | None = None)
     UsageError
         An expression is malformed, or no range matches `within`.
     """
-    rows = [
-        (found.launch["id"], found.launch["kernel"], stall.reason, share, source, stall.meaning)
-        for found in _chosen(report, kernel, within)
-        for shares, source in [found.stalls()]
-        for stall, share in shares.items()
-    ]
+    rows = []
+    for findings in _chosen(report, kernel, within):
+        shares, source = findings.stalls()
+        for stall, share in shares.items():
+            launch = findings.launch
+            rows.append((launch["id"], launch["kernel"], stall.reason, share, source, stall.meaning))
     frame = pd.DataFrame(rows, columns=["id", "kernel", "reason", "share", "source", "meaning"])
     return frame.sort_values(["id", "share"], ascending=[True, False], kind="stable", ignore_index=True)
 
@@ -188,32 +182,30 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     UsageError
         An expression is malformed, or no range matches `within`.
     """
-    rows = [
-        (
-            *found.launch[list(COLUMNS[:6])],
-            found.limiter(),
-            _explain(found),
-            found.evidence,
-            found.next_steps,
-        )
-        for found in _chosen(report, kernel, within)
-    ]
+    rows = []
+    for findings in _chosen(report, kernel, within):
+        measured = findings.launch[list(COLUMNS[:6])].tolist()
+        classification = _explain(findings)
+        rows.append([*measured, findings.limiter(), classification, findings.evidence, findings.next_steps])
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame.sort_values("time_ns", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
 
 def _chosen(report: Report, kernel: str | None, within: str | None) -> list[_Findings]:
-    launches = zip((launch for _, launch in report.launches.iterrows()), report.metrics, strict=True)
-    chosen = [_Findings(launch, metrics) for launch, metrics in launches]
+    chosen = []
+    for (_, launch), metrics in zip(report.launches.iterrows(), report.metrics, strict=True):
+        chosen.append(_Findings(launch, metrics))
     if within is not None:
         pattern = compiled(within, "within")
-        chosen = [found for found in chosen if any(map(pattern.search, found.launch["ranges"]))]
+        chosen = [findings for findings in chosen if any(map(pattern.search, findings.launch["ranges"]))]
         if not chosen:
             present = sorted({name for names in report.launches["ranges"] for name in names})
             known = f"there are {', '.join(present)}" if present else "the report has none: run ncu with --nvtx"
             raise UsageError(f"no launch lies in a range that {within!r} finds; {known}")
-    pattern = compiled(kernel or "", "kernel")
-    return [found for found in chosen if pattern.search(str(found.launch["kernel"]))]
+    if kernel is None:
+        return chosen
+    pattern = compiled(kernel, "kernel")
+    return [findings for findings in chosen if pattern.search(str(findings.launch["kernel"]))]
 
 
 # ---------------------------------------------------------------- what is found
@@ -237,9 +229,12 @@ class _Findings:
     def cite(self, name: str, noun: str = "") -> str:
         """Give a value with NVIDIA's name for it, so that it can be found again in the report."""
         value, metric = self[name], _METRICS[name]
-        found = next((n for n in metric.nvidia if n in self.metrics), metric.nvidia[0])
-        text = f"{value:.1f} %" if metric.unit == "%" else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-        return f"{text} {noun}".rstrip() + f" ({found})"
+        reported = next((candidate for candidate in metric.nvidia if candidate in self.metrics), metric.nvidia[0])
+        if metric.unit == "%":
+            text = f"{value:.1f} %"
+        else:
+            text = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return f"{text} {noun}".rstrip() + f" ({reported})"
 
     def cited(self, *names: tuple[str, str]) -> str:
         """Give those of some values, each with a noun, that the report has."""
@@ -248,9 +243,12 @@ class _Findings:
     def busiest(self, name: str) -> tuple[str, float] | None:
         """Give the unit with the highest value in the breakdown of a throughput."""
         parts = str(self.metrics.get(f"breakdown:{_METRICS[name].nvidia[0]}", "")).split(",")
-        values = ((part.strip(), self.metrics.get(part.strip())) for part in parts)
-        known = [(part, float(value)) for part, value in values if isinstance(value, (int, float))]
-        return max(known, key=lambda of: of[1], default=None)
+        known = {}
+        for part in map(str.strip, parts):
+            value = self.metrics.get(part)
+            if isinstance(value, (int, float)):
+                known[part] = float(value)
+        return max(known.items(), key=lambda item: item[1], default=None)
 
     def limits(self) -> dict[str, float]:
         """Give how many blocks an SM can hold, by what limits them."""
@@ -265,12 +263,18 @@ class _Findings:
 
     def stalls(self) -> tuple[dict[ncu_metrics.Stall, float], str]:
         """Give what warps wait for as shares of their time, and whether it was counted or sampled."""
-        counted = {stall: self[f"stall_{stall.reason}"] for stall in ncu_metrics.STALLS}
-        counted = {stall: value for stall, value in counted.items() if math.isfinite(value)}
-        sampled = {stall: self.metrics.get(stall.sampled) for stall in ncu_metrics.STALLS}
-        known = counted or {stall: float(n) for stall, n in sampled.items() if isinstance(n, (int, float))}
-        source, total = "ratio" if counted else "samples", sum(known.values())
-        return {of: value / total for of, value in known.items() if total}, source
+        counted, sampled = {}, {}
+        for stall in ncu_metrics.STALLS:
+            value, samples = self[f"stall_{stall.reason}"], self.metrics.get(stall.sampled)
+            if math.isfinite(value):
+                counted[stall] = value
+            if isinstance(samples, (int, float)):
+                sampled[stall] = float(samples)
+        known, source = (counted, "ratio") if counted else (sampled, "samples")
+        total = sum(known.values())
+        if not total:
+            return {}, source
+        return {stall: value / total for stall, value in known.items()}, source
 
     def say(self, text: str, *advice: str) -> None:
         self.evidence.append(text)
@@ -280,77 +284,81 @@ class _Findings:
         self.next_steps += [text for text in advice if text not in self.next_steps]
 
 
-def _explain(found: _Findings) -> str:
+def _explain(findings: _Findings) -> str:
     """Say what bounds a launch; give its class."""
-    classification, why = _ruled(found["sm_pct"], found["memory_pct"])
-    lanes = _lanes(found)
+    classification, why = _ruled(findings["sm_pct"], findings["memory_pct"])
+    lanes = _lanes(findings)
     if classification == "not-enough-data":
-        missing = " and ".join(_METRICS[name].nvidia[0] for name in ("sm_pct", "memory_pct") if not found.has(name))
-        found.say(f"the report lacks {missing}", "collect the section SpeedOfLight (ncu --section SpeedOfLight)")
+        missing = " and ".join(_METRICS[name].nvidia[0] for name in ("sm_pct", "memory_pct") if not findings.has(name))
+        findings.say(f"the report lacks {missing}", "collect the section SpeedOfLight (ncu --section SpeedOfLight)")
         return classification
-    found.say(f"compute throughput {found.cite('sm_pct')}, memory throughput {found.cite('memory_pct')}: {why}")
-    compute, memory = found.busiest("sm_pct"), found.busiest("memory_pct")
+    findings.say(
+        f"compute throughput {findings.cite('sm_pct')}, memory throughput {findings.cite('memory_pct')}: {why}"
+    )
+    compute, memory = findings.busiest("sm_pct"), findings.busiest("memory_pct")
     if compute and memory:
-        found.say(
+        findings.say(
             f"the busiest unit of compute is at {compute[1]:.1f} % ({compute[0]}), of memory at {memory[1]:.1f} % "
             f"({memory[0]})"
         )
     tree = {"compute-bound": _compute, "memory-bound": _memory, "balanced": _balanced, "latency-bound": _latency}
-    tree[classification](found)
+    tree[classification](findings)
     if classification != "latency-bound":
-        _tail(found)
-    if found["threads_per_instruction"] < _TOGETHER * lanes:
-        found.say(
-            f"threads of a warp branch apart: {found.cite('threads_per_instruction')} of its {lanes:g} take part in an "
-            "instruction",
+        _tail(findings)
+    if findings["threads_per_instruction"] < _TOGETHER * lanes:
+        active = findings.cite("threads_per_instruction")
+        findings.say(
+            f"threads of a warp branch apart: {active} of its {lanes:g} take part in an instruction",
             "let the threads of a warp take the same branches and loop as often: sort or group what they work on",
         )
     return classification
 
 
-def _lanes(found: _Findings) -> float:
+def _lanes(findings: _Findings) -> float:
     """How many threads a warp of the launch has; says so where many are missing."""
-    if not found["block_threads"] > 0:
+    if not findings["block_threads"] > 0:
         return _WARP
-    warps = math.ceil(found["block_threads"] / _WARP)
-    lost = 1 - found["block_threads"] / (_WARP * warps)
+    warps = math.ceil(findings["block_threads"] / _WARP)
+    lost = 1 - findings["block_threads"] / (_WARP * warps)
     if lost >= _LOST:
-        found.say(
+        findings.say(
             f"the warps of a block are {100 * (1 - lost):.0f} % full, and the rest of them does nothing: "
-            f"{found.cite('block_threads')} of {_WARP * warps} threads",
+            f"{findings.cite('block_threads')} of {_WARP * warps} threads",
             f"make blocks a multiple of {_WARP} threads, such as 128 or 256",
         )
-    return found["block_threads"] / warps
+    return findings["block_threads"] / warps
 
 
 # ---------------------------------------------------------------- memory
 
 
-def _memory(found: _Findings) -> None:
+def _memory(findings: _Findings) -> None:
     # First what moves bytes for nothing: to use less of a level helps little while that is so.
-    level = _level(found)
-    looked = _access(found, level)
-    full = found["dram_pct"] >= _HIGH
+    level = _level(findings)
+    looked = _access(findings, level)
+    full = findings["dram_pct"] >= _HIGH
     dram = "DRAM bandwidth itself is the limit" if full else "DRAM is the busiest level, and has room"
-    if found.has("dram_pct"):
-        found.say(f"{dram if level == 'DRAM' else 'memory is the limit, and DRAM is not'}: {found.cite('dram_pct')}")
+    if findings.has("dram_pct"):
+        findings.say(
+            f"{dram if level == 'DRAM' else 'memory is the limit, and DRAM is not'}: {findings.cite('dram_pct')}"
+        )
     if level in _CACHES:
         name, advice = _CACHES[level]
         own = f"{level.lower()}_pct"
         # It has parts that the memory throughput leaves out, and that of L1 is over active cycles only.
-        apart = "by its own measure, not the memory throughput's" if found[own] > found["memory_pct"] else ""
-        figures = found.cited((own, apart), (f"{level.lower()}_hit_pct", "hits"))
-        found.say(f"{name} is the busiest level: {figures or 'by the breakdown'}", advice)
+        apart = "by its own measure, not the memory throughput's" if findings[own] > findings["memory_pct"] else ""
+        figures = findings.cited((own, apart), (f"{level.lower()}_hit_pct", "hits"))
+        findings.say(f"{name} is the busiest level: {figures or 'by the breakdown'}", advice)
     else:
-        in_flight = _MORE_IN_FLIGHT.format("" if found["occupancy_pct"] >= _CROWDED else ", more warps")
-        found.advise((_BANDWIDTH if full else in_flight) if level else _WORKLOAD)
-    found.advise(*looked)
+        in_flight = _MORE_IN_FLIGHT.format("" if findings["occupancy_pct"] >= _CROWDED else ", more warps")
+        findings.advise((_BANDWIDTH if full else in_flight) if level else _WORKLOAD)
+    findings.advise(*looked)
 
 
-def _level(found: _Findings) -> str | None:
+def _level(findings: _Findings) -> str | None:
     """Which level of memory is busiest: by the breakdown, as NVIDIA's rule does, else by the levels' own figures."""
-    top, _ = found.busiest("memory_pct") or ("", 0)
-    known = {level: found[name] for level, name in _LEVELS if found.has(name)}
+    top, _ = findings.busiest("memory_pct") or ("", 0)
+    known = {level: findings[name] for level, name in _LEVELS if findings.has(name)}
     by_breakdown = (level for prefix, level in _UNITS if top.startswith(prefix))
     return next(by_breakdown, max(known, key=lambda level: known[level], default=None))
 
@@ -385,103 +393,118 @@ _TABLES = (
 _ON_MEMORY = ("drain", "long_scoreboard", "lg_throttle")
 
 
-def _access(found: _Findings, level: str | None = None) -> tuple[str, ...]:
+def _access(findings: _Findings, level: str | None = None) -> tuple[str, ...]:
     """How memory is accessed: coalescing, bank conflicts, spills; gives what to collect where the report does not say.
 
     `level` is the one that is the limit, if one is. What was not measured is NaN, and comparisons with NaN are false.
     """
-    if not any(found.has(n) for n in ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")):
+    tables = ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")
+    if not any(findings.has(name) for name in tables):
         return (_TABLES,)
-    atomics = ("l2_reductions", "l2_atomics", "l2_swaps")
-    shares, _ = found.stalls()
-    wait = max(shares, key=lambda stall: shares[stall]).reason if shares else ""
-    if sum(found[name] for name in atomics) > _MOSTLY * found["l2_requests"] and wait in _ON_MEMORY:
-        of_them = found.cited(*((name, name.removeprefix("l2_")) for name in (*atomics, "l2_requests") if found[name]))
-        found.say(
-            f"most requests to L2 are atomic operations, and warps wait in {wait} above all: {of_them}",
-            "do fewer atomic operations: on few addresses they wait for one another, so let a warp or a block reduce "
-            "first (__shfl_down_sync, shared memory) and do one for all of it",
-        )
-    coalesce = "coalesce: let neighbouring threads access neighbouring addresses"
-    every = found["global_load_sectors"] + found["global_store_sectors"]
-    for word in ("load", "store"):
-        used, sectors, requests = (f"global_{word}_{what}" for what in ("bytes_per_sector", "sectors", "requests"))
-        reach = _reach(found, word, level)
-        if found[sectors] < _LITTLE * every:
-            continue
-        if 0 < found[used] < _USED_BYTES * reach:
-            found.say(f"global {word}s use {found.cite(used, 'bytes')} of each 32-byte sector they ask for", coalesce)
-        elif found[sectors] * reach > _WIDEST_REQUEST * found[requests] > 0 and not found.has(used):
-            found.say(
-                f"global {word}s take {found[sectors] / found[requests]:.1f} sectors a request, where even 128-bit "
-                f"accesses need {_WIDEST_REQUEST:g}: {found.cited((sectors, 'sectors'), (requests, 'requests'))}",
-                coalesce,
-            )
-    share = found["bank_conflicts"] / (found["shared_wavefronts"] or math.nan)
+    _atomics(findings)
+    _coalescing(findings, "load", level)
+    _coalescing(findings, "store", level)
+    share = findings["bank_conflicts"] / (findings["shared_wavefronts"] or math.nan)
     if share >= _CONFLICTS:
-        found.say(
-            f"{100 * share:.0f} % of the passes through shared memory are bank conflicts: "
-            f"{found.cited(('bank_conflicts', 'conflicts'), ('shared_wavefronts', 'wavefronts'))}",
+        cited = findings.cited(("bank_conflicts", "conflicts"), ("shared_wavefronts", "wavefronts"))
+        findings.say(
+            f"{100 * share:.0f} % of the passes through shared memory are bank conflicts: {cited}",
             "remove the bank conflicts: pad or swizzle the shared-memory layout",
         )
-    present = [(name, "instructions") for name in ("local_loads", "local_stores") if found[name] > 0]
-    if present:
-        found.say(
-            f"there is local-memory traffic (spilled registers or indexed arrays): {found.cited(*present)}",
+    spills = [(name, "instructions") for name in ("local_loads", "local_stores") if findings[name] > 0]
+    if spills:
+        findings.say(
+            f"there is local-memory traffic (spilled registers or indexed arrays): {findings.cited(*spills)}",
             "keep it in registers: smaller tiles a thread, no arrays indexed at run time, no forced register limit",
         )
     return ()
 
 
-def _reach(found: _Findings, word: str, level: str | None) -> float:
+def _atomics(findings: _Findings) -> None:
+    atomics = ("l2_reductions", "l2_atomics", "l2_swaps")
+    if not sum(findings[name] for name in atomics) > _MOSTLY * findings["l2_requests"]:
+        return
+    shares, _ = findings.stalls()
+    wait = max(shares, key=lambda stall: shares[stall]).reason if shares else ""
+    if wait not in _ON_MEMORY:
+        return
+    counts = [(name, name.removeprefix("l2_")) for name in (*atomics, "l2_requests") if findings[name]]
+    findings.say(
+        f"most requests to L2 are atomic operations, and warps wait in {wait} above all: {findings.cited(*counts)}",
+        "do fewer atomic operations: on few addresses they wait for one another, so let a warp or a block reduce "
+        "first (__shfl_down_sync, shared memory) and do one for all of it",
+    )
+
+
+def _coalescing(findings: _Findings, word: str, level: str | None) -> None:
+    """Whether loads or stores (`word`) ask for much that they do not use."""
+    used, sectors, requests = (f"global_{word}_{what}" for what in ("bytes_per_sector", "sectors", "requests"))
+    if findings[sectors] < _LITTLE * (findings["global_load_sectors"] + findings["global_store_sectors"]):
+        return
+    advice = "coalesce: let neighbouring threads access neighbouring addresses"
+    reach = _reach(findings, word, level)
+    if 0 < findings[used] < _USED_BYTES * reach:
+        findings.say(f"global {word}s use {findings.cite(used, 'bytes')} of each 32-byte sector they ask for", advice)
+    elif findings[sectors] * reach > _WIDEST_REQUEST * findings[requests] > 0 and not findings.has(used):
+        cited = findings.cited((sectors, "sectors"), (requests, "requests"))
+        findings.say(
+            f"global {word}s take {findings[sectors] / findings[requests]:.1f} sectors a request, where even 128-bit "
+            f"accesses need {_WIDEST_REQUEST:g}: {cited}",
+            advice,
+        )
+
+
+def _reach(findings: _Findings, word: str, level: str | None) -> float:
     """How many of the sectors that loads or stores ask for reach the level that is the limit: a cache has the others.
 
     What it keeps until a neighbour asks for the rest of a sector does not move twice. DRAM's own bytes tell; for L2, or
     where warps wait, the rate at which loads hit L1, through which stores go all the same. 1 where nothing tells.
     """
     if level == "DRAM":
-        moved = found["dram_read_bytes" if word == "load" else "dram_write_bytes"]
-        return float(np.fmin(moved / (_SECTOR * found[f"global_{word}_sectors"] or math.nan), 1))
-    return 1 if level == "L1" or word == "store" else 1 - float(np.fmax(found["global_load_hit_pct"], 0)) / 100
+        moved = findings["dram_read_bytes" if word == "load" else "dram_write_bytes"]
+        return float(np.fmin(moved / (_SECTOR * findings[f"global_{word}_sectors"] or math.nan), 1))
+    return 1 if level == "L1" or word == "store" else 1 - float(np.fmax(findings["global_load_hit_pct"], 0)) / 100
 
 
 # ---------------------------------------------------------------- compute
 
 
-def _compute(found: _Findings) -> None:
+def _compute(findings: _Findings) -> None:
     # Over active cycles where measured; the basic set has pipes over elapsed cycles only. The two are not mixed.
-    suffix = "_pct" if found.has("tensor_pct") or found.has("fma_pct") else "_elapsed_pct"
-    matrix = "tensor_16bit" if suffix == "_pct" and not found.has("tensor_pct") else "tensor"
+    suffix = "_pct" if findings.has("tensor_pct") or findings.has("fma_pct") else "_elapsed_pct"
+    matrix = "tensor_16bit" if suffix == "_pct" and not findings.has("tensor_pct") else "tensor"
     names = [f"{pipe}{suffix}" for pipe in (matrix, "fma", "alu", "fp64", "xu", "lsu")]
-    pipes = {name: found[name] for name in names if name in found.launch.index and found.has(name)}
+    pipes = {name: findings[name] for name in names if name in findings.launch.index and findings.has(name)}
     if not pipes:
-        found.advise(
+        findings.advise(
             "collect ComputeWorkloadAnalysis to see which pipe is busy (ncu --section ComputeWorkloadAnalysis)"
         )
         return
     tensor = next((name for name in pipes if name.startswith("tensor")), "")
     matrices = pipes.pop(tensor, math.nan)
     if matrices >= _LOW:
-        found.say(f"the tensor cores are busy: {found.cite(tensor)}", _TENSORS["busy"])
+        findings.say(f"the tensor cores are busy: {findings.cite(tensor)}", _TENSORS["busy"])
         return
-    types = _types(found) if tensor else ""
+    types = _types(findings) if tensor else ""
     if types:
-        found.say(f"the tensor cores are not what is busy: {found.cite(tensor)}")
+        findings.say(f"the tensor cores are not what is busy: {findings.cite(tensor)}")
     unit = ""
     for pipe in sorted(pipes, key=lambda name: -pipes[name])[:1]:
         unit = pipe.partition("_")[0]
-        found.say(f"the busiest {'other ' if types else ''}pipe is {unit.upper()}: {found.cite(pipe)}", _PIPES[unit])
+        findings.say(
+            f"the busiest {'other ' if types else ''}pipe is {unit.upper()}: {findings.cite(pipe)}", _PIPES[unit]
+        )
     if matrices >= _SOME:
-        found.advise(_TENSORS["in part"])
-    elif types and unit != "fp64" and category_of(str(found.launch["kernel"])) in _PRODUCTS:
-        found.advise(_TENSORS["idle"].format(types=types))
+        findings.advise(_TENSORS["in part"])
+    elif types and unit != "fp64" and category_of(str(findings.launch["kernel"])) in _PRODUCTS:
+        findings.advise(_TENSORS["idle"].format(types=types))
 
 
-def _types(found: _Findings) -> str:
+def _types(findings: _Findings) -> str:
     """What the card's tensor cores multiply, so that advice names only what it can do; empty where it has none."""
-    known = re.match(r"\d{1,3}", str(found.launch["compute_capability"]))
+    known = re.match(r"\d{1,3}", str(findings.launch["compute_capability"]))
     generation = int(known[0]) if known else math.inf
-    if generation < 7 or found.metrics.get("device__attribute_chip") in _NO_TENSOR_CORES:
+    if generation < 7 or findings.metrics.get("device__attribute_chip") in _NO_TENSOR_CORES:
         return ""
     return "TF32, BF16 or FP16 inputs" if generation >= 8 else "FP16 inputs (cards named GTX 16 have no such cores)"
 
@@ -508,84 +531,85 @@ _PIPES = {
 }
 
 
-def _balanced(found: _Findings) -> None:
-    found.advise("bring down both the work and the bytes: fusing saves bytes, fewer or cheaper operations save work")
-    found.advise(*_access(found))
-    _waits(found)
+def _balanced(findings: _Findings) -> None:
+    findings.advise("bring down both the work and the bytes: fusing saves bytes, fewer or cheaper operations save work")
+    findings.advise(*_access(findings))
+    _waits(findings)
 
 
 # ---------------------------------------------------------------- latency
 
 
-def _latency(found: _Findings) -> None:
-    if found["waves"] < 1:
-        found.say(
+def _latency(findings: _Findings) -> None:
+    if findings["waves"] < 1:
+        findings.say(
             "the grid is too small to fill the GPU once: "
-            + found.cited(("waves", "waves"), ("grid_blocks", "blocks"), ("sm_count", "SMs")),
+            + findings.cited(("waves", "waves"), ("grid_blocks", "blocks"), ("sm_count", "SMs")),
             "give the GPU more blocks: a larger batch, smaller tiles, splitting along the reduced dimension, or other "
             "work at the same time",
         )
         return
-    _tail(found)
-    found.advise(*_access(found))
-    _occupancy(found)
-    _waits(found)
+    _tail(findings)
+    findings.advise(*_access(findings))
+    _occupancy(findings)
+    _waits(findings)
 
 
-def _tail(found: _Findings) -> None:
+def _tail(findings: _Findings) -> None:
     # What is used of the GPU over the whole kernel was not empty.
-    if found["waves"] > 1:
-        room = 1 - max(found["sm_pct"], found["memory_pct"]) / 100
-        idle = round(min(1 - found["waves"] / math.ceil(found["waves"]), room), 3)
+    if findings["waves"] > 1:
+        room = 1 - max(findings["sm_pct"], findings["memory_pct"]) / 100
+        idle = round(min(1 - findings["waves"] / math.ceil(findings["waves"]), room), 3)
         if idle >= _TAIL:
-            found.say(
-                f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {found.cite('waves', 'waves')}",
+            waves = findings.cite("waves", "waves")
+            findings.say(
+                f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {waves}",
                 "choose tiles so that the blocks fill whole waves, or let a persistent kernel share them out",
             )
 
 
-def _occupancy(found: _Findings) -> None:
-    limits, limiter = found.limits(), found.limiter() or ""
-    if found["theoretical_occupancy_pct"] < _LOW:
+def _occupancy(findings: _Findings) -> None:
+    limits, limiter = findings.limits(), findings.limiter() or ""
+    if findings["theoretical_occupancy_pct"] < _LOW:
         values = ", ".join(f"{name} {value:.0f}" for name, value in limits.items())
         four = f"; blocks an SM can hold, by limit: {values} (launch__occupancy_limit_…)" if limiter else ""
         advice = (
             f"more warps would hide latency; what limits them: {_LIMITED_BY[name]}" for name in limiter.split("+")
         )
-        found.say(
-            f"few warps fit on an SM: {found.cite('theoretical_occupancy_pct')}{four}", *(advice if limiter else ())
+        findings.say(
+            f"few warps fit on an SM: {findings.cite('theoretical_occupancy_pct')}{four}", *(advice if limiter else ())
         )
-    elif found["theoretical_occupancy_pct"] - found["occupancy_pct"] >= _UNEVEN:
-        found.say(
+    elif findings["theoretical_occupancy_pct"] - findings["occupancy_pct"] >= _UNEVEN:
+        findings.say(
             "fewer warps are resident than fit, so blocks or warps end at different times: "
-            + found.cited(("occupancy_pct", "resident"), ("theoretical_occupancy_pct", "fit")),
+            + findings.cited(("occupancy_pct", "resident"), ("theoretical_occupancy_pct", "fit")),
             "balance the work between blocks and warps",
         )
-    elif not found.has("occupancy_pct"):
-        found.advise("collect the section Occupancy (ncu --section Occupancy)")
+    elif not findings.has("occupancy_pct"):
+        findings.advise("collect the section Occupancy (ncu --section Occupancy)")
 
 
-def _waits(found: _Findings) -> None:
-    if found["issue_pct"] >= _ISSUES:
-        found.say(f"the schedulers issue in most cycles, so waits cost little: {found.cite('issue_pct')}")
+def _waits(findings: _Findings) -> None:
+    if findings["issue_pct"] >= _ISSUES:
+        findings.say(f"the schedulers issue in most cycles, so waits cost little: {findings.cite('issue_pct')}")
         return
-    if found.has("issue_pct"):
-        warps = found.cited(("active_warps", "resident"), ("eligible_warps", "ready"))
-        found.say(
-            f"the schedulers issue in few of their cycles: {found.cite('issue_pct')}{warps and f'; warps: {warps}'}"
+    if findings.has("issue_pct"):
+        warps = findings.cited(("active_warps", "resident"), ("eligible_warps", "ready"))
+        findings.say(
+            f"the schedulers issue in few of their cycles: {findings.cite('issue_pct')}{warps and f'; warps: {warps}'}"
         )
-    shares, source = found.stalls()
+    shares, source = findings.stalls()
     if not shares:
-        found.advise(
+        findings.advise(
             "collect SchedulerStats and WarpStateStats to see what the warps wait for "
             "(ncu --section SchedulerStats --section WarpStateStats)"
         )
         return
     waits = {stall: share for stall, share in shares.items() if stall.reason not in ("selected", "not_selected")}
     for stall in sorted((stall for stall in waits if waits[stall] >= _TOP_STALL), key=lambda stall: -waits[stall])[:2]:
-        counted = f"{found.metrics.get(stall.sampled):,} samples ({stall.sampled})" if source == "samples" else ""
-        found.say(
+        counted = f"{findings.metrics.get(stall.sampled):,} samples ({stall.sampled})" if source == "samples" else ""
+        findings.say(
             f"{100 * shares[stall]:.0f} % of a warp's time between two instructions is {stall.reason}, "
-            f"{counted or found.cite(f'stall_{stall.reason}', 'warps an issue')}: it {stall.meaning}",
+            f"{counted or findings.cite(f'stall_{stall.reason}', 'warps an issue')}: it {stall.meaning}",
             *([f"{stall.reason}: {stall.next_step}"] if stall.next_step else []),
         )

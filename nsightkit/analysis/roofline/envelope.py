@@ -162,37 +162,36 @@ def summary(configurations: Iterable[Configuration] = MATRIX) -> pd.DataFrame:
         aligned, notes``. Activations and peak are those of flash attention; where a configuration cannot have
         it, its notes (a list) give the peak with the scores. The peak holds autocast's cast cache too.
     """
-    rows = [
-        {
-            **{name: getattr(found, name, None) for name in _COLUMNS},
-            "config": found.configuration.name,
-            "peak_bytes": found.peak_bytes(),
-            "aligned": all(alignment(found.configuration).values()),
-            "notes": _notes(found),
-        }
-        for found in map(envelope, configurations)
-    ]
+    rows = []
+    for configuration in configurations:
+        cost = envelope(configuration)
+        memory = (cost.state_bytes, cost.activation_bytes, cost.logits_bytes, cost.peak_bytes())
+        aligned = all(alignment(configuration).values())
+        row = (configuration.name, cost.params, *memory, cost.fwd_flops, cost.train_flops, aligned, _notes(cost))
+        rows.append(row)
     return pd.DataFrame(rows, columns=pd.Index(_COLUMNS))
 
 
-def _notes(found: Envelope) -> list[str]:
-    c = found.configuration
+def _notes(cost: Envelope) -> list[str]:
+    c = cost.configuration
     notes = [c.intent]
-    if off := [f"{name} {getattr(c, name)}" for name, fits in alignment(c).items() if not fits]:
+    off = [f"{name} {getattr(c, name)}" for name, fits in alignment(c).items() if not fits]
+    if off:
         notes.append(f"not a multiple of {ALIGNMENT}: {', '.join(off)}")
-    kernel = next((width for width in _FLASH_HEADS if width >= c.d_head), None)
-    if kernel is None:
+    kernels = [width for width in _FLASH_HEADS if width >= c.d_head]
+    if not kernels:
         notes.append(
             f"head size {c.d_head} is above {_FLASH_HEADS[-1]}: no flash attention, so scores are written out and the "
-            f"peak is {found.peak_bytes(scores=True) / 1e9:.2f} GB"
+            f"peak is {cost.peak_bytes(scores=True) / 1e9:.2f} GB"
         )
-    elif kernel != c.d_head:
+    elif kernels[0] != c.d_head:
         notes.append(
-            f"head size {c.d_head} runs flash attention's kernel for {kernel}: {1 - c.d_head / kernel:.1%} of "
-            f"attention's work is padding, and attention is {found.attention_flops / found.fwd_flops:.1%} of the FLOPs"
+            f"head size {c.d_head} runs flash attention's kernel for {kernels[0]}: {1 - c.d_head / kernels[0]:.1%} of "
+            f"attention's work is padding, and attention is {cost.attention_flops / cost.fwd_flops:.1%} of the FLOPs"
         )
     if c.rotated != c.d_head:
         notes.append(f"odd head size: {c.rotated} of its {c.d_head} channels are rotated")
-    if (head := found.head_flops / found.fwd_flops) > 1 / 3:
+    head = cost.head_flops / cost.fwd_flops
+    if head > 1 / 3:
         notes.append(f"the output head is {head:.1%} of the FLOPs")
     return notes

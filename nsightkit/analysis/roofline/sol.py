@@ -21,7 +21,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +114,12 @@ class Rates:
         UsageError
             The unit has no rate here.
         """
-        if operation.flops and operation.unit not in self.tflops:
+        if not operation.flops:
+            return 0.0
+        if operation.unit not in self.tflops:
             known = ", ".join(self.tflops)
             raise UsageError(f"{self.source} has no rate of {operation.unit} for {operation.name}; it has {known}")
-        return operation.flops / self.tflops[operation.unit] / 1e3 if operation.flops else 0.0
+        return operation.flops / self.tflops[operation.unit] / 1e3
 
     def memory_ns(self, operation: Operation) -> float:
         """Give the time of an operation's compulsory traffic at the full bandwidth.
@@ -179,12 +180,14 @@ def datasheet(gpu: Gpu, clock_mhz: float | None = None) -> Rates:
     UsageError
         `clock_mhz` is not positive.
     """
-    if clock_mhz is not None and not clock_mhz > 0:
+    tflops = {peak.unit: peak.tflops for peak in gpu.peaks if peak.accumulate == "fp32"}
+    l2_bytes = int(gpu.l2_mb * 1e6)
+    if clock_mhz is None:
+        return Rates("datasheet", tflops, gpu.gb_per_s, l2_bytes)
+    if not clock_mhz > 0:
         raise UsageError(f"a clock of {clock_mhz:g} MHz does not tick")
-    own = {peak.unit: peak.tflops for peak in gpu.peaks if peak.accumulate == "fp32"}
-    tflops = own if clock_mhz is None else {unit: gpu.at_clock(unit, clock_mhz) or rate for unit, rate in own.items()}
-    source = "datasheet" if clock_mhz is None else f"datasheet at {clock_mhz:,.0f} MHz"
-    return Rates(source, tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
+    at_clock = {unit: gpu.at_clock(unit, clock_mhz) or rate for unit, rate in tflops.items()}
+    return Rates(f"datasheet at {clock_mhz:,.0f} MHz", at_clock, gpu.gb_per_s, l2_bytes)
 
 
 def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
@@ -203,18 +206,19 @@ def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
         ``unit`` (``memory`` for a transfer), ``tflops`` and ``gb_per_s``, of which one is None, and ``what`` ran.
     """
     kind = str(parameters.get("kind", "gemm"))
+    rate: dict[str, Any] = {"unit": "memory", "tflops": None, "gb_per_s": None}
     if kind == "gemm":
         m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
-        what = f"GEMM {m}x{k} {k}x{n}" + (" of zeros" if parameters.get("zeros") else "")
-        return {
-            "unit": parameters["precision"],
-            "tflops": 2 * m * n * k / time_ns / 1e3,
-            "gb_per_s": None,
-            "what": what,
-        }
-    moved = {"copy": 2, "triad": 3, "read": 1}[kind] * int(parameters["megabytes"]) * 10**6
-    what = f"{kind} of {parameters['megabytes']:,} MB"
-    return {"unit": "memory", "tflops": None, "gb_per_s": moved / time_ns, "what": what}
+        zeros = " of zeros" if parameters.get("zeros") else ""
+        rate |= {"unit": parameters["precision"], "tflops": 2 * m * n * k / time_ns / 1e3}
+        return rate | {"what": f"GEMM {m}x{k} {k}x{n}{zeros}"}
+    megabytes = int(parameters["megabytes"])
+    rate["gb_per_s"] = _TENSORS_MOVED[kind] * megabytes * 10**6 / time_ns
+    return rate | {"what": f"{kind} of {parameters['megabytes']:,} MB"}
+
+
+#: How often a transfer goes through the memory.
+_TENSORS_MOVED = {"copy": 2, "triad": 3, "read": 1}
 
 
 def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
@@ -232,12 +236,14 @@ def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
     Rates
         Without transfers the bandwidth is NaN.
     """
-    best = {"memory": float("nan")}
+    best: dict[str, float] = {}
     for row in rows:
-        if "of zeros" not in str(row["what"]):
-            rate = row["gb_per_s"] if row["unit"] == "memory" else row["tflops"]
-            best[row["unit"]] = float(np.fmax(best.get(row["unit"], 0.0), rate))
-    gb_per_s = best.pop("memory")
+        if "of zeros" in str(row["what"]):
+            continue
+        unit = row["unit"]
+        rate = row["gb_per_s"] if unit == "memory" else row["tflops"]
+        best[unit] = float(np.fmax(best.get(unit, 0.0), rate))
+    gb_per_s = best.pop("memory", float("nan"))
     return Rates(source, best, gb_per_s)
 
 
@@ -293,18 +299,11 @@ def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
     UsageError
         `rates` lacks a unit.
     """
-    rows = [
-        {
-            "name": operation.name,
-            "flops": operation.flops,
-            "bytes": operation.bytes,
-            "intensity": operation.intensity,
-            "bound": rates.bound(operation),
-            "bound_ns": rates.bound_ns(operation),
-            "source": rates.source,
-        }
-        for operation in operations
-    ]
+    rows = []
+    for operation in operations:
+        bound, bound_ns = rates.bound(operation), rates.bound_ns(operation)
+        cost = (operation.name, operation.flops, operation.bytes, operation.intensity)
+        rows.append((*cost, bound, bound_ns, rates.source))
     return pd.DataFrame(rows, columns=["name", "flops", "bytes", "intensity", "bound", "bound_ns", "source"])
 
 
@@ -339,41 +338,45 @@ def judge(
         raise UsageError(f"{len(table)} operations and {len(times)} times do not belong together")
     if (times <= 0).any():
         raise UsageError("a measured time must be positive")
-    too_quick = np.array([sheet.compute_ns(operation) for operation in operations]) > times
     moved, by_memory = table["bytes"].to_numpy(), (table["bound"] == "memory").to_numpy()
-    too_quick_for_memory, cached = moved / sheet.gb_per_s > times, moved <= sheet.l2_bytes
-    uncached = np.maximum(moved - 2 * sheet.l2_bytes, 0) / sheet.gb_per_s > times
-    of_ceiling = np.array(list(map(partial(_ceiling_ns, measured), operations, table["bound"]))) / times
-    too_much = [
-        f"would be {rate:,.0f} TFLOP/s, {rate / sheet.tflops[operation.unit]:.1f} times the peak" if wrong else ""
-        for operation, rate, wrong in zip(operations, table["flops"] / times / 1e3, too_quick, strict=True)
-    ]
-    notes: tuple[tuple[Any, Any], ...] = (  # the first that holds
-        (too_quick, np.array(too_much, dtype=object)),
-        (uncached, "above the memory's bandwidth, and too large for the L2 cache: is every byte read?"),
-        (too_quick_for_memory & ~cached, f"part of {_CACHED.format('fits')}"),
-        (too_quick_for_memory | (of_ceiling > 1) & cached & by_memory, _CACHED.format("fit")),
-        (of_ceiling > 1, "quicker than the ceilings measured on this card"),
-    )
-    return table.assign(
-        time_ns=times,
-        sol_datasheet=table["bound_ns"] / times,
-        sol_measured=of_ceiling,
-        impossible=too_quick | uncached,
-        unit=np.array([operation.unit for operation in operations], dtype=object),
-        note=np.select([holds for holds, _ in notes], [text for _, text in notes], ""),
-    )[[*_JUDGED, "impossible", "unit", "source", "note"]]
+    ceiling_ns = [_ceiling_ns(measured, *pair) for pair in zip(operations, table["bound"], strict=True)]
+    table["time_ns"] = times
+    table["sol_datasheet"] = table["bound_ns"] / times
+    table["sol_measured"] = np.array(ceiling_ns, float) / times
+    table["unit"] = np.array([operation.unit for operation in operations], dtype=object)
+    fits = moved <= sheet.l2_bytes
+    above_peak = np.array([sheet.compute_ns(operation) for operation in operations]) > times
+    above_memory = moved / sheet.gb_per_s > times
+    above_uncached = np.maximum(moved - 2 * sheet.l2_bytes, 0) / sheet.gb_per_s > times
+    above_ceiling = (table["sol_measured"] > 1).to_numpy()
+    table["impossible"] = above_peak | above_uncached
+    notes = {  # the first that holds
+        "above the memory's bandwidth, and too large for the L2 cache: is every byte read?": above_uncached,
+        f"part of {_CACHED.format('fits')}": above_memory & ~fits,
+        _CACHED.format("fit"): above_memory | (above_ceiling & fits & by_memory),
+        "quicker than the ceilings measured on this card": above_ceiling,
+    }
+    table["note"] = np.select(list(notes.values()), list(notes), "").astype(object)
+    for row in np.flatnonzero(above_peak):
+        rate, peak = table["flops"][row] / times[row] / 1e3, sheet.tflops[operations[row].unit]
+        table.loc[row, "note"] = f"would be {rate:,.0f} TFLOP/s, {rate / peak:.1f} times the peak"
+    return table[_JUDGED]
 
 
-_JUDGED = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
+_JUDGED = [
+    *("name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured", "impossible"),
+    *("unit", "source", "note"),
+]
 _CACHED = "its tensors {} the L2 cache: quicker than the memory, as they may be"
 
 
 def _ceiling_ns(measured: Rates | None, operation: Operation, bound: str) -> float:
     """Give the least time by measured ceilings; NaN where the one that counts was not measured."""
-    if measured is not None and (operation.unit in measured.tflops or not operation.flops):
+    if measured is None:
+        return float("nan")
+    if operation.unit in measured.tflops or not operation.flops:
         return measured.bound_ns(operation)
-    return measured.memory_ns(operation) if measured is not None and bound == "memory" else float("nan")
+    return measured.memory_ns(operation) if bound == "memory" else float("nan")
 
 
 def summary(
@@ -438,30 +441,36 @@ def summary(
 
 
 def _listed(groups: list[_Group], sheet: Rates, measured: Rates | None) -> pd.DataFrame:
-    """Judge groups of calls, each by the sum of its calls; what has no precision is listed without a judgement."""
+    """Judge groups of calls; what has no precision comes last, without a judgement."""
     groups = sorted(groups, key=lambda group: group.precision_from == "unknown")
-    each = [_on(sheet, group.operation) for group in groups]
-    times, calls = (np.array([getattr(group, of) for group in groups], np.int64) for of in ("time_ns", "calls"))
-    sums = [
-        dataclasses.replace(one, flops=one.flops * group.calls, bytes=one.bytes * group.calls)
-        for one, group in zip(each, groups, strict=True)
-    ]
+    times = np.array([group.time_ns for group in groups], np.int64)
+    calls = np.array([group.calls for group in groups], np.int64)
+    source = np.array([group.precision_from for group in groups], dtype=object)
+    unknown = source == "unknown"
     # What fits the cache is a matter of one call.
-    alone = judge(each, (times / calls).tolist(), sheet, measured)
-    unknown = np.array([group.precision_from == "unknown" for group in groups], bool)
-    remarks = zip(alone["note"].mask(unknown, _UNKNOWN), [group.caveat for group in groups], strict=True)
-    table = judge(sums, times.tolist(), sheet, measured).drop(columns="note")
-    table = table.assign(
-        time_ns=times,
-        impossible=alone["impossible"] & ~unknown,
-        count=calls,
-        precision_from=np.array([group.precision_from for group in groups], dtype=object),
-        note=np.array(["; ".join(filter(None, texts)) for texts in remarks], dtype=object),
-    ).astype({"bytes": "Int64", "bound": object, "unit": object})
-    hidden: dict[str, Any] = {"bytes": pd.NA, "bound": None, "unit": None}
-    for column, nothing in (hidden | dict.fromkeys(("intensity", "sol_datasheet", "sol_measured"), np.nan)).items():
+    table = judge([_on(sheet, group.operation) for group in groups], (times / calls).tolist(), sheet, measured)
+    notes = []
+    for group, note in zip(groups, table.pop("note").mask(unknown, _UNKNOWN), strict=True):
+        notes.append("; ".join(filter(None, [note, group.caveat])))
+    table = table.astype({"bytes": "Int64", "bound": object, "unit": object})
+    table[["flops", "bytes"]] = table[["flops", "bytes"]].mul(calls, axis=0)
+    table["time_ns"] = times
+    table["impossible"] &= ~unknown
+    for column, nothing in _NOT_KNOWN.items():
         table.loc[unknown, column] = nothing
+    table = table.assign(count=calls, precision_from=source, note=np.array(notes, dtype=object))
     return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True)
+
+
+#: What depends on the precision.
+_NOT_KNOWN: dict[str, Any] = {
+    "bytes": pd.NA,
+    "bound": None,
+    "unit": None,
+    "intensity": np.nan,
+    "sol_datasheet": np.nan,
+    "sol_measured": np.nan,
+}
 
 
 def _on(sheet: Rates, operation: Operation) -> Operation:
@@ -486,8 +495,10 @@ def coverage(table: pd.DataFrame, trace: Trace) -> float:
     float
         Operators of unknown precision are not in it. NaN without kernel time.
     """
-    every = float(trace.table("kernels", ["duration_ns"])["duration_ns"].sum())
-    return float(table.loc[table["precision_from"] != "unknown", "time_ns"].sum()) / every if every else float("nan")
+    kernel_ns = float(trace.table("kernels", ["duration_ns"])["duration_ns"].sum())
+    if not kernel_ns:
+        return float("nan")
+    return float(table.loc[table["precision_from"] != "unknown", "time_ns"].sum()) / kernel_ns
 
 
 def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
@@ -531,13 +542,13 @@ def watched(trace: Trace) -> tuple[Trace, float, str]:
     what : str
         ``steps`` or ``span``.
     """
-    each = steps.summary(trace)
-    if not len(each):
+    table = steps.summary(trace)
+    if not len(table):
         return trace, float(intervals.busy(trace)["span_ns"].sum()), "span"
     mask = trace.mask("kernels")
     inside = np.ones(trace.size("kernels"), bool) if mask is None else mask.copy()
     inside[inside] = steps.launched_in(trace, "kernels", steps.windows(trace)) >= 0
-    return trace.masked({"kernels": inside}), float((each["busy_ns"] + each["idle_ns"]).sum()), "steps"
+    return trace.masked({"kernels": inside}), float((table["busy_ns"] + table["idle_ns"]).sum()), "steps"
 
 
 def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
@@ -563,18 +574,23 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
     """
     bound = np.full(trace.size("kernels"), "", dtype=object)
     ops = _operators(trace, "kernels")
-    if len(ops):
-        try:
-            sheets = [datasheet(hardware.find(gpu or _gpu_of(trace)))]
-        except UsageError:
-            if gpu is not None:
-                raise
-            sheets = [datasheet(each) for each in hardware.GPUS]
-        for group in _groups(trace, ops):
-            found = {sheet.bound(_on(sheet, group.operation)) for sheet in sheets}
-            if len(found) == 1 and group.precision_from != "unknown":
-                bound[group.members] = found.pop()
+    for group in _groups(trace, ops):
+        if group.precision_from == "unknown":
+            continue
+        bounds_of_cards = {sheet.bound(_on(sheet, group.operation)) for sheet in _sheets(trace, gpu)}
+        if len(bounds_of_cards) == 1:
+            bound[group.members] = bounds_of_cards.pop()
     return pd.Categorical(bound, pd.Index(["", "compute", "memory"]))
+
+
+def _sheets(trace: Trace, gpu: str | None) -> list[Rates]:
+    """The datasheet of the card; where it is not known which that is, those of all."""
+    try:
+        return [datasheet(hardware.find(gpu or _gpu_of(trace)))]
+    except UsageError:
+        if gpu is not None:
+            raise
+        return [datasheet(card) for card in hardware.GPUS]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -598,41 +614,68 @@ def _operators(trace: Trace, ran: str) -> pd.DataFrame:
 
 def _groups(trace: Trace, ops: pd.DataFrame, on_cpu: bool = False, precision: str | None = None) -> Iterator[_Group]:
     """What ran for the operators whose shapes tell their costs, alone or once the types of their tensors are known."""
+    if not len(ops):
+        return
+    kinds, kind_of = _kinds(ops)
+    known = np.array([kind.operation is not None for kind in kinds], bool)[kind_of]
+    ran = _own_times(trace, known) if on_cpu else _kernel_times(trace, ops, known)
+    ran = ran[ran["operator"] >= 0]
+    ran = ran.assign(kind=kind_of[ran["operator"]], holds=-1)
+    # Of all that an operator launched, the longest says what it works on.
+    telling = ran[ran["said"] >= 0].sort_values("lasting", kind="stable").drop_duplicates("operator", keep="last")
+    without_types = np.array([not kind.typed for kind in kinds], bool)[ran["kind"]]
+    told = ran["operator"].map(telling.set_index("operator")["said"])
+    ran["holds"] = told.where(without_types).fillna(-1).astype(int)
+    key: Any
+    for key, rows in ran.groupby(["kind", "holds"]):
+        kind = kinds[key[0]]
+        holds = _SAID[key[1]] if key[1] >= 0 else None
+        operation, source = kind.operation, "recorded"
+        if operation is None or holds == nvtx_ops.OTHER:
+            continue
+        if not kind.typed:
+            # Unknown is what nothing says the precision of, or tensors of several types by nature.
+            source = "unknown"
+            reckoned = cost(kind.name, kind.inputs, holds or precision)
+            if reckoned is not None:
+                operation, source = reckoned, "kernel" if holds else "given"
+        if operation.unit == "fp32" and kind.name.startswith(_GEMMS) and rows["tf32"].any():
+            operation = dataclasses.replace(operation, unit="tf32")
+        remark = caveat(kind.name, kind.inputs)
+        calls, time_ns = rows["operator"].nunique(), int(rows["lasting"].sum())
+        yield _Group(operation, source, remark, rows.index.to_numpy(), calls, time_ns)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Operators of one name and one set of shapes: their cost, or what is known of it without the types."""
+
+    name: str
+    inputs: str
+    typed: bool
+    operation: Operation | None
+
+
+def _kinds(ops: pd.DataFrame) -> tuple[list[_Kind], np.ndarray]:
+    """The kinds of operators, and the kind of each."""
     names, inputs = ops["name"].cat, ops["inputs"].cat
     # One number for both: unique pairs take ten times as long.
     pairs = names.codes.to_numpy(np.int64) * len(inputs.categories) + inputs.codes.to_numpy(np.int64)
-    # Operators of one name and shape are one kind.
-    kinds, kind_of = np.unique(pairs, return_inverse=True)
-    both = zip(*np.divmod(kinds, len(inputs.categories)), strict=True)
-    texts = [(str(names.categories[name]), str(inputs.categories[given])) for name, given in both]
-    typed = [cost(*text) for text in texts]
-    bare = [None if found else untyped(*text) for text, found in zip(texts, typed, strict=True)]
-    without_types = np.array([found is not None for found in bare], bool)
-    known = (without_types | [found is not None for found in typed])[kind_of]
-    ran = _own_times(trace, known) if on_cpu else _kernel_times(trace, ops, known)
-    ran = ran[ran["operator"] >= 0]
-    # Of all that an operator launched, the longest says what it works on.
-    telling = ran[ran["said"] >= 0].sort_values("lasting", kind="stable").drop_duplicates("operator", keep="last")
-    kind = kind_of[ran["operator"]]
-    said = ran["operator"].map(telling.set_index("operator")["said"]).where(without_types[kind]).fillna(-1).astype(int)
-    by: Any = ran.groupby([kind, said])
-    for (number, code), mine in by:
-        if bare[number] and code >= 0 and _SAID[code] == nvtx_ops.OTHER:
-            continue
-        holds, source = (_SAID[code], "kernel") if code >= 0 else (precision, "given")
-        # Unknown is what nothing says the precision of, or tensors of several types by nature.
-        offers = (typed[number], "recorded"), (cost(*texts[int(number)], holds), source), (bare[number], "unknown")
-        found, source = next((one, source) for one, source in offers if one)
-        if found.unit == "fp32" and found.name.startswith(_GEMMS) and mine["tf32"].any():
-            found = dataclasses.replace(found, unit="tf32")
-        calls, time = mine["operator"].nunique(), int(mine["lasting"].sum())
-        yield _Group(found, source, caveat(*texts[int(number)]), mine.index.to_numpy(), calls, time)
+    kind_of, pairs = pd.factorize(pairs, sort=True)
+    kinds = []
+    for name_code, inputs_code in zip(*np.divmod(pairs, len(inputs.categories)), strict=True):
+        name, text = str(names.categories[name_code]), str(inputs.categories[inputs_code])
+        operation = cost(name, text)
+        kinds.append(_Kind(name, text, operation is not None, operation or untyped(name, text)))
+    return kinds, kind_of
 
 
 def _own_times(trace: Trace, known: np.ndarray) -> pd.DataFrame:
     """Each known operator by its own time on the CPU, in the form of :func:`_kernel_times`."""
-    lasting, mask = operators.own(trace.whole)["duration_ns"], trace.mask("ops")
-    operator = np.where(known if mask is None else known & mask, np.arange(len(known)), -1)
+    mask = trace.mask("ops")
+    chosen = known if mask is None else known & mask
+    operator = np.where(chosen, np.arange(len(known)), -1)
+    lasting = operators.own(trace.whole)["duration_ns"]
     return pd.DataFrame({"operator": operator, "lasting": lasting, "tf32": False, "said": -1})
 
 
@@ -667,7 +710,7 @@ _SAID = ("fp32", "fp16", "bf16", "fp8", nvtx_ops.OTHER)  # what nvtx_ops.precisi
 
 
 def _gpu_of(trace: Trace) -> str:
-    named = next((gpu.name for gpu in trace.meta.gpus if gpu.name), None)
-    if named is None:
-        raise UsageError(f"{trace.path or 'the trace'} does not name its GPU; name it with --gpu")
-    return named
+    for gpu in trace.meta.gpus:
+        if gpu.name:
+            return gpu.name
+    raise UsageError(f"{trace.path or 'the trace'} does not name its GPU; name it with --gpu")
