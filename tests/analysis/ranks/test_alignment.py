@@ -52,14 +52,6 @@ def test_planted_offsets(tmp_path, kind):
         assert np.abs(start - true).max() <= END_JITTER_NS / 2
 
 
-def test_without_jitter_offsets_are_exact(tmp_path):
-    truth = job(tmp_path, kind="kineto", ranks=3, steps=3, layers=2, offsets_ns=OFFSETS, end_jitter_ns=0)
-    tables, t0_ns = looked_at(truth)
-    _, alignment = clocks.together(tables, t0_ns)
-    assert offsets(alignment, t0_ns) == {rank: OFFSETS[rank] for rank in range(3)}
-    assert (alignment.clocks["spread_ns"] == 0).all()
-
-
 def test_a_drift_is_corrected(tmp_path):
     drift = {1: 300.0, 2: -150.0}
     truth = job(tmp_path, kind="kineto", ranks=3, steps=12, layers=2, offsets_ns=OFFSETS, drift_ppm=drift)

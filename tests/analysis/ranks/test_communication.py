@@ -58,14 +58,6 @@ def test_each_collective_is_what_was_planted(planted):
         assert (found["launch_ns"] < found["start_ns"]).all()
 
 
-def test_the_first_all_reduce_is_hidden_and_the_second_is_not(planted):
-    _, _, traces = planted
-    found = communication.collectives(traces[1])
-    first, second = (found.iloc[i::2] for i in (0, 1))
-    assert (first["exposed_ns"] < first["end_ns"] - first["start_ns"]).all()
-    assert (second["exposed_ns"] == second["end_ns"] - second["start_ns"]).all()
-
-
 def test_what_pytorch_says_survives_our_own_export(planted, tmp_path):
     kind, _, traces = planted
     if kind == "nsys":
