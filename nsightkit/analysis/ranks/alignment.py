@@ -289,6 +289,7 @@ def _partners(first: Any, reference: pd.DataFrame, lanes: Mapping[Any, pd.DataFr
 
 def _matched_group(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
     """Number the collectives of one group's ranks; also say by what, and what was left out."""
+    notes: list[str]
     if collectives["rank"].nunique() > 1 and (collectives["sequence"] >= 0).all():
         # A coalesced collective may be several kernels with one number.
         nth = collectives.groupby(["rank", "sequence"]).cumcount()
@@ -536,7 +537,7 @@ def _residuals(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -
     """What each end differs from the collective's moment, the median over its ranks."""
     rank = ends["rank"].to_numpy()
     end = ends["end_ns"] - offset[rank] - drift[rank] * (ends["end_ns"] - middle[rank])
-    return end - end.groupby(ends["collective"]).transform("median")  # type: ignore[no-any-return]
+    return end - end.groupby(ends["collective"]).transform("median")
 
 
 def _deviation(values: pd.Series) -> float:

@@ -118,7 +118,7 @@ class Job:
         -------
         list of str
         """
-        sentences = self.stragglers["text"].tolist()
+        sentences: list[str] = self.stragglers["text"].tolist()
         if len(sentences) > 1:
             sentences.append(f"If all of them were on time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
         elif not sentences and len(self.arrivals):
@@ -627,11 +627,12 @@ def _answers(
     files: Sequence[Path], cache: bool | None, scheduler: str | None, workers: int | None
 ) -> Iterator[tuple[int, list[Look] | str]]:
     """Look at the files, and give the answers in the order in which they come."""
-    if scheduler is None and (workers == 0 or (workers is None and len(files) <= FEW)):
-        for number, file in enumerate(files):
-            yield number, attempt(str(file), cache)
+    few = workers == 0 or (workers is None and len(files) <= FEW)
+    if not files or (scheduler is None and few):
+        for number, path in enumerate(files):
+            yield number, attempt(str(path), cache)
         return
-    waiting = {number: str(file.absolute()) for number, file in enumerate(files)}
+    waiting = {number: str(path.absolute()) for number, path in enumerate(files)}
     count = min(workers or os.cpu_count() or 1, len(files))
     with _executor(scheduler, count) as executor, contextlib.suppress(BrokenExecutor):
         futures = {executor.submit(attempt, file, cache): number for number, file in waiting.items()}
@@ -644,9 +645,10 @@ def _answers(
     # A worker that dies takes along the others' answers. Asked alone, a trace is lost only by itself.
     for number, file in waiting.items():
         with _executor(scheduler, 1) as executor:
-            answer = executor.submit(attempt, file, cache)
-            error = answer.exception()
-        yield number, answer.result() if error is None else f"was lost with its worker ({_error_text(error)})"
+            try:
+                yield number, executor.submit(attempt, file, cache).result()
+            except Exception as error:
+                yield number, f"was lost with its worker ({_error_text(error)})"
 
 
 @contextlib.contextmanager

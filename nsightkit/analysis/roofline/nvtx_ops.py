@@ -45,15 +45,15 @@ def operators(trace: Trace) -> pd.DataFrame:
     names = pd.Series(ranges["name"].cat.categories, dtype="str")
     # Nearly every range has a name of its own, for it holds the number of the operator: a quick pass before the other.
     likely = names.str.contains(", sizes = [", regex=False)
-    found = names[likely].str.extract(_RANGE).reindex(names.index)
-    row = ranges["name"].cat.codes.to_numpy()
-    mine = np.flatnonzero(np.concatenate([found[1].notna().to_numpy(), [False]])[row])
-    frame = ranges.iloc[mine][["start_ns", "end_ns", "thread"]].reset_index(drop=True)
-    for column, part in (("name", 0), ("inputs", 1)):
-        code, texts = pd.factorize(found[part])
-        said = [str(text) if part == 0 else f"[{text},[],[]]" for text in texts]
-        frame[column] = categorical(code[row[mine]], said)
-    return frame
+    parts = names[likely].str.extract(_RANGE).reindex(names.index)
+    codes = ranges["name"].cat.codes.to_numpy()
+    rows = np.flatnonzero(np.append(parts[1].notna(), False)[codes])
+    table = ranges.iloc[rows][["start_ns", "end_ns", "thread"]].reset_index(drop=True)
+    name_codes, operator_names = pd.factorize(parts[0])
+    shape_codes, shapes = pd.factorize(parts[1])
+    table["name"] = categorical(name_codes[codes[rows]], [str(name) for name in operator_names])
+    table["inputs"] = categorical(shape_codes[codes[rows]], [f"[{text},[],[]]" for text in shapes])
+    return table
 
 
 #: What :func:`precision_of` gives for tensors of numbers that no unit of :mod:`nsightkit.hardware` computes with.

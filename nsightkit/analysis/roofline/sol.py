@@ -269,8 +269,8 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
         known = {str(row["gpu"]) for row in rows}
         if len(known) != 1 or not all(str(row["source"]).startswith("measured") for row in rows):
             raise ValueError("not the measurement of one card")
-        found = ceilings([{**row, "what": row["source"]} for row in rows], f"measured on {known.pop()}")
-        if not found.gb_per_s > 0:
+        rates = ceilings([{**row, "what": row["source"]} for row in rows], f"measured on {known.pop()}")
+        if not rates.gb_per_s > 0:
             raise ValueError("no bandwidth in it")
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror})", "check the path") from error
@@ -278,7 +278,7 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
         raise TraceError(
             path, f"is not a list of ceilings ({error})", "write one with 'nsightkit peaks --measure --format json'"
         ) from error
-    return found
+    return rates
 
 
 def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
@@ -357,7 +357,7 @@ def judge(
         "quicker than the ceilings measured on this card": above_ceiling,
     }
     table["note"] = np.select(list(notes.values()), list(notes), "").astype(object)
-    for row in np.flatnonzero(above_peak):
+    for row in np.flatnonzero(above_peak).tolist():
         rate, peak = table["flops"][row] / times[row] / 1e3, sheet.tflops[operations[row].unit]
         table.loc[row, "note"] = f"would be {rate:,.0f} TFLOP/s, {rate / peak:.1f} times the peak"
     return table[_JUDGED]
@@ -622,14 +622,14 @@ def _groups(trace: Trace, ops: pd.DataFrame, on_cpu: bool = False, precision: st
     ran = ran[ran["operator"] >= 0]
     ran = ran.assign(kind=kind_of[ran["operator"]], holds=-1)
     # Of all that an operator launched, the longest says what it works on.
-    telling = ran[ran["said"] >= 0].sort_values("lasting", kind="stable").drop_duplicates("operator", keep="last")
+    telling = ran[ran["told"] >= 0].sort_values("lasting", kind="stable").drop_duplicates("operator", keep="last")
     without_types = np.array([not kind.typed for kind in kinds], bool)[ran["kind"]]
-    told = ran["operator"].map(telling.set_index("operator")["said"])
-    ran["holds"] = told.where(without_types).fillna(-1).astype(int)
+    of_operator = ran["operator"].map(telling.set_index("operator")["told"])
+    ran["holds"] = of_operator.where(without_types).fillna(-1).astype(int)
     key: Any
     for key, rows in ran.groupby(["kind", "holds"]):
         kind = kinds[key[0]]
-        holds = _SAID[key[1]] if key[1] >= 0 else None
+        holds = _PRECISIONS[key[1]] if key[1] >= 0 else None
         operation, source = kind.operation, "recorded"
         if operation is None or holds == nvtx_ops.OTHER:
             continue
@@ -676,14 +676,14 @@ def _own_times(trace: Trace, known: np.ndarray) -> pd.DataFrame:
     chosen = known if mask is None else known & mask
     operator = np.where(chosen, np.arange(len(known)), -1)
     lasting = operators.own(trace.whole)["duration_ns"]
-    return pd.DataFrame({"operator": operator, "lasting": lasting, "tf32": False, "said": -1})
+    return pd.DataFrame({"operator": operator, "lasting": lasting, "tf32": False, "told": -1})
 
 
 def _kernel_times(trace: Trace, ops: pd.DataFrame, known: np.ndarray) -> pd.DataFrame:
     """The kernels, each with the innermost known operator around its launch, and what its name says.
 
     ``operator`` is the row of that one, -1 for none; ``lasting`` in ns; ``tf32``: whether it multiplies fp32 on tensor
-    cores; ``said`` is the position in `_SAID` of what its tensors hold, -1 where its name does not say.
+    cores; ``told`` is the position in `_PRECISIONS` of what its tensors hold, -1 where its name does not say.
     """
     kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
     call = launch_of(trace, kernels["process"], kernels["correlation"])
@@ -693,20 +693,15 @@ def _kernel_times(trace: Trace, ops: pd.DataFrame, known: np.ndarray) -> pd.Data
         calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
         operator[launched] = enclosing(calls, ops, known)[call[launched]]
     names = kernels["name"].cat
-    said = pd.Categorical([nvtx_ops.precision_of(str(name)) for name in names.categories], _SAID).codes
-    return pd.DataFrame(
-        {
-            "operator": operator,
-            "lasting": kernels["duration_ns"],
-            "tf32": matching(kernels["name"], _TF32),
-            "said": np.append(said, -1)[names.codes],
-        }
-    )
+    precisions = [nvtx_ops.precision_of(str(name)) for name in names.categories]
+    codes = pd.Categorical(precisions, _PRECISIONS).codes
+    ran = pd.DataFrame({"operator": operator, "lasting": kernels["duration_ns"]})
+    return ran.assign(tf32=matching(kernels["name"], _TF32), told=np.append(codes, -1)[names.codes])
 
 
 _GEMMS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 _ON_TENSOR_CORES = (*_GEMMS, "aten::_scaled_mm", "aten::_scaled_dot_product")
-_SAID = ("fp32", "fp16", "bf16", "fp8", nvtx_ops.OTHER)  # what nvtx_ops.precision_of gives
+_PRECISIONS = ("fp32", "fp16", "bf16", "fp8", nvtx_ops.OTHER)  # what nvtx_ops.precision_of gives
 
 
 def _gpu_of(trace: Trace) -> str:
