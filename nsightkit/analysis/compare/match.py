@@ -1,4 +1,4 @@
-"""Which kernel of one trace is which of another: by name, by a name without what versions change, by what launched it.
+"""Which kernel of one trace is which of another: by name, by a name without what versions change, by operator.
 
 A name changes with the compiler (``Kernel<(int)4>`` or ``Kernel<4>``), with the card (``ampere_sgemm_128x64_tn``,
 ``volta_sgemm_32x128_tn``), with a library's choice of tiles, and with the order in which a fusing compiler numbers
@@ -9,9 +9,7 @@ round sees only what the stricter ones left:
 2. ``normalised``: the name without what demanglers spell differently; then without types, sizes and arguments; then
    without card, tiles, instruction shapes, versions and numbers (:func:`spellings`);
 3. ``operator``: launched by the same framework operator, and of the same category;
-4. ``range``: launched in the same innermost range, and of the same category;
-5. ``fused``: a compiler's kernel, with those whose operators its name lists;
-6. ``appeared`` and ``disappeared``: the rest.
+4. ``appeared`` and ``disappeared``: the rest.
 
 A round may pair several kernels with several. Each kernel is in exactly one row, so sums over rows are those of the
 trace.
@@ -19,17 +17,14 @@ trace.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial, reduce
 from typing import NamedTuple, TypeVar
 
 __all__ = ["HOW", "Kernel", "Pairing", "in_rounds", "pair", "plain_range", "spellings"]
 
-#: How the kernels of a row were found to belong together, from the strictest to not at all.
-HOW = ("name", "normalised", "operator", "range", "fused", "appeared", "disappeared")
+#: How the kernels of a row belong together, from the strictest to not at all.
+HOW = ("name", "normalised", "operator", "appeared", "disappeared")
 
 
 class Kernel(NamedTuple):
@@ -38,18 +33,17 @@ class Kernel(NamedTuple):
     Parameters
     ----------
     name, category : str
-    operator, range : str or None
+    operator : str, optional
         What launched most of its time, where that was recorded.
     """
 
     name: str
     category: str
     operator: str | None = None
-    range: str | None = None
 
 
 class Pairing(NamedTuple):
-    """Kernels that belong together.
+    """Things that belong together.
 
     Parameters
     ----------
@@ -80,21 +74,27 @@ def pair(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[Pairing]:
     spelt = {kernel.name: spellings(kernel.name) for kernel in (*before, *after)}
     rounds: list[tuple[str, Callable[[Kernel], Hashable]]] = [
         ("name", lambda kernel: kernel.name),
-        *(("normalised", lambda kernel, i=i: spelt[kernel.name][i]) for i in range(3)),
-        ("operator", lambda kernel: kernel.operator and (kernel.operator, kernel.category)),
-        ("range", lambda kernel: kernel.range and (kernel.range, kernel.category)),
+        ("normalised", lambda kernel: spelt[kernel.name][0]),
+        ("normalised", lambda kernel: spelt[kernel.name][1]),
+        ("normalised", lambda kernel: spelt[kernel.name][2]),
+        ("operator", _launcher),
     ]
-    return in_rounds(before, after, rounds, partial(_fused, before, after))
+    return in_rounds(before, after, rounds)
+
+
+def _launcher(kernel: Kernel) -> Hashable:
+    if not kernel.operator:
+        return None
+    return plain_range(kernel.operator), kernel.category
 
 
 _Thing = TypeVar("_Thing")
+#: The things of a side that are still without a partner, by the key of a round: their positions.
+_Held = dict[Hashable, list[int]]
 
 
 def in_rounds(
-    before: Sequence[_Thing],
-    after: Sequence[_Thing],
-    rounds: Sequence[tuple[str, Callable[[_Thing], Hashable]]],
-    last: Callable[[Sequence[Sequence[int]]], list[Pairing]] = lambda _: [],
+    before: Sequence[_Thing], after: Sequence[_Thing], rounds: Sequence[tuple[str, Callable[[_Thing], Hashable]]]
 ) -> list[Pairing]:
     """Pair what has the same key, in rounds: each sees only what the ones before it left.
 
@@ -103,28 +103,41 @@ def in_rounds(
     before, after : sequence
     rounds : sequence of tuple
         How pairs of that round are called, and the key; what has no key (None) waits for the next round.
-    last : callable, optional
-        Pairs some of what is left: positions before and after.
 
     Returns
     -------
     list of Pairing
         Every position of either list is in exactly one. What has no partner has ``disappeared`` or ``appeared``.
     """
-    found: list[Pairing] = []
-    left = [list(range(len(before))), list(range(len(after)))]
+    pairings: list[Pairing] = []
+    left_before, left_after = list(range(len(before))), list(range(len(after)))
     for how, key in rounds:
-        sides: list[dict[Hashable, list[int]]] = [defaultdict(list), defaultdict(list)]
-        for side, things, rows in zip(sides, (before, after), left, strict=True):
-            for row in rows:
-                side[key(things[row])].append(row)
-        both = dict.fromkeys(k for k in sides[0] if k is not None and k in sides[1])
-        found += [Pairing(how, tuple(sides[0][k]), tuple(sides[1][k])) for k in both]
-        left = [[row for k, rows in side.items() if k not in both for row in rows] for side in sides]
-    found += last(left)
-    gone, come = ({row for one in found for row in getattr(one, side)} for side in ("before", "after"))
-    found += [Pairing("disappeared", (row,), ()) for row in left[0] if row not in gone]
-    return found + [Pairing("appeared", (), (row,)) for row in left[1] if row not in come]
+        were = _by_key(before, left_before, key)
+        are = _by_key(after, left_after, key)
+        both = [label for label in were if label is not None and label in are]
+        pairings += [Pairing(how, tuple(were[label]), tuple(are[label])) for label in both]
+        left_before = _without(were, both)
+        left_after = _without(are, both)
+    pairings += [Pairing("disappeared", (position,), ()) for position in left_before]
+    pairings += [Pairing("appeared", (), (position,)) for position in left_after]
+    return pairings
+
+
+def _by_key(things: Sequence[_Thing], positions: Sequence[int], key: Callable[[_Thing], Hashable]) -> _Held:
+    held: _Held = {}
+    for position in positions:
+        held.setdefault(key(things[position]), []).append(position)
+    return held
+
+
+def _without(held: _Held, paired: Sequence[Hashable]) -> list[int]:
+    """Positions that are left, in their order by key."""
+    gone = set(paired)
+    left: list[int] = []
+    for label, positions in held.items():
+        if label not in gone:
+            left += positions
+    return left
 
 
 # ---------------------------------------------------------------- names
@@ -188,12 +201,19 @@ def spellings(name: str) -> tuple[str, str, str]:
     True
     """
     spelt = _LAMBDA.sub("lambda", _UNNAMED.sub("unnamed", name))
-    spelt = _SUFFIX.sub(r"\1", _CAST.sub("", _RETURNED.sub("", spelt)))
+    spelt = _RETURNED.sub("", spelt)
+    spelt = _SUFFIX.sub(r"\1", _CAST.sub("", spelt))
     words = _telling(spelt)
-    family = [reduce(lambda text, choice: choice[0].sub(choice[1], text), _CHOICES, word) for word in words]
-    # A wrapper's argument says what it runs.
-    family = family[len(family) > 1 and family[0] in ("kernel", "device_kernel", "entry") :]
+    family = [_family(word) for word in words]
+    if len(family) > 1 and family[0] in ("kernel", "device_kernel", "entry"):
+        del family[0]  # a wrapper's argument says what it runs
     return re.sub(r"\s+", "", spelt), " ".join(words), " ".join(dict.fromkeys(family)) or spelt
+
+
+def _family(word: str) -> str:
+    for pattern, by in _CHOICES:
+        word = pattern.sub(by, word)
+    return word
 
 
 def _telling(spelt: str) -> list[str]:
@@ -203,11 +223,24 @@ def _telling(spelt: str) -> list[str]:
     function = named[-1].lower() if named else spelt
     if fused := _FUSED.match(function):
         function = "_".join(filter(None, fused.groups()))
-    signs = ((sign == "<") - (sign == ">" and rest[at - 1 : at] != "-") for at, sign in enumerate(rest))
-    depths = list(itertools.accumulate(signs, initial=1))[1:]
-    inside = rest[: depths.index(0) if 0 in depths else None]  # what follows are the call's arguments
-    words = [word.lower() for word in _WORD.findall(inside)]
-    return list(dict.fromkeys([function, *(word for word in words if not _MACHINERY.match(word))]))
+    words = [function]
+    for word in _WORD.findall(rest[: _closing(rest)]):
+        if not _MACHINERY.match(word.lower()):
+            words.append(word.lower())
+    return list(dict.fromkeys(words))
+
+
+def _closing(rest: str) -> int:
+    """Where template arguments end; what follows are the call's arguments."""
+    depth = 1
+    for position, sign in enumerate(rest):
+        if sign == "<":
+            depth += 1
+        elif sign == ">" and rest[position - 1 : position] != "-":
+            depth -= 1
+        if not depth:
+            return position
+    return len(rest)
 
 
 _ITERATOR = re.compile(r"#_(Single|Multi)Process(ing)?DataLoaderIter\b")
@@ -229,51 +262,3 @@ def plain_range(name: str) -> str:
     'enumerate(DataLoader).__next__'
     """
     return _NUMBERS.sub("#", _ITERATOR.sub("", name))
-
-
-# ---------------------------------------------------------------- fusion
-
-#: The category of what a fusing compiler made.
-_BY_COMPILER = "Triton-fused"
-#: What a fusing compiler can put into one kernel; matrix products keep kernels of their own.
-_FUSIBLE = ("elementwise", "memory-like", "reduction", "normalization", "softmax", "optimizer", "other")
-#: Parts of operators' names that many share.
-_COMMON = ("native", "backward", "fused", "unsafe", "kernel")
-
-
-def _fused(before: Sequence[Kernel], after: Sequence[Kernel], left: Sequence[Sequence[int]]) -> list[Pairing]:
-    """Group the kernels that a compiler fused, in either direction, with those that it made of them."""
-    parts = [[(row, _Part.of(side[row])) for row in rows] for side, rows in zip((before, after), left, strict=True)]
-    groups: list[tuple[set[int], set[int]]] = []
-    for (i, one), (j, other) in itertools.product(*parts):
-        if one.made_of(other) or other.made_of(one):
-            joined = [group for group in groups if i in group[0] or j in group[1]]
-            groups = [group for group in groups if group not in joined]
-            groups.append(({i}.union(*(was for was, _ in joined)), {j}.union(*(now for _, now in joined))))
-    return [Pairing("fused", was, now) for was, now in sorted((tuple(sorted(a)), tuple(sorted(b))) for a, b in groups)]
-
-
-class _Part(NamedTuple):
-    """A kernel as fusion sees it: the operators that its name lists, and what it would be listed as."""
-
-    kernel: Kernel
-    lists: str
-    operator: str
-    spelt: str
-
-    @classmethod
-    def of(cls, kernel: Kernel) -> _Part:
-        fused = kernel.category == _BY_COMPILER
-        listed = _FUSED.match(_telling(kernel.name)[0]) if fused else None
-        operator = (kernel.operator or "").rpartition("::")[2].strip("_")
-        spelt = "" if fused or operator else spellings(kernel.name)[1]
-        return cls(kernel, (listed and listed[2]) or "", operator, spelt)
-
-    def made_of(self, other: _Part) -> bool:
-        """Whether this is a compiler's kernel with the other one in it."""
-        if self.kernel.category != _BY_COMPILER or other.kernel.category not in _FUSIBLE:
-            return False
-        if not self.lists:  # a compiler that does not say what it fused
-            return self.kernel.range is not None and self.kernel.range == other.kernel.range
-        words = (w for w in self.lists.split("_") if len(w) > 2 and w not in _COMMON and w in other.spelt)
-        return f"_{other.operator}_" in f"_{self.lists}_" if other.operator else any(words)

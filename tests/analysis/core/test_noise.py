@@ -58,9 +58,9 @@ def test_a_thousand_samples_and_more():
 def test_too_few_samples_have_no_interval():
     assert noise.median([1, 2, 3, 4, 5]).low is None
     assert noise.median([1, 2, 3, 4, 5, 6]).low == 1
-    found = noise.shift([1.0], [2.0])
-    assert found == noise.Estimate(1.0, None, None, (1, 1))
-    assert not found.excludes(0)
+    single = noise.shift([1.0], [2.0])
+    assert single == noise.Estimate(1.0, None, None, (1, 1))
+    assert not single.excludes(0)
 
 
 @pytest.mark.parametrize("wrong", [[], [float("nan")]])
@@ -105,11 +105,45 @@ def test_one_run_each_says_nothing_of_others():
 
 
 def test_what_runs_differ_by_widens_what_steps_say():
-    steps = noise.Estimate(10.0, 7.0, 14.0, (9, 9))
-    assert noise.widened(steps, None) == steps
-    assert noise.widened(steps, 4.0) == noise.Estimate(10.0, 5.0, 10 + np.hypot(4, 4), (9, 9))
-    none = noise.Estimate(10.0, None, None, (1, 1))
-    assert noise.widened(none, 4.0) == none
+    rng = np.random.default_rng(4)
+    before, after = rng.normal(100, 0.5, (2, 30)), rng.normal(101, 0.5, (2, 30))
+    alone, several = noise.judge(before[:1], after[:1]), noise.judge(before, after)
+    assert alone.between is None
+    assert several.between > 0
+    steps = noise.shift(before.ravel(), after.ravel())
+    assert several.high - several.value == pytest.approx(np.hypot(steps.high - steps.value, several.between))
+    assert (alone.word, several.word) == (noise.CHANGED, noise.WITHIN_NOISE)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word"),
+    [
+        ([[10, 11, 12, 13, 14]], [[10, 11, 12, 13, 15]], noise.WITHIN_NOISE),
+        ([[10, 11, 12, 13]], [[30, 31, 32, 33]], noise.CHANGED),
+        ([[10, 11, 12]], [[30, 31, 32]], noise.INCONCLUSIVE),  # too few samples
+        ([[10], [10.1], [9.9], [10]], [[20]], noise.CHANGED),  # runs of one step each are samples
+        ([[10], [10.1]], [[20]], noise.INCONCLUSIVE),  # one difference is not a spread
+        ([[10] * 9, [20] * 9], [[21] * 9], noise.WITHIN_NOISE),  # runs differ by as much
+        ([[0] * 5], [[0] * 5], noise.WITHIN_NOISE),
+    ],
+)
+def test_three_words(before, after, word):
+    change = noise.judge(before, after)
+    assert change.word == word
+    assert (change.noise is None) == (word == noise.INCONCLUSIVE)
+    assert noise.judge(after, before).word == word
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_no_change_is_rarely_called_one(left_out):
+    """With long tails, and with the longest steps left out."""
+    rng = np.random.default_rng(5)
+    changed = 0
+    for _ in range(500):
+        sides = np.sort(rng.exponential(size=(2, 10)) + 5)
+        kept = sides[:, :-1] if left_out else sides
+        changed += noise.judge(kept[:1], kept[1:], left_out=left_out).word == noise.CHANGED
+    assert changed <= 35, "5 % at the most, and luck"
 
 
 @pytest.mark.parametrize(
