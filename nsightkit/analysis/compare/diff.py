@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,15 +29,12 @@ from nsightkit.analysis.compare import match as pairing
 from nsightkit.analysis.compare.diff_words import SIDES, percent, signed
 from nsightkit.analysis.compare.samples import COPY_COLUMNS, Figures, Samples, main_operators, samples
 from nsightkit.analysis.core import noise
-from nsightkit.analysis.core.categories import categorize
+from nsightkit.analysis.core.categories import category_of
 from nsightkit.analysis.timeline import memops, operators
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
 __all__ = ["COLUMNS", "SIDES", "TABLES", "Comparison", "compare", "percent", "signed", "summary"]
-
-Float = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 #: Columns that every table has after those that name its rows.
 COLUMNS = (
@@ -54,7 +50,7 @@ _NAMED = {
     "operators": ("name", "clock", "category"),
     "ranges": ("name", "domain", "clock", "match"),
     "gaps": ("cause",),
-    "memops": ("kind", "src_kind", "dst_kind", "before_bytes", "after_bytes"),
+    "memops": (*COPY_COLUMNS, "before_bytes", "after_bytes"),
 }
 TABLES = tuple(_NAMED)
 #: Of the GPU's time, launched in no step: beyond this, steps cannot stand for the whole.
@@ -67,65 +63,33 @@ class Comparison:
 
     Parameters
     ----------
-    figures, kernels, categories, operators, ranges, gaps, memops : DataFrame
-        The largest change first. After the columns that name a row come :data:`COLUMNS`.
-    before, after : Samples
-        The two captures.
+    before, after : sequence of Samples
+        The captures of each side. Counts, totals and circumstances are of the first.
     unit : {"step", "trace"}
-        What ``before_ns``, ``after_ns`` and ``delta_ns`` are of: a step, where both captures hold steps, or all of it.
-    judged : tuple of int
-        How many steps of each side, further captures included, say what is noise: those that do not stand out.
+        What ``before_ns``, ``after_ns`` and ``delta_ns`` are of: a step, where all captures hold steps, or all of it.
     confidence, min_share : float
+    tables : dict of str to DataFrame
+        ``figures``, ``kernels``, ``categories``, ``operators``, ``ranges``, ``gaps``, ``memops``, the largest change
+        first. After the columns that name a row come :data:`COLUMNS`.
     """
 
-    figures: pd.DataFrame
-    kernels: pd.DataFrame
-    categories: pd.DataFrame
-    operators: pd.DataFrame
-    ranges: pd.DataFrame
-    gaps: pd.DataFrame
-    memops: pd.DataFrame
-    before: Samples
-    after: Samples
+    before: Sequence[Samples]
+    after: Sequence[Samples]
     unit: str
-    judged: tuple[int, int]
     confidence: float
     min_share: float
+    tables: dict[str, pd.DataFrame]
 
-    @property
-    def steps(self) -> tuple[int | None, int | None]:
-        """How many steps `before` and `after` hold."""
-        return self.before.count, self.after.count
-
-    @property
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Every table by its name."""
-        return {
-            "figures": self.figures,
-            "kernels": self.kernels,
-            "categories": self.categories,
-            "operators": self.operators,
-            "ranges": self.ranges,
-            "gaps": self.gaps,
-            "memops": self.memops,
-        }
-
-    @property
-    def least_ns(self) -> float:
-        """What changed by less does not matter: a share of a step, or of the time from first operation to last."""
-        sizes = self.figures[["before_ns", "after_ns"]].head(1).to_numpy()
-        return self.min_share * float(sizes.max(initial=0))
-
-    def changed(self, table: str) -> pd.DataFrame:
-        """Rows that changed enough to matter, and by more than noise as far as that is known.
-
-        Parameters
-        ----------
-        table : str
-        """
-        frame = self.tables[table]
-        large = frame["delta_ns"].abs() >= max(self.least_ns, 1)
-        return frame[large & (frame["significance"] != noise.WITHIN_NOISE)]
+    def changes(self) -> list[dict[Any, Any]]:
+        """Rows of all tables that changed enough to matter, and are not within noise: the largest first."""
+        sizes = self.tables["figures"][["before_ns", "after_ns"]].head(1).to_numpy()
+        least_ns = max(self.min_share * float(sizes.max(initial=0)), 1)
+        changes: list[dict[Any, Any]] = []
+        for table, frame in self.tables.items():
+            large = frame["delta_ns"].abs() >= least_ns
+            rows = frame[large & (frame["significance"] != noise.WITHIN_NOISE)].to_dict("records")
+            changes += [{"table": table, **row} for row in rows]
+        return sorted(changes, key=lambda row: -abs(row["delta_ns"]))
 
     def summary(self) -> dict[str, Any]:
         """Give what :func:`summary` gives.
@@ -134,32 +98,23 @@ class Comparison:
         -------
         dict
         """
-        described = [_described(self.before), _described(self.after)]
-        changes: list[dict[Any, Any]] = []
-        for table in TABLES:
-            changes += [{"table": table, **row} for row in self.changed(table).to_dict("records")]
-        changes.sort(key=lambda row: -abs(row["delta_ns"]))
-        facts = words.Facts(
-            self.tables, changes, self.unit, self.judged, self.confidence, self.least_ns, described[0], described[1]
-        )
-        verdicts = [verdict.summary(side.trace) for side in (self.before, self.after)]
-        moved, bottleneck = words.bottleneck(facts, verdicts)
-        outcome, headline = words.headline(facts)
-        return {
-            "headline": headline,
-            "outcome": outcome,
-            "where": words.where(facts),
-            "moved": moved,
-            "bottleneck": bottleneck,
-            "warnings": words.warnings(facts),
-            "changes": changes,
+        facts = {
+            "changes": self.changes(),
             "unit": self.unit,
             "confidence": self.confidence,
             "min_share": self.min_share,
-            "before": described[0],
-            "after": described[1],
+            "judged_steps": [_judged(self.before), _judged(self.after)],
+            "before": words.described(self.before[0]),
+            "after": words.described(self.after[0]),
             **{table: frame.to_dict("records") for table, frame in self.tables.items()},
         }
+        verdicts = [verdict.summary(self.before[0].trace), verdict.summary(self.after[0].trace)]
+        return words.sentences(facts, verdicts) | facts
+
+
+def _judged(captures: Sequence[Samples]) -> int:
+    """How many steps of a side say what is noise: those that do not stand out."""
+    return sum(int(capture.ordinary.sum()) for capture in captures)
 
 
 def compare(
@@ -209,19 +164,14 @@ def compare(
     patterns = match if isinstance(match, tuple) else (match, match)
     first = [samples(trace, patterns[0], steps[0]) for trace in (before, *also_before)]
     second = [samples(trace, patterns[1], steps[1]) for trace in (after, *also_after)]
-    left_out = any(not capture.ordinary.all() for capture in (*first, *second))
-    pair = _Pair(first, second, _unit([*first, *second]), confidence, left_out)
-    frames = {table: _frame(table, rows) for table, rows in _tables(pair).items()}
-    judged = tuple(sum(int(capture.ordinary.sum()) for capture in side) for side in (pair.before, pair.after))
-    return Comparison(
-        **frames,
-        before=pair.before[0],
-        after=pair.after[0],
-        unit=pair.unit,
-        judged=(judged[0], judged[1]),
-        confidence=confidence,
-        min_share=min_share,
-    )
+    unit = "step"
+    for capture in (*first, *second):
+        if not capture.count or capture.outside > _MOSTLY_OUTSIDE:
+            unit = "trace"
+    comparison = Comparison(first, second, unit, confidence, min_share, {})
+    for table in TABLES:
+        comparison.tables[table] = _frame(table, _rows(comparison, table))
+    return comparison
 
 
 def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
@@ -271,65 +221,7 @@ def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
     return compare(before, after, **options).summary()
 
 
-def _described(side: Samples) -> dict[str, Any]:
-    """What is known of a capture."""
-    meta = side.trace.meta
-    names = [gpu.name for gpu in meta.gpus if gpu.name]
-    wall = side.times["wall_ns"]
-    described = {
-        "name": Path(side.trace.path).name if side.trace.path else None,
-        "gpus": list(dict.fromkeys(names)),
-        "device_count": len(side.overview["devices"]),
-        "driver": meta.driver,
-        "distributed": dict(meta.distributed),
-        "steps": side.count,
-        "ordinary_steps": int(side.ordinary.sum()) if len(side.windows) else None,
-        "mean_step_ns": float(wall.mean()) if len(wall) else None,
-        "ordinary_step_ns": float(wall[side.ordinary].median()) if len(wall) else None,
-        "outside_steps": side.outside(),
-        "graph_replays": side.trace.size("graphs"),
-        "notes": list(side.trace.meta.notes),
-    }
-    return described | {key: value for key, value in side.overview.items() if key != "devices"}
-
-
 # ---------------------------------------------------------------- tables
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Pair:
-    """The captures of both sides; counts and totals are of the first of each."""
-
-    before: Sequence[Samples]
-    after: Sequence[Samples]
-    unit: str
-    confidence: float
-    #: Whether steps that stand out were left out of any.
-    left_out: bool
-
-    def recorded(self, *tables: str) -> bool:
-        """Whether every capture has recorded these tables; a framework's operators, where there are any."""
-        for capture in (*self.before, *self.after):
-            for table in tables:
-                if not capture.trace.recorded(table) or (table == "ops" and not capture.trace.size(table)):
-                    return False
-        return True
-
-
-def _unit(captures: Sequence[Samples]) -> str:
-    """What figures are of: a step, where every capture has steps that can stand for it."""
-    for capture in captures:
-        if not capture.count or capture.outside() > _MOSTLY_OUTSIDE:
-            return "trace"
-    return "step"
-
-
-class _Group(NamedTuple):
-    """What a row is called, and the labels before and after that it adds up."""
-
-    named: Mapping[str, Any]
-    before: Sequence[Hashable]
-    after: Sequence[Hashable]
 
 
 class _Held(NamedTuple):
@@ -340,87 +232,81 @@ class _Held(NamedTuple):
     ns: int
     mean_ns: float
     #: In the ordinary steps of each capture; nothing without steps.
-    runs: Sequence[Float]
+    runs: Sequence[npt.NDArray[np.float64]]
 
 
-def _tables(pair: _Pair) -> dict[str, list[dict[str, Any]]]:
-    tables: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES}
-    figures = _figures_of(pair, lambda capture: _whole_figures(capture, pair.unit))
-    tables["figures"] = _rows(pair, figures, _figure_groups(figures))
-    if pair.recorded("kernels"):
-        figures = _figures_of(pair, Samples.kernels)
-        tables["kernels"] = _rows(pair, figures, _kernel_groups(pair, figures), by_launches=pair.unit == "trace")
-        figures = _figures_of(pair, Samples.categories)
-        tables["categories"] = _rows(pair, figures, [_Group({"name": x}, [x], [x]) for x in _labels(figures)])
-        figures = _figures_of(pair, Samples.gaps)
-        groups = [_Group({"cause": label}, [label], [label]) for label in _labels(figures)]
-        tables["gaps"] = _rows(pair, figures, groups, spanned=True)
-    if pair.recorded("memops"):
-        figures = _figures_of(pair, Samples.copies)
-        tables["memops"] = _rows(pair, figures, _copy_groups(pair, figures))
-    for clock, needs in (("GPU", ("kernels", "calls", "ops")), ("CPU", ("ops",))):
-        if pair.recorded(*needs):
-            figures = _figures_of(pair, lambda capture, clock=clock: capture.operators(clock))
-            tables["operators"] += _rows(pair, figures, _operator_groups(figures, clock))
-    for clock, needs in (("CPU", ("ranges",)), ("GPU", ("ranges", "kernels", "calls"))):
-        if pair.recorded(*needs):
-            figures = _figures_of(pair, lambda capture, clock=clock: capture.ranges(clock))
-            tables["ranges"] += _rows(pair, figures, _range_groups(pair, figures, clock))
-    return tables
+def _frame(table: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=[*_NAMED[table], *COLUMNS])
+    for column in frame:
+        if column in ("low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"):
+            frame[column] = frame[column].astype("float64")
+        elif column.endswith("_ns"):
+            frame[column] = frame[column].astype("int64")
+        elif column.endswith(("_count", "_bytes")):
+            frame[column] = frame[column].astype("Int64")
+    if table == "figures":
+        return frame
+    size = frame[["delta_ns", "mean_delta_ns"]].abs().max(axis=1)
+    return frame.loc[size.sort_values(ascending=False, kind="stable").index].reset_index(drop=True)
 
 
-#: Figures of each capture, of both sides.
-_Both = tuple[list[Figures], list[Figures]]
-
-
-def _figures_of(pair: _Pair, make: Callable[[Samples], Figures]) -> _Both:
-    return [make(capture) for capture in pair.before], [make(capture) for capture in pair.after]
-
-
-def _rows(
-    pair: _Pair, figures: _Both, groups: Sequence[_Group], *, spanned: bool = False, by_launches: bool = False
-) -> list[dict[str, Any]]:
-    """Build a row for each group of labels."""
+def _rows(comparison: Comparison, table: str) -> list[dict[str, Any]]:
+    """Build the rows of a table, of each clock that every capture recorded."""
+    before, after = ([_figures(capture, comparison.unit) for capture in side] for side in _sides(comparison))
     rows = []
-    for group in groups:
-        before = _held(pair.before, figures[0], group.before, pair.unit, spanned=spanned)
-        after = _held(pair.after, figures[1], group.after, pair.unit, spanned=spanned)
-        if by_launches and before.count == after.count:
-            before = before._replace(runs=[pair.before[0].stretches(group.before)])
-            after = after._replace(runs=[pair.after[0].stretches(group.after)])
-        rows.append({**group.named, **_row(pair, before, after)})
+    for key in (table, f"{table} CPU", f"{table} GPU"):
+        if not all(key in figures for figures in (*before, *after)):
+            continue
+        of_before, of_after = [figures[key] for figures in before], [figures[key] for figures in after]
+        for how, was, now in _paired(comparison, table, of_before, of_after):
+            first, second = _held(comparison, 0, of_before, was, table), _held(comparison, 1, of_after, now, table)
+            if key == "kernels" and comparison.unit == "trace" and first.count == second.count:
+                first = first._replace(runs=[comparison.before[0].stretches(was)])
+                second = second._replace(runs=[comparison.after[0].stretches(now)])
+            named = _named(comparison, table, how, was, now)
+            rows.append({**named, "clock": key[-3:], **_judged_row(comparison, first, second)})
     return rows
 
 
+def _sides(comparison: Comparison) -> list[Sequence[Samples]]:
+    return [comparison.before, comparison.after]
+
+
+def _figures(capture: Samples, unit: str) -> dict[str, Figures]:
+    """Figures by table; those of the whole, of steps or of the capture, are a table too."""
+    in_steps = unit == "step" and len(capture.windows) > 0
+    whole = capture.figures["steps" if in_steps else "whole"] | capture.figures["work"]
+    return capture.figures | {"figures": whole}
+
+
 def _held(
-    captures: Sequence[Samples], figures: Sequence[Figures], labels: Sequence[Hashable], unit: str, *, spanned: bool
+    comparison: Comparison, side: int, figures: Sequence[Figures], labels: Sequence[Hashable], table: str
 ) -> _Held:
+    captures = _sides(comparison)[side]
     first = [figures[0][label] for label in labels if label in figures[0]]
     total = sum(figure.total for figure in first)
-    count: int | None = 0
-    for figure in first:
-        count = None if count is None or figure.count is None else count + figure.count
-    if unit == "trace" or not all(len(capture.windows) for capture in captures):
-        mean = total / (captures[0].count or 1) if unit == "step" else float(total)
+    counts = [figure.count for figure in first]
+    count = None if None in counts else sum(number or 0 for number in counts)
+    if comparison.unit == "trace" or not all(len(capture.windows) for capture in captures):
+        mean = total / (captures[0].count or 1) if comparison.unit == "step" else float(total)
         return _Held(count, total, round(mean), mean, [])
     whole, ordinary = [], []
     for capture, of_capture in zip(captures, figures, strict=True):
-        steps = np.zeros(len(capture.windows))
-        for label in labels:
-            if label in of_capture:
-                steps = steps + of_capture[label].steps
+        nothing = np.zeros(len(capture.windows))
+        steps = sum((of_capture[label].steps for label in labels if label in of_capture), nothing)
         whole.append(steps)
-        ordinary.append(steps[capture.spanned if spanned else capture.ordinary])
+        ordinary.append(steps[capture.spanned if table == "gaps" else capture.ordinary])
     middle = float(np.median(np.concatenate(ordinary)))
     return _Held(count, total, round(middle), float(np.concatenate(whole).mean()), ordinary)
 
 
-def _row(pair: _Pair, before: _Held, after: _Held) -> dict[str, Any]:
+def _judged_row(comparison: Comparison, before: _Held, after: _Held) -> dict[str, Any]:
     """Judge a figure of both sides."""
     delta = after.ns - before.ns
     change = noise.Change(delta)
     if before.runs and after.runs:
-        change = noise.judge(before.runs, after.runs, pair.confidence, left_out=pair.left_out)
+        left_out = any(not capture.ordinary.all() for side in _sides(comparison) for capture in side)
+        change = noise.judge(before.runs, after.runs, comparison.confidence, left_out=left_out)
     word = change.word
     if word == noise.CHANGED and change.value * delta < 0:
         word = noise.WITHIN_NOISE  # a few long launches lead all of them another way than the middle
@@ -443,113 +329,73 @@ def _row(pair: _Pair, before: _Held, after: _Held) -> dict[str, Any]:
     }
 
 
-def _frame(table: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=[*_NAMED[table], *COLUMNS])
-    for column in frame:
-        if column in ("low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"):
-            frame[column] = frame[column].astype("float64")
-        elif column.endswith("_ns"):
-            frame[column] = frame[column].astype("int64")
-        elif column.endswith(("_count", "_bytes")):
-            frame[column] = frame[column].astype("Int64")
-    if table == "figures":
-        return frame
-    size = frame[["delta_ns", "mean_delta_ns"]].abs().max(axis=1)
-    return frame.loc[size.sort_values(ascending=False, kind="stable").index].reset_index(drop=True)
-
-
 # ---------------------------------------------------------------- which row of one side is which of the other
 
 
-def _labels(figures: _Both) -> list[Hashable]:
-    """Labels of what the first captures hold."""
-    held: dict[Hashable, None] = {}
-    for first in (figures[0][0], figures[1][0]):
-        held |= {label: None for label, figure in first.items() if figure.count != 0}
-    return list(held)
+#: How a row was paired, and its labels before and after.
+_Pair = tuple[str, list[Any], list[Any]]
 
 
-def _whole_figures(capture: Samples, unit: str) -> Figures:
-    in_steps = unit == "step" and len(capture.windows) > 0
-    return (capture.wall() if in_steps else capture.whole()) | capture.work()
-
-
-def _figure_groups(figures: _Both) -> list[_Group]:
-    """Pair what every capture has; graph replays only where there are any."""
-    groups = []
-    every = [*figures[0], *figures[1]]
-    for label in every[0]:
-        if all(label in of_capture for of_capture in every):
-            replayed = any(side[0][label].total for side in figures)
-            if label != "graph_ns" or replayed:
-                groups.append(_Group({"name": label}, [label], [label]))
-    return groups
-
-
-def _kernel_groups(pair: _Pair, figures: _Both) -> list[_Group]:
+def _paired(comparison: Comparison, table: str, before: Sequence[Figures], after: Sequence[Figures]) -> list[_Pair]:
+    """Pair the labels of both sides: by name, kernels and ranges by looser names too."""
+    if table == "figures":
+        # What every capture has; graph replays only where there are any.
+        labels = [label for label in before[0] if all(label in figures for figures in (*before, *after))]
+        if "graph_ns" in labels and not before[0]["graph_ns"].total and not after[0]["graph_ns"].total:
+            labels.remove("graph_ns")
+        return [("name", [label], [label]) for label in labels]
     sides = []
-    for capture, first in ((pair.before[0], figures[0][0]), (pair.after[0], figures[1][0])):
-        names = [str(name) for name in first]
-        launched_by = main_operators(capture.trace)
-        kinds = categorize(pd.Series(names, dtype="str"))
-        kernels = zip(names, kinds, strict=True)
-        sides.append([pairing.Kernel(name, str(kind), launched_by.get(name)) for name, kind in kernels])
-    groups = []
-    for how, *positions in pairing.pair(*sides):
-        was, now = ([side[position] for position in of_side] for side, of_side in zip(sides, positions, strict=True))
-        # By falling time, so that the first stands for the others.
-        was.sort(key=lambda kernel: -figures[0][0][kernel.name].total)
-        now.sort(key=lambda kernel: -figures[1][0][kernel.name].total)
-        first = (now or was)[0]
-        named = {
-            "name": first.name,
-            "match": how,
-            "category": first.category,
-            "operator": first.operator or next((kernel.operator for kernel in was if kernel.name == first.name), None),
-            "before_names": [kernel.name for kernel in was],
-            "after_names": [kernel.name for kernel in now],
-        }
-        groups.append(_Group(named, named["before_names"], named["after_names"]))
-    return groups
-
-
-def _operator_groups(figures: _Both, clock: str) -> list[_Group]:
-    groups = []
-    for label in _labels(figures):
-        named = {"name": label, "clock": clock, "category": operators.category_of(str(label))}
-        groups.append(_Group(named, [label], [label]))
-    return groups
-
-
-def _range_groups(pair: _Pair, figures: _Both, clock: str) -> list[_Group]:
-    """Pair ranges, each a domain and a name: by name, then by the name without numbers."""
-    sides: list[list[Any]] = [list(figures[0][0]), list(figures[1][0])]
-    rounds: list[tuple[str, Callable[[Any], Hashable]]] = [
-        ("name", lambda label: label),
-        ("normalised", lambda label: (label[0], pairing.plain_range(label[1]).casefold())),
-    ]
-    step_kinds = pair.before[0].step_kinds | pair.after[0].step_kinds
-    groups = []
-    for how, before, after in pairing.in_rounds(sides[0], sides[1], rounds):
-        was = [sides[0][position] for position in before]
-        now = [sides[1][position] for position in after]
-        domain, name = (now or was)[0]
+    for figures in (before[0], after[0]):
+        # By falling time, so that the first of a group stands for the others.
+        labels = [label for label in figures if figures[label].count]
+        sides.append(sorted(labels, key=lambda label, figures=figures: -figures[label].total))
+    pairs = []
+    for how, *positions in _pairings(comparison, table, sides):
+        was, now = ([side[position] for position in sorted(of)] for side, of in zip(sides, positions, strict=True))
+        name = (now or was)[0]
         # Steps that only one side has are told of; they are not a part of the program that went or came.
-        if (was and now) or name not in step_kinds:
-            groups.append(_Group({"name": name, "domain": domain, "clock": clock, "match": how}, was, now))
-    return groups
+        one_sided_step = table == "ranges" and not (was and now) and name[1] in _step_kinds(comparison)
+        if not one_sided_step:
+            pairs.append((how, was, now))
+    return pairs
 
 
-def _copy_groups(pair: _Pair, figures: _Both) -> list[_Group]:
-    moved = []
-    for capture in (pair.before[0], pair.after[0]):
-        copies = memops.summary(capture.trace)
-        labels = copies[COPY_COLUMNS].itertuples(index=False, name=None)
-        moved.append(dict(zip(labels, copies["bytes"], strict=True)))
-    groups = []
-    for label in _labels(figures):
-        assert isinstance(label, tuple)
-        named = dict(zip(COPY_COLUMNS, label, strict=True))
-        named |= {"before_bytes": moved[0].get(label, 0), "after_bytes": moved[1].get(label, 0)}
-        groups.append(_Group(named, [label], [label]))
-    return groups
+def _step_kinds(comparison: Comparison) -> set[str]:
+    return comparison.before[0].step_kinds | comparison.after[0].step_kinds
+
+
+def _pairings(comparison: Comparison, table: str, sides: Sequence[Sequence[Any]]) -> list[pairing.Pairing]:
+    rounds: list[tuple[str, Callable[[Any], Hashable]]] = [("name", lambda label: label)]
+    if table == "ranges":
+        rounds.append(("normalised", lambda label: (label[0], pairing.plain_range(label[1]).casefold())))
+    if table != "kernels":
+        return pairing.in_rounds(sides[0], sides[1], rounds)
+    kernels = []
+    for capture, names in ((comparison.before[0], sides[0]), (comparison.after[0], sides[1])):
+        launched_by = main_operators(capture.trace)
+        kernels.append([pairing.Kernel(name, category_of(name), launched_by.get(name)) for name in names])
+    return pairing.pair(kernels[0], kernels[1])
+
+
+def _named(comparison: Comparison, table: str, how: str, was: Sequence[Any], now: Sequence[Any]) -> dict[str, Any]:
+    """Name a row by its first label; other columns say what it is."""
+    label = (now or was)[0]
+    if table == "gaps":
+        return {"cause": label}
+    if table == "ranges":
+        return {"name": label[1], "domain": label[0], "match": how}
+    if table == "operators":
+        return {"name": label, "category": operators.category_of(label)}
+    if table == "memops":
+        moved = [_moved_bytes(capture.trace).get(label, 0) for capture in (comparison.before[0], comparison.after[0])]
+        return dict(zip(_NAMED["memops"], (*label, *moved), strict=True))
+    if table == "kernels":
+        launched_by = main_operators(comparison.before[0].trace) | main_operators(comparison.after[0].trace)
+        named = {"match": how, "category": category_of(label), "operator": launched_by.get(label)}
+        return {"name": label, **named, "before_names": list(was), "after_names": list(now)}
+    return {"name": label}
+
+
+def _moved_bytes(trace: Trace) -> dict[Hashable, Any]:
+    copies = memops.summary(trace)
+    return dict(zip(copies[COPY_COLUMNS].itertuples(index=False, name=None), copies["bytes"], strict=True))

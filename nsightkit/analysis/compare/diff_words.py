@@ -8,17 +8,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.compare.samples import NO_OPERATOR
+from nsightkit.analysis.compare.samples import NO_OPERATOR, Samples
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.text import bytes_text, short_name, time_text
 from nsightkit.safe import plain
 
-__all__ = ["SIDES", "Facts", "bottleneck", "headline", "markdown", "name_of", "percent", "rows", "sections", "signed"]
+__all__ = ["SIDES", "described", "markdown", "name_of", "percent", "rows", "sections", "sentences", "signed"]
 
 SIDES = ("before", "after")
 Row = Mapping[str, Any]
@@ -34,6 +35,11 @@ _FIGURES = {
     "memop_ns": "copies and memsets",
     "graph_ns": "graph replays",
 }
+#: What the sentences look at of kernels.
+_OF_KERNELS = [
+    *("operator", "match", "significance", "before_count", "after_count"),
+    *("before_total_ns", "after_total_ns", "before_ns", "after_ns", "delta_ns"),
+]
 #: So many names of what changed most, and of what got worse, are given.
 _NAMED_FIRST, _WORSE = 2, 5
 _LONGEST = 90
@@ -45,39 +51,9 @@ _CLOCK, _ALL = 0.02, 5
 _OUTSIDE = 0.05
 #: Launches of the kernels that both captures hold, in relation to each other: beyond this they did not do the same.
 _AMOUNT = 0.05
+_OTHER_AMOUNT = "the captures hold different amounts of work, and their times do not compare."
 #: Bytes that a step uploads, in relation to those of the other side.
 _UPLOAD = 0.01
-
-
-class Facts(NamedTuple):
-    """What the sentences are about.
-
-    Parameters
-    ----------
-    tables : mapping of str to DataFrame
-    changes : sequence of mapping
-        Rows that changed enough to matter, the largest first, each with its ``table``.
-    unit : {"step", "trace"}
-    judged : tuple of int
-        Steps of each side that do not stand out.
-    confidence, least_ns : float
-    before, after : mapping
-        What is known of each capture.
-    """
-
-    tables: Mapping[str, pd.DataFrame]
-    changes: Sequence[Row]
-    unit: str
-    judged: tuple[int, int]
-    confidence: float
-    least_ns: float
-    before: Row
-    after: Row
-
-    @property
-    def sides(self) -> list[tuple[str, Row]]:
-        """Both captures with their names."""
-        return [("before", self.before), ("after", self.after)]
 
 
 def percent(share: float) -> str:
@@ -108,103 +84,152 @@ def signed(ns: float) -> str:
     return f"{'+' if ns > 0 else ''}{time_text(ns)}"
 
 
-# ---------------------------------------------------------------- the first sentences
+# ---------------------------------------------------------------- sentences
 
 
-def headline(facts: Facts) -> tuple[str, str]:
-    """Say in one word and in one sentence what became of the time.
+def described(capture: Samples) -> dict[str, Any]:
+    """Give what is known of a capture.
 
     Parameters
     ----------
-    facts : Facts
-
-    Returns
-    -------
-    outcome, sentence : str
+    capture : Samples
     """
-    outcome, sentence = _outcome(facts)
-    cards = facts.before["gpus"], facts.after["gpus"]
-    if _other_amount(facts):
-        sentence = f"With different amounts of work: {sentence}"
-    if all(cards) and cards[0] != cards[1]:
-        sentence = f"On different GPUs: {sentence}"
-    return outcome, sentence
+    meta, wall = capture.trace.meta, capture.windows["wall_ns"]
+    path = capture.trace.path
+    facts = {
+        "name": Path(path).name if path else None,
+        "gpus": list(dict.fromkeys(gpu.name for gpu in meta.gpus if gpu.name)),
+        "device_count": len(capture.overview["devices"]),
+        "driver": meta.driver,
+        "distributed": dict(meta.distributed),
+        "steps": capture.count,
+        "ordinary_steps": None,
+        "outside_steps": capture.outside,
+        "graph_replays": capture.trace.size("graphs"),
+        "notes": list(meta.notes),
+    }
+    if len(wall):
+        facts |= {"ordinary_steps": int(capture.ordinary.sum()), "mean_step_ns": float(wall.mean())}
+        facts["median_step_ns"] = float(wall[capture.ordinary].median())
+    return facts | {key: value for key, value in capture.overview.items() if key != "devices"}
 
 
-def _outcome(facts: Facts) -> tuple[str, str]:
-    figures = facts.tables["figures"].to_dict("records")
-    if not figures or not figures[0]["before_ns"]:
-        return "inconclusive", "There is no time to compare: one of the captures holds neither steps nor GPU work."
-    row = figures[0]
-    subject = "A step takes" if facts.unit == "step" else "From the first operation to the last it takes"
-    said = f"{subject} {time_text(row['after_ns'])} instead of {time_text(row['before_ns'])}: {percent(row['change'])}"
-    counts = f"{facts.judged[0]} and {facts.judged[1]} steps"
-    if row["significance"] == noise.INCONCLUSIVE:
-        few = f"{counts} are too few to tell a change from noise"
-        if facts.unit == "trace" or not min(facts.judged):
-            few = "captures without steps do not show what noise is"
-        return "inconclusive", f"{said}. Inconclusive: {few}."
-    sure = counts
-    if _known(row["low_ns"]):
-        low, high = percent(row["low_ns"] / row["before_ns"]), percent(row["high_ns"] / row["before_ns"])
-        sure = f"{100 * facts.confidence:g} % interval {low} to {high}, {counts}"
-    if _known(row["between_ns"]):
-        sure += f"; runs differ by up to {100 * row['between_ns'] / row['before_ns']:.0f} %"
-    if row["significance"] == noise.WITHIN_NOISE:
-        return "no change", f"{said}, within noise ({sure})."
-    if abs(row["delta_ns"]) < facts.least_ns:
-        return "no change", f"{said}, too little to matter ({sure})."
-    outcome = "faster" if row["delta_ns"] < 0 else "slower"
-    remark = "" if _known(row["between_ns"]) else f" {noise.ONE_RUN}"
-    return outcome, f"{said}, more than noise ({sure}).{remark}"
-
-
-def where(facts: Facts) -> str:
-    """Say where the time went: to idle or busy time, and of these to which cause or kernel.
+def sentences(facts: Row, verdicts: Sequence[Row]) -> dict[str, Any]:
+    """Say what changed.
 
     Parameters
     ----------
-    facts : Facts
-    """
-    if _other_amount(facts):
-        return ""
-    changed = facts.tables["figures"].set_index("name")["delta_ns"]
-    parts = []
-    for kind, table, name in (("idle", "gaps", "cause"), ("busy", "categories", "name")):
-        most = [row for row in facts.changes if row["table"] == table][:_NAMED_FIRST]
-        named = ", ".join(f"{row[name]} {signed(row['delta_ns'])}" for row in most)
-        delta = changed.get(f"{kind}_ns")
-        if delta is not None and (named or abs(delta) >= max(facts.least_ns, 1)):
-            parts.append(f"GPU {kind} time {signed(delta)} ({named})" if named else f"GPU {kind} time {signed(delta)}")
-    return f"Where: {'; '.join(parts)}." if parts else ""
-
-
-def bottleneck(facts: Facts, verdicts: Sequence[Row]) -> tuple[bool | None, dict[str, Any]]:
-    """Say whether the bottleneck moved, and what it was and is.
-
-    Parameters
-    ----------
-    facts : Facts
+    facts : mapping
+        ``before`` and ``after`` (:func:`described`), the tables as lists of rows, ``changes``, ``unit``,
+        ``confidence``, ``min_share``, ``judged_steps``.
     verdicts : sequence of mapping
         What :func:`nsightkit.analysis.verdict.summary` says of both captures.
 
     Returns
     -------
-    moved : bool or None
-    described : dict
+    dict
+        ``headline, outcome, where, moved, bottleneck, warnings``.
     """
+    other_work = _other_amount(facts)
+    outcome, headline = _outcome(facts)
+    cards = facts["before"]["gpus"], facts["after"]["gpus"]
+    if other_work:
+        headline = f"With different amounts of work: {headline}"
+    if all(cards) and cards[0] != cards[1]:
+        headline = f"On different GPUs: {headline}"
+    warnings = [*_circumstances(facts), *_about_graphs(facts), *_about_steps(facts), *other_work]
+    devices = dict.fromkeys(side["device_count"] for _, side in _sides(facts))
+    if max(devices) > 1:
+        held = " and ".join(map(str, devices))
+        warnings.append(f"Busy and idle time, kernels and copies are sums over {held} GPUs; the wall time is not.")
+    if not other_work:
+        warnings += _other_batch(facts)
+    if cards[0] == cards[1]:
+        warnings += _all_alike(facts)
+    warnings += [*_other_kernels(facts), *_notes(facts)]
+    moved, bottleneck = _bottleneck(facts, verdicts)
+    return {
+        "headline": headline,
+        "outcome": outcome,
+        "where": "" if other_work else _where(facts),
+        "moved": moved,
+        "bottleneck": bottleneck,
+        "warnings": warnings,
+    }
+
+
+def _sides(facts: Row) -> list[tuple[str, Row]]:
+    return [("before", facts["before"]), ("after", facts["after"])]
+
+
+def _least_ns(facts: Row) -> float:
+    """What changed by less does not matter."""
+    figures = facts["figures"][:1]
+    return float(facts["min_share"] * max((max(row["before_ns"], row["after_ns"]) for row in figures), default=0))
+
+
+def _outcome(facts: Row) -> tuple[str, str]:
+    """Say in one word and in one sentence what became of the time."""
+    if not facts["figures"] or not facts["figures"][0]["before_ns"]:
+        return "inconclusive", "There is no time to compare: one of the captures holds neither steps nor GPU work."
+    row = facts["figures"][0]
+    was, delta = row["before_ns"], row["delta_ns"]
+    subject = "A step takes" if facts["unit"] == "step" else "From the first operation to the last it takes"
+    said = f"{subject} {time_text(row['after_ns'])} instead of {time_text(was)}: {percent(row['change'])}"
+    steps = "{} and {} steps".format(*facts["judged_steps"])
+    if row["significance"] == noise.INCONCLUSIVE:
+        few = f"{steps} are too few to tell a change from noise"
+        if facts["unit"] == "trace" or not min(facts["judged_steps"]):
+            few = "captures without steps do not show what noise is"
+        return "inconclusive", f"{said}. Inconclusive: {few}."
+    sure = steps
+    if _known(row["low_ns"]):
+        low, high = percent(row["low_ns"] / was), percent(row["high_ns"] / was)
+        sure = f"{100 * facts['confidence']:g} % interval {low} to {high}, {steps}"
+    remark = f" {noise.ONE_RUN}"
+    if _known(row["between_ns"]):
+        sure, remark = f"{sure}; runs differ by up to {100 * row['between_ns'] / was:.0f} %", ""
+    if row["significance"] == noise.WITHIN_NOISE:
+        return "no change", f"{said}, within noise ({sure})."
+    if abs(delta) < _least_ns(facts):
+        return "no change", f"{said}, too little to matter ({sure})."
+    return "faster" if delta < 0 else "slower", f"{said}, more than noise ({sure}).{remark}"
+
+
+def _where(facts: Row) -> str:
+    """Say where the time went: to idle or busy time, and of these to which cause or kernel."""
+    parts = []
+    for row in facts["figures"]:
+        if row["name"] not in ("idle_ns", "busy_ns"):
+            continue
+        table = "gaps" if row["name"] == "idle_ns" else "categories"
+        most = [change for change in facts["changes"] if change["table"] == table][:_NAMED_FIRST]
+        named = ", ".join(f"{name_of(table, change)} {signed(change['delta_ns'])}" for change in most)
+        if named or abs(row["delta_ns"]) >= max(_least_ns(facts), 1):
+            part = f"{_FIGURES[row['name']]} time {signed(row['delta_ns'])}"
+            parts.append(f"{part} ({named})" if named else part)
+    return f"Where: {'; '.join(reversed(parts))}." if parts else ""
+
+
+def _bottleneck(facts: Row, verdicts: Sequence[Row]) -> tuple[bool | None, dict[str, Any]]:
+    """Say whether the bottleneck moved, and what it was and is."""
     kept = []
     for answer in verdicts:
         kept.append({key: answer[key] for key in ("bottleneck", "share_of_span", "confidence")})
     was, now = kept[0]["bottleneck"], kept[1]["bottleneck"]
     shares = [f"{100 * (answer['share_of_span'] or 0):.1f} % of the time" for answer in kept]
     sure = min((answer["confidence"] for answer in kept), key=["low", "medium", "high"].index)
-    moved: bool | None = was != now and _decisive(facts, was, now)
+    # Verdicts rest on these: the bottleneck may have moved if any of them changed, or may have.
+    decisive = [row for row in facts["changes"] if row["table"] == "figures" or row.get("cause") in (was, now)]
+    moved: bool | None = was != now and len(decisive) > 0
     if "not-enough-data" in (was, now):
         moved, text = None, f"Whether the bottleneck moved is not known: {was} before, {now} after."
     elif was == now:
         text = f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after."
-        text += _other_cause(facts, now)
+        causes = [row for row in facts["changes"] if row["table"] == "gaps"]
+        if causes and causes[0]["cause"] != now:
+            before, after = time_text(causes[0]["before_ns"]), time_text(causes[0]["after_ns"])
+            text += f" What changed most of idle time is {causes[0]['cause']}: {before} before and {after} after."
     elif moved:
         doubt = " One of the verdicts is doubtful." if sure == "low" else ""
         text = f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]}).{doubt}"
@@ -213,54 +238,7 @@ def bottleneck(facts: Facts, verdicts: Sequence[Row]) -> tuple[bool | None, dict
     return moved, {"before": kept[0], "after": kept[1], "confidence": sure, "text": text}
 
 
-def _decisive(facts: Facts, was: str, now: str) -> bool:
-    """Whether a figure that verdicts rest on changed, or may have."""
-    for row in facts.changes:
-        if row["table"] == "figures" or (row["table"] == "gaps" and row["cause"] in (was, now)):
-            return True
-    return False
-
-
-def _other_cause(facts: Facts, cause: str) -> str:
-    for row in facts.changes:
-        if row["table"] == "gaps":
-            if row["cause"] == cause:
-                return ""
-            before, after = time_text(row["before_ns"]), time_text(row["after_ns"])
-            return f" What changed most of idle time is {row['cause']}: {before} before and {after} after."
-    return ""
-
-
 # ---------------------------------------------------------------- what to know besides
-
-
-def warnings(facts: Facts) -> list[str]:
-    """Say what differs between the captures besides the change, and what they do not show.
-
-    Parameters
-    ----------
-    facts : Facts
-    """
-    other_amount = _other_amount(facts)
-    sentences = [*_circumstances(facts), *_about_graphs(facts), *_about_steps(facts)]
-    if other_amount:
-        sentences.append(other_amount)
-    devices = dict.fromkeys(side["device_count"] for _, side in facts.sides)
-    if max(devices) > 1:
-        held = " and ".join(map(str, devices))
-        sentences.append(f"Busy and idle time, kernels and copies are sums over {held} GPUs; the wall time is not.")
-    if not other_amount:
-        sentences += _other_batch(facts)
-    if facts.before["gpus"] == facts.after["gpus"]:
-        sentences += _all_alike(facts)
-    sentences += _other_kernels(facts)
-    for note in facts.before["notes"]:
-        both = note in facts.after["notes"]
-        sentences.append(f"In both captures: {note}" if both else f"In the capture before: {note}")
-    for note in facts.after["notes"]:
-        if note not in facts.before["notes"]:
-            sentences.append(f"In the capture after: {note}")
-    return sentences
 
 
 _CIRCUMSTANCES = {
@@ -278,26 +256,24 @@ _REMARKS = {
 }
 
 
-def _circumstances(facts: Facts) -> Iterator[str]:
+def _circumstances(facts: Row) -> Iterator[str]:
     """What differs besides the program."""
+    before, after = ({**side["distributed"], **side} for _, side in _sides(facts))
     for key, what in _CIRCUMSTANCES.items():
-        # A rank of 0 is one; no name of a card, or no device, is not known.
-        source = "distributed" if key in ("world_size", "rank") else None
-        was, now = (side[source].get(key) if source else side[key] or None for _, side in facts.sides)
-        versions_of_two = key == "tool_version" and facts.before["tool"] != facts.after["tool"]
-        if was is None or now is None or was == now or versions_of_two:
-            continue
-        if isinstance(was, list):
-            was, now = ", ".join(was), ", ".join(now)
-        yield f"Different {what}: {was} before, {now} after{_REMARKS.get(key, '')}."
-    for name, side, other in (("before", facts.before, facts.after), ("after", facts.after, facts.before)):
+        was, now = before.get(key), after.get(key)
+        known = all(value or (key == "rank" and value == 0) for value in (was, now))
+        versions_of_two = key == "tool_version" and before["tool"] != after["tool"]
+        if known and was != now and not versions_of_two:
+            texts = [", ".join(value) if isinstance(value, list) else value for value in (was, now)]
+            yield f"Different {what}: {texts[0]} before, {texts[1]} after{_REMARKS.get(key, '')}."
+    for name, side, other in (("before", before, after), ("after", after, before)):
         lacking = [table for table in side["missing"] if table not in other["missing"]]
         if lacking:
             yield f"The capture {name} did not record {', '.join(lacking)}: what depends on that is not compared."
 
 
-def _about_graphs(facts: Facts) -> Iterator[str]:
-    for (name, side), seems in zip(facts.sides, ("appeared", "disappeared"), strict=True):
+def _about_graphs(facts: Row) -> Iterator[str]:
+    for (name, side), seems in zip(_sides(facts), ("appeared", "disappeared"), strict=True):
         if side["graph_replays"]:
             yield (
                 f"The capture {name} holds {side['graph_replays']:,} CUDA-graph replays, "
@@ -306,12 +282,12 @@ def _about_graphs(facts: Facts) -> Iterator[str]:
             )
 
 
-def _about_steps(facts: Facts) -> Iterator[str]:
-    if facts.unit == "trace":
-        lacking = [name for name, side in facts.sides if not side["steps"]]
+def _about_steps(facts: Row) -> Iterator[str]:
+    if facts["unit"] == "trace":
+        lacking = [name for name, side in _sides(facts) if not side["steps"]]
         why = f"No steps were found {' and '.join(lacking)}"
         if not lacking:
-            shares = " and ".join(f"{100 * side['outside_steps']:.0f} % {name}" for name, side in facts.sides)
+            shares = " and ".join(f"{100 * side['outside_steps']:.0f} % {name}" for name, side in _sides(facts))
             why = f"Most of the GPU's time was launched in no step ({shares})"
         yield (
             f"{why}: whole captures are compared, as if both did the same amount of work. Kernels launched as often "
@@ -319,59 +295,62 @@ def _about_steps(facts: Facts) -> Iterator[str]:
             "steps, --steps says how many there were."
         )
         return
-    if facts.before["steps"] != facts.after["steps"]:
-        yield f"{facts.before['steps']} steps before and {facts.after['steps']} after: times are those of a step."
-    for name, side in facts.sides:
-        odd = side["steps"] - side["ordinary_steps"] if side["ordinary_steps"] else 0
+    counts = [side["steps"] for _, side in _sides(facts)]
+    if counts[0] != counts[1]:
+        yield f"{counts[0]} steps before and {counts[1]} after: times are those of a step."
+    for name, side in _sides(facts):
+        odd = side["steps"] - (side["ordinary_steps"] or side["steps"])
         if odd:
+            stand = "stands out and does" if odd == 1 else "stand out and do"
+            mean, median = time_text(side["mean_step_ns"]), time_text(side["median_step_ns"])
             yield (
-                f"{odd} of {side['steps']} steps {name} {'stands' if odd == 1 else 'stand'} out and "
-                f"{'does' if odd == 1 else 'do'} not count as noise: the mean of all is "
-                f"{time_text(side['mean_step_ns'])}, the median of the others {time_text(side['ordinary_step_ns'])}."
+                f"{odd} of {side['steps']} steps {name} {stand} not count as noise: the mean of all is {mean}, the "
+                f"median of the others {median}."
             )
         if side["outside_steps"] > _OUTSIDE:
             outside = f"{100 * side['outside_steps']:.0f} % of the GPU's time {name}"
             yield f"{outside} was launched in no step and is not compared."
 
 
-def _other_amount(facts: Facts) -> str:
+def _kernels(facts: Row) -> pd.DataFrame:
+    """Kernels of both captures."""
+    table = pd.DataFrame(facts["kernels"], columns=_OF_KERNELS)
+    return table[(table["before_count"] > 0) & (table["after_count"] > 0)]
+
+
+def _other_amount(facts: Row) -> list[str]:
     """Kernels of both captures that all run more often in one: of whole captures, one did more work."""
-    table = facts.tables["kernels"]
-    both = table[(table["before_count"] > 0) & (table["after_count"] > 0)]
-    if facts.unit == "step" or both.empty:
-        return ""
-    before, after = both["before_count"].astype("float64"), both["after_count"].astype("float64")
-    times = (after / before).sort_values(kind="stable")
-    # Half of the time is between a quarter and three quarters; a library that chose other kernels did not do more work.
-    share = both["before_total_ns"].loc[times.index].cumsum() / both["before_total_ns"].sum()
-    low, high = (float(times[share >= part].iloc[0]) for part in (0.25, 0.75))
-    all_in_all = after.sum() / before.sum()
-    more = min(low, all_in_all) > 1 + _AMOUNT
-    less = max(high, all_in_all) < 1 / (1 + _AMOUNT)
+    table = _kernels(facts)
+    if facts["unit"] == "step" or table.empty:
+        return []
+    table["times"] = (table["after_count"] / table["before_count"]).astype("float64")
+    table = table.sort_values("times", kind="stable")
+    # Half of the time lies between these; a library that chose other kernels did not do more work.
+    share = table["before_total_ns"].cumsum() / table["before_total_ns"].sum()
+    low, high = (float(table.loc[share >= part, "times"].iloc[0]) for part in (0.25, 0.75))
+    before, after = table["before_count"].sum(), table["after_count"].sum()
+    more = min(low, after / before) > 1 + _AMOUNT
+    less = max(high, after / before) < 1 / (1 + _AMOUNT)
     if not more and not less:
-        return ""
-    return (
-        f"The kernels that both captures hold ran {all_in_all:.2f} times as often after "
-        f"({after.sum():,.0f} launches, {before.sum():,.0f} before): the captures hold different amounts of work, "
-        "and their times do not compare."
-    )
+        return []
+    often = f"ran {after / before:.2f} times as often after ({after:,} launches, {before:,} before)"
+    return [f"The kernels that both captures hold {often}: {_OTHER_AMOUNT}"]
 
 
-def _other_batch(facts: Facts) -> Iterator[str]:
+def _other_batch(facts: Row) -> Iterator[str]:
     """Copies of another size: the one trace that a batch of another size leaves everywhere."""
-    table = facts.tables["memops"]
-    counts = [1.0, 1.0]
-    if facts.unit == "step":
-        counts = [float(facts.before["steps"]), float(facts.after["steps"])]
+    steps = [1, 1]
+    if facts["unit"] == "step":
+        steps = [facts["before"]["steps"], facts["after"]["steps"]]
     for kind, to in (("HtoD", "to the GPU"), ("DtoD", "within the GPU")):
-        copies = table[table["kind"] == kind]
-        if copies[["before_bytes", "after_bytes"]].isna().any(axis=None):
+        copies = pd.DataFrame([row for row in facts["memops"] if row["kind"] == kind])
+        if copies.empty or copies[["before_bytes", "after_bytes"]].isna().any(axis=None):
             continue
-        was, now = (float(copies[f"{side}_bytes"].sum()) / n for side, n in zip(SIDES, counts, strict=True))
-        often = [copies[f"{side}_count"].sum() / n for side, n in zip(SIDES, counts, strict=True)]
+        was, now = copies["before_bytes"].sum() / steps[0], copies["after_bytes"].sum() / steps[1]
+        as_often = copies["before_count"].sum() / steps[0] == copies["after_count"].sum() / steps[1]
         # What is copied within the GPU differs with the program; only the same copies show something by their size.
-        if abs(now - was) > _UPLOAD * max(was, now) and (kind == "HtoD" or often[0] == often[1]):
-            who = "A step" if facts.unit == "step" else "The program"
+        if abs(now - was) > _UPLOAD * max(was, now) and (kind == "HtoD" or as_often):
+            who = "A step" if facts["unit"] == "step" else "The program"
             yield (
                 f"{who} copies {bytes_text(was)} {to} before and {bytes_text(now)} after: its batch, its inputs or "
                 "their precision may differ."
@@ -379,13 +358,13 @@ def _other_batch(facts: Facts) -> Iterator[str]:
             return
 
 
-def _all_alike(facts: Facts) -> Iterator[str]:
+def _all_alike(facts: Row) -> Iterator[str]:
     """All kernels that run as often are slower, or faster, alike: a program does not do that."""
-    table = facts.tables["kernels"]
-    reference_ns = facts.tables["figures"]["before_ns"].head(1).sum()
-    table = table[(table["match"] == "name") & (table["before_ns"] > 0.001 * reference_ns)]
-    per_step = table["before_count"] * (facts.after["steps"] or 1) - table["after_count"] * (facts.before["steps"] or 1)
-    table = table[per_step == 0]
+    table = _kernels(facts)
+    as_often = table["before_count"] * (facts["after"]["steps"] or 1) == table["after_count"] * (
+        facts["before"]["steps"] or 1
+    )
+    table = table[as_often & (table["match"] == "name") & (table["before_ns"] > 0.1 * _least_ns(facts))]
     if len(table) < _ALL:
         return
     mean = (table["after_total_ns"] / table["after_count"]) / (table["before_total_ns"] / table["before_count"])
@@ -398,15 +377,21 @@ def _all_alike(facts: Facts) -> Iterator[str]:
         )
 
 
-def _other_kernels(facts: Facts) -> Iterator[str]:
+def _other_kernels(facts: Row) -> Iterator[str]:
     """Operators that run other kernels for about the same time: a library chose anew."""
-    table = facts.tables["kernels"]
-    for operator, launched in table.groupby("operator", sort=False):
+    for operator, launched in pd.DataFrame(facts["kernels"], columns=_OF_KERNELS).groupby("operator", sort=False):
         delta = launched["delta_ns"]
-        changed = delta[(launched["significance"] == noise.CHANGED) & (delta.abs() >= facts.least_ns)]
+        changed = delta[(launched["significance"] == noise.CHANGED) & (delta.abs() >= _least_ns(facts))]
         if changed.min() < 0 < changed.max() and abs(delta.sum()) < changed.abs().max() / 2:
             was, now = time_text(launched["before_ns"].sum()), time_text(launched["after_ns"].sum())
             yield f"{operator} runs other kernels, {was} before and {now} after in all: the library chose other ones."
+
+
+def _notes(facts: Row) -> Iterator[str]:
+    before, after = facts["before"]["notes"], facts["after"]["notes"]
+    for note in dict.fromkeys([*before, *after]):
+        where = "In both captures" if note in before and note in after else "In the capture before"
+        yield f"{where if note in before else 'In the capture after'}: {note}"
 
 
 # ---------------------------------------------------------------- rows
@@ -435,9 +420,7 @@ def sections(comparison: Row, top: int) -> dict[str, tuple[str, list[Row], int]]
         return shown
     # What was on neither side is not missed.
     figures = [row for row in comparison["figures"] if row["before_ns"] or row["after_ns"]]
-    least_ns = 0.0
-    if figures:
-        least_ns = comparison["min_share"] * max(figures[0]["before_ns"], figures[0]["after_ns"])
+    least_ns = _least_ns(comparison)
     # Causes are few, and add up to what is idle: all that can be seen in a step.
     idle = [row for row in comparison["gaps"] if max(row["before_ns"], row["after_ns"]) >= least_ns]
     unit = "a step" if comparison["unit"] == "step" else "the whole capture"

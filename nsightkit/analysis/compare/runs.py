@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from nsightkit.analysis.compare import match as pairing
 from nsightkit.analysis.compare.samples import Figure, Figures, Samples, samples
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.timeline import gaps
+from nsightkit.analysis.timeline import gaps, steps
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.trace import load
 from nsightkit.trace import ncu as ncu_reports
@@ -267,15 +267,14 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
         raise TraceError(file, "has neither steps nor operations of a GPU: nothing to compare", "record more of it")
     metrics = _times(capture)
     prefix = "step" if in_steps else "trace"
-    if trace.recorded("kernels"):
+    if "kernels" in capture.figures:
         metrics |= _kernels(capture, prefix)
-    if trace.recorded("memops"):
+    if "memops" in capture.figures:
         metrics |= _copies(capture, prefix)
     if trace.recorded("kernels") and trace.recorded("calls"):
-        idle = capture.gaps()
-        nothing = Figure(0, 0, np.zeros(len(capture.windows)))
         for cause in gaps.CAUSES:
-            metrics[f"gap/{cause}/idle_ns"] = Metric(_each(capture, [idle.get(cause, nothing)]), "ns")
+            idle = [figure for label, figure in capture.figures["gaps"].items() if label == cause]
+            metrics[f"gap/{cause}/idle_ns"] = Metric(_each(capture, idle), "ns")
     used = intervals.gpu_intervals(trace)["device"].unique().tolist()
     conditions: dict[Condition, str | None] = {
         "gpu": _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used),
@@ -291,7 +290,7 @@ def _times(capture: Samples) -> dict[str, Metric]:
     """How long steps took, busy and idle; the whole trace where it has no steps."""
     metrics = {}
     if len(capture.windows):
-        for name, figure in capture.wall().items():
+        for name, figure in capture.figures["steps"].items():
             metric = Metric(figure.steps, "ns", gate=name != "idle_ns")
             metrics["step/time_ns" if name == "wall_ns" else f"step/{name}"] = metric
         return metrics
@@ -302,12 +301,11 @@ def _times(capture: Samples) -> dict[str, Metric]:
     return metrics
 
 
-def _each(capture: Samples, figures: Iterable[Figure]) -> Float:
+def _each(capture: Samples, figures: Sequence[Figure]) -> Float:
     """Add up figures in each step; in the whole trace where it has no steps."""
-    figures = list(figures)
     if not len(capture.windows):
         return np.array([float(sum(figure.total for figure in figures))])
-    return np.sum([figure.steps for figure in figures], axis=0)
+    return sum((figure.steps for figure in figures), np.zeros(len(capture.windows)))
 
 
 def _grouped(figures: Figures, name: Callable[[Any], str]) -> dict[str, list[Figure]]:
@@ -320,12 +318,15 @@ def _grouped(figures: Figures, name: Callable[[Any], str]) -> dict[str, list[Fig
 
 def _kernels(capture: Samples, prefix: str) -> dict[str, Metric]:
     """Kernels launched, and their time by category and by name."""
-    launches = capture.kernel_counts() if len(capture.windows) else np.array([float(capture.trace.size("kernels"))])
+    launches = np.array([float(capture.trace.size("kernels"))])
+    if len(capture.windows):
+        step = steps.launched_in(capture.trace, "kernels", capture.windows)
+        launches = np.bincount(step[step >= 0], minlength=len(capture.windows)).astype(np.float64)
     metrics = {f"{prefix}/kernel_count": Metric(launches, "count", gate=True)}
-    for category, figure in capture.categories().items():
+    for category, figure in capture.figures["categories"].items():
         if figure.count:
             metrics[f"category/{category}/gpu_ns"] = Metric(_each(capture, [figure]), "ns")
-    groups = _grouped(capture.kernels(), lambda name: _label(pairing.spellings(name)[1]))
+    groups = _grouped(capture.figures["kernels"], lambda name: _label(pairing.spellings(name)[1]))
     times = {name: _each(capture, figures) for name, figures in groups.items()}
     longest = sorted(times, key=lambda name: -times[name].sum())
     for rank, name in enumerate(longest):
@@ -337,8 +338,8 @@ def _copies(capture: Samples, prefix: str) -> dict[str, Metric]:
     """Bytes copied, and by kind also how fast."""
     metrics = {}
     copied = np.zeros(max(len(capture.windows), 1))
-    durations = _grouped(capture.copies(), lambda label: str(label[0]))
-    for kind, figures in _grouped(capture.copies("bytes"), lambda label: str(label[0])).items():
+    durations = _grouped(capture.figures["memops"], lambda label: str(label[0]))
+    for kind, figures in _grouped(capture.figures["bytes"], lambda label: str(label[0])).items():
         if kind == "memset":
             continue
         moved, took = _each(capture, figures), _each(capture, durations[kind])

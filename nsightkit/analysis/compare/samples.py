@@ -16,7 +16,7 @@ import pandas as pd
 
 from nsightkit.analysis.compare.match import plain_range
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.core.categories import CATEGORIES, categorize
+from nsightkit.analysis.core.categories import categorize
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.timeline import gaps, operators, overview, ranges, steps
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -60,11 +60,12 @@ class Figure:
 
 #: By label.
 Figures = dict[Hashable, Figure]
+Labels = Sequence[Hashable]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples:
-    """A capture with its steps; each method is a table of per-step figures.
+    """A capture, cut into its steps.
 
     Parameters
     ----------
@@ -72,31 +73,36 @@ class Samples:
     overview : dict
         What :func:`nsightkit.analysis.timeline.overview.summary` says of the trace.
     windows : DataFrame
-        The steps, as :func:`nsightkit.analysis.timeline.steps.windows` has them; empty where there are none.
-    times : DataFrame
-        ``wall_ns, busy_ns, idle_ns`` of each step; the last two NA where they are not known.
+        The steps, as :func:`nsightkit.analysis.timeline.steps.windows` has them, with ``wall_ns``, and ``outlier``
+        where one stands out: a stall now and then is not noise. Empty where there are none.
     count : int or None
         How many steps; None where the trace does not show it.
+    figures : dict
+        By table, and by clock where it has two: the figures of what was recorded. ``steps`` and ``whole`` are the time
+        of the steps, and from the first operation to the last; ``work`` is the GPU's by kind; ``kernels``,
+        ``categories`` (with graph replays, whose kernels were not recorded), ``memops`` and ``bytes`` by direction and
+        kinds of memory, ``gaps`` by cause, ``operators`` (GPU: the kernels they launched; CPU: their own times) and
+        ``ranges`` by domain and name, steps without their numbers.
     """
 
     trace: Trace
     overview: dict[str, Any]
     windows: pd.DataFrame
-    times: pd.DataFrame
     count: int | None
+    figures: dict[str, Figures]
 
     @property
     def ordinary(self) -> Bool:
-        """Steps that do not stand out: a stall now and then is not noise."""
-        return ~steps.outliers(self.times["wall_ns"].to_numpy())
+        """Steps that do not stand out."""
+        return ~self.windows["outlier"].to_numpy(bool)
 
     @property
     def spanned(self) -> Bool:
         """Ordinary steps between the first operation and the last: idle time elsewhere has no cause."""
-        devices = self.overview["devices"]
-        first = min((device["start_ns"] for device in devices), default=0)
-        last = max((device["end_ns"] for device in devices), default=0)
-        inside = (self.windows["begin_ns"] >= first) & (self.windows["end_ns"] <= last)
+        devices = pd.DataFrame(self.overview["devices"], columns=["start_ns", "end_ns"])
+        inside = (self.windows["begin_ns"] >= devices["start_ns"].min()) & (
+            self.windows["end_ns"] <= devices["end_ns"].max()
+        )
         spanned = self.ordinary & inside.to_numpy(bool)
         return spanned if spanned.any() else self.ordinary
 
@@ -105,96 +111,13 @@ class Samples:
         """Names of steps without their numbers."""
         return {plain_range(str(name)) for name in self.windows["step"]}
 
-    def whole(self) -> Figures:
-        """Time from the first operation to the last, and how much of it the GPU was busy and idle."""
-        figures: Figures = {}
-        for name in ("wall_ns", "busy_ns", "idle_ns"):
-            if self.overview[name] is not None:
-                figures[name] = Figure(None, self.overview[name], np.zeros(0))
-        return figures
-
-    def wall(self) -> Figures:
-        """Time of each step, and how much of it the GPU was busy and idle; the totals of these are the capture's."""
-        wall = self.times["wall_ns"]
-        figures: Figures = {"wall_ns": Figure(len(wall), int(wall.sum()), wall.to_numpy(np.float64))}
-        for name in ("busy_ns", "idle_ns"):
-            times, total = self.times[name], self.overview[name]
-            if total is not None and times.notna().all():
-                figures[name] = Figure(None, total, times.to_numpy(np.float64))
-        return figures
-
-    def work(self) -> Figures:
-        """The GPU's work by kind, where that was recorded."""
-        figures: Figures = {}
-        for name, table in zip(("kernel_ns", "memop_ns", "graph_ns"), GPU_TABLES, strict=True):
-            if self.trace.recorded(table):
-                figures |= self._launched(table, [name], np.zeros(self.trace.size(table), np.intp))
-        return figures
-
-    def kernels(self) -> Figures:
-        """Kernels by name."""
-        return self._by_name(self.trace.table("kernels", ["name"])["name"].array)
-
-    def kernel_counts(self) -> Float:
-        """How many kernels each step launched."""
-        step = steps.launched_in(self.trace, "kernels", self.windows)
-        return np.bincount(step[step >= 0], minlength=len(self.windows)).astype(np.float64)
-
-    def categories(self) -> Figures:
-        """Kernels by category, and graph replays, whose kernels were not recorded."""
-        categories = categorize(self.trace.table("kernels", ["name"])["name"])
-        replays = self._launched("graphs", [GRAPHS], np.zeros(self.trace.size("graphs"), np.intp))
-        return self._launched("kernels", CATEGORIES, categories.codes) | replays
-
-    def copies(self, column: str = "duration_ns") -> Figures:
-        """Durations, or bytes, of copies and memsets, by direction and the kinds of memory."""
-        events = self.trace.table("memops", [*COPY_COLUMNS, column])
-        labels, code = _coded(events, COPY_COLUMNS)
-        return self._launched("memops", labels, code, column)
-
-    def operators(self, clock: str) -> Figures:
-        """The kernels that operators launched (clock "GPU"), or the operators' own times on the CPU ("CPU")."""
-        if clock == "GPU":
-            return self._by_name(launching_operators(self.trace), absent=NO_OPERATOR)
-        own = operators.own(self.trace)
-        labels, code = _coded(own, ["name"])
-        step = self._step_of(own["start_ns"])
-        return _summed([label[0] for label in labels], code, own["duration_ns"].to_numpy(), step, len(self.windows))
-
-    def ranges(self, clock: str) -> Figures:
-        """Ranges by domain and name, on the "CPU" or the "GPU"; steps without their numbers."""
-        instances = ranges.instances(self.trace)
-        names = instances["name"].cat
-        many = len(names.categories) > _MOST_NAMES
-        shown = []
-        for name in names.categories.astype(str):
-            plain = plain_range(name)
-            shown.append(plain if many or plain in self.step_kinds else name)
-        code, unique = pd.factorize(np.array(shown, dtype=object))
-        name = pd.Categorical.from_codes(np.append(code, -1)[names.codes], unique)
-        labels, code = _coded(instances.assign(name=name), ["domain", "name"])
-        duration = instances["total_ns" if clock == "CPU" else "gpu_ns"].to_numpy()
-        return _summed(labels, code, duration, self._step_of(instances["start_ns"]), len(self.windows))
-
-    def gaps(self) -> Figures:
-        """Idle time by cause."""
-        figures: Figures = {}
-        for cause, idle in gaps.causes(self.trace).groupby("cause", observed=True):
-            inside = np.zeros(len(self.windows))
-            # Gaps of several devices overlap.
-            for _, of_device in idle.groupby("device"):
-                covered = intervals.Coverage(of_device["start_ns"], of_device["end_ns"])
-                inside += covered.of(self.windows["begin_ns"], self.windows["end_ns"])
-            figures[str(cause)] = Figure(len(idle), int((idle["end_ns"] - idle["start_ns"]).sum()), inside)
-        return figures
-
+    @property
     def outside(self) -> float:
         """Share of the GPU's work that was launched outside of steps; 0 in a capture without steps."""
-        figures = self.work().values()
-        total = sum(figure.total for figure in figures)
+        total = sum(figure.total for figure in self.figures["work"].values())
         if not total or not len(self.windows):
             return 0.0
-        return 1 - sum(float(figure.steps.sum()) for figure in figures) / total
+        return 1 - sum(float(figure.steps.sum()) for figure in self.figures["work"].values()) / total
 
     def stretches(self, names: Iterable[Hashable]) -> Float:
         """What some kernels' launches would take if all were like those of one stretch, for each stretch of them."""
@@ -205,25 +128,9 @@ class Samples:
         stretches = np.array_split(duration, min(len(duration), _STRETCHES))
         return len(duration) * np.array([stretch.mean() for stretch in stretches])
 
-    def _by_name(self, names: Any, absent: str = "") -> Figures:
-        """Kernels by a categorical, a name each."""
-        used, code = np.unique(names.codes, return_inverse=True)
-        labels = [absent if position < 0 else str(names.categories[position]) for position in used.tolist()]
-        return self._launched("kernels", labels, code)
-
-    def _launched(self, table: str, labels: Sequence[Hashable], code: Int, column: str = "duration_ns") -> Figures:
-        """Sum a column of a GPU table by `code`, a position in `labels`."""
-        values = self.trace.table(table, [column])[column].to_numpy()
-        step = steps.launched_in(self.trace, table, self.windows)
-        return _summed(labels, code, values, step, len(self.windows))
-
-    def _step_of(self, start_ns: pd.Series) -> Int:
-        """Which step something on the CPU began in, -1 for none."""
-        return steps.number(self.windows.assign(end_ns=self.windows["cpu_end_ns"]), start_ns)
-
 
 def samples(trace: Trace, match: str | None = None, count: int | None = None) -> Samples:
-    """Cut a capture into its steps.
+    """Cut a capture into its steps, and add up what happened in each.
 
     Parameters
     ----------
@@ -249,37 +156,127 @@ def samples(trace: Trace, match: str | None = None, count: int | None = None) ->
         # A filter such as --within leaves the steps' own ranges out: take the steps that something selected lies in.
         windows = steps.windows(trace.whole, match)
         moments = [trace.table(table, ["start_ns"])["start_ns"] for table in ("ranges", "calls", "ops")]
-        touched = np.unique(steps.number(windows.assign(end_ns=windows["cpu_end_ns"]), np.concatenate(moments)))
+        touched = np.unique(_step_of(windows, np.concatenate(moments)))
         windows = windows.iloc[touched[touched >= 0]].reset_index(drop=True)
     process = int(windows["process"].iloc[0]) if len(windows) else 0
     times = steps.divided(trace, steps.timed(windows), process)
     if not whole_steps:
         times["idle_ns"] = pd.NA  # what was left out may have run meanwhile
-    return Samples(trace, overview.summary(trace), windows, times, len(windows) or count)
+    windows = windows.assign(wall_ns=times["wall_ns"], outlier=steps.outliers(times["wall_ns"].to_numpy()))
+    whole = overview.summary(trace)
+    figures = _figures(trace, windows) | {"steps": {}, "whole": {}}
+    if len(windows):
+        figures["steps"]["wall_ns"] = Figure(len(times), int(times["wall_ns"].sum()), times["wall_ns"].to_numpy(float))
+    for name in ("wall_ns", "busy_ns", "idle_ns"):
+        if whole[name] is not None:
+            figures["whole"][name] = Figure(None, whole[name], np.zeros(0))
+            if len(windows) and name != "wall_ns" and times[name].notna().all():
+                figures["steps"][name] = Figure(None, whole[name], times[name].to_numpy(np.float64))
+    return Samples(trace, whole, windows, len(windows) or count, figures)
 
 
-def _coded(events: pd.DataFrame, columns: list[str]) -> tuple[list[Hashable], Int]:
-    """Give the texts that occur together in some columns, and which of them each row has."""
+def _figures(trace: Trace, windows: pd.DataFrame) -> dict[str, Figures]:
+    """Add up every table that was recorded."""
+    figures: dict[str, Figures] = {"work": {}}
+    for name, table in zip(("kernel_ns", "memop_ns", "graph_ns"), GPU_TABLES, strict=True):
+        if trace.recorded(table):
+            everything = np.zeros(trace.size(table), np.intp)
+            figures["work"] |= _launched(trace, windows, table, [name], everything)
+    on_gpu, with_calls = trace.recorded("kernels"), trace.recorded("kernels") and trace.recorded("calls")
+    if on_gpu:
+        names = trace.table("kernels", ["name"])["name"]
+        figures["kernels"] = _kernels_by(trace, windows, names.array)
+        replays = np.zeros(trace.size("graphs"), np.intp)
+        figures["categories"] = _kernels_by(trace, windows, categorize(names))
+        figures["categories"] |= _launched(trace, windows, "graphs", [GRAPHS], replays)
+        figures["gaps"] = _gaps(trace, windows)
+    if trace.recorded("memops"):
+        labels, code = _coded(trace.table("memops", COPY_COLUMNS), COPY_COLUMNS)
+        figures["memops"] = _launched(trace, windows, "memops", labels, code)
+        figures["bytes"] = _launched(trace, windows, "memops", labels, code, "bytes")
+    # A framework's operators are recorded where there are any.
+    if trace.recorded("ops") and trace.size("ops"):
+        own = operators.own(trace)
+        labels, code = _coded(own, ["name"])
+        figures["operators CPU"] = _summed(
+            labels, code, own["duration_ns"], _step_of(windows, own["start_ns"]), windows
+        )
+        if with_calls:
+            figures["operators GPU"] = _kernels_by(trace, windows, launching_operators(trace), NO_OPERATOR)
+    if trace.recorded("ranges"):
+        figures["ranges CPU"] = _ranges(trace, windows, "total_ns")
+        if with_calls:
+            figures["ranges GPU"] = _ranges(trace, windows, "gpu_ns")
+    return figures
+
+
+def _kernels_by(trace: Trace, windows: pd.DataFrame, names: Any, absent: str = "") -> Figures:
+    """Add up kernels by a categorical, a name each."""
+    used, code = np.unique(names.codes, return_inverse=True)
+    labels = [absent if position < 0 else str(names.categories[position]) for position in used.tolist()]
+    return _launched(trace, windows, "kernels", labels, code)
+
+
+def _launched(
+    trace: Trace, windows: pd.DataFrame, table: str, labels: Labels, code: Int, column: str = "duration_ns"
+) -> Figures:
+    """Add up a column of a GPU table by `code`, a position in `labels`."""
+    step = steps.launched_in(trace, table, windows)
+    return _summed(labels, code, trace.table(table, [column])[column], step, windows)
+
+
+def _gaps(trace: Trace, windows: pd.DataFrame) -> Figures:
+    figures: Figures = {}
+    for cause, idle in gaps.causes(trace).groupby("cause", observed=True):
+        inside = np.zeros(len(windows))
+        # Gaps of several devices overlap.
+        for _, of_device in idle.groupby("device"):
+            covered = intervals.Coverage(of_device["start_ns"], of_device["end_ns"])
+            inside += covered.of(windows["begin_ns"], windows["end_ns"])
+        figures[str(cause)] = Figure(len(idle), int((idle["end_ns"] - idle["start_ns"]).sum()), inside)
+    return figures
+
+
+def _ranges(trace: Trace, windows: pd.DataFrame, column: str) -> Figures:
+    instances = ranges.instances(trace)
+    names = instances["name"].cat.categories.astype(str)
+    step_kinds = {plain_range(str(name)) for name in windows["step"]}
+    shown = {}
+    for name in names:
+        plain = plain_range(name)
+        shown[name] = plain if len(names) > _MOST_NAMES or plain in step_kinds else name
+    labels, code = _coded(instances.assign(name=instances["name"].astype(str).map(shown)), ["domain", "name"])
+    return _summed(labels, code, instances[column], _step_of(windows, instances["start_ns"]), windows)
+
+
+def _step_of(windows: pd.DataFrame, start_ns: npt.ArrayLike) -> Int:
+    """Which step something on the CPU began in, -1 for none."""
+    return steps.number(windows.assign(end_ns=windows["cpu_end_ns"]), start_ns)
+
+
+def _coded(events: pd.DataFrame, columns: list[str]) -> tuple[Labels, Int]:
+    """Give what occurs together in some columns, and which of these labels each row has."""
     groups = events.groupby(columns, observed=True, dropna=False)
     labels: list[Hashable] = []
     for label in groups.size().index:
-        parts = label if isinstance(label, tuple) else (label,)
-        labels.append(tuple("" if pd.isna(part) else str(part) for part in parts))
+        texts = ["" if pd.isna(part) else str(part) for part in (label if isinstance(label, tuple) else (label,))]
+        labels.append(tuple(texts) if len(columns) > 1 else texts[0])
     return labels, groups.ngroup().to_numpy()
 
 
-def _summed(labels: Sequence[Hashable], code: Int, values: Int, step: Int, count: int) -> Figures:
-    """Sum values by their `code`, a position in `labels`, and by `step`, -1 for none of the `count`."""
+def _summed(labels: Labels, code: Int, values: pd.Series, step: Int, windows: pd.DataFrame) -> Figures:
+    """Add up values by their `code`, a position in `labels`, and by step, -1 for none."""
     inside = step >= 0
     cell = (step * len(labels) + code)[inside]
     # Exact up to 2**53: 104 days of nanoseconds.
-    sums = np.bincount(cell, values[inside], count * len(labels)).reshape(count, len(labels))
+    sums = np.bincount(cell, values.to_numpy()[inside], len(windows) * len(labels)).astype(np.float64)
+    sums = sums.reshape(len(windows), len(labels))
     totals = np.zeros(len(labels), np.int64)
-    np.add.at(totals, code, values)  # exact in 64 bits, unlike a weighted bincount
+    np.add.at(totals, code, values.to_numpy())  # exact in 64 bits, unlike a weighted bincount
     counts = np.bincount(code, minlength=len(labels))
     figures: Figures = {}
     for position, label in enumerate(labels):
-        figures[label] = Figure(int(counts[position]), int(totals[position]), sums[:, position].astype(np.float64))
+        figures[label] = Figure(int(counts[position]), int(totals[position]), sums[:, position])
     return figures
 
 
@@ -302,6 +299,7 @@ def launching_operators(trace: Trace) -> pd.Categorical[str]:
     return names
 
 
+@kept
 def main_operators(trace: Trace) -> dict[str, str]:
     """Say which operator launched most of the time of each kernel's name.
 
