@@ -272,7 +272,11 @@ def write(baseline: Baseline, path: str | os.PathLike[str]) -> None:
     UsageError
         It cannot be written there.
     """
-    text = json_text(msgspec.to_builtins(baseline), indent=2)
+    document = msgspec.to_builtins(baseline)
+    for kept in document["metrics"].values():
+        kept["value"] = _digits(kept["value"])
+        kept["runs"] = [[_digits(sample) for sample in samples] for samples in kept["runs"]]
+    text = json_text(document, indent=2)
     # Each run on a line, so that a new run adds lines. Lists of numbers only: no line break stands in a JSON string.
     text = re.sub(r"\[\n\s+([\d.,\s+e-]*?)\s*\n\s+\]", lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
     # A link stays a link: what it leads to is replaced.

@@ -30,7 +30,7 @@ from nsightkit.analysis.compare.diff_words import SIDES, percent, signed
 from nsightkit.analysis.compare.samples import COPY_COLUMNS, Figures, Samples, main_operators, samples
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.categories import category_of
-from nsightkit.analysis.timeline import memops, operators
+from nsightkit.analysis.timeline import operators
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
@@ -387,7 +387,7 @@ def _named(comparison: Comparison, table: str, how: str, was: Sequence[Any], now
     if table == "operators":
         return {"name": label, "category": operators.category_of(label)}
     if table == "memops":
-        moved = [_moved_bytes(capture.trace).get(label, 0) for capture in (comparison.before[0], comparison.after[0])]
+        moved = [_moved_bytes(capture, label) for capture in (comparison.before[0], comparison.after[0])]
         return dict(zip(_NAMED["memops"], (*label, *moved), strict=True))
     if table == "kernels":
         launched_by = main_operators(comparison.before[0].trace) | main_operators(comparison.after[0].trace)
@@ -396,6 +396,7 @@ def _named(comparison: Comparison, table: str, how: str, was: Sequence[Any], now
     return {"name": label}
 
 
-def _moved_bytes(trace: Trace) -> dict[Hashable, Any]:
-    copies = memops.summary(trace)
-    return dict(zip(copies[COPY_COLUMNS].itertuples(index=False, name=None), copies["bytes"], strict=True))
+def _moved_bytes(capture: Samples, label: Hashable) -> Any:
+    """How much was copied; nothing copies 0 bytes, so that says that it was not recorded."""
+    moved = capture.figures["bytes"].get(label)
+    return 0 if moved is None else moved.total or pd.NA

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from synthetic import planted
@@ -22,9 +23,11 @@ from nsightkit import cli
 from nsightkit.analysis.compare import baseline as baselines
 from nsightkit.analysis.compare import check
 from nsightkit.analysis.compare import runs as run_metrics
-from nsightkit.analysis.compare.baseline import make
+from nsightkit.analysis.compare.baseline import Baseline, make
 from nsightkit.analysis.compare.runs import Metric, Run, of_samples
+from nsightkit.analysis.timeline.selection import select
 from nsightkit.errors import TraceError, UsageError
+from nsightkit.trace import Trace, TraceMeta
 from nsightkit.trace import ncu as ncu_reports
 
 SLOWER = 1.08
@@ -65,97 +68,55 @@ def bench_run(rng: np.random.Generator, count: int, between: float, slower: floa
     )
 
 
-@dataclasses.dataclass
-class Counted:
-    """What became of many checks."""
-
-    failed: int = 0
-    undecided: int = 0
-    passed: int = 0
-    limits: list[float] = dataclasses.field(default_factory=list)
-
-
 def simulate(
-    seed: int,
-    run: Callable[..., Run],
-    slower: float = 1.0,
-    *,
-    baseline: int,
-    runs: int,
-    steps: int,
-    between: float,
-    times: int = RUNS,
-) -> Counted:
-    """Check some times, each against a fresh baseline of some runs."""
+    seed: int, run: Callable[..., Run], slower: float = 1.0, *, baseline: int, runs: int, steps: int, between: float
+) -> tuple[list[str], list[float]]:
+    """Check some times, each against a fresh baseline of some runs: what came out, and the limits."""
     rng = np.random.default_rng(seed)
-    counted = Counted()
-    for _ in range(times):
+    outcomes, limits = [], []
+    for _ in range(CAUGHT if slower > 1 else RUNS):
         held = make([run(rng, steps, between) for _ in range(baseline)])
-        found = check.compare(held, [run(rng, steps, between, slower) for _ in range(runs)])
-        if found["regressions"] or found["missing"]:
-            counted.failed += 1
-        elif found["undecided"]:
-            counted.undecided += 1
-        else:
-            counted.passed += 1
-        counted.limits.append(found["gates"][0]["limit"])
-    return counted
+        checked = check.compare(held, [run(rng, steps, between, slower) for _ in range(runs)])
+        failed = checked["regressions"] or checked["missing"]
+        outcomes.append("failed" if failed else "passed" if checked["passed"] else "inconclusive")
+        limits.append(checked["gates"][0]["limit"])
+    return outcomes, limits
 
 
 #: What `docs/gate.md` promises: runs in the baseline, runs checked, steps, and how far runs differ.
 PROMISED = {
-    "one run each on a quiet machine": {"baseline": 1, "runs": 1, "steps": 50, "between": 0.005},
-    "five and one, steady": {"baseline": 5, "runs": 1, "steps": 50, "between": 0.005},
-    "five and three": {"baseline": 5, "runs": 3, "steps": 30, "between": 0.01},
+    "one run each on a quiet machine": (trace_run, {"baseline": 1, "runs": 1, "steps": 50, "between": 0.005}),
+    "five and one, steady": (trace_run, {"baseline": 5, "runs": 1, "steps": 50, "between": 0.005}),
+    "five and three": (trace_run, {"baseline": 5, "runs": 3, "steps": 30, "between": 0.01}),
+    "many cells": (bench_run, {"baseline": 5, "runs": 3, "steps": 30, "between": 0.007}),
 }
 
 
 @pytest.mark.parametrize("case", PROMISED)
 def test_noise_passes_and_eight_percent_does_not(case: str) -> None:
-    quiet = simulate(1, trace_run, **PROMISED[case])
-    slowed = simulate(2, trace_run, SLOWER, times=CAUGHT, **PROMISED[case])
-    # Of what is quiet, "cannot tell" is a false alarm as well.
-    assert RUNS - quiet.passed <= 1, quiet
-    assert slowed.failed == CAUGHT, slowed
+    run, counts = PROMISED[case]
+    # Of what is quiet, "inconclusive" is a false alarm as well.
+    assert simulate(1, run, **counts)[0].count("passed") >= RUNS - 1
+    assert set(simulate(2, run, SLOWER, **counts)[0]) == {"failed"}
 
 
-def test_many_cells_give_no_more_false_alarms_than_one() -> None:
-    counts = {"baseline": 5, "runs": 3, "steps": 30, "between": 0.007}
-    quiet = simulate(3, bench_run, **counts)
-    slowed = simulate(4, bench_run, SLOWER, times=CAUGHT, **counts)
-    assert RUNS - quiet.passed <= 1, quiet
-    assert slowed.failed == CAUGHT, slowed
+def test_a_machine_that_varies_more_is_told_so_and_gives_no_false_alarms() -> None:
+    """Where runs differ by 3 %, nobody can see 8 % in one of them; the gate must know that from its baseline."""
+    counts = {"baseline": 8, "runs": 3, "steps": 30, "between": 0.03}
+    outcomes, limits = simulate(6, trace_run, **counts)
+    assert outcomes.count("failed") <= 1
+    assert np.median(limits) > 1.055, "what it can see is said"
+    assert set(simulate(7, trace_run, 1.25, **counts)[0]) == {"failed"}
+    # Why the baseline should have several runs: one says nothing of the next.
+    alone, _ = simulate(8, trace_run, baseline=1, runs=1, steps=50, between=0.03)
+    assert alone.count("failed") > 0.03 * RUNS
 
 
 def test_only_the_slow_cell_is_named() -> None:
     rng = np.random.default_rng(5)
     held = make([bench_run(rng, 30, 0.005) for _ in range(5)])
-    found = check.compare(held, [bench_run(rng, 30, 0.005, SLOWER) for _ in range(3)])
-    assert [row["metric"] for row in found["regressions"]] == ["cell 0 step_ns"]
-
-
-def test_a_machine_that_varies_more_is_told_so_and_gives_no_false_alarms() -> None:
-    """Where runs differ by 3 %, nobody can see 8 % in one of them; the gate must know that from its baseline."""
-    counted = simulate(6, trace_run, baseline=8, runs=3, steps=30, between=0.03)
-    assert counted.failed <= 1, counted
-    assert np.median(counted.limits) > 1.055, "what it can see is said"
-    large = simulate(7, trace_run, 1.25, baseline=8, runs=3, steps=30, between=0.03, times=CAUGHT)
-    assert large.failed == CAUGHT, large
-
-
-def test_without_the_other_runs_the_same_machine_would_give_false_alarms() -> None:
-    """Why the baseline should have several runs: one says nothing of the next."""
-    one = simulate(8, trace_run, baseline=1, runs=1, steps=50, between=0.03)
-    assert one.failed > 0.03 * RUNS, one
-
-
-def test_an_improvement_is_no_failure() -> None:
-    rng = np.random.default_rng(9)
-    held = make([trace_run(rng, 30, 0.003) for _ in range(3)])
-    found = check.compare(held, [trace_run(rng, 30, 0.003, 0.85)])
-    assert found["passed"]
-    assert {row["metric"] for row in found["improvements"]} == {"step/time_ns", "step/busy_ns"}
-    assert found["regressions"] == found["missing"] == found["undecided"] == []
+    checked = check.compare(held, [bench_run(rng, 30, 0.005, SLOWER) for _ in range(3)])
+    assert [row["metric"] for row in checked["regressions"]] == ["cell 0 step_ns"]
 
 
 # ---------------------------------------------------------------- the rule, case by case
@@ -169,46 +130,98 @@ def spread(middle: float, count: int = 20, width: float = 0.01) -> np.ndarray:
     return middle * (1 + width * np.linspace(-1, 1, count))
 
 
-def only(found: dict[str, Any]) -> dict[str, Any]:
-    [row] = [*found["gates"], *found["missing"]]
-    return row
+def edited(held: Baseline, **fields: Any) -> Baseline:
+    """A baseline in which people set something of its last metric."""
+    name = list(held.metrics)[-1]
+    changed = msgspec.structs.replace(held.metrics[name], **fields)
+    return msgspec.structs.replace(held, metrics={**held.metrics, name: changed})
+
+
+def judged(before: Sequence[Any], after: Sequence[Any], name: str = "a_ns") -> dict[str, Any]:
+    """Check runs of one metric against a baseline of others, the samples of a run each."""
+    held = make([run_of(**{name: samples}) for samples in before])
+    checked = check.compare(held, [run_of(**{name: samples}) for samples in after])
+    [row] = checked["gates"]
+    return {**row, **{key: checked[key] for key in ("passed", "decided", "notes")}}
+
+
+STALLS = [124.0, 127.0, 126.0, 125.0, 164.0, 182.0]
+SLOW = [176.0, 174.0, 177.0, 181.0, 176.5, 180.5]
+CLOSE, APART = (1000, 1002, 998, 1001), (1000, 1060, 950, 1010)
 
 
 @pytest.mark.parametrize(
-    ("name", "factor", "status"),
+    ("name", "before", "after", "status"),
     [
-        ("a_ns", 1.049, "ok"),
-        ("a_ns", 1.06, "regression"),
-        ("a_ns", 0.94, "improvement"),
-        ("a_ns", 0.96, "ok"),
-        ("a_per_s", 1.06, "improvement"),
-        ("a_per_s", 0.94, "regression"),
-        ("a_per_s", 0.96, "ok"),
-        ("a_bytes", 1.06, "regression"),
-        ("a_bytes", 1.04, "ok"),
-        ("a_count", 0.94, "improvement"),
+        # Direction and tolerance.
+        ("a_ns", [spread(1000)], [spread(1049)], "ok"),
+        ("a_ns", [spread(1000)], [spread(1060)], "regression"),
+        ("a_ns", [spread(1000)], [spread(940)], "improvement"),
+        ("a_ns", [spread(1000)], [spread(960)], "ok"),
+        ("a_per_s", [spread(1000)], [spread(1060)], "improvement"),
+        ("a_per_s", [spread(1000)], [spread(940)], "regression"),
+        ("a_bytes", [1000], [1060], "regression"),
+        ("a_bytes", [1000], [1040], "ok"),
+        ("a_count", [1000], [940], "improvement"),
+        # Beyond the tolerance, in steps that differ by a third of themselves; that it may be faster holds nobody up.
+        ("a_ns", [spread(1000, 10, 0.4)], [spread(1080, 10, 0.4)], "inconclusive"),
+        ("a_ns", [spread(1000, 10, 0.4)], [spread(920, 10, 0.4)], "ok"),
+        # Few steps; the same is the same.
+        ("a_ns", [[1000]], [[3000]], "inconclusive"),
+        ("a_ns", [spread(1000, 3)], [spread(3000, 3)], "inconclusive"),
+        ("a_ns", [spread(1000, 3)], [spread(1000, 3)], "ok"),
+        ("a_ns", [spread(1000, 5)], [spread(3000, 5)], "regression"),
+        # Single samples of several runs are samples; one difference is not a spread.
+        ("a_ns", [[1000], [1010], [995], [1003]], [[1200]], "regression"),
+        ("a_ns", [[1000], [1010], [995], [1003]], [[1015]], "ok"),
+        ("a_ns", [[1000], [1010]], [[1200]], "inconclusive"),
+        # Steps that stand out do not hide what is beyond doubt, unless runs are known to differ by as much.
+        ("a_ns", [STALLS], [SLOW], "regression"),
+        ("a_ns", [STALLS[:4], [154.0, 157.0, 156.0, 155.0]], [SLOW], "inconclusive"),
+        # Runs that differ widen what counts.
+        ("a_ns", [spread(middle) for middle in CLOSE], [spread(1080)], "regression"),
+        ("a_ns", [spread(middle) for middle in APART], [spread(1080)], "inconclusive"),
+        # What is exact needs one sample, and has no noise: the baseline saw as many, or it did not.
+        ("a_count", [100, 100, 120], [119], "ok"),
+        ("a_count", [100, 100, 120], [121], "regression"),
+        ("a_count", [0], [0], "ok"),
+        ("a_count", [0], [1], "regression"),
+        # Times of nothing, and samples of 0 among others.
+        ("a_ns", [np.zeros(20)], [np.zeros(20)], "ok"),
+        ("a_ns", [np.zeros(20)], [spread(50)], "regression"),
+        ("a_ns", [np.zeros(4)], [SLOW[:4]], "regression"),
+        ("a_ns", [np.zeros(20)], [np.where(np.arange(20) % 10 == 0, 50.0, 0.0)], "ok"),
+        ("a_ns", [np.append(spread(1000, 19), 0.0)], [np.append(spread(1200, 19), 0.0)], "regression"),
+        # Extremes of what a file may hold.
+        ("a_ns", [spread(1e-300)], [spread(9e17)], "regression"),
+        ("a_ns", [spread(1e-8)], [spread(9e17)], "regression"),
     ],
 )
-def test_direction_and_tolerance(name: str, factor: float, status: str) -> None:
-    exact = name.endswith(("bytes", "count"))
-    before, after = ([1000.0], [1000.0 * factor]) if exact else (spread(1000), spread(1000 * factor))
-    row = only(check.compare(make([run_of(**{name: before})]), [run_of(**{name: after})]))
+def test_what_becomes_of_a_metric(name: str, before: Sequence[Any], after: Sequence[Any], status: str) -> None:
+    row = judged(before, after, name)
     assert row["status"] == status
-    assert row["ratio"] == pytest.approx(factor)
-    assert row["limit"] == pytest.approx(1 / 1.05 if name == "a_per_s" else 1.05)
+    assert (row["passed"], row["decided"]) == (status in ("ok", "improvement"), status != "inconclusive")
+    if status == "regression" and row["ratio"] is not None:
+        assert row["ratio"] < row["limit"] if name == "a_per_s" else row["ratio"] > row["limit"]
+    json.dumps(row, allow_nan=False, default=str)
 
 
-def test_where_no_drop_is_beyond_noise_the_limit_is_nothing() -> None:
-    """Runs that differ by all they have: no ratio lies below their noise, and 0 is not divided by."""
-    before = make([run_of(a_per_s=spread(1000)), run_of(a_per_s=[0.0] * 9)])
-    row = only(check.compare(before, [run_of(a_per_s=spread(900))]))
-    assert (row["limit"], row["status"]) == (0.0, "undecided")
+def test_ratios_intervals_and_limits() -> None:
+    row = judged([spread(1000)], [spread(1060)])
+    assert (row["ratio"], row["limit"]) == (pytest.approx(1.06), pytest.approx(1.05))
+    assert row["low"] < 1.06 < row["high"]
+    assert judged([spread(1000)], [spread(940)], "a_per_s")["limit"] == pytest.approx(1 / 1.05)
+    wide = judged([spread(1000, 10, 0.4)], [spread(1080, 10, 0.4)])
+    assert (wide["low"] < 1 < wide["high"], wide["limit"] > 1.1) == (True, True)
+    few = judged([spread(1000, 3)], [spread(3000, 3)])
+    assert (few["low"], few["limit"], few["reason"]) == (None, None, "too few samples")
+    # Runs that differ by all they have: no ratio lies below their noise, and 0 is not divided by.
+    none = judged([spread(1000), [0.0] * 9], [spread(900)], "a_per_s")
+    assert (none["limit"], none["status"]) == (0.0, "inconclusive")
 
 
 def test_the_tolerance_is_the_commands_or_the_metrics_own() -> None:
-    held = make([run_of(a_ns=spread(1000), b_ns=spread(1000))])
-    own = dataclasses.replace(held.metrics["b_ns"], tolerance=0.3)
-    held = dataclasses.replace(held, metrics={**held.metrics, "b_ns": own})
+    held = edited(make([run_of(a_ns=spread(1000), b_ns=spread(1000))]), tolerance=0.3)
     slow = run_of(a_ns=spread(1200), b_ns=spread(1200))
     assert [row["metric"] for row in check.compare(held, [slow])["regressions"]] == ["a_ns"]
     assert check.compare(held, [slow], 0.25)["passed"]
@@ -218,58 +231,10 @@ def test_the_tolerance_is_the_commands_or_the_metrics_own() -> None:
 
 
 def test_neither_direction_is_better() -> None:
-    held = make([run_of(a_ns=spread(1000))])
-    either = dataclasses.replace(held.metrics["a_ns"], direction="neither")
-    held = dataclasses.replace(held, metrics={"a_ns": either})
+    held = edited(make([run_of(a_ns=spread(1000))]), direction="neither")
     for factor in (0.9, 1.1):
-        found = check.compare(held, [run_of(a_ns=spread(1000 * factor))])
-        assert not found["passed"]
-        assert only(found)["status"] == "changed"
-
-
-def test_more_than_the_tolerance_and_within_noise_is_undecided() -> None:
-    """Beyond 5 %, in steps that differ by a third of themselves: no failure, and no pass."""
-    held = make([run_of(a_ns=spread(1000, 10, 0.4))])
-    found = check.compare(held, [run_of(a_ns=spread(1080, 10, 0.4))])
-    row = only(found)
-    assert (row["status"], found["passed"], found["decided"]) == ("undecided", False, False)
-    assert found["regressions"] == []
-    assert row["low"] < 1 < row["high"]
-    assert row["limit"] > 1.1
-    better = check.compare(held, [run_of(a_ns=spread(920, 10, 0.4))])
-    assert better["passed"], "that it may be faster holds nobody up"
-
-
-@pytest.mark.parametrize("count", [1, 3, 5])
-def test_few_steps_cannot_tell(count: int) -> None:
-    held = make([run_of(a_ns=spread(1000, count))])
-    found = check.compare(held, [run_of(a_ns=spread(3000, count))])
-    row = only(found)
-    assert (row["status"], row["low"], row["limit"]) == ("undecided", None, None) if count < 5 else True
-    assert ("too few samples" in row["reason"]) == (count < 5) if row["reason"] else count == 5
-    same = check.compare(held, [run_of(a_ns=spread(1000, count))])
-    assert same["passed"], "the same is the same"
-
-
-def test_single_samples_of_several_runs_are_samples() -> None:
-    held = make([run_of(a_ns=value) for value in (1000, 1010, 995, 1003)])
-    assert only(check.compare(held, [run_of(a_ns=1200)]))["status"] == "regression"
-    assert only(check.compare(held, [run_of(a_ns=1015)]))["status"] == "ok"
-    two = make([run_of(a_ns=value) for value in (1000, 1010)])
-    assert only(check.compare(two, [run_of(a_ns=1200)]))["status"] == "undecided", "one difference is not a spread"
-
-
-def test_steps_that_stand_out_do_not_hide_what_is_beyond_doubt() -> None:
-    """Four of six steps lie apart from all of the baseline's: ranks of six cannot say it, and nobody doubts it."""
-    held = make([run_of(a_ns=[124.0, 127.0, 126.0, 125.0, 164.0, 182.0])])
-    slow = [176.0, 174.0, 177.0, 181.0, 176.5, 180.5]
-    row = only(check.compare(held, [run_of(a_ns=slow)]))
-    assert (row["status"], row["limit"] < row["ratio"]) == ("regression", True)
-    # Where runs are known to differ by as much, they are not beyond doubt.
-    apart = make([run_of(a_ns=[124.0, 127.0, 126.0, 125.0]), run_of(a_ns=[224.0, 227.0, 226.0, 225.0])])
-    assert only(check.compare(apart, [run_of(a_ns=slow)]))["status"] == "undecided"
-    none = make([run_of(a_ns=np.zeros(4))])
-    assert only(check.compare(none, [run_of(a_ns=slow[:4])]))["status"] == "regression", "there was nothing of it"
+        [row] = check.compare(held, [run_of(a_ns=spread(1000 * factor))])["regressions"]
+        assert row["status"] == "changed"
 
 
 def test_whole_traces_of_different_amounts_of_work_are_told() -> None:
@@ -279,112 +244,35 @@ def test_whole_traces_of_different_amounts_of_work_are_told() -> None:
     assert any("hold different amounts of work, 100 and 89 kernels" in note for note in notes)
 
 
-def test_runs_that_differ_widen_what_counts() -> None:
-    close = make([run_of(a_ns=spread(middle)) for middle in (1000, 1002, 998, 1001)])
-    apart = make([run_of(a_ns=spread(middle)) for middle in (1000, 1060, 950, 1010)])
-    slow = [run_of(a_ns=spread(1080))]
-    assert only(check.compare(close, slow))["status"] == "regression"
-    row = only(check.compare(apart, slow))
-    assert row["status"] == "undecided"
-    assert row["limit"] > 1.08
-    assert "step" not in " ".join(check.compare(close, slow)["notes"])
-
-
-def test_what_is_exact_needs_one_sample_and_has_no_noise() -> None:
-    held = make([run_of(a_count=value) for value in (100, 100, 120)])
-    assert only(check.compare(held, [run_of(a_count=119)]))["status"] == "ok", "the baseline saw as many"
-    assert only(check.compare(held, [run_of(a_count=121)]))["status"] == "regression"
-    none = make([run_of(a_count=0)])
-    assert only(check.compare(none, [run_of(a_count=0)]))["status"] == "ok"
-    row = only(check.compare(none, [run_of(a_count=1)]))
-    assert (row["status"], row["ratio"]) == ("regression", None)
-
-
-def test_times_of_nothing() -> None:
-    held = make([run_of(a_ns=np.zeros(20))])
-    assert only(check.compare(held, [run_of(a_ns=np.zeros(20))]))["status"] == "ok"
-    assert only(check.compare(held, [run_of(a_ns=spread(50))]))["status"] == "regression"
-    now_and_then = np.where(np.arange(20) % 10 == 0, 50.0, 0.0)
-    assert only(check.compare(held, [run_of(a_ns=now_and_then)]))["status"] == "ok"
-
-
-def test_samples_of_0_among_others() -> None:
-    """A ratio of logarithms does not exist; the change is one in shares of the median."""
-    before = np.append(spread(1000, 19), 0.0)
-    held = make([run_of(a_ns=before)])
-    row = only(check.compare(held, [run_of(a_ns=before * 1.2)]))
-    assert row["status"] == "regression"
-    assert row["ratio"] == pytest.approx(1.2, abs=0.01)
-    assert only(check.compare(held, [run_of(a_ns=before * 1.02)]))["status"] == "ok"
-    assert only(check.compare(held, [run_of(a_ns=before * 0.5)]))["status"] == "improvement"
-
-
-def test_extremes_of_what_a_file_may_hold() -> None:
-    for smallest in (1e-300, 1e-8):
-        held = make([run_of(a_ns=spread(smallest)), run_of(a_ns=spread(1e17))])
-        assert only(check.compare(held, [run_of(a_ns=spread(9e17))]))["ratio"] > 1
-        held = make([run_of(a_ns=spread(smallest))])
-        assert only(check.compare(held, [run_of(a_ns=spread(9e17))]))["status"] == "regression"
-    with pytest.raises(UsageError, match="numbers from 0"):
-        run_of(a_ns=[1.0, float("nan")])
-    with pytest.raises(UsageError, match="numbers from 0"):
-        run_of(a_ns=[1e19])
-
-
 def test_a_missing_metric_fails_and_a_new_one_does_not() -> None:
     held = make([run_of(a_ns=spread(10), b_ns=spread(10))])
-    found = check.compare(held, [run_of(a_ns=spread(10), c_ns=spread(10))])
-    assert not found["passed"]
-    [row] = found["missing"]
-    assert (row["metric"], row["after"], row["reason"]) == ("b_ns", None, "not measured")
-    assert [row["metric"] for row in found["new"]] == ["c_ns"]
-    one_of_two = check.compare(held, [run_of(a_ns=spread(10), b_ns=spread(10)), run_of(a_ns=spread(10))])
-    assert one_of_two["missing"][0]["reason"] == "not measured, in 1 of 2 runs"
-
-
-def test_another_unit_is_missing_too() -> None:
-    held = make([run_of(a_ns=spread(10))])
-    found = check.compare(held, [Run("samples", held.conditions, {"a_ns": Metric(np.array([1.0]), "bytes")})])
-    assert found["missing"][0]["reason"] == "the baseline has it in ns"
-
-
-def test_a_gate_that_cannot_fail_is_none() -> None:
-    held = make([run_of(a_ns=spread(10))])
-    shut = dataclasses.replace(held, metrics={"a_ns": dataclasses.replace(held.metrics["a_ns"], gate=False)})
-    with pytest.raises(UsageError, match="no metric of the baseline can fail"):
-        check.compare(shut, [run_of(a_ns=spread(10))])
+    both, other = run_of(a_ns=spread(10), b_ns=spread(10)), run_of(a_ns=spread(10), c_ns=spread(10))
+    checked = check.compare(held, [other])
+    [row] = checked["missing"]
+    assert (checked["passed"], row["metric"], row["after"], row["reason"]) == (False, "b_ns", None, "not measured")
+    assert [row["metric"] for row in checked["new"]] == ["c_ns"]
+    assert check.compare(held, [both, other])["missing"][0]["reason"] == "not measured, in 1 of 2 runs"
+    bytes_run = Run("samples", {}, {**both.metrics, "b_ns": Metric(np.array([1.0]), "bytes")})
+    assert check.compare(held, [bytes_run])["missing"][0]["reason"] == "the baseline has it in ns"
 
 
 def test_what_informs_does_not_fail() -> None:
     rng = np.random.default_rng(10)
     first, second = (trace_run(rng, 30, 0, informing=5) for _ in range(2))
-    metrics = dict(second.metrics)
-    metrics["kernel/0/gpu_ns"] = dataclasses.replace(metrics["kernel/0/gpu_ns"], samples=np.full(30, 5e6))
+    metrics = {**second.metrics, "kernel/0/gpu_ns": Metric(np.full(30, 5e6), "ns")}
     del metrics["kernel/1/gpu_ns"]
-    found = check.compare(make([first]), [dataclasses.replace(second, metrics=metrics)])
-    assert found["passed"]
-    assert [(row["metric"], row["status"]) for row in found["informing"]] == [
-        ("kernel/0/gpu_ns", "regression"),
-        ("kernel/1/gpu_ns", "missing"),
-    ]
+    checked = check.compare(make([first]), [dataclasses.replace(second, metrics=metrics)])
+    assert checked["passed"]
+    informing = [(row["metric"], row["status"]) for row in checked["informing"]]
+    assert informing == [("kernel/0/gpu_ns", "regression"), ("kernel/1/gpu_ns", "missing")]
 
 
 # ---------------------------------------------------------------- conditions
 
 
-def test_another_gpu_neither_passes_nor_fails() -> None:
-    card, other = (of_samples({"a_ns": spread(10)}, gpu=f"GPU {name}", tool="timer") for name in "AB")
-    held = make([card])
-    with pytest.raises(UsageError, match="gpu: GPU A, now GPU B"):
-        check.compare(held, [other])
-    found = check.compare(held, [other], other_conditions=True)
-    assert found["passed"]
-    assert found["conditions"] == [{"name": "gpu", "baseline": "GPU A", "now": "GPU B", "decisive": True}]
-
-
 @pytest.mark.parametrize(
     ("condition", "decisive"),
-    [("cpu", True), ("tool", True), ("selection", True), ("driver", False), ("torch", False), ("tool_version", False)],
+    [("gpu", True), ("cpu", True), ("tool", True), ("selection", True), ("driver", False), ("tool_version", False)],
 )
 def test_which_conditions_decide(condition: str, decisive: bool) -> None:
     held = make([of_samples({"a_ns": spread(10)}, **{condition: "one"})])
@@ -392,26 +280,40 @@ def test_which_conditions_decide(condition: str, decisive: bool) -> None:
     if decisive:
         with pytest.raises(UsageError, match=f"{condition}: one, now two"):
             check.compare(held, runs)
-    else:
-        assert check.compare(held, runs)["conditions"][0]["name"] == condition
+    checked = check.compare(held, runs, other_conditions=True)
+    assert checked["passed"]
+    assert checked["conditions"] == [{"name": condition, "baseline": "one", "now": "two", "decisive": decisive}]
+    # What one side does not name may be the same; a selection that is not named is the whole trace.
+    unnamed = check.compare(held, [of_samples({"a_ns": spread(10)})], other_conditions=True)["conditions"]
+    assert [row["decisive"] for row in unnamed] == [condition == "selection"]
 
 
-def test_what_one_side_does_not_say_is_said() -> None:
-    found = check.compare(make([of_samples({"a_ns": spread(10)}, gpu="GPU")]), [of_samples({"a_ns": spread(10)})])
-    assert found["passed"]
-    assert found["conditions"] == [{"name": "gpu", "baseline": "GPU", "now": None, "decisive": False}]
+HELD = make([run_of(a_ns=1, b_ns=1)])
+INFORMING = Run("samples", {}, {"a_ns": Metric(np.array([1.0]), "ns")})
+TRACE = trace_run(np.random.default_rng(0), 5, 0)
 
 
-def test_runs_of_another_kind_share_nothing() -> None:
-    held = make([of_samples({"a_ns": spread(10)})])
-    with pytest.raises(UsageError, match="of samples, and this is a run of trace"):
-        check.compare(held, [trace_run(np.random.default_rng(0), 5, 0)])
-    with pytest.raises(UsageError, match="no runs"):
-        check.compare(held, [])
-    with pytest.raises(UsageError, match="no such condition: host"):
-        of_samples({"a_ns": [1]}, host="somewhere")
-    with pytest.raises(UsageError, match="samples of something"):
-        of_samples({})
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        (lambda: check.compare(HELD, [TRACE]), "of samples, and this is a run of trace"),
+        (lambda: check.compare(HELD, []), "no runs"),
+        (lambda: check.compare(edited(make([run_of(a_ns=1)]), gate=False), [TRACE]), "no metric of the baseline can"),
+        (lambda: of_samples({"a_ns": [1]}, host="somewhere"), "no such condition: host"),
+        (lambda: of_samples({}), "samples of something"),
+        (lambda: run_of(a_ns=[1.0, float("nan")]), "numbers from 0"),
+        (lambda: run_of(a_ns=[1e19]), "numbers from 0 to 1e"),
+        (lambda: make([run_of(a_ns=1), TRACE]), "two kinds"),
+        (lambda: make([of_samples({"a_ns": [1]}, gpu=name) for name in "AB"]), "gpu: A and B"),
+        (lambda: make([run_of(a_ns=1), run_of(a_ns=1, b_ns=1)]), "b_ns was measured in 1 of 2 runs"),
+        (lambda: make([run_of(a_ns=1)], HELD, add=True), "b_ns is in the baseline and not in these runs"),
+        (lambda: make([TRACE], HELD, add=True), "runs of two kinds"),
+        (lambda: make([INFORMING]), "nothing in these runs can gate"),
+    ],
+)
+def test_what_does_not_compare(refused: Callable[[], Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        refused()
 
 
 # ---------------------------------------------------------------- what a run is: traces
@@ -475,44 +377,30 @@ def test_steps_last_until_their_work_is_done(tmp_path: Path) -> None:
     assert run.metrics["kernel/gemm_0/gpu_ns"].samples.tolist() == [t / 2 for t in times]
 
 
-def test_a_trace_of_a_cpu_has_the_cpus_steps(tmp_path: Path) -> None:
+def test_traces_without_a_gpu_or_without_steps(tmp_path: Path) -> None:
     source = nsightkit.load(loop(tmp_path / "loop.sqlite", [1e6] * 4))
-    ranges = source.table("ranges")
-    meta = nsightkit.trace.TraceMeta(tool="planted", missing=["kernels", "memops", "graphs", "calls"])
-    run = run_metrics.of_trace(nsightkit.trace.Trace.from_frames({"ranges": ranges}, meta))
-    assert list(run.metrics) == ["step/time_ns"]
-    assert run.metrics["step/time_ns"].samples.tolist() == [36_000.0] * 4
     held = make([run_metrics.of_trace(source)])
-    with pytest.raises(UsageError, match="tool"):
-        check.compare(held, [run])
-    missing = check.compare(held, [run], other_conditions=True)["missing"]
-    assert {(row["metric"], row["reason"]) for row in missing} == {
-        ("step/busy_ns", "not recorded"),
-        ("step/kernel_count", "not recorded"),
-        ("step/copied_bytes", "not recorded"),
-    }
-
-
-def test_a_trace_without_steps_has_one_sample_of_each(tmp_path: Path) -> None:
-    source = nsightkit.load(loop(tmp_path / "loop.sqlite", [1e6] * 4))
+    meta = TraceMeta(tool="planted", missing=["kernels", "memops", "graphs", "calls"])
+    on_cpu = run_metrics.of_trace(Trace.from_frames({"ranges": source.table("ranges")}, meta))
+    assert {name: metric.samples.tolist() for name, metric in on_cpu.metrics.items()} == {"step/time_ns": [36e3] * 4}
+    missing = check.compare(held, [on_cpu], other_conditions=True)["missing"]
+    names = {"step/busy_ns", "step/kernel_count", "step/copied_bytes"}
+    assert {(row["metric"], row["reason"]) for row in missing} == {(name, "not recorded") for name in names}
     tables = {name: source.table(name) for name in ("kernels", "calls")}
-    bare = nsightkit.trace.Trace.from_frames(tables, source.meta)
+    bare = Trace.from_frames(tables, source.meta)
     run = run_metrics.of_trace(bare)
-    assert run.metrics["trace/span_ns"].samples.tolist() == [4e6]
-    assert run.metrics["trace/kernel_count"].samples.tolist() == [24]
+    sums = {name: run.metrics[name].samples.tolist() for name in ("trace/span_ns", "trace/kernel_count")}
+    assert sums == {"trace/span_ns": [4e6], "trace/kernel_count": [24]}
     assert run.metrics["kernel/gemm_1/gpu_ns"].samples.tolist() == [2e6]
-    lost = check.compare(make([run_metrics.of_trace(source)]), [run])["missing"]
-    assert {row["reason"] for row in lost} == {"the trace has no steps"}
+    assert {row["reason"] for row in check.compare(held, [run])["missing"]} == {"the trace has no steps"}
     with pytest.raises(UsageError, match="--match"):
         run_metrics.of_trace(bare, match="nothing")
     with pytest.raises(TraceError, match="neither steps nor operations"):
-        run_metrics.of_trace(nsightkit.trace.Trace.from_frames({"calls": tables["calls"]}, source.meta))
+        run_metrics.of_trace(Trace.from_frames({"calls": tables["calls"]}, source.meta))
 
 
 def test_a_part_of_a_trace(tmp_path: Path) -> None:
     """A filter leaves the steps' ranges out, and they are steps all the same."""
-    from nsightkit.analysis.timeline.selection import select
-
     planted.training(tmp_path / "t.sqlite", steps=6)
     trace = nsightkit.load(tmp_path / "t.sqlite")
     forward = run_metrics.of_trace(select(trace, within="^forward$"))
@@ -520,37 +408,35 @@ def test_a_part_of_a_trace(tmp_path: Path) -> None:
     assert len(run_metrics.of_trace(select(trace, last_steps=4)).metrics["step/time_ns"].samples) == 4
 
 
-def test_kernels_beyond_the_first_ten_are_looked_at_and_not_kept(tmp_path: Path) -> None:
+def kernels_of(path: Path, names: Sequence[str]) -> Run:
+    """Three steps that launch kernels of these names, each a little longer than the one before."""
     out, process, main = planted.Export(), planted.Export.process(7), planted.Export.thread(7, 7)
-    words = ["add", "mul", "sub", "div", "exp", "log", "tanh", "relu", "gelu", "silu", "sort", "scan"]
     for step in range(3):
         begun = 1_000_000 + step * 1_000_000
-        for i, word in enumerate(words):
-            call = out.call("cudaLaunchKernel", main, begun + i * 9_000, begun + i * 9_000 + 4_000)
-            out.kernel(f"{word}_kernel(int)", begun + i * 10_000 + 5_000, begun + i * 10_000 + 6_000 + i, call, process)
+        for i, name in enumerate(names):
+            at = begun + i * 10_000
+            call = out.call("cudaLaunchKernel", main, at, at + 4_000)
+            out.kernel(name, at + 5_000, at + 6_000 + i, call, process)
         out.range("step", main, begun, begun + 900_000)
-    run = run_metrics.of_trace(nsightkit.load(out.write(tmp_path / "many.sqlite")))
+    return run_metrics.of_trace(nsightkit.load(out.write(path)))
+
+
+def test_kernels_beyond_the_first_ten_are_looked_at_and_not_kept(tmp_path: Path) -> None:
+    words = ["add", "mul", "sub", "div", "exp", "log", "tanh", "relu", "gelu", "silu", "sort", "scan"]
+    run = kernels_of(tmp_path / "many.sqlite", [f"{word}_kernel(int)" for word in words])
     held = make([run])
     assert sum(name.startswith("kernel/") for name in run.metrics) == 12
-    assert sorted(name.split("/")[1] for name in held.metrics if name.startswith("kernel/")) == sorted(
-        f"{word}_kernel" for word in words[2:]
-    )
-    found = check.compare(held, [run])
-    assert found["new"] == found["informing"] == []
+    kept = {name.split("/")[1] for name in held.metrics if name.startswith("kernel/")}
+    assert kept == {f"{word}_kernel" for word in words[2:]}
+    checked = check.compare(held, [run])
+    assert checked["new"] == checked["informing"] == []
 
 
 def test_hostile_names_become_names_of_metrics(tmp_path: Path) -> None:
-    out, process, main = planted.Export(), planted.Export.process(7), planted.Export.thread(7, 7)
     names = ["\x1b[31m\r\nx" * 3, "<script>alert(1)</script>", "long_" * 400 + "a", "long_" * 400 + "b", "", "π \u202e"]
-    for step in range(2):
-        begun = 1_000_000 + step * 1_000_000
-        for i, name in enumerate(names):
-            call = out.call("cudaLaunchKernel", main, begun + i * 9_000, begun + i * 9_000 + 4_000)
-            out.kernel(name, begun + i * 10_000 + 5_000, begun + i * 10_000 + 9_000, call, process)
-        out.range("step", main, begun, begun + 900_000)
-    run = run_metrics.of_trace(nsightkit.load(out.write(tmp_path / "hostile.sqlite")))
+    run = kernels_of(tmp_path / "hostile.sqlite", names)
     kernels = [name for name in run.metrics if name.startswith("kernel/")]
-    assert len(kernels) == len(set(kernels)) == len(names)
+    assert len(kernels) == len(names)
     assert all(name.isprintable() and len(name) <= 240 for name in kernels)
     baselines.write(make([run]), tmp_path / "b.json")
     assert set(baselines.read(tmp_path / "b.json").metrics) >= set(kernels)
@@ -583,28 +469,22 @@ def bench_document(seed: int = 0, slower: float = 1.0, gpu: str | None = "NVIDIA
 def test_a_benchmark() -> None:
     run = run_metrics.of_bench(bench_document(attention="naive", compiled=True, accumulate=2))
     cell = "bench/small batch 4 context 512 fwd bf16 naive accumulate 2 compiled"
-    assert {
-        f"{cell}/{name}" for name in ("step_ns", "first_step_ns", "peak_allocated_bytes", "peak_reserved_bytes")
-    } == {name for name in run.metrics if " fwd " in name}
-    assert {name.rpartition("/")[2] for name, metric in run.metrics.items() if metric.gate} == {
-        "step_ns",
-        "peak_allocated_bytes",
-    }
+    gates = {name.removeprefix(f"{cell}/"): metric.gate for name, metric in run.metrics.items() if " fwd " in name}
+    informing = {"first_step_ns": False, "peak_reserved_bytes": False}
+    assert gates == {"step_ns": True, "peak_allocated_bytes": True, **informing}
     assert {k: v for k, v in run.conditions.items() if v} == {
         "gpu": "NVIDIA H200", "driver": "580.1", "cuda": "13.0", "torch": "2.9.0", "tool": "nsightkit bench",
         "tool_version": "0.1.0",
     }  # fmt: skip
     on_cpu = run_metrics.of_bench(bench_document(gpu=None)).conditions
     assert (on_cpu["gpu"], on_cpu["cpu"]) == ("none", "A CPU")
-
-
-def test_a_cell_that_ran_out_of_memory_is_missing() -> None:
-    held = make([run_metrics.of_bench(bench_document())])
-    document = bench_document()
-    document["rows"][1] |= {"status": "oom", "where": "backward", "samples_ns": []}
-    missing = check.compare(held, [run_metrics.of_bench(document)])["missing"]
-    assert {row["reason"] for row in missing} == {"oom in backward"}
-    assert {row["metric"].rpartition("/")[2] for row in missing} == {"step_ns", "peak_allocated_bytes"}
+    # A cell that ran out of memory is missing.
+    document = bench_document(attention="naive", compiled=True, accumulate=2)
+    document["rows"][0] |= {"status": "oom", "where": "backward", "samples_ns": []}
+    missing = check.compare(make([run]), [run_metrics.of_bench(document)])["missing"]
+    assert {(row["metric"], row["reason"]) for row in missing} == {
+        (f"{cell}/{name}", "oom in backward") for name in ("step_ns", "peak_allocated_bytes")
+    }
 
 
 DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -613,6 +493,7 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "short rows": (lambda d: d.update(rows=[{"config": "x"}]), "damaged"),
     "a sample that is none": (lambda d: d["rows"][0].update(samples_ns=[1, None]), "damaged"),
     "text": (lambda d: d["rows"][0].update(samples_ns=["x"]), "damaged"),
+    "not a number": (lambda d: d["rows"][0].update(samples_ns=[float("nan")]), "damaged"),
     "no samples": (lambda d: d["rows"][0].update(samples_ns=[]), "damaged"),
     "negative": (lambda d: d["rows"][0].update(samples_ns=[-1]), "damaged"),
     "no first step": (lambda d: d["rows"][0].update(first_step_ns=None), "damaged"),
@@ -639,22 +520,23 @@ def ncu_report(times: Sequence[float], name: str = "void kernel<float>(int)", **
     return ncu_reports.from_metrics("report", identities, metrics, {"gpu__time_duration.sum": "ns"})
 
 
-def test_a_report_with_a_launch_of_each_kernel() -> None:
-    held = make([run_metrics.of_report(ncu_report([10_000]))])
+@pytest.mark.parametrize(
+    ("before", "after", "status"),
+    [
+        # A launch of each: what differs by less than a tenth counts as the same.
+        ([10_000], [10_900], "ok"),
+        ([10_000], [11_200], "regression"),
+        ([10_000], [8_000], "improvement"),
+        (spread(10_000), spread(10_700), "regression"),
+        (spread(10_000), spread(10_300), "ok"),
+    ],
+)
+def test_reports(before: Sequence[float], after: Sequence[float], status: str) -> None:
+    held = make([run_metrics.of_report(ncu_report(before))])
     assert set(held.metrics) == {"kernel/kernel/time_ns", "kernel/kernel/sm_pct"}
-    for time, status in ((10_900, "ok"), (11_200, "regression"), (8_000, "improvement")):
-        row = only(check.compare(held, [run_metrics.of_report(ncu_report([time]))]))
-        assert row["status"] == status
-        assert row["limit"] == pytest.approx(1.1)
-        assert "few launches" in row["reason"]
-    wider = check.compare(held, [run_metrics.of_report(ncu_report([11_200]))], 0.2)
-    assert wider["passed"]
-
-
-def test_a_report_with_many_launches_has_intervals() -> None:
-    held = make([run_metrics.of_report(ncu_report(spread(10_000)))])
-    assert only(check.compare(held, [run_metrics.of_report(ncu_report(spread(10_700)))]))["status"] == "regression"
-    assert only(check.compare(held, [run_metrics.of_report(ncu_report(spread(10_300)))]))["status"] == "ok"
+    [row] = check.compare(held, [run_metrics.of_report(ncu_report(after))])["gates"]
+    assert (row["status"], row["limit"]) == (status, pytest.approx(1.1 if len(before) == 1 else 1.05))
+    assert check.compare(held, [run_metrics.of_report(ncu_report(after))], 0.2)["passed"]
 
 
 def test_launches_with_several_grids_are_several_kernels() -> None:
@@ -672,155 +554,96 @@ def test_launches_with_several_grids_are_several_kernels() -> None:
 # ---------------------------------------------------------------- the baseline
 
 
-SCHEMA = json.loads(Path(baselines.__file__).with_name("baseline.schema.json").read_text(encoding="utf-8"))
-
-
-def valid(path: Path) -> Any:
-    jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    document = json.loads(path.read_text(encoding="utf-8"))
-    jsonschema.validate(document, SCHEMA, cls=jsonschema.Draft202012Validator)
-    return document
-
-
 def test_there_and_back(tmp_path: Path) -> None:
     rng = np.random.default_rng(11)
     made = make([trace_run(rng, 100, 0.01) for _ in range(3)], command="python train.py --steps 100")
     path = tmp_path / "baseline.json"
     baselines.write(made, path)
-    valid(path)
     back = baselines.read(path)
-    assert (back.of, back.conditions, list(back.metrics)) == (made.of, made.conditions, list(made.metrics))
-    assert back.conditions["command"] == "python train.py --steps 100"
-    assert back.runs == 3
-    for name, kept in made.metrics.items():
-        read = back.metrics[name]
-        assert (read.unit, read.direction, read.gate, read.tolerance) == (kept.unit, kept.direction, kept.gate, None)
-        assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(read.runs, kept.runs, strict=True))
-    again = tmp_path / "again.json"
-    baselines.write(back, again)
-    assert again.read_bytes() == path.read_bytes()
+    assert back == made
+    assert (back.runs, back.conditions["command"]) == (3, "python train.py --steps 100")
+    # A run that is added adds lines and changes few: the values, and the last of the old lines, which gets a comma.
+    old = path.read_text().splitlines()
+    baselines.write(make([trace_run(rng, 100, 0.01)], back, add=True), path)
+    new = path.read_text().splitlines()
+    assert len(new) - len(old) == len(made.metrics)
+    assert sum(line not in new for line in old) <= 2 * len(made.metrics)
 
 
-def test_many_steps_are_thinned_evenly_and_informing_ones_more() -> None:
+def test_many_steps_are_thinned_evenly_and_old_runs_go() -> None:
     run = trace_run(np.random.default_rng(12), 10_000, 0)
     held = make([run])
-    kept = held.metrics["step/time_ns"].runs[0]
+    (kept,) = held.metrics["step/time_ns"].runs
     whole = run.metrics["step/time_ns"].samples
-    assert len(kept) == 40
-    assert (kept[0], kept[-1]) == (whole.min(), whole.max())
+    assert (len(kept), len(held.metrics["step/idle_ns"].runs[0])) == (40, 9)
+    assert (kept[0], kept[-1]) == pytest.approx((whole.min(), whole.max()))
     assert np.median(kept) == pytest.approx(np.median(whole), rel=0.002)
-    assert len(held.metrics["step/idle_ns"].runs[0]) == 9
-
-
-def test_a_run_that_is_added_adds_lines_and_changes_few(tmp_path: Path) -> None:
-    rng = np.random.default_rng(13)
-    runs = [trace_run(rng, 30, 0.01) for _ in range(3)]
-    path = tmp_path / "baseline.json"
-    first = make(runs[:2])
-    baselines.write(first, path)
-    old = path.read_text().splitlines()
-    baselines.write(make(runs[2:], first, add=True), path)
-    new = path.read_text().splitlines()
-    assert len(new) - len(old) == len(first.metrics)
-    gone = [line for line in old if line not in new]
-    # The values, and the last of the old lines, which gets a comma.
-    assert len(gone) <= 2 * len(first.metrics)
-    assert baselines.read(path).runs == 3
-
-
-def test_the_oldest_runs_go(tmp_path: Path) -> None:
     held = make([run_of(a_ns=spread(1000 + i)) for i in range(15)])
     held = make([run_of(a_ns=spread(2000 + i)) for i in range(10)], held, add=True)
     assert held.runs == baselines.MOST_RUNS == 20
-    assert held.metrics["a_ns"].runs[0].min() == pytest.approx(1005 * 0.99)
+    assert min(held.metrics["a_ns"].runs[0]) == pytest.approx(1005 * 0.99)
 
 
-def test_what_people_set_stays(tmp_path: Path) -> None:
-    path = tmp_path / "baseline.json"
-    baselines.write(make([trace_run(np.random.default_rng(14), 30, 0)], command="make bench"), path)
-    document = json.loads(path.read_text())
-    document["metrics"]["step/idle_ns"] |= {"gate": True, "tolerance": 0.5}
-    document["metrics"]["step/busy_ns"]["gate"] = False
-    document["metrics"]["step/kernel_count"]["direction"] = "neither"
-    path.write_text(json.dumps(document))
-    edited = baselines.read(path)
-    for add in (False, True):
-        again = make([trace_run(np.random.default_rng(15), 30, 0)], edited, add=add).metrics
-        assert (again["step/idle_ns"].gate, again["step/idle_ns"].tolerance) == (True, 0.5)
-        assert not again["step/busy_ns"].gate
-        assert again["step/kernel_count"].direction == "neither"
-        assert len(again["step/idle_ns"].runs) == 1 + add
-    assert make([trace_run(np.random.default_rng(15), 30, 0)], edited).conditions["command"] == "make bench"
-
-
-def test_runs_that_are_not_alike_make_no_baseline() -> None:
-    with pytest.raises(UsageError, match="two kinds"):
-        make([run_of(a_ns=1), trace_run(np.random.default_rng(0), 5, 0)])
-    with pytest.raises(UsageError, match="gpu: A and B"):
-        make([of_samples({"a_ns": [1]}, gpu=name) for name in "AB"])
-    with pytest.raises(UsageError, match="b_ns was measured in 1 of 2 runs"):
-        make([run_of(a_ns=1), run_of(a_ns=1, b_ns=1)])
-    held = make([run_of(a_ns=1, b_ns=1)])
-    with pytest.raises(UsageError, match="b_ns is in the baseline and not in these runs"):
-        make([run_of(a_ns=1)], held, add=True)
-    with pytest.raises(UsageError, match="two kinds"):
-        make([trace_run(np.random.default_rng(0), 5, 0)], held, add=True)
-    informing = Run("samples", held.conditions, {"a_ns": Metric(np.array([1.0]), "ns")})
-    with pytest.raises(UsageError, match="nothing in these runs can gate"):
-        make([informing])
+@pytest.mark.parametrize("add", [False, True])
+def test_what_people_set_stays(add: bool) -> None:
+    before = make([trace_run(np.random.default_rng(14), 30, 0)], command="make bench")
+    before = edited(before, gate=False, tolerance=0.5, direction="neither")
+    name = list(before.metrics)[-1]
+    again = make([trace_run(np.random.default_rng(15), 30, 0)], before, add=add)
+    kept = again.metrics[name]
+    assert (kept.gate, kept.tolerance, kept.direction, len(kept.runs)) == (False, 0.5, "neither", 1 + add)
+    assert again.conditions["command"] == "make bench"
 
 
 def _edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], str]:
-    def edited(text: str) -> str:
+    def edit(text: str) -> str:
         document = json.loads(text)
         change(document)
         return json.dumps(document)
 
-    return edited
+    return edit
+
+
+def _metric(**fields: Any) -> Callable[[str], str]:
+    return _edit(lambda d: d["metrics"]["a_ns"].update(fields))
 
 
 BROKEN: dict[str, tuple[Callable[[str], str | bytes], str]] = {
     "empty": (lambda _: "", "not JSON"),
-    "not JSON": (lambda _: "hello", "not JSON"),
     "cut": (lambda text: text[:200], "not JSON"),
     "a list": (lambda _: "[1]", "no format and metrics"),
+    "a trace": (lambda _: '{"traceEvents": []}', "no format and metrics"),
     "not UTF-8": (lambda text: text.encode() + b"\xff", "not UTF-8"),
     "deep": (lambda _: "[" * 100_000, "nests too deeply|not JSON"),
     "huge": (lambda text: text + " " * (17 << 20), "larger than any baseline"),
-    "newer": (_edit(lambda d: d.update(format=2)), "format is '2', and this nsightkit knows 1"),
-    "no version": (_edit(lambda d: d.pop("format")), "no format and metrics"),
-    "true is not a version": (_edit(lambda d: d.update(format=True)), "format is 'True'"),
+    "another format": (_edit(lambda d: d.update(format=2)), "its format is 2, and this nsightkit reads 1; .*--update"),
+    "true is not a version": (_edit(lambda d: d.update(format=True)), "its format is True"),
     "NaN": (lambda text: re.sub(r'"value": [\d.]+', '"value": NaN', text), "NaN is not a number"),
-    "infinite": (lambda text: re.sub(r'"value": [\d.]+', '"value": 1e999', text), "is not a number from 0"),
+    "infinite": (lambda text: re.sub(r'"value": [\d.]+', '"value": 1e999', text), "not a baseline"),
     "long": (lambda text: re.sub(r'"value": [\d.]+', '"value": ' + "9" * 5000, text), "not a baseline"),
-    "twice": (lambda text: text.replace('"b_ns"', '"a_ns"'), "'a_ns' stands in it twice"),
-    "typing error": (
-        _edit(lambda d: d["metrics"]["a_ns"].update(tolerances=1)),
-        "has 'tolerances', which means nothing",
-    ),
-    "lacking": (_edit(lambda d: d["metrics"]["a_ns"].pop("unit")), "lacks unit"),
-    "unit": (_edit(lambda d: d["metrics"]["a_ns"].update(unit="s")), "the unit 's'"),
-    "direction": (_edit(lambda d: d["metrics"]["a_ns"].update(direction=["up"])), "the direction 'list'"),
-    "gate": (_edit(lambda d: d["metrics"]["a_ns"].update(gate=1)), "gate is neither"),
-    "tolerance": (_edit(lambda d: d["metrics"]["a_ns"].update(tolerance=500)), "a tolerance of 500"),
-    "tolerance of text": (_edit(lambda d: d["metrics"]["a_ns"].update(tolerance="5%")), "'5%' is not a number"),
-    "text for samples": (_edit(lambda d: d["metrics"]["a_ns"].update(runs=["12"])), "a run has no samples"),
-    "negative": (_edit(lambda d: d["metrics"]["a_ns"]["runs"][0].__setitem__(0, -1)), "is not a number from 0"),
-    "true is not a sample": (_edit(lambda d: d["metrics"]["a_ns"]["runs"][0].__setitem__(0, True)), "is not a number"),
-    "no runs": (_edit(lambda d: d["metrics"]["a_ns"].update(runs=[])), "has no runs"),
-    "an empty run": (_edit(lambda d: d["metrics"]["a_ns"].update(runs=[[]])), "a run has no samples"),
-    "many runs": (_edit(lambda d: d["metrics"]["a_ns"].update(runs=[[1]] * 21)), "more than 20"),
-    "many samples": (_edit(lambda d: d["metrics"]["a_ns"].update(runs=[[1] * 1001])), "more than 1000"),
-    "an edited value": (_edit(lambda d: d["metrics"]["a_ns"].update(value=1)), "is not the median"),
-    "no metrics": (_edit(lambda d: d.update(metrics={})), "has no metrics"),
-    "a name": (_edit(lambda d: d["metrics"].update({"a\nb": d["metrics"]["a_ns"]})), "is not a name"),
-    "a long name": (_edit(lambda d: d["metrics"].update({"x" * 241: d["metrics"]["a_ns"]})), "is not a name"),
-    "kind": (_edit(lambda d: d.update(of="dream")), "it is of 'dream'"),
-    "conditions": (_edit(lambda d: d["conditions"].update(host="secret")), "conditions has 'host'"),
-    "a condition": (_edit(lambda d: d["conditions"].update(gpu={"name": 1})), "neither short text nor null"),
-    "a long condition": (_edit(lambda d: d["conditions"].update(gpu="x" * 201)), "neither short text nor null"),
-    "a trace": (lambda _: '{"traceEvents": []}', "no format and metrics"),
+    "twice": (lambda text: text.replace('"b_ns"', '"a_ns"'), 'duplicate key "a_ns"'),
+    "typing error": (_metric(tolerances=1), "unknown field `tolerances`"),
+    "lacking": (_edit(lambda d: d["metrics"]["a_ns"].pop("unit")), "missing required field `unit`"),
+    "unit": (_metric(unit="s"), "Invalid enum value 's'"),
+    "direction": (_metric(direction=["up"]), "Expected `str`"),
+    "gate": (_metric(gate=1), "Expected `bool`"),
+    "tolerance": (_metric(tolerance=500), "<= 100"),
+    "tolerance of text": (_metric(tolerance="5%"), "Expected `float | null`, got `str`"),
+    "text for samples": (_metric(runs=["12"]), "Expected `array`, got `str`"),
+    "negative": (_metric(runs=[[-1]]), ">= 0"),
+    "true is not a sample": (_metric(runs=[[True]]), "Expected `float`, got `bool`"),
+    "no runs": (_metric(runs=[]), "length >= 1"),
+    "an empty run": (_metric(runs=[[]]), "length >= 1"),
+    "many runs": (_metric(runs=[[1]] * 21), "length <= 20"),
+    "many samples": (_metric(runs=[[1] * 1001]), "length <= 1000"),
+    "an edited value": (_metric(value=1), "is not the median"),
+    "no metrics": (_edit(lambda d: d.update(metrics={})), "length >= 1"),
+    "a name": (_edit(lambda d: d["metrics"].update({"a\nb": d["metrics"]["a_ns"]})), "matching regex"),
+    "a long name": (_edit(lambda d: d["metrics"].update({"x" * 241: d["metrics"]["a_ns"]})), "length <= 240"),
+    "kind": (_edit(lambda d: d.update(of="dream")), "Invalid enum value 'dream'"),
+    "conditions": (_edit(lambda d: d["conditions"].update(host="secret")), "Invalid enum value 'host'"),
+    "a condition": (_edit(lambda d: d["conditions"].update(gpu={"name": 1})), "Expected `str | null`"),
+    "a long condition": (_edit(lambda d: d["conditions"].update(gpu="x" * 201)), "length <= 200"),
 }
 
 
@@ -833,42 +656,25 @@ def test_broken_baselines_are_one_line_and_stay_as_they_are(
     baselines.write(make([run_of(a_ns=spread(1000), b_ns=spread(1000))]), path)
     damage, says = BROKEN[case]
     damaged = damage(path.read_text())
-    path.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
-    before = path.read_bytes()
-    with pytest.raises(TraceError, match=says):
-        baselines.read(path)
+    before = damaged if isinstance(damaged, bytes) else damaged.encode()
+    path.write_bytes(before)
     for arguments in ([], ["--update"], ["--add"]):
         assert cli.run(["check", str(bench), "--baseline", str(path), *arguments]) == 2
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
         assert str(path) in err
-        assert "Traceback" not in err
+        assert re.search(says, err), err
         assert path.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["baseline.json", "bench.json"]
 
 
-@pytest.mark.parametrize("case", [case for case in BROKEN if case not in ("huge", "deep", "long")])
-def test_the_schema_refuses_most_of_what_is_refused(case: str, tmp_path: Path) -> None:
-    """What only a reader can see: duplicate names, values beside their samples, bytes, names with line breaks."""
-    jsonschema = pytest.importorskip("jsonschema")
-    path = tmp_path / "baseline.json"
-    baselines.write(make([run_of(a_ns=spread(1000), b_ns=spread(1000))]), path)
-    damaged = BROKEN[case][0](path.read_text())
-    if case in ("twice", "an edited value", "a name", "NaN"):
-        return
-    try:
-        document = json.loads(damaged)
-    except ValueError:
-        return
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, SCHEMA, cls=jsonschema.Draft202012Validator)
-
-
+@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
 def test_a_baseline_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "baseline.json"
-    held = make([run_of(a_ns=spread(1000))])
+    path, link = tmp_path / "kept" / "baseline.json", tmp_path / "link.json"
+    path.parent.mkdir()
+    link.symlink_to(path)
+    held, other = make([run_of(a_ns=spread(1000))]), make([run_of(a_ns=spread(2000))])
     baselines.write(held, path)
-    before = path.read_bytes()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -876,29 +682,14 @@ def test_a_baseline_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", full)
         with pytest.raises(UsageError, match="No space left"):
-            baselines.write(make([run_of(a_ns=spread(2000))]), path)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["baseline.json"]
-    baselines.write(make([run_of(a_ns=spread(2000))]), path)
-    assert path.read_bytes() != before
+            baselines.write(other, path)
+    assert baselines.read(path) == held
+    assert [p.name for p in path.parent.iterdir()] == ["baseline.json"]
+    baselines.write(other, link)  # what a link leads to is replaced
+    assert link.is_symlink()
+    assert baselines.read(path) == other
     with pytest.raises(UsageError, match="cannot be written"):
         baselines.write(held, tmp_path / "no" / "such" / "folder.json")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
-def test_a_link_to_a_baseline_stays_one(tmp_path: Path) -> None:
-    target = tmp_path / "kept" / "baseline.json"
-    target.parent.mkdir()
-    held = make([run_of(a_ns=spread(1000))])
-    baselines.write(held, target)
-    link = tmp_path / "link.json"
-    link.symlink_to(target)
-    baselines.write(make([run_of(a_ns=spread(2000))]), link)
-    assert link.is_symlink()
-    assert baselines.read(target).metrics["a_ns"].runs[0].mean() == pytest.approx(2000)
-
-
-def test_a_folder_and_an_absent_file_are_no_baseline(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="not a regular file"):
         baselines.read(tmp_path)
     with pytest.raises(TraceError, match="--update"):
@@ -920,29 +711,28 @@ def gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tu
     return call
 
 
+def metrics_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [row["metric"] for row in rows]
+
+
 def test_traces_from_end_to_end(tmp_path: Path, gate: Any) -> None:
-    """Real files of planted runs: noise passes, 8 % does not, each time."""
+    """Real files of planted runs: noise passes, 8 % does not."""
     rng = np.random.default_rng(16)
+    path = tmp_path / "baseline.json"
 
     def captured(name: str, slower: float = 1.0) -> Path:
         return loop(tmp_path / f"{name}.sqlite", steps_of(rng, 30, 0.005, slower))
 
     code, document, err = gate(*(captured(f"run-{i}") for i in range(5)), "--update", "--command", "python train.py")
-    assert (code, document["written"]) == (0, True)
-    assert err == f"nsightkit: {tmp_path / 'baseline.json'}: written, 5 runs\n"
-    valid(tmp_path / "baseline.json")
-    held = (tmp_path / "baseline.json").read_bytes()
-    for i in range(2):
-        code, document, err = gate(captured(f"again-{i}"))
-        assert (code, err, document["passed"], document["baseline_runs"]) == (0, "", True, 5)
-        code, document, err = gate(captured(f"slower-{i}", SLOWER))
-        assert code == 1
-        assert {row["metric"] for row in document["regressions"]} == {"step/time_ns", "step/busy_ns"}
-        assert err.startswith(f"nsightkit: the check against {tmp_path / 'baseline.json'} failed: step/busy_ns (+")
-        assert err.count("\n") == 1
-    code, document, _ = gate(*(captured(f"more-{i}", SLOWER) for i in range(3)))
-    assert (code, document["runs"]) == (1, 3)
-    assert (tmp_path / "baseline.json").read_bytes() == held, "only --update and --add write"
+    assert (code, document["written"], err) == (0, True, f"nsightkit: {path}: written, 5 runs\n")
+    held = path.read_bytes()
+    code, document, err = gate(captured("again"))
+    assert (code, err, document["passed"], document["baseline_runs"]) == (0, "", True, 5)
+    code, document, err = gate(captured("slower", SLOWER))
+    assert (code, set(metrics_of(document["regressions"]))) == (1, {"step/time_ns", "step/busy_ns"})
+    assert err.startswith(f"nsightkit: the check against {path} failed: step/busy_ns (+")
+    assert err.count("\n") == 1
+    assert path.read_bytes() == held, "only --update and --add write"
 
 
 def test_the_cause_stands_beside_the_regression(tmp_path: Path, gate: Any) -> None:
@@ -950,9 +740,8 @@ def test_the_cause_stands_beside_the_regression(tmp_path: Path, gate: Any) -> No
     planted.training(tmp_path / "after.sqlite", "sync", steps=12, seed=2)
     assert gate(tmp_path / "before.sqlite", "--update")[0] == 0
     code, document, _ = gate(tmp_path / "after.sqlite")
-    assert code == 1
-    assert [row["metric"] for row in document["regressions"]] == ["step/time_ns"]
-    assert "gap/synchronization/idle_ns" in [row["metric"] for row in document["informing"]][:2]
+    assert (code, metrics_of(document["regressions"])) == (1, ["step/time_ns"])
+    assert "gap/synchronization/idle_ns" in metrics_of(document["informing"])[:2]
 
 
 def test_benchmarks_from_end_to_end(tmp_path: Path, gate: Any) -> None:
@@ -968,45 +757,31 @@ def test_benchmarks_from_end_to_end(tmp_path: Path, gate: Any) -> None:
     assert gate(measured(10))[0] == 0
     code, document, _ = gate(measured(11, SLOWER))
     assert (code, len(document["regressions"])) == (1, 2)
-    code, document, err = gate(measured(12, gpu="NVIDIA H100"))
-    assert (code, document) == (2, None)
-    assert "gpu: NVIDIA H200, now NVIDIA H100" in err
-    assert "--allow-other-conditions" in err
-    code, document, err = gate(measured(13, gpu="NVIDIA H100"), "--allow-other-conditions")
-    assert code == 0
-    assert err == "nsightkit: gpu is not the baseline's: NVIDIA H100, there NVIDIA H200\n"
-    code, _, err = gate(measured(14, gpu="NVIDIA H100"), "--add")
-    assert code == 2
-    assert baselines.read(tmp_path / "baseline.json").runs == 4
-    assert gate(measured(15, gpu="NVIDIA H100"), "--update")[0] == 0
+    for arguments in ((), ("--add",)):
+        code, document, err = gate(measured(12, gpu="NVIDIA H100"), *arguments)
+        assert (code, document) == (2, None)
+        assert "NVIDIA H200" in err
+        assert "NVIDIA H100" in err
+    code, _, err = gate(measured(13, gpu="NVIDIA H100"), "--allow-other-conditions")
+    assert (code, err) == (0, "nsightkit: gpu is not the baseline's: NVIDIA H100, there NVIDIA H200\n")
+    # An update shows what it accepts.
+    code, document, _ = gate(measured(15, 1.3, gpu="NVIDIA H100"), "--update")
+    assert (code, document["passed"], document["written"], len(document["regressions"])) == (0, False, True, 2)
     assert baselines.read(tmp_path / "baseline.json").conditions["gpu"] == "NVIDIA H100"
 
 
-def test_an_update_shows_what_it_accepts(tmp_path: Path, gate: Any) -> None:
-    path = tmp_path / "bench.json"
-    path.write_text(json.dumps(bench_document(0)))
-    gate(path, "--update")
-    path.write_text(json.dumps(bench_document(1, 1.3)))
-    code, document, _ = gate(path, "--update")
-    assert (code, document["passed"], document["written"]) == (0, False, True)
-    assert len(document["regressions"]) == 2
-    assert gate(path)[0] == 0
-
-
-def test_one_step_cannot_tell(tmp_path: Path, gate: Any) -> None:
+def test_one_step_is_inconclusive(tmp_path: Path, gate: Any) -> None:
     assert gate(loop(tmp_path / "a.sqlite", [1e6]), "--update")[0] == 0
     code, document, err = gate(loop(tmp_path / "b.sqlite", [3e6]))
-    assert (code, document["decided"], document["regressions"]) == (2, False, [])
-    assert "cannot tell whether step/busy_ns became worse: +200.0 % in 1 and 1 samples" in err
+    assert (code, document["decided"], document["regressions"], err.count("\n")) == (2, False, [], 1)
+    assert "step/busy_ns" in err
     assert "record more steps" in err
-    assert err.count("\n") == 1
     assert gate(loop(tmp_path / "c.sqlite", [1.01e6]))[0] == 0
 
 
 def test_the_part_that_is_looked_at_must_be_the_same(tmp_path: Path, gate: Any) -> None:
     trace = loop(tmp_path / "a.sqlite", [1e6] * 12)
     assert gate(trace, "--update", "--last-steps", 9, "--match", "^step$")[0] == 0
-    assert baselines.read(tmp_path / "baseline.json").conditions["selection"] == "--last-steps 9 --match ^step$"
     assert gate(trace, "--last-steps", 9, "--match", "^step$")[0] == 0
     code, _, err = gate(trace)
     assert code == 2
@@ -1016,31 +791,26 @@ def test_the_part_that_is_looked_at_must_be_the_same(tmp_path: Path, gate: Any) 
 def test_several_kinds_of_files_and_bad_ones(tmp_path: Path, gate: Any) -> None:
     trace, bench = loop(tmp_path / "a.sqlite", [1e6] * 12), tmp_path / "bench.json"
     bench.write_text(json.dumps(bench_document()))
-    cases = {
-        "two kinds": [trace, bench, "--update"],
-        "make it with": [trace],
-        "is not a trace, so no part of it": [bench, "--update", "--last-steps", 3],
-        "no such file": [tmp_path / "absent.sqlite", "--update"],
-        "--command": [trace, "--command", "make"],
-        "nothing": [],
-    }
-    for says, arguments in cases.items():
+    (tmp_path / "cut.json").write_text(json.dumps(bench_document())[:300])
+    (tmp_path / "none.json").write_text('{"nsightkit": "1"}')
+    (tmp_path / "empty.csv").write_text("Kernel Name\n")
+    cases: list[tuple[str, list[Any]]] = [
+        ("two kinds", [trace, bench, "--update"]),
+        ("make it with", [trace]),
+        ("is not a trace, so no part of it", [bench, "--update", "--last-steps", 3]),
+        ("no such file", [tmp_path / "absent.sqlite", "--update"]),
+        ("--command", [trace, "--command", "make"]),
+        ("", []),
+        ("is not JSON", [tmp_path / "cut.json", "--update"]),
+        ("no rows", [tmp_path / "none.json", "--update"]),
+        ("empty.csv", [tmp_path / "empty.csv", "--update"]),
+    ]
+    for says, arguments in cases:
         code, document, err = gate(*arguments)
         assert (code, document, err.count("\n")) == (2, None, 1), err
-        assert says in err or says == "nothing"
-    gate(bench, "--update")
-    for name, data, says in (
-        ("cut.json", json.dumps(bench_document())[:300], "is not JSON"),
-        ("none.json", '{"nsightkit": "1"}', "no rows"),
-        ("empty.csv", "Kernel Name\n", "empty.csv"),
-        ("baseline.json", None, "a baseline is given with --baseline"),
-    ):
-        path = tmp_path / name
-        if data is not None:
-            path.write_text(data)
-        code, document, err = gate(path)
-        assert (code, document, err.count("\n")) == (2, None, 1), err
         assert says in err
+    assert gate(bench, "--update")[0] == 0
+    assert "a baseline is given with --baseline" in gate(tmp_path / "baseline.json")[2]
 
 
 def test_a_real_pair_of_captures(shared_traces: Path, gate: Any) -> None:
@@ -1051,37 +821,31 @@ def test_a_real_pair_of_captures(shared_traces: Path, gate: Any) -> None:
     code, document, err = gate(few)
     # Two of the six steps with workers stand out; each other one is 47 ms shorter than any without, and none of them
     # differ by so much. So says diff of the same files.
-    assert code == 1
-    assert [row["metric"] for row in document["regressions"]] == ["step/time_ns"]
-    assert document["regressions"][0]["ratio"] == pytest.approx(177.4 / 126.7, abs=0.1)  # medians
-    assert document["regressions"][0]["limit"] < document["regressions"][0]["ratio"]
+    assert (code, metrics_of(document["regressions"])) == (1, ["step/time_ns"])
+    assert document["regressions"][0]["ratio"] == pytest.approx(177.4 / 125.2, abs=0.01)  # medians of ordinary steps
     assert "one run on each side, so differences between runs are not known" in err
-    assert "gap/input-pipeline/idle_ns" in [row["metric"] for row in document["informing"]]
+    assert "gap/input-pipeline/idle_ns" in metrics_of(document["informing"])
 
 
 def test_another_card_in_real_captures(shared_traces: Path, gate: Any) -> None:
     control, other = (next(shared_traces.glob(f"hta/trace_diff__{name}__*")) for name in ("control", "test"))
     assert gate(control, "--update")[0] == 0
     code, _, err = gate(other)
-    assert code == 2
-    assert "A100" in err
-    assert "V100" in err
+    assert (code, "A100" in err, "V100" in err) == (2, True, True)
 
 
 def test_real_reports(shared_traces: Path, gate: Any) -> None:
-    slow, fast = (shared_traces / f"armleth/report{name}.ncu-rep" for name in ("_v4_8_per_thread", ""))
     pytest.importorskip("ncu_report")
+    slow, fast = (shared_traces / f"armleth/report{name}.ncu-rep" for name in ("_v4_8_per_thread", ""))
     assert gate(fast, "--update")[0] == 0
     assert gate(fast)[0] == 0
     code, document, _ = gate(slow)
-    assert code == 1
-    assert [row["metric"] for row in document["regressions"]] == ["kernel/matrix_addition2d/time_ns"]
+    assert (code, metrics_of(document["regressions"])) == (1, ["kernel/matrix_addition2d/time_ns"])
 
 
 def test_nothing_of_the_machine_or_the_user_gets_in(tmp_path: Path, gate: Any, shared_traces: Path) -> None:
-    copy = tmp_path / "secret-folder"
-    copy.mkdir()
-    trace = copy / "secret-name.sqlite"
+    trace = tmp_path / "secret-folder" / "secret-name.sqlite"
+    trace.parent.mkdir()
     shutil.copy(shared_traces / "cs336-zx3xyy/result_2_7B_nvtx.sqlite", trace)
     assert gate(trace, "--update")[0] == 0
     text = (tmp_path / "baseline.json").read_text()
@@ -1151,5 +915,5 @@ def test_the_job_of_the_documentation(slower: float, width: float, code: int, me
     assert done.returncode == code, done.stderr
     assert len(list(tmp_path.glob("run-*.json"))) == measured
     summary = (tmp_path / "summary.md").read_text()
-    assert {0: "ok ", 1: "FAILS", 2: "cannot tell"}[code] in summary
+    assert {0: "ok ", 1: "FAILS", 2: "inconclusive"}[code] in summary
     assert "step_ns" in done.stdout
