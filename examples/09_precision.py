@@ -334,8 +334,6 @@ runs["bf16"]
 # two bf16 runs differ by (:doc:`/definitions`, "Noise").
 
 # fold: How the answer is put together
-import numpy as np
-
 from nsightkit.analysis.core import noise
 from nsightkit.errors import UsageError
 
@@ -365,14 +363,9 @@ def bound_of(run):
 
 
 def fp16_against_bf16():
-    """Give how much longer fp16 takes, as a logarithm, with its interval."""
-    logs = {name: np.log(run.values("step_ns")) for name, run in runs.items()}
-    bf16 = [logs["bf16"], logs["bf16, again"]]
-    chance = noise.between_runs(
-        [np.median(times) for times in bf16], [np.median(logs["fp16"])]
-    )
-    shift = noise.shift(np.concatenate(bf16), logs["fp16"])
-    return noise.widened(shift, chance)
+    """Tell how much longer fp16 takes than two runs in bf16 from noise."""
+    steps = {name: run.values("step_ns") for name, run in runs.items()}
+    return noise.judge([steps["bf16"], steps["bf16, again"]], [steps["fp16"]])
 
 
 said = "a CPU has no tensor cores; times are not compared."
@@ -380,7 +373,7 @@ if on_gpu:
     faster = table.set_index("precision")["times fp32"]
     share = table.set_index("precision")["share in GEMMs"]
     differ = fp16_against_bf16()
-    apart = float(np.expm1(differ.value))
+    apart = differ.value / runs["bf16"].median("step_ns")
     said = (
         f"a step in TF32, bf16 and fp16 is {faster['tf32']:.2f}, "
         f"{faster['bf16']:.2f} and {faster['fp16']:.2f} times as fast as in "
@@ -388,7 +381,7 @@ if on_gpu:
         f"{share['fp32']:.0%} of the time in fp32 and {share['bf16']:.0%} in "
         f"bf16. fp16 takes {abs(apart):.1%} "
         f"{'more' if apart > 0 else 'less'} time than bf16, which is "
-        f"{'' if differ.excludes(0) else 'not '}more than noise."
+        f"{'' if differ.word == noise.CHANGED else 'not '}more than noise."
     )
 tf32 = bounds.loc["tf32"]
 fast = bars["TimeSformer, H100"]["tensor cores, 16 bits"]

@@ -47,16 +47,15 @@ second[0]
 #
 # .. dropdown:: Answer
 #
-#    About five. So the more rows a comparison has, the surer it has to be of
-#    each: ``diff`` keeps the expected share of false ones among the rows that
-#    it calls more than noise below one in twenty.
+#    About five. So the time of a step, the one question asked beforehand, is
+#    answered first, and ``diff`` lists a row as a change only if it also
+#    changed by a hundredth of a step.
 
 # %%
 # Evidence: a pair that shows something
 # -------------------------------------
-# ``diff`` takes two traces. Of each row it gives the change with an interval,
-# and says whether that is more than the steps of a run differ among
-# themselves:
+# ``diff`` takes two traces. It gives the change of each row with an interval,
+# and calls it *changed*, *within noise* or *inconclusive*:
 
 # fold: How the figure is drawn
 import pandas as pd
@@ -67,14 +66,16 @@ from nsightkit.analysis.compare import diff
 
 def changed(found):
     """Figures, causes and ranges of a comparison, one below the other."""
+    tables = found.tables
     parts = [
-        found.figures,
-        found.gaps.rename(columns={"cause": "name"}),
-        found.kernels.head(5),
-        found.ranges.head(5),
+        tables["figures"],
+        tables["gaps"].rename(columns={"cause": "name"}),
+        tables["kernels"].head(5),
+        tables["ranges"].head(5),
     ]
     rows = pd.concat([part.astype(object) for part in parts if len(part)])
-    rows = rows[rows["significance"] != "negligible"]
+    largest = rows[["before_ns", "after_ns"]].max(axis=1)
+    rows = rows[largest >= 0.01 * largest.iloc[0]]
     names = rows["name"].str.removesuffix("_ns").str.split("#").str[0]
     return rows.assign(name=names).reset_index(drop=True)
 
@@ -297,12 +298,13 @@ from _lib import synthetic
 starved, starved_truth = synthetic.training("starved", seed=0)
 repaired, repaired_truth = synthetic.training(None, seed=1)
 known = diff.compare(starved, repaired)
-causes = known.gaps[["cause"]].copy()
+causes = known.tables["gaps"][["cause"]].copy()
 truths = {"before": starved_truth, "after": repaired_truth}
 for side, truth in truths.items():
     true_us = causes["cause"].map(truth["gaps"]).fillna(0) / 1e3
     causes[f"{side}, true (µs)"] = true_us
-    causes[f"{side}, found (µs)"] = known.gaps[f"{side}_total_ns"] / 1e3
+    found_ns = known.tables["gaps"][f"{side}_total_ns"]
+    causes[f"{side}, found (µs)"] = found_ns / 1e3
 plots.table(causes, dict.fromkeys(causes.columns[1:], "{:,.1f}"))
 
 # %%
@@ -313,7 +315,7 @@ from math import comb
 
 AGREED = {
     "no change": "agree within the noise of their steps",
-    "cannot tell": "have too few steps each to be distinguished",
+    "inconclusive": "have too few steps each to be distinguished",
     "faster": "differ by more than their steps do",
     "slower": "differ by more than their steps do",
 }
@@ -321,14 +323,14 @@ OUTCOME = {
     "faster": "the change made a step faster",
     "slower": "the change made a step slower",
     "no change": "no change of the step time is beyond the noise",
-    "cannot tell": "the steps are too few to judge their time",
+    "inconclusive": "the steps are too few to judge their time",
 }
 said = ""
 if all(runs.values()):
     apart = again.median("step_ns") / before.median("step_ns") - 1
     summary = found.summary()
-    wall = found.figures.iloc[0]
-    moved = found.kernels["significance"].isin(("significant", "small"))
+    wall = found.tables["figures"].iloc[0]
+    moved = found.tables["kernels"]["significance"] == "changed"
     predicted = before.trace.whatif("no-input-wait")["speedup"].iloc[0]
     by_replay = "unknown"
     if pd.notna(predicted):
@@ -340,7 +342,7 @@ if all(runs.values()):
         f"{moved.sum()} of {len(moved)} kernels changed by more than noise. "
         f"{summary['bottleneck']['text']}"
     )
-step = of_first.figures.iloc[0]
+step = of_first.tables["figures"].iloc[0]
 enough = next(n for n in range(2, 99) if 2 / comb(2 * n, n) < 0.05)
 findings = headline(
     said,

@@ -149,7 +149,7 @@ figure.set_label(
 # %%
 # The gate gives up a few of the slow runs, and hardly ever fails an unchanged
 # one. With this much noise no rule can have both: what it cannot decide it
-# reports as *cannot tell*, with the change from which it would see one.
+# reports as *inconclusive*, with the change from which it would see one.
 
 # %%
 # Change one thing: several runs in the baseline
@@ -215,7 +215,7 @@ plots.table(
 # %%
 # Verdict
 # -------
-# A gate needs several baseline runs, and a third answer: *cannot tell*. With
+# A gate needs several baseline runs, and a third answer: *inconclusive*. With
 # those it can be left to fail a job.
 
 # %%
@@ -354,7 +354,7 @@ WORDS = {
     "ok": "lets {} pass",
     "improvement": "calls {} faster",
     "regression": "calls {} slower",
-    "undecided": "cannot tell whether {} is slower",
+    "inconclusive": "cannot tell whether {} is slower",
 }
 said = ""
 if all(everything):

@@ -209,7 +209,7 @@ def counters(
 
 def check(console: Console, result: Mapping[str, Any]) -> None:
     """What a check found, row by row."""
-    words = {"ok": "ok", "undecided": "cannot tell", "regression": "FAILS", "changed": "FAILS", "missing": "MISSING"}
+    words = {"regression": "FAILS", "changed": "FAILS", "missing": "MISSING"}
 
     def amount(row: Mapping[str, Any], key: str) -> str:
         value, unit = row.get(key), row["unit"]
@@ -269,7 +269,7 @@ def undecided(row: Mapping[str, Any]) -> str:
     before, after = row["samples"]
     why = row["reason"] or f"noise explains up to {changed(row, 'limit')}"
     return (
-        f"cannot tell whether {row['metric']} became worse: {changed(row) or 'from 0'} in {before} and {after} "
+        f"inconclusive: {row['metric']} seems worse, {changed(row) or 'from 0'} in {before} and {after} "
         f"samples, and {why}; record more steps (30 are of use), give several runs, or allow more with --tolerance"
     )
 
