@@ -23,6 +23,7 @@ class Allocator:
         self.truth: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)]
         self.free_now: list[tuple[int, int, int]] = [(0, 0, 0)]  # in split segments, in whole ones, largest
         self.next_address = 0x7F0000000000
+        self.annotations: list[dict[str, Any]] = []
 
     def _event(self, action: str, addr: int, size: int, stream: int = 0, frames: Any = (), **more: Any) -> None:
         where = {"device_free": more.pop("device_free")} if action == "oom" else {"addr": addr}
@@ -30,6 +31,11 @@ class Allocator:
         self.events.append(event | {"frames": list(frames)} | more)
         self.truth.append(self.counted())
         self.free_now.append(self.spaces())
+
+    def mark(self, name: str, stage: str, device: int = 0) -> None:
+        """Record that a range begins (``START``) or ends (``END``) between two events."""
+        at_us = T0_US + 7 * len(self.events) - 3
+        self.annotations.append({"device": device, "time_us": at_us, "name": name, "stage": stage})
 
     def counted(self) -> tuple[int, int, int, int]:
         blocks = [b for s in self.segments for b in s["blocks"]]
@@ -190,17 +196,15 @@ class Allocator:
         """Give what ``torch.cuda.memory._snapshot`` would; the ring buffer kept the last `keep` events."""
         segments = []
         for segment in self.segments:
-            blocks = segment["blocks"]
-            active = [b for b in blocks if b["state"] != "inactive"]
-            segments.append(
-                segment
-                | {
-                    "allocated_size": sum(b["size"] for b in active if b["state"] == "active_allocated"),
-                    "active_size": sum(b["size"] for b in active),
-                    "requested_size": sum(b["requested_size"] for b in active),
-                    "blocks": [dict(b) for b in blocks],
-                }
-            )
+            active = [block for block in segment["blocks"] if block["state"] != "inactive"]
+            allocated = [block for block in active if block["state"] == "active_allocated"]
+            amounts = {
+                "allocated_size": sum(block["size"] for block in allocated),
+                "active_size": sum(block["size"] for block in active),
+                "requested_size": sum(block["requested_size"] for block in active),
+                "blocks": [dict(block) for block in segment["blocks"]],
+            }
+            segments.append(segment | amounts)
         sizes = {str(1 << i): self.divisions for i in range(16)}
         return {
             "segments": segments,
@@ -211,7 +215,7 @@ class Allocator:
                 "expandable_segments": self.expandable,
                 "roundup_power2_divisions": sizes,
             },
-            "external_annotations": [],
+            "external_annotations": self.annotations,
         }
 
 
@@ -224,14 +228,14 @@ def random_program(seed: int, steps: int, **settings: Any) -> Allocator:
     for _ in range(steps):
         dice = chance.random()
         if dice < 0.52 or not live:
-            kind = chance.choice(("tiny", "small", "odd", "large", "huge"))
-            size = {
-                "tiny": chance.randint(1, 2000),
-                "small": 512 * chance.randint(1, 2048),
-                "odd": chance.randint(MIB - 600, MIB + 600),
-                "large": chance.randint(MIB, 9 * MIB),
-                "huge": chance.randint(9 * MIB, 40 * MIB),
-            }[kind]
+            sizes = {
+                "tiny": (1, 2000),
+                "small": (512, MIB),
+                "odd": (MIB - 600, MIB + 600),
+                "large": (MIB, 9 * MIB),
+                "huge": (9 * MIB, 40 * MIB),
+            }
+            size = chance.randint(*sizes[chance.choice(tuple(sizes))])
             live.append(allocator.malloc(size, stream=chance.choice((0, 0, 0, 7))))
         elif dice < 0.94:
             address = live.pop(chance.randrange(len(live)))
@@ -246,10 +250,11 @@ def random_program(seed: int, steps: int, **settings: Any) -> Allocator:
     return allocator
 
 
-_TORCH = "/usr/lib/python3.11/site-packages/torch"
+TORCH = "/usr/lib/python3.11/site-packages/torch"
 
 
-def _frame(name: str, filename: str = "", line: int = 1) -> dict[str, Any]:
+def frame(name: str, filename: str = "/home/someone/project/train.py", line: int = 1) -> dict[str, Any]:
+    """Make a frame of a call stack as PyTorch records it."""
     return {"name": name, "filename": filename, "line": line}
 
 
@@ -261,38 +266,20 @@ def leaking_program(
     With a limit it goes on until memory is full; its error comes from the backward pass.
     """
     allocator = Allocator()
-    call = _frame("_call_impl", f"{_TORCH}/nn/modules/module.py", 1784)
-    step = _frame("step", "/home/someone/lm.py", 266)
-    native = _frame("torch::autograd::Engine::evaluate_function(std::shared_ptr)")
-    setup = [_frame("__init__", "/home/someone/lm.py", 176)]
-    forward = [
-        _frame("at::_ops::mm::call(at::Tensor const&)"),
-        _frame("forward", "/home/someone/lm.py", 162),
-        call,
-        step,
-    ]
-    watch = [_frame("_watch", "/home/someone/leak.py", 47), call, step]
-    loss = [
-        _frame("cross_entropy", f"{_TORCH}/nn/functional.py", 3462),
-        _frame("_pass", "/home/someone/lm.py", 291),
-        step,
-    ]
-    backward = [_frame("at::_ops::mm::call(at::Tensor const&)"), native]
-    optimizer = [_frame("_multi_tensor_adamw", f"{_TORCH}/optim/adamw.py", 700), step]
-    marks: list[dict[str, Any]] = []
-
-    def mark(stage: str) -> None:
-        at_us = T0_US + 7 * len(allocator.events) - 3
-        marks.append({"device": 0, "time_us": at_us, "name": "step", "stage": stage})
-
-    def full() -> bool:
-        return limit_bytes is not None and allocator.counted()[0] > limit_bytes
-
+    call = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1784)
+    step = frame("step", "/home/someone/lm.py", 266)
+    matmul = frame("at::_ops::mm::call(at::Tensor const&)", "")
+    setup = [frame("__init__", "/home/someone/lm.py", 176)]
+    forward = [matmul, frame("forward", "/home/someone/lm.py", 162), call, step]
+    watch = [frame("_watch", "/home/someone/leak.py", 47), call, step]
+    loss = [frame("cross_entropy", f"{TORCH}/nn/functional.py", 3462), frame("_pass", "/home/someone/lm.py", 291), step]
+    backward = [matmul, frame("torch::autograd::Engine::evaluate_function(std::shared_ptr)", "")]
+    optimizer = [frame("_multi_tensor_adamw", f"{TORCH}/optim/adamw.py", 700), step]
     logits = 4 * tokens * vocabulary
     allocator.malloc(4 * parameters, frames=setup)
     done = 0
     while done < steps or limit_bytes is not None:
-        mark("START")
+        allocator.mark("step", "START")
         kept = [allocator.malloc(3 * logits // 2, frames=forward)]
         saved = [allocator.malloc(logits, frames=watch) for _ in range(2)]
         allocator.malloc(4, frames=watch)
@@ -300,18 +287,19 @@ def leaking_program(
             for address in saved:
                 allocator.free(address)
         kept.append(allocator.malloc(logits, frames=loss))
-        if full():
+        is_full = limit_bytes is not None and allocator.counted()[0] > limit_bytes
+        if is_full:
             allocator.oom(logits, MIB, frames=backward)
-            for address in kept:
-                allocator.free(address)
-            mark("END")
-            break
-        gradients = allocator.malloc(4 * parameters, frames=backward)
+        else:
+            gradients = allocator.malloc(4 * parameters, frames=backward)
         for address in kept:
             allocator.free(address)
+        if is_full:
+            allocator.mark("step", "END")
+            break
         if not done:
             allocator.malloc(8 * parameters, frames=optimizer)
         allocator.free(gradients)
         done += 1
-        mark("END")
-    return allocator.snapshot() | {"external_annotations": marks}
+        allocator.mark("step", "END")
+    return allocator.snapshot()

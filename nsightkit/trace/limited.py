@@ -1,0 +1,104 @@
+"""Run one of our scripts in a process with limits: what reads a hostile file may crash, hang or take all memory.
+
+The same file is the parent's half, :func:`run_limited`, and, run as a program, the child's: it sets the limits and runs
+the script. Nothing else of nsightkit is imported there, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+__all__ = ["name_of_end", "run_limited"]
+
+
+def run_limited(
+    script: str | os.PathLike[str],
+    arguments: Sequence[str],
+    *,
+    memory_bytes: int,
+    seconds: int,
+    output_bytes: int,
+    data: bytes = b"",
+) -> bytes:
+    """Run a script in a process of its own.
+
+    Parameters
+    ----------
+    script : path-like
+    arguments : sequence of str
+    memory_bytes, seconds, output_bytes : int
+        The most it may take of address space, of processor time (and twice that by the clock), and of output. Where
+        the system has no such limits, as on Windows, only the clock counts.
+    data : bytes
+        What it reads from standard input.
+
+    Returns
+    -------
+    bytes
+        What it printed.
+
+    Raises
+    ------
+    subprocess.CalledProcessError
+        It crashed, or was ended at a limit; :func:`name_of_end` says how.
+    subprocess.TimeoutExpired
+    """
+    limits = [str(memory_bytes), str(seconds), str(output_bytes)]
+    # Isolated: nothing of the folder it stands in or of the environment takes the place of what it imports.
+    command = [sys.executable, "-I", "-S", __file__, *limits, os.fspath(script), *arguments]
+    with tempfile.TemporaryFile() as output:
+        subprocess.run(command, input=data, stdout=output, stderr=subprocess.DEVNULL, timeout=2 * seconds, check=True)
+        output.seek(0)
+        return output.read(output_bytes)
+
+
+def name_of_end(code: int) -> str:
+    """Name how a process ended.
+
+    Parameters
+    ----------
+    code : int
+        As :class:`subprocess.CompletedProcess` has it.
+
+    Returns
+    -------
+    str
+        The name of the signal, or the exit code.
+    """
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"exit code {code}"
+
+
+def _limit(memory_bytes: int, seconds: int, output_bytes: int) -> None:
+    """Have the system end this process when it takes too much; leave no core file when it ends."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    limits = {
+        "RLIMIT_AS": memory_bytes,
+        "RLIMIT_CPU": seconds,
+        "RLIMIT_FSIZE": output_bytes,
+        "RLIMIT_CORE": 0,
+    }
+    for name, limit in limits.items():
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the system has no such limit, or a lower one
+            kind = getattr(resource, name)
+            _, most = resource.getrlimit(kind)
+            resource.setrlimit(kind, (limit, most))
+
+
+if __name__ == "__main__":
+    _, memory, processor, printed, program, *rest = sys.argv
+    _limit(int(memory), int(processor), int(printed))
+    sys.argv = [program, *rest]
+    runpy.run_path(program, run_name="__main__")
