@@ -14,10 +14,7 @@ import itertools
 import math
 import os
 import re
-import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ import pandas as pd
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace import ncu_child, ncu_metrics, programs
 from nsightkit.trace.files import replacing, require_regular
+from nsightkit.trace.limited import name_of_end, run_limited
 from nsightkit.trace.programs import tail
 
 __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
@@ -117,11 +115,14 @@ def read(path: str | os.PathLike[str]) -> Report:
     """
     path = Path(path)
     require_regular(path)
-    with reading(path), path.open("rb") as stream:
-        head = stream.read(4096)
-        if not head:
+    with reading(path):
+        with path.open("rb") as stream:
+            first_bytes = stream.read(len(_MAGIC))
+        if not first_bytes:
             raise TraceError(path, "is empty", "profile again: ncu was probably stopped before it wrote")
-        return _read_report(path) if head.startswith(_MAGIC) else _read_csv(path, _decoded(path, head + stream.read()))
+        if first_bytes == _MAGIC:
+            return _read_report(path)
+        return _read_csv(path, _decoded(path, path.read_bytes()))
 
 
 def from_metrics(
@@ -144,20 +145,36 @@ def from_metrics(
     """
     rows = []
     for number, (identity, values) in enumerate(zip(identities, metrics, strict=True)):
-        row: dict[str, Any] = {"id": number, **dict.fromkeys(IDENTITY[1:]), "ranges": (), **identity}
-        gpu = values.get("device__attribute_display_name")
-        row["gpu"] = row["gpu"] or (gpu if isinstance(gpu, str) and gpu else None)
-        major, minor = (values.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor"))
-        if row["compute_capability"] is None and major is not None and minor is not None:
-            row["compute_capability"] = f"{major:g}.{minor:g}" if not isinstance(major, str) else None
+        row: dict[str, Any] = dict.fromkeys(IDENTITY)
+        row |= {"id": number, "ranges": (), **identity}
+        row["gpu"] = row["gpu"] or values.get("device__attribute_display_name") or None
+        row["compute_capability"] = row["compute_capability"] or _compute_capability(values)
         for metric in ncu_metrics.METRICS:
-            found = next((values[name] for name in metric.nvidia if name in values), None)
-            row[metric.name] = found if isinstance(found, (int, float)) else math.nan
+            row[metric.name] = _first_number(values, metric.nvidia)
         rows.append(row)
-    launches = pd.DataFrame(rows, columns=[*IDENTITY, *ncu_metrics.names()])
-    return Report(path, launches.astype(dict.fromkeys(ncu_metrics.names(), "float64")), metrics, units)
+    names = ncu_metrics.names()
+    launches = pd.DataFrame(rows, columns=[*IDENTITY, *names])
+    return Report(path, launches.astype(dict.fromkeys(names, "float64")), metrics, units)
 
 
+def _first_number(values: dict[str, Value], names: Iterable[str]) -> float:
+    """Give the value of the first name that a launch has; NaN where it has none, or a text."""
+    for name in names:
+        if name in values:
+            value = values[name]
+            return value if isinstance(value, (int, float)) else math.nan
+    return math.nan
+
+
+def _compute_capability(values: dict[str, Value]) -> str | None:
+    major = values.get("device__attribute_compute_capability_major")
+    minor = values.get("device__attribute_compute_capability_minor")
+    if isinstance(major, (int, float)) and isinstance(minor, (int, float)):
+        return f"{major:g}.{minor:g}"
+    return None
+
+
+#: What the pages call the columns that identify a launch.
 _NAMED = {
     "Kernel Name": "kernel",
     "Stream": "stream",
@@ -187,26 +204,30 @@ def write(report: Report, path: str | os.PathLike[str]) -> Path:
     """
     path = Path(path)
     names = [name for name in report.units if " " not in name]
+    units = [report.units[name] for name in names]
     with replacing(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as stream:
         out = csv.writer(stream, quoting=csv.QUOTE_ALL, lineterminator="\n")
         out.writerow(["ID", *_NAMED, f"thread {_FIELDS_OF_RANGE}", *names])
-        out.writerow([""] * (2 + len(_NAMED)) + [report.units[name] for name in names])
+        out.writerow([""] * (2 + len(_NAMED)) + units)
         for row, values in zip(report.launches.to_dict("records"), report.metrics, strict=True):
-            identity = [str(row[ours]) if isinstance(row[ours], str) else "" for ours in _NAMED.values()]
-            cells = ["" if values.get(name) is None else str(values[name]) for name in names]
-            out.writerow([str(row["id"]), *identity, "  ".join(map(_written, row["ranges"])), *cells])
+            identity = [row[column] for column in _NAMED.values()]
+            ranges = "  ".join(_range_cell(name) for name in row["ranges"])
+            cells = [row["id"], *identity, ranges, *(values.get(name) for name in names)]
+            out.writerow(["" if pd.isna(cell) else str(cell) for cell in cells])
     return path
 
 
-def _written(name: str) -> str:
-    # A double quote ends a range's name here.
-    domain, at, rest = name.replace('"', "'").partition("@")
+def _range_cell(name: str) -> str:
+    domain, at, rest = name.replace('"', "'").partition("@")  # a double quote ends a range's name here
     if not at:
         domain, rest = _NO_DOMAIN, domain
     return f'"{domain}:{rest}:none:none:none:none:none:{rest}"'
 
 
 # ---------------------------------------------------------------- .ncu-rep
+
+#: Of processor time that any report may take NVIDIA's package; each MB takes a second more.
+SECONDS = 60
 
 
 class _Launched(msgspec.Struct):
@@ -227,20 +248,18 @@ class _Contents(msgspec.Struct):
 
 def _read_report(path: Path) -> Report:
     folder = _folder_of_package()
-    ncu = None if folder else programs.NCU.find()
+    ncu = programs.NCU.find()
     if folder is None and ncu is None:
         raise _unreadable(path)
-    if _cut_short(path):
+    if _is_cut_short(path):
         raise TraceError(path, "is cut short", _AGAIN)
     if folder is not None:
         contents = _printed(path, folder)
         if contents.usable:
             return _reported(path, contents)
-        ncu = programs.NCU.find()
-        if ncu is None:
-            raise _unreadable(path)
+    if ncu is None:
+        raise _unreadable(path)
     # The same package that NVIDIA puts on PyPI does the work in ncu.
-    assert ncu is not None
     return _exported(path, ncu)
 
 
@@ -261,46 +280,28 @@ def _folder_of_package() -> Path | None:
 def _printed(path: Path, folder: Path) -> _Contents:
     """Have NVIDIA's package read a report in a process of its own, as it aborts on some damaged ones."""
     size = path.stat().st_size
-    memory = (2 << 30) + 16 * size
-    seconds = SECONDS + size // 1_000_000
-    most = min(max(64 << 20, 16 * size), 1 << 30)
-    limits = [str(limit) for limit in (memory, seconds, most)]
-    # Isolated: nothing of the folder it stands in or of the environment takes the place of what the package imports.
-    command = [sys.executable, "-I", "-S", ncu_child.__file__, str(folder), str(path.absolute()), *limits]
-    with tempfile.TemporaryFile() as output:
-        try:
-            code = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                timeout=2 * seconds,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired as error:
-            raise TraceError(path, f"was not read by NVIDIA's package within {2 * seconds} s", _AGAIN) from error
-        if code:
-            problem = f"makes NVIDIA's reader crash ({_name_of_end(code)}): it is damaged, or of a newer ncu"
-            raise TraceError(path, problem, f"{_AGAIN}, or pip install --upgrade ncu-report")
-        if output.tell() > most:
-            raise TraceError(path, "says far more than its size allows", _AGAIN)
-        output.seek(0)
-        try:
-            contents = msgspec.json.decode(output.read(), type=_Contents)
-        except msgspec.DecodeError as error:
-            raise TraceError(path, f"is not a report that ncu-report can read ({error})", _AGAIN) from error
-    if contents.problem:
-        problem = f"is not a report that ncu-report can read ({' '.join(contents.problem.split())[:160]})"
-        raise TraceError(path, problem, _AGAIN)
-    return contents
-
-
-def _name_of_end(code: int) -> str:
-    """How a process ended: the name of the signal, or its exit code."""
     try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"exit code {code}"
+        output = run_limited(
+            ncu_child.__file__,
+            [str(folder), str(path.absolute())],
+            memory_bytes=(2 << 30) + 16 * size,
+            seconds=SECONDS + size // 1_000_000,
+            output_bytes=min(max(64 << 20, 16 * size), 1 << 30),
+        )
+        contents = msgspec.json.decode(output, type=_Contents)
+    except subprocess.TimeoutExpired as error:
+        problem = f"was not read by NVIDIA's package within {error.timeout:.0f} s"
+        raise TraceError(path, problem, _AGAIN) from error
+    except subprocess.CalledProcessError as error:
+        end = name_of_end(error.returncode)
+        problem = f"makes NVIDIA's reader crash ({end}): it is damaged, or of a newer ncu"
+        raise TraceError(path, problem, f"{_AGAIN}, or pip install --upgrade ncu-report") from error
+    except msgspec.DecodeError as error:
+        contents = _Contents(problem=str(error))
+    if contents.problem:
+        problem = " ".join(contents.problem.split())[:160]
+        raise TraceError(path, f"is not a report that ncu-report can read ({problem})", _AGAIN)
+    return contents
 
 
 def _reported(path: Path, contents: _Contents) -> Report:
@@ -308,39 +309,48 @@ def _reported(path: Path, contents: _Contents) -> Report:
         # Damage, too, makes NVIDIA's reader find nothing, without a word.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
     units: dict[str, str] = {}
-    identities, metrics = zip(*(_launch(launch, units) for launch in contents.launches), strict=True)
-    return from_metrics(str(path), identities, list(metrics), units)
+    return _report(path, [_launch(launch, units) for launch in contents.launches], units)
+
+
+def _report(path: Path, launches: Sequence[_Launch], units: dict[str, str]) -> Report:
+    identities = [identity for identity, _ in launches]
+    metrics = [values for _, values in launches]
+    return from_metrics(str(path), identities, metrics, units)
 
 
 def _launch(launch: _Launched, units: dict[str, str]) -> _Launch:
-    """What identifies one launch of a report, and its metrics."""
     values: dict[str, Value] = {}
     for name, value, unit in launch.metrics:
         _put(values, units, name, value, unit)
-    return {
+    identity = {
         "kernel": launch.kernel,
-        "grid": _sizes(values, "grid"),
-        "block": _sizes(values, "block"),
+        "grid": _dimensions(values, "grid"),
+        "block": _dimensions(values, "block"),
         "device": _whole(values.get("launch__device_id")),
         "stream": _whole(values.get("launch__stream_id")),
         "ranges": tuple(_in_domain(domain, name) for domain, name in launch.ranges),
-    }, values
+    }
+    return identity, values
 
 
 def _whole(value: Value | None) -> str | None:
-    """A number of a device or a stream as text."""
+    """Write a number of a device, a stream or a dimension."""
     return str(int(value)) if isinstance(value, (int, float)) else None
 
 
-def _sizes(values: dict[str, Value], what: str) -> str | None:
-    found = [values.get(f"launch__{what}_dim_{axis}") for axis in "xyz"]
-    return f"({', '.join(f'{n:.0f}' for n in found if isinstance(n, (int, float)))})" if None not in found else None
+def _dimensions(values: dict[str, Value], what: str) -> str | None:
+    sizes = [_whole(values.get(f"launch__{what}_dim_{axis}")) for axis in "xyz"]
+    if None in sizes:
+        return None
+    return f"({', '.join(map(str, sizes))})"
 
 
 def _put(values: dict[str, Value], units: dict[str, str], name: str, value: Value, unit: str) -> None:
-    """Take down a value in the base of its unit."""
+    """Store a value, converted to its base unit."""
     base, factor = ncu_metrics.base_unit(unit)
-    values[name] = value if factor == 1.0 or isinstance(value, str) else value * factor
+    if factor != 1.0 and not isinstance(value, str):
+        value *= factor
+    values[name] = value
     units.setdefault(name, base)
 
 
@@ -352,21 +362,14 @@ def _exported(path: Path, ncu: Path) -> Report:
     text = programs.csv_of(path, ncu)
     if not any(_HEADER.match(line) for line in text.splitlines()):
         # An older ncu refuses the reports of a newer one.
-        raise TraceError(
-            path,
-            f"{ncu} cannot export it ({tail(text, 2) or 'it said nothing'})",
-            f"use the ncu that wrote it or a newer one, or pip install 'nsightkit[ncu]'; {_AGAIN}",
-        )
+        problem = f"{ncu} cannot export it ({tail(text, 2) or 'it said nothing'})"
+        remedy = f"use the ncu that wrote it or a newer one, or pip install 'nsightkit[ncu]'; {_AGAIN}"
+        raise TraceError(path, problem, remedy)
     return _read_csv(path, text)
 
 
-#: Of processor time that any report may take NVIDIA's package, and twice as long by the clock; each MB takes one more.
-SECONDS = 60
-_PAYLOAD = 5 << 3 | 0  # field 5, a whole number
-
-
-def _cut_short(path: Path) -> bool:
-    """Whether a report ends inside a block: NVIDIA's reader then gives fewer kernels, without a word.
+def _is_cut_short(path: Path) -> bool:
+    """Check whether a report ends inside a block: NVIDIA's reader then gives fewer kernels, without a word.
 
     The frames are described in Nsight Compute's ``extras/FileFormat``: magic, size and header of the file, then
     blocks of a header's size, the header, and a payload whose size is field 5 of the header.
@@ -374,50 +377,60 @@ def _cut_short(path: Path) -> bool:
     size = path.stat().st_size
     with path.open("rb") as stream:
         stream.seek(len(_MAGIC))
-        at = len(_MAGIC) + 4 + int.from_bytes(stream.read(4), "little")
-        while at < size:
-            stream.seek(at)
+        position = len(_MAGIC) + 4 + int.from_bytes(stream.read(4), "little")
+        while position < size:
+            stream.seek(position)
             length = int.from_bytes(stream.read(4), "little")
-            header = stream.read(length) if length <= size else b""
-            if len(header) < length:
+            if length > size - position - 4:
                 return True
-            if not header:
-                return False  # another layout
-            try:
-                at += 4 + length + _payload(header)
-            except (KeyError, ValueError):
-                return False  # NVIDIA's reader is to judge
-    return at > size
+            payload = _payload_size(stream.read(length))
+            if payload is None:
+                return False  # another layout: NVIDIA's reader is to judge
+            position += 4 + length + payload
+    return position > size
 
 
-def _payload(header: bytes) -> int:
-    """Read a block's header, which is a protocol buffer's message: how long the payload after it is."""
-    found: dict[int, int] = {}
-    at = 0
-    while at < len(header):
-        tag, at = _number(header, at)
-        value, end = _number(header, at)
-        at = {0: end, 1: at + 8, 2: end + value, 5: at + 4}[tag & 7]
-        found.setdefault(tag, value)
-    return found.get(_PAYLOAD, 0)
+#: Field 5 of a protocol buffer's message, a whole number.
+_PAYLOAD_TAG = 5 << 3
+_VARINT = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")
 
 
-def _number(message: bytes, at: int) -> tuple[int, int]:
-    """Read a number of seven bits a byte, the low ones first; also where it ends."""
-    found = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]").match(message, at)
-    if found is None:
-        raise ValueError("a number without an end")
-    return sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(found[0])), found.end()
+def _payload_size(header: bytes) -> int | None:
+    """Read from a block's header how long the payload after it is; None where the header is none of ours."""
+    if not header:
+        return None
+    position = 0
+    while position < len(header):
+        tag, position = _varint(header, position)
+        value, end = _varint(header, position)
+        if value < 0:
+            return None
+        if tag == _PAYLOAD_TAG:
+            return value
+        ends = {0: end, 1: position + 8, 2: end + value, 5: position + 4}
+        if tag & 7 not in ends:
+            return None
+        position = ends[tag & 7]
+    return 0
+
+
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    """Read a number of seven bits a byte, the low ones first; also where it ends. -1 where there is none."""
+    match = _VARINT.match(message, position)
+    if match is None:
+        return -1, position
+    number = 0
+    for place, byte in enumerate(match[0]):
+        number |= (byte & 0x7F) << (7 * place)
+    return number, match.end()
 
 
 # ---------------------------------------------------------------- CSV
 
 #: The first line of a page, as ncu writes it or as a spreadsheet saved it again.
 _HEADER = re.compile(r'"?ID"?([,;\t])(?="?(?:Process ID|Process Name|Kernel Name|Context)\b)')
-_NUMBER = re.compile(r"[+-]?(?:\d[\d.,' \u00a0\u202f\u2019]*|[.,]\d+)(?:[eE][+-]?\d+)?")
-_INSTANCES = re.compile(r"(\S+) \(.*\)", re.DOTALL)  # --print-metric-instances: "64.86 (1; 2; 3)"
-_LABELLED = re.compile(r".*\S \(([\w.:]+)\)")  # --print-metric-name label-name
-_NVIDIAS = re.compile(r"[a-zA-Z_]\w*__[\w.:]+")
+#: A page: its header, and its records.
+_Page = tuple[list[str], list[list[str]]]
 
 
 def _decoded(path: Path, data: bytes) -> str:
@@ -429,19 +442,19 @@ def _decoded(path: Path, data: bytes) -> str:
 
 
 def _read_csv(path: Path, text: str) -> Report:
-    blocks = _blocks(path, text)
-    if not blocks:
-        raise TraceError(path, *next(said for sign, *said in _FOREIGN if re.search(sign, text)))
     units: dict[str, str] = {}
-    launches = [
-        launch
-        for header, records in blocks
-        for launch in (_details if "Metric Name" in header else _raw)(path, header, records, units)
-    ]
+    launches: list[_Launch] = []
+    pages = _pages(path, text)
+    for header, records in pages:
+        if "Metric Name" in header:
+            launches += _details(path, header, records, units)
+        else:
+            launches += _raw(path, header, records, units)
+    if not pages:
+        raise _foreign(path, text)
     if not launches:
         raise TraceError(path, "holds no profiled kernel", "check ncu's filters and profile again")
-    identities, metrics = zip(*launches, strict=True)
-    return from_metrics(str(path), identities, list(metrics), units)
+    return _report(path, launches, units)
 
 
 #: What a text without a page of ours is, by what stands in it, and what to do about it; the first that fits.
@@ -462,26 +475,37 @@ _FOREIGN = (
         _EXPORT,
     ),
     ("==PROF==", "is output of ncu that is not CSV", _EXPORT),
-    ("", 'is not a report of Nsight Compute (no line begins with "ID")', f"give an .ncu-rep, or {_EXPORT}"),
 )
 
 
-def _blocks(path: Path, text: str) -> list[tuple[list[str], list[list[str]]]]:
-    """Find the pages in a text: a header and its records each, without what the program and ncu printed between."""
+def _foreign(path: Path, text: str) -> TraceError:
+    for sign, problem, remedy in _FOREIGN:
+        if re.search(sign, text):
+            return TraceError(path, problem, remedy)
+    problem = 'is not a report of Nsight Compute (no line begins with "ID")'
+    return TraceError(path, problem, f"give an .ncu-rep, or {_EXPORT}")
+
+
+def _pages(path: Path, text: str) -> list[_Page]:
+    """Find the pages in a text, without what the program and ncu printed between."""
     lines = iter(io.StringIO(text))
-    blocks: list[tuple[list[str], list[list[str]]]] = []
-    begins, separator = re.compile(r"(?!)"), ","
+    pages: list[_Page] = []
+    records: list[list[str]] = []
+    begins = re.compile(r"(?!)")
+    separator = ","
     for line in lines:
-        if found := _HEADER.match(line):
-            separator = found[1]
-            sign, mark = re.escape(separator), '"' if line.startswith('"') else '"?'
+        if match := _HEADER.match(line):
+            separator = match[1]
+            sign = re.escape(separator)
+            quote = '"' if line.startswith('"') else '"?'
             # a launch begins with its number; the units stand under columns that have none
-            begins = re.compile(rf"{mark}\d{{1,18}}{mark}{sign}|(?:{mark}{mark}{sign}){{4}}")
-            blocks.append((_split(path, [line], separator), []))
+            begins = re.compile(rf"{quote}\d{{1,18}}{quote}{sign}|(?:{quote}{quote}{sign}){{4}}")
+            records = []
+            pages.append((_split(path, [line], separator), records))
         elif begins.match(line):
             # a name or a rule's text may hold line ends: the reader takes as many lines as the record has
-            blocks[-1][1].append(_split(path, itertools.chain([line], lines), separator))
-    return blocks
+            records.append(_split(path, itertools.chain([line], lines), separator))
+    return pages
 
 
 def _split(path: Path, lines: Iterable[str], separator: str) -> list[str]:
@@ -489,7 +513,85 @@ def _split(path: Path, lines: Iterable[str], separator: str) -> list[str]:
         return next(csv.reader(lines, delimiter=separator, strict=True))
 
 
-_TEXTS = ("ID", "Context", "Stream", "Device", "CC")
+def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> list[_Launch]:
+    """Read the raw page: a column a metric, and a row of units before the launches."""
+    columns = len(set(header))
+    for record in records:
+        if len(record) != columns:
+            problem = f"is damaged: a line has {len(record)} fields, the header {columns}"
+            raise TraceError(path, problem, f"{_AGAIN}, or {_EXPORT}")
+    rows = [dict(zip(header, record, strict=True)) for record in records]
+    launched = [row for row in rows if row["ID"]]
+    unit_rows = [row for row in rows if not row["ID"]]
+    if launched and not unit_rows:
+        raise TraceError(path, "has no row of units, so its numbers could mean anything", _EXPORT)
+    names = [name for name in header if _is_metric(name)]
+    decimal_sign = _decimal_sign(path, [row[name] for row in launched for name in names])
+    launches = []
+    for row in launched:
+        values: dict[str, Value] = {}
+        for name in names:
+            value = _value(row[name], decimal_sign)
+            if value is not None:
+                _put(values, units, name, value, unit_rows[0][name])
+        launches.append((_identity(row), values))
+    return launches
+
+
+def _is_metric(column: str) -> bool:
+    return " " not in column and not column.startswith("Id:") and column not in ("ID", "Context", *_NAMED)
+
+
+def _details(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> list[_Launch]:
+    """Read the details page: a row a metric, and rows of rules that have none."""
+    for name in ("Section Name", "Metric Unit", "Metric Value"):
+        if name not in header:
+            raise TraceError(path, f"has no column '{name}' (a summary page?)", _EXPORT)
+    if records and len(records[-1]) <= header.index("Metric Value"):
+        raise TraceError(path, "is cut short: its last line is not whole", _AGAIN)
+    launches: dict[str, _Launch] = {}
+    measured = []
+    for record in records:
+        row = dict(zip(header, record, strict=False))
+        if not row.get("Section Name"):
+            continue  # of a section's table, such as that of NUMA affinity: its lines begin with numbers too
+        launches[row["ID"]] = (_identity(row), {})
+        if row.get("Metric Name") and "Metric Value" in row:
+            measured.append(row)
+    decimal_sign = _decimal_sign(path, [row["Metric Value"] for row in measured])
+    for row in measured:
+        _, values = launches[row["ID"]]
+        value = _value(row["Metric Value"], decimal_sign)
+        name = _metric_name(row["Section Name"], row["Metric Name"], row["Metric Unit"])
+        if value is not None and name not in values:  # a metric may stand in several sections
+            _put(values, units, name, value, row["Metric Unit"])
+    return list(launches.values())
+
+
+_LABEL_AND_NAME = re.compile(r".*\S \(([a-zA-Z_]\w*__[\w.:]+)\)")  # --print-metric-name label-name
+_NAME = re.compile(r"[A-Za-z][\w.:]*_[\w.:]*")  # --print-metric-name name, or ncu --metrics
+
+
+def _metric_name(section: str, label: str, unit: str) -> str:
+    if match := _LABEL_AND_NAME.fullmatch(label):
+        return match[1]
+    if _NAME.fullmatch(label):
+        return label
+    metric = ncu_metrics.by_label(label, ncu_metrics.base_unit(unit)[0], section)
+    return metric.nvidia[0] if metric else f"{section}: {label}"
+
+
+def _identity(row: dict[str, str]) -> dict[str, Any]:
+    identity: dict[str, Any] = {"id": int(row["ID"]), "ranges": ()}
+    for column, name in _NAMED.items():
+        identity[name] = row.get(column) or None
+    identity["kernel"] = identity["kernel"] or ""
+    for column, cell in row.items():
+        if column.endswith(_FIELDS_OF_RANGE):
+            identity["ranges"] = tuple(_ranges(cell))
+    return identity
+
+
 #: What ncu calls the domain of ranges that have none.
 _NO_DOMAIN = "<default domain>"
 # Each range of a launch stands in quotes, between colons: domain, name, payload (two), colour (two), kind of message,
@@ -499,110 +601,64 @@ _RANGE = re.compile(r'"([^":]*):([^"]*)"')
 _BETWEEN = 5  # fields from one name to the other
 
 
-def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> Iterator[_Launch]:
-    """Read the raw page: a column a metric, and a row of units before the launches."""
-    wide = len(set(header))
-    for width in {len(record) for record in records} - {wide}:
-        problem = f"is damaged: a line has {width} fields, the header {wide}"
-        raise TraceError(path, problem, f"{_AGAIN}, or {_EXPORT}")
-    rows = [dict(zip(header, record, strict=True)) for record in records]
-    launches = [row for row in rows if row["ID"]]
-    written = next((row for row in rows if not row["ID"]), {})
-    if launches and not written:
-        raise TraceError(path, "has no row of units, so its numbers could mean anything", _EXPORT)
-    names = [n for n in dict.fromkeys(header) if " " not in n and n not in _TEXTS and not n.startswith("Id:")]
-    decimal = _decimal(path, (row[name] for row in launches for name in names))
-    for row in launches:
-        values: dict[str, Value] = {}
-        for name in names:
-            if (value := _value(row[name], decimal)) is not None:
-                _put(values, units, name, value, written[name])
-        yield _identity(row), values
-
-
-def _details(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> Iterator[_Launch]:
-    """Read the details page: a row a metric, and rows of rules that have none."""
-    for name in {"Section Name", "Metric Unit", "Metric Value"}.difference(header):
-        raise TraceError(path, f"has no column '{name}' (a summary page?)", _EXPORT)
-    amount = header.index("Metric Value")
-    if records and len(records[-1]) <= amount:
-        raise TraceError(path, "is cut short: its last line is not whole", _AGAIN)
-    # a section's table, such as that of NUMA affinity, stands between the rows, and its lines begin with numbers too
-    rows = [row for row in (dict(zip(header, record, strict=False)) for record in records) if row.get("Section Name")]
-    measured = [row for row in rows if row.get("Metric Name") and "Metric Value" in row]
-    decimal = _decimal(path, (row["Metric Value"] for row in measured))
-    launches: dict[str, _Launch] = {row["ID"]: (_identity(row), {}) for row in rows}
-    for row in measured:
-        values, value = launches[row["ID"]][1], _value(row["Metric Value"], decimal)
-        name = _named(row["Section Name"], row["Metric Name"], row["Metric Unit"])
-        if value is not None and name not in values:  # a metric may stand in several sections
-            _put(values, units, name, value, row["Metric Unit"])
-    yield from launches.values()
-
-
-def _named(section: str, label: str, unit: str) -> str:
-    labelled = _LABELLED.fullmatch(label)
-    if labelled and _NVIDIAS.fullmatch(labelled[1]):
-        return labelled[1]
-    if re.fullmatch(r"[A-Za-z_][\w.:]*", label) and "_" in label:  # --print-metric-name name, or ncu --metrics
-        return label
-    metric = ncu_metrics.by_label(label, ncu_metrics.base_unit(unit)[0], section)
-    return metric.nvidia[0] if metric else f"{section}: {label}"
-
-
-def _identity(row: dict[str, str]) -> dict[str, Any]:
-    around = next((cell for name, cell in row.items() if name.endswith(_FIELDS_OF_RANGE)), "")
-    return {
-        "id": int(row["ID"]),
-        "kernel": row.get("Kernel Name") or "",
-        **{ours: row.get(name) or None for name, ours in _NAMED.items() if ours != "kernel"},
-        "ranges": tuple(_ranges(around)),
-    }
-
-
 def _ranges(cell: str) -> Iterator[str]:
-    """Names of the ranges in a cell, each with its domain."""
+    """Give the names of the ranges in a cell, with their domains."""
     for domain, rest in _RANGE.findall(cell):
         parts = rest.split(":")
         width = (len(parts) - _BETWEEN) // 2  # of a name with colons in it
-        name = ":".join(parts[:width])
-        if width > 0 and name == ":".join(parts[width + _BETWEEN :]):
-            yield _in_domain(domain, name)
+        if width > 0 and parts[:width] == parts[width + _BETWEEN :]:
+            yield _in_domain(domain, ":".join(parts[:width]))
 
 
-_OTHER = {".": ",", ",": "."}
+_NUMBER = re.compile(r"[+-]?(?:\d[\d.,' \u00a0\u202f\u2019]*|[.,]\d+)(?:[eE][+-]?\d+)?")
+_INSTANCES = re.compile(r"(\S+) \(.*\)", re.DOTALL)  # --print-metric-instances: "64.86 (1; 2; 3)"
 _GROUPED = re.compile(r"[+-]*[1-9]\d{0,2}[.,]\d{3}")  # may be a thousand and some, or one and some
 _SPACES = str.maketrans("", "", " '\u00a0\u202f\u2019")
+_MISSING = ("", "n/a", "nan", "-nan", "inf", "-inf", "no data")
 
 
-def _decimal(path: Path, cells: Iterator[str]) -> str:
+def _number_text(cell: str) -> str | None:
+    """Give a cell's number without what groups its digits but points and commas; None where it is text."""
+    instances = _INSTANCES.fullmatch(cell)
+    text = instances[1] if instances else cell.strip()
+    return text.translate(_SPACES) if _NUMBER.fullmatch(text) else None
+
+
+def _decimal_sign(path: Path, cells: Iterable[str]) -> str:
     """Find out which sign is the decimal point: in some locales it is a comma, and the point parts thousands.
 
     One number alone can be both (1,234); all numbers of a file together rarely can. What stays open is read as
     ncu writes it without a locale: 1,234 is a thousand and some.
     """
-    found: dict[str, str] = {}
+    examples: dict[str, str] = {}
     for cell in cells:
-        sole = _INSTANCES.fullmatch(cell)
-        text = (sole[1] if sole else cell).translate(_SPACES)
-        signs = re.sub("[^.,]", "", text)
-        if signs and _NUMBER.fullmatch(text) and not _GROUPED.fullmatch(text):
-            repeated = len(signs) > 1 and len(set(signs)) == 1
-            found.setdefault(_OTHER[signs[0]] if repeated else signs[-1], text)
-    if len(found) > 1:
-        both = f"{found['.']} and {found[',']}"
-        raise TraceError(path, f"mixes two ways to write numbers ({both})", f"{_EXPORT}, in one locale")
-    return next(iter(found), ".")
+        text = _number_text(cell)
+        if text is None or _GROUPED.fullmatch(text):
+            continue
+        points, commas = text.count("."), text.count(",")
+        if points + commas == 0:
+            continue
+        last = "." if text.rfind(".") > text.rfind(",") else ","
+        if points > 1 and not commas:
+            last = ","
+        if commas > 1 and not points:
+            last = "."
+        examples.setdefault(last, text)
+    if len(examples) > 1:
+        problem = f"mixes two ways to write numbers ({examples['.']} and {examples[',']})"
+        raise TraceError(path, problem, f"{_EXPORT}, in one locale")
+    return "," if "," in examples else "."
 
 
-def _value(cell: str, decimal: str) -> Value | None:
-    sole = _INSTANCES.fullmatch(cell)
-    text = sole[1] if sole and _NUMBER.fullmatch(sole[1]) else cell.strip()
-    if text.lower() in ("", "n/a", "nan", "-nan", "inf", "-inf", "no data"):
+def _value(cell: str, decimal_sign: str) -> Value | None:
+    text = cell.strip()
+    if text.lower() in _MISSING:
         return None
-    if not _NUMBER.fullmatch(text):
+    number = _number_text(cell)
+    if number is None:
         return text
-    plain = text.translate(_SPACES).replace("," if decimal == "." else ".", "").replace(",", ".")
+    grouping = "," if decimal_sign == "." else "."
+    plain = number.replace(grouping, "").replace(",", ".")
     try:
         return int(plain) if plain.lstrip("+-").isdigit() else float(plain)
     except ValueError:

@@ -1,30 +1,15 @@
 """Print what NVIDIA's package finds in a report, as JSON; :mod:`nsightkit.trace.ncu` runs this file as a process.
 
 NVIDIA's reader aborts on some damaged reports, and no other process should end with it. Nothing else of nsightkit is
-imported: it is to start fast. The arguments are the folder that holds the package, the report, and limits: bytes of
-address space, seconds of processor time, bytes of output.
+imported: it is to start fast. The arguments are the folder that holds the package, and the report.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import sys
 from typing import Any
-
-
-def _limit(memory: int, seconds: int, output: int) -> None:
-    """Have the system end this process when it takes too much; leave no core file when it ends."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    limits = {"RLIMIT_AS": memory, "RLIMIT_CPU": seconds, "RLIMIT_FSIZE": output, "RLIMIT_CORE": 0}
-    for name, limit in limits.items():
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # the system has no such limit, or a lower one
-            kind = getattr(resource, name)
-            resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
 
 
 def _text(value: Any) -> str:
@@ -34,15 +19,15 @@ def _text(value: Any) -> str:
 
 def _metrics(action: Any) -> list[tuple[str, int | float | str, str]]:
     """Name, value and unit of each metric that has a value."""
-    found: list[tuple[str, int | float | str, str]] = []
+    metrics: list[tuple[str, int | float | str, str]] = []
     for name in action.metric_names():
         metric = action.metric_by_name(name)
         value = metric.value() if metric and metric.has_value() else None
         if isinstance(value, str):
-            found.append((_text(metric.name()), _text(value), ""))
+            metrics.append((_text(metric.name()), _text(value), ""))
         elif isinstance(value, (int, float)) and math.isfinite(value):
-            found.append((_text(metric.name()), value, _text(metric.unit())))
-    return found
+            metrics.append((_text(metric.name()), value, _text(metric.unit())))
+    return metrics
 
 
 def _ranges(action: Any) -> list[tuple[str, str]]:
@@ -70,9 +55,8 @@ def _contents(folder: str, report: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    _limit(*map(int, sys.argv[3:6]))
     try:
-        contents = _contents(*sys.argv[1:3])
+        contents = _contents(*sys.argv[1:])
     except Exception as error:  # whatever the file made NVIDIA's reader raise
         contents = {"problem": f"{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace").decode()}
     sys.stdout.write(json.dumps(contents))
