@@ -568,14 +568,15 @@ def _details(path: Path, header: list[str], records: list[list[str]], units: dic
     return list(launches.values())
 
 
-_LABEL_AND_NAME = re.compile(r".*\S \(([a-zA-Z_]\w*__[\w.:]+)\)")  # --print-metric-name label-name
-_NAME = re.compile(r"[A-Za-z][\w.:]*_[\w.:]*")  # --print-metric-name name, or ncu --metrics
+_LABELLED = re.compile(r".*\S \(([\w.:]+)\)")  # --print-metric-name label-name
+_NAME = re.compile(r"[A-Za-z_][\w.:]*")  # --print-metric-name name, or ncu --metrics
 
 
 def _metric_name(section: str, label: str, unit: str) -> str:
-    if match := _LABEL_AND_NAME.fullmatch(label):
-        return match[1]
-    if _NAME.fullmatch(label):
+    labelled = _LABELLED.fullmatch(label)
+    if labelled and "__" in labelled[1]:
+        return labelled[1]
+    if "_" in label and _NAME.fullmatch(label):
         return label
     metric = ncu_metrics.by_label(label, ncu_metrics.base_unit(unit)[0], section)
     return metric.nvidia[0] if metric else f"{section}: {label}"

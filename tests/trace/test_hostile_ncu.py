@@ -12,7 +12,7 @@ import re
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,6 @@ from nsightkit.errors import NsightkitError, TraceError
 from nsightkit.trace import ncu
 
 ROOT = Path(nsightkit.__file__).parents[1]
-QUESTIONS = ("summary", "kernels", "gaps", "ranges", "verdict")
-
-
-def answered(path: Path, questions: Sequence[str] = QUESTIONS) -> None:
-    """Ask a trace these questions."""
-    trace = nsightkit.load(path, cache=False)
-    for question in questions:
-        getattr(trace, question)()
-
-
-def refused(path: Path, question: Callable[[], Any]) -> str:
-    """Ask a question of a file, which may end in an error; give that error."""
-    try:
-        question()
-    except NsightkitError as error:
-        return str(error)
-    return str(path)
 
 
 def cpu_s(function: Callable[[], Any]) -> float:
@@ -215,31 +198,18 @@ def test_fields_of_a_hostile_page_take_no_time(tmp_path: Path, cell: str) -> Non
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
-    """Change a file in a place or a few, as damage or an attacker would."""
+    """Change a few places of a file, as damage or an attacker would."""
     data = bytearray(content)
-    for _ in range(rng.choice([1, 1, 1, 2, 5])):
-        at = rng.randrange(len(data))
-        length = rng.choice([1, 1, 2, 4, 16, 100])
-        match rng.randrange(6):
+    for _ in range(rng.choice([1, 1, 2, 5])):
+        begin = rng.randrange(len(data))
+        end = begin + rng.choice([1, 2, 4, 16])
+        match rng.randrange(3):
             case 0:
-                data[at] ^= 1 << rng.randrange(8)
+                data[begin:end] = rng.randbytes(end - begin)
             case 1:
-                data[at : at + length] = rng.randbytes(length)
+                del data[begin:end]
             case 2:
-                del data[at : at + length]
-            case 3:
-                data[at:at] = data[at : at + length]
-            case 4:
-                number = rng.choice([b"-1", b"0", b"1e300", b"9223372036854775808", b"null", b"[]", b'""'])
-                numbers = list(re.finditer(rb"-?\d+(?:\.\d+)?", bytes(data)))
-                chosen = rng.choice(numbers) if numbers else None
-                if chosen:
-                    data[chosen.start() : chosen.end()] = number
-            case 5:
-                other = rng.randrange(len(data))
-                data[at : at + length] = data[other : other + length]
-        if not data:
-            return b"x"
+                data[begin:begin] = data[begin:end]
     return bytes(data)
 
 
@@ -248,11 +218,8 @@ def test_mutated_reports_are_read_or_refused(shared_traces: Path, tmp_path: Path
     pytest.importorskip("ncu_report")
     whole = (shared_traces / REPORT).read_bytes()
     rng, path = random.Random(5), tmp_path / "x.ncu-rep"
-    for i in range(300):
+    for i in range(20):
         data = whole[: rng.randrange(8, 400)] if i % 2 else whole[:4] + mutated(whole[4:400], rng) + whole[400:]
         path.write_bytes(data)
-        with contextlib.suppress(ValueError):
-            ncu._cut_short(path)
-        if i % 30 == 0:
-            with contextlib.suppress(NsightkitError):
-                counters.summary(ncu.read(path))
+        with contextlib.suppress(NsightkitError):
+            counters.summary(ncu.read(path))
