@@ -77,8 +77,7 @@ class Snapshot:
     events : DataFrame
         One row an event, in order within each device: ``device, action`` (categorical of :data:`ACTIONS`),
         ``address, size_bytes, stream, time_ns`` (since the first event; -1 if not timed), ``stack`` (index into
-        `stack_bounds`, -1 without one), ``device_free_bytes`` (of an ``oom``, else -1), ``metadata`` and ``category``
-        (categoricals; empty where the file has none).
+        `stack_bounds`, -1 without one), ``device_free_bytes`` (of an ``oom``, else -1).
     segments : DataFrame
         What the allocator holds at the end: ``device, address, total_bytes, allocated_bytes, active_bytes,
         requested_bytes`` (torch's own counters; -1 where the version wrote none), ``stream, expandable, stack``.
@@ -390,8 +389,6 @@ def _events(traces: Sequence[Sequence[_Row]], stacks: _Stacks) -> pd.DataFrame:
             "time_ns": _integers(events, "time_us", -1),
             "stack": _stack_numbers(events, stacks),
             "device_free_bytes": np.where(action == "oom", device_free, -1),
-            "metadata": _category(events, "user_metadata"),
-            "category": _category(events, "category"),
         }
     )
 
@@ -489,13 +486,6 @@ def _integers(rows: Sequence[_Row], key: str, missing: int = 0) -> _Ints:
 
 def _texts(rows: Sequence[_Row], key: str) -> npt.NDArray[np.object_]:
     return np.array([_text(row.get(key))[:200] for row in rows], object)
-
-
-def _category(rows: Sequence[_Row], key: str) -> pd.Categorical[Any]:
-    """Make a column of few texts; the empty text is the first category."""
-    texts = [_text(row.get(key)) for row in rows]
-    codes, names = pd.factorize(np.array(["", *texts], object))
-    return pd.Categorical.from_codes(codes[1:], pd.Index(names, dtype=object))
 
 
 def _stack_numbers(rows: Sequence[_Row], stacks: _Stacks) -> _Ids:

@@ -63,8 +63,6 @@ class Chain:
         Of its first event; no stack where that is not its beginning.
     first : int
         The event that begins it; where that was not recorded, the one that ended what was there before, or -1.
-    row : int
-        The event that begins it, -1 where that was not recorded.
     asked, completed : int
         The events that free it, -1 where they were not recorded.
     """
@@ -74,7 +72,6 @@ class Chain:
     stream: int
     stack: int
     first: int
-    row: int
     asked: int = -1
     completed: int = -1
 
@@ -97,10 +94,10 @@ def _chains(events: pd.DataFrame, begin: str, ask: str, ends: tuple[str, ...]) -
             is_open = False
         if chain is None or not is_open:
             if action == begin:
-                chain = Chain(address, size, stream, stack, first=event, row=event)
+                chain = Chain(address, size, stream, stack, first=event)
             else:
                 since = -1 if chain is None else chain.completed
-                chain = Chain(address, size, stream, -1, first=since, row=-1)
+                chain = Chain(address, size, stream, -1, first=since)
             chains.append(chain)
             latest[address] = chain
         if action == ask:
@@ -146,7 +143,7 @@ def held_blocks(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """List the blocks that were ever in use, in order of their beginning, then of address.
 
     Columns: ``address, requested_bytes, size_bytes, uncertain_bytes, first, free_requested, free_completed, stream,
-    stack, row`` (the event that begins it, -1 without one).
+    stack``.
     """
     table = _lifetimes(snapshot, device)
     size, uncertain = _sizes(snapshot, device, table)
@@ -182,9 +179,7 @@ def _lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
             # A free that only completes here was asked for before the first event.
             if chain.first < 0 and completed < count and records_requests:
                 requested = -1
-        rows.append(
-            (chain.address, chain.size_bytes, size, chain.first, requested, completed, chain.stream, stack, chain.row)
-        )
+        rows.append((chain.address, chain.size_bytes, size, chain.first, requested, completed, chain.stream, stack))
     # The other blocks of the end: there before the first event, or, where the events say that what was at the address
     # is freed, from an allocation that was not recorded.
     streams = snapshot.segments["stream"].tolist()
@@ -192,11 +187,9 @@ def _lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
         since = latest[address].completed if address in latest else -1
         requested = -1 if block.state == "active_pending_free" else count
         stream = streams[block.segment]
-        rows.append(
-            (address, block.requested_bytes, block.size_bytes, since, requested, count, stream, block.stack, -1)
-        )
+        rows.append((address, block.requested_bytes, block.size_bytes, since, requested, count, stream, block.stack))
     columns = ["address", "requested_bytes", "size_bytes", "first", "free_requested", "free_completed", "stream"]
-    table = pd.DataFrame(rows, columns=[*columns, "stack", "row"], dtype=np.int64)
+    table = pd.DataFrame(rows, columns=[*columns, "stack"], dtype=np.int64)
     return table.sort_values(["first", "address"], kind="stable", ignore_index=True)
 
 
@@ -222,9 +215,6 @@ def _sizes(snapshot: Snapshot, device: int, table: pd.DataFrame) -> tuple[_Ints,
     requested = table["requested_bytes"].to_numpy()
     uncertain = np.zeros(len(table), np.int64)
     is_gone = size < 0
-    if (snapshot.blocks["size_bytes"] % _MIN_BLOCK_BYTES > 0).any():
-        # Not of the caching allocator: `_memory_viz.profile_plot` makes such snapshots of the CPU's memory too.
-        return np.where(is_gone, requested, size), uncertain
     rounded = _rounded(snapshot, requested)
     size = np.where(is_gone, rounded, size)
     max_split = snapshot.settings.get("max_split_size", -1)

@@ -130,16 +130,6 @@ _NAMED = {
 }
 #: Names of recorded ranges that say a phase; the last that holds decides.
 _ANNOTATED = {_FORWARD_PASS: "(?i)forward", Sign.OPTIMIZER: "(?i)optimizer", Sign.BACKWARD: "(?i)backward"}
-#: Names of torch.profiler's own memory categories, which `_memory_viz.profile_plot` writes into events.
-_GIVEN = {
-    "parameter": "weights",
-    "optimizer_state": "optimizer states",
-    "gradient": "gradients",
-    "activation": "activations",
-    "autograd_detail": "activations",
-    "temporary": "temporary",
-    "input": "inputs",
-}
 
 
 # ---------------------------------------------------------------- what stacks say
@@ -226,13 +216,7 @@ def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> _Texts:
     category[_is_copy_of_weight(table, category, casts, is_native)] = "autocast copies"
     if not is_native:
         category[_is_workspace(table, category, signs, len(events))] = "workspaces"
-    given = _given_categories(events, table["row"].to_numpy())
-    return np.where(pd.isna(given), category, given)
-
-
-def _given_categories(events: pd.DataFrame, row: _Ints) -> _Texts:
-    names = events["category"].astype(object).map(_GIVEN).to_numpy(object)
-    return np.append(names, None)[row]
+    return category
 
 
 def _is_kept(table: pd.DataFrame, events: pd.DataFrame, phase: _Ints) -> _Bools:

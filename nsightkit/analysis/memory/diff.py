@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -41,77 +40,92 @@ def summary(before: Snapshot, after: Snapshot, device: int | None = None) -> dic
     UsageError
         There is no such device.
     """
-    peaks = [snapshot.summary(side, device)["peak_bytes"] is not None for side in (before, after)]
-    moment: Literal["peak", "end"] = "peak" if all(peaks) else "end"
-    sides = [snapshot.summary(side, device, moment=moment) for side in (before, after)]
-    held = [side["fragmentation"] for side in sides]
-    figures = [
-        _row({"name": name}, held[0][key], held[1][key])
-        for name, key in (
-            ("allocated_bytes", "allocated_bytes"),
-            ("reserved_bytes", "reserved_bytes"),
-            ("reserved_and_unused_bytes", "slack_bytes"),
-        )
-    ]
-    categories = [{row["category"]: row["bytes"] for row in side["by_category"]} for side in sides]
+    peaks = [snapshot.summary(side, device)["peak_bytes"] for side in (before, after)]
+    moment: Literal["peak", "end"] = "end" if None in peaks else "peak"
+    was = snapshot.summary(before, device, moment=moment)
+    now = snapshot.summary(after, device, moment=moment)
+    figures = _figures(was["fragmentation"], now["fragmentation"])
     outcome, headline = _headline(figures[0], moment)
+    lines_before = snapshot.sites(before, moment, device)
+    lines_after = snapshot.sites(after, moment, device)
     return {
         "headline": headline,
         "outcome": outcome,
-        "warnings": list(_warnings(sides, moment)),
+        "warnings": _warnings(was, now, moment),
         "moment": moment,
         "figures": figures,
-        "categories": _ordered(
-            _row({"name": name}, *(side.get(name, 0) for side in categories))
-            for name in dict.fromkeys([*categories[0], *categories[1]])
-        ),
-        "sites": _ordered(_sites([snapshot.sites(side, moment, device) for side in (before, after)])),
+        "categories": _categories(was["by_category"], now["by_category"]),
+        "sites": _sites(lines_before, lines_after),
     }
 
 
-def _row(named: Mapping[str, Any], before: int, after: int) -> dict[str, Any]:
+def _row(name: str, before: int, after: int) -> dict[str, Any]:
     delta = after - before
     change = delta / before if before else None
-    return {**named, "before_bytes": before, "after_bytes": after, "delta_bytes": delta, "change": change}
+    return {"name": name, "before_bytes": before, "after_bytes": after, "delta_bytes": delta, "change": change}
 
 
-def _ordered(rows: Any) -> list[dict[str, Any]]:
+def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put the largest change first."""
     return sorted(rows, key=lambda row: (-abs(row["delta_bytes"]), -row["after_bytes"], row["name"]))
+
+
+def _figures(was: Mapping[str, int], now: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [
+        _row("allocated_bytes", was["allocated_bytes"], now["allocated_bytes"]),
+        _row("reserved_bytes", was["reserved_bytes"], now["reserved_bytes"]),
+        _row("reserved_and_unused_bytes", was["slack_bytes"], now["slack_bytes"]),
+    ]
 
 
 def _headline(allocated: Mapping[str, Any], moment: str) -> tuple[str, str]:
     when = "At its peak" if moment == "peak" else "At the end"
-    was, now, delta = (allocated[key] for key in ("before_bytes", "after_bytes", "delta_bytes"))
-    if not delta:
+    was, now = allocated["before_bytes"], allocated["after_bytes"]
+    if was == now:
         return "no change", f"{when} the program holds as much memory as before, {bytes_text(now)}."
     share = f": {percent(allocated['change'])}" if was else ""
-    said = f"{when} the program holds {bytes_text(now)} of memory instead of {bytes_text(was)}{share}."
-    return "less" if delta < 0 else "more", said
+    sentence = f"{when} the program holds {bytes_text(now)} of memory instead of {bytes_text(was)}{share}."
+    return "less" if now < was else "more", sentence
 
 
-def _warnings(sides: Sequence[Mapping[str, Any]], moment: str) -> Iterator[str]:
+def _warnings(was: Mapping[str, Any], now: Mapping[str, Any], moment: str) -> list[str]:
+    warnings = []
     if moment == "end":
-        yield "One of the snapshots holds no events: what there was at the end is compared, not at the peaks."
-    if sides[0]["device"] != sides[1]["device"]:
-        yield f"Different devices: {sides[0]['device']} before, {sides[1]['device']} after."
-    for name, side in zip(SIDES, sides, strict=True):
+        warnings.append(
+            "One of the snapshots holds no events: what there was at the end is compared, not at the peaks."
+        )
+    if was["device"] != now["device"]:
+        warnings.append(f"Different devices: {was['device']} before, {now['device']} after.")
+    for name, side in zip(SIDES, (was, now), strict=True):
         if moment == "peak" and side["uncertain_bytes"]:
-            yield f"The peak {name} may have been up to {bytes_text(side['uncertain_bytes'])} higher."
-        yield from (f"In the snapshot {name}: {note}" for note in side["notes"])
+            warnings.append(f"The peak {name} may have been up to {bytes_text(side['uncertain_bytes'])} higher.")
+        for note in side["notes"]:
+            warnings.append(f"In the snapshot {name}: {note}")
+    return warnings
+
+
+def _categories(was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    before = {row["category"]: row["bytes"] for row in was}
+    after = {row["category"]: row["bytes"] for row in now}
+    return _ordered([_row(name, before.get(name, 0), after.get(name, 0)) for name in before | after])
 
 
 _LINE = re.compile(r":\d+(?= )")
 
 
-def _sites(sides: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
+def _without_line(site: str) -> str:
+    return _LINE.sub("", site)
+
+
+def _sites(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
     # A line that made blocks of two categories has two rows.
-    was, now = (table.groupby("site", sort=False)["bytes"].sum() for table in sides)
-    rounds: list[tuple[str, Callable[[str], str]]] = [("name", str), ("normalised", partial(_LINE.sub, ""))]
-    return [
-        _row(
-            {"name": now.index[after[0]] if after else was.index[before[0]], "match": how},
-            int(was.iloc[list(before)].sum()),
-            int(now.iloc[list(after)].sum()),
-        )
-        for how, before, after in in_rounds(was.index.tolist(), now.index.tolist(), rounds)
-    ]
+    was = before.groupby("site", sort=False)["bytes"].sum()
+    now = after.groupby("site", sort=False)["bytes"].sum()
+    rows = []
+    for match, old, new in in_rounds(
+        was.index.tolist(), now.index.tolist(), [("name", str), ("normalised", _without_line)]
+    ):
+        name = now.index[new[0]] if new else was.index[old[0]]
+        row = _row(name, int(was.iloc[list(old)].sum()), int(now.iloc[list(new)].sum()))
+        rows.append(row | {"match": match})
+    return _ordered(rows)

@@ -72,7 +72,7 @@ def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
         ``address, requested_bytes, size_bytes`` (the block), ``uncertain_bytes`` (how much larger it may be),
         ``first, free_requested, free_completed`` (rows of the device's events: the event that begins it, -1 where that
         was before the first event, and those that end it, the number of events where it is there at the end),
-        ``stream, stack, category, metadata``. In order of `first`, then of address.
+        ``stream, stack, category``. In order of `first`, then of address.
 
     Raises
     ------
@@ -86,14 +86,7 @@ def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
 def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     table = held_blocks(snapshot, device)
     category = categorize(snapshot, device, table)
-    row = table.pop("row").to_numpy()
-    metadata = events_of(snapshot, device)["metadata"].cat
-    # Of a block without an event the empty text, which is the first category.
-    codes = np.append(metadata.codes, 0)[row]
-    return table.assign(
-        category=pd.Categorical(category, categories=pd.Index(CATEGORIES)),
-        metadata=pd.Categorical.from_codes(codes, categories=metadata.categories),
-    )
+    return table.assign(category=pd.Categorical(category, categories=pd.Index(CATEGORIES)))
 
 
 def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:

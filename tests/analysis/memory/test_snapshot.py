@@ -6,7 +6,6 @@ import json
 import pickle
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,43 +234,6 @@ def test_the_rule_for_block_sizes_gives_the_sizes_torch_recorded(shared_traces: 
                 block["state"] = "inactive"
     level = analysis.timeline(reader.from_object(found), 0)["allocated_bytes"].to_numpy()
     assert level[len(level) - 1 - 2 * known] == counted
-
-
-def test_a_profile_of_the_cpu_becomes_a_snapshot_with_torch_s_categories() -> None:
-    torch = pytest.importorskip("torch")
-    viz = pytest.importorskip("torch.cuda._memory_viz")
-    model = torch.nn.Linear(64, 128)
-    optimizer = torch.optim.Adam(model.parameters())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, record_shapes=True, with_stack=True
-        ) as profiled:
-            for _ in range(2):
-                model(torch.ones(8, 64)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        found = viz._profile_to_snapshot(profiled)
-    snapshot = reader.from_object(found)
-    level = analysis.timeline(snapshot)
-    live: dict[int, int] = {}
-    for segment in found["segments"]:
-        address = segment["address"]
-        for block in segment["blocks"]:
-            if block["state"] == "active_allocated":
-                live[address] = block["size"]
-            address += block["size"]
-    events = next(trace for trace in found["device_traces"] if trace)
-    for event in range(len(events) - 1, -1, -1):
-        assert level["active_bytes"].iloc[event + 1] == sum(live.values())
-        entry = events[event]
-        if entry["action"] == "alloc":
-            del live[entry["addr"]]
-        elif entry["action"] == "free_completed":
-            live[entry["addr"]] = entry["size"]
-    blocks = analysis.allocations(snapshot)
-    states = blocks.loc[blocks["category"] == "optimizer states", "requested_bytes"]
-    assert sorted(states)[-2:] == [64 * 128 * 4] * 2
 
 
 # ---------------------------------------------------------------- who, and for what
