@@ -1,33 +1,25 @@
 """Reader for Nsight Systems exports: SQLite of every schema since 2.9 (2022.2), and ``parquetdir``.
 
 nsys writes tables lazily, renames them between versions and adds columns; everything optional is probed,
-nothing assumed. Columns are streamed through ADBC into numpy arrays, only those that are asked for:
-for 5 M kernels this took about a tenth of the CPU time of ``pandas.read_sql``.
+nothing assumed. What a file may hold is the business of :mod:`nsightkit.trace.nsys_tables`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import os
 import re
-import sqlite3
-import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from nsightkit.errors import TraceError, reading
-from nsightkit.trace import parquet, programs, sqlite_pages, store
+from nsightkit.errors import TraceError
+from nsightkit.trace import programs, store
 from nsightkit.trace.clean import private_names
-from nsightkit.trace.files import require_regular
 from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
@@ -40,37 +32,43 @@ from nsightkit.trace.model import (
     lost_work,
 )
 from nsightkit.trace.nesting import nesting
+from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NO_EVENT, NULL, Condition, ParquetDir, Sqlite, Tables
 
-__all__ = ["ParquetDir", "Sqlite", "open_parquetdir", "open_report", "open_sqlite", "quoted", "uri"]
+__all__ = ["open_parquetdir", "open_report", "open_sqlite"]
 
 Array = npt.NDArray[Any]
 
-_MEMCPY, _MEMSET = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
-_NVTX, _OSRT = "NVTX_EVENTS", "OSRT_API"
-_SAMPLES, _FRAMES = "COMPOSITE_EVENTS", "SAMPLING_CALLCHAINS"
+_MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
+_NVTX = "NVTX_EVENTS"
+_OSRT = "OSRT_API"
+_SAMPLES = "COMPOSITE_EVENTS"
+_FRAMES = "SAMPLING_CALLCHAINS"
 
 #: The exporter's tables behind each of ours.
 _BACKING = {
-    "kernels": ("CUPTI_ACTIVITY_KIND_KERNEL",),
-    "memops": (_MEMCPY, _MEMSET),
-    "graphs": ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",),
-    "calls": ("CUPTI_ACTIVITY_KIND_RUNTIME",),
-    "syncs": ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",),
-    "ranges": (_NVTX,),
-    "ops": (),
-    "frames": (),
-    "os_calls": (_OSRT,),
-    "overhead": ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"),
-    "samples": (_SAMPLES,),
+    "kernels": ["CUPTI_ACTIVITY_KIND_KERNEL"],
+    "memops": [_MEMCPY, _MEMSET],
+    "graphs": ["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"],
+    "calls": ["CUPTI_ACTIVITY_KIND_RUNTIME"],
+    "syncs": ["CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"],
+    "ranges": [_NVTX],
+    "ops": [],
+    "frames": [],
+    "os_calls": [_OSRT],
+    "overhead": ["PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"],
+    "samples": [_SAMPLES],
 }
-_CUDA = tuple(name for table in (*GPU_TABLES, "calls", "syncs") for name in _BACKING[table])
-#: Tables that were recorded where any of these is there: nsys writes no table without events, so one CUDA table alone
-#: proves that CUDA was traced, and none proves nothing.
-_SHOWN_BY = _BACKING | dict.fromkeys((*GPU_TABLES, "calls", "syncs"), _CUDA)
+_EVENT_SOURCES = list(itertools.chain.from_iterable(_BACKING.values()))
+#: nsys writes no table without events, so any CUDA table proves that CUDA was traced, and none proves nothing.
+_OF_CUDA = (*GPU_TABLES, "calls", "syncs")
+_CUDA_SOURCES = list(itertools.chain.from_iterable(_BACKING[table] for table in _OF_CUDA))
 #: Tables that were recorded, too, where the capture says that it was asked for such events.
 _ASKED_FOR = {"ranges": "NvtxEvents", "os_calls": "OSRuntime"}
+
+_EXPORT_FACTS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 #: Tables that show as well that it is an export, and those that only add to what is known.
-_OTHERS = ("StringIds", "ANALYSIS_DETAILS", "META_DATA_EXPORT", "EXPORT_META_DATA")
+_OTHERS = ("StringIds", "ANALYSIS_DETAILS", *_EXPORT_FACTS)
 _DETAILS = (
     "META_DATA_CAPTURE",
     "TARGET_INFO_SYSTEM_ENV",
@@ -80,7 +78,7 @@ _DETAILS = (
     "ThreadNames",
     _FRAMES,
 )
-_READ = frozenset([*itertools.chain(*_BACKING.values()), *_OTHERS, *_DETAILS])
+_READ = frozenset([*_EVENT_SOURCES, *_OTHERS, *_DETAILS])
 
 #: cuptiActivityMemcpyKind and cuptiActivityMemoryKind (ENUM_CUDA_MEMCPY_OPER, ENUM_CUDA_MEM_KIND in an export).
 _COPY_KINDS = ["other", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"]
@@ -89,31 +87,14 @@ _MEM_KINDS = ["pageable", "pinned", "device", "array", "managed", "device static
 _SYNC_KINDS = ["other", "event", "stream-wait-event", "stream", "context"]
 
 #: NVTX_EVENTS.eventType: push/pop and start/end ranges, live and from NVTXT files; 75 announces a domain.
-_PUSH_POP, _START_END, _DOMAIN = (59, 70), (60, 71), 75
-_RANGES = (*_PUSH_POP, *_START_END)
-
-#: How SQLite spells a table in its schema, whatever the schema says that it is, and the columns of the schema.
-_TABLE = re.compile(r"""CREATE TABLE (["'`]?)(?P<name>\w+)\1\s*\(""", re.ASCII)
-_SCHEMA = ("type", "name", "tbl_name", "rootpage", "sql")
-#: Before anything is read: nothing of the schema runs, nothing is written, damaged pages are errors.
-_CAREFUL = ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON", "mmap_size = 0")
-#: Steps of SQLite between two looks at how many there were, and how many looks a file of any size gets.
-_TICK, _STEPS = 100_000, 200
-#: Bytes of a text, and rows of a table of details, that a file of any size may have.
-_LONGEST, _RECORDS = 16 << 20, 1 << 18
-#: Bytes of a name and letters of a fact about the capture that are kept, and bytes of a column's default.
-_NAME, _FACT, _DEFAULT = 1 << 16, 200, 20
-
-_NULL = sqlite_pages.NULL
-_NO_EVENT = np.iinfo(np.int64).max
-_EXPORT = "export the report with nsys export --type sqlite"
-
+_PUSH_POP = (59, 70)
+_START_END = (60, 71)
+_RANGES = _PUSH_POP + _START_END
+_DOMAIN = 75
 #: OSRT_API.eventClass of "OS runtime libraries profiling started" and "finished", which are not calls.
 _OSRT_MARKS = (31, 32)
-
 #: States of a thread that does not run (ENUM_SAMPLING_THREAD_STATE).
 _ASLEEP = tuple(range(2, 11))
-
 #: Of tables that hold more than events: the column that tells, its values, and whether they are those of events.
 _EVENTS = {
     _NVTX: ("eventType", _RANGES, True),
@@ -129,6 +110,406 @@ _SYSTEM = re.compile(r"(.*/)?((libc|libpthread|ld|ld-linux[\w-]*)[-.]|\[)")
 
 #: `cudaLaunchKernel_v7000` is cudaLaunchKernel as introduced by CUDA 7.0; `cuGetProcAddress_v2` is a name of its own.
 _CALL_VERSION = re.compile(r"_v\d{4,}$")
+#: Letters of a fact about the capture that are kept.
+_FACT = 200
+
+#: Severities of diagnostics that are warnings or errors, and what those say that mean lost data.
+_SERIOUS = (2, 3)
+_LOST = {
+    r"^Not all CUDA events might have been collected": "not all CUDA events may have been collected",
+    r"^Not all NVTX events might have been collected": "not all NVTX events may have been collected",
+    r"^Not all OS runtime libraries events might have been collected": "not all OS calls may have been collected",
+    r"\bCUPTI_ERROR_": "CUDA's tracing library reported an error, so operations of a GPU may be missing",
+    r"\b(lost|dropped)\b": "events were lost",
+}
+
+#: Variables in which launchers tell a process its place in a job, in order of preference: of torchrun, of PMI (MPICH,
+#: Cray), of Open MPI, of Slurm.
+_PLACES = {
+    "rank": ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+    "world_size": ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+}
+
+
+class NsysSource:
+    """Maps an export's tables to the model's, column by column.
+
+    Parameters
+    ----------
+    tables : Tables
+        The export.
+
+    Raises
+    ------
+    TraceError
+        The file holds none of the tables of an Nsight Systems export.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        _require_export(tables)
+        self._gpu_of = _renumbered_gpus(tables)
+        self._first: dict[str, int] = {}  # by table, the earliest start
+        self.meta = self._read_meta()
+
+    # -- the Source protocol ------------------------------------------------------------------------------------
+
+    def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        parts = [self._part(table, source, columns) for source in self._present(table)]
+        if not parts:
+            return complete(table)[list(columns)]
+        joined = {column: _joined([part[column] for part in parts]) for column in columns}
+        return pd.DataFrame(joined, copy=False)
+
+    def first_ns(self) -> int:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        first = NO_EVENT
+        for table in EVENT_TABLES:
+            for source in self._present(table):
+                if source not in self._first:
+                    self._first[source] = self._tables.earliest(source, self._condition(source))
+                first = min(first, self._first[source])
+        return 0 if first == NO_EVENT else first
+
+    # -- rows and columns ---------------------------------------------------------------------------------------
+
+    def _present(self, table: str) -> list[str]:
+        """The exporter's tables behind one of ours, as far as they are there."""
+        return [source for source in _BACKING[table] if source in self._tables.tables]
+
+    def _part(self, table: str, source: str, columns: Sequence[str]) -> dict[str, Any]:
+        """The wanted columns of one of the exporter's tables."""
+        plans = _PLANS[source] if source in _PLANS else _PLANS[table]
+        wanted = {"start"}
+        for column in columns:
+            wanted.update(plans[column][1:])
+        present = sorted(wanted.intersection(self._tables.columns(source)))
+        raw = self._sampled(present) if source == _SAMPLES else self._rows(source, present)
+        absent = np.broadcast_to(NULL, len(raw["start"]))
+        for column in wanted:
+            raw.setdefault(column, absent)
+        if "level" in columns or "parent" in columns:
+            alone = np.isin(raw["eventType"], _START_END)
+            raw["level"], raw["parent"] = nesting(raw["globalTid"], raw["start"], raw["end"], alone=alone)
+        part = {}
+        for column in columns:
+            make, *sources = plans[column]
+            part[column] = make(self, *(raw[name] for name in sources))
+        return part
+
+    def _rows(self, source: str, columns: Sequence[str]) -> dict[str, Array]:
+        """Integer columns of the rows that are events: :data:`_EVENTS`.
+
+        A range still open when the capture ended, of which ``open`` says so, runs to the latest end of any.
+        """
+        wanted = {*columns, "start"}
+        condition = self._condition(source)
+        if condition is None:
+            raw = self._tables.integers(source, sorted(wanted))
+        else:
+            kind, kinds, are_events = condition
+            raw = self._tables.integers(source, sorted(wanted | {kind}))
+            keep = np.isin(raw[kind], kinds, invert=not are_events)
+            raw = {column: values[keep] for column, values in raw.items()}
+        if source == _NVTX and "end" in raw:
+            raw["open"] = raw["end"] == NULL
+            latest = max(raw["start"].max(initial=NULL), raw["end"].max(initial=NULL))
+            raw["end"] = np.where(raw["open"], latest, raw["end"])
+        self._first[source] = int(raw["start"].min(initial=NO_EVENT))
+        return raw
+
+    def _condition(self, source: str) -> Condition | None:
+        """What tells events from other rows, where a table has these."""
+        condition = _EVENTS.get(source)
+        return condition if condition and condition[0] in self._tables.columns(source) else None
+
+    def _sampled(self, columns: Sequence[str]) -> dict[str, Array]:
+        """Integer columns of the samples, of processes that called CUDA: the machine's others are not the trace's."""
+        raw = self._rows(_SAMPLES, [*columns, "globalTid"])
+        callers = np.empty(0, np.int64)
+        for source in self._present("calls"):
+            threads = self._rows(source, ["globalTid"])["globalTid"]
+            callers = np.unique(_process_of(threads))
+        keep = np.isin(_process_of(raw["globalTid"]), callers)
+        return {column: values[keep] for column, values in raw.items()}
+
+    # -- names --------------------------------------------------------------------------------------------------
+
+    def _strings(self, ids: Array) -> list[str]:
+        texts = self._tables.strings(ids)
+        return [texts.get(number, f"#{number}") for number in ids.tolist()]
+
+    def names(self, ids: Array) -> pd.Categorical:
+        """String ids as a categorical of their texts; ids of equal texts become one category."""
+        codes, distinct = pd.factorize(ids)
+        return categorical(codes, self._strings(distinct))
+
+    def call_names(self, ids: Array) -> pd.Categorical:
+        """Names of CUDA calls, without their version."""
+        codes, distinct = pd.factorize(ids)
+        return categorical(codes, [_CALL_VERSION.sub("", name) for name in self._strings(distinct)])
+
+    def range_names(self, ids: Array) -> pd.Categorical:
+        """Names of the ranges."""
+        return self._nvtx_names(ids, _RANGES)
+
+    def _nvtx_names(self, ids: Array, kinds: Sequence[int]) -> pd.Categorical:
+        """Registered strings fill textId, plain ones text; an event may have neither."""
+        codes, distinct = pd.factorize(ids)
+        texts = self._strings(distinct)
+        is_plain = ids == NULL
+        if is_plain.any():
+            plain, plain_texts = np.zeros(len(ids), np.int64), [""]
+            if "text" in self._tables.columns(_NVTX):
+                plain, plain_texts = self._tables.texts(_NVTX, "text", kinds)
+            codes = np.where(is_plain, plain + len(texts), codes)
+            texts += plain_texts
+        return categorical(codes, texts)
+
+    def domains(self, ids: Array, thread: Array) -> pd.Categorical:
+        """Names of the ranges' domains, "" for the default one."""
+        ids = _or_zero(ids)
+        if not ids.any():
+            return categorical(np.zeros(len(ids), np.int8), [""])
+        names = self._domain_names()
+        places = pd.MultiIndex.from_arrays([_process_of(thread), ids])
+        codes, distinct = pd.factorize(places)
+        texts = []
+        for process, domain in distinct:
+            texts.append(names.get((process, domain), f"domain {domain}") if domain else "")
+        return categorical(codes, texts)
+
+    def _domain_names(self) -> dict[tuple[int, int], str]:
+        """Names of domains by process and number."""
+        columns = {"eventType", "domainId", "globalTid", "textId"}.intersection(self._tables.columns(_NVTX))
+        events = self._tables.integers(_NVTX, sorted(columns))
+        announced = events["eventType"] == _DOMAIN
+        process = _process_of(events["globalTid"][announced])
+        domain = events["domainId"][announced]
+        text = events["textId"][announced] if "textId" in events else np.full(len(domain), NULL)
+        names = self._nvtx_names(text, (_DOMAIN,))
+        keys = zip(process.tolist(), domain.tolist(), strict=True)
+        return dict(zip(keys, names, strict=True))
+
+    def sample_names(self, ids: Array) -> pd.Categorical:
+        """The innermost function of each sample that says something, else the module of its innermost frame."""
+        columns = ["id", "symbol", "module", "stackDepth"]
+        if not set(columns).issubset(self._tables.columns(_FRAMES)):
+            return categorical(np.zeros(len(ids), np.int8), [""])
+        frames = self._tables.integers(_FRAMES, columns)
+        symbol, symbols = pd.factorize(frames["symbol"])
+        module, modules = pd.factorize(frames["module"])
+        functions = self._strings(symbols)
+        files = self._strings(modules)
+        is_system = np.array([bool(_SYSTEM.match(file)) for file in files], bool)
+        is_unknown = np.array([bool(_NO_FUNCTION.match(function)) for function in functions], bool)
+        rank = np.where(is_unknown[symbol], 2, is_system[module])
+        order = np.lexsort((frames["stackDepth"], rank, frames["id"]))
+        named, first = np.unique(frames["id"][order], return_index=True)
+        best = order[first]
+        code = np.where(rank[best] < 2, symbol[best], len(functions) + module[best])
+        texts = functions + [file.rpartition("/")[2] for file in files]
+        nameless = len(texts)
+        codes = pd.Series(code, named).reindex(ids, fill_value=nameless)
+        return categorical(codes.to_numpy(), [*texts, ""])
+
+    def sampled_until(self, start: Array, thread: Array) -> Array:
+        """When each sample's thread was sampled next, or one sampling period later if that is more than two later.
+
+        A period is the median of what lies between two samples of a thread, of all threads while they ran. It is
+        counted in cycles or instructions, so its length varies.
+        """
+        order = np.lexsort((start, thread))
+        in_turn = thread[order]
+        apart = np.full(len(start), NO_EVENT)
+        apart[:-1] = np.where(in_turn[1:] == in_turn[:-1], np.diff(start[order]), NO_EVENT)
+        close = apart[apart <= _SLOWEST_NS]
+        period = int(np.median(close)) if len(close) else 0
+        until = np.empty_like(start)
+        until[order] = start[order] + np.where(apart <= 2 * period, apart, period)
+        return until
+
+    def devices(self, ordinal: Array, global_pid: Array) -> Array:
+        """GPU numbers of CUDA ordinals."""
+        device = _or_zero(ordinal)
+        if self._gpu_of:
+            process, processes = pd.factorize(_process_of(global_pid))
+            cuda, ordinals = pd.factorize(device)
+            pairs, distinct = pd.factorize(process * len(ordinals) + cuda)
+            gpus = []
+            for pair in distinct.tolist():
+                place = (processes[pair // len(ordinals)], ordinals[pair % len(ordinals)])
+                gpus.append(self._gpu_of.get(place, place[1]))
+            device = np.array(gpus, np.int64)[pairs]
+        return _as_int32(device)
+
+    # -- what the export says about itself ----------------------------------------------------------------------
+
+    def _read_meta(self) -> TraceMeta:
+        export = dict(self._facts(_EXPORT_FACTS))
+        environment = dict(self._facts(["TARGET_INFO_SYSTEM_ENV"]))
+        lost = [] if any(map(self._present, GPU_TABLES)) else self._lost_work()
+        return TraceMeta(
+            tool="Nsight Systems",
+            tool_version=_text(export.get("EXPORT_PRODUCT_VERSION")),
+            schema=_text(export.get("EXPORT_SCHEMA_VERSION")),
+            driver=_text(environment.get("NvDriverVersion")),
+            distributed=_distributed(str(environment.get("DeviceEnvironment") or "")),
+            gpus=self._gpus(),
+            missing=self._missing(bool(lost)),
+            notes=[*lost, *self._warnings()],
+            window_ns=self._window(),
+            thread_names=self._thread_names(),
+            private=self._private(),
+        )
+
+    def _facts(self, tables: Sequence[str]) -> list[tuple[str, Any]]:
+        """Names and values of tables that hold these."""
+        facts = []
+        for table in tables:
+            for row in self._tables.records(table):
+                facts.append((str(row.get("name")), row.get("value")))
+        return facts
+
+    def _missing(self, is_lost: bool) -> list[str]:
+        """Tables that were not recorded."""
+        facts = self._facts(["META_DATA_CAPTURE"])
+        asked = {value for name, value in facts if name == "CAPTURE_EVENT_TYPE"}
+        missing = []
+        for table in EVENT_TABLES:
+            sources = _CUDA_SOURCES if table in _OF_CUDA else _BACKING[table]
+            is_recorded = any(source in self._tables.tables for source in sources)
+            if table in _ASKED_FOR and _ASKED_FOR[table] in asked:
+                is_recorded = True
+            if table in GPU_TABLES and is_lost:
+                is_recorded = False
+            if not is_recorded:
+                missing.append(table)
+        return missing
+
+    def _window(self) -> tuple[int, int] | None:
+        """The captured window, where the export says; of several machines nobody says which clock is whose."""
+        windows = set()
+        for row in self._tables.records("ANALYSIS_DETAILS"):
+            windows.add((_number(row.get("startTime")), _number(row.get("stopTime"))))
+        if len(windows) != 1:
+            return None
+        began, stopped = windows.pop()
+        if began is None or stopped is None or stopped < began:
+            return None
+        # Of the session's clock, on which collection may begin late, while events count from where it began.
+        return 0, stopped - began
+
+    def _gpus(self) -> list[Gpu]:
+        gpus = {}
+        for row in self._tables.records("TARGET_INFO_GPU"):
+            number = _number(row.get("id", row.get("cuDevice", 0)))
+            if number is not None:
+                gpus[number] = Gpu(
+                    device=number,
+                    name=_text(row.get("name")),
+                    sm_count=_number(row.get("smCount")) or None,
+                    memory_bytes=_number(row.get("totalMemory")) or None,
+                    compute_capability=capability(_number(row.get("computeMajor")), _number(row.get("computeMinor"))),
+                )
+        return [gpu for _, gpu in sorted(gpus.items())]
+
+    def _private(self) -> dict[str, str]:
+        """What the export says of people and machines; nsys keeps the whole environment of the profiled program."""
+        pairs = []
+        for title, value in self._facts(["TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", *_EXPORT_FACTS]):
+            name = title.rpartition(":")[2]
+            text = str(value or "")
+            if "ENVIRON" not in name.upper():
+                pairs.append((name, text))
+                continue
+            for entry in re.split(r"[\0;\n]", text):
+                variable, _, setting = entry.partition("=")
+                pairs.append((variable.strip(), setting))
+        return private_names(pairs)
+
+    def _warnings(self) -> Iterator[str]:
+        """What nsys itself said was lost, in words of ours: its own are anybody's text, with paths in it."""
+        rows = self._tables.records("DIAGNOSTIC_EVENT")
+        texts = [str(row.get("text")) for row in rows if row.get("severity") in _SERIOUS]
+        for sign, loss in _LOST.items():
+            if any(re.search(sign, text) for text in texts):
+                yield f"Nsight Systems warned that {loss}."
+
+    def _lost_work(self) -> list[str]:
+        for source in self._present("calls"):
+            if "nameId" in self._tables.columns(source):
+                return lost_work(self.names(self._tables.integers(source, ["nameId"])["nameId"]))
+        return []
+
+    def _thread_names(self) -> dict[int, str]:
+        threads = []
+        ids = []
+        for row in self._tables.records("ThreadNames"):
+            thread, name = row.get("globalTid"), row.get("nameId")
+            if isinstance(thread, int) and isinstance(name, int):
+                threads.append(_thread_of(thread))
+                ids.append(name)
+        return dict(zip(threads, self._strings(np.array(ids, np.int64)), strict=True))
+
+
+def _require_export(tables: Tables) -> None:
+    """Refuse what is no export, and one whose tables lack what every schema has."""
+    present = [source for source in _EVENT_SOURCES if source in tables.tables]
+    if not present and not any(table in tables.tables for table in _OTHERS):
+        raise TraceError(tables.path, "is a database, but not an Nsight Systems export", EXPORT_AGAIN)
+    for source in present:
+        needed = ["start", "globalTid" if source == _SAMPLES else "end"]
+        for column in needed:
+            if column not in tables.columns(source):
+                raise TraceError(tables.path, f"has a table {source} without the column {column}", EXPORT_AGAIN)
+
+
+def _renumbered_gpus(tables: Tables) -> dict[tuple[int, int], int]:
+    """GPU by process and CUDA ordinal, where the two differ (CUDA_VISIBLE_DEVICES); exports since 2024 say."""
+    gpus = {}
+    for row in tables.records("TARGET_INFO_CUDA_DEVICE"):
+        process = _number(row.get("pid"))
+        ordinal = _number(row.get("cudaId"))
+        gpu = _number(row.get("gpuId"))
+        if process is not None and ordinal is not None and gpu is not None and ordinal != gpu:
+            gpus[process, ordinal] = gpu
+    return gpus
+
+
+def _distributed(environment: str) -> dict[str, Any]:
+    """Rank and world size out of the environment that nsys keeps whole; nothing else of it."""
+    numbers: dict[str, int] = {}
+    for variable, number in re.findall(r"(?<!\w)(\w+)=[\"']?(\d{1,7})(?!\w)", environment):
+        numbers.setdefault(variable, int(number))
+    place = {}
+    for what, variables in _PLACES.items():
+        for variable in variables:
+            if variable in numbers:
+                place.setdefault(what, numbers[variable])
+    return place if "rank" in place else {}
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Parts of a column, one below the other."""
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], pd.Categorical):
+        return pd.api.types.union_categoricals(parts)
+    return np.concatenate(parts)
+
+
+def _number(value: Any) -> int | None:
+    """A whole number that is no less than 0 and fits into 64 bits, else None: a cell of SQLite may hold anything."""
+    if isinstance(value, int) and 0 <= value < 1 << 63:
+        return value
+    return None
+
+
+def _text(value: Any) -> str | None:
+    """What is known about a capture as a text of sane length; None where it is absent or empty."""
+    return str(value)[:_FACT] if value else None
 
 
 def _process_of(global_id: Any) -> Any:
@@ -141,548 +522,11 @@ def _thread_of(global_id: Any) -> Any:
     return global_id & 0xFFFF_FFFF_FFFF
 
 
-def _decode(raw: Any) -> str:
-    # Real exports hold non-UTF-8 bytes in TEXT columns.
-    return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
-
-
-def _check_complete(path: Path) -> None:
-    """Refuse a database that is shorter than it says, or not finished: SQLite fails, or not, on what is gone."""
-    require_regular(path)
-    with path.open("rb") as stream:
-        head = stream.read(100)
-    size, page = path.stat().st_size, int.from_bytes(head[16:18], "big")
-    whole = int.from_bytes(head[28:32], "big") * (65536 if page == 1 else page)
-    current = head[24:28] == head[92:96]  # the page count is valid only when these agree
-    if len(head) < 100 or (current and size < whole):
-        raise TraceError(
-            path,
-            f"is truncated ({size:,} of {whole:,} bytes)" if len(head) == 100 else "is truncated",
-            "copy or export it again: nsys export --type sqlite --force-overwrite true",
-        )
-    for tail in ("-wal", "-journal"):
-        # To take it in would write beside the trace, and a journal may name files for SQLite to delete.
-        journal = path.resolve().with_name(path.resolve().name + tail)
-        if journal.is_file() and journal.stat().st_size:
-            problem = f"has changes in {journal.name} that are not in the file yet"
-            raise TraceError(path, problem, "close the program that writes it, or export it again")
-
-
-def _check_few(path: Path, rows: int) -> None:
-    """Refuse a table of details that has more rows than any export."""
-    if rows > _RECORDS:
-        raise TraceError(path, f"has a table of details with over {_RECORDS:,} rows", _EXPORT)
-
-
-class Sqlite:
-    """An export in SQLite, which may be anybody's file: only the rows of plain tables are read.
-
-    A view, a virtual table and a computed column are programs, and SQLite would run them. Of a plain table a scan reads
-    what its pages hold; ``sqlite_pages.extent`` bounds that before SQLite sees the table. Identifiers come from
-    constants in this module and are quoted; values are bound.
-    """
-
-    def __init__(self, path: Path, export: programs.Export | None = None) -> None:
-        _check_complete(path)
-        self.path = path
-        self._export = export  # which may be a temporary one: it goes when this does
-        self._uri = uri(path, "ro")
-        self._size = path.stat().st_size
-        #: columns by table
-        self.tables: dict[str, list[str]] = {}
-        self._roots: dict[str, int] = {}
-        self._keyed: set[str] = set()  # a column of theirs may stand in no record
-        self._bounded: set[str] = set()
-        self._bound("sqlite_master", 1, len(_SCHEMA))
-        with self._opened() as connection:
-            entries = connection.execute(f"SELECT {', '.join(_SCHEMA)} FROM sqlite_master").fetchall()  # noqa: S608
-            for kind, name, _, root, sql in entries:
-                if kind in (b"table", b"view"):
-                    self._learn(connection, _decode(name), root, _decode(sql))
-
-    def _learn(self, connection: sqlite3.Connection, table: str, root: Any, sql: str) -> None:
-        """Note a table's columns and its root page, if it is a plain one; refuse one that is read and is not."""
-        declared = _TABLE.match(sql)
-        kind = "view or a virtual table"
-        if declared and declared["name"] == table and isinstance(root, int) and root > 1:
-            columns = connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
-            # A row that lacks a column has its default: any text, but no expression.
-            if not any(hidden or len(default or b"") > _DEFAULT for *_, default, _, hidden in columns):
-                self.tables[table] = [_decode(column[1]) for column in columns]
-                self._roots[table] = root
-                if any(key for *_, key, _ in columns):
-                    self._keyed.add(table)
-                return
-            kind = "table with computed columns or long defaults"
-        if table in _READ:
-            raise TraceError(self.path, f"has a {kind} in place of the table {table}", _EXPORT)
-
-    def guard(self, _table: str = "") -> contextlib.AbstractContextManager[None]:
-        """Turn the errors of a damaged file into one that names it."""
-        remedy = "export it again with nsys export --type sqlite"
-        return reading(self.path, "is damaged or is not an Nsight Systems export", remedy)
-
-    def _bound(self, table: str, root: int, columns: int) -> None:
-        """Refuse a table of which a scan would give more than the file can hold."""
-        if table in self._bounded:
-            return
-        with self.guard():
-            rows, payload = sqlite_pages.extent(self.path, root)
-        if payload > self._size or rows * (columns + 1) > payload:  # a row begins with its length and a type a column
-            problem = f"has a damaged table {table}: {rows:,} rows of {payload:,} bytes in a file of {self._size:,}"
-            raise TraceError(self.path, problem, _EXPORT)
-        self._bounded.add(table)
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """A connection that gives up on what is too long or takes too many steps for a file of this size."""
-        ticks = itertools.count()
-        most = _STEPS + 20 * self._size // _TICK
-        with self.guard(), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
-            connection.text_factory = bytes
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(_LONGEST + 2 * self._size, 2**31 - 1))
-            connection.set_progress_handler(lambda: next(ticks) > most, _TICK)
-            for pragma in _CAREFUL:
-                connection.execute(f"PRAGMA {pragma}")
-            yield connection
-
-    def _fetched(self, table: str, columns: Iterable[str], more: str = "", *values: Any) -> list[Any]:
-        """Rows of a table as Python objects, texts as bytes."""
-        with self._opened() as connection:
-            return connection.execute(self._query(table, map(quoted, columns), more), values).fetchall()
-
-    def _query(self, table: str, expressions: Iterable[str], more: str = "") -> str:
-        self._bound(table, self._roots[table], len(self.tables[table]))
-        # Not by an index, which is another tree: its extent is not known, and its order is not that of the rows.
-        return f"SELECT {', '.join(expressions)} FROM {quoted(table)} NOT INDEXED {more}"  # noqa: S608
-
-    def columns(self, table: str) -> list[str]:
-        """Give a table's columns; none where it is absent."""
-        return self.tables.get(table, [])
-
-    def _selected(self, query: str) -> Any:
-        """An Arrow table of what a query gives."""
-        from adbc_driver_sqlite import dbapi
-
-        with self.guard(), dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
-            for pragma in _CAREFUL:
-                cursor.execute(f"PRAGMA {pragma}")
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": 65536})
-            cursor.execute(query)
-            return cursor.fetch_arrow_table()
-
-    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
-        """Integer columns, NULL as the smallest int64."""
-        if table not in self._keyed:
-            with contextlib.suppress(sqlite_pages.Unusual, IndexError, ValueError, OverflowError):
-                places = [self.tables[table].index(c) for c in columns]
-                found = sqlite_pages.integer_columns(self.path, self._roots[table], places)
-                return dict(zip(columns, found, strict=True))
-        with self.guard():
-            read = self._selected(self._query(table, map(quoted, columns))).columns
-            return {c: _as_int64(values) for c, values in zip(columns, read, strict=True)}
-
-    def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
-        """A text column as codes into texts, NULL as ""; `kinds` keeps the rows with these `eventType`."""
-        where = f"WHERE eventType IN ({', '.join(str(int(k)) for k in kinds)})" if kinds is not None else ""
-        # As a blob that is never NULL: the driver fixes a column's type on its first rows, and text may be no UTF-8.
-        text = f"CAST(coalesce(CAST({quoted(column)} AS BLOB), x'') AS BLOB)"
-        with self.guard():
-            return _coded(self._selected(self._query(table, [text], where))[0])
-
-    def strings(self, ids: Array) -> dict[int, str]:
-        """Texts of string ids, of those that have one."""
-        wanted = "WHERE id IN (SELECT value FROM json_each(?))"
-        rows = self._fetched("StringIds", ("id", "value"), wanted, json.dumps(ids.tolist()))
-        return {i: _decode(text[:_NAME] if isinstance(text, bytes) else text) for i, text in rows}
-
-    def records(self, table: str) -> list[dict[str, Any]]:
-        """Give a small table's rows; none where it is absent."""
-        names = self.columns(table)
-        rows = self._fetched(table, names, f"LIMIT {_RECORDS + 1}") if names else []
-        _check_few(self.path, len(rows))
-        return [{n: _decode(v) if isinstance(v, bytes) else v for n, v in zip(names, row, strict=True)} for row in rows]
-
-
-def _coded(column: Any) -> tuple[Array, list[str]]:
-    """Codes into texts, of an Arrow column of texts."""
-    if not len(column):  # SQLite has no type for what is not there
-        return np.empty(0, np.int64), []
-    if not pa.types.is_dictionary(column.type):
-        column = column.cast(pa.binary()).dictionary_encode()
-    whole = column.unify_dictionaries().combine_chunks()
-    shortened = pc.binary_slice(whole.dictionary.cast(pa.binary()), 0, _NAME)
-    texts = ["" if text is None else _decode(text) for text in shortened.to_pylist()]
-    return np.asarray(whole.indices.cast(pa.int64()).fill_null(len(texts))), [*texts, ""]
-
-
-def uri(path: Path, mode: str) -> str:
-    """Name a database as SQLite opens it.
-
-    Parameters
-    ----------
-    path : Path
-    mode : str
-        Of SQLite: ``ro``, which writes nothing beside the file either, or ``rwc``.
-    """
-    whole = "&immutable=1" if mode == "ro" else ""  # SQLite would look for journals and make files of its own
-    return f"file:{urllib.parse.quote(str(path.resolve()))}?mode={mode}{whole}"
-
-
-def quoted(identifier: str) -> str:
-    """Quote an SQL identifier.
-
-    Parameters
-    ----------
-    identifier : str
-    """
-    return '"' + identifier.replace('"', '""') + '"'
-
-
-def _as_int64(column: Any) -> Array:
-    """An Arrow column as int64, NULL as `_NULL`."""
-    # Numbers that do not fit are wrong anyway; a text is refused.
-    safe = not (pa.types.is_temporal(column.type) or pa.types.is_unsigned_integer(column.type))
-    return np.asarray(column.cast(pa.int64(), safe=safe).fill_null(int(_NULL)), np.int64)
-
-
-class ParquetDir:
-    """An export as a folder of Parquet files (``nsys export --type parquetdir``), one a table."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        #: files by table
-        self.tables = {f.stem: f for f in path.glob("*.parquet")}
-
-    def guard(self, table: str) -> contextlib.AbstractContextManager[None]:
-        """Turn the errors of a damaged file into one that names it."""
-        remedy = "export it again with nsys export --type parquetdir"
-        return reading(self.path / f"{table}.parquet", "is not a readable Parquet table", remedy)
-
-    def _read(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None) -> Any:
-        filters = None if kinds is None else pc.field("eventType").isin(list(kinds))
-        with self.guard(table):
-            return parquet.read_table(self.tables[table], list(columns), filters, dictionaries=True)
-
-    def columns(self, table: str) -> list[str]:
-        """See :class:`Sqlite`."""
-        with self.guard(table):
-            return parquet.schema_names(self.tables[table]) if table in self.tables else []
-
-    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
-        """See :class:`Sqlite`."""
-        with self.guard(table):
-            return {c: _as_int64(values) for c, values in zip(columns, self._read(table, columns).columns, strict=True)}
-
-    def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
-        """See :class:`Sqlite`."""
-        with self.guard(table):
-            return _coded(self._read(table, [column], kinds)[column])
-
-    def strings(self, ids: Array) -> dict[int, str]:
-        """See :class:`Sqlite`."""
-        with self.guard("StringIds"):
-            read = self._read("StringIds", ["id", "value"])
-            read = read.filter(pc.is_in(read["id"], pa.array(ids)))
-            codes, texts = _coded(read["value"])
-            return {i: texts[code] for i, code in zip(read["id"].to_pylist(), codes.tolist(), strict=True)}
-
-    def records(self, table: str) -> list[dict[str, Any]]:
-        """See :class:`Sqlite`."""
-        if table not in self.tables:
-            return []
-        with self.guard(table):
-            rows = self._read(table, self.columns(table))
-            _check_few(self.tables[table], len(rows))
-            return list(rows.to_pylist())
-
-
-_Tables: TypeAlias = Sqlite | ParquetDir
-
-
-class NsysSource:
-    """Maps an export's tables to the model's, column by column.
-
-    Parameters
-    ----------
-    tables : _Tables
-        The export.
-
-    Raises
-    ------
-    TraceError
-        The file holds none of the tables of an Nsight Systems export.
-    """
-
-    def __init__(self, tables: _Tables) -> None:
-        self._tables = tables
-        present = set(tables.tables)
-        if not present.intersection(itertools.chain(*_BACKING.values(), _OTHERS)):
-            raise TraceError(tables.path, "is a database, but not an Nsight Systems export", _EXPORT)
-        for table in present.intersection(itertools.chain(*_BACKING.values())):
-            for column in {"start", "globalTid" if table == _SAMPLES else "end"}.difference(tables.columns(table)):
-                raise TraceError(tables.path, f"has a table {table} without the column {column}", _EXPORT)
-        #: {(process, CUDA ordinal): GPU} where the two differ (CUDA_VISIBLE_DEVICES); exports since 2024 say
-        self._gpu_of: dict[tuple[int, int], int] = {}
-        for row in tables.records("TARGET_INFO_CUDA_DEVICE"):
-            process, cuda, gpu = (_number(row.get(column)) for column in ("pid", "cudaId", "gpuId"))
-            if process is not None and cuda is not None and gpu is not None and cuda != gpu:
-                self._gpu_of[process, cuda] = gpu
-        self._first: dict[str, int] = {}  # by table, the earliest start
-        self.meta = self._read_meta()
-
-    # -- the Source protocol ------------------------------------------------------------------------------------
-
-    def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
-        """See :class:`~nsightkit.trace.model.Source`."""
-        parts = [self._part(table, name, columns) for name in self._present(table)]
-        if not parts:
-            return complete(table)[list(columns)]
-        return pd.DataFrame({c: _joined([part[c] for part in parts]) for c in columns}, copy=False)
-
-    def first_ns(self) -> int:
-        """See :class:`~nsightkit.trace.model.Source`."""
-        for name in itertools.chain(*map(self._present, EVENT_TABLES)):
-            if name not in self._first:
-                self._rows(name, ["start"])
-        return min((first for first in self._first.values() if first != _NO_EVENT), default=0)
-
-    # -- columns ------------------------------------------------------------------------------------------------
-
-    def _present(self, table: str) -> list[str]:
-        """The exporter's tables behind one of ours, as far as they are there."""
-        return [name for name in _BACKING[table] if name in self._tables.tables]
-
-    def _part(self, table: str, name: str, columns: Sequence[str]) -> dict[str, Any]:
-        """The wanted columns of one of the exporter's tables."""
-        plans = {column: _PLANS[name if name in _PLANS else table][column] for column in columns}
-        sources = {source for _, *sources in plans.values() for source in sources} | {"start"}
-        rows = self._sampled if name == _SAMPLES else self._rows
-        raw: dict[str, Any] = dict(rows(name, sorted(sources.intersection(self._tables.columns(name)))))
-        raw = dict.fromkeys(sources, np.broadcast_to(_NULL, len(raw["start"]))) | raw
-        if "level" in plans or "parent" in plans:
-            raw["level"], raw["parent"] = nesting(
-                raw["globalTid"], raw["start"], raw["end"], alone=np.isin(raw["eventType"], _START_END)
-            )
-        return {column: make(self, *(raw[source] for source in sources)) for column, (make, *sources) in plans.items()}
-
-    def _rows(self, name: str, columns: list[str]) -> dict[str, Array]:
-        """Integer columns of the rows that are events: :data:`_EVENTS`.
-
-        A range still open when the capture ended, of which ``open`` says so, runs to the latest end of any.
-        """
-        which, kinds, wanted = _EVENTS.get(name, ("", (), False))
-        told = which in self._tables.columns(name)
-        raw = self._tables.integers(name, list(dict.fromkeys([*columns, "start", which])) if told else columns)
-        if told:
-            keep = np.isin(raw[which], kinds, invert=not wanted)
-            raw = {c: values[keep] for c, values in raw.items()}
-        if name == _NVTX and "end" in raw:
-            raw["open"] = raw["end"] == _NULL
-            raw["end"] = np.where(raw["open"], max(raw[c].max(initial=_NULL) for c in ("start", "end")), raw["end"])
-        self._first[name] = int(raw["start"].min(initial=_NO_EVENT))
-        return raw
-
-    def _sampled(self, name: str, columns: list[str]) -> dict[str, Array]:
-        """Integer columns of the samples, of processes that called CUDA: the machine's others are not the trace's."""
-        raw = self._rows(name, list(dict.fromkeys([*columns, "globalTid"])))
-        del self._first[name]  # no event
-        called = [self._rows(of, ["globalTid", "start"])["globalTid"] for of in self._present("calls")]
-        keep = np.isin(_process_of(raw["globalTid"]), [np.unique(_process_of(threads)) for threads in called])
-        return {column: values[keep] for column, values in raw.items()}
-
-    def sampled_until(self, start: Array, thread: Array) -> Array:
-        """When each sample's thread was sampled next, or one sampling period later if that is more than two later.
-
-        A period is the median of what lies between two samples of a thread, of all threads while they ran. It is
-        counted in cycles or instructions, so its length varies.
-        """
-        order = np.lexsort((start, thread))
-        of, apart = thread[order], np.full(len(start), _NO_EVENT)
-        apart[:-1] = np.where(of[1:] == of[:-1], np.diff(start[order]), _NO_EVENT)
-        close = apart[apart <= _SLOWEST_NS]
-        until = np.empty_like(start)
-        period = int(np.median(close)) if len(close) else 0
-        until[order] = start[order] + np.where(apart <= 2 * period, apart, period)
-        return until
-
-    def sampled_names(self, ids: Array) -> pd.Categorical:
-        """The innermost function of each sample that says something, else the module of its innermost frame."""
-        known = set(self._tables.columns(_FRAMES))
-        if not known.issuperset(("id", "symbol", "module", "stackDepth")):
-            return categorical(np.zeros(len(ids), np.int8), [""])
-        frames = self._tables.integers(_FRAMES, ["id", "symbol", "module", "stackDepth"])
-        (symbol, symbols), (module, modules) = (pd.factorize(frames[column]) for column in ("symbol", "module"))
-        functions, files = self._strings(symbols), self._strings(modules)
-        rank = np.array([bool(_SYSTEM.match(file)) for file in files], np.int8)[module]
-        rank[np.array([bool(_NO_FUNCTION.match(text)) for text in functions], bool)[symbol]] = 2
-        order = np.lexsort((frames["stackDepth"], rank, frames["id"]))
-        told, first = np.unique(frames["id"][order], return_index=True)
-        best = order[first]
-        code = pd.Series(np.where(rank[best] < 2, symbol[best], len(functions) + module[best]), told)
-        texts = [*functions, *(file.rpartition("/")[2] for file in files), ""]
-        return categorical(code.reindex(ids, fill_value=len(texts) - 1).to_numpy(), texts)
-
-    def _strings(self, ids: Array) -> list[str]:
-        found = self._tables.strings(ids) if "StringIds" in self._tables.tables else {}
-        return [found.get(i, f"#{i}") for i in ids.tolist()]
-
-    def names(self, ids: Array, clean: Callable[[str], str] = str) -> pd.Categorical:
-        """String ids as a categorical of their texts; ids of equal texts become one category."""
-        codes, distinct = pd.factorize(ids)
-        return categorical(codes, [clean(text) for text in self._strings(distinct)])
-
-    def nvtx_names(self, ids: Array, kinds: Sequence[int] = _RANGES) -> pd.Categorical:
-        """Registered strings fill textId, plain ones text; an event may have neither."""
-        codes, distinct = pd.factorize(ids)
-        texts, absent = self._strings(distinct), ids == _NULL
-        told = absent.any() and "text" in self._tables.columns(_NVTX)
-        plain, more = self._tables.texts(_NVTX, "text", kinds) if told else (0, [""])
-        return categorical(np.where(absent, plain + len(texts), codes), [*texts, *more])
-
-    def domains(self, ids: Array, thread: Array) -> pd.Categorical:
-        """Names of the ranges' domains, "" for the default one."""
-        ids = _or_zero(ids)
-        if not ids.any():
-            return categorical(np.zeros(len(ids), np.int8), [""])
-        columns = {"eventType", "domainId", "globalTid", "textId"} & set(self._tables.columns(_NVTX))
-        events = self._tables.integers(_NVTX, sorted(columns))
-        said = {c: values[events["eventType"] == _DOMAIN] for c, values in events.items()}
-        process, domain = _process_of(said["globalTid"]).tolist(), said["domainId"].tolist()
-        names = self.nvtx_names(said.get("textId", np.full(len(domain), _NULL)), (_DOMAIN,))
-        name_of = dict(zip(zip(process, domain, strict=True), names, strict=True))
-        key, distinct = pd.factorize(pd.MultiIndex.from_arrays([_process_of(thread), ids]))
-        return categorical(key, ["" if d == 0 else name_of.get((p, d), f"domain {d}") for p, d in distinct])
-
-    def devices(self, ordinal: Array, global_pid: Array) -> Array:
-        """GPU numbers of CUDA ordinals."""
-        device = _or_zero(ordinal)
-        if self._gpu_of:
-            (process, processes), (cuda, ordinals) = pd.factorize(_process_of(global_pid)), pd.factorize(device)
-            pairs, distinct = pd.factorize(process * len(ordinals) + cuda)
-            gpus = []
-            for pair in distinct.tolist():
-                of, number = processes[pair // len(ordinals)], ordinals[pair % len(ordinals)]
-                gpus.append(self._gpu_of.get((of, number), number))
-            device = np.array(gpus, np.int64)[pairs]
-        return _as_int32(device)
-
-    # -- what the export says about itself ----------------------------------------------------------------------
-
-    def _read_meta(self) -> TraceMeta:
-        tables = self._tables
-        export = {
-            r.get("name"): r.get("value") for t in ("META_DATA_EXPORT", "EXPORT_META_DATA") for r in tables.records(t)
-        }
-        asked = {r.get("value") for r in tables.records("META_DATA_CAPTURE") if r.get("name") == "CAPTURE_EVENT_TYPE"}
-        shown = {t for t, names in _SHOWN_BY.items() if not tables.tables.keys().isdisjoint(names)}
-        shown |= {t for t, event in _ASKED_FOR.items() if event in asked}
-        lost = [] if any(t in tables.tables for of in GPU_TABLES for t in _BACKING[of]) else self._lost_work()
-        shown -= set(GPU_TABLES if lost else ())
-        details = tables.records("ANALYSIS_DETAILS")
-        captured = {(_number(row.get("startTime")), _number(row.get("stopTime"))) for row in details}
-        # Of the session's clock, on which collection may begin late, while events count from where it began.
-        began, stopped = captured.pop() if len(captured) == 1 else (None, None)
-        window = None if began is None or stopped is None or stopped < began else (0, stopped - began)
-        environment = {r.get("name"): r.get("value") for r in tables.records("TARGET_INFO_SYSTEM_ENV")}
-        gpus = {}
-        for row in tables.records("TARGET_INFO_GPU"):
-            number = _number(row.get("id", row.get("cuDevice", 0)))
-            if number is not None:
-                gpus[number] = row
-        return TraceMeta(
-            tool="Nsight Systems",
-            tool_version=_fact(export.get("EXPORT_PRODUCT_VERSION")),
-            schema=_fact(export.get("EXPORT_SCHEMA_VERSION")),
-            driver=_fact(environment.get("NvDriverVersion")),
-            distributed=_distributed(str(environment.get("DeviceEnvironment") or "")),
-            gpus=[
-                Gpu(
-                    device=number,
-                    name=_fact(gpu.get("name")),
-                    sm_count=_number(gpu.get("smCount")) or None,
-                    memory_bytes=_number(gpu.get("totalMemory")) or None,
-                    compute_capability=capability(_number(gpu.get("computeMajor")), _number(gpu.get("computeMinor"))),
-                )
-                for number, gpu in sorted(gpus.items())
-            ],
-            missing=[t for t in EVENT_TABLES if t not in shown],
-            notes=[*lost, *self._warnings()],
-            window_ns=window,
-            thread_names=self._thread_names(),
-            private=self._private(),
-        )
-
-    def _private(self) -> dict[str, str]:
-        """What the export says of people and machines; nsys keeps the whole environment of the profiled program."""
-        pairs = []
-        for table in ("TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "META_DATA_EXPORT", "EXPORT_META_DATA"):
-            for row in self._tables.records(table):
-                name = str(row.get("name")).rpartition(":")[2]
-                value = str(row.get("value") or "")
-                if "ENVIRON" in name.upper():
-                    for entry in re.split(r"[\0;\n]", value):
-                        variable, _, setting = entry.partition("=")
-                        pairs.append((variable.strip(), setting))
-                else:
-                    pairs.append((name, value))
-        return private_names(pairs)
-
-    def _warnings(self) -> Iterator[str]:
-        """What nsys itself said was lost, in words of ours: its own are anybody's text, with paths in it."""
-        events = [r for r in self._tables.records("DIAGNOSTIC_EVENT") if r.get("severity") in _SERIOUS]
-        texts = [_decode(r.get("text")) for r in events]
-        for sign, said in _LOST.items():
-            if any(re.search(sign, text) for text in texts):
-                yield f"Nsight Systems warned that {said}."
-
-    def _lost_work(self) -> list[str]:
-        (calls,) = _BACKING["calls"]
-        if "nameId" not in self._tables.columns(calls):
-            return []
-        return lost_work(self.names(self._tables.integers(calls, ["nameId"])["nameId"]))
-
-    def _thread_names(self) -> dict[int, str]:
-        rows = [
-            r
-            for r in self._tables.records("ThreadNames")
-            if isinstance(r.get("globalTid"), int) and isinstance(r.get("nameId"), int)
-        ]
-        texts = self._strings(np.array([r["nameId"] for r in rows], np.int64))
-        return dict(zip((_thread_of(r["globalTid"]) for r in rows), texts, strict=True))
-
-
-#: Variables in which launchers tell a process its place in a job, in order of preference: of torchrun, of PMI (MPICH,
-#: Cray), of Open MPI, of Slurm.
-_PLACES = {
-    "rank": ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
-    "world_size": ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
-}
-
-
-def _distributed(environment: str) -> dict[str, Any]:
-    """Rank and world size out of the environment that nsys keeps whole; nothing else of it."""
-    numbers = re.findall(r"(?<!\w)(\w+)=[\"']?(\d{1,7})(?!\w)", environment)
-    said = dict(reversed(numbers))  # of one that is there twice, the first
-    found = {what: next((int(said[v]) for v in names if v in said), None) for what, names in _PLACES.items()}
-    return {} if found["rank"] is None else {what: number for what, number in found.items() if number is not None}
-
-
-def _joined(parts: list[Any]) -> Any:
-    """Parts of a column, one below the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return pd.api.types.union_categoricals(parts) if isinstance(parts[0], pd.Categorical) else np.concatenate(parts)
-
-
-def _number(value: Any) -> int | None:
-    """A whole number that is no less than 0 and fits into 64 bits, else None: a cell of SQLite may hold anything."""
-    return value if isinstance(value, int) and 0 <= value < 1 << 63 else None
-
-
-def _fact(value: Any) -> str | None:
-    """What is known about a capture as a text of sane length; None where it is absent or empty."""
-    return str(value)[:_FACT] if value else None
+def _or_zero(values: Array) -> Array:
+    """The values, with 0 in place of NULL."""
+    if values.min(initial=0) == NULL:
+        return np.where(values == NULL, 0, values)
+    return values
 
 
 def _as_int32(values: Array) -> Array:
@@ -692,129 +536,146 @@ def _as_int32(values: Array) -> Array:
     return narrow
 
 
-def _or_zero(values: Array) -> Array:
-    """The values, with 0 in place of NULL."""
-    return np.where(values == _NULL, 0, values) if values.min(initial=0) == _NULL else values
+# -- how each column of the model is made -----------------------------------------------------------------------
+#
+# A plan is a function and the columns of the export that it is given after the source. A column that the export lacks
+# is one of NULLs.
 
-
-#: How one column of the model is made: the function, and the columns of the export that it is given after the source.
-#: A column that the export lacks is one of NULLs.
 _Plan: TypeAlias = tuple[Any, *tuple[str, ...]]
 
 
-def _from(column: str, change: Callable[[Array], Any]) -> _Plan:
-    return lambda _, values: change(values), column
-
-
-def _copy(column: str) -> _Plan:
-    return _from(column, _or_zero)
-
-
-def _copy_32(column: str) -> _Plan:
-    return _from(column, lambda values: _as_int32(_or_zero(values)))
-
-
-def _always(label: str) -> _Plan:
-    return _from("start", lambda start: categorical(np.zeros(len(start), np.int8), [label]))
-
-
-def _named(column: str, clean: Callable[[str], str] = str) -> _Plan:
-    return lambda source, ids: source.names(ids, clean), column
-
-
-def _enum(column: str, labels: Sequence[str], other: str, absent: str | None = None) -> _Plan:
-    """A number as its label: `other` for one without, and `absent` (else `other`) for NULL."""
-
-    def change(values: Array) -> pd.Categorical:
-        known = (values >= 0) & (values < len(labels))
-        codes = np.where(known, values, np.where(values == _NULL, len(labels) + 1, len(labels)))
-        return categorical(codes, [*labels, other, other if absent is None else absent])
-
-    return _from(column, change)
-
-
-def _as_is(_: NsysSource, values: Array, *_others: Array) -> Array:
+def _same(_: NsysSource, values: Array, *_others: Array) -> Array:
     return values
 
 
-_TIMES = {"start_ns": _copy("start"), "end_ns": _copy("end")}
+def _copied(_: NsysSource, values: Array) -> Array:
+    return _or_zero(values)
+
+
+def _copied_32(_: NsysSource, values: Array) -> Array:
+    return _as_int32(_or_zero(values))
+
+
+def _process(_: NsysSource, ids: Array) -> Array:
+    return np.asarray(_process_of(ids))
+
+
+def _thread(_: NsysSource, ids: Array) -> Array:
+    return np.asarray(_thread_of(ids))
+
+
+def _end_thread(_: NsysSource, end: Array, start: Array) -> Array:
+    return np.asarray(_thread_of(np.where((end == NULL) | (end == 0), start, end)))
+
+
+def _range_kind(_: NsysSource, kind: Array) -> pd.Categorical:
+    return categorical(np.isin(kind, _START_END) * 1, ["pushpop", "startend"])
+
+
+def _no_sequence(_: NsysSource, start: Array) -> Array:
+    return np.full(len(start), -1, np.int64)
+
+
+def _always(label: str) -> Callable[[NsysSource, Array], pd.Categorical]:
+    def make(_: NsysSource, start: Array) -> pd.Categorical:
+        return categorical(np.zeros(len(start), np.int8), [label])
+
+    return make
+
+
+def _enum(labels: Sequence[str], other: str, absent: str) -> Callable[[NsysSource, Array], pd.Categorical]:
+    """Numbers as their labels: `other` for one without, and `absent` for NULL."""
+    texts = [*labels, other, absent]
+
+    def make(_: NsysSource, values: Array) -> pd.Categorical:
+        codes = np.where((values >= 0) & (values < len(labels)), values, len(labels))
+        codes[values == NULL] = len(labels) + 1
+        return categorical(codes, texts)
+
+    return make
+
+
+_MEMORY = _enum(_MEM_KINDS, "unknown", "unknown")
+_NAME: _Plan = (NsysSource.names, "nameId")
+_TIMES: dict[str, _Plan] = {"start_ns": (_copied, "start"), "end_ns": (_copied, "end")}
 _GPU_ROW: dict[str, _Plan] = {
     **_TIMES,
     "device": (NsysSource.devices, "deviceId", "globalPid"),
-    "stream": _copy("streamId"),
-    "process": _from("globalPid", _process_of),
-    "correlation": _copy("correlationId"),
+    "stream": (_copied, "streamId"),
+    "process": (_process, "globalPid"),
+    "correlation": (_copied, "correlationId"),
 }
-_CPU_ROW = {**_TIMES, "process": _from("globalTid", _process_of), "thread": _from("globalTid", _thread_of)}
-_MEMOP = {**_GPU_ROW, "bytes": _copy("bytes"), "graph_node": _copy("graphNodeId")}
-#: Severities of diagnostics that are warnings or errors, and what those say that mean lost data.
-_SERIOUS = (2, 3)
-_LOST = {
-    **{
-        rf"^Not all {kind} events might have been collected": f"not all {what} may have been collected"
-        for kind, what in (("CUDA", "CUDA events"), ("NVTX", "NVTX events"), ("OS runtime libraries", "OS calls"))
-    },
-    r"\bCUPTI_ERROR_": "CUDA's tracing library reported an error, so operations of a GPU may be missing",
-    r"\b(lost|dropped)\b": "events were lost",
-}
+_CPU_ROW: dict[str, _Plan] = {**_TIMES, "process": (_process, "globalTid"), "thread": (_thread, "globalTid")}
+_MEMOP: dict[str, _Plan] = {**_GPU_ROW, "bytes": (_copied, "bytes"), "graph_node": (_copied, "graphNodeId")}
 _NESTING = ("start", "end", "globalTid", "eventType")
 
+_KERNEL: dict[str, _Plan] = {
+    **_GPU_ROW,
+    "name": (NsysSource.names, "demangledName"),
+    "short_name": (NsysSource.names, "shortName"),
+    "grid_x": (_copied_32, "gridX"),
+    "grid_y": (_copied_32, "gridY"),
+    "grid_z": (_copied_32, "gridZ"),
+    "block_x": (_copied_32, "blockX"),
+    "block_y": (_copied_32, "blockY"),
+    "block_z": (_copied_32, "blockZ"),
+    "registers": (_copied_32, "registersPerThread"),
+    "static_shared_bytes": (_copied_32, "staticSharedMemory"),
+    "dynamic_shared_bytes": (_copied_32, "dynamicSharedMemory"),
+    "graph_node": (_copied, "graphNodeId"),
+    # Collectives are described by NCCL's ranges, not by their kernels.
+    "collective": (_always(""), "start"),
+    "sequence": (_no_sequence, "start"),
+}
+_COPY: dict[str, _Plan] = {
+    **_MEMOP,
+    "kind": (_enum(_COPY_KINDS, "other", "other"), "copyKind"),
+    "src_kind": (_MEMORY, "srcKind"),
+    "dst_kind": (_MEMORY, "dstKind"),
+}
+_SET: dict[str, _Plan] = {
+    **_MEMOP,
+    "kind": (_always("memset"), "start"),
+    "src_kind": (_always(""), "start"),
+    "dst_kind": (_enum(_MEM_KINDS, "unknown", ""), "memKind"),
+}
+_CALL: dict[str, _Plan] = {
+    **_CPU_ROW,
+    "correlation": (_copied, "correlationId"),
+    "name": (NsysSource.call_names, "nameId"),
+    "kernel": (_always(""), "start"),
+}
+_RANGE: dict[str, _Plan] = {
+    **_CPU_ROW,
+    "end_thread": (_end_thread, "endGlobalTid", "globalTid"),
+    "name": (NsysSource.range_names, "textId"),
+    "domain": (NsysSource.domains, "domainId", "globalTid"),
+    "kind": (_range_kind, "eventType"),
+    "open": (_same, "open", "end"),
+    "level": (_same, "level", *_NESTING),
+    "parent": (_same, "parent", *_NESTING),
+}
+_SAMPLE: dict[str, _Plan] = {
+    **_CPU_ROW,
+    "end_ns": (NsysSource.sampled_until, "start", "globalTid"),
+    "name": (NsysSource.sample_names, "id"),
+}
 #: By table of the model, or of the export where several stand behind one.
 _PLANS: dict[str, dict[str, _Plan]] = {
-    "kernels": {
-        **_GPU_ROW,
-        "name": _named("demangledName"),
-        "short_name": _named("shortName"),
-        **{f"{what}_{axis}": _copy_32(f"{what}{axis.upper()}") for what in ("grid", "block") for axis in "xyz"},
-        "registers": _copy_32("registersPerThread"),
-        "static_shared_bytes": _copy_32("staticSharedMemory"),
-        "dynamic_shared_bytes": _copy_32("dynamicSharedMemory"),
-        "graph_node": _copy("graphNodeId"),
-        # Collectives are described by NCCL's ranges, not by their kernels.
-        "collective": _always(""),
-        "sequence": _from("start", lambda start: np.full(len(start), -1, np.int64)),
-    },
-    _MEMCPY: {
-        **_MEMOP,
-        "kind": _enum("copyKind", _COPY_KINDS, "other"),
-        "src_kind": _enum("srcKind", _MEM_KINDS, "unknown"),
-        "dst_kind": _enum("dstKind", _MEM_KINDS, "unknown"),
-    },
-    _MEMSET: {
-        **_MEMOP,
-        "kind": _always("memset"),
-        "src_kind": _always(""),
-        "dst_kind": _enum("memKind", _MEM_KINDS, "unknown", absent=""),
-    },
-    "graphs": {**_GPU_ROW, "graph_id": _copy("graphId")},
-    "calls": {
-        **_CPU_ROW,
-        "correlation": _copy("correlationId"),
-        "name": _named("nameId", lambda t: _CALL_VERSION.sub("", t)),
-        "kernel": _always(""),
-    },
-    "syncs": {**_GPU_ROW, "kind": _enum("syncType", _SYNC_KINDS, "other")},
-    "ranges": {
-        **_CPU_ROW,
-        "end_thread": (
-            lambda _, end, start: _thread_of(np.where((end == _NULL) | (end == 0), start, end)),
-            *("endGlobalTid", "globalTid"),
-        ),
-        "name": (NsysSource.nvtx_names, "textId"),
-        "domain": (NsysSource.domains, "domainId", "globalTid"),
-        "kind": _from("eventType", lambda kind: categorical(np.isin(kind, _START_END) * 1, ["pushpop", "startend"])),
-        "open": (_as_is, "open", "end"),
-        "level": (_as_is, "level", *_NESTING),
-        "parent": (_as_is, "parent", *_NESTING),
-    },
-    "os_calls": {**_CPU_ROW, "name": _named("nameId")},
-    "overhead": {**_CPU_ROW, "name": _named("nameId")},
-    "samples": {
-        **_CPU_ROW,
-        "end_ns": (NsysSource.sampled_until, "start", "globalTid"),
-        "name": (NsysSource.sampled_names, "id"),
-    },
+    "kernels": _KERNEL,
+    _MEMCPY: _COPY,
+    _MEMSET: _SET,
+    "graphs": {**_GPU_ROW, "graph_id": (_copied, "graphId")},
+    "calls": _CALL,
+    "syncs": {**_GPU_ROW, "kind": (_enum(_SYNC_KINDS, "other", "other"), "syncType")},
+    "ranges": _RANGE,
+    "os_calls": {**_CPU_ROW, "name": _NAME},
+    "overhead": {**_CPU_ROW, "name": _NAME},
+    "samples": _SAMPLE,
 }
+
+
+# -- opening ----------------------------------------------------------------------------------------------------
 
 
 def open_sqlite(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
@@ -853,7 +714,10 @@ def open_report(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
 
 
 def _opened(path: Path, cache: bool, export: programs.Export | None = None) -> Source:
-    return store.cached(path, lambda: NsysSource(Sqlite(path, export)), "nsys" if cache else None)
+    def open_export() -> NsysSource:
+        return NsysSource(Sqlite(path, _READ, export))
+
+    return store.cached(path, open_export, "nsys" if cache else None)
 
 
 def open_parquetdir(path: str | os.PathLike[str]) -> Source:

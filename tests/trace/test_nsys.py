@@ -7,14 +7,13 @@ import sqlite3
 import subprocess
 import sys
 
-import numpy as np
 import pandas as pd
 import pytest
 from synthetic.planted import Export, training
 
 import nsightkit
 from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges
-from nsightkit.trace import TABLES, nsys, sqlite_pages, store
+from nsightkit.trace import TABLES, nsys, store
 from nsightkit.trace.model import GPU_TABLES
 
 EVENT = re.compile(r"(kernels|memcpy|runtime|graph|osrt|nvtx) (\d+)")
@@ -81,101 +80,6 @@ def test_gpus_versions_and_clock(shared_traces, real):
         first = connection.execute("SELECT min(start) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()[0]
     assert trace["kernels"]["start_ns"].min() + trace.t0_ns == first
     assert min(trace.table(t, ["start_ns"])["start_ns"].min() for t in TABLES if trace.size(t)) == 0
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        "CUPTI_ACTIVITY_KIND_KERNEL",
-        "CUPTI_ACTIVITY_KIND_RUNTIME",
-        "CUPTI_ACTIVITY_KIND_MEMCPY",
-        "OSRT_API",
-        "NVTX_EVENTS",
-    ],
-)
-def test_pages_equal_sql_on_real_exports(shared_traces, table):
-    compared = 0
-    for path, *_ in manifest(shared_traces):
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
-            row = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-            if row is None:
-                continue
-            info = connection.execute(f"PRAGMA table_info({table})").fetchall()
-            columns = [i for i, c in enumerate(info) if c[2] == "INTEGER"]
-            names = ", ".join(f'"{info[i][1]}"' for i in columns)
-            truth = np.array(connection.execute(f"SELECT {names} FROM {table} ORDER BY rowid").fetchall(), dtype=object)
-        found = sqlite_pages.integer_columns(path, row[0], columns)
-        expected = np.where(truth == None, sqlite_pages.NULL, truth).astype(np.int64) if len(truth) else truth  # noqa: E711
-        for i in range(len(columns)):
-            assert (found[i] == (expected[:, i] if len(truth) else [])).all(), (path.name, info[columns[i]][1])
-        compared += len(truth)
-    assert compared
-
-
-@pytest.mark.parametrize("page_size", [512, 4096, 65536])
-@pytest.mark.parametrize("seed", range(3))
-def test_pages_equal_sql_on_random_tables(tmp_path, page_size, seed):
-    rng = random.Random(seed)
-    sizes = [
-        0,
-        1,
-        -1,
-        127,
-        128,
-        -128,
-        32767,
-        -32769,
-        2**23,
-        -(2**31),
-        2**40,
-        -(2**47),
-        2**47,
-        2**62,
-        -(2**63) + 1,
-        None,
-    ]
-    rows = [
-        (rng.choice(sizes), "x" * rng.choice([0, 3, 60, 120]), rng.choice(sizes), 7, rng.choice(sizes))
-        for _ in range(3000)
-    ]
-    path = tmp_path / "t.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA page_size = {page_size}")
-    connection.execute("CREATE TABLE other (x)")
-    connection.execute("CREATE TABLE t (a INTEGER, s TEXT, b INTEGER, c INTEGER, d INTEGER)")
-    connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", rows)
-    connection.execute("DELETE FROM t WHERE rowid % 7 = 3")
-    connection.commit()
-    root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 't'").fetchone()[0]
-    truth = connection.execute("SELECT a, b, c, d FROM t ORDER BY rowid").fetchall()
-    connection.close()
-    found = sqlite_pages.integer_columns(path, root, [0, 2, 3, 4])
-    expected = [[sqlite_pages.NULL if v is None else v for v in column] for column in zip(*truth, strict=True)]
-    assert [f.tolist() for f in found] == expected
-
-
-@pytest.mark.parametrize("value", [1.5, "text", 2**100, "y" * 90_000])
-def test_what_pages_cannot_hold_falls_back_or_is_refused(tmp_path, value):
-    path = tmp_path / "t.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE t (a, b)")
-    connection.executemany("INSERT INTO t VALUES (?, ?)", [(1, 2), (float(value) if value == 2**100 else value, 3)])
-    connection.commit()
-    root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 't'").fetchone()[0]
-    with pytest.raises(sqlite_pages.Unusual):
-        sqlite_pages.integer_columns(path, root, [0])
-    connection.close()
-
-
-def test_the_ordinary_way_gives_the_same_tables(real, monkeypatch):
-    def unusual(*_args, **_kwargs):
-        raise sqlite_pages.Unusual
-
-    monkeypatch.setattr(nsys.sqlite_pages, "integer_columns", unusual)
-    for path, quick in real.items():
-        trace = nsightkit.load(path)
-        for table in TABLES:
-            pd.testing.assert_frame_equal(trace.table(table), quick.table(table))
 
 
 def test_a_table_of_ranges_may_be_empty(tmp_path):
