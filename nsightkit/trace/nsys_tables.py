@@ -311,7 +311,7 @@ class ParquetDir(Tables):
         if table not in self.tables:
             return []
         with self._guard(table):
-            rows = parquet.read_table(self.tables[table], self.columns(table), dictionaries=True)
+            rows = parquet.read_table(self.tables[table], self.columns(table))
             _require_few(self.tables[table], len(rows))
             return list(rows.to_pylist())
 
@@ -321,7 +321,7 @@ class ParquetDir(Tables):
 
     def _batches(self, table: str, integers: Sequence[str], texts: Sequence[str]) -> Iterator[pa.RecordBatch]:
         columns = [*integers, *texts]
-        yield from parquet.read_table(self.tables[table], columns, dictionaries=True).to_batches()
+        yield from parquet.read_table(self.tables[table], columns).to_batches()
 
 
 def _require_whole(path: Path) -> None:

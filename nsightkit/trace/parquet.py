@@ -9,6 +9,7 @@ process on some damaged footers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -77,32 +78,19 @@ def schema_names(path: str | os.PathLike[str]) -> list[str]:
         return list(pq.ParquetFile(opened).schema_arrow.names)
 
 
-def read_table(
-    path: str | os.PathLike[str],
-    columns: list[str] | None = None,
-    filters: pc.Expression | None = None,
-    *,
-    dictionaries: bool = False,
-    ours: bool = False,
-) -> pa.Table:
-    """Read a Parquet file if its contents are in proportion to its size and fit in memory.
+def read_table(path: str | os.PathLike[str], columns: list[str]) -> pa.Table:
+    """Read columns of a Parquet file if its contents are in proportion to its size and fit in memory.
 
     Parameters
     ----------
     path : path-like
-    columns : list of str, optional
-        All columns when omitted. Other types than numbers, booleans, times and text are refused.
-    filters : Expression, optional
-        Rows to keep.
-    dictionaries : bool
-        Return every text column as a dictionary. Otherwise text is plain, and its full length counts.
-    ours : bool
-        This user's nsightkit wrote the file: read it without measuring.
+    columns : list of str
+        Other types than numbers, booleans, times and text are refused.
 
     Returns
     -------
     Table
-        Its schema has no metadata.
+        Every text column is a dictionary. Its schema has no metadata.
 
     Raises
     ------
@@ -112,79 +100,74 @@ def read_table(
         The file is damaged or has columns of other types. pyarrow's own errors pass through.
     """
     require_regular(path)
-    if ours:
-        return pq.read_table(path, columns=columns, filters=filters, use_threads=False).replace_schema_metadata()
     with pa.OSFile(os.fspath(path)) as opened:
         schema = pq.ParquetFile(opened).schema_arrow
-        wanted = schema.names if columns is None else list(columns)
-        # A printed filter contains the names of its columns. An extra match only reads one more column.
-        filtering = [] if filters is None else [name for name in schema.names if name in str(filters)]
-        reading = list(dict.fromkeys([*wanted, *filtering]))
-        readable = [field.name for field in schema if _is_readable(field.type)]
-        for name in reading:
-            if name not in readable:
+        texts = [field.name for field in schema if _is_text(field.type)]
+        numbers = [field.name for field in schema if _is_number(field.type)]
+        for name in columns:
+            if name not in texts and name not in numbers:
                 raise ValueError(f"column {name} is missing or has an unsupported type")
-        _check(Path(path), tuple(readable), reading)
-        texts = [name for name in reading if _is_text(schema.field(name).type)]
+        _require_proportion(Path(path), tuple(texts + numbers), columns)
         opened.seek(0)
-        table = pq.ParquetFile(opened, read_dictionary=texts).read(reading, use_threads=False)
-    for name in texts:
-        _check_codes(table[name])
-    if filters is not None:
-        table = table.filter(filters)
-    table = table.select(wanted).replace_schema_metadata()
-    return table if dictionaries else _plain(Path(path), table, schema)
+        table = pq.ParquetFile(opened, read_dictionary=texts).read(columns, use_threads=False)
+    for name in columns:
+        if name in texts:
+            _require_texts(table[name])
+    return table.select(columns).replace_schema_metadata()
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        return True
+    return bool(types.is_temporal(kind) or types.is_null(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return any(
-        is_kind(kind)
-        for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    )
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
-def _is_readable(kind: pa.DataType) -> bool:
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    return bool(number or pa.types.is_temporal(kind) or pa.types.is_null(kind) or _is_text(kind))
+def _require_texts(column: pa.ChunkedArray) -> None:
+    """Refuse codes outside their dictionary: pyarrow does not check them and would read past its end."""
+    for chunk in column.chunks:
+        bounds = pc.min_max(chunk.indices).as_py()
+        if bounds["max"] is not None and not 0 <= bounds["min"] <= bounds["max"] < len(chunk.dictionary):
+            raise ValueError("a text column has a code outside its dictionary")
 
 
 # -- expanded size ----------------------------------------------------------------------------------------------
 
 
-def _check(path: Path, readable: tuple[str, ...], reading: list[str]) -> None:
+def _require_proportion(path: Path, readable: tuple[str, ...], columns: list[str]) -> None:
     """Refuse a file that expands out of proportion, or whose requested columns do not fit in memory."""
-    stat = path.stat()
+    state = path.stat()
     try:
-        rows, pages = _unpacked(path, readable, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        rows, page_bytes = _unpacked(path, readable, state.st_size, state.st_mtime_ns, state.st_ino)
     except KeyError as error:
         raise ValueError("the footer or a page header lacks a field") from error
-    _check_ratio(path, rows * _ROW_BYTES + sum(pages.values()))
-    needed, free = sum(rows * _VALUE_BYTES + pages[name] for name in reading), _memory()
-    if needed > free:
-        raise TraceError(
-            path, f"needs {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free", "use a larger machine"
-        )
-
-
-def _check_ratio(path: Path, unpacked: int) -> None:
-    if unpacked > _SMALL_BYTES + _RATIO * path.stat().st_size:
+    unpacked = rows * _ROW_BYTES + sum(page_bytes.values())
+    if unpacked > _SMALL_BYTES + _RATIO * state.st_size:
         problem = f"expands to {unpacked / 1e9:,.1f} GB, far more than a real trace of its size"
         raise TraceError(path, problem, "export or convert it again")
+    needed = rows * _VALUE_BYTES * len(columns)
+    for name in columns:
+        needed += page_bytes[name]
+    free = _memory()
+    if needed > free:
+        problem = f"needs {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free"
+        raise TraceError(path, problem, "use a larger machine")
 
 
 def _memory() -> int:
-    """Available memory in bytes; total memory where the system does not report it, or no limit."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        available = dict(line.split(":", 1) for line in lines)["MemAvailable"]
-        return int(available.split()[0]) << 10
-    except (OSError, LookupError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 1 << 62
+    """Available memory in bytes; no limit where the system does not report it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            name, _, amount = line.partition(":")
+            if name == "MemAvailable":
+                return int(amount.split()[0]) << 10
+    return 1 << 62
 
 
 @functools.lru_cache(maxsize=256)  # callers read a table a few columns at a time
@@ -221,17 +204,22 @@ def _footer(stream: BinaryIO) -> _Struct:
 
 def _pages(stream: BinaryIO, chunk: _Struct, rows: int) -> int:
     """Unpacked bytes of a column chunk's pages, which must hold exactly `rows` values."""
-    values, packed, begin = (chunk[field, _I64] for field in (5, 7, 9))
+    values = chunk[5, _I64]
+    packed = chunk[7, _I64]
+    begin = chunk[9, _I64]
     dictionary = chunk.get((11, _I64), 0)
     if 0 < dictionary < begin:
         begin = dictionary
     if begin < 0 or packed < 0 or values != rows:
         raise ValueError("the footer has an inconsistent column")
-    total, end = 0, begin + packed
+    end = begin + packed
+    total = 0
     stream.seek(begin)
     while values > 0:
         header = _struct(stream)
-        kind, unpacked, packed = (header[field, _I32] for field in (1, 2, 3))
+        kind = header[1, _I32]
+        unpacked = header[2, _I32]
+        packed = header[3, _I32]
         if unpacked < 0 or not 0 <= packed <= end - stream.tell():
             raise ValueError("a page header is damaged")
         total += unpacked
@@ -259,12 +247,19 @@ def _struct(stream: BinaryIO, depth: int = 0) -> _Struct:
     """Read a struct, skipping its strings."""
     fields: _Struct = {}
     field = 0
-    while kind := (head := _byte(stream)) & 15:
-        field = field + (head >> 4) if head >> 4 else _integer(stream, _I16)
+    while True:
+        head = _byte(stream)
+        kind = head & 15
+        step = head >> 4
+        if not kind:
+            return fields
+        field = field + step if step else _integer(stream, _I16)
         if (field, kind) in fields or not 0 < field < 1 << 15:
             raise ValueError("a struct has a duplicate or invalid field")
-        fields[field, kind] = kind == _TRUE if kind in (_TRUE, _FALSE) else _value(stream, kind, depth, field)
-    return fields
+        if kind in (_TRUE, _FALSE):
+            fields[field, kind] = kind == _TRUE
+        else:
+            fields[field, kind] = _value(stream, kind, depth, field)
 
 
 def _value(stream: BinaryIO, kind: int, depth: int, field: int) -> Any:
@@ -274,20 +269,25 @@ def _value(stream: BinaryIO, kind: int, depth: int, field: int) -> Any:
     if kind in (_TRUE, _FALSE, _BYTE):
         return _byte(stream)
     if kind == _DOUBLE:
-        return bytes(_byte(stream) for _ in range(8))
+        return [_byte(stream) for _ in range(8)]
     if kind == _BINARY:
         return stream.seek(_varint(stream), os.SEEK_CUR)
     if kind == _STRUCT and depth < _DEPTH:
         return _struct(stream, depth + 1)
     if kind in (_LIST, _SET) and depth < _DEPTH:
-        head = _byte(stream)
-        size, kind = head >> 4, head & 15
-        if kind in (_LIST, _SET) or kind not in _ELEMENTS.get((depth, field), (kind,)):
-            raise ValueError("a list has the wrong element type")
-        if size == 15:
-            size = _varint(stream)
-        return [_value(stream, kind, depth, field) for _ in range(size)]
+        return _list(stream, depth, field)
     raise ValueError("a value has an unknown type")
+
+
+def _list(stream: BinaryIO, depth: int, field: int) -> list[Any]:
+    head = _byte(stream)
+    size = head >> 4
+    kind = head & 15
+    if kind in (_LIST, _SET) or kind not in _ELEMENTS.get((depth, field), (kind,)):
+        raise ValueError("a list has the wrong element type")
+    if size == 15:
+        size = _varint(stream)
+    return [_value(stream, kind, depth, field) for _ in range(size)]
 
 
 def _byte(stream: BinaryIO) -> int:
@@ -312,26 +312,3 @@ def _integer(stream: BinaryIO, kind: int) -> int:
     if number >> {_I16: 16, _I32: 32, _I64: 64}[kind]:
         raise ValueError("an integer is too large")
     return (number >> 1) ^ -(number & 1)
-
-
-# -- text -------------------------------------------------------------------------------------------------------
-
-
-def _check_codes(column: pa.ChunkedArray) -> None:
-    """Refuse codes outside their dictionary: pyarrow does not check them and would read past its end."""
-    for chunk in column.chunks:
-        bounds = pc.min_max(chunk.indices).as_py()
-        if bounds["max"] is not None and not 0 <= bounds["min"] <= bounds["max"] < len(chunk.dictionary):
-            raise ValueError("a text column has a code outside its dictionary")
-
-
-def _plain(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Decode dictionaries to plain text, if the total length is in proportion to the file."""
-    for place, name in enumerate(table.column_names):
-        kind = schema.field(name).type
-        if _is_text(kind):
-            lengths = [pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in table[name].chunks]
-            _check_ratio(path, sum(lengths))
-            plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-            table = table.set_column(place, name, table[name].cast(plain))
-    return table

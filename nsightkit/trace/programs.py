@@ -6,6 +6,7 @@ checks the file it should have made, and passes names as arguments, never throug
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -24,7 +25,6 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
 
 from nsightkit.errors import NsightkitError, TraceError, UsageError, reading
 from nsightkit.trace.files import drafted, make_private, replacing, user_cache
@@ -78,7 +78,7 @@ def run(
         The program cannot be started.
     """
     # 2: the descriptor, not sys.stderr, which a test or a notebook may have replaced by an object without one
-    with subprocess.Popen(
+    process = subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
         stdout=2 if show else subprocess.PIPE,
@@ -89,15 +89,10 @@ def run(
         text=True,
         errors="replace",
         preexec_fn=dying_with_parent(),  # noqa: PLW1509 - one call of the C library, looked up before the fork
-    ) as process:
+    )
+    with process:
         try:
-            try:
-                output, _ = process.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                if not interrupt_s:
-                    raise
-                process.send_signal(signal.SIGINT)
-                output, _ = process.communicate(timeout=interrupt_s)
+            output = _output(process, timeout_s, interrupt_s)
         except subprocess.TimeoutExpired:
             end(process.pid)
             output, _ = process.communicate()
@@ -105,7 +100,19 @@ def run(
         except BaseException:
             end(process.pid)
             raise
-        return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
+    return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
+
+
+def _output(process: subprocess.Popen[str], timeout_s: float, interrupt_s: float) -> str:
+    """Wait for a process; when the time is up, interrupt it if it may finish what it has."""
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        if not interrupt_s:
+            raise
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=interrupt_s)
+    return output
 
 
 def said(*command: str, timeout_s: float = 20.0, env: dict[str, str] | None = None) -> str:
@@ -118,9 +125,18 @@ def said(*command: str, timeout_s: float = 20.0, env: dict[str, str] | None = No
     env : dict, optional
         The whole environment; the present one when omitted.
     """
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return str(subprocess.run(command, timeout=timeout_s, check=True, env=env, **pipes).stdout)
+        done = subprocess.run(
+            command,
+            timeout=timeout_s,
+            check=True,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        return done.stdout
     return ""
 
 
@@ -154,9 +170,9 @@ def end(pid: int) -> None:
     ----------
     pid : int
     """
-    for each in (pid, *descendants(pid)):
+    for process in [pid, *descendants(pid)]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(each, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
@@ -166,17 +182,17 @@ def descendants(pid: int) -> list[int]:
     ----------
     pid : int
     """
-    parents: dict[int, int] = {}
+    children: dict[int, list[int]] = collections.defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             # The name in parentheses may itself hold blanks and parentheses; its state and its parent follow.
             state, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
             if state not in "ZX":
-                parents[int(stat.parent.name)] = int(parent)
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
+                children[int(parent)].append(int(stat.parent.name))
+    below = list(children[pid])
+    for process in below:
+        below += children[process]
+    return below
 
 
 def tail(text: str | bytes | None, lines: int = 6) -> str:
@@ -189,9 +205,13 @@ def tail(text: str | bytes | None, lines: int = 6) -> str:
     """
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
-    # a progress bar is one line with many carriage returns: what stands after the last one counts
-    found = [line.rsplit("\r", 1)[-1].strip() for line in (text or "").splitlines()]
-    return " | ".join([line for line in found if line][-lines:])
+    written = []
+    for line in (text or "").splitlines():
+        # a progress bar is one line with many carriage returns: what stands after the last one counts
+        last = line.rpartition("\r")[2].strip()
+        if last:
+            written.append(last)
+    return " | ".join(written[-lines:])
 
 
 # ---------------------------------------------------------------- nsys and ncu
@@ -241,22 +261,26 @@ class Tool:
         UsageError
             The variable names something that is not a program.
         """
-        if named := os.environ.get(self.variable):
+        named = os.environ.get(self.variable)
+        if named:
             path = Path(named).expanduser()
-            if not (path.is_file() and os.access(path, os.X_OK)):
-                raise UsageError(
-                    f"{self.variable} is {named!r}, which is not a program; give the path of {self.name}, or unset it"
-                )
+            if not _is_program(path):
+                problem = f"{self.variable} is {named!r}, which is not a program"
+                raise UsageError(f"{problem}; give the path of {self.name}, or unset it")
             return path
-        if on_path := shutil.which(self.name):
+        on_path = shutil.which(self.name)
+        if on_path:
             return Path(on_path)
-        ncu = shutil.which("ncu") if self.inside else None
-        around = [
-            f"{glob.escape(str(folder))}/{self.inside}" for folder in list(Path(ncu or "/").resolve().parents)[:4]
-        ]
-        for pattern in (*self.folders, *around):
-            if usable := [p for p in Path("/").glob(pattern.lstrip("/")) if p.is_file() and os.access(p, os.X_OK)]:
-                return max(usable, key=lambda p: [int(n) for n in re.findall(r"\d+", str(p))])
+        patterns = list(self.folders)
+        ncu = shutil.which("ncu")
+        if self.inside and ncu:
+            for folder in list(Path(ncu).resolve().parents)[:4]:
+                patterns.append(f"{glob.escape(str(folder))}/{self.inside}")
+        for pattern in patterns:
+            installed = filter(_is_program, Path("/").glob(pattern.lstrip("/")))
+            newest = max(installed, key=_numbers, default=None)
+            if newest:
+                return newest
         return None
 
     def require(self) -> Path:
@@ -277,11 +301,13 @@ class Tool:
                 f"{self.name} is not installed (not on the PATH, nor where NVIDIA's installers put it); install "
                 f"{self.product}, or set {self.variable} to its {self.name} program"
             )
-        if self.minimum and (found := self.version(program))[:2] < self.minimum:
-            raise NsightkitError(
-                f"{program}: is {self.name} {dotted(found)}, which is too old; "
-                f"install {self.name} {dotted(self.minimum)} or later, or set {self.variable} to one"
-            )
+        if self.minimum:
+            version = self.version(program)
+            if version[:2] < self.minimum:
+                raise NsightkitError(
+                    f"{program}: is {self.name} {dotted(version)}, which is too old; "
+                    f"install {self.name} {dotted(self.minimum)} or later, or set {self.variable} to one"
+                )
         return program
 
     @functools.lru_cache(maxsize=32)  # noqa: B019 - there are two
@@ -305,14 +331,14 @@ class Tool:
         NsightkitError
             It does not start, or hangs.
         """
+        remedy = f"set {self.variable} to a working {self.name}"
+        question = f"{program}: '{' '.join(arguments)}'"
         try:
             return run([os.fspath(program), *arguments], timeout_s).stdout
-        except (subprocess.TimeoutExpired, OSError) as error:
-            hangs = isinstance(error, subprocess.TimeoutExpired)
-            why = f"gave no answer within {timeout_s:g} s" if hangs else f"does not start ({error})"
-            raise NsightkitError(
-                f"{program}: '{' '.join(arguments)}' {why}; set {self.variable} to a working {self.name}"
-            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise NsightkitError(f"{question} gave no answer within {timeout_s:g} s; {remedy}") from error
+        except OSError as error:
+            raise NsightkitError(f"{question} does not start ({error}); {remedy}") from error
 
     def version(self, program: str | Path, timeout_s: float = 20.0) -> tuple[int, ...]:
         """Ask it for its version, such as ``(2023, 4, 4, 54)``.
@@ -329,11 +355,20 @@ class Tool:
             It does not start, hangs, or says no version.
         """
         answer = self.ask(program, "--version", timeout_s=timeout_s)
-        if found := re.search(r"\b\d{4}(?:\.\d+)+", answer):
-            return tuple(map(int, found[0].split(".")))
-        raise NsightkitError(
-            f"{program}: said no version ({tail(answer, 2) or 'no word'}); set {self.variable} to a working {self.name}"
-        )
+        version = re.search(r"\b\d{4}(?:\.\d+)+", answer)
+        if version is None:
+            problem = f"{program}: said no version ({tail(answer, 2) or 'no word'})"
+            raise NsightkitError(f"{problem}; set {self.variable} to a working {self.name}")
+        return tuple(map(int, version[0].split(".")))
+
+
+def _is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _numbers(path: Path) -> list[int]:
+    """Numbers in a path, which order versions."""
+    return [int(number) for number in re.findall(r"\d+", str(path))]
 
 
 #: 2022.4 hangs on recent systems; 2023.4 is the oldest that is known to work.
@@ -386,11 +421,15 @@ def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[s
     dict
         With the folders, and before them what :data:`LIBRARIES` names, first on ``LD_LIBRARY_PATH``.
     """
-    found = dict(os.environ if base is None else base)
-    path = [os.environ.get(LIBRARIES, ""), *map(str, folders), found.get("LD_LIBRARY_PATH", "")]
-    if any(path[:-1]):
-        found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, path))
-    return found
+    variables = dict(os.environ if base is None else base)
+    added = list(map(str, folders))
+    named = os.environ.get(LIBRARIES)
+    if named:
+        added.insert(0, named)
+    if added:
+        added.append(variables.get("LD_LIBRARY_PATH", ""))
+        variables["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, added))
+    return variables
 
 
 def sqlite_command(report: str | os.PathLike[str], out: str | os.PathLike[str], nsys: str = "nsys") -> list[str]:
@@ -406,8 +445,13 @@ def sqlite_command(report: str | os.PathLike[str], out: str | os.PathLike[str], 
     list of str
         Arguments; file names that begin with a dash are made safe.
     """
-    names = [f"./{name}" if name.startswith("-") else name for name in (os.fspath(out), os.fspath(report))]
-    return [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", *names]
+    return [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", _no_option(out), _no_option(report)]
+
+
+def _no_option(path: str | os.PathLike[str]) -> str:
+    """A path that does not begin with a dash."""
+    name = os.fspath(path)
+    return f"./{name}" if name.startswith("-") else name
 
 
 def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeout_s: float = 1800.0) -> Path:
@@ -431,38 +475,34 @@ def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str], *, ti
     TraceError
         No usable nsys is installed, or it cannot read the report. The remedy is a command to run.
     """
-    report, out = Path(report), Path(out)
-    return _export(report, out, shlex.join(sqlite_command(report, out)), timeout_s)
+    _export(Path(report), Path(out), shlex.join(sqlite_command(report, out)), timeout_s)
+    return Path(out)
 
 
-def _export(report: Path, out: Path, command: str, timeout_s: float) -> Path:
+def _export(report: Path, out: Path, command: str, timeout_s: float) -> None:
     """Export a report; `command` is what the user may run instead."""
+    by_hand = f"run it by hand: {command}"
     try:
         nsys = NSYS.require()
     except NsightkitError as error:
-        raise TraceError(
-            report, f"has to be exported first and no usable nsys is here ({error})", f"run where nsys is: {command}"
-        ) from error
-    by_hand = f"run it by hand: {command}"
+        problem = f"has to be exported first and no usable nsys is here ({error})"
+        raise TraceError(report, problem, f"run where nsys is: {command}") from error
     try:
         with drafted(out) as whole:
             done = run(sqlite_command(report.absolute(), whole, str(nsys)), timeout_s, env=environment())
             # The exit code says little; the file says all.
             if not _is_sqlite(whole):
-                said = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
-                newer = "Version number is invalid" in done.stdout  # an older nsys refuses the reports of a newer one
-                remedy = "export it with the nsys that wrote it, or a newer one" if newer else _WHOLE
-                problem = f"nsys {dotted(NSYS.version(nsys))} cannot export it ({said})"
+                message = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
+                remedy = _WHOLE
+                if "Version number is invalid" in done.stdout:  # an older nsys refuses the reports of a newer one
+                    remedy = "export it with the nsys that wrote it, or a newer one"
+                problem = f"nsys {dotted(NSYS.version(nsys))} cannot export it ({message})"
                 raise TraceError(report, problem, f"{remedy}, then {by_hand}")
     except subprocess.TimeoutExpired as error:
         raise TraceError(report, f"nsys export was not done within {timeout_s:g} s", by_hand) from error
     except UsageError as error:
-        raise TraceError(
-            report,
-            f"cannot be exported ({error})",
-            "free some space or make the folder writable, or export it elsewhere and give the .sqlite",
-        ) from error
-    return out
+        remedy = "free some space or make the folder writable, or export it elsewhere and give the .sqlite"
+        raise TraceError(report, f"cannot be exported ({error})", remedy) from error
 
 
 #: What to check of a report that cannot be exported: not every version says that the report is of a newer one.
@@ -535,19 +575,19 @@ def exported(report: str | os.PathLike[str], *, cache: bool, timeout_s: float = 
         return present
     command = shlex.join(sqlite_command(report, beside))
     kept = _kept(report, whole) if cache else None
-    if kept is not None:
-        stamp = kept.with_suffix(".stamp")
-        if not (_is_sqlite(kept) and _text(stamp) == f"{content[1:]}"):
-            stamp.unlink(missing_ok=True)
-            _export(report, kept, command, timeout_s)
-            with replacing(stamp) as file:
-                file.write(f"{content[1:]}".encode())
-        return Export(kept)
-    folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
-    made = Export(folder / "export.sqlite", folder)
-    _export(report, made.path, command, timeout_s)
-    _for_now[content] = made
-    return made
+    if kept is None:
+        folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
+        made = Export(folder / "export.sqlite", folder)
+        _export(report, made.path, command, timeout_s)
+        _for_now[content] = made
+        return made
+    stamp = kept.with_suffix(".stamp")
+    if not (_is_sqlite(kept) and _read(stamp) == f"{content[1:]}".encode()):
+        stamp.unlink(missing_ok=True)
+        _export(report, kept, command, timeout_s)
+        with replacing(stamp) as file:
+            file.write(f"{content[1:]}".encode())
+    return Export(kept)
 
 
 def _kept(report: Path, whole: Path) -> Path | None:
@@ -563,10 +603,10 @@ def _kept(report: Path, whole: Path) -> Path | None:
     return folder / f"{report.stem[:40]}-{tag}.sqlite"
 
 
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        return path.read_text(encoding="utf-8")
-    return ""
+def _read(path: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return b""
 
 
 def csv_command(report: str | os.PathLike[str], ncu: str = "ncu") -> list[str]:

@@ -202,7 +202,7 @@ class _StoreSource:
             return complete(table)[list(columns)]
         with reading(file, "is not a readable Parquet table", "convert the original trace again"):
             known = set(columns).intersection(schema_names(file))
-            frame = _frame(read_table(file, [*known] or ["start_ns"], dictionaries=True))
+            frame = _frame(read_table(file, [*known] or ["start_ns"]))
             whole = complete(table, frame)
             return whole[[column for column in columns if column in whole]]
 
@@ -342,7 +342,7 @@ class _CachedSource:
     def _kept(self, name: str) -> pd.DataFrame | None:
         """Read a table of the cache; None where it is absent or damaged."""
         with contextlib.suppress(Exception):
-            return _frame(read_table(self._folder / f"{name}.parquet", ours=True))
+            return _frame(pq.read_table(self._folder / f"{name}.parquet", use_threads=False))
         return None
 
     def _keep(self, name: str, frame: pd.DataFrame) -> None:
