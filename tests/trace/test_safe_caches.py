@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from child import command
@@ -87,22 +84,24 @@ class TestCache:
         key = Path(os.environ["XDG_CACHE_HOME"]) / "nsightkit" / "key"
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
-    def test_a_link_is_not_followed(self, trace, home, tmp_path):
-        before = contents(home)
-        beside(trace).symlink_to(os.path.relpath(home, trace.parent))
+    @pytest.mark.parametrize("place", ["link", "file", "open to a group", "open to all", "another user's"])
+    def test_a_place_that_is_not_a_private_folder_is_left_alone(self, trace, home, tmp_path, place):
+        cache = beside(trace)
+        if place == "link":
+            cache.symlink_to(os.path.relpath(home, trace.parent))
+        elif place == "file":
+            cache.write_text("precious")
+        else:
+            cache.mkdir()
+            cache.chmod({"open to a group": 0o770, "open to all": 0o707}.get(place, 0o755))
+        if place == "another user's":
+            if os.geteuid():
+                pytest.skip("only root can give files to another user")
+            os.chown(cache, OTHER_USER, OTHER_USER)
+        before = contents(tmp_path / "home"), contents(trace.parent)
         assert names_in(trace) == names_in(trace)
-        assert contents(home) == before
+        assert (contents(tmp_path / "home"), contents(trace.parent)) == before
         assert kept_by_user(tmp_path)
-
-    @pytest.mark.parametrize("command", ["summary", "kernels"])
-    def test_a_link_is_not_followed_from_the_command_line(self, trace, home, command):
-        with trace.open("ab") as file:
-            file.write(b" " * (33 << 20))
-        before = contents(home)
-        beside(trace).symlink_to(home)
-        done = subprocess.run([sys.executable, "-m", "nsightkit", command, trace], capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert contents(home) == before
 
     def test_a_link_inside_is_not_followed(self, trace, home):
         nsightkit.load(trace)["kernels"]
@@ -137,28 +136,6 @@ class TestCache:
         lost = everything - set(contents(cache))
         assert {Path(path).parts[0] for path in lost} == {"1" * 32}
         assert "1" * 32 in lost
-
-    @as_root
-    def test_another_users_is_not_used(self, trace, tmp_path):
-        beside(trace).mkdir(mode=0o755)
-        os.chown(beside(trace), OTHER_USER, OTHER_USER)
-        assert names_in(trace)
-        assert not contents(beside(trace))
-        assert kept_by_user(tmp_path)
-
-    @pytest.mark.parametrize("mode", [0o770, 0o707])
-    def test_one_that_others_can_write_to_is_not_used(self, trace, tmp_path, mode):
-        beside(trace).mkdir()
-        beside(trace).chmod(mode)
-        assert names_in(trace)
-        assert not contents(beside(trace))
-        assert kept_by_user(tmp_path)
-
-    def test_a_file_in_its_place_is_left_alone(self, trace, tmp_path):
-        beside(trace).write_text("precious")
-        assert names_in(trace)
-        assert beside(trace).read_text() == "precious"
-        assert kept_by_user(tmp_path)
 
     def test_no_place_at_all(self, trace, tmp_path):
         (tmp_path / "user").write_text("not a folder")
@@ -318,23 +295,19 @@ class TestStore:
         store.write(Trace.from_frames({}), folder, overwrite=True)
         assert len(nsightkit.load(folder)["kernels"]) == 0
 
-    @pytest.mark.parametrize("name", ["thesis.tex", ".git", "events.parquet", "kernels.parquet.bak", "calls.parquet"])
+    @pytest.mark.parametrize("name", [".git/", "events.parquet", "kernels.parquet.bak", "calls.parquet"])
     def test_with_other_files_is_not_replaced(self, folder, home, name):
-        if name == ".git":
-            (folder / name).mkdir()
+        file = folder / name
+        if name.endswith("/"):
+            file.mkdir()
         elif name == "calls.parquet":
-            (folder / name).symlink_to(home / ".ssh" / "id")
+            file.symlink_to(home / ".ssh" / "id")
         else:
-            (folder / name).write_text("precious")
+            file.write_text("precious")
         before = contents(folder)
-        with pytest.raises(nsightkit.TraceError, match=f"not ours: {name}"):
+        with pytest.raises(nsightkit.TraceError, match=f"not ours: {file.name}"):
             store.write(Trace.from_frames({}), folder, overwrite=True)
         assert contents(folder) == before
-
-    def test_fills_an_empty_folder(self, tmp_path):
-        (tmp_path / "empty").mkdir()
-        store.write(Trace.from_frames({}), tmp_path / "empty")
-        assert store.is_store(tmp_path / "empty")
 
     @pytest.mark.parametrize("name", ["trace.json", "kernels.parquet"])
     @pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "loop", "folder"])
@@ -401,60 +374,31 @@ def varint(number):
     return bytes([*groups, number])
 
 
-def claimed(path, rows, instead):
+def claim_five_rows(path, rows):
     """Change the row counts in a file's footer without changing its length."""
     data = path.read_bytes()
-    size = int.from_bytes(data[-8:-4], "little")
-    true, false = varint(rows), varint(instead)
-    false = bytes(byte | 128 for byte in false) + b"\x80" * (len(true) - len(false) - 1) + b"\0"
-    footer = data[-8 - size :].replace(true, false)
-    assert footer != data[-8 - size :]
-    path.write_bytes(data[: -8 - size] + footer)
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    truth = varint(rows)
+    lie = bytes([10 | 128]) + b"\x80" * (len(truth) - 2) + b"\0"
+    assert truth in data[start:]
+    path.write_bytes(data[:start] + data[start:].replace(truth, lie))
 
 
-def constant(path):
-    many_times(path, pa.table({"start_ns": np.zeros(1_000_000, np.int64)}), 100)
+def texts(length, rows, end=""):
+    return pa.table({"name": ["x" * length + end * row for row in range(rows)]})
 
 
-def constant_that_lies(path):
-    constant(path)
-    claimed(path, 1_000_000, 5)
-
-
-def zeros(path):
-    many_times(
-        path, pa.table({"start_ns": np.zeros(2_000_000, np.int64)}), 40, use_dictionary=False, compression="zstd"
-    )
-
-
-def packed_texts(path):
-    many_times(path, one_text("x" * 20_000_000, 1000), 20, compression="zstd", store_schema=False)
-
-
-def plain_texts(path):
-    table = pa.table({"name": [f"{'x' * 1_000_000}{i}" for i in range(10)]})
-    many_times(path, table, 100, compression="zstd", use_dictionary=False)
-
-
-def texts_by_prefix(path):
-    table = pa.table({"name": ["x" * 100_000] * 100})
-    many_times(path, table, 8, use_dictionary=False, column_encoding={"name": "DELTA_BYTE_ARRAY"}, compression="zstd")
-
-
-def texts_by_length(path):
-    table = pa.table({"name": ["x"] * 1000})
-    many_times(path, table, 1, use_dictionary=False, column_encoding={"name": "DELTA_LENGTH_BYTE_ARRAY"})
-
-
-BOMBS = [
-    constant,
-    constant_that_lies,
-    zeros,
-    packed_texts,
-    plain_texts,
-    texts_by_prefix,
-    texts_by_length,
-]
+ZEROS = pa.table({"start_ns": np.zeros(1_000_000, np.int64)})
+PLAIN = {"use_dictionary": False, "compression": "zstd"}
+#: Tables, how often each is written, and how.
+BOMBS = {
+    "constant": (ZEROS, 100, {}),
+    "zeros": (ZEROS, 80, PLAIN),
+    "one long text": (one_text("x" * 20_000_000, 1000), 20, {"compression": "zstd", "store_schema": False}),
+    "long texts": (texts(1_000_000, 10, "i"), 100, PLAIN),
+    "texts by prefix": (texts(100_000, 100), 8, PLAIN | {"column_encoding": {"name": "DELTA_BYTE_ARRAY"}}),
+    "texts by length": (texts(1, 1000), 1, PLAIN | {"column_encoding": {"name": "DELTA_LENGTH_BYTE_ARRAY"}}),
+}
 
 
 class TestBombs:
@@ -463,16 +407,19 @@ class TestBombs:
         store.write(Trace.from_frames({}), tmp_path / "s.parquet")
         return tmp_path / "s.parquet"
 
-    @pytest.mark.parametrize("make", BOMBS)
-    def test_are_refused(self, folder, make):
-        make(folder / "kernels.parquet")
-        assert (folder / "kernels.parquet").stat().st_size < 1 << 20
-        began = time.monotonic()
+    @pytest.mark.parametrize("bomb", [*BOMBS, "constant that lies"])
+    def test_are_refused(self, folder, bomb):
+        file = folder / "kernels.parquet"
+        table, times, options = BOMBS.get(bomb, BOMBS["constant"])
+        many_times(file, table, times, **options)
+        if bomb == "constant that lies":
+            claim_five_rows(file, len(ZEROS))
+        assert file.stat().st_size < 1 << 20
         ended = ask(folder)
         assert ended.code == 2, ended.error
         assert "kernels.parquet" in ended.error
         assert "expands to" in ended.error or "is not a readable Parquet table" in ended.error
-        assert time.monotonic() - began < 10
+        assert ended.cpu_s < 10
         assert ended.peak_bytes < 1 << 30
 
     def test_a_long_text_that_often_stands_there_is_kept_once(self, folder):
@@ -483,8 +430,6 @@ class TestBombs:
         ended = ask(folder)
         assert ended.code == 0, ended.error
         assert ended.peak_bytes < 1 << 30
-        with pytest.raises(nsightkit.TraceError, match=r"expands to 90\.0 GB"):
-            read_table(folder / "kernels.parquet")
 
     def test_what_honest_files_hold_is_read(self, folder):
         rows = 400_000
@@ -501,46 +446,40 @@ class TestBombs:
 
 
 class TestParquet:
-    def test_tables_are_as_they_were_written(self, tmp_path):
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"compression": "zstd", "row_group_size": 777},
+            {"use_dictionary": False, "data_page_version": "2.0"},
+            {"dictionary_pagesize_limit": 100, "data_page_size": 500, "compression": "snappy"},
+            {"store_schema": False, "compression": "gzip", "version": "1.0"},
+        ],
+    )
+    def test_tables_are_as_they_were_written(self, tmp_path, options):
         rows = 10_000
-        rng = np.random.default_rng(0)
+        numbers = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, rows)
+        names = pa.array([f"name {i % 50}" if i % 7 else None for i in range(rows)])
         table = pa.table(
             {
-                "int": rng.integers(-(1 << 62), 1 << 62, rows),
+                "int": numbers,
                 "constant": np.zeros(rows, np.int32),
-                "float": rng.normal(size=rows),
-                "bool": rng.integers(0, 2, rows) > 0,
-                "text": pa.array([None if i % 7 == 0 else f"name {i % 50}" for i in range(rows)]),
-                "bytes": pa.array([bytes([i % 256]) for i in range(rows)]),
-                "category": pa.array([f"name {i % 50}" for i in range(rows)]).dictionary_encode(),
+                "float": numbers / 3,
+                "bool": numbers > 0,
+                "text": names,
+                "bytes": names.cast(pa.binary()),
+                "category": names.dictionary_encode(),
                 "time": pa.array(np.arange(rows), pa.timestamp("us")),
                 "null": pa.nulls(rows),
             }
         )
-        for number, options in enumerate(
-            (
-                {},
-                {"compression": "zstd", "row_group_size": 777},
-                {"use_dictionary": False, "data_page_version": "2.0"},
-                {"dictionary_pagesize_limit": 100, "data_page_size": 500, "compression": "snappy"},
-                {"store_schema": False, "compression": "gzip", "version": "1.0"},
-            )
-        ):
-            file = tmp_path / f"{number}.parquet"
-            pq.write_table(table, file, **options)
-            truth = pq.read_table(file)
-            plain = read_table(file)
-            assert schema_names(file) == truth.column_names
-            assert plain.to_pylist() == read_table(file, dictionaries=True).to_pylist() == truth.to_pylist()
-            assert plain["category"].type == pa.string()
-            assert pa.types.is_dictionary(read_table(file, dictionaries=True)["text"].type)
-            some = read_table(file, ["int"], pc.field("text").isin(["name 3"]))
-            assert some.column_names == ["int"]
-            assert some.equals(pq.read_table(file, columns=["int"], filters=pc.field("text").isin(["name 3"])))
-
-    def test_an_empty_table(self, tmp_path):
-        pq.write_table(pa.table({"name": pa.array([], pa.string())}), tmp_path / "t.parquet")
-        assert read_table(tmp_path / "t.parquet").num_rows == 0
+        file = tmp_path / "t.parquet"
+        pq.write_table(table, file, **options)
+        found = read_table(file, table.column_names)
+        assert schema_names(file) == table.column_names
+        assert found.to_pylist() == pq.read_table(file).to_pylist()
+        assert pa.types.is_dictionary(found["text"].type)
+        assert read_table(file, ["int"]).column_names == ["int"]
 
     @pytest.mark.parametrize(
         "column",
@@ -568,7 +507,7 @@ class TestParquet:
         assert data.count(header) == 1
         file.write_bytes(data.replace(header, bytes([0x4C, 0x15, *varint(1)])))
         with pytest.raises(ValueError, match="outside its dictionary"):
-            read_table(file, dictionaries=True)
+            read_table(file, ["name"])
 
     def test_a_footer_at_which_pyarrow_ends_the_process_is_refused(self, tmp_path):
         file = tmp_path / "t.parquet"
@@ -577,7 +516,7 @@ class TestParquet:
         assert optional in file.read_bytes()
         file.write_bytes(file.read_bytes().replace(optional, required))
         with pytest.raises((OSError, ValueError)):
-            read_table(file)
+            read_table(file, ["start_ns"])
 
     @pytest.mark.parametrize(
         "footer",
@@ -600,13 +539,13 @@ class TestParquet:
         table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["start_ns", "start_ns"])
         pq.write_table(table, tmp_path / "t.parquet")
         with pytest.raises(ValueError, match="same name"):
-            read_table(tmp_path / "t.parquet")
+            read_table(tmp_path / "t.parquet", ["start_ns"])
 
     def test_more_than_the_free_memory_is_refused(self, tmp_path, monkeypatch):
         pq.write_table(pa.table({"start_ns": np.arange(1000)}), tmp_path / "t.parquet")
         monkeypatch.setattr(parquet, "_memory", lambda: 1000)
         with pytest.raises(nsightkit.TraceError, match="of memory"):
-            read_table(tmp_path / "t.parquet")
+            read_table(tmp_path / "t.parquet", ["start_ns"])
 
     def test_damage_is_an_error(self, tmp_path):
         file = tmp_path / "t.parquet"
@@ -620,4 +559,4 @@ class TestParquet:
                 damaged[place] = rng.integers(256)
             file.write_bytes(damaged)
             with contextlib.suppress(ValueError, OSError, pa.ArrowException, nsightkit.TraceError):
-                assert read_table(file, dictionaries=True).num_rows == 2000
+                assert read_table(file, ["start_ns", "name"]).num_rows == 2000
