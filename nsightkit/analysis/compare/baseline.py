@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 import nsightkit
 from nsightkit.analysis.compare.runs import (
@@ -184,8 +183,8 @@ def _kept(of_runs: Sequence[Metric], old: Kept | None, add: bool) -> Kept:
     return Kept(_digits(_median(samples)), metric.unit, direction, gate, tolerance, tuple(samples))
 
 
-def _median(runs: Sequence[npt.ArrayLike]) -> float:
-    return float(np.median(np.concatenate([np.asarray(samples) for samples in runs])))
+def _median(runs: Sequence[Sequence[float]]) -> float:
+    return float(np.median(np.concatenate(runs)))
 
 
 def _digits(value: float) -> int | float:

@@ -33,7 +33,8 @@ TOLERANCE = 0.05
 #: Two kernel times of Nsight Compute with one launch each differ by some percent; beyond this they count as different.
 _SINGLE_LAUNCH = 0.10
 
-Samples = Sequence[npt.ArrayLike]
+#: Of each run.
+Samples = Sequence[Sequence[float] | npt.NDArray[np.float64]]
 
 
 def compare(
@@ -227,7 +228,8 @@ def _judge_noisy(
     """Judge what varies: a change exceeds the tolerance, and noise."""
     was = _median(kept.runs)
     first, second = _ordinary(kept.runs), _ordinary(after)
-    left_out = sum(map(len, first + second)) < sum(map(np.size, [*kept.runs, *after]))
+    whole = [*kept.runs, *after]
+    left_out = sum(map(len, first + second)) < sum(map(len, whole))
     change = noise.judge(first, second, confidence, left_out=left_out)
     sure = change.word == noise.CHANGED
     if was < SMALLEST:  # no ratio to nothing: what is there now is more
@@ -277,7 +279,7 @@ def _status(direction: str, up: bool, down: bool, *, sure: bool) -> str:
 
 
 def _median(runs: Samples) -> float:
-    return float(np.median(np.concatenate([np.asarray(samples) for samples in runs])))
+    return float(np.median(np.concatenate(runs)))
 
 
 def _shown(value: float, unit: str) -> float:
@@ -291,9 +293,9 @@ def _shown(value: float, unit: str) -> float:
 def _notes(baseline: Baseline, runs: Sequence[Run], gates: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     timed = [row for row in gates if row["unit"] not in EXACT]
     for reason in dict.fromkeys(row["reason"] for row in timed if row["reason"]):
-        metric, *others = (row["metric"] for row in timed if row["reason"] == reason)
-        more = f" and {len(others)} more" if others else ""
-        yield f"{metric}{more}: {reason}"
+        names = [row["metric"] for row in timed if row["reason"] == reason]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{names[0]}{more}: {reason}"
     for row in gates:
         if row["metric"] == "trace/kernel_count" and row["status"] != "ok":
             yield (

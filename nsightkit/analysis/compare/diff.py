@@ -252,24 +252,23 @@ def _frame(table: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def _rows(comparison: Comparison, table: str) -> list[dict[str, Any]]:
     """Build the rows of a table, of each clock that every capture recorded."""
-    before, after = ([_figures(capture, comparison.unit) for capture in side] for side in _sides(comparison))
+    before = [_figures(capture, comparison.unit) for capture in comparison.before]
+    after = [_figures(capture, comparison.unit) for capture in comparison.after]
+    left_out = any(not capture.ordinary.all() for capture in (*comparison.before, *comparison.after))
     rows = []
     for key in (table, f"{table} CPU", f"{table} GPU"):
         if not all(key in figures for figures in (*before, *after)):
             continue
         of_before, of_after = [figures[key] for figures in before], [figures[key] for figures in after]
         for how, was, now in _paired(comparison, table, of_before, of_after):
-            first, second = _held(comparison, 0, of_before, was, table), _held(comparison, 1, of_after, now, table)
-            if key == "kernels" and comparison.unit == "trace" and first.count == second.count:
+            first = _held(comparison.before, of_before, was, comparison.unit, spanned=table == "gaps")
+            second = _held(comparison.after, of_after, now, comparison.unit, spanned=table == "gaps")
+            if table == "kernels" and comparison.unit == "trace" and first.count == second.count:
                 first = first._replace(runs=[comparison.before[0].stretches(was)])
                 second = second._replace(runs=[comparison.after[0].stretches(now)])
-            named = _named(comparison, table, how, was, now)
-            rows.append({**named, "clock": key[-3:], **_judged_row(comparison, first, second)})
+            row = _named(comparison, table, how, was, now)
+            rows.append({**row, "clock": key[-3:], **_judged_row(first, second, comparison.confidence, left_out)})
     return rows
-
-
-def _sides(comparison: Comparison) -> list[Sequence[Samples]]:
-    return [comparison.before, comparison.after]
 
 
 def _figures(capture: Samples, unit: str) -> dict[str, Figures]:
@@ -280,33 +279,31 @@ def _figures(capture: Samples, unit: str) -> dict[str, Figures]:
 
 
 def _held(
-    comparison: Comparison, side: int, figures: Sequence[Figures], labels: Sequence[Hashable], table: str
+    captures: Sequence[Samples], figures: Sequence[Figures], labels: Sequence[Hashable], unit: str, *, spanned: bool
 ) -> _Held:
-    captures = _sides(comparison)[side]
     first = [figures[0][label] for label in labels if label in figures[0]]
     total = sum(figure.total for figure in first)
     counts = [figure.count for figure in first]
     count = None if None in counts else sum(number or 0 for number in counts)
-    if comparison.unit == "trace" or not all(len(capture.windows) for capture in captures):
-        mean = total / (captures[0].count or 1) if comparison.unit == "step" else float(total)
+    if unit == "trace" or not all(len(capture.windows) for capture in captures):
+        mean = total / (captures[0].count or 1) if unit == "step" else float(total)
         return _Held(count, total, round(mean), mean, [])
     whole, ordinary = [], []
     for capture, of_capture in zip(captures, figures, strict=True):
         nothing = np.zeros(len(capture.windows))
         steps = sum((of_capture[label].steps for label in labels if label in of_capture), nothing)
         whole.append(steps)
-        ordinary.append(steps[capture.spanned if table == "gaps" else capture.ordinary])
+        ordinary.append(steps[capture.spanned if spanned else capture.ordinary])
     middle = float(np.median(np.concatenate(ordinary)))
     return _Held(count, total, round(middle), float(np.concatenate(whole).mean()), ordinary)
 
 
-def _judged_row(comparison: Comparison, before: _Held, after: _Held) -> dict[str, Any]:
+def _judged_row(before: _Held, after: _Held, confidence: float, left_out: bool) -> dict[str, Any]:
     """Judge a figure of both sides."""
     delta = after.ns - before.ns
     change = noise.Change(delta)
     if before.runs and after.runs:
-        left_out = any(not capture.ordinary.all() for side in _sides(comparison) for capture in side)
-        change = noise.judge(before.runs, after.runs, comparison.confidence, left_out=left_out)
+        change = noise.judge(before.runs, after.runs, confidence, left_out=left_out)
     word = change.word
     if word == noise.CHANGED and change.value * delta < 0:
         word = noise.WITHIN_NOISE  # a few long launches lead all of them another way than the middle
@@ -344,37 +341,34 @@ def _paired(comparison: Comparison, table: str, before: Sequence[Figures], after
         if "graph_ns" in labels and not before[0]["graph_ns"].total and not after[0]["graph_ns"].total:
             labels.remove("graph_ns")
         return [("name", [label], [label]) for label in labels]
-    sides = []
-    for figures in (before[0], after[0]):
-        # By falling time, so that the first of a group stands for the others.
-        labels = [label for label in figures if figures[label].count]
-        sides.append(sorted(labels, key=lambda label, figures=figures: -figures[label].total))
-    pairs = []
-    for how, *positions in _pairings(comparison, table, sides):
-        was, now = ([side[position] for position in sorted(of)] for side, of in zip(sides, positions, strict=True))
-        name = (now or was)[0]
-        # Steps that only one side has are told of; they are not a part of the program that went or came.
-        one_sided_step = table == "ranges" and not (was and now) and name[1] in _step_kinds(comparison)
-        if not one_sided_step:
-            pairs.append((how, was, now))
-    return pairs
-
-
-def _step_kinds(comparison: Comparison) -> set[str]:
-    return comparison.before[0].step_kinds | comparison.after[0].step_kinds
-
-
-def _pairings(comparison: Comparison, table: str, sides: Sequence[Sequence[Any]]) -> list[pairing.Pairing]:
+    was, now = _by_time(before[0]), _by_time(after[0])
     rounds: list[tuple[str, Callable[[Any], Hashable]]] = [("name", lambda label: label)]
     if table == "ranges":
         rounds.append(("normalised", lambda label: (label[0], pairing.plain_range(label[1]).casefold())))
-    if table != "kernels":
-        return pairing.in_rounds(sides[0], sides[1], rounds)
-    kernels = []
-    for capture, names in ((comparison.before[0], sides[0]), (comparison.after[0], sides[1])):
-        launched_by = main_operators(capture.trace)
-        kernels.append([pairing.Kernel(name, category_of(name), launched_by.get(name)) for name in names])
-    return pairing.pair(kernels[0], kernels[1])
+    if table == "kernels":
+        pairings = pairing.pair(_described(comparison.before[0], was), _described(comparison.after[0], now))
+    else:
+        pairings = pairing.in_rounds(was, now, rounds)
+    step_kinds = comparison.before[0].step_kinds | comparison.after[0].step_kinds
+    pairs: list[_Pair] = []
+    for how, first, second in pairings:
+        pair = (how, [was[position] for position in sorted(first)], [now[position] for position in sorted(second)])
+        # Steps that only one side has are told of; they are not a part of the program that went or came.
+        one_sided = how in ("appeared", "disappeared")
+        if not (table == "ranges" and one_sided and (pair[1] or pair[2])[0][1] in step_kinds):
+            pairs.append(pair)
+    return pairs
+
+
+def _by_time(figures: Figures) -> list[Any]:
+    """Labels of what occurs, by falling time, so that the first of a group stands for the others."""
+    labels = [label for label, figure in figures.items() if figure.count]
+    return sorted(labels, key=lambda label: -figures[label].total)
+
+
+def _described(capture: Samples, names: Sequence[str]) -> list[pairing.Kernel]:
+    launched_by = main_operators(capture.trace)
+    return [pairing.Kernel(name, category_of(name), launched_by.get(name)) for name in names]
 
 
 def _named(comparison: Comparison, table: str, how: str, was: Sequence[Any], now: Sequence[Any]) -> dict[str, Any]:

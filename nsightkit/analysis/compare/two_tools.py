@@ -14,15 +14,18 @@ from nsightkit.trace.model import Trace
 
 __all__ = ["compare"]
 
-_KEYS = ["group", "name", "figure", "clock"]
 #: Figures of a step and of a phase, and whose doing they are.
 _OF_STEP = {
-    "wall_ns": "CPU", "span_ns": "both", "busy_ns": "GPU", "idle_ns": "both",
-    "kernel_ns": "GPU", "kernel_count": "GPU", "memop_ns": "GPU", "memop_count": "GPU",
-}  # fmt: skip
+    "wall_ns": "CPU",
+    "span_ns": "both",
+    "busy_ns": "GPU",
+    "idle_ns": "both",
+    "kernel_ns": "GPU",
+    "kernel_count": "GPU",
+    "memop_ns": "GPU",
+    "memop_count": "GPU",
+}
 _OF_PHASE = {"gpu_ns": "GPU", "kernel_count": "GPU", "cpu_ns": "CPU"}
-#: Figures of a category, and the columns of :func:`nsightkit.analysis.timeline.kernels.summary` they are from.
-_OF_CATEGORY = {"gpu_ns": "total_ns", "kernel_count": "count"}
 
 
 def compare(
@@ -75,34 +78,41 @@ def compare(
     if len(traces) != 2:
         raise UsageError(f"two traces can be compared, not {len(traces)}")
     figures = {name: _figures(name, trace, match or phases.PHASES, rule) for name, trace in traces.items()}
-    first, second = (column.index for column in figures.values())
-    table = pd.concat(figures, axis=1).reindex([*first, *second.difference(first, sort=False)])
+    first, second = figures.values()
+    table = pd.concat(figures, axis=1).reindex([*first.index, *second.index.difference(first.index, sort=False)])
     # A kind of kernel that only one trace has ran no kernel in the other, if that recorded any.
     kinds = table.index.get_level_values("group") == "category"
     for name, trace in traces.items():
         if trace.recorded("kernels"):
             table.loc[kinds, name] = table.loc[kinds, name].fillna(0.0)
-    one, other = (table[name] for name in traces)
-    difference = (other / one - 1).where(one != 0).mask(one == other, 0.0)
-    table = table.assign(difference=difference).dropna(how="all").reset_index()
+    was, now = (table[name] for name in traces)
+    difference = (now / was - 1).where(was != 0)
+    table["difference"] = difference.mask(was == now, 0.0)
+    table = table.dropna(how="all").reset_index()
     category = table["group"] == "category"
-    return table[~category | table["name"].isin(table.loc[category, "name"].unique()[:top])].reset_index(drop=True)
+    longest = table.loc[category, "name"].unique()[:top]
+    return table[~category | table["name"].isin(longest)].reset_index(drop=True)
 
 
 def _figures(name: str, trace: Trace, match: str, rule: Rule) -> pd.Series:
     """Figures of a mean step, by group, name, figure and clock."""
-    found = steps.find(trace)
-    if not len(found):
+    windows = steps.find(trace)
+    if not len(windows):
         raise UsageError(f"{name}: the trace has no steps (ProfilerStep#N, or ranges with 'step' in their name)")
-    mine = selection.select(trace, last_steps=len(found))
-    on_gpu = mine.recorded("kernels")
-    step = overview.summary(mine) if on_gpu else dict.fromkeys(_OF_STEP)
-    step["wall_ns"] = int((found["end_ns"] - found["start_ns"]).sum())
-    step["memop_count"] = mine.size("memops") if mine.recorded("memops") else None
-    rows = {("step", "step", figure, clock): step[figure] for figure, clock in _OF_STEP.items()}
-    for row in phases.summary(mine, match, rule).to_dict("records"):
-        rows |= {("phase", row["phase"], figure, clock): row[figure] for figure, clock in _OF_PHASE.items()}
-    for row in kernels.summary(mine, by="category").to_dict("records") if on_gpu else ():
-        rows |= {("category", row["name"], figure, "GPU"): row[column] for figure, column in _OF_CATEGORY.items()}
-    table = pd.Series(rows, dtype=object).rename_axis(_KEYS)
-    return pd.to_numeric(table.where(table.notna(), np.nan)).astype("float64") / len(found)
+    inside = selection.select(trace, last_steps=len(windows))
+    rows: dict[tuple[str, str, str, str], float | None] = {}
+    step = overview.summary(inside) if inside.recorded("kernels") else {}
+    step["wall_ns"] = int((windows["end_ns"] - windows["start_ns"]).sum())
+    if inside.recorded("memops"):
+        step["memop_count"] = inside.size("memops")
+    for figure, clock in _OF_STEP.items():
+        rows["step", "step", figure, clock] = step.get(figure)
+    for phase in phases.summary(inside, match, rule).to_dict("records"):
+        for figure, clock in _OF_PHASE.items():
+            rows["phase", phase["phase"], figure, clock] = phase[figure]
+    if inside.recorded("kernels"):
+        for category in kernels.summary(inside, by="category").to_dict("records"):
+            rows["category", category["name"], "gpu_ns", "GPU"] = category["total_ns"]
+            rows["category", category["name"], "kernel_count", "GPU"] = category["count"]
+    series = pd.Series(rows, dtype=object).rename_axis(["group", "name", "figure", "clock"])
+    return pd.to_numeric(series.where(series.notna(), np.nan)).astype("float64") / len(windows)

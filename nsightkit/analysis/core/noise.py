@@ -121,7 +121,7 @@ class Change:
 
 
 def judge(
-    before: Sequence[npt.ArrayLike], after: Sequence[npt.ArrayLike], confidence: float = 0.95, *, left_out: bool = False
+    before: Sequence[Float], after: Sequence[Float], confidence: float = 0.95, *, left_out: bool = False
 ) -> Change:
     """Tell a change from noise: the rule that ``diff`` and ``check`` share.
 
@@ -131,7 +131,7 @@ def judge(
 
     Parameters
     ----------
-    before, after : sequence of array_like of float
+    before, after : sequence of ndarray of float
         The samples of each run, such as a step each.
     confidence : float
     left_out : bool
@@ -146,7 +146,8 @@ def judge(
     UsageError
         As for :func:`median`.
     """
-    first, second = _pooled(before), _pooled(after)
+    first = thinned(np.concatenate(before), _MOST_JUDGED)
+    second = thinned(np.concatenate(after), _MOST_JUDGED)
     error = (1 - confidence) / (_LEFT_OUT if left_out else 1)
     steps = shift(first, second, 1 - error)
     between = _between(before, after, confidence)
@@ -162,15 +163,11 @@ def judge(
     return Change(steps.value, low, high, between, None if math.isinf(noise) else noise)
 
 
-def _pooled(runs: Sequence[npt.ArrayLike]) -> Float:
-    return thinned(np.concatenate([np.asarray(samples, dtype=np.float64).ravel() for samples in runs]), _MOST_JUDGED)
-
-
-def _between(before: Sequence[npt.ArrayLike], after: Sequence[npt.ArrayLike], confidence: float) -> float | None:
+def _between(before: Sequence[Float], after: Sequence[Float], confidence: float) -> float | None:
     """What groups of so many runs differ by, in the unit of their samples."""
-    first = np.array([np.median(np.asarray(samples)) for samples in before])
-    second = np.array([np.median(np.asarray(samples)) for samples in after])
-    level = float(max(np.abs(first).max(), np.abs(second).max()))
+    first = np.array([np.median(samples) for samples in before])
+    second = np.array([np.median(samples) for samples in after])
+    level = float(max(first.max(), second.max()))
     if not level:
         return None
     relative = between_runs(first / level, second / level, confidence)

@@ -128,6 +128,7 @@ def test_what_runs_differ_by_widens_what_steps_say():
     ],
 )
 def test_three_words(before, after, word):
+    before, after = ([np.array(run, float) for run in side] for side in (before, after))
     change = noise.judge(before, after)
     assert change.word == word
     assert (change.noise is None) == (word == noise.INCONCLUSIVE)
