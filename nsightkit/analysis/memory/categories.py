@@ -240,7 +240,7 @@ def _is_kept(table: pd.DataFrame, events: pd.DataFrame, phase: _Ints) -> _Bools:
     # A forward pass that no backward follows keeps its activations all the same, where autograd is on: a layer's are
     # still there when two more layers have made theirs.
     two_layers_on = table.groupby("stack")["first"].shift(-_LAYERS).to_numpy()
-    return is_kept | ((phase == _FORWARD_PASS) & (table["stack"].to_numpy() >= 0) & (freed > two_layers_on))
+    return np.asarray(is_kept | ((phase == _FORWARD_PASS) & (table["stack"].to_numpy() >= 0) & (freed > two_layers_on)))
 
 
 def _is_copy_of_weight(table: pd.DataFrame, category: _Texts, casts: _Bools, is_native: bool) -> _Bools:
@@ -302,7 +302,8 @@ def _score(name: str, filename: str) -> int:
 
 def _site_frames(snapshot: Snapshot) -> _Ints:
     """Give each stack's most telling frame; of equals the innermost."""
-    return snapshot.derived("site frames", lambda: _find_site_frames(snapshot))
+    frames: _Ints = snapshot.derived("site frames", lambda: _find_site_frames(snapshot))
+    return frames
 
 
 def _find_site_frames(snapshot: Snapshot) -> _Ints:

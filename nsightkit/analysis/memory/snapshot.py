@@ -211,7 +211,7 @@ def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points
     return pd.concat([table, others], ignore_index=True)
 
 
-def _stacked(blocks: pd.DataFrame, moments: list[int]) -> tuple[list[tuple[int, ...]], list[int]]:
+def _stacked(blocks: pd.DataFrame, moments: list[int]) -> tuple[list[Any], list[int]]:
     """Lay blocks on those that began before them; give the places of each, and how high all are after each moment."""
     rows = list(zip(blocks["size_bytes"], blocks["first"], blocks["free_requested"], strict=True))
     live: list[int] = []
@@ -616,11 +616,12 @@ def _brief(snapshot: Snapshot, device: int) -> dict[str, Any]:
 
 
 def _by_category(live: pd.DataFrame) -> list[dict[Any, Any]]:
-    return _summed(live[~live["pending"]], ["category"]).to_dict("records")
+    rows: list[dict[Any, Any]] = _summed(live[~live["pending"]], ["category"]).to_dict("records")
+    return rows
 
 
 def _described(snapshot: Snapshot, table: pd.DataFrame) -> list[dict[Any, Any]]:
-    rows = table.to_dict("records")
+    rows: list[dict[Any, Any]] = table.to_dict("records")
     for row in rows:
         stack = row.pop("stack")
         frames = _python_frames(snapshot, stack) or snapshot.stack(stack)
