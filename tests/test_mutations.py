@@ -45,32 +45,6 @@ def test_only_our_own_errors(fuzz: ModuleType, kind: str) -> None:
     assert [str(failure) for failure in failures if failure] == []
 
 
-def test_an_input_can_be_made_again(fuzz: ModuleType, tmp_path: Path) -> None:
-    maker = fuzz.FORMATS["kineto"]()
-    made = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        made.append(maker.make(fuzz.random.Random("kineto 7"), tmp_path / name).read_bytes())
-    assert made[0] == made[1]
-
-
-def test_what_fails_is_reported_with_its_place(fuzz: ModuleType, tmp_path: Path) -> None:
-    class Maker:
-        @staticmethod
-        def make(_rng: Any, folder: Path) -> Path:
-            (folder / "t.json").write_text("{}")
-            return folder / "t.json"
-
-    def fails(*_: Any) -> None:
-        raise ZeroDivisionError("planted")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fuzz, "ask", fails)
-        failure = fuzz.try_input("kineto", Maker(), 3, keep=tmp_path / "kept")
-    assert str(failure) == "kineto 3: ZeroDivisionError: planted (outside nsightkit)"
-    assert (tmp_path / "kept" / "kineto-3.json").read_text() == "{}"
-
-
 def _launches(count: int, *, process: Any = 1, thread: Any = 1, device: Any = 0, stream: Any = 7) -> Trace:
     """So many kernels, each with its launch and a range around that, on ids of any kind."""
     number = np.arange(count)

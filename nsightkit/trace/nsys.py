@@ -483,7 +483,7 @@ def _distributed(environment: str) -> dict[str, Any]:
     numbers: dict[str, int] = {}
     for variable, number in re.findall(r"(?<!\w)(\w+)=[\"']?(\d{1,7})(?!\w)", environment):
         numbers.setdefault(variable, int(number))
-    place = {}
+    place: dict[str, Any] = {}
     for what, variables in _PLACES.items():
         for variable in variables:
             if variable in numbers:

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import nsightkit
-from nsightkit import cli
 from nsightkit.errors import TraceError
 from nsightkit.trace.model import TABLES, FrameSource, Gpu, Trace, TraceMeta
 
@@ -186,14 +185,3 @@ def test_what_loses_nothing_is_converted(change: str) -> None:
     kernels = trace.table("kernels")
     assert {column: str(dtype) for column, dtype in kernels.dtypes.items()} == TABLES["kernels"]
     assert kernels["name"].cat.categories.dtype == pd.Index([], dtype="str").dtype
-
-
-def test_the_command_names_file_table_and_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    frames = _frames()
-    frames["kernels"]["end_ns"] = frames["kernels"]["start_ns"] - 1
-    folder = _store(tmp_path / "t", frames)
-    assert cli.run(["summary", str(folder)]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.count("\n") == 0
-    assert str(folder) in said
-    assert "kernels.end_ns" in said

@@ -283,16 +283,6 @@ def test_a_name_full_of_traps(tmp_path):
     assert not (tmp_path.cwd() / "pwned").exists()
 
 
-def test_a_report_without_nsys_says_how_to_export_it(tmp_path, monkeypatch):
-    report = tmp_path / "r.nsys-rep"
-    report.write_bytes(b"\x01 a report")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
-    monkeypatch.setattr("nsightkit.trace.programs.Tool.find", lambda _: None)
-    with pytest.raises(nsightkit.TraceError, match="nsys export"):
-        nsightkit.load(report)
-
-
 def test_parquetdir_with_gpu_tables_answers_like_sqlite(export, tmp_path):
     folder = tmp_path / "t_pqtdir"
     folder.mkdir()

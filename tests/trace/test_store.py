@@ -74,16 +74,6 @@ def test_a_selection_is_written_alone(export, tmp_path):
     assert ranges.summary(again)["count"].sum() == len(trace["ranges"])
 
 
-def test_nothing_else_is_overwritten(export, tmp_path):
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "thesis.tex").write_text("x")
-    for overwrite in (False, True):
-        with pytest.raises(nsightkit.TraceError, match="not a trace folder"):
-            store.write(nsightkit.load(export), precious, overwrite=overwrite)
-    assert (precious / "thesis.tex").read_text() == "x"
-
-
 def test_a_failed_write_leaves_the_old_one(export, tmp_path, monkeypatch):
     trace = nsightkit.load(export)
     store.write(trace, tmp_path / "out")
