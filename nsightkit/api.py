@@ -6,15 +6,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+from nsightkit import questions
 from nsightkit.analysis.timeline.selection import select
+from nsightkit.records import Diff
 from nsightkit.trace import model
 from nsightkit.trace import open as opening
-from nsightkit.verbs import Answer, Questions
 
 __all__ = ["Trace", "diff", "load"]
 
 
-class Trace(Questions, model.Trace):
+class Trace(model.Trace):
     """A trace that answers questions.
 
     Tables come by name (``trace["kernels"]``), questions are methods, and filters give another trace:
@@ -27,6 +28,20 @@ class Trace(Questions, model.Trace):
     >>> t.last_steps(3).within("step 9").kernels(by="category")["name"].tolist()
     ['GEMM']
     """
+
+    # -- questions
+
+    summary = questions.summary
+    kernels = questions.kernels
+    where = questions.where
+    ranges = questions.ranges
+    gaps = questions.gaps
+    verdict = questions.verdict
+    whatif = questions.whatif
+    memops = questions.memops
+    sol = questions.sol
+    calls = questions.calls
+    steps = questions.steps
 
     # -- filters
 
@@ -67,9 +82,7 @@ class Trace(Questions, model.Trace):
     @property
     def title(self) -> str:
         """What is being looked at: the GPUs, the tool, the file."""
-        gpus = list(dict.fromkeys(gpu.name for gpu in self.meta.gpus if gpu.name))
-        tool = f"{self.meta.tool} {self.meta.tool_version or ''}".strip()
-        return " · ".join([*gpus[:2], tool, *([Path(self.path).name] if self.path else [])])
+        return questions.title_of(self)
 
 
 def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
@@ -93,14 +106,14 @@ def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
     return Trace.of(opening.load(path, cache=cache))
 
 
-def diff(before: Trace | str | os.PathLike[str], after: Trace | str | os.PathLike[str], **options: Any) -> Answer:
-    """What changed between two captures, by how much, and whether that is more than noise.
+def diff(before: Trace | str | os.PathLike[str], after: Trace | str | os.PathLike[str], **options: Any) -> Diff:
+    """Compare two captures: what changed, by how much, and whether that is more than noise.
 
     Parameters
     ----------
     before, after : Trace or path-like
     **options
-        As :func:`nsightkit.analysis.compare.diff.summary` takes them.
+        As :func:`nsightkit.questions.diff` takes them.
 
     Examples
     --------
@@ -108,8 +121,5 @@ def diff(before: Trace | str | os.PathLike[str], after: Trace | str | os.PathLik
     >>> nk.diff(t, t)["moved"]
     False
     """
-    from nsightkit.analysis.compare import diff as compared
-
     sides = [side if isinstance(side, model.Trace) else load(side) for side in (before, after)]
-    names = [Path(side.path or "trace").name for side in sides]
-    return Answer(compared.summary(sides[0], sides[1], **options), "diff", " → ".join(names))
+    return questions.diff(sides[0], sides[1], **options)

@@ -1,7 +1,7 @@
 """The errors nsightkit raises on purpose.
 
 Each carries what a person needs to go on: which file (or argument), what is wrong with it, and the
-remedy. The command line prints it as one line and exits with 2. What is not among them is a mistake of nsightkit's own
+remedy. The command line prints it as one line and exits with 2. What is not among them is a bug in nsightkit
 (3), so whatever a library raises over a damaged file has to become one of them where the file is read.
 """
 
@@ -106,7 +106,7 @@ def in_words(error: Exception) -> tuple[str, int]:
     str
         Whose fault it is, and the remedy.
     int
-        2 for the input or the environment, 3 for a mistake of nsightkit's own.
+        2 for the input or the environment, 3 for a bug in nsightkit.
     """
     if isinstance(error, NsightkitError):
         return str(error), 2
@@ -119,7 +119,7 @@ def in_words(error: Exception) -> tuple[str, int]:
         return f"{name} is not installed, and this needs it: pip install {name}", 2
     at = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(at.filename).name}:{at.lineno}"
-    ours = f"a mistake of nsightkit's own, not of the file ({type(error).__name__}: {error}, at {where})"
+    ours = f"internal error, a bug in nsightkit ({type(error).__name__}: {error}, at {where})"
     return f"{ours}; please report this line where you got nsightkit; NSIGHTKIT_DEBUG=1 says more", 3
 
 

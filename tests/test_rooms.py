@@ -26,7 +26,7 @@ MAY = {
     "analysis.compare": {"trace", "analysis.core", "analysis.timeline", "analysis.verdict"},
     "capture": {"trace", "workloads", "analysis.roofline"},
     "plots": {"trace", "analysis"},
-    "report": {"trace", "analysis", "plots", "verbs", "show"},
+    "report": {"trace", "analysis", "plots", "questions", "records", "table"},
     "guide": {"trace", "workloads", "capture"},
 }
 EVERYWHERE = {"", "errors", "safe", "hardware", "configurations"}

@@ -13,7 +13,8 @@ from typing import Any
 import hostile
 import pytest
 
-from nsightkit import cli, errors, mcp, safe, show
+from nsightkit import cli, errors, mcp, output, safe
+from nsightkit.table import Table
 from nsightkit.trace import chrome, store
 
 #: A few of each kind: controls, C1, bidi, zero-width, separators, halves of characters, tags, private, spaces, plain.
@@ -44,10 +45,11 @@ def _check(text: str) -> None:
     for written in (safe.json_text(document), safe.json_text(document, indent=2), safe.json_text(text, compact=True)):
         assert is_safe(written)
     assert json.loads(safe.json_text(document, indent=2)) == document
-    out = io.StringIO()
-    show.write_csv(["name", "total_ns", "nested"], [{"name": text, "total_ns": -3, "nested": [text]}], out)
-    assert is_safe(out.getvalue())
-    [_, (name, total, nested)] = csv.reader(io.StringIO(out.getvalue(), newline=""))
+    table = Table.of([{"name": text, "total_ns": -3, "nested": [text]}])
+    assert is_safe(table.csv())
+    assert is_safe(repr(table))
+    assert is_safe(table._repr_html_())
+    [_, (name, total, nested)] = csv.reader(io.StringIO(table.csv(), newline=""))
     assert name.removeprefix("'") == shown.removeprefix("'")
     assert not name.startswith(("=", "+", "@", "\uff1d", "\uff0b", "\uff20", "\t", "\r"))
     assert total == "-3"
@@ -56,9 +58,7 @@ def _check(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["-1", "-1.5", "5", "a=1"])
 def test_a_number_is_no_formula(text: str) -> None:
-    out = io.StringIO()
-    show.write_csv(["name", "a", "b"], [{"name": text, "a": -5, "b": -0.5}], out)
-    assert out.getvalue() == f"name,a,b\n{text},-5,-0.5\n"
+    assert Table.of([{"name": text, "a": -5, "b": -0.5}]).csv() == f"name,a,b\n{text},-5,-0.5\n"
 
 
 @pytest.fixture(scope="module")
@@ -84,25 +84,26 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("format", ["table", "csv", "json"])
+@pytest.mark.parametrize("format", ["text", "csv", "json"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_what_a_command_prints(command: list[str], format: str, path: Path, capsys: Any) -> None:  # noqa: A002
     files = [str(path)] * (2 if command[0] == "diff" else 1)
     options = [] if "--markdown" in command else ["--format", format]
-    assert cli.run([command[0], *files, *command[1:], *options]) == 0
+    is_table = command[0] not in ("summary", "verdict", "diff")
+    assert cli.run([command[0], *files, *command[1:], *options]) == (0 if is_table or "csv" not in options else 2)
     out, err = capsys.readouterr()
     if command[-1] == "--markdown":  # where a mention is broken by a character without a width
         out = out.replace("@\u200b", "@")
     assert is_safe(out)
     assert is_safe(err)
     assert err.count("\n") == len(err.splitlines())
-    if format == "json" and "--markdown" not in command:
+    if "json" in options:
         json.loads(out)
     if command == ["kernels"] and format == "json":
         assert {row["name"] for row in json.loads(out)} == set(hostile.NAMES)
     if command == ["kernels"] and format == "csv":
         names = [row["name"] for row in csv.DictReader(io.StringIO(out, newline=""))]
-        assert {n.removeprefix("'") for n in names} == {show.plain(n).removeprefix("'") for n in hostile.NAMES}
+        assert {n.removeprefix("'") for n in names} == {safe.plain(n).removeprefix("'") for n in hostile.NAMES}
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])
@@ -145,22 +146,9 @@ def test_progress_names_a_file_safely(monkeypatch: pytest.MonkeyPatch) -> None:
             return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr("threading.Timer", lambda _, show_it: _Now(show_it))
-    with show.progress("reading \x1b]52;c;eA==\x07\u202e [bold]x"):
+    with output.progress("reading \x1b]52;c;eA==\x07\u202e [bold]x"):
         pass
     shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert "\\x1b]52" in shown
     assert "[bold]x" in shown
     assert not {"\x07", "\u202e"} & set(shown)
-
-
-class _Now:
-    """A timer that is up at once."""
-
-    def __init__(self, run: Any) -> None:
-        self.start = run
-
-    def cancel(self) -> None:
-        pass
-
-    join = cancel

@@ -11,11 +11,11 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import UsageError
+from nsightkit.questions import QUESTIONS
 from nsightkit.report.elements import Markup, scrolled, shown, tag
 from nsightkit.report.elements import section as html_section
-from nsightkit.show import cell_text, header_text, is_text, rows_of
+from nsightkit.table import Table, column_of, rows_of
 from nsightkit.trace.model import Trace
-from nsightkit.verbs import QUESTIONS, Question
 
 #: Rows of a table; the rest is summed up in a line below it.
 _MOST_ROWS = 500
@@ -35,7 +35,7 @@ class Section:
     title, lead : str
         What it is about, and how to read it.
     asked : str
-        Its question in :mod:`nsightkit.verbs`, which also has the tables it needs and the text for an empty one.
+        Its question in :mod:`nsightkit.questions`.
     compared : tuple of str
         Columns that have a column a trace where there are several; the first one is summed over rows that are left out.
     keys : tuple of str
@@ -46,7 +46,7 @@ class Section:
     by : str
         The column whose largest values come first where traces are compared, if it is not the first one.
     needs : tuple of str
-        Tables that the answer needs, where those are not just the question's first.
+        Tables that the answer needs.
     hidden : tuple of str, optional
         Columns that are left out, where they are not those that the question hides.
     """
@@ -62,24 +62,14 @@ class Section:
     needs: tuple[str, ...] = ()
     hidden: tuple[str, ...] | None = None
 
-    @property
-    def question(self) -> Question:
-        """The row of the table of questions."""
-        return QUESTIONS[self.asked]
-
-    @property
-    def empty(self) -> str:
-        """The text in place of an empty table."""
-        return f"The trace has {self.question.empty.partition(' (')[0]}."
-
     def ask(self, trace: Trace) -> pd.DataFrame | None:
         """The answer; None where the trace does not hold what the question needs."""
-        if not all(trace.recorded(table) for table in self.needs or self.question.needs[:1]):
+        if not all(trace.recorded(table) for table in self.needs):
             return None
         if self.name == "gaps":
             return _longest_gaps(trace)
         try:
-            found: pd.DataFrame = self.question.ask(trace, **self.options)
+            found: pd.DataFrame = QUESTIONS[self.asked](trace, **self.options)
         except UsageError:
             return pd.DataFrame()  # no datasheet of a card that the trace does not name
         return found
@@ -101,6 +91,7 @@ SECTIONS = (
         "gaps",
         ("total_ns", "share_of_span", "count"),
         ("cause",),
+        needs=("kernels",),
     ),
     Section(
         "gaps",
@@ -108,6 +99,7 @@ SECTIONS = (
         "What the CPU was doing while the GPU had nothing to do, and the operation that ended the gap.",
         "gaps",
         ("duration_ns",),
+        needs=("kernels",),
     ),
     Section(
         "categories",
@@ -118,6 +110,7 @@ SECTIONS = (
         ("total_ns", "share", "count"),
         ("name",),
         {"by": "category"},
+        needs=("kernels",),
     ),
     Section(
         "kernels",
@@ -126,6 +119,7 @@ SECTIONS = (
         "kernels",
         ("total_ns", "share", "count", "median_ns"),
         ("name", "category"),
+        needs=("kernels",),
     ),
     Section(
         "ranges",
@@ -137,6 +131,7 @@ SECTIONS = (
         ("total_ns", "gpu_ns", "count"),
         ("name", "domain"),
         by="gpu_ns",
+        needs=("ranges",),
     ),
     Section(
         "steps",
@@ -145,6 +140,7 @@ SECTIONS = (
         "it in which the GPU worked.",
         "steps",
         ("wall_ns",),
+        needs=("ranges",),
     ),
     Section(
         "memops",
@@ -153,6 +149,7 @@ SECTIONS = (
         "memops",
         ("total_ns", "bytes", "gb_per_s"),
         ("kind", "src_kind", "dst_kind"),
+        needs=("memops",),
     ),
     Section(
         "calls",
@@ -162,6 +159,7 @@ SECTIONS = (
         "calls",
         ("total_ns", "count", "median_ns"),
         ("name",),
+        needs=("calls",),
     ),
     Section(
         "os",
@@ -182,6 +180,7 @@ SECTIONS = (
         ("time_ns", "sol_datasheet", "count"),
         ("name", "bound"),
         hidden=("bytes", "intensity", "sol_measured", "flops"),
+        needs=("kernels",),
     ),
 )
 
@@ -207,7 +206,7 @@ def draw(section: Section, answers: Mapping[str, pd.DataFrame | None], sources: 
     if not there or (section.asked == "sol" and not filled):
         return None  # shapes are seldom recorded, and few cards have a datasheet here
     parts: list[Markup] = [tag("p", section.lead, class_="lead")]
-    nothing, of = tag("p", section.empty, class_="remark"), letters(answers)
+    nothing, of = tag("p", _empty(there.values()), class_="remark"), letters(answers)
     if len(there) < len(answers):
         absent = ", ".join(label for label in answers if label not in there)
         parts.append(tag("p", f"Not recorded in {absent}.", class_="remark"))
@@ -222,6 +221,12 @@ def draw(section: Section, answers: Mapping[str, pd.DataFrame | None], sources: 
             table = _one(section, frame, list(answers).index(label)) if len(frame) else nothing
             parts += [table, source_line({label: sources[label]}, of)]
     return html_section(section.name, section.title, *parts)
+
+
+def _empty(answers: Iterable[pd.DataFrame]) -> str:
+    """The text in place of empty tables."""
+    empty = next((answer.about.empty for answer in answers if isinstance(answer, Table)), "no gaps")
+    return f"The trace has {empty.partition(' (')[0]}."
 
 
 def letters(labels: Iterable[str]) -> dict[str, str]:
@@ -254,9 +259,11 @@ def source_line(sources: Mapping[str, str], of: Mapping[str, str], name: str = "
 
 
 def _one(section: Section, frame: pd.DataFrame, number: int) -> Markup:
-    hidden = section.question.hide + tuple(frame.attrs.get("hide", ())) if section.hidden is None else section.hidden
+    hidden = frame.about.hidden if isinstance(frame, Table) else ()
+    if section.hidden is not None:
+        hidden = section.hidden
     columns = [str(c) for c in frame.columns if c not in hidden and not _says_nothing(str(c), frame[c])]
-    words = {c for c in columns if is_text(c) or any(isinstance(v, str) for v in frame[c])}
+    words = {c for c in columns if column_of(c).is_text or any(isinstance(v, str) for v in frame[c])}
     placed = not section.keys
     head = tag("tr", [_header(c, words=c in words) for c in columns], _header("timeline") if placed else None)
     body = [
@@ -278,7 +285,7 @@ def _several(section: Section, answers: Mapping[str, pd.DataFrame], of: Mapping[
         tag(
             "tr",
             [_header(k, rows=2) for _, k in keep],
-            [tag("th", header_text(c), colspan=len(answers), scope="colgroup") for c in section.compared],
+            [tag("th", column_of(c).heading, colspan=len(answers), scope="colgroup") for c in section.compared],
         ),
         tag("tr", [_header(c, of[label], label) for c in section.compared for label in answers]),
     ]
@@ -300,14 +307,14 @@ def _says_nothing(column: str, values: pd.Series[Any]) -> bool:
         return bool(values.nunique() <= 1)
     if column in {"impossible", "outlier"}:
         return not values.any()
-    return is_text(column) and bool((values.isna() | (values.astype(str) == "")).all())
+    return column_of(column).is_text and bool((values.isna() | (values.astype(str) == "")).all())
 
 
 def _header(
     column: str, letter: str | None = None, label: str | None = None, *, rows: int | None = None, words: bool = False
 ) -> Markup:
-    text = header_text(column)
-    words = words or is_text(column) or column == "timeline"
+    text = column_of(column).heading
+    words = words or column_of(column).is_text or column == "timeline"
     return tag(
         "th",
         text if letter is None else letter,
@@ -321,13 +328,13 @@ def _header(
 
 def _cell(column: str, value: Any) -> Markup:
     if column in ("name", "step", "cause", "kind"):
-        full, brief = shown(value), shown(cell_text(column, value))
+        full, brief = shown(value), shown(column_of(column).text(value))
         # The whole name tells two instances of a template apart; the short one is what a reader looks for.
         said = (full or "(no name)",) if full == brief else (brief, " ", tag("small", full))
         kind = {"name": "name", "step": "name", "cause": "cause"}.get(column)
         return tag("th", *said, scope="row", class_=kind)
-    text = cell_text(column, value).strip()
-    if is_text(column) or isinstance(value, str):
+    text = column_of(column).text(value).strip()
+    if column_of(column).is_text or isinstance(value, str):
         return tag("td", shown(text), class_="mark" if column == "outlier" else None)
     bar: Markup | None = None
     if value is not None and (column.startswith("share") or column == "sol_datasheet"):
@@ -339,7 +346,7 @@ def _cell(column: str, value: Any) -> Markup:
 
 def _button(number: int, row: Mapping[str, Any], length: str) -> Markup:
     start = row["start_ns"]
-    what = f"{header_text('start_ns')} {cell_text('start_ns', start)}"
+    what = f"{column_of('start_ns').heading} {column_of('start_ns').text(start)}"
     return tag(
         "td",
         tag("button", "Show", type="button", class_="reveal", data_trace=number, data_start=start,
@@ -349,6 +356,6 @@ def _button(number: int, row: Mapping[str, Any], length: str) -> Markup:
 
 def _table(section: Section, head: list[Markup], body: list[Markup], rest: list[Any]) -> Markup:
     table = scrolled(section.title, head, body, data_first=_FIRST_ROWS, data_what=section.title)
-    amount = f"{header_text(section.compared[0])} together {cell_text(section.compared[0], sum(rest))}"
+    amount = f"{column_of(section.compared[0]).heading} together {column_of(section.compared[0]).text(sum(rest))}"
     text = f"{len(rest):,} further rows are not on this page ({amount}); the command line lists all."
     return tag("div", table, tag("p", text, class_="remark") if rest else None, class_="listing")

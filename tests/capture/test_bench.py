@@ -207,7 +207,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(monkeypatch, capsys):
         return {"status": "oom", "where": "backward", "detail": "Tried to allocate"}
 
     monkeypatch.setattr(benchmark, "ask_child", ask)
-    assert cli.run(["bench", "--device", "cpu", "--mode", "fwd", "--mode", "train", "--format", "table"]) == 2
+    assert cli.run(["bench", "--device", "cpu", "--mode", "fwd", "--mode", "train", "--format", "text"]) == 2
     out, err = capsys.readouterr()
     assert "CPU (these times say nothing about a GPU) · 5 warm-up and 10 timed steps" in out
     assert "oom in backward" in out

@@ -15,11 +15,10 @@ import pytest
 from make_secrets import GRACE, HARMLESS, HOST, ORION, SECRETS, USER, survivors
 from make_snapshot import Allocator
 from synthetic.planted import training
-from typer.testing import CliRunner
 
 import nsightkit
+from nsightkit import cli
 from nsightkit.analysis.memory import snapshot as memory
-from nsightkit.cli import app
 from nsightkit.trace import Trace, TraceMeta, chrome, snapshot, store
 from nsightkit.trace.clean import TextCleaner, clean, clean_snapshot, clean_text, left_out, write_snapshot
 
@@ -144,7 +143,7 @@ def written(path: Path) -> bytes:
 
 @pytest.mark.parametrize("source", ["nsys.sqlite", "kineto.json"])
 @pytest.mark.parametrize("target", ["copy.parquet", "copy.json.gz", "page.html"])
-def test_no_secret_survives(source: str, target: str, tmp_path: Path) -> None:
+def test_no_secret_survives(source: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / source, tmp_path / target
     if source == "nsys.sqlite":
         training(path)
@@ -152,10 +151,10 @@ def test_no_secret_survives(source: str, target: str, tmp_path: Path) -> None:
     else:
         kineto(path)
     command = ["report", str(path), "-o", str(out)] if target == "page.html" else ["convert", str(path), str(out)]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    assert "left out: environment, command lines" in done.stderr
-    assert "replaced" in done.stderr
+    assert cli.run(command) == 0
+    err = capsys.readouterr().err
+    assert "left out: environment, command lines" in err
+    assert "replaced" in err
     hidden = [word for secret in SECRETS for word in secret.hidden]
     said = SAID if source == "nsys.sqlite" else (HOST, "plantedvalue", "printed-by-the-program")
     assert survivors(written(out), [*hidden, *said]) == []

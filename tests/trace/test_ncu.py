@@ -792,7 +792,7 @@ def test_the_command_says_the_same(shared_traces: Path, capsys: pytest.CaptureFi
     assert [row["time_ns"] for row in json.loads(capsys.readouterr().out)] == [249216]
     assert cli.run(["ncu", str(path), "--format", "json", "--within", "absent"]) == 2
     assert "there are check_results" in capsys.readouterr().err
-    assert cli.run(["ncu", str(path), "--format", "table"]) == 0
+    assert cli.run(["ncu", str(path), "--format", "text"]) == 0
     assert "DRAM bandwidth itself is the limit" in " ".join(capsys.readouterr().out.split())
 
 
@@ -812,12 +812,12 @@ def test_hostile_names_stay_text(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "x.csv"
     path.write_text(raw(RAW, [kernel, "b"]))
-    for form in ("table", "csv", "json"):
+    for form in ("text", "csv", "json"):
         assert cli.run(["ncu", str(path), "--format", form]) == 0
         out = capsys.readouterr().out
         if form == "json":
             assert kernel in [row["kernel"] for row in json.loads(out)]
-        if form == "table":
+        if form == "text":
             assert "\x1b" not in out
     html = plots.table(analysis.summary(ncu.read(path))).to_html()
     assert "<script>" not in html

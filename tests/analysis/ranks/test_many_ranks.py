@@ -647,7 +647,7 @@ def test_what_the_command_prints(jobs, run):
     assert {type(row[column]) for row in document["ranks"] for column in ("span_ns", "late_ns")} == {int}
     _, out, _ = run("ranks", *truth["paths"], "--format", "csv", "--each")
     assert len(out.splitlines()) == 1 + 16
-    code, out, err = run("ranks", folder, "--format", "table")
+    code, out, err = run("ranks", folder, "--format", "text")
     assert (code, err) == (0, "")
     assert out.startswith(f"3 ranks · pytorch-profiler · {folder.name}\nRank 2 comes late in 8 of 8 steps")
 
@@ -680,11 +680,11 @@ def test_some_lost_is_said_and_all_lost_fails(jobs, tmp_path, run):
     assert len(lines) == 2
     assert all(line.startswith("nsightkit: ") and line.endswith("the other traces are answered for") for line in lines)
     assert "\x1b" not in err
-    code, out, err = run("ranks", tmp_path, "--format", "table")
+    code, out, err = run("ranks", tmp_path, "--format", "text")
     assert code == 0
     assert "lost: rank 2 (rank2.json): is empty" in out
     shutil.copy(truth["paths"][0], tmp_path / "z.json")
-    assert "lost: z.json: a second trace of rank 0 was left out" in run("ranks", tmp_path, "--format", "table")[1]
+    assert "lost: z.json: a second trace of rank 0 was left out" in run("ranks", tmp_path, "--format", "text")[1]
     (tmp_path / "z.json").unlink()
     assert "\x1b" not in out
     for path in truth["paths"][:2]:
@@ -714,7 +714,7 @@ def test_hostile_names_of_groups_and_ranges(tmp_path, run):
         document = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
         (tmp_path / f"{rank}.json").write_text(json.dumps(document), encoding="utf-8")
     for extra in ([], ["--each"]):
-        code, out, err = run("ranks", tmp_path, "--format", "table", *extra)
+        code, out, err = run("ranks", tmp_path, "--format", "text", *extra)
         assert (code, err) == (0, "")
         assert "\x1b" not in out
         assert "\u202e" not in out

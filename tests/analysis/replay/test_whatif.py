@@ -445,7 +445,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
     (row,) = json.loads(run("no-input-wait", "--format", "json")[1])
     assert list(row) == ["change", "wall_ns", "predicted_ns", "speedup", "replay_error"]
-    assert f"{row['speedup']:.2f}x" in run("no-input-wait", "--format", "table")[1]
+    assert f"{row['speedup']:.2f}x" in run("no-input-wait", "--format", "text")[1]
     code, out, error = run("no-such-thing")
     assert (code, out) == (2, "")
     assert "is not a change" in error

@@ -136,7 +136,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[1]["train_flops"] == found.train_flops
     assert (rows[0]["aligned"], rows[0]["config"]) == (True, "vocab_aligned")
     assert isinstance(rows[0]["notes"], list)
-    assert cli.run(["envelope", "--format", "table"]) == 0
+    assert cli.run(["envelope", "--format", "text"]) == 0
     out = capsys.readouterr().out
     assert all(out.count(f"\n{c.name} ") == 1 for c in MATRIX)
     assert "vocab_bottleneck: not a multiple of 8: vocabulary 50257" in out

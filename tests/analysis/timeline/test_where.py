@@ -450,7 +450,7 @@ def test_hostile_names_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureF
     path = tmp_path / "hostile.parquet"
     name = "[red]\x1b[31mfour/parts/of/a/path[/]"
     nsightkit.trace.store.write(planted([(5, MAIN)], [10], ranges=table([(name, 0, 9)])), path)
-    assert cli.run(["where", str(path), "--format", "table"]) == 0
+    assert cli.run(["where", str(path), "--format", "text"]) == 0
     out = capsys.readouterr().out
     assert "…/a/path[/]" in out
     assert "\x1b" not in out

@@ -1,0 +1,687 @@
+"""The commands that are more than a question to one trace: what they take, and what they answer.
+
+Each is a plain function that returns a result to print. Its options come from its signature, its help from its
+docstring. A parameter named in :data:`GROUPS` is a set of options that several commands share.
+"""
+
+# As in nsightkit.questions, options are annotated with types and everything else with text, and nothing heavy is
+# imported at the top.
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from nsightkit import configurations, hardware, questions
+from nsightkit.errors import UsageError
+from nsightkit.output import note, progress
+from nsightkit.questions import Selection
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from nsightkit.api import Trace
+    from nsightkit.capture.profiling import Captured
+    from nsightkit.records import Bench, Check, Diff, Ranks, Written
+    from nsightkit.table import Table
+
+__all__ = ["GROUPS", "Reading", "opened"]
+
+
+# ---------------------------------------------------------------- options that commands share
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a trace is read.
+
+    Parameters
+    ----------
+    no_cache : bool
+        Neither read nor write the cache beside a big trace.
+    """
+
+    no_cache: bool = False
+
+    @property
+    def cache(self) -> bool | None:
+        """As :func:`nsightkit.load` takes it."""
+        return False if self.no_cache else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a benchmark runs.
+
+    Parameters
+    ----------
+    size : NAME, optional
+        A model's size; repeatable. Default: small on a GPU, smoke without one.
+    config : NAME, optional
+        A configuration of the matrix, or a control of one; repeatable.
+    ctx : N, optional
+        Context length; repeatable. Default: the model's own.
+    batch : int, optional
+        Sequences of a forward pass. Default: the model's own.
+    mode : {"fwd", "fwd_bwd", "train"}, optional
+        Forward; forward and backward; or these and AdamW, the default; repeatable.
+    precision : {"fp32", "tf32", "bf16", "fp16"}, optional
+        bf16 and fp16 are autocast, fp16 with a gradient scaler; repeatable. Default: fp32.
+    compile : bool
+        Run the model through torch.compile.
+    attention : {"sdpa", "naive"}, optional
+        Fused or unfused. Default: sdpa, with --annotate-mha naive.
+    accumulate : int
+        Forward and backward passes a step.
+    nvtx : bool
+        Mark the timed steps (measure), each step and its phases.
+    annotate_mha : bool
+        Mark the parts of attention in the forward pass.
+    """
+
+    size: list[str] | None = None
+    config: list[str] | None = None
+    ctx: list[int] | None = None
+    batch: int | None = None
+    mode: list[Literal["fwd", "fwd_bwd", "train"]] | None = None
+    precision: list[Literal["fp32", "tf32", "bf16", "fp16"]] | None = None
+    compile: bool = False
+    attention: Literal["sdpa", "naive"] | None = None
+    accumulate: int = 1
+    nvtx: bool = False
+    annotate_mha: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How a benchmark measures.
+
+    Parameters
+    ----------
+    warmup : int
+        Steps before the first sample.
+    steps : int
+        Steps timed.
+    device : NAME, optional
+        cpu, cuda or cuda:N. Default: a GPU if there is one.
+    memory_cap_gb : float, optional
+        Let a model allocate no more than this.
+    measured_tflops : float, optional
+        A ceiling measured on this card, for a second MFU.
+    timeout_s : float
+        Give a measurement up after X seconds.
+    """
+
+    warmup: int = 5
+    steps: int = 10
+    device: str | None = None
+    memory_cap_gb: float | None = None
+    measured_tflops: float | None = None
+    timeout_s: float = 600.0
+
+
+#: Sets of options, by the parameter that takes them.
+GROUPS: "dict[str, type[Any]]" = {
+    "selection": Selection,
+    "reading": Reading,
+    "model": Model,
+    "timing": Timing,
+}
+
+
+def opened(path: Path, selection: Selection, reading: Reading) -> "Trace":
+    """Read a trace, and select.
+
+    Parameters
+    ----------
+    path : Path
+    selection : Selection
+    reading : Reading
+    """
+    from nsightkit.api import load
+
+    with progress(f"reading {path.name}"):
+        return selection.of(load(path, cache=reading.cache))
+
+
+def _require_amount(name: str, value: float | None) -> None:
+    """Refuse what is not above 0 and finite."""
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"{name} must be above 0 and finite, not {value:g}")
+
+
+def _require_free(out: Path, overwrite: bool, traces: "Sequence[Path]" = (), folder: bool = False) -> None:
+    """Refuse a place for a result before anything is read: one that is taken, or where a trace lies."""
+    from nsightkit.trace import output, store
+
+    if out.exists() and any(trace.exists() and out.samefile(trace) for trace in traces):
+        raise UsageError(f"{out}: is the trace itself; give another name")
+    (store if folder else output).require_free(out, overwrite=overwrite)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def diff(
+    selection: "Selection",
+    reading: "Reading",
+    before: Path,
+    after: Path,
+    *,
+    also_before: list[Path] | None = None,
+    also_after: list[Path] | None = None,
+    match: str | None = None,
+    steps: int | None = None,
+    top: int | None = None,
+    markdown: bool = False,
+) -> "Diff | str":
+    """Compare two captures: what changed, by how much, and whether that is more than noise.
+
+    Parameters
+    ----------
+    before : BEFORE
+        A trace, or a memory snapshot.
+    after : AFTER
+        One of the same kind.
+    also_before : TRACE, optional
+        Another capture of what BEFORE is of; repeatable.
+    also_after : TRACE, optional
+        Another capture of what AFTER is of; repeatable.
+    match : REGEX, optional
+        The ranges that are steps. Default: those named so.
+    steps : int, optional
+        How many steps each capture has, where no ranges say so.
+    top : int, optional
+        Rows of each table in text or Markdown. Default: 8.
+    markdown : bool
+        Markdown, for a pull request, in place of text.
+    """
+    from nsightkit.trace.open import kind_of
+
+    befores, afters = [before, *(also_before or ())], [after, *(also_after or ())]
+    snapshots = [kind_of(path) == "snapshot" for path in (before, after)]
+    if all(snapshots):
+        others = dataclasses.replace(selection, device=None).words
+        if others or match or steps or len(befores) + len(afters) > 2:
+            raise UsageError("of memory snapshots one device can be compared: give --device and no other option")
+        changes = _memory_diff(before, after, selection.device)
+    elif any(snapshots):
+        raise UsageError("one of the two is a memory snapshot: two of a kind can be compared")
+    else:
+        traces = [[opened(path, selection, reading) for path in side] for side in (befores, afters)]
+        counted = {} if steps is None else {"steps": (steps, steps)}
+        with progress("comparing"):
+            (one, *more), (other, *others_after) = traces
+            changes = questions.diff(one, other, match=match, also_before=more, also_after=others_after, **counted)
+    changes.about.title = " · ".join([f"{before.name} → {after.name}", *selection.words])
+    changes.about.top = top
+    return changes.markdown() if markdown else changes
+
+
+def _memory_diff(before: Path, after: Path, device: int | None) -> "Diff":
+    from nsightkit.analysis.memory.diff import summary
+    from nsightkit.records import Diff
+    from nsightkit.trace import snapshot
+
+    with progress(f"reading {before.name} and {after.name}"):
+        return Diff(summary(snapshot.read(before), snapshot.read(after), device))
+
+
+def check(
+    selection: "Selection",
+    reading: "Reading",
+    files: list[Path],
+    *,
+    baseline: Path,
+    tolerance: float = 0.05,
+    update: bool = False,
+    add: bool = False,
+    command: str | None = None,
+    allow_other_conditions: bool = False,
+    match: str | None = None,
+) -> "Check":
+    """Check runs against a baseline. Exit 0: no regression; 1: regression or missing metric; 2: inconclusive.
+
+    Parameters
+    ----------
+    files : FILE
+        Runs of a program: traces, what bench --out-json wrote, or reports or CSVs of ncu. Several are taken together.
+    baseline : FILE
+        What earlier runs measured; kept with the program.
+    tolerance : float
+        What may change: 0.05 is 5 %. The baseline may say more.
+    update : bool
+        Write the baseline: these runs in place of its own.
+    add : bool
+        Write the baseline: these runs beside its own.
+    command : TEXT, optional
+        With --update: how the runs were made, for a reader.
+    allow_other_conditions : bool
+        Compare although GPU, tool or the part looked at differ.
+    match : REGEX, optional
+        The ranges that are steps. Default: those named so.
+    """
+    from nsightkit.analysis.compare import baseline as baselines
+    from nsightkit.analysis.compare import runs as metrics
+    from nsightkit.analysis.compare.check import compare
+    from nsightkit.records import About, Check
+
+    writes = update or add
+    if command is not None and not writes:
+        raise UsageError("--command is kept in the baseline, which is written with --update or --add")
+    before = baselines.read(baseline) if baseline.exists() or not writes else None
+    words = [*selection.words, *([f"--match {match}"] if match is not None else [])]
+    runs = []
+    for file in files:
+        run = metrics.read(
+            file,
+            opened=lambda path: opened(path, selection, reading),
+            match=match,
+            selection=" ".join(words) or None,
+        )
+        runs.append(run)
+    made = baselines.make(runs, before, add=add, command=command) if writes else None
+    # A baseline that is written is shown beside the one it replaces, or beside itself.
+    held = before if before is not None and (made is None or before.of == made.of) else made
+    assert held is not None
+    result = compare(held, runs, tolerance, other_conditions=allow_other_conditions or made is not None)
+    if made is not None:
+        baselines.write(made, baseline)
+    answer = Check(result | {"baseline": str(baseline), "written": made is not None}, About())
+    remarks = [_condition(row) for row in result["conditions"]]
+    if made is not None:
+        remarks.append(f"{baseline}: written, {made.runs} run{'' if made.runs == 1 else 's'}")
+    elif answer.failure():
+        remarks.append(f"the check against {baseline} failed: {answer.failure()}")
+        answer.about.exit_code = 1
+    elif answer.inconclusive():
+        remarks.append(answer.inconclusive())
+        answer.about.exit_code = 2
+    answer.about.remarks = remarks
+    return answer
+
+
+def _condition(row: "dict[str, Any]") -> str:
+    """Say in what a run and the baseline differ besides their figures."""
+    unsaid = "none" if row["name"] == "selection" else "not said"
+    now, was = row["now"] or unsaid, row["baseline"] or unsaid
+    return f"{row['name'].replace('_', ' ')} is not the baseline's: {now}, there {was}"
+
+
+def ranks(
+    reading: "Reading",
+    traces: list[Path],
+    *,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    each: bool = False,
+    top: int | None = None,
+) -> "Ranks":
+    """Find late ranks in a distributed job, what they cost the others, and why.
+
+    Parameters
+    ----------
+    traces : DIR
+        A folder that holds one trace per rank; or the traces.
+    workers : int, optional
+        Processes that read traces, 0 for none. Default: one per core, none for a handful of ranks.
+    scheduler : ADDRESS, optional
+        A Dask scheduler whose workers see the files under the same paths.
+    each : bool
+        List every collective, not kinds of them.
+    top : int, optional
+        Only the first N rows of each table in text. Default: 20.
+    """
+    from nsightkit.analysis.core.text import count_text
+    from nsightkit.analysis.ranks import job as analysis
+    from nsightkit.records import About, Ranks
+
+    if scheduler is not None and workers is not None:
+        raise UsageError("--workers is for this machine: a scheduler has workers of its own")
+    is_folder = len(traces) == 1 and not traces[0].is_file()
+    files = analysis.traces_in(traces[0]) if is_folder else traces
+    with progress("reading") as show:
+        job = analysis.survey(
+            files,
+            scheduler,
+            workers,
+            cache=reading.cache,
+            progress=lambda done, total: show(f"{done} of {total} ranks"),
+        )
+    lost = [trace for trace in job.lost if trace["file"] is not None]
+    remarks = [f"{trace['file']}: {trace['reason']}; the other traces are answered for" for trace in lost]
+    tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
+    place = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
+    title = f"{count_text(len(job.ranks), 'rank')} · {tools} · {place}"
+    answer = Ranks(job.summary(each), About(title, remarks=remarks, top=top))
+    answer.findings = job.findings()
+    answer.tables = {"ranks": job.ranks, "collectives": job.collectives if each else job.kinds()}
+    answer.csv_table = "collectives" if each else "ranks"
+    return answer
+
+
+def mcp(reading: "Reading") -> None:
+    """Answer the questions to an agent, over stdin and stdout (Model Context Protocol)."""
+    from nsightkit.mcp import serve
+
+    serve(cache=reading.cache)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def convert(
+    selection: "Selection", reading: "Reading", trace: Path, out: Path, *, overwrite: bool = False
+) -> "Written":
+    """Write a trace, or a part of one, for a timeline viewer or as Parquet tables, without private data.
+
+    Parameters
+    ----------
+    trace : TRACE
+        The trace; put -- before a name that begins with a dash.
+    out : OUT
+        NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder.
+    overwrite : bool
+        Replace what an earlier run wrote there.
+    """
+    from nsightkit.records import About, Written
+    from nsightkit.trace import chrome, store
+    from nsightkit.trace.clean import left_out
+
+    is_chrome = out.name.endswith((".json", ".json.gz"))
+    if not is_chrome and out.suffix not in ("", ".parquet"):
+        raise UsageError(f"{out}: the output's name must end in .json.gz, .json or .parquet")
+    _require_free(out, overwrite, [trace], folder=not is_chrome)
+    part = opened(trace, selection, reading)
+    with progress(f"writing {out.name}"):
+        if is_chrome:
+            chrome.write(part, out, overwrite=overwrite)
+        else:
+            store.write(part, out, overwrite=overwrite)
+    files = [out] if is_chrome else list(out.iterdir())
+    size = sum(file.stat().st_size for file in files)
+    about = About(str(out), remarks=list(left_out([part])))
+    return Written({"trace": str(trace), "out": str(out), "bytes": size}, about)
+
+
+def report(
+    selection: "Selection",
+    reading: "Reading",
+    traces: list[Path],
+    *,
+    output: Path,
+    title: str | None = None,
+    overwrite: bool = False,
+) -> "Written":
+    """Write one HTML file to send: the answer, tables and a timeline of one or more traces, without private data.
+
+    Parameters
+    ----------
+    traces : TRACE
+        Traces of any kind; several lie side by side.
+    output : FILE.HTML
+        The page to write.
+    title : TEXT, optional
+        What the page is called.
+    overwrite : bool
+        Replace what an earlier run wrote there.
+    """
+    from nsightkit import report as page
+    from nsightkit.records import About, Written
+    from nsightkit.trace.clean import left_out
+
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{output}: the page's name must end in .html")
+    _require_free(output, overwrite, traces)
+    parts = [opened(path, selection, reading) for path in traces]
+    words = " ".join(selection.words)
+    with progress(f"writing {output.name}"):
+        size = page.write(page.labelled(parts), output, title=title, selection=words, overwrite=overwrite)
+    document = {"traces": [str(path) for path in traces], "out": str(output), "bytes": size}
+    return Written(document, About(str(output), remarks=list(left_out(parts))))
+
+
+def demo(out: Path = Path("nsightkit-demo")) -> "Table":
+    """Write two real traces to try: ResNet-50 in training on a V100, before its loader had workers and after.
+
+    Parameters
+    ----------
+    out : DIR
+        A folder that does not exist yet. Default: nsightkit-demo.
+    """
+    from nsightkit.guide import cases
+    from nsightkit.table import Table
+
+    rows = []
+    for case in cases.demo(out):
+        rows.append({"trace": str(case.path), "gpu": case.source["gpu"], "from": case.url})
+    return Table.of(rows)
+
+
+# ---------------------------------------------------------------- this machine, and arithmetic
+
+
+def doctor() -> "Table":
+    """Check which profilers work here and how to fix the rest."""
+    from nsightkit.capture.doctor import report
+    from nsightkit.table import Table
+
+    with progress("looking around"):
+        rows = report()
+    return Table.of(rows, len(rows))
+
+
+def peaks(
+    gpu: str | None = None, *, measure: bool = False, clock: float | None = None, top: int | None = None
+) -> "Table":
+    """List what a GPU can do at best: dense peak rates and memory bandwidth, each with its source.
+
+    Parameters
+    ----------
+    gpu : GPU, optional
+        As a driver or a trace names it. Default: all that are known.
+    measure : bool
+        Measure this machine's GPU instead: a GEMM of each precision and a copy, half a minute.
+    clock : MHZ, optional
+        Rates at this SM clock, not at boost.
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+    """
+    from nsightkit.table import Table
+
+    _require_amount("--clock", clock)
+    if measure:
+        if gpu is not None or clock is not None:
+            raise UsageError("--measure takes the GPU that is here, at the clock it has; leave the others away")
+        from nsightkit.capture import ceilings
+
+        return Table.of(ceilings.measure(echo=note), top)
+    rows = []
+    for card in hardware.GPUS if gpu is None else (hardware.find(gpu),):
+        rows += hardware.rows(card, clock)
+    return Table.of(rows, len(rows) if gpu is not None and top is None else top)
+
+
+def envelope(*, config: list[str] | None = None, top: int | None = None) -> "Table":
+    """Estimate parameters, memory and FLOPs of a model. Default: the matrix of ten configurations.
+
+    Parameters
+    ----------
+    config : NAME, optional
+        A configuration, a control or a size; repeatable.
+    top : int, optional
+        Only the first N rows.
+    """
+    from nsightkit.analysis.roofline.envelope import summary
+    from nsightkit.records import Envelope
+
+    models = [configurations.find(name) for name in config] if config else configurations.MATRIX
+    return Envelope.of(summary(models), top, hidden=("notes",))
+
+
+def bench(model: "Model", timing: "Timing", *, out_json: Path | None = None, overwrite: bool = False) -> "Bench":
+    """Time a language model's steps, each combination of the repeatable options in a process of its own.
+
+    Parameters
+    ----------
+    out_json : FILE, optional
+        Write everything, with each step's time.
+    overwrite : bool
+        Replace what an earlier run wrote there.
+    """
+    for name, value in (
+        ("--batch", model.batch),
+        ("--accumulate", model.accumulate),
+        ("--steps", timing.steps),
+        ("--timeout-s", timing.timeout_s),
+        ("--memory-cap-gb", timing.memory_cap_gb),
+        ("--measured-tflops", timing.measured_tflops),
+        *(("--ctx", context) for context in model.ctx or ()),
+    ):
+        _require_amount(name, value)
+    if out_json is not None:
+        _require_free(out_json, overwrite)
+    from nsightkit.capture import bench as benchmark
+    from nsightkit.records import About, Bench
+
+    cells = benchmark.cells(
+        _models(model, timing.device),
+        contexts=model.ctx or (),
+        batch=model.batch,
+        modes=model.mode or ("train",),
+        precisions=model.precision or ("fp32",),
+        attention=model.attention or ("naive" if model.annotate_mha else "sdpa"),
+        compiled=model.compile,
+        accumulate=model.accumulate,
+        nvtx=model.nvtx or model.annotate_mha,
+        annotate_mha=model.annotate_mha,
+    )
+    settings = benchmark.Settings(
+        device=timing.device,
+        warmup=timing.warmup,
+        steps=timing.steps,
+        memory_cap_bytes=None if timing.memory_cap_gb is None else round(timing.memory_cap_gb * 1e9),
+        measured_tflops=timing.measured_tflops,
+        timeout_s=timing.timeout_s,
+    )
+    with progress("measuring") as show:
+        document = benchmark.bench(cells, settings, lambda done, label: show(f"{done} of {len(cells)} done: {label}"))
+    if out_json is not None:
+        benchmark.write(document, out_json)
+    answer = Bench(document, About())
+    if answer.failures():
+        answer.about.remarks = [f"not measured: {'; '.join(answer.failures())}"]
+        answer.about.exit_code = 2
+    return answer
+
+
+def _models(model: Model, device: str | None) -> list[str]:
+    """Name the models to measure."""
+    names = [configurations.find(name, configurations.SIZES).name for name in model.size or ()]
+    names += [configurations.find(name).name for name in model.config or ()]
+    if names:
+        return names
+    from nsightkit.capture.children import has_gpu
+
+    on_gpu = device != "cpu" and (device is not None or has_gpu())
+    return ["small" if on_gpu else "smoke"]
+
+
+# ---------------------------------------------------------------- capturing
+
+
+def capture_nsys(
+    words: "list[str]",
+    *,
+    output: Path = Path("nsightkit-capture"),
+    timeout_s: float | None = None,
+    overwrite: bool = False,
+) -> "Written":
+    """Run a program under Nsight Systems; every other option before -- is nsys's own.
+
+    Parameters
+    ----------
+    output : NAME
+        Name of the report to write.
+    timeout_s : float, optional
+        Interrupt the program after X seconds. Default: never.
+    overwrite : bool
+        Replace what an earlier run wrote there.
+    """
+    from nsightkit.capture import nsys, profiling
+
+    nsys_args, program = profiling.split(words)
+    return _captured(nsys.profile(program, output, nsys_args=nsys_args, timeout_s=timeout_s, overwrite=overwrite))
+
+
+def capture_ncu(
+    words: "list[str]",
+    *,
+    output: Path = Path("nsightkit-capture"),
+    timeout_s: float | None = None,
+    overwrite: bool = False,
+) -> "Written":
+    """Run a program under Nsight Compute, which replays its kernels; every other option before -- is ncu's own.
+
+    Parameters
+    ----------
+    output : NAME
+        Name of the report to write.
+    timeout_s : float, optional
+        Interrupt the program after X seconds. Default: never.
+    overwrite : bool
+        Replace what an earlier run wrote there.
+    """
+    from nsightkit.capture import ncu, profiling
+
+    ncu_args, program = profiling.split(words)
+    return _captured(ncu.profile(program, output, ncu_args=ncu_args, timeout_s=timeout_s, overwrite=overwrite))
+
+
+def capture_torch(
+    words: "list[str]",
+    *,
+    output: Path = Path("nsightkit-capture"),
+    record_shapes: bool = False,
+    with_stack: bool = False,
+    timeout_s: float | None = None,
+    overwrite: bool = False,
+) -> "Written":
+    """Run a Python program under torch.profiler, the whole of it.
+
+    Parameters
+    ----------
+    output : NAME
+        Name of the trace to write.
+    record_shapes : bool
+        Record the shapes of operators' inputs.
+    with_stack : bool
+        Record modules and Python functions, for `where`; it slows Python down.
+    timeout_s : float, optional
+        Interrupt the program after X seconds. Default: never.
+    overwrite : bool
+        Replace what an earlier run wrote there.
+    """
+    from nsightkit.capture import profiling, torch_profiler
+
+    unknown, program = profiling.split(words)
+    if unknown:
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)} (nsightkit capture torch --help)")
+    captured = torch_profiler.profile_command(
+        program,
+        output,
+        record_shapes=record_shapes,
+        with_stack=with_stack,
+        timeout_s=timeout_s,
+        overwrite=overwrite,
+    )
+    return _captured(captured)
+
+
+def _captured(captured: "Captured") -> "Written":
+    from nsightkit.records import About, Written
+
+    remarks = [f"ran {shlex.join(captured.ran)}", *captured.notes]
+    return Written(dataclasses.asdict(captured), About(str(captured.trace), remarks=remarks))

@@ -1,0 +1,94 @@
+"""Stdout and stderr: one answer on the first; remarks, errors and progress on the second."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Literal
+
+from nsightkit.errors import UsageError
+from nsightkit.safe import plain
+
+if TYPE_CHECKING:
+    from nsightkit.table import Record, Table
+
+__all__ = ["Format", "discard_stdout", "note", "progress", "write"]
+
+Format = Literal["text", "csv", "json"]
+
+
+def write(result: Table | Record | str, form: Format = "text") -> None:
+    """Write an answer to stdout.
+
+    Parameters
+    ----------
+    result : Table, Record or str
+        Text goes out as it is.
+    form : {"text", "csv", "json"}
+    """
+    if isinstance(result, str):
+        text = result
+    elif form == "json":
+        text = result.json()
+    elif form == "text":
+        text = _text(result)
+    elif hasattr(result, "csv"):
+        text = result.csv()
+    else:
+        raise UsageError("--format csv: CSV is for tables, and this answer is not one; take json or text")
+    try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # traces hold bytes that are not UTF-8
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader left early, such as head
+        discard_stdout()
+    except OSError as error:
+        discard_stdout()
+        raise UsageError(f"stdout: cannot be written ({error.strerror or error}); choose another place") from error
+
+
+def _text(result: Table | Record) -> str:
+    """Fit an answer to the terminal; a pipe or a log gets lines of one width, without colour."""
+    if sys.stdout.isatty():
+        return result.text(shutil.get_terminal_size().columns, colour=True)
+    width = os.environ.get("COLUMNS", "")
+    return result.text(int(width)) if width.isdecimal() and int(width) else result.text()
+
+
+def discard_stdout() -> None:
+    """Let what is left for stdout go nowhere: Python writes it once more when it exits, which must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def note(text: str) -> None:
+    """Say something beside the answer.
+
+    Parameters
+    ----------
+    text : str
+    """
+    with contextlib.suppress(OSError):  # a stderr that takes no text is no reason to end without the answer
+        print(f"nsightkit: {plain(text)}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal's stderr what goes on; what this gives changes the text.
+
+    Parameters
+    ----------
+    text : str
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(Text(plain(text))) as status:
+        yield lambda text: status.update(Text(plain(text)))

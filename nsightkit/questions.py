@@ -1,0 +1,661 @@
+"""The questions that a trace or another file answers, one plain function each.
+
+The methods of :class:`nsightkit.Trace`, the commands and the tools of the MCP server are these functions: options come
+from their signatures, help from their docstrings. To add a question, write the analysis and a function here, and list
+it in :data:`QUESTIONS` and in :class:`nsightkit.api.Trace`.
+"""
+
+# Options are annotated with types and everything else with text: that is how the command line tells them apart.
+# Nothing heavy is imported at the top, so that `nsightkit --help` answers at once.
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from nsightkit.analysis.core.text import count_text, time_text
+from nsightkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import pandas as pd
+
+    from nsightkit.analysis.replay.whatif import WhatIf
+    from nsightkit.records import Counters, Diff, Memory, Summary, Verdict
+    from nsightkit.table import Table
+    from nsightkit.trace.model import Trace
+
+__all__ = ["FILES", "QUESTIONS", "Selection", "diff", "title_of"]
+
+T = TypeVar("T", bound="Trace")
+
+#: No trace has a later time: times are 64-bit nanoseconds.
+_LATEST_NS = (1 << 63) - 1
+_LONGEST_WINDOW = 100
+_UNIT_NS = {"": 1, "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
+_MOMENT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|μs|ms|s|)\s*")
+
+
+# ---------------------------------------------------------------- parts of a trace
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The part of a trace that a question is about.
+
+    Parameters
+    ----------
+    device : int, optional
+        Only GPU operations of device N.
+    within : REGEX, optional
+        Only what was launched inside ranges of that name.
+    time : A:B, optional
+        Only events that start in this window of the trace: ns, or with a unit (1.5ms:2s); a side may be empty.
+    last_steps : int, optional
+        Only the last N steps.
+    """
+
+    device: int | None = None
+    within: str | None = None
+    time: str | None = None
+    last_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.time is not None:
+            _window(self.time)
+
+    @property
+    def words(self) -> list[str]:
+        """The filters as they are given on the command line."""
+        given = dataclasses.asdict(self).items()
+        return [f"--{name.replace('_', '-')} {value}" for name, value in given if value is not None]
+
+    def of(self, trace: T) -> T:
+        """Give the selected part of a trace."""
+        from nsightkit.analysis.timeline.selection import select
+
+        window = None if self.time is None else _window(self.time)
+        return select(trace, device=self.device, within=self.within, time_ns=window, last_steps=self.last_steps)
+
+
+def _window(text: str) -> tuple[int | None, int | None]:
+    """Read ``A:B``; each side is a number of nanoseconds, or a number with a unit, or nothing."""
+    begin, colon, end = text[: _LONGEST_WINDOW + 1].partition(":")
+    if len(text) > _LONGEST_WINDOW or not colon or not (begin.strip() or end.strip()):
+        raise _not_a_window(text)
+    return _moment_ns(begin, text), _moment_ns(end, text)
+
+
+def _moment_ns(side: str, window: str) -> int | None:
+    from decimal import Decimal
+
+    if not side.strip():
+        return None
+    match = _MOMENT.fullmatch(side)
+    if match is None:
+        raise _not_a_window(window)
+    moment = Decimal(match[1]) * _UNIT_NS[match[2]]
+    if moment > _LATEST_NS:
+        raise UsageError("--time: no trace is so long; give a window A:B such as 1.5ms:2s")
+    return int(moment)
+
+
+def _not_a_window(text: str) -> UsageError:
+    return UsageError(f"--time: {text[:_LONGEST_WINDOW]!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
+
+
+def title_of(trace: "Trace") -> str:
+    """Name what is being looked at: the GPUs, the tool, the file.
+
+    Parameters
+    ----------
+    trace : Trace
+    """
+    gpus = list(dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name))
+    parts = [*gpus[:2], f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()]
+    if trace.path:
+        parts.append(Path(trace.path).name)
+    return " · ".join(parts)
+
+
+def _missing(trace: "Trace", *needs: str) -> list[str]:
+    """Say which of the tables that an answer needs the trace does not hold, or the filters emptied."""
+    remarks = []
+    absent = [table for table in needs if not trace.recorded(table)]
+    if absent:
+        tables = " or ".join(absent)
+        remarks.append(f"the trace holds no record of {tables}, so what depends on it is left out")
+    if trace.whole is not trace:
+        held = [table for table in needs if trace.whole.size(table)]
+        if held and not any(trace.size(table) for table in held):
+            remarks.append(f"the filters leave none of its {' or '.join(held)}")
+    return remarks
+
+
+def _table(trace: "Trace", rows: "pd.DataFrame", top: int | None, **about: "Any") -> "Table":
+    """Make the answer of a question to a trace."""
+    from nsightkit.table import Table
+
+    return Table.of(rows, top, title=title_of(trace), **about)
+
+
+# ---------------------------------------------------------------- questions to a trace
+
+
+def summary(trace: "Trace") -> "Summary":
+    """Show how long, how busy and how dense the GPU's work was, and what was not recorded.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Examples
+    --------
+    >>> round(t.summary()["density"], 2)
+    0.57
+    """
+    from nsightkit.analysis.timeline import overview
+    from nsightkit.records import About, Summary
+
+    figures = overview.summary(trace)
+    notes = [overview.note(trace, figures), *trace.meta.notes]
+    remarks = _missing(trace, "kernels", "memops", "graphs")
+    return Summary(figures, About(title_of(trace), notes=[note for note in notes if note], remarks=remarks))
+
+
+def kernels(
+    trace: "Trace",
+    *,
+    by: Literal["name", "category"] = "name",
+    sort: Literal["time", "count"] = "time",
+    top: int | None = None,
+) -> "Table":
+    """Show which kernels took the GPU's time.
+
+    Parameters
+    ----------
+    trace : Trace
+    by : {"name", "category"}
+        A row for each kernel, or for each kind of work.
+    sort : {"time", "count"}
+        Largest total time, or most launches, first.
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+
+    Examples
+    --------
+    >>> t.kernels(by="category")["name"].tolist()
+    ['GEMM']
+    """
+    from nsightkit.analysis.timeline import kernels as analysis
+
+    rows = analysis.summary(trace, by=by, sort=sort)
+    counted = rows if top is None else rows.head(top)
+    share = f"{100 * float(counted['share'].sum()):.0f} % of all kernel time"
+    return _table(
+        trace,
+        rows,
+        top,
+        notes=[f"{count_text(len(counted), 'row')} with {share}; kernels that overlap count each in full"],
+        remarks=_missing(trace, "kernels"),
+        empty="no kernels",
+        hidden=[*(["category"] if by == "category" else []), "median_ns", "min_ns", "max_ns", "std_ns"],
+    )
+
+
+def where(
+    trace: "Trace",
+    *,
+    by: Literal["module", "line", "op", "range"] | None = None,
+    graph_from: Path | None = None,
+    top: int | None = None,
+) -> "Table":
+    """Show which module, line, operator or range of the program the kernels' time belongs to.
+
+    Parameters
+    ----------
+    trace : Trace
+    by : {"module", "line", "op", "range"}, optional
+        The kind of place. Default: the finest that divides most of the time.
+    graph_from : CAPTURE, optional
+        A trace of the same program that holds the capture of its CUDA graphs.
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+
+    Examples
+    --------
+    >>> t.where(by="range").columns.tolist()
+    ['where', 'phase', 'count', 'gpu_ns', 'share', 'top_kernels']
+    """
+    from nsightkit.analysis.timeline import where as analysis
+    from nsightkit.trace.open import load
+
+    places = analysis.summary(trace, by, None if graph_from is None else load(graph_from))
+    remarks = _missing(trace, "kernels", "calls")
+    if places.by is None and trace.size("kernels"):
+        remarks.append(analysis.remedy(by))
+    return _table(
+        trace,
+        places.rows,
+        top,
+        notes=[analysis.note(places)],
+        remarks=remarks,
+        empty="no kernels, or no such places recorded",
+        hidden=_unfilled(places.rows, "phase"),
+    )
+
+
+def ranges(
+    trace: "Trace",
+    *,
+    match: str | None = None,
+    rule: Literal["window", "thread"] = "window",
+    top: int | None = None,
+) -> "Table":
+    """Show what each NVTX or record_function range cost, on the CPU and on the GPU.
+
+    Parameters
+    ----------
+    trace : Trace
+    match : REGEX, optional
+        Only ranges whose name this finds.
+    rule : {"window", "thread"}
+        Which GPU work counts: launched inside the range on its own thread (thread, as nsys does), or also by threads
+        without ranges, such as autograd's, while it is open (window).
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+
+    Examples
+    --------
+    >>> t.ranges(match="dataload")["count"].tolist()
+    [12]
+    """
+    from nsightkit.analysis.timeline import ranges as analysis
+
+    return _table(
+        trace,
+        analysis.summary(trace, match=match, rule=rule),
+        top,
+        notes=[
+            f"rule: {rule}. total and exclusive are CPU time, which for asynchronous work is the time to launch",
+            "GPU is the union of the work launched inside, GPU span its first start to last end",
+        ],
+        remarks=_missing(trace, "ranges"),
+        empty="no ranges",
+        hidden=("domain", "median_ns", "rule"),
+    )
+
+
+def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | None = None) -> "Table":
+    """Explain why the GPU was idle: each gap has one cause, with evidence.
+
+    Parameters
+    ----------
+    trace : Trace
+    min_us : float
+        Leave out gaps shorter than this.
+    each : bool
+        Every gap with its cause and evidence, not sums by cause.
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+
+    Examples
+    --------
+    >>> t.gaps()["cause"].iloc[0]
+    'input-pipeline'
+    """
+    from nsightkit.analysis.timeline import gaps as analysis
+
+    if not math.isfinite(min_us) or min_us < 0:
+        raise UsageError(f"--min-us: {min_us} is not a length of time; give microseconds, such as 50")
+    min_ns = round(min(min_us * 1000, _LATEST_NS))
+    if each:
+        rows = analysis.find(trace, min_ns=min_ns)[["device", "start_ns", "end_ns", "cause", "evidence"]]
+        count, idle_ns = len(rows), int((rows["end_ns"] - rows["start_ns"]).sum())
+    else:
+        rows = analysis.summary(trace, min_ns=min_ns)
+        count, idle_ns = int(rows["count"].sum()), int(rows["total_ns"].sum())
+    return _table(
+        trace,
+        rows,
+        top,
+        notes=[f"{count_text(count, 'gap')}, {time_text(idle_ns)} idle"],
+        remarks=_missing(trace, "kernels"),
+        empty="no gap between the first and the last operation of a GPU",
+    )
+
+
+def verdict(trace: "Trace", *, gpu: str | None = None) -> "Verdict":
+    """Name the bottleneck, with evidence, and estimate what fixing it would gain.
+
+    Parameters
+    ----------
+    trace : Trace
+    gpu : NAME, optional
+        The card. Default: the one that the trace names.
+
+    Examples
+    --------
+    >>> t.verdict()["confidence"]
+    'high'
+    """
+    from nsightkit.analysis import verdict as analysis
+    from nsightkit.records import About, Verdict
+
+    return Verdict(analysis.summary(trace, gpu), About(title_of(trace)))
+
+
+def whatif(
+    trace: "Trace", *changes: str, without: str | None = None, scale: str | None = None, top: int | None = None
+) -> "Table":
+    """Predict what a change would gain, by replaying the recorded run with it.
+
+    Parameters
+    ----------
+    trace : Trace
+    *changes : CHANGE
+        no-input-wait, no-sync, free-launches, overlap-copies, overlap-communication, no-cpu-work, no-cpu-work:NAME,
+        no-start-up, no-profiler, equal-ranks; several: each alone, then all together. Default: those of the first five
+        that gain anything.
+    without : REGEX, optional
+        GPU operations, ranges and operators whose name this finds take no time.
+    scale : REGEX=F, optional
+        GPU operations whose name this finds take F times as long, such as 0.5.
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+
+    Examples
+    --------
+    >>> t.whatif("no-input-wait")["change"].tolist()
+    ['no-input-wait']
+    """
+    import pandas as pd
+
+    from nsightkit.analysis.replay import whatif as analysis
+
+    wanted = analysis.asked(changes, without, scale)
+    replay = analysis.WhatIf(trace)
+    rows = analysis.rows(replay, wanted)
+    remarks = _missing(trace, "kernels", "calls")
+    unknown = [row["change"] for row in rows if row["speedup"] is None]
+    if replay.refused is not None:
+        remarks.append(f"nothing is predicted: {replay.refused}")
+    elif unknown:
+        remarks.append(f"{', '.join(unknown)}: {analysis.UNKNOWN}")
+    return _table(
+        trace,
+        pd.DataFrame(rows, columns=analysis.COLUMNS, dtype=object),
+        top,
+        notes=_basis(replay),
+        remarks=remarks,
+        empty="No common change is predicted to help; try no-cpu-work",
+        hidden=("replay_error",),
+    )
+
+
+def _basis(replay: "WhatIf") -> list[str]:
+    """Say what a prediction rests on."""
+    if replay.error is None:
+        return []
+    parts = [f"Replaying the unchanged trace is {100 * replay.error:.1f} % off the recording"]
+    if replay.schedule.inferred:
+        parts.append(f"{count_text(replay.schedule.inferred, 'wait')} inferred")
+    held_ns = int(replay.schedule.held_ns.sum())
+    if held_ns:
+        parts.append(f"{time_text(held_ns)} behind work that the trace does not hold")
+    return [" · ".join(parts)]
+
+
+def memops(trace: "Trace", *, top: int | None = None) -> "Table":
+    """Show what copies and memsets moved, and how fast.
+
+    Parameters
+    ----------
+    trace : Trace
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+
+    Examples
+    --------
+    >>> t.memops().columns.tolist()
+    ['kind', 'src_kind', 'dst_kind', 'count', 'bytes', 'total_ns', 'gb_per_s']
+    """
+    from nsightkit.analysis.timeline import memops as analysis
+
+    rows = analysis.summary(trace)
+    return _table(trace, rows, top, remarks=_missing(trace, "memops"), empty="no copies or memsets")
+
+
+def sol(
+    trace: "Trace",
+    *,
+    gpu: str | None = None,
+    ceilings: Path | None = None,
+    precision: str | None = None,
+    clock: float | None = None,
+    top: int | None = None,
+) -> "Table":
+    """Show how close operators with recorded shapes came to the speed of light.
+
+    Parameters
+    ----------
+    trace : Trace
+    gpu : NAME, optional
+        The card. Default: the one that the trace names.
+    ceilings : FILE, optional
+        That card's own ceilings, as peaks --measure wrote them.
+    precision : NAME, optional
+        Of tensors whose type neither the trace nor a kernel tells.
+    clock : MHZ, optional
+        The SM clock that was measured, for the datasheet's rates at it.
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+
+    Examples
+    --------
+    >>> len(t.sol(gpu="H100 SXM"))
+    0
+    """
+    from nsightkit.analysis.roofline import sol as analysis
+
+    own = None if ceilings is None else analysis.read_ceilings(ceilings)
+    rows = analysis.summary(trace, gpu, own, precision=precision, clock_mhz=clock)
+    remarks = _missing(trace, "kernels")
+    unknown = rows[rows["precision_from"] == "unknown"]
+    if not len(rows):
+        how = "emit_nvtx(record_shapes=True) or --pytorch=autograd-shapes-nvtx"
+        remarks.append(
+            f"no operator has shapes and kernels; record with record_shapes=True, under Nsight Systems with {how}"
+        )
+    elif len(unknown):
+        took = time_text(int(unknown["time_ns"].sum()))
+        remarks.append(
+            f"{len(unknown):,} operators ({took}) have no share, for what their tensors hold was not recorded; where "
+            "it is one type, --precision names it"
+        )
+    hidden = ["bytes", "intensity", "unit", "source", "precision_from", "note"]
+    if ceilings is None:
+        hidden.append("sol_measured")
+    return _table(
+        trace,
+        rows,
+        top,
+        notes=_about_sol(rows, trace, gpu, clock, precision) if len(rows) else [],
+        remarks=remarks,
+        empty="no operator with shapes and kernels",
+        hidden=hidden,
+    )
+
+
+def _about_sol(
+    rows: "pd.DataFrame", trace: "Trace", gpu: str | None, clock: float | None, precision: str | None
+) -> list[str]:
+    """Say what operators of known cost cover, and how fast their matrix products were."""
+    from nsightkit import hardware
+    from nsightkit.analysis.roofline import sol as analysis
+
+    card = gpu or next(card.name for card in trace.meta.gpus if card.name)
+    rates = analysis.datasheet(hardware.find(card), clock)
+    covered = analysis.coverage(rows, trace)
+    inside, time_ns, what = analysis.watched(trace)
+    is_all = inside.size("kernels") == trace.size("kernels")
+    operators = rows if is_all else analysis.summary(inside, gpu, precision=precision)
+    busy = analysis.hfu(operators, time_ns, rates)
+    parts = [f"operators of known cost hold {100 * covered:.1f} % of the kernel time"]
+    if busy:
+        least = "" if covered > 0.99 else "at least "
+        parts.append(
+            f"HFU {least}{100 * busy:.2g} %: their matrix products at the rate of the {rates.source}, of the {what}"
+        )
+    else:
+        parts.append("none of them is a matrix product, so there is no HFU")
+    # In a column they would take the room of all others.
+    for text, count in rows["note"].replace("", None).value_counts().items():
+        parts.append(f"{count_text(int(count), 'row')}: {text}")
+    return parts
+
+
+def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table":
+    """Show the time spent in CUDA API calls, or in calls of the operating system.
+
+    Parameters
+    ----------
+    trace : Trace
+    os : bool
+        Calls of the operating system instead of the CUDA API.
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+
+    Examples
+    --------
+    >>> "cudaLaunchKernel" in set(t.calls()["name"])
+    True
+    """
+    from nsightkit.analysis.timeline import calls as analysis
+
+    rows = analysis.summary(trace, os=os)
+    return _table(trace, rows, top, remarks=_missing(trace, "os_calls" if os else "calls"), empty="no calls")
+
+
+def steps(trace: "Trace", *, match: str | None = None, top: int | None = None) -> "Table":
+    """Show how long each step took, how busy the GPU was, what it served, and which steps stand out.
+
+    Parameters
+    ----------
+    trace : Trace
+    match : REGEX, optional
+        The ranges that are steps. Default: those named so.
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+
+    Examples
+    --------
+    >>> len(t.steps())
+    12
+    """
+    from nsightkit.analysis.timeline import steps as analysis
+
+    rows = analysis.summary(trace, match=match)
+    outliers = int(rows["outlier"].sum())
+    median = time_text(float(rows["wall_ns"].median())) if len(rows) else "-"
+    return _table(
+        trace,
+        rows,
+        top,
+        notes=[f"{count_text(len(rows), 'step')}, median {median}, {count_text(outliers, 'outlier')}"],
+        remarks=_missing(trace, "ranges", "kernels"),
+        empty="no step ranges (--match names others)",
+        hidden=_unfilled(rows, "phase", "tokens", "sequences"),
+    )
+
+
+def _unfilled(rows: "pd.DataFrame", *columns: str) -> list[str]:
+    """Those of the columns that hold nothing in any row."""
+    return [column for column in columns if rows[column].isna().all()]
+
+
+# ---------------------------------------------------------------- questions to two traces, and to other files
+
+
+def diff(
+    before: "Trace", after: "Trace", *, match: str | None = None, top: int | None = None, **options: "Any"
+) -> "Diff":
+    """Show what changed between two captures, by how much, and whether that is more than noise.
+
+    Parameters
+    ----------
+    before, after : Trace
+    match : REGEX, optional
+        The ranges that are steps. Default: those named so.
+    top : int, optional
+        Rows of each table in text. Default: 8.
+    **options
+        As :func:`nsightkit.analysis.compare.diff.summary` takes them.
+    """
+    from nsightkit.analysis.compare import diff as analysis
+    from nsightkit.records import About, Diff
+
+    names = [Path(trace.path or "trace").name for trace in (before, after)]
+    changes = analysis.summary(before, after, match=match, **options)
+    return Diff(changes, About(" → ".join(names), top=top))
+
+
+def memory(snapshot: Path, *, device: int | None = None, at: str | None = None, top: int | None = None) -> "Memory":
+    """Show what the GPU's memory held at its peak, who allocated it, and what was lost between blocks.
+
+    Parameters
+    ----------
+    snapshot : SNAPSHOT
+        What torch.cuda.memory._dump_snapshot wrote; nothing in it is run.
+    device : int, optional
+        Device N. Default: the one with the highest peak.
+    at : MOMENT, optional
+        What to look at: peak (the default), oom (the last out-of-memory error), start, end, or an event's number.
+    top : int, optional
+        Only the first N sites. Default: all; text shows 20.
+    """
+    from nsightkit.analysis.memory.snapshot import summary as analysis
+    from nsightkit.records import About, Memory
+    from nsightkit.trace import snapshot as reader
+
+    moment = int(at) if at is not None and re.fullmatch(r"-?\d{1,18}", at) else at
+    amounts = analysis(reader.read(snapshot), device=device, top=top, moment=moment)  # type: ignore[arg-type]
+    return Memory(amounts, About(snapshot.name, top=top))
+
+
+def ncu(report: Path, *, kernel: str | None = None, within: str | None = None, top: int | None = None) -> "Counters":
+    """Show what bounds each kernel that Nsight Compute profiled, on what evidence, and what to try next.
+
+    Parameters
+    ----------
+    report : REPORT
+        An .ncu-rep, or what ncu --csv printed (--page raw or details).
+    kernel : REGEX, optional
+        Only kernels whose name this finds.
+    within : REGEX, optional
+        Only launches inside NVTX ranges of that name (ncu --nvtx).
+    top : int, optional
+        Only the N longest. Default: all; text shows 20.
+    """
+    from nsightkit.analysis.roofline.counters import summary as analysis
+    from nsightkit.records import Counters
+    from nsightkit.trace import ncu as reader
+
+    opened = reader.read(report)
+    gpus = list(dict.fromkeys(str(name) for name in opened.launches["gpu"].dropna()))
+    title = " · ".join([*gpus[:2], "Nsight Compute", report.name])
+    rows = analysis(opened, kernel=kernel, within=within)
+    return Counters.of(rows, top, title=title, empty="no kernels", hidden=("evidence", "next_steps"))
+
+
+def _named(functions: Sequence["Any"]) -> dict[str, "Any"]:
+    return {function.__name__: function for function in functions}
+
+
+#: Questions to a trace, in the order in which the command line lists them.
+QUESTIONS = _named([summary, kernels, where, ranges, gaps, verdict, whatif, memops, sol, calls, steps])
+#: Questions to files that are not traces.
+FILES = _named([memory, ncu])

@@ -1,0 +1,408 @@
+"""Answers that are one object, each with the text that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nsightkit.analysis.core.text import bytes_text, count_text, time_text
+from nsightkit.table import About, Fact, Line, Part, Record, Table, plain_value
+
+__all__ = [
+    "PARTS",
+    "SAID",
+    "About",
+    "Bench",
+    "Check",
+    "Counters",
+    "Diff",
+    "Envelope",
+    "Memory",
+    "Ranks",
+    "Summary",
+    "Verdict",
+    "Written",
+]
+
+#: What a bottleneck is in plain words.
+SAID = {
+    "profiler": "The profiler itself took the time",
+    "start-up": "Work that happens once held the GPU up: loading code, compiling, capturing graphs",
+    "queued": "The GPU had work in its queue and did not start it, and the trace does not show why",
+    "input-pipeline": "The GPU waited for data",
+    "synchronization": "The CPU waited for the GPU instead of giving it more work",
+    "memory-transfer": "Kernels waited for copies",
+    "launch-overhead": "The GPU waited for the next launch",
+    "cpu-work": "Other work on the CPU kept the GPU waiting",
+    "unknown": "The GPU was idle, and the trace does not show why",
+    "compute-bound": "The GPU was busy with arithmetic",
+    "memory-bound": "The GPU was busy moving data in its memory",
+    "not-enough-data": "The trace does not show what held the run back",
+    "communication": "The GPUs were busy exchanging data",
+    "imbalance": "GPUs waited for slower ones",
+}
+#: What a part of the time is called where it is not idle time of that cause.
+PARTS = {
+    "compute-bound": "busy: arithmetic",
+    "memory-bound": "busy: memory",
+    "not-enough-data": "busy: other kernels",
+    "communication": "busy: communication",
+    "imbalance": "waiting for slower GPUs",
+    "memory-transfer": "copies that nothing overlaps",
+}
+#: Parts of the time below this share, and gains below this factor, round to nothing.
+_SMALL, _LEAST_GAIN = 0.001, 1.005
+#: What a moment in a memory snapshot is called.
+_WHEN = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
+#: Changed metrics and new ones that a check lists beside those that can fail.
+_MOST = 10
+_GAP = Line("")
+
+
+def _rows(rows: Any, *columns: str, **about: Any) -> Iterator[Part]:
+    """A table below an empty line."""
+    frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows, columns=list(columns), dtype=object)
+    held = [name for name in columns if name in frame and (not len(frame) or frame[name].notna().any())]
+    yield _GAP
+    yield from Table.of(frame[held], **about).parts()
+
+
+class Summary(Record):
+    """The figures to look at first."""
+
+    def parts(self) -> Iterator[Part]:
+        """Give the figures, and a row for each device."""
+        devices, count, overhead = self["devices"], self["kernel_count"], self["memory_overhead"]
+        several = f", {len(devices)} devices together" if len(devices) > 1 else ""
+        yield Line(self.about.title, "bold")
+        facts = [
+            self._of_span("GPU busy", "busy_ns"),
+            self._of_span("GPU idle", "idle_ns"),
+            Fact("kernels and graphs running (density)", share=self["density"]),
+            self._time(f"first to last GPU operation (span){several}", "span_ns"),
+        ]
+        if self["window_ns"] is not None:
+            facts += [self._time("all steps", "window_ns"), self._time("GPU idle in the steps", "window_idle_ns")]
+        facts += [
+            self._time("wall, first start to last end", "wall_ns"),
+            self._time("captured before the span", "lead_ns"),
+            self._time("captured after the span", "tail_ns"),
+            self._time("kernels, summed" if count is None else f"{count:,} kernels, summed", "kernel_ns"),
+            self._time("copies and memsets, summed", "memop_ns"),
+            self._time("CUDA graphs, summed", "graph_ns"),
+            Fact("copy time to kernel time", "-" if overhead is None else f"{overhead:.3f}"),
+        ]
+        yield facts
+        if len(devices) > 1:
+            columns = ("device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count")
+            yield from _rows(devices, *columns, top=len(devices))
+        if self["missing"]:
+            yield Line(f"not recorded: {', '.join(self['missing'])}", "dim")
+        for note in self.about.notes:
+            yield Line(note, "dim")
+
+    def _time(self, label: str, key: str) -> Fact:
+        if self[key] is not None:
+            return Fact(label, time_text(self[key]))
+        unknown = {"kernels", "memops", "graphs"}.intersection(self["missing"])
+        return Fact(label, "not recorded" if unknown else "none")
+
+    def _of_span(self, label: str, key: str) -> Fact:
+        share = self[key] / self["span_ns"] if self[key] is not None and self["span_ns"] else None
+        return Fact(label, self._time(label, key).value, share)
+
+
+class Verdict(Record):
+    """What holds the run back."""
+
+    def parts(self) -> Iterator[Part]:
+        """Give one sentence, where the time went, what to try, why, and what speaks against it."""
+        name, share = self["bottleneck"], self["share_of_span"]
+        amount = "" if share is None else f", {100 * share:.1f} % of the time"
+        yield Line(self.about.title, "dim")
+        yield Line(f"{SAID.get(name, name)}{amount}", "bold")
+        yield Line(f"{name} (confidence: {self['confidence']})")
+        facts = []
+        for part in sorted([*self["busy"], *self["candidates"]], key=lambda part: -part["share_of_span"]):
+            if part["share_of_span"] >= _SMALL:
+                label = PARTS.get(part["bottleneck"], f"idle: {part['bottleneck']}")
+                facts.append(Fact(f"  {label}", time_text(part["total_ns"]), part["share_of_span"]))
+        if facts:
+            yield _GAP
+            yield facts
+        gains = [row for row in self["changes"] if (row["speedup"] or 0) >= _LEAST_GAIN]
+        if gains:
+            yield from _rows(gains, "change", "predicted_ns", "speedup")
+        for heading, texts in (("Try", "next_steps"), ("Why", "evidence"), ("Doubts", "against")):
+            if self[texts]:
+                yield _GAP
+                yield Line(heading, "bold")
+            for text in self[texts]:
+                yield Line(f"- {text}")
+
+
+class Memory(Record):
+    """What memory was made of."""
+
+    def parts(self) -> Iterator[Part]:
+        """Give the amounts, the categories and the places that allocated."""
+        lost, moment, devices = self["fragmentation"], self["moment"], len(self["devices"])
+        of = f" · device {self['device']} of {devices}" if devices > 1 else ""
+        yield Line(f"{self.about.title}{of} · {count_text(self['events'], 'event')}", "bold")
+        facts = []
+        if moment != "peak":
+            facts.append(Fact("highest allocated", bytes_text(self["peak_bytes"])))
+        when = _WHEN.get(str(moment), f"after event {moment}")
+        facts.append(Fact(f"allocated {when}", bytes_text(lost["allocated_bytes"])))
+        facts.append(Fact("reserved from CUDA", bytes_text(lost["reserved_bytes"])))
+        reserved = lost["reserved_bytes"]
+        for label, key in (
+            ("free between live blocks", "inactive_split_bytes"),
+            ("free in whole segments", "releasable_bytes"),
+            ("freed, waiting for a stream", "pending_bytes"),
+        ):
+            facts.append(Fact(label, bytes_text(lost[key]), lost[key] / reserved if reserved else None))
+        facts.append(Fact("largest free block", bytes_text(lost["largest_free_block_bytes"])))
+        facts.append(Fact("rounding, in active blocks", bytes_text(lost["rounding_bytes"])))
+        yield facts
+        yield from _rows(self["by_category"], "category", "bytes", "count", "share", empty="nothing was live")
+        columns = ("site", "category", "bytes", "count", "share")
+        yield from _rows(self["top_sites"], *columns, top=self.about.top, empty="no sites")
+        oom = self["oom"]
+        if oom is not None:
+            asked, free = bytes_text(oom["requested_bytes"]), bytes_text(oom["device_free_bytes"])
+            cached, largest = bytes_text(oom["cached_free_bytes"]), bytes_text(oom["largest_free_block_bytes"])
+            yield Line(
+                f"out of memory: {oom['site']} asked for {asked}; CUDA had {free} free, the cache {cached}, the "
+                f"largest block of it {largest}",
+                "yellow",
+            )
+        for note in self["notes"]:
+            yield Line(note, "dim")
+
+
+class Diff(Record):
+    """What changed between two captures or two memory snapshots."""
+
+    def parts(self) -> Iterator[Part]:
+        """Give the headline, warnings, and the rows of each table that changed most."""
+        from nsightkit.analysis.compare import diff_words
+
+        yield Line(self.about.title, "bold")
+        yield Line(self["headline"])
+        if self.get("where"):
+            yield Line(self["where"])
+        for warning in self["warnings"]:
+            yield Line(warning, "yellow")
+        if "bottleneck" in self:
+            yield Line(self["bottleneck"]["text"])
+        top = 8 if self.about.top is None else self.about.top
+        for table, (title, chosen, changed) in diff_words.sections(self, top).items():
+            if chosen:
+                cells = diff_words.rows(table, chosen)
+                yield from _rows(cells, *cells[0], title=title, top=len(cells), total=max(changed, len(chosen)))
+
+    def markdown(self) -> str:
+        """Write what changed for a pull request."""
+        from nsightkit.analysis.compare import diff_words
+
+        return diff_words.markdown(self, 8 if self.about.top is None else self.about.top)
+
+
+class Check(Record):
+    """How runs compare with a baseline."""
+
+    def parts(self) -> Iterator[Part]:
+        """Give what fails first, then what holds, then what else changed."""
+        columns = ("status", "metric", "baseline", "now", "change", "limit")
+        failing = [*self["regressions"], *self["missing"], *self["undecided"]]
+        rows = [_check_row(row) for row in failing]
+        rows += [_check_row(row) for row in self["gates"] if row not in failing]
+        runs = f"{self['baseline_runs']} and {self['runs']} runs"
+        title = f"{Path(self['baseline']).name} · {runs} · tolerance {100 * self['tolerance']:g} %"
+        yield from _rows(rows, *columns, top=len(rows), title=title)
+        told = [_check_row(row) for row in self["informing"]]
+        if told:
+            yield from _rows(told, *columns, top=_MOST, title="Other changes (these never fail the check)")
+        if self["new"]:
+            names = ", ".join(row["metric"] for row in self["new"][:_MOST])
+            yield Line(f"not in the baseline: {names}", "dim")
+        for note in self["notes"]:
+            yield Line(note, "dim")
+
+    def failure(self) -> str:
+        """Say why the check failed; nothing if it did not."""
+        failed = [*self["regressions"], *self["missing"]]
+        named = [f"{row['metric']} ({_changed(row, 'ratio') or row['status']})" for row in failed[:3]]
+        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+        single = self["runs"] == self["baseline_runs"] == 1
+        timed = any(row["unit"] == "ns" for row in self["regressions"])
+        # A clock or a neighbour can make one run slower as well.
+        doubt = "; one run on each side, so differences between runs are not known" if single and timed else ""
+        return f"{', '.join(named)}{more}{doubt}"
+
+    def inconclusive(self) -> str:
+        """Say why the check cannot decide; nothing if it can."""
+        if not self["undecided"]:
+            return ""
+        row = self["undecided"][0]
+        before, after = row["samples"]
+        why = row["reason"] or f"noise explains up to {_changed(row, 'limit')}"
+        return (
+            f"inconclusive: {row['metric']} seems worse, {_changed(row, 'ratio') or 'from 0'} in {before} and "
+            f"{after} samples, and {why}; record more steps (30 are of use), give several runs, or allow more with "
+            "--tolerance"
+        )
+
+
+_STATUS = {"regression": "FAILS", "changed": "FAILS", "missing": "MISSING"}
+
+
+def _check_row(row: Mapping[str, Any]) -> dict[str, str]:
+    """One metric of a check, as text."""
+    status = row["status"]
+    return {
+        "status": _STATUS.get(status, status) if row["gate"] else status,
+        "metric": row["metric"],
+        "baseline": _metric_text(row.get("before"), row["unit"]),
+        "now": _metric_text(row.get("after"), row["unit"]),
+        "change": _changed(row, "ratio") or "-",
+        "limit": _changed(row, "limit") or "-",
+    }
+
+
+def _metric_text(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "ns":
+        return time_text(value)
+    if unit in ("bytes", "per_s"):
+        return bytes_text(value) + ("/s" if unit == "per_s" else "")
+    return f"{value:,.5g}" + (" %" if unit == "%" else "")
+
+
+def _changed(row: Mapping[str, Any], key: str) -> str:
+    """How much a metric changed, in percent."""
+    return "" if row.get(key) is None else f"{100 * (row[key] - 1):+.1f} %"
+
+
+class Ranks(Record):
+    """Who is late among the ranks of a job."""
+
+    findings: list[str]
+    tables: Mapping[str, pd.DataFrame]
+    #: The one that CSV holds.
+    csv_table: str
+
+    def parts(self) -> Iterator[Part]:
+        """Give the findings, the ranks, their collectives and what was lost."""
+        top = self.about.top
+        yield Line(self.about.title, "bold")
+        for finding in self.findings:
+            yield Line(finding)
+        # Sums over a whole trace: a step's length beside them would be on another basis.
+        columns = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
+        yield from _rows(self.tables["ranks"], *columns, top=top, title="each rank's whole trace")
+        columns = (
+            "group",
+            "kind",
+            "step",
+            "bytes",
+            "count",
+            "start_ns",
+            "total_ns",
+            "wait_ns",
+            "skew_ns",
+            "exposed_ns",
+        )
+        columns += ("last_rank", "transfer_ns", "bus_gb_per_s")
+        yield from _rows(self.tables["collectives"], *columns, top=top, title="collectives", empty="none to compare")
+        for trace in self["lost"]:
+            yield Line(f"lost: {_lost(trace)}: {trace['reason']}", "yellow")
+        for note in self["notes"]:
+            yield Line(note, "dim")
+
+    def csv(self) -> str:
+        """Write one of the tables."""
+        return Table.of(self.tables[self.csv_table]).csv()
+
+
+def _lost(trace: Mapping[str, Any]) -> str:
+    """Name the ranks or the file of a trace that could not be used."""
+    ranks = trace["ranks"]
+    named = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
+    if trace["file"] is None:
+        return named
+    name = Path(trace["file"]).name
+    return f"{named} ({name})" if ranks else name
+
+
+class Bench(Record):
+    """What a benchmark measured."""
+
+    def parts(self) -> Iterator[Part]:
+        """Give a row for each measurement."""
+        where = self["gpu"] or "CPU (these times say nothing about a GPU)"
+        title = f"{where} · {self['warmup']} warm-up and {self['steps']} timed steps"
+        rows = []
+        for row in plain_value(self["rows"]):
+            rows.append({**row, "status": f"{row['status']} in {row['where']}" if row["where"] else row["status"]})
+        columns = ("config", "mode", "precision", "status", "median_ns", "std_ns", "tokens_per_s")
+        columns += ("peak_allocated_bytes", "mfu_datasheet", "mfu_measured")
+        yield from _rows(rows, *columns, title=title, top=len(rows))
+        for row in rows:
+            if row["detail"]:
+                yield Line(f"{cell_name(row)}: {row['detail']}", "dim")
+
+    def failures(self) -> list[str]:
+        """Say what was not measured, and why."""
+        return [f"{cell_name(row)} ({row['detail']})" for row in self["rows"] if row["status"] == "failed"]
+
+
+def cell_name(row: Mapping[str, Any]) -> str:
+    """Name one measurement of a benchmark.
+
+    Parameters
+    ----------
+    row : mapping
+    """
+    return f"{row['config']} {row['mode']} {row['precision']}"
+
+
+class Written(Record):
+    """A file that a command wrote; people read its path."""
+
+    def text(self, width: int = 0, *, colour: bool = False) -> str:  # noqa: ARG002
+        """Give the path on one line, however long."""
+        from nsightkit.safe import plain
+
+        return f"{plain(self.about.title)}\n"
+
+
+class Counters(Table):
+    """What bounds each kernel, with the counters that show it."""
+
+    def parts(self) -> Iterator[Part]:
+        """Give the figures, then evidence and next steps of each kernel."""
+        yield from super().parts()
+        for row in self.few():
+            yield _GAP
+            yield Line(f"{row['kernel']}: {row['classification']}", "bold")
+            for text in row["evidence"]:
+                yield Line(f"- {text}", "dim")
+            for text in row["next_steps"]:
+                yield Line(f"→ {text}")
+
+
+class Envelope(Table):
+    """What models cost, with a line for each remark."""
+
+    def parts(self) -> Iterator[Part]:
+        """Give the table, then the remarks on each model."""
+        yield from super().parts()
+        for row in self.few():
+            for text in row["notes"] or ():
+                yield Line(f"{row['config']}: {text}", "dim")

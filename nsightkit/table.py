@@ -1,0 +1,638 @@
+"""Results that print themselves: as text, HTML, CSV and JSON.
+
+A :class:`Table` is a DataFrame that knows the unit of each column; a :class:`Record` is an answer that is one object.
+Text is for people: rounded, with units, and with names shortened to what tells them apart. CSV and JSON carry exact
+values: integer nanoseconds, shares from 0 to 1, and nothing (null) for what is not known.
+
+Text from a trace is hostile. Control and invisible characters become escapes, no markup is obeyed, and no CSV cell
+begins like a formula. JSON decodes to the names as they are in the trace.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import html
+import io
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import pandas as pd
+
+from nsightkit.analysis.core.text import bytes_text, digits, short_name, time_text
+from nsightkit.safe import json_text, plain
+
+__all__ = [
+    "About",
+    "Column",
+    "Fact",
+    "Line",
+    "Part",
+    "Record",
+    "Table",
+    "column_of",
+    "plain_value",
+    "rows_of",
+    "shortened",
+]
+
+#: Rows that text and HTML show, unless more are asked for.
+SHOWN_ROWS = 20
+#: Columns of characters where nobody says how wide the screen is.
+WIDTH = 100
+#: A name is not cut below this many characters.
+_LEAST_NAME = 16
+_BAR_CELLS = 8
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+# ---------------------------------------------------------------- columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """What a column holds.
+
+    Parameters
+    ----------
+    name : str
+        Its key in a table, in CSV and in JSON.
+    heading : str
+        What text and pages call it, with the unit where a cell does not show it.
+    unit : str
+        A key of :data:`UNITS`, which says how a value is written.
+    """
+
+    name: str
+    heading: str
+    unit: str
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds words, which line up at their left."""
+        return self.unit in _WORDS
+
+    def text(self, value: Any) -> str:
+        """Write one value as people read it."""
+        return UNITS[self.unit](value)
+
+
+def _moment_text(value: float | None) -> str:
+    return "-" if value is None else f"{value / 1e6:,.3f} ms"
+
+
+def _share_text(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _percent_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} %"
+
+
+def _large_text(value: float | None) -> str:
+    if value is None:
+        return "-"
+    for unit, size in (("T", 1e12), ("G", 1e9)):
+        if value >= size:
+            return f"{digits(value / size)} {unit}"
+    return f"{digits(value / 1e6)} M"
+
+
+def _factor_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}x"
+
+
+def _outlier_text(value: Any) -> str:
+    return "◀ outlier" if value else ""
+
+
+def _kernel_text(value: object) -> str:
+    return short_name(str(value))
+
+
+def _kernels_text(value: Sequence[str] | None) -> str:
+    return short_name(value[0]) if value else ""
+
+
+def _evidence_text(value: object) -> str:
+    """Say what ran in a gap, for how long, and what ended the gap."""
+    if not isinstance(value, Mapping):
+        return _any_text(value)
+    parts = []
+    if value.get("name"):
+        parts.append(short_name(str(value["name"])))
+    start, end = value.get("start_ns"), value.get("end_ns")
+    if isinstance(start, int) and isinstance(end, int):
+        parts.append(time_text(end - start))
+    if value.get("ended_by"):
+        parts.append(f"→ {short_name(str(value['ended_by']))}")
+    return " ".join(parts)
+
+
+def _any_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return digits(value)
+    if isinstance(value, list):
+        return "; ".join(plain(part) for part in value)
+    return plain(value)
+
+
+#: How values of each unit are written.
+UNITS: dict[str, Callable[[Any], str]] = {
+    "time": time_text,
+    "moment": _moment_text,
+    "bytes": bytes_text,
+    "share": _share_text,
+    "percent": _percent_text,
+    "large": _large_text,
+    "factor": _factor_text,
+    "value": _any_text,
+    "kernel": _kernel_text,
+    "kernels": _kernels_text,
+    "place": _any_text,
+    "evidence": _evidence_text,
+    "outlier": _outlier_text,
+    "word": _any_text,
+    "sentence": _any_text,
+}
+_WORDS = ("kernel", "kernels", "place", "evidence", "outlier", "word", "sentence")
+#: Those that are cut where a table is too wide; sentences are wrapped instead.
+_NAMES = ("kernel", "kernels", "place", "evidence")
+
+COLUMNS = {
+    column.name: column
+    for column in (
+        # What a row is about.
+        Column("where", "where", "place"),
+        Column("name", "name", "kernel"),
+        Column("kernel", "kernel", "kernel"),
+        Column("site", "site", "place"),
+        Column("step", "step", "kernel"),
+        Column("group", "group", "kernel"),
+        Column("change", "change", "kernel"),
+        Column("metric", "metric", "kernel"),
+        Column("evidence", "evidence", "evidence"),
+        Column("category", "category", "word"),
+        Column("src_kind", "from", "word"),
+        Column("dst_kind", "to", "word"),
+        Column("domain", "domain", "word"),
+        Column("outlier", "outlier", "outlier"),
+        Column("gpu", "GPU", "word"),
+        Column("occupancy_limiter", "limited by", "word"),
+        Column("interval", "95 % interval", "word"),
+        Column("top_kernels", "top kernel", "kernels"),
+        Column("check", "check", "sentence"),
+        Column("found", "found", "sentence"),
+        Column("remedy", "remedy", "sentence"),
+        Column("detail", "detail", "sentence"),
+        Column("note", "note", "sentence"),
+        Column("notes", "notes", "sentence"),
+        Column("source", "source", "sentence"),
+        Column("trace", "trace", "sentence"),
+        Column("from", "from", "sentence"),
+        # Times and moments.
+        Column("start_ns", "start", "moment"),
+        Column("end_ns", "end", "moment"),
+        Column("exclusive_ns", "exclusive (CPU)", "time"),
+        Column("gpu_ns", "GPU", "time"),
+        Column("gpu_span_ns", "GPU span", "time"),
+        Column("compute_ns", "computing", "time"),
+        Column("communication_ns", "collectives", "time"),
+        Column("wait_ns", "waiting", "time"),
+        # Amounts.
+        Column("bytes", "bytes", "bytes"),
+        Column("kernel_count", "kernels", "value"),
+        Column("share", "share", "share"),
+        Column("share_of_span", "of span", "share"),
+        Column("mfu_datasheet", "MFU", "share"),
+        Column("mfu_measured", "MFU (measured)", "share"),
+        Column("sol_datasheet", "of datasheet", "share"),
+        Column("sol_measured", "of ceiling", "share"),
+        Column("sm_pct", "SM", "percent"),
+        Column("memory_pct", "memory", "percent"),
+        Column("dram_pct", "DRAM", "percent"),
+        Column("occupancy_pct", "occupancy", "percent"),
+        Column("busy_pct", "busy", "percent"),
+        Column("gb_per_s", "GB/s", "value"),
+        Column("bus_gb_per_s", "bus GB/s", "value"),
+        Column("tokens_per_s", "tokens/s", "value"),
+        Column("tflops", "TFLOP/s", "value"),
+        Column("clock_mhz", "at MHz", "value"),
+        Column("power_w", "power W", "value"),
+        Column("params", "params", "large"),
+        Column("flops", "FLOPs", "large"),
+        Column("fwd_flops", "FLOPs fwd", "large"),
+        Column("train_flops", "FLOPs train", "large"),
+        Column("activation_bytes", "activations", "bytes"),
+        Column("peak_allocated_bytes", "allocated", "bytes"),
+        Column("peak_reserved_bytes", "reserved", "bytes"),
+        Column("speedup", "gain", "factor"),
+        Column("last_rank", "last", "value"),
+    )
+}
+#: What is drawn beside a share.
+_BAR = Column("bar", "", "word")
+#: Columns that no table shows empty.
+_OPTIONAL = ("domain", "interval", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured")
+
+
+def column_of(name: str) -> Column:
+    """Look a column up; an unlisted one goes by the unit at the end of its name.
+
+    Parameters
+    ----------
+    name : str
+    """
+    if name in COLUMNS:
+        return COLUMNS[name]
+    for ending, unit in (("_ns", "time"), ("_bytes", "bytes"), ("_pct", "percent")):
+        if name.endswith(ending):
+            return Column(name, name.removesuffix(ending).replace("_", " "), unit)
+    return Column(name, name.replace("_", " "), "value")
+
+
+# ---------------------------------------------------------------- values
+
+
+def rows_of(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Turn a table into one dict a row, of values that JSON takes.
+
+    Parameters
+    ----------
+    frame : DataFrame
+    """
+    names = [str(name) for name in frame.columns]
+    columns = []
+    for name in frame.columns:
+        values = frame[name].tolist()
+        if frame[name].dtype.kind not in "iub" or frame[name].hasnans:
+            values = [plain_value(value, str(name)) for value in values]
+        columns.append(values)
+    for row in zip(*columns, strict=True):
+        yield dict(zip(names, row, strict=True))
+
+
+def plain_value(value: Any, key: str = "") -> Any:
+    """Turn a value into what JSON knows, and what is nested in it.
+
+    Parameters
+    ----------
+    value : object
+        Numbers may be numpy's. What is not known or not finite becomes None.
+    key : str
+        What it is called: a float under a name that ends in ``_ns`` is rounded to an integer.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain_value(member, str(name)) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(member, key) for member in value]
+    if hasattr(value, "tolist"):  # numpy's scalars and arrays
+        return plain_value(value.tolist(), key)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return round(value) if key.endswith("_ns") else value
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return None if value is pd.NA or value is pd.NaT else str(value)
+
+
+#: What a spreadsheet takes for the beginning of a formula, in either width.
+_FORMULA = re.compile(r"[=+@\uff1d\uff0b\uff20]|[-\uff0d](?!\d+(\.\d+)?$)")
+
+
+def _csv_cell(value: Any) -> Any:
+    """Write text so that neither a terminal nor a spreadsheet obeys it; numbers stay as they are."""
+    if isinstance(value, dict | list):
+        return json_text(value)
+    if not isinstance(value, str):
+        return value
+    text = plain(value)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+# ---------------------------------------------------------------- results
+
+
+@dataclasses.dataclass
+class About:
+    """What stands around a result.
+
+    Parameters
+    ----------
+    title : str
+        What was looked at.
+    notes : sequence of str
+        Lines below a table.
+    remarks : sequence of str
+        What to say beside the answer, such as what was not recorded.
+    empty : str
+        What stands for a table without rows.
+    hidden : sequence of str
+        Columns that text leaves out.
+    top : int, optional
+        How many rows were asked for.
+    total : int
+        How many rows there are with those that `top` cut off.
+    exit_code : int
+        Of the command.
+    """
+
+    title: str = ""
+    notes: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    empty: str = "nothing to list"
+    hidden: Sequence[str] = ()
+    top: int | None = None
+    total: int = 0
+    exit_code: int = 0
+
+
+class Printed:
+    """A result that prints itself, part by part."""
+
+    about: About
+
+    def parts(self) -> Iterator[Part]:
+        """Give what text consists of."""
+        raise NotImplementedError
+
+    def text(self, width: int = WIDTH, *, colour: bool = False) -> str:
+        """Write the result for people.
+
+        Parameters
+        ----------
+        width : int
+            Of a line, in characters.
+        colour : bool
+            With a terminal's codes.
+        """
+        from rich.console import Console
+
+        out = io.StringIO()
+        system: Any = "auto" if colour else None
+        # In a notebook rich would show what it prints there as well.
+        console = Console(file=out, width=width, force_terminal=colour, force_jupyter=False, color_system=system)
+        for part in self.parts():
+            console.print(_drawn(part, width), markup=False, highlight=False, emoji=False)
+        lines = [line.rstrip() for line in out.getvalue().splitlines()]
+        return "\n".join(lines).strip("\n") + "\n"
+
+    def __repr__(self) -> str:
+        return self.text().rstrip()
+
+
+class Record(dict[str, Any], Printed):
+    """An answer that is one object: data underneath.
+
+    Parameters
+    ----------
+    values : mapping
+    about : About, optional
+    """
+
+    def __init__(self, values: Mapping[str, Any], about: About | None = None) -> None:
+        super().__init__(values)
+        self.about = about or About()
+
+    __repr__ = Printed.__repr__
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="font-size: 0.8em">{html.escape(self.text(88))}</pre>'  # as wide as a page of text
+
+    def json(self) -> str:
+        """Write one JSON object."""
+        return json_text(plain_value(self), indent=2) + "\n"
+
+
+class Table(pd.DataFrame, Printed):
+    """A DataFrame that knows its units and prints itself; what is made of it is a plain DataFrame."""
+
+    _metadata = ["about"]  # noqa: RUF012 - pandas reads it
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame | Sequence[Mapping[str, Any]], top: int | None = None, **about: Any) -> Self:
+        """Make a table of rows.
+
+        Parameters
+        ----------
+        rows : DataFrame or sequence of mapping
+        top : int, optional
+            Only the first so many.
+        **about
+            As :class:`About` takes it.
+        """
+        frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows, dtype=object)
+        table = cls(frame if top is None else frame.head(top))
+        table.about = About(**{"top": top, "total": len(frame), **about})
+        return table
+
+    __repr__ = Printed.__repr__
+
+    def parts(self) -> Iterator[Part]:
+        """Give the title, the first rows, how many more there are, and the note."""
+        if self.about.title:
+            yield Line(self.about.title, "bold")
+        if not len(self):
+            yield Line(self.about.empty, "dim")
+            return
+        columns = self._shown()
+        yield columns
+        more = self.about.total - len(columns[0][1])
+        if more > 0:
+            yield Line(f"… {more:,} more (--top N shows more, --format json all)", "dim")
+        for note in self.about.notes:
+            yield Line(note, "dim")
+
+    def few(self) -> list[dict[str, Any]]:
+        """Give the rows that people see."""
+        return list(rows_of(self.head(SHOWN_ROWS) if self.about.top is None else self))
+
+    def _shown(self) -> list[tuple[Column, list[str]]]:
+        """The columns that people see, and their text."""
+        rows = self.few()
+        columns = []
+        for name in self.columns:
+            values = [row[name] for row in rows]
+            if name in self.about.hidden or (name in _OPTIONAL and not any(values)):
+                continue
+            column = column_of(name)
+            if column.unit == "value" and any(isinstance(value, str) for value in values):
+                column = dataclasses.replace(column, unit="word")
+            columns.append((column, [column.text(value) for value in values]))
+            if name in ("share", "share_of_span"):
+                columns.append((_BAR, [_bar(value) for value in values]))
+        return columns
+
+    def _repr_html_(self) -> str:
+        columns = [(column, texts) for column, texts in self._shown() if column is not _BAR]
+        cells = pd.DataFrame(list(zip(*(texts for _, texts in columns), strict=True)))
+        cells.columns = pd.Index([column.heading for column, _ in columns])
+        more = self.about.total - len(cells)
+        below = f"{more:,} more rows" if more > 0 else " ".join(self.about.notes)
+        if not len(self):
+            below = self.about.empty
+        with pd.option_context("display.max_colwidth", None):
+            table = cells.to_html(index=False, border=0) if len(self) else ""
+        return f"{table}<p>{html.escape(plain(below))}</p>"
+
+    def json(self) -> str:
+        """Write one JSON list, with a line for each row."""
+        lines = [json_text(row) for row in rows_of(self)]
+        return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
+
+    def csv(self) -> str:
+        """Write a header and all rows."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.columns)
+        for row in rows_of(self):
+            writer.writerow([_csv_cell(value) for value in row.values()])
+        return out.getvalue()
+
+
+# ---------------------------------------------------------------- text
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of text, whatever it holds.
+
+    Parameters
+    ----------
+    text : str
+    style : str
+        On a terminal.
+    """
+
+    text: str
+    style: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """A labelled value, with a bar where it is a share.
+
+    Parameters
+    ----------
+    label, value : str
+    share : float, optional
+    """
+
+    label: str
+    value: str = ""
+    share: float | None = None
+
+
+Part = Line | list[Fact] | list[tuple[Column, list[str]]]
+
+
+def _drawn(part: Any, width: int) -> Any:
+    """Make something that rich prints."""
+    from rich.text import Text
+
+    if isinstance(part, Line):
+        return Text(plain(part.text), style=part.style)
+    return _facts(part) if isinstance(part[0], Fact) else _grid(part, width)
+
+
+def _facts(facts: Sequence[Fact]) -> Any:
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    for justify in ("left", "right", "left"):
+        grid.add_column(justify=justify, no_wrap=True)
+    for fact in facts:
+        bar = "" if fact.share is None else f"{_share_text(fact.share):>7} {_bar(fact.share)}"
+        grid.add_row(Text(plain(fact.label)), Text(plain(fact.value)), Text(bar))
+    return grid
+
+
+def _grid(columns: Sequence[tuple[Column, list[str]]], width: int) -> Any:
+    """Align columns, with names shortened to fit."""
+    from rich import box
+    from rich.cells import cell_len
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    widest = [max(cell_len(text) for text in [column.heading, *texts]) for column, texts in columns]
+    names = [number for number, (column, _) in enumerate(columns) if column.unit in _NAMES]
+    left = width - 2 * len(columns) - sum(widest) + sum(widest[number] for number in names)
+    names.sort(key=lambda number: widest[number])
+    for position, number in enumerate(names):  # none gets more than it needs
+        widest[number] = min(widest[number], max(left // (len(names) - position), _LEAST_NAME))
+        left -= widest[number]
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
+    cells = []
+    for number, (column, texts) in enumerate(columns):
+        justify: Any = "left" if column.is_text else "right"
+        wraps = column.unit == "sentence"
+        overflow: Any = "fold" if wraps else "ellipsis"
+        grid.add_column(Text(column.heading), justify=justify, no_wrap=not wraps, overflow=overflow)
+        if number in names:
+            texts = shortened(texts, widest[number], column.unit == "place")  # noqa: PLW2901 - what fits
+        cells.append([Text(text) for text in texts])
+    for row in zip(*cells, strict=True):
+        grid.add_row(*row)
+    return grid
+
+
+def shortened(names: Sequence[str], width: int, is_path: bool = False) -> list[str]:
+    """Shorten names to a width so that different names stay different.
+
+    Parameters
+    ----------
+    names : sequence of str
+    width : int
+        Characters of a name.
+    is_path : bool
+        The end tells more than the beginning.
+
+    Examples
+    --------
+    >>> shortened(["kernel<float, 128, false>", "kernel<float, 128, true>", "copy"], 16)
+    ['kernel<flo…alse>', 'kernel<flo…true>', 'copy']
+    """
+    short = {name: _cut(name, width, is_path) for name in names}
+    head = width - width // 2 - 2
+    for _ in range(len(names)):
+        alike: dict[str, list[str]] = {}
+        for name, text in short.items():
+            alike.setdefault(text, []).append(name)
+        groups = [group for group in alike.values() if len(group) > 1]
+        for group in groups:
+            first = len(os.path.commonprefix(group))  # noqa: RUF071 - names, not paths
+            for name in group:
+                rest = name[first:]
+                end = rest if len(rest) < width - head else f"{rest[: width - head - 2]}…"
+                short[name] = f"{name[:head]}…{end}"
+        if not groups:
+            break
+    return [short[name] for name in names]
+
+
+def _cut(name: str, width: int, is_path: bool) -> str:
+    """Cut a name in its middle, or a path at its beginning."""
+    if len(name) <= width:
+        return name
+    if is_path:
+        slash = name.find("/", len(name) - width + 1)
+        return f"…{name[slash:]}" if slash > 0 else f"…{name[1 - width :]}"
+    tail = (width - 1) // 3
+    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
+
+
+def _bar(share: float | None) -> str:
+    """Draw a share as a bar of eighths of a character."""
+    full, rest = divmod(round(min(max(share or 0.0, 0.0), 1.0) * _BAR_CELLS * 8), 8)
+    return ("█" * full + _EIGHTHS[rest]).rstrip()
