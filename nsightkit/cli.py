@@ -231,7 +231,7 @@ def _run(words: Sequence[str]) -> int:
         return 0
     for remark in result.about.remarks:
         note(remark)
-    return result.about.exit_code
+    return int(result.about.exit_code)
 
 
 # ---------------------------------------------------------------- entry

@@ -211,7 +211,7 @@ def diff(
         raise UsageError("one of the two is a memory snapshot: two of a kind can be compared")
     else:
         traces = [[opened(path, selection, reading) for path in side] for side in (befores, afters)]
-        counted = {} if steps is None else {"steps": (steps, steps)}
+        counted: dict[str, Any] = {} if steps is None else {"steps": (steps, steps)}
         with progress("comparing"):
             (one, *more), (other, *others_after) = traces
             changes = questions.diff(one, other, match=match, also_before=more, also_after=others_after, **counted)

@@ -114,7 +114,7 @@ def _kernel_text(value: object) -> str:
 
 
 def _kernels_text(value: Sequence[str] | None) -> str:
-    return short_name(value[0]) if value else ""
+    return _cut(short_name(value[0]), 24) if value else ""
 
 
 def _evidence_text(value: object) -> str:
@@ -166,78 +166,59 @@ UNITS: dict[str, Callable[[Any], str]] = {
 }
 _WORDS = ("kernel", "kernels", "place", "evidence", "outlier", "word", "sentence")
 #: Those that are cut where a table is too wide; sentences are wrapped instead.
-_NAMES = ("kernel", "kernels", "place", "evidence")
+_NAMES = ("kernel", "place", "evidence")
 
-COLUMNS = {
-    column.name: column
-    for column in (
-        # What a row is about.
-        Column("where", "where", "place"),
-        Column("name", "name", "kernel"),
-        Column("kernel", "kernel", "kernel"),
-        Column("site", "site", "place"),
-        Column("step", "step", "kernel"),
-        Column("group", "group", "kernel"),
-        Column("change", "change", "kernel"),
-        Column("metric", "metric", "kernel"),
-        Column("evidence", "evidence", "evidence"),
-        Column("category", "category", "word"),
-        Column("src_kind", "from", "word"),
-        Column("dst_kind", "to", "word"),
-        Column("domain", "domain", "word"),
-        Column("outlier", "outlier", "outlier"),
-        Column("gpu", "GPU", "word"),
-        Column("occupancy_limiter", "limited by", "word"),
-        Column("interval", "95 % interval", "word"),
-        Column("top_kernels", "top kernel", "kernels"),
-        Column("check", "check", "sentence"),
-        Column("found", "found", "sentence"),
-        Column("remedy", "remedy", "sentence"),
-        Column("detail", "detail", "sentence"),
-        Column("note", "note", "sentence"),
-        Column("notes", "notes", "sentence"),
-        Column("source", "source", "sentence"),
-        Column("trace", "trace", "sentence"),
-        Column("from", "from", "sentence"),
-        # Times and moments.
-        Column("start_ns", "start", "moment"),
-        Column("end_ns", "end", "moment"),
-        Column("exclusive_ns", "exclusive (CPU)", "time"),
-        Column("gpu_ns", "GPU", "time"),
-        Column("gpu_span_ns", "GPU span", "time"),
-        Column("compute_ns", "computing", "time"),
-        Column("communication_ns", "collectives", "time"),
-        Column("wait_ns", "waiting", "time"),
-        # Amounts.
-        Column("bytes", "bytes", "bytes"),
-        Column("kernel_count", "kernels", "value"),
-        Column("share", "share", "share"),
-        Column("share_of_span", "of span", "share"),
-        Column("mfu_datasheet", "MFU", "share"),
-        Column("mfu_measured", "MFU (measured)", "share"),
-        Column("sol_datasheet", "of datasheet", "share"),
-        Column("sol_measured", "of ceiling", "share"),
-        Column("sm_pct", "SM", "percent"),
-        Column("memory_pct", "memory", "percent"),
-        Column("dram_pct", "DRAM", "percent"),
-        Column("occupancy_pct", "occupancy", "percent"),
-        Column("busy_pct", "busy", "percent"),
-        Column("gb_per_s", "GB/s", "value"),
-        Column("bus_gb_per_s", "bus GB/s", "value"),
-        Column("tokens_per_s", "tokens/s", "value"),
-        Column("tflops", "TFLOP/s", "value"),
-        Column("clock_mhz", "at MHz", "value"),
-        Column("power_w", "power W", "value"),
-        Column("params", "params", "large"),
-        Column("flops", "FLOPs", "large"),
-        Column("fwd_flops", "FLOPs fwd", "large"),
-        Column("train_flops", "FLOPs train", "large"),
-        Column("activation_bytes", "activations", "bytes"),
-        Column("peak_allocated_bytes", "allocated", "bytes"),
-        Column("peak_reserved_bytes", "reserved", "bytes"),
-        Column("speedup", "gain", "factor"),
-        Column("last_rank", "last", "value"),
-    )
+#: The columns of each unit that the end of their name does not give.
+_COLUMNS = {
+    "kernel": "name kernel step group metric",
+    "kernels": "top_kernels",
+    "place": "where site",
+    "evidence": "evidence",
+    "outlier": "outlier",
+    "word": "category domain src_kind dst_kind",
+    "sentence": "check found remedy detail note notes source trace from",
+    "moment": "start_ns end_ns",
+    "share": "share share_of_span mfu_datasheet mfu_measured sol_datasheet sol_measured",
+    "bytes": "bytes",
+    "large": "params flops fwd_flops train_flops",
+    "factor": "speedup",
+}
+#: Headings that are not a column's name.
+_HEADINGS = {
+    "src_kind": "from",
+    "dst_kind": "to",
+    "gpu": "GPU",
+    "gpu_ns": "GPU",
+    "gpu_span_ns": "GPU span",
+    "exclusive_ns": "exclusive (CPU)",
+    "compute_ns": "computing",
+    "communication_ns": "collectives",
+    "wait_ns": "waiting",
+    "kernel_count": "kernels",
+    "share_of_span": "of span",
+    "top_kernels": "top kernel",
+    "mfu_datasheet": "MFU",
+    "mfu_measured": "MFU (measured)",
+    "sol_datasheet": "of datasheet",
+    "sol_measured": "of ceiling",
+    "sm_pct": "SM",
+    "dram_pct": "DRAM",
+    "occupancy_limiter": "limited by",
+    "classification": "class",
+    "gb_per_s": "GB/s",
+    "bus_gb_per_s": "bus GB/s",
+    "tokens_per_s": "tokens/s",
+    "tflops": "TFLOP/s",
+    "clock_mhz": "at MHz",
+    "power_w": "power W",
+    "flops": "FLOPs",
+    "fwd_flops": "FLOPs fwd",
+    "train_flops": "FLOPs train",
+    "activation_bytes": "activations",
+    "peak_allocated_bytes": "allocated",
+    "interval": "95 % interval",
+    "speedup": "gain",
+    "last_rank": "last",
 }
 #: What is drawn beside a share.
 _BAR = Column("bar", "", "word")
@@ -246,18 +227,20 @@ _OPTIONAL = ("domain", "interval", "outlier", "src_kind", "dst_kind", "remedy", 
 
 
 def column_of(name: str) -> Column:
-    """Look a column up; an unlisted one goes by the unit at the end of its name.
+    """Look up what a column holds; most names end in their unit.
 
     Parameters
     ----------
     name : str
     """
-    if name in COLUMNS:
-        return COLUMNS[name]
-    for ending, unit in (("_ns", "time"), ("_bytes", "bytes"), ("_pct", "percent")):
+    heading, unit = name, "value"
+    for ending, of_ending in (("_ns", "time"), ("_bytes", "bytes"), ("_pct", "percent")):
         if name.endswith(ending):
-            return Column(name, name.removesuffix(ending).replace("_", " "), unit)
-    return Column(name, name.replace("_", " "), "value")
+            heading, unit = name.removesuffix(ending), of_ending
+    for listed, names in _COLUMNS.items():
+        if name in names.split():
+            unit = listed
+    return Column(name, _HEADINGS.get(name, heading.replace("_", " ")), unit)
 
 
 # ---------------------------------------------------------------- values
@@ -565,29 +548,29 @@ def _grid(columns: Sequence[tuple[Column, list[str]]], width: int) -> Any:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    widest = [max(cell_len(text) for text in [column.heading, *texts]) for column, texts in columns]
-    names = [number for number, (column, _) in enumerate(columns) if column.unit in _NAMES]
-    left = width - 2 * len(columns) - sum(widest) + sum(widest[number] for number in names)
-    names.sort(key=lambda number: widest[number])
-    for position, number in enumerate(names):  # none gets more than it needs
-        widest[number] = min(widest[number], max(left // (len(names) - position), _LEAST_NAME))
-        left -= widest[number]
+    room, names = width, 0
+    for column, texts in columns:
+        if column.unit in _NAMES:
+            names += 1
+            room -= 2
+        else:
+            room -= max(cell_len(text) for text in [column.heading, *texts]) + 2
+    room = max(room // max(names, 1), _LEAST_NAME)
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
     cells = []
-    for number, (column, texts) in enumerate(columns):
+    for column, texts in columns:
         justify: Any = "left" if column.is_text else "right"
         wraps = column.unit == "sentence"
         overflow: Any = "fold" if wraps else "ellipsis"
         grid.add_column(Text(column.heading), justify=justify, no_wrap=not wraps, overflow=overflow)
-        if number in names:
-            texts = shortened(texts, widest[number], column.unit == "place")  # noqa: PLW2901 - what fits
-        cells.append([Text(text) for text in texts])
+        short = shortened(texts, room) if column.unit in _NAMES else texts
+        cells.append([Text(text) for text in short])
     for row in zip(*cells, strict=True):
         grid.add_row(*row)
     return grid
 
 
-def shortened(names: Sequence[str], width: int, is_path: bool = False) -> list[str]:
+def shortened(names: Sequence[str], width: int) -> list[str]:
     """Shorten names to a width so that different names stay different.
 
     Parameters
@@ -595,40 +578,34 @@ def shortened(names: Sequence[str], width: int, is_path: bool = False) -> list[s
     names : sequence of str
     width : int
         Characters of a name.
-    is_path : bool
-        The end tells more than the beginning.
 
     Examples
     --------
     >>> shortened(["kernel<float, 128, false>", "kernel<float, 128, true>", "copy"], 16)
     ['kernel<flo…alse>', 'kernel<flo…true>', 'copy']
     """
-    short = {name: _cut(name, width, is_path) for name in names}
-    head = width - width // 2 - 2
+    short = {name: _cut(name, width) for name in names}
+    head = width // 2 - 1
     for _ in range(len(names)):
         alike: dict[str, list[str]] = {}
         for name, text in short.items():
             alike.setdefault(text, []).append(name)
         groups = [group for group in alike.values() if len(group) > 1]
+        if not groups:
+            break
         for group in groups:
             first = len(os.path.commonprefix(group))  # noqa: RUF071 - names, not paths
             for name in group:
-                rest = name[first:]
-                end = rest if len(rest) < width - head else f"{rest[: width - head - 2]}…"
-                short[name] = f"{name[:head]}…{end}"
-        if not groups:
-            break
+                short[name] = f"{name[:head]}…{_cut(name[first:], width - head - 1, 0)}"
     return [short[name] for name in names]
 
 
-def _cut(name: str, width: int, is_path: bool) -> str:
-    """Cut a name in its middle, or a path at its beginning."""
+def _cut(name: str, width: int, tail: int | None = None) -> str:
+    """Cut a name in its middle; a path keeps more of its end, which tells more."""
     if len(name) <= width:
         return name
-    if is_path:
-        slash = name.find("/", len(name) - width + 1)
-        return f"…{name[slash:]}" if slash > 0 else f"…{name[1 - width :]}"
-    tail = (width - 1) // 3
+    if tail is None:
+        tail = 2 * width // 3 if "/" in name else width // 3
     return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
 
 

@@ -193,7 +193,7 @@ def test_long_names_are_cut_and_stay_different(
     assert len(cut) == 3
     assert all("…" in name for name in cut)
     assert {row["name"] for row in document(run, "kernels", path)} == set(names)
-    assert table.shortened(["a.layers.0.mlp/x", "a.layers.1.mlp/x"], 10, True) == ["a.l…0.mlp…", "a.l…1.mlp…"]
+    assert table.shortened(["a.layers.0.mlp/x", "a.layers.1.mlp/x"], 10) == ["a.la…0.ml…", "a.la…1.ml…"]
 
 
 def test_not_recorded_is_null_with_one_line_on_stderr(saved: Save, run: Run) -> None:
