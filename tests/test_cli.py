@@ -472,7 +472,7 @@ def test_odd_file_names(name: str, saved: Save, run: Run, tmp_path: Path, monkey
 # ---------------------------------------------------------------- what is written
 
 
-@pytest.mark.parametrize("name", ["part.parquet", "t.json.gz", "t.json"])
+@pytest.mark.parametrize("name", ["part.parquet", "folder"])
 def test_convert_and_back(name: str, saved: Save, run: Run, tmp_path: Path) -> None:
     names = ("/home/plantedperson/a.py", "/home/plantedperson/b/a.py", "volta_sgemm_32x32_nn")
     path, out = saved(names=names), tmp_path / name
@@ -486,6 +486,17 @@ def test_convert_and_back(name: str, saved: Save, run: Run, tmp_path: Path) -> N
     assert (code, text) == (0, f"{tmp_path / f'part-{name}'}\n")
     assert document(run, "summary", text.strip())["kernel_count"] == 1
     assert run("convert", path, path)[0] == 2
+
+
+@pytest.mark.parametrize("name", ["t.json.gz", "t.json"])
+def test_convert_for_a_viewer(name: str, saved: Save, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / name
+    assert run("convert", saved(), str(out))[0] == 0
+    raw = gzip.decompress(out.read_bytes()) if name.endswith("gz") else out.read_bytes()
+    assert any(event["name"] == "volta_sgemm_32x32_nn" for event in json.loads(raw)["traceEvents"])
+    code, _, err = run("summary", str(out))
+    assert code == 2
+    assert "open it in Perfetto" in one_line(err)
 
 
 def test_a_report_of_one_trace_and_of_two(saved: Save, run: Run, tmp_path: Path) -> None:
@@ -507,8 +518,7 @@ def test_a_report_of_one_trace_and_of_two(saved: Save, run: Run, tmp_path: Path)
 
 def test_a_report_takes_no_traces_place_and_leaves_the_last_one(saved: Save, run: Run, tmp_path: Path) -> None:
     trace, last, broken = tmp_path / "t.html", tmp_path / "last.html", tmp_path / "broken.json"  # a trace by any name
-    assert run("convert", saved(), str(tmp_path / "t.json"))[0] == 0
-    (tmp_path / "t.json").rename(trace)
+    trace.write_bytes(_KINETO)
     before = trace.read_bytes()
     last.write_text("the last one")
     broken.write_text('{"traceEvents": [{"ph": "X", "name"')

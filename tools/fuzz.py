@@ -441,7 +441,7 @@ class ParquetDir(Sqlite):
 
 
 class Kineto:
-    """Traces of PyTorch's profiler, and our own Chrome exports."""
+    """Traces of PyTorch's profiler."""
 
     def __init__(self) -> None:
         self.seeds: list[bytes] = []
@@ -452,8 +452,6 @@ class Kineto:
             for case in ("v100-eight-ranks/worker0", "vllm-graphs/decode-capture", "a100-cuda-graphs/eager-nvtx"):
                 files = Store._cut(CASES / f"{case}.parquet")
                 part = nsightkit.load(write_folder(Path(folder) / case.replace("/", "-"), files))
-                chrome.write(part, path, overwrite=True)
-                self.seeds.append(path.read_bytes())
                 make_kineto.from_trace(path, part)
                 self.seeds.append(path.read_bytes())
 

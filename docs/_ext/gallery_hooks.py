@@ -53,8 +53,8 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
         block_vars["_offered"] = downloads
         if any(_is_trace(what) for what in downloads.values()):
             opened = (
-                "A timeline opens in Perfetto (ui.perfetto.dev, *Open trace file*; it stays in your browser) and with "
-                "every command of ``nsightkit``."
+                "A timeline opens in Perfetto (ui.perfetto.dev, *Open trace file*; it stays in your browser). "
+                "``nsightkit`` reads the trace that the timeline was drawn from, not the timeline."
             )
             lines += [opened, ""]
         for title, what in downloads.items():

@@ -21,13 +21,14 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
@@ -38,8 +39,6 @@ from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
     NEUTRAL,
-    TABLES,
-    TIME_COLUMNS,
     FrameSource,
     Gpu,
     Source,
@@ -51,20 +50,9 @@ from nsightkit.trace.model import (
 )
 from nsightkit.trace.nesting import nesting
 
-__all__ = [
-    "CHUNK_BYTES",
-    "COLLECTIVE",
-    "FORMS",
-    "MEMBERS",
-    "available_bytes",
-    "decode",
-    "documents",
-    "first_that_decodes",
-    "is_packed",
-    "open_kineto",
-    "short_kernel_name",
-]
+__all__ = ["CHUNK_BYTES", "COLLECTIVE", "available_bytes", "decode", "open_kineto", "short_kernel_name"]
 
+_Path = str | os.PathLike[str]
 _Ints = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
@@ -76,9 +64,9 @@ CHUNK_BYTES = 2 << 20  # measured: fastest of 1, 2, 4, 8 and 16 MiB, and the sma
 _REMEDY = "give a trace that torch.profiler exported (export_chrome_trace)"
 _AGAIN = "capture or copy it again"
 
-#: Which table the events of a category fill. Names as Kineto prints them today, before 2022 (capitalised; compared in
-#: lower case) and in our own exports; ``cuda_``, ``hip_``, ``xpu_`` runtimes and drivers are known by their ending.
-#: Everything else (flows, ``gpu_user_annotation``, which is a projection and not work) fills none.
+#: Which table the events of a category fill. Names as Kineto prints them today and before 2022 (capitalised; compared
+#: in lower case); ``cuda_``, ``hip_``, ``xpu_`` runtimes and drivers are known by their ending. Everything else (flows,
+#: ``gpu_user_annotation``, which is a projection and not work) fills none.
 _CATEGORIES = {
     "kernel": "kernels",
     "gpu_memcpy": "memops",
@@ -89,130 +77,142 @@ _CATEGORIES = {
     "driver": "calls",
     "cuda_sync": "syncs",
     "user_annotation": "ranges",
-    "nvtx": "ranges",
     "cpu_op": "ops",
     "operator": "ops",
     "python_function": "frames",
     "overhead": "overhead",
-    "graph_replay": "graphs",
-    "os_call": "os_calls",
+    "trace": "captures",  # what the profiler recorded, from start to end: no table of the model
 }
-_GPU_SIDE = ("kernels", "memops", "graphs", "syncs")
+_GPU_SIDE = ("kernels", "memops", "syncs")
 #: Accelerators with categories of their own. Some report kernels as GPUs do; what else they report fills no table.
 _ACCELERATORS = {"mtia": "MTIA", "hpu": "HPU", "xpu": "XPU", "privateuse1": "PrivateUse1"}
-#: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
-_WORKER = re.compile(r"(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
 #: Any of these tables shows, where it has rows, that a table was recorded; for the rest only its own rows do.
-_SHOWN_BY = {
-    **dict.fromkeys(GPU_TABLES, (*_GPU_SIDE, "calls")),
-    "ranges": ("ranges", "ops"),
-    "overhead": ("overhead", "calls"),
-}
-
+_SHOWN_BY = {"ranges": ("ranges", "ops"), "overhead": ("overhead", "calls")}
+#: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
+_WORKER = re.compile(r"(?:.*[/\\])?([^/\\]+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
 #: `record_function` blocks that PyTorch itself opens and that old versions file among the operators.
 _ANNOTATION = re.compile(r"ProfilerStep#\d+$|enumerate\(DataLoader\)#|Optimizer\.(step|zero_grad)#")
 _CALL_SUFFIX = re.compile(r"(_pt(sz|ds))?(_v\d{4,})?(_pt(sz|ds))?$")  # `_v2` belongs to the name
+#: More of a kind than any capture has: analyses look at each by itself.
+_MOST = {"process": 1_000, "thread": 10_000, "device": 1_000}
+_HOUR_NS = 3600 * 10**9
+_SIZES = ["grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"]
 
-#: Columns of numbers, and the members of an event's `args` that they are, in Kineto's files and in our own exports.
-_GPU_MEMBERS = {"correlation": "correlation", "process": "process"}
-MEMBERS = {
-    "kernels": {
-        **_GPU_MEMBERS,
-        "registers": "registers per thread",
-        "dynamic_shared_bytes": "shared memory",  # which is the sum of static and dynamic
-        "static_shared_bytes": "static shared memory",
-        "graph_node": "graph node id",
-        "sequence": "Seq",
-    },
-    "memops": {**_GPU_MEMBERS, "bytes": "bytes", "graph_node": "graph node id"},
-    "graphs": {**_GPU_MEMBERS, "graph_id": "graph id"},
-    "syncs": _GPU_MEMBERS,
-    "calls": {"correlation": "correlation"},
-    "ops": {"correlation": "External id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"},
-}
-#: What is kept of a collective's description, on its kernels and on the operators that launch them.
-COLLECTIVE = (
-    "Collective name",
-    "In msg nelems",
-    "Out msg nelems",
-    "dtype",
-    "Process Group Name",
-    "Process Group Description",
-    "Group size",
-    "Process Group Ranks",
-    "Src Rank",
-    "Dst Rank",
-)
+#: What is counted of events that cannot be taken as they are.
+_MALFORMED = "malformed events (no phase or no usable time) were left out"
+_EARLY = "events without a valid start (negative, or clamped to 0) were left out"
+_BACKWARDS = "negative durations were set to 0"
+_WHOLE_US = "Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs."
+
+
+# --- what is decoded -----------------------------------------------------------------------------------------------
+
 _ABSENT = msgspec.Raw(b"")
-#: What we use of an event's args, and what stands for an absent one.
-_ARGS: dict[str, Any] = {
-    **{member: NEUTRAL.get(column, 0) for members in MEMBERS.values() for column, member in members.items()},
-    **dict.fromkeys(COLLECTIVE),
-    **dict.fromkeys(("device", "stream", "cuda_sync_kind", "kernel")),
-    "name": None,  # of metadata events
-    # left undecoded, as few distinct ones stand for many events
-    **dict.fromkeys(("grid", "block", "Input Dims", "Input type", "Concrete Inputs"), _ABSENT),
-    # written by our own export only
-    **dict.fromkeys(("short name", "end thread", "duration_ns")),
-    "process": -1,
-    "domain": "",
-    "kind": "annotation",
-    "open": False,
+_Id = int | float | str | None
+#: What JSON calls the fields of a collective.
+_COLLECTIVE = {
+    "collective": "Collective name",
+    "elements_in": "In msg nelems",
+    "elements_out": "Out msg nelems",
+    "dtype": "dtype",
+    "group": "Process Group Name",
+    "description": "Process Group Description",
+    "group_size": "Group size",
+    "ranks": "Process Group Ranks",
+    "source": "Src Rank",
+    "target": "Dst Rank",
+}
+#: Keys of the JSON objects in the column `collective`.
+COLLECTIVE = tuple(_COLLECTIVE.values())
+_RENAMED = {
+    **_COLLECTIVE,
+    "external_id": "External id",
+    "registers": "registers per thread",
+    "shared_bytes": "shared memory",
+    "graph_node": "graph node id",
+    "collective_sequence": "Seq",
+    "sequence": "Sequence number",
+    "forward_thread": "Fwd thread id",
+    "input_dims": "Input Dims",
+    "input_types": "Input type",
+    "input_values": "Concrete Inputs",
 }
 
 
-def _field(member: str) -> str:
-    return member.lower().replace(" ", "_")
+class _Args(msgspec.Struct, rename=_RENAMED, frozen=True, gc=False):
+    """What we use of an event's args. The same member holds an int here and a string there."""
 
-
-# Any: the same member holds an int here and a string there.
-_Members: Any = msgspec.defstruct(
-    "_Members",
-    [(_field(key), Any if absent is not _ABSENT else msgspec.Raw, absent) for key, absent in _ARGS.items()],
-    rename={_field(key): key for key in _ARGS},
-    frozen=True,
-    gc=False,
-)
-
-
-class _Args(_Members, frozen=True, gc=False):  # type: ignore[call-arg,misc]
-    """What we use of an event's args: :data:`_ARGS`, "External id" as ``external_id``."""
-
-
-_NO_ARGS = _Args()
+    device: Any = None
+    stream: Any = None
+    correlation: Any = 0
+    external_id: Any = 0
+    registers: Any = 0
+    shared_bytes: Any = 0  # static and dynamic
+    graph_node: Any = 0
+    bytes: Any = 0
+    sequence: Any = -1
+    forward_thread: Any = -1
+    cuda_sync_kind: Any = None
+    kernel: Any = None
+    name: Any = None  # of metadata events
+    # Left undecoded, as few distinct ones stand for many events.
+    grid: msgspec.Raw = _ABSENT
+    block: msgspec.Raw = _ABSENT
+    input_dims: msgspec.Raw = _ABSENT
+    input_types: msgspec.Raw = _ABSENT
+    input_values: msgspec.Raw = _ABSENT
+    # What PyTorch writes of a collective, on its kernels and on the operators that launch them.
+    collective: Any = None
+    elements_in: Any = None
+    elements_out: Any = None
+    dtype: Any = None
+    group: Any = None
+    description: Any = None
+    group_size: Any = None
+    ranks: Any = None
+    source: Any = None
+    target: Any = None
+    collective_sequence: Any = -1
 
 
 class _Event(msgspec.Struct, gc=False):
     ph: str = ""
-    cat: str | None = None
-    name: str | None = None
-    pid: int | float | str | None = None
-    tid: int | float | str | None = None
+    cat: str = ""
+    name: str = ""
+    pid: _Id = None
+    tid: _Id = None
     ts: msgspec.Raw = _ABSENT
     dur: msgspec.Raw = _ABSENT
-    args: _Args | None = None
-    # written by our own export only: the process and thread of an event that is drawn elsewhere
-    place: list[int] | None = None
+    args: _Args = _Args()
 
 
-class _Document(msgspec.Struct, Generic[_T]):
-    events: list[_T] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
-    schema: Any = msgspec.field(default=None, name="schemaVersion")
-    devices: Any = msgspec.field(default=None, name="deviceProperties")
-    distributed: Any = msgspec.field(default=None, name="distributedInfo")
-    driver: Any = msgspec.field(default=None, name="cuda_driver_version")
-    ours: Any = msgspec.field(default=None, name="nsightkit")  # written by our own export only
-    file: Any = msgspec.field(default=None, name="traceName")
+class _Device(msgspec.Struct, rename="camel"):
+    id: int = 0
+    name: str = ""
+    num_sms: int | None = None
+    total_global_mem: int | None = None
+    compute_major: int | None = None
+    compute_minor: int | None = None
 
 
-def open_kineto(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
+class _Document(msgspec.Struct, rename="camel"):
+    trace_events: list[_Event] | None = None
+    schema_version: int | str = ""
+    device_properties: list[_Device] = []
+    distributed_info: dict[str, Any] = {}
+    driver: int = msgspec.field(default=0, name="cuda_driver_version")
+    trace_name: str = ""
+    nsightkit: Any = None  # marks what nsightkit.trace.chrome writes
+
+
+def open_kineto(path: _Path, *, cache: bool = True) -> Source:
     """Open a PyTorch profiler trace.
 
     Parameters
     ----------
     path : path-like
-        Chrome JSON as `export_chrome_trace` writes it (any version), or as :func:`nsightkit.trace.chrome.write`
-        does; gzip is known by its magic bytes, not by the name. A bare JSON list of events is read too.
+        Chrome JSON as `export_chrome_trace` writes it (any version); gzip is known by its magic bytes, not by the
+        name. A bare JSON list of events is read too.
     cache : bool, default True
         Whether the tables of a big trace may be kept beside it.
 
@@ -224,13 +224,13 @@ def open_kineto(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
     Raises
     ------
     TraceError
-        The file is truncated, or JSON of another kind.
+        The file is truncated, not JSON, or JSON of another kind.
     """
     return store.cached(Path(path), lambda: FrameSource(*decode(path)), "kineto" if cache else None)
 
 
 @uncollected()
-def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
+def decode(path: _Path) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
     """Every table of a PyTorch profiler trace.
 
     Parameters
@@ -247,12 +247,612 @@ def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], Trace
     Raises
     ------
     TraceError
-        The file is truncated, or JSON of another kind.
+        See :func:`open_kineto`.
     """
-    tables, form, problem = first_that_decodes(path, lambda texts: _collected(path, texts))
-    if form == "mended":
-        tables.notes.append(f"The JSON was malformed and was repaired ({problem}).")
-    return tables.finish()
+    try:
+        return _decoded(path, _slices(path))
+    except _BROKEN:
+        pass  # perhaps it was cut inside an event
+    try:
+        return _decoded(path, _in_one_piece(path, _blocks(path)))
+    except _BROKEN as error:
+        raise TraceError(path, f"is not valid JSON ({error})", _AGAIN) from error
+
+
+def _decoded(path: _Path, documents: Iterable[bytes]) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
+    reader = _Reader(path)
+    try:
+        for text in documents:
+            reader.add(text)
+    except msgspec.ValidationError as error:
+        raise TraceError(path, f"is JSON, but not a Chrome trace ({error})", _REMEDY) from error
+    return reader.finish()
+
+
+# --- from the file to JSON documents -------------------------------------------------------------------------------
+
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+#: All up to the last place between two events. A quote inside a string is escaped, so this ends in no string; should it
+#: end between objects nested in `args`, the slice is not JSON and the whole is decoded in one piece.
+_WHOLE = re.compile(rb'(?s)(.*\})\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
+_OPEN = b'{"traceEvents":['
+_BYTE_ORDER = b"\xef\xbb\xbf"
+_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+#: What a gzip file may unpack to. Each event of a profiler has times and numbers of its own: traces pack 10 to 35 to
+#: one, and up to 55 to one when they are written again with wide margins. Deflate packs up to 1,030 to one.
+_RATIO = 100
+_SMALL_BYTES = 16 << 20
+#: Bytes of memory that decoding in one piece takes at most for each such byte, besides :data:`_COPIES` of the text: an
+#: event or its args; a value; a name; an escape.
+_TAKES = {b"{": 450, b",": 64, b":": 32, b"\\": 64}
+_COPIES = 3
+#: Memory that a gzip file may take in one piece: so much for each of its bytes, and so much in any case.
+_PIECE_RATIO = 512
+_SMALL_PIECE_BYTES = 512 << 20
+
+
+def _blocks(path: _Path) -> Iterator[bytes]:
+    """A file's bytes, unpacked, as long as an honest file could hold them."""
+    packed = _is_packed(path)
+    size = 0
+    with Path(path).open("rb") as file:
+        stream: Any = gzip.GzipFile(fileobj=file) if packed else file
+        try:
+            while block := stream.read(CHUNK_BYTES):
+                size += len(block)
+                if packed and size > max(_SMALL_BYTES, _RATIO * file.tell()):
+                    problem = f"unpacks to more than {_RATIO} times its size, which no profiler's trace does"
+                    raise TraceError(path, problem, "unpack it and look at it first")
+                yield block
+        except EOFError as error:
+            raise TraceError(path, "is a truncated gzip file", _AGAIN) from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
+
+
+def _is_packed(path: _Path) -> bool:
+    with Path(path).open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _slices(path: _Path) -> Iterator[bytes]:
+    """Cut the file into small documents of the same shape, each with some of the events."""
+    blocks = _blocks(path)
+    head = b""
+    rest = next(blocks, b"").removeprefix(_BYTE_ORDER).lstrip()
+    is_list = rest.startswith(b"[")
+    if is_list:
+        rest = _OPEN + rest[1:]
+    for block in blocks:
+        cut = None
+        if head or _EVENTS.search(rest):
+            cut = _WHOLE.match(rest)
+        if cut is None:  # laid out in no way we know: the rest in one piece
+            rest = _joined(path, itertools.chain((rest, block), blocks))
+            break
+        yield head + cut[1] + b"]}"
+        head = _OPEN
+        rest = rest[cut.end() :] + block
+    yield head + rest + (b"}" if is_list else b"")
+
+
+def _in_one_piece(path: _Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """A whole file as one document."""
+    text = _joined(path, blocks).removeprefix(_BYTE_ORDER).lstrip()
+    yield _OPEN + text[1:] + b"}" if text.startswith(b"[") else text
+
+
+def _joined(path: _Path, blocks: Iterable[bytes]) -> bytes:
+    """Join blocks, if what they decode to fits memory and what an honest file could hold."""
+    room = available_bytes()
+    if _is_packed(path):
+        room = min(room, max(_SMALL_PIECE_BYTES, _PIECE_RATIO * Path(path).stat().st_size))
+    left = room
+    parts = []
+    for block in blocks:
+        left -= _COPIES * len(block)
+        for sign, size in _TAKES.items():
+            left -= size * block.count(sign)
+        if left < 0:
+            problem = "holds JSON that is broken or laid out unlike a profiler's, and takes more memory to decode than"
+            raise TraceError(path, f"{problem} {room / 1e9:.2g} GB", "export it again with export_chrome_trace")
+        parts.append(block)
+    return b"".join(parts)
+
+
+def available_bytes() -> int:
+    """Memory that this process can still get; without a limit where the system does not say."""
+    available = sys.maxsize
+    with contextlib.suppress(OSError):
+        free = re.search(r"(?m)^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text("ascii"))
+        if free:
+            available = int(free[1]) * 1024
+    with contextlib.suppress(OSError):
+        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
+        if limit.isdecimal():
+            available = min(available, int(limit))
+    return available
+
+
+# --- from documents to columns -------------------------------------------------------------------------------------
+
+
+class _Numbering(collections.defaultdict[Any, int]):
+    """Numbers distinct things in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        super().__init__(itertools.count().__next__)
+
+    def codes(self, things: Iterable[Any]) -> _Ints:
+        return np.fromiter(map(self.__getitem__, things), np.int64)
+
+    def texts(self, codes: Any, text: Callable[[Any], str] = str) -> pd.Categorical:
+        """Make a column of texts of a column of codes."""
+        return categorical(np.asarray(codes), list(map(text, self)))
+
+
+@functools.lru_cache(1 << 16)
+def _table_of(category: str, name: str) -> str | None:
+    lower = category.lower()
+    if lower.endswith(("_runtime", "_driver")):
+        return "calls"
+    table = _CATEGORIES.get(lower)
+    if table == "ops" and _ANNOTATION.match(name):
+        return "ranges"
+    return table
+
+
+def _sync_name(event: _Event) -> str:
+    return _text(event.args.cuda_sync_kind) or event.name
+
+
+def _launched_kernel(event: _Event) -> str:
+    return _text(event.args.kernel) if event.args.kernel else ""
+
+
+def _sizes(event: _Event) -> tuple[bytes, bytes]:
+    return bytes(event.args.grid), bytes(event.args.block)
+
+
+def _inputs(event: _Event) -> tuple[bytes, ...]:
+    args = event.args
+    given = args.input_dims, args.input_types, args.input_values
+    return tuple(map(bytes, given)) if any(given) else ()
+
+
+def _collective(event: _Event) -> str:
+    """Describe the collective that a kernel or an operator belongs to, as JSON; "" where it belongs to none."""
+    if event.args.collective is None:
+        return ""
+    known = {}
+    for field, name in _COLLECTIVE.items():
+        value = getattr(event.args, field)
+        if value is not None:
+            known[name] = value
+    return json.dumps(known, separators=(",", ":"))
+
+
+def _device(event: _Event) -> Any:
+    """Old versions say the device by the process only, and the stream by the thread."""
+    return event.pid if event.args.device is None else event.args.device
+
+
+def _stream(event: _Event) -> Any:
+    return event.tid if event.args.stream is None else event.args.stream
+
+
+#: Columns of numbers, and the members of an event's args that they are; device and stream come beside.
+_NUMBERS = {
+    "kernels": {
+        "correlation": "correlation",
+        "registers": "registers",
+        "dynamic_shared_bytes": "shared_bytes",
+        "graph_node": "graph_node",
+        "sequence": "collective_sequence",
+        "external_id": "external_id",
+    },
+    "memops": {"correlation": "correlation", "bytes": "bytes", "graph_node": "graph_node"},
+    "syncs": {"correlation": "correlation"},
+    "calls": {"correlation": "correlation"},
+    "ops": {"correlation": "external_id", "sequence": "sequence", "forward_thread": "forward_thread"},
+}
+_name = operator.attrgetter("name")
+_ON_CPU: dict[str, Callable[[_Event], Any]] = {"thread": operator.attrgetter("pid", "tid"), "name": _name}
+#: Columns of anything else: numbers of distinct things until all things are known.
+_THINGS: dict[str, dict[str, Callable[[_Event], Any]]] = {
+    "kernels": {"name": _name, "sizes": _sizes, "collective": _collective},
+    "memops": {"name": _name},
+    "syncs": {"name": _sync_name},
+    "calls": {**_ON_CPU, "kernel": _launched_kernel},
+    "ranges": _ON_CPU,
+    "ops": {**_ON_CPU, "inputs": _inputs},
+    "frames": _ON_CPU,
+    "overhead": _ON_CPU,
+    "captures": {},
+}
+
+
+class _Reader:
+    """Columns of the events seen so far."""
+
+    def __init__(self, path: _Path) -> None:
+        self._path = path
+        self._head = _Document()
+        self._faults = collections.Counter[str]()
+        self._unread = collections.Counter[str]()  # events that nobody reads, by accelerator
+        self._whole_us = True
+        self._thread_names: dict[int, str] = {}  # by code of the thread
+        self._numberings = collections.defaultdict[Any, _Numbering](_Numbering)
+        self._numberings["collective"].codes([""])  # its code is 0
+        # By External id, what operators say of the collectives that they launch.
+        self._announced: dict[str, dict[int, int]] = {"collective": {}, "sequence": {}}
+        self._parts = collections.defaultdict[str, list[dict[str, _Ints]]](list)  # columns by table
+        self._decode = msgspec.json.Decoder(_Document).decode
+
+    def add(self, text: bytes) -> None:
+        """Take the events of one document."""
+        document = self._decode(text)
+        if document.nsightkit is not None:
+            remedy = "open it in Perfetto, or convert the original trace to .parquet to read it again"
+            raise TraceError(self._path, "is a timeline that nsightkit wrote for a viewer", remedy)
+        if document.trace_events is not None:
+            self._sort(document.trace_events)
+            document.trace_events = []
+        # The first document has what stands before the events, and the last what stands behind them.
+        for field in document.__struct_fields__:
+            value = getattr(document, field)
+            if value or field == "trace_events":
+                setattr(self._head, field, value)
+
+    def _sort(self, events: Sequence[_Event]) -> None:
+        """Take events, each into the table of its category."""
+        rows: dict[str, list[_Event]] = {table: [] for table in _THINGS}
+        for event in events:
+            phase = event.ph
+            if phase == "X":
+                table = _table_of(event.cat, event.name)
+                if table is not None:
+                    rows[table].append(event)
+                else:
+                    accelerator = event.cat.lower().partition("_")[0]
+                    self._unread[accelerator] += accelerator in _ACCELERATORS
+            elif phase == "M" and event.name == "thread_name":
+                thread = self._numberings["thread"][event.pid, event.tid]
+                self._thread_names[thread] = _text(event.args.name).strip()
+            elif not phase:
+                self._faults[_MALFORMED] += 1
+        for table, of_table in rows.items():
+            if of_table:
+                self._take(table, of_table)
+
+    def _take(self, table: str, events: list[_Event]) -> None:
+        start, is_time = _nanoseconds([event.ts for event in events])
+        duration, _ = _nanoseconds([event.dur for event in events])
+        is_time &= duration < _BEYOND_NS - start
+        placed = is_time & (start >= 0)
+        if not placed.all():
+            self._faults[_MALFORMED] += int((~is_time).sum())
+            self._faults[_EARLY] += int((is_time & ~placed).sum())
+            events = list(itertools.compress(events, placed.tolist()))
+            start = start[placed]
+            duration = duration[placed]
+        self._faults[_BACKWARDS] += int((duration < 0).sum())
+        self._whole_us = self._whole_us and not (start % 1000).any()
+        columns = {"start_ns": start, "end_ns": start + np.maximum(duration, 0)}
+        if table in _GPU_SIDE:
+            columns["device"] = _integers(map(_device, events))
+            columns["stream"] = _integers(map(_stream, events))
+        for column, member in _NUMBERS.get(table, {}).items():
+            values = map(operator.attrgetter(f"args.{member}"), events)
+            columns[column] = _integers(values, NEUTRAL.get(column, 0))
+        for column, thing in _THINGS[table].items():
+            columns[column] = self._numbering(table, column).codes(map(thing, events))
+        if table == "ops":
+            self._announce(events)
+        self._parts[table].append(columns)
+
+    def _numbering(self, table: str, column: str) -> _Numbering:
+        """Threads and collectives are numbered together, whatever their table."""
+        shared = column in ("thread", "collective")
+        return self._numberings[column if shared else (table, column)]
+
+    def _announce(self, operators: list[_Event]) -> None:
+        for event in operators:
+            launches = _int(event.args.external_id, 0)
+            if launches and event.args.collective is not None:
+                self._announced["collective"][launches] = self._numberings["collective"][_collective(event)]
+                self._announced["sequence"][launches] = _int(event.args.collective_sequence, -1)
+
+    # --- from columns to tables ---
+
+    def finish(self) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
+        """All tables, and what is known about the capture."""
+        if self._head.trace_events is None:
+            raise TraceError(self._path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
+        if not self._parts and not self._head.schema_version:
+            problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
+            raise TraceError(self._path, problem, _REMEDY)
+        threads = _thread_ids(self._numberings["thread"])
+        self._refuse_crowds("thread", threads)
+        self._refuse_crowds("process", threads >> 24)
+        frames: dict[str, pd.DataFrame] = {}
+        for table in list(self._parts):
+            frame = _joined_columns(self._parts.pop(table))
+            if "device" in frame:
+                self._refuse_crowds("device", frame["device"])
+            if "thread" in frame:
+                frame["thread"] = threads[frame["thread"]]
+                frame["process"] = frame["thread"].to_numpy() >> 24
+            frames[table] = frame
+        self._leave_out_clamped(frames)
+        window_ns = _window(frames.pop("captures", None))
+        for table, frame in frames.items():
+            self._spell_out(table, frame)
+            frames[table] = complete(table, frame)
+        _give_processes(frames)
+        meta = self._meta(frames)
+        meta.window_ns = window_ns
+        meta.thread_names = {int(threads[code]): name for code, name in self._thread_names.items() if name}
+        return frames, meta
+
+    def _leave_out_clamped(self, frames: dict[str, pd.DataFrame]) -> None:
+        """Kineto clamps a start that it could not place to 0, hours before everything else."""
+        starts = pd.concat([pd.Series(), *map(operator.itemgetter("start_ns"), frames.values())])
+        if starts.min() > 0 or not starts[starts > 0].min() >= _HOUR_NS:
+            return
+        for table, frame in frames.items():
+            kept = frame["start_ns"] > 0
+            self._faults[_EARLY] += int((~kept).sum())
+            frames[table] = frame[kept].reset_index(drop=True)
+
+    def _refuse_crowds(self, column: str, values: Any) -> None:
+        """Refuse more processes, threads or devices than a capture can have."""
+        count = len(np.unique(values))
+        if count > _MOST[column]:
+            problem = f"has {count:,} different values in its columns {column}, more than {_MOST[column]:,}"
+            raise TraceError(self._path, problem, "capture less at a time")
+
+    def _spell_out(self, table: str, frame: pd.DataFrame) -> None:
+        """Replace numbers of things by their texts."""
+        names = self._numbering(table, "name")
+        codes = frame["name"]
+        frame["name"] = names.texts(codes, _call_name if table == "calls" else str)
+        if table == "kernels":
+            frame["short_name"] = names.texts(codes, short_kernel_name)
+            self._describe(frame)
+            sizes = np.array(list(map(_six, self._numbering(table, "sizes"))))
+            frame[_SIZES] = sizes[frame["sizes"]]
+        elif table == "memops":
+            kinds = np.array(list(map(_memop_kinds, names)))
+            for position, column in enumerate(("kind", "src_kind", "dst_kind")):
+                frame[column] = categorical(codes.to_numpy(), kinds[:, position].tolist())
+        elif table == "syncs":
+            frame["kind"] = names.texts(codes, _sync_kind)
+        elif table == "calls":
+            frame["kernel"] = self._numbering(table, "kernel").texts(frame["kernel"])
+        elif table == "ops":
+            frame["inputs"] = self._numbering(table, "inputs").texts(frame["inputs"], _inputs_text)
+        elif table == "ranges":
+            frame["kind"] = categorical(np.zeros(len(frame), np.int8), ["annotation"])
+            tolerance_ns = 1000 if self._whole_us else 0
+            frame["level"], frame["parent"] = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance_ns)
+
+    def _describe(self, kernels: pd.DataFrame) -> None:
+        """Complete what kernels say of their collectives by what the operators that launched them say."""
+        for column, absent in (("collective", 0), ("sequence", -1)):
+            announced = kernels["external_id"].map(self._announced[column]).fillna(absent).astype("int64")
+            kernels[column] = kernels[column].where(kernels[column] != absent, announced)
+        kernels["collective"] = self._numberings["collective"].texts(kernels["collective"])
+
+    # --- about the capture ---
+
+    def _meta(self, frames: dict[str, pd.DataFrame]) -> TraceMeta:
+        head = self._head
+        notes = []
+        if "calls" in frames and frames.keys().isdisjoint(GPU_TABLES):
+            notes += lost_work(frames["calls"]["name"])
+        for accelerator, name in _ACCELERATORS.items():
+            if self._unread[accelerator]:
+                left_out = f"{self._unread[accelerator]:,} of {name}"
+                notes.append(f"Events of an accelerator that nsightkit does not read were left out: {left_out}.")
+        is_lost = bool(notes)
+        if self._whole_us and frames:
+            notes.append(_WHOLE_US)
+        for fault in (_MALFORMED, _EARLY, _BACKWARDS):
+            if self._faults[fault]:
+                notes.append(f"{self._faults[fault]} {fault}.")
+        return TraceMeta(
+            tool="pytorch-profiler",
+            schema=str(head.schema_version) or None,
+            driver=f"CUDA {head.driver // 1000}.{head.driver % 1000 // 10}" if head.driver else None,
+            gpus=list(map(_gpu, head.device_properties)),
+            missing=_missing(frames, is_lost=is_lost),
+            notes=notes,
+            distributed=head.distributed_info,
+            private=_private(head),
+        )
+
+
+def _joined_columns(parts: list[dict[str, _Ints]]) -> pd.DataFrame:
+    columns = {}
+    for column in parts[0]:
+        columns[column] = np.concatenate(list(map(operator.itemgetter(column), parts)))
+    return pd.DataFrame(columns, copy=False)
+
+
+def _window(captures: pd.DataFrame | None) -> tuple[int, int] | None:
+    """Start and end of the capture, where events say so."""
+    if captures is not None:
+        captures = captures[captures["end_ns"] > captures["start_ns"]]
+        if len(captures):
+            return int(captures["start_ns"].min()), int(captures["end_ns"].max())
+    return None
+
+
+def _missing(frames: dict[str, pd.DataFrame], *, is_lost: bool) -> list[str]:
+    """Name the tables that were not recorded.
+
+    Work of a GPU that was lost, or could not be read, was not recorded, other than work that did not happen.
+    """
+    recorded = {table for table, frame in frames.items() if len(frame)}
+    shown_by = dict(_SHOWN_BY)
+    for table in GPU_TABLES:
+        shown_by[table] = GPU_TABLES if is_lost else (*_GPU_SIDE, "calls")
+    missing = []
+    for table in EVENT_TABLES:
+        if recorded.isdisjoint(shown_by.get(table, (table,))):
+            missing.append(table)
+    return missing
+
+
+def _private(head: _Document) -> dict[str, str]:
+    """What a trace says of the machine that wrote it, such as the file's name: host, process, time."""
+    path = head.trace_name[:4096]
+    pairs = [("", path), *head.distributed_info.items()]
+    worker = _WORKER.fullmatch(path)
+    if worker:
+        pairs.append(("HOSTNAME", worker[1]))
+    return private_names(pairs)
+
+
+def _gpu(device: _Device) -> Gpu:
+    version = capability(device.compute_major, device.compute_minor)
+    return Gpu(device.id, device.name or None, device.num_sms, device.total_global_mem, version)
+
+
+def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
+    """``process << 24 | tid`` of every (pid, tid); -1 is the profiler itself. What is no number gets a free one."""
+    unnamed = _Numbering()
+    processes = []
+    idents = []
+    for pid, tid in places:
+        process = _int(pid, None, -1, 1 << 38)
+        processes.append(-2 - unnamed[pid] if process is None else process)
+        is_name = isinstance(tid, str) and not tid.isdecimal()
+        idents.append(None if is_name else _int(tid, None, 0, 1 << 24))
+    free = itertools.filterfalse(set(idents).__contains__, itertools.count())
+    ids = []
+    for process, ident in zip(processes, idents, strict=True):
+        number = next(free) if ident is None else ident
+        ids.append(-1 if process == -1 else process << 24 | number)
+    return np.array(ids, np.int64)
+
+
+def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
+    """GPU rows carry no process: theirs is that of the call that launched them.
+
+    With several processes the call is found by correlation; where two processes use the same number, it is the last
+    one that began before the operation did.
+    """
+    launching = complete("calls")
+    for table in ("calls", "ops", "ranges"):
+        if table in frames and not len(launching):
+            launching = frames[table]
+    usual = launching["process"].mode()
+    for table in frames.keys() & _GPU_SIDE:
+        frame = frames[table]
+        frame["process"] = usual[0] if len(usual) else 0
+        if launching["process"].nunique() > 1 and launching is frames.get("calls"):
+            calls = launching.loc[launching["correlation"] != 0, ["correlation", "start_ns", "process"]]
+            calls = calls.sort_values("start_ns")
+            operations = frame[["correlation", "start_ns"]].sort_values("start_ns")
+            # Forward too: a clock that is off by a little may put the call after its kernel.
+            for direction in ("forward", "backward"):
+                joined = pd.merge_asof(operations, calls, on="start_ns", by="correlation", direction=direction)
+                owner = joined["process"].set_axis(operations.index).dropna()
+                frame.loc[owner.index, "process"] = owner.astype("int64")
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
+    """Nanoseconds of JSON numbers in microseconds, exactly; and which of them are numbers at all.
+
+    Arrow's decimal parser reads the text into 128-bit integers of thousandths: nothing passes through a float.
+    """
+    column: Any = ()
+    with contextlib.suppress(pa.ArrowInvalid):
+        us = pacsv.read_csv(pa.BufferReader(b"\n".join(raw) + b"\n"), *_ONE_DECIMAL_A_LINE)["us"].combine_chunks()
+        column = pc.multiply(us, _NS_IN_US).cast(pa.int64())
+    if len(column) != len(raw):  # more than three decimals, text, booleans
+        column = pa.array(map(_slow_nanoseconds, raw), pa.int64())
+    is_number = np.asarray(column.is_valid())
+    ns = np.asarray(column.fill_null(0))
+    is_time = is_number & (ns > -_BEYOND_NS) & (ns < _BEYOND_NS)
+    return np.where(is_time, ns, 0), is_time
+
+
+_NS_IN_US = decimal.Decimal(1000)
+_ONE_DECIMAL_A_LINE = (
+    pacsv.ReadOptions(column_names=["us"], use_threads=False, block_size=CHUNK_BYTES),
+    pacsv.ParseOptions(ignore_empty_lines=False),
+    pacsv.ConvertOptions(column_types={"us": pa.decimal128(25, 3)}, null_values=["", "null"], strings_can_be_null=True),
+)
+
+
+def _slow_nanoseconds(number: msgspec.Raw) -> int | None:
+    """Read one number; None where it is not a number, or longer than any profiler's."""
+    text = bytes(number)
+    if len(text) > _DIGITS:
+        return None
+    try:
+        value = (decimal.Decimal(text.decode().strip('"')) * _NS_IN_US).to_integral_value()
+        return int(value) if abs(value) < _BEYOND_NS else None
+    except (decimal.InvalidOperation, ValueError):
+        return None
+
+
+def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
+    """Make an integer of what JSON holds in its place; the default where it is not one, or is out of range."""
+    if isinstance(value, str):
+        digits = re.fullmatch(r"\D*?(-?\d+)(?:\.0*)?\D*", value.strip())  # "7", "stream 7", "stream 7 (sync)"
+        value = digits and digits[1]
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return default
+    return number if least <= number < beyond else default
+
+
+def _integers(given: Iterable[Any], default: int = 0) -> _Ints:
+    values = list(given)
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        column = np.array(values, dtype=np.int64)
+        if column.ndim == 1:  # lists of the same length make a table
+            return column
+    return np.array([_int(value, default) for value in values], dtype=np.int64)
+
+
+def _call_name(name: str) -> str:
+    return _CALL_SUFFIX.sub("", name, count=1) or name
+
+
+def _text(value: Any) -> str:
+    """Take text or a number as text, and nothing else: lists in lists are long to spell out."""
+    return str(value) if isinstance(value, (str, int, float)) else ""
+
+
+def _six(sizes: tuple[bytes, bytes]) -> list[int]:
+    """The sizes of a grid and of a block, 0 where a text is none."""
+    numbers: list[int] = []
+    for text in sizes:
+        try:
+            numbers += msgspec.json.decode(text, type=tuple[int, int, int])
+        except _BROKEN:
+            numbers += [0, 0, 0]
+    return numbers
+
+
+def _inputs_text(parts: tuple[bytes, ...]) -> str:
+    """Give an operator's inputs as one JSON text, however the file spaces them; "" where none are recorded."""
+    if not parts:
+        return ""
+    try:
+        return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":"))
+    except (ValueError, RecursionError):  # a number no Python takes; what its inputs were does not matter then
+        return ""
 
 
 def short_kernel_name(name: str) -> str:
@@ -270,7 +870,9 @@ def short_kernel_name(name: str) -> str:
     """
     text = _without_arguments(name.replace("(anonymous namespace)", "").replace("operator()", "operator"))
     words = re.split("[<(]", text)[0].split()  # a "<" that is left is that of a name cut short
-    return (words[-1].rsplit("::", 1)[-1] if words else "") or name
+    if not words:
+        return name
+    return words[-1].rsplit("::", 1)[-1] or name
 
 
 def _without_arguments(text: str) -> str:
@@ -287,701 +889,6 @@ def _without_arguments(text: str) -> str:
     return "".join(kept)
 
 
-# --- from the file to JSON documents -------------------------------------------------------------------------------
-
-_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-#: All up to the last place between two events. A quote inside a string is escaped, so this ends in no string; should it
-#: end between objects nested in `args`, the slice is not JSON and the whole is decoded in one piece.
-_WHOLE = re.compile(rb'(?s)(.*\})\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
-_OPEN = b'{"traceEvents":['
-_BYTE_ORDER = b"\xef\xbb\xbf"
-#: How a file may be decoded, the leanest way first.
-FORMS = ("slices", "one piece", "mended")
-_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-def first_that_decodes(path: str | os.PathLike[str], take: Callable[[Iterator[bytes]], _T]) -> tuple[_T, str, str]:
-    """Take a file's documents: in slices, else in one piece, else in one piece and mended.
-
-    Parameters
-    ----------
-    path : path-like
-    take : callable
-        Decodes an iterator of JSON documents.
-
-    Returns
-    -------
-    object
-        What `take` gave.
-    str
-        Which of :data:`FORMS` it decoded.
-    str
-        What was wrong with the form before.
-
-    Raises
-    ------
-    TraceError
-        It cannot be mended, or is not JSON.
-    """
-    try:
-        return take(documents(path, "slices")), "slices", ""
-    except _BROKEN as error:
-        problem = str(error)
-    text, bare = _document(path)
-    try:
-        return take(iter([text])), "one piece", problem
-    except _BROKEN as error:
-        problem = str(error)
-    with contextlib.suppress(*_BROKEN):
-        return take(iter([_mended(text, bare)])), "mended", problem
-    raise TraceError(path, f"is not a PyTorch profiler trace, or holds broken JSON ({problem})", _AGAIN)
-
-
-def documents(path: str | os.PathLike[str], form: str) -> Iterator[bytes]:
-    """Give a file as JSON documents of the same shape, each with some of the events.
-
-    Parameters
-    ----------
-    path : path-like
-    form : str
-        One of :data:`FORMS`.
-    """
-    if form == "slices":
-        yield from _slices(path)
-    else:
-        text, bare = _document(path)
-        yield _mended(text, bare) if form == "mended" else text
-
-
-def is_packed(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is gzipped, whatever its name.
-
-    Parameters
-    ----------
-    path : path-like
-    """
-    with open(path, "rb") as file:  # noqa: PTH123 - path-like
-        return file.read(2) == b"\x1f\x8b"
-
-
-#: What a gzip file may unpack to. Each event of a profiler has times and numbers of its own: traces pack 10 to 35 to
-#: one, and up to 55 to one when they are written again with wide margins. Deflate packs up to 1,030 to one.
-_RATIO, SMALL_BYTES = 100, 16 << 20
-
-
-def _blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """A file's bytes, unpacked, as long as an honest file could hold them."""
-    packed, size = is_packed(path), 0
-    with open(path, "rb") as file:  # noqa: PTH123 - path-like
-        stream: Any = gzip.GzipFile(fileobj=file) if packed else file
-        try:
-            while block := stream.read(CHUNK_BYTES):
-                size += len(block)
-                if packed and size > max(SMALL_BYTES, _RATIO * file.tell()):
-                    problem = f"unpacks to more than {_RATIO} times its size, which no profiler's trace does"
-                    raise TraceError(path, problem, "unpack it and look at it first")
-                yield block
-        except EOFError as error:
-            raise TraceError(path, "is a truncated gzip file", _AGAIN) from error
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
-
-
-#: Bytes of memory that decoding in one piece and mending take at most for each such byte, besides :data:`_COPIES` of
-#: the text: an event or its args; a value; a name; an escape.
-_TAKES = {b"{": 450, b",": 64, b":": 32, b"\\": 64}
-_COPIES = 3
-#: Memory that a gzip file may take in one piece: so much for each of its bytes, and so much in any case.
-_PIECE_RATIO, _SMALL_PIECE = 512, 512 << 20
-
-
-def _in_one_piece(path: str | os.PathLike[str], blocks: Iterable[bytes]) -> bytes:
-    """Join blocks, if what they decode to fits memory and what an honest file could hold."""
-    left = room = available_bytes()
-    if is_packed(path):
-        left = room = min(room, max(_SMALL_PIECE, _PIECE_RATIO * os.stat(path).st_size))  # noqa: PTH116 - path-like
-    parts = []
-    for block in blocks:
-        left -= _COPIES * len(block) + sum(block.count(sign) * size for sign, size in _TAKES.items())
-        if left < 0:
-            problem = "holds JSON that is broken or laid out unlike a profiler's, and takes more memory to decode than"
-            raise TraceError(path, f"{problem} {room / 1e9:.2g} GB", "export it again with export_chrome_trace")
-        parts.append(block)
-    return b"".join(parts)
-
-
-def available_bytes() -> int:
-    """Memory that this process can still get; without a limit where the system does not say."""
-    available = sys.maxsize
-    for file, pattern, unit in (
-        ("/proc/meminfo", r"(?m)^MemAvailable:\s*(\d+) kB$", 1024),
-        ("/sys/fs/cgroup/memory.max", r"(\d+)", 1),
-    ):
-        with contextlib.suppress(OSError):
-            if match := re.search(pattern, Path(file).read_text("ascii")):
-                available = min(available, int(match[1]) * unit)
-    return available
-
-
-def _document(path: str | os.PathLike[str]) -> tuple[bytes, bool]:
-    """A whole file as one JSON document, and whether it was a bare list of events."""
-    text = _in_one_piece(path, _blocks(path)).removeprefix(_BYTE_ORDER).strip()
-    bare = text.startswith(b"[")
-    return _OPEN + text[1:] + b"}" if bare else text, bare
-
-
-def _slices(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Cut the file into small documents of the same shape, each with some of the events."""
-    blocks = _blocks(path)
-    rest, begin, end = next(blocks, b"").removeprefix(_BYTE_ORDER).lstrip(), b"", b""
-    if rest.startswith(b"["):
-        rest, end = _OPEN + rest[1:], b"}"
-    for block in blocks:
-        found = _WHOLE.match(rest) if begin or _EVENTS.search(rest) else None
-        if found is None:  # laid out in no way we know: the rest in one piece
-            rest = _in_one_piece(path, itertools.chain((rest, block), blocks))
-            break
-        yield begin + found[1] + b"]}"
-        rest, begin = rest[found.end() :] + block, _OPEN
-    yield begin + rest + end
-
-
-def _mended(text: bytes, bare: bool) -> bytes:
-    """JSON made of what profilers have been seen to write instead of it."""
-    text = text.decode("utf-8", "replace").encode()
-    # Control characters may stand in no string; outside they are white space at best.
-    text = text.translate(bytes(max(c, 32) for c in range(256)))
-    text = re.sub(rb'\\(?:(["\\/bfnrt])|u([0-9a-fA-F]{4}))|\\', _mended_escape, text)
-    text = re.sub(rb"(?<=:)(\s*)-?(?:nan|inf(?:inity)?)\b", rb"\1null", text, flags=re.IGNORECASE)
-    text = re.sub(rb",(?=\s*[\]}])", b"", text)
-    if bare and not text.endswith(b"]}"):
-        text = text[:-1].rstrip(b" ,") + b"]}"  # such a list may lack its end
-    try:
-        msgspec.json.decode(text, type=_Document[msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError) as error:
-        if trailing := re.search(r"trailing characters \(byte (\d+)\)", str(error)):
-            text = text[: int(trailing[1]) - 1]
-    return text
-
-
-def _mended_escape(match: re.Match[bytes]) -> bytes:
-    if match[2] and match[2][:1] in b"dD" and match[2][1:2] in b"89abcdefABCDEF":
-        return b"\\ufffd"  # half of a surrogate pair
-    return match[0] if match[1] or match[2] else b"\\\\"
-
-
-# --- from documents to columns -------------------------------------------------------------------------------------
-
-
-def _numbering() -> dict[Any, int]:
-    """Numbers things in the order of their first appearance."""
-    return collections.defaultdict(itertools.count().__next__)
-
-
-def _place(event: _Event, _args: Any = None) -> tuple[Any, Any]:
-    return (event.pid, event.tid) if event.place is None or len(event.place) != 2 else (event.place[0], event.place[1])
-
-
-def _collective(args: Any) -> str:
-    """Describe the collective that a kernel or an operator belongs to, as JSON; "" where it belongs to none."""
-    if args.collective_name is None:
-        return ""
-    known = {name: value for name in COLLECTIVE if (value := getattr(args, _field(name))) is not None}
-    return json.dumps(known, separators=(",", ":"))
-
-
-def _given_inputs(_event: _Event, args: Any) -> tuple[bytes, ...]:
-    given = args.input_dims, args.input_type, args.concrete_inputs
-    return tuple(map(bytes, given)) if any(given) else ()
-
-
-_Made = dict[str, Callable[[_Event, Any], Any]]
-_ON_GPU: _Made = {
-    "device": lambda event, args: event.pid if args.device is None else args.device,
-    "stream": lambda event, args: event.tid if args.stream is None else args.stream,
-}
-#: Further columns of numbers, and what they are of an event and its args.
-_NUMBERS: dict[str, _Made] = {
-    "kernels": {
-        **_ON_GPU,
-        "external_id": lambda _, args: args.external_id,
-    },
-    **dict.fromkeys(("memops", "graphs", "syncs"), _ON_GPU),
-    "ranges": {"open": lambda _, args: args.open is True},
-}
-_NAMED: _Made = {"name": lambda event, _: event.name or ""}
-_ON_CPU: _Made = {"thread": _place, **_NAMED}
-#: Columns of anything else, which are numbers of distinct things until all things are known: a thread is a (pid, tid),
-#: and of the others :data:`_TEXTS` knows the text.
-_THINGS: dict[str, _Made] = {
-    "kernels": {
-        **_NAMED,
-        "short_name": lambda event, args: (event.name or "",) if args.short_name is None else _text(args.short_name),
-        "collective": lambda _, args: _collective(args),
-        "grid": lambda _, args: bytes(args.grid),
-        "block": lambda _, args: bytes(args.block),
-    },
-    "memops": dict.fromkeys(("kind", "src_kind", "dst_kind"), _NAMED["name"]),
-    "syncs": {"kind": lambda event, args: _text(args.cuda_sync_kind) or event.name or ""},
-    "ranges": {
-        **_ON_CPU,
-        "domain": lambda _, args: _text(args.domain),
-        "kind": lambda _, args: _text(args.kind) or "annotation",
-        "end_thread": lambda e, args: (_place(e)[0], args.end_thread) if _text(args.end_thread) else _place(e),
-    },
-    "ops": {
-        **_ON_CPU,
-        "inputs": _given_inputs,
-    },
-    "calls": {**_ON_CPU, "kernel": lambda _, args: _text(args.kernel) if args.kernel else ""},
-    **dict.fromkeys(("os_calls", "overhead", "frames"), _ON_CPU),
-}
-#: The least value of columns that are not any number; it stands for what is out of range, too.
-_LEAST = {
-    "device": -1,
-    **dict.fromkeys(("bytes", "registers", "static_shared_bytes", "dynamic_shared_bytes"), 0),
-}
-#: More of a kind than any capture has: analyses look at each by itself.
-_MOST = {"process": 1_000, "thread": 10_000, "device": 1_000}
-#: Columns that are numbered together, whatever their table.
-_SHARED = {"thread": "threads", "end_thread": "threads", "collective": "collectives"}
-#: What is counted of events that cannot be taken as they are.
-_MALFORMED = "malformed events (no phase or no usable time) were left out"
-_EARLY = "events without a valid start (negative, or clamped to 0) were left out"
-_BACKWARDS = "negative durations were set to 0"
-_WHOLE_US = "Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs."
-
-
-@functools.lru_cache(1 << 16)
-def _table_of(category: str | None) -> str | None:
-    lower = (category or "").lower()
-    return "calls" if lower.endswith(("_runtime", "_driver")) else _CATEGORIES.get(lower)
-
-
-@functools.lru_cache(1 << 16)
-def _annotates(name: str | None) -> bool:
-    return _ANNOTATION.match(name or "") is not None
-
-
-def _collected(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables:
-    tables = _Tables(path)
-    try:
-        for text in documents:
-            tables.add(text)
-    except msgspec.ValidationError as error:
-        raise TraceError(path, f"is JSON, but not a Chrome trace ({error})", _REMEDY) from error
-    if not tables.has_events:
-        raise TraceError(path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
-    if tables.phases.keys() <= {""} and (tables.phases or "schema" not in tables.head):
-        raise TraceError(path, "is JSON, but its traceEvents are not trace events", _REMEDY)
-    if tables.is_foreign:
-        problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
-        raise TraceError(path, problem, _REMEDY)
-    return tables
-
-
-class _Tables:
-    """Columns of the events seen so far."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = path
-        self.head: dict[str, Any] = {}
-        self.has_events = False
-        self.phases = collections.Counter[str]()  # events by phase; to have one is what makes JSON a trace
-        self.notes: list[str] = []
-        self._faults = collections.Counter[str]()
-        self._unread = collections.Counter[str]()  # events that fill no table, by category
-        self._whole_us = True
-        self._capture: tuple[int, int] | None = None  # start and end of the capture, where events say so
-        self._labels: list[tuple[Any, Any, str]] = []  # (pid, tid, thread name)
-        self._codes: dict[Any, dict[Any, int]] = collections.defaultdict(_numbering)
-        self._codes["collectives"][""]  # its code is 0
-        self._announced: dict[int, tuple[int, int]] = {}  # {External id: (code of the collective, sequence)}
-        self._parts: dict[str, list[dict[str, npt.NDArray[Any]]]] = collections.defaultdict(list)
-        self._decode = msgspec.json.Decoder(_Document[_Event]).decode
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether there are events, but none that fills a table, nor anything else that the profiler writes."""
-        written = self._parts or "Trace" in self._unread or {"schema", "ours"} & self.head.keys()
-        return not written and any(category.lower().partition("_")[0] not in _ACCELERATORS for category in self._unread)
-
-    def add(self, text: bytes) -> None:
-        """Take the events of one document."""
-        try:
-            document = self._decode(text)
-        except msgspec.ValidationError:
-            document = self._salvaged(text)
-        events = document.events
-        given = ((key, getattr(document, key)) for key in document.__struct_fields__ if key != "events")
-        self.head = {key: value for key, value in given if value is not None} | self.head
-        if events is msgspec.UNSET:
-            return
-        self.has_events = True
-        self.phases.update(event.ph for event in events)
-        found: dict[str, list[_Event]] = {table: [] for table in TABLES}
-        captures: list[_Event] = []
-        for event in events:
-            ph = event.ph
-            if ph in ("X", "b"):
-                table = _table_of(event.cat)
-                if table is None:
-                    self._unread[event.cat or ""] += 1
-                    if event.cat == "Trace":
-                        captures.append(event)
-                elif ph == "X" or (event.args is not None and event.args.duration_ns is not None):
-                    found["ranges" if table == "ops" and _annotates(event.name) else table].append(event)
-            elif ph == "M" and event.name == "thread_name" and event.args is not None:
-                self._labels.append((*_place(event), _text(event.args.name).strip()))
-        if captures:
-            self._widen(captures)
-        for table, rows in found.items():
-            if rows:
-                self._take(table, rows)
-
-    def _widen(self, captures: list[_Event]) -> None:
-        """Take the start and end of the capture from the events that say so."""
-        start, valid = _nanoseconds([event.ts for event in captures])
-        duration, timed = _nanoseconds([event.dur for event in captures])
-        usable = valid & timed & (start >= 0) & (duration > 0)
-        if usable.any():
-            begin, end = int(start[usable].min()), int((start + duration)[usable].max())
-            known = self._capture or (begin, end)
-            self._capture = min(begin, known[0]), max(end, known[1])
-
-    def _salvaged(self, text: bytes) -> _Document[_Event]:
-        """Decode the document without the events that have no shape we know."""
-        raw = msgspec.json.decode(text, type=_Document[msgspec.Raw])
-        decode, events = msgspec.json.Decoder(_Event).decode, []
-        for item in raw.events or ():
-            try:
-                events.append(decode(item))
-            except msgspec.ValidationError:
-                self.phases[""] += 1
-        return msgspec.structs.replace(raw, events=events)  # type: ignore[arg-type]
-
-    def _codes_of(self, table: str, column: str) -> dict[Any, int]:
-        return self._codes[_SHARED.get(column, (table, column))]
-
-    def _take(self, table: str, events: list[_Event]) -> None:
-        start, valid = _nanoseconds([e.ts for e in events])
-        duration, _ = _nanoseconds([e.dur for e in events])
-        args = [e.args or _NO_ARGS for e in events]
-        if table == "ranges" and any(exact := [a.duration_ns for a in args]):
-            duration = np.where([d is None for d in exact], duration, _ints(exact))
-        valid &= duration < _BEYOND_NS - start
-        placed = valid & (start >= 0)
-        self._faults += {_MALFORMED: int((~valid).sum()), _EARLY: int((valid & ~placed).sum())}
-        if not placed.all():
-            events = list(itertools.compress(events, placed.tolist()))
-            args = list(itertools.compress(args, placed.tolist()))
-            start, duration = start[placed], duration[placed]
-        self._faults[_BACKWARDS] += int((duration < 0).sum())
-        self._whole_us = self._whole_us and not (start % 1000).any()
-        columns: dict[str, Any] = {"start_ns": start, "end_ns": start + np.maximum(duration, 0)}
-        for column, member in MEMBERS.get(table, {}).items():
-            given = list(map(operator.attrgetter(_field(member)), args))
-            columns[column] = _ints(given, NEUTRAL.get(column, 0))
-        for column, number in _NUMBERS.get(table, {}).items():
-            columns[column] = _ints(list(map(number, events, args)))
-        for column, thing in _THINGS.get(table, {}).items():
-            number_of = self._codes_of(table, column).__getitem__
-            columns[column] = np.fromiter(map(number_of, map(thing, events, args)), np.int64)
-        if table == "kernels":
-            columns["dynamic_shared_bytes"] -= columns["static_shared_bytes"]
-        elif table == "ops":
-            self._announced |= {
-                _int(a.external_id, 0): (self._codes["collectives"][_collective(a)], _int(a.seq, -1))
-                for a in args
-                if a.collective_name is not None
-            }
-        for column, least in _LEAST.items():
-            if column in columns:
-                columns[column] = _limited(columns[column], least, TABLES[table][column])
-        self._parts[table].append(columns)
-
-    # --- from columns to tables ---
-
-    def finish(self) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
-        """All tables, and what is known about the capture."""
-        raw: dict[str, dict[str, Any]] = {
-            table: {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
-            for table in TABLES
-            if (parts := self._parts.pop(table, []))
-        }
-        ours = self.head["ours"] if isinstance(self.head.get("ours"), dict) else {}
-        # What our own export took off all times.
-        last_ns = max((int(columns["end_ns"].max()) for columns in raw.values() if len(columns["end_ns"])), default=0)
-        t0_ns = _int(ours.get("t0_ns"), None, 1 - _BEYOND_NS, _BEYOND_NS - last_ns)
-        if t0_ns is None:
-            raw = self._without_clamped(raw)
-            t0_ns = 0
-        threads = self._threads()
-        self._refuse_crowds("thread", threads)
-        self._refuse_crowds("process", threads >> 24)
-        self._refuse_crowds("device", *(columns["device"] for columns in raw.values() if "device" in columns))
-        frames: dict[str, pd.DataFrame] = {}
-        for table, columns in raw.items():
-            for column in TIME_COLUMNS:
-                columns[column] += t0_ns
-            if table == "kernels":
-                self._describe(columns)
-            for column in _THINGS.get(table, {}):
-                codes, things = columns.pop(column), self._codes_of(table, column)
-                match column:
-                    case "thread" | "end_thread":
-                        columns[column] = threads[codes]
-                    case "grid" | "block":
-                        sizes = np.array(list(map(_three, things)), np.int64)[codes]
-                        columns |= dict(zip((f"{column}_{axis}" for axis in "xyz"), sizes.T, strict=True))
-                    case _:
-                        columns[column] = categorical(codes, list(map(_TEXTS.get((table, column), str), things)))
-            if "thread" in columns:
-                columns["process"] = columns["thread"] >> 24
-            if table == "ranges":
-                columns["level"], columns["parent"] = nesting(
-                    columns["thread"],
-                    columns["start_ns"],
-                    columns["end_ns"],
-                    tolerance=1000 if self._whole_us else 0,
-                    alone=np.asarray(columns["kind"] == "startend"),
-                )
-            frames[table] = complete(table, pd.DataFrame(columns, copy=False))
-            columns.clear()
-        _give_processes(frames)
-        return frames, self._meta(frames, threads, ours)
-
-    def _refuse_crowds(self, column: str, *parts: npt.NDArray[Any]) -> None:
-        """Refuse more processes, threads or devices than a capture can have."""
-        count = len(set[int]().union(*(np.unique(part).tolist() for part in parts)))
-        if count > _MOST[column]:
-            problem = f"has {count:,} different values in its columns {column}, more than {_MOST[column]:,}"
-            raise TraceError(self._path, problem, "capture less at a time")
-
-    def _without_clamped(self, raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Kineto clamps a start that it could not place to 0, hours before everything else."""
-        starts = np.concatenate([np.empty(0, np.int64), *(columns["start_ns"] for columns in raw.values())])
-        later = starts > 0
-        if later.all() or not later.any() or starts[later].min() < 3600 * 10**9:
-            return raw
-        self._faults[_EARLY] += int((~later).sum())
-        kept = {table: columns["start_ns"] > 0 for table, columns in raw.items()}
-        return {table: {c: v[kept[table]] for c, v in columns.items()} for table, columns in raw.items()}
-
-    def _describe(self, kernels: dict[str, Any]) -> None:
-        """Complete what kernels say of their collectives by what the operators that launched them say."""
-        external = kernels.pop("external_id")
-        announced = pd.DataFrame.from_dict(self._announced, orient="index", columns=["collective", "sequence"])
-        said = announced.drop(index=0, errors="ignore").reindex(external, fill_value=-1).astype("int64")
-        code, sequence = kernels["collective"], kernels["sequence"]
-        kernels["collective"] = np.where((code == 0) & (said["collective"] >= 0), said["collective"], code)
-        kernels["sequence"] = np.where(sequence < 0, said["sequence"], sequence)
-
-    def _threads(self) -> _Ints:
-        """``process << 24 | tid`` of every (pid, tid) seen; -1 is the profiler itself."""
-        unnamed, threads = _numbering(), []
-        for pid, tid in self._codes["threads"]:
-            process = _int(pid, None, -1, 1 << 38)
-            ident = _int(tid, None, 0, 1 << 24) if not isinstance(tid, str) or tid.isdecimal() else None
-            threads.append((-2 - unnamed[pid] if process is None else process, ident))
-        taken = set(threads)
-        free: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
-        for i, (process, ident) in enumerate(threads):
-            if ident is None:
-                threads[i] = process, next(n for n in free[process] if (process, n) not in taken)
-        return np.array([-1 if process == -1 else process << 24 | (ident or 0) for process, ident in threads], np.int64)
-
-    def _meta(self, frames: dict[str, pd.DataFrame], threads: _Ints, ours: dict[str, Any]) -> TraceMeta:
-        head, driver = self.head, _int(self.head.get("driver"), 0)
-        place_of = dict(zip(self._codes["threads"], threads.tolist(), strict=True))
-        unread = {
-            name: sum(n for c, n in self._unread.items() if c.lower().partition("_")[0] == start)
-            for start, name in _ACCELERATORS.items()
-        }
-        lost = [] if frames.keys() & set(GPU_TABLES) or "calls" not in frames else lost_work(frames["calls"]["name"])
-        # Work that was lost, or could not be read, was not recorded, other than work that did not happen.
-        shown_by = _SHOWN_BY | dict.fromkeys(GPU_TABLES if lost or any(unread.values()) else (), GPU_TABLES)
-        missing = [t for t in EVENT_TABLES if not any(len(frames.get(s, ())) for s in shown_by.get(t, (t,)))]
-        self._faults[_MALFORMED] += self.phases[""]
-        whole_us = self._whole_us and any(map(len, frames.values()))
-        return TraceMeta(
-            tool=_text(ours.get("tool")) or "pytorch-profiler",
-            tool_version=_text(ours.get("tool_version")) or None,
-            schema=_text(head.get("schema")) or None,
-            driver=_text(ours.get("driver")) or (f"CUDA {driver // 1000}.{driver % 1000 // 10}" if driver else None),
-            gpus=_gpus(head.get("devices")),
-            missing=[t for t in TABLES if t in ours["missing"]] if isinstance(ours.get("missing"), list) else missing,
-            notes=[
-                *self.notes,
-                *lost,
-                *(
-                    f"Events of an accelerator that nsightkit does not read were left out: {count:,} of {name}."
-                    for name, count in unread.items()
-                    if count
-                ),
-                *([_WHOLE_US] if whole_us else []),
-                *(f"{self._faults[w]} {w}." for w in (_MALFORMED, _EARLY, _BACKWARDS) if self._faults[w]),
-            ],
-            window_ns=self._window(ours.get("window_ns")),
-            # Old versions print the same thread id now as a number, now as a string.
-            thread_names={
-                place_of[key]: name
-                for pid, tid, name in self._labels
-                for key in ((pid, tid), (pid, str(tid)))
-                if name and place_of.get(key, -1) != -1
-            },
-            distributed=dict(head["distributed"]) if isinstance(head.get("distributed"), dict) else {},
-            private=_private(head),
-        )
-
-    def _window(self, given: Any) -> tuple[int, int] | None:
-        """Start and end of the capture: those that our own export gives, else of the events that say so."""
-        if isinstance(given, list) and len(given) == 2:
-            first, last = (_int(moment, None, 1 - _BEYOND_NS, _BEYOND_NS) for moment in given)
-            if first is not None and last is not None:
-                return min(first, last), max(first, last)
-        return self._capture
-
-
-def _private(head: dict[str, Any]) -> dict[str, str]:
-    """What a trace says of the machine that wrote it, such as the file's name: host, process, time."""
-    file = head.get("file")
-    path = file[:4096] if isinstance(file, str) else ""
-    pairs = [("", path)]
-    worker = _WORKER.fullmatch(re.split(r"[/\\]", path)[-1])
-    if worker:
-        pairs.append(("HOSTNAME", worker[1]))
-    distributed = head.get("distributed")
-    if isinstance(distributed, dict):
-        pairs += [(str(name), value) for name, value in distributed.items() if isinstance(value, str)]
-    return private_names(pairs)
-
-
-def _gpus(devices: Any) -> list[Gpu]:
-    return [
-        Gpu(
-            device=_int(device.get("id"), i),
-            name=_text(device.get("name")) or None,
-            sm_count=_int(device.get("numSms"), None),
-            memory_bytes=_int(device.get("totalGlobalMem"), None),
-            compute_capability=capability(
-                _int(device.get("computeMajor"), None), _int(device.get("computeMinor"), None)
-            ),
-        )
-        for i, device in enumerate(devices if isinstance(devices, list) else [])
-        if isinstance(device, dict)
-    ]
-
-
-def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
-    """GPU rows carry no process: theirs is that of the call that launched them.
-
-    With several processes the call is found by correlation; where two processes use the same number, it is the last
-    one that began before the operation did.
-    """
-    launched = ["correlation", "start_ns"]
-    calls = frames.get("calls", complete("calls"))
-    others = [frames[t] for t in ("ops", "ranges") if t in frames and not len(calls)]
-    processes = pd.concat([frame["process"] for frame in (calls, *others)]).value_counts().index
-    for table in frames.keys() & _GPU_SIDE:
-        process = frames[table]["process"].copy()
-        orphans = frames[table].loc[process < 0, launched].sort_values("start_ns")
-        process[orphans.index] = processes[0] if len(processes) else 0
-        if len(processes) > 1 and len(calls):
-            launching = calls.loc[calls["correlation"] != 0, [*launched, "process"]].sort_values("start_ns")
-            # Forward too: a clock that is off by a little may put the call after its kernel.
-            for direction in ("forward", "backward"):
-                found = pd.merge_asof(orphans, launching, on="start_ns", by="correlation", direction=direction)
-                owner = found.set_index(orphans.index)["process"].dropna()
-                process[owner.index] = owner.astype("int64")
-        frames[table] = frames[table].assign(process=process)
-
-
-# --- values --------------------------------------------------------------------------------------------------------
-
-
-def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
-    """Nanoseconds of JSON numbers in microseconds, exactly; and which of them are numbers at all.
-
-    Arrow's decimal parser reads the text into 128-bit integers of thousandths: nothing passes through a float.
-    """
-    n = len(raw)
-    column: Any = ()
-    with contextlib.suppress(pa.ArrowInvalid):
-        column = pacsv.read_csv(
-            pa.BufferReader(b"\n".join(raw) + b"\n"),
-            read_options=pacsv.ReadOptions(column_names=["us"], use_threads=False, block_size=CHUNK_BYTES),
-            parse_options=pacsv.ParseOptions(ignore_empty_lines=False),
-            convert_options=pacsv.ConvertOptions(
-                column_types={"us": pa.decimal128(38, 3)}, null_values=["", "null"], strings_can_be_null=True
-            ),
-        )["us"].combine_chunks()
-    if len(column) != n:  # more than three decimals, text, booleans
-        column = pa.array(map(_decimal, raw), pa.decimal128(38, 3))
-    halves = np.frombuffer(column.buffers()[1], np.int64)[2 * column.offset :][: 2 * n]
-    low, high = halves[::2], halves[1::2]
-    valid = np.asarray(column.is_valid()) & (high == low >> 63) & (low > -_BEYOND_NS) & (low < _BEYOND_NS)
-    return np.where(valid, low, 0), valid
-
-
-def _decimal(number: msgspec.Raw) -> decimal.Decimal | None:
-    """Read one number, rounded to three decimals; None where it is not a number, or longer than any profiler's."""
-    if len(bytes(number)) > _DIGITS:
-        return None
-    try:
-        value = decimal.Decimal(bytes(number).decode().strip('"')).quantize(decimal.Decimal("0.001"))
-    except (decimal.InvalidOperation, ValueError):
-        return None
-    return value if value.is_finite() else None
-
-
-def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
-    """Make an integer of what JSON holds in its place; the default where it is not one, or is out of range."""
-    if isinstance(value, str):
-        digits = re.fullmatch(r"\D*?(-?\d+)(?:\.0*)?\D*", value.strip())  # "7", "stream 7", "stream 7 (sync)"
-        value = digits and digits[1]
-    try:
-        return number if least <= (number := int(value)) < beyond else default
-    except (TypeError, ValueError, OverflowError):
-        return default
-
-
-def _ints(values: Sequence[Any], absent: int = 0) -> _Ints:
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        column = np.array(values, dtype=np.int64)
-        if column.ndim == 1:  # lists of the same length make a table
-            return column
-    return np.array([_int(v, absent) for v in values], dtype=np.int64)
-
-
-def _limited(values: _Ints, least: int, dtype: str) -> npt.NDArray[Any]:
-    """Replace numbers that are below the least, or do not fit the type, by the least."""
-    fits = (values >= least) & (values <= np.iinfo(dtype).max)
-    return np.where(fits, values, least).astype(dtype)
-
-
-def _text(value: Any) -> str:
-    """Take text or a number as text, and nothing else: lists in lists are long to spell out."""
-    return str(value) if isinstance(value, (str, int, float)) else ""
-
-
-def _three(text: bytes) -> list[int]:
-    """Three numbers out of a list, 0 for what is absent or no size."""
-    given: Any = None
-    with contextlib.suppress(*_BROKEN):
-        given = msgspec.json.decode(text)
-    numbers = given if isinstance(given, list) else []
-    return [_int(number, 0, 0, 1 << 31) for number in [*numbers[:3], 0, 0, 0][:3]]
-
-
-def _inputs(parts: Sequence[bytes]) -> str:
-    """Give an operator's inputs as one JSON text, however the file spaces them; "" where none are recorded."""
-    try:
-        return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":")) if any(parts) else ""
-    except (ValueError, RecursionError):  # a number no Python takes; what its inputs were does not matter then
-        return ""
-
-
 def _sync_kind(name: str) -> str:
     """`Stream Wait Event` → `stream-wait-event`; `Event Sync` → `event`."""
     lower = name.strip().lower()
@@ -990,36 +897,25 @@ def _sync_kind(name: str) -> str:
 
 
 #: `Memcpy HtoD (…)`, and ROCm's `CopyHostToDevice`.
-_COPY = re.compile(
-    r"(unified )?\b([HDAP])to([HDAP])\b|copy([HD])(?:ost|evice)To([HD])(?:ost|evice)",
-    re.IGNORECASE,
-)
+_COPY = re.compile(r"\b([HDAP])to([HDAP])\b|copy([HD])(?:ost|evice)To([HD])(?:ost|evice)", re.IGNORECASE)
 _MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static", "managed static")
 
 
-def _memop_kinds(name: str) -> tuple[str, ...]:
+def _memop_kinds(name: str) -> tuple[str, str, str]:
     """Kind, source memory and destination memory out of `Memcpy HtoD (Pageable -> Device)`."""
+    source = target = ""
     inside = re.search(r"\((?:([^()]*)->)?([^()]*)\)\s*$", name)
-    source, target = inside.groups("") if inside else ("", "")
+    if inside:
+        source, target = inside.groups("")
     if re.match("memset|fill", name, re.IGNORECASE):
         return "memset", "", _memory_kind(target)
-    unified, *letters = copy.groups("") if (copy := _COPY.search(name)) else ("",)
-    kind = unified.lower() + "to".join(letter.upper() for letter in letters if letter)
-    return kind or "other", _memory_kind(source), _memory_kind(target if source else "")
+    kind = "other"
+    copy = _COPY.search(name)
+    if copy:
+        kind = "to".join(filter(None, copy.groups())).upper().replace("TO", "to")
+    return kind, _memory_kind(source), _memory_kind(target if source else "")
 
 
 def _memory_kind(text: str) -> str:
     kind = text.strip().lower()
     return kind if kind in _MEMORY_KINDS else "unknown"
-
-
-#: By table and column: the text that such a thing stands for; for the rest it is the thing itself.
-_TEXTS: dict[tuple[str, str], Callable[[Any], str]] = {
-    ("kernels", "short_name"): lambda given: short_kernel_name(given[0]) if isinstance(given, tuple) else given,
-    ("memops", "kind"): lambda name: _memop_kinds(name)[0],
-    ("memops", "src_kind"): lambda name: _memop_kinds(name)[1],
-    ("memops", "dst_kind"): lambda name: _memop_kinds(name)[2],
-    ("calls", "name"): lambda name: _CALL_SUFFIX.sub("", name, count=1) or name,
-    ("syncs", "kind"): _sync_kind,
-    ("ops", "inputs"): _inputs,
-}

@@ -133,7 +133,7 @@ def _in_turn(start: _Some, end: _Some) -> npt.NDArray[np.bool_]:
 
 
 def crossings(thread: _Some, start: _Some, end: _Some) -> npt.NDArray[np.bool_]:
-    """Intervals that begin inside an earlier one of their thread and outlast it.
+    """Intervals to take away so that the others nest: each begins inside an earlier one and outlasts it.
 
     Parameters
     ----------
@@ -143,7 +143,15 @@ def crossings(thread: _Some, start: _Some, end: _Some) -> npt.NDArray[np.bool_]:
     -------
     ndarray of bool, shape (n,)
     """
-    _, around = nesting(thread, start, end)
+    crossing = np.zeros(len(thread), bool)
     ever = int(end.max(initial=0)) - int(start.min(initial=0)) + 1
-    _, open_ = nesting(thread, start, end, tolerance=ever)  # the one that is open at the start, whenever it ends
-    return np.asarray(around != open_)
+    rows = np.arange(len(thread))
+    while len(rows):
+        _, around = nesting(thread[rows], start[rows], end[rows])
+        # The one that is open at the start, whenever it ends.
+        _, open_ = nesting(thread[rows], start[rows], end[rows], tolerance=ever)
+        odd = around != open_
+        crossing[rows[odd]] = True
+        # Without them, what was nested in them may be seen to cross something else.
+        rows = rows[~odd & np.isin(thread[rows], thread[rows[odd]])]
+    return crossing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gzip
 import json
 import os
@@ -25,6 +24,7 @@ from nsightkit import cli
 from nsightkit.analysis.core import text
 from nsightkit.errors import NsightkitError, TraceError
 from nsightkit.trace import kineto
+from nsightkit.trace.model import TABLES
 
 MIB = 1 << 20
 OPEN = b'{"traceEvents":['
@@ -156,12 +156,12 @@ def test_gzip_of_many_members_is_read_or_refused_soon(tmp_path: Path) -> None:
 
 
 def test_an_honest_gzip_may_pack_well_and_need_one_piece(tmp_path: Path) -> None:
-    """Wide margins make a trace 60 times its packed size; a broken escape makes it one to mend."""
+    """Wide margins make a trace 60 times its packed size; an unknown first member hides where events begin."""
     events = launches(3000)
-    wide = json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=12)
-    for name, document in {"wide": wide, "mended": wide.replace("void k", "void \\k")}.items():
+    for name, document in {"wide": events, "odd": [{"odd": True, **event} for event in events]}.items():
         path = tmp_path / f"{name}.json.gz"
-        path.write_bytes(gzip.compress(document.encode(), 9))
+        wide = json.dumps({"schemaVersion": 1, "traceEvents": document}, indent=12)
+        path.write_bytes(gzip.compress(wide.encode(), 9))
         assert nsightkit.load(path, cache=False).size("kernels") == 3000
 
 
@@ -213,61 +213,39 @@ def test_what_is_no_regular_file_is_refused_at_once(
 
 HUGE = 10**400
 VALUES = [
-    *(None, True, -1, 0, 1 << 31, 1 << 33, 1 << 62, (1 << 63) - 1, 1 << 63, 1 << 64, HUGE, 1e300, -1e300, 1.5),
-    *("", "x", "7", "9" * 30, "\u202e\x1b[31m", "nan", "inf", "\0", [], [1], [[1]], {}, {"a": 1}),
+    *(None, True, -1, 1 << 33, 1 << 63, HUGE, 1e300, 1.5, "x", "9" * 30, "\u202e\x1b[31m", "\0", [1], {"a": 1}),
 ]
 ARGS = [
     *("device", "stream", "correlation", "grid", "block", "bytes", "External id", "registers per thread"),
     *("shared memory", "cuda_sync_kind", "Collective name", "Seq", "Sequence number", "Fwd thread id", "kernel"),
-    *("end thread", "duration_ns", "domain", "kind", "open", "short name", "process", "Input Dims"),
+    "Input Dims",
 ]
-
-
-@pytest.mark.parametrize("field", ["ph", "cat", "name", "pid", "tid", "ts", "dur", "place", *ARGS])
-def test_any_value_of_an_event_is_read(tmp_path: Path, field: str) -> None:
-    events = launches(2 * len(VALUES))
-    for i, value in enumerate(VALUES):
-        for changed in events[6 * i : 6 * i + 6]:
-            (changed["args"] if field in ARGS else changed)[field] = value
-    path = put(tmp_path / "t.json", events)
-    answered(path)
-    assert nsightkit.load(path, cache=False).size("kernels") >= len(VALUES)
-
-
-OURS = ("t0_ns", "window_ns", "missing", "tool", "tool_version", "driver")
 GPU = ("id", "name", "numSms", "totalGlobalMem", "computeMajor")
-HEADS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(
-        ("schemaVersion", "deviceProperties", "distributedInfo", "cuda_driver_version", "nsightkit"), lambda v: v
-    ),
-    "deviceProperties of": lambda value: [dict.fromkeys(GPU, value)],
-    "nsightkit of": lambda value: dict.fromkeys(OURS, value),
-    "nsightkit for": lambda value: {"window_ns": [0, value], "missing": [value]},
-}
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_any_value_in_the_head_is_read(tmp_path: Path, head: str) -> None:
-    for value in VALUES:
-        path = put(tmp_path / "t.json", launches(1), **{head.split(maxsplit=1)[0]: HEADS[head](value)})
+def opened(path: Path) -> None:
+    """Read a trace, which may be refused in one line that names it."""
+    with contextlib.suppress(TraceError):
         trace = nsightkit.load(path, cache=False)
-        assert trace.size("kernels") == 1
-        assert json.dumps(dataclasses.asdict(trace.meta))
+        for table in TABLES:
+            trace.table(table)
 
 
-def test_what_fits_no_column_is_unknown(tmp_path: Path) -> None:
-    events = launches(6)
-    odd = [e["args"] for e in events if e["cat"] == "kernel"]
-    odd[0] |= {"device": 1 << 40, "grid": [1 << 40, -1, 2], "registers per thread": 1 << 31, "shared memory": -1}
-    odd[1] |= {"device": [0], "stream": [7], "correlation": 1 << 70, "grid": "x", "block": {"x": 1}}
-    odd[2] |= {"device": [0, 1], "stream": [7, 8]}
-    kernels = nsightkit.load(put(tmp_path / "t.json", events), cache=False)["kernels"]
-    assert kernels["device"].tolist() == [-1, 0, 0, 0, 0, 0]
-    assert kernels["stream"].tolist() == [7, 0, 0, 7, 7, 7]
-    assert kernels["correlation"].tolist() == [1, 0, 3, 4, 5, 6]
-    assert kernels[["grid_x", "grid_y", "grid_z"]].to_numpy()[:2].tolist() == [[0, 0, 2], [0, 0, 0]]
-    assert kernels["block_x"].tolist() == [32, 0, 32, 32, 32, 32]
-    assert kernels[["registers", "dynamic_shared_bytes"]].to_numpy()[0].tolist() == [0, 0]
+@pytest.mark.parametrize("field", ["ph", "cat", "name", "pid", "tid", "ts", "dur", *ARGS])
+def test_any_value_of_an_event_is_read_or_refused(tmp_path: Path, field: str) -> None:
+    for value in VALUES:
+        events = launches(2)
+        for changed in events[:6]:
+            (changed["args"] if field in ARGS else changed)[field] = value
+        opened(put(tmp_path / "t.json", events))
+
+
+@pytest.mark.parametrize("head", ["schemaVersion", "deviceProperties", "distributedInfo", "cuda_driver_version"])
+def test_any_value_in_the_head_is_read_or_refused(tmp_path: Path, head: str) -> None:
+    for value in VALUES:
+        opened(put(tmp_path / "t.json", launches(1), **{head: value}))
+        if head == "deviceProperties":
+            opened(put(tmp_path / "t.json", launches(1), deviceProperties=[dict.fromkeys(GPU, value)]))
 
 
 def test_lists_of_one_length_in_place_of_numbers_are_unknown(tmp_path: Path) -> None:
@@ -294,25 +272,6 @@ def test_times_beyond_146_years_are_left_out_and_counted(tmp_path: Path, ts: str
         assert trace["kernels"]["end_ns"].max() < 10**9
     else:
         assert any(note.startswith("1 malformed event") for note in trace.meta.notes)
-
-
-def test_exact_durations_and_clocks_of_our_own_export_stay_in_range(tmp_path: Path) -> None:
-    ranges = [event("nvtx", f"r{i}", i, 5, duration_ns=n) for i, n in enumerate([5000, (1 << 63) - 1, 1 << 62, -1])]
-    for t0_ns in (0, 5, (1 << 62) - 1, -(1 << 62), 1 << 70):
-        trace = nsightkit.load(put(tmp_path / "t.json", ranges, nsightkit={"t0_ns": t0_ns}), cache=False)
-        assert trace["ranges"]["name"].tolist() == ["r0", "r3"]
-        assert abs(trace.t0_ns) < 1 << 62
-        assert trace["ranges"]["end_ns"].max() == 5000
-
-
-def test_text_that_is_no_utf_8_and_halves_of_pairs_become_text(tmp_path: Path) -> None:
-    document = json.dumps({"schemaVersion": 1, "traceEvents": launches(4)}).encode()
-    for odd in (b"\xff\xfe", b"\\ud800", b"\xed\xa0\x80", b"\\udc00\\ud800"):
-        path = tmp_path / "t.json"
-        path.write_bytes(document.replace(b"void k", b"void " + odd))
-        trace = nsightkit.load(path, cache=False)
-        assert "".join(trace["kernels"]["name"]).encode()
-        answered(path)
 
 
 @pytest.mark.parametrize(("column", "count"), [("thread", 20_000), ("process", 2_000), ("device", 2_000)])

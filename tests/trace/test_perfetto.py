@@ -112,12 +112,12 @@ def test_what_a_viewer_would_drop_lies_beside(processor):
         join thread t using (utid) join process p using (upid) order by s.ts
     """
     assert read.query(where) == [
-        ("a", None, "process 5", 0),
+        ("a", "thread 5", "process 5", 0),
         ("b", "thread 5 overlap 1", "process 5", 0),
-        ("c", None, "process 5", 1),
-        ("e", None, "process 5", 2),
+        ("c", "thread 5", "process 5", 1),
+        ("e", "thread 5", "process 5", 2),
         ("f", "thread 5 overlap 2", "process 5", 0),
-        ("d", None, "process 5", 0),
+        ("d", "thread 5", "process 5", 0),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import make_kineto
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +13,6 @@ from synthetic import planted
 import nsightkit
 from nsightkit.analysis.compare import two_tools
 from nsightkit.errors import UsageError
-from nsightkit.trace import chrome
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
 
 STEPS = 5
@@ -25,8 +25,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("loop")
     truth = planted.training(folder / "loop.sqlite", "sync", steps=STEPS)
     by_nsys = nsightkit.load(folder / "loop.sqlite")
-    chrome.write(by_nsys, folder / "loop.json.gz")
-    return {"kineto": nsightkit.load(folder / "loop.json.gz"), "nsys": by_nsys}, truth
+    by_kineto = make_kineto.from_trace(folder / "loop.json.gz", by_nsys)
+    return {"kineto": nsightkit.load(by_kineto), "nsys": by_nsys}, truth
 
 
 @pytest.fixture(scope="module")

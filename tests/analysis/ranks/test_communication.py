@@ -58,12 +58,12 @@ def test_each_collective_is_what_was_planted(planted):
         assert (found["launch_ns"] < found["start_ns"]).all()
 
 
-def test_what_pytorch_says_survives_our_own_export(planted, tmp_path):
+def test_what_pytorch_says_survives_a_conversion(planted, tmp_path):
     kind, _, traces = planted
     if kind == "nsys":
         pytest.skip("nsys exports hold no such description")
-    chrome.write(traces[1], tmp_path / "again.json.gz")
-    again = nsightkit.load(tmp_path / "again.json.gz", cache=False)
+    store.write(traces[1], tmp_path / "again.parquet")
+    again = nsightkit.load(tmp_path / "again.parquet")
     pd.testing.assert_frame_equal(communication.collectives(again), communication.collectives(traces[1]))
     assert again.meta.distributed["rank"] == 1
 
