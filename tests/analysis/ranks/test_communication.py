@@ -15,7 +15,7 @@ from synthetic.planted_ranks import job
 import nsightkit
 from nsightkit.analysis.core.intervals import union_length
 from nsightkit.analysis.ranks import collectives as communication
-from nsightkit.trace import Trace, TraceMeta, chrome
+from nsightkit.trace import Trace, TraceMeta, store
 
 SIZES = {"ranks": 2, "steps": 4, "layers": 3}
 
