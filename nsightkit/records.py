@@ -304,22 +304,34 @@ class Ranks(Record):
         for finding in self.findings:
             yield Line(finding)
         # Sums over a whole trace: a step's length beside them would be on another basis.
-        columns = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
-        yield from _rows(self.tables["ranks"], *columns, top=top, title="each rank's whole trace")
-        columns = (
-            "group",
-            "kind",
-            "step",
-            "bytes",
-            "count",
-            "start_ns",
-            "total_ns",
-            "wait_ns",
-            "skew_ns",
-            "exposed_ns",
-        )
-        columns += ("last_rank", "transfer_ns", "bus_gb_per_s")
-        yield from _rows(self.tables["collectives"], *columns, top=top, title="collectives", empty="none to compare")
+        spent = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
+        yield from _rows(self.tables["ranks"], *spent, top=top, title="each rank's whole trace")
+        compared = self.tables["collectives"]
+        if "count" in compared:
+            columns = (
+                "group",
+                "kind",
+                "bytes",
+                "count",
+                "total_ns",
+                "wait_ns",
+                "exposed_ns",
+                "last_rank",
+                "bus_gb_per_s",
+            )
+        else:
+            columns = (
+                "group",
+                "kind",
+                "step",
+                "bytes",
+                "start_ns",
+                "skew_ns",
+                "last_rank",
+                "transfer_ns",
+                "exposed_ns",
+            )
+        yield from _rows(compared, *columns, top=top, title="collectives", empty="none to compare")
         for trace in self["lost"]:
             yield Line(f"lost: {_lost(trace)}: {trace['reason']}", "yellow")
         for note in self["notes"]:
@@ -350,8 +362,8 @@ class Bench(Record):
         rows = []
         for row in plain_value(self["rows"]):
             rows.append({**row, "status": f"{row['status']} in {row['where']}" if row["where"] else row["status"]})
-        columns = ("config", "mode", "precision", "status", "median_ns", "std_ns", "tokens_per_s")
-        columns += ("peak_allocated_bytes", "mfu_datasheet", "mfu_measured")
+        columns = ["config", "mode", "precision", "status", "median_ns", "std_ns", "tokens_per_s"]
+        columns += ["peak_allocated_bytes", "mfu_datasheet", "mfu_measured"]
         yield from _rows(rows, *columns, title=title, top=len(rows))
         for row in rows:
             if row["detail"]:
