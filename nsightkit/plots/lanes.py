@@ -1,7 +1,8 @@
-"""What a timeline has rows for: CPU threads by nesting level, GPU streams, and what a device did not do."""
+"""The rows of a timeline: CPU threads by nesting level, GPU streams, and a device's idle time by its cause."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +12,13 @@ from nsightkit.safe import plain
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
-#: In place of a table's name: what a device did not do.
+#: In place of a table's name: the time in which a device did nothing.
 IDLE = "idle"
 #: The level of ranges that do not nest, below all others.
 _FLAT = 1_000_000
-_CALLED = {"kernels": "name", "memops": "kind", "graphs": "graph_id"}
+_NAME_COLUMN = {"kernels": "name", "memops": "kind", "graphs": "graph_id", IDLE: "cause"}
+_PREFIX = {"memops": "copy ", "graphs": "CUDA graph "}
+_SUFFIX = {"ranges": "", "ops": " ops", "calls": " CUDA calls"}
 
 
 class Most(NamedTuple):
@@ -27,7 +30,7 @@ class Most(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """Events drawn on one row, which they may share with other lanes; rows go from the smallest number down."""
+    """Events drawn on one row, which they may share with other lanes; row 0 is the topmost."""
 
     label: str
     table: str
@@ -35,7 +38,7 @@ class Lane(NamedTuple):
     start: np.ndarray
     end: np.ndarray
     names: pd.Categorical[str]
-    row: float
+    row: int
 
 
 class Lanes(NamedTuple):
@@ -45,27 +48,22 @@ class Lanes(NamedTuple):
     left_out: str = ""
 
 
-def find_lanes(trace: Trace, most: Most, *, detailed: bool = False) -> list[Lane]:
-    """CPU threads by nesting level of their ranges (without any, of their framework ops), then GPU streams.
+def find_lanes(trace: Trace, most: Most) -> list[Lane]:
+    """Find the ranges of CPU threads (without any, their framework ops) and the work on GPU streams.
 
     Parameters
     ----------
     trace : Trace
     most : Most
-    detailed : bool, default False
-        Also a row a thread for the ranges that do not nest, and, in a trace without GPU work, the framework ops below
-        the ranges.
 
     Returns
     -------
     list of Lane
     """
-    gpu, _ = _gpu_lanes(trace, most.streams)
-    lanes, _ = _cpu_lanes(_frames(trace, {"ranges": ""}, detailed), trace, most)
-    if not trace.size("ranges") or (detailed and not gpu):
-        ops, _ = _cpu_lanes(_frames(trace, {"ops": " ops" if lanes else ""}, False), trace, most)
-        lanes += [lane._replace(row=lane.row + len(lanes)) for lane in ops]
-    return lanes + gpu
+    table = "ranges" if trace.size("ranges") else "ops"
+    cpu, _ = _cpu_lanes(trace, _with_levels(trace, [table]), most)
+    gpu, _ = _gpu_lanes(trace, most.streams, len(cpu))
+    return cpu + gpu
 
 
 def all_lanes(trace: Trace, most: Most, idle: pd.DataFrame) -> Lanes:
@@ -82,82 +80,96 @@ def all_lanes(trace: Trace, most: Most, idle: pd.DataFrame) -> Lanes:
     -------
     Lanes
     """
-    frames = _frames(trace, {"ranges": "", "ops": " ops", "calls": " CUDA calls"}, True)
-    lanes, threads = _cpu_lanes(frames, trace, most)
-    gpu, streams = _gpu_lanes(trace, most.streams)
-    several = len({lane.device for lane in gpu}) > 1
-    for device, mine in idle.groupby("device"):
-        label = f"GPU {device} idle, by cause" if several else "GPU idle, by cause"
-        below = max((lane.row for lane in gpu if lane.device == device), default=_FLAT) + 0.5
-        gpu.append(_lane(label, IDLE, int(str(device)), mine, mine["cause"].astype(str), below))
-    hidden = [
-        f"{count - shown:,} more {what}"
-        for count, shown, what in ((threads, most.threads, "threads"), (streams, most.streams, "streams"))
-        if count > shown
-    ]
-    said = [f"{' and '.join(hidden)}, which had less to do"] if hidden else []
-    if any(f["level"].between(most.levels, _FLAT - 1).any() for (table, _), f in frames.items() if table != "calls"):
-        said.append(f"what is nested deeper than {most.levels} levels")
-    return Lanes(sorted(lanes + gpu, key=lambda lane: lane.row), "; ".join(said))
+    frames = _with_levels(trace, _SUFFIX)
+    cpu, threads = _cpu_lanes(trace, frames, most)
+    gpu, streams = _gpu_lanes(trace, most.streams, len(cpu), idle)
+    hidden = []
+    if threads > most.threads:
+        hidden.append(f"{threads - most.threads:,} more threads")
+    if streams > most.streams:
+        hidden.append(f"{streams - most.streams:,} more streams")
+    notes = []
+    if hidden:
+        notes.append(f"{' and '.join(hidden)}, which had less to do")
+    deepest = max((_depth(frame) for table, frame in frames.items() if table != "calls"), default=0)
+    if deepest > most.levels:
+        notes.append(f"what is nested deeper than {most.levels} levels")
+    return Lanes(cpu + gpu, "; ".join(notes))
 
 
-def _frames(trace: Trace, suffixes: dict[str, str], flat: bool) -> dict[tuple[str, str], pd.DataFrame]:
-    """Events of CPU threads with their nesting levels, by table and what is added to a thread's label."""
+def _with_levels(trace: Trace, tables: Iterable[str]) -> dict[str, pd.DataFrame]:
+    """Events of CPU threads with their nesting levels, by table; tables without events are left out."""
     frames = {}
-    for table, suffix in suffixes.items():
+    for table in tables:
         if not trace.size(table):
             continue
         columns = ["start_ns", "end_ns", "thread", "name"]
-        frame = trace.table(table, [*columns, "level", "kind"] if table == "ranges" else columns)
         if table == "ranges":
+            frame = trace.table(table, [*columns, "level", "kind"])
             frame["level"] = frame["level"].astype("int64").where(frame["kind"] != "startend", _FLAT)
         else:
+            frame = trace.table(table, columns)
             # Older profilers round to microseconds, so a child can outlive its parent by one.
             frame["level"], _ = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance=1000)
-        frames[table, suffix] = frame if flat else frame[frame["level"] < _FLAT]
+        frames[table] = frame
     return frames
 
 
-def _cpu_lanes(frames: dict[tuple[str, str], pd.DataFrame], trace: Trace, most: Most) -> tuple[list[Lane], int]:
+def _depth(frame: pd.DataFrame) -> int:
+    nested = frame.loc[frame["level"] < _FLAT, "level"]
+    return int(nested.max()) + 1 if len(nested) else 0
+
+
+def _cpu_lanes(trace: Trace, frames: dict[str, pd.DataFrame], most: Most) -> tuple[list[Lane], int]:
     """Rows of the threads with most time in their outermost events, and how many threads there are."""
-    columns = ["start_ns", "end_ns", "thread"]
-    outermost = [frame.loc[frame["level"].isin([0, _FLAT]), columns] for frame in frames.values()]
-    both = pd.concat([pd.DataFrame(columns=columns, dtype="int64"), *outermost])
-    time = (both["end_ns"] - both["start_ns"]).groupby(both["thread"]).sum()
+    if not frames:
+        return [], 0
+    outermost = pd.concat([frame[frame["level"].isin([0, _FLAT])] for frame in frames.values()])
+    busy_ns = (outermost["end_ns"] - outermost["start_ns"]).groupby(outermost["thread"]).sum()
     lanes: list[Lane] = []
-    for thread in time.nlargest(most.threads).index:
-        name = f"CPU {trace.meta.thread_names.get(int(thread)) or f'thread {int(thread) & 0xFFFFFF}'}"
-        for (table, suffix), frame in frames.items():
-            # A driver's call within one of the runtime's says nothing that the outer one does not.
-            deep = 1 if table == "calls" else most.levels
-            mine = frame[(frame["thread"] == thread) & ((frame["level"] < deep) | (frame["level"] == _FLAT))]
-            labels = {0: f"{name}{suffix}", _FLAT: f"{name} start/end"}
-            for level, part in mine.groupby("level"):
-                lanes.append(_lane(labels.get(int(str(level)), ""), table, -1, part, part["name"], len(lanes)))
-    return lanes, len(time)
+    for thread in busy_ns.nlargest(most.threads).index:
+        name = trace.meta.thread_names.get(int(thread)) or f"thread {int(thread) & 0xFFFFFF}"
+        for table, frame in frames.items():
+            # A driver's call within one of the runtime's adds nothing to the outer one.
+            levels = 1 if table == "calls" else most.levels
+            shown = (frame["level"] < levels) | (frame["level"] == _FLAT)
+            labels = {0: f"CPU {name}{_SUFFIX[table]}", _FLAT: f"CPU {name} start/end"}
+            for level, events in frame[shown & (frame["thread"] == thread)].groupby("level"):
+                label = plain(labels.get(int(str(level)), ""))
+                start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+                lanes.append(Lane(label, table, -1, start, end, pd.Categorical(events["name"]), len(lanes)))
+    return lanes, len(busy_ns)
 
 
-def _gpu_lanes(trace: Trace, most: int) -> tuple[list[Lane], int]:
+def _gpu_lanes(trace: Trace, most: int, first_row: int, idle: pd.DataFrame | None = None) -> tuple[list[Lane], int]:
     """Rows of the streams with most time, a lane for each of their tables, and how many streams there are."""
     columns = ["start_ns", "end_ns", "device", "stream"]
-    frames = {t: trace.table(t, [*columns, _CALLED[t]]) for t in GPU_TABLES if trace.size(t)}
-    every = pd.concat([pd.DataFrame(columns=columns, dtype="int64"), *(frame[columns] for frame in frames.values())])
-    time = (every["end_ns"] - every["start_ns"]).groupby([every["device"], every["stream"]]).sum()
-    several = len(time.index.unique(0)) > 1
-    lanes = []
-    for number, (device, stream) in enumerate(time.nlargest(most).index.sort_values()):
-        label = f"GPU {device} stream {stream}" if several else f"GPU stream {stream}"
-        for table, frame in frames.items():
-            mine = frame[(frame["device"] == device) & (frame["stream"] == stream)]
-            if len(mine):
-                lanes.append(_lane(label, table, int(device), mine, mine[_CALLED[table]], _FLAT + number))
-    return lanes, len(time)
+    frames = {table: trace.table(table, [*columns, _NAME_COLUMN[table]]) for table in GPU_TABLES if trace.size(table)}
+    if not frames:
+        return [], 0
+    work = pd.concat([frame[columns] for frame in frames.values()])
+    busy_ns = (work["end_ns"] - work["start_ns"]).groupby([work["device"], work["stream"]]).sum()
+    streams = busy_ns.nlargest(most).index
+    several = work["device"].nunique() > 1
+    lanes: list[Lane] = []
+    row = first_row
+    for device in sorted(work["device"].unique()):
+        gpu = f"GPU {device}" if several else "GPU"
+        for stream in sorted(stream for where, stream in streams if where == device):
+            for table, frame in frames.items():
+                events = frame[(frame["device"] == device) & (frame["stream"] == stream)]
+                if len(events):
+                    lanes.append(_gpu_lane(f"{gpu} stream {stream}", table, int(device), events, row))
+            row += 1
+        gaps = idle[idle["device"] == device] if idle is not None else ()
+        if len(gaps):
+            lanes.append(_gpu_lane(f"{gpu} idle, by cause", IDLE, int(device), gaps, row))
+            row += 1
+    return lanes, len(busy_ns)
 
 
-def _lane(label: str, table: str, device: int, events: pd.DataFrame, called: pd.Series, row: float) -> Lane:
-    names = pd.Categorical(called)
-    if table == "memops":
-        names = names.rename_categories(lambda kind: kind if kind == "memset" else f"copy {kind}")
-    elif table == "graphs":
-        names = names.rename_categories(lambda graph: f"CUDA graph {graph}")
-    return Lane(plain(label), table, device, events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), names, row)
+def _gpu_lane(label: str, table: str, device: int, events: pd.DataFrame, row: int) -> Lane:
+    names = pd.Categorical(events[_NAME_COLUMN[table]])
+    prefix = _PREFIX.get(table, "")
+    names = names.rename_categories([name if name == "memset" else f"{prefix}{name}" for name in names.categories])
+    return Lane(label, table, device, events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), names, row)

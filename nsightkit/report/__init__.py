@@ -6,6 +6,7 @@ The page needs nothing but itself: no network, no library, no fonts. What it sho
 
 from __future__ import annotations
 
-from nsightkit.report.page import html, labelled, write
+from nsightkit.report.page import html, write
+from nsightkit.report.sides import labelled
 
 __all__ = ["html", "labelled", "write"]

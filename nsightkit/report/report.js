@@ -57,7 +57,7 @@
     }
 
     // Cells under a head that spans two rows of heads come first; those of the lower row follow.
-    const heads = [...table.tHead.rows[0].cells].filter((cell) => cell.colSpan === 1).concat(...[...table.tHead.rows].slice(1).map((row) => [...row.cells]));
+    const heads = [...table.tHead.rows[0].cells].filter((cell) => cell.scope !== "colgroup").concat(...[...table.tHead.rows].slice(1).map((row) => [...row.cells]));
     heads.forEach((head, column) => {
       if (!head.dataset.sort) return;
       const button = part("button", { type: "button", className: "sort", onclick: () => sort(head, column) }, ...head.childNodes);
@@ -88,7 +88,7 @@
     button.hidden = false;
     button.addEventListener("click", () => {
       const { trace, start, end } = button.dataset;
-      if (timeline.canvas) timeline.reveal(Number(trace), Number(start), Number(end));
+      if (timeline.rows) timeline.reveal(Number(trace), Number(start), Number(end));
     });
   }
 

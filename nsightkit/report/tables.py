@@ -1,85 +1,80 @@
-"""The tables of a report: which questions it asks, and how an answer about several traces is laid side by side."""
+"""The tables of a report: which questions it asks, and how answers about several traces come side by side."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.timeline import gaps
+from nsightkit.analysis.roofline import sol
+from nsightkit.analysis.timeline import calls, gaps, kernels, memops, ranges, steps
 from nsightkit.errors import UsageError
-from nsightkit.questions import QUESTIONS
-from nsightkit.report.elements import Markup, scrolled, shown, tag
-from nsightkit.report.elements import section as html_section
-from nsightkit.table import Table, column_of, rows_of
+from nsightkit.report.sides import Side
+from nsightkit.safe import plain
+from nsightkit.table import column_of, rows_of
 from nsightkit.trace.model import Trace
 
 #: Rows of a table; the rest is summed up in a line below it.
 _MOST_ROWS = 500
-#: Rows that are there before a reader asks for the others.
-_FIRST_ROWS = 12
 _LONGEST_GAPS = 100
+#: Columns of each trace, where several are compared.
+_COMPARED = 3
+#: Columns that name their row.
+_NAMES = ("name", "step", "cause", "kind")
+#: Columns that are left out where they hold nothing, as columns of text are.
+_OPTIONAL = ("device", "impossible", "outlier", "phase", "tokens", "sequences", "gb_per_s")
+
+_Row = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A question, and how its answer is shown.
 
     Attributes
     ----------
     name : str
         Of the section within the page.
-    title, lead : str
-        What it is about, and how to read it.
-    asked : str
-        Its question in :mod:`nsightkit.questions`.
-    compared : tuple of str
-        Columns that have a column a trace where there are several; the first one is summed over rows that are left out.
+    title, lead, empty : str
+        What it is about, how to read it, and the text in place of an empty table; without text there is no section.
+    ask : callable
+        The answer for a trace.
+    needs : str
+        The table that the answer needs.
+    measures : tuple of str
+        Columns to show. The first is summed over rows that are left out, and orders the others.
     keys : tuple of str
-        Columns that say what a row is about; rows of several traces meet by them. Without any, rows are moments that
-        the timeline can show, and each trace has a table of its own.
-    options : mapping
-        Of the question.
-    by : str
-        The column whose largest values come first where traces are compared, if it is not the first one.
-    needs : tuple of str
-        Tables that the answer needs.
-    hidden : tuple of str, optional
-        Columns that are left out, where they are not those that the question hides.
+        Columns that say what a row is about; rows of several traces meet by them.
+    length : str
+        Of rows without keys: they are moments, as long as this column, which the timeline can show, and each trace
+        has a table of its own.
     """
 
     name: str
     title: str
     lead: str
-    asked: str
-    compared: tuple[str, ...]
+    empty: str
+    ask: Callable[[Trace], pd.DataFrame]
+    needs: str
+    measures: tuple[str, ...]
     keys: tuple[str, ...] = ()
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    by: str = ""
-    needs: tuple[str, ...] = ()
-    hidden: tuple[str, ...] | None = None
-
-    def ask(self, trace: Trace) -> pd.DataFrame | None:
-        """The answer; None where the trace does not hold what the question needs."""
-        if not all(trace.recorded(table) for table in self.needs):
-            return None
-        if self.name == "gaps":
-            return _longest_gaps(trace)
-        try:
-            found: pd.DataFrame = QUESTIONS[self.asked](trace, **self.options)
-        except UsageError:
-            return pd.DataFrame()  # no datasheet of a card that the trace does not name
-        return found
+    length: str = ""
 
 
 def _longest_gaps(trace: Trace) -> pd.DataFrame:
-    lengths = intervals.idle_intervals(trace)
-    lasting = (lengths["end_ns"] - lengths["start_ns"]).nlargest(_LONGEST_GAPS)
-    found = gaps.find(trace, min_ns=int(lasting.min()) if len(lasting) else 0).nlargest(_LONGEST_GAPS, "duration_ns")
-    return found[["start_ns", "duration_ns", "device", "cause", "evidence"]]
+    idle = intervals.idle_intervals(trace)
+    lengths = (idle["end_ns"] - idle["start_ns"]).nlargest(_LONGEST_GAPS)
+    shortest_ns = int(lengths.min()) if len(lengths) else 0
+    return gaps.find(trace, min_ns=shortest_ns).nlargest(_LONGEST_GAPS, "duration_ns")
+
+
+def _speed_of_light(trace: Trace) -> pd.DataFrame:
+    try:
+        return sol.summary(trace)
+    except UsageError:
+        return pd.DataFrame()  # no datasheet of a card that the trace does not name
 
 
 SECTIONS = (
@@ -88,38 +83,42 @@ SECTIONS = (
         "Why the GPU was idle",
         "An idle gap is time in which no kernel, copy or graph ran on the device. Each gap has one cause, so the "
         "causes add up to the idle time.",
-        "gaps",
+        "The trace has no gap between the first and the last operation of a GPU.",
+        gaps.summary,
+        "kernels",
         ("total_ns", "share_of_span", "count"),
         ("cause",),
-        needs=("kernels",),
     ),
     Section(
         "gaps",
         "The longest gaps",
         "What the CPU was doing while the GPU had nothing to do, and the operation that ended the gap.",
-        "gaps",
-        ("duration_ns",),
-        needs=("kernels",),
+        "The trace has no gap between the first and the last operation of a GPU.",
+        _longest_gaps,
+        "kernels",
+        ("start_ns", "duration_ns", "device", "cause", "evidence"),
+        length="duration_ns",
     ),
     Section(
         "categories",
         "Kernels by kind of work",
         "What kernels were built for, by their names. Times are summed, so kernels that overlap count each in full; "
         "the share is of all kernel time.",
+        "The trace has no kernels.",
+        partial(kernels.summary, by="category"),
         "kernels",
-        ("total_ns", "share", "count"),
+        ("total_ns", "share", "count", "mean_ns", "median_ns"),
         ("name",),
-        {"by": "category"},
-        needs=("kernels",),
     ),
     Section(
         "kernels",
         "Kernels by name",
         "Where the GPU's time went. A kernel's mean above its median points at a few long launches.",
+        "The trace has no kernels.",
+        kernels.summary,
         "kernels",
-        ("total_ns", "share", "count", "median_ns"),
+        ("total_ns", "share", "count", "mean_ns", "median_ns", "min_ns", "max_ns"),
         ("name", "category"),
-        needs=("kernels",),
     ),
     Section(
         "ranges",
@@ -127,235 +126,186 @@ SECTIONS = (
         "What the program named with NVTX or record_function. Total and exclusive are CPU time, which for asynchronous "
         "work is the time to launch it; GPU is the union of the work launched inside (rule: window), GPU span its "
         "first start to last end.",
+        "The trace has no ranges.",
+        ranges.summary,
         "ranges",
-        ("total_ns", "gpu_ns", "count"),
+        ("gpu_ns", "total_ns", "count", "exclusive_ns", "median_ns", "gpu_span_ns", "kernel_count"),
         ("name", "domain"),
-        by="gpu_ns",
-        needs=("ranges",),
     ),
     Section(
         "steps",
         "Steps",
         "One row a step, from the end of the one before it to its own, work on the GPU included. Busy is the part of "
         "it in which the GPU worked.",
-        "steps",
-        ("wall_ns",),
-        needs=("ranges",),
+        "The trace has no step ranges.",
+        steps.summary,
+        "ranges",
+        ("step", "start_ns", "wall_ns", "busy_ns", "idle_ns", "outlier", "phase", "tokens", "sequences"),
+        length="wall_ns",
     ),
     Section(
         "memops",
         "Copies and memsets",
         "What was moved, between which kinds of memory, and how fast.",
+        "The trace has no copies or memsets.",
+        memops.summary,
         "memops",
-        ("total_ns", "bytes", "gb_per_s"),
+        ("total_ns", "bytes", "gb_per_s", "count"),
         ("kind", "src_kind", "dst_kind"),
-        needs=("memops",),
     ),
     Section(
         "calls",
         "CUDA calls",
         "Time the CPU spent in the CUDA API. A long launch call often means that the queue was full; a long "
         "synchronisation that the CPU waited for the GPU.",
+        "The trace has no calls.",
+        calls.summary,
         "calls",
-        ("total_ns", "count", "median_ns"),
+        ("total_ns", "count", "median_ns", "mean_ns", "min_ns", "max_ns"),
         ("name",),
-        needs=("calls",),
     ),
     Section(
         "os",
         "Calls of the operating system",
         "Time threads spent in the operating system, most of it waiting.",
-        "calls",
-        ("total_ns", "count", "median_ns"),
+        "The trace has no calls.",
+        partial(calls.summary, os=True),
+        "os_calls",
+        ("total_ns", "count", "median_ns", "mean_ns", "min_ns", "max_ns"),
         ("name",),
-        {"os": True},
-        needs=("os_calls",),
     ),
     Section(
         "sol",
         "Against the speed of light",
         "Operators whose shapes were recorded: the least time that the card's datasheet allows them, as a share of the "
         "time they took.",
-        "sol",
-        ("time_ns", "sol_datasheet", "count"),
-        ("name", "bound"),
-        hidden=("bytes", "intensity", "sol_measured", "flops"),
-        needs=("kernels",),
+        "",  # shapes are seldom recorded, and few cards have a datasheet here
+        _speed_of_light,
+        "kernels",
+        ("time_ns", "sol_datasheet", "count", "impossible"),
+        ("name", "flops", "bound"),
     ),
 )
 
 
-def draw(section: Section, answers: Mapping[str, pd.DataFrame | None], sources: Mapping[str, str]) -> Markup | None:
-    """Draw a section's table.
+class Cell(NamedTuple):
+    """A value as the page shows it."""
+
+    column: str
+    text: str
+    full: str  # the whole name, where the text is a short one
+    order: str | None  # what a number sorts by
+    percent: float | None  # the length of a share's bar
+
+
+class Line(NamedTuple):
+    """A row, and the moment that it is about, if it is about one."""
+
+    cells: list[Cell]
+    start_ns: int = 0
+    end_ns: int = 0
+
+
+class Listing(NamedTuple):
+    """A table of a section: columns that name a row, then each measure, of each trace where several are compared."""
+
+    sides: list[Side]
+    keys: list[str]
+    measures: list[str]
+    lines: list[Line]
+    rest: str
+
+
+def listings(section: Section, sides: Sequence[Side], is_brief: bool) -> list[Listing]:
+    """Ask a section's question.
 
     Parameters
     ----------
     section : Section
-    answers : mapping of str to DataFrame or None
-        By trace; None where the trace does not hold what the question needs.
-    sources : mapping of str to str
-        A line on where each trace is from.
+    sides : sequence of Side
+        Those that recorded what the answer needs.
+    is_brief : bool
+        Few columns of each trace.
 
     Returns
     -------
-    Markup or None
-        None where no trace holds anything of it.
+    list of Listing
+        One for each trace where rows are moments, else one; none where no trace has rows.
     """
-    there = {label: frame for label, frame in answers.items() if frame is not None}
-    filled = {label: frame for label, frame in there.items() if len(frame)}
-    if not there or (section.asked == "sol" and not filled):
-        return None  # shapes are seldom recorded, and few cards have a datasheet here
-    parts: list[Markup] = [tag("p", section.lead, class_="lead")]
-    nothing, of = tag("p", _empty(there.values()), class_="remark"), letters(answers)
-    if len(there) < len(answers):
-        absent = ", ".join(label for label in answers if label not in there)
-        parts.append(tag("p", f"Not recorded in {absent}.", class_="remark"))
+    filled: dict[Side, list[_Row]] = {}
+    for side in sides:
+        rows = list(rows_of(section.ask(side.trace)))
+        if rows:
+            filled[side] = rows
     if not filled:
-        parts.append(nothing)
-    elif section.keys and len(answers) > 1:
-        parts += [_several(section, filled, of), source_line({label: sources[label] for label in filled}, of)]
-    else:
-        for label, frame in there.items():
-            if len(answers) > 1:
-                parts.append(tag("h3", tag("span", of[label], class_="letter"), label))
-            table = _one(section, frame, list(answers).index(label)) if len(frame) else nothing
-            parts += [table, source_line({label: sources[label]}, of)]
-    return html_section(section.name, section.title, *parts)
+        return []
+    if section.keys:
+        return [_compared(section, filled, is_brief)]
+    return [_moments(section, side, rows) for side, rows in filled.items()]
 
 
-def _empty(answers: Iterable[pd.DataFrame]) -> str:
-    """The text in place of empty tables."""
-    empty = next((answer.about.empty for answer in answers if isinstance(answer, Table)), "no gaps")
-    return f"The trace has {empty.partition(' (')[0]}."
+def _compared(section: Section, answers: dict[Side, list[_Row]], is_brief: bool) -> Listing:
+    """A row for what traces have in common."""
+    by_key: dict[tuple[Any, ...], dict[Side, _Row]] = {}
+    every: list[_Row] = []
+    for side, rows in answers.items():
+        every += rows
+        for row in rows:
+            key = tuple(row[name] for name in section.keys)
+            by_key.setdefault(key, {})[side] = row
+    keys = _filled(section.keys, every)
+    measures = _filled(section.measures[: _COMPARED if is_brief else None], every)
+    first = section.measures[0]
+    groups = sorted(by_key.values(), key=lambda group: -max(row[first] or 0 for row in group.values()))
+    lines = []
+    for group in groups[:_MOST_ROWS]:
+        named = next(iter(group.values()))
+        cells = [_cell(name, named[name]) for name in keys]
+        for name in measures:
+            cells += [_cell(name, group.get(side, {}).get(name)) for side in answers]
+        lines.append(Line(cells))
+    rest = [row[first] for group in groups[_MOST_ROWS:] for row in group.values()]
+    return Listing(list(answers), keys, measures, lines, _rest_text(first, rest))
 
 
-def letters(labels: Iterable[str]) -> dict[str, str]:
-    """Give each trace a letter: a file's name is wider than most columns.
-
-    Parameters
-    ----------
-    labels : iterable of str
-    """
-    return {label: chr(ord("A") + i) if i < 26 else f"{i + 1}" for i, label in enumerate(labels)}
-
-
-def source_line(sources: Mapping[str, str], of: Mapping[str, str], name: str = "p") -> Markup:
-    """Say below a figure where its traces are from.
-
-    Parameters
-    ----------
-    sources : mapping of str to str
-        A line for each trace.
-    of : mapping of str to str
-        The traces' letters.
-    name : str
-        Of the element.
-    """
-    same: dict[str, list[str]] = {}
-    for label, source in sources.items():
-        same.setdefault(source, []).append(of[label])
-    lines = [f"{', '.join(which)}: {source}" for source, which in same.items()] if len(sources) > 1 else list(same)
-    return tag(name, "; ".join(lines), class_="source")
+def _moments(section: Section, side: Side, rows: list[_Row]) -> Listing:
+    names = _filled(section.measures, rows)
+    lines = []
+    for row in rows[:_MOST_ROWS]:
+        cells = [_cell(name, row[name]) for name in names]
+        lines.append(Line(cells, row["start_ns"], row["start_ns"] + row[section.length]))
+    rest = [row[section.length] for row in rows[_MOST_ROWS:]]
+    return Listing([side], [], names, lines, _rest_text(section.length, rest))
 
 
-def _one(section: Section, frame: pd.DataFrame, number: int) -> Markup:
-    hidden = frame.about.hidden if isinstance(frame, Table) else ()
-    if section.hidden is not None:
-        hidden = section.hidden
-    columns = [str(c) for c in frame.columns if c not in hidden and not _says_nothing(str(c), frame[c])]
-    words = {c for c in columns if column_of(c).is_text or any(isinstance(v, str) for v in frame[c])}
-    placed = not section.keys
-    head = tag("tr", [_header(c, words=c in words) for c in columns], _header("timeline") if placed else None)
-    body = [
-        tag("tr", [_cell(c, row[c]) for c in columns], _button(number, row, section.compared[0]) if placed else None)
-        for row in rows_of(frame.head(_MOST_ROWS))
-    ]
-    return _table(section, [head], body, frame[section.compared[0]].tolist()[_MOST_ROWS:])
+def _filled(names: Sequence[str], rows: list[_Row]) -> list[str]:
+    """The columns that tell something: some text, some flag, more than device 0."""
+    kept = []
+    for name in names:
+        is_optional = name in _OPTIONAL or column_of(name).is_text
+        if not is_optional or any(row[name] not in (None, "", False) for row in rows):
+            kept.append(name)
+    return kept
 
 
-def _several(section: Section, answers: Mapping[str, pd.DataFrame], of: Mapping[str, str]) -> Markup:
-    rows: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}  # by key, then by trace
-    for label, frame in answers.items():
-        for row in rows_of(frame):
-            rows.setdefault(tuple(row[k] for k in section.keys), {}).setdefault(label, row)
-    by = section.by or section.compared[0]
-    ordered = sorted(rows, key=lambda key: -max(row[by] or 0 for row in rows[key].values()))
-    keep = [(i, k) for i, k in enumerate(section.keys) if not _says_nothing(k, pd.Series([key[i] for key in ordered]))]
-    head = [
-        tag(
-            "tr",
-            [_header(k, rows=2) for _, k in keep],
-            [tag("th", column_of(c).heading, colspan=len(answers), scope="colgroup") for c in section.compared],
-        ),
-        tag("tr", [_header(c, of[label], label) for c in section.compared for label in answers]),
-    ]
-    body = [
-        tag(
-            "tr",
-            [_cell(k, key[i]) for i, k in keep],
-            [_cell(c, rows[key].get(label, {}).get(c)) for c in section.compared for label in answers],
-        )
-        for key in ordered[:_MOST_ROWS]
-    ]
-    left = [row[section.compared[0]] for key in ordered[_MOST_ROWS:] for row in rows[key].values()]
-    return _table(section, head, body, left)
-
-
-def _says_nothing(column: str, values: pd.Series[Any]) -> bool:
-    """Whether a column is the same nothing in each row."""
-    if column == "device":
-        return bool(values.nunique() <= 1)
-    if column in {"impossible", "outlier"}:
-        return not values.any()
-    return column_of(column).is_text and bool((values.isna() | (values.astype(str) == "")).all())
-
-
-def _header(
-    column: str, letter: str | None = None, label: str | None = None, *, rows: int | None = None, words: bool = False
-) -> Markup:
-    text = column_of(column).heading
-    words = words or column_of(column).is_text or column == "timeline"
-    return tag(
-        "th",
-        text if letter is None else letter,
-        scope="col",
-        rowspan=rows,
-        class_=None if words else "number",
-        aria_label=None if label is None else f"{text}, {label}",
-        data_sort=None if column in ("timeline", "evidence") else "text" if words else "number",
-    )
-
-
-def _cell(column: str, value: Any) -> Markup:
-    if column in ("name", "step", "cause", "kind"):
-        full, brief = shown(value), shown(column_of(column).text(value))
+def _cell(name: str, value: Any) -> Cell:
+    text = column_of(name).text(value).strip()
+    if name in _NAMES:
         # The whole name tells two instances of a template apart; the short one is what a reader looks for.
-        said = (full or "(no name)",) if full == brief else (brief, " ", tag("small", full))
-        kind = {"name": "name", "step": "name", "cause": "cause"}.get(column)
-        return tag("th", *said, scope="row", class_=kind)
-    text = column_of(column).text(value).strip()
-    if column_of(column).is_text or isinstance(value, str):
-        return tag("td", shown(text), class_="mark" if column == "outlier" else None)
-    bar: Markup | None = None
-    if value is not None and (column.startswith("share") or column == "sol_datasheet"):
-        width = f"{100 * min(max(float(value), 0.0), 1.0):.1f}%"
-        bar = tag("svg", tag("rect", width=width, height="100%"), class_="bar", aria_hidden="true", focusable="false")
-    order = "" if value is None else str(int(value)) if isinstance(value, int) else f"{float(value):.6g}"
-    return tag("td", bar, text, class_="number", data_v=order)
+        full = plain(value)
+        return Cell(name, text or "(no name)", full if full != text else "", None, None)
+    if column_of(name).is_text or isinstance(value, str):
+        return Cell(name, text, "", None, None)
+    if value is None:
+        return Cell(name, text, "", "", None)
+    percent = None
+    if name.startswith(("share", "sol_")):
+        percent = 100 * min(max(value, 0.0), 1.0)
+    return Cell(name, text, "", str(value) if isinstance(value, int) else f"{value:.6g}", percent)
 
 
-def _button(number: int, row: Mapping[str, Any], length: str) -> Markup:
-    start = row["start_ns"]
-    what = f"{column_of('start_ns').heading} {column_of('start_ns').text(start)}"
-    return tag(
-        "td",
-        tag("button", "Show", type="button", class_="reveal", data_trace=number, data_start=start,
-            data_end=start + row[length], aria_label=f"Show in the timeline: {what}", hidden=True),
-    )  # fmt: skip
-
-
-def _table(section: Section, head: list[Markup], body: list[Markup], rest: list[Any]) -> Markup:
-    table = scrolled(section.title, head, body, data_first=_FIRST_ROWS, data_what=section.title)
-    amount = f"{column_of(section.compared[0]).heading} together {column_of(section.compared[0]).text(sum(rest))}"
-    text = f"{len(rest):,} further rows are not on this page ({amount}); the command line lists all."
-    return tag("div", table, tag("p", text, class_="remark") if rest else None, class_="listing")
+def _rest_text(name: str, values: list[Any]) -> str:
+    if not values:
+        return ""
+    amount = f"{column_of(name).heading} together {column_of(name).text(sum(values))}"
+    return f"{len(values):,} further rows are not on this page ({amount}); the command line lists all."
