@@ -24,6 +24,8 @@ _KINDS = {"kernels": ("kernel", BLUE), "memops": ("copy or memset", GREEN), "gra
 _COLUMNS = 1600
 #: Characters of the size of names that fit across the axes, and the most names on a lane.
 _CHARACTERS, _MOST_NAMES = 78, 40
+#: Half of the height of a lane.
+_HALF = 0.36
 
 
 def timeline(
@@ -58,64 +60,62 @@ def timeline(
         return nothing(*new_figure(1.6, title), title, "no events to draw")
     first = min(int(lane.start.min()) for lane in lanes) if start_ns is None else start_ns
     last = max(int(lane.end.max()) for lane in lanes) if end_ns is None else end_ns
-    last = max(last, first + 1)
+    length_ns = max(last - first, 1)
+    scale, unit = time_unit(length_ns)
     labels = {lane.row: plain(lane.label, 30) for lane in lanes}
     figure, axes = new_figure(1.3 + 0.34 * max(len(labels), 2), title)
-    scale, unit = time_unit(last - first)
     kinds: dict[str, str] = {}
     for lane in lanes:
         inside = (lane.end > first) & (lane.start < last)
-        start = np.clip(lane.start[inside], first, last) - first
-        end = np.clip(lane.end[inside], first, last) - first
-        if lane.table in _KINDS:
-            kind, colour = _KINDS[lane.table]
-            _draw(axes, start, end, lane.row, (colour,), (last - first, scale))
-            if inside.any():
-                kinds[kind] = colour
-        else:
-            # Two shades in turn: adjacent ranges must not read as one.
-            _draw(axes, start, end, lane.row, (GREY, DARK_GREY), (last - first, scale))
-            _write_names(axes, start / scale, end / scale, lane.names[inside], lane.row)
+        edges = np.stack([lane.start[inside], lane.end[inside]]) - first
+        start, end = edges.clip(0, length_ns)
+        kind, colour = _KINDS.get(lane.table, ("", GREY))
+        if len(start) > _COLUMNS:
+            _draw_shares(axes, start, end, lane.row, colour, np.linspace(0, length_ns, _COLUMNS + 1), scale)
+        elif len(start):
+            # At least a column wide: a 2 µs kernel in a 10 s window must not vanish.
+            wide_end = np.maximum(end, start + length_ns / _COLUMNS)
+            shapes = rectangles(start / scale, wide_end / scale, lane.row - _HALF, lane.row + _HALF)
+            # Two shades of grey in turn: adjacent ranges must not read as one.
+            shades = [colour] if kind else [GREY, DARK_GREY]
+            axes.add_collection(PolyCollection(shapes, facecolors=shades, edgecolors="none"))
+        if kind and len(start):
+            kinds[kind] = colour
+        elif not kind:
+            _write_names(axes, start / scale, end / scale, lane.names[inside], lane.row, length_ns / scale)
     axes.set_yticks(list(labels), labels=list(labels.values()), fontsize=9)
     axes.tick_params(axis="y", length=0)
     for kind, colour in kinds.items():
         axes.plot([], [], "s", color=colour, markersize=9, label=kind)  # for the legend alone
-    is_late = first > 0.01 * (last - first)  # else the difference cannot be seen
-    sizes = [(lane.label, f"{len(lane.start):,} events") for lane in lanes if lane.label]
-    axes.set(xlim=(0, (last - first) / scale), ylim=(max(labels) + 0.6, -0.6))
+    is_late = first > 0.01 * length_ns  # else the difference cannot be seen
     axes.set_xlabel(f"time since {duration(first)} ({unit})" if is_late else f"time ({unit})")
+    axes.set(xlim=(0, length_ns / scale), ylim=(max(labels) + 0.6, -0.6))
+    sizes = [(lane.label, f"{len(lane.start):,} events") for lane in lanes if lane.label]
+    sentence = f"{title}, lanes over {duration(length_ns)}: {spoken(sizes)}."
     style.legend(figure, len(kinds))
-    return style.described(figure, f"{title}, lanes over {duration(last - first)}: {spoken(sizes)}.")
+    return style.described(figure, sentence)
 
 
-def _draw(
-    axes: Any, start: np.ndarray, end: np.ndarray, row: int, shades: tuple[str, ...], across: tuple[int, float]
+def _draw_shares(
+    axes: Any, start: np.ndarray, end: np.ndarray, row: int, colour: str, columns: np.ndarray, scale: float
 ) -> None:
-    """Draw a lane; `across` is the window's length in nanoseconds, and how many of them a unit of the axis has."""
-    length_ns, scale = across
-    low, high = row + 0.36, row - 0.36
-    if len(start) > _COLUMNS:
-        edges = np.linspace(0, length_ns, _COLUMNS + 1).astype(np.int64)
-        covered = intervals.Coverage(start, end).of(edges[:-1], edges[1:])
-        share = np.repeat(covered / np.maximum(np.diff(edges), 1), 2)
-        sides = np.repeat(edges, 2)[1:-1] / scale
-        axes.fill_between(sides, low, low - (low - high) * share, color=shades[0], linewidth=0)
-    elif len(start):
-        # At least a column wide: a 2 µs kernel in a 10 s window must not vanish.
-        wide_end = np.maximum(end, start + length_ns / _COLUMNS)
-        shapes = rectangles(start / scale, wide_end / scale, high, low)
-        axes.add_collection(PolyCollection(shapes, facecolors=shades, edgecolors="none"))
+    """Draw a lane by the share of each column that events cover."""
+    columns = columns.astype(np.int64)
+    covered = intervals.Coverage(start, end).of(columns[:-1], columns[1:])
+    share = np.repeat(covered / np.maximum(np.diff(columns), 1), 2)
+    sides = np.repeat(columns, 2)[1:-1] / scale
+    low = row + _HALF
+    axes.fill_between(sides, low, low - 2 * _HALF * share, color=colour, linewidth=0)
 
 
-def _write_names(axes: Any, start: np.ndarray, end: np.ndarray, names: Any, row: int) -> None:
+def _write_names(axes: Any, start: np.ndarray, end: np.ndarray, names: Any, row: int, width: float) -> None:
     """Write the names of the longest events into them."""
-    room = (end - start) / max(end.max(initial=0), 1e-12) * _CHARACTERS
+    room = (end - start) / width * _CHARACTERS
     for i in np.argsort(-room)[:_MOST_NAMES]:
-        if room[i] < 4:
-            break
-        text = plain(names[i], int(room[i]))
-        middle = (start[i] + end[i]) / 2
-        axes.text(middle, row, text, ha="center", va="center", fontsize=8, color="white", clip_on=True)
+        if room[i] >= 4:
+            middle = (start[i] + end[i]) / 2
+            text = plain(names[i], int(room[i]))
+            axes.text(middle, row, text, ha="center", va="center", fontsize=8, color="white", clip_on=True)
 
 
 def interactive_timeline(

@@ -61,63 +61,52 @@ def find_lanes(trace: Trace, most: Most) -> list[Lane]:
     list of Lane
     """
     table = "ranges" if trace.size("ranges") else "ops"
-    cpu, _ = _cpu_lanes(trace, _with_levels(trace, [table]), most)
-    gpu, _ = _gpu_lanes(trace, most.streams, len(cpu))
-    return cpu + gpu
+    return all_lanes(trace, most, tables=[table]).lanes
 
 
-def all_lanes(trace: Trace, most: Most, idle: pd.DataFrame) -> Lanes:
+def all_lanes(
+    trace: Trace, most: Most, idle: pd.DataFrame | None = None, *, tables: Iterable[str] = tuple(_SUFFIX)
+) -> Lanes:
     """Find everything a thread and a device did: ranges, framework ops and CUDA calls, GPU work and idle time.
 
     Parameters
     ----------
     trace : Trace
     most : Most
-    idle : DataFrame
+    idle : DataFrame, optional
         ``device, start_ns, end_ns, cause`` of gaps.
+    tables : iterable of str
+        Those of CPU threads: ``ranges``, ``ops``, ``calls``.
 
     Returns
     -------
     Lanes
     """
-    frames = _with_levels(trace, _SUFFIX)
+    frames = {table: _with_levels(trace, table) for table in tables if trace.size(table)}
     cpu, threads = _cpu_lanes(trace, frames, most)
     gpu, streams = _gpu_lanes(trace, most.streams, len(cpu), idle)
-    hidden = []
-    if threads > most.threads:
-        hidden.append(f"{threads - most.threads:,} more threads")
-    if streams > most.streams:
-        hidden.append(f"{streams - most.streams:,} more streams")
     notes = []
+    hidden = max(threads - most.threads, 0) + max(streams - most.streams, 0)
     if hidden:
-        notes.append(f"{' and '.join(hidden)}, which had less to do")
-    deepest = max((_depth(frame) for table, frame in frames.items() if table != "calls"), default=0)
-    if deepest > most.levels:
-        notes.append(f"what is nested deeper than {most.levels} levels")
+        notes.append(f"{hidden:,} more threads and streams, which had less to do")
+    for table, frame in frames.items():
+        is_cut = frame["level"].between(most.levels, _FLAT - 1).any()
+        if is_cut and table != "calls":
+            notes.append(f"{table} nested deeper than {most.levels} levels")
     return Lanes(cpu + gpu, "; ".join(notes))
 
 
-def _with_levels(trace: Trace, tables: Iterable[str]) -> dict[str, pd.DataFrame]:
-    """Events of CPU threads with their nesting levels, by table; tables without events are left out."""
-    frames = {}
-    for table in tables:
-        if not trace.size(table):
-            continue
-        columns = ["start_ns", "end_ns", "thread", "name"]
-        if table == "ranges":
-            frame = trace.table(table, [*columns, "level", "kind"])
-            frame["level"] = frame["level"].astype("int64").where(frame["kind"] != "startend", _FLAT)
-        else:
-            frame = trace.table(table, columns)
-            # Older profilers round to microseconds, so a child can outlive its parent by one.
-            frame["level"], _ = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance=1000)
-        frames[table] = frame
-    return frames
-
-
-def _depth(frame: pd.DataFrame) -> int:
-    nested = frame.loc[frame["level"] < _FLAT, "level"]
-    return int(nested.max()) + 1 if len(nested) else 0
+def _with_levels(trace: Trace, table: str) -> pd.DataFrame:
+    """Events of CPU threads with their nesting levels."""
+    columns = ["start_ns", "end_ns", "thread", "name"]
+    if table == "ranges":
+        frame = trace.table(table, [*columns, "level", "kind"])
+        frame["level"] = frame["level"].astype("int64").where(frame["kind"] != "startend", _FLAT)
+    else:
+        frame = trace.table(table, columns)
+        # Older profilers round to microseconds, so a child can outlive its parent by one.
+        frame["level"], _ = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance=1000)
+    return frame
 
 
 def _cpu_lanes(trace: Trace, frames: dict[str, pd.DataFrame], most: Most) -> tuple[list[Lane], int]:
@@ -132,16 +121,15 @@ def _cpu_lanes(trace: Trace, frames: dict[str, pd.DataFrame], most: Most) -> tup
         for table, frame in frames.items():
             # A driver's call within one of the runtime's adds nothing to the outer one.
             levels = 1 if table == "calls" else most.levels
-            shown = (frame["level"] < levels) | (frame["level"] == _FLAT)
+            is_shown = (frame["level"] < levels) | (frame["level"] == _FLAT)
             labels = {0: f"CPU {name}{_SUFFIX[table]}", _FLAT: f"CPU {name} start/end"}
-            for level, events in frame[shown & (frame["thread"] == thread)].groupby("level"):
-                label = plain(labels.get(int(str(level)), ""))
-                start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-                lanes.append(Lane(label, table, -1, start, end, pd.Categorical(events["name"]), len(lanes)))
+            for level, events in frame[is_shown & (frame["thread"] == thread)].groupby("level"):
+                label = labels.get(int(str(level)), "")
+                lanes.append(_lane(label, table, -1, events, len(lanes)))
     return lanes, len(busy_ns)
 
 
-def _gpu_lanes(trace: Trace, most: int, first_row: int, idle: pd.DataFrame | None = None) -> tuple[list[Lane], int]:
+def _gpu_lanes(trace: Trace, most: int, row: int, idle: pd.DataFrame | None) -> tuple[list[Lane], int]:
     """Rows of the streams with most time, a lane for each of their tables, and how many streams there are."""
     columns = ["start_ns", "end_ns", "device", "stream"]
     frames = {table: trace.table(table, [*columns, _NAME_COLUMN[table]]) for table in GPU_TABLES if trace.size(table)}
@@ -149,27 +137,26 @@ def _gpu_lanes(trace: Trace, most: int, first_row: int, idle: pd.DataFrame | Non
         return [], 0
     work = pd.concat([frame[columns] for frame in frames.values()])
     busy_ns = (work["end_ns"] - work["start_ns"]).groupby([work["device"], work["stream"]]).sum()
-    streams = busy_ns.nlargest(most).index
-    several = work["device"].nunique() > 1
+    shown = sorted(busy_ns.nlargest(most).index)
+    devices = sorted(work["device"].unique())
     lanes: list[Lane] = []
-    row = first_row
-    for device in sorted(work["device"].unique()):
-        gpu = f"GPU {device}" if several else "GPU"
-        for stream in sorted(stream for where, stream in streams if where == device):
+    for device in devices:
+        gpu = f"GPU {device}" if len(devices) > 1 else "GPU"
+        for stream in [stream for where, stream in shown if where == device]:
             for table, frame in frames.items():
                 events = frame[(frame["device"] == device) & (frame["stream"] == stream)]
                 if len(events):
-                    lanes.append(_gpu_lane(f"{gpu} stream {stream}", table, int(device), events, row))
+                    lanes.append(_lane(f"{gpu} stream {stream}", table, int(device), events, row))
             row += 1
-        gaps = idle[idle["device"] == device] if idle is not None else ()
-        if len(gaps):
-            lanes.append(_gpu_lane(f"{gpu} idle, by cause", IDLE, int(device), gaps, row))
+        if idle is not None and (idle["device"] == device).any():
+            lanes.append(_lane(f"{gpu} idle, by cause", IDLE, int(device), idle[idle["device"] == device], row))
             row += 1
     return lanes, len(busy_ns)
 
 
-def _gpu_lane(label: str, table: str, device: int, events: pd.DataFrame, row: int) -> Lane:
-    names = pd.Categorical(events[_NAME_COLUMN[table]])
-    prefix = _PREFIX.get(table, "")
-    names = names.rename_categories([name if name == "memset" else f"{prefix}{name}" for name in names.categories])
-    return Lane(label, table, device, events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), names, row)
+def _lane(label: str, table: str, device: int, events: pd.DataFrame, row: int) -> Lane:
+    names = pd.Categorical(events[_NAME_COLUMN.get(table, "name")])
+    prefix = _PREFIX.get(table)
+    if prefix:
+        names = names.rename_categories(lambda name: name if name == "memset" else f"{prefix}{name}")
+    return Lane(plain(label), table, device, events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), names, row)

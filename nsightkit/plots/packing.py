@@ -8,6 +8,7 @@ What is packed is JSON, deflated, in base64. A lane has columns, an item each: `
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html
 import json
 import zlib
@@ -45,8 +46,7 @@ _LEAST_ITEMS = 1000
 _LEAST_CHARACTERS = 4
 
 #: The static figure, in its own units.
-_STATIC_ROWS, _STATIC_WIDTH, _STATIC_LEFT, _ROW_HEIGHT = 16, 620, 180, 24
-_STATIC_COLUMNS = 400
+_STATIC_ROWS, _STATIC_COLUMNS, _STATIC_LEFT, _STATIC_RIGHT, _ROW_HEIGHT = 16, 400, 180, 800, 24
 
 
 class _Row(NamedTuple):
@@ -64,27 +64,9 @@ class _Prepared(NamedTuple):
     span_ns: int
     rows: list[_Row]
 
-    @property
-    def lanes(self) -> list[pd.DataFrame]:
-        return [events for row in self.rows for events in row.lanes]
 
-
-class _Names:
-    """One list of names for all traces of a page; the kind of a name decides its colour."""
-
-    def __init__(self) -> None:
-        self.kinds: dict[str, int] = {"CPU": 0}  # the viewer draws number 0 in two shades of grey
-        self.names: dict[tuple[str, int], int] = {}
-
-    def add(self, text: str, kind: str) -> tuple[int, int]:
-        """Number a name and its kind."""
-        group = self.kinds.setdefault(kind, len(self.kinds))
-        return self.names.setdefault((_short(text), group), len(self.names)), group
-
-
-def _short(text: str) -> str:
-    line = plain(text[: 4 * _LONGEST_NAME])
-    return line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 1]}…"
+#: Names with their kinds, which decide their colours, numbered; one list for all traces of a page.
+_Names = dict[tuple[str, str], int]
 
 
 def colour_of(kind: str) -> str:
@@ -111,17 +93,22 @@ def _prepared(label: str, found: Lanes, names: _Names) -> _Prepared:
 
 
 def _events(lane: Lane, first_ns: int, names: _Names) -> pd.DataFrame:
-    """A lane's events as they were recorded, in the order of their starts."""
+    """A lane's events as they were recorded."""
     categories = lane.names.remove_unused_categories()
     texts = [str(text) for text in categories.categories]
     if (categories.codes < 0).any():
         texts.append("")  # events without a name have code -1: the last
-    kinds = _kinds(lane.table, texts)
-    numbers = np.array([names.add(text, kind) for text, kind in zip(texts, kinds, strict=True)])
-    name, group = numbers[categories.codes].T
+    numbers = []
+    for text, kind in zip(texts, _kinds(lane.table, texts), strict=True):
+        numbers.append(names.setdefault((_short(text), kind), len(names)))
     start = lane.start.astype(np.int64) - first_ns
     length = (lane.end - lane.start).astype(np.int64)
-    return items(start, length, name, group)
+    return items(start, length, np.array(numbers)[categories.codes])
+
+
+def _short(text: str) -> str:
+    line = plain(text[: 4 * _LONGEST_NAME])
+    return line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 1]}…"
 
 
 def _kinds(table: str, texts: list[str]) -> list[str]:
@@ -132,27 +119,27 @@ def _kinds(table: str, texts: list[str]) -> list[str]:
     return [_KIND_OF_TABLE.get(table, text) for text in texts]
 
 
-def items(start: np.ndarray, length: np.ndarray, name: np.ndarray, group: np.ndarray) -> pd.DataFrame:
+def items(start: np.ndarray, length: np.ndarray, name: np.ndarray) -> pd.DataFrame:
     """Make a table of what is drawn: events, or runs of events drawn as one.
 
     Parameters
     ----------
     start, length : array of int64
         Nanoseconds, since the trace's first event.
-    name, group : array of int
-        Only events of one group are drawn as one; the name of a run is that of its longest event.
+    name : array of int
+        The name of a run is that of its longest event.
 
     Returns
     -------
     DataFrame
         Also with ``busy``, the sum of the events' durations, and ``number``, how many there are; by start.
     """
-    table = {"start": start, "length": length, "busy": length, "number": 1, "name": name, "group": group}
-    return pd.DataFrame(table).sort_values("start", kind="stable", ignore_index=True)
+    table = pd.DataFrame({"start": start, "length": length, "busy": length, "number": 1, "name": name})
+    return table.sort_values("start", kind="stable", ignore_index=True)
 
 
 def merged(events: pd.DataFrame, cell_ns: int) -> pd.DataFrame:
-    """Draw runs of short events as one item: those of a group that are shorter than a cell and begin in the same one.
+    """Draw runs of short events as one item: those that are shorter than a cell and begin in the same one.
 
     Counts and sums of durations are kept exactly, and no item is two cells long unless its one event is.
 
@@ -162,14 +149,12 @@ def merged(events: pd.DataFrame, cell_ns: int) -> pd.DataFrame:
         As :func:`items` makes it.
     cell_ns : int
     """
-    ended = events.assign(end=events["start"] + events["length"], cell=events["start"] // cell_ns)
+    ended = events.assign(end=events["start"] + events["length"])
     is_short = events["length"] < cell_ns
-    runs = ended[is_short].groupby(["cell", "group"])
-    sums = runs.agg({"start": "min", "end": "max", "busy": "sum", "number": "sum"})
-    joined = ended.loc[runs["length"].idxmax()]
-    for column in sums:
-        joined[column] = sums[column].to_numpy()
+    runs = ended[is_short].groupby(events["start"] // cell_ns)
+    joined = runs.agg({"start": "min", "end": "max", "busy": "sum", "number": "sum"})
     joined["length"] = joined["end"] - joined["start"]
+    joined["name"] = events["name"].loc[runs["length"].idxmax()].to_numpy()
     together = pd.concat([joined, ended[~is_short]])[list(events)]
     return together.sort_values("start", kind="stable", ignore_index=True)
 
@@ -182,7 +167,7 @@ def thinned(events: pd.DataFrame, most: int) -> tuple[pd.DataFrame, int]:
     events : DataFrame
         As :func:`items` makes it.
     most : int
-        Items, at least one for each group.
+        Items.
 
     Returns
     -------
@@ -206,46 +191,41 @@ def _encoded(traces: list[_Prepared], names: _Names, title: str, most_items: int
     used: dict[int, int] = {}  # what was merged away needs no name
     count = 0
     for trace in traces:
-        merged_ns = 0
         rows = []
+        merged_ns = 0
         for row in trace.rows:
             lanes = []
             for events in row.lanes:
                 drawn, cell_ns = thinned(events, most_items)
+                lanes.append(_columns(drawn, used))
                 merged_ns = max(merged_ns, cell_ns)
                 count += len(drawn)
-                lanes.append(_columns(drawn, used))
             rows.append({"label": row.label, "gpu": row.is_gpu, "lanes": lanes})
-        described.append(
-            {
-                "label": trace.label,
-                "leftOut": trace.left_out,
-                "first": trace.first_ns,
-                "span": trace.span_ns,
-                "merged": merged_ns,
-                "rows": rows,
-            }
-        )
-    texts = list(names.names)
+        facts = {"label": trace.label, "leftOut": trace.left_out, "first": trace.first_ns, "span": trace.span_ns}
+        described.append({**facts, "merged": merged_ns, "rows": rows})
+    every = list(names)
+    shown = [every[number] for number in used]
+    kinds = list(dict.fromkeys(["CPU", *(kind for _, kind in shown)]))  # the viewer draws the first in two greys
     page = {
         "title": title,
         "traces": described,
-        "kinds": [[kind, colour_of(kind)] for kind in names.kinds],
-        "names": [texts[number] for number in used],
+        "kinds": [[kind, colour_of(kind)] for kind in kinds],
+        "names": [[text, kinds.index(kind)] for text, kind in shown],
     }
     text = json.dumps(page, separators=(",", ":")).encode()
-    return base64.b64encode(zlib.compress(text, 9 if len(text) < 1 << 23 else 6)).decode(), count
+    return base64.b64encode(zlib.compress(text)).decode(), count
 
 
 def _columns(events: pd.DataFrame, used: dict[int, int]) -> dict[str, list[int]]:
     """A lane as lists; names get the numbers they have among those used."""
     end = events["start"] + events["length"]
     gap = events["start"] - end.shift(fill_value=0)  # a smaller number than a time, and often the same one
-    numbers = {number: used.setdefault(number, len(used)) for number in events["name"].unique().tolist()}
-    columns = {"gap": gap, "length": events["length"], "name": events["name"].map(numbers)}
+    names = [used.setdefault(number, len(used)) for number in events["name"].tolist()]
+    columns = {"gap": gap.tolist(), "length": events["length"].tolist(), "name": names}
     if (events["number"] > 1).any():
-        columns |= {"busy": events["busy"], "number": events["number"]}
-    return {name: column.tolist() for name, column in columns.items()}
+        columns["busy"] = events["busy"].tolist()
+        columns["number"] = events["number"].tolist()
+    return columns
 
 
 def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> InteractiveTimeline:
@@ -263,21 +243,23 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
     -------
     InteractiveTimeline
     """
-    names = _Names()
+    names: _Names = {}
     prepared = [_prepared(label, lanes, names) for label, lanes in traces.items()]
-    sizes = [len(events) for trace in prepared for events in trace.lanes]
+    sizes = [len(lane.start) for lanes in traces.values() for lane in lanes.lanes]
     most_items = max(min(max(sizes, default=0), most_bytes // _LEAST_CHARACTERS), _LEAST_ITEMS)
     data, count = _encoded(prepared, names, title, most_items)
     while len(data) > most_bytes and most_items > _LEAST_ITEMS:
         most_items = max(int(most_items * min(0.9, most_bytes / len(data))), _LEAST_ITEMS)
         data, count = _encoded(prepared, names, title, most_items)
-    sentences = [_sentence(trace, f"{title}: {trace.label}" if trace.label else title) for trace in prepared]
-    colours = [colour_of(kind) for kind in names.kinds]
-    figures = []
-    for trace, sentence in zip(prepared, sentences, strict=True):
-        heading = f"<p>{html.escape(trace.label)}</p>" if len(prepared) > 1 else ""
-        figures.append(heading + _figure(trace, colours, sentence))
-    return InteractiveTimeline(data, "".join(figures), " ".join(sentences), sum(sizes), count)
+    colours = [colour_of(kind) for _, kind in names]
+    figures = ""
+    sentences = []
+    for trace in prepared:
+        sentences.append(_sentence(trace, f"{title}: {trace.label}" if trace.label else title))
+        if len(prepared) > 1:
+            figures += f"<p>{html.escape(trace.label)}</p>"
+        figures += _figure(trace, colours, sentences[-1])
+    return InteractiveTimeline(data, figures, " ".join(sentences), sum(sizes), count)
 
 
 # ---------------------------------------------------------------- without scripts
@@ -291,62 +273,59 @@ def _sentence(trace: _Prepared, title: str) -> str:
 
 
 def _figure(trace: _Prepared, colours: list[str], sentence: str) -> str:
-    """Draw the first rows as SVG in the page's own text colour; the height of a mark is the share of time covered."""
-    rows = trace.rows[:_STATIC_ROWS]
-    parts = []
-    for number, row in enumerate(rows):
-        top = _ROW_HEIGHT * number
-        parts.append(f'<text x="0" y="{top + 15}">{html.escape(row.label[:28])}</text>')
-        parts += [_marks(events, trace.span_ns, top, colours) for events in row.lanes]
-    below = _ROW_HEIGHT * len(rows) + 14
-    width = _STATIC_LEFT + _STATIC_WIDTH
-    axis = duration(trace.span_ns) if rows else "no events to draw"
+    """Draw the first rows as SVG in the page's own text colour."""
+    bottom = 0
+    parts = ""
+    for row in trace.rows[:_STATIC_ROWS]:
+        bottom += _ROW_HEIGHT
+        parts += f'<text x="0" y="{bottom - 8}">{html.escape(row.label[:28])}</text>'
+        for events in row.lanes:
+            parts += _marks(events, trace.span_ns, bottom - 2, colours)
+    axis = duration(trace.span_ns) if trace.rows else "no events to draw"
     return (
-        f'<svg role="img" aria-label="{html.escape(sentence)}" viewBox="0 0 {width} {below + 6}" width="100%" '
-        f'fill="currentColor" font-family="sans-serif" font-size="12">{"".join(parts)}'
-        f'<text x="{width}" y="{below}" text-anchor="end">{axis}</text></svg>'
+        f'<svg role="img" aria-label="{html.escape(sentence)}" viewBox="0 0 {_STATIC_RIGHT} {bottom + 20}" '
+        f'width="100%" fill="currentColor" font-family="sans-serif" font-size="12">{parts}'
+        f'<text x="{_STATIC_RIGHT}" y="{bottom + 14}" text-anchor="end">{axis}</text></svg>'
     )
 
 
-def _marks(events: pd.DataFrame, span_ns: int, top: int, colours: list[str]) -> str:
-    """A path for each colour, of rectangles at least a column wide: two microseconds in ten seconds must not vanish."""
-    cell_ns = max(span_ns // _STATIC_COLUMNS, 1)
-    drawn = merged(events.assign(colour=events["group"], group=0), cell_ns)
-    scale = _STATIC_WIDTH / span_ns
-    left = (_STATIC_LEFT + drawn["start"] * scale).round(1)
-    width = (drawn["length"] * scale).clip(lower=_STATIC_WIDTH / _STATIC_COLUMNS).round(1)
-    share = (drawn["busy"] / drawn["length"].clip(lower=1)).clip(upper=1)
-    height = (share * (_ROW_HEIGHT - 4)).clip(lower=2).round(1)
-    paths: dict[int, list[str]] = {}
-    for colour, x, w, h in zip(drawn["colour"], left, width, height, strict=True):
-        paths.setdefault(colour, []).append(f"M{x:g} {top + _ROW_HEIGHT - 2}v{-h:g}h{w:g}v{h:g}z")
-    return "".join(f'<path fill="{colours[colour]}" d="{"".join(marks)}"/>' for colour, marks in paths.items())
+def _marks(events: pd.DataFrame, span_ns: int, bottom: int, colours: list[str]) -> str:
+    """A path for each colour, of rectangles as high as the share of time covered."""
+    scale = (_STATIC_RIGHT - _STATIC_LEFT) / span_ns
+    paths: dict[str, str] = {}
+    for item in merged(events, max(span_ns // _STATIC_COLUMNS, 1)).itertuples():
+        share = item.busy / max(item.length, 1)
+        # Never less than a column: two microseconds in ten seconds must not vanish.
+        width, height = max(item.length * scale, 1.5), max((_ROW_HEIGHT - 4) * min(share, 1), 2)
+        mark = f"M{_STATIC_LEFT + item.start * scale:.1f} {bottom}v-{height:.0f}h{width:.1f}v{height:.0f}z"
+        colour = colours[item.name]
+        paths[colour] = paths.get(colour, "") + mark
+    return "".join(f'<path fill="{colour}" d="{marks}"/>' for colour, marks in paths.items())
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
 class InteractiveTimeline:
     """A timeline that zooms and pans in a page; shown by notebooks and by the gallery.
 
     Attributes
     ----------
+    data, fallback : str
+        The packed events, and the static figures as HTML.
     label : str
         What the picture shows, in a sentence.
-    data_bytes : int
-        Size of the packed events in the page.
     events, items : int
         Events in all traces, and the marks they are drawn as at the closest zoom: fewer where short neighbours had
         to be merged to keep within the size asked for.
     """
 
-    def __init__(self, data: str, fallback: str, label: str, events: int, items: int) -> None:
-        self._data = data
-        self._fallback = fallback
-        self.label = label
-        self.events = events
-        self.items = items
-        self.data_bytes = len(data)
+    data: str
+    fallback: str
+    label: str
+    events: int
+    items: int
 
     def __repr__(self) -> str:
-        return f"<InteractiveTimeline of {self.events:,} events, {self.data_bytes / 1000:,.0f} kB>"
+        return f"<InteractiveTimeline of {self.events:,} events, {len(self.data) / 1000:,.0f} kB>"
 
     def html(self, *, script: bool = True) -> str:
         """The element as HTML.
@@ -361,11 +340,9 @@ class InteractiveTimeline:
         str
             Without scripts it shows static figures, which are part of it.
         """
+        data = f'<script type="text/plain">{self.data}</script>'
         viewer = f"<script>\n{program()}</script>" if script else ""
-        return (
-            f"<nsightkit-timeline>{self._fallback}"
-            f'<script type="text/plain">{self._data}</script></nsightkit-timeline>{viewer}'
-        )
+        return f"<nsightkit-timeline>{self.fallback}{data}</nsightkit-timeline>{viewer}"
 
     def _repr_html_(self) -> str:
         return self.html()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -16,16 +15,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nsightkit import __version__
-from nsightkit.analysis.core.text import bytes_text, time_text
+from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.errors import UsageError
 from nsightkit.plots.lanes import Most, all_lanes
 from nsightkit.plots.packing import pack, program
 from nsightkit.report.card import card_of
-from nsightkit.report.sides import Side, labelled, missing, sides_of, tool
+from nsightkit.report.sides import Side, cards, labelled, missing, sides_of, tool
 from nsightkit.report.tables import SECTIONS, Listing, Section, listings
 from nsightkit.safe import plain
-from nsightkit.show import header_text, is_text
+from nsightkit.table import column_of
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import Trace
 from nsightkit.trace.output import require_free
@@ -151,7 +150,7 @@ def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing], list[
 def _facts(trace: Trace) -> dict[str, str]:
     """What the summary lists, in words."""
     summary = overview.summary(trace)
-    facts = {"GPU": _gpus(trace), "recorded by": tool(trace)}
+    facts = {"GPU": cards(trace), "recorded by": tool(trace)}
     facts["span of GPU work"] = _amount(summary["span_ns"])
     facts["GPU busy"] = _amount(summary["busy_ns"], summary["span_ns"])
     facts["GPU idle"] = _amount(summary["idle_ns"], summary["span_ns"])
@@ -176,18 +175,6 @@ def _amount(time_ns: int | None, whole_ns: int | None = None) -> str:
         return "not recorded"
     share = f" ({100 * time_ns / whole_ns:.1f} %)" if whole_ns else ""
     return time_text(time_ns) + share
-
-
-def _gpus(trace: Trace) -> str:
-    cards: Counter[str] = Counter()
-    for gpu in trace.meta.gpus:
-        facts = [gpu.name or "not named"]
-        if gpu.memory_bytes:
-            facts.append(bytes_text(gpu.memory_bytes))
-        if gpu.sm_count:
-            facts.append(f"{gpu.sm_count} SMs")
-        cards[", ".join(facts)] += 1
-    return "; ".join(name if count == 1 else f"{count} x {name}" for name, count in cards.items()) or "not named"
 
 
 # ---------------------------------------------------------------- the timeline
@@ -218,7 +205,7 @@ def _rendered(context: Mapping[str, Any], timeline: str = "") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"heading": header_text, "is_text": is_text, "time": time_text, "digest": _digest}
+    environment.filters |= {"heading": _heading, "is_text": _is_text, "time": time_text, "digest": _digest}
     folder = files("nsightkit.report")
     style = (folder / "report.css").read_text(encoding="utf-8")
     script = (folder / "report.js").read_text(encoding="utf-8")
@@ -233,6 +220,14 @@ def _shown(value: object) -> object:
     text = str(value)
     line = plain(text[: 4 * _LONGEST])
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def _heading(column: str) -> str:
+    return column_of(column).heading
+
+
+def _is_text(column: str) -> bool:
+    return column_of(column).is_text
 
 
 def _digest(text: str) -> str:

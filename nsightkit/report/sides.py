@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -73,15 +74,22 @@ def sides_of(traces: Mapping[str, Trace]) -> list[Side]:
 
 
 def _source(trace: Trace) -> str:
-    names = list(dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name))
-    devices = len({gpu.device for gpu in trace.meta.gpus})
-    cards = " and ".join(names) or "GPU not named"
-    if devices > 1 and len(names) == 1:
-        cards = f"{devices} x {cards}"
     absent = missing(trace)
     if trace.meta.missing:
         absent = f"not recorded: {absent}"
-    return f"{cards} · {tool(trace)} · {absent}"
+    return f"{cards(trace)} · {tool(trace)} · {absent}"
+
+
+def cards(trace: Trace) -> str:
+    """Name the GPUs of a trace, and how many there are.
+
+    Parameters
+    ----------
+    trace : Trace
+    """
+    counts = Counter(gpu.name or "not named" for gpu in trace.meta.gpus)
+    names = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
+    return " and ".join(names) or "GPU not named"
 
 
 def tool(trace: Trace) -> str:

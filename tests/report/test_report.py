@@ -145,7 +145,7 @@ def test_it_says_what_the_analyses_say(alone, starved):
     busy, idle = figures["busy_ns"], figures["window_idle_ns"]
     assert rows["GPU busy"] == f"{time_text(busy)} ({100 * busy / figures['span_ns']:.1f} %)"
     assert rows["GPU idle in the steps"] == f"{time_text(idle)} ({100 * idle / figures['window_ns']:.1f} %)"
-    assert rows["GPU"] == "Synthetic GPU (planted trace), 17.18 GB, 100 SMs"
+    assert rows["GPU"] == "Synthetic GPU (planted trace)"
     by_cause = {row[0]: row[1:] for row in read.tables["idle"][0][1:]}
     for row in gaps.summary(starved).itertuples():
         assert by_cause[row.cause] == [time_text(row.total_ns), f"{100 * row.share_of_span:.1f} %", f"{row.count:,}"]
@@ -248,8 +248,7 @@ def test_every_thread_stream_and_level_has_a_row_or_is_said_to_lack_one():
     assert [lane.row for lane in whole.lanes] == list(range(len(labels)))
     assert sum(len(lane.start) for lane in whole.lanes) == 5 + 2 + 4 + 4 + 1
     few = lanes.all_lanes(trace, lanes.Most(3, 2, 1), idle)
-    missing = "3 more threads and 2 more streams, which had less to do; what is nested deeper than 3 levels"
-    assert few.left_out == missing
+    assert few.left_out == "5 more threads and streams, which had less to do; ranges nested deeper than 3 levels"
     assert len({lane.row for lane in few.lanes}) == 3 + 2 + 1 + 2 + 1
 
 
@@ -523,10 +522,7 @@ def test_it_is_whole_without_scripts(opened, starved):
 def test_rows_out_of_sight_are_drawn_when_they_are_seen_or_printed(opened):
     at = np.arange(50) * 1000
     work = [pd.DataFrame({"start_ns": at, "end_ns": at + 500, "name": "k", "stream": number}) for number in range(32)]
-    drawn = (
-        "(({ canvas }) => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(Boolean))"
-        "(e.rows.at(-2))"
-    )
+    drawn = "e.rows.at(-2).canvas.height !== 150"  # what a canvas has before it is measured
     for event in ("e.scrollIntoView({block: 'end', behavior: 'instant'})", "dispatchEvent(new Event('beforeprint'))"):
         with opened(Trace.from_frames({"kernels": pd.concat(work)}), theme="dark") as shown:
             shown.page.set_viewport_size({"width": 1000, "height": 400})
