@@ -9,8 +9,6 @@
   const LEAST_NS = 20; // closer than this there is nothing to see
   const GREYS = ["#5f6772", "#6b747e"]; // in turn: neighbouring ranges must not read as one
 
-  // ---- Unpacking -------------------------------------------------------------------------------------------------
-
   async function unpack(text) {
     const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
@@ -44,8 +42,6 @@
     return low;
   }
 
-  // ---- Words -----------------------------------------------------------------------------------------------------
-
   const UNITS = [[1e9, "s", 9], [1e6, "ms", 6], [1e3, "µs", 3], [1, "ns", 0]];
   const unitOf = (ns) => UNITS.find(([scale]) => Math.abs(ns) >= scale) || UNITS[3];
 
@@ -64,9 +60,7 @@
   function brief(name) {
     const plain = name.replace(/\(anonymous namespace\)::|<unnamed>::/g, "");
     const own = plain.split(/[<(]/, 1)[0].trim().split(/\s+/).pop().split("::").pop();
-    // CUTLASS calls them all Kernel or Kernel2, and their first template argument what they are.
-    const inner = /^(device_)?kernel2?$/i.test(own) && /<\s*([\w:]+)/.exec(plain);
-    return (inner ? inner[1].split("::").pop() : own) || plain;
+    return own || plain;
   }
 
   // As much of the beginning of a text as fits.
@@ -82,23 +76,15 @@
   }
 
   // The beginning and the end of a label: the end says what kind of events they are.
-  function ends(text, most) {
-    return text.length <= most ? text : `${text.slice(0, most / 2)}…${text.slice(-most / 2)}`;
-  }
+  const ends = (text) => (text.length < 34 ? text : `${text.slice(0, 16)}…${text.slice(-16)}`);
 
-  // Black or white, whichever reads better on a colour; its contrast is at least 4.5:1.
-  function lettersOn([r, g, b]) {
-    const light = [r, g, b].map((v) => (v <= 10 ? v / 3294.6 : ((v / 255 + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] > 0.18 ? "#000" : "#fff";
-  }
-
+  // A colour, as a pixel, and black or white letters for it, whose contrast is at least 4.5:1.
   function colourOf(hex) {
     const rgb = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+    const [r, g, b] = rgb.map((v) => (v <= 10 ? v / 3294.6 : ((v / 255 + 0.055) / 1.055) ** 2.4));
     const pixel = new Uint32Array(new Uint8ClampedArray([...rgb, 255]).buffer)[0];
-    return { hex, pixel, letters: lettersOn(rgb) };
+    return { hex, pixel, letters: 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#000" : "#fff" };
   }
-
-  // ---- The page's parts ------------------------------------------------------------------------------------------
 
   function part(tag, properties = {}, ...children) {
     const element = Object.assign(document.createElement(tag), properties);
@@ -107,7 +93,7 @@
   }
 
   const STYLE = `
-    :host { display: block; margin: 1rem 0; color: inherit; font-size: 0.9rem; line-height: 1.4; --left: 11.5rem;
+    :host { display: block; margin: 1rem 0; color: inherit; font-size: 0.9rem; line-height: 1.4; --left: 14rem;
       --soft: color-mix(in srgb, currentColor 6%, transparent); --line: color-mix(in srgb, currentColor 55%, transparent); }
     * { box-sizing: border-box; }
     .bar { display: flex; flex-wrap: wrap; align-items: center; gap: 0.5rem; margin-bottom: 0.5rem; }
@@ -121,12 +107,12 @@
     .strip i { position: absolute; inset-block: 0; border: 2px solid #2f7fc1; min-width: 4px;
       box-shadow: 0 0 0 200rem rgb(128 128 128 / 0.45); }
     .axis { height: 1.5rem; }
-    .ticks { position: absolute; top: 1.6rem; bottom: 0; left: var(--left); right: 0; overflow: clip; pointer-events: none; }
-    .ticks span { position: absolute; top: 0; bottom: 0; padding-left: 0.25rem; font-size: 0.75rem; white-space: nowrap;
-      border-left: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
-    .rows { position: relative; } /* above the lines of the ticks */
+    .ticks { position: absolute; top: 1.6rem; bottom: 0; left: var(--left); right: 0; overflow: clip; pointer-events: none; z-index: 1; }
+    .ticks span { position: absolute; top: 0; bottom: 0; border-left: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
+    .ticks b { position: sticky; top: 3.2rem; padding: 0 0.25rem; font-weight: 400; font-size: 0.75rem; white-space: nowrap;
+      background: Canvas; color: CanvasText; } /* they stay in view while the reader scrolls through the rows */
     .row { display: flex; align-items: center; margin-bottom: 2px; }
-    .row span { flex: none; width: var(--left); padding: 0 0.5rem 0 0.2rem; font-size: 0.8rem; overflow: hidden;
+    .row span { flex: none; width: var(--left); padding: 0 0.5rem 0 0.2rem; font-size: 0.75rem; overflow: hidden;
       white-space: nowrap; text-overflow: ellipsis; unicode-bidi: isolate; }
     .rows:focus .chosen span { font-weight: 700; }
     canvas { display: block; flex: 1; min-width: 0; width: 100%; height: 1.4rem; background: var(--soft); }
@@ -215,13 +201,11 @@
 
     addRow(trace, { label, gpu, lanes }) {
       const canvas = part("canvas");
-      const element = part("div", { className: gpu ? "row gpu" : "row" }, part("span", { title: label }, ends(label, 27)), canvas);
+      const element = part("div", { className: gpu ? "row gpu" : "row" }, part("span", { title: label }, ends(label)), canvas);
       const above = this.rows.at(-1); // a nested level has no label of its own
       this.rows.push({ trace, label: label || above.label, gpu, lanes: lanes.map(unfold), element, canvas });
       this.board.append(element);
     }
-
-    // ---- What is shown -------------------------------------------------------------------------------------------
 
     // Show a window of time, within what there is.
     show(start, end) {
@@ -234,14 +218,17 @@
     // What lies under the pointer stays there, as long as it can.
     zoom(factor, at = (this.view.start + this.view.end) / 2) {
       const { start, end } = this.view;
-      const most = this.span / (end - start);
-      const scale = Math.min(factor, most);
+      const scale = Math.min(factor, this.span / (end - start));
       this.show(at - (at - start) * scale, at + (end - at) * scale);
     }
 
+    centre(t) {
+      const half = (this.view.end - this.view.start) / 2;
+      this.show(t - half, t + half);
+    }
+
     pan(share) {
-      const by = share * (this.view.end - this.view.start);
-      this.show(this.view.start + by, this.view.end + by);
+      this.centre((this.view.start + this.view.end) / 2 + share * (this.view.end - this.view.start));
     }
 
     // For the page around it: show a moment of a trace.
@@ -257,8 +244,6 @@
       this.show(start - margin, end + margin);
     }
 
-    // ---- Drawing -------------------------------------------------------------------------------------------------
-
     redraw() {
       this.waiting ||= requestAnimationFrame(() => {
         this.waiting = 0;
@@ -266,23 +251,23 @@
       });
     }
 
-    draw() {
+    draw(isWhole = false) {
       const { start, end } = this.view;
       for (const row of this.rows) {
-        // What is scrolled out of sight is not worth drawing.
+        // What is scrolled out of sight is not worth drawing, but on paper.
         const { top, bottom } = row.canvas.getBoundingClientRect();
-        if (this.printing || (bottom > -100 && top < innerHeight + 100)) this.paint(row.canvas, row, this.view);
+        if (isWhole || (bottom > -100 && top < innerHeight + 100)) this.paint(row.canvas, row, this.view);
         row.element.classList.toggle("chosen", row === this.row);
       }
       if (this.overview.width !== this.strip.clientWidth) {
         const lanes = this.rows.filter((row) => row.gpu).flatMap((row) => row.lanes);
-        this.paint(this.overview, { gpu: true, lanes: lanes.length ? lanes : this.rows.flatMap((row) => row.lanes) }, { start: 0, end: this.span }, 1);
+        this.paint(this.overview, { lanes }, { start: 0, end: this.span }, 1);
       }
       this.frame.style.left = `${(100 * start) / this.span}%`;
       this.frame.style.width = `${(100 * (end - start)) / this.span}%`;
       this.drawTicks();
       const merged = Math.max(...this.traces.map((trace) => trace.merged));
-      const notes = [start > 0 || end < this.span ? `Shown: ${duration(end - start)} of ${duration(this.span)}, from ${moment(start + this.origin)}.` : `Shown: all ${duration(this.span)}.`];
+      const notes = [`Shown: ${duration(end - start)} of ${duration(this.span)}, from ${moment(start + this.origin)}.`];
       for (const { label, leftOut } of this.traces) if (leftOut) notes.push(`Not drawn${label ? ` of ${label}` : ""}: ${leftOut}.`);
       if (merged) notes.push(`Neighbouring events shorter than ${duration(merged)} are drawn as one, with their number.`);
       this.note.textContent = notes.join(" ");
@@ -297,7 +282,7 @@
       const digits = Math.min(Math.max(Math.ceil(Math.log10(scale / step) - 1e-9), 0), 9);
       const ticks = [];
       for (let k = Math.ceil(from / step); k * step < to; k++) {
-        const tick = part("span", {}, `${((k * step) / scale).toFixed(digits)} ${unit}`);
+        const tick = part("span", {}, part("b", {}, `${((k * step) / scale).toFixed(digits)} ${unit}`));
         tick.style.left = `${(100 * (k * step - from)) / (to - from)}%`;
         ticks.push(tick);
       }
@@ -361,10 +346,7 @@
       pen.putImageData(picture, 0, 0);
     }
 
-    // ---- Events --------------------------------------------------------------------------------------------------
-
-    item(row, lane, i) {
-      const { start, end, busy, number, name } = lane;
+    item(row, { start, end, busy, number, name }, i) {
       return { row, start: start[i], end: end[i], busy: busy[i], number: number ? number[i] : 1, name: name[i] };
     }
 
@@ -389,17 +371,14 @@
     step(forwards) {
       let best = null;
       for (const lane of this.row ? this.row.lanes : []) {
-        const from = this.picked ? this.picked.start : null;
-        let i;
-        if (forwards) i = from === null ? above(lane.reach, this.view.start) : above(lane.start, from);
-        else i = above(lane.start, from === null ? this.view.end : from - 0.5) - 1;
+        const from = this.picked ? this.picked.start : forwards ? this.view.start - 0.5 : this.view.end;
+        const i = forwards ? above(lane.start, from) : above(lane.start, from - 0.5) - 1;
         if (i < 0 || i >= lane.start.length) continue;
         if (!best || (forwards ? lane.start[i] < best.start : lane.start[i] > best.start)) best = this.item(this.row, lane, i);
       }
       if (!best) return;
       this.pick(best);
-      const half = (this.view.end - this.view.start) / 2;
-      if (best.start < this.view.start || best.start > this.view.end) this.show(best.start - half, best.start + half);
+      if (best.start < this.view.start || best.start > this.view.end) this.centre(best.start);
     }
 
     pick(item) {
@@ -423,12 +402,11 @@
       if (!item) return this.detail.replaceChildren(HINT);
       const { row, start, end, busy, number } = item;
       const [name, kind] = this.names[item.name];
-      const length = number > 1 ? `${number.toLocaleString("en")} events, together ${duration(busy)} in ${duration(end - start)}; the longest is named` : duration(end - start);
+      let length = duration(end - start);
+      if (number > 1) length = `${number.toLocaleString("en")} events, together ${duration(busy)} in ${length}; the longest is named`;
       const words = [kind ? this.kinds[kind].text : "", length, `starts at ${moment(start + row.trace.first)}`, row.label];
       this.detail.replaceChildren(part("span", { className: "name", dir: "auto", title: name }, name), words.filter(Boolean).join(" · "));
     }
-
-    // ---- Hands ---------------------------------------------------------------------------------------------------
 
     timeAt(x) {
       const { left, width } = this.ticks.getBoundingClientRect();
@@ -437,7 +415,8 @@
 
     // The event under a pointer.
     under(event) {
-      const row = this.rows.find(({ canvas }) => canvas === event.composedPath()[0] || canvas === this.shadowRoot.elementFromPoint(event.clientX, event.clientY));
+      const target = this.shadowRoot.elementFromPoint(event.clientX, event.clientY);
+      const row = this.rows.find(({ canvas }) => canvas === target);
       return row ? this.nearest(row, this.timeAt(event.clientX)) : null;
     }
 
@@ -445,17 +424,11 @@
       const { board, strip } = this;
       new ResizeObserver(() => this.redraw()).observe(board);
       addEventListener("scroll", () => this.redraw(), { passive: true, capture: true });
-      for (const [type, on] of [["beforeprint", true], ["afterprint", false]])
-        addEventListener(type, () => {
-          this.printing = on;
-          this.draw();
-        });
+      addEventListener("beforeprint", () => this.draw(true));
 
       const look = (event) => {
         const { left, width } = strip.getBoundingClientRect();
-        const middle = ((event.clientX - left) / width) * this.span;
-        const half = (this.view.end - this.view.start) / 2;
-        this.show(middle - half, middle + half);
+        this.centre(((event.clientX - left) / width) * this.span);
       };
       strip.addEventListener("pointerdown", (event) => {
         strip.setPointerCapture(event.pointerId);
@@ -505,10 +478,7 @@
 
     // The times that fingers were put on stay under them.
     follow([a, b]) {
-      if (!b) {
-        const by = a.t - this.timeAt(a.x);
-        return this.show(this.view.start + by, this.view.end + by);
-      }
+      if (!b) return this.centre((this.view.start + this.view.end) / 2 + a.t - this.timeAt(a.x));
       a.moved = b.moved = true;
       if (Math.abs(b.x - a.x) < 8 || a.t === b.t) return;
       const { left, width } = this.ticks.getBoundingClientRect();
