@@ -34,7 +34,6 @@ class Lane(NamedTuple):
 
     label: str
     table: str
-    device: int  # -1 for a CPU thread
     start: np.ndarray
     end: np.ndarray
     names: pd.Categorical[str]
@@ -125,7 +124,7 @@ def _cpu_lanes(trace: Trace, frames: dict[str, pd.DataFrame], most: Most) -> tup
             labels = {0: f"CPU {name}{_SUFFIX[table]}", _FLAT: f"CPU {name} start/end"}
             for level, events in frame[is_shown & (frame["thread"] == thread)].groupby("level"):
                 label = labels.get(int(str(level)), "")
-                lanes.append(_lane(label, table, -1, events, len(lanes)))
+                lanes.append(_lane(label, table, events, len(lanes)))
     return lanes, len(busy_ns)
 
 
@@ -146,17 +145,20 @@ def _gpu_lanes(trace: Trace, most: int, row: int, idle: pd.DataFrame | None) -> 
             for table, frame in frames.items():
                 events = frame[(frame["device"] == device) & (frame["stream"] == stream)]
                 if len(events):
-                    lanes.append(_lane(f"{gpu} stream {stream}", table, int(device), events, row))
+                    lanes.append(_lane(f"{gpu} stream {stream}", table, events, row))
             row += 1
-        if idle is not None and (idle["device"] == device).any():
-            lanes.append(_lane(f"{gpu} idle, by cause", IDLE, int(device), idle[idle["device"] == device], row))
+        if idle is not None:
+            gaps = idle[idle["device"] == device]
+            if len(gaps):
+                lanes.append(_lane(f"{gpu} idle, by cause", IDLE, gaps, row))
             row += 1
     return lanes, len(busy_ns)
 
 
-def _lane(label: str, table: str, device: int, events: pd.DataFrame, row: int) -> Lane:
+def _lane(label: str, table: str, events: pd.DataFrame, row: int) -> Lane:
     names = pd.Categorical(events[_NAME_COLUMN.get(table, "name")])
     prefix = _PREFIX.get(table)
     if prefix:
         names = names.rename_categories(lambda name: name if name == "memset" else f"{prefix}{name}")
-    return Lane(plain(label), table, device, events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), names, row)
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    return Lane(plain(label), table, start, end, names, row)

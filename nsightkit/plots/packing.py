@@ -246,11 +246,11 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
     names: _Names = {}
     prepared = [_prepared(label, lanes, names) for label, lanes in traces.items()]
     sizes = [len(lane.start) for lanes in traces.values() for lane in lanes.lanes]
-    most_items = max(min(max(sizes, default=0), most_bytes // _LEAST_CHARACTERS), _LEAST_ITEMS)
-    data, count = _encoded(prepared, names, title, most_items)
+    most_items = min(max(sizes, default=0), most_bytes // _LEAST_CHARACTERS)
+    data, count = _encoded(prepared, names, title, max(most_items, _LEAST_ITEMS))
     while len(data) > most_bytes and most_items > _LEAST_ITEMS:
-        most_items = max(int(most_items * min(0.9, most_bytes / len(data))), _LEAST_ITEMS)
-        data, count = _encoded(prepared, names, title, most_items)
+        most_items = int(most_items * min(0.9, most_bytes / len(data)))
+        data, count = _encoded(prepared, names, title, max(most_items, _LEAST_ITEMS))
     colours = [colour_of(kind) for _, kind in names]
     figures = ""
     sentences = []
