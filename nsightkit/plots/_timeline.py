@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from nsightkit.analysis.core import intervals
 from nsightkit.errors import UsageError
 from nsightkit.plots import style
-from nsightkit.plots.style import new_figure, nothing, plain, rectangles
 from nsightkit.plots.lanes import Lanes, Most, find_lanes
 from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, spoken, time_unit
 from nsightkit.plots.packing import InteractiveTimeline, pack
+from nsightkit.plots.style import new_figure, nothing, plain, rectangles
 from nsightkit.trace.model import Trace
 
 _KINDS = {"kernels": ("kernel", BLUE), "memops": ("copy or memset", GREEN), "graphs": ("CUDA graph", PURPLE)}
