@@ -8,12 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import bytes_text, count_text, time_text
 from nsightkit.table import About, Fact, Line, Part, Record, Table, plain_value
 
 __all__ = [
-    "PARTS",
-    "SAID",
     "About",
     "Bench",
     "Check",
@@ -27,32 +26,6 @@ __all__ = [
     "Written",
 ]
 
-#: What a bottleneck is in plain words.
-SAID = {
-    "profiler": "The profiler itself took the time",
-    "start-up": "Work that happens once held the GPU up: loading code, compiling, capturing graphs",
-    "queued": "The GPU had work in its queue and did not start it, and the trace does not show why",
-    "input-pipeline": "The GPU waited for data",
-    "synchronization": "The CPU waited for the GPU instead of giving it more work",
-    "memory-transfer": "Kernels waited for copies",
-    "launch-overhead": "The GPU waited for the next launch",
-    "cpu-work": "Other work on the CPU kept the GPU waiting",
-    "unknown": "The GPU was idle, and the trace does not show why",
-    "compute-bound": "The GPU was busy with arithmetic",
-    "memory-bound": "The GPU was busy moving data in its memory",
-    "not-enough-data": "The trace does not show what held the run back",
-    "communication": "The GPUs were busy exchanging data",
-    "imbalance": "GPUs waited for slower ones",
-}
-#: What a part of the time is called where it is not idle time of that cause.
-PARTS = {
-    "compute-bound": "busy: arithmetic",
-    "memory-bound": "busy: memory",
-    "not-enough-data": "busy: other kernels",
-    "communication": "busy: communication",
-    "imbalance": "waiting for slower GPUs",
-    "memory-transfer": "copies that nothing overlaps",
-}
 #: Parts of the time below this share, and gains below this factor, round to nothing.
 _SMALL, _LEAST_GAIN = 0.001, 1.005
 #: What a moment in a memory snapshot is called.
@@ -123,12 +96,12 @@ class Verdict(Record):
         name, share = self["bottleneck"], self["share_of_span"]
         amount = "" if share is None else f", {100 * share:.1f} % of the time"
         yield Line(self.about.title, "dim")
-        yield Line(f"{SAID.get(name, name)}{amount}", "bold")
+        yield Line(f"{CAUSES[name].sentence}{amount}", "bold")
         yield Line(f"{name} (confidence: {self['confidence']})")
         facts = []
         for part in sorted([*self["busy"], *self["candidates"]], key=lambda part: -part["share_of_span"]):
             if part["share_of_span"] >= _SMALL:
-                label = PARTS.get(part["bottleneck"], f"idle: {part['bottleneck']}")
+                label = CAUSES[part["bottleneck"]].name
                 facts.append(Fact(f"  {label}", time_text(part["total_ns"]), part["share_of_span"]))
         if facts:
             yield _GAP

@@ -16,7 +16,7 @@ class Cause:
     slug : str
         What JSON and the command line call it.
     name : str
-        What a chart calls it.
+        What its part of the time is called in a bar.
     sentence : str
         What it means, for a person: the first words of the verdict.
     colour : str
@@ -39,7 +39,7 @@ class Cause:
 IDLE = (
     Cause(
         "profiler",
-        "profiler",
+        "idle: profiler",
         "The GPU waits for the profiler",
         "#0f8fa8",
         "profile less (fewer tables, no backtraces, a shorter window), and look again",
@@ -47,7 +47,7 @@ IDLE = (
     ),
     Cause(
         "start-up",
-        "start-up",
+        "idle: start-up",
         "The GPU waits for work that happens once: loading code, compiling, capturing graphs",
         "#cf4446",
         "warm up before you measure, and capture a later window; load and compile ahead of time",
@@ -55,14 +55,14 @@ IDLE = (
     ),
     Cause(
         "queued",
-        "queued",
+        "idle: queued",
         "The GPU has work in its queue and does not start it; the trace does not say why",
         "#748522",
         "find out what else holds the GPU or the stream: another process, or work launched before the capture",
     ),
     Cause(
         "input-pipeline",
-        "data",
+        "idle: waiting for data",
         "The GPU waits for data",
         "#d9690f",
         "have the next batch ready in time: more loader workers, prefetching, or cheaper decoding",
@@ -70,7 +70,7 @@ IDLE = (
     ),
     Cause(
         "synchronization",
-        "synchronization",
+        "idle: after a wait for the GPU",
         "The CPU waits for the GPU instead of giving it more work",
         "#2f7fc1",
         "do not wait for the GPU in each step: read values back rarely, or a step later",
@@ -78,7 +78,7 @@ IDLE = (
     ),
     Cause(
         "memory-transfer",
-        "copies",
+        "copies that nothing overlaps",
         "Kernels wait for copies",
         "#17936b",
         "copy the next batch on a stream of its own while this one computes",
@@ -86,7 +86,7 @@ IDLE = (
     ),
     Cause(
         "launch-overhead",
-        "launches",
+        "idle: waiting for launches",
         "The GPU waits for the next launch",
         "#b565a7",
         "launch less: torch.compile, fused operators, or CUDA graphs",
@@ -94,7 +94,7 @@ IDLE = (
     ),
     Cause(
         "cpu-work",
-        "other CPU work",
+        "idle: other CPU work",
         "The GPU waits for other work on the CPU",
         "#a87a10",
         "move this work off the thread that launches, or make it shorter",
@@ -102,7 +102,7 @@ IDLE = (
     ),
     Cause(
         "unknown",
-        "unknown",
+        "idle: unknown",
         "The GPU is idle, and the trace does not say why",
         "#7d8590",
         "name what the launching thread does with NVTX ranges, and record OS calls",
@@ -112,28 +112,28 @@ IDLE = (
 BUSY = (
     Cause(
         "compute-bound",
-        "arithmetic",
+        "busy: arithmetic",
         "The GPU is busy with arithmetic",
         "#1d5c93",
         "do less or cheaper arithmetic",
     ),
     Cause(
         "memory-bound",
-        "GPU memory",
+        "busy: memory",
         "The GPU is busy moving data in its memory",
         "#5f8596",
         "move fewer bytes: fuse operators, or use narrower types",
     ),
     Cause(
         "not-enough-data",
-        "other kernels",
+        "busy: other kernels",
         "The trace does not say what holds the run back",
         "#646c77",
         "let counters say what bounds the kernels named above",
     ),
     Cause(
         "communication",
-        "communication",
+        "busy: communication",
         "The GPUs are busy exchanging data",
         "#d0527f",
         "overlap collectives with the backward pass, or send less: narrower types, rarer reductions",
@@ -141,7 +141,7 @@ BUSY = (
     ),
     Cause(
         "imbalance",
-        "slower GPUs",
+        "waiting for slower GPUs",
         "GPUs wait for slower ones",
         "#7a6fd0",
         "give the devices equal work: batches of equal cost, layers split by time",
