@@ -84,7 +84,7 @@ def test_answers_show_themselves_once_in_a_notebook(
     monkeypatch.setenv("FORCE_COLOR", "1")
     part = trace.last_steps(3)
     for answer, words in (
-        (trace.verdict(), "The GPU waited for data"),
+        (trace.verdict(), "The GPU waits for data"),
         (trace.summary(), "GPU busy"),
         (nsightkit.diff(part, part), "run.sqlite → run.sqlite"),
         (trace.kernels(), "<th>total</th>"),

@@ -21,11 +21,11 @@ from watched_page import WatchedPage, until
 import nsightkit
 from nsightkit import report
 from nsightkit.analysis import verdict
+from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.timeline import gaps, kernels, overview
 from nsightkit.errors import UsageError
 from nsightkit.plots import lanes
-from nsightkit.report import card
 from nsightkit.safe import plain
 from nsightkit.trace.model import Gpu, Trace, TraceMeta, categorical
 
@@ -138,7 +138,7 @@ class Read(html.parser.HTMLParser):
 def test_it_says_what_the_analyses_say(alone, starved):
     read = Read(alone)
     answer = verdict.summary(starved)
-    for text in (*answer["evidence"], *answer["next_steps"], "The GPU waited for data, 39.9 % of the time"):
+    for text in (*answer["evidence"], *answer["next_steps"], "The GPU waits for data, 39.9 % of the time"):
         assert text in read.words
     rows = {row[0]: row[1] for row in read.tables["summary"][0]}
     figures = overview.summary(starved)
@@ -254,8 +254,8 @@ def test_every_thread_stream_and_level_has_a_row_or_is_said_to_lack_one():
 
 
 def test_every_answer_has_words_and_a_colour():
-    assert set(verdict.BOTTLENECKS) <= set(card.SAID)
-    colours = {card.COLOURS[name] for name in verdict.BOTTLENECKS}
+    assert set(verdict.BOTTLENECKS) == set(CAUSES)
+    colours = {cause.colour for cause in CAUSES.values()}
     assert len(colours) == len(verdict.BOTTLENECKS)
 
 
