@@ -393,14 +393,16 @@ class _Numbering(collections.defaultdict[Any, int]):
 
 
 @functools.lru_cache(1 << 16)
-def _table_of(category: str, name: str) -> str | None:
+def _table_of(category: str) -> str | None:
     lower = category.lower()
     if lower.endswith(("_runtime", "_driver")):
         return "calls"
-    table = _CATEGORIES.get(lower)
-    if table == "ops" and _ANNOTATION.match(name):
-        return "ranges"
-    return table
+    return _CATEGORIES.get(lower)
+
+
+@functools.lru_cache(1 << 16)
+def _annotates(name: str) -> bool:
+    return _ANNOTATION.match(name) is not None
 
 
 def _sync_name(event: _Event) -> str:
@@ -511,7 +513,9 @@ class _Reader:
         for event in events:
             phase = event.ph
             if phase == "X":
-                table = _table_of(event.cat, event.name)
+                table = _table_of(event.cat)
+                if table == "ops" and _annotates(event.name):
+                    table = "ranges"
                 if table is not None:
                     rows[table].append(event)
                 else:
