@@ -223,21 +223,27 @@ def _sizes(snapshot: Snapshot, device: int, table: pd.DataFrame) -> tuple[_Ints,
         limit[rounded >= max_split] = _LARGE_BUFFER_BYTES
     is_large = (rounded > _SMALL_BYTES) & ~_in_expandable(snapshot, device, table["address"].to_numpy())
     asking = np.flatnonzero(is_gone & is_large)
-    begin = table["address"].to_numpy() + rounded
-    next_address = _next_addresses(table[is_large], held_segments(snapshot, device), begin, asking, table)
-    for row in asking.tolist():
-        gap = next_address[row] - begin[row]
-        if gap <= limit[row]:
-            size[row] += gap
-        elif table["first"].iat[row] < 0:
-            uncertain[row] = limit[row]
+    begin = table["address"].to_numpy()[asking] + rounded[asking]
+    boundaries = _boundaries(table[is_large], held_segments(snapshot, device))
+    gap = _next_addresses(boundaries, begin, table.iloc[asking]) - begin
+    reaches = gap <= limit[asking]
+    size[asking[reaches]] += gap[reaches]
+    is_old = table["first"].to_numpy()[asking] < 0
+    unknown = asking[is_old & ~reaches]
+    uncertain[unknown] = limit[unknown]
     return size, uncertain
 
 
-def _next_addresses(
-    blocks: pd.DataFrame, segments: pd.DataFrame, begin: _Ints, asking: _Ints, table: pd.DataFrame
-) -> dict[int, int]:
-    """Give for each asking row the nearest address from `begin` on that a block started at, or a segment ended at.
+def _boundaries(blocks: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
+    """List what stops a block: the start of another, or the end of a segment, and from when to when it was there."""
+    columns = ["address", "first", "free_completed"]
+    ends = segments.assign(address=segments["address"] + segments["total_bytes"])
+    boundaries = pd.concat([blocks[columns], ends[columns]], ignore_index=True)
+    return boundaries[boundaries["first"] < boundaries["free_completed"]]
+
+
+def _next_addresses(boundaries: pd.DataFrame, begin: _Ints, blocks: pd.DataFrame) -> _Ints:
+    """Give for each block the nearest boundary from its `begin` on, 2**62 without one.
 
     For a block whose allocation was recorded, at that event. One from before the first event may have reached to
     something that is gone, or that was seen later: whatever there was until it was freed.
@@ -245,34 +251,32 @@ def _next_addresses(
     starts: dict[int, list[int]] = defaultdict(list)
     ends: dict[int, list[int]] = defaultdict(list)
     questions: dict[int, list[int]] = defaultdict(list)
-    addresses = [*blocks["address"].tolist(), *(segments["address"] + segments["total_bytes"]).tolist()]
-    firsts = [*blocks["first"].tolist(), *segments["first"].tolist()]
-    lasts = [*blocks["free_completed"].tolist(), *segments["free_completed"].tolist()]
-    for address, first, last in zip(addresses, firsts, lasts, strict=True):
-        if first < last:
-            starts[first].append(address)
-            ends[last].append(address)
-    first_of = table["first"].to_numpy()
-    completed_of = table["free_completed"].to_numpy()
-    for row in asking.tolist():
-        questions[int(first_of[row] if first_of[row] >= 0 else completed_of[row])].append(row)
+    for address, first, last in boundaries.to_numpy().tolist():
+        starts[first].append(address)
+        ends[last].append(address)
+    is_old = (blocks["first"] < 0).tolist()
+    moments = blocks["first"].where(blocks["first"] >= 0, blocks["free_completed"])
+    for number, moment in enumerate(moments.tolist()):
+        questions[moment].append(number)
     live: list[int] = []
     ever: list[int] = []
     known: set[int] = set()
-    nearest: dict[int, int] = {}
+    nearest = [1 << 62] * len(blocks)
+    addresses = begin.tolist()
     for event in sorted({*starts, *ends, *questions}):
         for address in ends[event]:
             live.pop(bisect_left(live, address))
-        for row in questions[event]:
-            boundaries = live if first_of[row] >= 0 else ever
-            place = bisect_left(boundaries, int(begin[row]))
-            nearest[row] = boundaries[place] if place < len(boundaries) else 1 << 62
+        for number in questions[event]:
+            candidates = ever if is_old[number] else live
+            place = bisect_left(candidates, addresses[number])
+            if place < len(candidates):
+                nearest[number] = candidates[place]
         for address in starts[event]:
             insort(live, address)
             if address not in known:
                 known.add(address)
                 insort(ever, address)
-    return nearest
+    return np.array(nearest, np.int64)
 
 
 def _in_expandable(snapshot: Snapshot, device: int, address: _Ints) -> npt.NDArray[np.bool_]:
