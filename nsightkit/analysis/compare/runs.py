@@ -62,7 +62,7 @@ Direction = Literal["lower", "higher", "neither"]
 Condition = Literal["gpu", "cpu", "driver", "cuda", "torch", "tool", "tool_version", "selection", "command"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
 #: Those without which figures cannot be held against each other.
-DECISIVE = ("gpu", "cpu", "tool", "selection")
+DECISIVE: tuple[Condition, ...] = ("gpu", "cpu", "tool", "selection")
 #: Units of what a program does rather than how long it takes: the same in each run.
 EXACT = ("bytes", "count")
 #: No time in nanoseconds and no number of bytes is larger; what is, is damage. What is smaller is 0.
