@@ -435,13 +435,12 @@ def _collective(event: _Event) -> str:
     return json.dumps(known, separators=(",", ":"))
 
 
-def _device(event: _Event) -> Any:
+def _given(values: list[Any], events: list[_Event], instead: str) -> list[Any]:
     """Old versions say the device by the process only, and the stream by the thread."""
-    return event.pid if event.args.device is None else event.args.device
-
-
-def _stream(event: _Event) -> Any:
-    return event.tid if event.args.stream is None else event.args.stream
+    if None not in values:
+        return values
+    places = map(operator.attrgetter(instead), events)
+    return [place if value is None else value for value, place in zip(values, places, strict=True)]
 
 
 #: Columns of numbers, and the members of an event's args that they are; device and stream come beside.
@@ -544,11 +543,12 @@ class _Reader:
         self._faults[_BACKWARDS] += int((duration < 0).sum())
         self._whole_us = self._whole_us and not (start % 1000).any()
         columns = {"start_ns": start, "end_ns": start + np.maximum(duration, 0)}
+        every_args = [event.args for event in events]
         if table in _GPU_SIDE:
-            columns["device"] = _integers(map(_device, events))
-            columns["stream"] = _integers(map(_stream, events))
+            columns["device"] = _integers(_given([args.device for args in every_args], events, "pid"))
+            columns["stream"] = _integers(_given([args.stream for args in every_args], events, "tid"))
         for column, member in _NUMBERS.get(table, {}).items():
-            values = map(operator.attrgetter(f"args.{member}"), events)
+            values = map(operator.attrgetter(member), every_args)
             columns[column] = _integers(values, NEUTRAL.get(column, 0))
         for column, thing in _THINGS[table].items():
             columns[column] = self._numbering(table, column).codes(map(thing, events))
