@@ -18,9 +18,9 @@ from nsightkit.analysis.core.intervals import busy, chunks, gpu_intervals, idle_
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Int
+from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
-from nsightkit.analysis.timeline.gaps.threads import DATA_LOADING, UNIFIED, Threads
+from nsightkit.analysis.timeline.gaps.threads import DATA_LOADING, UNIFIED, Bool, Int, Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "in_window", "memop_name", "names_of", "summary"]

@@ -1,255 +1,104 @@
-"""The rules that give a gap its cause, in order: the first that holds decides.
+"""The cause of a gap, from the thread that launched the operation which ends it.
 
-Each is a function that finds, among gaps which no earlier rule decided, those in which it holds, and the event that
-shows it. Its docstring is the rule. *The thread* is the one that launched the operation which ends the gap; work that
-changes threads is followed: up to its last CUDA call the thread that fed the device before is asked as well.
+Two causes are asked for first, for they are about what would have been otherwise: `queued` and `synchronization`. Else
+the label with the largest share of the time from "the device ran dry" to "the launch had returned" names the cause
+(:mod:`nsightkit.analysis.timeline.gaps.paint`). Work that changes threads is followed: up to its last CUDA call the
+thread that fed the device before is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Group, Int, groups
-from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, Threads, Track, together
+from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF
+from nsightkit.analysis.timeline.gaps.paint import LABELS
+from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, Threads
 from nsightkit.analysis.timeline.steps import QUEUED_NS
-from nsightkit.trace.model import Trace
+from nsightkit.trace.model import GPU_TABLES
 
-__all__ = [
-    "CAUSES",
-    "RULES",
-    "cpu_work",
-    "decide",
-    "input_pipeline",
-    "launch_overhead",
-    "memory_transfer",
+__all__ = ["CAUSES", "decide"]
+
+Int = npt.NDArray[np.integer[Any]]
+Bool = npt.NDArray[np.bool_]
+
+CAUSES = (
     "profiler",
+    "start-up",
     "queued",
-    "start_up",
+    "input-pipeline",
     "synchronization",
+    "memory-transfer",
+    "launch-overhead",
+    "cpu-work",
     "unknown",
-]
-
-#: Positions of gaps, the kind of the evidence and its rows.
-Found: TypeAlias = Iterator[tuple[Int, str, Int | int]]
-
-
-def profiler(group: Group, left: Int) -> Found:
-    """The profiler's own work covers at least half of the gap, on whatever thread of the process.
-
-    What the driver loads, and a command buffer that is full, are not its work.
-    """
-    track = group.threads.profiler(group.process)
-    hit = left[_filled(track, group.dry[left], group.end[left])]
-    yield hit, "overhead", _during(track, group.dry[hit], group.end[hit])
-
-
-def start_up(group: Group, left: Int) -> Found:
-    """Something that happens once covers at least half of the gap.
-
-    That is: code is loaded, a compiler runs or is waited for, a graph is captured, a communicator is set up, or a call
-    that launches, allocates, frees, registers memory or asks for a device's properties takes ten times the median of
-    its name and at least 1 ms. Launches of a kernel that was not launched before do not count for that median. What
-    takes that long again and again, throughout the run, is not done once.
-    """
-    for thread, asked in group.asked(left):
-        tracks = group.threads.once(thread)
-        mine = asked[_filled(together(*(t for _, t in tracks)), group.dry[asked], group.end[asked])]
-        most = np.argmax([track.covered(group.dry[mine], group.end[mine]) for _, track in tracks], axis=0)
-        for number, (kind, track) in enumerate(tracks):
-            hit = mine[most == number]
-            yield hit, kind, _during(track, group.dry[hit], group.end[hit])
-
-
-def queued(group: Group, left: Int) -> Found:
-    """The launch had returned, and for half of the gap or more, and longer than 20 µs, the operation lay in the queue.
-
-    Nothing recorded explains the wait: neither a copy nor a kernel on another device that ended just before.
-    """
-    lay = group.queued(left)
-    left = left[(lay > QUEUED_NS) & _half(lay, group.end[left] - group.dry[left])]
-    left = left[group.waited_for(left)[0] == 0]
-    yield left, "call", group.launch[left]
-
-
-def input_pipeline(group: Group, left: Int) -> Found:
-    """Half of the time from "the device ran dry" to "the launch began", or more, went to loading data.
-
-    That is time in ranges and operators of data loading, by name, and in waits in the operating system other than
-    sleeps, outside CUDA calls and outside ranges that are named for something else. A worker that merely waits to be
-    handed work is not waiting for data.
-    """
-    for thread, asked in group.asked(left):
-        named, (waits, _) = group.threads.data(thread), group.threads.waits(thread)
-        start, end = group.dry[asked], group.until[asked]
-        loads = together(*(track for _, track in named))
-        covered = together(loads, waits).covered(start, end)
-        # While work passes between threads, a wait for the other thread is not a wait for data: here one that began
-        # before the hand-over, there one that outlasts the launch.
-        handed = np.flatnonzero(group.handed[asked])
-        at = waits.open_at((group.over if thread == group.thread else group.begun)[asked[handed]])
-        handed, at = handed[at >= 0], at[at >= 0]
-        low = np.maximum(waits.start[at], start[handed])
-        high = np.maximum(np.minimum(waits.end[at], end[handed]), low)
-        covered[handed] -= high - low - loads.covered(low, high)
-        mine = asked[(covered > 0) & _half(covered, end - start)]
-        for kind, track in (*named, ("os_call", waits)):
-            rest = group.undecided(mine)
-            hit = rest[track.covered(group.dry[rest], group.until[rest]) > 0]
-            yield hit, kind, _during(track, group.dry[hit], group.until[hit])
-
-
-def synchronization(group: Group, left: Int) -> Found:
-    """The device ran dry while the thread waited for it, and without the wait half of the gap would have closed.
-
-    A blocking call (of a stream, a device, an event; a blocking copy, ``.item()``) was running at that moment, and the
-    thread, had it not waited since its launch before, would have launched in time. The CPU time until its next launch
-    counts with the wait. A wait ahead of longer work of the CPU is not the cause of that work, nor of what follows when
-    memory is freed, which has to wait for an idle device whatever went before: what a call that frees does once the
-    device is idle is its own work.
-    """
-    for thread, mine in group.asked(left):
-        blocking, gave = group.threads.blocking(thread), group.threads.gave_work(thread)
-        if not len(blocking):
-            continue
-        until = group.until if thread == group.thread else group.over
-        # A nanosecond before the device ran dry: a call that returns at that very moment was waiting for it.
-        at = blocking.open_at(group.dry[mine] - 1)
-        late = (at >= 0) & (until[mine] > group.dry[mine])
-        hit, at = mine[late], at[late]
-        last = np.searchsorted(gave, blocking.start[at]) - 1
-        since = np.full(len(at), blocking.start[0])
-        since[last >= 0] = gave[last[last >= 0]]
-        gap = group.end[hit] - group.dry[hit]
-        yes = _half(blocking.covered(since, until[hit]), gap)
-        frees = group.threads.frees(thread)
-        freed = np.append(frees.start, np.iinfo(np.int64).max)[np.searchsorted(frees.end, group.dry[hit], side="right")]
-        yes &= _half(np.minimum(freed, until[hit]) - group.dry[hit], gap) | (freed >= until[hit])
-        # The upload that ends the gap is staging, not waiting.
-        row = blocking.row[at]
-        yes &= ~((row == group.launch[hit]) & group.threads.pageable("HtoD")[row])
-        yield hit[yes], "call", row[yes]
-
-
-def memory_transfer(group: Group, left: Int) -> Found:
-    """The thread sat in a copy call that staged pageable memory, for at least half of the gap.
-
-    Or the operation waited for a copy on another device of its process, which ended just before it began.
-    """
-    staging = group.threads.staging(group.thread)
-    hit = left[_filled(staging, group.dry[left], group.end[left])]
-    yield hit, "call", _during(staging, group.dry[hit], group.end[hit])
-    early = left = group.undecided(left)
-    if group.thread != -1:
-        # Launched in the first half of the gap: the rest of it was not for the CPU to end.
-        early = left[_half(group.end[left] - group.until[left], group.end[left] - group.dry[left])]
-    kind, row = group.waited_for(early)
-    copy = kind == EVIDENCE.index("copy")
-    yield early[copy], "copy", row[copy]
-
-
-def launch_overhead(group: Group, left: Int) -> Found:
-    """Between two launches there were only launch calls of ordinary length, and framework operators.
-
-    With nothing recorded in between, a silence of up to 0.5 ms counts as dispatch. So does what a device takes to start
-    an operation that was launched before, up to 20 µs.
-    """
-    if group.thread == -1:
-        return
-    launch, until = group.launch, group.until
-    quick = left[(until[left] <= group.dry[left]) & (group.queued(left) <= QUEUED_NS)]
-    yield quick, "call", launch[quick]
-
-    # The launch itself, which returned in the second half of the gap, or later.
-    left = group.undecided(left)
-    done = np.minimum(group.done[left], group.end[left])
-    itself = left[_half(done - until[left], group.end[left] - group.dry[left])]
-    yield itself, "call", launch[itself]
-
-    left = group.undecided(left)
-    left = left[until[left] > group.dry[left]]
-    for _, _, hit, _, _ in _work(group, left):
-        left = np.setdiff1d(left, hit, assume_unique=True)
-    begins = min(int(group.threads.calls(thread).start[0]) for thread, _ in group.asked(left))
-    left = left[group.begun[left] > begins]
-    window = until[left] - group.dry[left]
-    yes = window <= EAGER_NS
-    slow = np.flatnonzero(~yes)
-    if len(slow):
-        start, end = group.dry[left[slow]], until[left[slow]]
-        ops, calls = group.threads.dispatch(group.thread), group.threads.calls(group.thread)
-        yes[slow] = _half(together(ops, calls).covered(start, end), window[slow])
-    yield left[yes], "call", launch[left[yes]]
-
-
-def cpu_work(group: Group, left: Int) -> Found:
-    """Other recorded activity of the CPU fills at least half of the time until the launch.
-
-    It is named by its innermost range or operator. A sleep is work of the program's own choice. Where nothing else was
-    recorded, samples of the running thread count if they cover half of the gap. The function that most of them were in
-    names it.
-    """
-    left = left[group.until[left] > group.dry[left]]
-    for kind, track, hit, start, end in _work(group, left):
-        yield hit, kind, _during(track, start[hit], end[hit], innermost=True)
-    for thread, mine in group.asked(left):
-        activity = [(kind, group.threads.events(TABLE_OF[kind], thread)) for kind in ("op", "range")]
-        start, end = group.dry[mine], group.until[mine]
-        by_op, by_range = (_filled(track, start, end) for _, track in activity)
-        # Both: the one that began last lies in the other.
-        both = np.flatnonzero(by_op & by_range)
-        inner = [track.innermost_at((start[both] + end[both]) // 2) for _, track in activity]
-        begun = [np.where(at >= 0, track.start[at], -1) for (_, track), at in zip(activity, inner, strict=True)]
-        by_op[both] = begun[0] >= begun[1]
-        for (kind, track), yes in zip(activity, (by_op, by_range & ~by_op), strict=True):
-            hit = mine[yes]
-            yield hit, kind, _during(track, start[yes], end[yes], innermost=True)
-    for thread, mine in group.asked(left):
-        if not len(mine):
-            continue
-        track = group.threads.samples(thread)
-        hit = mine[_half(track.covered(group.dry[mine], group.until[mine]), group.end[mine] - group.dry[mine])]
-        if len(hit):
-            at, row = _commonest(group.threads.trace, track, group.dry[hit], group.until[hit])
-            yield hit[at], "sample", row
-
-
-def unknown(group: Group, left: Int) -> Found:
-    """None of the above. What an operation waited for on another device is named where it is known."""
-    lay = left if group.thread == -1 else left[group.queued(left) > QUEUED_NS]
-    kind, row = group.waited_for(lay)
-    kernel = (kind == EVIDENCE.index("kernel")) & (row >= 0)
-    yield lay[kernel], "kernel", row[kernel]
-    yield group.undecided(left), "none", -1
-
-
-RULES: tuple[Callable[[Group, Int], Found], ...] = (
-    profiler,
-    start_up,
-    queued,
-    input_pipeline,
-    synchronization,
-    memory_transfer,
-    launch_overhead,
-    cpu_work,
-    unknown,
 )
-#: The causes are called what the rules are called.
-CAUSES = tuple(rule.__name__.replace("_", "-") for rule in RULES)
+_CAUSE_OF_LABEL = {
+    "profiler": "profiler",
+    "once": "start-up",
+    "data": "input-pipeline",
+    "staging": "memory-transfer",
+    "work": "cpu-work",
+    "dispatch": "launch-overhead",
+    "around": "cpu-work",
+    "silence": "unknown",
+}
+_NEVER = -(2**62)
 
 
-def decide(threads: Threads, gaps: Mapping[str, Int], **asked: Any) -> dict[str, Int]:
+@dataclasses.dataclass(eq=False)
+class _Group:
+    """Gaps that end with launches of one thread.
+
+    Parameters
+    ----------
+    process : int
+    thread : int
+        That launched the operations which end the gaps; -1 where no launch was recorded.
+    other : int
+        The thread that fed the device before, if it is not the same; -1 for none.
+    device, dry, end : ndarray of int
+        When each device ran dry, and when it had work again.
+    launch, begun, done : ndarray of int
+        Rows of the launching calls (-1: not known), and when they began and returned.
+    """
+
+    process: int
+    thread: int
+    other: int
+    device: Int
+    dry: Int
+    end: Int
+    launch: Int
+    begun: Int
+    done: Int
+
+    def __post_init__(self) -> None:
+        #: when the launch began and had returned, within the gap
+        self.until = np.clip(self.begun, self.dry, self.end)
+        self.returned = np.clip(self.done, self.dry, self.end)
+        self.gap = self.end - self.dry
+
+
+def decide(
+    threads: Threads, gaps: Mapping[str, Int], before: Int | None = None, launched_by: int = -1
+) -> dict[str, Int]:
     """Give each gap its cause.
 
     Parameters
     ----------
     threads : Threads
     gaps : mapping of str to ndarray of int
-    **asked
-        As for :func:`nsightkit.analysis.timeline.gaps.facts.groups`.
+        ``device, start_ns, end_ns``; ``table`` and ``row`` of the operation that ends the gap, and its ``launch``.
+    before : ndarray of int, optional
+        The launch of the operation before each gap; -1 where that is not known.
+    launched_by : int
+        The thread to ask where the launch is not known; -1 for none.
 
     Returns
     -------
@@ -257,83 +106,168 @@ def decide(threads: Threads, gaps: Mapping[str, Int], **asked: Any) -> dict[str,
         ``cause`` as an index into `CAUSES`, and its evidence: ``source``, an index into `EVIDENCE`, and ``source_row``.
     """
     n = len(gaps["launch"])
-    found: dict[str, Int] = {
-        "cause": np.empty(n, np.int8),
-        "source": np.empty(n, np.int8),
-        "source_row": np.empty(n, np.int32),
-    }
-    for at, group in groups(threads, gaps, **asked):
-        for number, rule in enumerate(RULES):
-            if len(left := group.undecided()):
-                for mine, kind, rows in rule(group, left):
-                    group.decide(mine, number, kind, rows)
-        for column, values in found.items():
-            values[at] = getattr(group, column)
+    cause = np.full(n, -1, np.int8)
+    source, row = np.zeros(n, np.int8), np.full(n, -1, np.int32)
+    for at, group in _groups(threads, gaps, before, launched_by):
+        cause[at], source[at], row[at] = _of_group(threads, group)
         threads.forget()
-    return found
+    return {"cause": cause, "source": source, "source_row": row}
 
 
-# --- what the rules share ---
+def _groups(threads: Threads, gaps: Mapping[str, Int], before: Int | None, asked: int) -> Iterator[tuple[Int, _Group]]:
+    """Gaps, by position, by the thread that ended them and the one that fed the device before."""
+    device, start, end, launch = (gaps[column] for column in ("device", "start_ns", "end_ns", "launch"))
+    known = launch >= 0
+    begun, done, thread = end.copy(), end.copy(), np.full(len(launch), asked, np.int64)
+    calls = threads.trace.table("calls", ["start_ns", "end_ns", "thread"])
+    begun[known] = calls["start_ns"].to_numpy()[launch[known]]
+    done[known] = calls["end_ns"].to_numpy()[launch[known]]
+    thread[known] = calls["thread"].to_numpy()[launch[known]]
+    process = thread >> 24
+    for number, name in enumerate(GPU_TABLES):
+        unknown = np.flatnonzero((thread == -1) & (gaps["table"] == number))
+        process[unknown] = threads.trace.table(name, ["process"])["process"].to_numpy()[gaps["row"][unknown]]
+    other = np.full(len(launch), -1, np.int64)
+    if before is not None:
+        fed_by = calls["thread"].to_numpy()[before]
+        changed = known & (before >= 0) & (fed_by != thread) & (fed_by >> 24 == process)
+        other[changed] = fed_by[changed]
+    by = pd.DataFrame({"process": process, "thread": thread, "other": other}).groupby(["process", "thread", "other"])
+    columns = (device, start, end, launch, begun, done)
+    for key, at in by.indices.items():
+        yield np.asarray(at), _Group(*map(int, key), *(column[at] for column in columns))
+
+
+def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
+    """Cause, kind and row of evidence of each gap."""
+    over = _handed_over(threads, group)
+    asked = [(group.thread, over, group.returned), (group.other, group.dry, over)]
+    parts = [part for part in asked if part[0] != -1 or part[0] == group.thread]
+    shares = np.zeros((len(LABELS), len(over)), np.int64)
+    for thread, start, end in parts:
+        shares += threads.paint(thread, group.process).shares(start, end)
+    label = np.argmax(shares, axis=0) if group.thread == -1 else _largest(shares)
+    cause = np.array([CAUSES.index(_CAUSE_OF_LABEL[name]) for name in LABELS], np.int8)[label]
+    kind, row = np.zeros(len(label), np.int8), np.full(len(label), -1, np.int64)
+    dispatch = label == LABELS.index("dispatch")
+    kind[dispatch], row[dispatch] = EVIDENCE.index("call"), group.launch[dispatch]
+    _name(threads, group, label, parts, kind, row)
+
+    waits = _synchronization(threads, group, over)
+    settled = np.isin(label, [LABELS.index(name) for name in ("profiler", "once", "data")])
+    waited = (waits >= 0) & ~settled
+    cause[waited], kind[waited], row[waited] = (
+        CAUSES.index("synchronization"),
+        EVIDENCE.index("call"),
+        waits[waited],
+    )
+    lay = group.end - group.returned
+    queued = (lay > QUEUED_NS) & (2 * lay >= group.gap)
+    cause[queued], kind[queued], row[queued] = CAUSES.index("queued"), EVIDENCE.index("call"), group.launch[queued]
+    _elsewhere(threads, group, queued, cause, kind, row)
+    return cause, kind, row
+
+
+def _largest(shares: Int) -> Int:
+    """The label that holds most of each wait; silence as short as dispatch is that."""
+    quiet = [LABELS.index("around"), LABELS.index("silence")]
+    short = shares[quiet].sum(axis=0) <= EAGER_NS
+    shares[LABELS.index("dispatch"), short] += shares[quiet].sum(axis=0)[short]
+    for label in quiet:
+        shares[label, short] = 0
+    label = np.argmax(shares, axis=0)
+    label[shares.max(axis=0) == 0] = LABELS.index("dispatch")
+    return label
+
+
+def _handed_over(threads: Threads, group: _Group) -> Int:
+    """When the thread that fed the device before had made its last call, where it was at work until the gap or in it."""
+    if group.other == -1:
+        return group.dry
+    ends = []
+    for thread in (group.thread, group.other):
+        calls = threads.calls(thread)
+        ends.append(np.append(calls.end, _NEVER)[np.searchsorted(calls.start, group.begun) - 1])
+    here, there = ends
+    return np.where(there > here, np.clip(there, group.dry, group.until), group.dry)
+
+
+def _name(threads: Threads, group: _Group, label: Int, parts: list[Any], kind: Int, row: Int) -> None:
+    """Take as evidence the name that holds most of the label's time, and of its events the one that does."""
+    found = []
+    for thread, start, end in parts:
+        paint = threads.paint(thread, group.process)
+        window, piece, overlap_ns = paint.overlaps(start, end, label)
+        found.append(
+            pd.DataFrame({"gap": window, "kind": paint.kind[piece], "row": paint.row[piece], "overlap_ns": overlap_ns})
+        )
+    pieces = pd.concat(found, ignore_index=True)
+    if pieces.empty:
+        return
+    pieces["name"] = 0
+    for number in pieces["kind"].unique().tolist():
+        if number:
+            of_kind = (pieces["kind"] == number).to_numpy()
+            names = threads.trace.table(TABLE_OF[EVIDENCE[number]], ["name"])["name"].cat.codes.to_numpy()
+            pieces.loc[of_kind, "name"] = names[pieces.loc[of_kind, "row"].to_numpy()]
+    pieces["of_name_ns"] = pieces.groupby(["gap", "kind", "name"])["overlap_ns"].transform("sum")
+    pieces = pieces.sort_values(["gap", "of_name_ns", "overlap_ns"], ascending=[True, False, False], kind="stable")
+    best = pieces.drop_duplicates("gap")
+    kind[best["gap"]], row[best["gap"]] = best["kind"], best["row"]
 
 
 def _half(covered: Int, of: Int) -> Bool:
     return np.asarray(2 * covered >= of)
 
 
-def _filled(track: Track, start: Int, end: Int) -> Bool:
-    """Whether events cover half of each window."""
-    return _half(track.covered(start, end), end - start)
+def _synchronization(threads: Threads, group: _Group, over: Int) -> Int:
+    """Rows of the calls in which a thread waited as the device ran dry, -1 where that is not the cause.
 
-
-def _during(track: Track, start: Int, end: Int, innermost: bool = False) -> Int:
-    """Row of the event that was open in the middle of each window, else of the last that began in it.
-
-    Of several the longest, or the innermost that covers half of the window: any that does is open in its middle.
+    Without the wait the thread would have launched in time to close half of the gap, or more. The CPU time until its
+    next launch counts with the wait. A wait ahead of longer work of the CPU is not the cause of that work, nor of what
+    follows when memory is freed, which has to wait for an idle device whatever went before.
     """
-    at = (track.innermost_at if innermost else track.open_at)((start + end) // 2)
-    inner, climbing = at.copy(), np.flatnonzero(at >= 0) if innermost else np.empty(0, np.intp)
-    while len(climbing):
-        here, low, high = inner[climbing], start[climbing], end[climbing]
-        part = np.minimum(track.end[here], high) - np.maximum(track.start[here], low)
-        climbing = climbing[2 * part < high - low]
-        inner[climbing] = track.parent[inner[climbing]]
-        climbing = climbing[inner[climbing] >= 0]
-    at = np.where(inner >= 0, inner, at)
-    last = np.maximum(np.searchsorted(track.start, end) - 1, 0)
-    return track.row[np.where(at >= 0, at, last)]
+    rows = np.full(len(over), -1, np.int64)
+    for thread, until in ((group.other, over), (group.thread, group.until)):
+        if thread == -1 or not len(threads.blocking(thread)):
+            continue
+        blocking, gave, frees = threads.blocking(thread), threads.gave_work(thread), threads.frees(thread)
+        # A nanosecond before the device ran dry: a call that returns at that very moment was waiting for it.
+        at = blocking.open_at(group.dry - 1)
+        hit = np.flatnonzero((at >= 0) & (until > group.dry))
+        at, dry, gap, end = at[hit], group.dry[hit], group.gap[hit], until[hit]
+        last = np.searchsorted(gave, blocking.start[at])
+        since = np.append(blocking.start[0], gave)[last]
+        yes = _half(blocking.covered(since, end), gap)
+        freed = np.append(frees.start, np.iinfo(np.int64).max)[np.searchsorted(frees.end, dry, side="right")]
+        yes &= _half(np.minimum(freed, end) - dry, gap) | (freed >= end)
+        # The upload that ends the gap is staging, not waiting.
+        row = blocking.row[at]
+        yes &= ~((row == group.launch[hit]) & threads.pageable("HtoD")[row])
+        rows[hit[yes]] = row[yes]
+    return rows
 
 
-def _commonest(trace: Trace, track: Track, start: Int, end: Int) -> tuple[Int, Int]:
-    """Windows in which samples with a name begin, and for each the row of one with the commonest name."""
-    low, high = np.searchsorted(track.start, start), np.searchsorted(track.start, end)
-    window = np.repeat(np.arange(len(start)), high - low)
-    row = track.row[np.arange(len(window)) + np.repeat(high - np.cumsum(high - low), high - low)]
-    name = trace.table("samples", ["name"])["name"].iloc[row]
-    begun = pd.DataFrame({"window": window, "name": name.cat.codes.to_numpy(), "row": row})[(name != "").to_numpy()]
-    each = begun.groupby(["window", "name"])["row"].agg(["size", "first"]).reset_index("window")
-    most = each.sort_values("size", kind="stable").drop_duplicates("window", keep="last")
-    return most["window"].to_numpy(), most["first"].to_numpy()
+def _elsewhere(threads: Threads, group: _Group, queued: Bool, cause: Int, kind: Int, row: Int) -> None:
+    """Name what operations that lay in a queue waited for on another device of their process.
 
-
-def _work(group: Group, left: Int) -> Iterator[tuple[str, Track, Int, Int, Int]]:
-    """Work of a thread's own that fills the wait for a launch.
-
-    Its kind and track, the gaps that it fills, and the part of each gap in which the thread was asked.
+    That is an operation which ran there through half of the gap and ended just before they began. A copy is a transfer;
+    no cause covers a kernel.
     """
-    threads = group.threads
-    for thread, mine in group.asked(left):
-        here = thread == group.thread
-        start = np.where(group.handed, group.over, group.dry) if here else group.dry
-        end = group.until if here else group.over
-        for kind, track in (
-            *threads.lone(thread),
-            ("call", threads.other_calls(thread)),
-            ("range", threads.waits(thread)[1]),
-            ("os_call", threads.sleeps(thread)),
-        ):
-            if len(track):
-                at = group.undecided(mine)
-                # Half of the whole wait, not only of a thread's part of it.
-                wait = np.maximum(np.minimum(end[at], group.end[at]) - group.dry[at], 1)
-                fills = _half(track.covered(start[at], end[at]), wait) & (end[at] > start[at])
-                yield kind, track, at[fills], start, end
+    left = np.flatnonzero(queued)
+    work = threads.work_by_end(group.process)
+    at = np.searchsorted(work.end, group.end[left], side="right") - 1
+    here = np.flatnonzero(at >= 0)
+    here = here[work.device[at[here]] == group.device[left[here]]]
+    at[here] = work.elsewhere[at[here]]
+    left, at = left[at >= 0], at[at >= 0]
+    dry, end = group.dry[left], group.end[left]
+    through = _half(work.end[at] - np.maximum(work.start[at], dry), end - dry)
+    just = through & (end - work.end[at] <= QUEUED_NS)
+    left, at = left[just], at[just]
+    for number, (event, named) in enumerate((("kernel", "unknown"), ("copy", "memory-transfer"), ("none", "unknown"))):
+        table = ("kernels", "memops", "graphs")[number]
+        chosen = work.table[at] == GPU_TABLES.index(table)
+        cause[left[chosen]] = CAUSES.index(named)
+        kind[left[chosen]] = EVIDENCE.index(event)
+        row[left[chosen]] = work.row[at[chosen]]
