@@ -55,7 +55,6 @@ extensions = [
     "cli_reference",
     "demo_report",
     "gallery_index",
-    "gap_rules",
     "glossary_links",
     "judgement",
     "measured",

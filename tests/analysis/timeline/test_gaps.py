@@ -208,18 +208,6 @@ def test_a_synchronization_before_longer_work_of_the_cpu_is_not_its_cause(tmp_pa
     assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "logging")
 
 
-@pytest.mark.parametrize(("freed", "cause"), [(60, "synchronization"), (10, "cpu-work"), (None, "synchronization")])
-def test_memory_is_freed_when_the_device_is_idle_whatever_went_before(tmp_path, freed, cause):
-    """Without the wait the thread would wait to free: what it does from there on comes no sooner."""
-    case = Case(gap=100 * US)
-    case.out.call("cudaMemcpy2D_v3020", MAIN, case.dry - 95 * US, case.dry + 2 * US)
-    if freed is not None:
-        case.out.call("cudaFree_v3020", MAIN, case.dry + freed * US, case.dry + (freed + 5) * US)
-    case.out.call("cudaMallocPitch_v3020", MAIN, case.dry + 66 * US, case.begun - 10 * US)
-    case.out.call("cudaMalloc_v3020", MAIN, case.dry + 20 * US, case.dry + 59 * US)
-    assert case.finish(tmp_path)["cause"] == cause
-
-
 @pytest.mark.parametrize(("name", "cause"), [("fgets", "input-pipeline"), ("getc", "cpu-work")])
 def test_reading_a_file_is_waiting_for_data_and_a_person_at_a_terminal_is_not(tmp_path, name, cause):
     case = Case()
@@ -367,13 +355,6 @@ def test_what_takes_long_in_every_round_is_not_start_up(tmp_path, rounds, cause)
     assert long["cause"].tolist()[0] == "start-up"  # ten times what it takes in the other rounds
     assert set(long["cause"].iloc[1:]) == {cause}
     assert set(long["name"]) == {"hipFree"}
-
-
-def test_what_a_call_that_frees_does_on_an_idle_device_is_its_own_work(tmp_path):
-    case = Case(gap=100 * US)
-    case.out.call("cudaFree_v3020", MAIN, case.dry - 500 * US, case.dry + 60 * US)
-    found = case.finish(tmp_path)
-    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "cudaFree")
 
 
 def test_capturing_a_graph_is_start_up(tmp_path):
@@ -690,16 +671,6 @@ def test_the_wait_of_an_earlier_blocking_copy_is_not_spent_again(tmp_path):
     case.out.call("cudaMemcpy", MAIN, case.dry - 11 * US, case.dry + 2 * US)
     case.out.range("random numbers", MAIN, case.dry + 10 * US, case.begun - 10 * US)
     assert case.finish(tmp_path)["cause"] == "cpu-work"
-
-
-def test_overhead_of_a_kind_that_the_tool_did_not_know_is_loading_within_a_launch(tmp_path):
-    for inside, cause in ((True, "start-up"), (False, "profiler")):
-        case = Case(gap=3000 * US)
-        case.out.overhead("Unknown", MAIN, case.dry + 30 * US, case.next - 20 * US)
-        begun = case.dry + 20 * US if inside else case.next - 10 * US
-        correlation = case.out.call("cudaLaunchKernel_v7000", MAIN, begun, case.next - 2 * US)
-        case.out.kernel("b", case.next, case.next + US, correlation, PROCESS)
-        assert case.one(tmp_path)["cause"] == cause
 
 
 def test_work_is_named_by_the_innermost_range_that_covers_half_of_the_gap(tmp_path):

@@ -25,7 +25,6 @@ __all__ = [
     "OS_WAIT",
     "STEP",
     "UNIFIED",
-    "UNNAMED",
 ]
 
 _OF_DATA = (
@@ -74,8 +73,6 @@ CHEAP = re.compile(
 #: what they load and compile for the first time, and a command buffer that is full because the GPU is behind.
 LOADING = re.compile(r"(?i)(module|function)s? loading|driver compiler|^dl(open|close)\b")
 BUFFER_FULL = re.compile(r"(?i)command buffer")
-#: A kind that the tool was too old to know. Within a call that may set something up, it is loading.
-UNNAMED = re.compile(r"(?i)^unknown$")
 #: Calls that load or build code, or a graph; and the names under which compilers record themselves, and NCCL that it
 #: sets up a communicator.
 BUILDS = re.compile(

@@ -156,15 +156,19 @@ def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
     waits = _synchronization(threads, group, over)
     settled = np.isin(label, [LABELS.index(name) for name in ("profiler", "once", "data")])
     waited = (waits >= 0) & ~settled
-    cause[waited], kind[waited], row[waited] = (
-        CAUSES.index("synchronization"),
-        EVIDENCE.index("call"),
-        waits[waited],
-    )
+    cause[waited], kind[waited] = CAUSES.index("synchronization"), EVIDENCE.index("call")
+    row[waited] = waits[waited]
     lay = group.end - group.returned
     queued = (lay > QUEUED_NS) & (2 * lay >= group.gap)
-    cause[queued], kind[queued], row[queued] = CAUSES.index("queued"), EVIDENCE.index("call"), group.launch[queued]
-    _elsewhere(threads, group, queued, cause, kind, row)
+    cause[queued], kind[queued] = CAUSES.index("queued"), EVIDENCE.index("call")
+    row[queued] = group.launch[queued]
+    if threads.several_devices and queued.any():
+        waited, table, awaited = _elsewhere(threads, group, np.flatnonzero(queued))
+        # A copy is a transfer; no cause covers a kernel.
+        for event, name in (("kernel", "unknown"), ("copy", "memory-transfer"), ("none", "unknown")):
+            of = table == GPU_TABLES.index(TABLE_OF.get(event, "graphs"))
+            cause[waited[of]], kind[waited[of]] = CAUSES.index(name), EVIDENCE.index(event)
+            row[waited[of]] = awaited[of]
     return cause, kind, row
 
 
@@ -181,7 +185,7 @@ def _largest(shares: Int) -> Int:
 
 
 def _handed_over(threads: Threads, group: _Group) -> Int:
-    """When the thread that fed the device before had made its last call, where it was at work until the gap or in it."""
+    """When the thread that fed the device before made its last call, where it was at work until the gap or in it."""
     if group.other == -1:
         return group.dry
     ends = []
@@ -195,12 +199,12 @@ def _handed_over(threads: Threads, group: _Group) -> Int:
 def _name(threads: Threads, group: _Group, label: Int, parts: list[Any], kind: Int, row: Int) -> None:
     """Take as evidence the name that holds most of the label's time, and of its events the one that does."""
     found = []
+    named = np.flatnonzero(label != LABELS.index("dispatch"))
     for thread, start, end in parts:
         paint = threads.paint(thread, group.process)
-        window, piece, overlap_ns = paint.overlaps(start, end, label)
-        found.append(
-            pd.DataFrame({"gap": window, "kind": paint.kind[piece], "row": paint.row[piece], "overlap_ns": overlap_ns})
-        )
+        window, piece, overlap_ns = paint.overlaps(start[named], end[named], label[named])
+        columns = {"gap": named[window], "kind": paint.kind[piece], "row": paint.row[piece], "overlap_ns": overlap_ns}
+        found.append(pd.DataFrame(columns))
     pieces = pd.concat(found, ignore_index=True)
     if pieces.empty:
         return
@@ -224,23 +228,20 @@ def _synchronization(threads: Threads, group: _Group, over: Int) -> Int:
     """Rows of the calls in which a thread waited as the device ran dry, -1 where that is not the cause.
 
     Without the wait the thread would have launched in time to close half of the gap, or more. The CPU time until its
-    next launch counts with the wait. A wait ahead of longer work of the CPU is not the cause of that work, nor of what
-    follows when memory is freed, which has to wait for an idle device whatever went before.
+    next launch counts with the wait. A wait ahead of longer work of the CPU is not the cause of that work.
     """
     rows = np.full(len(over), -1, np.int64)
     for thread, until in ((group.other, over), (group.thread, group.until)):
         if thread == -1 or not len(threads.blocking(thread)):
             continue
-        blocking, gave, frees = threads.blocking(thread), threads.gave_work(thread), threads.frees(thread)
+        blocking, gave = threads.blocking(thread), threads.gave_work(thread)
         # A nanosecond before the device ran dry: a call that returns at that very moment was waiting for it.
         at = blocking.open_at(group.dry - 1)
         hit = np.flatnonzero((at >= 0) & (until > group.dry))
-        at, dry, gap, end = at[hit], group.dry[hit], group.gap[hit], until[hit]
+        at = at[hit]
         last = np.searchsorted(gave, blocking.start[at])
         since = np.append(blocking.start[0], gave)[last]
-        yes = _half(blocking.covered(since, end), gap)
-        freed = np.append(frees.start, np.iinfo(np.int64).max)[np.searchsorted(frees.end, dry, side="right")]
-        yes &= _half(np.minimum(freed, end) - dry, gap) | (freed >= end)
+        yes = _half(blocking.covered(since, until[hit]), group.gap[hit])
         # The upload that ends the gap is staging, not waiting.
         row = blocking.row[at]
         yes &= ~((row == group.launch[hit]) & threads.pageable("HtoD")[row])
@@ -248,26 +249,15 @@ def _synchronization(threads: Threads, group: _Group, over: Int) -> Int:
     return rows
 
 
-def _elsewhere(threads: Threads, group: _Group, queued: Bool, cause: Int, kind: Int, row: Int) -> None:
-    """Name what operations that lay in a queue waited for on another device of their process.
+def _elsewhere(threads: Threads, group: _Group, queued: Int) -> tuple[Int, Int, Int]:
+    """Queued operations that waited for work on another device of their process, its table and its row.
 
-    That is an operation which ran there through half of the gap and ended just before they began. A copy is a transfer;
-    no cause covers a kernel.
+    It ran through half of the gap, and ended just before they began.
     """
-    left = np.flatnonzero(queued)
     work = threads.work_by_end(group.process)
-    at = np.searchsorted(work.end, group.end[left], side="right") - 1
-    here = np.flatnonzero(at >= 0)
-    here = here[work.device[at[here]] == group.device[left[here]]]
-    at[here] = work.elsewhere[at[here]]
-    left, at = left[at >= 0], at[at >= 0]
-    dry, end = group.dry[left], group.end[left]
-    through = _half(work.end[at] - np.maximum(work.start[at], dry), end - dry)
-    just = through & (end - work.end[at] <= QUEUED_NS)
-    left, at = left[just], at[just]
-    for number, (event, named) in enumerate((("kernel", "unknown"), ("copy", "memory-transfer"), ("none", "unknown"))):
-        table = ("kernels", "memops", "graphs")[number]
-        chosen = work.table[at] == GPU_TABLES.index(table)
-        cause[left[chosen]] = CAUSES.index(named)
-        kind[left[chosen]] = EVIDENCE.index(event)
-        row[left[chosen]] = work.row[at[chosen]]
+    start, end = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
+    # What ends within a gap of a device ran on another one.
+    at = np.searchsorted(end, group.end[queued]) - 1
+    ran = end[at] - np.maximum(start[at], group.dry[queued])
+    just = (at >= 0) & _half(ran, group.gap[queued]) & (group.end[queued] - end[at] <= QUEUED_NS)
+    return queued[just], work["table"].to_numpy()[at[just]], work["row"].to_numpy()[at[just]]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import Coverage, gpu_intervals, launch_of, launches_of, union
+from nsightkit.analysis.core.intervals import Coverage, gpu_intervals, launch_of, launches_of
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import OPERATOR_RANGE, Expression, compiled, matching
 from nsightkit.analysis.timeline.gaps import names
@@ -40,26 +40,6 @@ _MANY = 32
 _LAST = np.iinfo(np.int64).max
 
 
-class Work(NamedTuple):
-    """What the devices did for one process, by end.
-
-    Parameters
-    ----------
-    start, end, device : ndarray of int
-    table, row : ndarray of int
-        As :func:`nsightkit.analysis.core.intervals.gpu_intervals` has them.
-    elsewhere : ndarray of int
-        Position of the last one before each that ran on another device, -1 where there is not any.
-    """
-
-    start: Int
-    end: Int
-    device: Int
-    table: Int
-    row: Int
-    elsewhere: Int
-
-
 def _run(ordered: Int, value: int) -> slice:
     """Where a value stands in a column that is in order."""
     return slice(int(np.searchsorted(ordered, value, "left")), int(np.searchsorted(ordered, value, "right")))
@@ -87,8 +67,12 @@ class Threads:
         self._data = names.DATA if data_loading == DATA_LOADING else compiled(data_loading, "data_loading")
         self.memo: dict[Any, Any] = {}
         called = self.trace.table("calls", ["thread"])["thread"].to_numpy()
-        #: whether more than one thread calls CUDA
+        #: whether more than one thread calls CUDA, and more than one device had work
         self.several = bool((called != called[:1]).any())
+        devices: set[int] = set()
+        for table in GPU_TABLES:
+            devices |= set(self.trace.table(table, ["device"])["device"].unique().tolist())
+        self.several_devices = len(devices) > 1
 
     def forget(self) -> None:
         """Drop what is kept of single threads and processes once that is much."""
@@ -149,10 +133,6 @@ class Threads:
         """Calls that return only when the GPU has caught up."""
         calls = self.calls(thread)
         return calls.subset(self._blocks()[calls.row])
-
-    def frees(self, thread: int) -> Track:
-        """Calls that free the device's memory, for which it has to be idle."""
-        return self.named("calls", thread, FREES)
 
     @kept
     def launches(self, thread: int) -> Int:
@@ -251,6 +231,8 @@ class Threads:
     def dispatch(self, thread: int) -> Track:
         """Operators with no other between them and a CUDA call. For its coverage; rows mean nothing."""
         ops = together(self.events("ops", thread), self.named("ranges", thread, OPERATOR_RANGE))
+        if not len(ops):
+            return ops
         direct = ops.innermost_at(self.calls(thread).start)
         count = np.bincount(direct[direct >= 0], minlength=len(ops))
         # An operator that runs much longer than its calls take to dispatch does something else as well.
@@ -300,21 +282,9 @@ class Threads:
         order, thread, process = self._by_thread("overhead")
         runs = [_run(thread, -1), _run(thread, of), _run(process, of)]
         rows = np.unique(np.concatenate([order[run] for run in runs]))
-        loading = self._loading()[rows]
+        loading = self._flag("overhead", names.LOADING)[rows]
         chosen = loading if loads else ~loading & ~self._flag("overhead", names.BUFFER_FULL)[rows]
         return self._rows("overhead", rows[chosen])
-
-    @kept
-    def _loading(self) -> Bool:
-        """Per overhead record: whether the driver or the loader did something for the first time."""
-        order, thread, _ = self._by_thread("overhead")
-        start = self._times("overhead")[0]
-        loading, unnamed = self._flag("overhead", names.LOADING).copy(), self._flag("overhead", names.UNNAMED)
-        for number in pd.unique(thread[unnamed[order]]).tolist():
-            rows = order[_run(thread, number)]
-            rows = rows[unnamed[rows]]
-            loading[rows] = self.named("calls", number, names.FIRST_TIMES).open_at(start[rows]) >= 0
-        return loading
 
     def _profiler(self, thread: int, process: int) -> list[Layer]:
         """The profiler's work on this thread, and that on others of the process while this one's devices were idle."""
@@ -402,21 +372,15 @@ class Threads:
     # --- the devices ---
 
     @kept
-    def _ops(self) -> dict[str, Int]:
+    def _ops(self) -> pd.DataFrame:
         """What the devices did, by process and end."""
-        ops = gpu_intervals(self.trace, "process")
-        order = np.lexsort((ops["end_ns"], ops["process"]))
-        return {str(column): values.to_numpy()[order] for column, values in ops.items()}
+        return gpu_intervals(self.trace, "process").sort_values(["process", "end_ns"], kind="stable")
 
     @kept
-    def work_by_end(self, process: int) -> Work:
-        """What the devices did for a process."""
+    def work_by_end(self, process: int) -> pd.DataFrame:
+        """What the devices did for a process, by end."""
         ops = self._ops()
-        run = _run(ops["process"], process)
-        device = ops["device"][run]
-        changes = np.where(device[1:] != device[:-1], np.arange(1, len(device)) - 1, -1)
-        elsewhere = np.maximum.accumulate(np.append(-1, changes))[: len(device)]
-        return Work(ops["start_ns"][run], ops["end_ns"][run], device, ops["table"][run], ops["row"][run], elsewhere)
+        return ops.iloc[_run(ops["process"].to_numpy(), process)]
 
     @kept
     def _calls_of_fed(self, process: int) -> Coverage:
@@ -430,7 +394,8 @@ class Threads:
     @kept
     def _feeds(self) -> Bool:
         """Per call, in order of threads: whether its thread gave a device work."""
-        return np.isin(self._by_thread("calls")[1], list(self._fed()))
+        order, thread, _ = self._by_thread("calls")
+        return np.isin(thread, pd.unique(thread[self._flag("calls", LAUNCHES)[order]]))
 
     @kept
     def _busy(self, devices: frozenset[int]) -> Coverage:
@@ -465,9 +430,7 @@ class Threads:
             Layer("data", "range", self.named("ranges", thread, self._data)),
         ]
         calls = self.calls(thread)
-        inside = np.zeros(len(calls), bool)
-        for layer in named:
-            inside |= layer.track.covered(calls.start, calls.end) > 0
+        inside = together(*(layer.track for layer in named)).covered(calls.start, calls.end) > 0
         return paint(
             [
                 Layer("silence", "none", silences),
