@@ -548,7 +548,7 @@ class TestWhatAThreadDid:
     def test_what_stays_if_launches_are_free(self, trace):
         start, end = Threads(trace).dispatch_free(MAIN & (2**48 - 1))
         parts = [(200, 320), (330, 340), (400, 500), (600, 620), (1_000, 2_500), (2_600, 2_700)]
-        # Between the malloc and the launch of 1.5 ms lie 540 µs, which are too long for dispatch; so is what follows the last.
+        # Between the malloc and the launch of 1.5 ms lie 540 µs: too long for dispatch, as is what follows the last.
         parts += [(460, 1_000), (2_700, 9_000)]
         together = intervals.merge([a * US for a, _ in parts], [b * US for _, b in parts])
         assert [start.tolist(), end.tolist()] == [t.tolist() for t in together]

@@ -1,8 +1,8 @@
 """Why the GPU was idle: every gap of a device, with exactly one cause and the evidence for it.
 
 A gap is judged from the thread that launched the operation which ends it: what was that thread doing
-between the moment the device ran dry and the moment the launch began? The first rule of
-``nsightkit.analysis.timeline.gaps.rules.RULES`` that holds decides.
+between the moment the device ran dry and the moment the launch had returned? Its time is painted once
+(``paint``); the label that holds most of the wait names the cause (``rules``).
 """
 
 from __future__ import annotations
