@@ -79,7 +79,7 @@ def memory_timeline(
     axes.legend(handles=handles[::-1], frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.set(xlim=(bands["from_event"].min(), bands["to_event"].max()), ylim=(0, 1.06 * highest / size))
     axes.set(xlabel="allocator event", ylabel=f"allocated ({unit})")
-    peak = bands.loc[bands["top_bytes"].idxmax()]
+    peak = bands.iloc[int(bands["top_bytes"].to_numpy().argmax())]
     at_peak = bands[(bands["from_event"] <= peak["from_event"]) & (peak["from_event"] < bands["to_event"])]
     heights = (at_peak["top_bytes"] - at_peak["bottom_bytes"]).groupby(at_peak["category"]).sum()
     heights = heights[heights > 0].sort_values(ascending=False)
@@ -184,8 +184,8 @@ def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the me
     sentences = []
     for row, (label, total) in enumerate(totals.items()):
         place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
-        axes.annotate(amount(total), (ends[label], row), **place)
-        parts = [(item, amount(value)) for item, value in items[label].items() if value]
+        axes.annotate(amount(total), (ends.iloc[row], row), **place)
+        parts = [(item, amount(value)) for item, value in items.iloc[:, row].items() if value]
         sentences.append((label, f"{amount(total)} ({spoken(parts, most=9)})"))
     axes.set(xlim=(0, 1.14 * float(ends.max())), xlabel=f"memory ({unit})")
     style.legend(figure, 4)

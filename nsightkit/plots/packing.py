@@ -14,7 +14,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -293,6 +293,7 @@ def _marks(events: pd.DataFrame, span_ns: int, bottom: int, colours: list[str]) 
     """A path for each colour, of rectangles as high as the share of time covered."""
     scale = (_STATIC_RIGHT - _STATIC_LEFT) / span_ns
     paths: dict[str, str] = {}
+    item: Any
     for item in merged(events, max(span_ns // _STATIC_COLUMNS, 1)).itertuples():
         share = item.busy / max(item.length, 1)
         # Never less than a column: two microseconds in ten seconds must not vanish.

@@ -191,6 +191,7 @@ def _processes(trace: Trace, track: pd.DataFrame) -> list[dict[str, Any]]:
     """Names of processes and GPUs, and the order in which they are drawn."""
     gpus = {gpu.device: gpu.name for gpu in trace.meta.gpus if gpu.name}
     metadata = []
+    row: Any
     for order, row in enumerate(track.drop_duplicates("pid").itertuples()):
         name = f"process {row.owner}"
         if row.is_gpu:
@@ -206,6 +207,7 @@ def _threads(trace: Trace, track: pd.DataFrame) -> list[dict[str, Any]]:
     """Names of threads and streams, and the order in which they are drawn."""
     names = trace.thread_names()
     metadata = []
+    row: Any
     for order, row in enumerate(track.itertuples()):
         if row.is_gpu:
             name = "all streams" if row.queue in _NO_STREAM else f"stream {row.queue}"
@@ -295,7 +297,7 @@ def _copy_name(kind: str, source: str, target: str) -> str:
 
 def _args(table: str, frame: pd.DataFrame) -> Iterator[str]:
     """Members of `args`, each after a comma."""
-    texts = itertools.repeat("", len(frame))
+    texts: Iterator[str] = itertools.repeat("", len(frame))
     if table == "kernels":
         shared_bytes = frame["static_shared_bytes"].astype("int64") + frame["dynamic_shared_bytes"]
         frame = frame.assign(shared_bytes=shared_bytes)  # Kineto's is the sum

@@ -700,7 +700,7 @@ def _missing(frames: dict[str, pd.DataFrame], *, is_lost: bool) -> list[str]:
     Work of a GPU that was lost, or could not be read, was not recorded, other than work that did not happen.
     """
     recorded = {table for table, frame in frames.items() if len(frame)}
-    shown_by = dict(_SHOWN_BY)
+    shown_by: dict[str, tuple[str, ...]] = dict(_SHOWN_BY)
     for table in GPU_TABLES:
         shown_by[table] = GPU_TABLES if is_lost else (*_GPU_SIDE, "calls")
     missing = []

@@ -272,7 +272,7 @@ def _tables(path: Path, decoded: _Row, most_rows: int) -> Snapshot:
         _require_plausible(table)
     t0_us = _start_us(events)
     timed = t0_us is not None
-    if timed:
+    if t0_us is not None:
         events["time_ns"] = (events["time_ns"] - t0_us) * 1000
     else:
         events["time_ns"] = -1

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -224,7 +224,8 @@ def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------- tables
 
 
-class _Held(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Held:
     """What some labels add up to on one side."""
 
     count: int | None
@@ -237,7 +238,7 @@ class _Held(NamedTuple):
 
 def _frame(table: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=[*_NAMED[table], *COLUMNS])
-    for column in frame:
+    for column in frame.columns.astype(str):
         if column in ("low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"):
             frame[column] = frame[column].astype("float64")
         elif column.endswith("_ns"):
@@ -264,8 +265,8 @@ def _rows(comparison: Comparison, table: str) -> list[dict[str, Any]]:
             first = _held(comparison.before, of_before, was, comparison.unit, spanned=table == "gaps")
             second = _held(comparison.after, of_after, now, comparison.unit, spanned=table == "gaps")
             if table == "kernels" and comparison.unit == "trace" and first.count == second.count:
-                first = first._replace(runs=[comparison.before[0].stretches(was)])
-                second = second._replace(runs=[comparison.after[0].stretches(now)])
+                first = dataclasses.replace(first, runs=[comparison.before[0].stretches(was)])
+                second = dataclasses.replace(second, runs=[comparison.after[0].stretches(now)])
             row = _named(comparison, table, how, was, now)
             rows.append({**row, "clock": key[-3:], **_judged_row(first, second, comparison.confidence, left_out)})
     return rows

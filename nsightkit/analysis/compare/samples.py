@@ -258,8 +258,10 @@ def _coded(events: pd.DataFrame, columns: list[str]) -> tuple[Labels, Int]:
     """Give what occurs together in some columns, and which of these labels each row has."""
     groups = events.groupby(columns, observed=True, dropna=False)
     labels: list[Hashable] = []
-    for label in groups.size().index:
-        texts = ["" if pd.isna(part) else str(part) for part in (label if isinstance(label, tuple) else (label,))]
+    keys: list[Any] = groups.size().index.tolist()
+    for key in keys:
+        parts = key if len(columns) > 1 else (key,)
+        texts = ["" if pd.isna(part) else str(part) for part in parts]
         labels.append(tuple(texts) if len(columns) > 1 else texts[0])
     return labels, groups.ngroup().to_numpy()
 

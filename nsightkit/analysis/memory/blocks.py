@@ -32,9 +32,12 @@ _Ints = npt.NDArray[np.int64]
 
 def events_of(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """Give the events of a device, numbered from 0."""
-    return snapshot.derived(
-        ("events", device), lambda: snapshot.events[snapshot.events["device"] == device].reset_index(drop=True)
-    )
+
+    def select() -> pd.DataFrame:
+        return snapshot.events[snapshot.events["device"] == device].reset_index(drop=True)
+
+    events: pd.DataFrame = snapshot.derived(("events", device), select)
+    return events
 
 
 def segments_of(snapshot: Snapshot, device: int) -> pd.DataFrame:
@@ -113,7 +116,8 @@ def _latest(chains: list[Chain]) -> dict[int, Chain]:
 
 def held_segments(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """List the ordinary segments: ``address, total_bytes, first, free_completed, stream``."""
-    return snapshot.derived(("held segments", device), lambda: _held_segments(snapshot, device))
+    segments: pd.DataFrame = snapshot.derived(("held segments", device), lambda: _held_segments(snapshot, device))
+    return segments
 
 
 def _held_segments(snapshot: Snapshot, device: int) -> pd.DataFrame:
@@ -160,7 +164,10 @@ def _lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
     chains = _chains(events, "alloc", "free_requested", ("free_completed", "free"))
     latest = _latest(chains)
     blocks = snapshot.blocks[(snapshot.blocks["device"] == device) & (snapshot.blocks["state"] != "inactive")]
-    at_end = {block.address: block for block in blocks.drop_duplicates("address").itertuples()}
+    at_end: dict[int, Any] = {}
+    block: Any
+    for block in blocks.drop_duplicates("address").itertuples():
+        at_end[block.address] = block
     rows = []
     for chain in chains:
         stays = chain.completed < 0 and chain.address in at_end

@@ -80,7 +80,8 @@ def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
         The snapshot has no such device.
     """
     device = _device(snapshot, device)
-    return snapshot.derived(("allocations", device), lambda: _allocations(snapshot, device))
+    allocations: pd.DataFrame = snapshot.derived(("allocations", device), lambda: _allocations(snapshot, device))
+    return allocations
 
 
 def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
@@ -115,7 +116,8 @@ def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
 
 
 def _timeline(snapshot: Snapshot, device: int) -> pd.DataFrame:
-    return snapshot.derived(("timeline", device), lambda: _amounts_by_event(snapshot, device))
+    amounts: pd.DataFrame = snapshot.derived(("timeline", device), lambda: _amounts_by_event(snapshot, device))
+    return amounts
 
 
 def _amounts_by_event(snapshot: Snapshot, device: int) -> pd.DataFrame:
@@ -324,7 +326,7 @@ def segments(snapshot: Snapshot, moment: Moment = "end", device: int | None = No
     event = _event(snapshot, moment, device)
     held = held_segments(snapshot, device)
     held = held[(held["first"] <= event) & (event < held["free_completed"])].assign(expandable=False)
-    rows = held[["address", "total_bytes", "stream", "expandable"]].to_dict("records")
+    rows: list[Any] = held[["address", "total_bytes", "stream", "expandable"]].to_dict("records")
     rows += mapped_ranges(snapshot, device, event)
     rows.sort(key=lambda row: row["address"])
     live = at(snapshot, event, device).sort_values("address", kind="stable")

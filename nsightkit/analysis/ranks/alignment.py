@@ -308,7 +308,8 @@ def _matched_group(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[s
 
 def _matched_by_ends(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
     """Number them as the rank with the most does, by which of the others' are the same."""
-    tables: dict[int, Any] = dict(list(collectives.groupby("rank")))
+    by_rank: Any = collectives.groupby("rank")
+    tables: dict[int, pd.DataFrame] = dict(list(by_rank))
     first, *others = sorted(tables, key=lambda rank: (-len(tables[rank]), rank))
     parts = [tables[first].assign(collective=np.arange(len(tables[first])))]
     matched_by, notes = "order", []
@@ -484,7 +485,8 @@ def _spread_of_ranks(ends: pd.DataFrame, rest: pd.Series) -> pd.Series:
     by_rank = rest.groupby(ends["rank"])
     several = ends.groupby("collective")["rank"].transform("size").groupby(ends["rank"]).mean()
     # The moment is taken from the ends themselves, so they lie closer to it than to the true one.
-    return by_rank.agg(_deviation) / np.sqrt(1 - 1 / several)
+    spread: pd.Series = by_rank.agg(_deviation) / np.sqrt(1 - 1 / several)
+    return spread
 
 
 def _islands(ends: pd.DataFrame, ranks: int) -> tuple[Float, Int]:
@@ -537,7 +539,8 @@ def _residuals(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -
     """What each end differs from the collective's moment, the median over its ranks."""
     rank = ends["rank"].to_numpy()
     end = ends["end_ns"] - offset[rank] - drift[rank] * (ends["end_ns"] - middle[rank])
-    return end - end.groupby(ends["collective"]).transform("median")
+    residuals: pd.Series = end - end.groupby(ends["collective"]).transform("median")
+    return residuals
 
 
 def _deviation(values: pd.Series) -> float:

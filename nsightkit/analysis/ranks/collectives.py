@@ -211,7 +211,7 @@ def spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike, table: pd.Data
         A row per window, with the columns of :func:`totals`.
     """
     devices = compute_intervals(trace)
-    result = pd.DataFrame(pd.NA, range(np.size(start)), list(_SPENT), "Int64")
+    result = pd.DataFrame(index=range(np.size(start)), columns=list(_SPENT), dtype="Int64")
     if not devices:
         return result
     result[:] = 0

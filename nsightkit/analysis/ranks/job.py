@@ -393,9 +393,11 @@ def _stragglers(
 ) -> tuple[pd.DataFrame, int]:
     steps = {rank: entry.steps for rank, entry in crew.items()}
     # Lateness must exceed what the clocks' uncertainty may feign.
-    floors = 3 * clocks.clocks.set_index("rank")["spread_ns"].fillna(0)
+    spread = clocks.clocks.set_index("rank")["spread_ns"].fillna(0)
+    floors: dict[Any, Any] = (3 * spread).to_dict()
+    names: dict[Any, Any] = matched.groups["name"].to_dict()
     watched_ns = float(np.median([table["wall_ns"].sum() for table in steps.values()]))
-    return stragglers.find(arrivals, steps, floors.to_dict(), watched_ns, matched.groups["name"].to_dict())
+    return stragglers.find(arrivals, steps, floors, watched_ns, names)
 
 
 def _different_jobs(crew: Mapping[int, Look]) -> list[str]:

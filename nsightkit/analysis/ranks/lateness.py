@@ -134,7 +134,7 @@ def find(
     extra_of_all = 0.0
     for rank, (p_value, group) in stragglers.items():
         units = units_of[group]
-        others = [int(other) for other in units.columns if other != rank]
+        others = [other for other in map(int, units.columns.tolist()) if other != rank]
         on_time = [other for other in others if other not in stragglers]
         because, extra_ns = _reasons(rank, steps, on_time or others)
         row = _figures(rank, table, last, units[rank].dropna())
@@ -278,7 +278,7 @@ def _held_up(
     by_group = elsewhere.groupby("group")["wait"].sum()
     if not len(by_group) or by_group.max() < _HELD_UP_SHARE * late_ns:
         return []
-    where = by_group.idxmax()
+    where: Any = by_group.idxmax()
     whom = elsewhere[elsewhere["group"] == where].groupby("whom")["wait"].sum().idxmax()
     what = f"{_HELD_UP} {groups.get(where, f'group {where}')} for rank {whom}"
     return [{"what": what, "extra_ns": int(by_group.max()), "share": 1.0, "count_ratio": None}]
@@ -292,7 +292,8 @@ def _reasons(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) ->
     together = pd.concat([table.set_index("step") for table in tables], keys=range(len(tables))).fillna(0)
     # Steps that all of them recorded.
     together = together[together.groupby("step")[names[0]].transform("size") == len(tables)]
-    own, rest = together.loc[0], together.drop(index=0, level=0)
+    own: Any = together.loc[0]
+    rest = together.drop(index=0, level=0)
     usual = rest.groupby("step").median()
     extra = (own[names] - usual[names]).sum().astype(np.int64)
     total = int(extra[extra > 0].sum())

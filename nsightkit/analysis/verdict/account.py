@@ -298,7 +298,7 @@ def _kernels(trace: Trace, gpu: str | None, decodes: bool) -> tuple[pd.DataFrame
     by_shape = bound > 0
     fills[by_shape] = np.array([_UNDECIDED, _COMPUTE, _MEMORY], np.int8)[bound[by_shape]]
     # What a collective's kernel reduces on the way is not an operator of the model.
-    communicates = ((category == "communication") | (table["collective"] != "")).to_numpy()
+    communicates = (category == "communication") | (table["collective"] != "").to_numpy()
     fills[communicates] = _COMMUNICATION
     kernels = table.drop(columns="collective").assign(by_shape=by_shape & ~communicates)
     return kernels, fills

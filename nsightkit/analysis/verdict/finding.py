@@ -155,7 +155,7 @@ def _inside(account: Account, events: pd.DataFrame, named: pd.DataFrame) -> list
         place = intervals.enclosing(calls, outer)
         around = events.assign(around=outer["name"].to_numpy()[place])[place >= 0]
         times = around.groupby(["number", "around"])["duration_ns"].sum()
-        for (index, name), time_ns in times.items():
+        for index, name, time_ns in times.reset_index().itertuples(index=False):
             if 2 * time_ns > total_ns[index] and name not in whole_steps:
                 inside[index] = str(name)
     return inside

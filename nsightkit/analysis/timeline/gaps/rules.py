@@ -134,8 +134,10 @@ def _groups(threads: Threads, gaps: Mapping[str, Int], before: Int | None, asked
         other[changed] = fed_by[changed]
     by = pd.DataFrame({"process": process, "thread": thread, "other": other}).groupby(["process", "thread", "other"])
     columns = (device, start, end, launch, begun, done)
-    for key, at in by.indices.items():
-        yield np.asarray(at), _Group(*map(int, key), *(column[at] for column in columns))
+    indices: dict[Any, Any] = by.indices
+    for key, at in indices.items():
+        of_process, of_thread, of_other = map(int, key)
+        yield np.asarray(at), _Group(of_process, of_thread, of_other, *(column[at] for column in columns))
 
 
 def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
@@ -163,12 +165,12 @@ def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
     cause[queued], kind[queued] = CAUSES.index("queued"), EVIDENCE.index("call")
     row[queued] = group.launch[queued]
     if threads.several_devices and queued.any():
-        waited, table, awaited = _elsewhere(threads, group, np.flatnonzero(queued))
+        held_up, table, awaited = _elsewhere(threads, group, np.flatnonzero(queued))
         # A copy is a transfer; no cause covers a kernel.
         for event, name in (("kernel", "unknown"), ("copy", "memory-transfer"), ("none", "unknown")):
             of = table == GPU_TABLES.index(TABLE_OF.get(event, "graphs"))
-            cause[waited[of]], kind[waited[of]] = CAUSES.index(name), EVIDENCE.index(event)
-            row[waited[of]] = awaited[of]
+            cause[held_up[of]], kind[held_up[of]] = CAUSES.index(name), EVIDENCE.index(event)
+            row[held_up[of]] = awaited[of]
     return cause, kind, row
 
 
@@ -179,9 +181,9 @@ def _largest(shares: Int) -> Int:
     shares[LABELS.index("dispatch"), short] += shares[quiet].sum(axis=0)[short]
     for label in quiet:
         shares[label, short] = 0
-    label = np.argmax(shares, axis=0)
-    label[shares.max(axis=0) == 0] = LABELS.index("dispatch")
-    return label
+    largest: Int = np.argmax(shares, axis=0)
+    largest[shares.max(axis=0) == 0] = LABELS.index("dispatch")
+    return largest
 
 
 def _handed_over(threads: Threads, group: _Group) -> Int:

@@ -348,8 +348,8 @@ class Threads:
         # Of few launches most may be first ones: what launches a new kernel says nothing of what is ordinary.
         known = ~self._loads_kernel()
         by_name = pd.Series(length[known]).groupby(code[known])
-        ordinary = by_name.quantile(interpolation="lower")
-        ordinary = ordinary[by_name.size() >= _FEW].reindex(code).fillna(np.median(length[may])).to_numpy()
+        usual = by_name.quantile(interpolation="lower")[by_name.size() >= _FEW]
+        ordinary = usual.reindex(code).fillna(np.median(length[may])).to_numpy()
         first = long & (length >= _TIMES * ordinary)
         # What takes long again and again is not done once: such lengths are ordinary, too.
         rows = np.flatnonzero(first & known)
