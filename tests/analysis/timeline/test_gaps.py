@@ -357,6 +357,25 @@ def test_what_takes_long_in_every_round_is_not_start_up(tmp_path, rounds, cause)
     assert set(long["name"]) == {"hipFree"}
 
 
+@pytest.mark.parametrize(("freed", "cause"), [(60, "synchronization"), (10, "cpu-work"), (None, "synchronization")])
+def test_memory_is_freed_when_the_device_is_idle_whatever_went_before(tmp_path, freed, cause):
+    """Without the wait the thread would wait to free: what it does from there on comes no sooner."""
+    case = Case(gap=100 * US)
+    case.out.call("cudaMemcpy2D_v3020", MAIN, case.dry - 95 * US, case.dry + 2 * US)
+    if freed is not None:
+        case.out.call("cudaFree_v3020", MAIN, case.dry + freed * US, case.dry + (freed + 5) * US)
+    case.out.call("cudaMallocPitch_v3020", MAIN, case.dry + 66 * US, case.begun - 10 * US)
+    case.out.call("cudaMalloc_v3020", MAIN, case.dry + 20 * US, case.dry + 59 * US)
+    assert case.finish(tmp_path)["cause"] == cause
+
+
+def test_what_a_call_that_frees_does_on_an_idle_device_is_its_own_work(tmp_path):
+    case = Case(gap=100 * US)
+    case.out.call("cudaFree_v3020", MAIN, case.dry - 500 * US, case.dry + 60 * US)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "cudaFree")
+
+
 def test_capturing_a_graph_is_start_up(tmp_path):
     case = Case(gap=400 * US)
     case.out.call("cudaStreamBeginCapture_v10000", MAIN, case.dry + 10 * US, case.dry + 11 * US)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF
+from nsightkit.analysis.timeline.gaps.names import FREES
 from nsightkit.analysis.timeline.gaps.paint import LABELS
 from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, Threads
 from nsightkit.analysis.timeline.steps import QUEUED_NS
@@ -230,7 +231,8 @@ def _synchronization(threads: Threads, group: _Group, over: Int) -> Int:
     """Rows of the calls in which a thread waited as the device ran dry, -1 where that is not the cause.
 
     Without the wait the thread would have launched in time to close half of the gap, or more. The CPU time until its
-    next launch counts with the wait. A wait ahead of longer work of the CPU is not the cause of that work.
+    next launch counts with the wait. A wait ahead of longer work of the CPU is not the cause of that work, nor of what
+    follows when memory is freed, which has to wait for an idle device whatever went before.
     """
     rows = np.full(len(over), -1, np.int64)
     for thread, until in ((group.other, over), (group.thread, group.until)):
@@ -243,7 +245,11 @@ def _synchronization(threads: Threads, group: _Group, over: Int) -> Int:
         at = at[hit]
         last = np.searchsorted(gave, blocking.start[at])
         since = np.append(blocking.start[0], gave)[last]
-        yes = _half(blocking.covered(since, until[hit]), group.gap[hit])
+        dry, end, gap = group.dry[hit], until[hit], group.gap[hit]
+        yes = _half(blocking.covered(since, end), gap)
+        frees = threads.named("calls", thread, FREES)
+        freed = np.append(frees.start, np.iinfo(np.int64).max)[np.searchsorted(frees.end, dry, side="right")]
+        yes &= _half(np.minimum(freed, end) - dry, gap) | (freed >= end)
         # The upload that ends the gap is staging, not waiting.
         row = blocking.row[at]
         yes &= ~((row == group.launch[hit]) & threads.pageable("HtoD")[row])
