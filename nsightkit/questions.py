@@ -1,6 +1,6 @@
 """The questions that a trace or another file answers, one plain function each.
 
-The methods of :class:`nsightkit.Trace`, the commands and the tools of the MCP server are these functions: options come
+The methods of :class:`nsightkit.api.Trace`, the commands and the tools of the MCP server are these functions: options come
 from their signatures, help from their docstrings. To add a question, write the analysis and a function here, and list
 it in :data:`QUESTIONS` and in :class:`nsightkit.api.Trace`.
 """

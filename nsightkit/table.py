@@ -63,7 +63,7 @@ class Column:
     heading : str
         What text and pages call it, with the unit where a cell does not show it.
     unit : str
-        A key of :data:`UNITS`, which says how a value is written.
+        A key of ``UNITS``, which says how a value is written.
     """
 
     name: str

@@ -115,7 +115,7 @@ class Run:
     ----------
     of : {"trace", "bench", "ncu", "samples"}
     conditions : mapping of str to str or None
-        Keys of :data:`CONDITIONS`; what is not known is None, or lacking.
+        Keys of ``CONDITIONS``; what is not known is None, or lacking.
     metrics : mapping of str to Metric
     absent : mapping of str to str
         Why there are no metrics whose names begin so.
@@ -540,7 +540,7 @@ def of_samples(samples: Mapping[str, npt.ArrayLike], **conditions: str | None) -
         By a name that ends in its unit: ``_ns``, ``_bytes``, ``_pct``, ``_per_s``, else it is a count. Lower is
         better, but for ``_per_s``; all of them gate.
     **conditions : str or None
-        Keys of :data:`CONDITIONS`.
+        Keys of ``CONDITIONS``.
 
     Returns
     -------

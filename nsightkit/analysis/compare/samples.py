@@ -21,7 +21,7 @@ from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.timeline import gaps, operators, overview, ranges, steps
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["COPY_COLUMNS", "GRAPHS", "NO_OPERATOR", "Figure", "Figures", "Samples", "samples"]
+__all__ = ["COPY_COLUMNS", "GRAPHS", "NO_OPERATOR", "Figure", "Samples", "samples"]
 
 Int = npt.NDArray[np.integer[Any]]
 Float = npt.NDArray[np.float64]

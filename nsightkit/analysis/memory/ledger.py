@@ -112,8 +112,8 @@ def moments(configuration: Configuration, **how: Any) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each of :data:`MOMENTS` that the mode has: ``moment``, ``total_bytes`` and a column for each of
-        :data:`ITEMS`.
+        A row for each of ``MOMENTS`` that the mode has: ``moment``, ``total_bytes`` and a column for each of
+        ``ITEMS``.
 
     Raises
     ------
