@@ -523,9 +523,21 @@ def _drawn(part: Any, width: int) -> Any:
     """Make something that rich prints."""
     from rich.text import Text
 
+    if isinstance(part, Line) and part.text.startswith("- "):
+        return _item(part)
     if isinstance(part, Line):
         return Text(plain(part.text), style=part.style)
     return _facts(part) if isinstance(part[0], Fact) else _grid(part, width)
+
+
+def _item(line: Line) -> Any:
+    """An item of a list, whose further lines are indented."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid.grid(padding=(0, 1, 0, 0))
+    grid.add_row("-", Text(plain(line.text.removeprefix("- ")), style=line.style, overflow="fold"))
+    return grid
 
 
 def _facts(facts: Sequence[Fact]) -> Any:
