@@ -85,9 +85,9 @@ title = "A data loader with four workers (V100, case file)"
 figures.change_intervals(changed(of_first), title=title, top=9)
 
 # %%
-# Idle time and the loader's range fell far beyond the noise; the GPU's own work
-# changed by next to nothing. The program must have done the same work for that to
-# mean anything, and ``diff`` checks it:
+# Idle time and the loader's range fell far beyond the noise; the GPU's own
+# work changed by next to nothing. The program must have done the same work for
+# that to mean anything, and ``diff`` checks it:
 
 import textwrap
 

@@ -1,8 +1,8 @@
 """The questions that a trace or another file answers, one plain function each.
 
-The methods of :class:`nsightkit.api.Trace`, the commands and the tools of the MCP server are these functions: options come
-from their signatures, help from their docstrings. To add a question, write the analysis and a function here, and list
-it in :data:`QUESTIONS` and in :class:`nsightkit.api.Trace`.
+The methods of :class:`nsightkit.api.Trace`, the commands and the tools of the MCP server are these functions: options
+come from their signatures, help from their docstrings. To add a question, write the analysis and a function here, and
+list it in :data:`QUESTIONS` and in :class:`nsightkit.api.Trace`.
 """
 
 # Options are annotated with types and everything else with text: that is how the command line tells them apart.
