@@ -200,17 +200,17 @@ def diff(
     """
     from nsightkit.trace.open import kind_of
 
-    befores, afters = [before, *(also_before or ())], [after, *(also_after or ())]
+    all_before, all_after = [before, *(also_before or ())], [after, *(also_after or ())]
     snapshots = [kind_of(path) == "snapshot" for path in (before, after)]
     if all(snapshots):
         others = dataclasses.replace(selection, device=None).words
-        if others or match or steps or len(befores) + len(afters) > 2:
+        if others or match or steps or len(all_before) + len(all_after) > 2:
             raise UsageError("of memory snapshots one device can be compared: give --device and no other option")
         changes = _memory_diff(before, after, selection.device)
     elif any(snapshots):
         raise UsageError("one of the two is a memory snapshot: two of a kind can be compared")
     else:
-        traces = [[opened(path, selection, reading) for path in side] for side in (befores, afters)]
+        traces = [[opened(path, selection, reading) for path in side] for side in (all_before, all_after)]
         counted: dict[str, Any] = {} if steps is None else {"steps": (steps, steps)}
         with progress("comparing"):
             (one, *more), (other, *others_after) = traces

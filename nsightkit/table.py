@@ -593,8 +593,8 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
 
     Examples
     --------
-    >>> shortened(["kernel<float, 128, false>", "kernel<float, 128, true>", "copy"], 16)
-    ['kernel<flo…alse>', 'kernel<flo…true>', 'copy']
+    >>> shortened(["kernel<float, 128, half>", "kernel<float, 128, bf16>", "copy"], 16)
+    ['kernel<flo…half>', 'kernel<flo…bf16>', 'copy']
     """
     short = {name: _cut(name, width) for name in names}
     head = width // 2 - 1
