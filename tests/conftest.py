@@ -12,6 +12,8 @@ import pytest
 
 # What the tests compute is small: threads would wait for each other longer than they work, here and in every child.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Text is as wide as it is in a pipe, whatever the terminal that the tests were started from.
+os.environ.pop("COLUMNS", None)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 #: The first nsys whose `stats` knows the report names used here; 2022.4 hangs on newer reports.

@@ -210,7 +210,7 @@ def test_a_trace_without_gpu_work_says_what_it_lacks():
     meta = TraceMeta(tool="torch", missing=["kernels", "memops", "graphs", "calls", "os_calls", "ranges"])
     trace = Trace.from_frames({"ops": ops}, meta)
     read = Read(report.html(trace))
-    assert "The trace does not say what held the run back" in read.words
+    assert "The trace does not say what holds the run back" in read.words
     assert read.sections == ["answer", "summary", "timeline"]
     assert {row[0]: row[1] for row in read.tables["summary"][0]}["GPU busy"] == "not recorded"
     assert "The trace has no kernels." in Read(report.html(Trace.from_frames({}))).words

@@ -344,9 +344,9 @@ def _copies(capture: Samples, prefix: str) -> dict[str, Metric]:
             continue
         moved, took = _each(capture, figures), _each(capture, durations[kind])
         copied = copied + moved
-        metrics[f"copies/{kind}/bytes"] = Metric(moved, "bytes", "neither")
+        metrics[f"copies/{_label(kind)}/bytes"] = Metric(moved, "bytes", "neither")
         if (took > 0).any():
-            metrics[f"copies/{kind}/per_s"] = Metric(moved[took > 0] / took[took > 0] * 1e9, "per_s", "higher")
+            metrics[f"copies/{_label(kind)}/per_s"] = Metric(moved[took > 0] / took[took > 0] * 1e9, "per_s", "higher")
     return {f"{prefix}/copied_bytes": Metric(copied, "bytes", gate=True)} | metrics
 
 

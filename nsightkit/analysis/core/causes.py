@@ -114,7 +114,7 @@ BUSY = (
         "compute-bound",
         "busy: arithmetic",
         "The GPU is busy with arithmetic",
-        "#1d5c93",
+        "#2a6cb0",
         "do less or cheaper arithmetic",
     ),
     Cause(

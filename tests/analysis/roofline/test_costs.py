@@ -204,10 +204,10 @@ def test_utilisation_is_that_of_the_steps_where_there_are_any() -> None:
     rows = {table: trace[table] for table in ("ops", "calls", "kernels")}
     stepped = api.Trace.from_frames(rows | {"ranges": step.assign(thread=thread, process=1)}, trace.meta)
     product = 2 * 2048 * 4096 * 4096 / 989.4e12
-    assert f"HFU at least {100 * product / 520e-6:.2g} %" in stepped.sol().attrs["note"]
-    assert stepped.sol().attrs["note"].count("datasheet, of the steps") == 1
+    assert f"HFU at least {100 * product / 520e-6:.2g} %" in " ".join(stepped.sol().about.notes)
+    assert " ".join(stepped.sol().about.notes).count("datasheet, of the steps") == 1
     # 1.31 ms without a gap hold two.
-    whole = api.Trace.from_frames(rows, trace.meta).sol().attrs["note"]
+    whole = " ".join(api.Trace.from_frames(rows, trace.meta).sol().about.notes)
     assert f"HFU at least {100 * 2 * product / 1310e-6:.2g} %" in whole
     assert "datasheet, of the span" in whole
 

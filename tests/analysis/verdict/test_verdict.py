@@ -1012,7 +1012,9 @@ def test_resnet_without_loader_workers(shared_traces: Path) -> None:
     assert "input-pipeline" not in set(
         gaps.summary(loaded(shared_traces, "kineto/resnet50_num_workers_4__*.gz"))["cause"]
     )
-    assert amounts(after)["input-pipeline"] < 45 * MS  # before the first step's first operation
+    # Before the first step's first operation a copy from pageable memory runs for 40 of 45 ms on the CPU.
+    assert "input-pipeline" not in amounts(after)
+    assert amounts(after)["memory-transfer"] > 45 * MS
 
 
 def test_graphs_that_keep_a_gpu_busy(shared_traces: Path) -> None:
@@ -1040,7 +1042,7 @@ def test_a_step_that_begins_with_the_cpu(shared_traces: Path) -> None:
     """TimeSformer on an H100: the GPU is full for the rest of a step of which the CPU takes the first 218 ms."""
     found = real(shared_traces, "tracelens/h100__facebook_timesformer*.gz")
     assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "low")
-    assert found["share_of_span"] == pytest.approx(218.7 / 382.5, abs=0.001)
+    assert found["share_of_span"] == pytest.approx(218.1 / 382.5, abs=0.001)
     assert "nothing but the step's own range, ProfilerStep#6, says what the thread did" in " ".join(found["evidence"])
     assert found["busy"][0]["bottleneck"] == "memory-bound"  # attention that writes its scores
 
