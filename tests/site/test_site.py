@@ -146,7 +146,11 @@ class _Visit:
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(500)  # the theme waits until a window has its size
-        if page.evaluate("document.documentElement.dataset.theme") != scheme:
+        for _ in range(20):  # a busy machine takes its time
+            if page.evaluate("document.documentElement.dataset.theme") == scheme:
+                break
+            page.wait_for_timeout(500)
+        else:
             yield "the theme is another"
         if wide := page.evaluate(_TOO_WIDE):
             yield f"wider than the screen: {wide}"
