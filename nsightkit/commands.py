@@ -122,12 +122,32 @@ class Timing:
     timeout_s: float = 600.0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Where a capture goes, and how long it may take.
+
+    Parameters
+    ----------
+    output : NAME
+        Name of the report or trace to write.
+    timeout_s : float, optional
+        Interrupt the program after X seconds. Default: never.
+    overwrite : bool
+        Replace what an earlier run wrote there.
+    """
+
+    output: Path = Path("nsightkit-capture")
+    timeout_s: float | None = None
+    overwrite: bool = False
+
+
 #: Sets of options, by the parameter that takes them.
 GROUPS: "dict[str, type[Any]]" = {
     "selection": Selection,
     "reading": Reading,
     "model": Model,
     "timing": Timing,
+    "recording": Recording,
 }
 
 
@@ -592,92 +612,41 @@ def _models(model: Model, device: str | None) -> list[str]:
 # ---------------------------------------------------------------- capturing
 
 
-def capture_nsys(
-    words: "list[str]",
-    *,
-    output: Path = Path("nsightkit-capture"),
-    timeout_s: float | None = None,
-    overwrite: bool = False,
-) -> "Written":
-    """Run a program under Nsight Systems; every other option before -- is nsys's own.
-
-    Parameters
-    ----------
-    output : NAME
-        Name of the report to write.
-    timeout_s : float, optional
-        Interrupt the program after X seconds. Default: never.
-    overwrite : bool
-        Replace what an earlier run wrote there.
-    """
+def capture_nsys(recording: "Recording", words: "list[str]") -> "Written":
+    """Run a program under Nsight Systems; every other option before -- is nsys's own."""
     from nsightkit.capture import nsys, profiling
 
     nsys_args, program = profiling.split(words)
-    return _captured(nsys.profile(program, output, nsys_args=nsys_args, timeout_s=timeout_s, overwrite=overwrite))
+    return _captured(nsys.profile(program, nsys_args=nsys_args, **vars(recording)))
 
 
-def capture_ncu(
-    words: "list[str]",
-    *,
-    output: Path = Path("nsightkit-capture"),
-    timeout_s: float | None = None,
-    overwrite: bool = False,
-) -> "Written":
-    """Run a program under Nsight Compute, which replays its kernels; every other option before -- is ncu's own.
-
-    Parameters
-    ----------
-    output : NAME
-        Name of the report to write.
-    timeout_s : float, optional
-        Interrupt the program after X seconds. Default: never.
-    overwrite : bool
-        Replace what an earlier run wrote there.
-    """
+def capture_ncu(recording: "Recording", words: "list[str]") -> "Written":
+    """Run a program under Nsight Compute, which replays its kernels; every other option before -- is ncu's own."""
     from nsightkit.capture import ncu, profiling
 
     ncu_args, program = profiling.split(words)
-    return _captured(ncu.profile(program, output, ncu_args=ncu_args, timeout_s=timeout_s, overwrite=overwrite))
+    return _captured(ncu.profile(program, ncu_args=ncu_args, **vars(recording)))
 
 
 def capture_torch(
-    words: "list[str]",
-    *,
-    output: Path = Path("nsightkit-capture"),
-    record_shapes: bool = False,
-    with_stack: bool = False,
-    timeout_s: float | None = None,
-    overwrite: bool = False,
+    recording: "Recording", words: "list[str]", *, record_shapes: bool = False, with_stack: bool = False
 ) -> "Written":
     """Run a Python program under torch.profiler, the whole of it.
 
     Parameters
     ----------
-    output : NAME
-        Name of the trace to write.
     record_shapes : bool
         Record the shapes of operators' inputs.
     with_stack : bool
         Record modules and Python functions, for `where`; it slows Python down.
-    timeout_s : float, optional
-        Interrupt the program after X seconds. Default: never.
-    overwrite : bool
-        Replace what an earlier run wrote there.
     """
     from nsightkit.capture import profiling, torch_profiler
 
     unknown, program = profiling.split(words)
     if unknown:
         raise UsageError(f"unrecognized arguments: {' '.join(unknown)} (nsightkit capture torch --help)")
-    captured = torch_profiler.profile_command(
-        program,
-        output,
-        record_shapes=record_shapes,
-        with_stack=with_stack,
-        timeout_s=timeout_s,
-        overwrite=overwrite,
-    )
-    return _captured(captured)
+    options = {"record_shapes": record_shapes, "with_stack": with_stack, **vars(recording)}
+    return _captured(torch_profiler.profile_command(program, **options))
 
 
 def _captured(captured: "Captured") -> "Written":
