@@ -1,4 +1,4 @@
-"""Files: written so that one is either the old one or the whole new one; and how to read big ones quickly."""
+"""Files: written so that one is the old one or the whole new one; and how to read big ones with the memory there is."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import BinaryIO
 from nsightkit.errors import TraceError, UsageError, reading
 
 __all__ = [
+    "available_bytes",
     "drafted",
     "is_private",
     "make_private",
@@ -261,3 +262,17 @@ def _is_ours(state: os.stat_result) -> bool:
 def _is_plain(state: os.stat_result) -> bool:
     """Check the result of lstat: a regular file of this user."""
     return stat.S_ISREG(state.st_mode) and _is_ours(state)
+
+
+def available_bytes() -> int:
+    """Memory that this process can still get; without a limit where the system does not say."""
+    available = sys.maxsize
+    with suppress(OSError):
+        free = re.search(r"(?m)^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text("ascii"))
+        if free:
+            available = int(free[1]) * 1024
+    with suppress(OSError):
+        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
+        if limit.isdecimal():
+            available = min(available, int(limit))
+    return available

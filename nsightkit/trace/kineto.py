@@ -17,7 +17,6 @@ import json
 import operator
 import os
 import re
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -34,7 +33,7 @@ import pyarrow.csv as pacsv
 from nsightkit.errors import TraceError
 from nsightkit.trace import store
 from nsightkit.trace.clean import private_names
-from nsightkit.trace.files import uncollected
+from nsightkit.trace.files import available_bytes, uncollected
 from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
@@ -50,7 +49,7 @@ from nsightkit.trace.model import (
 )
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["CHUNK_BYTES", "COLLECTIVE", "available_bytes", "decode", "open_kineto", "short_kernel_name"]
+__all__ = ["CHUNK_BYTES", "COLLECTIVE", "decode", "open_kineto", "short_kernel_name"]
 
 _Path = str | os.PathLike[str]
 _Ints = npt.NDArray[np.int64]
@@ -359,20 +358,6 @@ def _joined(path: _Path, blocks: Iterable[bytes]) -> bytes:
             raise TraceError(path, f"{problem} {room / 1e9:.2g} GB", "export it again with export_chrome_trace")
         parts.append(block)
     return b"".join(parts)
-
-
-def available_bytes() -> int:
-    """Memory that this process can still get; without a limit where the system does not say."""
-    available = sys.maxsize
-    with contextlib.suppress(OSError):
-        free = re.search(r"(?m)^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text("ascii"))
-        if free:
-            available = int(free[1]) * 1024
-    with contextlib.suppress(OSError):
-        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
-        if limit.isdecimal():
-            available = min(available, int(limit))
-    return available
 
 
 # --- from documents to columns -------------------------------------------------------------------------------------

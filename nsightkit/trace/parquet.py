@@ -9,7 +9,6 @@ process on some damaged footers.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import os
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError
-from nsightkit.trace.files import require_regular
+from nsightkit.trace.files import available_bytes, require_regular
 
 __all__ = ["read_table", "schema_names"]
 
@@ -154,20 +153,10 @@ def _require_proportion(path: Path, readable: tuple[str, ...], columns: list[str
     needed = rows * _VALUE_BYTES * len(columns)
     for name in columns:
         needed += page_bytes[name]
-    free = _memory()
+    free = available_bytes()
     if needed > free:
         problem = f"needs {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free"
         raise TraceError(path, problem, "use a larger machine")
-
-
-def _memory() -> int:
-    """Available memory in bytes; no limit where the system does not report it."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            name, _, amount = line.partition(":")
-            if name == "MemAvailable":
-                return int(amount.split()[0]) << 10
-    return 1 << 62
 
 
 @functools.lru_cache(maxsize=256)  # callers read a table a few columns at a time

@@ -543,7 +543,7 @@ class TestParquet:
 
     def test_more_than_the_free_memory_is_refused(self, tmp_path, monkeypatch):
         pq.write_table(pa.table({"start_ns": np.arange(1000)}), tmp_path / "t.parquet")
-        monkeypatch.setattr(parquet, "_memory", lambda: 1000)
+        monkeypatch.setattr(parquet, "available_bytes", lambda: 1000)
         with pytest.raises(nsightkit.TraceError, match="of memory"):
             read_table(tmp_path / "t.parquet", ["start_ns"])
 
