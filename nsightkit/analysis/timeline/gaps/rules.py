@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nsightkit.analysis.core import causes
 from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF
 from nsightkit.analysis.timeline.gaps.names import FREES
 from nsightkit.analysis.timeline.gaps.paint import LABELS
@@ -28,17 +29,7 @@ __all__ = ["CAUSES", "decide"]
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
 
-CAUSES = (
-    "profiler",
-    "start-up",
-    "queued",
-    "input-pipeline",
-    "synchronization",
-    "memory-transfer",
-    "launch-overhead",
-    "cpu-work",
-    "unknown",
-)
+CAUSES = tuple(cause.slug for cause in causes.IDLE)
 _CAUSE_OF_LABEL = {
     "profiler": "profiler",
     "once": "start-up",
@@ -144,8 +135,9 @@ def _groups(threads: Threads, gaps: Mapping[str, Int], before: Int | None, asked
 def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
     """Cause, kind and row of evidence of each gap."""
     over = _handed_over(threads, group)
-    asked = [(group.thread, over, group.returned), (group.other, group.dry, over)]
-    parts = [part for part in asked if part[0] != -1 or part[0] == group.thread]
+    parts = [(group.thread, over, group.returned)]
+    if group.other != -1:
+        parts.append((group.other, group.dry, over))
     shares = np.zeros((len(LABELS), len(over)), np.int64)
     for thread, start, end in parts:
         shares += threads.paint(thread, group.process).shares(start, end)
