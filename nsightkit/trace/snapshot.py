@@ -271,11 +271,10 @@ def _tables(path: Path, decoded: _Row, most_rows: int) -> Snapshot:
     for table in (events, segments, blocks):
         _require_plausible(table)
     t0_us = _start_us(events)
-    timed = t0_us is not None
-    if t0_us is not None:
-        events["time_ns"] = (events["time_ns"] - t0_us) * 1000
-    else:
+    if t0_us is None:
         events["time_ns"] = -1
+    else:
+        events["time_ns"] = (events["time_ns"] - t0_us) * 1000
     frames, stack_bounds, stack_frames = stacks.tables()
     return Snapshot(
         path=str(path),
@@ -288,7 +287,7 @@ def _tables(path: Path, decoded: _Row, most_rows: int) -> Snapshot:
         annotations=_annotations(decoded.get("external_annotations") or [], t0_us or 0),
         settings=_settings(decoded.get("allocator_settings")),
         devices=max(len(traces), int(segments["device"].max()) + 1 if len(segments) else 0),
-        timed=timed,
+        timed=t0_us is not None,
     )
 
 

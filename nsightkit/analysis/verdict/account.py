@@ -142,16 +142,12 @@ class Account:
             amounts[BOTTLENECKS[code]] = int(of(self.total, code))
         return amounts
 
-    def memops(self, device: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Copies of a device, and memsets: those write its memory at its full rate."""
-        return _memops(self.trace, device)
-
     @functools.cached_property
     def exposed_copies(self) -> pd.DataFrame:
         """Copies that run for most of their time without a kernel beside them, with their rows as index."""
         parts = []
         for device in self.devices:
-            copies, _ = self.memops(device)
+            copies, _ = _memops(self.trace, device)
             work = pd.concat([_on(self.trace.whole, table, device) for table in ("kernels", "graphs")])
             hidden = Coverage(work["start_ns"], work["end_ns"]).of(copies["start_ns"], copies["end_ns"])
             lasting = (copies["end_ns"] - copies["start_ns"]).to_numpy()
@@ -335,6 +331,7 @@ def _filled(
 
 
 def _memops(trace: Trace, device: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Copies of a device, and memsets: those write its memory at its full rate."""
     memops = _on(trace, "memops", device, "kind", "src_kind", "dst_kind")
     memset = (memops["kind"] == "memset").to_numpy()
     return memops[~memset], memops[memset]
