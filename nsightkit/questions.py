@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from nsightkit.analysis.core.text import count_text, time_text
+from nsightkit.analysis.core.text import count_text, share_text, time_text
 from nsightkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -400,7 +400,7 @@ def _basis(replay: "WhatIf") -> list[str]:
     """Say what a prediction rests on."""
     if replay.error is None:
         return []
-    parts = [f"Replaying the unchanged trace is {100 * replay.error:.1f} % off the recording"]
+    parts = [f"Replaying the unchanged trace is {share_text(replay.error)} off the recording"]
     if replay.schedule.inferred:
         parts.append(f"{count_text(replay.schedule.inferred, 'wait')} inferred")
     held_ns = int(replay.schedule.held_ns.sum())
@@ -504,7 +504,7 @@ def _about_sol(
     is_all = inside.size("kernels") == trace.size("kernels")
     operators = rows if is_all else analysis.summary(inside, gpu, precision=precision)
     busy = analysis.hfu(operators, time_ns, rates)
-    parts = [f"operators of known cost hold {100 * covered:.1f} % of the kernel time"]
+    parts = [f"operators of known cost hold {share_text(covered)} of the kernel time"]
     if busy:
         least = "" if covered > 0.99 else "at least "
         parts.append(

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import pandas as pd
 
-from nsightkit.analysis.core.text import bytes_text, digits, short_name, time_text
+from nsightkit.analysis.core.text import bytes_text, digits, share_text, short_name, time_text
 from nsightkit.safe import json_text, plain
 
 __all__ = [
@@ -82,10 +82,6 @@ class Column:
 
 def _moment_text(value: float | None) -> str:
     return "-" if value is None else f"{value / 1e6:,.3f} ms"
-
-
-def _share_text(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def _percent_text(value: float | None) -> str:
@@ -151,7 +147,7 @@ UNITS: dict[str, Callable[[Any], str]] = {
     "time": time_text,
     "moment": _moment_text,
     "bytes": bytes_text,
-    "share": _share_text,
+    "share": share_text,
     "percent": _percent_text,
     "large": _large_text,
     "factor": _factor_text,
@@ -548,7 +544,7 @@ def _facts(facts: Sequence[Fact]) -> Any:
     for justify in ("left", "right", "left"):
         grid.add_column(justify=justify, no_wrap=True)
     for fact in facts:
-        bar = "" if fact.share is None else f"{_share_text(fact.share):>7} {_bar(fact.share)}"
+        bar = "" if fact.share is None else f"{share_text(fact.share):>7} {_bar(fact.share)}"
         grid.add_row(Text(plain(fact.label)), Text(plain(fact.value)), Text(bar))
     return grid
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from nsightkit.analysis import verdict
 from nsightkit.analysis.core.causes import CAUSES
+from nsightkit.analysis.core.text import share_text
 from nsightkit.analysis.timeline import steps
 from nsightkit.trace.model import Trace
 
@@ -55,7 +56,7 @@ def percent(share: float) -> str:
     ----------
     share : float
     """
-    return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %"
+    return share_text(share) if share >= 0.001 else "< 0.1 %"
 
 
 def _bar(answer: Mapping[str, Any]) -> list[Segment]:

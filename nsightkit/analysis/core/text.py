@@ -6,7 +6,7 @@ import re
 
 from nsightkit.safe import plain
 
-__all__ = ["bytes_text", "count_text", "digits", "short_name", "time_text"]
+__all__ = ["bytes_text", "count_text", "digits", "share_text", "short_name", "time_text"]
 
 
 def time_text(ns: float | None) -> str:
@@ -41,6 +41,17 @@ def digits(value: float) -> str:
     """Write a number with three or four digits."""
     size = abs(value)
     return f"{value:,.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:.3f}"
+
+
+def share_text(share: float | None) -> str:
+    """Write a share in percent.
+
+    Parameters
+    ----------
+    share : float or None
+        None is a dash.
+    """
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def bytes_text(value: float | None) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.names import matching
+from nsightkit.analysis.core.text import share_text
 from nsightkit.analysis.replay.schedule import ALLOCATES
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import CHANGE_OF, by_shape, rate
-from nsightkit.analysis.verdict.words import percent
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
@@ -177,7 +177,7 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
     reached = rate(finding.operators)
     if reached is not None and reached >= _GOOD:
         yield (
-            f"nothing cheap is left: these operators reach {percent(reached)} of the datasheet's rate, and the "
+            f"nothing cheap is left: these operators reach {share_text(reached)} of the datasheet's rate, and the "
             "largest products reach about 80 %"
         )
     else:

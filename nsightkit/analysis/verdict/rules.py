@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
+from nsightkit.analysis.core.text import share_text
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.verdict.account import BOTTLENECKS, BUSY, CODE, FEW_STEPS, IDLE, PARTS, Account, of
@@ -175,7 +176,7 @@ def _doubts(account: Account, played: WhatIf, decision: Decision) -> Iterator[_D
     if played.refused is not None:
         yield _Doubt(f"nothing is predicted: {played.refused}", grave=True)
     elif played.error is not None and played.error > _ROUGH:
-        yield _Doubt(f"played again without a change, the trace comes out {100 * played.error:.1f} % off")
+        yield _Doubt(f"played again without a change, the trace comes out {share_text(played.error)} off")
     if decision.ties:
         yield _Doubt(f"to remove {' or '.join(decision.ties)} would gain about as much")
     if decision.name in account.lost:
@@ -184,15 +185,15 @@ def _doubts(account: Account, played: WhatIf, decision: Decision) -> Iterator[_D
         yield from _disagreeing(account, decision)
     unexplained, share = _unexplained(account)
     if decision.name not in _UNEXPLAINED and share >= LOST and share > _DOUBT * max(decision.gain, LOST):
-        yield _Doubt(f"{100 * share:.1f} % of the time is idle, and nothing recorded says why ({unexplained})")
+        yield _Doubt(f"{share_text(share)} of the time is idle, and nothing recorded says why ({unexplained})")
     if decision.name == "cpu-work" and _only_steps_name_it(account):
         waits = "" if account.trace.recorded("os_calls") else " (waits were not recorded)"
         yield _Doubt(f"only the step's own range says that the thread was at work: it may have waited{waits}")
     if decision.change is not None and decision.gain < _NEAR * LOST:
-        yield _Doubt(f"it saves {100 * decision.gain:.1f} %, hardly more than the {100 * LOST:.0f} % that count")
+        yield _Doubt(f"it saves {share_text(decision.gain)}, hardly more than the {100 * LOST:.0f} % that count")
     profiled = account.lost["profiler"] / span_ns
     if decision.name != "profiler" and profiled >= LOST:
-        yield _Doubt(f"the profiler itself took {100 * profiled:.1f} %, and may have moved other times")
+        yield _Doubt(f"the profiler itself took {share_text(profiled)}, and may have moved other times")
     if decision.name in _BOUNDS and by_shape(account, decision.name) < 0.5 and not account.decodes:
         yield _Doubt("judged by names of kernels, without shapes")
     reached = rate(bounded(account, decision.name))
@@ -229,7 +230,7 @@ def _disagreeing(account: Account, decision: Decision) -> Iterator[_Doubt]:
         others = [name for name in CHANGE_OF if name not in decision.ties]
         largest = max(others, key=lambda name: account.lost[name])
         if account.lost[largest] > max(of_answer, LOST * span_ns):
-            share = f"{100 * account.lost[largest] / span_ns:.1f} %"
+            share = share_text(account.lost[largest] / span_ns)
             yield _Doubt(f"{largest} takes more time ({share}), though the replay gains less without it")
         return
     if decision.name in _UNEXPLAINED:
@@ -240,7 +241,7 @@ def _disagreeing(account: Account, decision: Decision) -> Iterator[_Doubt]:
         if name != decision.name and name not in _UNEXPLAINED:
             idle_ns += account.lost[name]
     if idle_ns >= 2 * LOST * span_ns:
-        text = f"{100 * idle_ns / span_ns:.1f} % of the time was lost, though no change alone gives it back"
+        text = f"{share_text(idle_ns / span_ns)} of the time was lost, though no change alone gives it back"
         yield _Doubt(text, grave=idle_ns > of_answer)
 
 

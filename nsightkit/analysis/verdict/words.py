@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.text import bytes_text, short_name, time_text
+from nsightkit.analysis.core.text import bytes_text, share_text, short_name, time_text
 from nsightkit.analysis.replay.whatif import CHANGES, UNKNOWN, plain
 from nsightkit.analysis.timeline import memops
 from nsightkit.analysis.verdict.account import CODE, ENDS, IDLE
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import LOST, rate
 
-__all__ = ["against", "evidence", "percent"]
+__all__ = ["against", "evidence"]
 
 #: How many names, devices and kinds of copies sentences speak of.
 _NAMED, _DEVICES, _COPIES = 3, 10, 2
@@ -48,11 +48,6 @@ _FILLED = {
     "imbalance": "Waiting for the last device takes",
     "memory-transfer": "Copies that no kernel runs beside fill",
 }
-
-
-def percent(share: float) -> str:
-    """Write a share."""
-    return f"{100 * share:.1f} %"
 
 
 def _count(number: int, one: str, several: str) -> str:
@@ -89,15 +84,15 @@ def evidence(finding: Finding) -> Iterator[str]:
         yield "The server decodes few sequences at once: each product reads its weights for a few rows"
     reached = rate(finding.operators)
     if reached is not None:
-        yield f"Operators with known shapes run at {percent(reached)} of the datasheet's rate"
+        yield f"Operators with known shapes run at {share_text(reached)} of the datasheet's rate"
 
 
 def _amounts(finding: Finding) -> Iterator[str]:
     account = finding.account
     idle_ns = int(account.total[list(IDLE)].sum() - account.exposed_copies_ns)
-    idle = f"The GPU was idle for {percent(idle_ns / max(account.span_ns, 1))} of {finding.whole}"
+    idle = f"The GPU was idle for {share_text(idle_ns / max(account.span_ns, 1))} of {finding.whole}"
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
-    share = f"{percent(finding.share)} of {finding.whole} ({times})"
+    share = f"{share_text(finding.share)} of {finding.whole} ({times})"
     if finding.is_idle and finding.name != "memory-transfer":
         count = int((account.cause == CODE[finding.name]).sum())
         name = _NAMELESS.get(finding.name, finding.name)
@@ -222,11 +217,11 @@ def against(finding: Finding) -> Iterator[str]:
     yield from finding.decision.doubts
     if finding.name in ("communication", "imbalance"):
         others = sum(int(account.total[CODE[name]]) for name in ("compute-bound", "memory-bound", "not-enough-data"))
-        yield f"other kernels run for {percent(others / max(account.span_ns, 1))} of {finding.whole}"
+        yield f"other kernels run for {share_text(others / max(account.span_ns, 1))} of {finding.whole}"
     if len(account.devices) > 1:
         busy = account.spans.loc[account.devices, "busy_ns"] / max(account.wall_ns, 1)
         if busy.max() - busy.min() > LOST:
-            shares = [f"device {device} {percent(share)}" for device, share in busy.head(_DEVICES).items()]
+            shares = [f"device {device} {share_text(share)}" for device, share in busy.head(_DEVICES).items()]
             yield f"the devices were not equally busy: {', '.join(shares)} of the wall time"
     if len(finding.operators) and finding.operators["impossible"].any():
         operators = _count(int(finding.operators["impossible"].sum()), "operator seems", "operators seem")
