@@ -123,7 +123,7 @@ def test_a_tool_for_each_question(server: Any) -> None:
         assert tool.annotations.read_only_hint
         taken = tool.input_schema["properties"]
         options = [*options_of(question), *(options_of(Selection) if name in QUESTIONS else [])]
-        assert {option.name for option in options} == set(taken) - {"trace", "skip", "part"}
+        assert {option.name for option in options} == set(taken) - {"trace"}
         for option in options:
             assert taken[option.name]["description"] == f"{option.metavar}: {option.help}".removeprefix(": ")
         assert all("type" in schema or "enum" in schema for schema in taken.values())
@@ -172,9 +172,6 @@ def test_two_traces_and_other_files(ask: Ask, path: Path, folder: Path, capsys: 
         expected[key] for key in ("headline", "outcome", "moved")
     ]
     assert said["not_recorded"] == {side: expected[side]["missing"] for side in ("before", "after")}
-    some = json.loads(ask("diff", before=str(path), after=str(after), part="changes", skip=1)[0])
-    assert some["changes"] == expected["changes"][1 : 1 + len(some["changes"])]
-    assert some["more"] == f"part=changes and skip={1 + len(some['changes'])} for the next rows"
 
     made = make_snapshot.leaking_program(tokens=512, vocabulary=2048, parameters=10**6, keep_graph=True)
     snapshot = memory.write(made, folder / "x.pickle")
@@ -206,19 +203,13 @@ def test_an_answer_has_at_most_4_kb_whatever_names_a_trace_holds(name: str, ask:
         assert said["against"]
 
 
-def test_what_did_not_fit_can_be_asked_for(ask: Ask, hostile: Path) -> None:
-    skip, durations = 0, []
-    for _ in range(3):
-        said = json.loads(ask("kernels", trace=str(hostile), skip=skip)[0])
-        durations += [row["total_ns"] for row in said["rows"]]
-        assert said["left_out"] == {"rows": 2000 - len(durations)}
-        skip = len(durations)
-        assert said["more"] == f"skip={skip} for the next rows"
+def test_what_did_not_fit_is_counted(ask: Ask, hostile: Path) -> None:
+    rows = json.loads(ask("kernels", trace=str(hostile))[0])
     # Each of them takes a nanosecond longer than the one before.
-    assert durations == list(range(40 + 1999, 40 + 1999 - skip, -1))
-    last = json.loads(ask("kernels", trace=str(hostile), skip=1999)[0])
-    assert len(last["rows"]) == 1
-    assert "left_out" not in last
+    count = len(rows["rows"])
+    assert [row["total_ns"] for row in rows["rows"]] == list(range(40 + 1999, 40 + 1999 - count, -1))
+    assert rows["left_out"] == {"rows": 2000 - count}
+    assert "left_out" not in json.loads(ask("kernels", trace=str(hostile), top=1)[0])
 
 
 def test_what_was_not_recorded_is_not_said_to_be_none(ask: Ask, folder: Path) -> None:
@@ -270,9 +261,7 @@ def test_arguments_that_a_tool_does_not_take(ask: Ask, path: Path) -> None:
         ("kernels", {}, "trace: .*kernels takes trace"),
         ("kernels", {"trace": str(path), "by": "colour"}, "by: .*'name' or 'category'"),
         ("kernels", {"trace": str(path), "top": -1}, "top: .*greater than or equal to 0"),
-        ("verdict", {"trace": str(path), "part": "nonsense"}, "part: this answer has the lists evidence, against"),
-        ("verdict", {"trace": str(path), "skip": 2}, "skip goes with one of them"),
-        ("capture", {}, "no tool 'capture'; there are summary, "),
+        ("capture", {}, "no tool 'capture'; the tools are summary, "),
     ):
         text, failed = ask(name, **given)
         assert failed
