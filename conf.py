@@ -55,10 +55,8 @@ extensions = [
     "cli_reference",
     "demo_report",
     "gallery_index",
-    "glossary_links",
     "judgement",
     "measured",
-    "notebooks",
     "page_form",
     "widgets",
     "notfound.extension",
@@ -115,10 +113,6 @@ sphinx_gallery_conf = {
     "junit": str(_ROOT / "docs" / "_build" / "gallery-junit.xml"),
     "parallel": True,
 }
-
-# -- Notebooks of the gallery
-
-notebooks_repository = repo_url  # their first cell installs nsightkit from there, and Colab opens them there
 
 # -- API reference
 

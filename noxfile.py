@@ -57,7 +57,7 @@ def _build(session: nox.Session, *options: str, publish: bool = False) -> None:
     for made in GENERATED:
         shutil.rmtree(ROOT / made, ignore_errors=True)
     env = {"NSIGHTKIT_PUBLISH": "1"} if publish else {}
-    session.run("python", "docs/_ext/house_form.py")
+    session.run("python", "docs/_ext/page_lint.py")
     strict = ["-W", "-n", "-E", "--keep-going", "-j", "auto"]
     gpus = _recorded_gpus()
     env["NSIGHTKIT_GPUS"] = " ".join(gpus)
@@ -103,7 +103,7 @@ def _build_one(session: nox.Session, name: str, *options: str) -> None:
     out = Path("docs/_build/only")
     for made in (out, Path("docs/gallery")):
         shutil.rmtree(ROOT / made, ignore_errors=True)
-    session.run("python", "docs/_ext/house_form.py", str(found[0]))
+    session.run("python", "docs/_ext/page_lint.py", str(found[0]))
     env = {"NSIGHTKIT_ONLY": found[0].stem}
     command = ("sphinx-build", "-c", ".", "-d", str(out / "doctrees"), "docs", str(out / "html"), "-W", "-E", "-q")
     session.run(*command, "--keep-going", *options, env=env)
@@ -145,7 +145,7 @@ def lint(session: nox.Session) -> None:
     session.run("codespell")
     ignored = [option for made in GENERATED for option in ("--ignore", made)]
     session.run("sphinx-lint", *ignored, "docs", "examples", "README.md")
-    session.run("python", "docs/_ext/house_form.py")
+    session.run("python", "docs/_ext/page_lint.py")
     session.run("repo-review", ".")
     session.run("zizmor", "--offline", "--quiet", ".github")
 

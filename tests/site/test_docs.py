@@ -245,21 +245,6 @@ def test_an_edited_page_keeps_the_numbers_of_pages_that_are_not_run_again(built)
     assert "25.0%" in text
 
 
-def test_the_first_use_of_a_term_leads_to_the_glossary(built):
-    soup = bs4.BeautifulSoup((built / "index.html").read_text(encoding="utf-8"), "html.parser")
-    links = [(link.get_text(), link["href"]) for link in soup.select("a.nsightkit-term")]
-    assert links[:2] == [("warp", "#term-warp"), ("long wave", "#term-long-wave")]
-    assert not [text for text, _ in links if text in {"Warps", "waveform"}]
-    # A pointer shows what the word means, not the word once more.
-    titles = [link["title"] for link in soup.select("a.nsightkit-term")]
-    assert titles[:2] == ["32 threads.", "As many blocks as fit."]
-
-
-def test_a_name_in_code_is_no_term_of_the_glossary(page):
-    (code,) = (block for block in page.select("pre") if "warp = 32" in block.get_text())
-    assert not code.select("a.nsightkit-term")
-
-
 def test_script_and_trace_can_be_downloaded(page, built):
     links = {link.get_text(" ", strip=True): link["href"] for link in page.select("a.download")}
     (script,) = (href for text, href in links.items() if "01_probe.py" in text)

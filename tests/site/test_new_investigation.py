@@ -53,7 +53,7 @@ def _page(tree: Path) -> Path:
 
 
 def test_it_has_the_form_and_the_next_number(tree):
-    assert "0 problems" in _run(tree, "docs/_ext/house_form.py", str(_page(tree)))
+    assert "0 problems" in _run(tree, "docs/_ext/page_lint.py", str(_page(tree)))
     number = int(max((ROOT / "examples").glob("[0-9]*.py")).name[:2]) + 1
     assert _page(tree).name == f"{number:02}_pinned_copies.py"
 
