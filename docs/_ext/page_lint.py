@@ -34,9 +34,10 @@ def problems(script: Path) -> list[str]:
     if "findings = headline(" not in source:
         problems.append("no findings: end with `findings = headline(...)`")
     for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "measure":
-            if not {"gpu", "small"} <= {keyword.arg for keyword in call.keywords}:
-                problems.append(f"line {call.lineno}: measure() needs gpu=dict(...) and small=dict(...) on the page")
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "measure"):
+            continue
+        if not {"gpu", "small"} <= {keyword.arg for keyword in call.keywords}:
+            problems.append(f"line {call.lineno}: measure() needs gpu=dict(...) and small=dict(...) on the page")
     return problems
 
 

@@ -37,7 +37,7 @@ def test_all_pages() -> None:
     [
         ({}, ""),
         ({"text": "12.5 ms"}, "typed number '12.5 ms'"),
-        ({"sizes": "gpu=dict(n=9)"}, "line 9: measure() needs"),
+        ({"sizes": "gpu=dict(n=9)"}, "line 8: measure() needs"),
         ({"last": ""}, "no findings"),
     ],
 )
