@@ -1,7 +1,7 @@
-"""Questions with sliders, answered from grids that the package works out when the site is built.
+"""Questions with sliders, answered from grids that the package computes when the site is built.
 
-A grid holds the answer to every setting of its axes as texts and lengths of bars. ``widgets.js`` looks one up and shows
-it; it computes nothing. Without JavaScript a page shows a table of a few settings.
+A grid holds the answer to every setting of its axes: the words of a sentence, and items with a text and the length of a
+bar. ``widgets.js`` looks an answer up and shows it; it computes nothing. Without JavaScript the page shows a table.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from nsightkit.analysis.core.text import bytes_text, time_text
 from nsightkit.analysis.memory import ledger
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.costs import Operation, attention_cost, gemm_cost, layer_costs
-from nsightkit.configurations import Configuration
 from nsightkit.hardware import GPUS, Gpu
 
-#: What a model may take of a card's memory; the rest is for the CUDA context, libraries and fragmentation.
+#: Share of a card's memory that a model may take; the CUDA context, libraries and fragmentation take the rest.
 USABLE = 0.9
-_PRECISIONS = {"16-bit autocast": "bf16", "FP32": "fp32"}
-_ATTENTION = {"fused": "sdpa", "scores written out": "naive"}
-#: Width, heads and width of the MLP of the layer whose operations are judged; its vocabulary; tokens it remembers.
+#: Width, heads, MLP width and vocabulary of the layer whose operations are shown, and its cached tokens in decoding.
 WIDTH, HEADS, MLP, VOCABULARY, CACHED = 4096, 32, 14_336, 128_256, 4096
+_PRECISIONS = {"16-bit autocast": "bf16", "FP32": "fp32"}
+_ATTENTION = {"fused": "sdpa", "unfused": "naive"}
+_MOMENTS = {"forward": "in the forward pass", "backward": "in the backward pass", "optimizer": "in the optimizer step"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """One setting: its name, what it can be, where it begins, and whether the choices are a scale to slide along."""
+    """One setting: its name, its choices, where it starts, and whether the choices form a scale to slide along."""
 
     label: str
     choices: Sequence[str]
@@ -45,10 +45,7 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a grid says of one setting: words for the gaps in its sentence; items with a text and a bar's length.
-
-    Every answer of a grid has the same items; one without a text is not shown.
-    """
+    """The answer to one setting: words for the sentence; a text and a length for each item."""
 
     words: Sequence[str]
     items: Mapping[str, tuple[str, float]]
@@ -56,60 +53,57 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """All answers; `typical` are settings that the table without JavaScript shows."""
+    """All answers. `typical` are the settings of the table without JavaScript."""
 
     name: str
     title: str
     axes: Sequence[Axis]
     sentence: str
-    items: str
+    caption: str
     answers: Mapping[tuple[int, ...], Answer]
     typical: Sequence[tuple[int, ...]]
 
-    def said(self, at: tuple[int, ...]) -> str:
-        """Give the sentence for one setting."""
-        return self.sentence.format(*self.answers[at].words)
-
     def as_json(self) -> str:
-        """Give the grid as the page carries it: each text once, and bars in percent of the longest of their setting."""
+        """Write the grid as the page carries it: each text once, bars in percent of the longest of their setting."""
+        names = []
+        for name in next(iter(self.answers.values())).items:
+            if any(answer.items[name][1] for answer in self.answers.values()):
+                names.append(name)
         texts: dict[str, int] = {}
-        names = [name for name in next(iter(self.answers.values())).items if self._ever(name)]
         rows = []
-        for at in _settings(self.axes):
-            answer = self.answers[at]
-            longest = max(size for _, size in answer.items.values()) or 1
+        for setting in _settings(self.axes):
+            answer = self.answers[setting]
+            longest = max(length for _, length in answer.items.values()) or 1
             row = [texts.setdefault(word, len(texts)) for word in answer.words]
             for name in names:
-                text, size = answer.items[name]
-                row += [texts.setdefault(text, len(texts)), round(100 * size / longest)]
+                text, length = answer.items[name]
+                row += [texts.setdefault(text, len(texts)), round(100 * length / longest)]
             rows.append(row)
-        found = {
+        document = {
             "axes": [dataclasses.asdict(axis) for axis in self.axes],
             "sentence": self.sentence,
-            "items": self.items,
+            "items": self.caption,
             "names": names,
             "texts": list(texts),
             "rows": rows,
         }
-        return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
-
-    def _ever(self, name: str) -> bool:
-        return any(answer.items[name][1] for answer in self.answers.values())
+        return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
     def as_html(self) -> str:
-        """Give the widget: a grid for the script, and a table for whoever runs none."""
-        head = [*(axis.label for axis in self.axes), "Answer"]
-        body = [
-            [*(axis.choices[i] for axis, i in zip(self.axes, at, strict=True)), self.said(at)] for at in self.typical
-        ]
-        rows = "".join(f"<tr>{_cells(row, 'td')}</tr>" for row in body)
-        data = self.as_json().replace("</", "<\\/")  # nothing within a script may look like its end
+        """Write the grid for the script, and a table for readers without one."""
+        body = ""
+        for setting in self.typical:
+            cells = [axis.choices[place] for axis, place in zip(self.axes, setting, strict=True)]
+            cells.append(self.sentence.format(*self.answers[setting].words))
+            body += f"<tr>{_cells(cells, 'td')}</tr>"
+        head = _cells([*(axis.label for axis in self.axes), "Answer"], "th")
+        title = html.escape(self.title)
+        data = self.as_json().replace("</", "<\\/")  # nothing in a script may look like its end
         return (
-            f'<div class="nsightkit-widget" id="widget-{self.name}" role="group" '
-            f'aria-label="{html.escape(self.title)}">'
-            f'<p class="nsightkit-title">{html.escape(self.title)} <span class="nsightkit-badge">predicted</span></p>'
+            f'<div class="nsightkit-widget" id="widget-{self.name}" role="group" aria-label="{title}">'
+            f'<p class="nsightkit-title">{title} <span class="nsightkit-badge">predicted</span></p>'
             f'<div class="pst-scrollable-table-container" tabindex="0"><table class="table">'
-            f"<thead><tr>{_cells(head, 'th')}</tr></thead><tbody>{rows}</tbody></table></div>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
             f'<script type="application/json">{data}</script></div>'
         )
 
@@ -124,107 +118,50 @@ def _settings(axes: Iterable[Axis]) -> Iterable[tuple[int, ...]]:
 
 # ---------------------------------------------------------------- memory
 
-MODELS = tuple(model for model in configurations.SIZES if model is not configurations.SMOKE)
-#: Cards by the memory they are sold with, in GB, the smallest first.
-CARDS = {
-    size: ", ".join(gpu.name for gpu in GPUS if size in gpu.memory_gb)
-    for size in sorted({size for gpu in GPUS for size in gpu.memory_gb})
-}
-_MOMENTS = {
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
-    "optimizer": "in the optimizer's step",
-}
-
-
-def _named(model: Configuration) -> str:
-    return f"{model.name}: {model.layers} layers of {model.d_model:,}"
-
 
 def ledger_grid() -> Grid:
-    """What a training step holds at its highest moment, item by item."""
+    """Compute what a training step holds at its peak, item by item."""
+    models = [model for model in configurations.SIZES if model is not configurations.SMOKE]
     contexts, batches = (1024, 2048, 4096, 8192, 16_384), (1, 2, 4, 8)
+    precisions, attentions = list(_PRECISIONS.values()), list(_ATTENTION.values())
     axes = (
-        Axis("Model", [_named(model) for model in MODELS], 2),
-        Axis("Tokens a sequence", [f"{n:,}" for n in contexts], 1, slides=True),
+        Axis("Model", [f"{model.name}: {model.layers} layers of {model.d_model:,}" for model in models], 2),
+        Axis("Tokens per sequence", [f"{n:,}" for n in contexts], 1, slides=True),
         Axis("Sequences", [str(n) for n in batches], 2, slides=True),
         Axis("Precision", list(_PRECISIONS)),
         Axis("Attention", list(_ATTENTION)),
     )
-    precisions, attentions = list(_PRECISIONS.values()), list(_ATTENTION.values())
     answers = {}
-    for at in _settings(axes):
-        sized = dataclasses.replace(MODELS[at[0]], context=contexts[at[1]], batch=batches[at[2]])
-        table = ledger.moments(sized, precision=precisions[at[3]], attention=attentions[at[4]])
+    for setting in _settings(axes):
+        model, context, batch, precision, attention = setting
+        sized = dataclasses.replace(models[model], context=contexts[context], batch=batches[batch])
+        table = ledger.moments(sized, precision=precisions[precision], attention=attentions[attention])
         peak = table.loc[table["total_bytes"].idxmax()]
-        total = peak["total_bytes"]
-        fits = [f"{size} GB are enough ({cards})" for size, cards in CARDS.items() if total <= USABLE * size * 1e9]
-        card = fits[0] if fits else "no card here has enough memory"
-        words = (bytes_text(total), _MOMENTS[peak["moment"].split()[0]], card)
-        answers[at] = Answer(
-            words, {item: (bytes_text(peak[item]) if peak[item] else "", peak[item]) for item in ledger.ITEMS}
-        )
-    return Grid(
-        "ledger",
-        "What a training step holds",
-        axes,
-        "{0} at the peak, {1}; {2}.",
-        "Held at the peak",
-        answers,
-        [(0, 1, 2, 0, 0), (2, 1, 2, 0, 0), (2, 1, 2, 1, 0), (2, 1, 2, 0, 1), (4, 1, 0, 0, 0)],
-    )
+        words = (bytes_text(peak["total_bytes"]), _MOMENTS[peak["moment"].split()[0]], _card(peak["total_bytes"]))
+        items = {}
+        for item in ledger.ITEMS:
+            items[item] = (bytes_text(peak[item]) if peak[item] else "", peak[item])
+        answers[setting] = Answer(words, items)
+    typical = [(0, 1, 2, 0, 0), (2, 1, 2, 0, 0), (2, 1, 2, 1, 0), (2, 1, 2, 0, 1), (4, 1, 0, 0, 0)]
+    sentence = "{0} at the peak, {1}; {2}."
+    return Grid("ledger", "What a training step holds", axes, sentence, "Held at the peak", answers, typical)
 
 
-def forecast_grid() -> Grid:
-    """The longest context whose training step fits, by memory, model and batch."""
-    models = [model for model in MODELS if model.name != "10B"]  # its parameters alone are too many for any card here
-    batches = (1, 4, 16)
-    axes = (
-        Axis("Memory of the card", [f"{size} GB: {cards}" for size, cards in CARDS.items()], list(CARDS).index(80)),
-        Axis("Model", [_named(model) for model in models], 2),
-        Axis("Sequences", [str(n) for n in batches], 1, slides=True),
-    )
-    rooms = [USABLE * size * 1e9 for size in CARDS]
-    how = {"multiple": 512, "precision": "bf16"}
-    longest = {
-        (m, b, label): ledger.largest_contexts(
-            dataclasses.replace(model, batch=batch), rooms, attention=attention, **how
-        )
-        for (m, model), (b, batch) in itertools.product(enumerate(models), enumerate(batches))
-        for label, attention in _ATTENTION.items()
-    }
-    answers = {}
-    for card, m, b in _settings(axes):
-        found = {label: longest[m, b, label][card] for label in _ATTENTION}
-        items = {f"attention {label}": (_tokens(count), count) for label, count in found.items()}
-        answers[card, m, b] = Answer([_tokens(found["fused"])], items)
-    eighty = list(CARDS).index(80)
-    return Grid(
-        "forecast",
-        "The longest context that fits",
-        axes,
-        "Longest context of a training step with fused attention: {0}.",
-        "Longest context, in 16-bit autocast",
-        answers,
-        [(2, 2, 1), (eighty, 0, 1), (eighty, 2, 1), (eighty, 4, 0), (len(CARDS) - 1, 4, 0)],
-    )
-
-
-def _tokens(count: int) -> str:
-    return f"{count:,} tokens" if count else "none fits"
+def _card(total_bytes: float) -> str:
+    """Name the smallest memory that is enough, and the cards that have it."""
+    for size in sorted({size for gpu in GPUS for size in gpu.memory_gb}):
+        if total_bytes <= USABLE * size * 1e9:
+            cards = ", ".join(gpu.name for gpu in GPUS if size in gpu.memory_gb)
+            return f"{size} GB are enough ({cards})"
+    return "no card here has enough memory"
 
 
 # ---------------------------------------------------------------- time
 
-#: Cards with other rates than those before them.
-RATED = tuple(
-    {(sol.datasheet(g).tflops["fp32"], sol.datasheet(g).tflops["fp16"], g.gb_per_s): g for g in GPUS[::-1]}.values()
-)[::-1]
-
 
 def operations(tokens: int, precision: str) -> dict[str, Operation]:
-    """List what a layer of a language model does for `tokens` tokens, and what is around it."""
-    layer = {one.name: one for one in layer_costs(1, tokens, WIDTH, HEADS, MLP, precision)}
+    """List the operations of a layer of a language model for `tokens` tokens, and of the output head."""
+    layer = {operation.name: operation for operation in layer_costs(1, tokens, WIDTH, HEADS, MLP, precision)}
     decoding = attention_cost(tokens, HEADS, 1, WIDTH // HEADS, precision, keys=CACHED)
     return {
         "RMSNorm": layer["RMSNorm 1"],
@@ -238,49 +175,52 @@ def operations(tokens: int, precision: str) -> dict[str, Operation]:
     }
 
 
-def sixteen_bits(gpu: Gpu) -> str:
-    """Name the 16-bit precision of a card: BF16 where it has units for it."""
-    return "bf16" if gpu.supports("bf16") else "fp16"
+def rated_cards() -> list[Gpu]:
+    """List the cards whose rates differ from those before them."""
+    cards: dict[tuple[float, ...], Gpu] = {}
+    for gpu in GPUS:
+        rates = sol.datasheet(gpu).tflops
+        cards.setdefault((rates["fp32"], rates["fp16"], gpu.gb_per_s), gpu)
+    return list(cards.values())
 
 
 def roofline_grid() -> Grid:
-    """What bounds each operation on each card, and the least time it takes."""
-    counts = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
+    """Compute what bounds each operation on each card, and the least time it takes."""
+    cards, counts = rated_cards(), (1, 4, 16, 64, 256, 1024, 4096, 16_384)
     names = list(operations(1, "fp32"))
     axes = (
-        Axis("Card", [gpu.name for gpu in RATED], [gpu.name for gpu in RATED].index("H200 SXM")),
+        Axis("Card", [gpu.name for gpu in cards], [gpu.name for gpu in cards].index("H200 SXM")),
         Axis("Operation", names, names.index("gate and up projections")),
         Axis("Tokens at once", [f"{n:,}" for n in counts], 4, slides=True),
         Axis("Precision", ["16 bits", "FP32"]),
     )
     answers = {}
-    for (c, gpu), (t, count), p in itertools.product(enumerate(RATED), enumerate(counts), (0, 1)):
-        rates, precision = sol.datasheet(gpu), "fp32" if p else sixteen_bits(gpu)
-        listed = operations(count, precision)
-        for o, (operation, bound) in enumerate(
-            zip(listed.values(), sol.bounds(listed.values(), rates)["bound"], strict=True)
-        ):
-            least = {"computing": rates.compute_ns(operation), "moving bytes": rates.memory_ns(operation)}
-            turn = gpu.ridge(operation.unit) or 0.0
-            words = (
-                f"{bound.capitalize()}-bound",
-                time_text(rates.bound_ns(operation)),
-                _rounded(operation.intensity),
-                _rounded(turn),
-            )
-            answers[c, o, t, p] = Answer(words, {name: (time_text(ns), ns) for name, ns in least.items()})
-    typical = [
-        (axes[0].start, names.index(name), t, 0) for name in ("RMSNorm", "gate and up projections") for t in (0, 4, 6)
-    ]
-    return Grid(
-        "roofline",
-        "What bounds an operation",
-        axes,
-        "{0}: at least {1}. Its intensity is {2} FLOP/B; this card's ridge lies at {3} FLOP/B.",
-        "Least time",
-        answers,
-        typical,
+    for setting in _settings(axes):
+        card, name, count, is_fp32 = setting
+        gpu = cards[card]
+        half = "bf16" if gpu.supports("bf16") else "fp16"
+        operation = operations(counts[count], "fp32" if is_fp32 else half)[names[name]]
+        answers[setting] = _bound(operation, gpu)
+    typical = []
+    for name, count in itertools.product(("RMSNorm", "gate and up projections"), (0, 4, 6)):
+        typical.append((axes[0].start, names.index(name), count, 0))
+    sentence = "{0}: at least {1}. Its intensity is {2} FLOP/B; this card's ridge is at {3} FLOP/B."
+    return Grid("roofline", "What bounds an operation", axes, sentence, "Least time", answers, typical)
+
+
+def _bound(operation: Operation, gpu: Gpu) -> Answer:
+    rates = sol.datasheet(gpu)
+    compute_ns, memory_ns = rates.compute_ns(operation), rates.memory_ns(operation)
+    bound = sol.bounds([operation], rates)["bound"].iloc[0]
+    ridge = gpu.ridge(operation.unit) or 0.0
+    words = (
+        f"{bound.capitalize()}-bound",
+        time_text(rates.bound_ns(operation)),
+        _rounded(operation.intensity),
+        _rounded(ridge),
     )
+    items = {"computing": (time_text(compute_ns), compute_ns), "moving bytes": (time_text(memory_ns), memory_ns)}
+    return Answer(words, items)
 
 
 def _rounded(value: float) -> str:
@@ -289,13 +229,8 @@ def _rounded(value: float) -> str:
 
 GRIDS: Mapping[str, Callable[[], Grid]] = {
     "ledger": functools.cache(ledger_grid),
-    "forecast": functools.cache(forecast_grid),
     "roofline": functools.cache(roofline_grid),
 }
-
-
-class WidgetNode(nodes.raw):
-    """A widget, so that a page with one can be told."""
 
 
 class Widget(SphinxDirective):
@@ -305,21 +240,10 @@ class Widget(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """See :class:`docutils.parsers.rst.Directive`."""
-        return [WidgetNode("", GRIDS[self.arguments[0]]().as_html(), format="html")]
-
-
-def _load(
-    app: Sphinx, pagename: str, template: str, context: dict[str, object], doctree: nodes.document | None
-) -> None:
-    if doctree is not None and next(doctree.findall(WidgetNode), None) is not None:
-        app.add_js_file("widgets.js")
-        app.add_css_file("widgets.css")
+        return [nodes.raw("", GRIDS[self.arguments[0]]().as_html(), format="html")]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """See the extension API of Sphinx."""
+    """Register the directive."""
     app.add_directive("widget", Widget)
-    # As docutils' own raw nodes, in every format.
-    app.add_node(WidgetNode)
-    app.connect("html-page-context", _load)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
