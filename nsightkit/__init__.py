@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nsightkit.errors import NsightkitError, TraceError, UsageError
+from nsightkit.version import __version__
 
 if TYPE_CHECKING:
     from nsightkit.api import Trace, diff, load
 
 __all__ = ["NsightkitError", "Trace", "TraceError", "UsageError", "__version__", "diff", "load"]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

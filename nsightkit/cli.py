@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from nsightkit import __version__, commands, questions
+from nsightkit import commands, questions
 from nsightkit.commands import GROUPS
 from nsightkit.errors import UsageError, in_words
 from nsightkit.options import REQUIRED, Option, options_of, summary_of
 from nsightkit.output import Format, discard_stdout, note, progress, write
 from nsightkit.safe import plain
+from nsightkit.version import __version__
 
 __all__ = ["COMMANDS", "PANELS", "help_of", "main", "run"]
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsightkit import __version__, questions
+from nsightkit import questions
 from nsightkit.analysis.core.text import short_name
 from nsightkit.errors import UsageError, in_words, reading
 from nsightkit.options import Option, options_of, summary_of
 from nsightkit.questions import Selection
 from nsightkit.safe import json_text, plain
+from nsightkit.version import __version__
 
 if TYPE_CHECKING:
     from nsightkit.api import Trace

@@ -14,7 +14,6 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from nsightkit import __version__
 from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.errors import UsageError
@@ -28,6 +27,7 @@ from nsightkit.table import column_of
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import Trace
 from nsightkit.trace.output import require_free
+from nsightkit.version import __version__
 
 #: What a mail server lets through unasked, and a browser opens at once.
 _MOST_BYTES = 4_900_000
