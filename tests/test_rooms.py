@@ -27,7 +27,7 @@ MAY = {
     "capture": {"trace", "workloads", "analysis.roofline"},
     "plots": {"trace", "analysis"},
     "report": {"trace", "analysis", "plots", "questions", "records", "table"},
-    "guide": {"trace", "workloads", "capture"},
+    "guide": {"trace", "workloads", "capture", "api"},
 }
 EVERYWHERE = {"", "errors", "safe", "hardware", "configurations", "version"}
 
