@@ -1,77 +1,63 @@
-"""A table of what the verdict said of runs whose truth is known.
-
-``tests/analysis/verdict/test_judgement.py`` found it.
-"""
+"""The confusion table: what is true of runs with a known cause, and what the verdict answers (tools/confusion.py)."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from nsightkit.analysis.verdict import BOTTLENECKS
-
-#: Where the truth comes from.
-SOURCES = ("planted", "played", "real")
-#: How far the worst prediction for a random program may lie from what was played.
-WITHIN = {0.05: "within 5 %", 0.1: "within 10 %"}
-#: Answers that name nothing.
-_UNDECIDED = ("unknown", "queued", "not-enough-data")
-_KINDS = ("right", "undecided", "wrong, medium", "wrong, high")
 _FILE = Path(__file__).resolve().parent.parent / "judgement.json"
+_COLUMNS = ["truth", "answer", "confidence", "is_refused", "kind"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One run: what is true, what the verdict said, how sure it was, and whether its replay was refused."""
+def runs(document: dict[str, Any]) -> pd.DataFrame:
+    """Read the runs: a row each, with its source.
 
-    truth: str
-    answer: str
-    confidence: str
-    refused: bool
-    source: str = ""
-
-    def as_list(self) -> list[Any]:
-        """The row as the file has it."""
-        return [self.truth, self.answer, self.confidence, self.refused]
-
-    @property
-    def kind(self) -> str:
-        """Right; or not, and undecided: an answer that names nothing, or one with low confidence; or wrong."""
-        if self.answer == self.truth:
-            return "right"
-        if self.answer in _UNDECIDED or self.confidence == "low":
-            return "undecided"
-        return f"wrong, {self.confidence}"
+    Parameters
+    ----------
+    document : dict
+        What the file holds.
+    """
+    frames = []
+    for source in ("planted", "played", "real"):
+        rows = pd.DataFrame(list(document[source].values()), columns=_COLUMNS)
+        frames.append(rows.assign(source=source))
+    return pd.concat(frames, ignore_index=True)
 
 
-def rows(whole: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Read the answers from what the file holds."""
-    return [Row(*row, source) for source in SOURCES for row in whole[source].values()]
-
-
-def confusion(found: Iterable[Row]) -> Counter[tuple[str, str]]:
-    """Count answers by what is true."""
-    return Counter((row.truth, row.answer) for row in found)
-
-
-def _table(head: list[str], body: list[list[str]]) -> nodes.table:
-    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in widths), cols=len(head))
+def _table(frame: pd.DataFrame) -> nodes.table:
+    """Draw a frame, its index first."""
+    frame = frame.reset_index()
+    head = [str(name) for name in frame.columns]
+    body = frame.astype(str).to_numpy().tolist()
+    group = nodes.tgroup("", cols=len(head))
+    for _ in head:
+        group += nodes.colspec(colwidth=1)
     for kind, lines in ((nodes.thead, [head]), (nodes.tbody, body)):
-        group += kind("", *(nodes.row("", *map(_cell, line)) for line in lines))
+        rows = kind("")
+        for line in lines:
+            row = nodes.row("")
+            for text in line:
+                row += nodes.entry("", nodes.paragraph("", text))
+            rows += row
+        group += rows
     return nodes.table("", group)
 
 
-def _cell(text: str) -> nodes.entry:
-    return nodes.entry("", nodes.paragraph("", text))
+def _by_truth(table: pd.DataFrame) -> pd.DataFrame:
+    """Count answers by what is true."""
+    rows = {}
+    for truth, group in table.groupby("truth"):
+        others = Counter(group["answer"][group["answer"] != truth])
+        listed = ", ".join(f"{answer} {count}" for answer, count in others.most_common())
+        rows[truth] = {"runs": len(group), "answered so": int((group["answer"] == truth).sum()), "otherwise": listed}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("true")
 
 
 class Judgement(SphinxDirective):
@@ -80,35 +66,19 @@ class Judgement(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """See :class:`docutils.parsers.rst.Directive`."""
         self.env.note_dependency(str(_FILE))
-        whole = json.loads(_FILE.read_text(encoding="utf-8"))
-        found = rows(whole)
-        counts = confusion(found)
-        body = []
-        for truth in BOTTLENECKS:
-            said = {name: counts[truth, name] for name in BOTTLENECKS if counts[truth, name]}
-            if said:
-                others = ", ".join(f"{name} {count}" for name, count in said.items() if name != truth)
-                body.append([truth, str(sum(said.values())), str(said.get(truth, 0)), others])
-        by_source = []
-        for source in SOURCES:
-            mine = [row for row in found if row.source == source]
-            kinds = Counter(row.kind for row in mine)
-            refused = f"{sum(row.refused for row in mine) / len(mine):.0%}"
-            by_source.append([source, str(len(mine)), *(str(kinds[kind]) for kind in _KINDS), refused])
-        within = Counter(whole["random"].values())
+        document = json.loads(_FILE.read_text(encoding="utf-8"))
+        table = runs(document)
+        by_source = pd.crosstab(table["source"], table["kind"]).rename_axis(columns=None)
+        within = Counter(document["random"].values())
         text = (
-            f"Of {within.total()} random programs, the worst prediction of a standard change lies within 5 % of what "
-            f"was played for {within['within 5 %']}, and within 10 % for {within['within 10 %']} more; "
-            f"{within['refused']} were not predicted, in whole or in part."
+            f"For {within['within 5 %']} of {within.total()} random programs the worst prediction of a standard change "
+            f"is within 5 % of the simulated gain, for {within['within 10 %']} more within 10 %; {within['refused']} "
+            "were not predicted."
         )
-        return [
-            _table(["true", "runs", "answered so", "answered otherwise"], body),
-            _table(["source", "runs", *_KINDS, "replays refused"], by_source),
-            nodes.paragraph("", text),
-        ]
+        return [_table(_by_truth(table)), _table(by_source), nodes.paragraph("", text)]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """See the extension API of Sphinx."""
+    """Register the directive."""
     app.add_directive("judgement", Judgement)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
