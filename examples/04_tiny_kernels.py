@@ -400,7 +400,7 @@ if before and after:
     )
 if before.trace.recorded("kernels"):
     title = f"GPU idle time by cause ({before.mode})"
-    plots.gap_bars(before.trace.gaps(), title=title)
+    plots.bars(before.trace.gaps(), title=title)
 after
 
 # %%

@@ -80,7 +80,7 @@ print(f"at the peak {account['peak_bytes'] / 1e6:,.3f} MB")
 # By kind, the peak is mostly activations. By line, which is what one can act
 # on:
 
-plots.memory_bars(
+plots.bars(
     snapshots.sites(step.snapshot),
     top=9,
     title="Memory at the peak by who allocated it (case file)",

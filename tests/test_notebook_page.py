@@ -50,7 +50,7 @@ def test_nothing_in_it_runs_or_loads(browser: Any, tmp_path: Path) -> None:
     parts += [shown(table) for table in tables.values()]
     parts += [shown(answer) for answer in (trace.summary(), trace.verdict(), nsightkit.diff(trace, trace))]
     parts.append(shown(plots.interactive_timeline(dict.fromkeys(hostile.NAMES[:2], trace), title=name)))
-    parts.append(as_svg(plots.kernel_bars(tables["kernels"], title=name)))
+    parts.append(as_svg(plots.bars(tables["kernels"], title=name)))
     parts.append(as_svg(plots.timeline(trace, title=hostile.NAMES[7])))
     page = tmp_path / "page.html"
     page.write_text(f"<!doctype html><meta charset=utf-8><link rel=icon href=data:,>{''.join(parts)}", "utf-8")

@@ -12,9 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, panels, share_bars
+    from nsightkit.plots._bars import bars, before_after, panels, share_bars
     from nsightkit.plots._curves import step_times
-    from nsightkit.plots._memory import memory_bars, memory_stacks, memory_timeline
+    from nsightkit.plots._memory import memory_stacks, memory_timeline
     from nsightkit.plots._ranks import rank_arrivals, rank_lateness
     from nsightkit.plots._roofline import limiter_map, roofline
     from nsightkit.plots._tables import table
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "InteractiveTimeline",
+    "bars",
     "before_after",
-    "gap_bars",
     "interactive_timeline",
-    "kernel_bars",
     "limiter_map",
-    "memory_bars",
     "memory_stacks",
     "memory_timeline",
     "panels",
@@ -44,12 +42,10 @@ __all__ = [
 # Imported when they are asked for: the report draws without matplotlib, and needs a part of this package.
 _MODULES = {
     "InteractiveTimeline": "packing",
+    "bars": "_bars",
     "before_after": "_bars",
-    "gap_bars": "_bars",
     "interactive_timeline": "_timeline",
-    "kernel_bars": "_bars",
     "limiter_map": "_roofline",
-    "memory_bars": "_memory",
     "memory_stacks": "_memory",
     "memory_timeline": "_memory",
     "panels": "_bars",

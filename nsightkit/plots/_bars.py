@@ -11,11 +11,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from nsightkit.errors import UsageError
 from nsightkit.plots import style
+from nsightkit.plots._memory import LOOKS
 from nsightkit.plots.looks import (
     BLUE,
     CATEGORY_COLOURS,
-    CAUSE_COLOURS,
     DARK_GREY,
     GREEN,
     GREY,
@@ -23,6 +24,8 @@ from nsightkit.plots.looks import (
     PURPLE,
     RED,
     VERMILION,
+    amount,
+    byte_unit,
     duration,
     spoken,
     time_unit,
@@ -36,75 +39,70 @@ _HATCHES = (None, "//", "..", "\\\\", "xx")
 _ROOM = 0.055
 
 
-def gap_bars(gaps: pd.DataFrame, *, title: str = "GPU idle time by cause") -> Figure:
-    """Idle time of the GPU by cause.
+def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Figure:
+    """Draw the largest rows of a table: kernels, causes of gaps, or sites that allocated memory.
 
     Parameters
     ----------
-    gaps : DataFrame
-        One row a cause with ``cause``, ``count``, ``total_ns`` and ``share_of_span`` (0 to 1), as
-        :func:`nsightkit.analysis.timeline.gaps.summary` returns it.
-    title : str, default "GPU idle time by cause"
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
-    rows = gaps.sort_values("total_ns", ascending=False, kind="stable")
-    shares = zip(rows["total_ns"], rows["share_of_span"], strict=True)
-    bars = pd.DataFrame(
-        {
-            "name": rows["cause"].astype(str),
-            "value": rows["total_ns"],
-            "label": [f"{duration(total)} · {share:.1%} of span" for total, share in shares],
-            "colour": [CAUSE_COLOURS.get(cause, GREY) for cause in rows["cause"]],
-            "hatch": None,
-        }
-    )
-    empty = "no gaps between GPU operations in this trace"
-    return style.ranked_bars(bars, title=title, axis="idle time", unit_of=time_unit, empty=empty)
-
-
-def kernel_bars(kernels: pd.DataFrame, *, top: int = 12, title: str = "GPU time by kernel") -> Figure:
-    """GPU time of the kernels (or kernel categories) that took most of it.
-
-    Parameters
-    ----------
-    kernels : DataFrame
-        One row a kernel with ``name``, ``total_ns``, ``share`` (0 to 1) and ``count``, and ``category`` where there is
-        one, as :func:`nsightkit.analysis.timeline.kernels.summary` returns it.
+    rows : DataFrame
+        As ``kernels``, ``gaps`` and :func:`nsightkit.analysis.memory.snapshot.sites` return it: ``name``, ``cause`` or
+        ``site``; ``total_ns`` or ``bytes``; ``share`` or ``share_of_span``; ``count``; and perhaps ``category``.
     top : int, default 12
         How many to draw; the rest becomes one bar.
-    title : str, default "GPU time by kernel"
+    title : str
 
     Returns
     -------
     matplotlib.figure.Figure
     """
-    rows = kernels.sort_values("total_ns", ascending=False, kind="stable")
-    rows = style.first_rows(rows, top, "name", ("total_ns", "share", "count"))
-    shares = zip(rows["share"], rows["count"], strict=True)
-    labels = [f"{share:.1%} · {count:,} runs" for share, count in shares]
-    bars = pd.DataFrame(
-        {
-            "name": rows["name"].astype(str),
-            "value": rows["total_ns"],
-            "label": labels,
-            "colour": BLUE,
-            "hatch": None,
-        }
+    key = _first_of(rows, "name", "cause", "site")
+    value = _first_of(rows, "total_ns", "bytes")
+    share = _first_of(rows, "share", "share_of_span")
+    unit_of, written = (byte_unit, amount) if value == "bytes" else (time_unit, duration)
+    figure, axes = style.new_figure(1.2 + 0.36 * max(min(len(rows), top + 1), 2), title)
+    if rows.empty:
+        return style.nothing(figure, axes, title, "nothing to draw")
+    table = rows.sort_values(value, ascending=False, kind="stable")
+    shown = table.head(top)[[key, value, share, "count"]].astype({key: str})
+    groups = _groups(table, key).head(top).tolist()
+    rest = table.iloc[top:]
+    if len(rest):
+        shown.loc[len(table)] = [f"{len(rest)} others", rest[value].sum(), rest[share].sum(), rest["count"].sum()]
+        groups.append("")
+    size, unit = unit_of(float(shown[value].max()))
+    labels = []
+    for amount_of, share_of, count in zip(shown[value], shown[share], shown["count"], strict=True):
+        labels.append(f"{written(amount_of)} · {share_of:.1%} · {count:,}x")
+    looks = [LOOKS.get(group, (GREY, None)) for group in groups]
+    drawn = axes.barh(
+        np.arange(len(shown)),
+        shown[value].to_numpy(float) / size,
+        height=0.68,
+        color=[colour for colour, _ in looks],
+        hatch=[hatch for _, hatch in looks],
+        edgecolor="white",
     )
-    if len(kernels) > top:
-        bars.loc[bars.index[-1], "colour"] = GREY
-    by_category = "category" in rows and list(kernels["category"]) != list(kernels["name"])
-    if by_category and rows["category"].nunique() > 1:
-        # The bar of all others is of no category.
-        bars["group"] = rows["category"].astype(object).fillna("").astype(str)
-        palette = dict(zip(bars["group"].loc[bars["group"] != ""].unique(), _SERIES, strict=False))
-        bars["colour"] = [palette.get(group, GREY) for group in bars["group"]]
-        bars["group"] = bars["group"].where(bars["group"].isin(list(palette)), "")
-    empty = "no kernels in this trace"
-    return style.ranked_bars(bars, title=title, axis="time on the GPU", unit_of=time_unit, empty=empty)
+    style.label_bars(axes, drawn, labels)
+    style.name_rows(axes, shown[key])
+    axes.set_xlabel(f"{'memory' if value == 'bytes' else 'time'} ({unit})")
+    first = {group: drawn[groups.index(group)] for group in groups if group}
+    if len(first) > 1 and list(first) != list(shown[key].head(len(first))):
+        style.legend(figure, 4, {style.plain(group): bar for group, bar in first.items()})
+    return style.described(figure, f"{title}, bars: {spoken(zip(shown[key], labels, strict=True))}.")
+
+
+def _first_of(rows: pd.DataFrame, *names: str) -> str:
+    """The first of the columns that a table has."""
+    for name in names:
+        if name in rows:
+            return name
+    raise UsageError(f"bars: the table has none of the columns {', '.join(names)}")
+
+
+def _groups(table: pd.DataFrame, key: str) -> pd.Series:
+    """What decides the colour of each row: its category, else its own name; nothing where there is no such look."""
+    groups = table["category"] if "category" in table else table[key]
+    return groups.astype(object).fillna("").astype(str)
 
 
 def before_after(

@@ -11,12 +11,27 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from nsightkit.analysis.core.text import count_text
 from nsightkit.plots import style
-from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION, amount, byte_unit, spoken
+from nsightkit.plots.looks import (
+    BLUE,
+    CATEGORY_COLOURS,
+    CAUSE_COLOURS,
+    DARK_GREY,
+    GREEN,
+    GREY,
+    OCHRE,
+    PURPLE,
+    RED,
+    VERMILION,
+    amount,
+    byte_unit,
+    spoken,
+)
 
-#: Colour and hatch of what memory holds, as snapshots and as ledgers name it; hatched ones share a colour with another.
-_LOOKS: dict[str, style.Look] = {
+#: Colour and hatch of categories: of kernels, of idle time, and of memory as snapshots and ledgers name it.
+#: Hatched ones share a colour with another.
+LOOKS: dict[str, style.Look] = {
+    **{name: (colour, None) for name, colour in {**CATEGORY_COLOURS, **CAUSE_COLOURS}.items()},
     "weights": (BLUE, None),
     "optimizer states": (OCHRE, None),
     "gradients": (VERMILION, None),
@@ -94,7 +109,7 @@ def memory_timeline(
 def _draw_bands(axes: Any, bands: pd.DataFrame, size: float) -> list[Any]:
     """Draw the bands of each category; give what a legend needs."""
     handles: list[Any] = []
-    for name, (colour, hatch) in _LOOKS.items():
+    for name, (colour, hatch) in LOOKS.items():
         rows = bands[bands["category"] == name]
         if rows.empty:
             continue
@@ -122,41 +137,6 @@ def _areas(left: Any, right: Any, bottom: Any, top: Any) -> list[Any]:
     return shapes
 
 
-def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at the peak by who allocated it") -> Figure:
-    """The lines (or categories) that held most memory at a moment.
-
-    Parameters
-    ----------
-    sites : DataFrame
-        One row a site with ``site, category, bytes, count`` and ``share`` (0 to 1), as
-        :func:`nsightkit.analysis.memory.snapshot.sites` returns it.
-    top : int, default 12
-        How many to draw; the rest becomes one bar.
-    title : str, default "Memory at the peak by who allocated it"
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
-    rows = sites.astype({"category": str}).sort_values("bytes", ascending=False, kind="stable")
-    rows = style.first_rows(rows, top, "site", ("bytes", "count", "share"))
-    categories = rows["category"].fillna(_OTHERS)
-    looks = [_LOOKS.get(category, _NO_LOOK) for category in categories]
-    labels = [f"{share:.1%} · {count_text(n, 'block')}" for share, n in zip(rows["share"], rows["count"], strict=True)]
-    bars = pd.DataFrame(
-        {
-            "name": rows["site"].astype(str),
-            "value": rows["bytes"],
-            "label": labels,
-            "colour": [colour for colour, _ in looks],
-            "hatch": [hatch for _, hatch in looks],
-            "group": categories.where(categories != _OTHERS, ""),
-        }
-    )
-    empty = "nothing was allocated"
-    return style.ranked_bars(bars, title=title, axis="allocated", unit_of=byte_unit, empty=empty)
-
-
 def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the memory is made of") -> Figure:
     """Bytes by item, one stacked bar each, to see totals and parts beside each other.
 
@@ -179,7 +159,7 @@ def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the me
     if items.empty:
         return style.nothing(figure, axes, title, "nothing is known of this memory")
     size, unit = byte_unit(float(totals.max()))
-    style.stack(axes, items / size, [_LOOKS.get(str(item), _NO_LOOK) for item in items.index])
+    style.stack(axes, items / size, [LOOKS.get(str(item), _NO_LOOK) for item in items.index])
     ends = items.sum() / size
     sentences = []
     for row, (label, total) in enumerate(totals.items()):

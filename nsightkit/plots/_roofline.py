@@ -12,7 +12,6 @@ import pandas as pd
 from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
-from matplotlib.transforms import Bbox
 
 from nsightkit.analysis.roofline.counters import classify
 from nsightkit.analysis.roofline.sol import Rates
@@ -34,12 +33,8 @@ _MARKS = (
     (OCHRE, "h"),
     (RED, "d"),
 )
-#: Where a word stands beside its point, the best place first: across and up.
-_AROUND = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
-#: How far away, in points.
-_AWAY = (7, 16, 28, 44, 62)
-#: What all operators begin with.
-_AN_OPERATOR = re.compile(r"^aten::_?")
+#: The prefix of PyTorch's operators.
+_OPERATOR = re.compile(r"^aten::_?")
 #: Of the regions: where their name stands (memory, compute), and their colour.
 _REGIONS = {
     "latency-bound": ((27, 35), GREY),
@@ -65,7 +60,7 @@ def roofline(
     table : DataFrame
         ``name, flops, intensity, time_ns`` and, written beside the name, ``sol_datasheet``, as from
         :func:`nsightkit.analysis.roofline.sol.judge`. Operations without FLOPs have no place here and are left out, and
-        so are those whose bytes are not known. A column ``group`` gives each of its values a marker of its own.
+        so are those whose bytes are not known. A column ``group`` stands behind the name.
     rates : sequence of Rates
         A roof each, such as the datasheet's and the measured one.
     unit : str
@@ -100,8 +95,7 @@ def roofline(
         axis.set_major_locator(LogLocator(10))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(lambda value, _: f"{value:g}")
-    style.legend(figure, 2 if len(roofs) > 1 else 1, fontsize=8)
-    _label_points(figure, axes, points[["intensity", "reached"]].to_numpy(), _words(points.head(top)))
+    style.legend(figure, 2, fontsize=8)
     return style.described(
         figure, f"{title}, points under the roofs of {_roofline_in_words(points, roofs, unit, top)}."
     )
@@ -136,26 +130,23 @@ def _draw_roof(
 
 
 def _draw_points(axes: Any, points: pd.DataFrame, top: int) -> None:
-    """Draw the longest operations, with a marker a group, and the others small."""
+    """Draw the longest operations, each with a marker of its own that the legend names, and the others small."""
     shown, rest = points.head(top), points.iloc[top:]
-    groups = shown["group"] if "group" in shown else pd.Series("", shown.index)
-    for group, (colour, marker) in zip(groups.unique(), cycle(_MARKS), strict=False):
-        rows = shown[groups == group]
-        look = {"linestyle": "none", "marker": marker, "color": colour, "markersize": 7}
-        axes.plot(rows["intensity"], rows["reached"], label=style.plain(group) or "_", **look)
+    for row, (colour, marker) in zip(shown.to_dict("records"), cycle(_MARKS), strict=False):
+        look = {"linestyle": "none", "marker": marker, "color": colour, "markersize": 7, "markeredgecolor": "white"}
+        axes.plot(row["intensity"], row["reached"], label=_named(row), **look)
     if len(rest):
         look = {"linestyle": "none", "marker": ".", "color": GREY, "markersize": 5}
-        axes.plot(rest["intensity"], rest["reached"], label=f"{len(rest)} quicker ones", **look)
+        axes.plot(rest["intensity"], rest["reached"], label=f"{len(rest)} shorter ones", **look)
 
 
-def _words(shown: pd.DataFrame) -> list[str]:
-    """What stands beside each point: its name and, where it is known, its share of the datasheet's speed of light."""
-    words = []
-    for row in shown.to_dict("records"):
-        text = style.plain(_AN_OPERATOR.sub("", str(row["name"])), 30)
-        share = row.get("sol_datasheet", np.nan)
-        words.append(f"{text}, {share:.0%}" if np.isfinite(share) else text)
-    return words
+def _named(row: dict[Any, Any]) -> str:
+    """Name an operation for the legend, with its share of the datasheet's speed of light where that is known."""
+    name = style.plain(_OPERATOR.sub("", str(row["name"])), 30)
+    share = row.get("sol_datasheet", np.nan)
+    if np.isfinite(share):
+        name += f", {share:.0%}"
+    return f"{name} ({style.plain(row['group'])})" if "group" in row else name
 
 
 def _roofline_in_words(points: pd.DataFrame, roofs: Sequence[Rates], unit: str, top: int) -> str:
@@ -167,39 +158,6 @@ def _roofline_in_words(points: pd.DataFrame, roofs: Sequence[Rates], unit: str, 
     if len(points) > top:
         sentence += f"; {len(points) - top} more"
     return sentence
-
-
-def _label_points(figure: Figure, axes: Any, points: np.ndarray, words: Sequence[str]) -> None:
-    """Write a word beside each of the first points, where it covers no other word, no point and no line."""
-    figure.draw_without_rendering()  # from here on the axes have their place
-    taken = []
-    for place in axes.transData.transform(points):
-        taken.append(Bbox.from_extents(*(place - 5), *(place + 5)))
-    drawn = _places_on_lines(axes)
-    for point, text in zip(points, words, strict=False):
-        label = axes.annotate(text, point, (0, 0), textcoords="offset points", fontsize=8)
-        for away, (across, up) in product(_AWAY, _AROUND):
-            label.set(ha=("center", "left", "right")[across], va=("center", "bottom", "top")[up])
-            label.xyann = (away * across * 1.0, away * up * 1.0)
-            box = label.get_window_extent().padded(2)
-            inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
-            free = not any(box.overlaps(other) for other in taken) and not box.count_contains(drawn)
-            if inside and free:
-                break
-        taken.append(label.get_window_extent())
-        if away > _AWAY[0]:  # not close enough for the eye
-            arrow = {"arrowstyle": "-", "color": GREY, "lw": 0.7}
-            axes.annotate("", point, label.xyann, textcoords="offset points", arrowprops=arrow)
-
-
-def _places_on_lines(axes: Any) -> np.ndarray:
-    """Points along all lines of the axes, in pixels."""
-    places = [np.empty((0, 2))]
-    for line in axes.lines:
-        corners = line.get_xydata()
-        if line.get_linestyle() != "None" and len(corners) > 1:
-            places.append(np.geomspace(corners[:-1], corners[1:], 60).reshape(-1, 2))
-    return np.asarray(axes.transData.transform(np.concatenate(places)))
 
 
 def limiter_map(table: pd.DataFrame, *, title: str = "What limits each kernel") -> Figure:

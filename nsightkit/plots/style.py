@@ -14,7 +14,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import LogLocator, NullLocator
 
 from nsightkit import safe
-from nsightkit.plots.looks import BLUE, GREEN, OCHRE, PURPLE, RED, VERMILION, spoken, tick
+from nsightkit.plots.looks import BLUE, GREEN, OCHRE, PURPLE, RED, VERMILION, tick
 
 #: A colour and a hatch.
 Look = tuple[str, str | None]
@@ -104,51 +104,6 @@ def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:
     axes.set_yticks(np.arange(len(labels)), labels=labels, fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-
-
-def ranked_bars(
-    rows: pd.DataFrame, *, title: str, axis: str, unit_of: Callable[[float], tuple[float, str]], empty: str
-) -> Figure:
-    """Draw a bar a row, named at its left and with its value in words at its end.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        ``name, value, label, colour, hatch`` and, where a legend explains the looks, ``group``: empty for a row that
-        belongs to none.
-    title, axis : str
-    unit_of : callable
-        The size and the name of the unit in which the largest value reads well.
-    empty : str
-        What to say where there are no rows.
-    """
-    figure, axes = new_figure(1.2 + 0.36 * max(len(rows), 2), title)
-    if rows.empty:
-        return nothing(figure, axes, title, empty)
-    size, unit = unit_of(rows["value"].max())
-    widths = rows["value"].to_numpy(float) / size
-    hatches = [hatch if isinstance(hatch, str) else None for hatch in rows["hatch"]]  # a frame makes NaN of None
-    looks = {"color": list(rows["colour"]), "hatch": hatches, "edgecolor": "white"}
-    bars = axes.barh(np.arange(len(rows)), widths, height=0.68, **looks)
-    label_bars(axes, bars, rows["label"])
-    name_rows(axes, rows["name"])
-    axes.set_xlabel(f"{axis} ({unit})")
-    if "group" in rows:
-        first_of_group = {plain(group): bars[list(rows["group"]).index(group)] for group in rows["group"] if group}
-        legend(figure, 4, first_of_group)
-    pairs = zip(rows["name"], rows["label"], strict=True)
-    return described(figure, f"{title}, horizontal bars: {spoken(pairs)}.")
-
-
-def first_rows(rows: pd.DataFrame, top: int, name: str, sums: Sequence[str]) -> pd.DataFrame:
-    """Keep the first rows, and sum up the others in one more."""
-    rest = rows.iloc[top:]
-    if rest.empty:
-        return rows
-    others: dict[str, object] = {name: f"{len(rest)} others"}
-    for column in sums:
-        others[column] = rest[column].sum()
-    return pd.concat([rows.head(top), pd.DataFrame([others])], ignore_index=True)
 
 
 def side_by_side(columns: Mapping[str, pd.Series]) -> pd.DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import matplotlib as mpl
@@ -96,17 +95,17 @@ def test_colours_stand_out_from_light_and_dark_pages(colour, page):
     assert (light + 0.05) / (dark + 0.05) >= 3  # WCAG 1.4.11, graphical objects
 
 
-def test_gap_bars_draw_every_cause(gaps):
-    figure = plots.gap_bars(gaps)
+def test_bars_draw_every_cause(gaps):
+    figure = plots.bars(gaps)
     _draw(figure)
     axes = figure.axes[0]
     assert [bar.get_width() for bar in axes.patches] == [40, 2, 0.001]
-    assert axes.get_xlabel() == "idle time (ms)"
-    assert "input-pipeline 40.0 ms · 40.0% of span" in figure.get_label()
+    assert axes.get_xlabel() == "time (ms)"
+    assert "input-pipeline 40.0 ms · 40.0% · 9x" in figure.get_label()
 
 
-def test_kernel_bars_lose_no_time(kernels):
-    figure = plots.kernel_bars(kernels, top=5)
+def test_bars_lose_no_time(kernels):
+    figure = plots.bars(kernels, top=5)
     texts = _draw(figure)
     widths = [bar.get_width() for bar in figure.axes[0].patches]
     assert len(widths) == 6
@@ -138,11 +137,11 @@ def test_step_times_draw_every_sample(samples):
     assert "median 2.00 ms" in figure.get_label()
 
 
-@pytest.mark.parametrize("figure", ["gap_bars", "kernel_bars", "before_after", "timeline", "step_times"])
+@pytest.mark.parametrize("figure", ["bars of gaps", "bars of kernels", "before_after", "timeline", "step_times"])
 def test_hostile_names_are_drawn_as_text(figure, gaps, kernels):
     made = {
-        "gap_bars": lambda: plots.gap_bars(gaps, title=HOSTILE),
-        "kernel_bars": lambda: plots.kernel_bars(kernels, title=HOSTILE),
+        "bars of gaps": lambda: plots.bars(gaps, title=HOSTILE),
+        "bars of kernels": lambda: plots.bars(kernels, title=HOSTILE),
         "before_after": lambda: plots.before_after(gaps, gaps, labels=(HOSTILE, HOSTILE), title=HOSTILE),
         "timeline": lambda: plots.timeline(_trace(), title=HOSTILE),
         "step_times": lambda: plots.step_times({HOSTILE: [1.0, 2.0]}, title=HOSTILE),
@@ -153,13 +152,13 @@ def test_hostile_names_are_drawn_as_text(figure, gaps, kernels):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: plots.gap_bars(pd.DataFrame(columns=["cause", "count", "total_ns", "share_of_span"])),
-        lambda: plots.kernel_bars(pd.DataFrame(columns=["name", "category", "count", "total_ns", "share"])),
+        lambda: plots.bars(pd.DataFrame(columns=["cause", "count", "total_ns", "share_of_span"])),
+        lambda: plots.bars(pd.DataFrame(columns=["name", "category", "count", "total_ns", "share"])),
         lambda: plots.before_after(*2 * [pd.DataFrame(columns=["cause", "total_ns"])]),
         lambda: plots.step_times(pd.DataFrame(columns=["wall_ns", "busy_ns"])),
         lambda: plots.timeline(Trace.from_frames({})),
     ],
-    ids=["gap_bars", "kernel_bars", "before_after", "step_times", "timeline"],
+    ids=["bars of gaps", "bars of kernels", "before_after", "step_times", "timeline"],
 )
 def test_nothing_to_draw_is_said(make):
     figure = make()
@@ -212,8 +211,8 @@ def test_a_lane_of_many_events_counts_overlaps_once(window):
 
 def test_inputs_are_left_alone(gaps, kernels):
     before = gaps.copy(), kernels.copy()
-    plots.gap_bars(gaps)
-    plots.kernel_bars(kernels)
+    plots.bars(gaps)
+    plots.bars(kernels)
     plots.before_after(gaps, gaps)
     pd.testing.assert_frame_equal(gaps, before[0])
     pd.testing.assert_frame_equal(kernels, before[1])
@@ -296,10 +295,9 @@ def test_roofline_points_and_roofs():
     x, y = (np.asarray(f(), float) for f in (roofs[0].get_xdata, roofs[0].get_ydata))
     slope = x < 250
     np.testing.assert_allclose(y[slope] / x[slope], 4.0)  # 4000 GB/s
-    (points,) = [line for line in lines if line.get_linestyle() == "None"]
-    assert points.get_xydata().tolist() == [[1000.0, 500.0], [0.5, 1.0]]  # a copy has no FLOPs
-    words = {text.get_text(): text for text in figure.axes[0].texts}
-    assert tuple(words["matrix, 50%"].xy) == (1000.0, 500.0)
+    points = {line.get_label(): line for line in lines if line.get_linestyle() == "None"}
+    assert points["matrix, 50%"].get_xydata().tolist() == [[1000.0, 500.0]]
+    assert len(points) == 2  # a copy has no FLOPs
     assert "datasheet (1,000 TFLOP/s, 4,000 GB/s)" in figure.get_label()
     figure.canvas.draw()
     assert "no operations" in plots.roofline(table.head(0), [sheet], "bf16").get_label()
@@ -309,11 +307,9 @@ def test_roofline_points_and_roofs():
     low = Rates("datasheet", {"bf16": 1000.0, "fp32": 60.0}, 4000.0)
     figure = plots.roofline(many, [low], "bf16", lower=("fp32", "fp8"), top=4)
     named = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
-    (others,) = [line for line in named if line.get_label() == "7 quicker ones"]
+    (others,) = [line for line in named if line.get_label() == "7 shorter ones"]
     assert len(others.get_xdata()) == 7
-    assert len(figure.axes[0].texts) == 4 + 1  # and the ceiling's name
-    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert len(named) == 4 + 1
     (ceiling,) = [line for line in figure.axes[0].lines if list(line.get_ydata()) == [60.0, 60.0]]
     assert ceiling.get_xdata()[0] == 15
     assert "; 7 more" in figure.get_label()
