@@ -1,0 +1,6 @@
+"""The version of nsightkit; a module of its own, so that any other can import it."""
+
+from __future__ import annotations
+
+__all__ = ["__version__"]
+__version__ = "0.1.0"
