@@ -540,7 +540,9 @@ def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table
     return _table(trace, rows, top, remarks=_missing(trace, "os_calls" if os else "calls"), empty="no calls")
 
 
-def steps(trace: "Trace", *, match: str | None = None, top: int | None = None) -> "Table":
+def steps(
+    trace: "Trace", *, match: str | None = None, weights_gb: float | None = None, top: int | None = None
+) -> "Table":
     """Show how long each step took, how busy the GPU was, what it served, and which steps stand out.
 
     Parameters
@@ -548,6 +550,8 @@ def steps(trace: "Trace", *, match: str | None = None, top: int | None = None) -
     trace : Trace
     match : REGEX, optional
         The ranges that are steps. Default: those named so.
+    weights_gb : GB, optional
+        Weights that a decode step reads (active experts only), for the least time it can take on this card.
     top : int, optional
         Only the first N rows. Default: all; text shows 20.
 
@@ -561,15 +565,47 @@ def steps(trace: "Trace", *, match: str | None = None, top: int | None = None) -
     rows = analysis.summary(trace, match=match)
     outliers = int(rows["outlier"].sum())
     median = time_text(float(rows["wall_ns"].median())) if len(rows) else "-"
+    notes = [f"{count_text(len(rows), 'step')}, median {median}, {count_text(outliers, 'outlier')}"]
+    floor_ns = None if weights_gb is None else _decode_floor_ns(trace, weights_gb)
+    for phase in analysis.phases(trace, match).to_dict("records"):
+        notes.append(_phase_text(phase))
+        if floor_ns is not None and phase["phase"] == "decode":
+            ratio = phase["median_ns"] / floor_ns
+            read = f"reading {weights_gb:g} GB of weights takes {time_text(floor_ns)}"
+            notes.append(f"{read}; the median decode step takes {ratio:.1f}x as long")
     return _table(
         trace,
         rows,
         top,
-        notes=[f"{count_text(len(rows), 'step')}, median {median}, {count_text(outliers, 'outlier')}"],
+        notes=notes,
         remarks=_missing(trace, "ranges", "kernels"),
         empty="no step ranges (--match names others)",
         hidden=_unfilled(rows, "phase", "tokens", "sequences"),
     )
+
+
+def _decode_floor_ns(trace: "Trace", weights_gb: float) -> float:
+    """Compute the least time of a decode step: its weights at the card's memory bandwidth."""
+    from nsightkit import hardware
+
+    if not 0 < weights_gb < math.inf:
+        raise UsageError(f"--weights-gb must be above 0 and finite, not {weights_gb:g}")
+    names = [gpu.name for gpu in trace.meta.gpus if gpu.name]
+    if not names:
+        raise UsageError("--weights-gb: the trace does not name its GPU, so its memory bandwidth is unknown")
+    return 1e9 * weights_gb / hardware.find(names[0]).gb_per_s
+
+
+def _phase_text(phase: "dict[Any, Any]") -> str:
+    """Describe the steps of one phase of an inference server."""
+    import pandas as pd
+
+    text = f"{phase['phase']}: {count_text(int(phase['steps']), 'step')}, median {time_text(float(phase['median_ns']))}"
+    if not pd.isna(phase["idle_ns"]):
+        text += f", idle {time_text(float(phase['idle_ns']))}"
+    if not pd.isna(phase["tokens_per_s"]):
+        text += f", {phase['tokens_per_s']:,.0f} tokens/s"
+    return text
 
 
 def _unfilled(rows: "pd.DataFrame", *columns: str) -> list[str]:

@@ -350,24 +350,31 @@ def phases(trace: Trace, match: str | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``phase, steps, wall_ns, share, tokens, sequences``, the most time first: how many steps there are of the phase,
-        the sum of their times, its share of the time of all steps, and the medians of their tokens and sequences.
-        Steps of which nothing says the phase have no row, so that shares may sum to less than 1.
+        ``phase, steps, wall_ns, share, median_ns, idle_ns, tokens, sequences, tokens_per_s``, the most time first: how
+        many steps the phase has, the sum of their times, its share of the time of all steps, the medians of a step's
+        time, idle time, tokens and sequences, and the tokens of all its steps by their time. Steps without a known
+        phase have no row, so shares may sum to less than 1.
 
     Raises
     ------
     UsageError
         `match` is not a regular expression.
     """
-    each = summary(trace, match)
-    found = each.groupby("phase").agg(
-        steps=("wall_ns", "size"),
-        wall_ns=("wall_ns", "sum"),
-        tokens=("tokens", "median"),
-        sequences=("sequences", "median"),
+    rows = summary(trace, match)
+    grouped = rows.groupby("phase")
+    table = pd.DataFrame(
+        {
+            "steps": grouped["wall_ns"].size(),
+            "wall_ns": grouped["wall_ns"].sum(),
+            "share": grouped["wall_ns"].sum() / max(rows["wall_ns"].sum(), 1),
+            "median_ns": grouped["wall_ns"].median(),
+            "idle_ns": grouped["idle_ns"].median(),
+            "tokens": grouped["tokens"].median(),
+            "sequences": grouped["sequences"].median(),
+            "tokens_per_s": 1e9 * grouped["tokens"].sum(min_count=1) / grouped["wall_ns"].sum(),
+        }
     )
-    found.insert(2, "share", found["wall_ns"] / max(each["wall_ns"].sum(), 1))
-    return found.sort_values("wall_ns", ascending=False).reset_index()
+    return table.sort_values("wall_ns", ascending=False).reset_index()
 
 
 def _served(trace: Trace, found: pd.DataFrame) -> pd.DataFrame:
