@@ -295,7 +295,7 @@ def named_ranks(own, late):
 said = ""
 if before and after:
     saved_ms = (steps_ns[0].median() - steps_ns[1].median()) / 1e6
-    bound_ms = own.gain_ns / max(len(own.steps), 1) / 1e6
+    bound_ms = own.gain_ns / max(own.ranks["steps"].max(), 1) / 1e6
     still = "nobody was named any more"
     if len(calmer.stragglers):
         who = calmer.stragglers["rank"].iloc[0]

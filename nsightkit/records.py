@@ -273,37 +273,16 @@ class Ranks(Record):
     def parts(self) -> Iterator[Part]:
         """Give the findings, the ranks, their collectives and what was lost."""
         top = self.about.top
-        yield Line(self.about.title, "bold")
-        for finding in self.findings:
+        yield Line(self.findings[0], "bold")
+        for finding in self.findings[1:]:
             yield Line(finding)
+        yield Line(self.about.title, "dim")
         # Sums over a whole trace: a step's length beside them would be on another basis.
         spent = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
         yield from _rows(self.tables["ranks"], *spent, top=top, title="each rank's whole trace")
         compared = self.tables["collectives"]
-        if "count" in compared:
-            columns = (
-                "group",
-                "kind",
-                "bytes",
-                "count",
-                "total_ns",
-                "wait_ns",
-                "exposed_ns",
-                "last_rank",
-                "bus_gb_per_s",
-            )
-        else:
-            columns = (
-                "group",
-                "kind",
-                "step",
-                "bytes",
-                "start_ns",
-                "skew_ns",
-                "last_rank",
-                "transfer_ns",
-                "exposed_ns",
-            )
+        columns = ["group", "kind", "step", "bytes", "count", "start_ns", "total_ns", "wait_ns", "transfer_ns"]
+        columns += ["exposed_ns", "last_rank"]
         yield from _rows(compared, *columns, top=top, title="collectives", empty="none to compare")
         for trace in self["lost"]:
             yield Line(f"lost: {_lost(trace)}: {trace['reason']}", "yellow")

@@ -21,7 +21,7 @@ import re
 import numpy as np
 import pandas as pd
 
-__all__ = ["CATEGORIES", "RULES", "categorize", "category_of"]
+__all__ = ["CATEGORIES", "CPU_COLLECTIVE", "RULES", "categorize", "category_of"]
 
 #: Every category, in the order tables show them when times are equal.
 CATEGORIES = (
@@ -46,13 +46,16 @@ _MOVES_DATA = (
     r"|masked_select|unique"
 )
 
+#: Collectives on a CPU: PyTorch's annotations of Gloo, MPI and UCC, and vLLM's operators through shared memory.
+CPU_COLLECTIVE = re.compile(r"^(gloo|mpi|ucc):|\bshm_(all_?reduce|(all_)?gather|send|recv)")
+
 #: ``(category, pattern, inner)`` in order of precedence. ``pattern`` is searched in the function's qualified name
 #: (no return type, no template or call arguments), ``inner``, where there is one, in the full name; case is ignored.
 RULES: tuple[tuple[str, str, str | None], ...] = (
     (
         "communication",
         (
-            r"nccl|rccl|nvshmem|msccl|rocshmem|multimem_|cross_device_reduce|symm_?mem|deep_ep::"
+            r"nccl|rccl|nvshmem|msccl|rocshmem|multimem_|cross_device_reduce|symm_?mem|deep_ep"
             r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|(one|two)_?shot_\w*reduce"
         ),
         None,

@@ -1,41 +1,34 @@
-"""Which ranks are late too often for chance, what that costs the others, and what they do differently."""
+"""Ranks that are late more often than chance explains, what that costs the others, and where their time goes."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.intervals import uncovered
+from nsightkit.analysis.core.text import share_text
 from nsightkit.analysis.ranks.one_rank import COUNT, TIME, WAITING
 
-__all__ = ["COLUMNS", "chance_of_places", "find", "lateness"]
+__all__ = ["COLUMNS", "chances", "find", "lateness"]
 
-Float = npt.NDArray[np.float64]
-
-#: A rank is named if so rarely a rank would be placed so late by chance (in all tests of a job together) ...
+#: A rank is a straggler if chance places any rank so late in fewer than one job in a hundred ...
 _SIGNIFICANT = 0.01
 #: ... and if its lateness is at least this share of the time watched.
 _WORTH = 0.01
-#: Up to so many (units times ranks) the distribution of a sum of places is counted out, beyond it is a normal one.
-_EXACT = 20_000
-#: Steps with collectives from which on lateness is judged step by step; with fewer, collective by collective.
+#: With fewer steps, each collective is judged by itself.
 _ENOUGH_STEPS = 6
-#: What a rank does differently is not a reason if it explains less of its lateness than this.
+#: The extra time of a rank is the cause if it explains this share of its lateness.
 _EXPLAINED = 0.25
-#: Others make it late if it waits for them, in another group, for at least this share of its lateness.
+#: A rank is held up if its wait in another group is this share of its lateness.
 _HELD_UP_SHARE = 0.5
 _HELD_UP = "waiting in"
-#: Ranks that one is compared with; more make no difference.
-_MOST_OTHERS = 33
-#: Reasons that explain less of the lateness are not listed.
-_REASON = 0.1
-#: As many kernels as the others, but for this: the same work.
+_UNKNOWN = {"cause": "not explained", "extra_ns": None, "count_ratio": None}
+#: Up to this difference a rank runs as many kernels as the others.
 _SAME_COUNT = 0.02
 
 COLUMNS = [
@@ -46,19 +39,16 @@ COLUMNS = [
     "late_units",
     "units",
     "unit",
-    "last_count",
-    "collectives",
-    "waited_for_ns",
     "gain_ns",
     "gain_share",
-    "p_value",
-    "because",
+    "extra_ns",
+    "count_ratio",
     "text",
 ]
 
 
 def lateness(arrivals: pd.DataFrame) -> pd.Series:
-    """How much later than the middle of its ranks each arrival at a collective was, 0 for the earlier ones.
+    """How much later than the middle rank each rank arrived at a collective; 0 for the earlier ones.
 
     Parameters
     ----------
@@ -68,274 +58,225 @@ def lateness(arrivals: pd.DataFrame) -> pd.Series:
     Returns
     -------
     Series of float
-        In nanoseconds, NaN where ranks do not wait for each other. The middle is the lower median: of two ranks, the
-        earlier one. Of collectives of a group that wait for a rank at the same time each has what the ones before have
-        not, so that sums are times.
+        In nanoseconds, NaN for kinds in which ranks do not wait for each other. The middle is the lower median: of
+        two ranks, the earlier one. Collectives of a group that wait for a rank at the same time count once.
     """
     middle = arrivals.groupby("collective")["start_ns"].quantile(0.5, interpolation="lower")
     rows = arrivals[arrivals["wait_ns"].notna()]
     in_time = rows["collective"].map(middle).astype(np.int64)
-    rank_and_group = rows.groupby(["rank", "group"]).ngroup()
+    rank_and_group = rows.groupby(["rank", "group_id"]).ngroup()
     late = uncovered(in_time, rows["start_ns"], rank_and_group)
     return pd.Series(late, rows.index, "float64").reindex(arrivals.index)
 
 
-def find(
-    arrivals: pd.DataFrame,
-    steps: Mapping[int, pd.DataFrame],
-    floors: Mapping[int, float],
-    wall_ns: float,
-    groups: Mapping[int, str] | None = None,
-) -> tuple[pd.DataFrame, int]:
+def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns: float) -> tuple[pd.DataFrame, int]:
     """Name the stragglers of a job.
 
-    In each step the ranks of a process group are placed by how late they came to its collectives. If lateness were
-    chance, every place would be as likely for every rank; a rank is a straggler if the sum of its places is so high
-    that chance gives it to one rank in less than one job in a hundred, and if its lateness is at least one per cent of
-    the time watched. Lateness below the spread of the clocks counts as none. The ranks that are left are then judged
-    once more among themselves: of two that are late together, one hides the other.
+    In each step the ranks of a process group are placed by their lateness. If lateness were chance, each place would be
+    as likely for each rank. A rank is a straggler if the sum of its places is so high that chance gives it to any rank
+    in fewer than one job in a hundred, and if its lateness is at least 1% of the time watched. The other ranks are then
+    judged again among themselves, because two late ranks hide each other.
 
     Parameters
     ----------
     arrivals : DataFrame
         See :class:`nsightkit.analysis.ranks.job.Job`.
-    steps : mapping of int to DataFrame
-        What each rank's steps were spent on (:func:`nsightkit.analysis.ranks.one_rank.time_spent`).
-    floors : mapping of int to float
-        Lateness of each rank that its clock's uncertainty may feign, in nanoseconds.
+    steps : DataFrame
+        Each rank's :func:`nsightkit.analysis.ranks.one_rank.time_spent`, by ``rank`` and ``step``.
+    floors : Series of float
+        By rank, the lateness that its clock's uncertainty may feign, in nanoseconds. Up to this it counts as none.
     wall_ns : float
         The time watched.
-    groups : mapping of int to str, optional
-        Names of the process groups.
 
     Returns
     -------
     stragglers : DataFrame
-        Those that are late of themselves first, by falling ``late_ns``: ``rank``; ``cause`` (what it spends more time
-        on; ``waiting in …``, the group in which it is held up by others; or ``not explained``); ``late_ns``
-        (:func:`lateness`, over all collectives) and ``median_late_ns`` of ``units`` (``unit``: step or collective), of
-        which it was late in ``late_units``; ``last_count`` of ``collectives`` to which it came last; ``waited_for_ns``
-        (what the other ranks, together, waited for it beyond the one before); ``gain_ns, gain_share`` (at most so much
-        all would save if it alone were on time: the part of its lateness in which others did nothing else, and no more
-        than what it spends more than they do); ``p_value`` (of all tests together);
-        ``because`` (a list of ``what, extra_ns, share`` of all extra time, and ``count_ratio``, its kernels over
-        those of the others); ``text``.
+        By falling ``late_ns``, ranks that are held up by others last: ``rank``; ``cause`` (the part of its time that
+        exceeds the others' most; ``waiting in …`` with the group and the rank that hold it up; or ``not explained``);
+        ``late_ns`` (:func:`lateness`, summed) and ``median_late_ns`` over the ``late_units`` of ``units`` (``unit``:
+        step or collective) in which it was late; ``gain_ns, gain_share`` (the most that the job would save with this
+        rank on time); ``extra_ns`` (the excess of the cause); ``count_ratio`` (its kernels over the others'); ``text``.
     gain_ns : int
-        The same for all of them on time.
+        The most that the job would save with all stragglers on time.
     """
     table = arrivals.assign(late=lateness(arrivals)).dropna(subset="late")
     table["late"] = table["late"].where(table["late"] > table["rank"].map(floors), 0.0)
     units_of = _lateness_by_group(table)
     stragglers = _late_beyond_chance(units_of, wall_ns)
-    if not stragglers:
-        return pd.DataFrame({column: [] for column in COLUMNS}), 0
-    last = _last_to_arrive(table)
     rows = []
-    extra_of_all = 0.0
-    for rank, (p_value, group) in stragglers.items():
+    excess_of_all = 0.0
+    for rank, group in stragglers.items():
         units = units_of[group]
-        others = [other for other in map(int, units.columns.tolist()) if other != rank]
-        on_time = [other for other in others if other not in stragglers]
-        because, extra_ns = _reasons(rank, steps, on_time or others)
-        row = _figures(rank, table, last, units[rank].dropna())
-        row["unit"] = units.index.name
-        row["p_value"] = min(p_value, 1.0)
-        row["gain_ns"] = _time_saved(table, {rank})
-        if extra_ns >= _EXPLAINED * row["late_ns"]:
-            # It alone on time cannot save more than what it spends more than the others.
-            row["gain_ns"] = min(row["gain_ns"], extra_ns)
-            extra_of_all += extra_ns
+        others = units.columns.drop(list(stragglers), errors="ignore")
+        if others.empty:
+            others = units.columns.drop(rank)
+        row = {"rank": rank, "late_ns": int(table["late"][table["rank"] == rank].sum())}
+        row |= _figures(units[rank].dropna(), units.index.name)
+        row["gain_ns"] = _time_saved(table, [rank])
+        reason, excess_ns = _reason(rank, steps, others)
+        if excess_ns < _EXPLAINED * row["late_ns"]:
+            reason = _held_up(table, rank, group)
+            excess_ns = math.inf if reason is _UNKNOWN else 0
         else:
-            because = _held_up(table, last, rank, group, groups or {})
-            if not because:
-                extra_of_all = math.inf
-        row["gain_share"] = row["gain_ns"] / wall_ns if wall_ns else 0.0
-        row["because"] = because
-        row["cause"] = because[0]["what"] if because else "not explained"
+            # On time, it saves at most what it spends more than the others.
+            row["gain_ns"] = min(row["gain_ns"], excess_ns)
+        excess_of_all += excess_ns
+        row |= reason
+        row["gain_share"] = row["gain_ns"] / wall_ns
         row["text"] = _text(row)
         rows.append(row)
-    # Those that are late of themselves come first.
     rows.sort(key=lambda row: (row["cause"].startswith(_HELD_UP), -row["late_ns"]))
-    gain_ns = min(_time_saved(table, set(stragglers)), extra_of_all)
+    gain_ns = min(_time_saved(table, list(stragglers)), excess_of_all)
     return pd.DataFrame(rows, columns=COLUMNS), int(gain_ns)
 
 
-def _figures(rank: int, table: pd.DataFrame, last: pd.DataFrame, late_by_unit: pd.Series) -> dict[str, Any]:
-    """How late a rank is, how often, and what that costs the others."""
-    own = table[table["rank"] == rank]
-    own_last = last[last["rank"] == rank]
+def _figures(late_by_unit: pd.Series, unit: str) -> dict[str, Any]:
+    """How late a rank is in a step, and how often."""
     late = late_by_unit[late_by_unit > 0]
     return {
-        "rank": rank,
-        "late_ns": int(own["late"].sum()),
         "median_late_ns": int(late.median()),
         "late_units": len(late),
         "units": len(late_by_unit),
-        "last_count": len(own_last),
-        "collectives": len(own),
-        "waited_for_ns": int((own_last["by"] * (own_last["ranks"] - 1)).sum()),
+        "unit": unit,
     }
 
 
+# ---------------------------------------------------------------- chance
+
+
 def _lateness_by_group(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """Lateness of each process group's ranks (columns) in each step, or at each collective where steps are too few."""
+    """Lateness of each group's ranks (columns) in each step, or at each collective if steps are too few."""
     result = {}
-    for group, rows in table.groupby("group"):
-        unit = "collective"
+    for group, rows in table.groupby("group_id"):
         in_steps = rows[rows["step"] >= 0]
-        if in_steps["step"].nunique() >= _ENOUGH_STEPS:
-            unit, rows = "step", in_steps  # noqa: PLW2901
-        result[int(str(group))] = rows.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")
+        by_step = in_steps["step"].nunique() >= _ENOUGH_STEPS
+        unit = "step" if by_step else "collective"
+        units = in_steps if by_step else rows
+        result[int(str(group))] = units.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")
     return result
 
 
-def _late_beyond_chance(units_of: Mapping[int, pd.DataFrame], wall_ns: float) -> dict[int, tuple[float, int]]:
-    """Stragglers, each with its chance, and the group in which it is latest."""
+def _late_beyond_chance(units_of: Mapping[int, pd.DataFrame], wall_ns: float) -> dict[int, int]:
+    """Stragglers, each with the group in which it is latest."""
     tests = sum(units.shape[1] for units in units_of.values())
-    stragglers: dict[int, tuple[float, int]] = {}
+    stragglers: dict[int, int] = {}
     while True:
         late = []
         for group, units in units_of.items():
             rest = units.drop(columns=list(stragglers), errors="ignore")
-            for rank, chance in _chance_of_each(rest).items():
-                late_ns = rest[rank].sum()
-                if chance * tests < _SIGNIFICANT and late_ns >= _WORTH * wall_ns:
-                    late.append((late_ns, -group, rank, chance * tests))
+            late_ns = rest.sum()
+            named = (tests * chances(rest) < _SIGNIFICANT) & (late_ns >= _WORTH * wall_ns)
+            for rank in rest.columns[named].tolist():
+                late.append((late_ns[rank], group, rank))
         if not late:
             return stragglers
-        # Of the groups that a rank is late in, the one in which it is latest comes last.
-        for _, group, rank, p_value in sorted(late):
-            stragglers[rank] = p_value, -group
+        # The group in which a rank is latest comes last, and stays.
+        stragglers |= {rank: group for _, group, rank in sorted(late)}
 
 
-def _chance_of_each(units: pd.DataFrame) -> dict[int, float]:
-    """Chance of each rank to be placed at least as late as it is, if every place were as likely for each."""
-    # Where nobody was late, nobody was placed: that says nothing for or against a rank.
-    units = units[units.nunique(axis=1) > 1]
-    count = units.notna().sum(axis=1)
-    result = {}
-    for rank, places in units.rank(axis=1, method="average").items():
-        sides = count[places.notna()].tolist()
-        # Of ties a rank gets the mean place; rounded down, so that chance is not thought smaller than it is.
-        result[int(str(rank))] = chance_of_places(sides, math.floor(places.sum()))
-    return result
-
-
-def chance_of_places(sides: Sequence[int], total: int) -> float:
-    """Chance that dice throw at least a total: that of a rank to be placed so late, if each place is as likely.
+def chances(units: pd.DataFrame) -> pd.Series:
+    """Chance of each rank to be placed as late as it is or later, if each place is as likely in each unit.
 
     Parameters
     ----------
-    sides : sequence of int
-        Of each die: how many ranks were placed in that step.
-    total : int
-        Sum of the places.
+    units : DataFrame
+        Lateness, a row per unit and a column per rank.
+
+    Returns
+    -------
+    Series of float
+        By rank.
     """
-    if not sides:
-        return 1.0
-    if len(sides) * sum(sides) <= _EXACT * max(sides):
-        ways = functools.reduce(np.convolve, [np.full(n, 1 / n) for n in sides])
-        least = len(sides)  # of all dice a one
-        return float(ways[max(total - least, 0) :].sum())
-    faces = np.array(sides)
-    mean = (faces + 1).sum() / 2
-    deviation = math.sqrt((faces * faces - 1).sum() / 12)
-    if not deviation:
-        return 1.0
-    return 0.5 * math.erfc((total - 0.5 - mean) / deviation / math.sqrt(2))
+    units = units.dropna()
+    # Units without a late rank place nobody.
+    units = units[units.nunique(axis=1) > 1]
+    count, sides = units.shape
+    if not count:
+        return pd.Series(1.0, units.columns)
+    # Tied ranks get the mean place. Rounded down, it makes no rank look later than it is.
+    total = np.floor(units.rank(axis=1).sum()).astype(np.int64)
+    # The sum of dice with as many sides as there are ranks.
+    size = count * (sides - 1) + 1
+    die = np.fft.rfft(np.full(sides, 1 / sides), size)
+    ways = np.fft.irfft(die**count, size)
+    at_least = ways[::-1].cumsum()[::-1]
+    return pd.Series(at_least[total - count].clip(0, 1), units.columns)
 
 
-def _last_to_arrive(table: pd.DataFrame) -> pd.DataFrame:
-    """The rank that came last to each collective, how much later than the one before, and how many came."""
-    by = table.sort_values(["collective", "start_ns", "rank"], kind="stable").groupby("collective")
-    last, before = by["start_ns"].nth(-1).to_numpy(), by["start_ns"].nth(-2).to_numpy()
-    result = pd.DataFrame({"rank": by["rank"].last(), "group": by["group"].last(), "ranks": by.size()})
-    return result.assign(by=uncovered(before, last, result["group"]))
+# ---------------------------------------------------------------- cost
 
 
-def _time_saved(table: pd.DataFrame, ranks: set[int]) -> int:
-    """Time that some ranks' lateness costs: that in which somebody waited for them and did nothing else."""
+def _time_saved(table: pd.DataFrame, ranks: list[int]) -> int:
+    """Time in which other ranks waited for these and did nothing else."""
     by = table.groupby("collective")
     arrived = by["start_ns"].max()
-    # When the others were there; where there are no others, when the first was.
+    # When the others were there; without others, when the first was.
     others = table[~table["rank"].isin(ranks)].groupby("collective")["start_ns"].max()
     in_time = others.reindex(arrived.index).fillna(by["start_ns"].min())
     exposed = by["exposed_ns"].max().astype("float64").fillna(np.inf)
-    waited = uncovered(in_time, arrived, by["group"].first())
+    waited = uncovered(in_time, arrived, by["group_id"].first())
     return int(np.minimum(waited, exposed).sum())
 
 
-def _held_up(
-    table: pd.DataFrame, last: pd.DataFrame, rank: int, group: int, groups: Mapping[int, str]
-) -> list[dict[str, Any]]:
-    """Another group than the one it is late in, in which a rank waits for others so long that this makes it late."""
-    own = table[table["rank"] == rank]
-    late_ns = own.loc[own["group"] == group, "late"].sum()
-    elsewhere = own[own["group"] != group]
-    elsewhere = elsewhere.assign(
-        wait=elsewhere["wait_ns"].astype("float64"), whom=elsewhere["collective"].map(last["rank"])
-    )
-    by_group = elsewhere.groupby("group")["wait"].sum()
-    if not len(by_group) or by_group.max() < _HELD_UP_SHARE * late_ns:
-        return []
-    where: Any = by_group.idxmax()
-    whom = elsewhere[elsewhere["group"] == where].groupby("whom")["wait"].sum().idxmax()
-    what = f"{_HELD_UP} {groups.get(where, f'group {where}')} for rank {whom}"
-    return [{"what": what, "extra_ns": int(by_group.max()), "share": 1.0, "count_ratio": None}]
+# ---------------------------------------------------------------- cause
 
 
-def _reasons(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) -> tuple[list[dict[str, Any]], int]:
-    """What a rank spends more time on than the median of others, and how much more in all."""
-    chosen = np.unique(np.linspace(0, len(others) - 1, _MOST_OTHERS).round().astype(int))
-    tables = [steps[rank], *(steps[others[i]] for i in chosen)]
-    names = [name for name in steps[rank].columns if name.startswith(TIME) and name != WAITING]
-    together = pd.concat([table.set_index("step") for table in tables], keys=range(len(tables))).fillna(0)
-    # Steps that all of them recorded.
-    together = together[together.groupby("step")[names[0]].transform("size") == len(tables)]
-    own: Any = together.loc[0]
-    rest = together.drop(index=0, level=0)
-    usual = rest.groupby("step").median()
-    extra = (own[names] - usual[names]).sum().astype(np.int64)
-    total = int(extra[extra > 0].sum())
-    reasons = []
-    for name, extra_ns in extra.sort_values(ascending=False, kind="stable").items():
-        if not total or extra_ns < _REASON * total:
-            break
-        what = str(name).removeprefix(TIME)
-        ratio = _times_as_many(own, rest, f"{COUNT}{what}")
-        reasons.append({"what": what, "extra_ns": int(extra_ns), "share": extra_ns / total, "count_ratio": ratio})
-    return reasons, total
+def _reason(rank: int, steps: pd.DataFrame, others: pd.Index) -> tuple[dict[str, Any], int]:
+    """The part of its time that exceeds the median of the others most, and the sum of all excess."""
+    together = steps[steps.index.get_level_values("rank").isin([rank, *others])]
+    # Only steps that all of them recorded.
+    recorded = together.groupby(level="step").transform("size")
+    together = together[recorded == len(others) + 1].fillna(0)
+    own = together.xs(rank, level="rank").sum()
+    usual = together.drop(index=rank, level="rank").groupby(level="step").median().sum()
+    is_time = together.columns.str.startswith(TIME) & (together.columns != WAITING)
+    extra = (own - usual)[is_time]
+    part = str(extra.idxmax())
+    count = part.replace(TIME, COUNT)
+    ratio = float(own[count] / usual[count]) if usual.get(count) else None
+    reason = {"cause": part.removeprefix(TIME), "extra_ns": int(extra[part]), "count_ratio": ratio}
+    return reason, int(extra.clip(lower=0).sum())
 
 
-def _times_as_many(own: pd.DataFrame, others: pd.DataFrame, count: str) -> float | None:
-    """How many times the others' kernels of a kind a rank runs; None for what is not counted."""
-    if count not in own:
-        return None
-    usual = float(others[count].groupby(level=0).sum().median())
-    return float(own[count].sum()) / usual if usual else math.inf
+def _held_up(table: pd.DataFrame, rank: int, group: int) -> dict[str, Any]:
+    """Another group in which a rank waits for others so long that this makes it late."""
+    rows = table[table["rank"] == rank]
+    late_ns = rows["late"][rows["group_id"] == group].sum()
+    elsewhere = rows[rows["group_id"] != group].astype({"wait_ns": "float64"})
+    by_group = elsewhere.groupby("group_id")["wait_ns"].sum()
+    if by_group.max() < _HELD_UP_SHARE * late_ns or by_group.empty:
+        return _UNKNOWN
+    there = elsewhere[elsewhere["group_id"] == by_group.idxmax()]
+    last = table.sort_values("start_ns").groupby("collective")["rank"].last()
+    whom = there.groupby(there["collective"].map(last))["wait_ns"].sum().idxmax()
+    cause = f"{_HELD_UP} process group {there['group'].iloc[0]} for rank {whom}"
+    return _UNKNOWN | {"cause": cause, "extra_ns": int(by_group.max())}
 
 
 def _text(row: Mapping[str, Any]) -> str:
-    """Say it in a few sentences."""
-    units = f"{row['late_units']} of {row['units']} {row['unit']}s"
-    late = f"Rank {row['rank']} comes late in {units}, by {_ms(row['median_late_ns'])} at the median"
-    share = f"{row['gain_share']:.1%}" if row["gain_share"] < 1 else "all"
-    gain = f"If it alone were on time, at most {_ms(row['gain_ns'])} ({share}) would be saved."
-    if not row["because"]:
-        return f"{late}; what it does differently is not in the trace. {gain}"
-    reason = row["because"][0]
-    what, extra = reason["what"], _ms(reason["extra_ns"])
-    if what.startswith(_HELD_UP):
-        return f"{late}, after {extra} of {what}."
-    return f"{late}; it spends {extra} more than the others on {what}{_how_many(reason['count_ratio'])}. {gain}"
+    """Two sentences for a person."""
+    often = f"{row['late_units']} of {row['units']} {row['unit']}s"
+    late = f"Rank {row['rank']} is late by {_ms(row['median_late_ns'])} per {row['unit']}, in {often}"
+    gain = f"If only this rank were on time, the job would save at most {_ms(row['gain_ns'])}"
+    gain = f"{gain} ({share_text(row['gain_share'])})."
+    if row["extra_ns"] is None:
+        return f"{late}; the traces do not show why. {gain}"
+    if row["cause"].startswith(_HELD_UP):
+        return f"{late}, after {row['cause']} ({_ms(row['extra_ns'])})."
+    return f"{late}; it spends {_ms(row['extra_ns'])} more than the others {_place(row)}. {gain}"
 
 
-def _how_many(count_ratio: float | None) -> str:
-    if count_ratio is None:
-        return ""
-    if abs(count_ratio - 1) <= _SAME_COUNT:
-        return ": as many as on the others, but slower"
-    return f": {count_ratio:.2f} times as many as on the others"
+def _place(row: Mapping[str, Any]) -> str:
+    """Where the extra time goes, and whether the rank runs more kernels than the others or slower ones."""
+    cause, ratio = row["cause"], row["count_ratio"]
+    if cause.startswith("idle, "):
+        name = CAUSES[cause.removeprefix("idle, ")].name
+        return f"idle ({name.removeprefix('idle: ')})"
+    if ratio is None:
+        return f"in {cause}"
+    if abs(ratio - 1) <= _SAME_COUNT:
+        return f"in {cause}, with as many kernels that take longer"
+    return f"in {cause}, with {ratio:.2f}x as many kernels"
 
 
 def _ms(ns: float) -> str:
