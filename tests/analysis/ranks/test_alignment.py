@@ -8,9 +8,8 @@ import pytest
 from synthetic.planted_ranks import job
 
 import nsightkit
-from nsightkit.analysis.ranks import alignment
+from nsightkit.analysis.ranks import alignment, one_rank
 from nsightkit.analysis.ranks import collectives as communication
-from nsightkit.analysis.ranks import one_rank
 
 #: Collectives end within 3 µs on all ranks.
 END_JITTER_NS = 3_000

@@ -45,7 +45,16 @@ def load(tmp_path, events):
 
 def event(category, name, start, duration, tid=5, **args):
     pid = 0 if category == "kernel" else 5
-    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": duration, "args": args}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": start,
+        "dur": duration,
+        "args": args,
+    }
 
 
 def kernel(name, start, stream=20, **args):
