@@ -2,7 +2,7 @@
 
 Each rank's trace has its own clock. All-reduce, all-gather, reduce-scatter, all-to-all and barrier end on all ranks at
 nearly the same time. The median difference between the ends of matched collectives is therefore the offset of a clock.
-A late arrival changes the start of a collective and not this difference.
+A late arrival changes the start of a collective, but not this difference.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def align(arrivals: pd.DataFrame, ranks: Iterable[int], files: Mapping[int, str]
     -------
     DataFrame
         By ``rank``: ``island`` (its lowest rank; collectives tie the ranks of an island together, and clocks of two
-        islands cannot be compared), ``offset_ns`` (this clock minus that of the island's lowest rank), ``spread_ns``
+        islands cannot be compared), ``offset_ns`` (this clock minus the one of the island's lowest rank), ``spread_ns``
         (robust standard deviation of the ends on the aligned clocks) and ``matched`` (collectives).
     """
     ends = arrivals[arrivals["kind"].isin(SYNCHRONIZING)]
@@ -265,7 +265,7 @@ class Meetings:
         self.matched = int(self.met["collective"].nunique())
 
     def waiting(self, device: int) -> pd.DataFrame:
-        """The time from a device's arrival to that of the last.
+        """The time from the arrival of a device to the last arrival.
 
         Parameters
         ----------

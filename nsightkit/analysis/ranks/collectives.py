@@ -20,8 +20,6 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
 from nsightkit.trace.model import Trace
 
-Int = npt.NDArray[np.int64]
-
 __all__ = ["collectives", "compute_intervals", "kind_of", "totals"]
 
 #: Kind by a part of a name without underscores and capitals; the first part that occurs decides.
@@ -138,15 +136,11 @@ def totals(trace: Trace) -> dict[str, int | None]:
     compute, talk, both = 0, 0, 0
     for device, computing in devices.items():
         rows = table[table["device"] == device]
-        talking = intervals.merge(rows["start_ns"], rows["end_ns"])
-        compute += _length(computing.start, computing.end)
-        talk += _length(*talking)
-        both += _length(*intervals.common(talking, (computing.start, computing.end)))
+        talking = (rows["start_ns"], rows["end_ns"])
+        compute += intervals.union_length(computing.start, computing.end)
+        talk += intervals.union_length(*talking)
+        both += intervals.union_length(*intervals.common(talking, (computing.start, computing.end)))
     return dict(zip(names, (compute, talk, both, talk - both), strict=True))
-
-
-def _length(start: Int, end: Int) -> int:
-    return int((end - start).sum())
 
 
 @kept
@@ -160,7 +154,7 @@ def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
     Returns
     -------
     dict of int to Coverage
-        By device, the union of graph replays and of kernels that do not communicate; copies are no computation.
+        By device, the union of graph replays and of kernels that do not communicate; copies do not count.
         Without GPU work, device -1: the operators that neither communicate nor wait. Empty if neither was recorded.
     """
     kernels = trace.table("kernels", _WORK)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import multiprocessing
 import os
 import re
@@ -43,7 +42,7 @@ _SMALL_BYTES = 1 << 16
 _RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
 _DIGITS = re.compile(r"(\d+)")
 _FOLDER = "give a folder with a .json, .json.gz, .sqlite or .nsys-rep for each rank"
-_REMEDY = "give each job a folder of its own"
+_REMEDY = "give each job its own folder"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +55,9 @@ class Job:
         One row per rank: ``rank, rank_from`` (``trace``, ``name`` of the file, or ``order``), ``file, tool, steps``,
         ``span_ns, busy_ns, idle_ns, compute_ns, communication_ns, overlapped_ns``,
         ``exposed_ns, collectives``, ``late_ns`` (how much later than the middle rank it arrived, over all
-        collectives), ``waited_ns`` (its wait for others in collectives), ``clock_offset_ns`` (what its trace's clock
-        shows more than that of the lowest rank) and ``clock_spread_ns`` (how far the ends of a collective still lie
-        apart; NA if nothing ties its clock to others).
+        collectives), ``waited_ns`` (its wait for others in collectives), ``clock_offset_ns`` (its clock minus the
+        lowest rank's) and ``clock_spread_ns`` (how far the ends of a collective still lie apart; NA if nothing ties its
+        clock to others).
     stragglers : DataFrame
         See :func:`nsightkit.analysis.ranks.lateness.find`.
     collectives : DataFrame
@@ -228,7 +227,7 @@ def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
     Raises
     ------
     TraceError
-        There is no such folder, or no trace in it.
+        The folder does not exist, or holds no trace.
     """
     folder = Path(folder)
     try:
@@ -297,29 +296,36 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     UsageError
         The traces are of several jobs.
     """
-    missing = [dict(entry) for entry in lost]
-    claimed = set(itertools.chain.from_iterable(entry["ranks"] for entry in missing))
+    claimed: set[int] = set()
+    for entry in lost:
+        claimed.update(entry["ranks"])
     _require_one_job(looks)
-    crew, rank_from = _numbered(looks, claimed)
+    crew = _numbered(looks, claimed)
     sizes = [entry.world_size for entry in looks if entry.world_size]
     world = max([*sizes, max(crew) + 1])
     absent = sorted(set(range(world)).difference(crew, claimed))
+    missing = [dict(entry) for entry in lost]
     if absent:
         missing.append({"file": None, "ranks": absent, "reason": f"no trace (the job has {world} ranks)"})
-    arrivals, clocks, notes = alignment.together(
-        {rank: entry.collectives for rank, entry in crew.items()},
-        {rank: f"{rank}" if entry.process is None else entry.file for rank, entry in crew.items()},
-    )
+    collectives = {}
+    captures = {}
+    spent = {}
+    for rank, look_at in crew.items():
+        collectives[rank] = look_at.collectives
+        captures[rank] = str(rank) if look_at.process is None else look_at.file
+        spent[rank] = look_at.steps.set_index("step")
+    arrivals, clocks, notes = alignment.together(collectives, captures)
     arrivals = _with_waits(arrivals)
-    steps = pd.concat({rank: entry.steps.set_index("step") for rank, entry in crew.items()}, names=["rank"])
+    steps = pd.concat(spent, names=["rank"])
     watched_ns = float(steps.pop("wall_ns").groupby(level="rank").sum().median())
     # Lateness must exceed what the clocks' uncertainty may feign.
     floors = 3 * clocks["spread_ns"].fillna(0)
     stragglers, gain_ns = lateness.find(arrivals, steps, floors, watched_ns)
+    complete = world if len(crew) == world else -1
     return Job(
-        ranks=_ranks(crew, rank_from, clocks, arrivals),
+        ranks=_ranks(crew, clocks, arrivals),
         stragglers=stragglers,
-        collectives=_collectives(arrivals, world if len(crew) == world else -1),
+        collectives=_collectives(arrivals, complete),
         arrivals=arrivals,
         lost=missing,
         notes=notes,
@@ -328,7 +334,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
 
 
 def _require_one_job(looks: Sequence[Look]) -> None:
-    """Refuse traces of several jobs: their collectives are not the same ones, whatever their numbers say."""
+    """Refuse traces of several jobs: the same number does not make their collectives the same."""
     sizes = sorted({entry.world_size for entry in looks if entry.world_size})
     if len(sizes) > 1:
         raise UsageError(f"the traces are of several jobs, of {sizes[0]} and of {sizes[1]} ranks; {_REMEDY}")
@@ -339,29 +345,32 @@ def _require_one_job(looks: Sequence[Look]) -> None:
         raise UsageError(f"the traces are of several jobs, which began {minutes:,.0f} minutes apart; {_REMEDY}")
 
 
-def _numbered(looks: Sequence[Look], claimed: set[int]) -> tuple[dict[int, Look], dict[int, str]]:
-    """Give each rank its number, and the source of the number."""
+def _numbered(looks: Sequence[Look], claimed: set[int]) -> dict[int, Look]:
+    """Give each rank its number: the trace's, or that of the file's name, or the next that is free."""
     crew: dict[int, Look] = {}
-    rank_from: dict[int, str] = {}
     unnumbered: list[Look] = []
     for entry in looks:
         of_name = _rank_of(entry.file) if entry.process is None else []
-        if entry.rank is None and not of_name:
+        if entry.rank is not None:
+            rank, source = entry.rank, "trace"
+        elif of_name:
+            rank, source = of_name[0], "name"
+        else:
             unnumbered.append(entry)
             continue
-        rank = of_name[0] if entry.rank is None else entry.rank
         if rank in crew:
             names = f"{Path(crew[rank].file).name} and {Path(entry.file).name}"
             raise UsageError(f"{names} are both of rank {rank}; {_REMEDY}")
-        crew[rank] = entry
-        rank_from[rank] = "name" if entry.rank is None else "trace"
+        crew[rank] = dataclasses.replace(entry, rank_from=source)
     # The number that an unreadable file claims stays free for it.
     taken = claimed.union(crew)
-    free = (rank for rank in itertools.count() if rank not in taken)
-    for rank, entry in zip(free, unnumbered, strict=False):
+    rank = 0
+    for entry in unnumbered:
+        while rank in taken:
+            rank += 1
+        taken.add(rank)
         crew[rank] = entry
-        rank_from[rank] = "order"
-    return dict(sorted(crew.items())), rank_from
+    return dict(sorted(crew.items()))
 
 
 def _with_waits(arrivals: pd.DataFrame) -> pd.DataFrame:
@@ -399,14 +408,12 @@ def _collectives(arrivals: pd.DataFrame, world: int) -> pd.DataFrame:
     return table.drop(columns="group_size").reset_index().sort_values(["start_ns", "collective"], ignore_index=True)
 
 
-def _ranks(
-    crew: Mapping[int, Look], rank_from: Mapping[int, str], clocks: pd.DataFrame, arrivals: pd.DataFrame
-) -> pd.DataFrame:
+def _ranks(crew: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFrame) -> pd.DataFrame:
     """One row per rank."""
     rows = []
     for rank, entry in crew.items():
         steps = int((entry.steps["step"] >= 0).sum())
-        row = {"rank": rank, "rank_from": rank_from[rank], "file": entry.name, "tool": entry.tool, "steps": steps}
+        row = {"rank": rank, "rank_from": entry.rank_from, "file": entry.name, "tool": entry.tool, "steps": steps}
         rows.append(row | entry.figures | {"collectives": len(entry.collectives)})
     table = pd.DataFrame(rows).set_index("rank")
     waits = arrivals.assign(late_ns=lateness.lateness(arrivals), waited_ns=waited(arrivals))

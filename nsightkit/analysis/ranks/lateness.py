@@ -24,7 +24,7 @@ _WORTH = 0.01
 _ENOUGH_STEPS = 6
 #: The extra time of a rank is the cause if it explains this share of its lateness.
 _EXPLAINED = 0.25
-#: A rank is held up if its wait in another group is this share of its lateness.
+#: Other ranks delay a rank if its wait in another group is this share of its lateness.
 _HELD_UP_SHARE = 0.5
 _HELD_UP = "waiting in"
 _UNKNOWN = {"cause": "not explained", "extra_ns": None, "count_ratio": None}
@@ -91,8 +91,8 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
     Returns
     -------
     stragglers : DataFrame
-        By falling ``late_ns``, ranks that are held up by others last: ``rank``; ``cause`` (the part of its time that
-        exceeds the others' most; ``waiting in …`` with the group and the rank that hold it up; or ``not explained``);
+        By falling ``late_ns``, ranks that others delay last: ``rank``; ``cause`` (the part of its time that
+        exceeds the others' most; ``waiting in …`` with the group and the rank that delay it; or ``not explained``);
         ``late_ns`` (:func:`lateness`, summed) and ``median_late_ns`` over the ``late_units`` of ``units`` (``unit``:
         step or collective) in which it was late; ``gain_ns, gain_share`` (the most that the job would save with this
         rank on time); ``extra_ns`` (the excess of the cause); ``count_ratio`` (its kernels over the others'); ``text``.
@@ -188,7 +188,7 @@ def chances(units: pd.DataFrame) -> pd.Series:
         By rank.
     """
     units = units.dropna()
-    # Units without a late rank place nobody.
+    # Units without a late rank do not count.
     units = units[units.nunique(axis=1) > 1]
     count, sides = units.shape
     if not count:

@@ -58,6 +58,8 @@ class Look:
     steps : DataFrame
         ``step`` (its number), ``wall_ns`` and the columns of
         :func:`nsightkit.analysis.ranks.one_rank.time_spent`. One row, -1, for a trace without steps.
+    rank_from : str
+        The source of its number: ``trace``, ``name`` of the file, or ``order``.
     """
 
     file: str
@@ -69,6 +71,7 @@ class Look:
     figures: dict[str, int | None]
     collectives: pd.DataFrame
     steps: pd.DataFrame
+    rank_from: str = "order"
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 from synthetic.planted_ranks import job
 
 import nsightkit
-from nsightkit.analysis.ranks import alignment, one_rank
+from nsightkit.analysis.ranks import alignment
 from nsightkit.analysis.ranks import collectives as communication
 
 #: Collectives end within 3 µs on all ranks.
@@ -75,14 +75,3 @@ def test_unlike_kinds_and_ranks_that_share_nothing():
     assert clocks["island"].tolist() == [0, 0, 2, 2, 4]
     assert clocks["offset_ns"].tolist() == [0, 70, 0, -5, 0]
     assert "6 of 16 collectives have no match" in notes[0]
-
-
-def test_two_real_gpus_with_one_clock(shared_traces):
-    """Both processes are in one capture, so the difference that the ends show is the method's error."""
-    looks = one_rank.look(nsightkit.load(shared_traces / "nsys-ai/mfu_2gpu_before.sqlite", cache=False))
-    tables = {rank: entry.collectives for rank, entry in enumerate(looks)}
-    matched, clocks, _ = alignment.together(tables)
-    assert matched["collective"].nunique() == 32
-    assert abs(clocks.loc[1, "offset_ns"]) < 25_000
-    _, known, _ = alignment.together(tables, {0: "one", 1: "one"})
-    assert known["offset_ns"].tolist() == [0, 0]

@@ -59,41 +59,33 @@ def test_a_straggler_is_named_with_its_cause_and_its_cost(tmp_path, kind, fault,
     assert "No rank is late" in ranks.survey(truth["paths"], workers=0).findings()[0]  # now without the fault
 
 
-def test_arrivals_and_sums_are_those_laid_out(tmp_path):
+def test_collectives_are_those_laid_out(tmp_path):
     truth = job(tmp_path, {2: "data"}, kind="kineto", **SIZES)
     found = ranks.survey(tmp_path, workers=0)
     zero = truth["collectives"][0]["starts"][0] - found.arrivals["start_ns"].iloc[0]
     for row, true in zip(found.collectives.to_dict("records"), truth["collectives"], strict=True):
         last = max(true["starts"].values())
         assert row["arrived_ns"] + zero == pytest.approx(last, abs=CLOCK_NS)
-        assert row["wait_ns"] == pytest.approx(sum(last - s for s in true["starts"].values()), abs=4 * CLOCK_NS)
+        assert row["wait_ns"] == pytest.approx(3 * last - sum(true["starts"].values()), abs=4 * CLOCK_NS)
         assert row["transfer_ns"] == pytest.approx(600_000, abs=2 * CLOCK_NS)
         assert (row["step"], row["bytes"]) == (true["step"], true["bytes"])
         if true["late_ns"] > 2 * CLOCK_NS:
             assert row["last_rank"] == true["last"]
-    table = found.ranks.set_index("rank")
-    for rank in range(3):
-        for name in ("compute_ns", "communication_ns", "exposed_ns"):
-            assert table.loc[rank, name] == truth[name][rank]
-        waits = found.arrivals["wait_ns"][found.arrivals["rank"] == rank]
-        assert table.loc[rank, "waited_ns"] == waits.sum()
-    kinds = found.kinds()
-    assert kinds["count"].sum() == len(found.collectives)
-    assert kinds["total_ns"].sum() == found.collectives["total_ns"].sum()
+    assert found.ranks["waited_ns"].sum() == found.collectives["wait_ns"].sum()
+    assert found.kinds()["total_ns"].sum() == found.collectives["total_ns"].sum()
     assert (found.lost, found.notes) == ([], [])
 
 
 def test_two_stragglers_and_what_both_cost(tmp_path):
     sizes = {"kind": "kineto", "ranks": 5, "steps": 8, "layers": 2}
-    truth = job(tmp_path, {0: "data", 3: "slow"}, **sizes)
+    late = wall_ns(job(tmp_path, {0: "data", 3: "slow"}, **sizes))
     found = ranks.survey(tmp_path, workers=0)
     rows = found.stragglers.set_index("rank")
     assert rows["cause"].to_dict() == {0: "idle, input-pipeline", 3: "kernels of GEMM"}
-    # What each alone on time would save, and both: the same job without.
-    for rank, left in ((0, {3: "slow"}), (3, {0: "data"})):
-        saved = wall_ns(truth) - wall_ns(job(tmp_path, left, **sizes))
-        assert saved - 16 * CLOCK_NS <= rows.loc[rank, "gain_ns"] <= saved + 0.1 * found.gain_ns
-    assert found.gain_ns == pytest.approx(wall_ns(truth) - wall_ns(job(tmp_path, {}, **sizes)), rel=0.02)
+    # One alone on time saves little, because the other is as late.
+    saved = late - wall_ns(job(tmp_path, {0: "data"}, **sizes))
+    assert saved - 16 * CLOCK_NS <= rows.loc[3, "gain_ns"] <= saved + 0.1 * found.gain_ns
+    assert found.gain_ns == pytest.approx(late - wall_ns(job(tmp_path, {}, **sizes)), rel=0.02)
     assert "If all of them were on time" in found.findings()[2]
 
 
@@ -156,29 +148,24 @@ def test_a_late_rank_is_always_named(crew, often):
 
 
 @pytest.mark.parametrize(
-    ("options", "floor_ns"),
-    [
-        ({"late_ns": 10_000}, 0),  # a thousandth of the time
-        ({"late_ns": 1_500_000, "crew": 2, "steps": 2, "collectives": 2}, 0),  # too few steps
-        ({"late_ns": 400_000}, 500_000),  # less than the clock may feign
-    ],
+    ("late_ns", "floor_ns", "steps"),
+    [(10_000, 0, 24), (1_500_000, 0, 1), (400_000, 500_000, 24)],
+    ids=["a thousandth of the time", "too few steps", "less than the clock may feign"],
 )
-def test_a_rank_that_is_not_named(options, floor_ns):
-    frame = arrivals(np.random.default_rng(0), jitter=1_000, late=1, **options)
+def test_a_rank_that_is_not_named(late_ns, floor_ns, steps):
+    frame = arrivals(np.random.default_rng(0), 2, steps, jitter=1_000, late=1, late_ns=late_ns)
     assert named(frame, floor_ns).empty
 
 
 @pytest.mark.parametrize(("crew", "times", "late"), [(4, 5, [1]), (4, 4, []), (2, 5, []), (2, 8, [1])])
 def test_collectives_without_a_late_rank_do_not_speak_for_chance(crew, times, late):
     """Late to so many of ten by 1.5 ms: chance throws the highest place each time."""
-    assert bool(crew * crew**-times < 0.01) is bool(late)
     frame = arrivals(np.random.default_rng(0), crew, steps=1, collectives=10, jitter=0)
     is_late = (frame["rank"] == 1) & (frame["collective"] < times)
     rows = named(waiting(frame.assign(start_ns=frame["start_ns"] + 1_500_000 * is_late)))
     assert rows["rank"].tolist() == late
-    if late:
-        assert rows[["late_units", "units", "median_late_ns"]].to_numpy().tolist() == [[times, 10, 1_500_000]]
-        assert f"late by 1.500 ms per collective, in {times} of 10 collectives" in rows["text"].iloc[0]
+    for text in rows["text"]:
+        assert f"late by 1.500 ms per collective, in {times} of 10 collectives" in text
 
 
 def test_what_waits_at_the_same_time_is_counted_once():
@@ -220,27 +207,6 @@ def test_accounts_add_up_to_the_windows(shared_traces):
     time = one_rank.time_spent(trace, low, high).filter(like=one_rank.TIME)
     assert (time.sum(axis=1) == high - low).all()
     assert (time >= 0).all().all()
-
-
-def test_accounts_without_a_gpu():
-    main = 5 << 24 | 1
-    rows = [
-        ("ProfilerStep#1", 0, 1_000, main, -1, 0),
-        ("data", 0, 200, main, 0, 1),
-        ("forward", 300, 600, main, 0, 1),
-        ("inner", 350, 400, main, 2, 2),
-        ("batch 1", 700, 750, main, 0, 1),
-        ("batch 2", 800, 900, main, 0, 1),
-        ("gloo:all_reduce", 400, 950, main + 1, -1, 0),
-    ]
-    frame = pd.DataFrame(rows, columns=["name", "start_ns", "end_ns", "thread", "parent", "level"])
-    trace = nsightkit.Trace.from_frames({"ranges": frame.assign(process=5).astype({"name": "category"})})
-    assert one_rank.time_spent(trace, [0, 500], [1_000, 720]).to_dict("list") == {
-        "time: range batch #": [150, 20],
-        "time: range data": [200, 0],
-        "time: range forward": [300, 100],
-        "time: no range": [350, 100],
-    }
 
 
 # --- files, lost ranks, several jobs ---
@@ -318,7 +284,7 @@ def test_lost_ranks_are_named_and_the_others_answered(folder, tmp_path):
 def test_two_jobs_in_one_folder_are_an_error(tmp_path, second, words):
     write_rank(tmp_path / "a.json", 0, 2)
     write_rank(tmp_path / "b.json", **second)
-    with pytest.raises(UsageError, match=f"{words}.*give each job a folder of its own"):
+    with pytest.raises(UsageError, match=f"{words}.*give each job its own folder"):
         ranks.survey(tmp_path, cache=False)
 
 
@@ -360,15 +326,15 @@ def test_where_ranks_get_their_numbers(looks, numbers):
 
 
 @pytest.mark.parametrize(
-    ("text", "distributed"),
+    ("text", "rank", "world_size"),
     [
-        ("SHELL=/bin/sh\0RANK=5\0WORLD_SIZE=8\0LOCAL_RANK=1\0", {"rank": 5, "world_size": 8}),
-        ('SLURM_PROCID="12"\nSLURM_NTASKS="64"\nLOCAL_RANK="4"', {"rank": 12, "world_size": 64}),
-        ("OMPI_COMM_WORLD_RANK=0;OMPI_COMM_WORLD_SIZE=2", {"rank": 0, "world_size": 2}),
-        ("LOCAL_RANK=3\0NODE_RANK=1\0WORLD_SIZE=4", {}),
+        ("SHELL=/bin/sh\0RANK=5\0WORLD_SIZE=8\0LOCAL_RANK=1\0", 5, 8),
+        ('SLURM_PROCID="12"\nSLURM_NTASKS="64"\nLOCAL_RANK="4"', 12, 64),
+        ("OMPI_COMM_WORLD_RANK=0;OMPI_COMM_WORLD_SIZE=2", 0, 2),
+        ("LOCAL_RANK=3\0NODE_RANK=1\0WORLD_SIZE=4", None, None),
     ],
 )
-def test_the_rank_that_a_launcher_gave_nsys(tmp_path, text, distributed):
+def test_the_rank_that_a_launcher_gave_nsys(tmp_path, text, rank, world_size):
     out = Export()
     out.kernel("k", 10, 20, out.call("cudaLaunchKernel", Export.thread(1, 1), 1, 2), Export.process(1))
     path = out.write(tmp_path / "t.sqlite")
@@ -377,15 +343,16 @@ def test_the_rank_that_a_launcher_gave_nsys(tmp_path, text, distributed):
         connection.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('DeviceEnvironment', ?)", (text,))
     connection.close()
     (look,) = ranks.look(path, cache=False)
-    assert (look.rank, look.world_size) == (distributed.get("rank"), distributed.get("world_size"))
+    assert (look.rank, look.world_size) == (rank, world_size)
 
 
 def test_processes_of_one_capture_are_ranks_of_one_node(shared_traces):
     found = ranks.survey([shared_traces / "nsys-ai/mfu_2gpu_before.sqlite"], workers=0, cache=False)
-    assert [Path(name).name for name in found.ranks["file"]] == [f"mfu_2gpu_before.sqlite#{n}" for n in (144, 145)]
+    assert [name.split("#")[1] for name in found.ranks["file"]] == ["144", "145"]
     assert found.ranks["clock_offset_ns"].tolist() == [0, 0]
+    # The ends of 32 collectives fit one clock, and none ends before both have arrived.
     assert len(found.collectives) == 32
-    # No rank is late to a collective before the other has ended it.
+    assert (found.ranks["clock_spread_ns"] < 25_000).all()
     assert (found.collectives["arrived_ns"] <= found.collectives["end_ns"]).all()
 
 
