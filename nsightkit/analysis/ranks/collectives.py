@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
@@ -47,8 +46,7 @@ _DTYPE_BYTES = {
     "complexfloat": 8, "complexdouble": 16,
 }  # fmt: skip
 _TEXTS = ("where", "kind", "group", "ranks")
-_NUMBERS = ("device", "start_ns", "end_ns", "launch_ns", "group_size", "sequence", "bytes")
-_BOUNDS = ["start_ns", "end_ns"]
+_NUMBERS = ("device", "start_ns", "end_ns", "group_size", "sequence", "bytes")
 _WORK = ["device", "start_ns", "end_ns", "name"]
 _EVENTS = ["start_ns", "end_ns", "thread", "name"]
 
@@ -98,14 +96,14 @@ def collectives(trace: Trace) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row per collective, by start: ``where`` (GPU or CPU), ``device`` (-1: CPU), ``start_ns, end_ns``,
-        ``launch_ns`` (its start if unknown), ``kind``, ``group`` (process group, "" unknown), ``ranks`` (of the group,
-        as text), ``group_size, sequence`` (its number in the group; -1 unknown), ``bytes`` (whole message, as in
-        nccl-tests; -1 unknown), ``exposed_ns`` (its part without computation beside it; NA unknown).
+        One row per collective, by start: ``where`` (GPU or CPU), ``device`` (-1: CPU), ``start_ns, end_ns, kind``,
+        ``group`` (process group, "" unknown), ``ranks`` (of the group, as text), ``group_size, sequence`` (its number
+        in the group; -1 unknown), ``bytes`` (whole message, as in nccl-tests; -1 unknown), ``exposed_ns`` (its part
+        without computation beside it; NA unknown).
     """
     table = pd.concat([_on_gpu(trace), _on_cpu(trace)])
     types = dict.fromkeys(_TEXTS, "object") | dict.fromkeys(_NUMBERS, "int64")
-    table = table[list(types)].astype(types).sort_values(_BOUNDS, kind="stable", ignore_index=True)
+    table = table[list(types)].astype(types).sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
     length = table["end_ns"] - table["start_ns"]
     exposed = pd.Series(pd.NA, table.index, "Int64")
     for device, computing in compute_intervals(trace).items():
@@ -189,28 +187,26 @@ def _on_gpu(trace: Trace) -> pd.DataFrame:
     columns = ["start_ns", "end_ns", "device", "process", "correlation", "name", "collective", "sequence"]
     kernels = trace.table("kernels", columns)
     kernels = kernels[categorize(kernels["name"]) == "communication"].reset_index(drop=True)
-    call = intervals.launch_of(trace, kernels["process"], kernels["correlation"])
-    known = call >= 0
-    calls = trace.whole.table("calls", [*_BOUNDS, "thread"]).iloc[call[known]].reset_index(drop=True)
-    launched = kernels["start_ns"].to_numpy(copy=True)
-    launched[known] = calls["start_ns"]
-    kind = kernels["name"].astype(object).map(kind_of).to_numpy(object)
-    annotated = np.full(len(kernels), "other", object)
-    annotated[known] = _annotated_kinds(trace, calls)
-    kind = np.where(annotated != "other", annotated, kind)
+    kind = kernels["name"].astype(object).map(kind_of)
+    annotated = _annotated_kinds(trace, kernels)
+    kind = annotated.where(annotated != "other", kind)
     described = _descriptions(kernels["collective"])
     described["kind"] = described["kind"].where(described["kind"] != "other", kind)
-    timed = kernels[["device", *_BOUNDS, "sequence"]]
-    return timed.join(described).assign(where="GPU", launch_ns=launched)
+    return kernels[["device", "start_ns", "end_ns", "sequence"]].join(described).assign(where="GPU")
 
 
-def _annotated_kinds(trace: Trace, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """Kind of collective by the annotation around each call."""
+def _annotated_kinds(trace: Trace, kernels: pd.DataFrame) -> pd.Series:
+    """Kind of collective by the annotation around the call that launched each kernel."""
+    call = intervals.launch_of(trace, kernels["process"], kernels["correlation"])
+    known = call >= 0
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call[known]]
     ranges = trace.whole.table("ranges", _EVENTS)
     ranges = ranges[matching(ranges["name"], COLLECTIVE_RANGE)].reset_index(drop=True)
     kinds = ranges["name"].astype(object).map(kind_of).to_numpy(object)
     around = intervals.enclosing(calls, ranges, kinds != "other")
-    return np.append(kinds, "other")[around]
+    annotated = pd.Series("other", kernels.index, dtype="object")
+    annotated[known] = np.append(kinds, "other")[around]
+    return annotated
 
 
 def _descriptions(texts: pd.Series) -> pd.DataFrame:
@@ -245,9 +241,9 @@ def _message_bytes(description: dict[str, Any]) -> int:
 
 
 def _on_cpu(trace: Trace) -> pd.DataFrame:
-    events = pd.concat([table[[*_BOUNDS, "kind"]] for table in _cpu_events(trace)])
+    events = pd.concat(_cpu_events(trace))
     unknown = dict.fromkeys(("device", "group_size", "sequence", "bytes"), -1)
-    return events.assign(where="CPU", group="", ranks="", launch_ns=events["start_ns"], **unknown)
+    return events.assign(where="CPU", group="", ranks="", **unknown)
 
 
 def _cpu_events(trace: Trace) -> list[pd.DataFrame]:

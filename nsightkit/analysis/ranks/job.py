@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import uncovered
+from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.ranks import alignment, lateness
 from nsightkit.analysis.ranks.one_rank import Look, look
 from nsightkit.errors import TraceError, UsageError
@@ -90,11 +91,9 @@ class Job:
         -------
         list of str
         """
-        sentences: list[str] = self.stragglers["text"].tolist()
-        if len(sentences) > 1:
-            sentences.append(f"If all of them were on time, the job would save at most {self.gain_ns / 1e6:,.3f} ms.")
-        if sentences:
-            return sentences
+        if len(self.stragglers):
+            gain = f"With every rank on time, the job would save at most {time_text(self.gain_ns)}."
+            return [*self.stragglers["text"], gain]
         if len(self.collectives):
             return [f"No rank is late more often than chance explains ({len(self.collectives):,} collectives)."]
         return ["No collective of two ranks could be matched, so late ranks cannot be named."]

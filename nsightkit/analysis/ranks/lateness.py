@@ -11,7 +11,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.intervals import uncovered
-from nsightkit.analysis.core.text import share_text
+from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.ranks.one_rank import COUNT, TIME, WAITING
 
 __all__ = ["COLUMNS", "chances", "find", "lateness"]
@@ -40,7 +40,6 @@ COLUMNS = [
     "units",
     "unit",
     "gain_ns",
-    "gain_share",
     "extra_ns",
     "count_ratio",
     "text",
@@ -94,8 +93,8 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
         By falling ``late_ns``, ranks that others delay last: ``rank``; ``cause`` (the part of its time that
         exceeds the others' most; ``waiting in …`` with the group and the rank that delay it; or ``not explained``);
         ``late_ns`` (:func:`lateness`, summed) and ``median_late_ns`` over the ``late_units`` of ``units`` (``unit``:
-        step or collective) in which it was late; ``gain_ns, gain_share`` (the most that the job would save with this
-        rank on time); ``extra_ns`` (the excess of the cause); ``count_ratio`` (its kernels over the others'); ``text``.
+        step or collective) in which it was late; ``gain_ns`` (the most that the job would save with this rank on
+        time); ``extra_ns`` (the excess of the cause); ``count_ratio`` (its kernels over the others'); ``text``.
     gain_ns : int
         The most that the job would save with all stragglers on time.
     """
@@ -122,7 +121,6 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
             row["gain_ns"] = min(row["gain_ns"], excess_ns)
         excess_of_all += excess_ns
         row |= reason
-        row["gain_share"] = row["gain_ns"] / wall_ns
         row["text"] = _text(row)
         rows.append(row)
     rows.sort(key=lambda row: (row["cause"].startswith(_HELD_UP), -row["late_ns"]))
@@ -254,30 +252,21 @@ def _held_up(table: pd.DataFrame, rank: int, group: int) -> dict[str, Any]:
 
 
 def _text(row: Mapping[str, Any]) -> str:
-    """Two sentences for a person."""
+    """One sentence for a person: how late the rank is, and where its time goes."""
     often = f"{row['late_units']} of {row['units']} {row['unit']}s"
-    late = f"Rank {row['rank']} is late by {_ms(row['median_late_ns'])} per {row['unit']}, in {often}"
-    gain = f"If only this rank were on time, the job would save at most {_ms(row['gain_ns'])}"
-    gain = f"{gain} ({share_text(row['gain_share'])})."
-    if row["extra_ns"] is None:
-        return f"{late}; the traces do not show why. {gain}"
-    if row["cause"].startswith(_HELD_UP):
-        return f"{late}, after {row['cause']} ({_ms(row['extra_ns'])})."
-    return f"{late}; it spends {_ms(row['extra_ns'])} more than the others {_place(row)}. {gain}"
-
-
-def _place(row: Mapping[str, Any]) -> str:
-    """Where the extra time goes, and whether the rank runs more kernels than the others or slower ones."""
+    late = f"Rank {row['rank']} is late by {time_text(row['median_late_ns'])} per {row['unit']}, in {often}"
     cause, ratio = row["cause"], row["count_ratio"]
+    if row["extra_ns"] is None:
+        return f"{late}; the traces do not show why."
+    extra = time_text(row["extra_ns"])
+    if cause.startswith(_HELD_UP):
+        return f"{late}, after {cause} ({extra})."
+    place = f"in {cause}"
     if cause.startswith("idle, "):
         name = CAUSES[cause.removeprefix("idle, ")].name
-        return f"idle ({name.removeprefix('idle: ')})"
-    if ratio is None:
-        return f"in {cause}"
-    if abs(ratio - 1) <= _SAME_COUNT:
-        return f"in {cause}, with as many kernels that take longer"
-    return f"in {cause}, with {ratio:.2f}x as many kernels"
-
-
-def _ms(ns: float) -> str:
-    return f"{ns / 1e6:,.3f} ms"
+        place = f"idle ({name.removeprefix('idle: ')})"
+    elif ratio is not None and abs(ratio - 1) <= _SAME_COUNT:
+        place += ", with as many kernels that take longer"
+    elif ratio is not None:
+        place += f", with {ratio:.2f}x as many kernels"
+    return f"{late}; it spends {extra} more than the others {place}."

@@ -54,7 +54,7 @@ class Look:
         ``span_ns, busy_ns, idle_ns`` of :func:`nsightkit.analysis.timeline.overview.summary`, and
         :func:`nsightkit.analysis.ranks.collectives.totals`.
     collectives : DataFrame
-        :func:`nsightkit.analysis.ranks.collectives.collectives`, with the ``step`` that launched it (-1: none).
+        :func:`nsightkit.analysis.ranks.collectives.collectives`, with the ``step`` in which it starts (-1: none).
     steps : DataFrame
         ``step`` (its number), ``wall_ns`` and the columns of
         :func:`nsightkit.analysis.ranks.one_rank.time_spent`. One row, -1, for a trace without steps.
@@ -119,7 +119,7 @@ def _of_process(trace: Trace, process: int) -> Trace:
 def _look(trace: Trace, file: str, process: int | None) -> Look:
     windows = _windows(trace)
     collectives = communication.collectives(trace)
-    step = steps.number(windows, collectives["launch_ns"])
+    step = steps.number(windows, collectives["start_ns"])
     figures = overview.summary(trace)
     # The environment of a capture of several ranks is that of their launcher.
     distributed = trace.meta.distributed if process is None else {}

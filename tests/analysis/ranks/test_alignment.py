@@ -61,7 +61,7 @@ def table(kinds, group="0", start_ns=0):
     """The collectives of a rank, one every millisecond."""
     at = start_ns + np.arange(len(kinds)) * 1_000_000
     numbers = {"device": 0, "group_size": 2, "bytes": -1, "sequence": np.arange(len(kinds)), "exposed_ns": 0}
-    times = {"start_ns": at, "end_ns": at + 1_000, "launch_ns": at}
+    times = {"start_ns": at, "end_ns": at + 1_000}
     return pd.DataFrame({"where": "GPU", "kind": kinds, "group": group, "ranks": "", **numbers, **times})
 
 
