@@ -474,7 +474,7 @@ def _answers(
         return
     waiting = set(files)
     with _executor(scheduler, min(workers or os.cpu_count() or 1, len(files))) as executor:
-        futures = {executor.submit(attempt, str(file.absolute()), cache): file for file in files}
+        futures = {executor.submit(attempt, str(file), cache): file for file in files}
         for future in as_completed(futures):
             if not future.cancelled() and future.exception() is None:
                 waiting.remove(futures[future])
@@ -482,7 +482,7 @@ def _answers(
     # A worker that dies takes the others' answers along. Alone, a trace is lost only by itself.
     for file in waiting:
         with _executor(scheduler, 1) as executor:
-            future = executor.submit(attempt, str(file.absolute()), cache)
+            future = executor.submit(attempt, str(file), cache)
             error = future.exception()
         yield file, future.result() if error is None else f"was lost with its worker ({_error_text(error)})"
 

@@ -109,7 +109,7 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
         others = units.columns.drop(list(stragglers), errors="ignore")
         if others.empty:
             others = units.columns.drop(rank)
-        row = {"rank": rank, "late_ns": int(table["late"][table["rank"] == rank].sum())}
+        row: dict[str, Any] = {"rank": rank, "late_ns": int(table["late"][table["rank"] == rank].sum())}
         row |= _figures(units[rank].dropna(), units.index.name)
         row["gain_ns"] = _time_saved(table, [rank])
         reason, excess_ns = _reason(rank, steps, others)
@@ -118,7 +118,7 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
             excess_ns = math.inf if reason is _UNKNOWN else 0
         else:
             # On time, it saves at most what it spends more than the others.
-            row["gain_ns"] = min(row["gain_ns"], excess_ns)
+            row["gain_ns"] = min(row["gain_ns"], int(excess_ns))
         excess_of_all += excess_ns
         row |= reason
         row["text"] = _text(row)
@@ -219,7 +219,7 @@ def _time_saved(table: pd.DataFrame, ranks: list[int]) -> int:
 # ---------------------------------------------------------------- cause
 
 
-def _reason(rank: int, steps: pd.DataFrame, others: pd.Index) -> tuple[dict[str, Any], int]:
+def _reason(rank: int, steps: pd.DataFrame, others: pd.Index) -> tuple[dict[str, Any], float]:
     """The part of its time that exceeds the median of the others most, and the sum of all excess."""
     together = steps[steps.index.get_level_values("rank").isin([rank, *others])]
     # Only steps that all of them recorded.
@@ -233,7 +233,7 @@ def _reason(rank: int, steps: pd.DataFrame, others: pd.Index) -> tuple[dict[str,
     count = part.replace(TIME, COUNT)
     ratio = float(own[count] / usual[count]) if usual.get(count) else None
     reason = {"cause": part.removeprefix(TIME), "extra_ns": int(extra[part]), "count_ratio": ratio}
-    return reason, int(extra.clip(lower=0).sum())
+    return reason, float(extra.clip(lower=0).sum())
 
 
 def _held_up(table: pd.DataFrame, rank: int, group: int) -> dict[str, Any]:
