@@ -169,10 +169,8 @@ show(of_second)
 #    $ nsightkit demo
 #    $ cd nsightkit-demo
 #    $ nsightkit diff workers-0.parquet workers-4.parquet
-#    $ nsightkit diff workers-0.parquet workers-4.parquet --markdown
 #
-# The last line writes a text for the pull request. This page, which measures
-# with a GPU and else runs small on the CPU:
+# This page, which measures with a GPU and else runs small on the CPU:
 #
 # .. code-block:: console
 #

@@ -193,10 +193,8 @@ def diff(
     also_before: list[Path] | None = None,
     also_after: list[Path] | None = None,
     match: str | None = None,
-    steps: int | None = None,
     top: int | None = None,
-    markdown: bool = False,
-) -> "Diff | str":
+) -> "Diff":
     """Compare two captures: what changed, by how much, and whether that is more than noise.
 
     Parameters
@@ -211,12 +209,8 @@ def diff(
         Another capture of what AFTER is of; repeatable.
     match : REGEX, optional
         The ranges that are steps. Default: those named so.
-    steps : int, optional
-        How many steps each capture has, where no ranges say so.
     top : int, optional
-        Rows of each table in text or Markdown. Default: 8.
-    markdown : bool
-        Markdown, for a pull request, in place of text.
+        Rows of each table in text. Default: 8.
     """
     from nsightkit.trace.open import kind_of
 
@@ -224,20 +218,19 @@ def diff(
     snapshots = [kind_of(path) == "snapshot" for path in (before, after)]
     if all(snapshots):
         others = dataclasses.replace(selection, device=None).words
-        if others or match or steps or len(all_before) + len(all_after) > 2:
+        if others or match or len(all_before) + len(all_after) > 2:
             raise UsageError("of memory snapshots one device can be compared: give --device and no other option")
         changes = _memory_diff(before, after, selection.device)
     elif any(snapshots):
         raise UsageError("one of the two is a memory snapshot: two of a kind can be compared")
     else:
         traces = [[opened(path, selection, reading) for path in side] for side in (all_before, all_after)]
-        counted: dict[str, Any] = {} if steps is None else {"steps": (steps, steps)}
         with progress("comparing"):
             (one, *more), (other, *others_after) = traces
-            changes = questions.diff(one, other, match=match, also_before=more, also_after=others_after, **counted)
+            changes = questions.diff(one, other, match=match, also_before=more, also_after=others_after)
     changes.about.title = " · ".join([f"{before.name} → {after.name}", *selection.words])
     changes.about.top = top
-    return changes.markdown() if markdown else changes
+    return changes
 
 
 def _memory_diff(before: Path, after: Path, device: int | None) -> "Diff":
@@ -258,8 +251,6 @@ def check(
     tolerance: float = 0.05,
     update: bool = False,
     add: bool = False,
-    command: str | None = None,
-    allow_other_conditions: bool = False,
     match: str | None = None,
 ) -> "Check":
     """Check runs against a baseline. Exit 0: no regression; 1: regression or missing metric; 2: inconclusive.
@@ -276,22 +267,17 @@ def check(
         Write the baseline: these runs in place of its own.
     add : bool
         Write the baseline: these runs beside its own.
-    command : TEXT, optional
-        With --update: how the runs were made, for a reader.
-    allow_other_conditions : bool
-        Compare although GPU, tool or the part looked at differ.
     match : REGEX, optional
         The ranges that are steps. Default: those named so.
     """
     from nsightkit.analysis.compare import baseline as baselines
     from nsightkit.analysis.compare import runs as metrics
     from nsightkit.analysis.compare.check import compare
+    from nsightkit.analysis.core.text import count_text
     from nsightkit.records import About, Check
 
     writes = update or add
-    if command is not None and not writes:
-        raise UsageError("--command is kept in the baseline, which is written with --update or --add")
-    before = baselines.read(baseline) if baseline.exists() or not writes else None
+    held = baselines.read(baseline) if baseline.exists() or not writes else None
     words = [*selection.words, *([f"--match {match}"] if match is not None else [])]
     runs = []
     for file in files:
@@ -302,17 +288,15 @@ def check(
             selection=" ".join(words) or None,
         )
         runs.append(run)
-    made = baselines.make(runs, before, add=add, command=command) if writes else None
-    # A baseline that is written is shown beside the one it replaces, or beside itself.
-    held = before if before is not None and (made is None or before.of == made.of) else made
+    if writes:
+        held = baselines.make(runs, held, add=add)
     assert held is not None
-    result = compare(held, runs, tolerance, other_conditions=allow_other_conditions or made is not None)
-    if made is not None:
-        baselines.write(made, baseline)
-    answer = Check(result | {"baseline": str(baseline), "written": made is not None}, About())
-    remarks = [_condition(row) for row in result["conditions"]]
-    if made is not None:
-        remarks.append(f"{baseline}: written, {made.runs} run{'' if made.runs == 1 else 's'}")
+    result = compare(held, runs, tolerance)
+    answer = Check(result | {"baseline": str(baseline), "written": writes}, About())
+    remarks = []
+    if writes:
+        baselines.write(held, baseline)
+        remarks.append(f"{baseline}: written, {count_text(held.runs, 'run')}")
     elif answer.failure():
         remarks.append(f"the check against {baseline} failed: {answer.failure()}")
         answer.about.exit_code = 1
@@ -321,13 +305,6 @@ def check(
         answer.about.exit_code = 2
     answer.about.remarks = remarks
     return answer
-
-
-def _condition(row: "dict[str, Any]") -> str:
-    """Say in what a run and the baseline differ besides their figures."""
-    unsaid = "none" if row["name"] == "selection" else "not said"
-    now, was = row["now"] or unsaid, row["baseline"] or unsaid
-    return f"{row['name'].replace('_', ' ')} is not the baseline's: {now}, there {was}"
 
 
 def ranks(

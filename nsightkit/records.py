@@ -164,8 +164,8 @@ class Diff(Record):
         """Give the headline, warnings, and the rows of each table that changed most."""
         from nsightkit.analysis.compare import diff_words
 
-        yield Line(self.about.title, "bold")
-        yield Line(self["headline"])
+        yield Line(self["headline"], "bold")
+        yield Line(self.about.title, "dim")
         if self.get("where"):
             yield Line(self["where"])
         for warning in self["warnings"]:
@@ -173,16 +173,9 @@ class Diff(Record):
         if "bottleneck" in self:
             yield Line(self["bottleneck"]["text"])
         top = 8 if self.about.top is None else self.about.top
-        for table, (title, chosen, changed) in diff_words.sections(self, top).items():
-            if chosen:
-                cells = diff_words.rows(table, chosen)
-                yield from _rows(cells, *cells[0], title=title, top=len(cells), total=max(changed, len(chosen)))
-
-    def markdown(self) -> str:
-        """Write what changed for a pull request."""
-        from nsightkit.analysis.compare import diff_words
-
-        return diff_words.markdown(self, 8 if self.about.top is None else self.about.top)
+        for title, rows, total in diff_words.sections(self, top):
+            if rows:
+                yield from _rows(rows, *rows[0], title=title, top=len(rows), total=total)
 
 
 class Check(Record):
@@ -214,7 +207,7 @@ class Check(Record):
         single = self["runs"] == self["baseline_runs"] == 1
         timed = any(row["unit"] == "ns" for row in self["regressions"])
         # A clock or a neighbour can make one run slower as well.
-        doubt = "; one run on each side, so differences between runs are not known" if single and timed else ""
+        doubt = "; one run per side, so variation between runs is unknown" if single and timed else ""
         return f"{', '.join(named)}{more}{doubt}"
 
     def inconclusive(self) -> str:
@@ -223,15 +216,15 @@ class Check(Record):
             return ""
         row = self["undecided"][0]
         before, after = row["samples"]
-        why = row["reason"] or f"noise explains up to {_changed(row, 'limit')}"
+        change = _changed(row, "ratio") or "more than 0"
+        why = f"within the noise, of up to {_changed(row, 'limit')}" if row["limit"] else "in too few samples"
         return (
-            f"inconclusive: {row['metric']} seems worse, {_changed(row, 'ratio') or 'from 0'} in {before} and "
-            f"{after} samples, and {why}; record more steps (30 are of use), give several runs, or allow more with "
-            "--tolerance"
+            f"inconclusive: {row['metric']} seems worse ({change}), {why} ({before} and {after} samples); record more "
+            "steps (30 or more), give several runs, or raise --tolerance"
         )
 
 
-_STATUS = {"regression": "FAILS", "changed": "FAILS", "missing": "MISSING"}
+_STATUS = {"regression": "FAILS", "missing": "MISSING"}
 
 
 def _check_row(row: Mapping[str, Any]) -> dict[str, str]:
@@ -252,9 +245,7 @@ def _metric_text(value: float | None, unit: str) -> str:
         return "-"
     if unit == "ns":
         return time_text(value)
-    if unit in ("bytes", "per_s"):
-        return bytes_text(value) + ("/s" if unit == "per_s" else "")
-    return f"{value:,.5g}" + (" %" if unit == "%" else "")
+    return bytes_text(value) if unit == "bytes" else f"{value:,.5g}"
 
 
 def _changed(row: Mapping[str, Any], key: str) -> str:

@@ -285,13 +285,11 @@ def test_every_trace_command_takes_the_filters(command: str, saved: Save, run: R
         ("bench --memory-cap-gb inf", "--memory-cap-gb"),
         ("bench --steps 0", "--steps"),
         ("diff TRACE TRACE --match (", "not a regular expression"),
-        ("diff TRACE TRACE --steps 0", "not a number of steps"),
         ("diff TRACE absent", "absent"),
         ("check TRACE", "--baseline"),
         ("check TRACE --baseline absent", "absent"),
         ("check TRACE --baseline absent --update --tolerance -1", "--tolerance: -1"),
         ("check TRACE --baseline absent --update --tolerance 5%", "--tolerance"),
-        ("check TRACE --baseline absent --command make", "--update or --add"),
         ("report TRACE", "--output"),
         ("report TRACE -o r.txt", "must end in .html"),
         ("report TRACE -o no/such/folder/r.html", "folder"),
@@ -541,13 +539,11 @@ def test_a_check(saved: Save, run: Run, tmp_path: Path) -> None:
     assert re.search(r"^ok +step/kernel_count +1 +1 +\+0\.0 % +\+5\.0 %$", out, re.MULTILINE)
 
     stored = json.loads(held.read_text())
-    stored["metrics"]["step/copied_bytes"] |= {"value": 10, "runs": [[10, 10, 10]]}
     stored["metrics"]["step/lost_ns"] = stored["metrics"]["step/time_ns"]
     held.write_text(json.dumps(stored))
     code, out, err = run("check", after, "--baseline", str(held))
     assert code == 1
     assert re.search(r"^MISSING +step/lost_ns ", out, re.MULTILINE)
-    assert "not in the baseline: " in out
     assert one_line(err) == f"nsightkit: the check against {held} failed: step/lost_ns (missing)\n"
     code, out, _ = run("check", after, "--baseline", str(held), "--format", "json")
     answer = json.loads(out)
@@ -569,17 +565,11 @@ def test_diff(saved: Save, run: Run) -> None:
     assert all(isinstance(row["delta_ns"], int) for row in answer["kernels"])
     code, out, err = run("diff", before, after, "--last-steps", "2")
     assert (code, err) == (0, "")
-    assert out.startswith("before.parquet → after.parquet · --last-steps 2\n")
-    code, out, err = run("diff", before, after, "--markdown")
-    assert (code, err) == (0, "")
-    assert out.startswith("**")
-    assert "| a step | before | after | change | 95 % interval |  |" in out
+    assert "\nbefore.parquet → after.parquet · --last-steps 2\n" in out
     part = document(run, "diff", before, after, "--last-steps", "2", "--device", "0")
     assert (part["before"]["kernel_count"], part["after"]["kernel_count"]) == (2, 2)
-    counted = document(run, "diff", before, after, "--match", "nope", "--steps", "6")
-    assert (counted["unit"], counted["before"]["steps"], counted["after"]["steps"]) == ("step", 6, 6)
     several = document(run, "diff", before, after, "--also-before", before, "--also-after", after)
-    assert several["figures"][0]["between_ns"] is not None
+    assert [several[side]["captures"] for side in ("before", "after")] == [2, 2]
 
 
 def test_diff_of_memory_snapshots(tmp_path: Path, run: Run) -> None:
@@ -590,8 +580,7 @@ def test_diff_of_memory_snapshots(tmp_path: Path, run: Run) -> None:
     answer = document(run, "diff", *files)
     assert answer["outcome"] == "less"
     assert answer["figures"][0]["delta_bytes"] < 0
-    assert run("diff", *files)[1].startswith("True.pickle → False.pickle\n")
-    assert run("diff", *files, "--markdown")[1].startswith("**At its peak the program holds")
+    assert run("diff", *files)[1].startswith("At its peak the program holds")
     assert "two of a kind" in one_line(run("diff", files[0], str(tmp_path))[2])
     for option in (("--match", "x"), ("--last-steps", "2"), ("--also-after", files[0])):
         assert "--device" in one_line(run("diff", *files, *option)[2])

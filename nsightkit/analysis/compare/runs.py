@@ -1,110 +1,80 @@
 """What of a run can be compared with other runs: metrics with all their samples, and the conditions they hold for.
 
-A run is a trace, a document of ``nsightkit bench`` or a report of Nsight Compute. Whatever it is, it becomes a
-:class:`Run`. :mod:`nsightkit.analysis.compare.check` compares runs with a baseline.
+A run is a trace, a document of ``nsightkit bench`` or a report of Nsight Compute. In every metric less is better.
+:mod:`nsightkit.analysis.compare.check` compares runs with a baseline.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import json
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from nsightkit.analysis.compare import match as pairing
-from nsightkit.analysis.compare.samples import Figure, Figures, Samples, samples
+from nsightkit.analysis.compare.match import plain_kernel
+from nsightkit.analysis.compare.samples import Samples, samples
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.timeline import gaps, steps
-from nsightkit.errors import TraceError, UsageError
+from nsightkit.analysis.timeline import steps
+from nsightkit.errors import TraceError, UsageError, reading
+from nsightkit.safe import plain
 from nsightkit.trace import load
 from nsightkit.trace import ncu as ncu_reports
+from nsightkit.trace.files import require_regular
 from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.open import kind_of
 
 __all__ = [
-    "CONDITIONS",
-    "DECISIVE",
-    "EXACT",
-    "LARGEST",
-    "SMALLEST",
     "Amount",
-    "Condition",
-    "Direction",
     "Kind",
     "Metric",
     "Run",
     "Unit",
+    "decoded",
     "of_bench",
     "of_report",
     "of_samples",
     "of_trace",
-    "parsed",
-    "plain_text",
     "read",
 ]
 
 Float = npt.NDArray[np.float64]
-#: What a run can be of.
 Kind = Literal["trace", "bench", "ncu", "samples"]
-Unit = Literal["ns", "bytes", "count", "%", "per_s"]
-#: Which is better.
-Direction = Literal["lower", "higher", "neither"]
-#: What is said of the circumstances. `selection` is what part of a trace was looked at, `command` how it was made.
-Condition = Literal["gpu", "cpu", "driver", "cuda", "torch", "tool", "tool_version", "selection", "command"]
-CONDITIONS: tuple[Condition, ...] = get_args(Condition)
-#: Those without which figures cannot be held against each other.
-DECISIVE: tuple[Condition, ...] = ("gpu", "cpu", "tool", "selection")
-#: Units of what a program does rather than how long it takes: the same in each run.
-EXACT = ("bytes", "count")
-#: No time in nanoseconds and no number of bytes is larger; what is, is damage. What is smaller is 0.
-LARGEST, SMALLEST = 1e18, 1e-9
+Unit = Literal["ns", "bytes", "count"]
+#: No time in nanoseconds and no number of bytes is larger.
+LARGEST = 1e18
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
-#: Kernels of a trace that get a metric in a baseline: those that take longest.
-_TOP = 10
-#: Of an Nsight Compute report, kernels that take less of the profiled time than this inform and do not gate.
+#: In an Nsight Compute report, kernels that take less of the profiled time than this cannot fail.
 _SMALL = 0.01
-#: Longest name of a metric, and longest text of a condition.
+#: Longest name of a metric.
 _LONGEST = 200
-#: No benchmark is larger; what is, is not a benchmark.
-_MOST_BYTES = 64 << 20
 _FORMAT = 1
 _AGAIN = "measure again with nsightkit bench --out-json"
-
-_Parsed = TypeVar("_Parsed")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Metric:
-    """One thing that was measured in a run, as often as it was.
+    """One thing that was measured in a run.
 
     Parameters
     ----------
     samples : ndarray of float
-        At least one; each is 0, or from :data:`SMALLEST` to :data:`LARGEST`.
-    unit : {"ns", "bytes", "count", "%", "per_s"}
-        Those in :data:`EXACT` need one sample only.
-    direction : {"lower", "higher", "neither"}
-        Which is better.
+        At least one.
+    unit : {"ns", "bytes", "count"}
+        Bytes and counts are the same in every run, so one sample is enough.
     gate : bool
-        Whether a change for the worse fails; the others inform.
-    kept : bool
-        Whether a baseline keeps it. All kernels are looked at, and few are worth a place in a file.
+        Whether a regression fails the check; the others inform.
     """
 
     samples: Float
     unit: Unit
-    direction: Direction = "lower"
-    gate: bool = False
-    kept: bool = True
+    gate: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,16 +85,13 @@ class Run:
     ----------
     of : {"trace", "bench", "ncu", "samples"}
     conditions : mapping of str to str or None
-        Keys of ``CONDITIONS``; what is not known is None, or lacking.
+        ``gpu``, ``tool`` and ``selection`` (which part of a trace); None is unknown.
     metrics : mapping of str to Metric
-    absent : mapping of str to str
-        Why there are no metrics whose names begin so.
     """
 
     of: Kind
-    conditions: Mapping[Condition, str | None]
+    conditions: Mapping[str, str | None]
     metrics: Mapping[str, Metric]
-    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def read(
@@ -134,16 +101,16 @@ def read(
     match: str | None = None,
     selection: str | None = None,
 ) -> Run:
-    """Read what a file holds of a run. The bytes decide what kind of file it is.
+    """Read a run from a file of any kind.
 
     Parameters
     ----------
     path : path-like
         A trace, what ``nsightkit bench --out-json`` wrote, or a report or a CSV of Nsight Compute.
     opened : callable
-        Opens a trace and chooses the part of it to look at.
+        Opens a trace and selects from it.
     match, selection : str, optional
-        As :func:`of_trace` takes them. A file that is not a trace has none.
+        As :func:`of_trace` takes them; for a trace only.
 
     Returns
     -------
@@ -154,96 +121,76 @@ def read(
     TraceError
         The file cannot be read, or holds nothing to compare.
     UsageError
-        A part was asked for of what has no parts.
+        A selection was asked of a file that is not a trace.
     """
     path = Path(path)
-    kind = _kind(path)
-    if kind == "trace":
+    kind = kind_of(path)
+    is_bench = kind == "json" and _is_bench(path)
+    is_report = kind in ("ncu-rep", "ncu-csv") or (kind == "other" and path.suffix == ".csv")
+    if not is_bench and not is_report:
         return of_trace(opened(path), match, selection)
     if match is not None or selection is not None:
         raise UsageError(f"{path}: is not a trace, so no part of it can be selected")
-    if kind == "ncu":
-        return of_report(ncu_reports.read(path))
-    return of_bench(parsed(path, "benchmark", _MOST_BYTES, _AGAIN, json.loads), path)
+    return (
+        of_report(ncu_reports.read(path)) if is_report else of_bench(decoded(path, "a benchmark", Bench, _AGAIN), path)
+    )
 
 
-def _kind(path: Path) -> Kind:
-    """Say what a file is, by its bytes; what is neither a benchmark nor a report may be a trace."""
-    if not path.is_file():
-        return "trace"  # a folder, or nothing, which the reader of traces says
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(1 << 16)
-    except OSError:
-        return "trace"
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-        ours = re.search(rb'"nsightkit"\s*:\s*"', head)
-        events = re.search(rb'"traceEvents"\s*:', head)
-        return "bench" if ours and not events else "trace"
-    report = head.startswith(b"NVR\0") or re.search(rb'"(Kernel Name|Metric Name)"', head)
-    return "ncu" if report or path.suffix == ".csv" else "trace"
+def _is_bench(path: Path) -> bool:
+    """Whether a JSON file is a benchmark, which says so near its start; others may be traces."""
+    with path.open("rb") as stream:
+        head = stream.read(1 << 16)
+    return re.search(rb'"nsightkit"\s*:\s*"', head) is not None and b'"traceEvents"' not in head
 
 
-def parsed(path: Path, kind: str, most_bytes: int, remedy: str, parse: Callable[[str], _Parsed]) -> _Parsed:
-    """Read a JSON document that anyone may have written; one line says what is wrong with it.
+_Document = TypeVar("_Document")
+
+
+def decoded(path: Path, kind: str, document: type[_Document], remedy: str) -> _Document:
+    """Read a JSON document.
 
     Parameters
     ----------
     path : Path
     kind : str
-        What it should be.
-    most_bytes : int
-        No such document is larger.
+        Its name in messages.
+    document : type
+        A msgspec structure.
     remedy : str
-        What to do about one that is not.
-    parse : callable
-        Makes of the text what it should be; a ValueError says why not.
+        What to do about a file of another form.
 
     Returns
     -------
     object
-        What `parse` gave.
+        Of that type.
 
     Raises
     ------
     TraceError
-        It cannot be read, or is not what it should be.
+        The file cannot be read, or has another form.
     """
-    try:
-        if path.stat().st_size > most_bytes:
-            raise TraceError(path, f"is larger than any {kind} ({most_bytes >> 20} MiB)", remedy)
-        return parse(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
-    except json.JSONDecodeError as error:
-        raise TraceError(path, f"is not JSON (line {error.lineno}: {error.msg})", remedy) from error
-    except UnicodeDecodeError as error:
-        raise TraceError(path, f"is not a {kind}: not UTF-8", remedy) from error
-    except RecursionError as error:
-        raise TraceError(path, f"is not a {kind}: it nests too deeply", remedy) from error
-    except (ValueError, msgspec.ValidationError) as error:
-        raise TraceError(path, f"is not a {kind}: {plain_text(error)}", remedy) from error
+    require_regular(path)
+    with reading(path, f"is not {kind}", remedy):
+        return msgspec.json.decode(path.read_bytes(), type=document)
 
 
 # ---------------------------------------------------------------- traces
 
 
 def of_trace(trace: Trace, match: str | None = None, selection: str | None = None) -> Run:
-    """Take a trace's metrics, a sample a step where it has steps.
+    """Take a trace's metrics, one sample per step.
 
     ``step/time_ns`` is the time from the end of one step to the end of the next, its work on the GPU included
-    (:func:`nsightkit.analysis.timeline.steps.windows`). ``step/busy_ns`` and ``step/idle_ns`` divide it, and
-    ``gap/CAUSE/idle_ns`` divides the idle time. What was launched in a step is the step's: ``step/kernel_count``,
-    ``step/copied_bytes``, ``copies/KIND/bytes`` and ``/per_s`` (bytes a second), ``category/NAME/gpu_ns``,
-    ``kernel/NAME/gpu_ns`` (by a name without types and numbers, see
-    :func:`nsightkit.analysis.compare.match.spellings`). A trace without steps has one sample of each, its sums, and
-    ``trace/span_ns``, ``trace/busy_ns`` … in place of the step's.
+    (:func:`nsightkit.analysis.timeline.steps.windows`). ``step/busy_ns``, ``step/kernel_count`` and
+    ``step/copied_bytes`` can fail as well. ``step/idle_ns``, ``gap/CAUSE/idle_ns`` and ``kernel/NAME/gpu_ns`` (by
+    :func:`nsightkit.analysis.compare.match.plain_kernel`) inform. A trace without steps has one sample of each, its
+    sums, named ``trace/…``.
 
     Parameters
     ----------
     trace : Trace
     match : str, optional
-        Regular expression; ranges whose name it finds are the steps.
+        Regular expression of the steps' names.
     selection : str, optional
         What part of a trace this is, in words: runs of different parts do not compare.
 
@@ -256,101 +203,57 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
     UsageError
         `match` is malformed or finds nothing.
     TraceError
-        The trace has neither steps nor operations of a GPU.
+        The trace has neither steps nor GPU work.
     """
     capture = samples(trace, match)
-    in_steps = len(capture.windows) > 0
-    if not in_steps and match is not None:
+    prefix = "trace"
+    if len(capture.windows):
+        prefix = "step"
+    elif match is not None:
         raise UsageError(f"--match: no range matches {match!r}, so there are no steps")
-    if not in_steps and not any(trace.size(table) for table in GPU_TABLES):
-        file = trace.path or "trace"
-        raise TraceError(file, "has neither steps nor operations of a GPU: nothing to compare", "record more of it")
-    metrics = _times(capture)
-    prefix = "step" if in_steps else "trace"
-    if "kernels" in capture.figures:
-        metrics |= _kernels(capture, prefix)
-    if "memops" in capture.figures:
-        metrics |= _copies(capture, prefix)
-    if trace.recorded("kernels") and trace.recorded("calls"):
-        for cause in gaps.CAUSES:
-            idle = [figure for label, figure in capture.figures["gaps"].items() if label == cause]
-            metrics[f"gap/{cause}/idle_ns"] = Metric(_each(capture, idle), "ns")
-    used = intervals.gpu_intervals(trace)["device"].unique().tolist()
-    conditions: dict[Condition, str | None] = {
-        "gpu": _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used),
-        "driver": plain_text(trace.meta.driver),
-        "tool": plain_text(trace.meta.tool),
-        "tool_version": plain_text(trace.meta.tool_version),
-        "selection": plain_text(selection),
-    }
-    return Run("trace", conditions, metrics, {"": "not recorded"} if in_steps else {"step/": "the trace has no steps"})
-
-
-def _times(capture: Samples) -> dict[str, Metric]:
-    """How long steps took, busy and idle; the whole trace where it has no steps."""
+    elif not any(trace.size(table) for table in GPU_TABLES):
+        raise TraceError(trace.path or "trace", "has neither steps nor GPU work, so nothing compares", "record more")
+    figures = capture.tables["figures"]
     metrics = {}
-    if len(capture.windows):
-        for name, figure in capture.figures["steps"].items():
-            metric = Metric(figure.steps, "ns", gate=name != "idle_ns")
-            metrics["step/time_ns" if name == "wall_ns" else f"step/{name}"] = metric
-        return metrics
-    for name in ("span_ns", "busy_ns", "idle_ns"):
-        if capture.overview[name] is not None:
-            values = np.array([float(capture.overview[name])])
-            metrics[f"trace/{name}"] = Metric(values, "ns", gate=name != "idle_ns")
-    return metrics
+    for name in figures.index.intersection(["wall_ns", "busy_ns", "idle_ns"]):
+        label = f"{prefix}/{name.replace('wall', 'time')}"
+        metrics[label] = Metric(_samples(capture, figures.loc[name]), "ns", gate=name != "idle_ns")
+    if trace.recorded("kernels"):
+        launched = pd.Series(1, index=range(trace.size("kernels")))
+        metrics[f"{prefix}/kernel_count"] = Metric(_in_steps(capture, "kernels", launched), "count")
+        kernels = capture.tables["kernels"]
+        for name, row in kernels.groupby(kernels.index.map(_kernel_label)).sum().iterrows():
+            metrics[f"{name}/gpu_ns"] = Metric(_samples(capture, row), "ns", gate=False)
+        for cause, row in capture.tables["gaps"].iterrows():
+            metrics[f"gap/{cause}/idle_ns"] = Metric(_samples(capture, row), "ns", gate=False)
+    if trace.recorded("memops"):
+        copies = trace.table("memops", ["kind", "bytes"])
+        copied = copies["bytes"].where(copies["kind"] != "memset", 0)
+        metrics[f"{prefix}/copied_bytes"] = Metric(_in_steps(capture, "memops", copied), "bytes")
+    used = intervals.gpu_intervals(trace)["device"].unique()
+    cards = _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used)
+    return Run("trace", {"gpu": cards, "tool": trace.meta.tool, "selection": selection}, metrics)
 
 
-def _each(capture: Samples, figures: Sequence[Figure]) -> Float:
-    """Add up figures in each step; in the whole trace where it has no steps."""
-    if not len(capture.windows):
-        return np.array([float(sum(figure.total for figure in figures))])
-    return sum((figure.steps for figure in figures), np.zeros(len(capture.windows)))
+def _samples(capture: Samples, row: pd.Series) -> Float:
+    """A row's sum in each step; its total where there are no steps."""
+    values = row.iloc[2:] if len(capture.windows) else row[["total"]]
+    return values.to_numpy(np.float64)
 
 
-def _grouped(figures: Figures, name: Callable[[Any], str]) -> dict[str, list[Figure]]:
-    groups: dict[str, list[Figure]] = {}
-    for label, figure in figures.items():
-        if figure.count:
-            groups.setdefault(name(label), []).append(figure)
-    return groups
+def _in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
+    """Add up values of a GPU table in each step; in all where there are no steps."""
+    if capture.windows.empty:
+        return np.array([float(values.sum())])
+    step = steps.launched_in(capture.trace, table, capture.windows)
+    return np.bincount(step[step >= 0], values[step >= 0], len(capture.windows)).astype(np.float64)
 
 
-def _kernels(capture: Samples, prefix: str) -> dict[str, Metric]:
-    """Kernels launched, and their time by category and by name."""
-    launches = np.array([float(capture.trace.size("kernels"))])
-    if len(capture.windows):
-        step = steps.launched_in(capture.trace, "kernels", capture.windows)
-        launches = np.bincount(step[step >= 0], minlength=len(capture.windows)).astype(np.float64)
-    metrics = {f"{prefix}/kernel_count": Metric(launches, "count", gate=True)}
-    for category, figure in capture.figures["categories"].items():
-        if figure.count:
-            metrics[f"category/{category}/gpu_ns"] = Metric(_each(capture, [figure]), "ns")
-    groups = _grouped(capture.figures["kernels"], lambda name: _label(pairing.spellings(name)[1]))
-    times = {name: _each(capture, figures) for name, figures in groups.items()}
-    longest = sorted(times, key=lambda name: -times[name].sum())
-    for rank, name in enumerate(longest):
-        metrics[f"kernel/{name}/gpu_ns"] = Metric(times[name], "ns", kept=rank < _TOP)
-    return metrics
+def _kernel_label(name: str) -> str:
+    return f"kernel/{plain(plain_kernel(name))[:_LONGEST]}"
 
 
-def _copies(capture: Samples, prefix: str) -> dict[str, Metric]:
-    """Bytes copied, and by kind also how fast."""
-    metrics = {}
-    copied = np.zeros(max(len(capture.windows), 1))
-    durations = _grouped(capture.figures["memops"], lambda label: str(label[0]))
-    for kind, figures in _grouped(capture.figures["bytes"], lambda label: str(label[0])).items():
-        if kind == "memset":
-            continue
-        moved, took = _each(capture, figures), _each(capture, durations[kind])
-        copied = copied + moved
-        metrics[f"copies/{_label(kind)}/bytes"] = Metric(moved, "bytes", "neither")
-        if (took > 0).any():
-            metrics[f"copies/{_label(kind)}/per_s"] = Metric(moved[took > 0] / took[took > 0] * 1e9, "per_s", "higher")
-    return {f"{prefix}/copied_bytes": Metric(copied, "bytes", gate=True)} | metrics
-
-
-# ---------------------------------------------------------------- benchmarks
+# ---------------------------------------------------------------- benchmarks, reports, and other samples
 
 
 class _Cell(msgspec.Struct):
@@ -367,59 +270,36 @@ class _Cell(msgspec.Struct):
     nvtx: bool
     annotate_mha: bool
     status: str
-    where: str | None
     samples_ns: list[Amount]
-    first_step_ns: Amount | None
     peak_allocated_bytes: Amount | None
-    peak_reserved_bytes: Amount | None
 
     @property
     def name(self) -> str:
-        words = [f"{self.config} batch {self.batch} context {self.context} {self.mode} {self.precision}"]
-        if self.attention != "sdpa":
-            words.append(self.attention)
+        """What the row measured."""
+        name = f"{self.config} batch {self.batch} context {self.context} {self.mode} {self.precision} {self.attention}"
         if self.accumulate != 1:
-            words.append(f"accumulate {self.accumulate}")
-        if self.compiled:
-            words.append("compiled")
-        if self.nvtx:
-            words.append("nvtx")
-        if self.annotate_mha:
-            words.append("mha")
-        return _label(" ".join(words))
+            name += f" accumulate {self.accumulate}"
+        for flag in ("compiled", "nvtx", "annotate_mha"):
+            if getattr(self, flag):
+                name += f" {flag}"
+        return plain(name)[:_LONGEST]
 
 
-class _Part(msgspec.Struct):
-    """What a benchmark says of the card, the CPU and the software."""
-
-    model: str | None = None
-    driver: str | None = None
-    cuda: str | None = None
-    torch: str | None = None
-
-
-class _Provenance(msgspec.Struct):
-    gpu: _Part | None = None
-    cpu: _Part | None = None
-    software: _Part | None = None
-
-
-class _Bench(msgspec.Struct):
+class Bench(msgspec.Struct):
     """What of a benchmark is compared."""
 
-    nsightkit: str
+    format: Literal[1]
     device: str
     gpu: str | None
-    provenance: _Provenance | None
     rows: list[_Cell]
 
 
-def of_bench(document: Any, path: str | Path = "benchmark") -> Run:
-    """Take a benchmark's metrics: of each cell the times of its steps, and the most memory it took.
+def of_bench(document: Bench | Mapping[str, Any], path: str | Path = "benchmark") -> Run:
+    """Take a benchmark's metrics: the step times of each cell, and its peak memory.
 
     Parameters
     ----------
-    document : mapping
+    document : Bench or mapping
         What :func:`nsightkit.capture.bench.bench` gives.
     path : path-like
         Where it is from, for messages.
@@ -434,59 +314,25 @@ def of_bench(document: Any, path: str | Path = "benchmark") -> Run:
     TraceError
         It is not such a document, or no cell ran.
     """
-    if not isinstance(document, Mapping) or "rows" not in document:
-        baseline = isinstance(document, Mapping) and "metrics" in document
-        remedy = "a baseline is given with --baseline" if baseline else _AGAIN
-        raise TraceError(path, "holds no rows, so it is not a benchmark", remedy)
-    if document.get("format") != _FORMAT:
-        raise TraceError(path, f"is a benchmark of format {plain_text(document.get('format'))}, not {_FORMAT}", _AGAIN)
-    try:
-        bench = msgspec.convert(document, _Bench)
-    except msgspec.ValidationError as error:
-        raise TraceError(path, f"is a damaged benchmark: {plain_text(error)}", _AGAIN) from error
+    with reading(None):
+        bench = msgspec.convert(document, Bench)
     metrics: dict[str, Metric] = {}
-    absent: dict[str, str] = {}
     for cell in bench.rows:
-        name = f"bench/{cell.name}/"
-        if cell.status != "ok":
-            absent[name] = plain_text(f"{cell.status} in {cell.where}" if cell.where else cell.status) or ""
+        name = f"bench/{cell.name}"
+        if cell.status != "ok" or not cell.samples_ns:
             continue
-        if f"{name}step_ns" in metrics:
+        if f"{name}/step_ns" in metrics:
             raise TraceError(path, f"measures {cell.name} twice", "keep one of the two")
-        if not cell.samples_ns or cell.first_step_ns is None:
-            raise TraceError(path, f"is a damaged benchmark: {cell.name} has no samples", _AGAIN)
-        metrics[f"{name}step_ns"] = Metric(_checked(cell.samples_ns), "ns", gate=True)
-        metrics[f"{name}first_step_ns"] = Metric(_checked([cell.first_step_ns]), "ns")
-        if cell.peak_allocated_bytes is not None:  # on a CPU it is not known
-            metrics[f"{name}peak_allocated_bytes"] = Metric(_checked([cell.peak_allocated_bytes]), "bytes", gate=True)
-        if cell.peak_reserved_bytes is not None:
-            metrics[f"{name}peak_reserved_bytes"] = Metric(_checked([cell.peak_reserved_bytes]), "bytes")
+        metrics[f"{name}/step_ns"] = Metric(np.array(cell.samples_ns), "ns")
+        if cell.peak_allocated_bytes is not None:  # unknown on a CPU
+            metrics[f"{name}/peak_allocated_bytes"] = Metric(np.array([cell.peak_allocated_bytes]), "bytes")
     if not metrics:
         raise TraceError(path, "is a benchmark of which no cell ran", "its rows say why; measure again")
-    return Run("bench", _bench_conditions(bench), metrics, absent)
-
-
-def _bench_conditions(bench: _Bench) -> dict[Condition, str | None]:
-    provenance = bench.provenance or _Provenance()
-    software = provenance.software or _Part()
-    card, cpu = provenance.gpu or _Part(), provenance.cpu or _Part()
-    on_cpu = bench.device == "cpu"
-    return {
-        "gpu": "none" if on_cpu else plain_text(bench.gpu),
-        "cpu": plain_text(cpu.model) if on_cpu else None,
-        "driver": plain_text(card.driver),
-        "cuda": plain_text(software.cuda),
-        "torch": plain_text(software.torch),
-        "tool": "nsightkit bench",
-        "tool_version": plain_text(bench.nsightkit),
-    }
-
-
-# ---------------------------------------------------------------- reports of Nsight Compute, and other samples
+    return Run("bench", {"gpu": "none" if bench.device == "cpu" else bench.gpu, "tool": "nsightkit bench"}, metrics)
 
 
 def of_report(report: ncu_reports.Report) -> Run:
-    """Take the metrics of an Nsight Compute report: of each kernel its time, throughputs and occupancy.
+    """Take the metrics of an Nsight Compute report: each kernel's time, one sample per launch.
 
     Parameters
     ----------
@@ -495,52 +341,35 @@ def of_report(report: ncu_reports.Report) -> Run:
     Returns
     -------
     Run
-        A sample a launch. Kernels have the names that :func:`of_trace` gives them, and where one was launched with
-        several grids, the grid.
+        Kernels are named as in :func:`of_trace`; one that was launched with several grids, also by the grid.
 
     Raises
     ------
     TraceError
-        No launch has any of the metrics.
+        No launch has a time.
     """
-    launches = report.launches
+    launches = report.launches[report.launches["time_ns"].between(0, LARGEST)]
+    if launches.empty:
+        raise TraceError(report.path, "holds no kernel times", "profile again with ncu --section SpeedOfLight")
     grid = launches["grid"].astype(str)
-    kernel = launches["kernel"].astype(str).map(cache(lambda name: pairing.spellings(name)[1]))
+    kernel = launches["kernel"].astype(str).map(_kernel_label)
     several = grid.groupby(kernel).transform("nunique") > 1
     kernel = kernel.where(~several, kernel + " grid " + grid)
     least_ns = _SMALL * float(launches["time_ns"].sum())
-    metrics: dict[str, Metric] = {}
-    for name, rows in launches.groupby(kernel, sort=True):
-        label = f"kernel/{_label(str(name))}"
-        for column in ("time_ns", "sm_pct", "memory_pct", "dram_pct", "occupancy_pct"):
-            values = rows.loc[rows[column].between(0, LARGEST), column].to_numpy(np.float64)
-            if not len(values):
-                continue
-            if column == "time_ns":
-                metrics[f"{label}/{column}"] = Metric(values, "ns", gate=float(values.sum()) >= least_ns)
-            else:
-                metrics[f"{label}/{column}"] = Metric(values, "%", "neither")
-    if not metrics:
-        remedy = "profile again with ncu --section SpeedOfLight"
-        raise TraceError(report.path, "holds neither times nor throughputs", remedy)
-    conditions: dict[Condition, str | None] = {"gpu": _cards(launches["gpu"].dropna().unique())}
-    return Run("ncu", conditions | {"tool": "Nsight Compute"}, metrics)
+    metrics = {}
+    for name, times in launches["time_ns"].groupby(kernel):
+        metrics[f"{name}/time_ns"] = Metric(times.to_numpy(np.float64), "ns", gate=float(times.sum()) >= least_ns)
+    return Run("ncu", {"gpu": _cards(launches["gpu"].dropna().unique()), "tool": "Nsight Compute"}, metrics)
 
 
-#: What the name of a metric ends in, and its unit.
-_ENDINGS: dict[str, Unit] = {"_ns": "ns", "_bytes": "bytes", "_pct": "%", "_per_s": "per_s"}
-
-
-def of_samples(samples: Mapping[str, npt.ArrayLike], **conditions: str | None) -> Run:
-    """Take metrics that were measured some other way.
+def of_samples(samples: Mapping[str, npt.ArrayLike], gpu: str | None = None) -> Run:
+    """Take metrics that were measured in another way.
 
     Parameters
     ----------
     samples : mapping of str to array_like of float
-        By a name that ends in its unit: ``_ns``, ``_bytes``, ``_pct``, ``_per_s``, else it is a count. Lower is
-        better, but for ``_per_s``; all of them gate.
-    **conditions : str or None
-        Keys of ``CONDITIONS``.
+        By a name that ends in its unit, ``_ns`` or ``_bytes``; others are counts. All can fail.
+    gpu : str, optional
 
     Returns
     -------
@@ -549,73 +378,24 @@ def of_samples(samples: Mapping[str, npt.ArrayLike], **conditions: str | None) -
     Raises
     ------
     UsageError
-        No samples, one that is not a number from 0 on, or an unknown condition.
+        No samples, or one that is not a number from 0 on.
     """
-    known: dict[Condition, str | None] = {}
-    for condition in CONDITIONS:
-        if condition in conditions:
-            known[condition] = plain_text(conditions.pop(condition))
-    if conditions:
-        raise UsageError(f"no such condition: {', '.join(sorted(conditions))}")
-    if not samples:
-        raise UsageError("a run needs samples of something")
     metrics = {}
     for name, values in samples.items():
         unit: Unit = "count"
-        for ending, of_ending in _ENDINGS.items():
-            if name.endswith(ending):
-                unit = of_ending
-        try:
-            metrics[_label(name)] = Metric(_checked(values), unit, "higher" if unit == "per_s" else "lower", gate=True)
-        except ValueError as error:
-            raise UsageError(f"{name}: {error}") from error
-    return Run("samples", known, metrics)
-
-
-def _checked(values: npt.ArrayLike) -> Float:
-    checked = np.array(values, dtype=np.float64).ravel()
-    if not len(checked) or not ((checked >= 0) & (checked <= LARGEST)).all():
-        raise ValueError(f"samples are numbers from 0 to {LARGEST:g}, and at least one")
-    return np.where(checked < SMALLEST, 0.0, checked)
-
-
-# ---------------------------------------------------------------- names
+        if name.endswith("_ns"):
+            unit = "ns"
+        elif name.endswith("_bytes"):
+            unit = "bytes"
+        checked = np.array(values, dtype=np.float64).ravel()
+        if not len(checked) or not ((checked >= 0) & (checked <= LARGEST)).all():
+            raise UsageError(f"{name}: samples are numbers from 0 to {LARGEST:g}, and at least one")
+        metrics[name] = Metric(checked, unit)
+    return Run("samples", {"gpu": gpu}, metrics)
 
 
 def _cards(names: Iterable[object]) -> str | None:
-    """Name the GPUs that were used; and how many of each kind."""
-    counted = collections.Counter(text for text in map(plain_text, names) if text)
+    """Name the GPUs that were used, and how many of each kind."""
+    counted = collections.Counter(plain(name) for name in names if name)
     cards = [text if count == 1 else f"{text} x{count}" for text, count in sorted(counted.items())]
     return ", ".join(cards) or None
-
-
-def _label(name: str) -> str:
-    """Make a name of a metric: one printable line of bounded length, the same each time."""
-    text = plain_text(name, math.inf) or "unnamed"
-    if len(text) <= _LONGEST:
-        return text
-    digest = blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()
-    return f"{text[: _LONGEST - 10]}…{digest}"
-
-
-def plain_text(value: object, longest: float = _LONGEST) -> str | None:
-    """Take text from a file: printable, on one line, not long.
-
-    Parameters
-    ----------
-    value : object
-    longest : float
-        Characters.
-
-    Returns
-    -------
-    str or None
-        None for nothing.
-    """
-    if value is None:
-        return None
-    printable = [character if character.isprintable() else " " for character in str(value)]
-    text = " ".join("".join(printable).split())
-    if len(text) > longest:
-        text = text[: int(longest)].rstrip()
-    return text or None

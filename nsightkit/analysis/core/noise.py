@@ -1,11 +1,11 @@
-"""Tell a change from noise: intervals of medians and of changes, and the one rule that ``diff`` and ``check`` share.
+"""Tell a change from noise: intervals of medians and of changes, and the rule that ``diff`` and ``check`` share.
 
-Noise has two sources. *Steps of a run* differ, and the interval of a change comes from their order (:func:`shift`).
-*Runs* differ too, each as a whole, and no number of steps shows by how much: where a side has several runs, their
-spread widens the interval (:func:`between_runs`). :func:`judge` puts both together.
+Noise has two sources. Steps of a run differ, and the interval of a change comes from their ranks (:func:`shift`).
+Runs differ as well, each as a whole, and no number of steps shows by how much: where a side has several runs, their
+spread widens the interval (:func:`between_runs`). :func:`judge` combines both.
 
-Nothing here assumes a normal distribution: step times have long tails. Samples count as independent of each other;
-where consecutive steps are alike (a clock that drifts), true intervals are wider.
+Nothing here assumes normal step times, which have long tails. Samples count as independent: where consecutive steps
+are alike (a drifting clock), true intervals are wider.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ __all__ = [
     "WITHIN_NOISE",
     "Change",
     "Estimate",
-    "apart",
     "between_runs",
     "judge",
     "median",
     "rank_margin",
     "ratio",
     "shift",
-    "student_quantile",
     "thinned",
 ]
 
@@ -43,37 +41,35 @@ Float = npt.NDArray[np.float64]
 
 #: The three words for a change.
 CHANGED, WITHIN_NOISE, INCONCLUSIVE = "changed", "within noise", "inconclusive"
-#: What to say where each side was measured in one run.
-ONE_RUN = "One run on each side: differences between runs of the same program are not known."
+#: What to say where each side was measured once.
+ONE_RUN = "One run per side: variation between runs is unknown."
 
-#: Up to so many pairs the distribution of the rank sum is counted out; beyond, it is a normal one to many digits.
-_EXACT_PAIRS = 2500
-#: Samples beyond this are thinned evenly before all pairs of them are formed; a judge has many rows to look at.
+#: Up to this many pairs the rank-sum distribution is counted; beyond, the normal approximation is as good.
+_EXACT_PAIRS = 400
+#: More samples than this are thinned before all pairs are formed; :func:`judge` is called for many rows.
 _MOST_SAMPLES, _MOST_JUDGED = 1000, 200
-#: So many samples a side have an interval of 95 %; fewer lie apart by chance too often.
+#: Fewer samples per side lie apart by chance too often.
 _ENOUGH = 4
-#: What runs of one program differ by, relative to a run, and how many runs that counts for.
+#: The usual spread of runs of one program, relative to a run, and how many runs that prior counts for.
 _USUAL, _WORTH = 0.007, 4
-#: Runs beyond one a side from which their spread stands for that of steps, where there are too few steps.
+#: From this many runs beyond one per side, their spread stands for that of too few steps.
 _ENOUGH_RUNS = 2
-#: Without the steps that stand out a run looks steadier than it was. At 95 %, up to 12 % of simulated pairs without a
-#: change were then called changed; with the chance of error divided by this, 2 to 7 %.
+#: A run without its outliers looks steadier than it was: simulated pairs without a change were then called changed up
+#: to 12 % of the time at 95 %. Dividing the chance of error by this gives 2 to 7 %.
 _LEFT_OUT = 3
-#: Points of a sum for an integral; so many give all digits for some thousand degrees of freedom.
-_NODES = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A figure and the interval it lies in.
+    """A figure and its confidence interval.
 
     Parameters
     ----------
     value : float
     low, high : float, optional
-        Ends of the confidence interval; None where there are too few samples for one.
+        Ends of the interval; None with too few samples.
     counts : tuple of int
-        How many samples it was taken from, of each series.
+        Number of samples of each series.
     """
 
     value: float
@@ -93,15 +89,13 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A change, and what noise explains of it.
+    """A change, and how much of it noise explains.
 
     Parameters
     ----------
     value : float
     low, high : float, optional
-        Ends of its interval; None where there are too few samples for one.
-    between : float, optional
-        The difference to expect between groups of so many runs; None where each side was run once.
+        Ends of the interval; None with too few samples.
     noise : float, optional
         The smallest change that would count, up or down; None where none would.
     """
@@ -109,7 +103,6 @@ class Change:
     value: float
     low: float | None = None
     high: float | None = None
-    between: float | None = None
     noise: float | None = None
 
     @property
@@ -125,17 +118,17 @@ def judge(
 ) -> Change:
     """Tell a change from noise: the rule that ``diff`` and ``check`` share.
 
-    A change counts where its interval excludes 0. The interval is that of the shift between the steps of all runs
-    (:func:`shift`), widened by what runs differ by (:func:`between_runs`). A change also counts, in whatever few
-    steps, where the two sides lie further apart than either spreads (:func:`apart`), and than runs differ.
+    A change counts where its interval excludes 0. That is the interval of the shift between the steps of all runs
+    (:func:`shift`), widened by the spread of runs (:func:`between_runs`). However few the steps, a change also counts
+    where the two sides lie further apart than either spreads, and than runs differ.
 
     Parameters
     ----------
     before, after : sequence of ndarray of float
-        The samples of each run, such as a step each.
+        The samples of each run, such as one per step.
     confidence : float
     left_out : bool
-        Whether steps that stand out were left out; the rest looks steadier than the run was.
+        Whether outliers were left out; the rest looks steadier than the run was.
 
     Returns
     -------
@@ -152,30 +145,39 @@ def judge(
     steps = shift(first, second, 1 - error)
     between = _between(before, after, confidence)
     low, high = steps.low, steps.high
-    if low is not None and high is not None and between is not None:
+    if low is not None and high is not None:
         low = steps.value - math.hypot(steps.value - low, between)
         high = steps.value + math.hypot(high - steps.value, between)
-    elif between is not None and len(before) + len(after) - 2 >= _ENOUGH_RUNS:
+    elif between and len(before) + len(after) - 2 >= _ENOUGH_RUNS:
         low, high = steps.value - between, steps.value + between
-    noise = max(abs(steps.value) + _missing_distance(first, second), between or 0.0)
+    noise = max(abs(steps.value) + _missing_distance(first, second), between)
     if low is not None and high is not None:
         noise = min(noise, steps.value - low if steps.value >= 0 else high - steps.value)
-    return Change(steps.value, low, high, between, None if math.isinf(noise) else noise)
+    return Change(steps.value, low, high, None if math.isinf(noise) else noise)
 
 
-def _between(before: Sequence[Float], after: Sequence[Float], confidence: float) -> float | None:
-    """What groups of so many runs differ by, in the unit of their samples."""
+def _between(before: Sequence[Float], after: Sequence[Float], confidence: float) -> float:
+    """Expected difference between groups of runs, in the unit of their samples; 0 where it is unknown."""
     first = np.array([np.median(samples) for samples in before])
     second = np.array([np.median(samples) for samples in after])
     level = float(max(first.max(), second.max()))
     if not level:
-        return None
-    relative = between_runs(first / level, second / level, confidence)
-    return None if relative is None else relative * level
+        return 0.0
+    return level * (between_runs(first / level, second / level, confidence) or 0.0)
+
+
+def _missing_distance(first: Float, second: Float) -> float:
+    """How much further apart two series would have to lie to be apart by more than either spreads."""
+    if min(first.size, second.size) < _ENOUGH:
+        return math.inf
+    spread = max(np.ptp(first), np.ptp(second))
+    room = max(second.min() - first.max(), first.min() - second.max())
+    # By chance, one of two series of four lies above the other in 2 of 70 orders: ranks alone say little.
+    return float(spread - room)
 
 
 def median(samples: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Take the median and its interval from the order of the samples.
+    """Estimate a median, with an interval from order statistics.
 
     The interval runs from the k-th smallest to the k-th largest sample, with k from the binomial distribution
     (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2).
@@ -189,12 +191,12 @@ def median(samples: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
     Returns
     -------
     Estimate
-        With fewer than six samples there is no interval of 95 %.
+        Fewer than six samples have no interval at 95 %.
 
     Raises
     ------
     UsageError
-        No sample, one that is not finite, or a confidence that is not between 0 and 1.
+        No samples, one that is not finite, or a confidence outside 0 to 1.
     """
     values = np.sort(_checked(samples, confidence))
     n = len(values)
@@ -214,10 +216,10 @@ def median(samples: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
 
 
 def shift(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Take what was added from one series to the other, as the median of all pairs' differences.
+    """Estimate what was added from one series to the other, as the median of all pairwise differences.
 
-    The estimate of Hodges and Lehmann with the interval that goes with the rank-sum test (Hollander and Wolfe,
-    Nonparametric Statistical Methods, 2nd ed., sections 4.2 and 4.3): an interval without 0 is a change.
+    The estimate of Hodges and Lehmann with the interval of the rank-sum test (Hollander and Wolfe, Nonparametric
+    Statistical Methods, 2nd ed., sections 4.2 and 4.3): an interval without 0 is a change.
 
     Parameters
     ----------
@@ -227,7 +229,7 @@ def shift(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
     Returns
     -------
     Estimate
-        Without an interval where there are too few samples (less than four on each side, at 95 %).
+        Without an interval where there are too few samples (fewer than four per side at 95 %).
 
     Raises
     ------
@@ -245,7 +247,7 @@ def shift(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
 
 
 def ratio(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Take how many times one series is of the other: :func:`shift` of the logarithms.
+    """Estimate the ratio of one series to the other: :func:`shift` of the logarithms.
 
     Parameters
     ----------
@@ -256,7 +258,7 @@ def ratio(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
     Returns
     -------
     Estimate
-        After divided by before; 1 is not a change.
+        After divided by before; 1 is no change.
 
     Raises
     ------
@@ -273,24 +275,23 @@ def ratio(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
 
 
 def between_runs(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95) -> float | None:
-    """Say how far two groups of runs may lie apart though nothing changed.
+    """Estimate how far two groups of runs may lie apart without any change.
 
-    Steps of one run share what that run was given: a clock, a placement in memory, neighbours. However many there
-    are, they do not show how another run would have come out; only other runs do. Their spread is estimated from
-    both groups and, because there are few, drawn towards what is usual: a moderated t statistic (Smyth, Statistical
-    Applications in Genetics and Molecular Biology 3, 2004, section 3.2, with a prior of four degrees of freedom).
-    The usual spread is a judgement.
+    Steps of one run share its clock, its placement in memory and its neighbours, so they do not show how another run
+    would have come out. The spread of runs is estimated from both groups and, because there are few, drawn towards
+    the usual one: a moderated t statistic (Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004,
+    section 3.2, with a prior of four degrees of freedom). The usual spread is a judgement.
 
     Parameters
     ----------
     before, after : array_like of float
-        A figure of each run, relative to their size.
+        One figure per run, relative to their size.
     confidence : float
 
     Returns
     -------
     float or None
-        Half the width of an interval for the difference of the groups' means; None for one run each.
+        Half the width of an interval for the difference of the groups' means; None with one run per side.
 
     Raises
     ------
@@ -304,39 +305,20 @@ def between_runs(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float 
     squares = float(((first - first.mean()) ** 2).sum() + ((second - second.mean()) ** 2).sum())
     spread = math.sqrt((_WORTH * _USUAL**2 + squares) / (_WORTH + known))
     of_means = spread * math.sqrt(1 / len(first) + 1 / len(second))
-    return student_quantile((1 - confidence) / 2, _WORTH + known) * of_means
+    return _student_quantile((1 - confidence) / 2, _WORTH + known) * of_means
 
 
-def apart(before: npt.ArrayLike, after: npt.ArrayLike) -> bool:
-    """Whether two series cannot be taken for one: further apart than either spreads.
-
-    A cause that was there in each step and is gone needs no ranks to say so. The ranks of four samples and five say
-    less: by chance, one series lies above the other in 2 of 126 orders, and among many rows some do.
-
-    Parameters
-    ----------
-    before, after : array_like of float
-
-    Returns
-    -------
-    bool
-        Each sample of one series lies above each of the other, and between the two there is more room than either
-        takes. False for fewer than four samples on a side.
-    """
-    return _missing_distance(np.asarray(before, np.float64), np.asarray(after, np.float64)) < 0
-
-
-def _missing_distance(first: Float, second: Float) -> float:
-    """How much further apart two series would have to lie to be :func:`apart`; infinite for too few samples."""
-    if min(first.size, second.size) < _ENOUGH:
-        return math.inf
-    spread = max(np.ptp(first), np.ptp(second))
-    room = max(second.min() - first.max(), first.min() - second.max())
-    return float(spread - room)
+def _student_quantile(tail: float, degrees: int) -> float:
+    """Quantile of Student's t, to within 3 % from five degrees of freedom on (Abramowitz and Stegun, 26.7.5)."""
+    z = NormalDist().inv_cdf(1 - tail)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / degrees + second / degrees**2 + third / degrees**3
 
 
 def thinned(values: Float, most: int = _MOST_SAMPLES) -> Float:
-    """Take some of many samples, evenly over their order, the smallest and the largest among them.
+    """Choose some of many samples, evenly by rank, the smallest and the largest among them.
 
     Parameters
     ----------
@@ -347,7 +329,7 @@ def thinned(values: Float, most: int = _MOST_SAMPLES) -> Float:
     Returns
     -------
     ndarray of float
-        In order where some were left out; else as given.
+        Sorted where some were left out; otherwise as given.
     """
     if len(values) <= most:
         return values
@@ -360,13 +342,13 @@ def _checked(samples: npt.ArrayLike, confidence: float) -> Float:
     if not 0 < confidence < 1:
         raise UsageError(f"a confidence lies between 0 and 1, not {confidence:g}")
     if not len(values) or not np.isfinite(values).all():
-        raise UsageError("an interval needs samples, and finite ones")
+        raise UsageError("an interval needs finite samples, at least one")
     return values
 
 
 @functools.lru_cache(maxsize=256)
 def rank_margin(n: int, m: int, tail: float) -> int:
-    """Count the differences of pairs to leave out at each end of an interval; 0 where not even one may be.
+    """Count the pairwise differences to leave out at each end of an interval; 0 where not even one may be.
 
     Parameters
     ----------
@@ -378,45 +360,17 @@ def rank_margin(n: int, m: int, tail: float) -> int:
     if n * m > _EXACT_PAIRS:
         deviation = math.sqrt(n * m * (n + m + 1) / 12)
         return max(math.floor(n * m / 2 - NormalDist().inv_cdf(1 - tail) * deviation), 0)
-    # Ways to get a rank sum: coefficients of the Gaussian binomial, factor by factor.
-    ways = np.zeros(n * m + 1)
-    ways[0] = 1.0
-    for i in range(1, n + 1):
-        step = m + i
-        up = ways.copy()
-        if step <= n * m:
-            up[step:] -= ways[:-step]
-        for start in range(i):
-            up[start::i] = np.cumsum(up[start::i])
-        ways = up
+    ways = _rank_sums(n, m)
     share = np.cumsum(ways) / ways.sum()
     return int(np.searchsorted(share, tail, side="right"))
 
 
-@functools.lru_cache(maxsize=256)
-def student_quantile(tail: float, degrees: int) -> float:
-    """Give the quantile of Student's t that a share of the distribution lies beyond.
-
-    Parameters
-    ----------
-    tail : float
-    degrees : int
-        Of freedom.
-    """
-    # |t| < sqrt(degrees) tan(angle) is as probable as the integral of cos(x) ** (degrees - 1) up to the angle, as a
-    # share of that up to a right angle: t substituted in its density (Abramowitz and Stegun, 26.7.1).
-    whole = _integral(math.pi / 2, degrees)
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        if 1 - _integral(angle, degrees) / whole > 2 * tail:
-            low = angle
-        else:
-            high = angle
-    return math.sqrt(degrees) * math.tan(low)
-
-
-def _integral(angle: float, degrees: int) -> float:
-    """Integrate cos(x) ** (degrees - 1) from 0 to `angle`, to within a constant factor."""
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    return float(angle * (weights @ np.cos(angle * (nodes + 1) / 2) ** (degrees - 1)))
+@functools.cache
+def _rank_sums(n: int, m: int) -> Float:
+    """Count the orders of two series that give each rank sum: the largest sample is of one series or of the other."""
+    ways = np.zeros(n * m + 1)
+    if not n or not m:
+        return ways + 1
+    ways[m:] += _rank_sums(n - 1, m)
+    ways[: n * (m - 1) + 1] += _rank_sums(n, m - 1)
+    return ways

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from nsightkit.analysis.compare.diff import SIDES, percent
-from nsightkit.analysis.compare.match import in_rounds
+from nsightkit.analysis.compare.diff import SIDES
+from nsightkit.analysis.compare.diff_words import percent
+from nsightkit.analysis.compare.match import pair
 from nsightkit.analysis.core.text import bytes_text
 from nsightkit.analysis.memory import snapshot
 from nsightkit.trace.snapshot import Snapshot
@@ -122,10 +123,7 @@ def _sites(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
     was = before.groupby("site", sort=False)["bytes"].sum()
     now = after.groupby("site", sort=False)["bytes"].sum()
     rows = []
-    for match, old, new in in_rounds(
-        was.index.tolist(), now.index.tolist(), [("name", str), ("normalised", _without_line)]
-    ):
-        name = now.index[new[0]] if new else was.index[old[0]]
-        row = _row(name, int(was.iloc[list(old)].sum()), int(now.iloc[list(new)].sum()))
+    for match, old, new in pair(was.index.tolist(), now.index.tolist(), _without_line):
+        row = _row((new or old)[0], int(was[old].sum()), int(now[new].sum()))
         rows.append(row | {"match": match})
     return _ordered(rows)
