@@ -98,12 +98,12 @@ def make(runs: Sequence[Run], before: Baseline | None = None, *, add: bool = Fal
     Raises
     ------
     UsageError
-        The runs are not alike, one lacks a metric that can fail, or none can.
+        The runs are not alike, or one lacks a metric that can fail.
     """
-    old = before.metrics if before else {}
+    old = dict(before.metrics) if before else {}
     longest = sorted(runs[0].metrics, key=lambda name: -float(np.median(runs[0].metrics[name].samples)))
     kernels = [name for name in longest if name.startswith("kernel/")]
-    metrics = {}
+    metrics = old if add else {}
     for name, metric in sorted(runs[0].metrics.items()):
         if not metric.gate and name in kernels[_KERNELS:] and name not in old:
             continue
@@ -112,12 +112,7 @@ def make(runs: Sequence[Run], before: Baseline | None = None, *, add: bool = Fal
             raise UsageError(f"{name} was measured in {len(measured)} of {len(runs)} runs; leave the others out")
         metrics[name] = _kept(measured, old.get(name), add)
     made = Baseline(2, runs[0].of, dict(runs[0].conditions), metrics)
-    require_alike(made, runs)
-    if before and add:
-        require_alike(before, runs)
-        lost = [name for name, kept in old.items() if kept.gate and name not in metrics]
-        if lost:
-            raise UsageError(f"{lost[0]} is in the baseline but not in these runs, so they cannot be added to it")
+    require_alike(before if before and add else made, runs)
     return made
 
 
@@ -201,7 +196,7 @@ def write(baseline: Baseline, path: str | os.PathLike[str]) -> None:
         It cannot be written there.
     """
     text = json_text(msgspec.to_builtins(baseline), indent=2)
-    # Whole numbers, and each run on a line, so that a new run adds lines. Text ends with a quote, and has no line breaks.
+    # Whole numbers, and each run on a line, so that a new run adds lines. Text ends with a quote and has no line breaks.
     text = re.sub(r"\.0(?=,?\n)", "", text)
     text = re.sub(r"\[\n\s+([\d.,\s+e-]*?)\s*\n\s+\]", lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
     # A link stays a link: its target is replaced.

@@ -4,8 +4,8 @@ A change counts when it exceeds the tolerance *and* noise, by the rule that ``di
 (:func:`nsightkit.analysis.core.noise.judge`): the spread of the steps of a run, and the spread of runs where a side has
 several. With one run per side the latter is unknown, and the tolerance stands for it alone.
 
-The intervals of all metrics that can fail hold together at 99 %: each has its share of the one per cent. That is why few
-metrics gate, and the others only inform.
+The intervals of all metrics that can fail hold together at 99 %: each has its share of the one per cent. That is why
+few metrics gate, and the others only inform.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
         ``new``
             Those that can fail and that the baseline lacks.
 
-        Each has ``metric, unit, gate, status`` (``ok``, ``regression``, ``improvement``, ``inconclusive``, ``missing``),
-        ``before`` and ``after`` (medians), ``ratio`` with its interval ``low`` to ``high``, ``limit`` (the ratio from
-        which it would count), ``tolerance``, ``samples`` and ``runs`` (of both sides); None is unknown.
+        Each has ``metric, unit, gate, status`` (``ok``, ``regression``, ``improvement``, ``inconclusive``,
+        ``missing``), ``before`` and ``after`` (medians), ``ratio`` with its interval ``low`` to ``high``, ``limit``
+        (the ratio from which it would count), ``tolerance``, ``samples`` and ``runs`` (of both sides); None is unknown.
 
     Raises
     ------
@@ -105,6 +105,9 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
     informing = [row for row in rows if not row["gate"] and row["status"] in ("regression", "improvement")]
     informing.sort(key=lambda row: -abs(row["after"] - row["before"]))
     new = [name for name, metric in runs[0].metrics.items() if metric.gate and name not in baseline.metrics]
+    notes = []
+    if baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
+        notes.append(f"{noise.ONE_RUN} Add runs to the baseline with --add.")
     return {
         "passed": not (regressions or missing or undecided),
         "decided": not undecided,
@@ -118,7 +121,7 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
         "gates": [row for row in gates if row["status"] != "missing"],
         "informing": informing,
         "new": [{"metric": name} for name in sorted(new)],
-        "notes": _notes(baseline, runs, regressions),
+        "notes": notes,
     }
 
 
@@ -188,17 +191,3 @@ def _median(runs: _Runs) -> float:
 
 def _count(runs: _Runs) -> int:
     return sum(np.size(run) for run in runs)
-
-
-def _notes(baseline: Baseline, runs: Sequence[Run], regressions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What to know besides."""
-    notes = []
-    for row in regressions:
-        if row["metric"] == "trace/kernel_count":
-            notes.append(
-                f"The traces have no steps and hold different amounts of work, {row['before']:,} and {row['after']:,} "
-                "kernels, so their times do not compare. --match names the ranges that are steps."
-            )
-    if baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
-        notes.append(f"{noise.ONE_RUN} Add runs to the baseline with --add.")
-    return notes

@@ -3,10 +3,10 @@
 Where both captures have steps, figures are per step, so captures of different length compare: the median over the
 steps, without outliers. Totals over whole captures stand beside them and add up to what each trace holds.
 
-Each row is judged by the rule that ``check`` uses too (:func:`nsightkit.analysis.core.noise.judge`): it *changed*, stayed
-*within noise*, or is *inconclusive*. About five of a hundred unchanged rows seem changed at 95 %, so only rows that also
-changed by a hundredth of a step are listed as changes, and the step time, the one question asked beforehand, comes
-first.
+Each row is judged by the rule that ``check`` uses too (:func:`nsightkit.analysis.core.noise.judge`): it *changed*,
+stayed *within noise*, or is *inconclusive*. About five of a hundred unchanged rows seem changed at 95 %, so only rows
+that also changed by a hundredth of a step are listed as changes, and the step time, the one question asked beforehand,
+comes first.
 
 Captures without steps have one figure of each kind, which is inconclusive. The exception is a kernel that both launched
 equally often: its launches, in order, are cut into stretches that stand for steps.
@@ -181,8 +181,8 @@ def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
             step time, or of the time from the first GPU operation to the last. With one capture per side it holds for
             these two captures, not for the programs.
         ``where``
-            Another sentence: how idle and busy time changed, and which causes and kernels most. Empty where neither
-            changed by a hundredth of a step.
+            Another sentence: the cause of idle time or the kernel that changed most. Empty where none did by a
+            hundredth of a step.
         ``moved``
             Whether the bottleneck is another one (:mod:`nsightkit.analysis.verdict`); None where one of the captures
             does not show it. ``bottleneck`` has both, and a sentence.
@@ -253,7 +253,7 @@ def _rows(
 
 
 def _occurring(table: pd.DataFrame) -> list[str]:
-    """Names of what occurs by falling total, so that the first of a group stands for the others; figures as they are."""
+    """Names of what occurs by falling total, so that the first stands for a group; figures as they are."""
     if "wall_ns" not in table.index:
         table = table[table["count"] > 0].sort_values("total", ascending=False, kind="stable")
     return [str(name) for name in table.index]

@@ -29,8 +29,6 @@ _FIGURES = {
     "reserved_bytes": "reserved",
     "reserved_and_unused_bytes": "reserved and unused",
 }
-#: How many of the largest changes a sentence names.
-_NAMED_FIRST = 2
 #: So many times as much, and more, is written as a multiple.
 _MULTIPLE = 10
 #: One of two captures did more work if kernels with most of the shared time ran more often in it, by more than this.
@@ -53,10 +51,6 @@ def percent(share: float) -> str:
     if share < _MULTIPLE - 1:
         return f"{100 * share:+.1f} %"
     return f"{1 + share:,.0f}x" if share >= 99 else f"{1 + share:,.1f}x"
-
-
-def _signed(ns: float) -> str:
-    return f"{'+' if ns > 0 else ''}{time_text(ns)}"
 
 
 # ---------------------------------------------------------------- sentences
@@ -102,8 +96,8 @@ def sentences(facts: Row, verdicts: Sequence[Row]) -> dict[str, Any]:
     warnings = _about_sides(facts["before"], facts["after"])
     if facts["unit"] == "trace":
         warnings.append(
-            "Whole captures are compared, because one has no steps or most GPU work outside them; only kernels launched "
-            "equally often are judged, by their launches. --match names the ranges that are steps."
+            "Whole captures are compared, because one has no steps or most GPU work outside them. Kernels launched "
+            "equally often are judged by their launches, nothing else is; --match names the ranges that are steps."
         )
     warnings += _about_kernels(facts)
     other_work = _other_work(facts)
@@ -155,23 +149,11 @@ def _outcome(facts: Row) -> tuple[str, str]:
 
 
 def _where(facts: Row) -> str:
-    """Name what changed most of idle and of busy time."""
-    parts = []
-    for row in facts["figures"]:
-        table = {"idle_ns": "gaps", "busy_ns": "kernels"}.get(row["name"])
-        if table is None or abs(row["delta_ns"]) < facts["least_ns"]:
-            continue
-        largest = _changed(facts, table)[:_NAMED_FIRST]
-        part = f"{_FIGURES[row['name']]} time {_signed(row['delta_ns'])}"
-        if largest:
-            named = [f"{_name(change)} {_signed(change['delta_ns'])}" for change in largest]
-            part += f" ({', '.join(named)})"
-        parts.append(part)
-    return f"Where: {'; '.join(parts)}." if parts else ""
-
-
-def _changed(facts: Row, table: str) -> list[Row]:
-    return [change for change in facts["changes"] if change["table"] == table]
+    """Name the cause of idle time or the kernel that changed most."""
+    for row in facts["changes"]:
+        if row["table"] in ("gaps", "kernels"):
+            return f"Largest change: {_name(row)}, {'+' if row['delta_ns'] > 0 else ''}{time_text(row['delta_ns'])}."
+    return ""
 
 
 def _bottleneck(facts: Row, verdicts: Sequence[Row]) -> tuple[bool | None, str]:
@@ -285,9 +267,9 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[dict[str, An
         tables = {
             f"per {comparison['unit']}": comparison["figures"],
             "GPU idle, by cause": comparison["gaps"],
-            "Kernels": _changed(comparison, "kernels"),
-            "Ranges": _changed(comparison, "ranges"),
         }
+        for table in ("kernels", "ranges"):
+            tables[table.capitalize()] = [row for row in comparison["changes"] if row["table"] == table]
     for title, rows in tables.items():
         large = [row for row in rows if max(row[f"before_{unit}"], row[f"after_{unit}"]) >= least]
         yield title, [_shown(row, unit) for row in large[:top]], len(large)

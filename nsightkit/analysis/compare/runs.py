@@ -6,7 +6,6 @@ A run is a trace, a document of ``nsightkit bench`` or a report of Nsight Comput
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -395,7 +394,5 @@ def of_samples(samples: Mapping[str, npt.ArrayLike], gpu: str | None = None) -> 
 
 
 def _cards(names: Iterable[object]) -> str | None:
-    """Name the GPUs that were used, and how many of each kind."""
-    counted = collections.Counter(plain(name) for name in names if name)
-    cards = [text if count == 1 else f"{text} x{count}" for text, count in sorted(counted.items())]
-    return ", ".join(cards) or None
+    """Name the GPUs that were used, each as often as it was."""
+    return ", ".join(sorted(plain(name) for name in names if name)) or None

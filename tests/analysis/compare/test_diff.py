@@ -119,7 +119,7 @@ def test_a_slower_kernel_is_found_to_the_nanosecond() -> None:
     summary = found.summary()
     assert (summary["outcome"], summary["unit"]) == ("slower", "step")
     assert {change["table"] for change in summary["changes"]} == {"figures", "kernels", "ranges"}
-    assert summary["where"] == f"Where: GPU busy time +14.00 µs ({ADD} +14.00 µs)."
+    assert summary["where"] == f"Largest change: {ADD}, +14.00 µs."
     assert summary["headline"].endswith(noise.ONE_RUN)
 
 
@@ -338,7 +338,11 @@ def test_a_selection_is_compared_step_by_step(tmp_path: Path) -> None:
             ["A library chose other"],
         ),
         # Two kernels that changed are no choice.
-        ({"kernels": [("winograd_gemm", 40), ("implicit_gemm", 5)]}, {"kernels": [("winograd_gemm", 10), ("implicit_gemm", 36)]}, []),
+        (
+            {"kernels": [("winograd_gemm", 40), ("implicit_gemm", 5)]},
+            {"kernels": [("winograd_gemm", 10), ("implicit_gemm", 36)]},
+            [],
+        ),
     ],
 )
 def test_what_else_differs(before: dict[str, Any], after: dict[str, Any], expected: Sequence[str]) -> None:
