@@ -196,7 +196,7 @@ def write(baseline: Baseline, path: str | os.PathLike[str]) -> None:
         It cannot be written there.
     """
     text = json_text(msgspec.to_builtins(baseline), indent=2)
-    # Whole numbers, and each run on a line, so that a new run adds lines. Text ends with a quote and has no line breaks.
+    # Whole numbers, and each run on a line, so that a new run adds lines. A JSON string has no line breaks.
     text = re.sub(r"\.0(?=,?\n)", "", text)
     text = re.sub(r"\[\n\s+([\d.,\s+e-]*?)\s*\n\s+\]", lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
     # A link stays a link: its target is replaced.

@@ -30,6 +30,7 @@ CONFIDENCE = 0.99
 TOLERANCE = 0.05
 #: Single launches under Nsight Compute differ by some percent; beyond this they count as different.
 _SINGLE_LAUNCH = 0.10
+_STATUSES = ("ok", "regression", "improvement", "inconclusive", "missing")
 #: Below this, a time or an amount is nothing, and has no ratio.
 _NOTHING = 1e-9
 
@@ -69,7 +70,7 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
 
         Each has ``metric, unit, gate, status`` (``ok``, ``regression``, ``improvement``, ``inconclusive``,
         ``missing``), ``before`` and ``after`` (medians), ``ratio`` with its interval ``low`` to ``high``, ``limit``
-        (the ratio from which it would count), ``tolerance``, ``samples`` and ``runs`` (of both sides); None is unknown.
+        (the ratio from which it would count), ``tolerance`` and ``samples`` (of both sides); None is unknown.
 
     Raises
     ------
@@ -79,13 +80,13 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
     """
     if not 0 <= tolerance < math.inf:
         raise UsageError(f"--tolerance: {tolerance:g} is not a share from 0 on; 0.05 is 5 %")
-    gating = [kept for kept in baseline.metrics.values() if kept.gate]
-    if not gating:
-        raise UsageError("no metric of the baseline can fail: set gate to true for one, or replace it with --update")
     require_alike(baseline, runs)
-    noisy = sum(kept.unit == "ns" for kept in gating)
-    confidence = 1 - (1 - CONFIDENCE) / max(noisy, 1)
-    rows = []
+    units = [kept.unit for kept in baseline.metrics.values() if kept.gate]
+    if not units:
+        raise UsageError("no metric of the baseline can fail: set gate to true for one, or replace it with --update")
+    confidence = 1 - (1 - CONFIDENCE) / max(units.count("ns"), 1)
+    by_status: dict[str, list[dict[str, Any]]] = {status: [] for status in _STATUSES}
+    gates, informing = [], []
     for name, kept in baseline.metrics.items():
         measured = [run.metrics[name].samples for run in runs if name in run.metrics]
         row = _row(name, kept, measured, tolerance)
@@ -98,53 +99,53 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
                 change = noise.Change(change.value, noise=0.0)
                 row["tolerance"] = max(row["tolerance"], _SINGLE_LAUNCH)
             row |= _judged(row, change)
-        rows.append(row)
-    gates = [row for row in rows if row["gate"]]
-    regressions, missing = _of(gates, "regression"), _of(gates, "missing")
-    undecided = _of(gates, "inconclusive")
-    informing = [row for row in rows if not row["gate"] and row["status"] in ("regression", "improvement")]
+        if kept.gate:
+            by_status[row["status"]].append(row)
+            if row["status"] != "missing":
+                gates.append(row)
+        elif row["status"] in ("regression", "improvement"):
+            informing.append(row)
     informing.sort(key=lambda row: -abs(row["after"] - row["before"]))
-    new = [name for name, metric in runs[0].metrics.items() if metric.gate and name not in baseline.metrics]
+    new = []
+    for name, metric in runs[0].metrics.items():
+        if metric.gate and name not in baseline.metrics:
+            new.append({"metric": name})
     notes = []
     if baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
         notes.append(f"{noise.ONE_RUN} Add runs to the baseline with --add.")
+    failing = by_status["regression"] + by_status["missing"] + by_status["inconclusive"]
     return {
-        "passed": not (regressions or missing or undecided),
-        "decided": not undecided,
+        "passed": not failing,
+        "decided": not by_status["inconclusive"],
         "tolerance": tolerance,
         "runs": len(runs),
         "baseline_runs": baseline.runs,
-        "regressions": regressions,
-        "improvements": _of(gates, "improvement"),
-        "missing": missing,
-        "undecided": undecided,
-        "gates": [row for row in gates if row["status"] != "missing"],
+        "regressions": by_status["regression"],
+        "improvements": by_status["improvement"],
+        "missing": by_status["missing"],
+        "undecided": by_status["inconclusive"],
+        "gates": gates,
         "informing": informing,
-        "new": [{"metric": name} for name in sorted(new)],
+        "new": new,
         "notes": notes,
     }
 
 
-def _of(rows: Sequence[dict[str, Any]], status: str) -> list[dict[str, Any]]:
-    return [row for row in rows if row["status"] == status]
-
-
 def _row(name: str, kept: Kept, after: _Runs, tolerance: float) -> dict[str, Any]:
     """Facts about one metric."""
-    return {
+    row: dict[str, Any] = dict.fromkeys(("after", "ratio", "low", "high", "limit"))
+    if after:
+        row["after"] = _median(after)
+    if kept.tolerance is not None:
+        tolerance = kept.tolerance
+    return row | {
         "metric": name,
         "unit": kept.unit,
         "gate": kept.gate,
         "status": "ok",
         "before": _median(kept.runs),
-        "after": _median(after) if after else None,
-        "ratio": None,
-        "low": None,
-        "high": None,
-        "limit": None,
-        "tolerance": tolerance if kept.tolerance is None else kept.tolerance,
-        "samples": [_count(kept.runs), _count(after)],
-        "runs": [len(kept.runs), len(after)],
+        "tolerance": tolerance,
+        "samples": [sum(map(np.size, kept.runs)), sum(map(np.size, after))],
     }
 
 
@@ -187,7 +188,3 @@ def _median(runs: _Runs) -> float:
     """The median of all samples; whole numbers as such."""
     median = float(np.median(np.concatenate(runs)))
     return round(median) if median >= 1 else median
-
-
-def _count(runs: _Runs) -> int:
-    return sum(np.size(run) for run in runs)

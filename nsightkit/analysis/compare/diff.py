@@ -108,7 +108,7 @@ class Comparison:
         for table, frame in self.tables.items():
             facts[table] = frame.to_dict("records")
         verdicts = [verdict.summary(self.before[0].trace), verdict.summary(self.after[0].trace)]
-        return words.sentences(facts, verdicts) | facts
+        return words.sentences(facts, self.tables["kernels"], verdicts) | facts
 
 
 def compare(

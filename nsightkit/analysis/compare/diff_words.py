@@ -76,13 +76,15 @@ def described(captures: Sequence[Samples]) -> dict[str, Any]:
     return facts | captures[0].overview
 
 
-def sentences(facts: Row, verdicts: Sequence[Row]) -> dict[str, Any]:
+def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> dict[str, Any]:
     """Write what changed.
 
     Parameters
     ----------
     facts : mapping
-        ``before`` and ``after`` (:func:`described`), the tables as lists of rows, ``changes``, ``unit``, ``least_ns``.
+        ``before`` and ``after`` (:func:`described`), ``figures``, ``changes``, ``unit``, ``least_ns``.
+    kernels : DataFrame
+        The table of kernels.
     verdicts : sequence of mapping
         What :func:`nsightkit.analysis.verdict.summary` gives for both captures.
 
@@ -99,23 +101,27 @@ def sentences(facts: Row, verdicts: Sequence[Row]) -> dict[str, Any]:
             "Whole captures are compared, because one has no steps or most GPU work outside them. Kernels launched "
             "equally often are judged by their launches, nothing else is; --match names the ranges that are steps."
         )
-    warnings += _about_kernels(facts)
-    other_work = _other_work(facts)
-    if other_work:
+    shared = kernels[(kernels["before_count"] > 0) & (kernels["after_count"] > 0)]
+    if len(kernels) and shared.empty:
+        warnings.append("The captures share no kernels, so they may be of different programs.")
+    warnings += _other_kernels(kernels, facts["least_ns"])
+    if facts["unit"] == "trace" and _is_other_work(shared):
         headline, where = f"With different amounts of work: {headline}", ""
-        warnings.insert(0, other_work)
+        before, after = shared["before_count"].sum(), shared["after_count"].sum()
+        warnings.append(
+            "The captures hold different amounts of work, so their times do not compare: the kernels of both were "
+            f"launched {before:,} times before and {after:,} times after."
+        )
     if _differ(facts["before"], facts["after"], "gpus"):
         headline = f"On different GPUs: {headline}"
     moved, text = _bottleneck(facts, verdicts)
-    bottleneck: dict[str, Any] = {"text": text}
-    for side, answer in zip(("before", "after"), verdicts, strict=True):
-        bottleneck[side] = {key: answer[key] for key in ("bottleneck", "share_of_span", "confidence")}
+    was, now = (answer["bottleneck"] for answer in verdicts)
     return {
         "headline": headline,
         "outcome": outcome,
         "where": where,
         "moved": moved,
-        "bottleneck": bottleneck,
+        "bottleneck": {"before": was, "after": now, "text": text},
         "warnings": warnings,
     }
 
@@ -202,41 +208,22 @@ def _about_sides(before: Row, after: Row) -> list[str]:
     return warnings
 
 
-def _kernels(facts: Row) -> pd.DataFrame:
-    columns = ["category", "significance", "before_count", "after_count", "before_total_ns"]
-    return pd.DataFrame(facts["kernels"], columns=[*columns, "before_ns", "after_ns", "delta_ns"])
+def _is_other_work(shared: pd.DataFrame) -> bool:
+    """Whether one of two captures did more work; a library that chose other kernels does not count."""
+    times = shared["after_count"] / shared["before_count"]
+    weight = shared["before_total_ns"] / max(shared["before_total_ns"].sum(), 1)
+    return bool(max(weight[times > _MORE_OFTEN].sum(), weight[times < 1 / _MORE_OFTEN].sum()) >= _MOST)
 
 
-def _other_work(facts: Row) -> str:
-    """Warn of whole captures of which one did more work; a library that chose other kernels does not count."""
-    table = _kernels(facts)
-    table = table[(table["before_count"] > 0) & (table["after_count"] > 0)]
-    if facts["unit"] == "step" or table.empty:
-        return ""
-    times = table["after_count"] / table["before_count"]
-    weight = table["before_total_ns"] / max(table["before_total_ns"].sum(), 1)
-    if max(weight[times > _MORE_OFTEN].sum(), weight[times < 1 / _MORE_OFTEN].sum()) < _MOST:
-        return ""
-    return (
-        "The captures hold different amounts of work, so their times do not compare: the kernels of both were launched "
-        f"{table['before_count'].sum():,} times before and {table['after_count'].sum():,} times after."
-    )
-
-
-def _about_kernels(facts: Row) -> Iterator[str]:
-    """Warn where the two sides ran different kernels."""
-    table = _kernels(facts)
-    is_shared = (table["before_count"] > 0) & (table["after_count"] > 0)
-    if len(table) and not is_shared.any():
-        yield "The captures share no kernels, so they may be of different programs."
-    is_sure = (table["significance"] == noise.CHANGED) & (table["delta_ns"].abs() >= facts["least_ns"])
-    changed = table[is_sure & (table["before_count"] != table["after_count"])]
-    for category, rows in changed.groupby("category", sort=False):
-        kernels = table[table["category"] == category]
-        largest = rows["delta_ns"].abs().max()
-        if rows["delta_ns"].min() < 0 < rows["delta_ns"].max() and abs(kernels["delta_ns"].sum()) < largest / 2:
-            was, now = time_text(kernels["before_ns"].sum()), time_text(kernels["after_ns"].sum())
-            yield f"A library chose other {category} kernels: {was} before and {now} after in all."
+def _other_kernels(kernels: pd.DataFrame, least_ns: float) -> Iterator[str]:
+    """Warn of kernels of one kind that took each other's place."""
+    is_large = (kernels["significance"] == noise.CHANGED) & (kernels["delta_ns"].abs() >= least_ns)
+    changed = kernels[is_large & (kernels["before_count"] != kernels["after_count"])]
+    totals = kernels.groupby("category")[["before_ns", "after_ns"]].sum()
+    for category, delta in changed.groupby("category", sort=False)["delta_ns"]:
+        was, now = totals.loc[category]
+        if delta.min() < 0 < delta.max() and abs(now - was) < delta.abs().max() / 2:
+            yield f"A library chose other {category} kernels: {time_text(was)} before, {time_text(now)} after in all."
 
 
 # ---------------------------------------------------------------- tables

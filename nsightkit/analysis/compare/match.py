@@ -11,10 +11,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["MATCHES", "Pair", "pair", "plain_kernel", "plain_range"]
-
-#: How the two sides of a row were matched.
-MATCHES = ("name", "normalised", "appeared", "disappeared")
+__all__ = ["Pair", "pair", "plain_kernel", "plain_range"]
 
 
 class Pair(NamedTuple):
@@ -22,8 +19,7 @@ class Pair(NamedTuple):
 
     Parameters
     ----------
-    match : str
-        One of :data:`MATCHES`.
+    match : {"name", "normalised", "appeared", "disappeared"}
     before, after : list of str
         The names of each side; one may be empty.
     """

@@ -150,7 +150,7 @@ def test_planted_faults(fault: Any, tmp_path: Path) -> None:
     summary = found.summary()
     was, now = planted.BOTTLENECK_OF[fault], planted.BOTTLENECK_OF[None]
     assert (summary["moved"], summary["outcome"]) == (True, "faster")
-    assert [summary["bottleneck"][side]["bottleneck"] for side in diff.SIDES] == [was, now]
+    assert [summary["bottleneck"][side] for side in diff.SIDES] == [was, now]
     # The loop without a fault launches ahead of its device: on the CPU's clock its steps would take next to nothing.
     assert row(found, "figures", "wall_ns")["after_ns"] == pytest.approx(truths[1]["span_ns"] / 12, rel=0.02)
     cause = row(found, "gaps", was)
@@ -325,11 +325,7 @@ def test_a_selection_is_compared_step_by_step(tmp_path: Path) -> None:
         (
             {"named": ""},
             {"named": "", "count": 16},
-            [
-                "The captures hold different amounts of work, so their times do not compare: the kernels of both were "
-                "launched 32 times before and 64 times after.",
-                "Whole captures are compared",
-            ],
+            ["Whole captures are compared", "The captures hold different amounts of work"],
         ),
         # A library chose anew; the time came out the same.
         (
@@ -432,7 +428,7 @@ def test_two_jobs_on_two_cards(shared_traces: Path) -> None:
     assert summary["warnings"][0].startswith("Different GPUs: NVIDIA A100-PG509-200 before, Tesla V100-SXM2-16GB after")
     assert (summary["outcome"], summary["moved"]) == ("slower", True)
     # Copies take more of the time, but collectives would gain more: a cause weighs what its removal gains.
-    assert summary["bottleneck"]["after"]["bottleneck"] == "communication"
+    assert summary["bottleneck"]["after"] == "communication"
     kernels = found.tables["kernels"]
     products = kernels[kernels["category"] == "GEMM"]
     assert products["before_ns"].sum() == pytest.approx(13.8e6, rel=0.01)

@@ -44,7 +44,7 @@ def figure(table: pd.DataFrame, *key: str) -> pd.Series:
 
 
 def test_one_program_in_both_forms_agrees_to_the_nanosecond(pair: Pair, table: pd.DataFrame) -> None:
-    traces, truth = pair
+    _, truth = pair
     assert list(table) == ["group", "name", "figure", "clock", "kineto", "nsys", "difference"]
     assert (table["difference"] == 0).all()
     assert (table["kineto"] == table["nsys"]).all()
