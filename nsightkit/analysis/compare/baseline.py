@@ -9,12 +9,12 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 import numpy as np
 
-from nsightkit.analysis.compare.runs import Amount, Kind, Metric, Run, Unit, decoded
+from nsightkit.analysis.compare.runs import Amount, Condition, Kind, Metric, Run, Unit, decoded
 from nsightkit.analysis.core.noise import thinned
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.safe import json_text
@@ -26,7 +26,7 @@ __all__ = ["MOST_RUNS", "Baseline", "Kept", "make", "read", "require_alike", "wr
 MOST_RUNS = 20
 #: Samples kept of a run: enough for the median and its interval, few enough to read; fewer where they only inform.
 _KEPT, _KEPT_OF_OTHERS = 40, 9
-#: Kernels kept: those that take longest.
+#: How many of the longest kernels are kept.
 _KERNELS = 10
 _REMEDY = "restore it from version control, or remove it and write a new one with --update"
 
@@ -70,7 +70,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: Literal[2]
     of: Kind
-    conditions: dict[Literal["gpu", "tool", "selection"], str | None]
+    conditions: dict[Condition, str | None]
     metrics: Annotated[dict[str, Kept], msgspec.Meta(min_length=1)]
 
     @property
@@ -150,7 +150,7 @@ def require_alike(baseline: Baseline, runs: Sequence[Run]) -> None:
             raise UsageError(
                 f"a baseline of {baseline.of} and a run of {run.of} share no metrics; give files of one kind"
             )
-        for name in ("gpu", "tool", "selection"):
+        for name in get_args(Condition):
             was, now = baseline.conditions.get(name), run.conditions.get(name)
             # An unknown GPU may be the same one; a selection that is not named is the whole trace.
             if was != now and (name == "selection" or (was and now)):

@@ -2,7 +2,7 @@
 
 A change counts when it exceeds the tolerance *and* noise, by the rule that ``diff`` uses too
 (:func:`nsightkit.analysis.core.noise.judge`): the spread of the steps of a run, and the spread of runs where a side has
-several. With one run per side the latter is unknown, and the tolerance stands for it alone.
+several. With one run per side the latter is unknown, and only the tolerance covers it.
 
 The intervals of all metrics that can fail hold together at 99 %: each has its share of the one per cent. That is why
 few metrics gate, and the others only inform.

@@ -1,7 +1,7 @@
 """What changed between two captures, by how much, and whether that is more than noise.
 
 Where both captures have steps, figures are per step, so captures of different length compare: the median over the
-steps, without outliers. Totals over whole captures stand beside them and add up to what each trace holds.
+steps, without outliers. The rows also hold totals over whole captures, which add up to each trace's own.
 
 Each row is judged by the rule that ``check`` uses too (:func:`nsightkit.analysis.core.noise.judge`): it *changed*,
 stayed *within noise*, or is *inconclusive*. About five of a hundred unchanged rows seem changed at 95 %, so only rows
@@ -9,7 +9,7 @@ that also changed by a hundredth of a step are listed as changes, and the step t
 comes first.
 
 Captures without steps have one figure of each kind, which is inconclusive. The exception is a kernel that both launched
-equally often: its launches, in order, are cut into stretches that stand for steps.
+equally often: its launches, in order, are cut into stretches, which serve as steps.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from nsightkit.trace.model import Trace
 __all__ = ["COLUMNS", "SIDES", "TABLES", "Comparison", "compare", "summary"]
 
 SIDES = ("before", "after")
-#: Columns of whole numbers that every table has, and those that may be unknown.
+#: Columns of every table: whole numbers, and figures that may be unknown.
 _WHOLE = ["before_count", "after_count", "before_total_ns", "after_total_ns", "before_ns", "after_ns", "delta_ns"]
 _UNSURE = ["low_ns", "high_ns", "change"]
-#: Columns of every table, after those that name its rows.
+#: Columns of every table, after the ones that name its rows.
 COLUMNS = (*_WHOLE, *_UNSURE, "significance")
 #: Columns that name the rows of each table; tables in the order in which people read them.
 _NAMED = {
@@ -48,7 +48,7 @@ _NAMED = {
 TABLES = tuple(_NAMED)
 #: What changed by less than this share of a step does not matter.
 _LEAST_SHARE = 0.01
-#: With more of the GPU's work launched outside the steps, steps cannot stand for the whole.
+#: With more of the GPU's work launched outside the steps, they do not represent the whole.
 _MOSTLY_OUTSIDE = 0.5
 #: Launches of one name may take turns in size: each of so many stretches of them has a bit of each.
 _STRETCHES = 30
@@ -197,7 +197,7 @@ def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
             The tables, as lists of rows with :data:`COLUMNS`. ``before_count`` and ``before_total_ns`` are of the whole
             capture, ``before_ns`` is the median over the steps, ``delta_ns`` the difference of the medians, ``low_ns``
             to ``high_ns`` the 95 % interval of the shift, ``change`` the difference relative to before, and
-            ``significance`` *changed*, *within noise* or *inconclusive*. ``match`` says how names were paired
+            ``significance`` *changed*, *within noise* or *inconclusive*. ``match`` is how names were paired
             (:mod:`nsightkit.analysis.compare.match`).
 
     Raises
@@ -211,7 +211,7 @@ def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
 class _Amount(NamedTuple):
     """What some names add up to on one side."""
 
-    count: int
+    number: int
     total_ns: int
     ns: int
     #: Samples of each capture; none without steps.
@@ -242,7 +242,7 @@ def _rows(
         if name in steps and not (was and now):
             continue  # steps of one side are not a part of the program that came or went
         first, second = _amount(before, table, was, unit), _amount(after, table, now, unit)
-        if table == "kernels" and unit == "trace" and first.count == second.count:
+        if table == "kernels" and unit == "trace" and first.number == second.number:
             first = first._replace(runs=[_stretches(before[0].trace, was)])
             second = second._replace(runs=[_stretches(after[0].trace, now)])
         row = {"name": name, "cause": name, "match": matched, "before_names": was, "after_names": now}
@@ -253,7 +253,7 @@ def _rows(
 
 
 def _occurring(table: pd.DataFrame) -> list[str]:
-    """Names of what occurs by falling total, so that the first stands for a group; figures as they are."""
+    """Names of what occurs by falling total, so that the first can name a group; figures as they are."""
     if "wall_ns" not in table.index:
         table = table[table["count"] > 0].sort_values("total", ascending=False, kind="stable")
     return [str(name) for name in table.index]
@@ -297,7 +297,7 @@ def _judged(before: _Amount, after: _Amount) -> dict[str, Any]:
     if before.ns:
         row["change"] = delta / before.ns
     for side, amount in zip(SIDES, (before, after), strict=True):
-        row[f"{side}_count"] = amount.count
+        row[f"{side}_count"] = amount.number
         row[f"{side}_total_ns"] = amount.total_ns
         row[f"{side}_ns"] = amount.ns
     return row

@@ -29,7 +29,7 @@ _FIGURES = {
     "reserved_bytes": "reserved",
     "reserved_and_unused_bytes": "reserved and unused",
 }
-#: So many times as much, and more, is written as a multiple.
+#: From this ratio on, a change is written as a multiple.
 _MULTIPLE = 10
 #: One of two captures did more work if kernels with most of the shared time ran more often in it, by more than this.
 _MORE_OFTEN, _MOST = 1.05, 0.75
@@ -129,7 +129,7 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> dic
 def _outcome(facts: Row) -> tuple[str, str]:
     """Answer in one word and in one sentence whether the time changed."""
     if not facts["figures"] or not facts["figures"][0]["before_ns"]:
-        return "inconclusive", "There is no time to compare: one of the captures holds neither steps nor GPU work."
+        return "inconclusive", "Nothing to compare: one of the captures holds neither steps nor GPU work."
     row = facts["figures"][0]
     steps = f"{facts['before']['steps']} and {facts['after']['steps']} steps"
     subject = "the step time"
@@ -184,7 +184,7 @@ def _bottleneck(facts: Row, verdicts: Sequence[Row]) -> tuple[bool | None, str]:
 
 
 def _differ(before: Row, after: Row, key: str) -> bool:
-    """Whether both sides know something, and not the same."""
+    """Whether both sides state something, and disagree."""
     return bool(before[key] and after[key] and before[key] != after[key])
 
 
@@ -275,7 +275,7 @@ def _shown(row: Row, unit: str) -> dict[str, Any]:
 
 
 def _interval(row: Row) -> str:
-    """The interval of a change, relative to before; empty where there is none."""
+    """The interval of a change, relative to before; empty if unknown."""
     was = row["before_ns"]
     if pd.isna(row["low_ns"]) or not was:
         return ""

@@ -1,4 +1,4 @@
-"""Which name of one trace is which of another: by name, and otherwise by the name without what versions change.
+"""Match the names of two traces: equal names first, then names that are equal without what versions change.
 
 A kernel's name changes with the compiler (``Kernel<(int)4>`` or ``Kernel<4>``), with the card and a library's choice
 of tiles (``ampere_sgemm_128x64_tn``, ``volta_sgemm_32x128_tn``), with element types, and with the number that a

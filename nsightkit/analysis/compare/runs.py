@@ -31,6 +31,7 @@ from nsightkit.trace.open import kind_of
 
 __all__ = [
     "Amount",
+    "Condition",
     "Kind",
     "Metric",
     "Run",
@@ -46,6 +47,8 @@ __all__ = [
 Float = npt.NDArray[np.float64]
 Kind = Literal["trace", "bench", "ncu", "samples"]
 Unit = Literal["ns", "bytes", "count"]
+#: What figures hold for; `selection` is which part of a trace.
+Condition = Literal["gpu", "tool", "selection"]
 #: No time in nanoseconds and no number of bytes is larger.
 LARGEST = 1e18
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
@@ -89,7 +92,7 @@ class Run:
     """
 
     of: Kind
-    conditions: Mapping[str, str | None]
+    conditions: Mapping[Condition, str | None]
     metrics: Mapping[str, Metric]
 
 
@@ -136,7 +139,7 @@ def read(
 
 
 def _is_bench(path: Path) -> bool:
-    """Whether a JSON file is a benchmark, which says so near its start; others may be traces."""
+    """Whether a JSON file is a benchmark, by the keys near its start; others may be traces."""
     with path.open("rb") as stream:
         head = stream.read(1 << 16)
     return re.search(rb'"nsightkit"\s*:\s*"', head) is not None and b'"traceEvents"' not in head
@@ -209,7 +212,7 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
     if len(capture.windows):
         prefix = "step"
     elif match is not None:
-        raise UsageError(f"--match: no range matches {match!r}, so there are no steps")
+        raise UsageError(f"--match: no range matches {match!r}; give a name that `nsightkit ranges` lists")
     elif not any(trace.size(table) for table in GPU_TABLES):
         raise TraceError(trace.path or "trace", "has neither steps nor GPU work, so nothing compares", "record more")
     figures = capture.tables["figures"]
@@ -235,13 +238,13 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
 
 
 def _samples(capture: Samples, row: pd.Series) -> Float:
-    """A row's sum in each step; its total where there are no steps."""
+    """A row's sum in each step; its total without steps."""
     values = row.iloc[2:] if len(capture.windows) else row[["total"]]
     return values.to_numpy(np.float64)
 
 
 def _in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
-    """Add up values of a GPU table in each step; in all where there are no steps."""
+    """Add up values of a GPU table in each step; in all without steps."""
     if capture.windows.empty:
         return np.array([float(values.sum())])
     step = steps.launched_in(capture.trace, table, capture.windows)

@@ -137,7 +137,7 @@ def _figures(trace: Trace, windows: pd.DataFrame, whole: dict[str, Any]) -> pd.D
     if len(windows):
         totals = totals.fillna({"wall_ns": times["wall_ns"].sum()})
         if trace is not trace.whole and steps.windows(trace).empty:
-            totals["idle_ns"] = np.nan  # what the filter left out may have run meanwhile
+            totals["idle_ns"] = np.nan  # other work, which the filter left out, may have run
     parts = [pd.DataFrame({"count": 0, "total": totals}).join(times.astype("float64").T).dropna()]
     for table, name in _WORK.items():
         if trace.recorded(table):
@@ -172,7 +172,7 @@ def _begun_in(windows: pd.DataFrame, start_ns: npt.ArrayLike) -> npt.NDArray[np.
 
 
 def _summed(names: pd.Series, values: pd.Series, step: npt.ArrayLike, count: int) -> pd.DataFrame:
-    """Add up values by name: their number, their total, and the sum in each step (-1 is none)."""
+    """Add up values by name: their number, their total, and the sum in each step (-1: outside)."""
     groups = values.groupby(names, observed=True)
     table = pd.DataFrame({"count": groups.size(), "total": groups.sum()})
     number = np.asarray(step, np.intp)

@@ -37,11 +37,11 @@ def compare(traces: Mapping[str, Trace], match: str = phases.PHASES, top: int | 
     Parameters
     ----------
     traces : mapping of str to Trace
-        Two traces, by the name of their column.
+        Two traces; the keys name their columns.
     match : str
         Regular expression of the phases' names; default those of a training step.
     top : int, optional
-        Only so many categories of kernels, those that take longest in the first trace.
+        How many categories of kernels to keep, the longest of the first trace. Default: all.
 
     Returns
     -------

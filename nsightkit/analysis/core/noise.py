@@ -52,7 +52,7 @@ _MOST_SAMPLES, _MOST_JUDGED = 1000, 200
 _ENOUGH = 4
 #: The usual spread of runs of one program, relative to a run, and how many runs that prior counts for.
 _USUAL, _WORTH = 0.007, 4
-#: From this many runs beyond one per side, their spread stands for that of too few steps.
+#: From this many runs beyond one per side, their spread replaces that of too few steps.
 _ENOUGH_RUNS = 2
 #: A run without its outliers looks steadier than it was: simulated pairs without a change were then called changed up
 #: to 12 % of the time at 95 %. Dividing the chance of error by this gives 2 to 7 %.
@@ -258,7 +258,7 @@ def ratio(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
     Returns
     -------
     Estimate
-        After divided by before; 1 is no change.
+        After divided by before; an unchanged ratio is 1.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Which name is which: by name, and by the name without what versions change."""
+"""Matching names: equal ones first, then ones that are equal without what versions change."""
 
 import random
 

@@ -141,7 +141,7 @@ def test_no_change_is_rarely_called_one(left_out):
 @pytest.mark.parametrize(
     ("before", "after", "word"),
     [
-        ([57, 61, 56, 62, 48], [0, 0, 0, 0], noise.CHANGED),  # what each step waited for is gone
+        ([57, 61, 56, 62, 48], [0, 0, 0, 0], noise.CHANGED),  # each step waited before, and none after
         ([0, 57, 61, 56, 62, 48], [0, 0, 0, 0], noise.WITHIN_NOISE),  # not in each
         ([10, 11, 12, 13], [14, 15, 16, 17], noise.WITHIN_NOISE),  # above it, and as near as its own steps are
         ([10, 11, 12, 13], [17, 18, 19, 20], noise.CHANGED),
