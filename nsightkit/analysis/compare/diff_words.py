@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -46,11 +45,11 @@ def percent(share: float) -> str:
     Examples
     --------
     >>> percent(-0.5), percent(8.99), percent(1180.9)
-    ('-50.0 %', '+899.0 %', '1,182x')
+    ('-50.0 %', '+899.0 %', '1,181.9x')
     """
     if share < _MULTIPLE - 1:
         return f"{100 * share:+.1f} %"
-    return f"{1 + share:,.0f}x" if share >= 99 else f"{1 + share:,.1f}x"
+    return f"{1 + share:,.1f}x"
 
 
 # ---------------------------------------------------------------- sentences
@@ -67,7 +66,6 @@ def described(captures: Sequence[Samples]) -> dict[str, Any]:
     trace = captures[0].trace
     gpus = dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name)
     facts = {
-        "name": Path(trace.path).name if trace.path else None,
         "gpus": list(gpus),
         "captures": len(captures),
         "steps": sum(len(capture.windows) for capture in captures),
@@ -211,7 +209,7 @@ def _about_sides(before: Row, after: Row) -> list[str]:
 def _is_other_work(shared: pd.DataFrame) -> bool:
     """Whether one of two captures did more work; a library that chose other kernels does not count."""
     times = shared["after_count"] / shared["before_count"]
-    weight = shared["before_total_ns"] / max(shared["before_total_ns"].sum(), 1)
+    weight = shared["before_total_ns"] / shared["before_total_ns"].sum()
     return bool(max(weight[times > _MORE_OFTEN].sum(), weight[times < 1 / _MORE_OFTEN].sum()) >= _MOST)
 
 

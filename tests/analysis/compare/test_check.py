@@ -491,7 +491,7 @@ def test_bad_files_are_one_line(tmp_path: Path, gate: Any) -> None:
 
 
 def test_real_captures(shared_traces: Path, gate: Any) -> None:
-    """ResNet-50 with and without workers that load data; known: 0.14 and 0.18 s per step, the rest is waiting for data."""
+    """ResNet-50 with and without workers that load data; known: 0.14 and 0.18 s per step, the rest waits for data."""
     few, many = (next(shared_traces.glob(f"kineto/resnet50_num_workers_{n}__*")) for n in (0, 4))
     assert gate(many, "--update")[0] == 0
     assert gate(many)[0] == 0
