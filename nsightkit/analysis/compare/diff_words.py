@@ -30,6 +30,8 @@ _FIGURES = {
 }
 #: From this ratio on, a change is written as a multiple.
 _MULTIPLE = 10
+#: Longest name in a sentence.
+_LONGEST = 80
 #: One of two captures did more work if kernels with most of the shared time ran more often in it, by more than this.
 _MORE_OFTEN, _MOST = 1.05, 0.75
 
@@ -153,10 +155,13 @@ def _outcome(facts: Row) -> tuple[str, str]:
 
 
 def _where(facts: Row) -> str:
-    """Name the cause of idle time or the kernel that changed most."""
+    """Name the cause of idle time or the kernel that surely changed most."""
     for row in facts["changes"]:
-        if row["table"] in ("gaps", "kernels"):
-            return f"Largest change: {_name(row)}, {'+' if row['delta_ns'] > 0 else ''}{time_text(row['delta_ns'])}."
+        if row["table"] in ("gaps", "kernels") and row["significance"] == noise.CHANGED:
+            name, delta = _name(row), row["delta_ns"]
+            if len(name) > _LONGEST:
+                name = f"{name[:_LONGEST]}…"
+            return f"Largest change: {name}, {'+' if delta > 0 else ''}{time_text(delta)}."
     return ""
 
 
