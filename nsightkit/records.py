@@ -122,14 +122,17 @@ class Memory(Record):
 
     def parts(self) -> Iterator[Part]:
         """Give the amounts, the categories and the places that allocated."""
-        lost, moment, devices = self["fragmentation"], self["moment"], len(self["devices"])
-        of = f" · device {self['device']} of {devices}" if devices > 1 else ""
-        yield Line(f"{self.about.title}{of} · {count_text(self['events'], 'event')}", "bold")
+        lost, moment, categories = self["fragmentation"], self["moment"], self["by_category"]
+        when = _WHEN.get(str(moment), f"after event {moment}")
+        allocated = bytes_text(lost["allocated_bytes"])
+        largest = f", {share_text(categories[0]['share'])} of it {categories[0]['category']}" if categories else ""
+        yield Line(f"The program held {allocated} {when}{largest}.", "bold")
+        of = f" · device {self['device']} of {self['devices']}" if self["devices"] > 1 else ""
+        yield Line(f"{self.about.title}{of} · {count_text(self['events'], 'event')}", "dim")
         facts = []
         if moment != "peak":
             facts.append(Fact("highest allocated", bytes_text(self["peak_bytes"])))
-        when = _WHEN.get(str(moment), f"after event {moment}")
-        facts.append(Fact(f"allocated {when}", bytes_text(lost["allocated_bytes"])))
+        facts.append(Fact(f"allocated {when}", allocated))
         facts.append(Fact("reserved from CUDA", bytes_text(lost["reserved_bytes"])))
         reserved = lost["reserved_bytes"]
         for label, key in (
@@ -139,7 +142,6 @@ class Memory(Record):
         ):
             facts.append(Fact(label, bytes_text(lost[key]), lost[key] / reserved if reserved else None))
         facts.append(Fact("largest free block", bytes_text(lost["largest_free_block_bytes"])))
-        facts.append(Fact("rounding, in active blocks", bytes_text(lost["rounding_bytes"])))
         yield facts
         yield from _rows(self["by_category"], "category", "bytes", "count", "share", empty="nothing was live")
         columns = ("site", "category", "bytes", "count", "share")
