@@ -230,7 +230,6 @@ def test_old_shapes() -> None:
     assert amounts.to_numpy().tolist() == [[1024, 1024, 700], [1536, 1536, 800], [1024, 1024, 700]]
     answer = analysis.summary(snapshot)
     assert answer["peak_bytes"] == 1536
-    assert answer["peak_time_ns"] is None
     without_events = analysis.summary(reader.from_object([segment]))
     assert without_events["peak_bytes"] is None
     assert without_events["moment"] == "end"

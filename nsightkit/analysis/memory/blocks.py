@@ -58,7 +58,7 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, begin: str, ask: str,
     never), and a ``size_bytes`` of -1 if it is unknown.
     """
     count = len(events)
-    action = events["action"].astype(object)
+    action = events["action"]
     event = pd.Series(events.index, dtype=np.int64)
     is_end = action.isin(ends)
     recorded = pd.DataFrame(
@@ -147,18 +147,19 @@ def _rounded(snapshot: Snapshot, requested: _Ints) -> _Ints:
     """Round sizes as DeviceCachingAllocator::round_size does."""
     unit = np.full(len(requested), _MIN_BLOCK_BYTES)
     divisions = snapshot.settings.get("roundup_power2_divisions", {})
+    exponent = np.frexp(requested)[1].astype(np.int64) - 1
     # The setting names sizes in MiB: the first holds for all smaller blocks, the last for all larger ones.
-    for mebibytes, parts in divisions.items():
-        place = int(mebibytes).bit_length() - 1
-        power = np.frexp(requested)[1].astype(np.int64) - 1
+    place_of = np.clip(exponent - 20, 0, 15)
+    for place in range(16):
+        parts = divisions.get(str(1 << place), 0)
         if parts > 1:
-            is_divided = (np.clip(power - 20, 0, 15) == place) & (requested > _MIN_BLOCK_BYTES * parts)
-            unit[is_divided] = (1 << power[is_divided]) // parts
+            is_divided = (place_of == place) & (requested > _MIN_BLOCK_BYTES * parts)
+            unit[is_divided] = (1 << exponent[is_divided]) // parts
     return np.maximum(-(-requested // unit) * unit, _MIN_BLOCK_BYTES)
 
 
 def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> _Ints:
-    """Measure from the end of each block to the next boundary of the moment when it was allocated, if within `limit`."""
+    """Measure from the end of each block to the next boundary when it was allocated, if that is within `limit`."""
     boundaries = boundaries.sort_values(["address", "first"])
     last = boundaries["free_completed"].to_numpy()
     places, place_of = np.unique(boundaries["address"], return_inverse=True)
@@ -194,7 +195,7 @@ def _mapped(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
     parts = pd.concat([at_end, later.dropna(subset="sign")])
     edges = pd.concat([parts, parts.assign(address=parts["address"] + parts["size_bytes"], sign=-parts["sign"])])
     depth = edges.groupby("address")["sign"].sum().cumsum()
-    change = (depth > 0).astype(int).diff().fillna(depth > 0)
+    change = np.diff((depth > 0).to_numpy(int), prepend=0)
     return pd.DataFrame({"address": depth.index[change > 0], "end": depth.index[change < 0]}, dtype=np.int64)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -62,13 +62,14 @@ def summary(before: Snapshot, after: Snapshot, device: int | None = None) -> dic
     for name, key in _FIGURES.items():
         figures.append(_row(name, was["fragmentation"][key], now["fragmentation"][key]))
     outcome, headline = _headline(figures[0])
+    sites = snapshot.sites(before, device=device), snapshot.sites(after, device=device)
     return {
         "headline": headline,
         "outcome": outcome,
         "warnings": warnings,
         "figures": figures,
-        "categories": _categories(was["by_category"], now["by_category"]),
-        "sites": _sites(snapshot.sites(before, device=device), snapshot.sites(after, device=device)),
+        "categories": _changes(*sites, "category"),
+        "sites": _changes(*sites, "site"),
     }
 
 
@@ -76,11 +77,6 @@ def _row(name: str, before: int, after: int) -> dict[str, Any]:
     delta = after - before
     change = delta / before if before else None
     return {"name": name, "before_bytes": before, "after_bytes": after, "delta_bytes": delta, "change": change}
-
-
-def _ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put the largest change first."""
-    return sorted(rows, key=lambda row: (-abs(row["delta_bytes"]), -row["after_bytes"], row["name"]))
 
 
 def _headline(allocated: Mapping[str, Any]) -> tuple[str, str]:
@@ -92,22 +88,17 @@ def _headline(allocated: Mapping[str, Any]) -> tuple[str, str]:
     return "less" if now < was else "more", sentence
 
 
-def _categories(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    before = {row["category"]: row["bytes"] for row in was}
-    after = {row["category"]: row["bytes"] for row in now}
-    return _ordered(_row(name, before.get(name, 0), after.get(name, 0)) for name in before | after)
-
-
 def _without_line(site: str) -> str:
     return _LINE.sub("", site)
 
 
-def _sites(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
+def _changes(before: pd.DataFrame, after: pd.DataFrame, key: str) -> list[dict[str, Any]]:
+    """Compare the bytes of each category or site, the largest change first."""
     # A line that made blocks of two categories has two rows.
-    was = before.groupby("site", sort=False)["bytes"].sum()
-    now = after.groupby("site", sort=False)["bytes"].sum()
+    was = before.groupby(key, sort=False)["bytes"].sum()
+    now = after.groupby(key, sort=False)["bytes"].sum()
     rows = []
     for match, old, new in pair(was.index.tolist(), now.index.tolist(), _without_line):
         row = _row((new or old)[0], int(was[old].sum()), int(now[new].sum()))
         rows.append(row | {"match": match})
-    return _ordered(rows)
+    return sorted(rows, key=lambda row: (-abs(row["delta_bytes"]), -row["after_bytes"], row["name"]))

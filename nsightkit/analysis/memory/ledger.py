@@ -40,31 +40,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.memory.step import (
-    ACTIVATIONS,
-    BUCKETS,
-    CACHE,
-    GRADIENTS,
-    INPUTS,
-    ITEMS,
-    KV,
-    LOGITS,
-    MOMENTS,
-    OPTIMIZERS,
-    SHARED_FROM_STAGE,
-    STATES,
-    TEMPORARY,
-    WEIGHTS,
-    WORKSPACE,
-    Options,
-    Step,
-)
+from nsightkit.analysis.memory.step import ITEMS, MOMENTS, OPTIMIZERS, Options, run
 from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration
 from nsightkit.hardware import Gpu
@@ -82,22 +64,25 @@ __all__ = [
 ]
 
 #: When an item is alive. The last three are taken from the device on top of it; none of them follows from the model.
-_ALIVE: Mapping[str, str] = {
-    WEIGHTS: "always",
-    GRADIENTS: "from the backward pass to zero_grad",
-    STATES: "always, after the first step",
-    ACTIVATIONS: "from the forward pass until their derivative is done",
-    LOGITS: "from the output head through the backward pass",
-    TEMPORARY: "within an operator or a few",
-    CACHE: "from the forward pass until their derivative is done",
-    BUCKETS: "always, with more than one rank",
-    KV: "while a request is served",
-    INPUTS: "always",
-    WORKSPACE: "always, after the first GEMM",
+_ALIVE = {
+    "weights": "always",
+    "gradients": "from the backward pass to zero_grad",
+    "optimizer states": "always, after the first step",
+    "activations": "from the forward pass until their derivative is done",
+    "logits": "from the output head through the backward pass",
+    "temporary buffers": "within an operator or a few",
+    "autocast cache": "from the forward pass until their derivative is done",
+    "communication buckets": "always, with more than one rank",
+    "inputs and tables": "always",
+    "library workspaces": "always, after the first GEMM",
     "allocator slack": "held back by the allocator, for the next step",
     "fragmentation": "free, in segments of which another part is in use",
     "CUDA context": "as long as the process",
 }
+
+
+#: Share of a GPU's memory that serving takes.
+_USABLE = 0.9
 
 
 def moments(configuration: Configuration, **how: Any) -> pd.DataFrame:
@@ -120,7 +105,7 @@ def moments(configuration: Configuration, **how: Any) -> pd.DataFrame:
     UsageError
         An argument has a value it cannot have.
     """
-    return Step(configuration, Options(**how)).run()
+    return run(configuration, Options(**how))
 
 
 def predict(configuration: Configuration, **how: Any) -> pd.DataFrame:
@@ -139,8 +124,6 @@ def predict(configuration: Configuration, **how: Any) -> pd.DataFrame:
     device : {"cuda", "cpu"}
         They differ: a GPU's allocator gives out blocks of 512 bytes, cuBLAS has workspaces, ``foreach`` is the default,
         softmax is fp32 under autocast, and attention has other kernels. A CPU's steps are what TensorMemory counts.
-    accumulate : int
-        Forward and backward passes a step.
     stage : {0, 1, 2, 3}
         What is divided among the ranks (ZeRO): nothing (DistributedDataParallel); optimizer states; gradients too;
         weights too. Arithmetic: no such run is measured here.
@@ -151,20 +134,18 @@ def predict(configuration: Configuration, **how: Any) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``item, predicted_bytes, largest_bytes, moment, alive, formula``: bytes at the peak, bytes at the item's own
-        highest moment, the peak's moment, when it is alive, and its size in words. The items sum to the peak. Then
-        those the model does not decide (slack, fragmentation, context), whose bytes are missing.
+        ``item, predicted_bytes, largest_bytes, moment, alive``: bytes at the peak, bytes at the item's own highest
+        moment, the peak's moment, and when the item is alive. The items sum to the peak. Then those the model does not
+        decide (slack, fragmentation, context), whose bytes are missing.
 
     Raises
     ------
     UsageError
         An argument has a value it cannot have.
     """
-    step = Step(configuration, Options(**how))
-    table = step.run().set_index("moment")
+    table = moments(configuration, **how).set_index("moment")
     moment = str(table["total_bytes"].idxmax())
     items = list(_ALIVE)
-    formulas = _formulas(step)
     return pd.DataFrame(
         {
             "item": items,
@@ -172,63 +153,8 @@ def predict(configuration: Configuration, **how: Any) -> pd.DataFrame:
             "largest_bytes": table.max().reindex(items).astype("Int64").array,
             "moment": moment,
             "alive": list(_ALIVE.values()),
-            "formula": [formulas[item] for item in items],
         }
     )
-
-
-def _formulas(step: Step) -> dict[str, str]:
-    """Write each item's size in words."""
-    formulas = {
-        WEIGHTS: "4 B a parameter",
-        GRADIENTS: "none: no backward pass",
-        STATES: "none",
-        ACTIVATIONS: "what one layer needs at a time: nothing is kept",
-        LOGITS: f"{step.element} B x tokens x vocabulary, and up to 12 for the loss in fp32",
-        TEMPORARY: "the widest operators",
-        CACHE: "2 B a weight of a GEMM" if step.casts else "none: no autocast",
-        BUCKETS: "none: one rank",
-        KV: "none: no tokens are generated",
-        INPUTS: "tokens of 4 batches; tables of rotary positions and of the causal mask",
-        WORKSPACE: "none on a CPU",
-        "allocator slack": "reserved - allocated - fragmentation; measured only",
-        "fragmentation": "free parts of segments in use; measured only",
-        "CUDA context": "used on the device - reserved; measured only",
-    }
-    if step.has_graph:
-        formulas[GRADIENTS] = "4 B a parameter"
-        formulas[ACTIVATIONS] = _formula_of_activations(step)
-    if step.kept_bytes:
-        formulas[STATES] = f"{step.kept_bytes} B a parameter"
-    for item in SHARED_FROM_STAGE:
-        if step.ranks_of.get(item, 1) > 1 and not formulas[item].startswith("none"):
-            formulas[item] += f" / {step.options.ranks} ranks"
-    if step.transient_bytes:
-        formulas[TEMPORARY] += f"; {step.transient_bytes} B a parameter while the optimizer steps"
-    if step.options.ranks > 1:
-        formulas[BUCKETS] = "4 B a parameter: a copy of every gradient"
-        if step.options.stage:
-            formulas[BUCKETS] = f"{step.blocks_in_buckets} x 4 B x parameters of the largest block"
-    if step.on_gpu:
-        formulas[WORKSPACE] = f"{2 if step.has_graph else 1} x cuBLAS's workspace"
-    return formulas
-
-
-def _formula_of_activations(step: Step) -> str:
-    element = step.element
-    attended, scores = 4 * element, ""
-    if step.is_naive:
-        score_bytes = 6 if step.casts and step.on_gpu else element
-        scores = f" + {score_bytes} x batch x heads x context^2"
-    elif step.is_math:
-        attended = 12 + element
-        scores = " + 4 x batch x heads x context^2 (no fused kernel for such heads)"
-    elif step.copies_attended:
-        attended += element
-    heads = " + 4 x heads" if step.is_fused else ""
-    norms, last = (26, 10) if step.casts else (24, 12)
-    token = f"({norms} + {attended}) x d_model + {4 * element} x d_ff{heads} + 8"
-    return f"layers x (tokens x ({token}){scores}) + tokens x ({last} x d_model + 4) B"
 
 
 def largest_context(configuration: Configuration, limit_bytes: float, *, multiple: int = 64, **how: Any) -> int:
@@ -310,31 +236,21 @@ def kv_bytes_per_token(layers: int, kv_heads: int, d_head: int, *, element_bytes
 
 
 def serving(
-    configuration: Configuration,
-    gpu: Gpu,
-    contexts: Iterable[int],
-    *,
-    kv_heads: int | None = None,
-    weight_bytes: float = 2,
-    kv_bytes: float = 2,
-    usable: float = 0.9,
+    configuration: Configuration, gpu: Gpu, contexts: Iterable[int], *, kv_heads: int | None = None
 ) -> pd.DataFrame:
-    """Say how many sequences of a length a GPU can serve at once.
+    """Estimate how many sequences of a length a GPU can serve at once, with weights and cache in 16 bits.
 
     Parameters
     ----------
     configuration : Configuration
         Its batch and context are not used.
     gpu : Gpu
-        The largest memory it is sold with counts.
+        The largest memory it is sold with counts, and 0.9 of that: the rest is for context, libraries and
+        fragmentation.
     contexts : iterable of int
         Tokens a sequence, prompt and answer.
     kv_heads : int, optional
         Heads of keys and values; as many as of queries when omitted.
-    weight_bytes, kv_bytes : float
-        Bytes a weight and an element of the cache.
-    usable : float
-        Share of the memory; the rest is for context, libraries and fragmentation.
 
     Returns
     -------
@@ -345,19 +261,18 @@ def serving(
         logits in 16 bits and in fp32. Missing when not even the weights fit.
     """
     c = configuration
-    weights = weight_bytes * envelope(c).params
-    room = usable * max(gpu.memory_gb) * 1e9 - weights
-    token = kv_bytes_per_token(c.layers, kv_heads or c.heads, c.d_head, element_bytes=kv_bytes)
+    weights = 2 * envelope(c).params
+    room = _USABLE * max(gpu.memory_gb) * 1e9 - weights
     layer = max(16 * c.d_model, 6 * c.d_model + 6 * c.d_ff)  # bytes a token that is being computed
     logits = 6 * c.vocabulary
     table = pd.DataFrame({"gpu": gpu.name, "context": list(contexts), "weights_bytes": weights})
-    table["kv_bytes_per_sequence"] = token * table["context"]
+    table["kv_bytes_per_sequence"] = kv_bytes_per_token(c.layers, kv_heads or c.heads, c.d_head) * table["context"]
     table["prefill_bytes"] = layer * table["context"] + logits
     table["decode_bytes"] = layer + logits
     # The cache of a whole batch, and on top the larger of a prompt's prefill and a step of decoding.
     cache = table["kv_bytes_per_sequence"]
     batch = np.minimum((room - table["prefill_bytes"]) // cache, room // (cache + table["decode_bytes"]))
-    table["largest_batch"] = batch.clip(0).astype("Int64")
     if room <= 0:
-        table["largest_batch"] = pd.NA
-    return table.astype({"largest_batch": "Int64"})
+        batch = batch * np.nan
+    table["largest_batch"] = batch.clip(0).astype("Int64")
+    return table

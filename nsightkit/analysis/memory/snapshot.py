@@ -458,10 +458,7 @@ def _notes(snapshot: Snapshot, device: int) -> list[str]:
         notes.append("no events were recorded: there is no peak, and this is the state at the end")
     elif before:
         blocks = count_text(before, "block")
-        notes.append(
-            f"{blocks} from before the first event; an earlier peak is not in this snapshot, and of these blocks those "
-            "above 1 MiB that were freed may have been up to 1 MiB larger"
-        )
+        notes.append(f"{blocks} from before the first event; an earlier peak is not in this snapshot")
     if not len(snapshot.stack_frames):
         notes.append("no call stacks were recorded, so nothing can be attributed")
     counted = segments_of(snapshot, device)["allocated_bytes"]

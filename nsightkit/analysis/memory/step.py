@@ -1,8 +1,19 @@
 """One step of the language model on paper: what each operator allocates, and what is alive after it.
 
-Every operator of :mod:`nsightkit.workloads.lm` allocates what it gives and holds what autograd keeps for its
-derivative; each is freed where PyTorch drops it. The sequence was read off the operators that PyTorch 2.13 dispatches,
-and is tested against them.
+The tables below list the operators of :mod:`nsightkit.workloads.lm` in the order in which PyTorch 2.13 dispatches them,
+and are tested against it. A row is another table's name with what to fill in, or an operator with five columns:
+
+- when: ``-`` always, ``16`` under 16-bit autocast and ``32`` without, ``sdpa`` or ``naive`` attention, ``copied`` if
+  attention's result comes in another layout than the projection reads, ``softmax32`` if softmax is fp32 under autocast
+  and ``softmax`` for other naive attention;
+- the result, by name, which may replace a tensor of that name;
+- the item of the ledger that it belongs to;
+- its bytes: a number, or ``a`` for the bytes of an activation, times a letter;
+- the tensors that nothing reads after it. A forward pass frees no activations that autograd keeps.
+
+``#`` is the number of the layer and ``#+`` that of the next. The letters count elements: tokens M, the residual stream
+W and half of it R, the MLP F, scores S, logits Z; of weights d (a norm), D (attention), N (MLP), H (head). L are the
+bytes of log-sum-exps, A those that fused attention needs for its derivative, T those of the loss's targets.
 """
 
 from __future__ import annotations
@@ -17,26 +28,14 @@ from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration
 from nsightkit.errors import UsageError
 
-__all__ = ["ITEMS", "MOMENTS", "OPTIMIZERS", "Options", "Step"]
+__all__ = ["ITEMS", "MOMENTS", "OPTIMIZERS", "Options", "run"]
 
 WEIGHTS, GRADIENTS, STATES = "weights", "gradients", "optimizer states"
 ACTIVATIONS, LOGITS, TEMPORARY, CACHE = "activations", "logits", "temporary buffers", "autocast cache"
-BUCKETS, KV, INPUTS, WORKSPACE = "communication buckets", "KV cache", "inputs and tables", "library workspaces"
+BUCKETS, INPUTS, WORKSPACE = "communication buckets", "inputs and tables", "library workspaces"
 
 #: What the allocator gives out, by item.
-ITEMS = (
-    WEIGHTS,
-    GRADIENTS,
-    STATES,
-    ACTIVATIONS,
-    LOGITS,
-    TEMPORARY,
-    CACHE,
-    BUCKETS,
-    KV,
-    INPUTS,
-    WORKSPACE,
-)
+ITEMS = (WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, LOGITS, TEMPORARY, CACHE, BUCKETS, INPUTS, WORKSPACE)
 #: Moments of a step: those that end in "peak" are the highest of a phase, the others its end.
 MOMENTS = ("before the step", "forward peak", "forward end", "backward peak", "backward end", "optimizer peak")
 #: Bytes an optimizer keeps for a parameter, and bytes it allocates for a parameter while it steps on a GPU.
@@ -47,8 +46,8 @@ OPTIMIZERS: Mapping[str, tuple[int, int]] = {
     "sgd": (0, 0),
 }
 #: Items that the ranks share, and the stage of ZeRO from which they do.
-SHARED_FROM_STAGE = {WEIGHTS: 3, GRADIENTS: 2, STATES: 1}
-#: The largest head that flash attention takes; above it attention is computed with its scores written out.
+_SHARED_FROM_STAGE = {WEIGHTS: 3, GRADIENTS: 2, STATES: 1}
+#: The largest head that flash attention takes.
 _FLASH_HEAD = 256
 _BLOCK_BYTES = 512  # the allocator's granularity
 _MIB = 1 << 20
@@ -72,7 +71,6 @@ class Options:
     mode: str = "train"
     optimizer: str = "adamw"
     device: str = "cuda"
-    accumulate: int = 1
     stage: int = 0
     ranks: int = 1
     capability: str = "9.0"
@@ -82,460 +80,415 @@ class Options:
             value = getattr(self, name)
             if value not in allowed:
                 raise UsageError(f"{name} is {value!r}; it can be {', '.join(map(str, allowed))}")
-        for name in ("accumulate", "ranks"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.ranks < 1:
+            raise UsageError(f"ranks must be at least 1, not {self.ranks}")
+
+
+# ---------------------------------------------------------------- the operators
+
+#: Of a layer, or of the last norm; autograd keeps a norm's result only if no cast of it is kept.
+_NORM = """
+-   square    temporary    4W
+-   mean      temporary    4M  square
+-   mean+eps  temporary    4M  mean
+-   {0}.r     activations  4M  mean+eps
+-   {0}.xr    activations  4W  {0}.r
+16  {0}.n     temporary    4W  {0}.xr
+32  {0}.n     activations  4W  {0}.xr
+"""
+#: Autocast's casts for a GEMM: of its weight, and of an input that is fp32.
+_CAST_WEIGHT = """
+16  {0}.w   cache        2{1}
+"""
+_CAST_BOTH = """
+16  {0}.w   cache        2{1}
+16  {0}.in  activations  2W
+"""
+_ROTATE = """
+-   product1  temporary    2W
+-   product2  temporary    2W
+-   first     temporary    2W  product1 product2
+-   product1  temporary    2W
+-   product2  temporary    2W
+-   second    temporary    2W  product1 product2
+16  turned    temporary    4W
+-   {0}       activations  aW  first second turned
+"""
+_ATTEND = """
+sdpa       #.lse        activations  1L
+sdpa       #.attended   activations  aW  #.lse
+naive      product      temporary    aS
+naive      scaled       temporary    aS  product
+naive      masked       temporary    aS  scaled
+softmax32  masked32     temporary    4S
+softmax32  #.weights    activations  4S  masked32
+softmax32  #.weights16  activations  aS
+softmax    #.weights    activations  aS
+naive      #.v          activations  aW
+naive      #.attended   temporary    aW  #.v #.weights #.weights16 masked
+copied     #.copy       activations  aW
+"""
+_LAYER = """
+norm         #.norm1
+cast         #.q D
+-            #.q0         temporary    aW  #.q.in
+cast         #.k D
+-            #.k0         temporary    aW  #.k.in
+cast         #.v D
+sdpa         #.v0         activations  aW  #.v.in
+naive        #.v0         temporary    aW  #.v.in
+rotate       #.q
+rotate       #.k
+-            -            temporary    0W  #.q0 #.k0
+attend
+cast-weight  #.out D
+-            #.projected  temporary    aW  #.attended #.v0 #.copy #.q #.k #.norm1.n
+-            #.middle     activations  4W  #.projected
+norm         #.norm2
+cast         #.gate N
+-            #.gated      activations  aF  #.gate.in
+-            #.silu       activations  aF  #.gated
+cast         #.up N
+-            #.upped      activations  aF  #.up.in
+-            #.product    activations  aF  #.silu #.upped
+cast-weight  #.down N
+-            #.fed        temporary    aW  #.product
+-            x#+          activations  4W  #.norm2.n #.fed #.middle x#
+"""
+#: The last norm, the head and the loss. In ``x#`` is the number of layers.
+_HEAD = """
+norm  norm
+-     -        temporary  0W  x#
+cast  head H
+-     logits   logits     aZ  head.in norm.n
+"""
+_LOSS = """
+16  logits32     logits     4Z
+-   targets      temporary  1T
+-   log_softmax  logits     4Z  logits32
+"""
+
+# The backward pass: from gx, the gradient of a layer's result, to that of its input.
+
+_HEAD_BACKWARD = """
+-                  gloss    logits     4Z  targets
+-                  glogits  logits     4Z  gloss log_softmax
+16                 glogits  logits     2Z  glogits
+gemm-to-norm       head H W glogits
+-                  -        temporary  0W  norm.n
+norm-backward      norm
+norm-backward-end  norm x#
+"""
+_LAYER_BACKWARD = """
+16                 gbranch  temporary  2W
+gemm-backward      #.down N F gbranch #.product
+-                  gsilu    temporary  aF
+-                  gup      temporary  aF  gin #.silu #.upped
+gemm-to-norm       #.up N W gup
+-                  ggate    temporary  aF  gsilu #.gated
+gemm-add-to-norm   #.gate N ggate #.norm2.n
+norm-backward      #.norm2
+-                  gx1      temporary  4W  gx1 gx
+norm-backward-end  #.norm2 #.middle
+16                 gbranch  temporary  2W
+gemm-backward      #.out D W gbranch #.copy
+attend-backward
+rotate-backward    gk
+rotate-backward    gq
+naive              gv       temporary  aW  gv
+gemm-to-norm       #.v D W gv
+-                  gk       temporary  aW  gk
+gemm-add-to-norm   #.k D gk -
+-                  gq       temporary  aW  gq
+gemm-add-to-norm   #.q D gq #.norm1.n
+norm-backward      #.norm1
+-                  gx1      temporary  4W  gx1 gx
+norm-backward-end  #.norm1 x#
+"""
+#: Both GEMMs of a derivative.
+_GEMM_BACKWARD = """
+16  gw            temporary  2{1}
+32  {0}.gradient  gradients  4{1}
+-   gin           temporary  a{2}  {3} {0}.w {0}.in {4}
+16  {0}.gradient  gradients  4{1}  gw
+"""
+_GEMM_TO_NORM = """
+16  gw            temporary  2{1}
+32  {0}.gradient  gradients  4{1}
+-   gnorm         temporary  a{2}  {3} {0}.w {0}.in
+16  gnorm         temporary  4W    gnorm
+16  {0}.gradient  gradients  4{1}  gw
+"""
+_GEMM_ADD_TO_NORM = """
+16  gw            temporary  2{1}
+32  {0}.gradient  gradients  4{1}
+-   gmore         temporary  aW    {2} {0}.w {0}.in {3}
+16  gmore         temporary  4W    gmore
+-   gnorm         temporary  4W    gnorm gmore
+16  {0}.gradient  gradients  4{1}  gw
+"""
+_NORM_BACKWARD = """
+-  gxr           temporary  4W
+-  product       temporary  4W
+-  {0}.gradient  gradients  4d   product gnorm {0}.xr
+-  gx1           temporary  4W
+-  product       temporary  4W
+-  gr            temporary  4M   product gxr
+"""
+_NORM_BACKWARD_END = """
+-  r_cubed       temporary  12M  gr {0}.r
+-  gmean         temporary  4W   r_cubed
+-  x_copied      temporary  4W
+-  2x            temporary  4W
+-  gsquare       temporary  4W   x_copied 2x gmean {1}
+-  gx            temporary  4W   gx1 gsquare
+"""
+_ATTEND_BACKWARD = """
+sdpa       sums        temporary  1A
+sdpa       gq          temporary  aW
+sdpa       gk          temporary  aW
+sdpa       gv          temporary  aW
+sdpa       -           temporary  0W  gin sums #.q #.k #.v0 #.lse #.attended
+naive      contiguous  temporary  aW  gin
+naive      gv          temporary  aW
+naive      gscores     temporary  aS
+naive      -           temporary  0W  contiguous #.v #.weights16
+softmax32  gscores     temporary  4S  gscores
+softmax32  gscores     temporary  4S  gscores #.weights
+softmax32  gscores     temporary  aS  gscores
+softmax    gscores     temporary  aS  gscores #.weights
+naive      gscores     temporary  aS  gscores
+naive      gscores     temporary  aS  gscores
+naive      gq          temporary  aW
+naive      gk          temporary  aW  gscores #.q #.k
+"""
+_ROTATE_BACKWARD = """
+16  {0}       temporary  4W  {0}
+-   product1  temporary  2W
+16  product1  temporary  1W  product1
+-   product2  temporary  2W
+16  product2  temporary  1W  product2
+-   minus     temporary  2W
+-   product3  temporary  2W
+16  product3  temporary  1W  product3
+-   -         temporary  0W  minus
+-   sum1      temporary  aR  product1 product3
+-   product4  temporary  2W
+16  product4  temporary  1W  product4
+-   -         temporary  0W  {0}
+-   sum2      temporary  aR  product2 product4
+-   {0}       temporary  aW  sum1 sum2
+"""
+_TABLES = {
+    "norm": _NORM,
+    "cast": _CAST_BOTH,
+    "cast-weight": _CAST_WEIGHT,
+    "rotate": _ROTATE,
+    "attend": _ATTEND,
+    "gemm-backward": _GEMM_BACKWARD,
+    "gemm-to-norm": _GEMM_TO_NORM,
+    "gemm-add-to-norm": _GEMM_ADD_TO_NORM,
+    "norm-backward": _NORM_BACKWARD,
+    "norm-backward-end": _NORM_BACKWARD_END,
+    "attend-backward": _ATTEND_BACKWARD,
+    "rotate-backward": _ROTATE_BACKWARD,
+}
+_ITEM_OF = {"temporary": TEMPORARY, "cache": CACHE}
+
+
+# ---------------------------------------------------------------- what is alive
 
 
 class _Memory:
     """What is alive, tensor by tensor."""
 
-    def __init__(self, block_bytes: int, ranks_of: Mapping[str, int], *, has_graph: bool) -> None:
-        self._block_bytes = block_bytes
-        self._ranks_of = ranks_of
-        self._has_graph = has_graph
+    def __init__(self, configuration: Configuration, options: Options) -> None:
+        c = configuration
+        self._has_graph = options.mode != "fwd"
+        self._block_bytes = _BLOCK_BYTES if options.device == "cuda" else 1
+        self._ranks_of = {}
+        for item, stage in _SHARED_FROM_STAGE.items():
+            if options.stage >= stage:
+                self._ranks_of[item] = options.ranks
         self._alive: dict[str, tuple[str, int]] = {}
         self._by_item = dict.fromkeys(ITEMS, 0)
-        self._total = 0
-        self.keeps_activations = False
-        #: Names that begin with a dot are of this layer.
-        self.layer = 0
-        self.peak: tuple[int, dict[str, int]] = (0, {})
+        self.is_forward = False
+        self.peak = dict(self._by_item)
 
-    def make(self, name: str, item: str, size: float, *unread: str) -> None:
-        """Run an operator: allocate its result, and free what nothing reads after it.
+        on_gpu = options.device == "cuda"
+        casts = options.precision in ("bf16", "fp16")
+        is_fused = options.attention == "sdpa"
+        if is_fused and on_gpu and c.d_head > _FLASH_HEAD:
+            raise UsageError(f"no fused kernel takes heads of {c.d_head}: predict attention='naive'")
+        # fp32 takes PyTorch's memory-efficient kernel on a GPU: its log-sum-exps of the rows are in 32s, and its result
+        # is as the projection reads it.
+        is_efficient = is_fused and on_gpu and not casts
+        self._conditions = {"-", options.attention, "16" if casts else "32"}
+        if not is_efficient:
+            self._conditions.add("copied")
+        if not is_fused:  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
+            self._conditions.add("softmax32" if casts and on_gpu else "softmax")
+        width = c.tokens * c.d_model
+        rows = math.ceil(c.context / 32) * 32 if is_efficient else c.context
+        log_sum_exp = 4 * c.batch * c.heads * rows
+        sums = 0
+        if on_gpu:  # flash attention's sum for the gradient of q
+            sums = log_sum_exp + (4 * width if casts else 0)
+        self._activation_bytes = 2 if casts else 4
+        self._elements = {
+            "M": c.tokens,
+            "W": width,
+            "R": width / 2,
+            "F": c.tokens * c.d_ff,
+            "S": c.batch * c.heads * c.context**2,
+            "Z": c.tokens * c.vocabulary,
+            "d": c.d_model,
+            "D": c.d_model**2,
+            "N": c.d_model * c.d_ff,
+            "H": c.d_model * c.vocabulary,
+            "L": log_sum_exp,
+            "A": sums,
+            "T": 8 * c.tokens if c.batch > 1 else 0,  # of one sequence they are a view
+        }
 
-        The result's name may be that of a tensor it replaces. A gradient that is there already is added to. Tensors of
-        `unread` that a step does not have do not matter.
-        """
-        name = self._full(name)
-        unread = tuple(self._full(tensor) for tensor in unread)
-        is_added = name in self._alive and name not in unread
-        if is_added:
-            item = TEMPORARY
-        rounded = math.ceil(size / self._ranks_of.get(item, 1) / self._block_bytes) * self._block_bytes
+    def run(self, table: str, layer: int) -> None:
+        """Run the operators of a table."""
+        table = table.replace("#+", str(layer + 1)).replace("#", str(layer))
+        for line in table.strip().splitlines():
+            when, *operator = line.split()
+            if when in _TABLES:
+                self.run(_TABLES[when].format(*operator), layer)
+            elif when in self._conditions:
+                self._run_operator(*operator)
+
+    def _run_operator(self, result: str, item: str, size: str, *unread: str) -> None:
+        number, letter = size[:-1], size[-1]
+        count = self._activation_bytes if number == "a" else int(number)
+        self.make(result, _ITEM_OF.get(item, item), count * self._elements[letter])
+        for tensor in unread:
+            if tensor != result:
+                self.free(tensor)
+
+    def make(self, name: str, item: str, size: float) -> None:
+        """Allocate a tensor; it may replace one of its name, which the operator has read."""
         if item == TEMPORARY and not self._has_graph:
             item = ACTIVATIONS  # nothing is kept: what the layers need is all alike
+        rounded = math.ceil(size / self._ranks_of.get(item, 1) / self._block_bytes) * self._block_bytes
         self._by_item[item] += rounded
-        self._total += rounded
-        if self._total > self.peak[0]:
-            self.peak = self._total, dict(self._by_item)
-        for tensor in unread:
-            if not (self.keeps_activations and self._alive.get(tensor, ("", 0))[0] == ACTIVATIONS):
-                self.free(tensor)
-        if is_added:
-            self._by_item[item] -= rounded
-            self._total -= rounded
-        else:
-            self._alive[name] = item, rounded
-
-    def _full(self, name: str) -> str:
-        return f"{self.layer}{name}" if name.startswith(".") else name
+        if sum(self._by_item.values()) > sum(self.peak.values()):
+            self.peak = dict(self._by_item)
+        self.free(name)
+        self._alive[name] = item, rounded
 
     def free(self, name: str) -> None:
-        name = self._full(name)
-        if name in self._alive:
-            item, size = self._alive.pop(name)
+        """Free a tensor, if there is one of that name and autograd does not keep it."""
+        item, size = self._alive.get(name, ("", 0))
+        if item and not (item == ACTIVATIONS and self.is_forward and self._has_graph):
+            del self._alive[name]
             self._by_item[item] -= size
-            self._total -= size
 
-    def restart(self) -> tuple[int, dict[str, int]]:
+    def restart(self) -> dict[str, int]:
         """Give what is alive now, and begin to look for the next peak from here."""
-        self.peak = self._total, dict(self._by_item)
+        self.peak = dict(self._by_item)
         return self.peak
 
 
-class Step:
-    """One step, run through on paper.
+# ---------------------------------------------------------------- a step
 
-    Parameters
-    ----------
-    configuration : Configuration
-    options : Options
-    """
 
-    def __init__(self, configuration: Configuration, options: Options) -> None:
-        c = self.c = configuration
-        self.options = options
-        self.has_graph = options.mode != "fwd"
-        self.trains = options.mode == "train"
-        self.on_gpu = options.device == "cuda"
-        self.casts = options.precision in ("bf16", "fp16")
-        self.element = 2 if self.casts else 4  # bytes of an activation
-        self.parameters = envelope(c).params
-        self.kept_bytes, self.transient_bytes = OPTIMIZERS[options.optimizer] if self.trains else (0, 0)
-        self.ranks_of = {item: options.ranks for item, stage in SHARED_FROM_STAGE.items() if options.stage >= stage}
-        #: Of buckets: one is reduced while the next fills; or weights of this and the next, whole, and a gradient.
-        self.blocks_in_buckets = 3 if options.stage == 3 else 2
-        self.width = c.tokens * c.d_model  # elements of the residual stream
-        self.hidden = c.tokens * c.d_ff
-        self.scores = c.batch * c.heads * c.context**2
-        self.is_naive = options.attention == "naive"
-        # On a GPU fused attention has no kernel for wide heads, and computes the scores in fp32.
-        self.is_math = self.on_gpu and not self.is_naive and c.d_head > _FLASH_HEAD
-        self.is_fused = not self.is_naive and not self.is_math
-        # fp32 takes PyTorch's memory-efficient kernel on a GPU: its log-sum-exps of the rows are in 32s, and its result
-        # is as the projection reads it.
-        is_efficient = self.is_fused and self.on_gpu and not self.casts
-        rows = math.ceil(c.context / 32) * 32 if is_efficient else c.context
-        self.log_sum_exp = 4 * c.batch * c.heads * rows
-        self.copies_attended = not is_efficient
-        self._memory = _Memory(_BLOCK_BYTES if self.on_gpu else 1, self.ranks_of, has_graph=self.has_graph)
-        self._make = self._memory.make
-        self._free = self._memory.free
-
-    def run(self) -> pd.DataFrame:
-        """Run the step through.
-
-        Returns
-        -------
-        DataFrame
-            As :func:`nsightkit.analysis.memory.ledger.moments` gives it.
-        """
-        memory = self._memory
-        self._resident()
-        amounts = {"before the step": memory.restart()}
-        for _ in range(self.options.accumulate):
-            memory.restart()
-            memory.keeps_activations = self.has_graph
-            self._forward()
-            memory.keeps_activations = False
-            self._note_phase(amounts, "forward")
-            if self.has_graph:
-                self._backward()
-                self._note_phase(amounts, "backward")
-            self._free("logits")  # a local variable until here
+def run(configuration: Configuration, options: Options) -> pd.DataFrame:
+    """Run a step through, and give its moments as :func:`nsightkit.analysis.memory.ledger.moments` does."""
+    c = configuration
+    tensors = _tensors(c)
+    memory = _Memory(c, options)
+    _make_residents(memory, tensors, c, options)
+    amounts = [memory.restart()]
+    memory.is_forward = True
+    _run_forward(memory, tensors, c, options)
+    memory.is_forward = False
+    amounts += [memory.peak, memory.restart()]
+    if options.mode != "fwd":
+        memory.run(_HEAD_BACKWARD, c.layers)
+        for layer in reversed(range(c.layers)):
+            memory.run(_LAYER_BACKWARD, layer)
+        memory.make("embedding.gradient", GRADIENTS, 4 * tensors["embedding"])
+        memory.free("gx")
+        amounts += [memory.peak, memory.restart()]
+    memory.free("logits")  # a local variable until here
+    if options.mode == "train":
         memory.restart()
-        if self.trains:
-            self._optimizer()
-            amounts["optimizer peak"] = memory.peak
-        rows = []
-        for moment in MOMENTS:
-            if moment in amounts:
-                total, by_item = amounts[moment]
-                rows.append({"moment": moment, "total_bytes": total, **by_item})
-        return pd.DataFrame(rows, columns=["moment", "total_bytes", *ITEMS])
+        _, transient_bytes = OPTIMIZERS[options.optimizer]
+        memory.make("roots", TEMPORARY, transient_bytes * _roots(tensors, options))
+        amounts.append(memory.peak)
+    table = pd.DataFrame(amounts, columns=list(ITEMS))
+    table.insert(0, "moment", MOMENTS[: len(table)])
+    table.insert(1, "total_bytes", table[list(ITEMS)].sum(axis=1))
+    return table
 
-    def _note_phase(self, amounts: dict[str, tuple[int, dict[str, int]]], phase: str) -> None:
-        """Take down the peak of a phase, of all passes, and its end."""
-        peak = self._memory.peak
-        before = amounts.get(f"{phase} peak", peak)
-        amounts[f"{phase} peak"] = peak if peak[0] > before[0] else before
-        amounts[f"{phase} end"] = self._memory.restart()
 
-    # ------------------------------------------------------------ what is there before and after
+def _tensors(c: Configuration) -> dict[str, int]:
+    """Elements of each weight."""
+    square, wide, head = c.d_model * c.d_model, c.d_model * c.d_ff, c.vocabulary * c.d_model
+    layer = {"norm1": c.d_model, "q": square, "k": square, "v": square, "out": square, "norm2": c.d_model}
+    layer |= {"gate": wide, "up": wide, "down": wide}
+    tensors = {"embedding": head}
+    for number in range(c.layers):
+        for name, elements in layer.items():
+            tensors[f"{number}.{name}"] = elements
+    return tensors | {"norm": c.d_model, "head": head}
 
-    def _resident(self) -> None:
-        c = self.c
-        tensors = self._tensors()
-        for name, elements in tensors.items():
-            self._make(f"weight {name}", WEIGHTS, 4 * elements)
-        tables = 2 * c.context * (c.d_head // 2) * 4
-        if self.is_naive:
-            tables += c.context**2
-        self._make("inputs", INPUTS, 4 * c.batch * (c.context + 1) * 8 + tables)
-        if self.options.ranks > 1:
-            self._make("buckets", BUCKETS, 4 * self._elements_in_buckets())
-        if self.on_gpu:
-            handles = 2 if self.has_graph else 1
-            workspace = 32 if self.options.capability == "9.0" else 8.125
-            self._make("workspace", WORKSPACE, handles * workspace * _MIB)
-        if self.trains:
-            for name, elements in tensors.items():
-                self._make(f"state {name}", STATES, self.kept_bytes * elements)
 
-    def _elements_in_buckets(self) -> int:
-        """Without stages DistributedDataParallel copies every gradient into its buckets."""
-        if not self.options.stage:
-            return self.parameters
-        c = self.c
-        layer = 4 * c.d_model * c.d_model + 3 * c.d_model * c.d_ff + 2 * c.d_model
-        return self.blocks_in_buckets * max(layer, c.vocabulary * c.d_model)
+def _make_residents(memory: _Memory, tensors: dict[str, int], c: Configuration, options: Options) -> None:
+    """Allocate what is there before a step."""
+    kept_bytes, _ = OPTIMIZERS[options.optimizer]
+    for name, elements in tensors.items():
+        memory.make(f"weight {name}", WEIGHTS, 4 * elements)
+        if options.mode == "train":
+            memory.make(f"state {name}", STATES, kept_bytes * elements)
+    tables = 2 * c.context * (c.d_head // 2) * 4
+    if options.attention == "naive":
+        tables += c.context**2
+    memory.make("inputs", INPUTS, 4 * c.batch * (c.context + 1) * 8 + tables)
+    if options.ranks > 1:
+        memory.make("buckets", BUCKETS, 4 * _elements_in_buckets(c, options))
+    if options.device == "cuda":
+        handles = 1 if options.mode == "fwd" else 2
+        workspace = 32 if options.capability == "9.0" else 8.125
+        memory.make("workspace", WORKSPACE, handles * workspace * _MIB)
 
-    def _tensors(self) -> dict[str, int]:
-        """Elements of each weight."""
-        c = self.c
-        square, wide, table = c.d_model * c.d_model, c.d_model * c.d_ff, c.vocabulary * c.d_model
-        layer = {"norm1": c.d_model, "q": square, "k": square, "v": square, "out": square, "norm2": c.d_model}
-        layer |= {"gate": wide, "up": wide, "down": wide}
-        tensors = {"embedding": table}
-        for number in range(c.layers):
-            for name, elements in layer.items():
-                tensors[f"{number}.{name}"] = elements
-        return tensors | {"norm": c.d_model, "head": table}
 
-    def _optimizer(self) -> None:
-        """Allocate what AdamW needs while it steps: roots of second moments, all at once or tensor by tensor."""
-        roots = self.parameters / self.ranks_of.get(STATES, 1)
-        if not self.on_gpu:
-            # The root, its quotient, and the quotient of the tensor before, which its name holds until it is reused.
-            roots = 0
-            before = 0
-            for elements in self._tensors().values():
-                roots = max(roots, before + 2 * elements)
-                before = elements
-        self._make("roots", TEMPORARY, self.transient_bytes * roots)
-        self._free("roots")
+def _elements_in_buckets(c: Configuration, options: Options) -> int:
+    """Without stages DistributedDataParallel copies every gradient into its buckets."""
+    if not options.stage:
+        return int(envelope(c).params)
+    # One is reduced while the next fills; or weights of this and the next, whole, and a gradient.
+    blocks = 3 if options.stage == 3 else 2
+    layer = 4 * c.d_model * c.d_model + 3 * c.d_model * c.d_ff + 2 * c.d_model
+    return blocks * max(layer, c.vocabulary * c.d_model)
 
-    # ------------------------------------------------------------ a whole pass
 
-    def _forward(self) -> None:
-        c = self.c
-        logits = c.tokens * c.vocabulary
-        self._make("x0", ACTIVATIONS, 4 * self.width)
-        for number in range(c.layers):
-            self._block(number)
-        self._norm("norm", f"x{c.layers}")
-        self._linear("head", self.width, "logits", LOGITS, self.element * logits, "norm.n")
-        if not self.has_graph:
-            for name in self._tensors():
-                self._free(f"{name}.w")  # the region ends; with a graph the GEMMs keep the copies
-        if self.casts:
-            self._make("logits32", LOGITS, 4 * logits)
-        self._make("targets", TEMPORARY, 8 * c.tokens if c.batch > 1 else 0)  # of one sequence they are a view
-        self._make("log-softmax", LOGITS, 4 * logits, "logits32")
-        if not self.has_graph:
-            self._free("log-softmax")
-            self._free("targets")
+def _run_forward(memory: _Memory, tensors: dict[str, int], c: Configuration, options: Options) -> None:
+    memory.make("x0", ACTIVATIONS, 4 * c.tokens * c.d_model)
+    for layer in range(c.layers):
+        memory.run(_LAYER, layer)
+    memory.run(_HEAD, c.layers)
+    if options.mode == "fwd":
+        for name in tensors:
+            memory.free(f"{name}.w")  # the region ends; with a graph the GEMMs keep the copies
+    memory.run(_LOSS, c.layers)
+    if options.mode == "fwd":
+        memory.free("log_softmax")
+        memory.free("targets")
 
-    def _backward(self) -> None:
-        c = self.c
-        logits = c.tokens * c.vocabulary
-        self._make("gloss", LOGITS, 4 * logits, "targets")
-        self._make("glogits", LOGITS, 4 * logits, "gloss", "log-softmax")
-        if self.casts:
-            self._make("glogits", LOGITS, 2 * logits, "glogits")
-        self._linear_backward("head", self.width, "glogits", "gnorm", "norm.n")
-        self._norm_backward("norm", f"x{c.layers}")
-        for number in reversed(range(c.layers)):
-            self._block_backward(number)
-        self._make("gradient embedding", GRADIENTS, 4 * c.vocabulary * c.d_model, "gx")
 
-    def _block(self, number: int) -> None:
-        self._memory.layer = number
-        hidden = self.element * self.hidden
-        self._norm(".norm1")
-        self._attention()
-        self._make(".middle", ACTIVATIONS, 4 * self.width, ".projected")
-        self._norm(".norm2")
-        self._linear(".gate", self.width, ".gated", ACTIVATIONS, hidden)
-        self._make(".silu", ACTIVATIONS, hidden, ".gated")
-        self._linear(".up", self.width, ".upped", ACTIVATIONS, hidden)
-        self._make(".product", ACTIVATIONS, hidden, ".silu", ".upped")
-        self._linear(".down", 0, ".fed", TEMPORARY, self.element * self.width, ".product")
-        unread = (".norm2.n", ".fed", ".middle", f"x{number}")
-        self._make(f"x{number + 1}", ACTIVATIONS, 4 * self.width, *unread)
-
-    def _block_backward(self, number: int) -> None:
-        """From ``gx``, the gradient of the block's result, to that of its input."""
-        self._memory.layer = number
-        hidden = self.element * self.hidden
-        self._branch()
-        self._linear_backward(".down", self.hidden, "gbranch", "gin", ".product")
-        self._make("gsilu", TEMPORARY, hidden)
-        self._make("gup", TEMPORARY, hidden, "gin", ".silu", ".upped")
-        self._linear_backward(".up", self.width, "gup", "gnorm")
-        self._make("ggate", TEMPORARY, hidden, "gsilu", ".gated")
-        self._linear_backward(".gate", self.width, "ggate", "gmore", ".norm2.n")
-        self._norm_backward(".norm2", ".middle")
-        self._branch()
-        self._attention_backward()
-        self._norm_backward(".norm1", f"x{number}")
-
-    def _branch(self) -> None:
-        """A branch gets the residual's gradient: cast for one in 16 bits, else the same tensor."""
-        self._make("gbranch", TEMPORARY, 2 * self.width if self.casts else 0)
-
-    # ------------------------------------------------------------ norms and GEMMs
-
-    def _norm(self, p: str, *unread: str) -> None:
-        rows, full = 4 * self.c.tokens, 4 * self.width
-        self._make("square", TEMPORARY, full)
-        self._make("mean", TEMPORARY, rows, "square")
-        self._make("mean+eps", TEMPORARY, rows, "mean")
-        self._make(f"{p}.r", ACTIVATIONS, rows, "mean+eps")
-        self._make(f"{p}.xr", ACTIVATIONS, full, f"{p}.r")
-        # In fp32 the GEMMs keep it; autocast's GEMMs keep casts of it.
-        self._make(f"{p}.n", TEMPORARY if self.casts else ACTIVATIONS, full, f"{p}.xr", *unread)
-
-    def _norm_backward(self, p: str, x: str) -> None:
-        """Derivative of x · rsqrt(mean(x²) + ε) · w, from ``gnorm``; added to ``gx``, which the last norm begins."""
-        rows, full = 4 * self.c.tokens, 4 * self.width
-        self._make("gxr", TEMPORARY, full)
-        self._make("product", TEMPORARY, full)
-        self._make(f"{p}.gradient", GRADIENTS, 4 * self.c.d_model, "product", "gnorm", f"{p}.xr")
-        self._make("gx1", TEMPORARY, full)
-        self._make("product", TEMPORARY, full)
-        self._make("gr", TEMPORARY, rows, "product", "gxr")
-        if p != "norm":
-            self._make("gx1", TEMPORARY, full, "gx1", "gx")
-        self._make("r cubed", TEMPORARY, 3 * rows, "gr", f"{p}.r")
-        self._make("gmean", TEMPORARY, full, "r cubed")
-        self._make("x copied", TEMPORARY, full)
-        self._make("2x", TEMPORARY, full)
-        self._make("gsquare", TEMPORARY, full, "x copied", "2x", "gmean", x)
-        self._make("gx", TEMPORARY, full, "gx1", "gsquare")
-
-    def _elements(self, p: str) -> int:
-        """Elements of a GEMM's weight."""
-        name = p.rpartition(".")[2]
-        if name == "head":
-            return self.c.vocabulary * self.c.d_model
-        return self.c.d_model * (self.c.d_ff if name in ("gate", "up", "down") else self.c.d_model)
-
-    def _linear(self, p: str, source: int, out: str, item: str, size: float, *unread: str) -> None:
-        """A GEMM; `source` is the number of elements of an input that autocast has to cast."""
-        if self.casts:
-            self._make(f"{p}.w", CACHE, 2 * self._elements(p))
-            if source:
-                self._make(f"{p}.in", ACTIVATIONS, 2 * source)
-        self._make(out, item, size, f"{p}.in", *unread)
-
-    def _linear_backward(self, p: str, elements: int, g: str, out: str, *unread: str) -> None:
-        """Both GEMMs of the derivative; `unread` is the input, where nothing else needs it any more.
-
-        Gives ``gin`` as the GEMM does; or in fp32 ``gnorm``, or ``gmore``, which is added to it.
-        """
-        weights = self._elements(p)
-        if self.casts:
-            self._make("gw", TEMPORARY, 2 * weights)
-        else:
-            self._make(f"{p}.gradient", GRADIENTS, 4 * weights)
-        self._make(out, TEMPORARY, self.element * elements, g, f"{p}.w", f"{p}.in", *unread)
-        if self.casts and out != "gin":
-            self._make(out, TEMPORARY, 4 * elements, out)
-        if out == "gmore":
-            self._make("gnorm", TEMPORARY, 4 * self.width, "gnorm", "gmore")
-        if self.casts:
-            self._make(f"{p}.gradient", GRADIENTS, 4 * weights, "gw")
-
-    # ------------------------------------------------------------ attention
-
-    def _attention(self) -> None:
-        width = self.element * self.width
-        # Rotation leaves q and k as they came behind; v is kept as it comes, unless it has to be copied.
-        self._linear(".q", self.width, ".q0", TEMPORARY, width)
-        self._linear(".k", self.width, ".k0", TEMPORARY, width)
-        self._linear(".v", self.width, ".v0", ACTIVATIONS if self.is_fused else TEMPORARY, width)
-        self._rotate(".q")
-        self._rotate(".k")
-        self._free(".q0")
-        self._free(".k0")
-        if self.is_naive:
-            self._attend_naive()
-        elif self.is_math:
-            self._attend_math()
-        else:
-            self._make(".lse", ACTIVATIONS, self.log_sum_exp)
-            self._make(".attended", ACTIVATIONS, width, ".lse")
-        if self.copies_attended:
-            self._make(".copy", ACTIVATIONS, width)
-        unread = (".attended", ".v0", ".copy", ".q", ".k", ".norm1.n")
-        self._linear(".out", 0, ".projected", TEMPORARY, width, *unread)
-
-    def _rotate(self, tensor: str) -> None:
-        half = 2 * self.width  # fp32, as the tables are
-        for part in ("first", "second"):
-            self._make("product 1", TEMPORARY, half)
-            self._make("product 2", TEMPORARY, half)
-            self._make(part, TEMPORARY, half, "product 1", "product 2")
-        if self.casts:
-            self._make("turned", TEMPORARY, 4 * self.width)
-        self._make(tensor, ACTIVATIONS, self.element * self.width, "first", "second", "turned")
-
-    def _attend_naive(self) -> None:
-        width, scores = self.element * self.width, self.element * self.scores
-        weights = ".weights"
-        self._make("product", TEMPORARY, scores)
-        self._make("scaled", TEMPORARY, scores, "product")
-        self._make("masked", TEMPORARY, scores, "scaled")
-        if self.on_gpu and self.casts:  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
-            self._make("masked32", TEMPORARY, 4 * self.scores)
-            self._make(weights, ACTIVATIONS, 4 * self.scores, "masked32")
-            weights = ".weights16"
-        self._make(weights, ACTIVATIONS, scores)
-        self._make(".v", ACTIVATIONS, width)  # its heads made contiguous, for a batched GEMM
-        self._make(".attended", TEMPORARY, width, ".v", ".weights", ".weights16", "masked")
-
-    def _attend_math(self) -> None:
-        """The fallback of fused attention: in fp32, its scores written out (``_scaled_dot_product_attention_math``)."""
-        scores = 4 * self.scores
-        wide = (".q32", ".k32", ".v32")
-        for name in wide:
-            self._make(name, ACTIVATIONS, 4 * self.width)
-        self._free(".q")
-        self._free(".k")
-        self._make("product", TEMPORARY, scores)
-        self._make("masked", TEMPORARY, scores, "product")
-        self._make(".weights", ACTIVATIONS, scores, "masked")
-        self._make(".attended", TEMPORARY, self.element * self.width, ".weights", *wide)
-
-    def _attention_backward(self) -> None:
-        """From the gradient of the projection to ``gnorm``, that of the norm before attention."""
-        width = self.element * self.width
-        self._linear_backward(".out", self.width, "gbranch", "gin", ".copy")
-        if self.is_fused:
-            self._fused_backward()
-        else:
-            self._scores_backward()
-        self._rotate_backward("gk")
-        self._rotate_backward("gq")
-        if not self.is_fused:
-            self._make("gv", TEMPORARY, width, "gv")
-        self._linear_backward(".v", self.width, "gv", "gnorm")
-        self._make("gk", TEMPORARY, width, "gk")
-        self._linear_backward(".k", self.width, "gk", "gmore")
-        self._make("gq", TEMPORARY, width, "gq")
-        self._linear_backward(".q", self.width, "gq", "gmore", ".norm1.n")
-
-    def _fused_backward(self) -> None:
-        sums = 0
-        if self.on_gpu:
-            # Of flash attention for the gradient of q, or of the memory-efficient kernel's rows.
-            sums = self.log_sum_exp + (4 * self.width if self.casts else 0)
-        self._make("sums", TEMPORARY, sums)
-        for name in ("gq", "gk", "gv"):
-            self._make(name, TEMPORARY, self.element * self.width)
-        for name in ("gin", "sums", ".q", ".k", ".v0", ".lse", ".attended"):
-            self._free(name)
-
-    def _scores_backward(self) -> None:
-        width = self.element * self.width
-        scores = (4 if self.is_math else self.element) * self.scores
-        end = "32" if self.is_math else ""
-        self._make("contiguous", TEMPORARY, width, "gin")
-        self._make("gv", TEMPORARY, width)
-        self._make("gscores", TEMPORARY, scores)
-        self._free("contiguous")
-        self._free(f".v{end}")
-        if self.on_gpu and self.casts and self.is_naive:  # softmax is in fp32
-            self._free(".weights16")
-            self._make("gscores", TEMPORARY, 4 * self.scores, "gscores")
-            self._make("gscores", TEMPORARY, 4 * self.scores, "gscores", ".weights")
-            self._make("gscores", TEMPORARY, scores, "gscores")
-        else:
-            self._make("gscores", TEMPORARY, scores, "gscores", ".weights")
-        self._make("gscores", TEMPORARY, scores, "gscores")  # through the mask
-        self._make("gscores", TEMPORARY, scores, "gscores")  # and the scale
-        self._make("gq", TEMPORARY, width)
-        self._make("gk", TEMPORARY, width, "gscores", f".q{end}", f".k{end}")
-
-    def _rotate_backward(self, g: str) -> None:
-        half = self.element * self.width / 2
-        if self.casts:
-            self._make(g, TEMPORARY, 4 * self.width, g)
-        self._rotated_product("product 1")
-        self._rotated_product("product 2")
-        self._make("minus", TEMPORARY, 2 * self.width)
-        self._rotated_product("product 3")
-        self._free("minus")
-        self._make("sum 1", TEMPORARY, half, "product 1", "product 3")
-        self._rotated_product("product 4")
-        self._free(g)
-        self._make("sum 2", TEMPORARY, half, "product 2", "product 4")
-        self._make(g, TEMPORARY, self.element * self.width, "sum 1", "sum 2")
-
-    def _rotated_product(self, name: str) -> None:
-        self._make(name, TEMPORARY, 2 * self.width)
-        if self.casts:
-            self._make(name, TEMPORARY, self.width, name)
+def _roots(tensors: dict[str, int], options: Options) -> float:
+    """Elements that AdamW needs while it steps: roots of second moments, all at once or tensor by tensor."""
+    if options.device == "cuda":
+        return sum(tensors.values()) / (options.ranks if options.stage >= 1 else 1)
+    # The root, its quotient, and the quotient of the tensor before, which its name holds until it is reused.
+    roots = 0
+    before = 0
+    for elements in tensors.values():
+        roots = max(roots, before + 2 * elements)
+        before = elements
+    return roots

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -67,14 +66,14 @@ def test_parameters_gradients_and_states() -> None:
     assert list(forward["moment"]) == ["before the step", "forward peak", "forward end"]
     assert not forward[["gradients", "optimizer states", "temporary buffers"]].to_numpy().any()
     assert at(c, "forward peak")["gradients"] == 0  # they come with the backward pass
-    assert at(c, "forward peak", accumulate=2)["gradients"] == 4 * params
 
 
 def test_the_envelopes_rule_of_thumb_is_near() -> None:
     """It counts gradients at the peak, which are not there yet, and fewer copies: within a quarter for all ten."""
     for c in MATRIX:
-        exact = memory.moments(c)["total_bytes"].max() - 64 * 2**20
-        assert envelope(c).peak_bytes(scores=c.d_head > 256) == pytest.approx(exact, rel=0.25), c.name
+        is_wide = c.d_head > 256
+        exact = memory.moments(c, attention="naive" if is_wide else "sdpa")["total_bytes"].max() - 64 * 2**20
+        assert envelope(c).peak_bytes(scores=is_wide) == pytest.approx(exact, rel=0.25), c.name
 
 
 def test_the_peak_is_a_maximum_over_moments_and_no_sum() -> None:
@@ -87,21 +86,14 @@ def test_the_peak_is_a_maximum_over_moments_and_no_sum() -> None:
     # A short batch of a large model is highest in the optimizer's step.
     short = dataclasses.replace(c, batch=1, context=16)
     assert set(memory.predict(short)["moment"]) == {"optimizer peak"}
-    assert ledger["formula"].str.len().min() > 3
 
 
 def test_what_it_refuses() -> None:
     for wrong in ({"precision": "int8"}, {"stage": 4}, {"ranks": 0}, {"attention": "flash"}, {"optimizer": "lion"}):
         with pytest.raises(UsageError):
             memory.predict(model(), **wrong)
-
-
-def test_a_wide_head_has_its_scores_written_out_on_a_gpu_only() -> None:
-    c = find("misaligned_dims")
-    scores = 4 * c.layers * c.batch * c.heads * c.context**2
-    gpu, cpu = (at(c, "forward end", device=device)["activations"] for device in ("cuda", "cpu"))
-    assert gpu - cpu > 0.99 * scores
-    assert "no fused kernel" in memory.predict(c)["formula"].str.cat()
+    with pytest.raises(UsageError, match="heads of 257"):
+        memory.predict(find("misaligned_dims"))
 
 
 # ---------------------------------------------------------------- among ranks
@@ -210,15 +202,14 @@ def test_prediction_and_a_cpus_tensors(sizes: dict[str, int], precision: str, at
         assert measured(seen, item) == pytest.approx(float(ledger[item]), abs=64), item
 
 
-@pytest.mark.parametrize("attention", ["naive", "sdpa", "math"])
+@pytest.mark.parametrize("attention", ["naive", "sdpa"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_what_a_gpu_does_otherwise_done_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, precision: str, attention: str
 ) -> None:
-    """Softmax in fp32 under autocast, foreach AdamW, and attention's fallback: the prediction for a GPU, to 0.1 %."""
+    """Softmax in fp32 under autocast and foreach AdamW: the prediction for a GPU, to 0.1 %."""
     torch = pytest.importorskip("torch")
     from synthetic.tensor_memory import memory_of_a_step
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     if (precision, attention) == ("fp32", "sdpa"):
         pytest.skip("a GPU has another kernel for it, whose result has another layout")
@@ -226,56 +217,11 @@ def test_what_a_gpu_does_otherwise_done_on_a_cpu(
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, **_: softmax(x.float(), dim=dim))
     monkeypatch.setattr(torch.optim, "AdamW", functools.partial(adamw, foreach=True))
     c = model(context=128, d_model=256, d_ff=512, vocabulary=640)
-    if attention == "math":
-        c = dataclasses.replace(c, d_model=528, heads=2)  # heads of 264
-    how = {"precision": precision, "attention": "naive" if attention == "naive" else "sdpa"}
-    fallback = sdpa_kernel(SDPBackend.MATH) if attention == "math" else contextlib.nullcontext()
-    with fallback:
-        seen = memory_of_a_step(**{name: getattr(c, name) for name in _SIZES}, **how)
+    how = {"precision": precision, "attention": attention}
+    seen = memory_of_a_step(**{name: getattr(c, name) for name in _SIZES}, **how)
     for moment, row in memory.moments(c, device="cuda", **how).set_index("moment").iterrows():
         tensors = row["total_bytes"] - row["library workspaces"]
         assert seen[f"{str(moment).replace(' ', '_')}_bytes"] == pytest.approx(tensors, rel=1e-3), moment
     ledger = memory.predict(c, device="cuda", **how).set_index("item")["predicted_bytes"]
     for item in ("weights", "gradients", "optimizer states", "activations", "logits", "autocast cache"):
         assert measured(seen, item) == pytest.approx(float(ledger[item]), rel=1e-3, abs=64), item
-
-
-def test_accumulation() -> None:
-    pytest.importorskip("torch")
-    from synthetic.tensor_memory import memory_of_a_step
-
-    c = model(layers=3)
-    seen = memory_of_a_step(**{name: getattr(c, name) for name in _SIZES}, accumulate=2)
-    table = memory.moments(c, device="cpu", precision="fp32", accumulate=2).set_index("moment")["total_bytes"]
-    for moment in ("forward peak", "forward end", "backward peak", "backward end", "optimizer peak"):
-        assert seen[f"{moment.replace(' ', '_')}_bytes"] == pytest.approx(table[moment], rel=0.02), moment
-
-
-@pytest.mark.parametrize(("precision", "attention"), list(itertools.product(["fp32", "bf16"], ["sdpa", "naive"])))
-def test_autograd_says_that_it_keeps_the_same(precision: str, attention: str) -> None:
-    """An account that shares nothing with the other: the hooks on what autograd saves."""
-    torch = pytest.importorskip("torch")
-    from nsightkit.workloads.lm import LMConfig, Run
-
-    c = model(d_model=96, d_ff=200, vocabulary=300)
-    sizes = {name: getattr(c, name) for name in _SIZES}
-    seen: dict[int, int] = {}
-    with Run(LMConfig(**sizes, precision=precision, attention=attention, mode="fwd_bwd", annotate=False)) as run:
-        there = [*run.model.parameters(), *run.model.buffers()]
-        own = {t.untyped_storage().data_ptr() for t in there}
-        kept: list[object] = []  # so that no address is used twice
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                seen[storage.data_ptr()] = storage.nbytes()
-                kept.append(storage)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            run.step()
-    found = at(c, "forward end", device="cpu", precision=precision, attention=attention, mode="fwd_bwd")
-    logits = (2 if precision == "bf16" else 4) * c.tokens * c.vocabulary  # a local variable, not saved
-    tokens = 4 * c.batch * (c.context + 1) * 8 + 8 * c.tokens  # of four batches, and the targets of one
-    expected = found["activations"] + found["autocast cache"] + found["logits"] - logits + tokens
-    assert sum(seen.values()) == pytest.approx(expected, abs=64)
