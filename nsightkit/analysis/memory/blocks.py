@@ -53,7 +53,7 @@ def total_by_event(count: int, blocks: pd.DataFrame, amount: str, last: str) -> 
 def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, begin: str, ask: str, ends: tuple[str, ...]) -> pd.DataFrame:
     """Pair the events at each address; what is there at the end is taken as freed just after the last event.
 
-    `at_end` has ``address, requested_bytes, size_bytes, stream, stack, pending``. The result has ``first``, the event
+    `at_end` has ``address, requested_bytes, size_bytes, stack, pending``. The result has ``first``, the event
     of the allocation (-1: before the first event), ``free_requested`` and ``free_completed`` (the number of events:
     never), and a ``size_bytes`` of -1 if it is unknown.
     """
@@ -61,33 +61,36 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, begin: str, ask: str,
     action = events["action"]
     event = pd.Series(events.index, dtype=np.int64)
     is_end = action.isin(ends)
-    recorded = pd.DataFrame(
-        {
-            "address": events["address"],
-            "requested_bytes": events["size_bytes"],
-            "size_bytes": -1,
-            "stream": events["stream"],
-            "stack": events["stack"].where(action == begin, -1),
-            "first": event.where(action == begin, -1),
-            "free_requested": event.where(action == ask, -1),
-            "free_completed": event.where(is_end, -1),
-        }
-    )
+    recorded = events[["address"]].copy()
+    recorded["requested_bytes"] = events["size_bytes"]
+    recorded["size_bytes"] = -1
+    recorded["stack"] = events["stack"].where(action == begin, -1)
+    recorded["first"] = event.where(action == begin, -1)
+    recorded["free_requested"] = event.where(action == ask, -1)
+    recorded["free_completed"] = event.where(is_end, -1)
     recorded = recorded[action.isin([begin, ask, *ends])]
-    staying = at_end.assign(first=-1, free_requested=np.where(at_end["pending"], -1, count), free_completed=count)
-    rows = pd.concat([recorded, staying[recorded.columns]]).astype(np.int64).sort_values("address", kind="stable")
+    staying = at_end.assign(first=-1, free_completed=count)
+    staying["free_requested"] = np.where(at_end["pending"], -1, count)
+    rows = pd.concat([recorded, staying[recorded.columns]]).astype(np.int64)
+    rows = rows.sort_values("address", kind="stable")
     before = rows.shift(fill_value=-1)
-    is_head = (rows["address"] != before["address"]) | (rows["first"] >= 0) | (before["free_completed"] >= 0)
-    table = rows.groupby(is_head.cumsum().to_numpy()).agg(dict.fromkeys(rows, "max") | {"requested_bytes": "first"})
+    is_new_address = rows["address"] != before["address"]
+    is_head = is_new_address | (rows["first"] >= 0) | (before["free_completed"] >= 0)
+    rules = dict.fromkeys(rows, "max")
+    rules["requested_bytes"] = "first"
+    table = rows.groupby(is_head.cumsum().to_numpy()).agg(rules)
     # The ring buffer may have dropped an allocation, and recording may have skipped either kind of free.
-    asked, completed = table["free_requested"], table["free_completed"]
+    asked = table["free_requested"]
+    completed = table["free_completed"]
     completed = completed.mask(completed < 0, asked)
     table["free_completed"] = completed.mask(completed < 0, count)
     is_old = table["first"] < 0
-    table["first"] = table["first"].mask(is_old, table.groupby("address")["free_completed"].shift(fill_value=-1))
+    previous_end = table.groupby("address")["free_completed"].shift(fill_value=-1)
+    table["first"] = table["first"].mask(is_old, previous_end)
     # Old blocks that are pending at the end, or only complete here, were freed before the first event.
     is_pending = is_old & ((completed == count) | (action == ask).any())
-    table["free_requested"] = asked.mask((asked < 0) & ~is_pending, table["free_completed"])
+    is_unasked = (asked < 0) & ~is_pending
+    table["free_requested"] = asked.mask(is_unasked, table["free_completed"])
     return table.sort_values(["first", "address"], kind="stable", ignore_index=True)
 
 
@@ -109,12 +112,12 @@ def _held_segments(snapshot: Snapshot, device: int) -> pd.DataFrame:
 def held_blocks(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """List the blocks that were ever in use, in order of their beginning, then of address.
 
-    Columns: ``address, requested_bytes, size_bytes, stream, stack, first, free_requested, free_completed``.
+    Columns: ``address, requested_bytes, size_bytes, stack, first, free_requested, free_completed``.
     """
-    blocks = snapshot.blocks[(snapshot.blocks["device"] == device) & (snapshot.blocks["state"] != "inactive")]
-    blocks = blocks.drop_duplicates("address")
-    streams = snapshot.segments["stream"].to_numpy()[blocks["segment"]]
-    at_end = blocks.assign(stream=streams, pending=blocks["state"] == "active_pending_free")
+    blocks = snapshot.blocks
+    is_held = (blocks["device"] == device) & (blocks["state"] != "inactive")
+    at_end = blocks[is_held].drop_duplicates("address")
+    at_end["pending"] = at_end["state"] == "active_pending_free"
     ends = ("free_completed", "free")
     table = _lifetimes(events_of(snapshot, device), at_end, "alloc", "free_requested", ends)
     return _sized(snapshot, device, table)
@@ -137,8 +140,10 @@ def _sized(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.DataFrame
     limit = np.full(len(gone), _SMALL_BYTES)
     if most_split > 0:
         limit[gone["size_bytes"] >= most_split] = _LARGE_BUFFER_BYTES
-    segment_ends = _held_segments(snapshot, device).drop(columns="address").rename(columns={"end": "address"})
-    remainder = np.minimum(_distances(large, gone, limit), _distances(segment_ends, gone, limit))
+    segments = _held_segments(snapshot, device)
+    to_block = _distances(large, gone, limit)
+    to_segment_end = _distances(segments.assign(address=segments["end"]), gone, limit)
+    remainder = np.minimum(to_block, to_segment_end)
     table.loc[gone.index, "size_bytes"] += np.where(remainder <= limit, remainder, 0)
     return table
 
@@ -174,8 +179,10 @@ def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> 
     while len(asking):
         asking = asking[places[place[asking]] - begin[asking] <= limit[asking]]
         # The last boundary at this address that began by then; it may have ended.
-        row = np.searchsorted(keys, place[asking] * stride + moment[asking], side="right") - 1
-        is_there = (row >= 0) & (place_of[row] == place[asking]) & (last[row] > moment[asking])
+        key = place[asking] * stride + moment[asking]
+        row = np.searchsorted(keys, key, side="right") - 1
+        is_at_place = (row >= 0) & (place_of[row] == place[asking])
+        is_there = is_at_place & (last[row] > moment[asking])
         there = asking[is_there]
         distance[there] = places[place[there]] - begin[there]
         asking = asking[~is_there]
@@ -191,27 +198,35 @@ def _mapped(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
     segments = segments_of(snapshot, device)
     at_end = segments[segments["expandable"]].assign(sign=1).rename(columns={"total_bytes": "size_bytes"})
     later = events_of(snapshot, device).iloc[event + 1 :]
-    later = later.assign(sign=later["action"].astype(object).map({"segment_map": -1, "segment_unmap": 1}))
-    parts = pd.concat([at_end, later.dropna(subset="sign")])
-    edges = pd.concat([parts, parts.assign(address=parts["address"] + parts["size_bytes"], sign=-parts["sign"])])
+    signs = later["action"].astype(object).map({"segment_map": -1, "segment_unmap": 1})
+    later = later.assign(sign=signs).dropna(subset="sign")
+    parts = pd.concat([at_end, later])
+    ends = parts.assign(address=parts["address"] + parts["size_bytes"], sign=-parts["sign"])
+    edges = pd.concat([parts, ends])
     depth = edges.groupby("address")["sign"].sum().cumsum()
     change = np.diff((depth > 0).to_numpy(int), prepend=0)
     return pd.DataFrame({"address": depth.index[change > 0], "end": depth.index[change < 0]}, dtype=np.int64)
 
 
-def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) -> tuple[int, int, int]:
+def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) -> dict[str, int]:
     """Measure the free space after an event, when the blocks of `live` were active.
 
-    Give the free bytes in segments that hold live blocks, those in segments that hold none, and the largest free block.
+    Give the free bytes in segments that hold live blocks (``inactive_split_bytes``) and in segments that hold none
+    (``releasable_bytes``), and ``largest_free_block_bytes``.
     """
     held = _held_segments(snapshot, device)
-    held = held[(held["first"] <= event) & (event < held["free_completed"])]
-    segments = pd.concat([held[["address", "end"]], _mapped(snapshot, device, event)])
-    begin, end = segments["address"].to_numpy(), segments["end"].to_numpy()
+    is_held = (held["first"] <= event) & (event < held["free_completed"])
+    segments = pd.concat([held.loc[is_held, ["address", "end"]], _mapped(snapshot, device, event)])
+    begin = segments["address"].to_numpy()
+    end = segments["end"].to_numpy()
     blocks = np.sort(live["address"])
     is_empty = np.searchsorted(blocks, begin) == np.searchsorted(blocks, end)
     releasable = int((end - begin)[is_empty].sum())
     # Free space runs from a segment's begin or a block's end to the next block's begin or the segment's end.
     starts = np.sort(np.append(begin, live["address"] + live["size_bytes"]))
     free = np.sort(np.append(blocks, end)) - starts
-    return int(free.sum()) - releasable, releasable, int(free.max(initial=0))
+    return {
+        "inactive_split_bytes": int(free.sum()) - releasable,
+        "releasable_bytes": releasable,
+        "largest_free_block_bytes": int(free.max(initial=0)),
+    }

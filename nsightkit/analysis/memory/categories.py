@@ -144,11 +144,14 @@ def _is_kept(table: pd.DataFrame, events: pd.DataFrame, phase: npt.NDArray[np.st
     first = table["first"].to_numpy()
     freed = table["free_requested"].to_numpy()
     known = np.flatnonzero((phase != "") & (first >= 0))
-    is_run_begin = np.append(True, phase[known][1:] != phase[known][:-1])[: len(known)]
-    run_ends = np.append(first[known][is_run_begin][1:], len(events))
-    phase_end = run_ends[np.cumsum(is_run_begin) - 1]
-    failures = np.append(np.flatnonzero(events["action"] == "oom"), len(events))
-    failure = failures[np.searchsorted(failures, first[known])]
+    begin = first[known]
+    runs = pd.Series(phase[known])
+    is_run_begin = (runs != runs.shift()).to_numpy()
+    run_ends = np.append(begin[is_run_begin], len(events))
+    phase_end = run_ends[np.cumsum(is_run_begin)]
+    failures = np.flatnonzero(events["action"] == "oom")
+    failures = np.append(failures, len(events))
+    failure = failures[np.searchsorted(failures, begin)]
     is_kept = first < 0
     is_kept[known] = freed[known] >= np.minimum(phase_end, failure)
     return is_kept
@@ -195,12 +198,15 @@ def _score(name: str, filename: str) -> int:
 
 def _site_frames(snapshot: Snapshot) -> _Ints:
     """Give each stack's most telling frame; of equals the innermost."""
-    scores = [_score(*frame) for frame in zip(snapshot.frames["name"], snapshot.frames["filename"], strict=True)]
+    scores = []
+    for frame in snapshot.frames.itertuples():
+        scores.append(_score(frame.name, frame.filename))
     lengths = np.diff(snapshot.stack_bounds)
-    frames = pd.DataFrame({"frame": snapshot.stack_frames, "stack": np.repeat(np.arange(len(lengths)), lengths)})
+    frames = pd.DataFrame({"frame": snapshot.stack_frames})
+    frames["stack"] = np.repeat(np.arange(len(lengths)), lengths)
     frames["score"] = np.array(scores, np.int64)[snapshot.stack_frames]
-    best = frames.sort_values(["stack", "score"], ascending=[True, False], kind="stable").drop_duplicates("stack")
-    return best["frame"].to_numpy()
+    best = frames.groupby("stack")["score"].idxmax()
+    return frames["frame"].to_numpy()[best]
 
 
 def sites_of(snapshot: Snapshot, stacks: _Ints) -> _Texts:

@@ -49,7 +49,7 @@ def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     DataFrame
         ``address, requested_bytes, size_bytes`` (of the block), ``first, free_requested, free_completed`` (rows of the
         device's events: the event that begins it, -1 before the first event, and those that end it, the number of
-        events if it is there at the end), ``stream, stack, category``. In order of `first`, then of address.
+        events if it is there at the end), ``stack, category``. In order of `first`, then of address.
 
     Raises
     ------
@@ -93,18 +93,16 @@ def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
         blocks = allocations(snapshot, device)
         count = len(events)
         # What is reserved is known at the end, and walked back from there.
-        signs = events["action"].astype(object).map(_RESERVING).fillna(0).astype(np.int64)
-        change = np.append(0, np.cumsum(signs * events["size_bytes"]))
+        signs = events["action"].astype(object).map(_RESERVING).fillna(0)
+        changes = signs.astype(np.int64) * events["size_bytes"]
+        change = np.append(0, np.cumsum(changes))
         at_end = int(segments_of(snapshot, device)["total_bytes"].sum())
-        return pd.DataFrame(
-            {
-                "event": np.arange(-1, count),
-                "allocated_bytes": total_by_event(count, blocks, "size_bytes", "free_requested"),
-                "active_bytes": total_by_event(count, blocks, "size_bytes", "free_completed"),
-                "requested_bytes": total_by_event(count, blocks, "requested_bytes", "free_completed"),
-                "reserved_bytes": at_end + change - change[-1],
-            }
-        )
+        table = pd.DataFrame({"event": np.arange(-1, count)})
+        table["allocated_bytes"] = total_by_event(count, blocks, "size_bytes", "free_requested")
+        table["active_bytes"] = total_by_event(count, blocks, "size_bytes", "free_completed")
+        table["requested_bytes"] = total_by_event(count, blocks, "requested_bytes", "free_completed")
+        table["reserved_bytes"] = at_end + change - change[-1]
+        return table
 
     amounts: pd.DataFrame = snapshot.derived(("timeline", device), compute)
     return amounts
@@ -152,39 +150,34 @@ def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points
     blocks = allocations(snapshot, device)
     allocated = timeline(snapshot, device)["allocated_bytes"].to_numpy()
     count = len(allocated) - 1
-    largest = blocks[blocks["first"] < blocks["free_requested"]].nlargest(top, "size_bytes", keep="first").sort_index()
-    first, last, size = (largest[name].to_numpy() for name in ("first", "free_requested", "size_bytes"))
+    lasting = blocks[blocks["first"] < blocks["free_requested"]]
+    largest = lasting.nlargest(top, "size_bytes").sort_index()
+    first = largest["first"].to_numpy()
+    last = largest["free_requested"].to_numpy()
+    size = largest["size_bytes"].to_numpy()
     moments = np.unique([-1, count, *first, *last])
     # One row for each moment, one column for each band.
     is_live = (first <= moments[:, None]) & (moments[:, None] < last)
     tops = np.cumsum(is_live * size, axis=1)
     bottoms = np.where(is_live, tops - size, -1)
-    is_placed = is_live & (np.diff(bottoms, axis=0, prepend=-1) != 0)
-    band, row = np.nonzero(is_placed.T)
-    is_last = np.diff(band, append=-1) != 0
-    table = pd.DataFrame(
-        {
-            "band": band,
-            "from_event": moments[row],
-            "to_event": np.where(is_last, last[band], np.append(moments[row[1:]], 0)[: len(row)]),
-            "bottom_bytes": bottoms[row, band],
-            "top_bytes": tops[row, band],
-            "category": largest["category"].to_numpy()[band],
-        }
-    )
+    moves = np.diff(bottoms, axis=0, prepend=-1) != 0
+    band, row = np.nonzero((is_live & moves).T)
+    table = pd.DataFrame({"band": band, "from_event": moments[row]})
+    next_move = table.groupby("band")["from_event"].shift(-1)
+    table["to_event"] = next_move.fillna(pd.Series(last[band])).astype(np.int64)
+    table["bottom_bytes"] = bottoms[row, band]
+    table["top_bytes"] = tops[row, band]
+    table["category"] = largest["category"].to_numpy()[band]
+
     heights = (is_live * size).sum(axis=1)
-    even = np.floor(np.linspace(-1, count, points, endpoint=False)).astype(np.int64)
-    cuts = np.union1d(moments[:-1], even)
-    others = pd.DataFrame(
-        {
-            "band": len(largest),
-            "from_event": cuts,
-            "to_event": np.append(cuts[1:], count),
-            "bottom_bytes": heights[np.searchsorted(moments, cuts, side="right") - 1],
-            "top_bytes": np.maximum.reduceat(allocated, cuts + 1),
-            "category": None,
-        }
-    )
+    even = np.floor(np.linspace(-1, count, points, endpoint=False))
+    cuts = np.union1d(moments[:-1], even.astype(np.int64))
+    moment = np.searchsorted(moments, cuts, side="right") - 1
+    others = pd.DataFrame({"band": len(largest), "from_event": cuts})
+    others["to_event"] = np.append(cuts[1:], count)
+    others["bottom_bytes"] = heights[moment]
+    others["top_bytes"] = np.maximum.reduceat(allocated, cuts + 1)
+    others["category"] = None
     return pd.concat([table, others], ignore_index=True)
 
 
@@ -216,8 +209,10 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
     """
     event = _event(snapshot, moment, device)
     blocks = allocations(snapshot, device)
-    live = blocks[(blocks["first"] <= event) & (event < blocks["free_completed"])]
-    live = live.assign(pending=live["free_requested"] <= event, site=sites_of(snapshot, live["stack"].to_numpy()))
+    is_live = (blocks["first"] <= event) & (event < blocks["free_completed"])
+    live = blocks[is_live].copy()
+    live["pending"] = live["free_requested"] <= event
+    live["site"] = sites_of(snapshot, live["stack"].to_numpy())
     return live.sort_values(["size_bytes", "address"], ascending=[False, True], ignore_index=True)
 
 
@@ -305,15 +300,17 @@ def ranges(snapshot: Snapshot, match: str = "", device: int | None = None) -> pd
     """
     device = _device(snapshot, device)
     marks = snapshot.annotations
-    marks = marks[(marks["device"] == device) & marks["name"].str.contains(match)]
+    is_chosen = (marks["device"] == device) & marks["name"].str.contains(match)
+    marks = marks[is_chosen].sort_values("time_ns", kind="stable")
     rows = []
     begins: dict[str, list[int]] = defaultdict(list)
-    for mark in marks.sort_values("time_ns", kind="stable").itertuples():
+    for mark in marks.itertuples():
         if mark.stage.upper() == "START":
             begins[mark.name].append(mark.time_ns)
         elif begins[mark.name]:  # ranges of one name may nest
             rows.append((mark.name, begins[mark.name].pop(), mark.time_ns))
-    table = pd.DataFrame(rows, columns=["name", "begin", "end"]).sort_values("begin", kind="stable", ignore_index=True)
+    table = pd.DataFrame(rows, columns=["name", "begin", "end"])
+    table = table.sort_values("begin", kind="stable", ignore_index=True)
     time = events_of(snapshot, device)["time_ns"].to_numpy()
     # Times are whole microseconds: an event at the time of a range's end was before it, as freeing is.
     table["from_event"] = np.searchsorted(time, table["begin"], side="left") - 1
@@ -348,9 +345,13 @@ def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = N
     levels = {}
     for number, moment in enumerate(moments):
         levels[number] = sites(snapshot, moment, device).set_index(["site", "category"])["bytes"]
-    steps = pd.DataFrame(levels).fillna(0).astype(np.int64).diff(axis=1).iloc[:, 1:]
-    table = pd.DataFrame({"grown_bytes": steps.sum(axis=1), "least_bytes": steps.min(axis=1)}).astype(np.int64)
-    table = table[(steps != 0).any(axis=1)].rename_axis(["site", "category"]).reset_index()
+    held = pd.DataFrame(levels).fillna(0)
+    steps = held.diff(axis=1).iloc[:, 1:].astype(np.int64)
+    table = steps.index.to_frame(index=False)
+    table["grown_bytes"] = steps.sum(axis=1).to_numpy()
+    table["least_bytes"] = steps.min(axis=1).to_numpy()
+    has_changed = (steps != 0).any(axis=1).to_numpy()
+    table = table[has_changed]
     return table.sort_values(["least_bytes", "grown_bytes"], ascending=False, kind="stable", ignore_index=True)
 
 
@@ -415,19 +416,15 @@ def summary(
 
 def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> dict[str, Any]:
     event = _event(snapshot, moment, device)
-    split, releasable, largest = free_space(snapshot, device, event, at(snapshot, event, device))
+    live = at(snapshot, event, device)
     now = timeline(snapshot, device).iloc[event + 1].astype(object)
-    reserved, allocated = now["reserved_bytes"], now["allocated_bytes"]
-    return {
-        "reserved_bytes": reserved,
-        "allocated_bytes": allocated,
-        "slack_bytes": reserved - allocated,
-        "share": (reserved - allocated) / reserved if reserved else None,
-        "pending_bytes": now["active_bytes"] - allocated,
-        "inactive_split_bytes": split,
-        "releasable_bytes": releasable,
-        "largest_free_block_bytes": largest,
-    }
+    reserved = now["reserved_bytes"]
+    allocated = now["allocated_bytes"]
+    slack = reserved - allocated
+    lost = {"reserved_bytes": reserved, "allocated_bytes": allocated, "slack_bytes": slack}
+    lost["share"] = slack / reserved if reserved else None
+    lost["pending_bytes"] = now["active_bytes"] - allocated
+    return lost | free_space(snapshot, device, event, live)
 
 
 def _out_of_memory(snapshot: Snapshot, device: int) -> dict[str, Any] | None:
@@ -436,17 +433,13 @@ def _out_of_memory(snapshot: Snapshot, device: int) -> dict[str, Any] | None:
     if not (events["action"] == "oom").any():
         return None
     failure = events.iloc[_event(snapshot, "oom", device)]
-    held = _fragmentation(snapshot, device, "oom")
+    oom = _fragmentation(snapshot, device, "oom")
     device_free = int(failure["device_free_bytes"])
-    return {
-        "site": sites_of(snapshot, np.array([failure["stack"]]))[0],
-        "requested_bytes": int(failure["size_bytes"]),
-        "device_free_bytes": device_free if device_free >= 0 else None,
-        "allocated_bytes": held["allocated_bytes"],
-        "reserved_bytes": held["reserved_bytes"],
-        "cached_free_bytes": held["inactive_split_bytes"] + held["releasable_bytes"],
-        "largest_free_block_bytes": held["largest_free_block_bytes"],
-    }
+    oom["site"] = sites_of(snapshot, failure[["stack"]].to_numpy(np.int64))[0]
+    oom["requested_bytes"] = int(failure["size_bytes"])
+    oom["device_free_bytes"] = device_free if device_free >= 0 else None
+    oom["cached_free_bytes"] = oom["inactive_split_bytes"] + oom["releasable_bytes"]
+    return oom
 
 
 def _notes(snapshot: Snapshot, device: int) -> list[str]:
