@@ -3,9 +3,9 @@
 The tables below list the operators of :mod:`nsightkit.workloads.lm` in the order in which PyTorch 2.13 dispatches them,
 and are tested against it. A row is another table's name with what to fill in, or an operator with five columns:
 
-- when: ``-`` always, ``16`` under 16-bit autocast and ``32`` without, ``sdpa`` or ``naive`` attention, ``copied`` if
-  attention's result comes in another layout than the projection reads, ``softmax32`` if softmax is fp32 under autocast
-  and ``softmax`` for other naive attention;
+- when: ``-`` always, ``fwd`` without a graph, ``16`` under 16-bit autocast and ``32`` without, ``sdpa`` or ``naive``
+  attention, ``copied`` if attention's result comes in another layout than the projection reads, ``softmax32`` if naive
+  attention has its softmax in fp32 under autocast and ``softmax`` if not;
 - the result, by name, which may replace a tensor of that name;
 - the item of the ledger that it belongs to;
 - its bytes: a number, or ``a`` for the bytes of an activation, times a letter;
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration
 from nsightkit.errors import UsageError
 
@@ -128,6 +127,9 @@ naive      #.v          activations  aW
 naive      #.attended   temporary    aW  #.v #.weights #.weights16 masked
 copied     #.copy       activations  aW
 """
+_EMBEDDING = """
+-  x0  activations  4W
+"""
 _LAYER = """
 norm         #.norm1
 cast         #.q D
@@ -163,9 +165,10 @@ cast  head H
 -     logits   logits     aZ  head.in norm.n
 """
 _LOSS = """
-16  logits32     logits     4Z
--   targets      temporary  1T
--   log_softmax  logits     4Z  logits32
+16   logits32     logits     4Z
+-    targets      temporary  1T
+-    log_softmax  logits     4Z  logits32
+fwd  -            temporary  0W  log_softmax targets
 """
 
 # The backward pass: from gx, the gradient of a layer's result, to that of its input.
@@ -204,6 +207,9 @@ gemm-add-to-norm   #.q D gq #.norm1.n
 norm-backward      #.norm1
 -                  gx1      temporary  4W  gx1 gx
 norm-backward-end  #.norm1 x#
+"""
+_EMBEDDING_BACKWARD = """
+-  embedding.gradient  gradients  4H  gx
 """
 #: Both GEMMs of a derivative.
 _GEMM_BACKWARD = """
@@ -293,19 +299,51 @@ _TABLES = {
     "attend-backward": _ATTEND_BACKWARD,
     "rotate-backward": _ROTATE_BACKWARD,
 }
+#: The letters of a layer's weights.
+_LAYER_WEIGHTS = {
+    "norm1": "d",
+    "q": "D",
+    "k": "D",
+    "v": "D",
+    "out": "D",
+    "norm2": "d",
+    "gate": "N",
+    "up": "N",
+    "down": "N",
+}
 _ITEM_OF = {"temporary": TEMPORARY, "cache": CACHE}
 
 
 # ---------------------------------------------------------------- what is alive
 
 
+def _elements(c: Configuration) -> dict[str, float]:
+    """What the letters of the tables count."""
+    width = c.tokens * c.d_model
+    return {
+        "M": c.tokens,
+        "W": width,
+        "R": width / 2,
+        "F": c.tokens * c.d_ff,
+        "S": c.batch * c.heads * c.context**2,
+        "Z": c.tokens * c.vocabulary,
+        "d": c.d_model,
+        "D": c.d_model**2,
+        "N": c.d_model * c.d_ff,
+        "H": c.d_model * c.vocabulary,
+        "T": 8 * c.tokens if c.batch > 1 else 0,  # of one sequence they are a view
+    }
+
+
 class _Memory:
     """What is alive, tensor by tensor."""
 
-    def __init__(self, configuration: Configuration, options: Options) -> None:
-        c = configuration
+    def __init__(self, c: Configuration, options: Options) -> None:
+        on_gpu = options.device == "cuda"
+        casts = options.precision in ("bf16", "fp16")
         self._has_graph = options.mode != "fwd"
-        self._block_bytes = _BLOCK_BYTES if options.device == "cuda" else 1
+        self._block_bytes = _BLOCK_BYTES if on_gpu else 1
+        self._activation_bytes = 2 if casts else 4
         self._ranks_of = {}
         for item, stage in _SHARED_FROM_STAGE.items():
             if options.stage >= stage:
@@ -313,43 +351,23 @@ class _Memory:
         self._alive: dict[str, tuple[str, int]] = {}
         self._by_item = dict.fromkeys(ITEMS, 0)
         self.is_forward = False
-        self.peak = dict(self._by_item)
+        self.peak = self.restart()
 
-        on_gpu = options.device == "cuda"
-        casts = options.precision in ("bf16", "fp16")
-        is_fused = options.attention == "sdpa"
-        if is_fused and on_gpu and c.d_head > _FLASH_HEAD:
-            raise UsageError(f"no fused kernel takes heads of {c.d_head}: predict attention='naive'")
-        # fp32 takes PyTorch's memory-efficient kernel on a GPU: its log-sum-exps of the rows are in 32s, and its result
-        # is as the projection reads it.
-        is_efficient = is_fused and on_gpu and not casts
-        self._conditions = {"-", options.attention, "16" if casts else "32"}
-        if not is_efficient:
-            self._conditions.add("copied")
-        if not is_fused:  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
+        self.elements = _elements(c)
+        self._conditions = {"-", options.mode, options.attention, "16" if casts else "32", "copied"}
+        if options.attention == "naive":  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
             self._conditions.add("softmax32" if casts and on_gpu else "softmax")
-        width = c.tokens * c.d_model
-        rows = math.ceil(c.context / 32) * 32 if is_efficient else c.context
+        rows = c.context
+        if options.attention == "sdpa" and on_gpu and not casts:
+            # The memory-efficient kernel: its log-sum-exps of the rows are in 32s, its result is as the projection
+            # reads it.
+            rows = math.ceil(c.context / 32) * 32
+            self._conditions.remove("copied")
         log_sum_exp = 4 * c.batch * c.heads * rows
-        sums = 0
-        if on_gpu:  # flash attention's sum for the gradient of q
-            sums = log_sum_exp + (4 * width if casts else 0)
-        self._activation_bytes = 2 if casts else 4
-        self._elements = {
-            "M": c.tokens,
-            "W": width,
-            "R": width / 2,
-            "F": c.tokens * c.d_ff,
-            "S": c.batch * c.heads * c.context**2,
-            "Z": c.tokens * c.vocabulary,
-            "d": c.d_model,
-            "D": c.d_model**2,
-            "N": c.d_model * c.d_ff,
-            "H": c.d_model * c.vocabulary,
-            "L": log_sum_exp,
-            "A": sums,
-            "T": 8 * c.tokens if c.batch > 1 else 0,  # of one sequence they are a view
-        }
+        self.elements["L"] = log_sum_exp
+        self.elements["A"] = log_sum_exp if on_gpu else 0
+        if on_gpu and casts:  # flash attention's sum for the gradient of q
+            self.elements["A"] += 4 * c.tokens * c.d_model
 
     def run(self, table: str, layer: int) -> None:
         """Run the operators of a table."""
@@ -364,7 +382,7 @@ class _Memory:
     def _run_operator(self, result: str, item: str, size: str, *unread: str) -> None:
         number, letter = size[:-1], size[-1]
         count = self._activation_bytes if number == "a" else int(number)
-        self.make(result, _ITEM_OF.get(item, item), count * self._elements[letter])
+        self.make(result, _ITEM_OF.get(item, item), count * self.elements[letter])
         for tensor in unread:
             if tensor != result:
                 self.free(tensor)
@@ -399,96 +417,82 @@ class _Memory:
 def run(configuration: Configuration, options: Options) -> pd.DataFrame:
     """Run a step through, and give its moments as :func:`nsightkit.analysis.memory.ledger.moments` does."""
     c = configuration
-    tensors = _tensors(c)
+    if options.attention == "sdpa" and options.device == "cuda" and c.d_head > _FLASH_HEAD:
+        raise UsageError(f"no fused kernel takes heads of {c.d_head}: predict attention='naive'")
     memory = _Memory(c, options)
-    _make_residents(memory, tensors, c, options)
+    weights = _weights(c, memory.elements)
+    _make_residents(memory, weights, c, options)
     amounts = [memory.restart()]
     memory.is_forward = True
-    _run_forward(memory, tensors, c, options)
+    memory.run(_EMBEDDING, 0)
+    for layer in range(c.layers):
+        memory.run(_LAYER, layer)
+    memory.run(_HEAD, c.layers)
+    if options.mode == "fwd":
+        for name in weights:
+            memory.free(f"{name}.w")  # the region ends; with a graph the GEMMs keep the copies
+    memory.run(_LOSS, c.layers)
     memory.is_forward = False
     amounts += [memory.peak, memory.restart()]
     if options.mode != "fwd":
         memory.run(_HEAD_BACKWARD, c.layers)
         for layer in reversed(range(c.layers)):
             memory.run(_LAYER_BACKWARD, layer)
-        memory.make("embedding.gradient", GRADIENTS, 4 * tensors["embedding"])
-        memory.free("gx")
+        memory.run(_EMBEDDING_BACKWARD, 0)
         amounts += [memory.peak, memory.restart()]
     memory.free("logits")  # a local variable until here
     if options.mode == "train":
         memory.restart()
         _, transient_bytes = OPTIMIZERS[options.optimizer]
-        memory.make("roots", TEMPORARY, transient_bytes * _roots(tensors, options))
+        memory.make("roots", TEMPORARY, transient_bytes * _roots(weights, options))
         amounts.append(memory.peak)
-    table = pd.DataFrame(amounts, columns=list(ITEMS))
+    items = list(ITEMS)
+    table = pd.DataFrame(amounts, columns=items)
     table.insert(0, "moment", MOMENTS[: len(table)])
-    table.insert(1, "total_bytes", table[list(ITEMS)].sum(axis=1))
+    table.insert(1, "total_bytes", table[items].sum(axis=1))
     return table
 
 
-def _tensors(c: Configuration) -> dict[str, int]:
+def _weights(c: Configuration, elements: Mapping[str, float]) -> dict[str, float]:
     """Elements of each weight."""
-    square, wide, head = c.d_model * c.d_model, c.d_model * c.d_ff, c.vocabulary * c.d_model
-    layer = {"norm1": c.d_model, "q": square, "k": square, "v": square, "out": square, "norm2": c.d_model}
-    layer |= {"gate": wide, "up": wide, "down": wide}
-    tensors = {"embedding": head}
-    for number in range(c.layers):
-        for name, elements in layer.items():
-            tensors[f"{number}.{name}"] = elements
-    return tensors | {"norm": c.d_model, "head": head}
+    weights = {"embedding": elements["H"], "norm": elements["d"], "head": elements["H"]}
+    for layer in range(c.layers):
+        for name, letter in _LAYER_WEIGHTS.items():
+            weights[f"{layer}.{name}"] = elements[letter]
+    return weights
 
 
-def _make_residents(memory: _Memory, tensors: dict[str, int], c: Configuration, options: Options) -> None:
+def _make_residents(memory: _Memory, weights: Mapping[str, float], c: Configuration, options: Options) -> None:
     """Allocate what is there before a step."""
     kept_bytes, _ = OPTIMIZERS[options.optimizer]
-    for name, elements in tensors.items():
+    for name, elements in weights.items():
         memory.make(f"weight {name}", WEIGHTS, 4 * elements)
         if options.mode == "train":
             memory.make(f"state {name}", STATES, kept_bytes * elements)
     tables = 2 * c.context * (c.d_head // 2) * 4
     if options.attention == "naive":
         tables += c.context**2
-    memory.make("inputs", INPUTS, 4 * c.batch * (c.context + 1) * 8 + tables)
+    tokens = 4 * c.batch * (c.context + 1)
+    memory.make("inputs", INPUTS, 8 * tokens + tables)
     if options.ranks > 1:
-        memory.make("buckets", BUCKETS, 4 * _elements_in_buckets(c, options))
+        # Without stages DistributedDataParallel copies every gradient into its buckets. With them one is reduced while
+        # the next fills; or weights of this and the next, whole, and a gradient.
+        elements = sum(weights.values())
+        if options.stage:
+            blocks = 3 if options.stage == 3 else 2
+            layer = sum(memory.elements[letter] for letter in _LAYER_WEIGHTS.values())
+            elements = blocks * max(layer, memory.elements["H"])
+        memory.make("buckets", BUCKETS, 4 * elements)
     if options.device == "cuda":
         handles = 1 if options.mode == "fwd" else 2
         workspace = 32 if options.capability == "9.0" else 8.125
         memory.make("workspace", WORKSPACE, handles * workspace * _MIB)
 
 
-def _elements_in_buckets(c: Configuration, options: Options) -> int:
-    """Without stages DistributedDataParallel copies every gradient into its buckets."""
-    if not options.stage:
-        return int(envelope(c).params)
-    # One is reduced while the next fills; or weights of this and the next, whole, and a gradient.
-    blocks = 3 if options.stage == 3 else 2
-    layer = 4 * c.d_model * c.d_model + 3 * c.d_model * c.d_ff + 2 * c.d_model
-    return blocks * max(layer, c.vocabulary * c.d_model)
-
-
-def _run_forward(memory: _Memory, tensors: dict[str, int], c: Configuration, options: Options) -> None:
-    memory.make("x0", ACTIVATIONS, 4 * c.tokens * c.d_model)
-    for layer in range(c.layers):
-        memory.run(_LAYER, layer)
-    memory.run(_HEAD, c.layers)
-    if options.mode == "fwd":
-        for name in tensors:
-            memory.free(f"{name}.w")  # the region ends; with a graph the GEMMs keep the copies
-    memory.run(_LOSS, c.layers)
-    if options.mode == "fwd":
-        memory.free("log_softmax")
-        memory.free("targets")
-
-
-def _roots(tensors: dict[str, int], options: Options) -> float:
+def _roots(weights: Mapping[str, float], options: Options) -> float:
     """Elements that AdamW needs while it steps: roots of second moments, all at once or tensor by tensor."""
     if options.device == "cuda":
-        return sum(tensors.values()) / (options.ranks if options.stage >= 1 else 1)
+        return sum(weights.values()) / (options.ranks if options.stage >= 1 else 1)
     # The root, its quotient, and the quotient of the tensor before, which its name holds until it is reused.
-    roots = 0
-    before = 0
-    for elements in tensors.values():
-        roots = max(roots, before + 2 * elements)
-        before = elements
-    return roots
+    sizes = pd.Series(weights)
+    return float((2 * sizes + sizes.shift(fill_value=0)).max())
