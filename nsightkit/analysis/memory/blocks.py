@@ -177,7 +177,8 @@ def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> 
     distance = np.full(len(blocks), _FAR)
     asking = np.arange(len(blocks))
     while len(asking):
-        asking = asking[places[place[asking]] - begin[asking] <= limit[asking]]
+        gap = places[place[asking]] - begin[asking]
+        asking = asking[gap <= limit[asking]]
         # The last boundary at this address that began by then; it may have ended.
         key = place[asking] * stride + moment[asking]
         row = np.searchsorted(keys, key, side="right") - 1
@@ -196,7 +197,8 @@ def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> 
 def _mapped(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
     """List what of the expandable segments was mapped after an event: begin with the end and undo later mappings."""
     segments = segments_of(snapshot, device)
-    at_end = segments[segments["expandable"]].assign(sign=1).rename(columns={"total_bytes": "size_bytes"})
+    at_end = segments[segments["expandable"]].assign(sign=1)
+    at_end["size_bytes"] = at_end["total_bytes"]
     later = events_of(snapshot, device).iloc[event + 1 :]
     signs = later["action"].astype(object).map({"segment_map": -1, "segment_unmap": 1})
     later = later.assign(sign=signs).dropna(subset="sign")
@@ -205,7 +207,9 @@ def _mapped(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
     edges = pd.concat([parts, ends])
     depth = edges.groupby("address")["sign"].sum().cumsum()
     change = np.diff((depth > 0).to_numpy(int), prepend=0)
-    return pd.DataFrame({"address": depth.index[change > 0], "end": depth.index[change < 0]}, dtype=np.int64)
+    begins = depth.index[change > 0]
+    ends = depth.index[change < 0]
+    return pd.DataFrame({"address": begins, "end": ends}, dtype=np.int64)
 
 
 def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) -> dict[str, int]:
@@ -216,17 +220,18 @@ def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) 
     """
     held = _held_segments(snapshot, device)
     is_held = (held["first"] <= event) & (event < held["free_completed"])
-    segments = pd.concat([held.loc[is_held, ["address", "end"]], _mapped(snapshot, device, event)])
+    mapped = _mapped(snapshot, device, event)
+    segments = pd.concat([held.loc[is_held, ["address", "end"]], mapped])
     begin = segments["address"].to_numpy()
     end = segments["end"].to_numpy()
     blocks = np.sort(live["address"])
     is_empty = np.searchsorted(blocks, begin) == np.searchsorted(blocks, end)
     releasable = int((end - begin)[is_empty].sum())
     # Free space runs from a segment's begin or a block's end to the next block's begin or the segment's end.
-    starts = np.sort(np.append(begin, live["address"] + live["size_bytes"]))
-    free = np.sort(np.append(blocks, end)) - starts
-    return {
-        "inactive_split_bytes": int(free.sum()) - releasable,
-        "releasable_bytes": releasable,
-        "largest_free_block_bytes": int(free.max(initial=0)),
-    }
+    block_ends = live["address"] + live["size_bytes"]
+    starts = np.append(begin, block_ends)
+    stops = np.append(blocks, end)
+    free = np.sort(stops) - np.sort(starts)
+    space = {"inactive_split_bytes": int(free.sum()) - releasable, "releasable_bytes": releasable}
+    space["largest_free_block_bytes"] = int(free.max(initial=0))
+    return space

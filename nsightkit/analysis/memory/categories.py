@@ -90,8 +90,8 @@ def _matches(snapshot: Snapshot, patterns: Mapping[str, str]) -> dict[str, _Bool
     texts = snapshot.frames["filename"] + "\n" + snapshot.frames["name"]
     matches = {}
     for sign, pattern in patterns.items():
-        compiled = re.compile(pattern)
-        matches[sign] = np.array([compiled.search(text) is not None for text in texts], bool)
+        found = texts.map(re.compile(pattern).search)
+        matches[sign] = found.notna().to_numpy()
     return matches
 
 
@@ -100,7 +100,8 @@ def _signs(snapshot: Snapshot) -> dict[str, _Bools]:
     heads = snapshot.stack_bounds[:-1]
     signs = {}
     for sign, matches in _matches(snapshot, _ANYWHERE).items():
-        signs[sign] = np.append(np.logical_or.reduceat(matches[snapshot.stack_frames], heads), False)
+        is_in_stack = np.logical_or.reduceat(matches[snapshot.stack_frames], heads)
+        signs[sign] = np.append(is_in_stack, False)
     for sign, matches in _matches(snapshot, _AT_SITE).items():
         signs[sign][:-1] |= matches[_site_frames(snapshot)]
     signs["forward"] |= signs["logits"]
@@ -116,7 +117,8 @@ def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> _Texts:
     stack = table["stack"].to_numpy()
     all_signs = _signs(snapshot)
     signs = {sign: stacks[stack] for sign, stacks in all_signs.items()}
-    freeing_stack = np.append(events["stack"].to_numpy(), -1)[table["free_requested"]]
+    event_stacks = np.append(events["stack"], -1)
+    freeing_stack = event_stacks[table["free_requested"]]
     is_zeroed = all_signs["zero_grad"][freeing_stack]
     is_recorded = (table["first"] >= 0).to_numpy()
     is_bare = stack < 0
@@ -126,11 +128,15 @@ def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> _Texts:
     phase = np.select([signs[name] for name in phases], phases, "")
     if not is_native and (signs["python"] & is_recorded).any():
         phase[is_recorded & is_bare] = "backward"
-    is_kept = _is_kept(table, events, phase) | ((phase == "backward") & is_zeroed)
+    is_zeroed_gradient = (phase == "backward") & is_zeroed
+    is_kept = _is_kept(table, events, phase) | is_zeroed_gradient
     kept = pd.Series(phase).map(_KEPT_BY_PHASE).to_numpy(object)
-    rules = [signs[name] for name in _NAMED]
-    rules += [(phase != "") & is_kept, phase != "", ~is_recorded & is_bare]
-    category = np.select(rules, [*_NAMED, kept, "temporary", "before recording"], "unknown").astype(object)
+    rules = {name: signs[name] for name in _NAMED}
+    rules["kept"] = (phase != "") & is_kept
+    rules["temporary"] = phase != ""
+    rules["before recording"] = ~is_recorded & is_bare
+    category = np.select(list(rules.values()), list(rules), "unknown").astype(object)
+    category = np.where(category == "kept", kept, category)
     category[_is_copy_of_weight(table, category, signs["cast"])] = "autocast copies"
     return category
 
@@ -215,5 +221,8 @@ def sites_of(snapshot: Snapshot, stacks: _Ints) -> _Texts:
     numbers, place = np.unique(stacks, return_inverse=True)
     names = []
     for number in numbers:
-        names.append("no stack" if number < 0 else _frame_text(*snapshot.frames.iloc[frames[number]]))
+        name = "no stack"
+        if number >= 0:
+            name = _frame_text(*snapshot.frames.iloc[frames[number]])
+        names.append(name)
     return np.array(names, object)[place]

@@ -145,16 +145,14 @@ def predict(configuration: Configuration, **how: Any) -> pd.DataFrame:
     """
     table = moments(configuration, **how).set_index("moment")
     moment = str(table["total_bytes"].idxmax())
-    items = list(_ALIVE)
-    return pd.DataFrame(
-        {
-            "item": items,
-            "predicted_bytes": table.loc[moment].reindex(items).astype("Int64").array,
-            "largest_bytes": table.max().reindex(items).astype("Int64").array,
-            "moment": moment,
-            "alive": list(_ALIVE.values()),
-        }
-    )
+    peak = table.loc[moment]
+    largest = table.max()
+    ledger = pd.DataFrame({"item": list(_ALIVE)})
+    ledger["predicted_bytes"] = ledger["item"].map(peak).astype("Int64")
+    ledger["largest_bytes"] = ledger["item"].map(largest).astype("Int64")
+    ledger["moment"] = moment
+    ledger["alive"] = list(_ALIVE.values())
+    return ledger
 
 
 def largest_context(configuration: Configuration, limit_bytes: float, *, multiple: int = 64, **how: Any) -> int:
@@ -263,15 +261,20 @@ def serving(
     c = configuration
     weights = 2 * envelope(c).params
     room = _USABLE * max(gpu.memory_gb) * 1e9 - weights
-    layer = max(16 * c.d_model, 6 * c.d_model + 6 * c.d_ff)  # bytes a token that is being computed
+    attention = 16 * c.d_model  # bytes a token that is being computed
+    mlp = 6 * c.d_model + 6 * c.d_ff
+    layer = max(attention, mlp)
     logits = 6 * c.vocabulary
     table = pd.DataFrame({"gpu": gpu.name, "context": list(contexts), "weights_bytes": weights})
-    table["kv_bytes_per_sequence"] = kv_bytes_per_token(c.layers, kv_heads or c.heads, c.d_head) * table["context"]
+    token = kv_bytes_per_token(c.layers, kv_heads or c.heads, c.d_head)
+    table["kv_bytes_per_sequence"] = token * table["context"]
     table["prefill_bytes"] = layer * table["context"] + logits
     table["decode_bytes"] = layer + logits
     # The cache of a whole batch, and on top the larger of a prompt's prefill and a step of decoding.
     cache = table["kv_bytes_per_sequence"]
-    batch = np.minimum((room - table["prefill_bytes"]) // cache, room // (cache + table["decode_bytes"]))
+    batch_at_prefill = (room - table["prefill_bytes"]) // cache
+    batch_at_decode = room // (cache + table["decode_bytes"])
+    batch = np.minimum(batch_at_prefill, batch_at_decode)
     if room <= 0:
         batch = batch * np.nan
     table["largest_batch"] = batch.clip(0).astype("Int64")

@@ -114,7 +114,8 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
     if not devices:
         raise UsageError("the snapshot is empty: no device, no segment, no event")
     if device is None:
-        return max(devices, key=lambda number: timeline(snapshot, number)["allocated_bytes"].max())
+        peaks = [timeline(snapshot, number)["allocated_bytes"].max() for number in devices]
+        return int(np.argmax(peaks))
     if device not in devices:
         raise UsageError(f"the snapshot has no device {device}, only devices 0 to {devices[-1]}")
     return device
@@ -398,20 +399,23 @@ def summary(
     if moment is None:
         moment = "peak" if is_recorded else "end"
     live = at(snapshot, moment, device)
-    peak = over_time.iloc[_event(snapshot, "peak", device) + 1]
-    return {
-        "peak_bytes": int(peak["allocated_bytes"]) if is_recorded else None,
-        "reserved_at_peak_bytes": int(peak["reserved_bytes"]) if is_recorded else None,
-        "by_category": _summed(live, ["category"]).to_dict("records"),
-        "top_sites": _summed(live, ["site", "category"])[:top].to_dict("records"),
-        "fragmentation": _fragmentation(snapshot, device, moment),
-        "oom": _out_of_memory(snapshot, device),
-        "moment": moment,
-        "device": device,
-        "devices": snapshot.devices,
-        "events": len(over_time) - 1,
-        "notes": _notes(snapshot, device),
-    }
+    categories = _summed(live, ["category"])
+    lines = _summed(live, ["site", "category"])[:top]
+    answer: dict[str, Any] = {"peak_bytes": None, "reserved_at_peak_bytes": None}
+    if is_recorded:
+        peak = over_time.iloc[over_time["allocated_bytes"].argmax()]
+        answer["peak_bytes"] = int(peak["allocated_bytes"])
+        answer["reserved_at_peak_bytes"] = int(peak["reserved_bytes"])
+    answer["by_category"] = categories.to_dict("records")
+    answer["top_sites"] = lines.to_dict("records")
+    answer["fragmentation"] = _fragmentation(snapshot, device, moment)
+    answer["oom"] = _out_of_memory(snapshot, device)
+    answer["moment"] = moment
+    answer["device"] = device
+    answer["devices"] = snapshot.devices
+    answer["events"] = len(over_time) - 1
+    answer["notes"] = _notes(snapshot, device)
+    return answer
 
 
 def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> dict[str, Any]:
