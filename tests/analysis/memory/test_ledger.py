@@ -8,6 +8,7 @@ import itertools
 import subprocess
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -129,16 +130,11 @@ def test_kv_caches_of_published_models() -> None:
 def test_a_batch_fits_and_the_next_does_not() -> None:
     c, gpu = find("10B"), hardware.find("H200")
     table = memory.serving(c, gpu, [512, 4096, 32_768])
-    for row in table.itertuples():
-        room = 0.9 * 141e9 - row.weights_bytes
-
-        def needs(batch: int, row: object = row) -> float:
-            return max(
-                batch * row.kv_bytes_per_sequence + row.prefill_bytes,
-                batch * (row.kv_bytes_per_sequence + row.decode_bytes),
-            )
-
-        assert needs(row.largest_batch) <= room < needs(row.largest_batch + 1)
+    room = 0.9 * 141e9 - table["weights_bytes"]
+    for more, fits in ((0, True), (1, False)):
+        cache = (table["largest_batch"] + more) * table["kv_bytes_per_sequence"]
+        decoding = (table["largest_batch"] + more) * table["decode_bytes"]
+        assert ((cache + np.maximum(table["prefill_bytes"], decoding) <= room) == fits).all()
     assert table["largest_batch"].is_monotonic_decreasing
     grouped = memory.serving(c, gpu, [4096], kv_heads=9)
     assert grouped["kv_bytes_per_sequence"][0] * 4 == table["kv_bytes_per_sequence"][1]
