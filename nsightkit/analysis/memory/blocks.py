@@ -4,8 +4,8 @@ A snapshot holds the state at its end and the last events before it. Lifetimes a
 buffer of events dropped its beginning. Events carry requested sizes only. The size of a block is known if the block is
 still there at the end. The sizes of the others follow from the allocator's rules (c10/cuda/CUDACachingAllocator.cpp):
 sizes are rounded up, and a block above 1 MiB keeps a remainder of at most 1 MiB instead of splitting it off, so it
-reaches to whatever came next when it was allocated. Such a remainder of a block that was there before the first event
-may be unknown; it is then left out.
+ends where the next block or the end of the segment was at that time. For a block older than the first event the next
+block may be unknown; its remainder is then left out.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> 
 
 
 def _mapped(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
-    """List what of the expandable segments was mapped after an event: begin with the end and undo later mappings."""
+    """List what of the expandable segments was mapped after an event: start from the end and undo later mappings."""
     segments = segments_of(snapshot, device)
     at_end = segments[segments["expandable"]].assign(sign=1)
     at_end["size_bytes"] = at_end["total_bytes"]

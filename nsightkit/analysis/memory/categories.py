@@ -2,8 +2,8 @@
 
 The stack names the phase that made a block: forward, backward, optimizer, set-up. What is freed before another phase
 allocates is ``temporary``; what outlives its phase is an activation, a gradient, an optimizer state or a weight. What
-backward made and ``zero_grad`` frees is a gradient. Some stacks name what they make, whatever its lifetime: ``logits``
-(what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``. ``before
+backward made and ``zero_grad`` frees is a gradient. Some stacks name the use of a block, for any lifetime: ``logits``
+(all that the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``. ``before
 recording`` was there before the first event and has no stack; ``unknown`` is what no rule covers.
 
 In a snapshot with Python frames only, a block without any frame counts as backward's, because autograd's threads have
@@ -60,7 +60,7 @@ _ANYWHERE = {
     "zero_grad": r"\nzero_grad$",
     "python": r"\.py\n|^<",
 }
-#: The same of the frame that allocated. Further out such names say nothing: a trainer's `__init__` may run everything.
+#: The same of the frame that allocated. Further out such names prove nothing: a trainer may run in its `__init__`.
 _AT_SITE = {
     "setup": r"\.py\n__init__$",
     "logits": r"\.py\n.*(cross_entropy|log_softmax|nll_loss)",
@@ -75,7 +75,7 @@ _KEPT_BY_PHASE = {
     "optimizer": "optimizer states",
     "setup": "weights",
 }
-#: What a stack says whatever its phase; the first that holds decides.
+#: Uses that a stack names in any phase; the first match decides.
 _NAMED = ("communication", "workspaces", "KV cache", "inputs", "logits")
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]

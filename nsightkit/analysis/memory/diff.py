@@ -1,4 +1,4 @@
-"""What changed between two memory snapshots. Bytes of one program are the same in every run, so there is no noise."""
+"""Compare two memory snapshots. A program allocates the same bytes in every run, so every difference is real."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def summary(before: Snapshot, after: Snapshot, device: int | None = None) -> dic
         ``headline``, ``outcome`` (``less``, ``more`` or ``no change``), ``warnings``, and lists of rows with
         ``before_bytes, after_bytes, delta_bytes, change``: ``figures`` of the whole, ``categories`` and ``sites``, the
         largest change first. Sites are the same by file, line and function, or else by file and function, since every
-        edit moves lines; ``match`` says which. The rows of ``categories``, and those of ``sites``, sum to the allocated
+        edit moves lines; ``match`` has the rule. The rows of ``categories`` and of ``sites`` each sum to the allocated
         bytes of the peak.
 
     Raises
     ------
     UsageError
-        There is no such device, or a snapshot holds no events.
+        The device does not exist, or a snapshot holds no events.
     """
     was = snapshot.summary(before, device)
     now = snapshot.summary(after, device)

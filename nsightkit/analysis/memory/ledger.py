@@ -4,7 +4,7 @@ r"""Where the memory of a step goes: predicted item by item, moment by moment.
 and at the highest of them, is the ledger: a maximum over moments, never the sum of everything there ever is.
 
 With M tokens, width d, MLP width F, h heads, context S, batch B, vocabulary V, L layers, P parameters and G of them
-in GEMMs; ``a`` is 4 bytes in fp32 and 2 under 16-bit autocast. Kept for the backward pass, by a layer:
+in GEMMs; ``a`` is 4 bytes in fp32 and 2 under bf16 or fp16 autocast. Kept for the backward pass, by a layer:
 
 =====================  ==================  ======================================================================
 two norms              16Md + 8M           the residual stream they read (fp32), what they normed, 1/rms
@@ -21,7 +21,7 @@ The last norm keeps 8Md + 4M and the input of the head. At the loss another ``aM
 copies in fp32: log-softmax and two gradients.
 
 Parameters are fp32: 4P for weights, 4P for gradients (from the backward pass to ``zero_grad``), 8P for AdamW's two
-moments. 16-bit autocast adds its cast cache, 2G: copies of weights, each kept by the GEMM that read it until its
+moments. Autocast adds its cast cache, 2G: copies of weights, each kept by the GEMM that read it until its
 derivative is done. ``foreach`` AdamW takes another 4P while it steps: the root of all second moments at once.
 
 Sources:
@@ -236,7 +236,7 @@ def kv_bytes_per_token(layers: int, kv_heads: int, d_head: int, *, element_bytes
 def serving(
     configuration: Configuration, gpu: Gpu, contexts: Iterable[int], *, kv_heads: int | None = None
 ) -> pd.DataFrame:
-    """Estimate how many sequences of a length a GPU can serve at once, with weights and cache in 16 bits.
+    """Estimate how many sequences of a length a GPU can serve at once, with weights and cache in bf16.
 
     Parameters
     ----------
@@ -254,14 +254,14 @@ def serving(
     -------
     DataFrame
         ``gpu, context, weights_bytes, kv_bytes_per_sequence, prefill_bytes, decode_bytes, largest_batch``. One prompt
-        at a time is prefilled; what one layer needs for it (16-bit: three of the width and three of the MLP's, or in
+        at a time is prefilled; what one layer needs for it (in bf16 three of the width and three of the MLP's, or in
         attention eight of the width) lasts a moment. Decoding needs as much for one token of each sequence, and its
-        logits in 16 bits and in fp32. Missing when not even the weights fit.
+        logits in bf16 and in fp32. Missing when not even the weights fit.
     """
     c = configuration
     weights = 2 * envelope(c).params
     room = _USABLE * max(gpu.memory_gb) * 1e9 - weights
-    attention = 16 * c.d_model  # bytes a token that is being computed
+    attention = 16 * c.d_model  # bytes per token in flight
     mlp = 6 * c.d_model + 6 * c.d_ff
     layer = max(attention, mlp)
     logits = 6 * c.vocabulary

@@ -48,8 +48,8 @@ def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     -------
     DataFrame
         ``address, requested_bytes, size_bytes`` (of the block), ``first, free_requested, free_completed`` (rows of the
-        device's events: the event that begins it, -1 before the first event, and those that end it, the number of
-        events if it is there at the end), ``stack, category``. In order of `first`, then of address.
+        device's events: the event that begins it, or -1 if it is older than the first, and the events that end it, or
+        the number of events if it is there at the end), ``stack, category``. In order of `first`, then of address.
 
     Raises
     ------
@@ -124,8 +124,8 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
 def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points: int = 1500) -> pd.DataFrame:
     """Stack the largest allocations over time: what PyTorch's memory_viz draws.
 
-    Each allocation is a band as high as its block; it lies on those that began before it, and sinks when one of them
-    goes.
+    Each allocation is a band as high as its block; it lies on the bands that began before it, and sinks when one of
+    them goes.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
     Raises
     ------
     UsageError
-        There is no such device or event, or no out-of-memory error.
+        The device or event does not exist, or the snapshot holds no out-of-memory error.
     """
     event = _event(snapshot, moment, device)
     blocks = allocations(snapshot, device)
@@ -233,7 +233,7 @@ def _event(snapshot: Snapshot, moment: Moment, device: int | None) -> int:
             raise UsageError(f"the snapshot holds no out-of-memory error of device {device}")
         return int(failures[-1])
     if not isinstance(moment, int) or not -1 <= moment < len(events):
-        raise UsageError(f"there is no moment {moment!r}: give peak, oom, start, end or an event below {len(events)}")
+        raise UsageError(f"unknown moment {moment!r}: give peak, oom, start, end or an event below {len(events)}")
     return moment
 
 
@@ -258,7 +258,7 @@ def sites(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None
     Raises
     ------
     UsageError
-        There is no such device or event.
+        The device or event does not exist.
     """
     return _summed(at(snapshot, moment, device), ["site", "category"])
 
@@ -275,7 +275,7 @@ def _summed(live: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def ranges(snapshot: Snapshot, match: str = "", device: int | None = None) -> pd.DataFrame:
-    """Say between which events the ranges lie that PyTorch recorded beside them.
+    """Find the events between which each recorded range lies.
 
     It does if ``_record_memory_history`` got ``global_record_annotations=True``, for every ``record_function``.
 
@@ -339,7 +339,7 @@ def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = N
     Raises
     ------
     UsageError
-        There is no such device or event, or only one moment.
+        The device or event does not exist, or there is only one moment.
     """
     if len(moments) < 2:
         raise UsageError("growth needs two or more moments")
@@ -362,7 +362,7 @@ def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = N
 def summary(
     snapshot: Snapshot, device: int | None = None, top: int | None = None, moment: Moment | None = None
 ) -> dict[str, Any]:
-    """Say how high the memory stood, what it was made of, who allocated it, and what was lost between blocks.
+    """Show how high the memory stood, what it was made of, who allocated it, and what was lost between blocks.
 
     Parameters
     ----------
@@ -391,7 +391,7 @@ def summary(
     Raises
     ------
     UsageError
-        There is no such device, event or out-of-memory error.
+        The device, event or out-of-memory error does not exist.
     """
     device = _device(snapshot, device)
     over_time = timeline(snapshot, device)
@@ -447,12 +447,12 @@ def _out_of_memory(snapshot: Snapshot, device: int) -> dict[str, Any] | None:
 
 
 def _notes(snapshot: Snapshot, device: int) -> list[str]:
-    """Say what the snapshot cannot tell."""
+    """List what the snapshot does not hold."""
     over_time = timeline(snapshot, device)
     before = int((allocations(snapshot, device)["first"] < 0).sum())
     notes = []
     if len(over_time) == 1:
-        notes.append("no events were recorded: there is no peak, and this is the state at the end")
+        notes.append("no events were recorded, so the peak is unknown and this is the state at the end")
     elif before:
         blocks = count_text(before, "block")
         notes.append(f"{blocks} from before the first event; an earlier peak is not in this snapshot")

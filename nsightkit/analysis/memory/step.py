@@ -3,17 +3,17 @@
 The tables below list the operators of :mod:`nsightkit.workloads.lm` in the order in which PyTorch 2.13 dispatches them,
 and are tested against it. A row is another table's name with what to fill in, or an operator with five columns:
 
-- when: ``-`` always, ``fwd`` without a graph, ``16`` under 16-bit autocast and ``32`` without, ``sdpa`` or ``naive``
-  attention, ``copied`` if attention's result comes in another layout than the projection reads, ``softmax32`` if naive
-  attention has its softmax in fp32 under autocast and ``softmax`` if not;
+- when: ``-`` always, ``fwd`` without a graph, ``16`` under bf16 or fp16 autocast and ``32`` without, ``sdpa`` or
+  ``naive`` attention, ``copied`` if attention's result comes in another layout than the projection reads, ``softmax32``
+  if naive attention has its softmax in fp32 under autocast and ``softmax`` if not;
 - the result, by name, which may replace a tensor of that name;
 - the item of the ledger that it belongs to;
 - its bytes: a number, or ``a`` for the bytes of an activation, times a letter;
 - the tensors that nothing reads after it. A forward pass frees no activations that autograd keeps.
 
-``#`` is the number of the layer and ``#+`` that of the next. The letters count elements: tokens M, the residual stream
+``#`` is the layer's number and ``#+`` the next one. The letters count elements: tokens M, the residual stream
 W and half of it R, the MLP F, scores S, logits Z; of weights d (a norm), D (attention), N (MLP), H (head). L are the
-bytes of log-sum-exps, A those that fused attention needs for its derivative, T those of the loss's targets.
+bytes of log-sum-exps, A of the sums in the derivative of fused attention, T of the loss's targets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BUCKETS, INPUTS, WORKSPACE = "communication buckets", "inputs and tables", "libr
 
 #: What the allocator gives out, by item.
 ITEMS = (WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, LOGITS, TEMPORARY, CACHE, BUCKETS, INPUTS, WORKSPACE)
-#: Moments of a step: those that end in "peak" are the highest of a phase, the others its end.
+#: Moments of a step: a "peak" is the highest of a phase, an "end" comes after it.
 MOMENTS = ("before the step", "forward peak", "forward end", "backward peak", "backward end", "optimizer peak")
 #: Bytes an optimizer keeps for a parameter, and bytes it allocates for a parameter while it steps on a GPU.
 OPTIMIZERS: Mapping[str, tuple[int, int]] = {
@@ -355,7 +355,7 @@ class _Memory:
 
         self.elements = _elements(c)
         self._conditions = {"-", options.mode, options.attention, "16" if casts else "32", "copied"}
-        if options.attention == "naive":  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
+        if options.attention == "naive":  # autocast has softmax in fp32 on a GPU, and in bf16 on a CPU
             self._conditions.add("softmax32" if casts and on_gpu else "softmax")
         rows = c.context
         if options.attention == "sdpa" and on_gpu and not casts:
