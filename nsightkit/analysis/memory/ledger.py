@@ -63,21 +63,37 @@ __all__ = [
     "serving",
 ]
 
-#: When an item is alive. The last three are taken from the device on top of it; none of them follows from the model.
-_ALIVE = {
-    "weights": "always",
-    "gradients": "from the backward pass to zero_grad",
-    "optimizer states": "always, after the first step",
-    "activations": "from the forward pass until their derivative is done",
-    "logits": "from the output head through the backward pass",
-    "temporary buffers": "within an operator or a few",
-    "autocast cache": "from the forward pass until their derivative is done",
-    "communication buckets": "always, with more than one rank",
-    "inputs and tables": "always",
-    "library workspaces": "always, after the first GEMM",
-    "allocator slack": "held back by the allocator, for the next step",
-    "fragmentation": "free, in segments of which another part is in use",
-    "CUDA context": "as long as the process",
+#: When an item is alive, and its size in words. The last three are taken from the device on top of it; none of them
+#: follows from the model.
+_WORDS = {
+    "weights": ("always", "4 B per parameter"),
+    "gradients": ("from the backward pass to zero_grad", "4 B per parameter"),
+    "optimizer states": ("always, after the first step", "per parameter 8 B with AdamW, 4 B with momentum"),
+    "activations": (
+        "from the forward pass until their derivative is done",
+        (
+            "per layer and token (36 x d_model + 8 x d_ff + 4 x heads + 8) B in bf16, "
+            "(40 x d_model + 16 x d_ff + 4 x heads + 8) B in fp32; naive attention adds its scores"
+        ),
+    ),
+    "logits": (
+        "from the output head through the backward pass",
+        "tokens x vocabulary x 2 B in bf16 or 4 B in fp32, and up to 12 B for the loss in fp32",
+    ),
+    "temporary buffers": ("within an operator or a few", "the widest operators; 4 B per parameter in AdamW's step"),
+    "autocast cache": ("from the forward pass until their derivative is done", "2 B per weight of a GEMM"),
+    "communication buckets": ("always, with more than one rank", "4 B per parameter: a copy of every gradient"),
+    "inputs and tables": ("always", "tokens of 4 batches; tables of rotary positions and of the causal mask"),
+    "library workspaces": ("always, after the first GEMM", "cuBLAS's workspace, per thread that launches"),
+    "allocator slack": (
+        "held back by the allocator, for the next step",
+        "reserved - allocated - fragmentation; measured only",
+    ),
+    "fragmentation": (
+        "free, in segments of which another part is in use",
+        "free parts of segments in use; measured only",
+    ),
+    "CUDA context": ("as long as the process", "used on the device - reserved; measured only"),
 }
 
 
@@ -134,9 +150,9 @@ def predict(configuration: Configuration, **how: Any) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``item, predicted_bytes, largest_bytes, moment, alive``: bytes at the peak, bytes at the item's own highest
-        moment, the peak's moment, and when the item is alive. The items sum to the peak. Then those the model does not
-        decide (slack, fragmentation, context), whose bytes are missing.
+        ``item, predicted_bytes, largest_bytes, moment, alive, formula``: bytes at the peak, bytes at the item's own
+        highest moment, the peak's moment, when the item is alive, and its size in words. The items sum to the peak.
+        Slack, fragmentation and context do not follow from the model, so their bytes are missing.
 
     Raises
     ------
@@ -147,11 +163,12 @@ def predict(configuration: Configuration, **how: Any) -> pd.DataFrame:
     moment = str(table["total_bytes"].idxmax())
     peak = table.loc[moment]
     largest = table.max()
-    ledger = pd.DataFrame({"item": list(_ALIVE)})
+    ledger = pd.DataFrame({"item": list(_WORDS)})
     ledger["predicted_bytes"] = ledger["item"].map(peak).astype("Int64")
     ledger["largest_bytes"] = ledger["item"].map(largest).astype("Int64")
     ledger["moment"] = moment
-    ledger["alive"] = list(_ALIVE.values())
+    ledger["alive"] = [alive for alive, _ in _WORDS.values()]
+    ledger["formula"] = [formula for _, formula in _WORDS.values()]
     return ledger
 
 
