@@ -40,13 +40,12 @@ _STRONG = (
 #: Names that mean a secret or an ordinary technical word, depending on the value.
 _WEAK = r"(?:token|auth|cookie|signature|sig)"
 _SECRET_VARIABLE = re.compile(rf"[\w.-]*(?:{_STRONG}|token)", re.IGNORECASE)
-#: Users and hosts with these names are not replaced: names of ranges and functions hold the same words.
-_ORDINARY = frozenset(
-    (
-        "root user users admin administrator ubuntu debian guest runner jovyan docker default local localhost"
-        " localdomain train training test tests model models data home work workspace node head master worker server"
-        " host login compute cluster batch volta ampere hopper tesla grace python cuda torch"
-    ).split()
+#: Users, hosts and secrets that are not replaced: names of ranges and functions hold the same words, numbers and paths.
+_ORDINARY = re.compile(
+    r"(?:root|users?|admin|administrator|ubuntu|debian|guest|runner|jovyan|docker|default|local|localhost|localdomain"
+    r"|train|training|tests?|models?|data|home|work|workspace|node|head|master|worker|server|host|login|compute|cluster"
+    r"|batch|volta|ampere|hopper|tesla|grace|python|cuda|torch|\d+|.*[/\\ ].*)",
+    re.IGNORECASE | re.DOTALL,
 )
 #: Shorter names occur inside words, and shorter secrets are words.
 _SHORTEST = {"user": 4, "host": 4, "secret": 6}
@@ -240,8 +239,7 @@ def private_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
 
 
 def _note(private: dict[str, str], text: str, kind: str) -> None:
-    is_ordinary = text.lower() in _ORDINARY or text.isdigit() or re.search(r"[/\\ ]", text)
-    if len(text) >= _SHORTEST[kind] and not is_ordinary:
+    if len(text) >= _SHORTEST[kind] and not _ORDINARY.fullmatch(text):
         private[text] = kind
 
 
@@ -375,23 +373,27 @@ def _kept_apart(given: Sequence[str], cleaned: Sequence[str]) -> list[str]:
 
 # ---------------------------------------------------------------- memory snapshots
 
-_FRAMES = {"filename": {}, "line": {}, "name": {}}
-#: What PyTorch's own pages read of a snapshot: keys, and below them those of its parts.
-_SNAPSHOT: dict[str, Any] = {
-    "segments": {
-        **dict.fromkeys(["device", "address", "total_size", "allocated_size", "active_size", "requested_size"], {}),
-        **dict.fromkeys(["stream", "segment_type", "segment_pool_id", "is_expandable"], {}),
-        "frames": _FRAMES,
-        "blocks": {**dict.fromkeys(["address", "size", "requested_size", "state"], {}), "frames": _FRAMES},
-    },
-    "device_traces": {
-        **dict.fromkeys(["action", "addr", "size", "stream", "time_us", "device_free", "pool_id"], {}),
-        **dict.fromkeys(["user_metadata", "category", "compile_context"], {}),
-        "frames": _FRAMES,
-    },
-    "external_annotations": dict.fromkeys(["device", "time_us", "name", "stage"], {}),
-    "allocator_settings": {},
-}
+
+def _keys(names: str, **parts: Any) -> dict[str, Any]:
+    """Keys of an object to copy, and those of its parts."""
+    return {**{name: {} for name in names.split()}, **parts}
+
+
+_FRAMES = _keys("filename line name")
+#: What PyTorch's own pages read of a snapshot.
+_SNAPSHOT = _keys(
+    "allocator_settings",
+    segments=_keys(
+        "device address total_size allocated_size active_size requested_size stream segment_type segment_pool_id"
+        " is_expandable",
+        frames=_FRAMES,
+        blocks=_keys("address size requested_size state", frames=_FRAMES),
+    ),
+    device_traces=_keys(
+        "action addr size stream time_us device_free pool_id user_metadata category compile_context", frames=_FRAMES
+    ),
+    external_annotations=_keys("device time_us name stage"),
+)
 
 
 def clean_snapshot(taken: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,18 +8,14 @@ exist on no chip, and ``ncu`` ends a run on the first one; these were checked wi
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from nsightkit.errors import UsageError
-
-__all__ = ["CHIPS", "METRICS", "STALLS", "Metric", "Stall", "base_unit", "by_label", "find", "names"]
+__all__ = ["CHIPS", "METRICS", "STALLS", "Metric", "Stall", "base_unit", "by_label", "names"]
 
 #: Chips the names were checked for, oldest first: V100, T4, A100, RTX 30, RTX 40, H100 and H200.
 CHIPS = ("gv100", "tu102", "ga100", "ga102", "ad102", "gh100")
@@ -114,14 +110,6 @@ def _read_table() -> tuple[tuple[Metric, ...], tuple[Stall, ...]]:
 #: All metrics that have a name of ours; and the states a warp can be in when it does not issue.
 METRICS, STALLS = _read_table()
 
-#: Names that guides pass on and that no chip has; the replacement is one that exists.
-_MYTHS = {
-    r"smsp__warps_issue_stalled_(\w+?)_per_warp_active": (
-        r"smsp__average_warps_issue_stalled_\1_per_issue_active.ratio"
-    ),
-    r"l1tex__t_bytes_equiv_l1sectormiss_pipe_lsu_mem_global_op_\w+": "l1tex__m_xbar2l1tex_read_bytes.sum",
-}
-
 
 def names() -> list[str]:
     """List our names, in the table's order.
@@ -131,40 +119,6 @@ def names() -> list[str]:
     list of str
     """
     return [metric.name for metric in METRICS]
-
-
-def find(name: str, also: Iterable[str] = ()) -> str:
-    """Turn a metric's name into NVIDIA's.
-
-    Parameters
-    ----------
-    name : str
-        Ours, or NVIDIA's with its suffix.
-    also : iterable of str
-        Other names of NVIDIA's that are allowed, such as those a report holds.
-
-    Returns
-    -------
-    str
-        NVIDIA's name.
-
-    Raises
-    ------
-    UsageError
-        There is no such metric. Names the likely ones.
-    """
-    known = {other: other for other in sorted(also)}
-    for metric in METRICS:
-        known |= {theirs: theirs for theirs in metric.nvidia}
-        known[metric.name] = metric.nvidia[0]
-    if name in known:
-        return known[name]
-    for myth, instead in _MYTHS.items():
-        if match := re.match(myth, name):
-            raise UsageError(f"no metric {name!r} exists on any chip; use {match.expand(instead)}")
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise UsageError(f"no metric {name!r}{hint}")
 
 
 @functools.lru_cache(maxsize=4096)
