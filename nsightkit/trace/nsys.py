@@ -44,6 +44,11 @@ _NVTX = "NVTX_EVENTS"
 _OSRT = "OSRT_API"
 _SAMPLES = "COMPOSITE_EVENTS"
 _FRAMES = "SAMPLING_CALLCHAINS"
+#: Calls of MPI and UCX. UCP_PROGRESS_EVENTS stays out: a message in flight holds no thread. NVSHMEM and NCCL are NVTX
+#: domains, hence ranges.
+_MESSAGES = [f"MPI_{kind}_EVENTS" for kind in ("COLLECTIVES", "P2P", "START_WAIT", "OTHER")]
+_MESSAGES += ["UCP_EVENTS", "UCP_SUBMIT_EVENTS"]
+_MPI_RANKS = "MPI_RANKS"
 
 #: The exporter's tables behind each of ours.
 _BACKING = {
@@ -55,7 +60,7 @@ _BACKING = {
     "ranges": [_NVTX],
     "ops": [],
     "frames": [],
-    "os_calls": [_OSRT],
+    "os_calls": [_OSRT, *_MESSAGES],
     "overhead": ["PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"],
     "samples": [_SAMPLES],
 }
@@ -77,6 +82,7 @@ _DETAILS = (
     "DIAGNOSTIC_EVENT",
     "ThreadNames",
     _FRAMES,
+    _MPI_RANKS,
 )
 _READ = frozenset([*_EVENT_SOURCES, *_OTHERS, *_DETAILS])
 
@@ -129,6 +135,8 @@ _PLACES = {
     "rank": ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
     "world_size": ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
 }
+#: Variables that only launchers of MPI set: MPICH and Cray, Open MPI, PMIx.
+_OF_MPI = re.compile(r"(?<!\w)(PMI_RANK|OMPI_COMM_WORLD_RANK|PMIX_RANK)=")
 
 
 class NsysSource:
@@ -201,21 +209,26 @@ class NsysSource:
     def _rows(self, source: str, columns: Sequence[str]) -> dict[str, Array]:
         """Integer columns of the rows that are events: :data:`_EVENTS`.
 
-        A range still open when the capture ended, of which ``open`` says so, runs to the latest end of any.
+        Ranges, marked by ``open``, and calls of MPI that have no end yet run to the latest end of any. nsys writes a
+        row per request of an MPI_Waitall, of which one is kept.
         """
         wanted = {*columns, "start"}
+        if source in _MESSAGES:
+            wanted.update(("end", "globalTid", "textId"))
         condition = self._condition(source)
         if condition is None:
             raw = self._tables.integers(source, sorted(wanted))
         else:
             kind, kinds, are_events = condition
             raw = self._tables.integers(source, sorted(wanted | {kind}))
-            keep = np.isin(raw[kind], kinds, invert=not are_events)
-            raw = {column: values[keep] for column, values in raw.items()}
-        if source == _NVTX and "end" in raw:
+            raw = _kept(raw, np.isin(raw[kind], kinds, invert=not are_events))
+        if source in (_NVTX, *_MESSAGES) and "end" in raw:
             raw["open"] = raw["end"] == NULL
             latest = max(raw["start"].max(initial=NULL), raw["end"].max(initial=NULL))
             raw["end"] = np.where(raw["open"], latest, raw["end"])
+        if source in _MESSAGES:
+            calls = pd.DataFrame({column: raw[column] for column in ("globalTid", "start", "end", "textId")})
+            raw = _kept(raw, ~calls.duplicated().to_numpy())
         self._first[source] = int(raw["start"].min(initial=NO_EVENT))
         return raw
 
@@ -231,8 +244,7 @@ class NsysSource:
         for source in self._present("calls"):
             threads = self._rows(source, ["globalTid"])["globalTid"]
             callers = np.unique(_process_of(threads))
-        keep = np.isin(_process_of(raw["globalTid"]), callers)
-        return {column: values[keep] for column, values in raw.items()}
+        return _kept(raw, np.isin(_process_of(raw["globalTid"]), callers))
 
     # -- names --------------------------------------------------------------------------------------------------
 
@@ -273,14 +285,14 @@ class NsysSource:
         if not ids.any():
             return categorical(np.zeros(len(ids), np.int8), [""])
         names = self._domain_names()
-        places = pd.MultiIndex.from_arrays([_process_of(thread), ids])
-        codes, distinct = pd.factorize(places)
+        codes, places = pd.factorize(_place(_process_of(thread), ids))
         texts = []
-        for process, domain in distinct:
-            texts.append(names.get((process, domain), f"domain {domain}") if domain else "")
+        for place in places.tolist():
+            domain = place & 0xFFFF_FFFF
+            texts.append(names.get(place, f"domain {domain}") if domain else "")
         return categorical(codes, texts)
 
-    def _domain_names(self) -> dict[tuple[int, int], str]:
+    def _domain_names(self) -> dict[int, str]:
         """Names of domains by process and number."""
         columns = {"eventType", "domainId", "globalTid", "textId"}.intersection(self._tables.columns(_NVTX))
         events = self._tables.integers(_NVTX, sorted(columns))
@@ -289,30 +301,21 @@ class NsysSource:
         domain = events["domainId"][announced]
         text = events["textId"][announced] if "textId" in events else np.full(len(domain), NULL)
         names = self._nvtx_names(text, (_DOMAIN,))
-        keys = zip(process.tolist(), domain.tolist(), strict=True)
-        return dict(zip(keys, names, strict=True))
+        return dict(zip(_place(process, domain).tolist(), names, strict=True))
 
     def sample_names(self, ids: Array) -> pd.Categorical:
-        """The innermost function of each sample that says something, else the module of its innermost frame."""
+        """The innermost informative function of each sample, else the module of its innermost frame."""
         columns = ["id", "symbol", "module", "stackDepth"]
         if not set(columns).issubset(self._tables.columns(_FRAMES)):
             return categorical(np.zeros(len(ids), np.int8), [""])
-        frames = self._tables.integers(_FRAMES, columns)
-        symbol, symbols = pd.factorize(frames["symbol"])
-        module, modules = pd.factorize(frames["module"])
-        functions = self._strings(symbols)
-        files = self._strings(modules)
-        is_system = np.array([bool(_SYSTEM.match(file)) for file in files], bool)
-        is_unknown = np.array([bool(_NO_FUNCTION.match(function)) for function in functions], bool)
-        rank = np.where(is_unknown[symbol], 2, is_system[module])
-        order = np.lexsort((frames["stackDepth"], rank, frames["id"]))
-        named, first = np.unique(frames["id"][order], return_index=True)
-        best = order[first]
-        code = np.where(rank[best] < 2, symbol[best], len(functions) + module[best])
-        texts = functions + [file.rpartition("/")[2] for file in files]
-        nameless = len(texts)
-        codes = pd.Series(code, named).reindex(ids, fill_value=nameless)
-        return categorical(codes.to_numpy(), [*texts, ""])
+        frames = pd.DataFrame(self._tables.integers(_FRAMES, columns))
+        functions = pd.Series(self.names(frames.pop("symbol").to_numpy())).astype("str")
+        modules = pd.Series(self.names(frames.pop("module").to_numpy())).astype("str")
+        is_unknown = functions.str.match(_NO_FUNCTION)
+        frames["name"] = functions.where(~is_unknown, modules.str.rpartition("/")[2])
+        frames["rank"] = np.where(is_unknown, 2, modules.str.match(_SYSTEM))
+        best = frames.sort_values(["id", "rank", "stackDepth"]).drop_duplicates("id").set_index("id")["name"]
+        return categorical(*pd.factorize(best.reindex(ids, fill_value="")))
 
     def sampled_until(self, start: Array, thread: Array) -> Array:
         """When each sample's thread was sampled next, or one sampling period later if that is more than two later.
@@ -334,14 +337,9 @@ class NsysSource:
         """GPU numbers of CUDA ordinals."""
         device = _or_zero(ordinal)
         if self._gpu_of:
-            process, processes = pd.factorize(_process_of(global_pid))
-            cuda, ordinals = pd.factorize(device)
-            pairs, distinct = pd.factorize(process * len(ordinals) + cuda)
-            gpus = []
-            for pair in distinct.tolist():
-                place = (processes[pair // len(ordinals)], ordinals[pair % len(ordinals)])
-                gpus.append(self._gpu_of.get(place, place[1]))
-            device = np.array(gpus, np.int64)[pairs]
+            codes, places = pd.factorize(_place(_process_of(global_pid), device))
+            gpus = [self._gpu_of.get(place, place & 0xFFFF_FFFF) for place in places.tolist()]
+            device = np.array(gpus, np.int64)[codes]
         return _as_int32(device)
 
     # -- what the export says about itself ----------------------------------------------------------------------
@@ -355,7 +353,7 @@ class NsysSource:
             tool_version=_text(export.get("EXPORT_PRODUCT_VERSION")),
             schema=_text(export.get("EXPORT_SCHEMA_VERSION")),
             driver=_text(environment.get("NvDriverVersion")),
-            distributed=_distributed(str(environment.get("DeviceEnvironment") or "")),
+            distributed=self._distributed(str(environment.get("DeviceEnvironment") or "")),
             gpus=self._gpus(),
             missing=self._missing(bool(lost)),
             notes=[*lost, *self._warnings()],
@@ -386,7 +384,15 @@ class NsysSource:
                 is_recorded = False
             if not is_recorded:
                 missing.append(table)
+        if asked and self._ran_under_mpi() and not set(_MESSAGES).intersection(self._tables.tables):
+            options = {value for name, value in facts if name == "MPI_TRACE_OPTIONS:COLLECT_MPI_TRACE"}
+            if "true" not in options:
+                missing.append("MPI")
         return missing
+
+    def _ran_under_mpi(self) -> bool:
+        """Whether a launcher of MPI started the program, by its environment."""
+        return any(_OF_MPI.search(str(value)) for _, value in self._facts(["TARGET_INFO_SYSTEM_ENV"]))
 
     def _window(self) -> tuple[int, int] | None:
         """The captured window, where the export says; of several machines nobody says which clock is whose."""
@@ -400,6 +406,19 @@ class NsysSource:
             return None
         # Of the session's clock, on which collection may begin late, while events count from where it began.
         return 0, stopped - began
+
+    def _distributed(self, environment: str) -> dict[str, Any]:
+        """Rank and world size out of the environment that nsys keeps whole; nothing else of it."""
+        numbers = dict(re.findall(r"(?<!\w)(\w+)=[\"']?(\d{1,7})(?!\w)", environment))
+        place: dict[str, Any] = {}
+        for what, variables in _PLACES.items():
+            for variable in variables:
+                if variable in numbers:
+                    place.setdefault(what, int(numbers[variable]))
+        ranks = {row.get("rank") for row in self._tables.records(_MPI_RANKS)}
+        if len(ranks) == 1:
+            place.setdefault("rank", _number(ranks.pop()))
+        return place if place.get("rank") is not None else {}
 
     def _gpus(self) -> list[Gpu]:
         gpus = {}
@@ -466,7 +485,7 @@ def _require_export(tables: Tables) -> None:
                 raise TraceError(tables.path, f"has a table {source} without the column {column}", EXPORT_AGAIN)
 
 
-def _renumbered_gpus(tables: Tables) -> dict[tuple[int, int], int]:
+def _renumbered_gpus(tables: Tables) -> dict[int, int]:
     """GPU by process and CUDA ordinal, where the two differ (CUDA_VISIBLE_DEVICES); exports since 2024 say."""
     gpus = {}
     for row in tables.records("TARGET_INFO_CUDA_DEVICE"):
@@ -474,21 +493,18 @@ def _renumbered_gpus(tables: Tables) -> dict[tuple[int, int], int]:
         ordinal = _number(row.get("cudaId"))
         gpu = _number(row.get("gpuId"))
         if process is not None and ordinal is not None and gpu is not None and ordinal != gpu:
-            gpus[process, ordinal] = gpu
+            gpus[_place(process, ordinal)] = gpu
     return gpus
 
 
-def _distributed(environment: str) -> dict[str, Any]:
-    """Rank and world size out of the environment that nsys keeps whole; nothing else of it."""
-    numbers: dict[str, int] = {}
-    for variable, number in re.findall(r"(?<!\w)(\w+)=[\"']?(\d{1,7})(?!\w)", environment):
-        numbers.setdefault(variable, int(number))
-    place: dict[str, Any] = {}
-    for what, variables in _PLACES.items():
-        for variable in variables:
-            if variable in numbers:
-                place.setdefault(what, numbers[variable])
-    return place if "rank" in place else {}
+def _place(process: Any, number: Any) -> Any:
+    """One number for a process and a number of its own."""
+    return (process << 32) + number
+
+
+def _kept(rows: dict[str, Array], keep: Array) -> dict[str, Array]:
+    """Some rows of columns."""
+    return {column: values[keep] for column, values in rows.items()}
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -613,12 +629,7 @@ _KERNEL: dict[str, _Plan] = {
     **_GPU_ROW,
     "name": (NsysSource.names, "demangledName"),
     "short_name": (NsysSource.names, "shortName"),
-    "grid_x": (_copied_32, "gridX"),
-    "grid_y": (_copied_32, "gridY"),
-    "grid_z": (_copied_32, "gridZ"),
-    "block_x": (_copied_32, "blockX"),
-    "block_y": (_copied_32, "blockY"),
-    "block_z": (_copied_32, "blockZ"),
+    **{f"{what}_{axis}": (_copied_32, f"{what}{axis.upper()}") for what in ("grid", "block") for axis in "xyz"},
     "registers": (_copied_32, "registersPerThread"),
     "static_shared_bytes": (_copied_32, "staticSharedMemory"),
     "dynamic_shared_bytes": (_copied_32, "dynamicSharedMemory"),
@@ -660,6 +671,7 @@ _SAMPLE: dict[str, _Plan] = {
     "end_ns": (NsysSource.sampled_until, "start", "globalTid"),
     "name": (NsysSource.sample_names, "id"),
 }
+_MESSAGE: dict[str, _Plan] = {**_CPU_ROW, "name": (NsysSource.names, "textId")}
 #: By table of the model, or of the export where several stand behind one.
 _PLANS: dict[str, dict[str, _Plan]] = {
     "kernels": _KERNEL,
@@ -670,6 +682,7 @@ _PLANS: dict[str, dict[str, _Plan]] = {
     "syncs": {**_GPU_ROW, "kind": (_enum(_SYNC_KINDS, "other", "other"), "syncType")},
     "ranges": _RANGE,
     "os_calls": {**_CPU_ROW, "name": _NAME},
+    **dict.fromkeys(_MESSAGES, _MESSAGE),
     "overhead": {**_CPU_ROW, "name": _NAME},
     "samples": _SAMPLE,
 }
