@@ -83,8 +83,8 @@ _CATEGORIES = {
     "trace": "captures",  # what the profiler recorded, from start to end: no table of the model
 }
 _GPU_SIDE = ("kernels", "memops", "syncs")
-#: Accelerators with categories of their own. Some report kernels as GPUs do; what else they report fills no table.
-_ACCELERATORS = {"mtia": "MTIA", "hpu": "HPU", "xpu": "XPU", "privateuse1": "PrivateUse1"}
+#: The process to which torch.autograd.profiler, before Kineto, writes its operators.
+_OLD_PROFILER = "CPU functions"
 #: Any of these tables shows, where it has rows, that a table was recorded; for the rest only its own rows do.
 _SHOWN_BY = {"ranges": ("ranges", "ops"), "overhead": ("overhead", "calls")}
 #: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
@@ -93,7 +93,8 @@ _WORKER = re.compile(r"(?:.*[/\\])?([^/\\]+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(
 _ANNOTATION = re.compile(r"ProfilerStep#\d+$|enumerate\(DataLoader\)#|Optimizer\.(step|zero_grad)#")
 _CALL_SUFFIX = re.compile(r"(_pt(sz|ds))?(_v\d{4,})?(_pt(sz|ds))?$")  # `_v2` belongs to the name
 #: More of a kind than any capture has: analyses look at each by itself.
-_MOST = {"process": 1_000, "thread": 10_000, "device": 1_000}
+_MOST_PROCESSES = 1_000
+_MOST_THREADS = 10_000
 _HOUR_NS = 3600 * 10**9
 _SIZES = ["grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"]
 
@@ -395,7 +396,7 @@ def _sync_name(event: _Event) -> str:
 
 
 def _launched_kernel(event: _Event) -> str:
-    return _text(event.args.kernel) if event.args.kernel else ""
+    return _text(event.args.kernel)
 
 
 def _sizes(event: _Event) -> tuple[bytes, bytes]:
@@ -466,12 +467,12 @@ class _Reader:
         self._path = path
         self._head = _Document()
         self._faults = collections.Counter[str]()
-        self._unread = collections.Counter[str]()  # events that nobody reads, by accelerator
+        self._is_old = False
         self._whole_us = True
         self._thread_names: dict[int, str] = {}  # by code of the thread
         self._numberings = collections.defaultdict[Any, _Numbering](_Numbering)
         self._numberings["collective"].codes([""])  # its code is 0
-        # By External id, what operators say of the collectives that they launch.
+        # By External id, the collective that an operator launches, and its number.
         self._announced: dict[str, dict[int, int]] = {"collective": {}, "sequence": {}}
         self._parts = collections.defaultdict[str, list[dict[str, _Ints]]](list)  # columns by table
         self._decode = msgspec.json.Decoder(_Document).decode
@@ -485,7 +486,7 @@ class _Reader:
         if document.trace_events is not None:
             self._sort(document.trace_events)
             document.trace_events = []
-        # The first document has what stands before the events, and the last what stands behind them.
+        # The first document has the members before the events, and the last those behind them.
         for field in document.__struct_fields__:
             value = getattr(document, field)
             if value or field == "trace_events":
@@ -502,9 +503,8 @@ class _Reader:
                     table = "ranges"
                 if table is not None:
                     rows[table].append(event)
-                else:
-                    accelerator = event.cat.lower().partition("_")[0]
-                    self._unread[accelerator] += accelerator in _ACCELERATORS
+                elif event.pid == _OLD_PROFILER:
+                    self._is_old = True
             elif phase == "M" and event.name == "thread_name":
                 thread = self._numberings["thread"][event.pid, event.tid]
                 self._thread_names[thread] = _text(event.args.name).strip()
@@ -556,20 +556,14 @@ class _Reader:
     # --- from columns to tables ---
 
     def finish(self) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
-        """All tables, and what is known about the capture."""
-        if self._head.trace_events is None:
-            raise TraceError(self._path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
-        if not self._parts and not self._head.schema_version:
-            problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
-            raise TraceError(self._path, problem, _REMEDY)
+        """All tables, and the description of the capture."""
+        self._require_profile()
         threads = _thread_ids(self._numberings["thread"])
-        self._refuse_crowds("thread", threads)
-        self._refuse_crowds("process", threads >> 24)
+        self._refuse_crowd("threads", threads, _MOST_THREADS)
+        self._refuse_crowd("processes", threads >> 24, _MOST_PROCESSES)
         frames: dict[str, pd.DataFrame] = {}
         for table in list(self._parts):
             frame = _joined_columns(self._parts.pop(table))
-            if "device" in frame:
-                self._refuse_crowds("device", frame["device"])
             if "thread" in frame:
                 frame["thread"] = threads[frame["thread"]]
                 frame["process"] = frame["thread"].to_numpy() >> 24
@@ -585,6 +579,23 @@ class _Reader:
         meta.thread_names = {int(threads[code]): name for code, name in self._thread_names.items() if name}
         return frames, meta
 
+    def _require_profile(self) -> None:
+        """Refuse JSON that PyTorch's profiler did not write."""
+        if self._head.trace_events is None:
+            raise TraceError(self._path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
+        if self._parts or self._head.schema_version:
+            return
+        if self._is_old:
+            problem = "is an export of the old torch.autograd.profiler, whose operators on the GPU are not kernels"
+            raise TraceError(self._path, problem, "profile with torch.profiler.profile, which records kernels")
+        problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
+        raise TraceError(self._path, problem, _REMEDY)
+
+    def _refuse_crowd(self, noun: str, values: _Ints, most: int) -> None:
+        count = len(np.unique(values))
+        if count > most:
+            raise TraceError(self._path, f"has {count:,} {noun}, more than {most:,}", "capture less at a time")
+
     def _leave_out_clamped(self, frames: dict[str, pd.DataFrame]) -> None:
         """Kineto clamps a start that it could not place to 0, hours before everything else."""
         starts = pd.concat([pd.Series(), *map(operator.itemgetter("start_ns"), frames.values())])
@@ -595,44 +606,27 @@ class _Reader:
             self._faults[_EARLY] += int((~kept).sum())
             frames[table] = frame[kept].reset_index(drop=True)
 
-    def _refuse_crowds(self, column: str, values: Any) -> None:
-        """Refuse more processes, threads or devices than a capture can have."""
-        count = len(np.unique(values))
-        if count > _MOST[column]:
-            problem = f"has {count:,} different values in its columns {column}, more than {_MOST[column]:,}"
-            raise TraceError(self._path, problem, "capture less at a time")
-
     def _spell_out(self, table: str, frame: pd.DataFrame) -> None:
         """Replace numbers of things by their texts."""
-        names = self._numbering(table, "name")
-        codes = frame["name"]
-        frame["name"] = names.texts(codes, _call_name if table == "calls" else str)
         if table == "kernels":
-            frame["short_name"] = names.texts(codes, short_kernel_name)
             self._describe(frame)
             sizes = np.array(list(map(_six, self._numbering(table, "sizes"))))
             frame[_SIZES] = sizes[frame["sizes"]]
-        elif table == "memops":
-            kinds = np.array(list(map(_memop_kinds, names)))
-            for position, column in enumerate(("kind", "src_kind", "dst_kind")):
-                frame[column] = categorical(codes.to_numpy(), kinds[:, position].tolist())
-        elif table == "syncs":
-            frame["kind"] = names.texts(codes, _sync_kind)
-        elif table == "calls":
-            frame["kernel"] = self._numbering(table, "kernel").texts(frame["kernel"])
-        elif table == "ops":
-            frame["inputs"] = self._numbering(table, "inputs").texts(frame["inputs"], _inputs_text)
-        elif table == "ranges":
+        if table == "ranges":
             frame["kind"] = categorical(np.zeros(len(frame), np.int8), ["annotation"])
             tolerance_ns = 1000 if self._whole_us else 0
             frame["level"], frame["parent"] = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance_ns)
+        texts = {}
+        for column, (thing, text) in _TEXTS.get(table, _NAMES).items():
+            texts[column] = self._numbering(table, thing).texts(frame[thing], text)
+        for column, values in texts.items():
+            frame[column] = values
 
     def _describe(self, kernels: pd.DataFrame) -> None:
-        """Complete what kernels say of their collectives by what the operators that launched them say."""
+        """Complete the kernels' descriptions of their collectives by those of the operators that launched them."""
         for column, absent in (("collective", 0), ("sequence", -1)):
             announced = kernels["external_id"].map(self._announced[column]).fillna(absent).astype("int64")
             kernels[column] = kernels[column].where(kernels[column] != absent, announced)
-        kernels["collective"] = self._numberings["collective"].texts(kernels["collective"])
 
     # --- about the capture ---
 
@@ -640,11 +634,7 @@ class _Reader:
         head = self._head
         notes = []
         if "calls" in frames and frames.keys().isdisjoint(GPU_TABLES):
-            notes += lost_work(frames["calls"]["name"])
-        for accelerator, name in _ACCELERATORS.items():
-            if self._unread[accelerator]:
-                left_out = f"{self._unread[accelerator]:,} of {name}"
-                notes.append(f"Events of an accelerator that nsightkit does not read were left out: {left_out}.")
+            notes = lost_work(frames["calls"]["name"])
         is_lost = bool(notes)
         if self._whole_us and frames:
             notes.append(_WHOLE_US)
@@ -666,24 +656,20 @@ class _Reader:
 def _joined_columns(parts: list[dict[str, _Ints]]) -> pd.DataFrame:
     columns = {}
     for column in parts[0]:
-        columns[column] = np.concatenate(list(map(operator.itemgetter(column), parts)))
+        columns[column] = np.concatenate([part[column] for part in parts])
     return pd.DataFrame(columns, copy=False)
 
 
 def _window(captures: pd.DataFrame | None) -> tuple[int, int] | None:
     """Start and end of the capture, where events say so."""
-    if captures is not None:
-        captures = captures[captures["end_ns"] > captures["start_ns"]]
-        if len(captures):
-            return int(captures["start_ns"].min()), int(captures["end_ns"].max())
-    return None
+    if captures is None or not (captures["end_ns"] > captures["start_ns"]).any():
+        return None
+    captures = captures[captures["end_ns"] > captures["start_ns"]]
+    return int(captures["start_ns"].min()), int(captures["end_ns"].max())
 
 
 def _missing(frames: dict[str, pd.DataFrame], *, is_lost: bool) -> list[str]:
-    """Name the tables that were not recorded.
-
-    Work of a GPU that was lost, or could not be read, was not recorded, other than work that did not happen.
-    """
+    """Name the tables that were not recorded, such as the work of a GPU that the profiler lost."""
     recorded = {table for table, frame in frames.items() if len(frame)}
     shown_by: dict[str, tuple[str, ...]] = dict(_SHOWN_BY)
     for table in GPU_TABLES:
@@ -696,13 +682,11 @@ def _missing(frames: dict[str, pd.DataFrame], *, is_lost: bool) -> list[str]:
 
 
 def _private(head: _Document) -> dict[str, str]:
-    """What a trace says of the machine that wrote it, such as the file's name: host, process, time."""
+    """Names of the machine that wrote a trace, also from the file's name: host, process, time."""
     path = head.trace_name[:4096]
-    pairs = [("", path), *head.distributed_info.items()]
     worker = _WORKER.fullmatch(path)
-    if worker:
-        pairs.append(("HOSTNAME", worker[1]))
-    return private_names(pairs)
+    host = worker[1] if worker else ""
+    return private_names([("", path), ("HOSTNAME", host), *head.distributed_info.items()])
 
 
 def _gpu(device: _Device) -> Gpu:
@@ -711,38 +695,34 @@ def _gpu(device: _Device) -> Gpu:
 
 
 def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
-    """``process << 24 | tid`` of every (pid, tid); -1 is the profiler itself. What is no number gets a free one."""
+    """``process << 24 | tid`` of every (pid, tid); -1 is the profiler itself. Names get free numbers."""
     unnamed = _Numbering()
-    processes = []
-    idents = []
+    numbered = []
     for pid, tid in places:
         process = _int(pid, None, -1, 1 << 38)
-        processes.append(-2 - unnamed[pid] if process is None else process)
         is_name = isinstance(tid, str) and not tid.isdecimal()
-        idents.append(None if is_name else _int(tid, None, 0, 1 << 24))
-    free = itertools.filterfalse(set(idents).__contains__, itertools.count())
+        ident = None if is_name else _int(tid, None, 0, 1 << 24)
+        numbered.append((-2 - unnamed[pid] if process is None else process, ident))
+    free = itertools.filterfalse({ident for _, ident in numbered}.__contains__, itertools.count())
     ids = []
-    for process, ident in zip(processes, idents, strict=True):
+    for process, ident in numbered:
         number = next(free) if ident is None else ident
         ids.append(-1 if process == -1 else process << 24 | number)
     return np.array(ids, np.int64)
 
 
 def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
-    """GPU rows carry no process: theirs is that of the call that launched them.
+    """Give GPU rows the process of the call that launched them.
 
     With several processes the call is found by correlation; where two processes use the same number, it is the last
     one that began before the operation did.
     """
-    launching = complete("calls")
-    for table in ("calls", "ops", "ranges"):
-        if table in frames and not len(launching):
-            launching = frames[table]
-    usual = launching["process"].mode()
+    launching = next((frames[table] for table in ("calls", "ops", "ranges") if len(frames.get(table, ()))), None)
+    processes = [0] if launching is None else launching["process"].mode().tolist()
     for table in frames.keys() & _GPU_SIDE:
         frame = frames[table]
-        frame["process"] = usual[0] if len(usual) else 0
-        if launching["process"].nunique() > 1 and launching is frames.get("calls"):
+        frame["process"] = processes[0]
+        if launching is not None and launching is frames.get("calls") and launching["process"].nunique() > 1:
             calls = launching.loc[launching["correlation"] != 0, ["correlation", "start_ns", "process"]]
             calls = calls.sort_values("start_ns")
             operations = frame[["correlation", "start_ns"]].sort_values("start_ns")
@@ -887,24 +867,49 @@ def _sync_kind(name: str) -> str:
 
 #: `Memcpy HtoD (…)`, and ROCm's `CopyHostToDevice`.
 _COPY = re.compile(r"\b([HDAP])to([HDAP])\b|copy([HD])(?:ost|evice)To([HD])(?:ost|evice)", re.IGNORECASE)
+_SET = re.compile(r"memset|fill", re.IGNORECASE)
+#: `Memcpy HtoD (Pageable -> Device)`, `Memset (Device)`.
+_MEMORIES = re.compile(r".*\((?:([^()]*)->)?([^()]*)\)\s*", re.DOTALL)
 _MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static", "managed static")
 
 
-def _memop_kinds(name: str) -> tuple[str, str, str]:
-    """Kind, source memory and destination memory out of `Memcpy HtoD (Pageable -> Device)`."""
-    source = target = ""
-    inside = re.search(r"\((?:([^()]*)->)?([^()]*)\)\s*$", name)
-    if inside:
-        source, target = inside.groups("")
-    if re.match("memset|fill", name, re.IGNORECASE):
-        return "memset", "", _memory_kind(target)
-    kind = "other"
+def _memop_kind(name: str) -> str:
+    if _SET.match(name):
+        return "memset"
     copy = _COPY.search(name)
-    if copy:
-        kind = "to".join(filter(None, copy.groups())).upper().replace("TO", "to")
-    return kind, _memory_kind(source), _memory_kind(target if source else "")
+    if copy is None:
+        return "other"
+    return "to".join(filter(None, copy.groups())).upper().replace("TO", "to")
 
 
-def _memory_kind(text: str) -> str:
-    kind = text.strip().lower()
+def _source_kind(name: str) -> str:
+    if _SET.match(name):
+        return ""
+    memories = _MEMORIES.fullmatch(name)
+    return _memory_kind(memories[1] if memories else None)
+
+
+def _target_kind(name: str) -> str:
+    memories = _MEMORIES.fullmatch(name)
+    is_known = memories and (memories[1] or _SET.match(name))
+    return _memory_kind(memories[2] if memories and is_known else None)
+
+
+def _memory_kind(text: str | None) -> str:
+    kind = (text or "").strip().lower()
     return kind if kind in _MEMORY_KINDS else "unknown"
+
+
+#: Of each table, the columns of texts, the things that they are made of, and how. Other tables have names.
+_TEXTS: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
+    "kernels": {"name": ("name", str), "short_name": ("name", short_kernel_name), "collective": ("collective", str)},
+    "memops": {
+        "kind": ("name", _memop_kind),
+        "src_kind": ("name", _source_kind),
+        "dst_kind": ("name", _target_kind),
+    },
+    "syncs": {"kind": ("name", _sync_kind)},
+    "calls": {"name": ("name", _call_name), "kernel": ("kernel", str)},
+    "ops": {"name": ("name", str), "inputs": ("inputs", _inputs_text)},
+}
+_NAMES: dict[str, tuple[str, Callable[[Any], str]]] = {"name": ("name", str)}
