@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pandas.api.types import is_bool_dtype, is_integer_dtype, is_string_dtype
+from pandas.api.types import is_integer_dtype, is_string_dtype
 
 from nsightkit.errors import TraceError
 
@@ -44,6 +44,7 @@ _LEAST = {
 }
 #: Devices of a trace. The largest machines that one process sees have 72.
 _MOST_DEVICES = 1_024
+_TIMES = {"start_ns", "end_ns"}
 #: Columns that hold rows of their own table, or depths in it.
 _ROWS = ("parent", "level")
 
@@ -81,23 +82,21 @@ def admitted(
     TraceError
         A column is absent, or holds what the model does not allow.
     """
-    size = len(next(iter(known.values()))) if known else len(frame)
+    size = len(next(iter(known.values()), frame))
     columns: dict[str, pd.Series] = {}
     for column, dtype in dtypes.items():
         if column not in frame:
             raise TraceError(path or "trace", f"lacks the column {table}.{column}", _REMEDY)
         values = converted(frame.pop(column), dtype)
-        _refuse(path, table, column, _problem(column, values, dtype, size))
-        if column.endswith("_ns") and size:
-            _refuse(path, table, column, _problem_of_times(values.to_numpy(), t0_ns))
-            values = values - t0_ns if t0_ns else values
+        problem = _problem(column, values, dtype, size)
+        if column in _TIMES and size and not problem:
+            problem = _problem_of_times(values.to_numpy(), t0_ns)
+            values = values - t0_ns if t0_ns and not problem else values
+        _refuse(path, table, column, problem)
         columns[column] = values
-    if not dtypes.keys().isdisjoint(("start_ns", "end_ns")):
-        both = {**known, **columns}
-        if "start_ns" in both and "end_ns" in both and size:
-            _refuse(
-                path, table, "end_ns", _problem_of_durations(both["start_ns"].to_numpy(), both["end_ns"].to_numpy())
-            )
+    both = {**known, **columns}
+    if size and both.keys() >= _TIMES and not _TIMES.isdisjoint(columns):
+        _refuse(path, table, "end_ns", _problem_of_durations(both["start_ns"].to_numpy(), both["end_ns"].to_numpy()))
     return columns
 
 
@@ -116,14 +115,12 @@ def converted(values: pd.Series, dtype: str) -> pd.Series:
         return values
     if not len(values):
         return pd.Series(dtype=dtype)
-    if values.hasnans:
+    low, high = 0, 1
+    if dtype != "bool":
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if values.hasnans or not is_integer_dtype(values) or values.min() < low or values.max() > high:
         return values
-    if dtype == "bool":
-        fits = is_bool_dtype(values) or _within(values, 0, 1)
-    else:
-        limits = np.iinfo(dtype)
-        fits = _within(values, limits.min, limits.max)
-    return values.astype(np.dtype(dtype)) if fits else values
+    return values.astype(np.dtype(dtype))
 
 
 def on_clock(path: _Path, moment_ns: int) -> int:
@@ -155,21 +152,17 @@ def check_meta(path: _Path, meta: Any, tables: Collection[str]) -> None:
     TraceError
         Something is of another type than the model has it, cannot be written as text, or cannot be.
     """
-    problem = ""
     try:
         plain = msgspec.to_builtins(meta, str_keys=True, builtin_types=(bytes,))
         msgspec.convert(plain, type(meta), str_keys=True)
         msgspec.json.encode(plain)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        problem = str(error)
-    else:
         begin, end = meta.window_ns or (0, 0)
         if not -_LIMIT_NS < begin <= end < _LIMIT_NS:
-            problem = f"the capture runs from {begin} to {end} ns"
+            raise ValueError(f"the capture runs from {begin} to {end} ns")
         for table in set(meta.missing).difference(tables, ["MPI"]):
-            problem = f"there is no table {table!r}"
-    if problem:
-        raise TraceError(path or "trace", f"describes its capture wrongly ({problem})", _REMEDY)
+            raise ValueError(f"there is no table {table!r}")
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise TraceError(path or "trace", f"describes its capture wrongly ({error})", _REMEDY) from error
 
 
 def _texts(values: pd.Series) -> pd.Series:
@@ -185,11 +178,6 @@ def _texts(values: pd.Series) -> pd.Series:
         with contextlib.suppress(UnicodeError):
             return values.cat.rename_categories(list(texts.astype("str")))
     return values
-
-
-def _within(values: pd.Series, low: int, high: int) -> bool:
-    """Whether values are integers from one number to another."""
-    return is_integer_dtype(values) and bool(values.min() >= low and values.max() <= high)
 
 
 def _refuse(path: _Path, table: str, column: str, problem: str | None) -> None:

@@ -36,8 +36,6 @@ __all__ = ["write"]
 _Ints = npt.NDArray[np.int64]
 
 _ROWS = 1 << 16  # events that are text at the same time
-#: Processes and threads with smaller numbers keep them; all others get numbers from here on. Perfetto takes 32 bits.
-_FREE_IDS = 1 << 24
 #: Tables of a GPU and what is added to the name of their track: copies and kernels of a stream run one after the other.
 _GPU_TRACKS = {"kernels": "", "memops": "", "graphs": " graph replays", "syncs": " (sync)"}
 _CPU_TABLES = ("ranges", "frames", "ops", "calls", "os_calls", "overhead")
@@ -167,24 +165,10 @@ def _lay_out(events: pd.DataFrame) -> pd.DataFrame:
     groups = events.groupby(["is_gpu", "owner", "queue", "label", "lane"])
     events["track"] = groups.ngroup()
     track = groups.size().index.to_frame(index=False)
-    track["pid"] = _process_ids(track)
-    own = track["queue"].between(1, _FREE_IDS - 1) & (track["label"] == "") & (track["lane"] == 0)
-    track["tid"] = track["queue"].where(own, _FREE_IDS + track.index)
+    # In the order of drawing: ids of processes and GPUs may be equal, and Perfetto takes no more than 32 bits.
+    track["pid"] = track.groupby(["is_gpu", "owner"]).ngroup() + 1
+    track["tid"] = track.index + 1
     return track
-
-
-def _process_ids(track: pd.DataFrame) -> list[int]:
-    """Ids under which processes and GPUs are drawn: their own, where those are free and Perfetto can take them."""
-    free = itertools.count(_FREE_IDS)
-    ids: dict[tuple[bool, int], int] = {}
-    drawn = []
-    for is_gpu, owner in zip(track["is_gpu"], track["owner"], strict=True):
-        if (is_gpu, owner) not in ids:
-            least = 0 if is_gpu else 1
-            is_free = least <= owner < _FREE_IDS and owner not in ids.values()
-            ids[is_gpu, owner] = owner if is_free else next(free)
-        drawn.append(ids[is_gpu, owner])
-    return drawn
 
 
 def _processes(trace: Trace, track: pd.DataFrame) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ import secrets
 import stat
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -31,11 +30,6 @@ __all__ = [
     "user_secret",
 ]
 
-#: Name of a draft's folder, and of the file or folder in it.
-_DRAFT = re.compile(r"\.nsightkit-[a-z0-9_]{8}")
-_DRAFTED = re.compile(r"new[\w.-]*")
-#: A draft untouched for this long belongs to a killed process.
-_DRAFT_SECONDS = 24 * 3600
 _SECRET_BYTES = 32
 
 
@@ -68,8 +62,7 @@ def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
     Yields
     ------
     Path
-        Of the same suffix; nothing is there. What goes wrong leaves `path` as it was and nothing else behind. A killed
-        process leaves its draft; the next draft in the same folder removes it after a day.
+        Of the same suffix; nothing is there. A failure leaves `path` as it was and nothing else behind.
 
     Raises
     ------
@@ -77,7 +70,6 @@ def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
         It cannot be written.
     """
     path = Path(path)
-    _remove_drafts(path.absolute().parent)
     try:
         # Of a plain name, whatever that of `path`: some programs expand %h in what they are to write.
         with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as beside:
@@ -208,7 +200,6 @@ def remove_folder(folder: str | os.PathLike[str], names: re.Pattern[str]) -> Non
     folder = Path(folder)
     if not is_private(folder):
         return
-    _remove_drafts(folder)
     with suppress(OSError):
         files = list(folder.iterdir())
         for file in files:
@@ -216,42 +207,6 @@ def remove_folder(folder: str | os.PathLike[str], names: re.Pattern[str]) -> Non
                 return
         for file in files:
             file.unlink()
-        folder.rmdir()
-
-
-def _remove_drafts(folder: Path) -> None:
-    """Remove the drafts of killed processes from a folder."""
-    with suppress(OSError):
-        drafts = [entry for entry in folder.iterdir() if _DRAFT.fullmatch(entry.name)]
-        for draft in drafts:
-            with suppress(OSError):
-                _remove_draft(draft)
-
-
-def _remove_draft(draft: Path) -> None:
-    """Remove a draft untouched for a day, if it contains only a new file or a new folder of files.
-
-    A draft that also contains the replaced folder stays, because that may be the only copy.
-    """
-    if not is_private(draft):
-        return
-    folders = [draft]
-    files: list[Path] = []
-    for entry in draft.iterdir():
-        if not _DRAFTED.fullmatch(entry.name):
-            return
-        if stat.S_ISDIR(entry.lstat().st_mode):
-            folders.append(entry)
-            files += entry.iterdir()
-        else:
-            files.append(entry)
-    if not all(_is_plain(file.lstat()) for file in files):
-        return
-    if time.time() - max(path.lstat().st_mtime for path in [*folders, *files]) < _DRAFT_SECONDS:
-        return
-    for file in files:
-        file.unlink()
-    for folder in reversed(folders):
         folder.rmdir()
 
 

@@ -317,17 +317,18 @@ class Trace:
             One row an event, default integer index, in the source's order.
         """
         wanted = list(TABLES[name]) if columns is None else list(columns)
-        for column in set(wanted) - TABLES[name].keys() - {"duration_ns"}:
-            raise KeyError(f"table {name} has no column {column}")
-        self.prefetch({name: wanted})
-        found = whole = self.whole._columns[name]
+        stored = _stored(wanted)
+        self.prefetch({name: stored})
+        held = self.whole._columns[name]
         if name in self._masks:
-            found = self._columns[name]
-            for column in _stored(wanted).keys() - found.keys():
-                found[column] = whole[column][self._masks[name]].reset_index(drop=True)
-        if "duration_ns" in wanted:
-            found = {**found, "duration_ns": found["end_ns"] - found["start_ns"]}
-        return pd.DataFrame({c: found[c] for c in wanted}, copy=False)
+            whole, held = held, self._columns[name]
+            for column in stored:
+                if column not in held:
+                    held[column] = whole[column][self._masks[name]].reset_index(drop=True)
+        frame = {}
+        for column in wanted:
+            frame[column] = held["end_ns"] - held["start_ns"] if column == "duration_ns" else held[column]
+        return pd.DataFrame(frame, copy=False)
 
     def prefetch(self, wanted: Mapping[str, Iterable[str]]) -> None:
         """Read columns of several tables at once, each table in one pass.
@@ -340,13 +341,16 @@ class Trace:
             Columns of each table.
         """
         whole = self.whole
-        need = {name: [c for c in _stored(given) if c not in whole._columns[name]] for name, given in wanted.items()}
-        with reading(self.path):
-            fresh = {name: whole._source.read(name, columns) for name, columns in need.items() if columns}
+        fresh = {}
+        for name, given in wanted.items():
+            absent = [column for column in _stored(given) if column not in whole._columns[name]]
+            dtypes = {column: TABLES[name][column] for column in absent}
+            if dtypes:
+                with reading(self.path):
+                    fresh[name] = dtypes, whole._source.read(name, absent)
         # The source knows its first event cheaply once the tables are read: shift only now.
-        for name, frame in fresh.items():
+        for name, (dtypes, frame) in fresh.items():
             known = whole._columns[name]
-            dtypes = {column: TABLES[name][column] for column in need[name]}
             shift = whole.t0_ns if len(frame) and not dtypes.keys().isdisjoint(TIME_COLUMNS) else 0
             known.update(boundary.admitted(self.path, name, frame, dtypes, known, shift))
 
@@ -416,10 +420,12 @@ class FrameSource:
         return min((int(f["start_ns"].min()) for f in frames if len(f)), default=0)
 
 
-def _stored(columns: Iterable[str]) -> dict[str, None]:
-    """The columns that a source is asked for, in order. A duration is made of a start and an end."""
-    behind = {"duration_ns": TIME_COLUMNS}
-    return dict.fromkeys(stored for column in columns for stored in behind.get(column, (column,)))
+def _stored(columns: Iterable[str]) -> list[str]:
+    """The columns that a source is asked for. A duration is made of a start and an end."""
+    stored: dict[str, None] = {}
+    for column in columns:
+        stored.update(dict.fromkeys(TIME_COLUMNS if column == "duration_ns" else (column,)))
+    return list(stored)
 
 
 def capability(major: int | None, minor: int | None) -> str | None:

@@ -107,36 +107,34 @@ class Tables:
 
     def texts(self, table: str, column: str, kinds: Collection[int]) -> tuple[Array, list[str]]:
         """A text column as codes into texts, NULL as "", of the rows with these `eventType`."""
-        wanted = np.array(list(kinds))
-        with self._guard(table):
-            _, codes, texts = self._chosen(table, "eventType", column, wanted)
+        _, codes, texts = self._chosen(table, "eventType", column, np.array(list(kinds)))
         return codes, texts
 
     def strings(self, ids: Array) -> dict[int, str]:
         """Texts of string ids, of those that have one."""
         if "StringIds" not in self.tables:
             return {}
-        with self._guard("StringIds"):
-            numbers, codes, texts = self._chosen("StringIds", "id", "value", ids)
-        return {number: texts[code] for number, code in zip(numbers.tolist(), codes.tolist(), strict=True)}
+        numbers, codes, texts = self._chosen("StringIds", "id", "value", ids)
+        return dict(zip(numbers.tolist(), map(texts.__getitem__, codes.tolist()), strict=True))
 
     def _chosen(self, table: str, integer: str, text: str, wanted: Array) -> tuple[Array, Array, list[str]]:
         """An integer and a text of the rows with a wanted integer: numbers, codes, texts. Texts may be equal."""
         numbers = [np.empty(0, np.int64)]
         codes = [np.empty(0, np.int64)]
-        texts = [""]
-        for batch in self._batches(table, [integer], [text]):
-            number = _as_int64(batch.column(0))
-            chosen = np.isin(number, wanted)
-            column = batch.column(1).filter(pa.array(chosen))
-            if not pa.types.is_dictionary(column.type):
-                column = column.cast(pa.binary()).dictionary_encode()
-            places = np.asarray(column.indices.cast(pa.int64()).fill_null(-1))
-            numbers.append(number[chosen])
-            codes.append(np.where(places < 0, 0, places + len(texts)))
-            shortened = pc.binary_slice(column.dictionary.cast(pa.binary()), 0, _TEXT_BYTES)
-            texts += [_decoded(value) for value in shortened.to_pylist()]
-        return np.concatenate(numbers), np.concatenate(codes), texts
+        texts: list[str] = []
+        with self._guard(table):
+            for batch in self._batches(table, [integer], [text]):
+                number = _as_int64(batch.column(0))
+                chosen = np.isin(number, wanted)
+                column = batch.column(1).filter(pa.array(chosen))
+                if not pa.types.is_dictionary(column.type):
+                    column = column.cast(pa.binary()).fill_null(b"").dictionary_encode()
+                numbers.append(number[chosen])
+                # A NULL of a dictionary has no code: it gets that of a text behind the batch's.
+                codes.append(np.asarray(column.indices.fill_null(len(column.dictionary))) + len(texts))
+                shortened = pc.binary_slice(column.dictionary.cast(pa.binary()), 0, _TEXT_BYTES)
+                texts += [*map(_decoded, shortened.to_pylist()), ""]
+        return np.concatenate(numbers), np.concatenate(codes).astype(np.int64), texts
 
 
 class Sqlite(Tables):
@@ -157,7 +155,7 @@ class Sqlite(Tables):
     """
 
     def __init__(self, path: Path, read: Collection[str], export: programs.Export | None = None) -> None:
-        _require_whole(path)
+        _require_settled(path)
         super().__init__(path, {})
         self._read = read
         self._export = export
@@ -213,8 +211,8 @@ class Sqlite(Tables):
         return first
 
     def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - all are in one file
-        remedy = "export it again with nsys export --type sqlite"
-        return reading(self.path, "is damaged or is not an Nsight Systems export", remedy)
+        remedy = "copy it again, or export it again with nsys export --type sqlite"
+        return reading(self.path, "is truncated, damaged or not an Nsight Systems export", remedy)
 
     @contextlib.contextmanager
     def _connected(self, table: str) -> Iterator[sqlite3.Connection]:
@@ -324,22 +322,9 @@ class ParquetDir(Tables):
         yield from parquet.read_table(self.tables[table], columns).to_batches()
 
 
-def _require_whole(path: Path) -> None:
-    """Refuse a database that is shorter than it says, or not finished: SQLite fails, or not, on what is gone."""
+def _require_settled(path: Path) -> None:
+    """Refuse a database that another program has not finished: reading it as it is would miss what it lacks."""
     require_regular(path)
-    remedy = "copy or export it again: nsys export --type sqlite --force-overwrite true"
-    with path.open("rb") as stream:
-        head = stream.read(100)
-    if len(head) < 100:
-        raise TraceError(path, "is truncated", remedy)
-    size_bytes = path.stat().st_size
-    page_bytes = int.from_bytes(head[16:18], "big")
-    if page_bytes == 1:
-        page_bytes = 65536
-    whole_bytes = int.from_bytes(head[28:32], "big") * page_bytes
-    is_current = head[24:28] == head[92:96]  # else an old SQLite wrote it, and the number of pages is not valid
-    if is_current and size_bytes < whole_bytes:
-        raise TraceError(path, f"is truncated ({size_bytes:,} of {whole_bytes:,} bytes)", remedy)
     for suffix in ("-wal", "-journal"):
         # To take it in would write beside the trace, and a journal may name files for SQLite to delete.
         journal = path.resolve().with_name(path.resolve().name + suffix)
