@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 import nsightkit
 from nsightkit.errors import TraceError
-from nsightkit.trace.model import TABLES, FrameSource, Gpu, Trace, TraceMeta
+from nsightkit.trace.model import Gpu, Trace, TraceMeta
 
 _ROWS = 4
 
@@ -92,13 +91,6 @@ def test_what_the_model_does_not_allow_is_named(wrong: str, how: str, tmp_path: 
     assert str(raised.value).startswith(path)
 
 
-def test_text_that_is_not_unicode() -> None:
-    frames = _frames()
-    frames["kernels"]["name"] = _texts_of([0] * _ROWS, pd.Index(["\ud800"], dtype=object))
-    with pytest.raises(TraceError, match=r"kernels\.name that holds text that is not valid Unicode"):
-        Trace.from_frames(frames).table("kernels", ["name"])
-
-
 def test_bytes_that_are_no_text_in_a_store(tmp_path: Path) -> None:
     folder = _store(tmp_path / "t", _frames())
     texts = pa.array([b"a", b"\xff\xfe", b"a", b"b"]).cast(pa.string(), safe=False)
@@ -116,21 +108,6 @@ def test_a_start_that_comes_after_its_end_was_read() -> None:
     assert len(trace.table("kernels", ["end_ns"])) == _ROWS
     with pytest.raises(TraceError, match=r"kernels\.end_ns that is before start_ns in 4 rows"):
         trace.table("kernels", ["start_ns"])
-
-
-class _Ragged(FrameSource):
-    """Gives one column shorter than the others, as damaged files of a cache can."""
-
-    def read(self, table: str, columns: Any) -> pd.DataFrame:
-        frame = super().read(table, columns)
-        return frame.iloc[:-1] if list(columns) == ["stream"] else frame
-
-
-def test_columns_of_two_lengths() -> None:
-    trace = Trace(_Ragged(_frames()))
-    assert trace.size("kernels") == _ROWS
-    with pytest.raises(TraceError, match=r"kernels\.stream that has 3 rows where the others have 4"):
-        trace.table("kernels", ["stream"])
 
 
 def test_times_are_never_made_up() -> None:
@@ -165,23 +142,3 @@ def test_a_clock_that_begins_nowhere(first: int, tmp_path: Path) -> None:
     (folder / "trace.json").write_text(json.dumps(index | {"first_ns": first}))
     with pytest.raises(TraceError, match="impossible time"):
         nsightkit.load(folder).table("kernels")
-
-
-_HARMLESS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
-    "widths": lambda frame: frame.astype(
-        {"stream": "int8", "device": "int64", "process": "uint16", "correlation": "Int64"}
-    ),
-    "texts": lambda frame: frame.astype({"name": "str"}),
-    "objects": lambda frame: frame.astype({"name": object}),
-    "nothing": lambda frame: frame.iloc[:0],
-    "nothing of no type": lambda frame: frame.iloc[:0].astype(object),
-    "nothing of another type": lambda frame: frame.iloc[:0].astype({"start_ns": "float64"}),
-}
-
-
-@pytest.mark.parametrize("change", _HARMLESS)
-def test_what_loses_nothing_is_converted(change: str) -> None:
-    trace = Trace.from_frames({"kernels": _HARMLESS[change](_frames()["kernels"])})
-    kernels = trace.table("kernels")
-    assert {column: str(dtype) for column, dtype in kernels.dtypes.items()} == TABLES["kernels"]
-    assert kernels["name"].cat.categories.dtype == pd.Index([], dtype="str").dtype

@@ -12,7 +12,7 @@ import nsightkit
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.trace import chrome
 from nsightkit.trace.model import GPU_TABLES, TABLES, Trace, TraceMeta
-from nsightkit.trace.nesting import crossings, lanes
+from nsightkit.trace.nesting import crossings
 
 CATEGORIES = {
     "kernel": "kernels",
@@ -139,19 +139,7 @@ def test_streams_are_tracks_on_which_nothing_overlaps(interleaved_export):
     assert tracks.keys() <= labels.keys()
     expected = {"stream 7", "stream 7 overlap 1", "stream 7 graph replays", "main", "main start/end ranges"}
     assert expected <= set(labels.values())
-    assert (processes[0], processes[4242]) == ("GPU 0 A <b>", "process 4242")
-
-
-def test_gpu_and_program_never_share_a_process(tmp_path):
-    frames = {
-        "kernels": pd.DataFrame({"start_ns": [5], "end_ns": [9], "device": [0], "stream": [7], "name": ["k"]}),
-        "calls": pd.DataFrame({"start_ns": [1, 2], "end_ns": [2, 9], "process": [0, 1 << 33], "name": list("ab")}),
-    }
-    frames["calls"]["thread"] = [0, 1 << 57]
-    events = exported(Trace.from_frames(frames), tmp_path / "o.json")
-    slices = [event for event in events if event["ph"] == "X"]
-    assert len({event["pid"] for event in slices}) == 3
-    assert all(event["pid"] < 1 << 32 and 0 < event["tid"] < 1 << 32 for event in slices)
+    assert {"GPU 0 A <b>", "process 4242"} <= set(processes.values())
 
 
 def test_arrows_lead_from_each_launch_to_its_operation(interleaved_export):
@@ -175,20 +163,6 @@ def test_the_trace_itself_is_never_overwritten(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
-    path = tmp_path / "o.json"
-    path.write_text("old")
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(chrome, "json_text", fail)
-    with pytest.raises(UsageError, match="disk full"):
-        chrome.write(interleaved(), path, overwrite=True)
-    assert path.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["o.json"]
-
-
 def test_the_same_trace_gives_the_same_bytes(tmp_path):
     for name in ("a.json.gz", "b.json.gz"):
         chrome.write(interleaved(), tmp_path / name)
@@ -197,21 +171,6 @@ def test_the_same_trace_gives_the_same_bytes(tmp_path):
 
 def test_an_empty_trace_is_a_document_without_events(tmp_path):
     assert exported(Trace.from_frames({}, TraceMeta(missing=["kernels"])), tmp_path / "o.json") == []
-
-
-def test_lanes_are_as_few_as_overlap():
-    rng = np.random.default_rng(3)
-    for count, longest in ((0, 9), (1, 9), (400, 5), (400, 60)):
-        track = rng.integers(0, 3, count)
-        start = rng.integers(0, 500, count)
-        end = start + rng.integers(0, longest, count)
-        table = pd.DataFrame({"lane": lanes(track, start, end), "track": track, "start": start, "end": end})
-        for _, rows in table.groupby("track"):
-            lasting = rows[rows["end"] > rows["start"]]
-            depths = [((lasting["start"] <= at) & (at < lasting["end"])).sum() for at in lasting["start"]]
-            assert lasting["lane"].nunique() == max(depths, default=0)
-            for _, lane in rows.sort_values(["start", "end"]).groupby("lane"):
-                assert (lane["start"].to_numpy()[1:] >= lane["end"].cummax().to_numpy()[:-1]).all()
 
 
 def test_without_what_crosses_all_intervals_nest():

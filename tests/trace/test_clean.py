@@ -19,7 +19,7 @@ from synthetic.planted import training
 import nsightkit
 from nsightkit import cli
 from nsightkit.analysis.memory import snapshot as memory
-from nsightkit.trace import Trace, TraceMeta, chrome, snapshot, store
+from nsightkit.trace import Trace, TraceMeta, snapshot, store
 from nsightkit.trace.clean import TextCleaner, clean, clean_snapshot, clean_text, left_out, write_snapshot
 
 #: What only the file says, in places made for it.
@@ -37,10 +37,6 @@ def test_every_form_is_recognised(secret: Any) -> None:
     cleaned = cleaner.text(secret.text)
     assert not survivors(cleaned.encode(), secret.hidden)
     assert cleaner.text(cleaned) == cleaned
-
-
-def test_there_are_forty_forms() -> None:
-    assert len(SECRETS) >= 40
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -231,10 +227,3 @@ def test_names_of_real_traces_stay(shared_traces: Path) -> None:
                 if column in columns:
                     for name in columns[column].cat.categories:
                         assert cleaner.text(name) == name, (path, table, name)
-
-
-def test_the_boundary_lets_a_clean_copy_in_again(tmp_path: Path) -> None:
-    training(tmp_path / "t.sqlite")
-    plant(tmp_path / "t.sqlite")
-    chrome.write(nsightkit.load(tmp_path / "t.sqlite"), tmp_path / "t.json.gz")
-    assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]

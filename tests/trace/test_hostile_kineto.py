@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import json
 import os
-import random
 import re
 import signal
 import struct
@@ -144,17 +143,6 @@ def test_a_gzip_bomb_is_refused_soon_and_with_little_memory(tmp_path: Path, kind
     assert ended.peak_bytes < 1000 * MIB
 
 
-def test_gzip_of_many_members_is_read_or_refused_soon(tmp_path: Path) -> None:
-    empty, white = gzip.compress(b""), gzip.compress(b" " * MIB)
-    for name, member in {"empty": empty, "white": white}.items():
-        path = tmp_path / f"{name}.json.gz"
-        path.write_bytes(gzip.compress(OPEN) + member * (1_000_000 // len(member)) + gzip.compress(b"]}"))
-        ended = command("summary", path)
-        assert (ended.code, ended.error.count("\n")) == (2, 1), ended.error
-        assert ended.cpu_s < 10
-        assert ended.peak_bytes < 500 * MIB
-
-
 def test_an_honest_gzip_may_pack_well_and_need_one_piece(tmp_path: Path) -> None:
     """Wide margins make a trace 60 times its packed size; an unknown first member hides where events begin."""
     events = launches(3000)
@@ -172,14 +160,6 @@ def test_json_in_one_piece_needs_the_memory_to_decode_it(tmp_path: Path, monkeyp
     monkeypatch.setattr(kineto, "available_bytes", lambda: 10 * MIB)
     with pytest.raises(TraceError, match=re.escape(str(path)) + r".*takes more memory to decode than 0\.01 GB"):
         nsightkit.load(path, cache=False)
-
-
-@pytest.mark.parametrize("part", ["{},", '{"args":{}},', "1,", '{"ph":"X","cat":"kernel","ts":1,"args":{}},'])
-def test_small_events_take_little_memory(tmp_path: Path, part: str) -> None:
-    path = tmp_path / "small.json"
-    path.write_text('{"schemaVersion":1,"traceEvents":[' + (part * (MIB // len(part)))[:-1] + "]}")
-    usual = command("summary", put(tmp_path / "usual.json", launches(10))).peak_bytes
-    assert command("summary", path).peak_bytes - usual < 100 * MIB
 
 
 # ---------------------------------------------------------------- what is no regular file
@@ -248,12 +228,6 @@ def test_any_value_in_the_head_is_read_or_refused(tmp_path: Path, head: str) -> 
             opened(put(tmp_path / "t.json", launches(1), deviceProperties=[dict.fromkeys(GPU, value)]))
 
 
-def test_lists_of_one_length_in_place_of_numbers_are_unknown(tmp_path: Path) -> None:
-    kernels = [event("kernel", "k", 10 * i, stream=[7, 8], device=[0, 0], correlation=[1, 2]) for i in range(4)]
-    trace = nsightkit.load(put(tmp_path / "t.json", kernels), cache=False)
-    assert trace["kernels"][["stream", "device", "correlation"]].to_numpy().tolist() == [[0, 0, 0]] * 4
-
-
 @pytest.mark.parametrize(
     ("ts", "dur"),
     [
@@ -274,19 +248,17 @@ def test_times_beyond_146_years_are_left_out_and_counted(tmp_path: Path, ts: str
         assert any(note.startswith("1 malformed event") for note in trace.meta.notes)
 
 
-@pytest.mark.parametrize(("column", "count"), [("thread", 20_000), ("process", 2_000), ("device", 2_000)])
+@pytest.mark.parametrize(("column", "count"), [("threads", 20_000), ("processes", 2_000)])
 def test_more_threads_than_a_capture_has_are_refused(tmp_path: Path, column: str, count: int) -> None:
     """Analyses look at each by itself, and one makes room for each pair of a process and a launch."""
     make = {
-        "thread": lambda i: event("cpu_op", "o", i, tid=i),
-        "process": lambda i: event("cpu_op", "o", i) | {"pid": i},
-        "device": lambda i: event("kernel", "k", i, device=i),
+        "threads": lambda i: event("cpu_op", "o", i, tid=i),
+        "processes": lambda i: event("cpu_op", "o", i) | {"pid": i},
     }[column]
     path = put(tmp_path / "t.json", [make(i) for i in range(count)])
-    with pytest.raises(TraceError, match=rf"t\.json: has {count:,} different values in its columns {column}"):
+    with pytest.raises(TraceError, match=rf"t\.json: has {count:,} {column}"):
         nsightkit.load(path, cache=False)
-    table = "kernels" if column == "device" else "ops"
-    assert nsightkit.load(put(path, [make(i) for i in range(900)]), cache=False).size(table) == 900
+    assert nsightkit.load(put(path, [make(i) for i in range(900)]), cache=False).size("ops") == 900
 
 
 NAMES = {
@@ -307,19 +279,3 @@ def test_long_names_take_no_time(tmp_path: Path, kind: str) -> None:
     categories = ("kernel", "gpu_memcpy", "cuda_sync", "nvtx", "cpu_op", "cuda_runtime")
     path = put(tmp_path / "t.json", [event(category, name, 10) for category in categories])
     assert cpu_s(lambda: nsightkit.load(path, cache=False)) < 3
-
-
-def test_names_are_as_short_as_they_were() -> None:
-    """By the plain rule: what stands between angle brackets goes, from the inside out."""
-    rng = random.Random(0)
-    for _ in range(3000):
-        name = "".join(
-            rng.choice(["<", ">", "a", "::", "(", " ", "operator()", "x"]) for _ in range(rng.randint(0, 14))
-        )
-        outer, inner = name.replace("operator()", "operator"), ""
-        while outer != inner:
-            inner, outer = outer, re.sub("<[^<>]*>", "", outer)
-        words = re.split("[<(]", outer)[0].split()
-        assert kineto.short_kernel_name(name) == ((words[-1].rsplit("::", 1)[-1] if words else "") or name)
-    lambdas = "::[lambda(int) (instance 1)]::operator()() const::[lambda() (instance 2)]"
-    assert text.short_name(f"k<f(int){lambdas}>") == "k<f(int)>"

@@ -23,7 +23,7 @@ from sqlite_pages_by_hand import cell, interior, leaf, record
 from synthetic.planted import training
 
 import nsightkit
-from nsightkit.trace import nsys_tables, store
+from nsightkit.trace import nsys_tables
 from nsightkit.trace.model import Gpu
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -145,13 +145,6 @@ def test_views_and_columns_of_the_users_own_are_no_fault(export):
     assert nsightkit.load(export)["kernels"].equals(truth)
 
 
-def test_an_index_changes_no_order(export):
-    names = "UPDATE NVTX_EVENTS SET text = 'range ' || (rowid * 7919 % 101), textId = NULL"
-    database(export, names, "CREATE INDEX by_text ON NVTX_EVENTS (text, eventType)")
-    found = nsightkit.load(export)["ranges"]["name"].tolist()
-    assert found == [f"range {row * 7919 % 101}" for row in range(1, len(found) + 1)]
-
-
 # -- pages that SQLite never wrote ----------------------------------------------------------------------------------
 
 
@@ -159,24 +152,6 @@ def schema(*tables: tuple[str, int, str], page_size: int) -> bytes:
     """The first page, of (name, root page, SQL)."""
     rows = [record("table", name, name, root, sql) for name, root, sql in tables]
     return leaf([cell(number + 1, row) for number, row in enumerate(rows)], page_size, header=100)
-
-
-def shared_text(path: Path, name: str, columns: str, *values: int) -> Path:
-    """Ten thousand rows that end with one text of half a megabyte, the same for all of them."""
-    page, twigs, leaves = 512, 17, 58
-    last = 2000
-    chain = range(4 + twigs + twigs * leaves, last + 1)
-    size = 39 + len(chain) * (page - 4)  # a row's first 39 bytes stand in its cell
-    start = 1 + len(values) + 3 + len(values)
-    types = b"\1" * len(values) + by_hand.varint(12 + 2 * (size - start) + 1)
-    row = cell(1, (bytes([len(types) + 1]) + types + bytes(values)).ljust(39, b"x"), size, chain[0])
-    kernels = f"CREATE TABLE {KERNELS} ({TIMES}, demangledName INTEGER)"
-    first = schema((KERNELS, 2, kernels), (name, 3, f"CREATE TABLE {name} ({columns})"), page_size=page)
-    tree = [interior(range(4, 4 + twigs), page)]
-    tree += [interior(range(twig, twig + leaves), page) for twig in range(4 + twigs, chain[0], leaves)]
-    tree += [leaf([row] * 10, page)] * (twigs * leaves)
-    overflow = [number.to_bytes(4, "big").ljust(page, b"x") for number in [*chain[1:], 0]]
-    return by_hand.write(path, [first, leaf([cell(1, record(1, 2, 0))], page), *tree, *overflow])
 
 
 def default_of_a_column(path: Path) -> Path:
@@ -226,10 +201,6 @@ def endless(table: str, columns: str, *values: int | str) -> Callable[[Path], Pa
 
 
 PAGES: dict[str, Callable[[Path], Path]] = {
-    "shared text": lambda path: shared_text(path, "NVTX_EVENTS", f"{TIMES}, eventType INTEGER, text TEXT", 1, 2, 59),
-    "text for numbers": lambda path: shared_text(path, "OSRT_API", f"{TIMES}, nameId INTEGER", 1, 2),
-    "shared string": lambda path: shared_text(path, "StringIds", "id INTEGER, value TEXT", 0),
-    "shared detail": lambda path: shared_text(path, "META_DATA_EXPORT", "name INTEGER, value TEXT", 0),
     "default of a column": default_of_a_column,
     "kernels without end": endless(KERNELS, TIMES, 1, 2),
     "kernels with texts": endless(KERNELS, TIMES, "1", "2"),
@@ -246,18 +217,6 @@ def test_pages_that_give_more_than_the_file_holds_are_refused(tmp_path, kind):
     path = PAGES[kind](tmp_path / "t.sqlite")
     assert path.stat().st_size < 1_200_000
     assert outcome(path).startswith(f"refused: {path}: ")
-
-
-def test_what_is_written_by_hand_can_be_read(tmp_path):
-    """That the pages above are refused for what is wrong with them, and not for how they are written."""
-    page = 512
-    first = schema((KERNELS, 2, f"CREATE TABLE {KERNELS} ({TIMES})"), page_size=page)
-    leaves = [leaf([cell(10 * number + row, record(row, row + 5)) for row in range(4)], page) for number in range(5)]
-    path = by_hand.write(tmp_path / "t.sqlite", [first, interior(range(3, 8), page, step=10), *leaves])
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    connection.close()
-    assert len(nsightkit.load(path)["kernels"]) == 20
 
 
 def test_text_behind_many_integers_is_refused(tmp_path):
@@ -315,25 +274,6 @@ def test_a_number_beyond_32_bits_is_not_another_number(export, column):
         nsightkit.load(export)["kernels"]
 
 
-def test_many_processes_with_gpus_of_their_own_take_linear_time(tmp_path):
-    numbers = f"WITH RECURSIVE {NUMBERS}"
-    path = database(
-        tmp_path / "t.sqlite",
-        f"CREATE TABLE {KERNELS} ({TIMES}, deviceId INTEGER, globalPid INTEGER)",
-        f"INSERT INTO {KERNELS} SELECT * FROM ({numbers} SELECT x, x + 1, 0, x << 24 FROM r LIMIT 150000)",
-        "CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId INTEGER, cudaId INTEGER, pid INTEGER)",
-        f"INSERT INTO TARGET_INFO_CUDA_DEVICE SELECT * FROM ({numbers} SELECT x % 8, 0, x FROM r LIMIT 150000)",
-    )
-    script = "import sys, nsightkit; print(nsightkit.load(sys.argv[1], cache=False)['kernels']['device'].sum())"
-    assert run(script, path).strip() == str(sum(x % 8 for x in range(1, 150_001)))
-
-
-def test_details_of_more_rows_than_any_export_has(tmp_path):
-    rows = f"INSERT INTO ThreadNames SELECT * FROM (WITH RECURSIVE {NUMBERS} SELECT x, x FROM r)"
-    path = database(tmp_path / "t.sqlite", PLAIN, "CREATE TABLE ThreadNames (nameId INTEGER, globalTid INTEGER)", rows)
-    assert "has a table of details with over 262,144 rows" in outcome(path)
-
-
 # -- folders of Parquet -------------------------------------------------------------------------------------------
 
 
@@ -361,15 +301,6 @@ def test_a_folder_of_parquet_with_rows_for_nothing(tmp_path):
     pq.write_table(table, folder / f"{KERNELS}.parquet", compression="zstd")
     assert (folder / f"{KERNELS}.parquet").stat().st_size < 1_000_000
     assert "expands to" in outcome(folder)
-
-
-@pytest.mark.parametrize(("count", "read"), [(80, True), (170, False)])
-def test_long_texts_of_parquet_take_little_memory(tmp_path, count, read):
-    texts = pa.array([f"{number:03}" + "x" * 2_000_000 for number in range(count)])
-    noise = [np.random.default_rng(number).bytes(1_000_000 // count) for number in range(count)]
-    table = pa.table({"id": np.arange(count) % 3, "value": texts, "noise": noise})
-    folder = parquet_folder(tmp_path / "f", StringIds=table)
-    assert outcome(folder).startswith("read" if read else "refused")
 
 
 @pytest.mark.parametrize("table", [KERNELS, "StringIds", "META_DATA_EXPORT"])
@@ -441,16 +372,6 @@ def test_a_users_own_file_beside_a_report_is_never_replaced(report, cache, conte
     assert files(report.parent) == before
 
 
-def test_a_newer_database_beside_a_report_is_named_if_it_is_none_of_nsys(report):
-    own = report.with_suffix(".sqlite")
-    own.write_bytes(b"SQLite format 3\0 of something else")
-    moment = report.stat().st_mtime_ns + 10**9
-    os.utime(own, ns=(moment, moment))
-    with pytest.raises(nsightkit.TraceError, match=r"train\.sqlite"):
-        nsightkit.load(report)
-    assert own.read_bytes() == b"SQLite format 3\0 of something else"
-
-
 def test_a_report_is_exported_once_for_each_of_its_contents(report):
     for _ in range(3):
         assert nsightkit.load(report).size("kernels")
@@ -478,37 +399,13 @@ def test_without_a_cache_an_export_goes_with_its_trace(report, monkeypatch, how)
         (report.parents[1] / "cache").write_bytes(b"a file")
     trace = nsightkit.load(report, cache=False if how == "argument" else None)
     assert trace.size("kernels")
-    again = nsightkit.load(report, cache=False)
-    assert calls(report) == 1  # they share it
     assert len(list(temporary.iterdir())) == 1
     assert next(temporary.iterdir()).stat().st_mode & 0o777 == 0o700
     del trace
     gc.collect()
-    assert len(again["ranges"])
-    del again
-    gc.collect()
     assert not list(temporary.iterdir())
     assert not (report.parents[1] / "cache").is_dir()
     assert [path.name for path in report.parent.iterdir()] == [report.name]
-
-
-def test_what_is_shared_of_a_report_needs_no_second_export(report):
-    trace = nsightkit.load(report, cache=False)
-    store.write(trace, report.parents[1] / "folder")
-    assert calls(report) == 1
-    assert not (report.parents[1] / "cache").exists()
-
-
-def test_an_export_that_fails_leaves_nothing(report, monkeypatch):
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(report.parents[1] / "bin", "echo no; exit 1")))
-    for cache in (True, False):
-        with pytest.raises(
-            nsightkit.TraceError, match=r"cannot export it.*-o .*runs/train.sqlite .*runs/train.nsys-rep"
-        ):
-            nsightkit.load(report, cache=cache)
-    gc.collect()
-    assert not list((report.parents[1] / "temporary").iterdir())
-    assert not list((report.parents[1] / "cache").rglob("*.*"))
 
 
 def test_a_link_in_place_of_the_kept_export_is_not_followed(report):

@@ -120,16 +120,6 @@ VALUES = [1 << 70, 1 << 63, 1 << 62, 1 << 40, -5, 1.5, float("nan"), float("inf"
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_settings_of_any_value_are_read(value: Any) -> None:
-    for setting in ("roundup_power2_divisions", "max_split_size", "divisions", "x"):
-        taken = program()
-        taken["allocator_settings"][setting] = value
-        if setting == "divisions":
-            taken["allocator_settings"]["roundup_power2_divisions"] = {str(1 << i): value for i in range(16)}
-        memory.summary(snapshot.from_object(taken))
-
-
-@pytest.mark.parametrize("value", VALUES)
 def test_snapshots_of_any_value_are_read_or_refused(value: Any) -> None:
     keys = {"device_traces": program()["device_traces"][0][0], "segments": program()["segments"][0]}
     keys |= {"blocks": keys["segments"]["blocks"][0], "external_annotations": program()["external_annotations"][0]}

@@ -63,33 +63,6 @@ def test_arbitrary_intervals_agree_with_a_stack(seed, tolerance):
     assert (level.tolist(), parent.tolist()) == stack_nesting(thread, start, end, tolerance)
 
 
-def test_no_intervals():
-    level, parent = nesting([], [], [])
-    assert level.dtype == np.int32
-    assert parent.dtype == np.int64
-    assert len(level) == len(parent) == 0
-
-
-def test_equal_intervals_nest_in_row_order():
-    level, parent = nesting([0, 0, 0], [5, 5, 5], [9, 9, 9])
-    assert level.tolist() == [0, 1, 2]
-    assert parent.tolist() == [-1, 0, 1]
-
-
-def test_neighbours_are_siblings_and_crossings_do_not_nest():
-    level, parent = nesting([0] * 4, [0, 10, 15, 16], [10, 20, 30, 18])
-    assert level.tolist() == [0, 0, 0, 1]
-    assert parent.tolist() == [-1, -1, -1, 2]
-
-
-def test_tolerance_keeps_a_child_that_rounding_made_outlive_its_parent():
-    start, end = [0, 2000, 10_000], [10_000, 11_000, 10_600]
-    assert nesting([0] * 3, start, end)[1].tolist() == [-1, -1, 1]
-    assert nesting([0] * 3, start, end, 1000)[1].tolist() == [-1, 0, 1]
-    # a short range that begins where another ends is its sibling, tolerance or not
-    assert nesting([0] * 2, [0, 1000], [1000, 1500], 1000)[1].tolist() == [-1, -1]
-
-
 def test_deep_nesting_and_leaked_pushes():
     n = 2000
     level, parent = nesting(np.zeros(n), np.arange(n), np.full(n, n))

@@ -14,7 +14,7 @@ from synthetic import planted
 
 import nsightkit
 from nsightkit.trace import chrome
-from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Trace, TraceMeta
+from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
 
 pytestmark = pytest.mark.site
 
@@ -119,24 +119,6 @@ def test_what_a_viewer_would_drop_lies_beside(processor):
         ("f", "thread 5 overlap 2", "process 5", 0),
         ("d", "thread 5", "process 5", 0),
     ]
-
-
-def test_ids_that_perfetto_would_mix_up(processor):
-    kernel = {"start_ns": [5, 5], "end_ns": [9, 9], "device": [0, 1], "stream": 0, "name": ["k", "l"]}
-    call = {"start_ns": [1, 1, 2], "end_ns": [8, 8, 4], "name": list("abc")}
-    process = [0, 1 << 33, 3]
-    call |= {"process": process, "thread": [p << 24 for p in process]}
-    overhead = {"start_ns": [3], "end_ns": [4], "process": [-1], "thread": [-1], "name": ["o"]}
-    frames = {"kernels": kernel, "calls": call, "overhead": overhead}
-    trace = Trace.from_frames(
-        {t: pd.DataFrame(f) for t, f in frames.items()}, TraceMeta(gpus=[Gpu(0, "A"), Gpu(1, "B")])
-    )
-    read = processor(trace)
-    _check(trace, read)
-    tracks = read.query("select count(distinct track_id) from slice")
-    assert tracks == [(6,)]
-    names = {name for (name,) in read.query("select name from process where name is not null")}
-    assert names >= {"GPU 0 A", "GPU 1 B", "process 0", f"process {1 << 33}", "process 3", "profiler"}
 
 
 def test_nanoseconds_survive_a_late_clock(processor):

@@ -46,20 +46,6 @@ def test_the_environment_comes_before_the_path(tool, tmp_path, monkeypatch):
         tool.require()
 
 
-def test_the_copy_in_nsight_compute_is_found_beside_ncu(tmp_path, monkeypatch):
-    root = tmp_path / "nsight-compute"
-    nsys = root / "host" / "target-linux-x64" / "nsys"
-    nsys.parent.mkdir(parents=True)
-    fake(nsys)
-    ncu = fake(root / "ncu")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "ncu").symlink_to(ncu)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
-    monkeypatch.setitem(vars(NSYS), "folders", ())
-    assert NSYS.find() == nsys
-
-
 def test_versions(tmp_path, monkeypatch):
     good = fake(tmp_path / "good", "echo 'NVIDIA Nsight Systems version 2024.7.1.84-247134862303v0'")
     assert NSYS.version(good) == (2024, 7, 1, 84)

@@ -126,12 +126,6 @@ class TestCache:
         pd.testing.assert_frame_equal(second.table("kernels", ["name", "duration_ns"]), answers[2])
         assert second.meta == first.meta
 
-    def test_evidence_and_filters_are_the_same_from_the_cache(self, export):
-        first = gaps.find(nsightkit.load(export))
-        pd.testing.assert_frame_equal(gaps.find(nsightkit.load(export)), first)
-        fresh, kept = (selection.select(nsightkit.load(export, cache=c), last_steps=2) for c in (False, True))
-        pd.testing.assert_frame_equal(gaps.find(kept), gaps.find(fresh))
-
     def test_other_content_is_another_key(self, export, tmp_path):
         before = len(nsightkit.load(export)["kernels"])
         stamp = export.stat()
@@ -167,11 +161,3 @@ class TestCache:
 
         monkeypatch.setattr(store, "replacing", full)
         assert len(nsightkit.load(export)["kernels"])
-
-    def test_kineto_is_cached_too(self, tmp_path, monkeypatch):
-        from make_kineto import write
-
-        write(tmp_path / "t.json", kernels=500)
-        first = nsightkit.load(tmp_path / "t.json")["kernels"]
-        monkeypatch.setattr(nsightkit.trace.kineto, "decode", None)
-        pd.testing.assert_frame_equal(nsightkit.load(tmp_path / "t.json")["kernels"], first)
