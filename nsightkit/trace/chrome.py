@@ -26,7 +26,6 @@ from nsightkit.errors import UsageError
 from nsightkit.safe import json_text
 from nsightkit.trace.clean import clean
 from nsightkit.trace.files import replacing
-from nsightkit.trace.kineto import COLLECTIVE
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import crossings, lanes
 from nsightkit.trace.output import require_free
@@ -295,15 +294,6 @@ def _args(table: str, frame: pd.DataFrame) -> Iterator[str]:
 
 
 @functools.lru_cache(1 << 14)
-def _collective(described: str) -> str:
-    members = ""
-    for name, value in json.loads(described or "{}").items():
-        if name in COLLECTIVE:
-            members += f',"{name}":{json_text(value)}'
-    return members
-
-
-@functools.lru_cache(1 << 14)
 def _inputs(described: str) -> str:
     members = ""
     names = ("Input Dims", "Input type", "Concrete Inputs")
@@ -313,19 +303,12 @@ def _inputs(described: str) -> str:
 
 
 @functools.lru_cache(1 << 14)
-def _kernel(name: str) -> str:
-    return f',"kernel":{json_text(name)}' if name else ""
-
-
-@functools.lru_cache(1 << 14)
 def _domain(name: str) -> str:
     return f',"domain":{json_text(name)}' if name else ""
 
 
 #: Texts in the `args` of slices, by table: the column, and the members that its text becomes.
 _DETAILS: dict[str, tuple[str, Callable[[str], str]]] = {
-    "kernels": ("collective", _collective),
     "ops": ("inputs", _inputs),
-    "calls": ("kernel", _kernel),
     "ranges": ("domain", _domain),
 }

@@ -214,8 +214,6 @@ class Tool:
         The package that installs it.
     folders : tuple of str
         Absolute glob patterns of the places where NVIDIA's installers and containers put it.
-    inside : str
-        The same, below the folders of the ncu on the ``PATH``.
     minimum : tuple of int
         The oldest version that works.
     """
@@ -223,7 +221,6 @@ class Tool:
     name: str
     product: str
     folders: tuple[str, ...]
-    inside: str = ""
     minimum: tuple[int, ...] = ()
 
     @property
@@ -234,8 +231,8 @@ class Tool:
     def find(self) -> Path | None:
         """Find the program without starting it.
 
-        Looks at its environment variable, then at the ``PATH``, then where NVIDIA's installers put it (the newest
-        first), last inside the Nsight Compute whose ``ncu`` is on the ``PATH``.
+        Looks at its environment variable, then at the ``PATH``, then where NVIDIA's installers put it, the newest
+        first.
 
         Returns
         -------
@@ -256,12 +253,7 @@ class Tool:
         on_path = shutil.which(self.name)
         if on_path:
             return Path(on_path)
-        patterns = list(self.folders)
-        ncu = shutil.which("ncu")
-        if self.inside and ncu:
-            for folder in list(Path(ncu).resolve().parents)[:4]:
-                patterns.append(f"{glob.escape(str(folder))}/{self.inside}")
-        for pattern in patterns:
+        for pattern in self.folders:
             installed = filter(_is_program, Path("/").glob(pattern.lstrip("/")))
             newest = max(installed, key=_numbers, default=None)
             if newest:
@@ -368,7 +360,6 @@ NSYS = Tool(
         "/usr/local/cuda*/nsight-compute-*/host/target-linux-*/nsys",
         "/usr/lib/nsight-compute*/host/target-linux-*/nsys",
     ),
-    "host/target-linux-*/nsys",
     (2023, 4),
 )
 NCU = Tool(
