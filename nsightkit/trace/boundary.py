@@ -45,7 +45,7 @@ _LEAST = {
 #: Devices of a trace. The largest machines that one process sees have 72.
 _MOST_DEVICES = 1_024
 _TIMES = {"start_ns", "end_ns"}
-#: Columns that hold rows of their own table, or depths in it.
+#: Columns of row numbers in the same table, or of depths in it.
 _ROWS = ("parent", "level")
 
 
@@ -187,7 +187,7 @@ def _refuse(path: _Path, table: str, column: str, problem: str | None) -> None:
 
 
 def _problem(column: str, values: pd.Series, dtype: str, size: int) -> str | None:
-    """What the model does not allow in a column, whatever its table."""
+    """Describe a value that the model allows in no table's column of that name."""
     if values.dtype != dtype:
         return f"holds {values.dtype} where {dtype} is expected"
     if len(values) != size:

@@ -4,7 +4,7 @@ Slices and their `args` are named as Kineto names them. The file is for viewers:
 the Parquet tables that :mod:`nsightkit.trace.store` writes.
 
 Perfetto draws what nests. Of two slices that overlap in part on one track it drops the second, without a word in the
-picture, so events that do are drawn on a track of their own beside it.
+picture, so events that do are drawn on a separate track beside it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _write_document(trace: Trace, out: BinaryIO | gzip.GzipFile) -> None:
     head = json_text({"displayTimeUnit": "ms", "nsightkit": source})
     metadata = _processes(trace, track) + _threads(trace, track)
     out.write(head[:-1].encode() + b', "traceEvents": [')
-    out.write(",\n".join(map(json_text, metadata)).encode())  # there is some wherever there are events
+    out.write(",\n".join(map(json_text, metadata)).encode())  # events always have some
     arrows = _arrows(trace)
     for table, tracks in events.groupby("table", sort=False)["track"]:
         name = str(table)

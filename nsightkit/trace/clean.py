@@ -1,4 +1,4 @@
-"""Remove what identifies a person or opens a door from everything that is written or shown of a trace.
+"""Remove personal names and secrets from everything that is written or shown of a trace.
 
 A Trace holds only the tables and columns of :data:`nsightkit.trace.model.TABLES`: environments, command lines, process
 lists and program output never enter it. One cleaner goes through the text that remains: paths keep the file's name or
@@ -125,7 +125,7 @@ _HINTS = re.compile(
 
 
 class TextCleaner:
-    """Replace in texts what identifies a person or opens a door.
+    """Replace personal names and secrets in texts.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class TextCleaner:
         return self._known[given]
 
     def value(self, given: Any, key: str = "") -> Any:
-        """Clean every text of a JSON value; a text under a key that means a secret goes whole.
+        """Clean every text of a JSON value; a text under a key that means a secret is replaced.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ def _shortened(match: re.Match[str]) -> str:
 
 
 def private_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Pick from environment variables and properties what identifies a person or opens a door.
+    """Pick personal names and secrets from environment variables and properties.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def _this_machine() -> dict[str, str]:
 
 
 def clean(trace: Trace) -> Trace:
-    """Give a trace whose texts identify nobody.
+    """Give a trace whose texts identify no person.
 
     Times, sizes, rows and their order stay the same, and names that differed still differ.
 

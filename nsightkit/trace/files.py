@@ -71,7 +71,7 @@ def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     try:
-        # Of a plain name, whatever that of `path`: some programs expand %h in what they are to write.
+        # A plain name, unlike `path`: some programs expand %h in the name of their output.
         with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as beside:
             draft = Path(beside) / f"new{path.suffix}"
             yield draft
@@ -104,7 +104,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Make millions of containers without a cycle: the collector would look through all of them, for nothing."""
+    """Make millions of containers without a cycle: the collector would look through all of them in vain."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
 """PyTorch profiler traces: the Chrome JSON that Kineto writes, of any age, gzipped or not.
 
 The file is decoded in slices of a few megabytes with a typed decoder that skips what no table holds, so that memory
-is bounded by the tables and not by the JSON. Times are converted as decimal text: microseconds with three decimals
+is bounded by the tables rather than the JSON. Times are converted as decimal text: microseconds with three decimals
 need more digits than a float64 has once they pass 2**42, which both absolute epoch times and Kineto's own base do.
 """
 
@@ -65,7 +65,7 @@ _AGAIN = "capture or copy it again"
 
 #: Which table the events of a category fill. Names as Kineto prints them today and before 2022 (capitalised; compared
 #: in lower case); ``cuda_``, ``hip_``, ``xpu_`` runtimes and drivers are known by their ending. Everything else (flows,
-#: ``gpu_user_annotation``, which is a projection and not work) fills none.
+#: ``gpu_user_annotation``, which is a projection rather than work) fills none.
 _CATEGORIES = {
     "kernel": "kernels",
     "gpu_memcpy": "memops",
@@ -155,7 +155,7 @@ class _Args(msgspec.Struct, rename=_RENAMED, frozen=True, gc=False):
     cuda_sync_kind: Any = None
     kernel: Any = None
     name: Any = None  # of metadata events
-    # Left undecoded, as few distinct ones stand for many events.
+    # Left undecoded, as many events share few distinct ones.
     grid: msgspec.Raw = _ABSENT
     block: msgspec.Raw = _ABSENT
     input_dims: msgspec.Raw = _ABSENT
@@ -279,7 +279,7 @@ _OPEN = b'{"traceEvents":['
 _BYTE_ORDER = b"\xef\xbb\xbf"
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-#: What a gzip file may unpack to. Each event of a profiler has times and numbers of its own: traces pack 10 to 35 to
+#: What a gzip file may unpack to. Times and numbers differ from event to event: traces pack 10 to 35 to
 #: one, and up to 55 to one when they are written again with wide margins. Deflate packs up to 1,030 to one.
 _RATIO = 100
 _SMALL_BYTES = 16 << 20
@@ -542,7 +542,7 @@ class _Reader:
         self._parts[table].append(columns)
 
     def _numbering(self, table: str, column: str) -> _Numbering:
-        """Threads and collectives are numbered together, whatever their table."""
+        """Threads and collectives are numbered together for all tables."""
         shared = column in ("thread", "collective")
         return self._numberings[column if shared else (table, column)]
 
@@ -661,7 +661,7 @@ def _joined_columns(parts: list[dict[str, _Ints]]) -> pd.DataFrame:
 
 
 def _window(captures: pd.DataFrame | None) -> tuple[int, int] | None:
-    """Start and end of the capture, where events say so."""
+    """Start and end of the capture, if events record it."""
     if captures is None or not (captures["end_ns"] > captures["start_ns"]).any():
         return None
     captures = captures[captures["end_ns"] > captures["start_ns"]]
@@ -737,7 +737,7 @@ def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
 
 
 def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
-    """Nanoseconds of JSON numbers in microseconds, exactly; and which of them are numbers at all.
+    """Nanoseconds of JSON numbers in microseconds, exactly, and a mask of those that are numbers.
 
     Arrow's decimal parser reads the text into 128-bit integers of thousandths: nothing passes through a float.
     """
@@ -804,7 +804,7 @@ def _text(value: Any) -> str:
 
 
 def _six(sizes: tuple[bytes, bytes]) -> list[int]:
-    """The sizes of a grid and of a block, 0 where a text is none."""
+    """The sizes of a grid and of a block, 0 for other texts."""
     numbers: list[int] = []
     for text in sizes:
         try:
@@ -838,14 +838,14 @@ def short_kernel_name(name: str) -> str:
         ``reduce_kernel``
     """
     text = _without_arguments(name.replace("(anonymous namespace)", "").replace("operator()", "operator"))
-    words = re.split("[<(]", text)[0].split()  # a "<" that is left is that of a name cut short
+    words = re.split("[<(]", text)[0].split()  # a remaining "<" belongs to a name cut short
     if not words:
         return name
     return words[-1].rsplit("::", 1)[-1] or name
 
 
 def _without_arguments(text: str) -> str:
-    """Drop template arguments: all that stands between angle brackets that match."""
+    """Drop template arguments: everything between matching angle brackets."""
     kept: list[str] = []
     opened: list[int] = []  # of each "<" without its ">", its place in `kept`
     for piece in re.split("([<>])", text):

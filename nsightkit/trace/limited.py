@@ -27,14 +27,14 @@ def run_limited(
     output_bytes: int,
     data: bytes = b"",
 ) -> bytes:
-    """Run a script in a process of its own.
+    """Run a script in a separate process.
 
     Parameters
     ----------
     script : path-like
     arguments : sequence of str
     memory_bytes, seconds, output_bytes : int
-        The most it may take of address space, of processor time (and twice that by the clock), and of output. Where
+        Limits of address space, CPU time (and twice that in wall time) and output. Where
         the system has no such limits, as on Windows, only the clock counts.
     data : bytes
         What it reads from standard input.
@@ -47,11 +47,11 @@ def run_limited(
     Raises
     ------
     subprocess.CalledProcessError
-        It crashed, or was ended at a limit; :func:`name_of_end` says how.
+        It crashed, or was ended at a limit, which :func:`name_of_end` names.
     subprocess.TimeoutExpired
     """
     limits = [str(memory_bytes), str(seconds), str(output_bytes)]
-    # Isolated: nothing of the folder it stands in or of the environment takes the place of what it imports.
+    # Isolated: neither this folder nor the environment can replace what it imports.
     command = [sys.executable, "-I", "-S", __file__, *limits, os.fspath(script), *arguments]
     with tempfile.TemporaryFile() as output:
         subprocess.run(command, input=data, stdout=output, stderr=subprocess.DEVNULL, timeout=2 * seconds, check=True)

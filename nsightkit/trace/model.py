@@ -1,4 +1,4 @@
-"""The Trace: one model, whatever wrote it.
+"""The Trace: one model for all tools.
 
 A :class:`Trace` holds columnar tables. Nothing is read until an analysis asks for it, and then only the
 columns it asks for: a 650 MB export of which two columns are needed costs two columns.
@@ -42,9 +42,9 @@ _CPU_ROW = {**_TIMES, "process": "int64", "thread": "int64"}
 #: bits), so a thread is unique in a trace. ``correlation`` joins a GPU operation to the call that
 #: launched it, *within one process*; 0 says that the source recorded none. ``graph_node`` is 0 outside CUDA graphs.
 TABLES: dict[str, dict[str, str]] = {
-    # Kernels that ran on a GPU. `collective` and `sequence` are what the framework said of a collective's kernel (the
-    # `record_param_comms` of PyTorch: kind, process group, elements): a JSON object with its keys, "" for none; and the
-    # number of the collective in its process group, -1 for none.
+    # Kernels that ran on a GPU. `collective` and `sequence` are the framework's description of a collective's kernel
+    # (the `record_param_comms` of PyTorch: kind, process group, elements): a JSON object with its keys, "" for none; and
+    # the number of the collective in its process group, -1 for none.
     "kernels": {
         **_GPU_ROW,
         "name": "category",  # demangled, with template arguments: what tells two GEMMs apart
@@ -67,10 +67,10 @@ TABLES: dict[str, dict[str, str]] = {
         "dst_kind": "category",
         "graph_node": "int64",
     },
-    # Replays of whole CUDA graphs, where the capture recorded them as one interval and not by node.
+    # Replays of whole CUDA graphs, where the capture recorded them as one interval rather than by node.
     "graphs": {**_GPU_ROW, "graph_id": "int64"},
     # CUDA runtime and driver API calls, names without the `_v7000` suffix. `kernel`: what it launches, where the source
-    # says so (ROCm's profiler does), else "".
+    # records it (ROCm's profiler does), else "".
     "calls": {**_CPU_ROW, "correlation": "int64", "name": "category", "kernel": "category"},
     # Synchronisation activity, seen from the GPU's side. `kind`: event, stream-wait-event, stream, context.
     "syncs": {**_GPU_ROW, "kind": "category"},
@@ -106,15 +106,15 @@ TABLES: dict[str, dict[str, str]] = {
     "frames": {**_CPU_ROW, "name": "category"},
     # Operating-system calls (poll, read, pthread_cond_wait, …).
     "os_calls": {**_CPU_ROW, "name": "category"},
-    # Time the profiler itself took on a thread (process -1, thread -1 where the source does not say which).
+    # Time the profiler itself took on a thread (process -1, thread -1 where the source does not name it).
     "overhead": {**_CPU_ROW, "name": "category"},
-    # Samples of running threads. Each stands for the time until its thread's next one, or, where that is more than two
+    # Samples of running threads. Each covers the time until its thread's next one, or, where that is more than two
     # sampling periods away, for one period. `name`: the innermost function that has a name, of the C library and the
     # kernel only where no other has one; else the module; "" where no call chain was recorded.
     "samples": {**_CPU_ROW, "name": "category"},
 }
 
-#: Tables of events. Samples and stacks are not events: a trace neither begins with one nor lacks them.
+#: Tables of events. Samples and stacks are not events: no trace starts at one, and none lacks them.
 EVENT_TABLES = tuple(table for table in TABLES if table not in ("samples", "frames"))
 
 #: Tables whose rows ran on a GPU and make it busy.
@@ -149,7 +149,7 @@ def lost_work(names: pd.Series[Any] | pd.Categorical[Any]) -> list[str]:
     Returns
     -------
     list of str
-        Empty where no call launched anything: then there was no work.
+        Empty if no call launched anything.
     """
     count = sum(int(calls) for name, calls in names.value_counts().items() if LAUNCHES.search(str(name)))
     if not count:
@@ -163,7 +163,7 @@ class TraceMeta:
     """What is known about the capture itself.
 
     ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty);
-    ``notes`` are remarks on data quality, one sentence each. ``private`` is what the file says of people and
+    ``notes`` are remarks on data quality, one sentence each. ``private`` holds the file's names of people and
     machines, for :mod:`nsightkit.trace.clean` to find in other texts: a name or a secret, and which (``user``,
     ``host``, ``secret``). It is never shown or written.
     """
@@ -201,7 +201,7 @@ class Trace:
 
     Use :func:`nsightkit.load` to make one. ``trace["kernels"]`` is a whole table; :meth:`table` reads selected columns.
     All times are integer nanoseconds since the trace's first event; ``t0_ns`` is that event's time on the source's
-    clock, so ``start_ns + t0_ns`` is what the nsys GUI shows. Rows stand in the source's order, which is not time
+    clock, so ``start_ns + t0_ns`` is what the nsys GUI shows. Rows keep the source's order, which is not time
     order.
 
     Parameters
@@ -276,7 +276,7 @@ class Trace:
         return len(self.table(table, ["start_ns"]))
 
     def recorded(self, table: str) -> bool:
-        """Whether the source recorded this table at all (an empty recorded table says "none happened").
+        """Whether the source recorded this table (an empty recorded table says "none happened").
 
         Parameters
         ----------
@@ -458,7 +458,7 @@ def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
     return pd.Categorical.from_codes(codes.astype(small, copy=False), pd.Index(list(texts), dtype="str"))
 
 
-#: What stands in a column of numbers that a source lacks, if not 0.
+#: Values of a column of numbers that a source lacks, if not 0.
 NEUTRAL = {"parent": -1, "sequence": -1, "forward_thread": -1}
 
 

@@ -171,7 +171,7 @@ def write(report: Report, path: str | os.PathLike[str]) -> Path:
     report : Report
         Metrics that ncu names only by a label are left out.
     path : path-like
-        Appears whole or not at all; replaced when it exists.
+        Written atomically; replaced when it exists.
 
     Returns
     -------
@@ -246,7 +246,7 @@ def _folder_of_package() -> Path | None:
 
 
 def _printed(path: Path, folder: Path) -> _Contents:
-    """Have NVIDIA's package read a report in a process of its own, as it aborts on some damaged ones."""
+    """Have NVIDIA's package read a report in a separate process, as it aborts on some damaged ones."""
     size = path.stat().st_size
     try:
         output = run_limited(
@@ -387,7 +387,7 @@ def _number_of_bytes(varint: bytes) -> int:
 
 #: The first line of a page.
 _HEADER = re.compile(r'"ID",(?="(?:Process ID|Process Name|Kernel Name|Context)\b)')
-#: A launch begins with its number, and the row of units with empty cells.
+#: A launch starts with its number, and the row of units with empty cells.
 _RECORD = re.compile(r'"\d{1,18}",|(?:"",){4}')
 #: A page: its header, and its records.
 _Page = tuple[list[str], list[list[str]]]
@@ -479,14 +479,14 @@ def _details(path: Path, header: list[str], records: list[list[str]], units: dic
     for record in records:
         row = dict(zip(header, record, strict=False))
         if not row.get("Section Name"):
-            continue  # of a section's table, such as that of NUMA affinity: its lines begin with numbers too
+            continue  # of a section's table, such as that of NUMA affinity: its lines start with numbers too
         if row["ID"] not in launches:
             launches[row["ID"]] = (_identity(row), {})
         _, values = launches[row["ID"]]
         if row.get("Metric Name") and "Metric Value" in row:
             value = _value(path, row["Metric Value"])
             name = _metric_name(row["Section Name"], row["Metric Name"], row["Metric Unit"])
-            if value is not None and name not in values:  # a metric may stand in several sections
+            if value is not None and name not in values:  # several sections may show a metric
                 _put(values, units, name, value, row["Metric Unit"])
     return list(launches.values())
 
@@ -518,7 +518,7 @@ def _identity(row: dict[str, str]) -> dict[str, Any]:
 
 #: ncu's name for the domain of ranges that have none.
 _NO_DOMAIN = "<default domain>"
-# Each range of a launch stands in quotes, between colons: domain, name, payload (two), colour (two), kind of message,
+# Each range of a launch is quoted, with colons between: domain, name, payload (two), colour (two), kind of message,
 # and the message, which is the name again, so that a name with colons in it can be told.
 _FIELDS_OF_RANGE = "Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 _RANGE = re.compile(r'"([^":]*):([^"]*)"')

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def _text(value: Any) -> str:
-    """Text without the surrogates that stand for bytes which are no UTF-8."""
+    """Text without the surrogates of bytes that are not UTF-8."""
     return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -57,6 +57,6 @@ def _contents(folder: str, report: str) -> dict[str, Any]:
 if __name__ == "__main__":
     try:
         contents = _contents(*sys.argv[1:])
-    except Exception as error:  # whatever the file made NVIDIA's reader raise
+    except Exception as error:  # any error of NVIDIA's reader
         contents = {"problem": f"{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace").decode()}
     sys.stdout.write(json.dumps(contents))

@@ -1,8 +1,8 @@
 """The Nsight Compute metrics we use: our name, NVIDIA's, its unit, what it means and on which chips it exists.
 
-Every metric an analysis looks at stands in ``ncu_metrics.toml`` and nowhere else. Profiling guides pass on names that
+``ncu_metrics.toml`` alone lists the metrics that analyses look at. Profiling guides pass on names that
 exist on no chip, and ``ncu`` ends a run on the first one; these were checked with ``ncu --query-metrics --chips``
-(2024.1) for Volta, Turing, Ampere, Ada and Hopper, and are again by the tests wherever ``ncu`` is installed.
+(2024.1) for Volta, Turing, Ampere, Ada and Hopper, and the tests check them again if ``ncu`` is installed.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ _WORDS = {"b": "byte", "bytes": "byte", "cycles": "cycle", "sectors": "sector", 
 def base_unit(unit: str) -> tuple[str, float]:
     """Give the base of a unit as any version of ``ncu`` writes it, and the factor to get there.
 
-    ``ncu --csv`` scales each column to its own magnitude unless told ``--print-units base``, whatever its help
-    says: one report's DRAM clock is in cycle/nsecond, another's in cycle/usecond.
+    ``ncu --csv`` scales each column to its own magnitude unless told ``--print-units base``, despite its help:
+    one report's DRAM clock is in cycle/nsecond, another's in cycle/usecond.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which range lies in which, and which overlap: intervals on their threads, without a loop over events."""
+"""Nesting and overlap of intervals on their threads, without a loop over events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def nesting(
         By how much, in the unit of `start`, a child may outlive its parent and still count as nested: traces
         with times rounded to microseconds need 1000 ns.
     alone : ndarray of bool, shape (n,), default False
-        Intervals that lie in nothing and hold nothing.
+        Intervals without parent and children.
 
     Returns
     -------

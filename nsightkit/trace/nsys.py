@@ -68,11 +68,11 @@ _EVENT_SOURCES = list(itertools.chain.from_iterable(_BACKING.values()))
 #: nsys writes no table without events, so any CUDA table proves that CUDA was traced, and none proves nothing.
 _OF_CUDA = (*GPU_TABLES, "calls", "syncs")
 _CUDA_SOURCES = list(itertools.chain.from_iterable(_BACKING[table] for table in _OF_CUDA))
-#: Tables that were recorded, too, where the capture says that it was asked for such events.
+#: Tables that count as recorded if the capture's options name such events.
 _ASKED_FOR = {"ranges": "NvtxEvents", "os_calls": "OSRuntime"}
 
 _EXPORT_FACTS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-#: Tables that show as well that it is an export, and those that only add to what is known.
+#: Tables that also identify an export, and tables of further details.
 _OTHERS = ("StringIds", "ANALYSIS_DETAILS", *_EXPORT_FACTS)
 _DETAILS = (
     "META_DATA_CAPTURE",
@@ -110,11 +110,11 @@ _EVENTS = {
 
 #: Nsight Systems samples a running thread at 100 Hz or more.
 _SLOWEST_NS = 10_000_000
-#: Names of functions that were not found. And modules whose functions say less than those that call them.
+#: Names of functions that were not found. And modules whose callers are more informative.
 _NO_FUNCTION = re.compile(r"0x|#|\[|(_start|_init)?$")
 _SYSTEM = re.compile(r"(.*/)?((libc|libpthread|ld|ld-linux[\w-]*)[-.]|\[)")
 
-#: `cudaLaunchKernel_v7000` is cudaLaunchKernel as introduced by CUDA 7.0; `cuGetProcAddress_v2` is a name of its own.
+#: `cudaLaunchKernel_v7000` is cudaLaunchKernel as introduced by CUDA 7.0; `cuGetProcAddress_v2` is another function.
 _CALL_VERSION = re.compile(r"_v\d{4,}$")
 #: Letters of a fact about the capture that are kept.
 _FACT = 200
@@ -395,7 +395,7 @@ class NsysSource:
         return any(_OF_MPI.search(str(value)) for _, value in self._facts(["TARGET_INFO_SYSTEM_ENV"]))
 
     def _window(self) -> tuple[int, int] | None:
-        """The captured window, where the export says; of several machines nobody says which clock is whose."""
+        """The captured window, if the export records one; clocks of several machines cannot be told apart."""
         windows = set()
         for row in self._tables.records("ANALYSIS_DETAILS"):
             windows.add((_number(row.get("startTime")), _number(row.get("stopTime"))))
@@ -435,7 +435,7 @@ class NsysSource:
         return [gpu for _, gpu in sorted(gpus.items())]
 
     def _private(self) -> dict[str, str]:
-        """What the export says of people and machines; nsys keeps the whole environment of the profiled program."""
+        """The export's names of people and machines; nsys keeps the whole environment of the profiled program."""
         pairs = []
         for title, value in self._facts(["TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", *_EXPORT_FACTS]):
             name = title.rpartition(":")[2]
@@ -474,7 +474,7 @@ class NsysSource:
 
 
 def _require_export(tables: Tables) -> None:
-    """Refuse what is no export, and one whose tables lack what every schema has."""
+    """Refuse a database without an export's tables, or without the columns of every schema."""
     present = [source for source in _EVENT_SOURCES if source in tables.tables]
     if not present and not any(table in tables.tables for table in _OTHERS):
         raise TraceError(tables.path, "is a database, but not an Nsight Systems export", EXPORT_AGAIN)
@@ -498,7 +498,7 @@ def _renumbered_gpus(tables: Tables) -> dict[int, int]:
 
 
 def _place(process: Any, number: Any) -> Any:
-    """One number for a process and a number of its own."""
+    """One number for a process and a number within it."""
     return (process << 32) + number
 
 
@@ -517,7 +517,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _number(value: Any) -> int | None:
-    """A whole number that is no less than 0 and fits into 64 bits, else None: a cell of SQLite may hold anything."""
+    """A number from 0 to 2**63 - 1, else None: a cell of SQLite may hold anything."""
     if isinstance(value, int) and 0 <= value < 1 << 63:
         return value
     return None
@@ -672,7 +672,7 @@ _SAMPLE: dict[str, _Plan] = {
     "name": (NsysSource.sample_names, "id"),
 }
 _MESSAGE: dict[str, _Plan] = {**_CPU_ROW, "name": (NsysSource.names, "textId")}
-#: By table of the model, or of the export where several stand behind one.
+#: By table of the model, or of the export where several fill one.
 _PLANS: dict[str, dict[str, _Plan]] = {
     "kernels": _KERNEL,
     _MEMCPY: _COPY,

@@ -1,6 +1,6 @@
 """The tables of an Nsight Systems export, which may be anybody's: an SQLite database or a folder of Parquet files.
 
-Columns are streamed through ADBC or Parquet into numpy arrays, only those that are asked for: for 5 M kernels this
+Columns are streamed through ADBC or Parquet into numpy arrays on demand: for 5 M kernels this
 takes about a tenth of the CPU time of ``pandas.read_sql``.
 """
 
@@ -40,7 +40,7 @@ Condition: TypeAlias = tuple[str, tuple[int, ...], bool]
 _MOST_RECORDS = 1 << 18
 _TEXT_BYTES = 1 << 16
 
-#: How SQLite spells an ordinary table in its schema, whatever the schema claims that it is.
+#: How SQLite spells an ordinary table in its schema; the declared type may be false.
 _PLAIN_TABLE = re.compile(r"""CREATE TABLE (["'`]?)(\w+)\1\s*\(""", re.ASCII)
 #: Before anything is read: nothing of the schema runs, nothing is written, damaged pages are errors.
 _CAREFUL = ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON", "mmap_size = 0")
@@ -111,7 +111,7 @@ class Tables:
         return codes, texts
 
     def strings(self, ids: Array) -> dict[int, str]:
-        """Texts of string ids, of those that have one."""
+        """Texts of the string ids that have one."""
         if "StringIds" not in self.tables:
             return {}
         numbers, codes, texts = self._chosen("StringIds", "id", "value", ids)
@@ -130,7 +130,7 @@ class Tables:
                 if not pa.types.is_dictionary(column.type):
                     column = column.cast(pa.binary()).fill_null(b"").dictionary_encode()
                 numbers.append(number[chosen])
-                # A NULL of a dictionary has no code: it gets that of a text behind the batch's.
+                # A NULL of a dictionary has no code: it gets that of the empty text after the batch.
                 codes.append(np.asarray(column.indices.fill_null(len(column.dictionary))) + len(texts))
                 shortened = pc.binary_slice(column.dictionary.cast(pa.binary()), 0, _TEXT_BYTES)
                 texts += [*map(_decoded, shortened.to_pylist()), ""]
@@ -141,7 +141,7 @@ class Sqlite(Tables):
     """An export in SQLite: only plain tables are read, and no more of them than the file can hold.
 
     SQLite would run views, virtual tables and computed columns. And it trusts the file: crafted pages can give the same
-    rows without end, or one long text for every row. But a row has bytes of its own in a file that SQLite wrote, so
+    rows without end, or one long text for every row. But no two rows share bytes in a file that SQLite wrote, so
     rows and bytes beyond the file's size are an error, and so is reading for longer than any file of its size takes.
     Identifiers come from constants of this package and are quoted; values are bound.
 
@@ -159,7 +159,7 @@ class Sqlite(Tables):
         super().__init__(path, {})
         self._read = read
         self._export = export
-        # Immutable: SQLite would look for journals and make files of its own.
+        # Immutable: SQLite would look for journals and create files.
         self._uri = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1"
         self._size = path.stat().st_size
         with self._connected("sqlite_master") as connection:
@@ -248,7 +248,7 @@ class Sqlite(Tables):
             expressions.append(f"CAST(substr({blob}, 1, {_TEXT_BYTES}) AS BLOB)")
         batch_rows = _TEXT_ROWS if texts else _BATCH_ROWS
         deadline = self._deadline()
-        row_bytes = len(self.tables[table]) + 1  # a row begins with its length and with the type of each column
+        row_bytes = len(self.tables[table]) + 1  # a row starts with its length and with the type of each column
         held_bytes = 0
         with dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
             for pragma in _CAREFUL:
@@ -256,7 +256,7 @@ class Sqlite(Tables):
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": batch_rows})
             cursor.execute(_query(table, expressions))
             for batch in cursor.fetch_record_batch():
-                if not len(batch):  # without a row there is no type either
+                if not len(batch):  # no rows, no types
                     continue
                 held_bytes += len(batch) * row_bytes
                 for text in batch.columns[len(integers) :]:
@@ -340,7 +340,7 @@ def _require_few(path: Path, rows: int) -> None:
 
 
 def _query(table: str, expressions: Iterable[str]) -> str:
-    # Not by an index: its order is not that of the rows.
+    # An index has another order than the rows.
     return f"SELECT {', '.join(expressions)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608
 
 

@@ -18,7 +18,7 @@ _FIRST_BYTES = {
     rb"\x1f\x8b|[\xef\xbb\xbf \t\r\n]*[{\[]": "json",
 }
 _SUFFIXES = {".nsys-rep": "nsys-rep", ".ncu-rep": "ncu-rep", ".qdrep": "nsys-rep", ".qdstrm": "unfinished"}
-#: Those of any pickle: nothing here loads one to see what it is.
+#: Of any pickle, which is never loaded to find out more.
 _PICKLE = rb"\x80[\x02-\x05]"
 _PROGRAM_BYTES = 4 << 20
 _SOURCES = (
@@ -28,7 +28,7 @@ _SOURCES = (
 
 
 def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
-    """Open a trace, whatever wrote it.
+    """Open a trace of any supported tool.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     str
         ``sqlite``, ``json``, ``parquetdir``, ``store``, ``snapshot``, ``ncu-csv``, ``nsys-rep``, ``ncu-rep``,
         ``unfinished``, ``empty``; ``absent``, ``special`` (no regular file), ``folder`` and ``other`` are nothing that
-        is known here. Nothing is said of whether it is whole.
+        is known here. It may still be damaged.
     """
     path = Path(path)
     if path.is_dir():
@@ -91,7 +91,7 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 
 def _open(path: Path, cache: bool) -> Source:
-    # Readers need msgspec and pyarrow; a machine that lacks them can still say so, and all that needs no trace.
+    # Readers need msgspec and pyarrow; a machine without them still answers questions without a trace.
     from nsightkit.trace import kineto, nsys, store
 
     match kind := kind_of(path):

@@ -161,7 +161,7 @@ def _dying_with_parent() -> Callable[[], None] | None:
 
 
 def _end(pid: int) -> None:
-    """End a process and its descendants; a profiler puts the profiled program into a session of its own."""
+    """End a process and its descendants; a profiler puts the profiled program into another session."""
     for process in [pid, *_descendants(pid)]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)
@@ -394,7 +394,7 @@ def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[s
     Returns
     -------
     dict
-        With the folders, and before them those that :data:`LIBRARIES` names, first on ``LD_LIBRARY_PATH``.
+        With the folders of :data:`LIBRARIES`, then the given ones, first on ``LD_LIBRARY_PATH``.
     """
     variables = dict(os.environ if base is None else base)
     added = [os.environ.get(LIBRARIES, ""), *map(str, folders)]
@@ -432,7 +432,7 @@ def _export_command(nsys: str, report: Path, out: Path) -> list[str]:
 
 
 def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
-    """Export a ``.nsys-rep`` to SQLite; `out` appears whole or not at all.
+    """Export a ``.nsys-rep`` to SQLite; `out` is written atomically.
 
     Parameters
     ----------
@@ -464,7 +464,7 @@ def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str]) -> Pa
             if not _is_sqlite(whole):
                 message = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
                 problem = f"nsys {dotted(NSYS.version(nsys))} cannot export it ({message})"
-                remedy = "check that it is whole, and that this nsys is not older than the one that wrote it"
+                remedy = "check that it is whole, and that a newer nsys did not write it"
                 raise TraceError(report, problem, f"{remedy}, then run it by hand: {command}")
     except subprocess.TimeoutExpired as error:
         problem = f"nsys export was not done within {_EXPORT_S:g} s"
@@ -476,7 +476,7 @@ def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str]) -> Pa
 
 
 def _is_sqlite(path: Path) -> bool:
-    """Check that a path is a database, and not a link to one."""
+    """Check that a path is a database rather than a link to one."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as stream:

@@ -95,7 +95,7 @@ class Snapshot:
     settings : dict
         The allocator's settings that are whole numbers, and ``roundup_power2_divisions`` by size.
     devices : int
-        How many devices the file tells of.
+        Number of devices in the file.
     timed : bool
         Whether events carry times (from PyTorch 2.1 on).
     """
@@ -292,7 +292,7 @@ def _tables(path: Path, decoded: _Row, most_rows: int) -> Snapshot:
 
 
 def _require_few_rows(traces: Sequence[Any], segments: Sequence[Any], most_rows: int) -> None:
-    """Refuse a list that stands in the file once and is pointed at a thousand times: few bytes make many rows."""
+    """Refuse a list that the file holds once and repeats a thousand times: few bytes make many rows."""
     if len(traces) > _DEVICES:
         raise ValueError(f"it has events of {len(traces)} devices")
     rows = len(segments)
@@ -417,7 +417,7 @@ def _blocks(segments: Sequence[_Row], stacks: _Stacks) -> pd.DataFrame:
             requested_bytes = 0
             stack = -1
             if state != _INACTIVE:
-                # Before PyTorch 2.1 a block had a history instead of its own stack, and no address.
+                # Before PyTorch 2.1 a block had a history instead of a stack, and no address.
                 history = block.get("history") or [{}]
                 past = history[0]
                 requested_bytes = block.get("requested_size", past.get("real_size", block["size"]))
@@ -497,4 +497,4 @@ def _text(value: Any) -> str:
         return ""
     if value.isascii():
         return value
-    return value.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is no text
+    return value.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is invalid text

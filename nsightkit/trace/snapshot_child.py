@@ -46,6 +46,6 @@ if __name__ == "__main__":
     gc.disable()
     try:
         decode(sys.stdin.buffer.read())
-    except Exception as error:  # whatever a damaged file makes the unpickler raise
+    except Exception as error:  # any error of a damaged file
         text = f"{type(error).__name__}: {error}"[:300]
         sys.stdout.buffer.write(text.encode("ascii", "backslashreplace"))

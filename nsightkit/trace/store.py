@@ -114,7 +114,7 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
             frame = trace.table(table)
             frame = frame.assign(start_ns=frame["start_ns"] + trace.t0_ns, end_ns=frame["end_ns"] + trace.t0_ns)
             if table == "ranges" and (mask := trace.mask(table)) is not None:
-                # Rows of the selection, and a last place for those that are left out and for none.
+                # Rows of the selection, and a last place for rows left out and for no parent.
                 rows = np.append(np.where(mask, np.cumsum(mask) - 1, -1), -1)
                 frame["parent"] = rows[frame["parent"]]
             for column in frame.select_dtypes("category").columns:
@@ -166,7 +166,7 @@ def is_store(folder: str | os.PathLike[str]) -> bool:
 
 
 def _index_of(folder: Path) -> dict[str, Any]:
-    """What stands in a folder's index; empty where the index is absent or cannot be read."""
+    """The contents of a folder's index; empty if it is absent or unreadable."""
     file = folder / _INDEX
     if not file.exists():
         return {}

@@ -49,7 +49,7 @@ def _texts_of(codes: list[int], texts: Any) -> pd.Categorical:
     return pd.Categorical.from_codes(codes, pd.Index(texts))
 
 
-#: Table, column, the values that stand in it, and what the error says.
+#: Table, column, its values, and the error.
 _WRONG: dict[str, tuple[str, str, Any, str]] = {
     "floats": ("kernels", "start_ns", np.full(_ROWS, 0.5), "float64 where int64"),
     "missing times": ("kernels", "end_ns", [1_000.0, np.nan, 3_000.0, 4_000.0], "float64 where int64"),

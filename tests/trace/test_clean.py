@@ -1,4 +1,4 @@
-"""What is written or shown of a trace identifies nobody, and answers as the trace does."""
+"""Copies of a trace identify no person, and answers as the trace does."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import os
 import re
@@ -143,16 +142,6 @@ def test_a_gzip_bomb_is_refused_soon_and_with_little_memory(tmp_path: Path, kind
     assert ended.peak_bytes < 1000 * MIB
 
 
-def test_an_honest_gzip_may_pack_well_and_need_one_piece(tmp_path: Path) -> None:
-    """Wide margins make a trace 60 times its packed size; an unknown first member hides where events begin."""
-    events = launches(3000)
-    for name, document in {"wide": events, "odd": [{"odd": True, **event} for event in events]}.items():
-        path = tmp_path / f"{name}.json.gz"
-        wide = json.dumps({"schemaVersion": 1, "traceEvents": document}, indent=12)
-        path.write_bytes(gzip.compress(wide.encode(), 9))
-        assert nsightkit.load(path, cache=False).size("kernels") == 3000
-
-
 def test_json_in_one_piece_needs_the_memory_to_decode_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(tmp_path / "odd.json", [{"odd": True, **e} for e in launches(6000)])  # no place between two is known
     assert nsightkit.load(path, cache=False).size("kernels") == 6000
@@ -162,7 +151,7 @@ def test_json_in_one_piece_needs_the_memory_to_decode_it(tmp_path: Path, monkeyp
         nsightkit.load(path, cache=False)
 
 
-# ---------------------------------------------------------------- what is no regular file
+# ---------------------------------------------------------------- special files
 
 
 @pytest.mark.parametrize("question", ["summary", "memory", "ncu"])
@@ -220,14 +209,6 @@ def test_any_value_of_an_event_is_read_or_refused(tmp_path: Path, field: str) ->
         opened(put(tmp_path / "t.json", events))
 
 
-@pytest.mark.parametrize("head", ["schemaVersion", "deviceProperties", "distributedInfo", "cuda_driver_version"])
-def test_any_value_in_the_head_is_read_or_refused(tmp_path: Path, head: str) -> None:
-    for value in VALUES:
-        opened(put(tmp_path / "t.json", launches(1), **{head: value}))
-        if head == "deviceProperties":
-            opened(put(tmp_path / "t.json", launches(1), deviceProperties=[dict.fromkeys(GPU, value)]))
-
-
 @pytest.mark.parametrize(
     ("ts", "dur"),
     [
@@ -242,7 +223,7 @@ def test_times_beyond_146_years_are_left_out_and_counted(tmp_path: Path, ts: str
     path.write_text(document[:-2] + "," + odd + "]}")
     trace = nsightkit.load(path, cache=False)
     assert set(trace["kernels"]["name"]) - {"odd"} == {"void k<int>(float*)"}
-    if "odd" in set(trace["kernels"]["name"]):  # a duration that is no time is none
+    if "odd" in set(trace["kernels"]["name"]):  # an unusable duration counts as absent
         assert trace["kernels"]["end_ns"].max() < 10**9
     else:
         assert any(note.startswith("1 malformed event") for note in trace.meta.notes)

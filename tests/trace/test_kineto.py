@@ -13,7 +13,7 @@ import pytest
 import nsightkit
 from nsightkit.errors import TraceError
 from nsightkit.trace import kineto
-from nsightkit.trace.model import EVENT_TABLES, TABLES, Gpu
+from nsightkit.trace.model import EVENT_TABLES, TABLES
 
 
 def put(tmp_path, document, name="trace.json"):
@@ -64,34 +64,6 @@ def test_planted_sums_are_exact(planted, whole):
     assert trace.size("ranges") == truth["steps"]
     assert trace.meta.notes == []
     assert trace.meta.missing == ["syncs", "os_calls"]
-
-
-def test_planted_columns(whole):
-    kernels = whole["kernels"]
-    first = {
-        "grid_x": 1568,
-        "grid_y": 1,
-        "grid_z": 128,
-        "block_x": 256,
-        "block_y": 1,
-        "block_z": 1,
-        "registers": 32,
-        "dynamic_shared_bytes": 2112,
-        "stream": 7,
-        "device": 0,
-        "process": 4242,
-    }
-    assert kernels[list(first)].drop_duplicates().to_dict("records") == [first]
-    assert kernels["correlation"].tolist() == whole["calls"]["correlation"].tolist() == list(range(1, 1001))
-    for table in ("calls", "ops", "ranges"):
-        assert set(whole[table]["thread"]) == {4242 << 24 | 4242}
-    meta = whole.meta
-    assert meta.thread_names == {4242 << 24 | 4242: "thread 4242 (python3)"}
-    assert meta.gpus == [Gpu(0, "NVIDIA H100 80GB HBM3", 132, 85018279936, "9.0")]
-    assert (meta.tool, meta.schema, meta.driver) == ("pytorch-profiler", "1", "CUDA 12.9")
-    assert "reduce_kernel" in set(kernels["short_name"])
-    for table, columns in TABLES.items():
-        assert {c: str(t) for c, t in whole.table(table).dtypes.items()} == columns
 
 
 def same(a, b):
@@ -451,7 +423,7 @@ def test_an_empty_profile_is_a_trace(tmp_path):
         b"[" * 100_000,
         b'{"traceEvents": [' + b'{"args":' * 100_000,
         b"{ this is not JSON",
-        gzip.compress(b"no JSON at all", mtime=0),
+        gzip.compress(b"not JSON", mtime=0),
         gzip.compress(b"", mtime=0),
         b'[{"name": "aten::mm", "ph": "X", "ts": 1, "dur": 2, "tid": 1, "pid": "CPU functions", "args": {}}]',
         b"\x1f\x8b\x08" + bytes(range(256)),

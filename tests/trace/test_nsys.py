@@ -125,7 +125,7 @@ def test_launches_without_any_gpu_work_say_that_it_was_lost(export):
         (2, "Not all CUDA events might have been collected.", "not all CUDA events may have been collected"),
         (2, "Not all NVTX events might have been collected.", "not all NVTX events may have been collected"),
         (3, "ActivityFlushAll returned 4: CUPTI_ERROR_INVALID_DEVICE", "operations of a GPU may be missing"),
-        (2, "Some events (\t12) were lost in /home/somebody/secret. <b>\x1b[31m", "events were lost"),
+        (2, "Some events (\t12) were lost in /home/person/secret. <b>\x1b[31m", "events were lost"),
         (1, "Some events (12) were lost.", ""),  # for information
         (2, "No CUDA events collected. Does the process use CUDA?", ""),  # a helper process never does
         (2, "CUDA profiling might have not been started correctly.", ""),
@@ -296,13 +296,13 @@ def test_the_capture_counts_from_its_own_beginning(tmp_path):
     out, process, main = Export(), Export.process(7), Export.thread(7, 7)
     call = out.call("cudaLaunchKernel_v7000", main, 1_000, 2_000)
     out.kernel("gemm", 5_000, 9_000, call, process)
-    # The session was 45 s old when collection began; the events' clock begins with collection.
+    # The session was 45 s old when collection began; the events' clock starts at collection.
     began = 45_000_000_000
     trace = _with_details(out.write(tmp_path / "late.sqlite"), (1, 20_000, began, began + 20_000))
     assert trace.meta.window_ns == (0, 20_000)
     figures = overview.summary(trace)
     assert (figures["lead_ns"], figures["wall_ns"], figures["tail_ns"]) == (5_000, 4_000, 11_000)
-    # Of several machines nobody says which clock is whose: from the first event to the last, then.
+    # Clocks of several machines cannot be told apart: from the first event to the last, then.
     rows = (1, 20_000, began, began + 20_000), (2, 30_000, began + 1, began + 30_001)
     figures = overview.summary(_with_details(out.write(tmp_path / "two.sqlite"), *rows))
     assert (figures["lead_ns"], figures["tail_ns"]) == (4_000, 0)
@@ -345,7 +345,7 @@ def sampled(path, **options):
 
 def test_a_sample_lasts_until_the_next_one_or_for_a_period(tmp_path):
     trace = nsightkit.load(sampled(tmp_path / "t.sqlite", shuffle=1))
-    assert trace.t0_ns == 5_000_000  # no event begins with a sample
+    assert trace.t0_ns == 5_000_000  # a sample is not an event
     assert "samples" not in trace.meta.missing
     samples = trace["samples"].sort_values(["thread", "start_ns"])
     lasting = (samples["end_ns"] - samples["start_ns"]).tolist()

@@ -119,7 +119,7 @@ def test_a_report_of_any_name_is_exported_once(nsys, report, tmp_path, monkeypat
     monkeypatch.chdir(folder)
     copy = folder / f"{NASTY}.nsys-rep"
     shutil.copy(report, copy)
-    first = programs.exported(copy.name, cache=True).path  # a relative name that begins with a dash
+    first = programs.exported(copy.name, cache=True).path  # a relative name with a dash first
     assert first.is_relative_to(tmp_path / "cache")
     written = first.stat().st_mtime_ns
     assert programs.exported(copy.name, cache=True).path == first

@@ -148,31 +148,6 @@ class TestCache:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "victim"))
         assert names_in(trace) == truth
 
-    def test_one_that_was_given_away_and_comes_back_is_not_trusted(self, trace, tmp_path):
-        truth = names_in(trace)
-        back = Path(shutil.copytree(trace.parent, tmp_path / "back")) / trace.name
-        assert back.stat().st_mtime_ns == trace.stat().st_mtime_ns
-        self.planted(beside(back))
-        assert names_in(back) == truth
-
-    @pytest.mark.parametrize("damage", ["short", "open", "link", "folder"])
-    def test_a_key_that_others_may_know_is_replaced(self, trace, tmp_path, damage):
-        truth = names_in(trace)
-        key = tmp_path / "user" / "nsightkit" / "key"
-        if damage == "short":
-            key.write_bytes(b"x")
-        elif damage == "open":
-            key.chmod(0o644)
-        elif damage == "link":
-            key.rename(tmp_path / "known")
-            key.symlink_to(tmp_path / "known")
-        else:
-            key.unlink()
-            key.mkdir()
-        self.planted(beside(trace))
-        assert names_in(trace) == truth
-        assert key.is_dir() or stat.S_IMODE(key.lstat().st_mode) == 0o600
-
 
 class TestStore:
     @pytest.fixture
@@ -301,19 +276,6 @@ class TestBombs:
         assert "expands to" in ended.error or "is not a readable Parquet table" in ended.error
         assert ended.cpu_s < 10
         assert ended.peak_bytes < 1 << 30
-
-    def test_what_honest_files_hold_is_read(self, folder):
-        rows = 400_000
-        table = pa.table({"start_ns": np.arange(rows) * 1000, "end_ns": np.arange(rows) * 1000 + 500})
-        pq.write_table(
-            table,
-            folder / "kernels.parquet",
-            compression="zstd",
-            column_encoding="DELTA_BINARY_PACKED",
-            use_dictionary=False,
-        )
-        kernels = nsightkit.load(folder)["kernels"]
-        assert kernels["end_ns"].tolist() == table["end_ns"].to_pylist()
 
 
 class TestParquet:

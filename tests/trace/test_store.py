@@ -58,10 +58,10 @@ def test_real_traces_survive(shared_traces, tmp_path):
 def test_threads_of_other_programs_are_not_passed_on(export, tmp_path):
     trace = nsightkit.load(export, cache=False)
     mine = int(trace["ranges"]["thread"].iloc[0])
-    trace.meta.thread_names = {mine: "main", 99 << 24 | 7: "somebody else's"}
+    trace.meta.thread_names = {mine: "main", 99 << 24 | 7: "another program's"}
     store.write(trace, tmp_path / "out")
     assert nsightkit.load(tmp_path / "out").meta.thread_names == {mine: "main"}
-    assert "somebody" not in "".join(p.read_text(errors="replace") for p in (tmp_path / "out").iterdir())
+    assert "another" not in "".join(p.read_text(errors="replace") for p in (tmp_path / "out").iterdir())
 
 
 def test_a_selection_is_written_alone(export, tmp_path):
