@@ -43,8 +43,8 @@ _CPU_ROW = {**_TIMES, "process": "int64", "thread": "int64"}
 #: launched it, *within one process*; 0 says that the source recorded none. ``graph_node`` is 0 outside CUDA graphs.
 TABLES: dict[str, dict[str, str]] = {
     # Kernels that ran on a GPU. `collective` and `sequence` are the framework's description of a collective's kernel
-    # (the `record_param_comms` of PyTorch: kind, process group, elements): a JSON object with its keys, "" for none; and
-    # the number of the collective in its process group, -1 for none.
+    # (the `record_param_comms` of PyTorch: kind, process group, elements), a JSON object, "" for none; and
+    # the collective's number in its process group, -1 for none.
     "kernels": {
         **_GPU_ROW,
         "name": "category",  # demangled, with template arguments: what tells two GEMMs apart
@@ -104,7 +104,7 @@ TABLES: dict[str, dict[str, str]] = {
     # Python functions as PyTorch's profiler records them (with_stack=True): `train.py(12): forward`, where line 12 is
     # the one at which the function begins; `<built-in method …>`; and calls of modules, `nn.Module: Linear_3`.
     "frames": {**_CPU_ROW, "name": "category"},
-    # Operating-system calls (poll, read, pthread_cond_wait, …).
+    # Calls of the operating system (poll, read, pthread_cond_wait, …), and of MPI (`MPI_*`) and UCX (`ucp_*`).
     "os_calls": {**_CPU_ROW, "name": "category"},
     # Time the profiler itself took on a thread (process -1, thread -1 where the source does not name it).
     "overhead": {**_CPU_ROW, "name": "category"},
@@ -162,7 +162,8 @@ def lost_work(names: pd.Series[Any] | pd.Categorical[Any]) -> list[str]:
 class TraceMeta:
     """What is known about the capture itself.
 
-    ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty);
+    ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty), and ``MPI`` where a
+    launcher of MPI started the program and its calls were not traced;
     ``notes`` are remarks on data quality, one sentence each. ``private`` holds the file's names of people and
     machines, for :mod:`nsightkit.trace.clean` to find in other texts: a name or a secret, and which (``user``,
     ``host``, ``secret``). It is never shown or written.

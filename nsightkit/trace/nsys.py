@@ -32,7 +32,7 @@ from nsightkit.trace.model import (
     lost_work,
 )
 from nsightkit.trace.nesting import nesting
-from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NO_EVENT, NULL, Condition, ParquetDir, Sqlite, Tables
+from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NO_EVENT, NULL, ParquetDir, Sqlite, Tables
 
 __all__ = ["open_parquetdir", "open_report", "open_sqlite"]
 
@@ -176,7 +176,7 @@ class NsysSource:
         for table in EVENT_TABLES:
             for source in self._present(table):
                 if source not in self._first:
-                    self._first[source] = self._tables.earliest(source, self._condition(source))
+                    self._rows(source, ["start"])
                 first = min(first, self._first[source])
         return 0 if first == NO_EVENT else first
 
@@ -215,12 +215,10 @@ class NsysSource:
         wanted = {*columns, "start"}
         if source in _MESSAGES:
             wanted.update(("end", "globalTid", "textId"))
-        condition = self._condition(source)
-        if condition is None:
-            raw = self._tables.integers(source, sorted(wanted))
-        else:
-            kind, kinds, are_events = condition
-            raw = self._tables.integers(source, sorted(wanted | {kind}))
+        kind, kinds, are_events = _EVENTS.get(source, ("", (), True))
+        is_mixed = kind in self._tables.columns(source)
+        raw = self._tables.integers(source, sorted(wanted | {kind} if is_mixed else wanted))
+        if is_mixed:
             raw = _kept(raw, np.isin(raw[kind], kinds, invert=not are_events))
         if source in (_NVTX, *_MESSAGES) and "end" in raw:
             raw["open"] = raw["end"] == NULL
@@ -231,11 +229,6 @@ class NsysSource:
             raw = _kept(raw, ~calls.duplicated().to_numpy())
         self._first[source] = int(raw["start"].min(initial=NO_EVENT))
         return raw
-
-    def _condition(self, source: str) -> Condition | None:
-        """What tells events from other rows, where a table has these."""
-        condition = _EVENTS.get(source)
-        return condition if condition and condition[0] in self._tables.columns(source) else None
 
     def _sampled(self, columns: Sequence[str]) -> dict[str, Array]:
         """Integer columns of the samples, of processes that called CUDA: the machine's others are not the trace's."""

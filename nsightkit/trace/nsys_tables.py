@@ -13,7 +13,7 @@ import time
 import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,6 @@ EXPORT_AGAIN = "export the report with nsys export --type sqlite"
 NULL = np.iinfo(np.int64).min
 #: The start of no event.
 NO_EVENT = np.iinfo(np.int64).max
-#: A column, values, and whether these are wanted or unwanted.
-Condition: TypeAlias = tuple[str, tuple[int, ...], bool]
 
 #: Rows that a table of details may have, and bytes of a text that are kept.
 _MOST_RECORDS = 1 << 18
@@ -95,15 +93,6 @@ class Tables:
                     part.append(_as_int64(values))
         # One by one: memory holds no column but this twice.
         return {column: np.concatenate(parts.pop(column)) for column in columns}
-
-    def earliest(self, table: str, condition: Condition | None) -> int:
-        """The smallest `start` of the rows that meet a condition, the largest int64 without any."""
-        columns = ["start"] if condition is None else ["start", condition[0]]
-        rows = self.integers(table, columns)
-        if condition is not None:
-            column, values, is_wanted = condition
-            rows["start"] = rows["start"][np.isin(rows[column], values, invert=not is_wanted)]
-        return int(rows["start"].min(initial=NO_EVENT))
 
     def texts(self, table: str, column: str, kinds: Collection[int]) -> tuple[Array, list[str]]:
         """A text column as codes into texts, NULL as "", of the rows with these `eventType`."""
@@ -194,21 +183,6 @@ class Sqlite(Tables):
             rows = list(self._rows(connection, table, query))
         _require_few(self.path, len(rows))
         return [dict(zip(names, map(_decoded_text, row), strict=True)) for row in rows]
-
-    def earliest(self, table: str, condition: Condition | None) -> int:
-        """See :class:`Tables`."""
-        query = _query(table, ["min(start)"])
-        if condition is not None:
-            column, values, is_wanted = condition
-            numbers = ", ".join(map(str, values))
-            query += f" WHERE ({_quoted(column)} IN ({numbers})) IS {'TRUE' if is_wanted else 'NOT TRUE'}"
-        with self._connected(table) as connection:
-            ((first,),) = connection.execute(query).fetchall()
-        if first is None:
-            return NO_EVENT
-        if not isinstance(first, int):
-            raise self._other_than_integers(table)
-        return first
 
     def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - all are in one file
         remedy = "copy it again, or export it again with nsys export --type sqlite"
