@@ -538,7 +538,7 @@ def exported(report: str | os.PathLike[str], *, cache: bool) -> Export:
     kept = folder / f"{name}-{state.st_mtime_ns}-{state.st_size}.sqlite"
     if not _is_sqlite(kept):
         for outdated in folder.glob(f"{glob.escape(name)}-*.sqlite"):
-            outdated.unlink()
+            outdated.unlink(missing_ok=True)
         to_sqlite(report, kept)
     return Export(kept)
 
