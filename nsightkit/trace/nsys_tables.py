@@ -186,7 +186,7 @@ class Sqlite(Tables):
 
     def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - all are in one file
         remedy = "copy it again, or export it again with nsys export --type sqlite"
-        return reading(self.path, "is truncated, damaged or not an Nsight Systems export", remedy)
+        return reading(self.path, "is damaged or is not an Nsight Systems export", remedy)
 
     @contextlib.contextmanager
     def _connected(self, table: str) -> Iterator[sqlite3.Connection]:
@@ -297,8 +297,17 @@ class ParquetDir(Tables):
 
 
 def _require_settled(path: Path) -> None:
-    """Refuse a database that another program has not finished: reading it as it is would miss what it lacks."""
+    """Refuse a truncated or unfinished database: SQLite may read it without an error, and without its last rows."""
     require_regular(path)
+    with path.open("rb") as stream:
+        head = stream.read(100)
+    page_bytes = int.from_bytes(head[16:18], "big")
+    whole_bytes = int.from_bytes(head[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
+    is_current = head[24:28] == head[92:96]  # else an old SQLite wrote it, and the number of pages is not valid
+    size_bytes = path.stat().st_size
+    if len(head) < 100 or (is_current and size_bytes < whole_bytes):
+        problem = f"is truncated ({size_bytes:,} of {whole_bytes:,} bytes)"
+        raise TraceError(path, problem, "copy it again, or export it again with nsys export --type sqlite")
     for suffix in ("-wal", "-journal"):
         # To take it in would write beside the trace, and a journal may name files for SQLite to delete.
         journal = path.resolve().with_name(path.resolve().name + suffix)
