@@ -309,9 +309,7 @@ on_gpu = bool(before and after and against.ceilings)
 
 def judged_here(run):
     """Operators against the roofs."""
-    return sol.summary(
-        run.trace, machine=roofs_here[0], measured=against.ceilings
-    )
+    return sol.summary(run.trace, measured=against.ceilings)
 
 
 if on_gpu:

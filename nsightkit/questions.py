@@ -429,15 +429,7 @@ def memops(trace: "Trace", *, top: int | None = None) -> "Table":
     return _table(trace, rows, top, remarks=_missing(trace, "memops"), empty="no copies or memsets")
 
 
-def sol(
-    trace: "Trace",
-    *,
-    gpu: str | None = None,
-    ceilings: Path | None = None,
-    precision: str | None = None,
-    clock: float | None = None,
-    top: int | None = None,
-) -> "Table":
+def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None, top: int | None = None) -> "Table":
     """Show how close operators with recorded shapes came to the speed of light.
 
     Parameters
@@ -447,10 +439,6 @@ def sol(
         The card. Default: the one that the trace names.
     ceilings : FILE, optional
         That card's own ceilings, as peaks --measure wrote them.
-    precision : NAME, optional
-        Of tensors whose type neither the trace nor a kernel tells.
-    clock : MHZ, optional
-        The SM clock that was measured, for the datasheet's rates at it.
     top : int, optional
         Only the first N rows. Default: all; text shows 20.
 
@@ -462,47 +450,35 @@ def sol(
     from nsightkit.analysis.roofline import sol as analysis
 
     own = None if ceilings is None else analysis.read_ceilings(ceilings)
-    rows = analysis.summary(trace, gpu, own, precision=precision, clock_mhz=clock)
+    rows = analysis.summary(trace, gpu, own)
     remarks = _missing(trace, "kernels")
-    unknown = rows[rows["precision_from"] == "unknown"]
     if not len(rows):
-        how = "emit_nvtx(record_shapes=True) or --pytorch=autograd-shapes-nvtx"
-        remarks.append(
-            f"no operator has shapes and kernels; record with record_shapes=True, under Nsight Systems with {how}"
-        )
-    elif len(unknown):
-        took = time_text(int(unknown["time_ns"].sum()))
-        remarks.append(
-            f"{len(unknown):,} operators ({took}) have no share, for what their tensors hold was not recorded; where "
-            "it is one type, --precision names it"
-        )
-    hidden = ["bytes", "intensity", "unit", "source", "precision_from", "note"]
+        remarks.append("no operator has shapes and kernels: record with nsightkit capture torch --record-shapes")
+    hidden = ["bytes", "intensity", "unit", "source", "note"]
     if ceilings is None:
         hidden.append("sol_measured")
     return _table(
         trace,
         rows,
         top,
-        notes=_about_sol(rows, trace, gpu, clock, precision) if len(rows) else [],
+        notes=_about_sol(rows, trace, gpu) if len(rows) else [],
         remarks=remarks,
         empty="no operator with shapes and kernels",
         hidden=hidden,
     )
 
 
-def _about_sol(
-    rows: "pd.DataFrame", trace: "Trace", gpu: str | None, clock: float | None, precision: str | None
-) -> list[str]:
+def _about_sol(rows: "pd.DataFrame", trace: "Trace", gpu: str | None) -> list[str]:
     """Say what operators of known cost cover, and how fast their matrix products were."""
     from nsightkit import hardware
     from nsightkit.analysis.roofline import sol as analysis
 
     card = gpu or next(card.name for card in trace.meta.gpus if card.name)
-    rates = analysis.datasheet(hardware.find(card), clock)
+    rates = analysis.datasheet(hardware.find(card))
     covered = analysis.coverage(rows, trace)
     inside, time_ns, what = analysis.watched(trace)
     is_all = inside.size("kernels") == trace.size("kernels")
-    operators = rows if is_all else analysis.summary(inside, gpu, precision=precision)
+    operators = rows if is_all else analysis.summary(inside, gpu)
     busy = analysis.hfu(operators, time_ns, rates)
     parts = [f"operators of known cost hold {share_text(covered)} of the kernel time"]
     if busy:

@@ -24,6 +24,7 @@ DARK_GREY = "#646c77"
 #: Of kinds of work (:mod:`nsightkit.analysis.core.categories`), the same in every figure that names them.
 CATEGORY_COLOURS = {
     "GEMM": BLUE,
+    "convolution": "#5f8596",
     "attention": VERMILION,
     "elementwise": GREEN,
     "memory-like": PURPLE,

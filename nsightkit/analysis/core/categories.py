@@ -1,12 +1,14 @@
 """What kind of work a kernel does, read from its name.
 
-A kernel's name is the only thing every trace has about it, so the kind of work is decided by ordered
-rules over the demangled name. The first rule that matches wins; :data:`RULES` is the whole truth.
+Names say this reliably only where the kernel belongs to a known library: cuBLAS, cuDNN, CUTLASS, CUB and Thrust,
+PyTorch's own kernels, flash attention, NCCL, what ``torch.compile`` generates, and a few more
+(:data:`LIBRARIES`). Every other kernel is *other*, whatever words its name holds. Of the known ones ordered rules over
+the demangled name decide; the first that matches wins, and :data:`RULES` is the whole truth.
 
 Decisions that a reader may want to know:
 
-- Convolutions count as *GEMM*: cuDNN runs them as implicit GEMMs on the same units (Winograd's
-  transforms and the offset tables of a convolution count with it, as does a GEMM's split-K epilogue).
+- *convolution* is what cuDNN and MIOpen run, Winograd's transforms and offset tables included; *GEMM* includes a
+  split-K epilogue.
 - *Triton-fused* is what a fusing compiler generated: Triton through ``torch.compile``, nvFuser, XLA,
   TensorRT's Myelin. A Triton *template* (``triton_tem_fused_mm``) is a GEMM or an attention, not a fusion.
 - *memory-like* kernels move, fill, cast, gather, scatter, permute or sort data: little arithmetic to each byte.
@@ -21,11 +23,12 @@ import re
 import numpy as np
 import pandas as pd
 
-__all__ = ["CATEGORIES", "CPU_COLLECTIVE", "RULES", "categorize", "category_of"]
+__all__ = ["CATEGORIES", "CPU_COLLECTIVE", "LIBRARIES", "RULES", "categorize", "category_of"]
 
 #: Every category, in the order tables show them when times are equal.
 CATEGORIES = (
     "GEMM",
+    "convolution",
     "attention",
     "softmax",
     "normalization",
@@ -38,6 +41,25 @@ CATEGORIES = (
     "other",
 )
 
+#: Marks of known libraries, anywhere in a kernel's name.
+LIBRARIES = re.compile(
+    # PyTorch, CUB, Thrust; their kernels in unnamed namespaces by name.
+    r"\bat::|\bat_cuda_detail|\bc10::|\bcub::|\bthrust::|softmax_warp_|cunn_|multi_tensor_apply|indexing_backward"
+    # NVIDIA's and AMD's libraries of products and convolutions.
+    r"|cudnn|cublas|cutlass|\bcask_|nvjet|xmma|^(trt_)?(maxwell|pascal|volta|turing|ampere|hopper|blackwell)_|^sm\d\d+_"
+    r"|gemv(2T|2N|NSP|x)|splitKreduce|plicit_convolve_|sgemm_largek|n[ch]\w*ToN[ch]\w*Kernel|^Kernel2?$|genericReformat"
+    r"|permutationKernel|deep_gemm|\bCijk_|ck_tile|\bck::|miopen|gcnAsmConv|SP3Asm|rocclr|rocprim|hipcub"
+    # Communication and attention.
+    r"|nccl|rccl|nvshmem|msccl|rocshmem|multimem_|cross_device_reduce|symm_?mem|\bdeep_ep::|(one|two)_shot_all_reduce"
+    r"|flash_(fwd|bwd|attn)|\bflash::|flashinfer|fmha|MemEffAttention|(Batch|Single)(Prefill|Decode)With|paged_attention"
+    # What compilers generate.
+    r"|^triton_(poi|red|per|tem|for|unk|mm|bmm|addmm|convolution\w*)(_|$)|^triton__\d|nvfuser_|\bCudaCodeGen::|^__myl_"
+    r"|^(loop|input)_\w*fusion|^\w*_fusion(_\d+)?$|^fusion(_\d+)?$|^wrapped_"
+    # Libraries of kernels.
+    r"|\bvllm::|sgl_|fused_moe_kernel|matmul_ogs|unified_attention|aiter|fbgemm|moe::dev::|^bmm_\w+_cga|^attn_fwd$"
+    r"|transformer_engine|\bcuApply|\bcuCompute|\bliger_|^cupy_",
+    re.IGNORECASE,
+)
 # Generic kernels that run a functor: what they do stands in their template arguments.
 _ELEMENTWISE_WRAPPER = r"elementwise_(templated_)?kernel|elementwise_kernel_\w+|elementwise_grid_stride_kernel|jitted"
 _FUNCTOR_WRAPPER = r"__parallel_for|_kernel_agent|static_kernel|transform_kernel"
@@ -62,7 +84,8 @@ RULES: tuple[tuple[str, str, str | None], ...] = (
     ),
     # What a compiler fused says so at the very start; its templates are the kernels they expand.
     ("attention", r"^triton_tem\w*(attention|attn)", None),
-    ("GEMM", r"^triton_(tem\w*_|)(mm|bmm|addmm|baddbmm|convolution\w*)(_|$)", None),
+    ("convolution", r"^triton_(tem\w*_|)convolution", None),
+    ("GEMM", r"^triton_(tem\w*_|)(mm|bmm|addmm|baddbmm)(_|$)", None),
     (
         "Triton-fused",
         r"^triton_|nvfuser_|\bCudaCodeGen::|^__myl_|^(loop|input)_\w*fusion|^\w*_fusion(_\d+)?$|^fusion(_\d+)?$|^wrapped_",
@@ -107,13 +130,20 @@ RULES: tuple[tuple[str, str, str | None], ...] = (
     ("reduction", r"pool(ing|2d|3d|1d|_|\b)", None),
     ("memory-like", r"nchwToNhwc|nhwcToNchw|(nhwc|nchw)AddPadding|genericReformat|permutationKernel", None),
     (
+        "convolution",
+        (
+            r"conv(?!er)|fprop|wgrad|dgrad|winograd|implicit_|im2col|col2im|vol2col|col2vol|cask_cudnn|cudnn_\d+x\d+|scudnn"
+            r"|\dcudnn_|cudnn::cnn|gcnAsmConv|SP3Asm"
+        ),
+        None,
+    ),
+    (
         "GEMM",
         (
-            r"(?<!fb)gemm|gemv|nvjet|xmma|cutlass|\bCijk_|^Kernel2?$|mat_?mul|mul_mat|\bmm_kernel|_mma_|wmma"
-            r"|conv(?!er)|implicit_|fprop|wgrad|dgrad|winograd|im2col|col2im|vol2col|col2vol|cudnn_\d+x\d+"
-            r"|splitK_?reduce|cublasLt|epilogue::impl|cask_cudnn|contraction_kernel|^(trt_)?(maxwell|pascal|volta"
-            r"|turing|ampere|hopper|blackwell)_|cudnn::(cnn|detail|gemm)|marlin|machete|fused_moe|grouped_mm"
-            r"|syrk|trsm|trmm|\bck::kernel_|tensor_operation::device|miopen\w*conv|gcnAsmConv|SP3Asm"
+            r"(?<!fb)gemm|gemv|^bmm_|nvjet|xmma|cutlass|\bCijk_|^Kernel2?$|mat_?mul|mul_mat|\bmm_kernel|_mma_|wmma"
+            r"|splitK_?reduce|cublasLt|epilogue::impl|contraction_kernel|^(trt_)?(maxwell|pascal|volta|turing|ampere"
+            r"|hopper|blackwell)_|cudnn::(detail|gemm)|marlin|machete|fused_moe|grouped_mm"
+            r"|syrk|trsm|trmm|\bck::kernel_|tensor_operation::device"
         ),
         None,
     ),
@@ -143,7 +173,7 @@ RULES: tuple[tuple[str, str, str | None], ...] = (
             r"|quantize|quant_|_quant|_to_float|float_to_|where|clamp|upsampl|interpolat|resample|axpy|axpby|\bscal_"
             r"|scalePackedTensor|vec(tor)?_?(add|mul|sub|scale)|\badd_|_add\b|AddKernel|\bmul_|_mul\b|bias_?add|add_?bias"
             r"|add_?tensor|op_?tensor|random|uniform|normal|curand|philox|searchsorted|bounds_check|sampling|arange"
-            r"|linspace|cast|residual"
+            r"|linspace|cast"
         ),
         None,
     ),
@@ -182,6 +212,8 @@ def category_of(name: str) -> str:
     'reduction'
     """
     name = name[:_LONGEST]
+    if not LIBRARIES.search(name):
+        return "other"
     function = _RETURN_TYPE.sub("", _UNNAMED.sub("unnamed", name))
     function = re.split(r"[<(]", function, maxsplit=1)[0]
     for category, pattern, inner in _COMPILED:

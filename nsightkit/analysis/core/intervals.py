@@ -5,7 +5,6 @@ All functions work on whole columns; none loops over events.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -36,7 +35,6 @@ __all__ = [
 ]
 
 Int = npt.NDArray[np.int64]
-Index = npt.NDArray[np.intp]
 
 #: Rows looked at together; bounds memory.
 _CHUNK = 1 << 18
@@ -69,17 +67,13 @@ def merge(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int, Int]:
     -------
     start, end : ndarray of int64
     """
-    s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
-    keep = e > s
-    if not keep.all():
-        s, e = s[keep], e[keep]
-    if (s[1:] < s[:-1]).any():
-        # Exports are runs of ordered rows, which the stable sort merges in near-linear time.
-        order = np.argsort(s, kind="stable")
-        s, e = s[order], e[order]
-    reach = np.maximum.accumulate(e)
-    apart = s[1:] > reach[:-1]
-    return (s, e) if apart.all() else (s[np.append(True, apart)], reach[np.append(apart, True)])
+    starts, ends = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    rows = np.flatnonzero(ends > starts)
+    rows = rows[np.argsort(starts[rows], kind="stable")]  # near-linear: exports are runs of ordered rows
+    starts = starts[rows]
+    reach = np.maximum.accumulate(ends[rows])
+    apart = np.flatnonzero(starts[1:] > reach[:-1])
+    return starts[np.append(0, apart + 1)[: len(rows)]], reach[np.append(apart, -1)[: len(rows)]]
 
 
 def union(*parts: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[Int, Int]:
@@ -95,11 +89,11 @@ def union(*parts: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[Int, Int]:
     start, end : ndarray of int64
         Disjoint and sorted.
     """
-    some = [part for part in parts if np.size(part[0])] or [*parts[:1]]
-    if len(some) == 1:  # most often: no copy of it
-        return merge(*some[0])
-    start, end = (np.concatenate([np.asarray(part[side], np.int64) for part in some]) for side in (0, 1))
-    return merge(start, end)
+    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for start, end in parts:
+        starts.append(np.asarray(start, np.int64))
+        ends.append(np.asarray(end, np.int64))
+    return merge(np.concatenate(starts), np.concatenate(ends))
 
 
 def uncovered(start: npt.ArrayLike, end: npt.ArrayLike, key: npt.ArrayLike) -> Int:
@@ -165,13 +159,11 @@ class Coverage:
         -------
         ndarray of int64
         """
-        if np.size(t) > _CHUNK:
-            return np.concatenate([self.before(t[mine]) for mine in chunks(len(t))])
         i = np.searchsorted(self.start, t, side="right")
-        covered = self._before[i]
-        if len(self.start):
-            last = np.maximum(i - 1, 0)
-            covered = covered - np.where(i > 0, np.maximum(self.end[last] - t, 0), 0)
+        if not len(self.start):
+            return np.zeros(np.shape(t), np.int64)
+        open_ns = np.maximum(self.end[np.maximum(i - 1, 0)] - t, 0)
+        covered = self._before[i] - np.where(i > 0, open_ns, 0)
         return np.asarray(covered, np.int64)
 
     def of(self, start: npt.ArrayLike, end: npt.ArrayLike) -> Int:
@@ -237,19 +229,14 @@ def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
     """
     columns = ["device", "start_ns", "end_ns", *more]
     trace.prefetch(dict.fromkeys(GPU_TABLES, columns))
-    parts = [
-        trace.table(name, columns).assign(table=np.int8(number), row=np.arange(trace.size(name), dtype=np.int32))
-        for number, name in enumerate(GPU_TABLES)
-    ]
-    ops = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-    order = np.lexsort((ops["start_ns"], ops["device"]))  # near-linear: exports are runs of ordered rows
-    return ops if (order[1:] > order[:-1]).all() else ops.take(order).reset_index(drop=True)
-
-
-def _devices(device: Int) -> list[slice]:
-    """The rows of each device, of which there may be millions: views, and no copies."""
-    cuts = np.flatnonzero(np.diff(device)) + 1
-    return [slice(low, high) for low, high in itertools.pairwise([0, *cuts.tolist(), len(device)]) if high > low]
+    parts = []
+    for number, name in enumerate(GPU_TABLES):
+        part = trace.table(name, columns)
+        if len(part) or not number:
+            parts.append(part.assign(table=np.int8(number), row=np.arange(len(part), dtype=np.int32)))
+    ops = pd.concat(parts, ignore_index=True)
+    order = np.lexsort((ops["start_ns"], ops["device"]))
+    return ops.take(order).reset_index(drop=True)
 
 
 def busy(trace: Trace) -> pd.DataFrame:
@@ -268,18 +255,15 @@ def busy(trace: Trace) -> pd.DataFrame:
         One row a device: ``device, span_start_ns, span_end_ns, span_ns, busy_ns, idle_ns, compute_ns``
         (the union of kernels and graph replays alone).
     """
-    ops = gpu_intervals(trace)
-    device, start, end, table = (ops[c].to_numpy() for c in ("device", "start_ns", "end_ns", "table"))
-    computes = table != GPU_TABLES.index("memops")
     rows = []
-    for mine in _devices(device):
-        first, last, works = int(start[mine][0]), int(end[mine].max()), computes[mine]
-        union = union_length(start[mine], end[mine])
-        compute = union if works.all() else union_length(start[mine][works], end[mine][works])
-        rows.append((int(device[mine][0]), first, last, last - first, union, last - first - union, compute))
-    return pd.DataFrame(
-        rows, columns=["device", "span_start_ns", "span_end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns"]
-    )
+    for device, ops in gpu_intervals(trace).groupby("device"):
+        first, last = int(ops["start_ns"].min()), int(ops["end_ns"].max())
+        computing = ops[ops["table"] != GPU_TABLES.index("memops")]
+        busy_ns = union_length(ops["start_ns"], ops["end_ns"])
+        compute_ns = union_length(computing["start_ns"], computing["end_ns"])
+        rows.append((device, first, last, last - first, busy_ns, last - first - busy_ns, compute_ns))
+    columns = ["device", "span_start_ns", "span_end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -299,13 +283,10 @@ def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.Da
         The lengths sum to the idle time.
     """
     ops = gpu_intervals(trace) if intervals is None else intervals
-    device, start = (ops[c].to_numpy() for c in ("device", "start_ns"))
-    reach = ops["end_ns"].to_numpy(copy=True)
-    for mine in _devices(device):
-        np.maximum.accumulate(reach[mine], out=reach[mine])
+    device, start = ops["device"].to_numpy(), ops["start_ns"].to_numpy()
+    reach = ops.groupby("device")["end_ns"].cummax().to_numpy()
     after = np.flatnonzero((start[1:] > reach[:-1]) & (device[1:] == device[:-1])) + 1
-    columns = {"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after], "after": after}
-    return pd.DataFrame(columns, copy=False)
+    return pd.DataFrame({"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after], "after": after})
 
 
 def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) -> Int:
@@ -325,14 +306,33 @@ def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) 
     ndarray of int64
         Row in ``trace.whole``'s ``calls``; -1 where the launch was not recorded.
     """
-    wanted = np.asarray(process, np.int64), np.asarray(correlation, np.int64)
-    whole, found = trace.whole, np.full(len(wanted[0]), -1, np.int64)
-    if not whole.size("calls"):
-        return found
-    launches = kept(_Launches)(whole)
-    for mine in chunks(len(found)):
-        found[mine] = launches.of(*(column[mine] for column in wanted))
-    return found
+    processes = np.asarray(process, np.int64)
+    identities = np.asarray(correlation, np.int64)
+    if not trace.whole.size("calls"):
+        return np.full(len(identities), -1, np.int64)
+    owners, ids, pairs, rows = _launches(trace.whole)
+    owner, owned = _places(owners, processes)
+    number, numbered = _places(ids, identities)
+    place, recorded = _places(pairs, owner * len(ids) + number)
+    return np.where(owned & numbered & recorded & (identities != 0), rows[place], -1)
+
+
+@kept
+def _launches(whole: Trace) -> tuple[Int, Int, Int, Int]:
+    """Processes and correlation ids of calls, the pairs of their numbers in order, and the outermost call of each."""
+    calls = whole.table("calls", ["thread", "correlation", "start_ns", "end_ns"])
+    owners, owner = np.unique(calls["thread"].to_numpy() >> 24, return_inverse=True)
+    ids, number = np.unique(calls["correlation"].to_numpy(), return_inverse=True)
+    pair = owner * len(ids) + number
+    outermost_first = np.lexsort((-calls["end_ns"].to_numpy(), calls["start_ns"].to_numpy(), pair))
+    pairs, first = np.unique(pair[outermost_first], return_index=True)
+    return owners, ids, pairs, outermost_first[first]
+
+
+def _places(ordered: Int, values: Int) -> tuple[Int, npt.NDArray[np.bool_]]:
+    """Where values stand among ordered ones, and whether they are there."""
+    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return place, ordered[place] == values
 
 
 def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
@@ -350,13 +350,13 @@ def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
     ndarray of int64
         As from :func:`launch_of`.
     """
-    which, rows = np.asarray(table), np.asarray(row)
+    tables, rows = np.asarray(table), np.asarray(row)
     launch = np.full(len(rows), -1, np.int64)
     for number, name in enumerate(GPU_TABLES):
-        mine = np.flatnonzero(which == number)
-        if len(mine):
-            frame = trace.table(name, ["process", "correlation"])
-            launch[mine] = launch_of(trace, *(frame[c].to_numpy()[rows[mine]] for c in frame))
+        places = np.flatnonzero(tables == number)
+        if len(places):
+            frame = trace.table(name, ["process", "correlation"]).iloc[rows[places]]
+            launch[places] = launch_of(trace, frame["process"], frame["correlation"])
     return launch
 
 
@@ -374,11 +374,12 @@ def selected(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> npt.NDAr
     -------
     ndarray of bool
     """
-    which, rows = np.asarray(table), np.asarray(row)
+    tables, rows = np.asarray(table), np.asarray(row)
     keep = np.ones(len(rows), bool)
     for number, name in enumerate(GPU_TABLES):
-        if (mask := trace.mask(name)) is not None:
-            keep[which == number] = mask[rows[which == number]]
+        mask = trace.mask(name)
+        if mask is not None:
+            keep[tables == number] = mask[rows[tables == number]]
     return keep
 
 
@@ -400,17 +401,21 @@ def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: npt.NDArray[np.b
     """
     columns = ["start_ns", "end_ns", "thread"]
     both = pd.concat([outer[columns], inner[columns]], ignore_index=True)
-    # Old versions of PyTorch round to microseconds: a call may seem to outlive its operator.
-    rounded = not (both["start_ns"].to_numpy() % 1000).any()
-    _, above = nesting(both["thread"], both["start_ns"], both["end_ns"], tolerance=1000 if rounded else 0)
-    counts = np.zeros(len(both), bool)
-    counts[: len(outer)] = True if chosen is None else chosen
-    at = above[len(outer) :]
-    while True:  # as often as the outer ones nest
-        climb = (at >= 0) & ~counts[np.maximum(at, 0)]
-        if not climb.any():
-            return np.asarray(at)
-        at = np.where(climb, above[np.maximum(at, 0)], at)
+    _, above = nesting(both["thread"], both["start_ns"], both["end_ns"], _tolerance(both["start_ns"]))
+    meant = np.zeros(len(both), bool)
+    meant[: len(outer)] = True if chosen is None else chosen
+    around = above[len(outer) :]
+    climbing = np.flatnonzero(around >= 0)
+    while len(climbing):  # as often as the outer ones nest
+        climbing = climbing[~meant[around[climbing]]]
+        around[climbing] = above[around[climbing]]
+        climbing = climbing[around[climbing] >= 0]
+    return around
+
+
+def _tolerance(times: pd.Series) -> int:
+    """By how much a call may seem to outlive its operator: old versions of PyTorch round to microseconds."""
+    return 0 if (times.to_numpy() % 1000).any() else 1000
 
 
 def innermost(inner: pd.DataFrame, outer: pd.DataFrame) -> Int:
@@ -426,20 +431,19 @@ def innermost(inner: pd.DataFrame, outer: pd.DataFrame) -> Int:
     ndarray of int64
         Position in `outer` for each row of `inner`, -1 where none is around it.
     """
-    start, end = (inner[column].to_numpy() for column in ("start_ns", "end_ns"))
-    low, high = (outer[column].to_numpy() for column in ("start_ns", "end_ns"))
-    order = np.lexsort((-high, low))
-    low, high = low[order], high[order]
+    start, end = inner["start_ns"].to_numpy(), inner["end_ns"].to_numpy()
+    tolerance = min(_tolerance(inner["start_ns"]), _tolerance(outer["start_ns"]))
+    order = np.lexsort((-outer["end_ns"].to_numpy(), outer["start_ns"].to_numpy()))
+    low, high = outer["start_ns"].to_numpy()[order], outer["end_ns"].to_numpy()[order]
     _, above = nesting(np.zeros(len(low), np.int64), low, high)
-    rounded = not (start % 1000).any() and not (low % 1000).any()  # as in enclosing
-    need = np.maximum(end - (1000 if rounded else 0), start + (end > start))
-    at = np.searchsorted(low, start, side="right") - 1
-    left = np.flatnonzero(at >= 0)
-    while len(left):  # as often as the outer ones nest
-        left = left[high[at[left]] < need[left]]
-        at[left] = above[at[left]]
-        left = left[at[left] >= 0]
-    return np.append(order, -1)[at]
+    need = np.maximum(end - tolerance, start + (end > start))
+    around = np.searchsorted(low, start, side="right") - 1
+    climbing = np.flatnonzero(around >= 0)
+    while len(climbing):  # as often as the outer ones nest
+        climbing = climbing[high[around[climbing]] < need[climbing]]
+        around[climbing] = above[around[climbing]]
+        climbing = climbing[around[climbing] >= 0]
+    return np.append(order, -1)[around]
 
 
 def launched(trace: Trace, table: str) -> Int:
@@ -462,52 +466,3 @@ def launched(trace: Trace, table: str) -> Int:
         return rows["start_ns"].to_numpy()
     launch = launch_of(trace, rows["process"], rows["correlation"])
     return np.where(launch >= 0, calls[np.maximum(launch, 0)], np.iinfo(np.int64).min)
-
-
-class _Launches:
-    """Rows of the outermost calls by process and correlation id."""
-
-    def __init__(self, whole: Trace) -> None:
-        calls = whole.table("calls", ["thread", "correlation"])
-        process, ids = calls["thread"].to_numpy() >> 24, calls["correlation"].to_numpy()
-        self._processes = np.sort(pd.unique(process))
-        self._low, self._ids, self._places = int(ids.min()), None, None
-        self._width = int(ids.max()) - self._low + 1
-        most = 8 * len(ids) + 1_000_000
-        if self._width * len(self._processes) > most:
-            # Too sparse for a table: number the ids first.
-            self._ids = np.unique(ids)
-            ids = np.searchsorted(self._ids, ids)
-            self._low, self._width = 0, len(self._ids)
-        place = np.searchsorted(self._processes, process) * self._width + (ids - self._low)
-        size = self._width * len(self._processes)
-        if size > most:
-            # Still: as many processes as calls. Number the pairs.
-            self._places = np.unique(place)
-            place, size = np.searchsorted(self._places, place), len(self._places)
-        row = np.arange(len(ids), dtype=np.int32)
-        self._row = np.full(size, -1, np.int32)
-        self._row[place] = row
-        shared = np.zeros(len(self._row), bool)
-        shared[place[self._row[place] != row]] = True
-        among = np.flatnonzero(shared[place])
-        times = whole.table("calls", ["start_ns", "end_ns"])
-        start, end = (times[c].to_numpy()[among] for c in times)
-        inner_first = among[np.lexsort((end, -start))]  # written last wins: earliest start, then latest end
-        self._row[place[inner_first]] = row[inner_first]
-
-    def of(self, process: Int, asked: Int) -> Int:
-        at = np.minimum(np.searchsorted(self._processes, process), len(self._processes) - 1)
-        known = (asked != 0) & (self._processes[at] == process)
-        if self._ids is not None:
-            number = np.minimum(np.searchsorted(self._ids, asked), len(self._ids) - 1)
-            known &= self._ids[number] == asked
-            asked = number
-        place = asked - self._low
-        known &= (place >= 0) & (place < self._width)
-        place = np.where(known, at * self._width + place, 0)
-        if self._places is not None:
-            number = np.minimum(np.searchsorted(self._places, place), len(self._places) - 1)
-            known &= self._places[number] == place
-            place = np.where(known, number, 0)
-        return np.where(known, self._row[place], -1)

@@ -8,6 +8,7 @@ operation       FLOPs                        bytes
 =============== ============================ ==============================
 GEMM            2MNK                         s(MK + KN + MN)
 attention       4BhdST, half of it causal    s·Bd(2hS + 2gT)
+convolution     2NKCRSPQ                     s(NCHW + KCRS + NKPQ)
 RMSNorm         4MH                          2sMH
 layer norm      8MH                          2sMH
 rotary          3MH                          2sMH
@@ -23,14 +24,11 @@ AdamW           12 a parameter               28 a parameter, fp32 throughout
 Weights of norms, biases and statistics are left out: they are thousandths of the rest. Causal attention of equal
 contexts is counted as exactly half of the square, which is what a kernel that skips masked tiles approaches.
 
-What a framework operator must do is read from its name and the shapes and types of its inputs. PyTorch's profiler
-writes both when it is asked to (``record_shapes=True``). Operators that only call others (``aten::linear``) are not
-counted, or their work would count twice; nor are those whose inputs do not show their traffic.
-
-Two things may be missing. Types: ranges that PyTorch emits for Nsight Systems hold shapes alone, and the types inside
-a list of tensors are recorded nowhere. Then the caller must say what the tensors hold; nothing is assumed. Values:
-without them it is not known whether attention was causal. Then the least that it can be is counted, so that no share of
-the speed of light comes out too high, and :func:`caveat` says so.
+What a framework operator must do is read from its name and the shapes, types and values of its inputs, which PyTorch's
+profiler records with ``record_shapes=True``. Operators that only call others (``aten::linear``) are not counted, or
+their work would count twice. Operators on lists of tensors (``_foreach``, fused optimizers) have no cost here, since
+the lists' types are not recorded. Attention whose mask was not recorded counts as causal, the least that it can be, so
+that no share of the speed of light comes out too high.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from nsightkit.errors import UsageError
 
@@ -50,13 +48,11 @@ __all__ = [
     "Operation",
     "adamw_cost",
     "attention_cost",
-    "caveat",
     "cost",
     "element_bytes",
     "elementwise_cost",
     "gemm_cost",
     "layer_costs",
-    "untyped",
 ]
 
 #: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic and lies in memory as fp32.
@@ -279,7 +275,7 @@ def layer_costs(
 
 # ---------------------------------------------------------------- operators of a framework
 
-#: Precision of a tensor by the name that PyTorch gives its type; the second spelling is that of older versions.
+#: Precision of a tensor by PyTorch's name of its type.
 _PRECISIONS = {
     "float": "fp32",
     "c10::Half": "fp16",
@@ -287,83 +283,60 @@ _PRECISIONS = {
     "c10::Float8_e4m3fn": "fp8",
     "c10::Float8_e5m2": "fp8",
 }
-#: Bytes of other types, which say nothing of the precision: masks, indices.
+#: Bytes of masks and indices, whose types are no precision of arithmetic.
 _OTHER_BYTES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
-_LIST = "TensorList"
 
 
 def _is_shape(dims: object) -> bool:
     return isinstance(dims, list) and all(type(n) is int and n >= 0 for n in dims)
 
 
-class _Inputs(NamedTuple):
-    """The inputs of one operator, and the precision that the caller says they have."""
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """The recorded inputs of one operator."""
 
-    given: str | None
     dims: Sequence[Any]
     types: Sequence[str]
     values: Sequence[Any]
 
     def shape(self, i: int) -> list[int]:
-        """Shape of an input, which must be a tensor."""
-        if not _is_shape(self.dims[i]):
+        """Give the shape of an input, which must be a tensor."""
+        dims = self.dims[i]
+        if not _is_shape(dims):
             raise ValueError("not a tensor")
-        return list(self.dims[i])
+        return list(dims)
 
     def elements(self, i: int) -> int:
         return math.prod(self.shape(i))
 
-    def lists(self, count: int = 1) -> list[list[int]]:
-        """Elements of each tensor of each list of tensors; without types `count` lists are strung together."""
-        if not self.types:
-            strung = [self.elements(i) for i in self.tensors(len(self.dims))]
-            length = max(len(strung) // count, 1)
-            return [strung[i : i + length] for i in range(0, len(strung), length)]
-        lists = []
-        for shapes, kind in zip(self.dims, self.types, strict=False):
-            if kind != _LIST or not shapes:
-                continue
-            if not all(_is_shape(shape) for shape in shapes):
-                raise ValueError("not a list of tensors")
-            lists.append([math.prod(shape) for shape in shapes])
-        return lists
-
     def precision(self, i: int = 0) -> str:
-        """Precision of an input: as recorded, or as the caller has it where no type was."""
-        if self.types and self.types[i] != _LIST:
-            return _PRECISIONS[self.types[i]]
-        if self.given is None:
-            raise ValueError("no type was recorded")
-        return self.given
+        return _PRECISIONS[self.types[i]]
 
     def size(self, i: int) -> int:
-        """Bytes of an element of an input."""
-        if self.types and self.types[i] in _OTHER_BYTES:
-            return _OTHER_BYTES[self.types[i]]
-        return BYTES_OF[self.precision(i)]
+        """Give the bytes of one element of an input."""
+        kind = self.types[i]
+        return _OTHER_BYTES[kind] if kind in _OTHER_BYTES else BYTES_OF[self.precision(i)]
 
-    def tensors(self, most: int) -> list[int]:
-        """Which of the first inputs are tensors of more than one element."""
-        return [i for i, dims in enumerate(self.dims[:most]) if dims and self._is_tensor(i)]
+    def moved(self, i: int) -> int:
+        """Give the bytes of a whole input."""
+        return self.elements(i) * self.size(i)
 
-    def _is_tensor(self, i: int) -> bool:
-        return not self.types or self.types[i] in _PRECISIONS or self.types[i] in _OTHER_BYTES
-
-    def label(self) -> str:
-        """Shapes of the first tensors, and their precision."""
-        shapes = [dims for dims in self.dims if dims and _is_shape(dims)]
-        if not shapes:
-            shapes = [[sum(sizes)] for sizes in self.lists()[:1]]
-        words = ["x".join(map(str, dims)) for dims in shapes[:3]]
-        recorded = [_PRECISIONS[kind] for kind in self.types if kind in _PRECISIONS]
-        precision = recorded[0] if recorded else self.given
-        return " ".join([*words, precision or self.types[0]])
+    def numbers(self, i: int) -> list[int]:
+        """Give a recorded list of numbers, such as strides."""
+        return [int(number) for number in json.loads(str(self.values[i]))]
 
     def flag(self, i: int) -> bool | None:
-        """Value of a flag; None where values were not recorded."""
+        """Give a recorded flag; None where values were not recorded."""
         if i >= len(self.values) or self.values[i] in ("", None):
             return None
         return str(self.values[i]) in ("True", "1", "true")
+
+    def label(self) -> str:
+        """Write the shapes of the first tensors, and their precision."""
+        shapes = [dims for dims in self.dims if dims]
+        words = ["x".join(map(str, dims)) for dims in shapes[:3]]
+        precisions = [_PRECISIONS[kind] for kind in self.types if kind in _PRECISIONS]
+        return " ".join([*words, *(precisions or self.types)[:1]])
 
 
 def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
@@ -372,7 +345,8 @@ def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
     *same, inner, n = given.shape(right)
     if k != inner or batch != same:
         raise ValueError("shapes do not match")
-    product, count = gemm_cost(m, n, k, given.precision(left)), math.prod(batch)
+    product = gemm_cost(m, n, k, given.precision(left))
+    count = math.prod(batch)
     return Operation("", product.flops * count, product.bytes * count, product.unit)
 
 
@@ -380,15 +354,44 @@ def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -
     """Fused attention: queries, keys and values are inputs `q` and the two after it, each (B, heads, T, d)."""
     batch, heads, context, width = given.shape(q)
     _, kv_heads, keys, _ = given.shape(q + 1)
-    masked = given.flag(causal) is not False and keys >= context
     precision = given.precision(q)
-    forward = attention_cost(batch, heads, context, width, precision, causal=masked, keys=keys, kv_heads=kv_heads)
+    # A mask that was not recorded counts as causal: the least that it can be.
+    is_causal = given.flag(causal) is not False and keys >= context
+    forward = attention_cost(batch, heads, context, width, precision, causal=is_causal, keys=keys, kv_heads=kv_heads)
     if not backward:
         return forward
     # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
     # Reads queries, keys, values, the result and its gradient; writes three gradients.
     moved = BYTES_OF[precision] * batch * width * (4 * heads * context + 4 * kv_heads * keys)
-    return dataclasses.replace(forward, flops=forward.flops * 5 // 2, bytes=moved)
+    return Operation("", forward.flops * 5 // 2, moved, precision)
+
+
+def _convolution(given: _Inputs, padding: int) -> Operation:
+    """Convolution; strides and dilations are the two inputs after `padding`."""
+    batch, _, *extents = given.shape(0)
+    filters, _, *kernel = given.shape(1)
+    places = batch
+    pads, strides, dilations = (given.numbers(padding + i) for i in range(3))
+    for extent, width, pad, stride, dilation in zip(extents, kernel, pads, strides, dilations, strict=True):
+        places *= (extent + 2 * pad - dilation * (width - 1) - 1) // stride + 1
+    return _convolved(given, 0, 1, filters * places, 1)
+
+
+def _convolution_backward(given: _Inputs) -> Operation:
+    """Gradients of a convolution: of its input, its weights, or both."""
+    passes = 1  # the least, where it was not recorded
+    if len(given.values) > 10:
+        wanted = str(given.values[10])
+        passes = wanted.partition(",")[0].count("True") + wanted.split(",")[1].count("True")
+    return _convolved(given, 1, 2, given.elements(0), passes)
+
+
+def _convolved(given: _Inputs, image: int, weight: int, results: int, passes: int) -> Operation:
+    """Passes over an image that multiply each result with the filter behind it: 2·N·K·C·R·S·P·Q FLOPs each."""
+    precision = given.precision(image)
+    depth = math.prod(given.shape(weight)[1:])  # channels of a group, and the filter's extents
+    moved = BYTES_OF[precision] * (given.elements(image) + given.elements(weight) + results)
+    return Operation("", 2 * passes * results * depth, passes * moved, precision)
 
 
 def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int | None = None) -> Operation:
@@ -396,69 +399,42 @@ def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int | None = N
 
     The input `widens`, where there is one, says whether tensors of 16 bits give a result in fp32.
     """
-    tensors = given.tensors(inputs)
-    largest = max(given.elements(i) for i in tensors)
-    precisions = [given.precision(i) for i in tensors if not given.types or given.types[i] in _PRECISIONS]
-    result_bytes = max(BYTES_OF[precision] for precision in precisions)
+    largest = read = result_bytes = 0
+    for i, dims in enumerate(given.dims[:inputs]):
+        kind = given.types[i]
+        if dims and (kind in _PRECISIONS or kind in _OTHER_BYTES):
+            largest = max(largest, given.elements(i))
+            read += given.moved(i)
+            if kind in _PRECISIONS:
+                result_bytes = max(result_bytes, given.size(i))
     if widens is not None and given.flag(widens):
         result_bytes = BYTES_OF["fp32"]
-    read = sum(given.elements(i) * given.size(i) for i in tensors)
+    if not result_bytes:
+        raise ValueError("no tensor of numbers")
     return Operation("", flops * largest, read + result_bytes * largest, "fp32")
 
 
 def _reduction(given: _Inputs) -> Operation:
     """Read all; what is left of it depends on values that may not be recorded, and is left out."""
-    elements = given.elements(0)
-    return Operation("", elements, elements * BYTES_OF[given.precision()], "fp32")
+    return Operation("", given.elements(0), given.elements(0) * BYTES_OF[given.precision()], "fp32")
 
 
-def _moves(given: _Inputs, *, inputs: Sequence[int]) -> Operation:
+def _moves(given: _Inputs, inputs: int) -> Operation:
     """Read or write some inputs, and compute nothing."""
-    return Operation("", 0, sum(given.elements(i) * given.size(i) for i in inputs), "fp32")
-
-
-def _cat(given: _Inputs) -> Operation:
-    return Operation("", 0, 2 * sum(map(sum, given.lists())) * BYTES_OF[given.precision()], "fp32")
+    return Operation("", 0, sum(map(given.moved, range(inputs))), "fp32")
 
 
 def _embedding(given: _Inputs) -> Operation:
     return elementwise_cost("embedding", given.elements(1), given.shape(0)[-1], given.precision())
 
 
-def _embedding_backward(given: _Inputs) -> Operation:
-    """Read the gradient of what was looked up, write that of the whole table."""
-    elements, table = given.elements(0), int(given.values[2]) * given.shape(0)[-1]
-    return Operation("", elements, (elements + table) * BYTES_OF[given.precision()], "fp32")
-
-
-def _adamw(given: _Inputs) -> Operation:
-    """One kernel for lists of weights, gradients and two moments, which emitted ranges string together."""
-    lists = given.lists(4)
-    if given.types:
-        lists = lists[:4]
-    if lists != lists[:1] * 4:
-        raise ValueError("not four lists of the same tensors")
-    return adamw_cost(sum(lists[0]), given.precision())
-
-
-def _foreach(given: _Inputs, flops: int) -> Operation:
-    """An elementwise operation on lists of tensors: each read once, one list written."""
-    elements, *others = map(sum, given.lists())
-    moved = 2 * elements + sum(others)
-    return Operation("", flops * elements, moved * BYTES_OF[given.precision()], "fp32")
-
-
 # Which input is which: the schemas in PyTorch's native_functions.yaml, 2.4 to 2.13. FLOPs of norms' gradients are
 # twice those of the norms.
 _MASK_AT = {
-    "_scaled_dot_product_flash_attention": 4,
-    "_scaled_dot_product_flash_attention_backward": 11,
-    "_scaled_dot_product_efficient_attention": 6,
-    "_scaled_dot_product_efficient_attention_backward": 11,
-    "_scaled_dot_product_cudnn_attention": 6,
-    "_scaled_dot_product_cudnn_attention_backward": 14,
-    "_scaled_dot_product_flash_attention_for_cpu": 4,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "flash_attention": (4, 11),
+    "efficient_attention": (6, 11),
+    "cudnn_attention": (6, 14),
+    "flash_attention_for_cpu": (4, 7),
 }
 _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
     "mm": _matrices,
@@ -466,21 +442,21 @@ _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
     "addmm": partial(_matrices, left=1, right=2),
     "baddbmm": partial(_matrices, left=1, right=2),
     "_scaled_mm": _matrices,
+    "cudnn_convolution": partial(_convolution, padding=2),
+    "miopen_convolution": partial(_convolution, padding=3),
+    "convolution_backward": _convolution_backward,
     "_softmax": partial(_elementwise, inputs=1, flops=5, widens=2),
     "_log_softmax": partial(_elementwise, inputs=1, flops=5, widens=2),
     "embedding": _embedding,
-    "embedding_dense_backward": _embedding_backward,
-    "copy_": partial(_moves, inputs=(0, 1)),
-    "cat": _cat,
-    "fill": partial(_moves, inputs=(0,)),
+    "copy_": partial(_moves, inputs=2),
+    "fill": partial(_moves, inputs=1),
     "sum": _reduction,
     "mean": _reduction,
-    "_fused_adamw": _adamw,
-    "_fused_adam": _adamw,
 }
-for _name, _mask in _MASK_AT.items():
-    _is_backward = _name.endswith("backward")
-    _COSTS[_name] = partial(_attention, q=int(_is_backward), causal=_mask, backward=_is_backward)
+for _kind, (_forward, _backward) in _MASK_AT.items():
+    _name = f"_scaled_dot_product_{_kind}"
+    _COSTS[_name] = partial(_attention, q=0, causal=_forward)
+    _COSTS[f"{_name}_backward"] = partial(_attention, q=1, causal=_backward, backward=True)
 #: Elementwise operators by the tensors that they read, and FLOPs an element.
 _ELEMENTWISE_OPERATORS = {
     (1, 1): "neg sqrt rsqrt abs reciprocal relu square pow",
@@ -496,41 +472,12 @@ _ELEMENTWISE_OPERATORS = {
 for (_inputs, _flops), _names in _ELEMENTWISE_OPERATORS.items():
     for _name in _names.split():
         _COSTS[_name] = partial(_elementwise, inputs=_inputs, flops=_flops)
-#: Operators on lists of tensors, by FLOPs an element.
-_LIST_OPERATORS = {1: "add sub mul div sqrt neg reciprocal", 3: "lerp addcmul addcdiv"}
-for _flops, _names in _LIST_OPERATORS.items():
-    for _name in _names.split():
-        _COSTS[f"_foreach_{_name}"] = partial(_foreach, flops=_flops)
-#: Their inputs are of several types by nature: a precision for all of them says too little.
-_MIXED = ("copy_", "masked_fill", "where")
 #: FLOPs or bytes of one operator, beyond which a file is not to be believed.
 _MOST = 1 << 52
 _IN_PLACE = re.compile(r"(?<!^copy)_$")
 
 
-def _plain(name: str) -> str:
-    if not name.startswith("aten::"):
-        return ""
-    return _IN_PLACE.sub("", name.removeprefix("aten::"))
-
-
-def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation, _Inputs] | None:
-    plain = _plain(name)
-    if plain not in _COSTS or not inputs:
-        return None
-    try:
-        # A product of scaled matrices exists in 8 bits only.
-        given = _Inputs("fp8" if plain == "_scaled_mm" else precision, *json.loads(inputs))
-        operation = _COSTS[plain](given)
-        if not 0 < max(operation.flops, operation.bytes) <= _MOST:
-            raise ValueError("sizes that were not recorded, or that no card holds")
-        return operation.renamed(f"{name} {given.label()}"), given
-    # Whatever a file says of its operators, what is not a shape has no cost.
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None
-
-
-def cost(name: str, inputs: str, precision: str | None = None) -> Operation | None:
+def cost(name: str, inputs: str) -> Operation | None:
     """Reckon what an operator must cost.
 
     Parameters
@@ -539,62 +486,23 @@ def cost(name: str, inputs: str, precision: str | None = None) -> Operation | No
         Such as ``aten::mm``.
     inputs : str
         The ``inputs`` of the trace's operators: JSON of shapes, types and values.
-    precision : str, optional
-        A key of :data:`BYTES_OF`: what tensors hold whose type was not recorded.
-        A recorded type always counts.
 
     Returns
     -------
     Operation or None
-        Named after the operator, its shapes and their precision. None where it is not an operator whose cost follows
-        from its inputs, or they were not recorded or do not fit it, or their types were not and `precision` is missing
-        or too little. Attention whose mask was not recorded counts as causal (:func:`caveat`).
+        Named after the operator, its shapes and their precision. None where the inputs were not recorded or do not
+        determine the cost.
     """
-    reckoned = _reckoned(name, inputs, precision)
-    if reckoned is None:
+    reckon = _COSTS.get(_IN_PLACE.sub("", name.removeprefix("aten::")))
+    if reckon is None or not name.startswith("aten::") or not inputs:
         return None
-    operation, given = reckoned
-    if not given.types and _plain(name) in _MIXED:
+    try:
+        given = _Inputs(*json.loads(inputs))
+        operation = reckon(given)
+        label = given.label()
+    # Whatever a file says of its operators, what is not a shape has no cost.
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
-    return operation
-
-
-def untyped(name: str, inputs: str) -> Operation | None:
-    """Give what is known of an operator whose tensors' types are not.
-
-    Parameters
-    ----------
-    name : str
-    inputs : str
-
-    Returns
-    -------
-    Operation or None
-        Named after the operator and its shapes, with its FLOPs, no bytes and no unit. None where types would not help.
-    """
-    reckoned = _reckoned(name, inputs, "fp32")
-    if reckoned is None:
+    if not 0 < max(operation.flops, operation.bytes) <= _MOST:
         return None
-    operation, _ = reckoned
-    without_precision = operation.name.rpartition(" ")[0]
-    return Operation(without_precision, operation.flops, 0, "")
-
-
-def caveat(name: str, inputs: str) -> str:
-    """Say what had to be taken for granted of an operator whose cost is reckoned.
-
-    Parameters
-    ----------
-    name : str
-    inputs : str
-
-    Returns
-    -------
-    str
-        Empty where everything that matters was recorded.
-    """
-    mask = _MASK_AT.get(_plain(name))
-    reckoned = None if mask is None else _reckoned(name, inputs, "fp32")
-    if mask is None or reckoned is None or reckoned[1].flag(mask) is not None:
-        return ""
-    return "its mask was not recorded: counted as causal, the least it can be"
+    return operation.renamed(f"{name} {label}")

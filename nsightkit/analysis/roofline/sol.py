@@ -31,21 +31,17 @@ from nsightkit import hardware
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.intervals import enclosing, launch_of
 from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.roofline import nvtx_ops
 from nsightkit.analysis.roofline.costs import (
     BYTES_OF,
     Operation,
     adamw_cost,
     attention_cost,
-    caveat,
     cost,
-    element_bytes,
     elementwise_cost,
     gemm_cost,
     layer_costs,
-    untyped,
 )
-from nsightkit.analysis.timeline import operators, steps
+from nsightkit.analysis.timeline import steps
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.hardware import Gpu
 from nsightkit.trace.model import Trace
@@ -74,6 +70,19 @@ __all__ = [
 
 # cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)
+#: Operators that multiply in TF32 where it is allowed, and all that run on tensor cores.
+_PRODUCTS = (
+    *("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::cudnn_convolution", "aten::miopen_convolution"),
+    "aten::convolution_backward",
+)
+_ON_TENSOR_CORES = (*_PRODUCTS, "aten::_scaled_mm", "aten::_scaled_dot_product")
+#: How often a transfer goes through the memory.
+_TENSORS_MOVED = {"copy": 2, "triad": 3, "read": 1}
+_BOUNDS = ("name", "flops", "bytes", "intensity", "bound", "bound_ns", "source")
+_JUDGED = (
+    *("name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured", "impossible"),
+    *("unit", "source", "note"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,16 +107,11 @@ class Rates:
     l2_bytes: int = 0
 
     def compute_ns(self, operation: Operation) -> float:
-        """Give the time of an operation's arithmetic at the peak rate.
+        """Give the time of an operation's arithmetic at the peak rate, in ns.
 
         Parameters
         ----------
         operation : Operation
-
-        Returns
-        -------
-        float
-            Nanoseconds.
 
         Raises
         ------
@@ -122,72 +126,33 @@ class Rates:
         return operation.flops / self.tflops[operation.unit] / 1e3
 
     def memory_ns(self, operation: Operation) -> float:
-        """Give the time of an operation's compulsory traffic at the full bandwidth.
-
-        Parameters
-        ----------
-        operation : Operation
-
-        Returns
-        -------
-        float
-            Nanoseconds.
-        """
+        """Give the time of an operation's compulsory traffic at the full bandwidth, in ns."""
         return operation.bytes / self.gb_per_s
 
     def bound_ns(self, operation: Operation) -> float:
-        """Give the least time of an operation.
-
-        Parameters
-        ----------
-        operation : Operation
-
-        Returns
-        -------
-        float
-            Nanoseconds.
-        """
+        """Give the least time of an operation, in ns."""
         return max(self.compute_ns(operation), self.memory_ns(operation))
 
     def bound(self, operation: Operation) -> str:
-        """Say what takes longer, ``compute`` or ``memory``.
-
-        Parameters
-        ----------
-        operation : Operation
-        """
+        """Say what takes longer, ``compute`` or ``memory``."""
         return "compute" if self.compute_ns(operation) > self.memory_ns(operation) else "memory"
 
 
-def datasheet(gpu: Gpu, clock_mhz: float | None = None) -> Rates:
-    """Take the rates of a card's datasheet, which hold at its boost clock, or what is left of them at another.
+def datasheet(gpu: Gpu) -> Rates:
+    """Take the rates of a card's datasheet, which hold at its boost clock.
 
     Parameters
     ----------
     gpu : Gpu
         As :func:`nsightkit.hardware.find` gives it.
-    clock_mhz : float, optional
-        The SM clock that was measured. The memory has a clock of its own: its bandwidth stays.
 
     Returns
     -------
     Rates
-        Dense, with fp32 accumulation. `source` says which clock, where it is not the datasheet's own. A rate that is
-        quoted only, with no clock, stays what it is.
-
-    Raises
-    ------
-    UsageError
-        `clock_mhz` is not positive.
+        Dense, with fp32 accumulation.
     """
     tflops = {peak.unit: peak.tflops for peak in gpu.peaks if peak.accumulate == "fp32"}
-    l2_bytes = int(gpu.l2_mb * 1e6)
-    if clock_mhz is None:
-        return Rates("datasheet", tflops, gpu.gb_per_s, l2_bytes)
-    if not clock_mhz > 0:
-        raise UsageError(f"a clock of {clock_mhz:g} MHz does not tick")
-    at_clock = {unit: gpu.at_clock(unit, clock_mhz) or rate for unit, rate in tflops.items()}
-    return Rates(f"datasheet at {clock_mhz:,.0f} MHz", at_clock, gpu.gb_per_s, l2_bytes)
+    return Rates("datasheet", tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
 
 
 def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
@@ -206,19 +171,15 @@ def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
         ``unit`` (``memory`` for a transfer), ``tflops`` and ``gb_per_s``, of which one is None, and ``what`` ran.
     """
     kind = str(parameters.get("kind", "gemm"))
-    rate: dict[str, Any] = {"unit": "memory", "tflops": None, "gb_per_s": None}
-    if kind == "gemm":
-        m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
-        zeros = " of zeros" if parameters.get("zeros") else ""
-        rate |= {"unit": parameters["precision"], "tflops": 2 * m * n * k / time_ns / 1e3}
-        return rate | {"what": f"GEMM {m}x{k} {k}x{n}{zeros}"}
-    megabytes = int(parameters["megabytes"])
-    rate["gb_per_s"] = _TENSORS_MOVED[kind] * megabytes * 10**6 / time_ns
-    return rate | {"what": f"{kind} of {parameters['megabytes']:,} MB"}
-
-
-#: How often a transfer goes through the memory.
-_TENSORS_MOVED = {"copy": 2, "triad": 3, "read": 1}
+    if kind != "gemm":
+        gb_per_s = _TENSORS_MOVED[kind] * int(parameters["megabytes"]) * 10**6 / time_ns
+        what = f"{kind} of {parameters['megabytes']:,} MB"
+        return {"unit": "memory", "tflops": None, "gb_per_s": gb_per_s, "what": what}
+    m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
+    zeros = " of zeros" if parameters.get("zeros") else ""
+    tflops = 2 * m * n * k / time_ns / 1e3
+    what = f"GEMM {m}x{k} {k}x{n}{zeros}"
+    return {"unit": parameters["precision"], "tflops": tflops, "gb_per_s": None, "what": what}
 
 
 def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
@@ -238,11 +199,10 @@ def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
     """
     best: dict[str, float] = {}
     for row in rows:
-        if "of zeros" in str(row["what"]):
-            continue
         unit = row["unit"]
         rate = row["gb_per_s"] if unit == "memory" else row["tflops"]
-        best[unit] = float(np.fmax(best.get(unit, 0.0), rate))
+        if "of zeros" not in str(row["what"]):
+            best[unit] = float(np.fmax(best.get(unit, 0.0), rate))
     gb_per_s = best.pop("memory", float("nan"))
     return Rates(source, best, gb_per_s)
 
@@ -266,18 +226,17 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
     """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
-        known = {str(row["gpu"]) for row in rows}
-        if len(known) != 1 or not all(str(row["source"]).startswith("measured") for row in rows):
+        cards = {str(row["gpu"]) for row in rows}
+        if len(cards) != 1 or not all(str(row["source"]).startswith("measured") for row in rows):
             raise ValueError("not the measurement of one card")
-        rates = ceilings([{**row, "what": row["source"]} for row in rows], f"measured on {known.pop()}")
+        rates = ceilings([{**row, "what": row["source"]} for row in rows], f"measured on {cards.pop()}")
         if not rates.gb_per_s > 0:
             raise ValueError("no bandwidth in it")
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror})", "check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TraceError(
-            path, f"is not a list of ceilings ({error})", "write one with 'nsightkit peaks --measure --format json'"
-        ) from error
+        remedy = "write one with 'nsightkit peaks --measure --format json'"
+        raise TraceError(path, f"is not a list of ceilings ({error})", remedy) from error
     return rates
 
 
@@ -301,10 +260,9 @@ def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
     """
     rows = []
     for operation in operations:
-        bound, bound_ns = rates.bound(operation), rates.bound_ns(operation)
-        cost = (operation.name, operation.flops, operation.bytes, operation.intensity)
-        rows.append((*cost, bound, bound_ns, rates.source))
-    return pd.DataFrame(rows, columns=["name", "flops", "bytes", "intensity", "bound", "bound_ns", "source"])
+        needs = (operation.name, operation.flops, operation.bytes, operation.intensity)
+        rows.append((*needs, rates.bound(operation), rates.bound_ns(operation), rates.source))
+    return pd.DataFrame(rows, columns=pd.Index(_BOUNDS))
 
 
 def judge(
@@ -332,71 +290,56 @@ def judge(
         are read, and keep n that are written. The note also says where a time is shorter than measured ceilings allow,
         which is not a mistake: they are what one program reached.
     """
-    table = bounds(operations, sheet)
     times = np.asarray(time_ns, dtype=float)
-    if len(times) != len(table):
-        raise UsageError(f"{len(table)} operations and {len(times)} times do not belong together")
+    if len(times) != len(operations):
+        raise UsageError(f"{len(operations)} operations and {len(times)} times do not belong together")
     if (times <= 0).any():
         raise UsageError("a measured time must be positive")
-    moved, by_memory = table["bytes"].to_numpy(), (table["bound"] == "memory").to_numpy()
-    ceiling_ns = [_ceiling_ns(measured, *pair) for pair in zip(operations, table["bound"], strict=True)]
-    table["time_ns"] = times
+    table = bounds(operations, sheet).assign(time_ns=times, unit=[operation.unit for operation in operations])
+    ceiling_ns = []
+    notes = []
+    for operation, lasting in zip(operations, times, strict=True):
+        least_ns = _ceiling_ns(operation, sheet, measured)
+        ceiling_ns.append(least_ns)
+        notes.append(_note(operation, lasting, sheet, least_ns))
     table["sol_datasheet"] = table["bound_ns"] / times
     table["sol_measured"] = np.array(ceiling_ns, float) / times
-    table["unit"] = np.array([operation.unit for operation in operations], dtype=object)
-    fits = moved <= sheet.l2_bytes
-    above_peak = np.array([sheet.compute_ns(operation) for operation in operations]) > times
-    above_memory = moved / sheet.gb_per_s > times
-    above_uncached = np.maximum(moved - 2 * sheet.l2_bytes, 0) / sheet.gb_per_s > times
-    above_ceiling = (table["sol_measured"] > 1).to_numpy()
-    table["impossible"] = above_peak | above_uncached
-    notes = {  # the first that holds
-        "above the memory's bandwidth, and too large for the L2 cache: is every byte read?": above_uncached,
-        f"part of {_CACHED.format('fits')}": above_memory & ~fits,
-        _CACHED.format("fit"): above_memory | (above_ceiling & fits & by_memory),
-        "quicker than the ceilings measured on this card": above_ceiling,
-    }
-    table["note"] = np.select(list(notes.values()), list(notes), "").astype(object)
-    for row in np.flatnonzero(above_peak).tolist():
-        rate, peak = table["flops"][row] / times[row] / 1e3, sheet.tflops[operations[row].unit]
-        table.loc[row, "note"] = f"would be {rate:,.0f} TFLOP/s, {rate / peak:.1f} times the peak"
-    return table[_JUDGED]
+    table["impossible"] = np.array([impossible for impossible, _ in notes], bool)
+    table["note"] = np.array([note for _, note in notes], object)
+    return table[list(_JUDGED)]
 
 
-_JUDGED = [
-    *("name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured", "impossible"),
-    *("unit", "source", "note"),
-]
-_CACHED = "its tensors {} the L2 cache: quicker than the memory, as they may be"
-
-
-def _ceiling_ns(measured: Rates | None, operation: Operation, bound: str) -> float:
+def _ceiling_ns(operation: Operation, sheet: Rates, measured: Rates | None) -> float:
     """Give the least time by measured ceilings; NaN where the one that counts was not measured."""
     if measured is None:
         return float("nan")
     if operation.unit in measured.tflops or not operation.flops:
         return measured.bound_ns(operation)
-    return measured.memory_ns(operation) if bound == "memory" else float("nan")
+    return measured.memory_ns(operation) if sheet.bound(operation) == "memory" else float("nan")
 
 
-def summary(
-    trace: Trace,
-    gpu: str | None = None,
-    measured: Rates | None = None,
-    *,
-    machine: Rates | None = None,
-    precision: str | None = None,
-    clock_mhz: float | None = None,
-) -> pd.DataFrame:
+def _note(operation: Operation, time_ns: float, sheet: Rates, ceiling_ns: float) -> tuple[bool, str]:
+    """Say whether a time is impossible, and what is remarkable about it."""
+    peak_ns = sheet.compute_ns(operation)
+    if peak_ns > time_ns:
+        rate = operation.flops / time_ns / 1e3
+        return True, f"would be {rate:,.0f} TFLOP/s, {peak_ns / time_ns:.1f} times the peak"
+    if operation.bytes - 2 * sheet.l2_bytes > time_ns * sheet.gb_per_s:
+        return True, "above the memory's bandwidth, and too large for the L2 cache: is every byte read?"
+    fits = operation.bytes <= sheet.l2_bytes
+    above_ceiling = ceiling_ns > time_ns
+    if sheet.memory_ns(operation) > time_ns or (above_ceiling and fits and sheet.bound(operation) == "memory"):
+        tensors = "its tensors fit" if fits else "part of its tensors fits"
+        return False, f"{tensors} the L2 cache: quicker than the memory, as they may be"
+    return False, "quicker than the ceilings measured on this card" if above_ceiling else ""
+
+
+def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None) -> pd.DataFrame:
     """Judge the operators of a trace whose shapes were recorded, by the kernels they launched.
 
-    Operators are those of a Kineto trace with ``record_shapes=True``, or what the names of NVTX ranges say
-    (:mod:`nsightkit.analysis.roofline.nvtx_ops`). Each kernel counts for the innermost operator with a known cost that
-    its launch lies in. GEMMs in fp32 are held against the tensor cores' TF32 rate where their kernel's name says that
-    they used it.
-
-    Ranges do not say what tensors hold. That is taken from the name of the operator's longest kernel whose name says
-    it, else it is `precision`, else it stays unknown, and so does the operator's share.
+    Operators are those of a Kineto trace with ``record_shapes=True``. Each kernel counts for the innermost operator
+    with a known cost that its launch lies in. Matrix products in fp32 are held against the tensor cores' TF32 rate
+    where their kernel's name says that they used it.
 
     Parameters
     ----------
@@ -406,79 +349,34 @@ def summary(
         Name of the card; what the trace says when omitted.
     measured : Rates, optional
         Ceilings measured on that very card.
-    machine : Rates, optional
-        What to hold times against in place of a card's datasheet. With it a trace without kernels is judged by the own
-        times of its operators on the CPU, which these rates must be of then.
-    precision : {"fp32", "tf32", "fp16", "bf16", "fp8"}, optional
-        Of tensors whose type neither the trace nor a kernel's name states.
-    clock_mhz : float, optional
-        The SM clock that was measured, for a datasheet's rates at that clock (:func:`datasheet`).
 
     Returns
     -------
     DataFrame
-        One row an operator with its shapes: ``name, flops, bytes, intensity, bound, time_ns, sol_datasheet,
-        sol_measured, impossible, unit, source`` as from :func:`judge`, summed over its calls; ``count``;
-        ``precision_from`` (``recorded``, ``kernel`` for the name of one, ``given``, or ``unknown``) and ``note``. The
-        longest first. What depends on an unknown precision is missing: `bytes` is NA, `bound` None, shares are NaN.
-        Empty where no shapes or no kernels were recorded.
+        One row an operator with its shapes: the columns of :func:`judge`, summed over its calls, and ``count``. The
+        longest first. Empty where no shapes or no kernels were recorded.
 
     Raises
     ------
     UsageError
-        No such card or precision is listed, or the trace names no card and `gpu` does neither; or the card has no such
-        unit.
+        No such card is listed, or the trace names no card and `gpu` does neither.
     """
-    if precision is not None:
-        element_bytes(precision)
-    on_cpu = machine is not None and not trace.recorded("kernels")
-    ops = _operators(trace, "ops" if on_cpu else "kernels")
-    if not len(ops):
-        # Times on a CPU say nothing of a GPU's speed of light.
-        return _listed([], Rates("datasheet", {}, 1.0), None)
-    sheet = machine or datasheet(hardware.find(gpu or _gpu_of(trace)), clock_mhz)
-    return _listed([group for group in _groups(trace, ops, on_cpu, precision) if group.time_ns > 0], sheet, measured)
-
-
-def _listed(groups: list[_Group], sheet: Rates, measured: Rates | None) -> pd.DataFrame:
-    """Judge groups of calls; what has no precision comes last, without a judgement."""
-    groups = sorted(groups, key=lambda group: group.precision_from == "unknown")
-    times = np.array([group.time_ns for group in groups], np.int64)
+    groups = [group for group in _groups(trace) if group.time_ns > 0]
+    sheet = Rates("datasheet", {}, 1.0)
+    if groups:
+        sheet = datasheet(hardware.find(gpu or _gpu_of(trace)))
     calls = np.array([group.calls for group in groups], np.int64)
-    source = np.array([group.precision_from for group in groups], dtype=object)
-    unknown = source == "unknown"
-    # What fits the cache is a matter of one call.
-    table = judge([_on(sheet, group.operation) for group in groups], (times / calls).tolist(), sheet, measured)
-    notes = []
-    for group, note in zip(groups, table.pop("note").mask(unknown, _UNKNOWN), strict=True):
-        notes.append("; ".join(filter(None, [note, group.caveat])))
-    table = table.astype({"bytes": "Int64", "bound": object, "unit": object})
+    times = np.array([group.time_ns for group in groups], np.int64)
+    operations = [_on(sheet, group.operation) for group in groups]
+    table = judge(operations, times / calls, sheet, measured)  # what fits the cache is a matter of one call
     table[["flops", "bytes"]] = table[["flops", "bytes"]].mul(calls, axis=0)
-    table["time_ns"] = times
-    table["impossible"] &= ~unknown
-    for column, nothing in _NOT_KNOWN.items():
-        table.loc[unknown, column] = nothing
-    table = table.assign(count=calls, precision_from=source, note=np.array(notes, dtype=object))
+    table = table.assign(time_ns=times, count=calls)
     return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True)
 
 
-#: What depends on the precision.
-_NOT_KNOWN: dict[str, Any] = {
-    "bytes": pd.NA,
-    "bound": None,
-    "unit": None,
-    "intensity": np.nan,
-    "sol_datasheet": np.nan,
-    "sol_measured": np.nan,
-}
-
-
 def _on(sheet: Rates, operation: Operation) -> Operation:
-    """An operation on the unit of a card that does it: without such tensor cores, on its ordinary ones."""
+    """Give an operation on the unit of a card that does it: without such tensor cores, on its ordinary ones."""
     return operation if operation.unit in sheet.tflops else dataclasses.replace(operation, unit="fp32")
-
-
-_UNKNOWN = "what its tensors hold was not recorded, and no kernel's name says it"
 
 
 def coverage(table: pd.DataFrame, trace: Trace) -> float:
@@ -493,12 +391,10 @@ def coverage(table: pd.DataFrame, trace: Trace) -> float:
     Returns
     -------
     float
-        Operators of unknown precision are not in it. NaN without kernel time.
+        NaN without kernel time.
     """
     kernel_ns = float(trace.table("kernels", ["duration_ns"])["duration_ns"].sum())
-    if not kernel_ns:
-        return float("nan")
-    return float(table.loc[table["precision_from"] != "unknown", "time_ns"].sum()) / kernel_ns
+    return float(table["time_ns"].sum()) / kernel_ns if kernel_ns else float("nan")
 
 
 def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
@@ -518,8 +414,8 @@ def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
     Returns
     -------
     float
-        Share of `time_ns`. Operators of unknown cost or precision are not in it, convolutions among them: it is the
-        least that it can be, and :func:`coverage` says how much of the kernel time it speaks of.
+        Share of `time_ns`. Operators of unknown cost are not in it: it is the least that it can be, and
+        :func:`coverage` says how much of the kernel time it speaks of.
     """
     matrices = table[table["name"].str.startswith(_ON_TENSOR_CORES) & table["unit"].isin(list(rates.tflops))]
     peak = matrices["unit"].map(dict(rates.tflops)).astype(float)
@@ -566,142 +462,70 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
     Categorical, shape (n,)
         ``compute``, ``memory`` or, where no operator with a known cost launched the kernel, ``""``; a row for each of
         the trace's kernels.
-
-    Raises
-    ------
-    UsageError
-        No card of the name in `gpu` is listed.
     """
     bound = np.full(trace.size("kernels"), "", dtype=object)
-    ops = _operators(trace, "kernels")
-    for group in _groups(trace, ops):
-        if group.precision_from == "unknown":
-            continue
-        bounds_of_cards = {sheet.bound(_on(sheet, group.operation)) for sheet in _sheets(trace, gpu)}
-        if len(bounds_of_cards) == 1:
-            bound[group.members] = bounds_of_cards.pop()
-    return pd.Categorical(bound, pd.Index(["", "compute", "memory"]))
-
-
-def _sheets(trace: Trace, gpu: str | None) -> list[Rates]:
-    """The datasheet of the card; where it is not known which that is, those of all."""
     try:
-        return [datasheet(hardware.find(gpu or _gpu_of(trace)))]
+        sheets = [datasheet(hardware.find(gpu or _gpu_of(trace)))]
     except UsageError:
-        if gpu is not None:
-            raise
-        return [datasheet(card) for card in hardware.GPUS]
+        sheets = [datasheet(card) for card in hardware.GPUS]
+    for group in _groups(trace):
+        bounds_of_cards = {sheet.bound(_on(sheet, group.operation)) for sheet in sheets}
+        if len(bounds_of_cards) == 1:
+            bound[group.kernels] = bounds_of_cards.pop()
+    return pd.Categorical(bound, pd.Index(["", "compute", "memory"]))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """What ran for operators of one name, one set of shapes and one precision: kernels, or operators on a CPU."""
+    """The kernels of operators of one name and one set of shapes; the operation is that of one call."""
 
-    operation: Operation  # what one call must do; of no unit where the precision is unknown
-    precision_from: str
-    caveat: str
-    members: np.ndarray  # rows of the kernels or operators
+    operation: Operation
+    kernels: np.ndarray
     calls: int
     time_ns: int
 
 
-def _operators(trace: Trace, ran: str) -> pd.DataFrame:
-    """The operators of a trace, with their inputs; an empty table where nothing `ran`, of kernels or of operators."""
-    whole, columns = trace.whole, ["start_ns", "end_ns", "thread", "name", "inputs"]
-    ops = whole.table("ops", columns) if whole.size("ops") else nvtx_ops.operators(whole)
-    return ops if trace.size(ran) else ops.head(0)
-
-
-def _groups(trace: Trace, ops: pd.DataFrame, on_cpu: bool = False, precision: str | None = None) -> Iterator[_Group]:
-    """What ran for the operators whose shapes tell their costs, alone or once the types of their tensors are known."""
-    if not len(ops):
+def _groups(trace: Trace) -> Iterator[_Group]:
+    """Give the kernels of each kind of operator whose cost its inputs tell."""
+    if not trace.size("kernels") or not trace.whole.size("ops"):
         return
-    kinds, kind_of = _kinds(ops)
-    known = np.array([kind.operation is not None for kind in kinds], bool)[kind_of]
-    ran = _own_times(trace, known) if on_cpu else _kernel_times(trace, ops, known)
-    ran = ran[ran["operator"] >= 0]
-    ran = ran.assign(kind=kind_of[ran["operator"]], holds=-1)
-    # Of all that an operator launched, the longest says what it works on.
-    telling = ran[ran["told"] >= 0].sort_values("lasting", kind="stable").drop_duplicates("operator", keep="last")
-    without_types = np.array([not kind.typed for kind in kinds], bool)[ran["kind"]]
-    of_operator = ran["operator"].map(telling.set_index("operator")["told"])
-    ran["holds"] = of_operator.where(without_types).fillna(-1).astype(int)
-    key: Any
-    for key, rows in ran.groupby(["kind", "holds"]):
-        kind = kinds[key[0]]
-        holds = _PRECISIONS[key[1]] if key[1] >= 0 else None
-        operation, source = kind.operation, "recorded"
-        if operation is None or holds == nvtx_ops.OTHER:
-            continue
-        if not kind.typed:
-            # Unknown is what nothing says the precision of, or tensors of several types by nature.
-            source = "unknown"
-            reckoned = cost(kind.name, kind.inputs, holds or precision)
-            if reckoned is not None:
-                operation, source = reckoned, "kernel" if holds else "given"
-        if operation.unit == "fp32" and kind.name.startswith(_GEMMS) and rows["tf32"].any():
-            operation = dataclasses.replace(operation, unit="tf32")
-        remark = caveat(kind.name, kind.inputs)
-        calls, time_ns = rows["operator"].nunique(), int(rows["lasting"].sum())
-        yield _Group(operation, source, remark, rows.index.to_numpy(), calls, time_ns)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """Operators of one name and one set of shapes: their cost, or what is known of it without the types."""
-
-    name: str
-    inputs: str
-    typed: bool
-    operation: Operation | None
-
-
-def _kinds(ops: pd.DataFrame) -> tuple[list[_Kind], np.ndarray]:
-    """The kinds of operators, and the kind of each."""
-    names, inputs = ops["name"].cat, ops["inputs"].cat
-    # One number for both: unique pairs take ten times as long.
-    pairs = names.codes.to_numpy(np.int64) * len(inputs.categories) + inputs.codes.to_numpy(np.int64)
-    kind_of, pairs = pd.factorize(pairs, sort=True)
-    kinds = []
-    for name_code, inputs_code in zip(*np.divmod(pairs, len(inputs.categories)), strict=True):
-        name, text = str(names.categories[name_code]), str(inputs.categories[inputs_code])
-        operation = cost(name, text)
-        kinds.append(_Kind(name, text, operation is not None, operation or untyped(name, text)))
-    return kinds, kind_of
-
-
-def _own_times(trace: Trace, known: np.ndarray) -> pd.DataFrame:
-    """Each known operator by its own time on the CPU, in the form of :func:`_kernel_times`."""
-    mask = trace.mask("ops")
-    chosen = known if mask is None else known & mask
-    operator = np.where(chosen, np.arange(len(known)), -1)
-    lasting = operators.own(trace.whole)["duration_ns"]
-    return pd.DataFrame({"operator": operator, "lasting": lasting, "tf32": False, "told": -1})
-
-
-def _kernel_times(trace: Trace, ops: pd.DataFrame, known: np.ndarray) -> pd.DataFrame:
-    """The kernels, each with the innermost known operator around its launch, and what its name says.
-
-    ``operator`` is the row of that one, -1 for none; ``lasting`` in ns; ``tf32``: whether it multiplies fp32 on tensor
-    cores; ``told`` is the position in `_PRECISIONS` of what its tensors hold, -1 where its name does not say.
-    """
+    ops = trace.whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
+    operations, operation_of = _operations(ops)
+    known = operation_of >= 0
+    if not known.any():
+        return
     kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
     call = launch_of(trace, kernels["process"], kernels["correlation"])
-    operator = np.full(len(call), -1, np.int64)
-    launched = call >= 0
-    if launched.any() and known.any():
-        calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-        operator[launched] = enclosing(calls, ops, known)[call[launched]]
-    names = kernels["name"].cat
-    precisions = [nvtx_ops.precision_of(str(name)) for name in names.categories]
-    codes = pd.Categorical(precisions, _PRECISIONS).codes
-    ran = pd.DataFrame({"operator": operator, "lasting": kernels["duration_ns"]})
-    return ran.assign(tf32=matching(kernels["name"], _TF32), told=np.append(codes, -1)[names.codes])
+    launched = np.flatnonzero(call >= 0)
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
+    operator = enclosing(calls, ops, known)[call[launched]]
+    launched, operator = launched[operator >= 0], operator[operator >= 0]
+    rows = pd.DataFrame({"row": launched, "operator": operator, "number": operation_of[operator]})
+    rows["time_ns"] = kernels["duration_ns"].to_numpy()[launched]
+    rows["tf32"] = matching(kernels["name"], _TF32)[launched]
+    for number, members in rows.groupby("number"):
+        operation = operations[int(str(number))]
+        if operation.unit == "fp32" and operation.name.startswith(_PRODUCTS) and members["tf32"].any():
+            operation = dataclasses.replace(operation, unit="tf32")
+        calls_made = members["operator"].nunique()
+        yield _Group(operation, members["row"].to_numpy(), calls_made, int(members["time_ns"].sum()))
 
 
-_GEMMS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
-_ON_TENSOR_CORES = (*_GEMMS, "aten::_scaled_mm", "aten::_scaled_dot_product")
-_PRECISIONS = ("fp32", "fp16", "bf16", "fp8", nvtx_ops.OTHER)  # what nvtx_ops.precision_of gives
+def _operations(ops: pd.DataFrame) -> tuple[list[Operation], np.ndarray]:
+    """Give the operations of known cost, and the number of each operator's among them, -1 for none."""
+    names, inputs = ops["name"].cat, ops["inputs"].cat
+    # One number for both: unique pairs take ten times as long.
+    width = len(inputs.categories)
+    pairs = names.codes.to_numpy(np.int64) * width + inputs.codes.to_numpy(np.int64)
+    kind_of, pairs = pd.factorize(pairs, sort=True)
+    operations = []
+    number_of_kind = np.full(len(pairs), -1, np.int64)
+    for kind, pair in enumerate(pairs.tolist()):
+        operation = cost(str(names.categories[pair // width]), str(inputs.categories[pair % width]))
+        if operation is not None:
+            number_of_kind[kind] = len(operations)
+            operations.append(operation)
+    return operations, number_of_kind[kind_of]
 
 
 def _gpu_of(trace: Trace) -> str:
