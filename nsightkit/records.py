@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
-from nsightkit.analysis.core.text import bytes_text, count_text, share_text, time_text
+from nsightkit.analysis.core.text import bytes_text, count_text, time_text
 from nsightkit.table import About, Fact, Line, Part, Record, Table, plain_value
 
 __all__ = [
@@ -93,11 +93,9 @@ class Verdict(Record):
 
     def parts(self) -> Iterator[Part]:
         """Give one sentence, where the time went, what to try, why, and what speaks against it."""
-        name, share = self["bottleneck"], self["share_of_span"]
-        amount = "" if share is None else f", {share_text(share)} of the time"
         yield Line(self.about.title, "dim")
-        yield Line(f"{CAUSES[name].sentence}{amount}", "bold")
-        yield Line(f"{name} (confidence: {self['confidence']})")
+        yield Line(self["headline"], "bold")
+        yield Line(f"{self['bottleneck']} (confidence: {self['confidence']})")
         facts = []
         for part in sorted([*self["busy"], *self["candidates"]], key=lambda part: -part["share_of_span"]):
             if part["share_of_span"] >= _SMALL:

@@ -41,12 +41,9 @@ def card_of(trace: Trace) -> Card:
     """
     answer = verdict.summary(trace)
     bottleneck = answer["bottleneck"]
-    headline = CAUSES[bottleneck].sentence
-    if answer["share_of_span"] is not None:
-        headline += f", {percent(answer['share_of_span'])} of the time"
     gains = {row["change"]: row["speedup"] for row in answer["changes"]}
     whole = "of the steps" if len(steps.windows(trace)) else "between the first and the last GPU operation"
-    return Card(headline, whole, gains.get(verdict.CHANGE_OF.get(bottleneck)), _bar(answer), answer)
+    return Card(answer["headline"], whole, gains.get(verdict.CHANGE_OF.get(bottleneck)), _bar(answer), answer)
 
 
 def percent(share: float) -> str:

@@ -48,6 +48,7 @@ from nsightkit.trace.model import Trace
 
 __all__ = [
     "BYTES_OF",
+    "Group",
     "Operation",
     "Rates",
     "adamw_cost",
@@ -59,6 +60,7 @@ __all__ = [
     "datasheet",
     "elementwise_cost",
     "gemm_cost",
+    "groups",
     "hfu",
     "judge",
     "kernel_bounds",
@@ -361,13 +363,13 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
     UsageError
         No such card is listed, or the trace names no card and `gpu` does neither.
     """
-    groups = [group for group in _groups(trace) if group.time_ns > 0]
+    kinds = [group for group in groups(trace) if group.time_ns > 0]
     sheet = Rates("datasheet", {}, 1.0)
-    if groups:
+    if kinds:
         sheet = datasheet(hardware.find(gpu or _gpu_of(trace)))
-    calls = np.array([group.calls for group in groups], np.int64)
-    times = np.array([group.time_ns for group in groups], np.int64)
-    operations = [_on(sheet, group.operation) for group in groups]
+    calls = np.array([group.calls for group in kinds], np.int64)
+    times = np.array([group.time_ns for group in kinds], np.int64)
+    operations = [_on(sheet, group.operation) for group in kinds]
     table = judge(operations, times / calls, sheet, measured)  # what fits the cache is a matter of one call
     table[["flops", "bytes"]] = table[["flops", "bytes"]].mul(calls, axis=0)
     table = table.assign(time_ns=times, count=calls)
@@ -468,7 +470,7 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
         sheets = [datasheet(hardware.find(gpu or _gpu_of(trace)))]
     except UsageError:
         sheets = [datasheet(card) for card in hardware.GPUS]
-    for group in _groups(trace):
+    for group in groups(trace):
         bounds_of_cards = {sheet.bound(_on(sheet, group.operation)) for sheet in sheets}
         if len(bounds_of_cards) == 1:
             bound[group.kernels] = bounds_of_cards.pop()
@@ -476,8 +478,17 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Group:
-    """The kernels of operators of one name and one set of shapes; the operation is that of one call."""
+class Group:
+    """The kernels of operators of one name and one set of shapes.
+
+    Attributes
+    ----------
+    operation : Operation
+        Of one call.
+    kernels : ndarray of int
+        Rows.
+    calls, time_ns : int
+    """
 
     operation: Operation
     kernels: np.ndarray
@@ -485,8 +496,17 @@ class _Group:
     time_ns: int
 
 
-def _groups(trace: Trace) -> Iterator[_Group]:
-    """Give the kernels of each kind of operator whose cost its inputs tell."""
+def groups(trace: Trace) -> Iterator[Group]:
+    """Find the kernels of each kind of operator whose cost its inputs tell.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Yields
+    ------
+    Group
+    """
     if not trace.size("kernels") or not trace.whole.size("ops"):
         return
     ops = trace.whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
@@ -508,7 +528,7 @@ def _groups(trace: Trace) -> Iterator[_Group]:
         if operation.unit == "fp32" and operation.name.startswith(_PRODUCTS) and members["tf32"].any():
             operation = dataclasses.replace(operation, unit="tf32")
         calls_made = members["operator"].nunique()
-        yield _Group(operation, members["row"].to_numpy(), calls_made, int(members["time_ns"].sum()))
+        yield Group(operation, members["row"].to_numpy(), calls_made, int(members["time_ns"].sum()))
 
 
 def _operations(ops: pd.DataFrame) -> tuple[list[Operation], np.ndarray]:

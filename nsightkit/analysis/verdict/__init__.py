@@ -1,6 +1,6 @@
 """One answer: what holds the run back, how sure that is, and what to change first.
 
-The recorded run is played again with each change that takes away what one cause names
+The recorded run is replayed with each change that takes away what one cause names
 (:mod:`nsightkit.analysis.replay.whatif`), and the cause whose removal gains most is the bottleneck. Where no change
 gains 5 %, what fills the time is.
 """
@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from nsightkit import hardware
+from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.timeline import overview
 from nsightkit.analysis.verdict import account, advice, finding, words
-from nsightkit.analysis.verdict.account import BOTTLENECKS, BUSY, IDLE, Account, ranked
+from nsightkit.analysis.verdict.account import BOTTLENECKS, LOSSES, WORK, Account
 from nsightkit.analysis.verdict.advice import CAPTURE
 from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -26,7 +27,11 @@ _FEW_OPERATIONS = 50
 #: Changes that save less than this are left out; so is named work that saves less; and how many names are asked about.
 _ANY, _WORTH, _NAMES = 0.002, 0.01, 3
 
-_NONE = "nothing ran on a GPU while this was captured"
+#: Keys of an answer.
+_KEYS = (
+    *("bottleneck", "share_of_span", "confidence", "evidence", "against", "next_steps", "changes", "headline"),
+    *("replay_error", "total_ns", "span_ns", "t0_ns", "candidates", "busy", "named", "longest"),
+)
 
 
 def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
@@ -53,18 +58,20 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         ``changes``
             What :func:`nsightkit.analysis.replay.whatif.summary` predicts of the changes that gain anything, the
             largest gain first; empty where nothing can be predicted.
+        ``headline``
+            The answer in one sentence, with its share or, where its removal gains more, with that gain.
         ``replay_error``
             How far the unchanged replay is off, as a share; None where the trace cannot be played.
         ``total_ns``, ``span_ns``, ``t0_ns``
             The bottleneck's time, what the share is of, and what to add to a time to find it in the source.
         ``candidates``, ``busy``
-            Lists of ``bottleneck, total_ns, share_of_span``: what time was lost to, and what filled the rest.
+            Lists of ``bottleneck, total_ns, share_of_span``: what time was lost to (exposed collectives count), and
+            what filled the rest.
         ``named``
-            Calls, ranges, operators or kernels behind it: ``kind, name, count, total_ns``, and for calls the operator
-            or range that most of the time lay ``inside``.
+            Calls, ranges, operators or kernels behind it: ``kind, name, count, total_ns``, and the operator or range
+            that the longest of them was launched ``inside``.
         ``longest``
-            Its longest moments: ``device, start_ns, end_ns, kind, name``, and of gaps the operation they were
-            ``ended_by``.
+            Its longest moments: ``device, start_ns, end_ns, kind, name``.
 
     Raises
     ------
@@ -82,14 +89,23 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     answer = _judged(trace, amounts)
     if count >= _FEW_OPERATIONS or answer["bottleneck"] == "not-enough-data":
         return answer
-    return _too_few(trace, count, answer)
+    doubt = f"{count} GPU operations are too few to judge a program by; alone they suggest {answer['bottleneck']}"
+    return {
+        **answer,
+        "bottleneck": "not-enough-data",
+        "headline": CAUSES["not-enough-data"].sentence,
+        "share_of_span": None,
+        "total_ns": None,
+        "confidence": "low",
+        "against": [doubt, *answer["against"]],
+        "next_steps": [f"capture several steps after the warm-up: {_again(trace)}"],
+    }
 
 
 def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
     played = WhatIf(trace)
     decision = decide(amounts, played)
-    lost, busy = ranked(amounts, IDLE), ranked(amounts, BUSY)
-    changes = _changes(amounts, played, {row["bottleneck"] for row in lost + busy})
+    changes = _changes(amounts, played)
     found = finding.find(amounts, played, decision, changes)
     return {
         "bottleneck": decision.name,
@@ -99,45 +115,33 @@ def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
         "against": list(words.against(found)),
         "next_steps": list(advice.next_steps(found)),
         "changes": changes,
+        "headline": words.headline(found),
         "replay_error": played.error,
         "total_ns": found.time_ns,
         "span_ns": amounts.span_ns,
         "t0_ns": trace.t0_ns,
-        "candidates": lost,
-        "busy": busy,
+        "candidates": amounts.ranked(LOSSES),
+        "busy": amounts.ranked(WORK),
         "named": found.named.to_dict("records"),
         "longest": found.longest.to_dict("records"),
     }
 
 
-def _too_few(trace: Trace, count: int, answer: dict[str, Any]) -> dict[str, Any]:
-    """Say what little the operations of a trace allow to say."""
-    alone = f"it would be {answer['bottleneck']}"
-    if answer["bottleneck"] == "unknown":
-        alone = "nothing says why the GPU waits"
-    doubt = f"GPU operations: {count}, too few to judge a program by; of these alone {alone}"
-    return {
-        **answer,
-        "bottleneck": "not-enough-data",
-        "share_of_span": None,
-        "total_ns": None,
-        "confidence": "low",
-        "against": [doubt, *answer["against"]],
-        "next_steps": [f"capture several steps after the warm-up: {_again(trace)}"],
-    }
-
-
-def _changes(amounts: Account, played: WhatIf, causes: set[str]) -> list[dict[str, Any]]:
+def _changes(amounts: Account, played: WhatIf) -> list[dict[str, Any]]:
     """The standard changes, those that take away a cause that there is, and the largest names of CPU work."""
     if played.refused is not None:
         return []
-    wanted = [*whatif.STANDARD, *(change for cause, change in CHANGE_OF.items() if cause in causes)]
-    changes = [change for change in dict.fromkeys(wanted) if played.saved(change) >= _ANY]
-    if "cpu-work" in causes and len(played.work) > 1:
+    wanted = [*whatif.STANDARD]
+    for cause, change in CHANGE_OF.items():
+        if amounts.total_ns[cause] > 0 and change not in wanted:
+            wanted.append(change)
+    changes = [change for change in wanted if played.saved(change) >= _ANY]
+    if amounts.total_ns["cpu-work"] > 0 and len(played.work) > 1:
         whole_steps = {whatif.plain(name) for name in amounts.steps["step"]}  # their ranges name no work
-        names = [name for name in played.work if name not in whole_steps][:_NAMES]
-        parts = [f"no-cpu-work:{name}" for name in names]
-        changes += [part for part in parts if played.saved(part) >= _WORTH]
+        names = [name for name in played.work if name not in whole_steps]
+        for name in names[:_NAMES]:
+            if played.saved(f"no-cpu-work:{name}") >= _WORTH:
+                changes.append(f"no-cpu-work:{name}")
     changes.sort(key=lambda change: -played.saved(change))
     return [played.row(change) for change in changes]
 
@@ -151,27 +155,16 @@ def _why_no_work(trace: Trace) -> str:
     if left_out:
         return left_out
     traced = any(trace.recorded(table) for table in GPU_TABLES)
-    return _NONE if traced else "no GPU work was traced"
+    return "nothing ran on a GPU while this was captured" if traced else "no GPU work was traced"
 
 
 def _nothing(trace: Trace, reason: str) -> dict[str, Any]:
     step = f"capture the GPU's work, while a step runs on it: {_again(trace)}"
     if overview.left_out(trace) is not None:
         step = "leave out the filters, or widen them"
-    return {
-        "bottleneck": "not-enough-data",
-        "share_of_span": None,
-        "confidence": "low",
-        "evidence": [reason],
-        "against": list(trace.meta.notes),
-        "next_steps": [step],
-        "changes": [],
-        "replay_error": None,
-        "total_ns": None,
-        "span_ns": None,
-        "t0_ns": trace.t0_ns,
-        "candidates": [],
-        "busy": [],
-        "named": [],
-        "longest": [],
-    }
+    answer: dict[str, Any] = dict.fromkeys(_KEYS)
+    answer |= {"bottleneck": "not-enough-data", "confidence": "low", "evidence": [reason], "next_steps": [step]}
+    answer |= {"headline": CAUSES["not-enough-data"].sentence, "against": list(trace.meta.notes), "t0_ns": trace.t0_ns}
+    for key in ("changes", "candidates", "busy", "named", "longest"):
+        answer[key] = []
+    return answer

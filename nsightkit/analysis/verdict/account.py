@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from nsightkit.analysis.timeline import gaps, steps
 from nsightkit.analysis.timeline.gaps import in_window
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["BOTTLENECKS", "BUSY", "CODE", "ENDS", "FEW_STEPS", "IDLE", "PARTS", "Account", "make", "of", "ranked"]
+__all__ = ["BOTTLENECKS", "CODE", "ENDS", "FEW_STEPS", "IDLE", "LOSSES", "PARTS", "WORK", "Account", "make", "of"]
 
 Int = npt.NDArray[np.int64]
 
@@ -30,29 +31,25 @@ BOTTLENECKS = tuple(causes.CAUSES)
 CODE = {slug: code for code, slug in enumerate(BOTTLENECKS)}
 #: One column more than answers: what a device lay idle before its span or after it, while others worked.
 ENDS = len(BOTTLENECKS)
-IDLE = range(len(causes.IDLE))
-BUSY = range(len(causes.IDLE), ENDS)
+IDLE = tuple(cause.slug for cause in causes.IDLE)
+#: What time is lost to (collectives that nothing hides count like idle time), and what else fills it.
+LOSSES = (*IDLE, "communication", "imbalance")
+WORK = ("compute-bound", "memory-bound", "not-enough-data")
 _COMPUTE = CODE["compute-bound"]
 _MEMORY = CODE["memory-bound"]
 _UNDECIDED = CODE["not-enough-data"]
 _COMMUNICATION = CODE["communication"]
 _IMBALANCE = CODE["imbalance"]
 
-#: What a kernel's category says of its bound, where no shape does.
+#: What a kernel's category says of its bound, where no shape does; those of other categories are bound by the memory.
 _OF_CATEGORY = {
     "GEMM": _COMPUTE,
+    "convolution": _COMPUTE,
     "attention": _COMPUTE,
-    "softmax": _MEMORY,
-    "normalization": _MEMORY,
-    "reduction": _MEMORY,
-    "elementwise": _MEMORY,
-    "optimizer": _MEMORY,
-    "memory-like": _MEMORY,
-    "Triton-fused": _MEMORY,
     "communication": _COMMUNICATION,
     "other": _UNDECIDED,
 }
-#: Products of a matrix with a few rows read the matrix for next to no arithmetic; their names often say so.
+#: Products of a matrix with a few rows read the matrix for little arithmetic; their names often say so.
 _FEW_ROWS = re.compile(r"gemv|decode|split_?kv|paged", re.IGNORECASE)
 #: A server that decodes fewer sequences at once than this multiplies its weights by fewer rows than any card needs to
 #: be bound by arithmetic: in 16 bits a product with m rows does about m FLOPs a byte, and cards have 140 to 300.
@@ -76,23 +73,18 @@ class Account:
         As :func:`nsightkit.analysis.core.intervals.busy` has them, by device.
     devices : list of int
     collectives : Meetings
-    begin, end : int
-        What is judged: the steps or, without them, the time from the first operation to the last.
+    edges : ndarray of int64, shape (parts + 1,)
+        Of the parts of the time that is judged: steps, or tenths of it where there are fewer than three.
     span_ns : int
         What `amounts` sum to but for :data:`ENDS`: the sum over devices of the window or, without steps, of their
         spans.
-    edges : ndarray of int64, shape (parts + 1,)
-        Of the parts of that time: steps, or tenths of it where there are fewer than three.
     gaps : DataFrame
         Idle time with its causes.
-    cause : ndarray of int64
-        Of each gap, as a code.
     decodes : bool
         Whether the time is mostly a server's that decodes few sequences at once.
     kernels : DataFrame
-        Every kernel, and whether its operator's shape said what bounds it (``by_shape``).
-    fills : ndarray
-        Of each kernel the answer that it speaks for, as a code.
+        Every kernel with its ``category``, the answer it speaks for (``fills``), and whether its operator's shape said
+        so (``by_shape``).
     amounts : ndarray of int64, shape (parts, devices, answers + 1)
         Nanoseconds; the last column is :data:`ENDS`.
     """
@@ -103,21 +95,22 @@ class Account:
     spans: pd.DataFrame
     devices: list[int]
     collectives: Meetings
-    begin: int
-    end: int
-    span_ns: int
     edges: Int
+    span_ns: int
     gaps: pd.DataFrame
-    cause: Int
     decodes: bool
     kernels: pd.DataFrame
-    fills: npt.NDArray[Any]
     amounts: Int
 
     @property
-    def wall_ns(self) -> int:
-        """How long what is judged lasted."""
-        return self.end - self.begin
+    def begin(self) -> int:
+        """Where what is judged begins."""
+        return int(self.edges[0])
+
+    @property
+    def end(self) -> int:
+        """Where what is judged ends."""
+        return int(self.edges[-1])
 
     @property
     def are_steps(self) -> bool:
@@ -130,17 +123,34 @@ class Account:
         return np.asarray(self.amounts.sum(axis=1))
 
     @functools.cached_property
-    def total(self) -> Int:
+    def total_ns(self) -> dict[str, int]:
         """Nanoseconds by answer."""
-        return np.asarray(self.by_part.sum(axis=0))
+        total = self.by_part.sum(axis=0)
+        return {name: int(of(total, name)) for name in BOTTLENECKS}
 
     @functools.cached_property
-    def lost(self) -> dict[str, int]:
-        """Nanoseconds lost by answer: idle, or in copies and collectives that nothing else ran beside."""
-        amounts = {}
-        for code in (*IDLE, _COMMUNICATION, _IMBALANCE):
-            amounts[BOTTLENECKS[code]] = int(of(self.total, code))
-        return amounts
+    def idle_ns(self) -> int:
+        """Time in which no device had work."""
+        return int((self.gaps["end_ns"] - self.gaps["start_ns"]).sum())
+
+    def share(self, name: str) -> float:
+        """Give the share of the time that an answer takes.
+
+        Parameters
+        ----------
+        name : str
+            One of :data:`BOTTLENECKS`.
+        """
+        return min(self.total_ns[name] / max(self.span_ns, 1), 1.0)
+
+    def waited(self, name: str) -> pd.DataFrame:
+        """Give the gaps of a cause.
+
+        Parameters
+        ----------
+        name : str
+        """
+        return self.gaps[(self.gaps["cause"] == name).to_numpy()]
 
     @functools.cached_property
     def exposed_copies(self) -> pd.DataFrame:
@@ -149,20 +159,13 @@ class Account:
         for device in self.devices:
             copies, _ = _memops(self.trace, device)
             work = pd.concat([_on(self.trace.whole, table, device) for table in ("kernels", "graphs")])
-            hidden = Coverage(work["start_ns"], work["end_ns"]).of(copies["start_ns"], copies["end_ns"])
-            lasting = (copies["end_ns"] - copies["start_ns"]).to_numpy()
-            parts.append(copies[2 * hidden < lasting])
+            hidden_ns = Coverage(work["start_ns"], work["end_ns"]).of(copies["start_ns"], copies["end_ns"])
+            lasting_ns = (copies["end_ns"] - copies["start_ns"]).to_numpy()
+            parts.append(copies[2 * hidden_ns < lasting_ns])
         return pd.concat(parts)
 
-    @functools.cached_property
-    def exposed_copies_ns(self) -> int:
-        """Time of copies that no kernel ran beside: of ``memory-transfer`` the part that is not idle."""
-        code = CODE["memory-transfer"]
-        waited = self.gaps[self.cause == code]
-        return int(self.total[code] - (waited["end_ns"] - waited["start_ns"]).sum())
-
     def moments(self, name: str) -> pd.DataFrame:
-        """When an answer took its time.
+        """Find when an answer took its time.
 
         Parameters
         ----------
@@ -174,37 +177,55 @@ class Account:
         DataFrame
             ``device, start_ns, end_ns, kind, name, row, duration_ns``; the row is that in the table of its kind.
         """
-        code = CODE[name]
-        waited = self.gaps[self.cause == code]
+        waited = self.waited(name)
         # A copy that was waited for is a row of the whole trace, and ran on another device.
         waited = waited.assign(row=waited["row"].where(waited["kind"] != "copy", -1))
-        kernels = self.kernels[self.fills == code]
+        kernels = self.kernels[(self.kernels["fills"] == CODE[name]).to_numpy()]
         parts = [waited, kernels.assign(kind="kernel", row=kernels.index)]
         if name == "imbalance":
-            waits = pd.concat([self.collectives.waiting(device) for device in self.devices])
-            waits = waits.assign(name="waiting in " + waits["kind"])
-            parts.append(pd.concat([waits, self.ends()]).assign(kind="none", row=-1))
-        if name == "not-enough-data":
+            for device in self.devices:
+                waiting = self.collectives.waiting(device)
+                parts.append(waiting.assign(name="waiting in " + waiting["kind"], kind="none", row=-1))
+            parts.append(self._ends())
+        elif name == "not-enough-data":
             parts.append(self.trace.table("graphs").assign(kind="graph", name="graph replay", row=-1))
-        if name == "memory-transfer":
-            parts.append(_as_moments(self.exposed_copies[self.exposed_copies["kind"] != "memset"]))
-        if name == "memory-bound":
+        elif name == "memory-transfer":
+            parts.append(_as_moments(self.exposed_copies))
+        elif name == "memory-bound":
             memops = self.trace.table("memops")
             parts.append(_as_moments(memops[memops["kind"] == "memset"]))
         columns = ["device", "start_ns", "end_ns", "kind", "name", "row"]
-        moments: pd.DataFrame = pd.concat([part[columns].astype({"kind": object, "name": object}) for part in parts])
+        moments = pd.concat([part[columns].astype({"kind": object, "name": object}) for part in parts])
         inside = (moments["end_ns"] > self.begin) & (moments["start_ns"] < self.end)
         moments = moments[inside].reset_index(drop=True)
         return moments.assign(duration_ns=moments["end_ns"] - moments["start_ns"])
 
-    def ends(self) -> pd.DataFrame:
+    def _ends(self) -> pd.DataFrame:
         """When a device had nothing to do before its first operation or after its last, while others worked."""
         before = self.spans.assign(start_ns=self.begin, end_ns=self.spans["span_start_ns"], name="no work yet")
         after = self.spans.assign(start_ns=self.spans["span_end_ns"], end_ns=self.end, name="no more work")
-        both = pd.concat([before, after]).reset_index()
-        if len(self.steps):
-            return both.head(0)
-        return both[both["end_ns"] > both["start_ns"]]
+        ends = pd.concat([before, after]).reset_index().assign(kind="none", row=-1)
+        lasting = (ends["end_ns"] > ends["start_ns"]) & (len(self.steps) == 0)
+        return ends[lasting]
+
+    def ranked(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """Rank answers by time.
+
+        Parameters
+        ----------
+        names : iterable of str
+
+        Returns
+        -------
+        list of dict
+            ``bottleneck, total_ns, share_of_span``, by falling time.
+        """
+        rows = []
+        for name in names:
+            time_ns = self.total_ns[name]
+            if time_ns > 0:
+                rows.append({"bottleneck": name, "total_ns": time_ns, "share_of_span": self.share(name)})
+        return sorted(rows, key=lambda row: -row["total_ns"])
 
 
 def make(trace: Trace, gpu: str | None = None) -> Account:
@@ -220,60 +241,43 @@ def make(trace: Trace, gpu: str | None = None) -> Account:
     spans = intervals.busy(trace).set_index("device")
     devices = spans.index.tolist()
     collectives = Meetings(trace)
-    together = _work_together(trace, len(collectives.devices) == len(devices))
-    if len(windows):
-        if not together:
-            used = steps.devices(trace, int(windows["process"].iloc[0]))
-            devices = [device for device in devices if device in used]
-        begin, end = int(windows["begin_ns"].iloc[0]), int(windows["end_ns"].iloc[-1])
-        span_ns = (end - begin) * len(devices)
-    else:
-        begin, end = int(spans["span_start_ns"].min()), int(spans["span_end_ns"].max())
-        span_ns = int(spans["span_ns"].sum())
-    if len(windows) >= FEW_STEPS:
-        edges = np.append(begin, windows["end_ns"].to_numpy())
-    else:
-        edges = np.linspace(begin, end, PARTS + 1).astype(np.int64)
+    owners = [trace.table(table, ["process"])["process"].unique() for table in GPU_TABLES]
+    # Devices work together that are one process's, or that all run collectives.
+    together = len(collectives.devices) == len(devices) or len(np.unique(np.concatenate(owners))) == 1
+    if len(windows) and not together:
+        used = steps.devices(trace, int(windows["process"].iloc[0]))
+        devices = [device for device in devices if device in used]
+    edges, span_ns = _judged(windows, spans, len(devices))
     idle = in_window(trace)
     idle = idle[idle["device"].isin(devices)].reset_index(drop=True)
-    cause = pd.Categorical(idle["cause"], categories=BOTTLENECKS).codes.astype(np.int64)
     decodes = _decodes(trace)
-    kernels, fills = _kernels(trace, gpu, decodes)
-    amounts = []
-    for device in devices:
-        of_device = _filled(trace, device, kernels, fills, collectives.waiting(device), edges)
-        here = (idle["device"] == device).to_numpy()
-        for code in np.unique(cause):
-            waited = idle[here & (cause == code)]
-            of_device[:, code] += Coverage(waited["start_ns"], waited["end_ns"]).of(edges[:-1], edges[1:])
+    kernels = _kernels(trace, gpu, decodes)
+    amounts = np.zeros((len(edges) - 1, len(devices), ENDS + 1), np.int64)
+    for number, device in enumerate(devices):
+        amounts[:, number] = _filled(trace, device, kernels, collectives.waiting(device), edges)
+        here = idle[idle["device"] == device]
+        for cause in here["cause"].unique():
+            waited = here[here["cause"] == cause]
+            lost_ns = Coverage(waited["start_ns"], waited["end_ns"]).of(edges[:-1], edges[1:])
+            amounts[:, number, CODE[cause]] += lost_ns
         if together and not len(windows):
             span = Coverage(spans.loc[[device], "span_start_ns"], spans.loc[[device], "span_end_ns"])
-            of_device[:, ENDS] = np.diff(edges) - span.of(edges[:-1], edges[1:])
-        amounts.append(of_device)
+            amounts[:, number, ENDS] = np.diff(edges) - span.of(edges[:-1], edges[1:])
     return Account(
-        trace=trace,
-        gpu=gpu,
-        steps=windows,
-        spans=spans,
-        devices=devices,
-        collectives=collectives,
-        begin=begin,
-        end=end,
-        span_ns=span_ns,
-        edges=edges,
-        gaps=idle,
-        cause=cause,
-        decodes=decodes,
-        kernels=kernels,
-        fills=fills,
-        amounts=np.stack(amounts, axis=1) if amounts else np.zeros((len(edges) - 1, 0, ENDS + 1), np.int64),
-    )
+        trace, gpu, windows, spans, devices, collectives, edges, span_ns, idle, decodes, kernels, amounts
+    )  # fmt: skip
 
 
-def _work_together(trace: Trace, all_in_collectives: bool) -> bool:
-    """Whether devices work together: they are one process's, or all of them run collectives."""
-    owners = [trace.table(table, ["process"])["process"].unique() for table in GPU_TABLES]
-    return all_in_collectives or len(np.unique(np.concatenate(owners))) == 1
+def _judged(windows: pd.DataFrame, spans: pd.DataFrame, devices: int) -> tuple[Int, int]:
+    """Give the edges of what is judged, and how long it is over all devices."""
+    begin, end = int(spans["span_start_ns"].min()), int(spans["span_end_ns"].max())
+    span_ns = int(spans["span_ns"].sum())
+    if len(windows):
+        begin, end = int(windows["begin_ns"].iloc[0]), int(windows["end_ns"].iloc[-1])
+        span_ns = (end - begin) * devices
+    if len(windows) >= FEW_STEPS:
+        return np.append(begin, windows["end_ns"].to_numpy()), span_ns
+    return np.linspace(begin, end, PARTS + 1).astype(np.int64), span_ns
 
 
 def _decodes(trace: Trace) -> bool:
@@ -282,42 +286,39 @@ def _decodes(trace: Trace) -> bool:
     return bool(2 * phases.loc[few, "share"].sum() >= 1)
 
 
-def _kernels(trace: Trace, gpu: str | None, decodes: bool) -> tuple[pd.DataFrame, npt.NDArray[Any]]:
-    """Every kernel, whether its operator's shape said what bounds it, and the code of the answer it speaks for."""
+def _kernels(trace: Trace, gpu: str | None, decodes: bool) -> pd.DataFrame:
+    """Every kernel, the code of the answer it speaks for, and whether its operator's shape said so."""
     table = trace.table("kernels", ["device", "start_ns", "end_ns", "name", "collective"])
     category = categorize(table["name"])
-    codes = np.array([_OF_CATEGORY[name] for name in category.categories], np.int8)
+    codes = np.array([_OF_CATEGORY.get(name, _MEMORY) for name in category.categories], np.int64)
     fills = codes[category.codes]
     few_rows = matching(table["name"], _FEW_ROWS) | decodes
     fills[(fills == _COMPUTE) & few_rows] = _MEMORY
     bound = sol.kernel_bounds(trace, gpu).codes
     by_shape = bound > 0
-    fills[by_shape] = np.array([_UNDECIDED, _COMPUTE, _MEMORY], np.int8)[bound[by_shape]]
+    fills[by_shape] = np.array([_UNDECIDED, _COMPUTE, _MEMORY])[bound[by_shape]]
     # What a collective's kernel reduces on the way is not an operator of the model.
     communicates = (category == "communication") | (table["collective"] != "").to_numpy()
     fills[communicates] = _COMMUNICATION
-    kernels = table.drop(columns="collective").assign(by_shape=by_shape & ~communicates)
-    return kernels, fills
+    by_shape &= ~communicates
+    return table.drop(columns="collective").assign(category=category, fills=fills, by_shape=by_shape)
 
 
-def _filled(
-    trace: Trace, device: int, kernels: pd.DataFrame, fills: Int, waiting: pd.DataFrame, edges: Int
-) -> Int:  # fmt: skip
+def _filled(trace: Trace, device: int, kernels: pd.DataFrame, waiting: pd.DataFrame, edges: Int) -> Int:
     """What fills the busy time of a device, in ns by part and answer: where several run, the first counts."""
-    here = (kernels["device"] == device).to_numpy()
+    here = kernels[(kernels["device"] == device).to_numpy()]
     copies, memsets = _memops(trace, device)
-    layers: list[tuple[int | None, pd.DataFrame]] = [
-        (_COMPUTE, kernels[here & (fills == _COMPUTE)]),
-        (_MEMORY, kernels[here & (fills == _MEMORY)]),
-        (_UNDECIDED, kernels[here & (fills == _UNDECIDED)]),
-        (_UNDECIDED, _on(trace, "graphs", device)),
-        (_IMBALANCE, waiting),
-        (_COMMUNICATION, kernels[here & (fills == _COMMUNICATION)]),
-    ]
-    if trace is not trace.whole:
-        # What a filter left out hides a copy all the same.
-        layers += [(None, _on(trace.whole, table, device)) for table in ("kernels", "graphs")]
-    layers += [(CODE["memory-transfer"], copies), (_MEMORY, memsets)]
+    layers: list[tuple[int | None, pd.DataFrame]] = []
+    for code in (_COMPUTE, _MEMORY, _UNDECIDED):
+        layers.append((code, here[here["fills"] == code]))
+    layers.append((_UNDECIDED, _on(trace, "graphs", device)))
+    layers.append((_IMBALANCE, waiting))
+    layers.append((_COMMUNICATION, here[here["fills"] == _COMMUNICATION]))
+    if trace is not trace.whole:  # what a filter left out hides a copy all the same
+        layers.append((None, _on(trace.whole, "kernels", device)))
+        layers.append((None, _on(trace.whole, "graphs", device)))
+    layers.append((CODE["memory-transfer"], copies))
+    layers.append((_MEMORY, memsets))
     amounts = np.zeros((len(edges) - 1, ENDS + 1), np.int64)
     covered = Coverage([], [])
     before = np.zeros(len(edges) - 1, np.int64)
@@ -332,7 +333,7 @@ def _filled(
 
 def _memops(trace: Trace, device: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Copies of a device, and memsets: those write its memory at its full rate."""
-    memops = _on(trace, "memops", device, "kind", "src_kind", "dst_kind")
+    memops = _on(trace, "memops", device, "kind", "src_kind", "dst_kind", "bytes")
     memset = (memops["kind"] == "memset").to_numpy()
     return memops[~memset], memops[memset]
 
@@ -347,37 +348,16 @@ def _as_moments(memops: pd.DataFrame) -> pd.DataFrame:
     return memops.assign(name=names, kind="copy", row=memops.index)
 
 
-def of(amounts: npt.NDArray[Any], code: int) -> Any:
+def of(amounts: npt.NDArray[Any], name: str) -> Any:
     """One answer's time; lying idle at the ends is imbalance as well.
 
     Parameters
     ----------
     amounts : ndarray
         Answers and :data:`ENDS` along the last axis.
-    code : int
+    name : str
+        One of :data:`BOTTLENECKS`.
     """
-    if code == _IMBALANCE:
-        return amounts[..., code] + amounts[..., ENDS]
-    return amounts[..., code]
-
-
-def ranked(account: Account, codes: range) -> list[dict[str, Any]]:
-    """Rank answers by time.
-
-    Parameters
-    ----------
-    account : Account
-    codes : range
-
-    Returns
-    -------
-    list of dict
-        ``bottleneck, total_ns, share_of_span``, by falling time.
-    """
-    rows = []
-    for code in codes:
-        time_ns = int(of(account.total, code))
-        if time_ns > 0:
-            share = min(time_ns / max(account.span_ns, 1), 1.0)
-            rows.append({"bottleneck": BOTTLENECKS[code], "total_ns": time_ns, "share_of_span": share})
-    return sorted(rows, key=lambda row: -row["total_ns"])
+    if name == "imbalance":
+        return amounts[..., _IMBALANCE] + amounts[..., ENDS]
+    return amounts[..., CODE[name]]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.core.text import share_text
 from nsightkit.analysis.replay.schedule import ALLOCATES
+from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import CHANGE_OF, by_shape, rate
 from nsightkit.errors import UsageError
@@ -34,33 +37,39 @@ _BACKWARD = re.compile(r"(?i)backward|autograd|optimizer")
 _COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")
 
+_PINNED = "copy from pinned memory without waiting (PyTorch: pin_memory=True, non_blocking=True)"
 #: Advice by what most of the exposed copies are.
 _ON_COPY = {
-    "HtoD from pageable": (
-        "copy from pinned memory without waiting (PyTorch: non_blocking=True), so that kernels can run beside it"
-    ),
     "HtoD": CAUSES["memory-transfer"].advice,
     "DtoH": "read back less, or into pinned memory on a stream of its own",
     "DtoD": "avoid clones and changes of layout between tensors of one device",
     "PtoP": "overlap copies between devices with kernels, or send less",
     "unified": "prefetch managed memory before it is needed (cudaMemPrefetchAsync), or copy it as a whole",
 }
-#: Where copies or collectives fill the time, and running them beside other work would gain next to nothing.
+#: Large copies from the host that are slower than this come from pageable memory: PCIe 3 moves 12 GB/s.
+_PAGEABLE_GB_PER_S, _LARGE_COPY = 6.0, 1 << 20
+#: Where copies or collectives fill the time, and running them beside other work would gain little.
 _LESS = {
     "memory-transfer": "copy less: keep on the device what fits there, or send narrower types",
     "communication": "send less: narrower types, rarer reductions",
 }
-#: Products in FP32 on ordinary cores; those whose sizes fit no tensor core; softmaxes that stand alone.
-_FP32 = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|simt|f32f32_f32f32", re.IGNORECASE)
-_ODD_SIZES = re.compile(r"align[12](?!\d)", re.IGNORECASE)
-_SOFTMAX = re.compile(r"soft_?max", re.IGNORECASE)
-_NARROWER = {"tf32": "allow TF32", "bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
-#: The compute capability from which tensor cores multiply in them.
+#: Products in FP32 on ordinary cores, and products and attention of FP32 tensors on any.
+_FP32_CORES = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|scudnn|simt|f32f32_f32f32", re.IGNORECASE)
+_FP32_TENSORS = re.compile(r"sgemm|scudnn|simt|tf32|f32f32_f32f32|fmha_cutlass\w*_f32", re.IGNORECASE)
+#: Tensor-core kernels for sizes that are no multiples of 8; those of ordinary cores are named so whatever the sizes.
+_UNALIGNED = re.compile(r"^(?!.*simt).*align[12](?!\d)", re.IGNORECASE)
+_LAYOUT = re.compile(r"n[ch]\w*to_?n[hc]\w*|AddPadding", re.IGNORECASE)
+#: Kernels that hold less of the kernel time than this are not worth advice.
+_WORTH = 0.1
+_HALF = {"bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
+#: The compute capability from which tensor cores multiply in them, for cards that are not listed.
 _SINCE = {"tf32": 8.0, "bf16": 8.0, "fp16": 7.0}
+#: Cards of such a capability without tensor cores, and cards of another maker's without TF32.
+_WITHOUT_TENSOR_CORES, _WITHOUT_TF32 = re.compile(r"GTX 16|MX\d"), re.compile(r"(?i)\bamd\b|instinct|\bmi\d|gfx")
 
 
 def next_steps(finding: Finding) -> Iterator[str]:
-    """What to change first, and what that would gain.
+    """Say what to change first, and what that would gain.
 
     Parameters
     ----------
@@ -76,10 +85,7 @@ def next_steps(finding: Finding) -> Iterator[str]:
     if decision.change is None and finding.played.refused is None and finding.name in _LESS:
         yield _LESS[finding.name]
         return
-    first = _advice(finding, finding.name)
-    if finding.name == "unknown":
-        first = f"{first} ({CAPTURE['nsys']})"
-    yield first + _gain(finding, decision.change)
+    yield _advice(finding, finding.name) + _gain(finding, decision.change)
     causes = {change: slug for slug, change in CHANGE_OF.items()}
     for row in finding.other_changes():
         if row["change"] in causes:
@@ -100,6 +106,10 @@ def _advice(finding: Finding, slug: str) -> str:
     trace = finding.account.trace
     if slug == "memory-transfer":
         return _on_copies(finding)
+    if slug == "unknown":
+        return _on_the_unknown(trace)
+    if slug == "cpu-work":
+        return _on_cpu_work(finding)
     if slug == "launch-overhead":
         if _has_graphs(trace):
             return "the program replays graphs already: put what is still launched one by one into them"
@@ -107,14 +117,6 @@ def _advice(finding: Finding, slug: str) -> str:
             return "the program is compiled already: capture it into graphs (mode='reduce-overhead')"
         if not _is_torch(trace):
             return "launch less: fuse kernels, or capture them into CUDA graphs"
-    if slug == "unknown":
-        if not trace.recorded("calls"):
-            return "record the calls that launch the GPU's work"
-        if trace.whole.size("os_calls"):
-            sample = "sample the CPU (nsys profile --sample=process-tree)"
-            return f"{sample}, or name what the launching thread does with NVTX ranges"
-    if slug == "cpu-work":
-        return _on_cpu_work(finding)
     if slug == "input-pipeline" and not _is_torch(trace):
         return "have the next data ready in time: read ahead on another thread while the GPU works"
     if slug == "communication" and not _trains(trace):
@@ -122,31 +124,49 @@ def _advice(finding: Finding, slug: str) -> str:
     return CAUSES[slug].advice
 
 
+def _on_the_unknown(trace: Trace) -> str:
+    """What to record so that the idle time gets a cause, in one command."""
+    if not trace.recorded("calls"):
+        return f"record the CPU side, the calls that launch the GPU's work first of all: {CAPTURE['nsys']}"
+    if not trace.whole.size("os_calls"):
+        return f"record OS calls, and name what the launching thread does with NVTX ranges: {CAPTURE['nsys']}"
+    sampling = "nsightkit capture nsys --sample=process-tree -o more -- COMMAND"
+    return f"name what the launching thread does with NVTX ranges, or sample the CPU: {sampling}"
+
+
 def _on_copies(finding: Finding) -> str:
     copies = finding.account.exposed_copies
     if copies.empty:
-        return _ON_COPY["HtoD from pageable"]
-    kinds = copies["kind"].astype(object) + " from " + copies["src_kind"].astype(object)
-    lasting = (copies["end_ns"] - copies["start_ns"]).groupby(kinds).sum()
-    kind = str(lasting.idxmax())
-    if kind in _ON_COPY:
-        return _ON_COPY[kind]
-    return _ON_COPY.get(kind.partition(" ")[0], _ON_COPY["HtoD"])
+        return _PINNED
+    lasting_ns = copies["end_ns"] - copies["start_ns"]
+    kinds = copies["kind"].astype(str).str.partition(" ")[0]
+    kind = str(lasting_ns.groupby(kinds).sum().idxmax())
+    if kind != "HtoD":
+        return _ON_COPY.get(kind, _ON_COPY["HtoD"])
+    sources = lasting_ns[kinds == kind].groupby(copies["src_kind"].astype(str)).sum()
+    source = str(sources.idxmax())
+    large = (kinds == kind) & (copies["bytes"] >= _LARGE_COPY)
+    gb_per_s = copies.loc[large, "bytes"].sum() / max(lasting_ns[large].sum(), 1)
+    if source == "pageable" or (source != "pinned" and 0 < gb_per_s < _PAGEABLE_GB_PER_S):
+        return _PINNED
+    return _ON_COPY["HtoD"]
 
 
 def _on_cpu_work(finding: Finding) -> str:
+    if finding.named.empty:
+        return CAUSES["cpu-work"].advice
     is_torch = _is_torch(finding.account.trace)
-    for kind, name in finding.named[["kind", "name"]].head(1).to_numpy():
-        if finding.is_step(name):
-            how = "NVTX ranges around the parts of a step"
-            if is_torch:
-                how = "NVTX or record_function ranges around the parts of a step, or profile(with_stack=True)"
-            return f"find out what this is: {how}; then move it off the thread that launches"
-        if kind == "call" and ALLOCATES.search(name):
-            if is_torch:
-                how = "no empty_cache() in the loop, and no sizes that outgrow the last ones"
-                return f"let PyTorch's caching allocator keep the memory: {how}"
-            return "allocate once and use the memory again, or take it from a pool (cudaMallocAsync)"
+    kind, name = finding.named.loc[0, ["kind", "name"]]
+    if finding.is_step(name):
+        how = "NVTX ranges around the parts of a step"
+        if is_torch:
+            how = "NVTX or record_function ranges around the parts of a step, or profile(with_stack=True)"
+        return f"find out what this is: {how}; then move it off the thread that launches"
+    if kind == "call" and ALLOCATES.search(name):
+        if is_torch:
+            how = "no empty_cache() in the loop, and no sizes that outgrow the last ones"
+            return f"let PyTorch's caching allocator keep the memory: {how}"
+        return "allocate once and use the memory again, or take it from a pool (cudaMallocAsync)"
     return CAUSES["cpu-work"].advice
 
 
@@ -154,76 +174,131 @@ def _on_cpu_work(finding: Finding) -> str:
 
 
 def _record_more(finding: Finding) -> str:
-    lasting = finding.events["duration_ns"]
-    replayed = lasting[finding.events["kind"] == "graph"].sum()
-    if 2 * replayed >= lasting.sum() > 0:
+    trace = finding.account.trace
+    graphs_ns = trace.table("graphs", ["duration_ns"])["duration_ns"].sum()
+    if 2 * graphs_ns >= finding.time_ns:
         return f"record the kernels inside the graphs: {CAPTURE['nodes']}"
     return f"{CAUSES['not-enough-data'].advice}: {CAPTURE['ncu']}"
 
 
 def _faster_kernels(finding: Finding) -> Iterator[str]:
-    is_torch = _is_torch(finding.account.trace)
-    narrower = None
-    if _is_named(finding, _FP32):
-        narrower = _precision(finding, ("tf32", "bf16", "fp16"))
-    if narrower is not None:
-        how = _NARROWER[narrower] if is_torch else f"multiply in {narrower.upper()}"
-        yield f"these products run in FP32 without tensor cores: {how}"
-    if _is_named(finding, _ODD_SIZES):
-        yield "these products have sizes that are not multiples of 8: pad them"
-    if _is_named(finding, _SOFTMAX):
-        fused = "a fused attention (PyTorch: scaled_dot_product_attention) need not write them to memory"
-        yield f"if these softmaxes are those of attention, {fused}"
+    trace = finding.account.trace
+    yield from _precision(finding)
+    products = _products(trace)
+    if _has_odd_sizes(finding, products):
+        yield "most of the time in these matmuls has sizes that are not multiples of 8: pad them"
+    kernels_ns = _time_ns(finding)
+    layout_ns = _time_ns(finding, pattern=_LAYOUT)
+    if layout_ns > _WORTH * kernels_ns:
+        share = share_text(layout_ns / kernels_ns)
+        yield f"{share} of the kernel time converts layouts: keep tensors in channels_last (PyTorch: memory_format)"
+    if _time_ns(finding, "softmax") > _WORTH * kernels_ns:
+        fused = "use a fused attention that never writes its scores (PyTorch: scaled_dot_product_attention)"
+        yield f"if these softmaxes belong to attention, {fused}"
     reached = rate(finding.operators)
     if reached is not None and reached >= _GOOD:
         yield (
             f"nothing cheap is left: these operators reach {share_text(reached)} of the datasheet's rate, and the "
-            "largest products reach about 80 %"
+            "largest matmuls reach about 80 %"
         )
     else:
         yield _on_kernels(finding)
-    if reached is None and not is_torch:
+    if reached is None and not _is_torch(trace):
         yield _record_more(finding)
-    elif reached is None and not (finding.name == "memory-bound" and finding.account.decodes):
+    elif reached is None and products and _card(finding) is None:
+        yield "the card is not listed: name the nearest one (nsightkit peaks) with --gpu NAME"
+    elif reached is None and not products and not (finding.name == "memory-bound" and finding.account.decodes):
         yield f"record shapes, to learn how far the operators are from their bound: {CAPTURE['shapes']}"
     elif by_shape(finding.account, finding.name) < 0.5:
-        yield "most of these kernels have no known shape: what they could reach is not known"
+        yield "most of these kernels have no known shape, so their limit is not known"
 
 
 def _on_kernels(finding: Finding) -> str:
     if finding.name == "memory-bound" and finding.account.decodes:
         return "decode more sequences at once, which share each reading of the weights; or use narrower weights"
     if finding.name == "memory-bound" and _is_compiled(finding):
-        return "the program is compiled already: narrower types, or larger batches, are what is left"
+        return "the program is compiled already: use narrower types, or larger batches"
     return CAUSES[finding.name].advice
 
 
-def _is_named(finding: Finding, pattern: re.Pattern[str]) -> bool:
-    """Whether the pattern is in one of the names that hold most of the time."""
-    return any(pattern.search(str(name)) for name in finding.named["name"])
+def _time_ns(finding: Finding, *categories: str, pattern: re.Pattern[str] | None = None) -> int:
+    """Time of the kernels of some categories, and whose names a pattern finds."""
+    kernels = finding.account.kernels
+    chosen = np.ones(len(kernels), bool)
+    if categories:
+        chosen &= kernels["category"].isin(categories).to_numpy()
+    if pattern is not None:
+        chosen &= matching(kernels["name"], pattern)
+    lasting_ns = (kernels["end_ns"] - kernels["start_ns"]).to_numpy()
+    return int(lasting_ns[chosen].sum())
 
 
-def _precision(finding: Finding, wanted: tuple[str, ...]) -> str | None:
-    """The first of some precisions that this card multiplies in; of a card that is not known, the first."""
-    name, since = finding.account.gpu, None
-    for gpu in finding.account.trace.meta.gpus:
-        if gpu.name:
-            name, since = name or gpu.name, gpu.compute_capability
-            break
-    card = None
-    if name:
-        try:
-            card = hardware.find(name)
-        except UsageError:
-            card = None
-    for precision in wanted:
-        if card is not None:
-            supported = card.supports(precision)
-        else:  # of a card that is not listed its generation tells
-            supported = since is None or float(since) >= _SINCE[precision]
-        if supported:
-            return precision
+def _precision(finding: Finding) -> Iterator[str]:
+    """Narrower types that the card multiplies in, where most of the time says that they would help."""
+    supported = _supported(finding)
+    is_torch = _is_torch(finding.account.trace)
+    kernels_ns = _time_ns(finding)
+    products_ns = _time_ns(finding, "GEMM", "convolution")
+    on_cores_ns = _time_ns(finding, "GEMM", "convolution", pattern=_FP32_CORES)
+    fp32_ns = _time_ns(finding, "GEMM", "convolution", "attention", pattern=_FP32_TENSORS)
+    ways = []
+    if 2 * on_cores_ns > products_ns and on_cores_ns > _WORTH * kernels_ns and "tf32" in supported:
+        ways.append("allow TF32" if is_torch else "multiply in TF32")
+    half = next((precision for precision in _HALF if precision in supported), None)
+    if 2 * fp32_ns > kernels_ns and half is not None:
+        ways.append(_HALF[half] if is_torch else f"multiply in {half.upper()}")
+    if ways:
+        where = "in FP32 without tensor cores" if 2 * on_cores_ns > products_ns else "on FP32 tensors"
+        yield f"matmuls and attention run {where}: {', or '.join(ways)}"
+
+
+def _products(trace: Trace) -> dict[str, int]:
+    """Time of each operator with recorded shapes, by its name and shapes."""
+    times: dict[str, int] = {}
+    for group in sol.groups(trace):
+        times[group.operation.name] = times.get(group.operation.name, 0) + group.time_ns
+    return times
+
+
+def _has_odd_sizes(finding: Finding, products: dict[str, int]) -> bool:
+    """Whether most of the time of matrix products has sizes that tensor cores do not load whole."""
+    if not products:
+        products_ns = _time_ns(finding, "GEMM")
+        return 2 * _time_ns(finding, "GEMM", pattern=_UNALIGNED) > products_ns > 0
+    odd_ns = whole_ns = 0
+    for name, time_ns in products.items():
+        operator, *shapes, precision = name.split()
+        if operator in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm") and precision in ("fp16", "bf16"):
+            left, right = shapes[-2:]
+            widths = [int(left.rpartition("x")[2]), int(right.rpartition("x")[2])]
+            whole_ns += time_ns
+            odd_ns += time_ns * any(width % 8 for width in widths)
+    return 2 * odd_ns > whole_ns > 0
+
+
+def _card(finding: Finding) -> hardware.Gpu | None:
+    """The card, where it is listed."""
+    names = [finding.account.gpu, *(gpu.name for gpu in finding.account.trace.meta.gpus)]
+    for name in names:
+        if name:
+            try:
+                return hardware.find(name)
+            except UsageError:
+                return None
     return None
+
+
+def _supported(finding: Finding) -> list[str]:
+    """The precisions that this card's tensor cores multiply in; none where that is not known."""
+    card = _card(finding)
+    if card is not None:
+        return [precision for precision in _SINCE if card.supports(precision)]
+    for gpu in finding.account.trace.meta.gpus:
+        name = gpu.name or ""
+        if gpu.compute_capability and not finding.account.gpu and not _WITHOUT_TENSOR_CORES.search(name):
+            known = [precision for precision, since in _SINCE.items() if float(gpu.compute_capability) >= since]
+            return [precision for precision in known if precision != "tf32" or not _WITHOUT_TF32.search(name)]
+    return []
 
 
 # ---------------------------------------------------------------- what the program is
@@ -250,12 +325,11 @@ def _has_graphs(trace: Trace) -> bool:
 
 def _is_compiled(finding: Finding) -> bool:
     """Whether a compiler made a part of the program that counts."""
-    trace = finding.account.trace
-    compiled_ns = {}
-    for table in ("kernels", "ranges", "ops"):
-        events = trace.table(table, ["name", "duration_ns"])
-        compiled_ns[table] = events.loc[matching(events["name"], _COMPILED), "duration_ns"].sum()
-    kernels_ns = trace.table("kernels", ["duration_ns"])["duration_ns"].sum()
-    if compiled_ns["kernels"] > _COMPILES * kernels_ns:
+    account = finding.account
+    if _time_ns(finding, pattern=_COMPILED) > _COMPILES * _time_ns(finding):
         return True
-    return bool(max(compiled_ns["ranges"], compiled_ns["ops"]) > _COMPILES * finding.account.wall_ns)
+    compiled_ns = 0
+    for table in ("ranges", "ops"):
+        events = account.trace.table(table, ["name", "duration_ns"])
+        compiled_ns = max(compiled_ns, events.loc[matching(events["name"], _COMPILED), "duration_ns"].sum())
+    return bool(compiled_ns > _COMPILES * (account.end - account.begin))

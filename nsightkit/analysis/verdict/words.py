@@ -7,19 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.text import bytes_text, share_text, short_name, time_text
-from nsightkit.analysis.replay.whatif import CHANGES, UNKNOWN, plain
+from nsightkit.analysis.core.causes import CAUSES
+from nsightkit.analysis.core.text import bytes_text, count_text, share_text, short_name, time_text
+from nsightkit.analysis.replay.whatif import UNKNOWN, plain
 from nsightkit.analysis.timeline import memops
-from nsightkit.analysis.verdict.account import CODE, ENDS, IDLE
+from nsightkit.analysis.verdict.account import ENDS
 from nsightkit.analysis.verdict.finding import Finding
-from nsightkit.analysis.verdict.rules import LOST, rate
+from nsightkit.analysis.verdict.rules import LEAST, rate
 
-__all__ = ["against", "evidence"]
+__all__ = ["against", "evidence", "headline"]
 
 #: How many names, devices and kinds of copies sentences speak of.
 _NAMED, _DEVICES, _COPIES = 3, 10, 2
 #: Names and moments that hold less than this of an answer's time say nothing.
 _LITTLE = 0.01
+_LONGEST_NAME = 100
 _KIND = {
     "op": "operator ",
     "os_call": "OS call ",
@@ -28,36 +30,40 @@ _KIND = {
     "overhead": "recorded as overhead: ",
     "sample": "CPU samples, mostly of ",
 }
-#: What one of an answer's moments is called, and several.
-_MOMENTS = {
-    "kernel": ("kernel", "kernels"),
-    "copy": ("copy", "copies"),
-    "graph": ("replay", "replays"),
-    "none": ("time", "times"),
-}
-#: What a cause that names nothing means.
-_NAMELESS = {
-    "unknown": "time for which nothing recorded says why (unknown)",
-    "queued": "work that was launched and waited for something that is not in the trace (queued)",
-}
-_FILLED = {
-    "compute-bound": "Kernels bound by arithmetic fill",
-    "memory-bound": "Kernels bound by the memory fill",
-    "not-enough-data": "Kernels and graph replays of which nothing says what bounds them fill",
-    "communication": "Collectives that no other kernel runs beside take",
-    "imbalance": "Waiting for the last device takes",
-    "memory-transfer": "Copies that no kernel runs beside fill",
+#: What one of an answer's moments is called, where it is no gap.
+_MOMENTS = {"copy": "copy", "kernel": "kernel", "graph": "replay", "none": "wait"}
+#: How the sentence about an answer's time begins, where it is not the answer's own name.
+_TAKES = {
+    "unknown": "Idle time without a recorded reason (unknown) takes",
+    "queued": "Work that was launched and waited for something that is not in the trace (queued) takes",
+    "compute-bound": "Kernels bound by arithmetic take",
+    "memory-bound": "Kernels bound by memory take",
+    "not-enough-data": "Unclassified kernels and graph replays take",
+    "communication": "Collectives that no other kernel overlaps take",
+    "imbalance": "Waiting for the slowest device takes",
+    "memory-transfer": "Copies that no kernel overlaps take",
 }
 
 
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number:,} {one if number == 1 else several}"
-
-
-def _called(name: str, most: int = 100) -> str:
+def _called(name: str) -> str:
     """A name as a sentence can hold it; the machine formats have it whole, under ``named`` and ``longest``."""
     text = short_name(name)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+
+
+def headline(finding: Finding) -> str:
+    """Say the answer in one sentence: with its share of the time or, where its removal gains more, with that gain.
+
+    Parameters
+    ----------
+    finding : Finding
+    """
+    sentence, change = CAUSES[finding.name].sentence, finding.decision.change
+    if change is not None and finding.decision.gain > max(1.25 * finding.share, finding.share + 0.02):
+        speedup = finding.played.row(change)["speedup"]
+        if speedup is not None:
+            return f"{sentence}; without that, the run is predicted to be {speedup:.2f}x faster"
+    return f"{sentence}, {share_text(finding.share)} of the time"
 
 
 # ---------------------------------------------------------------- what speaks for it
@@ -70,41 +76,33 @@ def evidence(finding: Finding) -> Iterator[str]:
     ----------
     finding : Finding
     """
-    yield from _amounts(finding)
+    account = finding.account
+    takes = _TAKES.get(finding.name, f"{finding.name} takes")
+    times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
+    yield f"{takes} {share_text(finding.share)} of {finding.whole} ({times})"
+    yield f"The GPU is idle {share_text(account.idle_ns / max(account.span_ns, 1))} of {finding.whole}"
     yield from _prediction(finding)
     yield from _names(finding)
-    moments = _longest(finding)
+    moments = []
+    for device, start_ns, end_ns in finding.longest[["device", "start_ns", "end_ns"]].itertuples(index=False):
+        if end_ns - start_ns > _LITTLE * finding.time_ns:
+            where = f" on device {device}" if len(account.devices) > 1 else ""
+            moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
     if moments:
         yield f"Longest: {'; '.join(moments)}"
     if finding.name == "memory-transfer":
         yield from _copied(finding)
     if finding.name == "imbalance":
         yield from _late_devices(finding)
-    if finding.name == "memory-bound" and finding.account.decodes:
-        yield "The server decodes few sequences at once: each product reads its weights for a few rows"
+    if finding.name == "memory-bound" and account.decodes:
+        yield "The server decodes few sequences at once: each matmul reads its weights for a few rows"
     reached = rate(finding.operators)
     if reached is not None:
         yield f"Operators with known shapes run at {share_text(reached)} of the datasheet's rate"
-
-
-def _amounts(finding: Finding) -> Iterator[str]:
-    account = finding.account
-    idle_ns = int(account.total[list(IDLE)].sum() - account.exposed_copies_ns)
-    idle = f"The GPU was idle for {share_text(idle_ns / max(account.span_ns, 1))} of {finding.whole}"
-    times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
-    share = f"{share_text(finding.share)} of {finding.whole} ({times})"
-    if finding.is_idle and finding.name != "memory-transfer":
-        count = int((account.cause == CODE[finding.name]).sum())
-        name = _NAMELESS.get(finding.name, finding.name)
-        yield f"{idle}; {name} takes {share} in {_count(count, 'gap', 'gaps')}"
-        return
-    text = f"{_FILLED[finding.name]} {share}"
-    waited_ns = finding.time_ns - account.exposed_copies_ns
-    if finding.name == "memory-transfer" and waited_ns:
-        text += f", {time_text(waited_ns)} of it waiting for copies"
-    yield text
-    if finding.decision.change is None:
-        yield idle
+    if finding.name != "communication" and account.share("communication") >= LEAST:
+        lost = f"{share_text(account.share('communication'))} of {finding.whole}"
+        amount = time_text(account.total_ns["communication"])
+        yield f"Also lost: collectives that no other kernel overlaps take {lost} ({amount})"
 
 
 def _prediction(finding: Finding) -> Iterator[str]:
@@ -113,61 +111,42 @@ def _prediction(finding: Finding) -> Iterator[str]:
     if played.refused is not None:
         return
     if decision.change is None:
-        best = "no faster"
-        for row in reversed(finding.changes):
-            if row["speedup"] and played.saved(row["change"]) >= _LITTLE:
-                best = f"at most {row['speedup']:.2f}x as fast ({row['change']})"
-        yield f"Replay with each change: the run gets {best}"
+        best = max(finding.changes, key=lambda row: row["speedup"] or 0, default=None)
+        if best is None or not best["speedup"] or played.saved(best["change"]) < _LITTLE:
+            yield "No common change is predicted to help"
+        else:
+            yield f"Predicted: at most {best['speedup']:.2f}x faster ({best['change']})"
         return
     row = played.row(decision.change)
-    change = f"{decision.change} ({CHANGES[decision.change].partition(';')[0]})"
     if row["speedup"] is None:
-        yield f"Replay with {change}: {UNKNOWN}"
+        yield f"With {decision.change}: {UNKNOWN}"
         return
     times = f"{time_text(row['predicted_ns'])} instead of {time_text(row['wall_ns'])}"
-    yield f"Replay with {change}: {times}, {row['speedup']:.2f}x as fast"
-    if decision.gaining is not None:
-        some, every = decision.gaining
-        doubted = any("steps would gain" in doubt for doubt in decision.doubts)
-        if 2 * some > every and not doubted:
-            yield f"{some:,} of {every:,} steps gain from that"
+    text = f"Predicted with {decision.change}: {times}, {row['speedup']:.2f}x faster"
+    if decision.gaining is not None and 2 * decision.gaining[0] > decision.gaining[1]:
+        text += f", in {decision.gaining[0]:,} of {decision.gaining[1]:,} steps"
+    yield text
 
 
 def _names(finding: Finding) -> Iterator[str]:
     """The names behind it."""
     gains = {row["change"]: row["speedup"] for row in finding.changes}
     for row in finding.named.head(_NAMED).to_dict("records"):
-        if not row["name"] or row["total_ns"] <= _LITTLE * finding.time_ns:
+        kind, name = row["kind"], row["name"]
+        if not name or row["total_ns"] <= _LITTLE * finding.time_ns:
             continue
-        moment = ("gap", "gaps")
-        if not finding.is_idle or row["kind"] == "copy":
-            moment = _MOMENTS[row["kind"]]
-        text = f"{time_text(row['total_ns'])} in {_count(row['count'], *moment)}: "
-        if row["kind"] == "range" and finding.is_step(row["name"]):
-            text += f"nothing but the step's own range, {_called(row['name'])}, says what the thread did there"
+        count = count_text(row["count"], _MOMENTS.get(kind, "gap")).replace("copys", "copies")
+        text = f"{time_text(row['total_ns'])} in {count}: "
+        if kind == "range" and finding.is_step(name):
+            text += f"only the step's own range, {_called(name)}, covers this time"
         else:
-            text += _KIND.get(row["kind"], "") + _called(row["name"])
-            if row["inside"]:
-                text += f", mostly inside {_called(row['inside'])}"
-        gain = gains.get(f"no-cpu-work:{plain(row['name'])}")
+            text += _KIND.get(kind, "") + _called(name)
+        if row["inside"]:
+            text += f", the longest inside {_called(row['inside'])}"
+        gain = gains.get(f"no-cpu-work:{plain(name)}")
         if gain:
-            text += f"; without it {gain:.2f}x"
+            text += f"; {gain:.2f}x faster without it"
         yield text
-
-
-def _longest(finding: Finding) -> list[str]:
-    texts = []
-    for row in finding.longest.to_dict("records"):
-        lasting = row["end_ns"] - row["start_ns"]
-        if lasting <= _LITTLE * finding.time_ns:
-            continue
-        text = f"{time_text(lasting)} at {row['start_ns'] / 1e6:,.3f} ms"
-        if len(finding.account.devices) > 1:
-            text += f" on device {row['device']}"
-        if row["ended_by"]:
-            text += f", before {_called(row['ended_by'], 40)}"
-        texts.append(text)
-    return texts
 
 
 def _copied(finding: Finding) -> Iterator[str]:
@@ -175,9 +154,7 @@ def _copied(finding: Finding) -> Iterator[str]:
     rows = memops.summary(finding.account.trace)
     lasting = rows["total_ns"] > _LITTLE * rows["total_ns"].sum()
     for row in rows[(rows["kind"] != "memset") & lasting].head(_COPIES).to_dict("records"):
-        text = (
-            f"In all {_count(row['count'], 'copy', 'copies')} {row['kind']}, {row['src_kind']} to {row['dst_kind']}: "
-        )
+        text = f"In all {row['count']:,} {row['kind']}, {row['src_kind']} to {row['dst_kind']}: "
         if not pd.isna(row["bytes"]):
             text += f"{bytes_text(row['bytes'])} in "
         text += time_text(row["total_ns"])
@@ -191,16 +168,13 @@ def _late_devices(finding: Finding) -> Iterator[str]:
     account = finding.account
     totals = account.amounts.sum(axis=0)
     for number, device in enumerate(account.devices[:_DEVICES]):
-        waited_ns, ends_ns = int(totals[number, CODE["imbalance"]]), int(totals[number, ENDS])
-        parts = []
-        if account.collectives.matched:
-            waited = f"waited {time_text(waited_ns)} in collectives" if waited_ns else "did not wait in collectives"
-            last = account.collectives.last(device)
-            parts += [waited, f"arrived last in {last:,} of {account.collectives.matched:,}"]
-        if ends_ns:
-            parts.append(f"had nothing to do for {time_text(ends_ns)} at the ends")
-        if parts:
-            yield f"Device {device} {' and '.join(parts)}"
+        waiting = account.collectives.waiting(device)
+        waited_ns = int((waiting["end_ns"] - waiting["start_ns"]).sum())
+        ends_ns = int(totals[number, ENDS])
+        last = account.collectives.last(device)
+        text = f"Device {device} waited {time_text(waited_ns)} in collectives, arrived last in {last:,} of "
+        text += f"{account.collectives.matched:,}"
+        yield f"{text}, and had no work for {time_text(ends_ns)}" if ends_ns else text
 
 
 # ---------------------------------------------------------------- what speaks against it
@@ -213,22 +187,11 @@ def against(finding: Finding) -> Iterator[str]:
     ----------
     finding : Finding
     """
-    account = finding.account
     yield from finding.decision.doubts
-    if finding.name in ("communication", "imbalance"):
-        others = sum(int(account.total[CODE[name]]) for name in ("compute-bound", "memory-bound", "not-enough-data"))
-        yield f"other kernels run for {share_text(others / max(account.span_ns, 1))} of {finding.whole}"
-    if len(account.devices) > 1:
-        busy = account.spans.loc[account.devices, "busy_ns"] / max(account.wall_ns, 1)
-        if busy.max() - busy.min() > LOST:
-            shares = [f"device {device} {share_text(share)}" for device, share in busy.head(_DEVICES).items()]
-            yield f"the devices were not equally busy: {', '.join(shares)} of the wall time"
-    if len(finding.operators) and finding.operators["impossible"].any():
-        operators = _count(int(finding.operators["impossible"].sum()), "operator seems", "operators seem")
-        yield f"{operators} quicker than physics allows and count for nothing here (nsightkit sol)"
     inferred = finding.played.schedule.inferred
     if finding.changes and inferred:
-        yield f"the prediction rests on {_count(inferred, 'wait', 'waits')} that the trace does not name"
-    if finding.is_idle and not account.trace.recorded("calls"):
-        yield "the trace does not say which calls launched the GPU's work"
-    yield from account.trace.meta.notes
+        dependencies = "dependency was" if inferred == 1 else "dependencies were"
+        yield f"{inferred:,} {dependencies} inferred, not recorded"
+    if finding.is_idle and not finding.account.trace.recorded("calls"):
+        yield "the calls that launched the GPU's work were not recorded"
+    yield from finding.account.trace.meta.notes
