@@ -461,33 +461,18 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
         trace,
         rows,
         top,
-        notes=_about_sol(rows, trace, gpu) if len(rows) else [],
+        notes=_about_sol(rows, trace) if len(rows) else [],
         remarks=remarks,
         empty="no operator with shapes and kernels",
         hidden=hidden,
     )
 
 
-def _about_sol(rows: "pd.DataFrame", trace: "Trace", gpu: str | None) -> list[str]:
-    """Say what operators of known cost cover, and how fast their matrix products were."""
-    from nsightkit import hardware
-    from nsightkit.analysis.roofline import sol as analysis
+def _about_sol(rows: "pd.DataFrame", trace: "Trace") -> list[str]:
+    """Say what operators of known cost cover, and what is remarkable about some."""
+    from nsightkit.analysis.roofline.sol import coverage
 
-    card = gpu or next(card.name for card in trace.meta.gpus if card.name)
-    rates = analysis.datasheet(hardware.find(card))
-    covered = analysis.coverage(rows, trace)
-    inside, time_ns, what = analysis.watched(trace)
-    is_all = inside.size("kernels") == trace.size("kernels")
-    operators = rows if is_all else analysis.summary(inside, gpu)
-    busy = analysis.hfu(operators, time_ns, rates)
-    parts = [f"operators of known cost hold {share_text(covered)} of the kernel time"]
-    if busy:
-        least = "" if covered > 0.99 else "at least "
-        parts.append(
-            f"HFU {least}{100 * busy:.2g} %: their matrix products at the rate of the {rates.source}, of the {what}"
-        )
-    else:
-        parts.append("none of them is a matrix product, so there is no HFU")
+    parts = [f"operators of known cost hold {share_text(coverage(rows, trace))} of the kernel time"]
     # In a column they would take the room of all others.
     for text, count in rows["note"].replace("", None).value_counts().items():
         parts.append(f"{count_text(int(count), 'row')}: {text}")

@@ -28,7 +28,6 @@ import numpy as np
 import pandas as pd
 
 from nsightkit import hardware
-from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.intervals import enclosing, launch_of
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.roofline.costs import (
@@ -41,7 +40,6 @@ from nsightkit.analysis.roofline.costs import (
     gemm_cost,
     layer_costs,
 )
-from nsightkit.analysis.timeline import steps
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.hardware import Gpu
 from nsightkit.trace.model import Trace
@@ -61,23 +59,20 @@ __all__ = [
     "elementwise_cost",
     "gemm_cost",
     "groups",
-    "hfu",
     "judge",
     "kernel_bounds",
     "layer_costs",
     "read_ceilings",
     "summary",
-    "watched",
 ]
 
 # cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)
-#: Operators that multiply in TF32 where it is allowed, and all that run on tensor cores.
+#: Operators that multiply in TF32 where it is allowed.
 _PRODUCTS = (
     *("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::cudnn_convolution", "aten::miopen_convolution"),
     "aten::convolution_backward",
 )
-_ON_TENSOR_CORES = (*_PRODUCTS, "aten::_scaled_mm", "aten::_scaled_dot_product")
 #: How often a transfer goes through the memory.
 _TENSORS_MOVED = {"copy": 2, "triad": 3, "read": 1}
 _BOUNDS = ("name", "flops", "bytes", "intensity", "bound", "bound_ns", "source")
@@ -382,7 +377,7 @@ def _on(sheet: Rates, operation: Operation) -> Operation:
 
 
 def coverage(table: pd.DataFrame, trace: Trace) -> float:
-    """Give the share of the kernel time whose operators have a known cost: what :func:`hfu` and shares are said of.
+    """Give the share of the kernel time whose operators have a known cost: what shares are said of.
 
     Parameters
     ----------
@@ -397,56 +392,6 @@ def coverage(table: pd.DataFrame, trace: Trace) -> float:
     """
     kernel_ns = float(trace.table("kernels", ["duration_ns"])["duration_ns"].sum())
     return float(table["time_ns"].sum()) / kernel_ns if kernel_ns else float("nan")
-
-
-def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
-    """Give the hardware FLOPs utilisation: the time that matrix arithmetic takes at the peak rate, of the whole time.
-
-    All arithmetic counts that ran, also what was computed a second time to save memory; MFU counts what the model
-    needs. Both were defined by Chowdhery and others (PaLM, 2022, appendix B).
-
-    Parameters
-    ----------
-    table : DataFrame
-        From :func:`summary`.
-    time_ns : float
-        Of the program, idle time included, times the number of GPUs (:func:`watched`).
-    rates : Rates
-
-    Returns
-    -------
-    float
-        Share of `time_ns`. Operators of unknown cost are not in it: it is the least that it can be, and
-        :func:`coverage` says how much of the kernel time it speaks of.
-    """
-    matrices = table[table["name"].str.startswith(_ON_TENSOR_CORES) & table["unit"].isin(list(rates.tflops))]
-    peak = matrices["unit"].map(dict(rates.tflops)).astype(float)
-    return float((matrices["flops"] / peak).sum() / 1e3 / time_ns)
-
-
-def watched(trace: Trace) -> tuple[Trace, float, str]:
-    """Give what :func:`hfu` is said of: the steps and what was launched in them, or without steps all and the span.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    trace : Trace
-        With the kernels that count.
-    time_ns : float
-        A sum over the devices.
-    what : str
-        ``steps`` or ``span``.
-    """
-    table = steps.summary(trace)
-    if not len(table):
-        return trace, float(intervals.busy(trace)["span_ns"].sum()), "span"
-    mask = trace.mask("kernels")
-    inside = np.ones(trace.size("kernels"), bool) if mask is None else mask.copy()
-    inside[inside] = steps.launched_in(trace, "kernels", steps.windows(trace)) >= 0
-    return trace.masked({"kernels": inside}), float((table["busy_ns"] + table["idle_ns"]).sum()), "steps"
 
 
 def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:

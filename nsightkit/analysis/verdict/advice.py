@@ -55,7 +55,7 @@ _LESS = {
 }
 #: Products in FP32 on ordinary cores, and products and attention of FP32 tensors on any.
 _FP32_CORES = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|scudnn|simt|f32f32_f32f32", re.IGNORECASE)
-_FP32_TENSORS = re.compile(r"sgemm|scudnn|simt|tf32|f32f32_f32f32|fmha_cutlass\w*_f32", re.IGNORECASE)
+_FP32_TENSORS = re.compile(r"sgemm|scudnn|simt|tf32|tensorop_s1688|f32f32_f32f32|fmha_cutlass\w*_f32", re.IGNORECASE)
 #: Tensor-core kernels for sizes that are no multiples of 8; those of ordinary cores are named so whatever the sizes.
 _UNALIGNED = re.compile(r"^(?!.*simt).*align[12](?!\d)", re.IGNORECASE)
 _LAYOUT = re.compile(r"n[ch]\w*to_?n[hc]\w*|AddPadding", re.IGNORECASE)

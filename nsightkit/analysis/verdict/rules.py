@@ -13,7 +13,7 @@ from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import count_text, share_text
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.roofline import sol
-from nsightkit.analysis.verdict.account import FEW_STEPS, IDLE, LOSSES, PARTS, WORK, Account, of
+from nsightkit.analysis.verdict.account import CODE, FEW_STEPS, IDLE, LOSSES, PARTS, WORK, Account, of
 from nsightkit.errors import UsageError
 
 __all__ = ["CHANGE_OF", "LEAST", "Decision", "bounded", "by_shape", "decide", "rate"]
@@ -288,8 +288,6 @@ def rate(table: pd.DataFrame) -> float | None:
 
 def by_shape(account: Account, name: str) -> float:
     """The share of the time of an answer's kernels that shapes decided."""
-    kernels = account.moments(name)
-    kernels = kernels[(kernels["kind"] == "kernel").to_numpy()]
-    shaped = account.kernels["by_shape"].to_numpy(bool)[kernels["row"].to_numpy(np.int64)]
-    lasting_ns = kernels["duration_ns"].to_numpy()
-    return float(lasting_ns[shaped].sum() / max(lasting_ns.sum(), 1))
+    kernels = account.kernels[(account.kernels["fills"] == CODE[name]).to_numpy()]
+    lasting_ns = kernels["end_ns"] - kernels["start_ns"]
+    return float(lasting_ns[kernels["by_shape"]].sum() / max(lasting_ns.sum(), 1))

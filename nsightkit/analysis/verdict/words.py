@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-import pandas as pd
-
 from nsightkit.analysis.core.causes import CAUSES
-from nsightkit.analysis.core.text import bytes_text, count_text, share_text, short_name, time_text
+from nsightkit.analysis.core.text import count_text, share_text, short_name, time_text
 from nsightkit.analysis.replay.whatif import UNKNOWN, plain
-from nsightkit.analysis.timeline import memops
-from nsightkit.analysis.verdict.account import ENDS
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import LEAST, rate
 
 __all__ = ["against", "evidence", "headline"]
 
-#: How many names, devices and kinds of copies sentences speak of.
-_NAMED, _DEVICES, _COPIES = 3, 10, 2
+#: How many names sentences speak of.
+_NAMED = 3
 #: Names and moments that hold less than this of an answer's time say nothing.
 _LITTLE = 0.01
 _LONGEST_NAME = 100
@@ -90,10 +85,6 @@ def evidence(finding: Finding) -> Iterator[str]:
             moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
     if moments:
         yield f"Longest: {'; '.join(moments)}"
-    if finding.name == "memory-transfer":
-        yield from _copied(finding)
-    if finding.name == "imbalance":
-        yield from _late_devices(finding)
     if finding.name == "memory-bound" and account.decodes:
         yield "The server decodes few sequences at once: each matmul reads its weights for a few rows"
     reached = rate(finding.operators)
@@ -147,34 +138,6 @@ def _names(finding: Finding) -> Iterator[str]:
         if gain:
             text += f"; {gain:.2f}x faster without it"
         yield text
-
-
-def _copied(finding: Finding) -> Iterator[str]:
-    """What was copied in all, overlapped or not."""
-    rows = memops.summary(finding.account.trace)
-    lasting = rows["total_ns"] > _LITTLE * rows["total_ns"].sum()
-    for row in rows[(rows["kind"] != "memset") & lasting].head(_COPIES).to_dict("records"):
-        text = f"In all {row['count']:,} {row['kind']}, {row['src_kind']} to {row['dst_kind']}: "
-        if not pd.isna(row["bytes"]):
-            text += f"{bytes_text(row['bytes'])} in "
-        text += time_text(row["total_ns"])
-        if np.isfinite(row["gb_per_s"]):
-            text += f" at {row['gb_per_s']:.1f} GB/s"
-        yield text
-
-
-def _late_devices(finding: Finding) -> Iterator[str]:
-    """What each device waited for, and had nothing to do."""
-    account = finding.account
-    totals = account.amounts.sum(axis=0)
-    for number, device in enumerate(account.devices[:_DEVICES]):
-        waiting = account.collectives.waiting(device)
-        waited_ns = int((waiting["end_ns"] - waiting["start_ns"]).sum())
-        ends_ns = int(totals[number, ENDS])
-        last = account.collectives.last(device)
-        text = f"Device {device} waited {time_text(waited_ns)} in collectives, arrived last in {last:,} of "
-        text += f"{account.collectives.matched:,}"
-        yield f"{text}, and had no work for {time_text(ends_ns)}" if ends_ns else text
 
 
 # ---------------------------------------------------------------- what speaks against it

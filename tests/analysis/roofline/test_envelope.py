@@ -81,17 +81,6 @@ def test_the_sizes_to_the_printed_digit(line: str) -> None:
     assert printed(values, expected) == expected
 
 
-def test_the_summary_has_the_contracts_columns_and_the_same_figures() -> None:
-    table = summary()
-    assert list(table.columns) == COLUMNS.split()
-    assert list(table["config"]) == [c.name for c in MATRIX]
-    for row, configuration in zip(table.itertuples(), MATRIX, strict=True):
-        found = envelope(configuration)
-        assert (row.params, row.peak_bytes, row.train_flops) == (found.params, found.peak_bytes(), found.train_flops)
-    assert len(summary([])) == 0
-    assert list(summary([]).columns) == COLUMNS.split()
-
-
 def test_alignment_is_eight_elements_and_not_more() -> None:
     aligned = summary((*MATRIX, *VARIANTS)).set_index("config")["aligned"]
     unaligned = ["misaligned_dims", "vocab_bottleneck", "misaligned_dims_even", "misaligned_dims_258"]
@@ -127,18 +116,8 @@ def test_it_needs_neither_torch_nor_the_workloads() -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["envelope", "--config", "vocab_aligned", "--config", "2.7B", "--format", "json"]) == 0
-    out, err = capsys.readouterr()
-    rows = json.loads(out)
-    assert err == ""
+    rows = json.loads(capsys.readouterr().out)
     assert [list(row) for row in rows] == [COLUMNS.split()] * 2
-    found = envelope(find("2.7B"))
-    assert rows[1]["peak_bytes"] == found.peak_bytes()
-    assert rows[1]["train_flops"] == found.train_flops
-    assert (rows[0]["aligned"], rows[0]["config"]) == (True, "vocab_aligned")
-    assert isinstance(rows[0]["notes"], list)
-    assert cli.run(["envelope", "--format", "text"]) == 0
-    out = capsys.readouterr().out
-    assert all(out.count(f"\n{c.name} ") == 1 for c in MATRIX)
-    assert "vocab_bottleneck: not a multiple of 8: vocabulary 50257" in out
+    assert rows[1]["peak_bytes"] == envelope(find("2.7B")).peak_bytes()
     assert cli.run(["envelope", "--config", "huge"]) == 2
     assert "no configuration is called 'huge'" in capsys.readouterr().err

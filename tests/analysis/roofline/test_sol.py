@@ -48,32 +48,6 @@ def test_a_layer_to_the_printed_digits() -> None:
     assert tensor["bound_ns"].sum() / 1e3 == pytest.approx(872.5, abs=0.06)  # all else fused away
 
 
-def test_what_the_layers_time_consists_of() -> None:
-    """Shares of the bound, the floors, another card's memory, and other sizes: figures worked out elsewhere."""
-    layer = sol.layer_costs(1, 2048, 4096, 32, 11008)
-    table = sol.bounds(layer, H200)
-    kind = table["name"].map({"attention": "attention"}).fillna(table["bound"])
-    parts = (table["bound_ns"].groupby(kind).sum() / 1e3).round(1).to_dict()
-    assert parts == {"compute": 837.8, "attention": 34.7, "memory": 77.1}
-    assert [round(100 * part / 949.7) for part in parts.values()] == [4, 88, 8]
-    fused = [operation for operation in layer if operation.unit != "fp32"]
-    assert sum(map(MEASURED.bound_ns, fused)) / 1e3 == pytest.approx(1095.5, abs=0.1)
-    h100 = sol.datasheet(hardware.find("H100 SXM"))
-    slower = sum(h100.bound_ns(operation) for operation in layer if operation.unit == "fp32") / 1e3
-    assert slower == pytest.approx(110, abs=0.6)
-    for sizes, by_sheet, by_ceilings in (
-        ((4, 2048, 4096, 32, 11008), 3798.6, 4726.5),
-        ((8, 2048, 4096, 32, 11008), 7597, 9453),
-        ((1, 8192, 8192, 64, 28672), 17910, None),
-    ):
-        larger = sol.layer_costs(*sizes)
-        assert sum(map(H200.bound_ns, larger)) / 1e3 == pytest.approx(by_sheet, abs=0.6)
-        if by_ceilings is not None:
-            assert sum(map(MEASURED.bound_ns, larger)) / 1e3 == pytest.approx(by_ceilings, abs=0.6)
-    gemms = [operation for operation in larger if operation.unit == "bf16" and operation.name != "attention"]
-    assert sum(map(H200.bound_ns, gemms)) / 1e3 / 17910 == pytest.approx(0.90, abs=0.005)
-
-
 def test_decoding_is_the_weights() -> None:
     layer = sol.layer_costs(1, 1, 4096, 32, 11008, keys=1)
     weights = sum(op.bytes for op in layer if op.unit == "bf16" and op.name != "attention")
@@ -93,19 +67,6 @@ def test_grouped_queries_move_fewer_keys() -> None:
     dense, grouped = (sol.attention_cost(1, 32, 1, 128, keys=4096, kv_heads=heads) for heads in (32, 8))
     assert dense.flops == grouped.flops
     assert dense.bytes - grouped.bytes == 2 * 128 * 2 * 24 * 4096
-
-
-@pytest.mark.parametrize(
-    ("operation", "intensity"),
-    [
-        *((sol.elementwise_cost(kind, 8, 100), each) for kind, each in {
-            "softmax": 1.25, "gelu": 2.0, "residual": 1 / 6, "rms_norm": 1.0, "embedding": 0.0, "cross_entropy": 5 / 4,
-        }.items()),
-        (sol.elementwise_cost("layer_norm", 8, 100, "fp32"), 1.0), (sol.adamw_cost(1000), 12 / 28),
-    ],
-)  # fmt: skip
-def test_intensities(operation: sol.Operation, intensity: float) -> None:
-    assert operation.intensity == pytest.approx(intensity)
 
 
 def test_the_published_layer_is_impossible() -> None:
