@@ -1,9 +1,9 @@
 """What kind of work a kernel does, read from its name.
 
-Names say this reliably only where the kernel belongs to a known library: cuBLAS, cuDNN, CUTLASS, CUB and Thrust,
-PyTorch's own kernels, flash attention, NCCL, what ``torch.compile`` generates, and a few more
-(:data:`LIBRARIES`). Every other kernel is *other*, whatever words its name holds. Of the known ones ordered rules over
-the demangled name decide; the first that matches wins, and :data:`RULES` is the whole truth.
+Names are reliable only for kernels of known libraries (:data:`LIBRARIES`): cuBLAS, cuDNN, CUTLASS, CUB and Thrust,
+PyTorch's own kernels, flash attention, NCCL, what ``torch.compile`` generates, and a few more. Every other kernel is
+*other*, even if its name contains familiar words. For known ones ordered rules over the demangled name decide; the
+first match wins, and :data:`RULES` is the whole truth.
 
 Decisions that a reader may want to know:
 
@@ -60,7 +60,7 @@ LIBRARIES = re.compile(
     r"|transformer_engine|\bcuApply|\bcuCompute|\bliger_|^cupy_",
     re.IGNORECASE,
 )
-# Generic kernels that run a functor: what they do stands in their template arguments.
+# Generic kernels that run a functor: their template arguments name the work.
 _ELEMENTWISE_WRAPPER = r"elementwise_(templated_)?kernel|elementwise_kernel_\w+|elementwise_grid_stride_kernel|jitted"
 _FUNCTOR_WRAPPER = r"__parallel_for|_kernel_agent|static_kernel|transform_kernel"
 _MOVES_DATA = (
@@ -82,7 +82,7 @@ RULES: tuple[tuple[str, str, str | None], ...] = (
         ),
         None,
     ),
-    # What a compiler fused says so at the very start; its templates are the kernels they expand.
+    # Compilers mark fused kernels at the start of the name; its templates are the kernels they expand.
     ("attention", r"^triton_tem\w*(attention|attn)", None),
     ("convolution", r"^triton_(tem\w*_|)convolution", None),
     ("GEMM", r"^triton_(tem\w*_|)(mm|bmm|addmm|baddbmm)(_|$)", None),

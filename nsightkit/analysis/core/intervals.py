@@ -186,7 +186,7 @@ class Coverage:
 def common(
     one: tuple[npt.ArrayLike, npt.ArrayLike], other: tuple[npt.ArrayLike, npt.ArrayLike], *, outside: bool = False
 ) -> tuple[Int, Int]:
-    """The parts of some intervals that lie in others, or outside them.
+    """The parts of some intervals inside others, or outside them.
 
     Parameters
     ----------
@@ -419,7 +419,7 @@ def _tolerance(times: pd.Series) -> int:
 
 
 def innermost(inner: pd.DataFrame, outer: pd.DataFrame) -> Int:
-    """Find the innermost interval of one table around each of another, whatever their threads.
+    """Find the innermost interval of one table around each of another, on all threads.
 
     Parameters
     ----------

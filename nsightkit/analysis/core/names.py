@@ -22,7 +22,7 @@ _LONGEST = 1000
 #: Instructions of a compiled expression. A search takes at most some 25 ns for each of them and each character.
 _MOST_INSTRUCTIONS = 2000
 _MOST_BYTES = 1 << 20
-#: How RE2 names what it does not have, since it takes more than linear time.
+#: RE2's messages about features that take more than linear time.
 _UNSUPPORTED = re.compile(r"invalid perl operator: \(\?(<?[=!]|P)|invalid escape sequence: \\[1-9]")
 
 
@@ -36,7 +36,7 @@ class Expression(Hashable, Protocol):
 class Pattern:
     """A regular expression that a person typed: RE2's, so that a search is linear in the length of the name.
 
-    Python's own can take for ever (``(a+)+$``), and lets no other thread of the process run meanwhile.
+    Python's own engine can take forever (``(a+)+$``) and blocks all other threads.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-r"""What an operation must do: its FLOPs, and the bytes that it must move at least; and that of a framework's operators.
+r"""The FLOPs and compulsory bytes of operations, and of a framework's operators.
 
 With M rows (tokens), widths H and N, element size s, batch B, h query and g key heads of width d, contexts S (of the
 queries) and T (of the keys):
@@ -55,7 +55,7 @@ __all__ = [
     "layer_costs",
 ]
 
-#: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic and lies in memory as fp32.
+#: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic, stored as fp32.
 BYTES_OF: Mapping[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
@@ -143,7 +143,7 @@ def attention_cost(
         Count only what lies below the diagonal: half of the square for equal contexts. With fewer queries than keys
         (decoding with a cache) the queries are the last positions, as in PyTorch's ``causal_lower_right``.
     keys : int, optional
-        Context of keys and values; that of the queries when omitted.
+        Context of keys and values; by default, the context of the queries.
     kv_heads : int, optional
         Heads of keys and values, for grouped queries; those of the queries when omitted.
     name : str
@@ -205,7 +205,7 @@ def elementwise_cost(
     """
     called, flops, tensors, usual = _ELEMENTWISE[kind]
     moved = tensors * element_bytes(precision or usual) * rows * width
-    # Such kernels compute in fp32 on the ordinary cores, whatever their tensors hold.
+    # Such kernels compute in fp32 on the ordinary cores, for all types of tensors.
     return Operation(name or called, flops * rows * width, moved, "fp32")
 
 
@@ -283,7 +283,7 @@ _PRECISIONS = {
     "c10::Float8_e4m3fn": "fp8",
     "c10::Float8_e5m2": "fp8",
 }
-#: Bytes of masks and indices, whose types are no precision of arithmetic.
+#: Bytes of masks and indices, which do no arithmetic.
 _OTHER_BYTES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
 
 
@@ -397,7 +397,7 @@ def _convolved(given: _Inputs, image: int, weight: int, results: int, passes: in
 def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int | None = None) -> Operation:
     """One result of the largest shape, every tensor read once; a scalar costs nothing.
 
-    The input `widens`, where there is one, says whether tensors of 16 bits give a result in fp32.
+    The input `widens`, where there is one, tells whether bf16 and fp16 tensors give a result in fp32.
     """
     largest = read = result_bytes = 0
     for i, dims in enumerate(given.dims[:inputs]):
@@ -500,7 +500,7 @@ def cost(name: str, inputs: str) -> Operation | None:
         given = _Inputs(*json.loads(inputs))
         operation = reckon(given)
         label = given.label()
-    # Whatever a file says of its operators, what is not a shape has no cost.
+    # Files are untrusted: anything but shapes has no cost.
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
     if not 0 < max(operation.flops, operation.bytes) <= _MOST:

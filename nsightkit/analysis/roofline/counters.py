@@ -35,7 +35,7 @@ LIMITS = ("registers", "shared_mem", "warps", "blocks")
 _HIGH = 80.0
 _LOW = 60.0
 _APART = 10.0
-#: What kernels without matrix products show of the tensor cores, in percent, stays below this.
+#: Tensor-core use of kernels without matmuls stays below this, in percent.
 _SOME = 2.0
 
 # Thresholds of the questions. They are judgements, not facts; each is named in the evidence it gives.
@@ -182,7 +182,7 @@ def _chosen(report: Report, kernel: str | None, within: str | None) -> list[_Fin
         if not chosen:
             present = sorted({name for names in report.launches["ranges"] for name in names})
             known = f"there are {', '.join(present)}" if present else "the report has none: run ncu with --nvtx"
-            raise UsageError(f"no launch lies in a range that {within!r} finds; {known}")
+            raise UsageError(f"no launch is inside a range that {within!r} finds; {known}")
     if kernel is None:
         return chosen
     pattern = compiled(kernel, "kernel")
@@ -366,7 +366,7 @@ _PIPES = {
     "xu": "use fewer special functions and conversions (exp, rsqrt, int to float), or cheaper forms of them",
     "lsu": "issue fewer load and store instructions: 128-bit accesses, and reuse in registers",
 }
-#: Categories of kernels that are, contain or could be a matrix product.
+#: Categories of kernels that are, contain or could be a matmul.
 _PRODUCTS = ("GEMM", "convolution", "attention", "Triton-fused", "other")
 
 
@@ -402,13 +402,12 @@ def _compute(findings: _Findings) -> None:
         findings.say(f"the busiest {other}pipe is {unit.upper()}: {findings.cite(busiest)}", _PIPES[unit])
     if tensor_pct >= _SOME:
         findings.advise(
-            "feed the tensor cores: sizes that are multiples of 8 elements in 16 bit for the aligned kernels, of 64 "
+            "feed the tensor cores: sizes that are multiples of 8 elements in bf16 and fp16 for the aligned kernels, of 64 "
             "or 128 for full tiles, and a cheaper prologue and epilogue"
         )
     elif types and unit != "fp64" and category_of(str(findings.launch["kernel"])) in _PRODUCTS:
         findings.advise(
-            f"if this is a matrix product, put it on the tensor cores: {types}; a kernel named sgemm runs in FP32 "
-            "without them"
+            f"if this is a matmul, put it on the tensor cores: {types}; a kernel named sgemm runs in FP32 without them"
         )
 
 

@@ -15,11 +15,11 @@ Memory is for bf16 autocast with AdamW in fp32, as in :mod:`nsightkit.workloads.
 
     state        16 B a parameter: weights 4, gradients 4, AdamW's two moments 8
     cast cache   2 B a weight of a GEMM: autocast keeps its copies until the region ends
-    activations  LM(36d + 8F + 4h) B, and 10·LBhS² B more where attention scores are written out
+    activations  LM(36d + 8F + 4h) B, and 10·LBhS² B more with naive attention
     logits       14·MV B: 2 in bf16, 4 for the fp32 copy, 4 for the softmax, 4 for its gradient
 
 It is a rule of thumb for models of this kind. State, cache and logits are counted; the coefficients of the activations
-were fitted to what autograd saves (``torch.autograd.graph.saved_tensors_hooks``), that of the scores is on the safe
+were fitted to what autograd saves (``torch.autograd.graph.saved_tensors_hooks``), the coefficient of the scores is on the safe
 side. What :mod:`nsightkit.workloads.lm` itself keeps, operator by operator and moment by moment, is in
 :mod:`nsightkit.analysis.memory.ledger`: 36d as here, but 6 B a score, and no gradients yet when activations are at
 their most.
@@ -36,7 +36,7 @@ from nsightkit.configurations import MATRIX, Configuration
 
 __all__ = ["ALIGNMENT", "Envelope", "alignment", "envelope", "summary"]
 
-#: Elements. 16-bit tensor-core GEMMs load 16 B at a time: K and the leading dimensions must be multiples of this.
+#: Elements. bf16 and fp16 tensor-core GEMMs load 16 B at a time: K and the leading dimensions must be multiples of this.
 ALIGNMENT = 8
 #: Widest head flash attention has a kernel for, and the widths it has kernels for.
 _FLASH_HEADS = (32, 64, 96, 128, 192, 256)
@@ -86,7 +86,7 @@ class Envelope:
         Parameters
         ----------
         scores : bool
-            Whether attention writes its scores out (naive attention, and SDPA's math backend).
+            Whether attention is naive (as in SDPA's math backend) and stores its scores.
 
         Returns
         -------
@@ -129,7 +129,7 @@ def envelope(configuration: Configuration) -> Envelope:
 
 
 def alignment(configuration: Configuration) -> dict[str, bool]:
-    """Say which dimensions suit 16-bit tensor cores.
+    """Check which dimensions suit bf16 and fp16 tensor cores.
 
     The rule is 16 bytes, which is 8 elements; larger powers of two only make fuller tiles.
 
@@ -181,7 +181,7 @@ def _notes(cost: Envelope) -> list[str]:
     kernels = [width for width in _FLASH_HEADS if width >= c.d_head]
     if not kernels:
         notes.append(
-            f"head size {c.d_head} is above {_FLASH_HEADS[-1]}: no flash attention, so scores are written out and the "
+            f"head size {c.d_head} is above {_FLASH_HEADS[-1]}: no flash attention, so scores are stored and the "
             f"peak is {cost.peak_bytes(scores=True) / 1e9:.2f} GB"
         )
     elif kernels[0] != c.d_head:

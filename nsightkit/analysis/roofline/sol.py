@@ -1,7 +1,7 @@
 r"""How far from the speed of light: what an operation must cost at least, and what share of that rate it reached.
 
 An operation has FLOPs, which some unit executes at a peak rate, and *compulsory bytes*: each operand read once and
-each result written once, whatever a kernel really moves. Its bound is the longer of the two times (the roofline,
+each result written once, even if a kernel moves more. Its bound is the longer of the two times (the roofline,
 Williams, Waterman and Patterson, 2009)::
 
     bound = max(FLOPs / rate of the unit, bytes / bandwidth)        SOL = bound / measured time
@@ -95,7 +95,7 @@ class Rates:
     gb_per_s : float
         Memory bandwidth, 10**9 bytes a second, reads and writes together.
     l2_bytes : int
-        Level-2 cache; 0 when it is not known.
+        Level-2 cache; 0 if unknown.
     """
 
     source: str
@@ -280,7 +280,7 @@ def judge(
     Returns
     -------
     DataFrame
-        ``name, flops, bytes, intensity, bound`` (by the datasheet), ``time_ns, sol_datasheet, sol_measured`` (NaN
+        ``name, flops, bytes, intensity, bound`` (at datasheet rates), ``time_ns, sol_datasheet, sol_measured`` (NaN
         without ceilings), ``impossible``, ``unit``, ``source`` of `sheet`, ``note``. `impossible` is true where the
         time is shorter than the arithmetic takes at the datasheet's rate, or than the traffic takes that cannot have
         stayed in the level-2 cache: then the time, the shape or the clock is wrong. A cache of n bytes can hold n that
@@ -307,7 +307,7 @@ def judge(
 
 
 def _ceiling_ns(operation: Operation, sheet: Rates, measured: Rates | None) -> float:
-    """Give the least time by measured ceilings; NaN where the one that counts was not measured."""
+    """Give the least time by measured ceilings; NaN without the ceiling of its unit."""
     if measured is None:
         return float("nan")
     if operation.unit in measured.tflops or not operation.flops:
@@ -335,7 +335,7 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
     """Judge the operators of a trace whose shapes were recorded, by the kernels they launched.
 
     Operators are those of a Kineto trace with ``record_shapes=True``. Each kernel counts for the innermost operator
-    with a known cost that its launch lies in. Matrix products in fp32 are held against the tensor cores' TF32 rate
+    with a known cost around its launch. Matmuls in fp32 are compared with the tensor cores' TF32 rate
     where their kernel's name says that they used it.
 
     Parameters
@@ -377,7 +377,7 @@ def _on(sheet: Rates, operation: Operation) -> Operation:
 
 
 def coverage(table: pd.DataFrame, trace: Trace) -> float:
-    """Give the share of the kernel time whose operators have a known cost: what shares are said of.
+    """Give the share of the kernel time whose operators have a known cost.
 
     Parameters
     ----------
@@ -395,7 +395,7 @@ def coverage(table: pd.DataFrame, trace: Trace) -> float:
 
 
 def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
-    """Say of each kernel whether its operator is bound by arithmetic or by the memory, where the shapes say so.
+    """Find whether each kernel's operator is compute-bound or memory-bound, from its shapes.
 
     Parameters
     ----------
@@ -479,7 +479,7 @@ def groups(trace: Trace) -> Iterator[Group]:
 def _operations(ops: pd.DataFrame) -> tuple[list[Operation], np.ndarray]:
     """Give the operations of known cost, and the number of each operator's among them, -1 for none."""
     names, inputs = ops["name"].cat, ops["inputs"].cat
-    # One number for both: unique pairs take ten times as long.
+    # One number for both: unique pairs are 10x slower.
     width = len(inputs.categories)
     pairs = names.codes.to_numpy(np.int64) * width + inputs.codes.to_numpy(np.int64)
     kind_of, pairs = pd.factorize(pairs, sort=True)

@@ -1,4 +1,4 @@
-"""One answer: what holds the run back, how sure that is, and what to change first.
+"""The verdict: the bottleneck of a run, the confidence in it, and the first change to make.
 
 The recorded run is replayed with each change that takes away what one cause names
 (:mod:`nsightkit.analysis.replay.whatif`), and the cause whose removal gains most is the bottleneck. Where no change
@@ -22,7 +22,7 @@ from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["BOTTLENECKS", "CHANGE_OF", "summary"]
 
-#: Fewer operations on the GPU say nothing of a program.
+#: With fewer GPU operations there is too little to judge.
 _FEW_OPERATIONS = 50
 #: Changes that save less than this are left out; so is named work that saves less; and how many names are asked about.
 _ANY, _WORTH, _NAMES = 0.002, 0.01, 3
@@ -61,7 +61,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         ``headline``
             The answer in one sentence, with its share or, where its removal gains more, with that gain.
         ``replay_error``
-            How far the unchanged replay is off, as a share; None where the trace cannot be played.
+            How far the unchanged replay is off, as a share; None without a replay.
         ``total_ns``, ``span_ns``, ``t0_ns``
             The bottleneck's time, what the share is of, and what to add to a time to find it in the source.
         ``candidates``, ``busy``
@@ -103,10 +103,10 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
 
 
 def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
-    played = WhatIf(trace)
-    decision = decide(amounts, played)
-    changes = _changes(amounts, played)
-    found = finding.find(amounts, played, decision, changes)
+    replay = WhatIf(trace)
+    decision = decide(amounts, replay)
+    changes = _changes(amounts, replay)
+    found = finding.find(amounts, replay, decision, changes)
     return {
         "bottleneck": decision.name,
         "share_of_span": found.share,
@@ -116,7 +116,7 @@ def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
         "next_steps": list(advice.next_steps(found)),
         "changes": changes,
         "headline": words.headline(found),
-        "replay_error": played.error,
+        "replay_error": replay.error,
         "total_ns": found.time_ns,
         "span_ns": amounts.span_ns,
         "t0_ns": trace.t0_ns,
@@ -127,23 +127,23 @@ def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
     }
 
 
-def _changes(amounts: Account, played: WhatIf) -> list[dict[str, Any]]:
-    """The standard changes, those that take away a cause that there is, and the largest names of CPU work."""
-    if played.refused is not None:
+def _changes(amounts: Account, replay: WhatIf) -> list[dict[str, Any]]:
+    """The standard changes, the changes for causes that occur, and the largest names of CPU work."""
+    if replay.refused is not None:
         return []
     wanted = [*whatif.STANDARD]
     for cause, change in CHANGE_OF.items():
         if amounts.total_ns[cause] > 0 and change not in wanted:
             wanted.append(change)
-    changes = [change for change in wanted if played.saved(change) >= _ANY]
-    if amounts.total_ns["cpu-work"] > 0 and len(played.work) > 1:
+    changes = [change for change in wanted if replay.saved(change) >= _ANY]
+    if amounts.total_ns["cpu-work"] > 0 and len(replay.work) > 1:
         whole_steps = {whatif.plain(name) for name in amounts.steps["step"]}  # their ranges name no work
-        names = [name for name in played.work if name not in whole_steps]
+        names = [name for name in replay.work if name not in whole_steps]
         for name in names[:_NAMES]:
-            if played.saved(f"no-cpu-work:{name}") >= _WORTH:
+            if replay.saved(f"no-cpu-work:{name}") >= _WORTH:
                 changes.append(f"no-cpu-work:{name}")
-    changes.sort(key=lambda change: -played.saved(change))
-    return [played.row(change) for change in changes]
+    changes.sort(key=lambda change: -replay.saved(change))
+    return [replay.row(change) for change in changes]
 
 
 def _again(trace: Trace) -> str:

@@ -41,7 +41,7 @@ _UNDECIDED = CODE["not-enough-data"]
 _COMMUNICATION = CODE["communication"]
 _IMBALANCE = CODE["imbalance"]
 
-#: What a kernel's category says of its bound, where no shape does; those of other categories are bound by the memory.
+#: The bound of a kernel by its category, for kernels without shapes; other categories are bound by memory.
 _OF_CATEGORY = {
     "GEMM": _COMPUTE,
     "convolution": _COMPUTE,
@@ -49,12 +49,12 @@ _OF_CATEGORY = {
     "communication": _COMMUNICATION,
     "other": _UNDECIDED,
 }
-#: Products of a matrix with a few rows read the matrix for little arithmetic; their names often say so.
+#: Products of a matrix with a few rows read the matrix for little arithmetic; their names often show it.
 _FEW_ROWS = re.compile(r"gemv|decode|split_?kv|paged", re.IGNORECASE)
 #: A server that decodes fewer sequences at once than this multiplies its weights by fewer rows than any card needs to
-#: be bound by arithmetic: in 16 bits a product with m rows does about m FLOPs a byte, and cards have 140 to 300.
+#: be compute-bound: in bf16 a product with m rows does about m FLOPs per byte, and cards have 140 to 300.
 _FEW_SEQUENCES = 128
-#: Fewer steps say nothing about what is usual; then tenths of the time stand in for them.
+#: With fewer steps, tenths of the time replace them.
 FEW_STEPS, PARTS = 3, 10
 
 
@@ -287,7 +287,7 @@ def _decodes(trace: Trace) -> bool:
 
 
 def _kernels(trace: Trace, gpu: str | None, decodes: bool) -> pd.DataFrame:
-    """Every kernel, the code of the answer it speaks for, and whether its operator's shape said so."""
+    """Every kernel, the code of its answer, and whether its operator's shape decided."""
     table = trace.table("kernels", ["device", "start_ns", "end_ns", "name", "collective"])
     category = categorize(table["name"])
     codes = np.array([_OF_CATEGORY.get(name, _MEMORY) for name in category.categories], np.int64)

@@ -41,7 +41,7 @@ _PINNED = "copy from pinned memory without waiting (PyTorch: pin_memory=True, no
 #: Advice by what most of the exposed copies are.
 _ON_COPY = {
     "HtoD": CAUSES["memory-transfer"].advice,
-    "DtoH": "read back less, or into pinned memory on a stream of its own",
+    "DtoH": "read back less, or into pinned memory on a separate stream",
     "DtoD": "avoid clones and changes of layout between tensors of one device",
     "PtoP": "overlap copies between devices with kernels, or send less",
     "unified": "prefetch managed memory before it is needed (cudaMemPrefetchAsync), or copy it as a whole",
@@ -56,7 +56,7 @@ _LESS = {
 #: Products in FP32 on ordinary cores, and products and attention of FP32 tensors on any.
 _FP32_CORES = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|scudnn|simt|f32f32_f32f32", re.IGNORECASE)
 _FP32_TENSORS = re.compile(r"sgemm|scudnn|simt|tf32|tensorop_s1688|f32f32_f32f32|fmha_cutlass\w*_f32", re.IGNORECASE)
-#: Tensor-core kernels for sizes that are no multiples of 8; those of ordinary cores are named so whatever the sizes.
+#: Tensor-core kernels for odd sizes; kernels of ordinary cores (simt) have such names for all sizes.
 _UNALIGNED = re.compile(r"^(?!.*simt).*align[12](?!\d)", re.IGNORECASE)
 _LAYOUT = re.compile(r"n[ch]\w*to_?n[hc]\w*|AddPadding", re.IGNORECASE)
 #: Kernels that hold less of the kernel time than this are not worth advice.
@@ -82,7 +82,7 @@ def next_steps(finding: Finding) -> Iterator[str]:
     if finding.name in ("compute-bound", "memory-bound"):
         yield from _faster_kernels(finding)
         return
-    if decision.change is None and finding.played.refused is None and finding.name in _LESS:
+    if decision.change is None and finding.replay.refused is None and finding.name in _LESS:
         yield _LESS[finding.name]
         return
     yield _advice(finding, finding.name) + _gain(finding, decision.change)
@@ -95,9 +95,9 @@ def next_steps(finding: Finding) -> Iterator[str]:
 
 
 def _gain(finding: Finding, change: str | None) -> str:
-    if change is None or finding.played.refused is not None:
+    if change is None or finding.replay.refused is not None:
         return ""
-    speedup = finding.played.row(change)["speedup"]
+    speedup = finding.replay.row(change)["speedup"]
     return f": predicted {speedup:.2f}x" if speedup else ""
 
 
@@ -210,7 +210,7 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
     elif reached is None and not products and not (finding.name == "memory-bound" and finding.account.decodes):
         yield f"record shapes, to learn how far the operators are from their bound: {CAPTURE['shapes']}"
     elif by_shape(finding.account, finding.name) < 0.5:
-        yield "most of these kernels have no known shape, so their limit is not known"
+        yield "most of these kernels have no recorded shape, so their limit is unknown"
 
 
 def _on_kernels(finding: Finding) -> str:
@@ -261,7 +261,7 @@ def _products(trace: Trace) -> dict[str, int]:
 
 
 def _has_odd_sizes(finding: Finding, products: dict[str, int]) -> bool:
-    """Whether most of the time of matrix products has sizes that tensor cores do not load whole."""
+    """Whether most GEMM time has sizes that are not multiples of 8."""
     if not products:
         products_ns = _time_ns(finding, "GEMM")
         return 2 * _time_ns(finding, "GEMM", pattern=_UNALIGNED) > products_ns > 0
@@ -289,7 +289,7 @@ def _card(finding: Finding) -> hardware.Gpu | None:
 
 
 def _supported(finding: Finding) -> list[str]:
-    """The precisions that this card's tensor cores multiply in; none where that is not known."""
+    """The precisions of this card's tensor cores; none for an unknown card."""
     card = _card(finding)
     if card is not None:
         return [precision for precision in _SINCE if card.supports(precision)]

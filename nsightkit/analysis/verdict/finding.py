@@ -1,4 +1,4 @@
-"""What is behind a decision: the names and the moments that its time lies in."""
+"""The names and moments behind a decision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Finding:
     Attributes
     ----------
     account : Account
-    played : WhatIf
+    replay : WhatIf
     decision : Decision
     changes : sequence of mapping
         As :func:`nsightkit.analysis.replay.whatif.summary` gives them.
@@ -44,7 +44,7 @@ class Finding:
     """
 
     account: Account
-    played: WhatIf
+    replay: WhatIf
     decision: Decision
     changes: Sequence[Mapping[str, Any]]
     operators: pd.DataFrame
@@ -81,22 +81,22 @@ class Finding:
         return name in set(self.account.steps["step"])
 
     def other_changes(self) -> list[Mapping[str, Any]]:
-        """Changes that gain enough to speak of, but for the one that decided and parts of changes."""
+        """Other changes above the threshold, without parts of changes."""
         others = []
         for row in self.changes:
             apart = row["change"] != self.decision.change and ":" not in row["change"]
-            if apart and self.played.saved(row["change"]) >= LEAST:
+            if apart and self.replay.saved(row["change"]) >= LEAST:
                 others.append(row)
         return others
 
 
-def find(account: Account, played: WhatIf, decision: Decision, changes: Sequence[Mapping[str, Any]]) -> Finding:
+def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence[Mapping[str, Any]]) -> Finding:
     """Find the names and the moments behind a decision.
 
     Parameters
     ----------
     account : Account
-    played : WhatIf
+    replay : WhatIf
     decision : Decision
     changes : sequence of mapping
     """
@@ -108,7 +108,7 @@ def find(account: Account, played: WhatIf, decision: Decision, changes: Sequence
     named = named.reset_index().sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
     longest = events.head(_MOMENTS).drop(columns=["row", "duration_ns"]).reset_index(drop=True)
     operators = bounded(account, decision.name)
-    return Finding(account, played, decision, changes, operators, named.head(_NAMES), longest)
+    return Finding(account, replay, decision, changes, operators, named.head(_NAMES), longest)
 
 
 def _without_numbers(events: pd.DataFrame) -> pd.Series[Any]:

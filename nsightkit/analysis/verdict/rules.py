@@ -20,11 +20,11 @@ __all__ = ["CHANGE_OF", "LEAST", "Decision", "bounded", "by_shape", "decide", "r
 
 #: The change that takes away what each cause names.
 CHANGE_OF = {slug: cause.change for slug, cause in CAUSES.items() if cause.change is not None}
-#: What nobody can take away, because nothing says what it is.
+#: Causes without a change.
 _UNEXPLAINED = ("queued", "unknown")
 #: What holds or gains less than this does not hold a run back.
 LEAST = 0.05
-#: Where the GPUs work for this part of the time and no change gains, that work is the answer, and not a few silences.
+#: Where the GPUs work for this part of the time and no change gains, that work is the answer.
 _FULL = 0.8
 #: Gains within this part of the largest tie with it.
 _TIE = 0.9
@@ -80,20 +80,20 @@ class _Doubt:
     weight: int = 1
 
 
-def decide(account: Account, played: WhatIf) -> Decision:
+def decide(account: Account, replay: WhatIf) -> Decision:
     """Name the bottleneck.
 
     Parameters
     ----------
     account : Account
-    played : WhatIf
+    replay : WhatIf
 
     Returns
     -------
     Decision
     """
-    decision = _by_shares(account) if played.refused is not None else _by_gains(account, played)
-    doubts = list(_doubts(account, played, decision))
+    decision = _by_shares(account) if replay.refused is not None else _by_gains(account, replay)
+    doubts = list(_doubts(account, replay, decision))
     level = "high"
     if doubts or decision.name == "queued":
         level = "medium"
@@ -102,8 +102,8 @@ def decide(account: Account, played: WhatIf) -> Decision:
     return dataclasses.replace(decision, doubts=tuple(doubt.text for doubt in doubts), level=level)
 
 
-def _by_gains(account: Account, played: WhatIf) -> Decision:
-    gains = {name: played.saved(change) for name, change in CHANGE_OF.items() if account.total_ns[name] > 0}
+def _by_gains(account: Account, replay: WhatIf) -> Decision:
+    gains = {name: replay.saved(change) for name, change in CHANGE_OF.items() if account.total_ns[name] > 0}
     if "communication" in gains:  # beside other kernels collectives would still wait for the last device
         gains["communication"] = min(gains["communication"], account.share("communication"))
     best = max(gains.values(), default=0.0)
@@ -117,7 +117,7 @@ def _by_gains(account: Account, played: WhatIf) -> Decision:
     name = max(tied, key=lambda tie: account.total_ns[tie])
     tied.remove(name)
     change = CHANGE_OF[name]
-    return Decision(name, change, gains[name], tuple(tied), _steps_that_gain(played, change))
+    return Decision(name, change, gains[name], tuple(tied), _steps_that_gain(replay, change))
 
 
 def _by_shares(account: Account) -> Decision:
@@ -144,11 +144,11 @@ def _filling(account: Account) -> str:
     return max((*WORK, "communication", "imbalance", "memory-transfer"), key=lambda name: account.total_ns[name])
 
 
-def _steps_that_gain(played: WhatIf, change: str) -> tuple[int, int] | None:
-    before = played.schedule.unchanged.each_ns
+def _steps_that_gain(replay: WhatIf, change: str) -> tuple[int, int] | None:
+    before = replay.schedule.unchanged.each_ns
     if len(before) < FEW_STEPS:
         return None
-    saved = before - played.played(change).each_ns
+    saved = before - replay.played(change).each_ns
     gaining = saved >= _PART * saved.mean()
     return int(gaining.sum()), len(saved)
 
@@ -156,17 +156,17 @@ def _steps_that_gain(played: WhatIf, change: str) -> tuple[int, int] | None:
 # ---------------------------------------------------------------- confidence
 
 
-def _doubts(account: Account, played: WhatIf, decision: Decision) -> Iterator[_Doubt]:
+def _doubts(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
     """Why the answer may be wrong."""
-    if played.refused is not None:
-        yield _Doubt(f"nothing is predicted: {played.refused}", 2)
-    elif played.error is not None and played.error > _ROUGH:
-        yield _Doubt(f"replaying the unchanged trace is {share_text(played.error)} off the recording")
+    if replay.refused is not None:
+        yield _Doubt(f"nothing is predicted: {replay.refused}", 2)
+    elif replay.error is not None and replay.error > _ROUGH:
+        yield _Doubt(f"replaying the unchanged trace is {share_text(replay.error)} off the recording")
     if decision.ties:
         yield _Doubt(f"removing {' or '.join(decision.ties)} would help about as much")
     if decision.name in LOSSES:
         yield from _seldom(account, decision)
-    if played.refused is None:
+    if replay.refused is None:
         yield from _disagreeing(account, decision)
     unexplained = _unexplained(account)
     share = account.share(unexplained)
@@ -186,7 +186,7 @@ def _doubts(account: Account, played: WhatIf, decision: Decision) -> Iterator[_D
     if reached is not None and reached < _SLOW:
         yield _Doubt(f"operators reach {100 * reached:.0f} % of the datasheet's rate: something else may limit them")
     if decision.name == "launch-overhead" and _is_watched(account):
-        text = "the profiler recorded the CPU too, which inflates launch overhead: time a step without it"
+        text = "the profiler recorded the CPU too, which inflates launch overhead: time steps without it"
         yield _Doubt(text, 0)
 
 
@@ -234,7 +234,7 @@ def _disagreeing(account: Account, decision: Decision) -> Iterator[_Doubt]:
 
 
 def _only_steps_name_it(account: Account) -> bool:
-    """Whether half of the CPU work has no name of its own: the range around a whole step stands for it."""
+    """Whether only the range around a whole step covers half of the CPU work."""
     work = account.waited("cpu-work")
     lasting_ns = (work["end_ns"] - work["start_ns"]).to_numpy()
     of_steps = work["name"].astype(object).isin(set(account.steps["step"])).to_numpy(bool)
@@ -253,10 +253,10 @@ def _where(account: Account, losing: npt.NDArray[np.bool_]) -> str:
     if account.are_steps:
         return f"only {some:,} of {len(losing):,} steps lose much time to it"
     if not losing[:some].all():
-        return f"most of it lies in {some} tenths of the time"
+        return f"the loss is concentrated in {some} tenths of the time"
     first = "half" if 2 * some == PARTS else f"{some} tenths"
     rest = f"exclude it with --time {int(account.edges[some])}:"
-    return f"most of it lies in the first {first} of the time, which may be set-up ({rest})"
+    return f"the loss is concentrated in the first {first} of the time, which may be set-up ({rest})"
 
 
 # ---------------------------------------------------------------- how far from the bound

@@ -14,7 +14,7 @@ __all__ = ["against", "evidence", "headline"]
 
 #: How many names sentences speak of.
 _NAMED = 3
-#: Names and moments that hold less than this of an answer's time say nothing.
+#: Names and moments below this share of an answer's time are left out.
 _LITTLE = 0.01
 _LONGEST_NAME = 100
 _KIND = {
@@ -25,14 +25,14 @@ _KIND = {
     "overhead": "recorded as overhead: ",
     "sample": "CPU samples, mostly of ",
 }
-#: What one of an answer's moments is called, where it is no gap.
+#: Nouns for an answer's moments other than gaps.
 _MOMENTS = {"copy": "copy", "kernel": "kernel", "graph": "replay", "none": "wait"}
 #: How the sentence about an answer's time begins, where it is not the answer's own name.
 _TAKES = {
     "unknown": "Idle time without a recorded reason (unknown) takes",
     "queued": "Work that was launched and waited for something that is not in the trace (queued) takes",
-    "compute-bound": "Kernels bound by arithmetic take",
-    "memory-bound": "Kernels bound by memory take",
+    "compute-bound": "Compute-bound kernels take",
+    "memory-bound": "Memory-bound kernels take",
     "not-enough-data": "Unclassified kernels and graph replays take",
     "communication": "Collectives that no other kernel overlaps take",
     "imbalance": "Waiting for the slowest device takes",
@@ -55,7 +55,7 @@ def headline(finding: Finding) -> str:
     """
     sentence, change = CAUSES[finding.name].sentence, finding.decision.change
     if change is not None and finding.decision.gain > max(1.25 * finding.share, finding.share + 0.02):
-        speedup = finding.played.row(change)["speedup"]
+        speedup = finding.replay.row(change)["speedup"]
         if speedup is not None:
             return f"{sentence}; without that, the run is predicted to be {speedup:.2f}x faster"
     return f"{sentence}, {share_text(finding.share)} of the time"
@@ -97,18 +97,18 @@ def evidence(finding: Finding) -> Iterator[str]:
 
 
 def _prediction(finding: Finding) -> Iterator[str]:
-    """What the replay says of the change that decided or, where none gains enough, of the best one."""
-    decision, played = finding.decision, finding.played
-    if played.refused is not None:
+    """The predicted gain of the change that decided, else of the best change."""
+    decision, replay = finding.decision, finding.replay
+    if replay.refused is not None:
         return
     if decision.change is None:
         best = max(finding.changes, key=lambda row: row["speedup"] or 0, default=None)
-        if best is None or not best["speedup"] or played.saved(best["change"]) < _LITTLE:
+        if best is None or not best["speedup"] or replay.saved(best["change"]) < _LITTLE:
             yield "No common change is predicted to help"
         else:
             yield f"Predicted: at most {best['speedup']:.2f}x faster ({best['change']})"
         return
-    row = played.row(decision.change)
+    row = replay.row(decision.change)
     if row["speedup"] is None:
         yield f"With {decision.change}: {UNKNOWN}"
         return
@@ -151,7 +151,7 @@ def against(finding: Finding) -> Iterator[str]:
     finding : Finding
     """
     yield from finding.decision.doubts
-    inferred = finding.played.schedule.inferred
+    inferred = finding.replay.schedule.inferred
     if finding.changes and inferred:
         dependencies = "dependency was" if inferred == 1 else "dependencies were"
         yield f"{inferred:,} {dependencies} inferred, not recorded"

@@ -383,8 +383,8 @@ def test_few_operations(tmp_path: Path) -> None:
 )
 def test_the_headline_prints_the_gain_where_the_share_contradicts_it(share: float, gain: float, end: str) -> None:
     decision = rules.Decision("synchronization", "no-sync", gain)
-    played = SimpleNamespace(row=lambda _: {"speedup": 1 / (1 - gain)})
-    finding = SimpleNamespace(name=decision.name, decision=decision, played=played, share=share)
+    replay = SimpleNamespace(row=lambda _: {"speedup": 1 / (1 - gain)})
+    finding = SimpleNamespace(name=decision.name, decision=decision, replay=replay, share=share)
     assert words.headline(finding).endswith(f"giving it more work{end}")
 
 
@@ -403,7 +403,7 @@ def test_a_launch_bound_verdict_doubts_the_profiler_that_watched_the_cpu(
         rows[record] = pd.DataFrame({"start_ns": [0], "end_ns": [1], "name": ["read"], "thread": 2 << 24})
     found = verdict.summary(Trace.from_frames(rows, trace.meta))
     assert (found["bottleneck"], found["confidence"]) == ("launch-overhead", confidence), found["against"]
-    assert any("time a step without it" in text for text in found["against"]) == bool(record)
+    assert any("time steps without it" in text for text in found["against"]) == bool(record)
 
 
 # ---------------------------------------------------------------- busy time
