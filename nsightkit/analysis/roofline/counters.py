@@ -402,7 +402,7 @@ def _compute(findings: _Findings) -> None:
         findings.say(f"the busiest {other}pipe is {unit.upper()}: {findings.cite(busiest)}", _PIPES[unit])
     if tensor_pct >= _SOME:
         findings.advise(
-            "feed the tensor cores: sizes that are multiples of 8 elements in bf16 and fp16 for the aligned kernels, of 64 "
+            "feed the tensor cores: sizes that are multiples of 8 elements (bf16, fp16) for the aligned kernels, of 64 "
             "or 128 for full tiles, and a cheaper prologue and epilogue"
         )
     elif types and unit != "fp64" and category_of(str(findings.launch["kernel"])) in _PRODUCTS:

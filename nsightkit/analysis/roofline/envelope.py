@@ -19,8 +19,8 @@ Memory is for bf16 autocast with AdamW in fp32, as in :mod:`nsightkit.workloads.
     logits       14·MV B: 2 in bf16, 4 for the fp32 copy, 4 for the softmax, 4 for its gradient
 
 It is a rule of thumb for models of this kind. State, cache and logits are counted; the coefficients of the activations
-were fitted to what autograd saves (``torch.autograd.graph.saved_tensors_hooks``), the coefficient of the scores is on the safe
-side. What :mod:`nsightkit.workloads.lm` itself keeps, operator by operator and moment by moment, is in
+were fitted to what autograd saves (``torch.autograd.graph.saved_tensors_hooks``), with a margin for the scores. What
+:mod:`nsightkit.workloads.lm` itself keeps, operator by operator and moment by moment, is in
 :mod:`nsightkit.analysis.memory.ledger`: 36d as here, but 6 B a score, and no gradients yet when activations are at
 their most.
 """
@@ -36,7 +36,7 @@ from nsightkit.configurations import MATRIX, Configuration
 
 __all__ = ["ALIGNMENT", "Envelope", "alignment", "envelope", "summary"]
 
-#: Elements. bf16 and fp16 tensor-core GEMMs load 16 B at a time: K and the leading dimensions must be multiples of this.
+#: Elements. bf16 and fp16 GEMMs load 16 B at a time: K and the leading dimensions must be multiples of this.
 ALIGNMENT = 8
 #: Widest head flash attention has a kernel for, and the widths it has kernels for.
 _FLASH_HEADS = (32, 64, 96, 128, 192, 256)
