@@ -246,8 +246,10 @@ class _Findings:
             return {}, source
         return {stall: value / total for stall, value in values.items()}, source
 
-    def say(self, text: str, *advice: str) -> None:
-        self.evidence.append(text)
+    def say(self, text: str, *advice: str, **nouns: str) -> None:
+        """Note evidence with the values it rests on, each with a noun, and advice."""
+        cited = self.cited(**nouns)
+        self.evidence.append(f"{text}: {cited}" if cited else text)
         self.advise(*advice)
 
     def advise(self, *advice: str) -> None:
@@ -305,20 +307,21 @@ def _memory(findings: _Findings) -> None:
     busiest = max(measured, key=lambda level: findings[level])
     name, advice = _LEVELS[busiest]
     if busiest != "dram_pct":
-        if findings.has("dram_pct"):
-            findings.say(f"memory is the limit, and DRAM is not: {findings.cite('dram_pct')}")
-        hits = findings.cited(**{busiest: "", busiest.replace("_pct", "_hit_pct"): "hits"})
-        findings.say(f"{name} is the busiest level: {hits}", advice)
+        findings.say("memory is the limit, and DRAM is not", dram_pct="")
+        hits = busiest.replace("_pct", "_hit_pct")
+        findings.say(f"{name} is the busiest level", advice, **{busiest: "", hits: "hits"})
     elif findings["dram_pct"] >= _HIGH:
         findings.say(
-            f"DRAM bandwidth itself is the limit: {findings.cite('dram_pct')}",
+            "DRAM bandwidth itself is the limit",
             "move fewer bytes: fuse with the kernels before and after, use a narrower type, or keep data in L2; "
             "then compare with the bandwidth measured on this card",
+            dram_pct="",
         )
     else:
         findings.say(
-            f"DRAM is the busiest level, and has room: {findings.cite('dram_pct')}",
+            "DRAM is the busiest level, and has room",
             "have more loads in flight (unroll, wider loads, more warps), and move fewer bytes",
+            dram_pct="",
         )
 
 
@@ -335,24 +338,23 @@ def _access(findings: _Findings) -> None:
             part = findings.cite(used, "bytes")
             findings.say(f"global {word}s use {part} of each 32-byte sector they ask for", advice)
         elif findings[sectors] > _WIDEST_REQUEST * findings[requests] > 0 and not findings.has(used):
-            cited = findings.cited(**{sectors: "sectors", requests: "requests"})
-            findings.say(
-                f"global {word}s take {findings[sectors] / findings[requests]:.1f} sectors a request, where 128-bit "
-                f"accesses need {_WIDEST_REQUEST:g}: {cited}",
-                advice,
-            )
+            text = f"global {word}s take {findings[sectors] / findings[requests]:.1f} sectors a request"
+            need = f"{text}, where 128-bit accesses need {_WIDEST_REQUEST:g}"
+            findings.say(need, advice, **{sectors: "sectors", requests: "requests"})
     share = findings["bank_conflicts"] / (findings["shared_wavefronts"] or math.nan)
     if share >= _CONFLICTS:
-        cited = findings.cited(bank_conflicts="conflicts", shared_wavefronts="wavefronts")
         findings.say(
-            f"{100 * share:.0f} % of the passes through shared memory are bank conflicts: {cited}",
+            f"{100 * share:.0f} % of the passes through shared memory are bank conflicts",
             "remove the bank conflicts: pad or swizzle the shared-memory layout",
+            bank_conflicts="conflicts",
+            shared_wavefronts="wavefronts",
         )
     if findings["local_loads"] > 0 or findings["local_stores"] > 0:
-        cited = findings.cited(local_loads="instructions", local_stores="instructions")
         findings.say(
-            f"there is local-memory traffic (spilled registers or indexed arrays): {cited}",
+            "there is local-memory traffic (spilled registers or indexed arrays)",
             "keep it in registers: smaller tiles a thread, no arrays indexed at run time, no forced register limit",
+            local_loads="instructions",
+            local_stores="instructions",
         )
 
 
@@ -385,21 +387,22 @@ def _compute(findings: _Findings) -> None:
     tensor_pct = pipes.get(tensor, math.nan)
     if tensor_pct >= _LOW:
         findings.say(
-            f"the tensor cores are busy: {findings.cite(tensor)}",
+            "the tensor cores are busy",
             "compare with the matrix rate measured on this card; beyond it only fewer operations or a narrower type "
             "help (low occupancy is normal here)",
+            **{tensor: ""},
         )
         return
     types = _types(findings) if tensor else ""
     if types:
-        findings.say(f"the tensor cores are not what is busy: {findings.cite(tensor)}")
+        findings.say("the tensor cores are not what is busy", **{tensor: ""})
     others = [name for name in pipes if not name.startswith("tensor")]
     unit = ""
     if others:
         busiest = max(others, key=lambda name: pipes[name])
         unit = busiest.partition("_")[0]
         other = "other " if types else ""
-        findings.say(f"the busiest {other}pipe is {unit.upper()}: {findings.cite(busiest)}", _PIPES[unit])
+        findings.say(f"the busiest {other}pipe is {unit.upper()}", _PIPES[unit], **{busiest: ""})
     if tensor_pct >= _SOME:
         findings.advise(
             "feed the tensor cores: sizes that are multiples of 8 elements (bf16, fp16) for the aligned kernels, of 64 "
@@ -424,11 +427,13 @@ def _types(findings: _Findings) -> str:
 
 def _latency(findings: _Findings) -> None:
     if findings["waves"] < 1:
-        cited = findings.cited(waves="waves", grid_blocks="blocks", sm_count="SMs")
         findings.say(
-            f"the grid is too small to fill the GPU once: {cited}",
+            "the grid is too small to fill the GPU once",
             "give the GPU more blocks: a larger batch, smaller tiles, splitting along the reduced dimension, or other "
             "work at the same time",
+            waves="waves",
+            grid_blocks="blocks",
+            sm_count="SMs",
         )
         return
     _tail(findings)
@@ -445,8 +450,9 @@ def _tail(findings: _Findings) -> None:
     idle = round(min(1 - findings["waves"] / math.ceil(findings["waves"]), room), 3)
     if idle >= _TAIL:
         findings.say(
-            f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {findings.cite('waves', 'waves')}",
+            f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty",
             "choose tiles so that the blocks fill whole waves, or let a persistent kernel share them out",
+            waves="waves",
         )
 
 
@@ -463,10 +469,11 @@ def _occupancy(findings: _Findings) -> None:
                 advice.append(f"more warps would hide latency; what limits them: {_LIMITED_BY[name]}")
         findings.say(text, *advice)
     elif findings[fit] - findings["occupancy_pct"] >= _UNEVEN:
-        cited = findings.cited(occupancy_pct="resident", theoretical_occupancy_pct="fit")
         findings.say(
-            f"fewer warps are resident than fit, so blocks or warps end at different times: {cited}",
+            "fewer warps are resident than fit, so blocks or warps end at different times",
             "balance the work between blocks and warps",
+            occupancy_pct="resident",
+            theoretical_occupancy_pct="fit",
         )
     elif not findings.has("occupancy_pct"):
         findings.advise(_collect("Occupancy", "how many warps fit"))
@@ -474,11 +481,8 @@ def _occupancy(findings: _Findings) -> None:
 
 def _waits(findings: _Findings) -> None:
     if findings["issue_pct"] >= _ISSUES:
-        findings.say(f"the schedulers issue in most cycles, so waits cost little: {findings.cite('issue_pct')}")
+        findings.say("the schedulers issue in most cycles, so waits cost little", issue_pct="")
         return
-    if findings.has("issue_pct"):
-        cited = findings.cited(issue_pct="", active_warps="warps resident", eligible_warps="ready")
-        findings.say(f"the schedulers issue in few of their cycles: {cited}")
     shares, source = findings.stalls()
     if not shares:
         findings.advise(
