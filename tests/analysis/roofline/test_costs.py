@@ -106,18 +106,13 @@ def test_costs_by_hand(name: str, given: tuple, flops: int, moved: int) -> None:
         ("aten::_foreach_add_", inputs([[[8, 8], [3]]] * 2, ["TensorList"] * 2)),  # of unknown type
         ("aten::cudnn_convolution", inputs(CONVOLVED[0], CONVOLVED[1])),  # of unknown stride
         ("aten::cudnn_convolution", inputs([IMAGE, FILTERS], [BF16] * 2, ["", "", "[3]", "[0]", "[1]"])),
-        ("aten::mm", inputs([[3, 5], [6, 7]], ["float"] * 2)),
-        ("aten::mm", inputs([[3, 5]], ["float"])),
         ("aten::mm", inputs([[3, -5], [-5, 7]], ["float"] * 2)),
         ("aten::mm", inputs([[3, 5], [5, 7]], ["c10::complex<float>"] * 2)),
-        ("aten::mm", inputs([["3", 5], [5, 7]], ["float"] * 2)),
         ("aten::add", inputs([[], []], ["Scalar", "Scalar"])),
         ("mine::mm", inputs([[3, 5], [5, 7]], ["float"] * 2)),
         ("aten::mm", "not json"),
-        ("aten::mm", "[1,2,3]"),
         ("aten::mm", inputs([[1 << 40, 1 << 40], [1 << 40, 7]], ["float"] * 2)),
         ("aten::mm", "[" * 100_000),
-        ("aten::mm", "7"),
     ],
 )
 def test_what_has_no_known_cost(name: str, given: str) -> None:
