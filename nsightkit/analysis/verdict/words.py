@@ -75,6 +75,10 @@ def evidence(finding: Finding) -> Iterator[str]:
     takes = _TAKES.get(finding.name, f"{finding.name} takes")
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
     yield f"{takes} {share_text(finding.share)} of {finding.whole} ({times})"
+    if finding.name != "communication" and account.share("communication") >= LEAST:
+        lost = f"{share_text(account.share('communication'))} of {finding.whole}"
+        amount = time_text(account.total_ns["communication"])
+        yield f"Also lost: collectives that no other kernel overlaps take {lost} ({amount})"
     yield f"The GPU is idle {share_text(account.idle_ns / max(account.span_ns, 1))} of {finding.whole}"
     yield from _prediction(finding)
     yield from _names(finding)
@@ -90,10 +94,6 @@ def evidence(finding: Finding) -> Iterator[str]:
     reached = rate(finding.operators)
     if reached is not None:
         yield f"Operators with known shapes run at {share_text(reached)} of the datasheet's rate"
-    if finding.name != "communication" and account.share("communication") >= LEAST:
-        lost = f"{share_text(account.share('communication'))} of {finding.whole}"
-        amount = time_text(account.total_ns["communication"])
-        yield f"Also lost: collectives that no other kernel overlaps take {lost} ({amount})"
 
 
 def _prediction(finding: Finding) -> Iterator[str]:
