@@ -43,8 +43,9 @@ CATEGORIES = (
 
 #: Marks of known libraries, anywhere in a kernel's name.
 LIBRARIES = re.compile(
-    # PyTorch, CUB, Thrust; their kernels in unnamed namespaces by name.
+    # PyTorch, CUB, Thrust; their kernels in unnamed namespaces, and short names, by name.
     r"\bat::|\bat_cuda_detail|\bc10::|\bcub::|\bthrust::|softmax_warp_|cunn_|multi_tensor_apply|indexing_backward"
+    r"|(vectorized|unrolled|index|distribution)_elementwise|^elementwise_kernel<|vectorized_layer_norm|CatArrayBatched"
     # NVIDIA's and AMD's libraries of products and convolutions.
     r"|cudnn|cublas|cutlass|\bcask_|nvjet|xmma|^(trt_)?(maxwell|pascal|volta|turing|ampere|hopper|blackwell)_|^sm\d\d+_"
     r"|gemv(2T|2N|NSP|x)|splitKreduce|plicit_convolve_|sgemm_largek|n[ch]\w*ToN[ch]\w*Kernel|^Kernel2?$|genericReformat"
