@@ -69,7 +69,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
             what filled the rest.
         ``named``
             Calls, ranges, operators or kernels behind it: ``kind, name, count, total_ns``, and the operator or range
-            that the longest of them was launched ``inside``.
+            that most of that time was launched ``inside``.
         ``longest``
             Its longest moments: ``device, start_ns, end_ns, kind, name``.
 

@@ -37,8 +37,8 @@ class Finding:
     operators : DataFrame
         Operators that arithmetic or the memory bounds, where the answer is one of these.
     named : DataFrame
-        ``kind, name, count, total_ns, inside``, the largest first; ``inside`` is the operator or range around the
-        longest of them.
+        ``kind, name, count, total_ns, inside``, the largest first; ``inside`` is the operator or range around most of
+        that time.
     longest : DataFrame
         ``device, start_ns, end_ns, kind, name``.
     """
@@ -102,11 +102,15 @@ def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence
     """
     events = account.moments(decision.name).sort_values("duration_ns", ascending=False, kind="stable")
     events["name"] = _without_numbers(events)
-    by_name = events.groupby(["kind", "name"], sort=False)
-    named = by_name["duration_ns"].agg(count="size", total_ns="sum")
-    named["inside"] = _inside(account, by_name.head(1))
+    events["inside"] = _inside(account, events)
+    by_name = events.groupby(["kind", "name"], sort=False)["duration_ns"]
+    named = by_name.agg(count="size", total_ns="sum")
+    by_place = events.groupby(["kind", "name", "inside"])["duration_ns"].sum().reset_index("inside")
+    by_place = by_place[2 * by_place["duration_ns"] > named["total_ns"].reindex(by_place.index)]
+    named["inside"] = by_place["inside"].astype(object)
+    named["inside"] = named["inside"].astype(object).where(named["inside"].notna(), None)
     named = named.reset_index().sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
-    longest = events.head(_MOMENTS).drop(columns=["row", "duration_ns"]).reset_index(drop=True)
+    longest = events.head(_MOMENTS).drop(columns=["row", "duration_ns", "inside"]).reset_index(drop=True)
     operators = bounded(account, decision.name)
     return Finding(account, replay, decision, changes, operators, named.head(_NAMES), longest)
 

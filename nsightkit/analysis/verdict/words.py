@@ -133,7 +133,7 @@ def _names(finding: Finding) -> Iterator[str]:
         else:
             text += _KIND.get(kind, "") + _called(name)
         if row["inside"]:
-            text += f", the longest inside {_called(row['inside'])}"
+            text += f", mostly inside {_called(row['inside'])}"
         gain = gains.get(f"no-cpu-work:{plain(name)}")
         if gain:
             text += f"; {gain:.2f}x faster without it"
