@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
-from nsightkit.analysis.core.text import bytes_text, count_text, time_text
+from nsightkit.analysis.core.text import bytes_text, count_text, share_text, time_text
 from nsightkit.table import About, Fact, Line, Part, Record, Table, plain_value
 
 __all__ = [

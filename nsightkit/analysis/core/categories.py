@@ -51,7 +51,7 @@ LIBRARIES = re.compile(
     r"|gemv(2T|2N|NSP|x)|splitKreduce|plicit_convolve_|sgemm_largek|n[ch]\w*ToN[ch]\w*Kernel|^Kernel2?$|genericReformat"
     r"|permutationKernel|deep_gemm|\bCijk_|ck_tile|\bck::|miopen|gcnAsmConv|SP3Asm|rocclr|rocprim|hipcub"
     # Communication and attention.
-    r"|nccl|rccl|nvshmem|msccl|rocshmem|multimem_|cross_device_reduce|symm_?mem|\bdeep_ep::|(one|two)_shot_all_reduce"
+    r"|nccl|rccl|nvshmem|msccl|rocshmem|multimem_|cross_device_reduce|symm_?mem|deep_ep|(one|two)_shot_all_reduce"
     r"|flash_(fwd|bwd|attn)|\bflash::|flashinfer|fmha|MemEffAttention|(Batch|Single)(Prefill|Decode)With|paged_attention"
     # What compilers generate.
     r"|^triton_(poi|red|per|tem|for|unk|mm|bmm|addmm|convolution\w*)(_|$)|^triton__\d|nvfuser_|\bCudaCodeGen::|^__myl_"
