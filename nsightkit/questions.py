@@ -358,8 +358,8 @@ def whatif(
     trace : Trace
     *changes : CHANGE
         no-input-wait, no-sync, free-launches, overlap-copies, overlap-communication, no-cpu-work, no-cpu-work:NAME,
-        no-start-up, no-profiler, equal-ranks; several: each alone, then all together. Default: those of the first five
-        that gain anything.
+        no-start-up, no-recompilation, no-profiler, equal-ranks; several: each alone, then all together. Default: those
+        of the first five that gain anything.
     without : REGEX, optional
         GPU operations, ranges and operators whose name this finds take no time.
     scale : REGEX=F, optional
@@ -380,11 +380,8 @@ def whatif(
     replay = analysis.WhatIf(trace)
     rows = analysis.rows(replay, wanted)
     remarks = _missing(trace, "kernels", "calls")
-    unknown = [row["change"] for row in rows if row["speedup"] is None]
     if replay.refused is not None:
         remarks.append(f"nothing is predicted: {replay.refused}")
-    elif unknown:
-        remarks.append(f"{', '.join(unknown)}: {analysis.UNKNOWN}")
     return _table(
         trace,
         pd.DataFrame(rows, columns=analysis.COLUMNS, dtype=object),
@@ -401,11 +398,10 @@ def _basis(replay: "WhatIf") -> list[str]:
     if replay.error is None:
         return []
     parts = [f"Replaying the unchanged trace is {share_text(replay.error)} off the recording"]
-    if replay.schedule.inferred:
-        parts.append(f"{count_text(replay.schedule.inferred, 'wait')} inferred")
-    held_ns = int(replay.schedule.held_ns.sum())
-    if held_ns:
-        parts.append(f"{time_text(held_ns)} behind work that the trace does not hold")
+    if replay.inferred:
+        parts.append(f"{count_text(replay.inferred, 'wait')} inferred")
+    if replay.held_ns:
+        parts.append(f"{time_text(replay.held_ns)} behind work that the trace does not hold")
     return [" · ".join(parts)]
 
 

@@ -54,6 +54,14 @@ IDLE = (
         "no-start-up",
     ),
     Cause(
+        "recompilation",
+        "idle: recompiling",
+        "The GPU waits for a compiler, again after the program had settled",
+        "#8a5a44",
+        "keep shapes and guards stable: pad inputs, or compile with dynamic shapes (TORCH_LOGS=recompiles shows why)",
+        "no-recompilation",
+    ),
+    Cause(
         "queued",
         "idle: queued",
         "The GPU has work in its queue and does not start it; the trace does not say why",

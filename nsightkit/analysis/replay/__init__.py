@@ -10,19 +10,20 @@ the call that waits. So the unchanged replay is a prediction as well, and its er
 
 Recordings rarely say which wait was for what. An operation that starts just after one on another stream has ended, and
 later than its launch and its own stream explain, waited for it; a call that blocks waited for the stream that drained
-just before it returned. ``Schedule.inferred`` counts these.
+just before it returned. ``inferred`` counts these.
 
-``schedule`` reads a trace into operations, latencies and waits, with the help of ``waiting_threads`` (who waits for
-another thread, or for data); ``play`` plays it, and ``crowding`` says how kernels slow each other down then. Arrays are
-reduced between *cuts* (blocking calls, waits between streams, launches into a full queue, ends of steps): what lies
-between two cuts of a stream is a *segment*, one line, ``end = max(launching thread's delay + a, stream's last end +
-b)``. What is played is a list of such waits: of each moment (a cut, or the end of a segment) those that it waits for,
-and by how much it is later. That list is walked once.
+The stages are modules, each a function from frozen tables to frozen tables: ``operations`` (the GPU's work, its
+launches, the calls that block), ``waiting_threads`` (who waits for another thread, or for data), ``latencies``,
+``streams`` (waits between streams, collectives) and ``cuts``; ``schedule`` puts them together. ``play`` plays it. Arrays
+are reduced between *cuts* (blocking calls, launches into a full queue, ends of steps): what lies between two cuts of a
+stream is a *segment* (``layout``), one line, ``end = max(launching thread's delay + a, stream's last end + b)``. A play
+is a list of waits: of each moment (a cut, or the end of a segment) those that it waits for, and by how much it is
+later. That list is walked once.
 """
 
 from __future__ import annotations
 
-from nsightkit.analysis.replay.model import Change, Played
-from nsightkit.analysis.replay.schedule import Schedule
+from nsightkit.analysis.replay.model import Change, Played, Unplayable
+from nsightkit.analysis.replay.schedule import Schedule, read
 
-__all__ = ["Change", "Played", "Schedule"]
+__all__ = ["Change", "Played", "Schedule", "Unplayable", "read"]

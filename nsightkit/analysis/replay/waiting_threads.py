@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.replay.model import HELD_NS, NEVER, Bool, Int
-from nsightkit.analysis.timeline.gaps.threads import Track
+from nsightkit.analysis.replay.model import HELD_NS, NEVER, Bool, Int, Union
+from nsightkit.analysis.replay.operations import Program
+from nsightkit.analysis.timeline.gaps.paint import Track
+from nsightkit.analysis.timeline.gaps.threads import Threads
+from nsightkit.trace.model import Trace
 
-if TYPE_CHECKING:
-    from nsightkit.analysis.replay.schedule import Schedule
-
-__all__ = ["waits_for_data", "waits_for_threads"]
+__all__ = ["named_times", "waits_for_data", "waits_for_threads"]
 
 #: A thread that waits for another is silent for this many times the usual time between two of its calls.
 _PAUSE = 3
@@ -27,77 +30,144 @@ _ABOUT = 0.8
 _LONGER = 1.5
 #: Pauses whose lengths differ by less than this factor are alike.
 _ALIKE = 1.15
-#: Who is woken goes on at most this long after what woke it.
+#: A thread that is woken goes on at most this long after what woke it.
 _WAKE_NS = 500_000
 #: OS calls that wait for another thread or process; and the ranges in which PyTorch waits for its loader's workers.
 _FOR_OTHERS = re.compile(r"poll|select|futex|sem_|pthread_cond|epoll|recv|accept|sigwait|^wait")
 _WORKERS = re.compile(r"_MultiProcessing")
-#: Who prepares batches sets the pace if the waits for them take at least one part in so many of the time.
+#: Loader workers set the pace if the waits for them take at least one part in so many of the time.
 _LIMITS = 10
 
 
-def waits_for_threads(of: Schedule) -> pd.DataFrame:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Silences:
+    """Long silences of a thread, and when it was at work before and after them."""
+
+    thread: int
+    start: Int
+    end: Int
+
+
+def named_times(trace: Trace, threads: Int, chosen: Callable[[str], Any], *tables: str) -> dict[int, Union]:
+    """When events whose name is chosen were open on each of some threads."""
+    chosen_rows = []
+    for table in tables:
+        rows = trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+        names = rows.pop("name")
+        wanted = [name for name in names.cat.categories if chosen(str(name))]
+        chosen_rows.append(rows[names.isin(wanted).to_numpy()])
+    start, end, thread = (column.to_numpy() for _, column in pd.concat(chosen_rows).items())
+    times = {}
+    for number in threads.tolist():
+        of_thread = thread == number
+        times[number] = intervals.merge(start[of_thread], end[of_thread])
+    return times
+
+
+def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
     """Silences of a thread that another one ended: it handed work over, or was done with what was handed to it.
 
     Parameters
     ----------
-    of : Schedule
+    program : Program
+    facts : Threads
 
     Returns
     -------
     DataFrame
         ``thread, start_ns, end_ns, by``.
     """
-    facts = of.facts
-    kept = np.zeros(len(of.call_start), bool)
-    kept[of.launch[of.linked]] = kept[of.blocking] = True
-    rows = np.flatnonzero(kept)
-    rows = rows[np.argsort(of.call_start[rows], kind="stable")]
-    by_thread = {thread: rows[of.call_thread[rows] == thread] for thread in of.threads.tolist()}
-    calls = {t: Track(of.call_start[mine], of.call_end[mine], mine) for t, mine in by_thread.items() if len(mine)}
-    if last := calls.get(of.main):
-        # A thread that waits for others in the end has no call after that, but its last step ends.
-        over = int(of.steps["cpu_end_ns"].iloc[-1])
-        last.start, last.end = np.append(last.start, over), np.append(last.end, over)
-    paces = [float(np.median(np.diff(c.start))) for c in calls.values() if len(c.start) > 1]
+    calls = _calls_that_count(program)
+    paces = [float(np.median(np.diff(track.start))) for track in calls.values() if len(track) > 1]
     pause = max(_PAUSE * min(paces, default=0.0), HELD_NS)
-    waits = {t: intervals.Coverage(*facts.input_waits(t)) for t in calls}
+    waits = {thread: intervals.Coverage(*facts.input_waits(thread)) for thread in calls}
     found = [pd.DataFrame(columns=["thread", "start_ns", "end_ns", "by"], dtype=np.int64)]
-    for one, mine in calls.items():
-        others = {t: c for t, c in calls.items() if t != one and t >> 24 == one >> 24}
+    for thread in calls:
+        others = {other: calls[other] for other in calls if other != thread and other >> 24 == thread >> 24}
         if not others:
             continue
-        # What is named for something else is not a silence; a range in which another thread is at work may be.
-        begun, done = facts.own_work(one)
-        handed = np.logical_or.reduce([_fills(theirs, begun, done, pause) for theirs in others.values()])
-        handed &= 2 * facts.sleeps(one).covered(begun, done) < done - begun
-        acted, rested = intervals.union(
-            (mine.start, np.maximum(mine.end, mine.start + 1)),
-            (begun[~handed], done[~handed]),
-            # A worker that waits to be handed work is not waiting for data.
-            intervals.common((waits[one].start, waits[one].end), facts.thread_waits(one), outside=True),
-            facts.one_offs(one),
-            facts.profiler_time(one),
-        )
-        start, end = np.append(NEVER, rested[:-1]), acted
-        long = end - start > pause
-        start, end = start[long], end[long]
-        # It pauses for about as long where nobody wakes it: such pauses are its own.
-        fills = {t: _fills(c, start, end, pause) | _alternates(c, start, end) for t, c in others.items()}
-        acts = {t: _woke(of, t, start, end) for t in others}
-        woken = np.logical_or.reduce([*acts.values(), *fills.values()])
-        alone = np.sort((end - start)[(start > NEVER) & ~woken])
-        own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
-        # A thread that is silent while another waits for data, until that has it, waits for the same.
-        hits = {t: (fills[t] | acts[t]) & (~own | _end_with(waits[t], start, end)) for t in others}
-        # Where several may have, the one that may have the most often; of about as many, that of the steps.
-        often = {t: int(hits[t].sum() + fills[t].sum()) for t in others}
-        most = _ABOUT * max(often.values())
-        by = np.full(len(end), -1, np.int64)
-        for other in sorted(others, key=lambda t: (often[t] >= most, often[t] >= most and t == of.main, often[t])):
-            by[hits[other]] = other
-        found.append(pd.DataFrame({"thread": one, "start_ns": start, "end_ns": end, "by": by})[by >= 0])
+        silences = _silences(facts, thread, calls, others, pause)
+        by = _woken_by(facts, silences, others, waits, pause, program.main)
+        columns = {"thread": thread, "start_ns": silences.start, "end_ns": silences.end, "by": by}
+        found.append(pd.DataFrame(columns)[by >= 0])
     return pd.concat(found, ignore_index=True)
+
+
+def _calls_that_count(program: Program) -> dict[int, Track]:
+    """Launches and blocking calls of each thread that has any, by start; that of the steps also ends its last step."""
+    calls, operations = program.calls, program.operations
+    counts = np.zeros(len(calls.start), bool)
+    counts[operations.launch[operations.linked]] = counts[program.blocking] = True
+    rows = np.flatnonzero(counts)
+    rows = rows[np.argsort(calls.start[rows], kind="stable")]
+    tracks = {}
+    for thread in program.threads.tolist():
+        own = rows[calls.thread[rows] == thread]
+        start, end = calls.start[own], calls.end[own]
+        if not len(own):
+            continue
+        if thread == program.main:
+            # A thread that waits for others in the end has no call after that, but its last step ends.
+            over = int(program.steps["cpu_end_ns"].iloc[-1])
+            start, end, own = np.append(start, over), np.append(end, over), np.append(own, -1)
+        tracks[thread] = Track(start, end, own)
+    return tracks
+
+
+def _silences(
+    facts: Threads, thread: int, calls: dict[int, Track], others: dict[int, Track], pause: float
+) -> _Silences:
+    """Times longer than a pause in which a thread did nothing of its own."""
+    # Named work is not a silence; a range in which another thread is at work may be.
+    begun, done = facts.own_work(thread)
+    handed = _any([_fills(track, begun, done, pause) for track in others.values()])
+    handed &= 2 * facts.sleeps(thread).covered(begun, done) < done - begun
+    own = calls[thread]
+    acted, rested = intervals.union(
+        (own.start, np.maximum(own.end, own.start + 1)),
+        (begun[~handed], done[~handed]),
+        # A worker that waits to be handed work is not waiting for data.
+        intervals.common(facts.input_waits(thread), facts.thread_waits(thread), outside=True),
+        facts.when(thread, ["work"], ["call"]),
+        facts.once(thread),
+        facts.compiling(thread),
+        facts.messages(thread),
+        facts.profiler(thread),
+    )
+    start, end = np.append(NEVER, rested[:-1]), acted
+    long = end - start > pause
+    return _Silences(thread, start[long], end[long])
+
+
+def _woken_by(
+    facts: Threads,
+    silences: _Silences,
+    others: dict[int, Track],
+    waits: dict[int, intervals.Coverage],
+    pause: float,
+    main: int,
+) -> npt.NDArray[np.int64]:
+    """The thread that ended each silence, -1 for none."""
+    start, end = silences.start, silences.end
+    fills = {t: _fills(track, start, end, pause) | _alternates(track, start, end) for t, track in others.items()}
+    acts = {t: _acted(facts, t, start, end) for t in others}
+    # It pauses for about as long where nobody wakes it: such pauses are its own.
+    woken = _any([*acts.values(), *fills.values()])
+    alone = np.sort((end - start)[(start > NEVER) & ~woken])
+    own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
+    # A thread that is silent while another waits for data, until that has it, waits for the same.
+    hits = {t: (fills[t] | acts[t]) & (~own | _end_with(waits[t], start, end)) for t in others}
+    # Where several may have, the one that may have the most often; of about as many, that of the steps.
+    often = {t: int(hits[t].sum() + fills[t].sum()) for t in others}
+    most = _ABOUT * max(often.values())
+    by = np.full(len(end), -1, np.int64)
+    for other in sorted(others, key=lambda t: (often[t] >= most, often[t] >= most and t == main, often[t])):
+        by[hits[other]] = other
+    return by
+
+
+def _any(masks: list[Bool]) -> Bool:
+    return np.asarray(np.logical_or.reduce(masks))
 
 
 def _fills(calls: Track, start: Int, end: Int, pause: float) -> Bool:
@@ -109,12 +179,12 @@ def _fills(calls: Track, start: Int, end: Int, pause: float) -> Bool:
     first, last = np.minimum(low, len(calls) - 1), np.maximum(high - 1, 0)
     before, after = np.append(NEVER, calls.end)[low], np.append(calls.start, -NEVER)[high]
     gaps = np.append(0, calls.start[1:] - calls.end[:-1])
-    silent, times = (np.cumsum(np.where(gaps > pause, each, 0)) for each in (gaps, 1))
-    inside, pauses = silent[last] - silent[first], times[last] - times[first]
-    around = np.minimum(calls.start[first] - before, after - calls.end[last])
-    alone = (around > pause) & (around > _LONGER * inside / np.maximum(pauses, 1))
-    active = calls.end[last] - calls.start[first] - inside
-    return np.asarray((high > low) & alone & (2 * active >= end - start))
+    silent_ns, pauses = np.cumsum(np.where(gaps > pause, gaps, 0)), np.cumsum(gaps > pause)
+    inside_ns, inside = silent_ns[last] - silent_ns[first], pauses[last] - pauses[first]
+    around_ns = np.minimum(calls.start[first] - before, after - calls.end[last])
+    alone = (around_ns > pause) & (around_ns > _LONGER * inside_ns / np.maximum(inside, 1))
+    active_ns = calls.end[last] - calls.start[first] - inside_ns
+    return np.asarray((high > low) & alone & (2 * active_ns >= end - start))
 
 
 def _alternates(calls: Track, start: Int, end: Int) -> Bool:
@@ -125,16 +195,19 @@ def _alternates(calls: Track, start: Int, end: Int) -> Bool:
     return np.asarray(turns & (not outside.any()) & (int(turns.sum()) >= _TURNS))
 
 
-def _woke(of: Schedule, thread: int, start: Int, end: Int) -> Bool:
+def _acted(facts: Threads, thread: int, start: Int, end: Int) -> Bool:
     """Whether anything that was recorded of a thread began or ended in each window, shortly before that ended.
 
-    Before its first call a thread has nothing to do: whoever was at work before that began its work.
+    Before its first call a thread has nothing to do: any thread at work before that may have begun its work.
     """
-    facts, latest = of.facts, np.full(len(end), NEVER)
+    latest = np.full(len(end), NEVER)
     for table in ("calls", "ops", "ranges", "os_calls"):
         track = facts.events(table, thread)
-        for edges in (track.start, np.sort(track.end))[: 1 if table == "ops" else 2]:
-            latest = np.maximum(latest, np.append(NEVER, edges)[np.searchsorted(edges, end)])
+        edges = [track.start]
+        if table != "ops":
+            edges.append(np.sort(track.end))
+        for edge in edges:
+            latest = np.maximum(latest, np.append(NEVER, edge)[np.searchsorted(edge, end)])
     return np.asarray((latest > start) & ((start == NEVER) | (end - latest <= _WAKE_NS)))
 
 
@@ -145,31 +218,36 @@ def _end_with(waits: intervals.Coverage, start: Int, end: Int) -> Bool:
     return np.asarray((got > start) & (end - got <= _WAKE_NS) & (2 * waits.of(start, end) >= end - start))
 
 
-def waits_for_data(of: Schedule) -> pd.DataFrame:
-    """Waits for data that somebody else prepares at a pace of its own: a batch is there when it is there.
+def waits_for_data(program: Program, facts: Threads, pauses: pd.DataFrame) -> pd.DataFrame:
+    """Waits for data that somebody else prepares at a pace of its own: a batch arrives when it does.
 
-    An OS call that waits for another process, or the name of PyTorch's loader with workers, says so. Else a wait is
+    An OS call that waits for another process, or the name of PyTorch's loader with workers, shows it. Else a wait is
     the thread's own time: it begins to load when it asks.
 
     Parameters
     ----------
-    of : Schedule
+    program : Program
+    facts : Threads
+    pauses : DataFrame
+        As :func:`waits_for_threads` gives them.
 
     Returns
     -------
     DataFrame
         ``thread, start_ns, end_ns``.
     """
-    for_others, workers = of.when(_FOR_OTHERS.search, "os_calls"), of.when(_WORKERS.search, "ranges", "ops")
+    for_others = named_times(program.trace, program.threads, _FOR_OTHERS.search, "os_calls")
+    workers = named_times(program.trace, program.threads, _WORKERS.search, "ranges", "ops")
     found = [pd.DataFrame(columns=["thread", "start_ns", "end_ns"], dtype=np.int64)]
-    for thread in of.threads.tolist():
-        start, end = of.facts.input_waits(thread)
+    for thread in program.threads.tolist():
+        start, end = facts.input_waits(thread)
+        lasting = end - start
         waits = intervals.Coverage(*intervals.union(for_others[thread], workers[thread]))
-        long = (2 * waits.of(start, end) >= end - start) & (end - start >= HELD_NS) & (start >= of.begin_ns)
-        mine = of.pauses[of.pauses["thread"] == thread]
-        handed = intervals.Coverage(mine["start_ns"], mine["end_ns"])
-        long &= 2 * handed.of(start, end) < end - start
+        own = pauses[pauses["thread"] == thread]
+        handed = intervals.Coverage(own["start_ns"], own["end_ns"])
+        long = (2 * waits.of(start, end) >= lasting) & (2 * handed.of(start, end) < lasting)
+        long &= (lasting >= HELD_NS) & (start >= program.begin_ns)
         # Where waits are few and short, batches lie ready: nothing says how soon they could be.
-        if len(start) and _LIMITS * (end[long] - start[long]).sum() >= end[-1] - start[0]:
+        if len(start) and _LIMITS * lasting[long].sum() >= end[-1] - start[0]:
             found.append(pd.DataFrame({"thread": thread, "start_ns": start[long], "end_ns": end[long]}))
     return pd.concat(found, ignore_index=True)

@@ -7,29 +7,24 @@ error of the unchanged replay. Above 5 % nothing is predicted.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import Expression, compiled, matching
-from nsightkit.analysis.replay import Change, Played, Schedule
+from nsightkit.analysis.replay.model import Bool, Change, Int, Played, Union, Unplayable
+from nsightkit.analysis.replay.schedule import Schedule, read
+from nsightkit.analysis.replay.waiting_threads import named_times
 from nsightkit.analysis.timeline import gaps
-from nsightkit.analysis.timeline.gaps import in_window
-from nsightkit.analysis.timeline.gaps.facts import TABLE_OF
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "UNKNOWN", "WhatIf", "asked", "plain", "rows", "summary"]
-
-Int = npt.NDArray[np.integer[Any]]
-Union = tuple[Int, Int]
+__all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "WhatIf", "asked", "plain", "rows", "summary"]
 
 #: Changes that a program's author can make with an ordinary amount of work, and that any trace can be asked about.
 STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
@@ -39,22 +34,28 @@ CHANGES = {
     "no-sync": "no call waits for the GPU",
     "free-launches": "launches with only dispatch between them follow each other by 3 µs",
     "overlap-copies": "copies run beside the kernels, and only the step's end waits for them",
-    "overlap-communication": "collectives run beside the other kernels, and only the step's end waits for them",
+    "overlap-communication": "collectives run beside the other kernels, and only the step's end waits for them; "
+    "messages of the host take no time",
     "no-cpu-work": "work on the CPU that keeps the GPU waiting takes no time; no-cpu-work:NAME: only that of this name",
     "no-start-up": "what happens once (loading, compiling, capturing) takes no time",
+    "no-recompilation": "compiling again after the first steps takes no time",
     "no-profiler": "the profiler takes no time for itself",
     "equal-ranks": "all devices have the same amount of work, so that none waits for another in a collective",
 }
+#: The painted label that a change takes away.
+_LABEL_OF = {
+    "no-input-wait": "data",
+    "no-start-up": "once",
+    "no-recompilation": "compile",
+    "no-profiler": "profiler",
+    "overlap-communication": "messages",
+}
 #: What each row of the answer holds.
 COLUMNS = ("change", "wall_ns", "predicted_ns", "speedup", "replay_error")
-#: Why a single change is not predicted.
-UNKNOWN = "kernels would run at the same time as they never did in this trace, and how fast they run then is not known"
 #: Above this deviation of the unchanged replay nothing is predicted.
 MOST_ERROR = 0.05
 #: Dispatch between two launches when launches cost next to nothing.
 _LAUNCH_NS = 3_000
-#: Kernel time, as a share of the whole, that newly runs beside other kernels: above it nothing is predicted.
-_CROWDED = 0.1
 #: A number in a name; digits between letters again and again are a hash, in which they count.
 _NUMBER = re.compile(r"(?P<hash>(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})[A-Za-z]*(?:\d+[A-Za-z]+){2,}\d+[A-Za-z0-9]*)|\d+")
 #: Changes below this gain are not worth a row of their own.
@@ -89,25 +90,50 @@ class WhatIf:
 
     Attributes
     ----------
-    schedule : Schedule
-    wall_ns : int
+    schedule : Schedule or None
+        None where no schedule can be made.
+    wall_ns : int or None
         The window as it was recorded: the steps, or without steps from the first operation to the last.
+    error : float or None
+        Of the unchanged replay.
     refused : str or None
         Why nothing is predicted.
     """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.schedule = Schedule(trace)
-        self.refused = self.schedule.unplayable
-        self.wall_ns = None if self.refused else self.schedule.recorded.wall_ns
-        self.error = None if self.refused else self.schedule.error
-        if self.error is not None and self.error > MOST_ERROR:
-            self.refused = (
-                f"played again without a change, the trace comes out {100 * self.error:.1f} % off: "
-                "something that it does not record decides its times"
-            )
         self.memo: dict[Any, Any] = {}
+        self.schedule: Schedule | None = None
+        self.wall_ns: int | None = None
+        self.error: float | None = None
+        self.refused: str | None = None
+        try:
+            self.schedule = read(trace)
+        except Unplayable as reason:
+            self.refused = str(reason)
+            return
+        self.wall_ns, self.error = self.schedule.recorded.wall_ns, self.schedule.error
+        if self.error > MOST_ERROR:
+            self.refused = (
+                f"replaying the unchanged trace is {100 * self.error:.1f} % off the recording: "
+                "something that was not recorded decides its times"
+            )
+
+    @property
+    def playable(self) -> Schedule:
+        """The schedule, where there is one."""
+        assert self.schedule is not None
+        return self.schedule
+
+    @property
+    def inferred(self) -> int:
+        """How many waits the recording does not name."""
+        return self.schedule.inferred if self.schedule is not None else 0
+
+    @property
+    def held_ns(self) -> int:
+        """For how long operations were held up by work that the trace does not contain."""
+        return int(self.schedule.waits.held_ns.sum()) if self.schedule is not None else 0
 
     @kept
     def played(self, *changes: str) -> Played:
@@ -122,8 +148,7 @@ class WhatIf:
         -------
         Played
         """
-        together, schedule = self._together([self._change(change) for change in changes]), self.schedule
-        return schedule.unchanged if schedule.is_untouched(together) else schedule.play(together)
+        return self.playable.play(_together(self.playable, [self._change(change) for change in changes]))
 
     def row(self, *changes: str) -> dict[str, Any]:
         """One row of the answer.
@@ -135,163 +160,136 @@ class WhatIf:
         Returns
         -------
         dict
-            ``change, wall_ns, predicted_ns, speedup, replay_error``. What is predicted is None where kernels would run
-            at the same time for long, and nothing in the trace says how fast they run then.
+            ``change, wall_ns, predicted_ns, speedup, replay_error``.
         """
-        after = self.played(*changes)
-        # What the constants of the replay get wrong, they get wrong in both.
-        share = max(after.wall_ns, 1) / max(self.schedule.unchanged.wall_ns, 1)
-        known = _is_known(after)
+        left = 1 - self.saved(*changes)
         return {
             "change": " + ".join(changes),
             "wall_ns": self.wall_ns,
-            "predicted_ns": round((self.wall_ns or 0) * share) if known else None,
-            "speedup": 1 / share if known else None,
+            "predicted_ns": round((self.wall_ns or 0) * left),
+            "speedup": 1 / left,
             "replay_error": self.error,
         }
 
-    def saved(self, change: str) -> float:
-        """The share of the wall time that a change saves; where that is not known, what it saves at least.
+    def saved(self, *changes: str) -> float:
+        """The share of the wall time that changes save together.
 
         Parameters
         ----------
-        change : str
+        *changes : str
 
         Returns
         -------
         float
         """
-        after = self.played(change)
-        lost_ns = 0 if _is_known(after) else after.crowded_ns
-        return 1 - (after.wall_ns + lost_ns) / max(self.schedule.unchanged.wall_ns, 1)
-
-    def _together(self, changes: Sequence[Change]) -> Change:
-        lasting, nothing = self.schedule.end - self.schedule.start, ((), ())
-        other = [change.durations_ns - lasting for change in changes if change.durations_ns is not None]
-        aside = [change.aside for change in changes if change.aside is not None]
-        return Change(
-            away=self._each(lambda thread: intervals.union(*(change.away.get(thread, nothing) for change in changes))),
-            waits=all(change.waits for change in changes),
-            arrivals=all(change.arrivals for change in changes),
-            durations_ns=np.maximum(lasting + sum(other), 0) if other else None,
-            aside=np.logical_or.reduce(aside) if aside else None,
-        )
-
-    # -- what each change takes away
-
-    def _each(self, of: Callable[[int], Union]) -> dict[int, Union]:
-        return {thread: of(thread) for thread in self.schedule.threads.tolist()}
+        # Where the replay's constants are wrong, they are wrong in both.
+        after_ns = max(self.played(*changes).wall_ns, 1)
+        return 1 - after_ns / max(self.playable.unchanged.wall_ns, 1)
 
     def _change(self, name: str) -> Change:
         known, _, what = name.partition(":")
-        expression, _, factor = what.rpartition("=")
-        schedule, facts = self.schedule, self.schedule.facts
-        made: dict[str, Callable[[], Change]] = {
-            "no-input-wait": lambda: Change(away=self._each(facts.input_waits), arrivals=False),
-            "no-sync": lambda: Change(waits=False),
-            "free-launches": self._freed_launches,
-            "overlap-copies": self._overlapped_copies,
-            "overlap-communication": lambda: Change(aside=schedule.collective),
-            "no-cpu-work": lambda: Change(away=self._work_of({plain(what)} if what else set(self.work))),
-            "no-start-up": lambda: Change(away=self._each(facts.one_offs)),
-            "no-profiler": lambda: Change(away=self._each(facts.profiler_time)),
-            "equal-ranks": lambda: Change(durations_ns=self._even()),
-            "without": lambda: self._without(compiled(what, "--without")),
-            "scale": lambda: Change(durations_ns=self._scaled(compiled(expression, "--scale"), float(factor))),
-        }
-        return made[known]()
+        pattern, _, factor = what.rpartition("=")
+        schedule = self.playable
+        facts = schedule.facts
+        if known in _LABEL_OF:
+            away = _of_each(schedule, lambda thread: facts.when(thread, [_LABEL_OF[known]]))
+            aside = schedule.program.collective if known == "overlap-communication" else None
+            return Change(away=away, arrivals=known != "no-input-wait", aside=aside)
+        if known == "no-sync":
+            return Change(waits=False)
+        if known == "free-launches":
+            idle = gaps.causes(self.trace)
+            late = idle.loc[idle["cause"] == "launch-overhead", "row"].to_numpy()
+            return Change(away=schedule.dispatch(_LAUNCH_NS, late))
+        if known == "overlap-copies":
+            return _overlapped_copies(schedule)
+        if known == "no-cpu-work":
+            return Change(away=_work(schedule, {plain(what)} if what else set(self.work)))
+        if known == "equal-ranks":
+            return Change(durations_ns=_even(schedule))
+        if known == "scale":
+            return Change(durations_ns=_scaled(schedule, compiled(pattern, "--scale"), float(factor)))
+        without = compiled(what, "--without")
+        away = named_times(self.trace, schedule.program.threads, without.search, "ranges", "ops")
+        return Change(away=away, durations_ns=_scaled(schedule, without, 0.0))
 
-    def _freed_launches(self) -> Change:
-        found = gaps.causes(self.trace)
-        late = found.loc[found["cause"] == "launch-overhead", "row"].to_numpy()
-        return Change(away=self.schedule.dispatch(self.schedule.facts.dispatch_free, _LAUNCH_NS, late))
-
-    def _even(self) -> Int:
-        """Durations if each device had the same share of the work."""
-        schedule = self.schedule
-        works = (schedule.table == GPU_TABLES.index("kernels")) & ~self.schedule.collective
-        lasting = schedule.end - schedule.start
-        device = pd.factorize(schedule.device, sort=True)[0]
-        each = np.bincount(device, np.where(works, lasting, 0))
-        factor = each.mean() / np.maximum(each, 1)
-        return np.asarray(np.where(works, lasting * factor[device], lasting), np.int64)
-
-    @functools.cached_property
+    @property
+    @kept
     def work(self) -> dict[str, int]:
         """Named CPU work that gaps have as their cause, by :func:`plain` name: idle time in ns, the largest first."""
-        found = in_window(self.trace)
-        mine = found[(found["cause"] == "cpu-work").to_numpy() & (found["name"] != "").to_numpy()]
-        idle = (mine["end_ns"] - mine["start_ns"]).groupby(mine["name"].astype(str).map(plain)).sum()
-        return {str(name): int(ns) for name, ns in idle.sort_values(ascending=False).items()}
-
-    def _work_of(self, wanted: set[str]) -> dict[int, Union]:
-        """Work of the launching threads that has one of some names, and gaps that have one of them as their cause."""
-        named = self.schedule.when(lambda name: plain(name) in wanted, "ranges", "ops")
-        called = self.schedule.when(lambda name: plain(name) in wanted, "calls")
-        found = in_window(self.trace)
-        found = found[(found["cause"] == "cpu-work") & found["kind"].isin(["range", "op", "sample"])]
-        found = found[found["name"].astype(str).map(plain).isin(wanted)]
-        thread = np.empty(len(found), np.int64)
-        for kind in found["kind"].unique():
-            mine = (found["kind"] == kind).to_numpy()
-            threads = self.trace.whole.table(TABLE_OF[kind], ["thread"])["thread"].to_numpy()
-            thread[mine] = threads[found["row"].to_numpy(np.int64)[mine]]
-        sampled = (found["kind"] == "sample").to_numpy()
-        start, end = found["start_ns"].to_numpy(np.int64), found["end_ns"].to_numpy(np.int64)
-
-        def each(one: int) -> Union:
-            facts = self.schedule.facts
-            own, calls = facts.own_work(one), facts.calls(one)
-            # In a range around more than that work, such as a step, the thread was at work without a name of its own.
-            covered = intervals.Coverage(*own).of(start, end)
-            mine = (thread == one) & (2 * covered < end - start) & ~sampled
-            unnamed = start[mine], end[mine]
-            if (mine := (thread == one) & sampled).any():
-                samples = facts.samples(one)
-                seen = intervals.common((start[mine], end[mine]), (samples.start, samples.end))
-                unnamed = intervals.union(unnamed, seen)
-            unnamed = intervals.common(unnamed, (calls.start, calls.end), outside=True)
-            every = intervals.union(intervals.common(named[one], own), called[one], unnamed)
-            other = intervals.union(facts.one_offs(one), facts.profiler_time(one))  # which other causes have
-            return intervals.common(every, other, outside=True)
-
-        return self._each(each)
-
-    def _without(self, pattern: Expression) -> Change:
-        """GPU operations that take no time, and ranges and operators of the launching threads that do not either."""
-        away = self.schedule.when(pattern.search, "ranges", "ops")
-        return Change(away=away, durations_ns=self._scaled(pattern, 0.0))
-
-    def _scaled(self, pattern: Expression, factor: float) -> Int:
-        """Durations where operations of some names take another time."""
-        schedule = self.schedule
-        table, row, operation = (schedule.parts[column].to_numpy() for column in schedule.parts)
-        less = np.zeros(len(row))
-        for number, name in enumerate(("kernels", "memops")):
-            mine = np.flatnonzero(table == number)
-            taken = self.trace.whole.table(name, ["duration_ns"])["duration_ns"].to_numpy()[row[mine]]
-            meant = matching(pd.Series(gaps.names_of(self.trace.whole, name, row[mine])), pattern)
-            less[mine] = np.where(meant, taken * (1 - factor), 0)
-        lasting = schedule.end - schedule.start
-        return np.asarray(np.maximum(lasting - np.bincount(operation, less, len(lasting)).astype(np.int64), 0))
-
-    def _overlapped_copies(self) -> Change:
-        schedule = self.schedule
-        copies: npt.NDArray[np.bool_] = schedule.table == GPU_TABLES.index("memops")
-        kinds = self.trace.whole.table("memops", ["kind"])["kind"].iloc[schedule.row[copies]]
-        copies[copies] = ~kinds.isin(["memset", "DtoD"])  # which the device does by itself
-        # From pinned memory nothing has to be staged.
-        call = schedule.launch[schedule.staged & copies]
-        done, thread = schedule.call_end[call], schedule.call_thread[call]
-        begun = np.minimum(schedule.call_start[call] + schedule.call_ns, done)
-        away = self._each(lambda one: intervals.merge(begun[thread == one], done[thread == one]))
-        # What mostly queued behind work that the trace does not contain stays where that work is.
-        return Change(aside=copies & (schedule.held_ns <= schedule.end - schedule.start), away=away)
+        idle = gaps.in_window(self.trace)
+        idle = idle[(idle["cause"] == "cpu-work").to_numpy() & (idle["name"] != "").to_numpy()]
+        lost_ns = (idle["end_ns"] - idle["start_ns"]).groupby(idle["name"].astype(str).map(plain)).sum()
+        return {str(name): int(ns) for name, ns in lost_ns.sort_values(ascending=False).items()}
 
 
-def _is_known(after: Played) -> bool:
-    """Whether little of a replay runs beside other kernels in a way that the trace says nothing about."""
-    return after.crowded_ns <= _CROWDED * after.wall_ns
+def _together(schedule: Schedule, changes: Sequence[Change]) -> Change:
+    """Make one change of several."""
+    durations_ns, aside = None, None
+    for change in changes:
+        if change.durations_ns is not None:
+            less = schedule.lasting - change.durations_ns
+            durations_ns = np.maximum((schedule.lasting if durations_ns is None else durations_ns) - less, 0)
+        if change.aside is not None:
+            aside = change.aside if aside is None else aside | change.aside
+    nothing = ((), ())
+    return Change(
+        away=_of_each(schedule, lambda thread: intervals.union(*(c.away.get(thread, nothing) for c in changes))),
+        waits=all(change.waits for change in changes),
+        arrivals=all(change.arrivals for change in changes),
+        durations_ns=durations_ns,
+        aside=aside,
+    )
+
+
+def _of_each(schedule: Schedule, times: Callable[[int], Union]) -> dict[int, Union]:
+    """Intervals of each thread."""
+    return {thread: times(thread) for thread in schedule.program.threads.tolist()}
+
+
+def _even(schedule: Schedule) -> Int:
+    """Durations if each device had the same share of the work."""
+    works = (schedule.operations.table == GPU_TABLES.index("kernels")) & ~schedule.program.collective
+    device, _ = pd.factorize(schedule.operations.device, sort=True)
+    total = np.bincount(device, np.where(works, schedule.lasting, 0))
+    factor = total.mean() / np.maximum(total, 1)
+    return np.where(works, schedule.lasting * factor[device], schedule.lasting).astype(np.int64)
+
+
+def _work(schedule: Schedule, wanted: set[str]) -> dict[int, Union]:
+    """Painted work of the launching threads inside events of some names."""
+    tables = ("ranges", "ops", "calls", "os_calls", "samples")
+    trace, facts, threads = schedule.program.trace, schedule.facts, schedule.program.threads
+    named = named_times(trace, threads, lambda name: plain(name) in wanted, *tables)
+    return _of_each(schedule, lambda thread: intervals.common(facts.when(thread, ["work", "enclosed"]), named[thread]))
+
+
+def _scaled(schedule: Schedule, pattern: Expression, factor: float) -> Int:
+    """Durations where operations of some names take another time."""
+    whole = schedule.program.trace.whole
+    table, row, operation = (schedule.operations.parts[column].to_numpy() for column in ("table", "row", "operation"))
+    less = np.zeros(len(row))
+    for number, name in enumerate(("kernels", "memops")):
+        at = np.flatnonzero(table == number)
+        taken = whole.table(name, ["duration_ns"])["duration_ns"].to_numpy()[row[at]]
+        meant = matching(pd.Series(gaps.names_of(whole, name, row[at])), pattern)
+        less[at] = np.where(meant, taken * (1 - factor), 0)
+    less = np.bincount(operation, less, len(schedule.lasting)).astype(np.int64)
+    return np.maximum(schedule.lasting - less, 0)
+
+
+def _overlapped_copies(schedule: Schedule) -> Change:
+    """Copies aside, and no staging: as from pinned memory."""
+    operations, calls = schedule.operations, schedule.program.calls
+    copies: Bool = operations.table == GPU_TABLES.index("memops")
+    kinds = schedule.program.trace.whole.table("memops", ["kind"])["kind"].iloc[operations.row[copies]]
+    copies[copies] = ~kinds.isin(["memset", "DtoD"])  # which the device does by itself
+    call = operations.launch[schedule.program.staged & copies]
+    done, thread = calls.end[call], calls.thread[call]
+    begun = np.minimum(calls.start[call] + schedule.latencies.call_ns, done)
+    away = _of_each(schedule, lambda number: intervals.merge(begun[thread == number], done[thread == number]))
+    # A copy that mostly queued behind work that the trace does not contain stays where that work is.
+    return Change(aside=copies & (schedule.waits.held_ns <= schedule.lasting), away=away)
 
 
 def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:

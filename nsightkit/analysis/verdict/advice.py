@@ -11,7 +11,6 @@ from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.core.text import share_text
-from nsightkit.analysis.replay.schedule import ALLOCATES
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import CHANGE_OF, by_shape, rate
@@ -35,6 +34,7 @@ _OF_TORCH = re.compile(r"\bat::|\bc10::|^triton_")
 _BACKWARD = re.compile(r"(?i)backward|autograd|optimizer")
 #: Ranges and kernels that a compiler made.
 _COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
+_ALLOCATES = re.compile(r"Malloc|Free|Alloc")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")
 
 _PINNED = "copy from pinned memory without waiting (PyTorch: pin_memory=True, non_blocking=True)"
@@ -162,7 +162,7 @@ def _on_cpu_work(finding: Finding) -> str:
         if is_torch:
             how = "NVTX or record_function ranges around the parts of a step, or profile(with_stack=True)"
         return f"find out what this is: {how}; then move it off the thread that launches"
-    if kind == "call" and ALLOCATES.search(name):
+    if kind == "call" and _ALLOCATES.search(name):
         if is_torch:
             how = "no empty_cache() in the loop, and no sizes that outgrow the last ones"
             return f"let PyTorch's caching allocator keep the memory: {how}"

@@ -145,7 +145,7 @@ def _filling(account: Account) -> str:
 
 
 def _steps_that_gain(replay: WhatIf, change: str) -> tuple[int, int] | None:
-    before = replay.schedule.unchanged.each_ns
+    before = replay.playable.unchanged.each_ns
     if len(before) < FEW_STEPS:
         return None
     saved = before - replay.played(change).each_ns

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import count_text, share_text, short_name, time_text
-from nsightkit.analysis.replay.whatif import UNKNOWN, plain
+from nsightkit.analysis.replay.whatif import plain
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import LEAST, rate
 
@@ -109,9 +109,6 @@ def _prediction(finding: Finding) -> Iterator[str]:
             yield f"Predicted: at most {best['speedup']:.2f}x faster ({best['change']})"
         return
     row = replay.row(decision.change)
-    if row["speedup"] is None:
-        yield f"With {decision.change}: {UNKNOWN}"
-        return
     times = f"{time_text(row['predicted_ns'])} instead of {time_text(row['wall_ns'])}"
     text = f"Predicted with {decision.change}: {times}, {row['speedup']:.2f}x faster"
     if decision.gaining is not None and 2 * decision.gaining[0] > decision.gaining[1]:
@@ -151,7 +148,7 @@ def against(finding: Finding) -> Iterator[str]:
     finding : Finding
     """
     yield from finding.decision.doubts
-    inferred = finding.replay.schedule.inferred
+    inferred = finding.replay.inferred
     if finding.changes and inferred:
         dependencies = "dependency was" if inferred == 1 else "dependencies were"
         yield f"{inferred:,} {dependencies} inferred, not recorded"

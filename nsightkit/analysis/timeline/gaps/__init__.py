@@ -1,8 +1,8 @@
 """Why the GPU was idle: every gap of a device, with exactly one cause and the evidence for it.
 
-A gap is judged from the thread that launched the operation which ends it: what was that thread doing
-between the moment the device ran dry and the moment the launch had returned? Its time is painted once
-(``paint``); the label that holds most of the wait names the cause (``rules``).
+A gap is judged from the thread that launched the operation which ends it: what was that thread doing between the moment
+the device ran dry and the moment the launch had returned? Its time is painted once (``paint``); the label that holds
+most of the wait names the cause (``rules``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import union_categoricals
 
@@ -18,12 +19,30 @@ from nsightkit.analysis.core.intervals import busy, chunks, gpu_intervals, idle_
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF
+from nsightkit.analysis.timeline.gaps.names import DATA_LOADING, UNIFIED
+from nsightkit.analysis.timeline.gaps.paint import EVIDENCE, TABLE_OF
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
-from nsightkit.analysis.timeline.gaps.threads import DATA_LOADING, UNIFIED, Bool, Int, Threads
+from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "in_window", "memop_name", "names_of", "summary"]
+
+Int = npt.NDArray[np.integer[Any]]
+Bool = npt.NDArray[np.bool_]
+
+#: What the rules look at; one pass a table.
+_GPU_COLUMNS = ["start_ns", "end_ns", "device", "process", "correlation"]
+_CPU_COLUMNS = ["start_ns", "end_ns", "thread", "name"]
+_COLUMNS = {
+    "kernels": _GPU_COLUMNS,
+    "memops": [*_GPU_COLUMNS, "kind", "src_kind", "dst_kind"],
+    "graphs": _GPU_COLUMNS,
+    "calls": [*_CPU_COLUMNS, "correlation"],
+    "ranges": _CPU_COLUMNS,
+    "ops": _CPU_COLUMNS,
+    "os_calls": _CPU_COLUMNS,
+    "overhead": _CPU_COLUMNS,
+}
 
 
 def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.DataFrame:
@@ -49,19 +68,15 @@ def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> 
 
 
 def _by_cause(trace: Trace, min_ns: int, data_loading: str) -> pd.DataFrame:
-    found = _found(trace, min_ns, data_loading)
-    span = busy(trace)["span_ns"].sum()
+    gaps = _gaps(trace, min_ns, data_loading)
+    cause = gaps["cause"].to_numpy()
+    count = np.bincount(cause, minlength=len(CAUSES))
     # Exact in floats up to 2**53 ns, 104 days.
-    total = np.bincount(found["cause"], weights=found["end_ns"] - found["start_ns"], minlength=len(CAUSES))
-    out = pd.DataFrame(
-        {
-            "cause": pd.Categorical(CAUSES, categories=CAUSES),
-            "count": np.bincount(found["cause"], minlength=len(CAUSES)),
-            "total_ns": total.astype(np.int64),
-            "share_of_span": total / max(span, 1),
-        }
-    )
-    return out[out["count"] > 0].sort_values("total_ns", ascending=False, ignore_index=True)
+    total_ns = np.bincount(cause, weights=gaps["end_ns"] - gaps["start_ns"], minlength=len(CAUSES))
+    table = pd.DataFrame({"cause": pd.Categorical(CAUSES, categories=CAUSES), "count": count})
+    table["total_ns"] = total_ns.astype(np.int64)
+    table["share_of_span"] = total_ns / max(busy(trace)["span_ns"].sum(), 1)
+    return table[count > 0].sort_values("total_ns", ascending=False, ignore_index=True)
 
 
 def find(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.DataFrame:
@@ -78,20 +93,20 @@ def find(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.
     -------
     DataFrame
         ``device, start_ns, end_ns, duration_ns, cause, evidence``, by device and time. ``evidence`` is a dict:
-        ``kind`` (call, range, op, os_call, copy, overhead, kernel, sample or none), ``name, start_ns, end_ns, thread``
-        of what decided, ``launch`` (the call that ended the gap: ``name, start_ns, end_ns, thread``) and ``ended_by``
-        (the operation that ended it).
+        ``kind`` (call, range, op, os_call, copy, overhead, sample or none), ``name, start_ns, end_ns, thread``
+        of the deciding event, ``launch`` (the call that ended the gap: ``name, start_ns, end_ns, thread``) and
+        ``ended_by`` (the operation that ended it).
     """
-    found = _found(trace, min_ns, data_loading)
-    return found[["device", "start_ns", "end_ns"]].assign(
-        duration_ns=found["end_ns"] - found["start_ns"],
-        cause=[CAUSES[c] for c in found["cause"]],
-        evidence=np.array(_evidence(trace.whole, found), dtype=object),
+    gaps = _gaps(trace, min_ns, data_loading)
+    return gaps[["device", "start_ns", "end_ns"]].assign(
+        duration_ns=gaps["end_ns"] - gaps["start_ns"],
+        cause=np.array(CAUSES, object)[gaps["cause"]],
+        evidence=np.array(_evidence(trace.whole, gaps), dtype=object),
     )
 
 
 def causes(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.DataFrame:
-    """Each gap with its cause and the name of what decided, for further arithmetic: :func:`find` without its dicts.
+    """Each gap with its cause and the name of the deciding event, for further arithmetic: :func:`find` without dicts.
 
     Parameters
     ----------
@@ -106,7 +121,7 @@ def causes(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> p
         ``device, start_ns, end_ns, cause, kind, name, row``, by device and time; ``cause, kind, name`` are categories.
         ``row`` is that of the event in its table of ``trace.whole``, -1, with an empty name, where no event decided.
     """
-    return _with_names(trace.whole, _found(trace, min_ns, data_loading))
+    return _with_names(trace.whole, _gaps(trace, min_ns, data_loading))
 
 
 @kept
@@ -123,16 +138,17 @@ def in_window(trace: Trace) -> pd.DataFrame:
         As :func:`nsightkit.analysis.timeline.gaps.causes` gives gaps, which are cut at the window's ends. Without steps
         just those.
     """
-    found, windows = causes(trace), steps.windows(trace)
+    gaps, windows = causes(trace), steps.windows(trace)
     if not len(windows):
-        return found
+        return gaps
     begin, end = int(windows["begin_ns"].iloc[0]), int(windows["end_ns"].iloc[-1])
-    found = found[(found["end_ns"] > begin) & (found["start_ns"] < end)]
-    found = found.assign(start_ns=found["start_ns"].clip(lower=begin), end_ns=found["end_ns"].clip(upper=end))
+    gaps = gaps[(gaps["end_ns"] > begin) & (gaps["start_ns"] < end)]
+    gaps = gaps.assign(start_ns=gaps["start_ns"].clip(lower=begin), end_ns=gaps["end_ns"].clip(upper=end))
     ends = _at_ends(trace, begin, end, int(windows["thread"].iloc[0]))
-    texts = dict.fromkeys(("cause", "kind", "name"), object)
-    found = pd.concat([found.astype(texts), ends.astype(texts)], ignore_index=True) if len(ends) else found
-    return found.assign(**{name: found[name].astype("category") for name in texts})
+    texts = ["cause", "kind", "name"]
+    if len(ends):
+        gaps = pd.concat([gaps.astype(dict.fromkeys(texts, object)), ends.astype(dict.fromkeys(texts, object))])
+    return gaps.reset_index(drop=True).astype(dict.fromkeys(texts, "category"))
 
 
 def memop_name(kind: str) -> str:
@@ -146,37 +162,24 @@ def memop_name(kind: str) -> str:
     return kind if kind == "memset" else f"memcpy {kind}"
 
 
-def _with_names(whole: Trace, found: pd.DataFrame) -> pd.DataFrame:
-    """Name what decided, as :func:`causes` gives it, by the index of its kind and its row."""
-    source, row = found["source"].to_numpy(), found["source_row"].to_numpy()
-    nameless = (source == EVIDENCE.index("none")) | (row < 0)
-    places = [np.flatnonzero(nameless)]
+def _with_names(whole: Trace, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Name the deciding events, as :func:`causes` gives them, by the index of their kind and their row."""
+    source, row = gaps["source"].to_numpy(), gaps["source_row"].to_numpy()
+    places = [np.flatnonzero((source == 0) | (row < 0))]
     names = [pd.Categorical.from_codes(np.zeros(len(places[0]), np.int8), pd.Index([""], dtype="str"))]
-    for kind, table in TABLE_OF.items():
-        if len(mine := np.flatnonzero(~nameless & (source == EVIDENCE.index(kind)))):  # names of samples are dear
-            places.append(mine)
-            names.append(names_of(whole, table, row[mine]))
+    for number, table in enumerate(TABLE_OF.values(), 1):
+        place = np.flatnonzero((source == number) & (row >= 0))
+        if len(place):  # reading the names of samples is expensive
+            places.append(place)
+            names.append(names_of(whole, table, row[place]))
     # The same name in two tables is one name.
     name = union_categoricals(names).take(np.argsort(np.concatenate(places)))
-    return found[["device", "start_ns", "end_ns"]].assign(
-        cause=pd.Categorical.from_codes(found["cause"], pd.Index(CAUSES)),
+    return gaps[["device", "start_ns", "end_ns"]].assign(
+        cause=pd.Categorical.from_codes(gaps["cause"], pd.Index(CAUSES)),
         kind=pd.Categorical.from_codes(source, pd.Index(EVIDENCE)),
         name=name.remove_unused_categories(),
         row=row,
     )
-
-
-#: What the rules look at; one pass a table.
-_COLUMNS = {
-    "kernels": ["start_ns", "end_ns", "device", "process", "correlation"],
-    "memops": ["start_ns", "end_ns", "device", "process", "correlation", "kind", "src_kind", "dst_kind"],
-    "graphs": ["start_ns", "end_ns", "device", "process", "correlation"],
-    "calls": ["start_ns", "end_ns", "thread", "correlation", "name"],
-    "ranges": ["start_ns", "end_ns", "thread", "name"],
-    "ops": ["start_ns", "end_ns", "thread", "name"],
-    "os_calls": ["start_ns", "end_ns", "thread", "name"],
-    "overhead": ["start_ns", "end_ns", "thread", "name"],
-}
 
 
 def _rules(data_loading: str) -> str:
@@ -184,14 +187,14 @@ def _rules(data_loading: str) -> str:
     return hashlib.blake2b(data_loading.encode(), digest_size=8).hexdigest()
 
 
-def _found(trace: Trace, min_ns: int, data_loading: str) -> pd.DataFrame:
+def _gaps(trace: Trace, min_ns: int, data_loading: str) -> pd.DataFrame:
     """The gaps of a trace, selected or whole, with their causes, as :func:`_decide` gives them."""
     whole = trace.whole
-    found = whole.derived(f"gaps-{_rules(data_loading)}", lambda: _decide(whole, data_loading))
-    keep = found["end_ns"].to_numpy() - found["start_ns"].to_numpy() >= min_ns
+    gaps = whole.derived(f"gaps-{_rules(data_loading)}", lambda: _decide(whole, data_loading))
+    keep = gaps["end_ns"].to_numpy() - gaps["start_ns"].to_numpy() >= min_ns
     if trace is not whole:
-        keep &= _selected(trace, found)
-    return found if keep.all() else found[keep].reset_index(drop=True)
+        keep &= _selected(trace, gaps)
+    return gaps if keep.all() else gaps[keep].reset_index(drop=True)
 
 
 def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
@@ -201,36 +204,38 @@ def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
     gaps = idle_intervals(whole, ops)
     after = gaps.pop("after").to_numpy()
     table, row = ops["table"].to_numpy(), ops["row"].to_numpy()
-    found = {**{str(column): gaps[column].to_numpy() for column in gaps}, "table": table[after], "row": row[after]}
-    # In start order the operation before `after` is the one that the device was fed just before.
-    before_table, before_row = table[after - 1], row[after - 1]
-    asked = _in_streams(whole, table, row, found["device"], ops["device"].to_numpy(), after)
-    asked_table, asked_row = table[asked], row[asked]
-    del ops, gaps, after, asked, table, row
+    asked = _launched_next(whole, ops, after)
+    columns = {str(column): gaps[column].to_numpy() for column in gaps}
+    columns |= {"table": table[after], "row": row[after]}
+    del ops, gaps
     threads = Threads(whole, data_loading)
     parts = []
-    for mine in chunks(max(len(before_row), 1)):
-        chunk = {column: values[mine] for column, values in found.items()}
-        chunk["launch"] = launches_of(whole, asked_table[mine], asked_row[mine]).astype(np.int32)
-        before = launches_of(whole, before_table[mine], before_row[mine]) if threads.several else None
-        parts.append({"launch": chunk["launch"], **decide(threads, chunk, before=before)})
+    for chunk in chunks(max(len(after), 1)):
+        part = {column: values[chunk] for column, values in columns.items()}
+        part["launch"] = launches_of(whole, table[asked[chunk]], row[asked[chunk]]).astype(np.int32)
+        before = None
+        if threads.several:
+            # In start order the operation before `after` is the one that the device was fed just before.
+            before = launches_of(whole, table[after[chunk] - 1], row[after[chunk] - 1])
+        parts.append({"launch": part["launch"], **decide(threads, part, before=before)})
     settled = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
-    return pd.DataFrame(found | settled, copy=False)
+    return pd.DataFrame(columns | settled, copy=False)
 
 
-def _in_streams(whole: Trace, table: Int, row: Int, of: Int, device: Int, after: Int) -> Int:
-    """Positions of the operations that end gaps or, where that is a page of managed memory, of the next one launched.
+def _launched_next(whole: Trace, ops: pd.DataFrame, after: Int) -> Int:
+    """Positions of the operations that end gaps; for a page of managed memory, of the next operation launched.
 
     Nobody launches a page: it moves when somebody touches it.
     """
     moves = matching(whole.table("memops", ["kind"])["kind"], UNIFIED)
     if not moves.any():
         return after
+    table, device = ops["table"].to_numpy(), ops["device"].to_numpy()
     pages = table == GPU_TABLES.index("memops")
-    pages[pages] = moves[row[pages]]
+    pages[pages] = moves[ops["row"].to_numpy()[pages]]
     launched = np.flatnonzero(~pages)
-    then = np.append(launched, -1)[np.searchsorted(launched, after)]
-    return np.where(pages[after] & (then >= 0) & (device[then] == of), then, after)
+    following = np.append(launched, -1)[np.searchsorted(launched, after)]
+    return np.where((following >= 0) & (device[following] == device[after]), following, after)
 
 
 def _selected(trace: Trace, gaps: pd.DataFrame) -> Bool:
@@ -255,12 +260,12 @@ def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFr
     ends = pd.concat([before, first.assign(launch=-1, start_ns=last, end_ns=end)])
     ends = ends[ends["start_ns"] < ends["end_ns"]].sort_values("device", kind="stable", ignore_index=True)
     threads = Threads(trace)
-    found = ends.assign(cause=CAUSES.index("unknown"), source=0, source_row=-1)
+    gaps = ends.assign(cause=CAUSES.index("unknown"), source=0, source_row=-1)
     judged = (ends["launch"] >= 0).to_numpy() | bool(len(threads.calls(steps_ran_on)))
-    gaps = {str(column): values.to_numpy() for column, values in ends[judged].items()}
-    decided = pd.DataFrame(decide(threads, gaps, launched_by=steps_ran_on))
-    found.loc[judged, list(decided)] = decided.to_numpy()
-    return _with_names(trace.whole, found)
+    columns = {str(column): values.to_numpy() for column, values in ends[judged].items()}
+    decided = pd.DataFrame(decide(threads, columns, launched_by=steps_ran_on))
+    gaps.loc[judged, list(decided)] = decided.to_numpy()
+    return _with_names(trace.whole, gaps)
 
 
 def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
@@ -268,33 +273,33 @@ def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
     table, row, launch, source, source_row = (
         gaps[column].to_numpy() for column in ("table", "row", "launch", "source", "source_row")
     )
-    out: list[dict[str, Any]] = [{"kind": "none"} for _ in range(len(gaps))]
-    for kind, name in TABLE_OF.items():
-        mine = np.flatnonzero((source == EVIDENCE.index(kind)) & (source_row >= 0))
-        for i, event in zip(mine.tolist(), _events(whole, name, source_row[mine]) if len(mine) else (), strict=True):
-            out[i] = {"kind": kind, **event}
+    evidence: list[dict[str, Any]] = [{"kind": "none"} for _ in range(len(gaps))]
+    for number, (kind, name) in enumerate(TABLE_OF.items(), 1):
+        at = np.flatnonzero((source == number) & (source_row >= 0))
+        for i, event in zip(at.tolist(), _events(whole, name, source_row[at]), strict=True):
+            evidence[i] = {"kind": kind, **event}
     launched = np.flatnonzero(launch >= 0)
     for i, event in zip(launched.tolist(), _events(whole, "calls", launch[launched]), strict=True):
-        out[i]["launch"] = event
+        evidence[i]["launch"] = event
     for number, name in enumerate(GPU_TABLES):
-        mine = np.flatnonzero(table == number)
-        for i, text in zip(mine.tolist(), names_of(whole, name, row[mine]).tolist(), strict=True):
-            out[i]["ended_by"] = text
-    return out
+        at = np.flatnonzero(table == number)
+        for i, text in zip(at.tolist(), names_of(whole, name, row[at]).tolist(), strict=True):
+            evidence[i]["ended_by"] = text
+    return evidence
 
 
 def _events(whole: Trace, table: str, rows: Int) -> list[dict[str, Any]]:
+    if not len(rows):
+        return []
     where = "device" if table in GPU_TABLES else "thread"
     part = whole.table(table, ["start_ns", "end_ns", where]).iloc[rows]
-    columns = (part[column].tolist() for column in part)
-    return [
-        {"name": name, "start_ns": start, "end_ns": end, where: on}
-        for name, start, end, on in zip(names_of(whole, table, rows).tolist(), *columns, strict=True)
-    ]
+    part.insert(0, "name", names_of(whole, table, rows).tolist())
+    records: list[dict[str, Any]] = part.to_dict("records")
+    return records
 
 
 def names_of(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:
-    """Say what some events are called.
+    """Give the names of some events.
 
     Parameters
     ----------
@@ -309,6 +314,10 @@ def names_of(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:
     """
     if table == "graphs":
         return pd.Categorical.from_codes(np.zeros(len(rows), np.int8), pd.Index(["graph replay"], dtype="str"))
-    called = whole.table(table, ["kind" if table == "memops" else "name"]).iloc[rows, 0].cat
-    names = called.categories.map(memop_name) if table == "memops" else called.categories
+    if table == "memops":
+        called = whole.table(table, ["kind"]).iloc[rows, 0].cat
+        names = called.categories.map(memop_name)
+    else:
+        called = whole.table(table, ["name"]).iloc[rows, 0].cat
+        names = called.categories
     return pd.Categorical.from_codes(called.codes, names.astype("str"))

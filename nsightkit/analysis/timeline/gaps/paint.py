@@ -11,21 +11,43 @@ import numpy as np
 import numpy.typing as npt
 
 from nsightkit.analysis.core.intervals import Coverage, common, merge
-from nsightkit.analysis.timeline.gaps.facts import EVIDENCE
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["LABELS", "Layer", "Paint", "Track", "outside", "paint", "together"]
+__all__ = ["EVIDENCE", "LABELS", "TABLE_OF", "Layer", "Paint", "Track", "outside", "paint", "together"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
 #: Start and end of disjoint intervals.
 Union = tuple[Int, Int]
 
-#: What a thread's time is; where two hold as much of a wait, the first names it. ``around`` is time without a record of
-#: its own, longer than dispatch takes, in a range or an operator, or while samples saw the thread run.
-LABELS = ("profiler", "once", "data", "staging", "work", "dispatch", "around", "silence")
+#: The table that each kind of evidence is from.
+TABLE_OF = {
+    "call": "calls",
+    "range": "ranges",
+    "op": "ops",
+    "os_call": "os_calls",
+    "copy": "memops",
+    "overhead": "overhead",
+    "sample": "samples",
+}
+EVIDENCE = ("none", *TABLE_OF)
+#: Labels; where two hold equally much of a wait, the first names it. ``enclosed`` is a silence longer than dispatch
+#: takes, with a range or an operator around it, or with samples of the running thread.
+LABELS = (
+    "profiler",
+    "once",
+    "compile",
+    "faults",
+    "data",
+    "staging",
+    "messages",
+    "work",
+    "dispatch",
+    "enclosed",
+    "silence",
+)
 _DISPATCH = LABELS.index("dispatch")
-_AROUND = LABELS.index("around")
+_ENCLOSED = LABELS.index("enclosed")
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,9 +70,11 @@ class Track:
         return len(self.start)
 
     def subset(self, keep: Bool) -> Track:
-        """Those of the events that a mask keeps."""
-        at = np.flatnonzero(keep)  # they are few, as a rule
-        return self if len(at) == len(self) else Track(self.start[at], self.end[at], self.row[at])
+        """Keep the events that a mask selects."""
+        at = np.flatnonzero(keep)
+        if len(at) == len(self):
+            return self
+        return Track(self.start[at], self.end[at], self.row[at])
 
     @functools.cached_property
     def coverage(self) -> Coverage:
@@ -61,14 +85,19 @@ class Track:
         """How much of each window the events cover, in ns."""
         return self.coverage.of(start, end)
 
+    def inside(self, times: Int) -> Int:
+        """How many of some sorted times lie in each event."""
+        return np.asarray(np.searchsorted(times, self.end) - np.searchsorted(times, self.start))
+
     @functools.cached_property
     def _longest(self) -> Int:
         """Position of the event that lasts longest among those up to each."""
         reach = np.maximum.accumulate(self.end)
-        return np.asarray(np.maximum.accumulate(np.where(self.end == reach, np.arange(len(reach)), 0)))
+        positions = np.where(self.end == reach, np.arange(len(reach)), 0)
+        return np.asarray(np.maximum.accumulate(positions))
 
     def open_at(self, at: Int) -> Int:
-        """Position of an event open at each time (the one that lasts longest), -1 where there is not any."""
+        """Position of the longest event open at each time, -1 for none."""
         i = np.searchsorted(self.start, at, side="right") - 1
         begun = np.flatnonzero(i >= 0)
         longest = self._longest[i[begun]]
@@ -77,11 +106,11 @@ class Track:
 
     @functools.cached_property
     def parent(self) -> Int:
-        """Position of the event around each event, -1 where there is not any."""
+        """Position of the event around each event, -1 for none."""
         return nesting(np.zeros(len(self), np.int64), self.start, self.end)[1]
 
     def innermost_at(self, at: Int) -> Int:
-        """Position of the event that began last among those open at each time, -1 where there is not any."""
+        """Position of the last event to begin among those open at each time, -1 for none."""
         i = np.searchsorted(self.start, at, side="right") - 1
         begun = np.flatnonzero(i >= 0)
         while len(begun):  # climbs one level a round, all times at once
@@ -92,11 +121,11 @@ class Track:
 
 
 def together(*tracks: Track) -> Track:
-    """The events of several tracks; their rows mean something only if all are from one table."""
+    """Merge several tracks by start; rows stay meaningful only within one table."""
     start = np.concatenate([track.start for track in tracks])
-    order = np.argsort(start, kind="stable")
     end = np.concatenate([track.end for track in tracks])
     row = np.concatenate([track.row for track in tracks])
+    order = np.argsort(start, kind="stable")
     return Track(start[order], end[order], row[order])
 
 
@@ -106,16 +135,7 @@ def outside(track: Track, other: Track) -> Union:
 
 
 class Layer(NamedTuple):
-    """Events that paint a label.
-
-    Parameters
-    ----------
-    label : str
-        Of `LABELS`.
-    kind : str
-        Of `EVIDENCE`: the table that the events are from.
-    track : Track
-    """
+    """Events that paint a label of `LABELS`; `kind`, of `EVIDENCE`, names their table."""
 
     label: str
     kind: str
@@ -124,7 +144,7 @@ class Layer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Paint:
-    """The pieces of a thread's time, in order; what no piece covers is dispatch.
+    """The pieces of a thread's time, in order; time that no piece covers is dispatch.
 
     Parameters
     ----------
@@ -151,7 +171,7 @@ class Paint:
         return coverage
 
     def shares(self, start: Int, end: Int) -> Int:
-        """How much of each window each label holds, in ns: a row a label."""
+        """How much of each window each label holds, in ns, one row per label."""
         held = np.zeros((len(LABELS), len(start)), np.int64)
         for label, coverage in self._coverage.items():
             held[label] = coverage.of(start, end)
@@ -159,54 +179,42 @@ class Paint:
         return held
 
     def union(self, *labels: str, kinds: Sequence[str] = EVIDENCE) -> Union:
-        """When a thread's time had one of some labels, by events of some kinds."""
+        """When the thread's time had one of some labels, by events of some kinds."""
         chosen = np.isin(self.label, [LABELS.index(label) for label in labels])
         chosen &= np.isin(self.kind, [EVIDENCE.index(kind) for kind in kinds])
         return merge(self.start[chosen], self.end[chosen])
 
     def overlaps(self, start: Int, end: Int, label: Int) -> tuple[Int, Int, Int]:
-        """Find the pieces that hold some of each window with the label asked for.
-
-        Parameters
-        ----------
-        start, end, label : ndarray of int
-            The windows, and a label for each.
-
-        Returns
-        -------
-        window, piece, overlap_ns : ndarray of int
-            Positions, and how long they overlap.
-        """
+        """Find the pieces of a given label in each window: window, piece and overlap in ns."""
         first = np.searchsorted(self.end, start, side="right")
         count = np.maximum(np.searchsorted(self.start, end) - first, 0)
         window = np.repeat(np.arange(len(start)), count)
         piece = np.arange(len(window)) + np.repeat(first - np.cumsum(count) + count, count)
         same = self.label[piece] == label[window]
         window, piece = window[same], piece[same]
-        return window, piece, np.minimum(self.end[piece], end[window]) - np.maximum(self.start[piece], start[window])
+        overlap_ns = np.minimum(self.end[piece], end[window]) - np.maximum(self.start[piece], start[window])
+        return window, piece, overlap_ns
 
 
 def paint(layers: Sequence[Layer]) -> Paint:
-    """Paint a thread's time.
+    """Paint a thread's time, each layer over those before it; the innermost event of a layer shows.
 
-    Parameters
-    ----------
-    layers : sequence of Layer
-        The last covers all before it. Of one layer's events the innermost is seen. What surrounds silences covers
-        nothing else.
+    ``enclosed`` paints silences only.
     """
-    edges = np.unique(np.concatenate([edge for layer in layers for edge in (layer.track.start, layer.track.end)]))
+    layers = [layer for layer in layers if len(layer.track)]
+    tracks = [layer.track for layer in layers]
+    edges = np.unique(
+        np.concatenate([np.zeros(0, np.int64), *(track.start for track in tracks), *(track.end for track in tracks)])
+    )
     begun = edges[:-1]
     label = np.full(len(begun), _DISPATCH, np.int8)
     kind = np.zeros(len(begun), np.int8)
     row = np.full(len(begun), -1, np.int32)
     for layer in layers:
-        if not len(layer.track):
-            continue
         event = layer.track.innermost_at(begun)
         at = np.flatnonzero(event >= 0)
-        if layer.label == "around":
-            at = at[label[at] >= _AROUND]
+        if layer.label == "enclosed":
+            at = at[label[at] >= _ENCLOSED]
         label[at] = LABELS.index(layer.label)
         kind[at] = EVIDENCE.index(layer.kind)
         row[at] = layer.track.row[event[at]]

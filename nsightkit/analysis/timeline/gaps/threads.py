@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import Coverage, gpu_intervals, launch_of, launches_of
+from nsightkit.analysis.core.intervals import Coverage, common, gpu_intervals, launch_of, launches_of
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import OPERATOR_RANGE, Expression, compiled, matching
+from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps import names
-from nsightkit.analysis.timeline.gaps.names import BLOCKING, DATA_LOADING, FREES, UNIFIED
 from nsightkit.analysis.timeline.gaps.paint import LABELS, Layer, Paint, Track, outside, paint, together
 from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace
 
-__all__ = ["BLOCKING", "DATA_LOADING", "EAGER_NS", "FREES", "UNIFIED", "Threads", "Track"]
+__all__ = ["EAGER_NS", "Threads"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
 #: Start and end of disjoint intervals.
 Union = tuple[Int, Int]
 
-#: A call is a first one from this many times the median of its name, and from this long.
+#: An outlying call takes this many times what nine tenths of the calls of its name take, and at least this long.
 _TIMES, _ONCE_NS = 10, 1_000_000
-#: A name called less often has no ordinary length of its own.
-_FEW = 3
-#: What takes long in half of so many parts of a program, with as many calls each, takes long again and again.
-_ROUNDS = 10
-#: Between two launches of an eager program pass microseconds. A longer silence says something else went on.
+_USUAL = 0.9
+#: Between two launches of an eager program pass microseconds. A longer silence is something else.
 EAGER_NS = 500_000
 #: An operator without a launch that lasts this long is work of its own, not dispatch.
 _HEAVY_NS = 100_000
-#: So many answers are kept of single threads; of a trace with thousands of them, the last ones.
+#: Pages of managed memory that move one after another, at most this far apart, are one run of faults.
+_PAGES_NS = 100_000
+#: A program is settled when this many steps are over.
+_SETTLED = 2
+#: How many answers about single threads to keep; bounds memory for traces with thousands of threads.
 _KEPT = 20_000
-#: An outermost range with more launches than this names no work.
-_MANY = 32
-_LAST = np.iinfo(np.int64).max
-
-
-def _run(ordered: Int, value: int) -> slice:
-    """Where a value stands in a column that is in order."""
-    return slice(int(np.searchsorted(ordered, value, "left")), int(np.searchsorted(ordered, value, "right")))
-
-
-def _inside(begun: Int, outer: Track) -> Int:
-    """How many of some times, in order, lie within each event."""
-    return np.asarray(np.searchsorted(begun, outer.end) - np.searchsorted(begun, outer.start))
+_NEVER = np.iinfo(np.int64).max
 
 
 class Threads:
@@ -61,18 +51,14 @@ class Threads:
         Regular expression of the names of ranges and operators in which the program loads data.
     """
 
-    def __init__(self, trace: Trace, data_loading: str = DATA_LOADING) -> None:
+    def __init__(self, trace: Trace, data_loading: str = names.DATA_LOADING) -> None:
         self.trace = trace.whole
-        # Ours looks around itself, which an expression of somebody else may not.
-        self._data = names.DATA if data_loading == DATA_LOADING else compiled(data_loading, "data_loading")
+        # Ours uses lookaround, which an expression of a user may not.
+        self._data = names.DATA if data_loading == names.DATA_LOADING else compiled(data_loading, "data_loading")
         self.memo: dict[Any, Any] = {}
         called = self.trace.table("calls", ["thread"])["thread"].to_numpy()
-        #: whether more than one thread calls CUDA, and more than one device had work
+        #: whether more than one thread calls CUDA
         self.several = bool((called != called[:1]).any())
-        devices: set[int] = set()
-        for table in GPU_TABLES:
-            devices |= set(self.trace.table(table, ["device"])["device"].unique().tolist())
-        self.several_devices = len(devices) > 1
 
     def forget(self) -> None:
         """Drop what is kept of single threads and processes once that is much."""
@@ -83,38 +69,50 @@ class Threads:
 
     @kept
     def _times(self, table: str) -> tuple[Int, Int]:
-        """Starts and ends of a table's events."""
         frame = self.trace.table(table, ["start_ns", "end_ns"])
         return frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
 
     @kept
-    def _by_thread(self, table: str) -> tuple[Int, Int, Int]:
-        """Rows of a table thread by thread, and the thread and the process of each."""
+    def _by_thread(self, table: str) -> tuple[Int, Int]:
+        """Rows of a table thread by thread, and the thread of each."""
         thread = self.trace.table(table, ["thread"])["thread"].to_numpy()
         order = np.argsort(thread, kind="stable").astype(np.int32)
-        return order, thread[order], thread[order] >> 24
+        return order, thread[order]
 
-    def _rows(self, table: str, rows: Int) -> Track:
+    def _rows_of(self, table: str, first: int, last: int) -> Int:
+        """Rows of the threads from `first` to `last`."""
+        order, thread = self._by_thread(table)
+        low, high = np.searchsorted(thread, first, "left"), np.searchsorted(thread, last, "right")
+        return order[int(low) : int(high)]
+
+    def _track(self, table: str, rows: Int) -> Track:
         start, end = self._times(table)
         rows = rows[np.argsort(start[rows], kind="stable")]
         return Track(start[rows], end[rows], rows)
 
     @kept
     def events(self, table: str, thread: int) -> Track:
-        """What a table has of a thread."""
-        order, of, _ = self._by_thread(table)
-        return self._rows(table, order[_run(of, thread)])
+        """The events of a thread in a table."""
+        return self._track(table, self._rows_of(table, thread, thread))
+
+    def _of_process(self, table: str, process: int) -> Track:
+        """The events of all threads of a process."""
+        return self._track(table, self._rows_of(table, process << 24, (process << 24) + 0xFFFFFF))
 
     @kept
     def _flag(self, table: str, expression: Expression) -> Bool:
         """Per row of a table: whether its name matches."""
         return matching(self.trace.table(table, ["name"])["name"], expression)
 
+    def _matching(self, table: str, track: Track, expression: Expression) -> Track:
+        if not len(track):
+            return track
+        return track.subset(self._flag(table, expression)[track.row])
+
     @kept
     def named(self, table: str, thread: int, expression: Expression) -> Track:
-        """The events of a table whose name matches."""
-        track = self.events(table, thread)
-        return track.subset(self._flag(table, expression)[track.row]) if len(track) else track
+        """The events of a thread whose name matches."""
+        return self._matching(table, self.events(table, thread), expression)
 
     def calls(self, thread: int) -> Track:
         """CUDA calls."""
@@ -126,7 +124,7 @@ class Threads:
     def _blocks(self) -> Bool:
         """Per call: whether it returns only when the GPU has caught up."""
         # A device-to-host copy into pageable memory blocks whatever its name says.
-        return self._flag("calls", BLOCKING) | self.pageable("DtoH") & self._flag("calls", names.COPY)
+        return self._flag("calls", names.BLOCKING) | self.pageable("DtoH") & self._flag("calls", names.COPY)
 
     @kept
     def blocking(self, thread: int) -> Track:
@@ -136,16 +134,16 @@ class Threads:
 
     @kept
     def launches(self, thread: int) -> Int:
-        """When the calls began that give a device work and do not block."""
+        """Starts of the calls that give a device work and do not block."""
         calls = self.calls(thread)
-        return calls.start[(self._flag("calls", LAUNCHES) & ~self._blocks())[calls.row]]
+        launches = self._flag("calls", LAUNCHES) & ~self._blocks()
+        return calls.start[launches[calls.row]]
 
     @kept
     def gave_work(self, thread: int) -> Int:
         """When the thread had given a device work: when launches began, and when copies that blocked ended."""
-        blocking = self.blocking(thread)
-        copies = blocking.end[self._flag("calls", names.COPY)[blocking.row]]
-        return np.sort(np.concatenate([self.launches(thread), copies]))
+        copies = self._matching("calls", self.blocking(thread), names.COPY)
+        return np.sort(np.concatenate([self.launches(thread), copies.end]))
 
     @kept
     def pageable(self, *kinds: str) -> Bool:
@@ -158,73 +156,64 @@ class Threads:
         flag[row[row >= 0]] = True
         return flag
 
-    def _staging(self, thread: int) -> Track:
-        """Copy calls that move pageable memory."""
-        copies = self.named("calls", thread, names.COPY)
-        return copies.subset(self.pageable("HtoD", "DtoH", "HtoH", "DtoD", "PtoP")[copies.row])
-
-    def _other_calls(self, thread: int) -> Track:
-        """Calls that neither enqueue work nor are next to free (allocation, waits, …)."""
+    def _calls_of_label(self, thread: int) -> list[Layer]:
+        """Calls that neither enqueue work nor are cheap, and copy calls that move pageable memory."""
         calls = self.calls(thread)
-        free = self._flag("calls", names.CHEAP)[calls.row] & (calls.end - calls.start < _HEAVY_NS)
-        return calls.subset(~(self._flag("calls", names.ENQUEUES)[calls.row] | free))
+        cheap = self._flag("calls", names.CHEAP)[calls.row] & (calls.end - calls.start < _HEAVY_NS)
+        others = calls.subset(~(self._flag("calls", names.ENQUEUES)[calls.row] | cheap))
+        copies = self.named("calls", thread, names.COPY)
+        staged = copies.subset(self.pageable("HtoD", "DtoH", "HtoH", "DtoD", "PtoP")[copies.row])
+        return [Layer("work", "call", others), Layer("staging", "call", staged)]
 
     # --- waiting ---
 
     def sleeps(self, thread: int) -> Track:
         """Waits that the program chose."""
-        return self.named("os_calls", thread, names.OS_CHOSEN)
+        return self.named("os_calls", thread, names.ASLEEP)
 
     def _waits(self, thread: int) -> list[Layer]:
-        """OS waits outside CUDA calls: for data, in ranges that are named for something else, for other threads."""
+        """OS waits outside CUDA calls: for a person, for a thread that meanwhile feeds the device, else for data."""
         waits = self.named("os_calls", thread, names.OS_WAIT)
-        # A wait within a CUDA call is the driver's; a wait that encloses one does not exist on a thread.
-        waits = waits.subset(self.calls(thread).open_at(waits.start) < 0)
-        ranges = self.events("ranges", thread)
-        around = ranges.innermost_at(waits.start)
-        work = around >= 0
-        work[work] = self._names_work(thread)[around[work]]
-        named = Track(waits.start[work], waits.end[work], ranges.row[around[work]])
-        waits = waits.subset(~work)
+        # A wait within a CUDA call is the driver's.
+        calls = self.calls(thread)
+        waits = waits.subset(calls.open_at(waits.start) < 0)
         handed = np.zeros(len(waits), bool)
         if self.several and len(waits):
-            # Meanwhile another thread fed the device: not for data.
             everywhere = self._calls_of_fed(thread >> 24).of(waits.start, waits.end)
-            handed = everywhere > self.calls(thread).covered(waits.start, waits.end)
+            handed = everywhere > calls.covered(waits.start, waits.end)
             handed &= self._flag("os_calls", names.FOR_A_THREAD)[waits.row]
         return [
+            Layer("silence", "os_call", self.named("os_calls", thread, names.TERMINAL)),
             Layer("silence", "os_call", waits.subset(handed)),
-            Layer("work", "range", named),
             Layer("data", "os_call", waits.subset(~handed)),
         ]
-
-    def _names_work(self, thread: int) -> Bool:
-        """Per range of a thread: whether its name says what goes on in it. That of a whole step does not."""
-        ranges = self.events("ranges", thread)
-        launches = _inside(self.launches(thread), ranges)
-        leaf = np.ones(len(ranges), bool)
-        leaf[ranges.parent[ranges.parent >= 0]] = False
-        whole = (ranges.parent < 0) & (launches > _MANY)
-        general = self._flag("ranges", names.STEP)[ranges.row] & (launches > 0)
-        loads = self._flag("ranges", self._data)[ranges.row]
-        return np.asarray(((leaf & ~whole) | (launches == 0)) & ~general & ~loads)
 
     # --- work ---
 
     def _without_launch(self, track: Track, thread: int) -> Track:
         """The events in which their thread neither launched nor waited for the GPU."""
-        waits = self.blocking(thread)
-        waits = waits.subset(~self._flag("calls", names.ALLOCATES)[waits.row])  # they give the device nothing to do
-        return track.subset(_inside(self.launches(thread), track) + _inside(waits.start, track) == 0)
+        busy = track.inside(self.launches(thread)) + track.inside(self.blocking(thread).start)
+        return track.subset(busy == 0)
 
     def _work(self, thread: int) -> list[Layer]:
-        """Operators of some length and ranges in which nothing was launched, and sleeps that these do not name."""
+        """Sleeps, and operators of some length and ranges without a launch."""
         ranges, ops = self.events("ranges", thread), self.events("ops", thread)
-        dispatch = self._flag("ranges", OPERATOR_RANGE)[ranges.row] & (ranges.end - ranges.start < _HEAVY_NS)
+        operator = self._flag("ranges", OPERATOR_RANGE)[ranges.row]
+        dispatch = operator & (ranges.end - ranges.start < _HEAVY_NS)
+        heavy = ops.end - ops.start >= _HEAVY_NS
         return [
             Layer("work", "os_call", self.sleeps(thread)),
-            Layer("work", "op", self._without_launch(ops.subset(ops.end - ops.start >= _HEAVY_NS), thread)),
+            Layer("work", "op", self._without_launch(ops.subset(heavy), thread)),
             Layer("work", "range", self._without_launch(ranges.subset(~dispatch), thread)),
+        ]
+
+    def _named_otherwise(self, thread: int) -> list[Layer]:
+        """Operators and ranges in which data is loaded, and host calls that exchange messages."""
+        return [
+            Layer("data", "op", self.named("ops", thread, self._data)),
+            Layer("data", "range", self.named("ranges", thread, self._data)),
+            Layer("messages", "os_call", self.named("os_calls", thread, names.MESSAGES)),
+            Layer("messages", "range", self.named("ranges", thread, names.MESSAGES)),
         ]
 
     @kept
@@ -246,7 +235,10 @@ class Threads:
         long = ended - begun > EAGER_NS
         if len(calls):
             long[0] = begun[0] < ended[0]  # before its first call a thread dispatches nothing
-        silences = Track(begun[long], ended[long], np.flatnonzero(long))
+        at = np.flatnonzero(long)
+        silences = Track(begun[at], ended[at], at)
+        if not len(at):
+            return silences
         covered = self.dispatch(thread).covered(silences.start, silences.end)
         return silences.subset(2 * covered < silences.end - silences.start)
 
@@ -258,40 +250,56 @@ class Threads:
 
     @kept
     def samples(self, thread: int) -> Track:
-        """Samples of the thread, running, outside CUDA calls: one that waits for the GPU may run, too."""
+        """Named samples of the thread outside CUDA calls, in which a thread may run while it waits for the GPU."""
         samples = self.events("samples", thread)
-        return samples.subset(self.calls(thread).open_at(samples.start) < 0)
+        if not len(samples):
+            return samples
+        samples = samples.subset(self.calls(thread).open_at(samples.start) < 0)
+        name = self.trace.table("samples", ["name"])["name"].iloc[samples.row]
+        return samples.subset((name != "").to_numpy())
 
-    def _around(self, thread: int, silences: Track) -> list[Layer]:
-        """What says something of silences: samples, ranges, operators."""
+    def _enclosing(self, thread: int, silences: Track) -> list[Layer]:
+        """What explains silences: samples, ranges and operators around them, a loader's threads at work meanwhile."""
+        if not len(silences):
+            return []
         layers = []
-        for kind, table in (("sample", "samples"), ("range", "ranges"), ("op", "ops")):
-            track = self.samples(thread) if kind == "sample" else self.events(table, thread)
-            track = track.subset(silences.covered(track.start, track.end) > 0)
-            if kind == "sample" and len(track):
-                name = self.trace.table(table, ["name"])["name"].iloc[track.row]
-                track = track.subset((name != "").to_numpy())
-            layers.append(Layer("around", kind, track))
+        tracks = {"range": self.events("ranges", thread), "op": self.events("ops", thread)}
+        for kind, track in {"sample": self.samples(thread), **tracks}.items():
+            over = silences.covered(track.start, track.end) > 0
+            layers.append(Layer("enclosed", kind, track.subset(over)))
+        loader = self._loader(thread >> 24)
+        if len(loader):
+            start, end = common((silences.start, silences.end), (loader.start, loader.end))
+            layers.append(Layer("data", "range", Track(start, end, loader.row[loader.open_at(start)])))
         return layers
 
-    # --- the profiler, and what happens once ---
+    @kept
+    def _loader(self, process: int) -> Track:
+        """Ranges of libraries that load data on threads of their own."""
+        if not self._flag("ranges", names.LOADER).any():
+            return self.events("ranges", -2)
+        return self._matching("ranges", self._of_process("ranges", process), names.LOADER)
+
+    # --- the profiler, what happens once, and pages ---
+
+    def _overheads(self, track: Track) -> tuple[Track, Track]:
+        """Overhead records of the profiler, and those about code that the driver loads."""
+        loads = self._flag("overhead", names.LOADS)[track.row]
+        full = self._flag("overhead", names.FULL)[track.row]
+        return track.subset(~loads & ~full), track.subset(loads)
 
     @kept
-    def _overhead(self, loads: bool, of: int) -> Track:
-        """Overhead records of a thread or of a process, and those that say nothing of either."""
-        order, thread, process = self._by_thread("overhead")
-        runs = [_run(thread, -1), _run(thread, of), _run(process, of)]
-        rows = np.unique(np.concatenate([order[run] for run in runs]))
-        loading = self._flag("overhead", names.LOADING)[rows]
-        chosen = loading if loads else ~loading & ~self._flag("overhead", names.BUFFER_FULL)[rows]
-        return self._rows("overhead", rows[chosen])
+    def _overhead(self, first: int, last: int) -> tuple[Track, Track]:
+        """:meth:`_overheads` of some threads, with the records that name neither a thread nor a process."""
+        rows = np.union1d(self._rows_of("overhead", -1, -1), self._rows_of("overhead", first, last))
+        return self._overheads(self._track("overhead", rows))
 
     def _profiler(self, thread: int, process: int) -> list[Layer]:
         """The profiler's work on this thread, and that on others of the process while this one's devices were idle."""
-        everywhere = self._overhead(False, process)
+        everywhere, _ = self._overhead(process << 24, (process << 24) + 0xFFFFFF)
         if thread == -1:
             return [Layer("profiler", "overhead", everywhere)]
-        here = self._overhead(False, thread)
+        here, _ = self._overhead(thread, thread)
         layers = [Layer("profiler", "overhead", here)]
         if len(everywhere) > len(here):
             busy = self._busy(self._fed().get(thread, frozenset()))
@@ -300,15 +308,32 @@ class Threads:
             layers.insert(0, Layer("profiler", "overhead", Track(start, end, row)))
         return layers
 
+    @kept
+    def _settled(self) -> int:
+        """When the program is settled: from then on it compiles again, and not for the first time."""
+        begun = steps.find(self.trace)["start_ns"]
+        return int(begun.iloc[_SETTLED]) if len(begun) > _SETTLED else _NEVER
+
     def _once(self, thread: int) -> list[Layer]:
-        """What happens once: code that is loaded or compiled, graphs that are captured, calls that set something up."""
+        """Compilers, before and after the program is settled; captures, communicators, first calls, code that loads."""
+        layers = []
+        for kind, table, expression in (
+            ("op", "ops", names.COMPILES),
+            ("range", "ranges", names.COMPILES),
+            ("call", "calls", names.BUILDS),
+        ):
+            track = self.named(table, thread, expression)
+            early = track.start < self._settled()
+            layers += [Layer("once", kind, track.subset(early)), Layer("compile", kind, track.subset(~early))]
+        _, loads = self._overhead(thread, thread)
         return [
-            Layer("once", "op", self.named("ops", thread, names.COMPILES)),
-            Layer("once", "range", self.named("ranges", thread, names.COMPILES)),
-            Layer("once", "os_call", self._waits_for_code(thread)),
+            *layers,
+            Layer("once", "op", self.named("ops", thread, names.SETS_UP)),
+            Layer("once", "range", self.named("ranges", thread, names.SETS_UP)),
+            Layer("once", "call", self.named("calls", thread, names.SETS_UP)),
             Layer("once", "call", self._captures(thread)),
             Layer("once", "call", self._first_calls(thread)),
-            Layer("once", "overhead", self._overhead(True, thread)),
+            Layer("once", "overhead", loads),
         ]
 
     def _captures(self, thread: int) -> Track:
@@ -319,46 +344,31 @@ class Threads:
         ended = at < len(end)
         return Track(begin.start[ended], end.end[at[ended]], begin.row[ended])
 
-    def _waits_for_code(self, thread: int) -> Track:
-        """Long waits for other threads right before the thread links or loads code: those were compiling it."""
-        waits = self.named("os_calls", thread, names.FOR_A_THREAD)
-        builds = self.named("calls", thread, names.BUILDS).start
-        then = np.append(builds, _LAST)[np.searchsorted(builds, waits.end)]
-        return waits.subset((waits.end - waits.start >= _ONCE_NS) & (then - waits.end <= EAGER_NS))
-
     def _first_calls(self, thread: int) -> Track:
+        """Calls that set something up while the device was idle: with a busy one they may wait, as for a full queue."""
         calls = self.calls(thread)
         first = calls.subset(self._first()[calls.row])
         if not len(first):
             return first
-        # A call may take long because it waits for the device, as with a full launch queue.
         busy = self._busy(self._fed().get(thread, frozenset()))
-        idle = first.end - first.start - busy.of(first.start, first.end)
-        return first.subset(self._flag("calls", names.BUILDS)[first.row] | (idle >= _ONCE_NS))
+        idle_ns = first.end - first.start - busy.of(first.start, first.end)
+        return first.subset(idle_ns >= _ONCE_NS)
 
     @kept
     def _first(self) -> Bool:
-        """Per call: whether it builds or loads code or a graph, or set something up that later calls found in place."""
-        calls = self.trace.table("calls", ["start_ns", "duration_ns", "name"])
-        length, code = calls["duration_ns"].to_numpy(), calls["name"].cat.codes.to_numpy()
-        builds, may = self._flag("calls", names.BUILDS), self._flag("calls", names.FIRST_TIMES)
-        long = may & (length >= _ONCE_NS)
+        """Per call: whether it is long and the first of its name in its process, or long beside others of its name."""
+        calls = self.trace.table("calls", ["thread", "duration_ns", "name"])
+        length = calls["duration_ns"].to_numpy()
+        long = self._flag("calls", names.FIRST_TIMES) & (length >= _ONCE_NS)
         if not long.any():
-            return builds
-        # Of few launches most may be first ones: what launches a new kernel says nothing of what is ordinary.
+            return long
+        process, code = calls["thread"].to_numpy() >> 24, calls["name"].cat.codes.to_numpy()
+        new = ~pd.DataFrame({"process": process, "name": code}).duplicated().to_numpy()
+        # A call that launches a new kernel may load its code, and is no measure of ordinary ones.
         known = ~self._loads_kernel()
-        by_name = pd.Series(length[known]).groupby(code[known])
-        usual = by_name.quantile(interpolation="lower")[by_name.size() >= _FEW]
-        ordinary = usual.reindex(code).fillna(np.median(length[may])).to_numpy()
-        first = long & (length >= _TIMES * ordinary)
-        # What takes long again and again is not done once: such lengths are ordinary, too.
-        rows = np.flatnonzero(first & known)
-        done = (calls["start_ns"].rank().to_numpy()[rows] - 1) * _ROUNDS // len(calls)
-        again = pd.DataFrame({"row": rows, "name": code[rows], "length": length[rows], "part": done}).groupby("name")
-        often = 2 * again["part"].transform("nunique").to_numpy() >= _ROUNDS
-        median = again["length"].transform("median").to_numpy()
-        first[rows] &= ~often | (length[rows] >= _TIMES * median)
-        return np.asarray(builds | first)
+        usual = pd.Series(length[known]).groupby(code[known]).quantile(_USUAL, interpolation="lower")
+        ordinary = usual.reindex(code).fillna(0).to_numpy()
+        return np.asarray(long & (new | (length >= _TIMES * ordinary)))
 
     def _loads_kernel(self) -> Bool:
         """Per call: whether it is the first in its process to launch a kernel of some name, whose code may load."""
@@ -369,33 +379,28 @@ class Threads:
         flag[row[row >= 0]] = True
         return flag
 
+    @kept
+    def _faults(self, process: int) -> Track:
+        """Runs of pages of managed memory that moved one after another."""
+        memops = self.trace.table("memops", ["start_ns", "end_ns", "process", "kind"])
+        rows = np.flatnonzero(matching(memops["kind"], names.UNIFIED) & (memops["process"] == process).to_numpy())
+        pages = self._track("memops", rows)
+        reach = np.maximum.accumulate(pages.end)
+        first = np.ones(len(pages), bool)
+        first[1:] = pages.start[1:] > reach[:-1] + _PAGES_NS
+        at = np.flatnonzero(first)
+        last = np.append(at[1:], len(pages)) - 1
+        return Track(pages.start[at], reach[last[: len(at)]], pages.row[at])
+
     # --- the devices ---
-
-    @kept
-    def _ops(self) -> pd.DataFrame:
-        """What the devices did, by process and end."""
-        return gpu_intervals(self.trace, "process").sort_values(["process", "end_ns"], kind="stable")
-
-    @kept
-    def work_by_end(self, process: int) -> pd.DataFrame:
-        """What the devices did for a process, by end."""
-        ops = self._ops()
-        return ops.iloc[_run(ops["process"].to_numpy(), process)]
 
     @kept
     def _calls_of_fed(self, process: int) -> Coverage:
         """When any thread of a process that gave a device work was in a call."""
-        order, _, of = self._by_thread("calls")
-        run = _run(of, process)
-        rows = order[run][self._feeds()[run]]
-        start, end = self._times("calls")
-        return Coverage(start[rows], end[rows])
-
-    @kept
-    def _feeds(self) -> Bool:
-        """Per call, in order of threads: whether its thread gave a device work."""
-        order, thread, _ = self._by_thread("calls")
-        return np.isin(thread, pd.unique(thread[self._flag("calls", LAUNCHES)[order]]))
+        calls = self._of_process("calls", process)
+        thread = self.trace.table("calls", ["thread"])["thread"].to_numpy()[calls.row]
+        fed = pd.unique(thread[self._flag("calls", LAUNCHES)[calls.row]])
+        return calls.subset(np.isin(thread, fed)).coverage
 
     @kept
     def _busy(self, devices: frozenset[int]) -> Coverage:
@@ -418,56 +423,67 @@ class Threads:
 
     @kept
     def paint(self, thread: int, process: int) -> Paint:
-        """Say what each moment of a thread's time was; of an unknown thread of a process only what the profiler did."""
+        """Label each moment of a thread's time; of an unknown thread (-1) only pages and the profiler are known."""
+        faults = Layer("faults", "copy", self._faults(process))
         if thread == -1:
-            always = np.array([0]), np.array([self._end()]), np.array([-1])
-            return paint([Layer("silence", "none", Track(*always)), *self._profiler(thread, process)])
+            always = Track(np.array([0]), np.array([self._end()]), np.array([-1]))
+            return paint([Layer("silence", "none", always), faults, *self._profiler(thread, process)])
         silences = self._silences(thread)
-        named = [
-            *self._work(thread),
-            *self._waits(thread),
-            Layer("data", "op", self.named("ops", thread, self._data)),
-            Layer("data", "range", self.named("ranges", thread, self._data)),
-        ]
+        named = [*self._waits(thread), *self._work(thread), *self._named_otherwise(thread)]
         calls = self.calls(thread)
         inside = together(*(layer.track for layer in named)).covered(calls.start, calls.end) > 0
         return paint(
             [
                 Layer("silence", "none", silences),
-                *self._around(thread, silences),
+                *self._enclosing(thread, silences),
                 *named,
                 Layer("dispatch", "none", calls.subset(inside)),
-                Layer("work", "call", self._other_calls(thread)),
-                Layer("staging", "call", self._staging(thread)),
+                *self._calls_of_label(thread),
+                faults,
                 *self._once(thread),
                 *self._profiler(thread, process),
             ]
         )
 
-    # --- unions, for further arithmetic ---
+    # --- unions, for the replay ---
+
+    def when(self, thread: int, labels: Iterable[str], kinds: Iterable[str] | None = None) -> Union:
+        """When the thread's time had one of some labels, by events of some kinds."""
+        painted = self.paint(thread, thread >> 24)
+        if kinds is None:
+            return painted.union(*labels)
+        return painted.union(*labels, kinds=tuple(kinds))
 
     def input_waits(self, thread: int) -> Union:
         """When the thread waited for data, outside its CUDA calls."""
-        return self.paint(thread, thread >> 24).union("data")
+        return self.when(thread, ["data"])
 
     def thread_waits(self, thread: int) -> Union:
         """When it may have waited for another thread to bring them."""
         waits = self.named("os_calls", thread, names.FOR_A_THREAD)
-        named = self.paint(thread, thread >> 24).union("data", kinds=("range", "op"))
-        return outside(waits, Track(*named, named[0]))
+        start, end = self.when(thread, ["data"], ["range", "op"])
+        return outside(waits, Track(start, end, start))
 
     def own_work(self, thread: int) -> Union:
         """Work that is not a CUDA call."""
-        return self.paint(thread, thread >> 24).union("work", kinds=("range", "op", "os_call"))
+        return self.when(thread, ["work"], ["range", "op", "os_call"])
 
-    def one_offs(self, thread: int) -> Union:
+    def once(self, thread: int) -> Union:
         """What happened once."""
-        return self.paint(thread, thread >> 24).union("once")
+        return self.when(thread, ["once"])
 
-    def profiler_time(self, thread: int) -> Union:
+    def compiling(self, thread: int) -> Union:
+        """What was compiled again."""
+        return self.when(thread, ["compile"])
+
+    def messages(self, thread: int) -> Union:
+        """Host calls that exchange messages."""
+        return self.when(thread, ["messages"])
+
+    def profiler(self, thread: int) -> Union:
         """The profiler's work, on whatever thread."""
-        return self.paint(thread, thread >> 24).union("profiler")
+        return self.when(thread, ["profiler"])
 
     def dispatch_free(self, thread: int) -> Union:
         """All that the thread did beside dispatching."""
-        return self.paint(thread, thread >> 24).union(*(label for label in LABELS if label != "profiler"))
+        return self.when(thread, [label for label in LABELS if label != "profiler"])

@@ -1,0 +1,173 @@
+"""The segments of a schedule: between two moments that anybody waits for, a stream's operations reduce to one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from nsightkit.analysis.replay.model import MOST_CUTS, Bool, Int
+
+if TYPE_CHECKING:
+    from nsightkit.analysis.replay.schedule import Schedule
+
+__all__ = ["Layout", "lay_out"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """Segments of the streams: runs of operations launched in one slot that wait for nothing else.
+
+    Parameters
+    ----------
+    order : ndarray of int32
+        Operations by stream, those moved aside on new streams at the end.
+    head, tail : ndarray of int64
+        First and last place of each segment in `order`.
+    stream, slot : ndarray of int
+        Of each segment.
+    opens : ndarray of bool
+        Whether it is the first of its stream.
+    waiting, awaited : ndarray of int64
+        Segments that wait for others.
+    target, cut_of_target : ndarray of int64
+        Segments that cuts wait for, and those cuts.
+    crosses : ndarray of bool
+        Whether another thread launched the target: then the wait depends on what that has launched by then.
+    meeting : ndarray of int64
+        Segments of the collectives' operations.
+    ends_step, step_ended : ndarray of int64
+        Segments that end a step, and the steps.
+    beside, beside_operation : ndarray of int64
+        Segments that other threads launched, which belong to the step that they are launched in; their last operations.
+    """
+
+    order: Int
+    head: Int
+    tail: Int
+    stream: Int
+    slot: Int
+    opens: Bool
+    waiting: Int
+    awaited: Int
+    target: Int
+    cut_of_target: Int
+    crosses: Bool
+    meeting: Int
+    ends_step: Int
+    step_ended: Int
+    beside: Int
+    beside_operation: Int
+
+
+def lay_out(schedule: Schedule, aside: Bool | None = None) -> Layout:
+    """Cut the streams into segments.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    aside : ndarray of bool, optional
+        Operations that run on a stream of their own, one per device.
+
+    Returns
+    -------
+    Layout
+    """
+    operations, cuts, program = schedule.operations, schedule.cuts, schedule.program
+    number = np.arange(len(operations.start), dtype=np.int32)
+    order, stream = number, operations.stream
+    waiting, awaited = schedule.waits.waiting, schedule.waits.awaited
+    target, cut_of_target = cuts.target, cuts.cut_of_target
+    if aside is not None:
+        order, stream = _moved(schedule, aside)
+        # Nothing waits for operations moved aside.
+        kept = ~aside[waiting] & ~aside[awaited]
+        waiting, awaited = waiting[kept], awaited[kept]
+        target, cut_of_target = _targets_without(schedule, aside)
+    position = np.empty_like(number)
+    position[order] = number
+    waiting, awaited, target = position[waiting], position[awaited], position[target]
+    meeting = position[schedule.gathered.operation]
+
+    slots, in_step, by_others = schedule.slot[order], program.in_step[order], program.by_others[order]
+    first = np.append(True, stream[1:] != stream[:-1])
+    crosses = (operations.by[order[target]] != cuts.thread[cut_of_target]) & cuts.blocks[cut_of_target]
+    last_of_step = np.append(first[1:] | (in_step[1:] != in_step[:-1]), True) & (in_step >= 0)
+    beside = _some(np.flatnonzero(by_others))
+    beside = np.union1d(beside, np.flatnonzero(by_others & last_of_step))
+    among = np.flatnonzero(np.isin(stream, stream[target[crosses]]))
+    # What has to end a segment, because something asks when it is done, and where one begins.
+    needed = first | last_of_step
+    for places in (awaited, target, _some(among), beside, meeting):
+        needed[places] = True
+    breaks = first.copy()
+    breaks[1:] |= (slots[1:] != slots[:-1]) & (slots[1:] >= 0)
+    breaks[waiting] = breaks[meeting] = True
+    breaks[1:] |= needed[:-1]
+    head = np.flatnonzero(breaks)
+    segment = np.cumsum(breaks, dtype=np.int32) - 1
+    ends = np.flatnonzero(last_of_step & ~by_others)
+    layout = Layout(
+        order=order,
+        head=head,
+        tail=np.append(head[1:], len(stream)) - 1,
+        stream=stream[head],
+        # Operations without a recorded launch belong to whatever segment they are in: only their order counts.
+        slot=slots[head],
+        opens=first[head],
+        waiting=segment[waiting],
+        awaited=segment[awaited],
+        target=segment[target],
+        cut_of_target=cut_of_target,
+        crosses=crosses,
+        meeting=segment[meeting],
+        ends_step=segment[ends],
+        step_ended=in_step[ends],
+        beside=segment[beside],
+        beside_operation=order[beside],
+    )
+    if aside is None:
+        return layout
+    return _joined_at_steps(layout, layout.stream > operations.stream[-1], in_step)
+
+
+def _some(places: Int) -> Int:
+    """Enough of many places."""
+    return places[:: 1 + len(places) // MOST_CUTS]
+
+
+def _moved(schedule: Schedule, aside: Bool) -> tuple[Int, Int]:
+    """Operations by stream, with one new stream per device at the end, in order of time; and each one's stream."""
+    operations = schedule.operations
+    device = pd.factorize(operations.device)[0].astype(np.int32)
+    stream = np.where(aside, device + operations.stream[-1] + np.int32(1), operations.stream)
+    time = np.where(aside, operations.start, 0)
+    order = np.lexsort((time, stream)).astype(np.int32)
+    return order, stream[order]
+
+
+def _targets_without(schedule: Schedule, aside: Bool) -> tuple[Int, Int]:
+    """What cuts wait for if nothing waits for operations moved aside, but for those before them in their stream."""
+    operations, cuts, program = schedule.operations, schedule.cuts, schedule.program
+    number = np.arange(len(operations.start), dtype=np.int32)
+    last = np.maximum.accumulate(np.where(aside, np.int32(-1), number))
+    last[(last >= 0) & (operations.stream[last] != operations.stream)] = -1
+    # A launch into a full queue waits for its room all the same.
+    cut = cuts.cut_of_target
+    target = np.where(cuts.blocks[cut], last[cuts.target], cuts.target)
+    # The call of a copy from pageable memory no longer waits for it; a read-back needs what stood before the copy.
+    copies = (cuts.copy[cut] >= 0) & aside[cuts.target] & program.staged[cuts.target]
+    waits = (target >= 0) & ~copies
+    return target[waits], cut[waits]
+
+
+def _joined_at_steps(layout: Layout, aside: Bool, in_step: Int) -> Layout:
+    """Let a step's work wait for what was moved aside in the step before."""
+    moved = pd.Series(np.flatnonzero(aside), in_step[layout.tail[aside]]).groupby(level=0).last()
+    begins = pd.DataFrame({"stream": layout.stream, "step": in_step[layout.head]})[~aside]
+    begins = begins[begins["step"] > 0].drop_duplicates()
+    before = (begins["step"] - 1).map(moved).dropna().astype(np.int64)
+    waiting, awaited = np.append(layout.waiting, before.index), np.append(layout.awaited, before)
+    return dataclasses.replace(layout, waiting=waiting, awaited=awaited)
