@@ -13,10 +13,13 @@ import pandas as pd
 
 from nsightkit.errors import UsageError
 
-__all__ = ["OPERATOR_RANGE", "Expression", "Pattern", "compiled", "matching"]
+__all__ = ["LOADER_RANGE", "OPERATOR_RANGE", "Expression", "Pattern", "compiled", "matching"]
 
 #: Ranges that a framework emits for its operators (`emit_nvtx`, `nsys --pytorch=autograd-nvtx`), no annotations.
 OPERATOR_RANGE = re.compile(r"^(aten|autograd|torch|c10d?|prims|quantized|_C)::|, (seq|op_id) = \d")
+
+#: Ranges of libraries that load data on threads of their own.
+LOADER_RANGE = re.compile(r"(?i)^\[?dali\b")
 
 _LONGEST = 1000
 #: Instructions of a compiled expression. A search takes at most some 25 ns for each of them and each character.

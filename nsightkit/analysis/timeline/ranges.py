@@ -13,9 +13,9 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.intervals import launch_of
 from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
+from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, compiled, matching
 from nsightkit.errors import UsageError
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace
 
 __all__ = [
     "COLLECTIVE_RANGE",
@@ -249,13 +249,24 @@ def _alike(column: Int, other: Int) -> Iterator[tuple[Int, Int]]:
 def _own(whole: Trace) -> npt.NDArray[np.bool_]:
     """Which ranges are the program's own: those on threads with ranges of their own, but not a library's."""
     ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name", "domain", "level"])
-    library = matching(ranges["name"], OPERATOR_RANGE, COLLECTIVE_RANGE) | matching(ranges["domain"], _LIBRARY_DOMAIN)
+    library = matching(ranges["name"], OPERATOR_RANGE, COLLECTIVE_RANGE, LOADER_RANGE)
+    library |= matching(ranges["domain"], _LIBRARY_DOMAIN, LOADER_RANGE)
     outermost = ranges[(ranges["level"] == 0).to_numpy() & ~library]
+    outermost = outermost[~outermost["thread"].isin(_pool(whole, outermost))]
     ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name"])
     nodes = ops[matching(ops["name"], _AUTOGRAD)]
     workers = outermost[outermost["thread"].isin(nodes["thread"])]
     outermost = outermost.drop(workers.index[intervals.enclosing(workers, nodes) >= 0])
     return np.asarray(~library & ranges["thread"].isin(outermost["thread"]).to_numpy())
+
+
+def _pool(whole: Trace, outermost: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Threads of a pool: they launch nothing, and share the names of all their outermost ranges with others like them."""
+    calls = whole.table("calls", ["thread", "name"])
+    launching = calls["thread"][matching(calls["name"], LAUNCHES)].unique()
+    idle = outermost[~outermost["thread"].isin(launching)]
+    alone = idle.groupby("name", observed=True)["thread"].transform("nunique") == 1
+    return np.setdiff1d(idle["thread"], idle["thread"][alone])
 
 
 def exclusive_ns(trace: Trace) -> Int:

@@ -19,7 +19,6 @@ __all__ = [
     "FIRST_TIMES",
     "FOR_A_THREAD",
     "FULL",
-    "LOADER",
     "LOADS",
     "MESSAGES",
     "OS_WAIT",
@@ -39,8 +38,6 @@ DATA_LOADING = (
     r"data[\s_-]*time\b|\b__next__\b|^next\(|collate"
 )
 DATA = re.compile(DATA_LOADING)
-#: Ranges of libraries that load data on threads of their own.
-LOADER = re.compile(r"(?i)^\[?dali\b")
 
 #: Sleeps, which the program chose.
 ASLEEP = re.compile(r"^((clock_)?nanosleep|u?sleep)(64)?$")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.intervals import Coverage, common, gpu_intervals, launch_of, launches_of
 from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import OPERATOR_RANGE, Expression, compiled, matching
+from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, Expression, compiled, matching
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps import names
 from nsightkit.analysis.timeline.gaps.paint import LABELS, Layer, Paint, Track, outside, paint, together
@@ -276,9 +276,9 @@ class Threads:
     @kept
     def _loader(self, process: int) -> Track:
         """Ranges of libraries that load data on threads of their own."""
-        if not self._flag("ranges", names.LOADER).any():
-            return self.events("ranges", -2)
-        return self._matching("ranges", self._of_process("ranges", process), names.LOADER)
+        ranges = self.trace.table("ranges", ["name", "domain", "process"])
+        loads = matching(ranges["name"], LOADER_RANGE) | matching(ranges["domain"], LOADER_RANGE)
+        return self._track("ranges", np.flatnonzero(loads & (ranges["process"] == process).to_numpy()))
 
     # --- the profiler, what happens once, and pages ---
 
