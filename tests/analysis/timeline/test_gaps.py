@@ -66,8 +66,8 @@ class Case:
         return (found[by_b] if any(by_b) else found).iloc[-1]
 
 
-# The events of a gap, and its cause with the name of the evidence ("" where only the cause counts). Of events: the kind,
-# the name, start and end in µs since the device ran dry, and the thread where it is not the launching one. The gap lasts
+# The events of a gap, and its cause with the name of the evidence ("" where only the cause counts). Of events: kind,
+# name, start and end in µs since the device ran dry, and the thread where it is not the launching one. The gap lasts
 # 1000 µs, and the launch that ends it begins 3 µs before its end.
 COVERING = [
     # the profiler, on any thread of the process, but not what it says of the driver
@@ -137,7 +137,8 @@ def test_what_the_thread_did_in_the_gap(tmp_path, events, cause, name):
     assert found["evidence"]["ended_by"] == "b"
 
 
-# The same in gaps of 100 µs: a wait counts for as much as it held back, half of the gap, or the CPU's work is the cause.
+# The same in gaps of 100 µs: a wait counts for as much as it held back, half of the gap, or the CPU's work is the
+# cause.
 SHORT = [
     ([], "launch-overhead", "cudaLaunchKernel"),
     ([("range", "aten::empty, op_id = 7", 1, 96)], "launch-overhead", ""),
@@ -361,7 +362,7 @@ class TestWhatAThreadDid:
             (Threads.once, [(600, 620), (1_000, 2_500), (2_600, 2_700)]),
             # Of the other thread only while the device was idle: it ran from 4 to 9, 24 to 29, 44 to 49 µs.
             (Threads.profiler, [(10, 30), (30, 44), (49, 50)]),
-            # Between the malloc and the launch of 1.5 ms lie 540 µs: too long for dispatch, as is what follows the last.
+            # Between the malloc and the launch of 1.5 ms lie 540 µs: too long for dispatch, as is the end.
             (Threads.dispatch_free, [(200, 320), (330, 340), (400, 2_500), (2_600, 9_000)]),
         ],
     )
