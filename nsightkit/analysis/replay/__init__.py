@@ -14,11 +14,11 @@ just before it returned. ``inferred`` counts these.
 
 The stages are modules, each a function from frozen tables to frozen tables: ``operations`` (the GPU's work, its
 launches, the calls that block), ``waiting_threads`` (who waits for another thread, or for data), ``latencies``,
-``streams`` (waits between streams, collectives) and ``cuts``; ``schedule`` puts them together. ``play`` plays it. Arrays
-are reduced between *cuts* (blocking calls, launches into a full queue, ends of steps): what lies between two cuts of a
-stream is a *segment* (``layout``), one line, ``end = max(launching thread's delay + a, stream's last end + b)``. A play
-is a list of waits: of each moment (a cut, or the end of a segment) those that it waits for, and by how much it is
-later. That list is walked once.
+``streams`` (waits between streams, collectives) and ``cuts``; ``schedule`` puts them together. ``play`` plays it.
+Arrays are reduced between *cuts* (blocking calls, launches into a full queue, ends of steps): what lies between two
+cuts of a stream is a *segment* (``layout``), one line, ``end = max(launching thread's delay + a, stream's last end +
+b)``. A play is a list of waits: of each moment (a cut, or the end of a segment) those that it waits for, and by how
+much it is later. That list is walked once.
 """
 
 from __future__ import annotations

@@ -102,27 +102,24 @@ def read(program: Program, latencies: Latencies, pauses: pd.DataFrame, arrivals:
     -------
     Cuts
     """
-    operations, full = program.operations, latencies.full
     blocking = _blocking_calls(program, latencies)
-    # Launches into a full queue wait for an operation to end.
-    room = np.maximum(operations.ended_by(operations.done[full]), 0)
-    room_ns = int(np.median(operations.done[full] - operations.end[room])) if len(full) else 0
-    queue = {"thread": operations.by[full], "start": operations.begun[full], "end": operations.done[full]}
+    queue, room = _full_queues(program.operations, latencies)
     times = {"start_ns": "start", "end_ns": "end"}
     tables = [
         pd.DataFrame({"thread": program.threads, "start": NEVER, "end": NEVER}),
         blocking.cuts,
-        pd.DataFrame({**queue, "cost": latencies.call_ns, "tail": room_ns}),
+        queue,
         pauses[["thread", "start_ns", "end_ns"]].rename(columns=times),
         arrivals.rename(columns=times).assign(arrival=arrivals["end_ns"]),
     ]
     every = pd.concat(tables, ignore_index=True)
     for column, otherwise in _COLUMNS.items():
-        every[column] = every[column].astype(object).where(every[column].notna(), otherwise).astype(type(otherwise))
+        known = every[column].astype(object).where(every[column].notna(), otherwise)
+        every[column] = known.astype(type(otherwise))
     at = np.cumsum([len(table) for table in tables])
     order = np.lexsort((every["end"], every["thread"]))
     number = np.argsort(order)
-    cut_of_target = np.append(at[0] + blocking.of_target, at[1] + np.arange(len(full)))
+    cut_of_target = np.append(at[0] + blocking.of_target, at[1] + np.arange(len(room)))
     return Cuts(
         **{str(column): values.to_numpy()[order] for column, values in every.items()},
         target=np.append(blocking.target, room),
@@ -135,44 +132,53 @@ def read(program: Program, latencies: Latencies, pauses: pd.DataFrame, arrivals:
     )
 
 
+def _full_queues(operations: Operations, latencies: Latencies) -> tuple[pd.DataFrame, Int]:
+    """Launches into a full queue as cuts, and the operation that each waits for: the last to end by then."""
+    full = latencies.full
+    done = operations.done[full]
+    room = np.maximum(operations.ended_by(done), 0)
+    columns = {"thread": operations.by[full], "start": operations.begun[full], "end": done}
+    room_ns = int(np.median(done - operations.end[room])) if len(full) else 0
+    return pd.DataFrame({**columns, "cost": latencies.call_ns, "tail": room_ns}), room
+
+
 def _blocking_calls(program: Program, latencies: Latencies) -> _Blocking:
     """Blocking calls with the operations that they wait for."""
     operations, calls, rows = program.operations, program.calls, program.blocking
-    start, end, thread = calls.start[rows], calls.end[rows], calls.thread[rows]
-    of_device, of_event, only_waits = (
-        matching(calls.names, name)[rows] for name in (_OF_DEVICE, _OF_EVENT, _ONLY_WAITS)
-    )
-    last = _last_launched(operations, start)
+    of_device, of_event = matching(calls.names, _OF_DEVICE)[rows], matching(calls.names, _OF_EVENT)[rows]
+    last = _last_launched(operations, calls.start[rows])
     own = _own_copies(program)
     awaited = np.where(own >= 0, own, _awaited(program, last, of_event))
     # A call that did not wait, and might in another schedule: for what was launched last.
     default = np.where(of_event, -1, _latest(last, last >= 0, operations.begun[last]))
     target = np.where(awaited >= 0, awaited, default)
-    returned = end - operations.end[awaited]
+    cuts, inferred = _costs(program, latencies, awaited, own)
+    keep = np.flatnonzero(target >= 0)
+    single, wide = np.flatnonzero(~of_device[keep]), np.flatnonzero(of_device[keep])
+    stream, call = _all_streams(program, rows[keep[wide]], last[:, keep[wide]])
+    targets = np.append(target[keep[single]], last[stream, keep[wide[call]]])
+    return _Blocking(cuts.iloc[keep], rows[keep], targets, np.append(single, wide[call]), inferred)
+
+
+def _costs(program: Program, latencies: Latencies, awaited: Int, own: Int) -> tuple[pd.DataFrame, int]:
+    """Blocking calls as cuts: what each takes before it waits, and after; and how many waits were inferred."""
+    calls, rows = program.calls, program.blocking
+    start, end = calls.start[rows], calls.end[rows]
+    returned = end - program.operations.end[awaited]
+    copies = own >= 0
     # A call that does more than wait, and returns long after the GPU was done, took its time for something else.
-    waited = (awaited >= 0) & (only_waits | (own >= 0) | (returned <= _AFTER_NS))
-    settled = waited & (own < 0)
-    return_ns = int(np.median(returned[settled])) if settled.any() else _RETURN_NS
+    waited = (awaited >= 0) & (matching(calls.names, _ONLY_WAITS)[rows] | copies | (returned <= _AFTER_NS))
+    inferred = waited & ~copies
+    return_ns = int(np.median(returned[inferred])) if inferred.any() else _RETURN_NS
     cost = end - start
     quick_ns = _CALL_NS if waited.all() else min(int(np.median(cost[~waited])), _QUICK_NS)
-    # After its copy a call may still have work of its own to do: to empty the staging buffer.
-    tail = np.where(own >= 0, np.maximum(returned, 0), return_ns)
     cost = np.where(waited, np.minimum(quick_ns, cost), cost)
     # The CPU's part of a copy from pageable memory lies before it: staging.
-    cost = np.where((own >= 0) & program.staged[own], latencies.ready[own] - start, cost)
-    keep = np.flatnonzero(target >= 0)
-    columns = {"thread": thread, "start": start, "end": end, "cost": cost, "tail": tail, "copy": own}
-    cuts = pd.DataFrame(columns).iloc[keep].assign(blocks=True)
-    single = np.flatnonzero(~of_device[keep])
-    wide = np.flatnonzero(of_device[keep])
-    stream, call = _all_streams(program, rows[keep[wide]], last[:, keep[wide]])
-    return _Blocking(
-        cuts,
-        rows[keep],
-        np.append(target[keep[single]], last[stream, keep[wide[call]]]),
-        np.append(single, wide[call]),
-        int((waited & (own < 0))[keep].sum()),
-    )
+    cost = np.where(copies & program.staged[own], latencies.ready[own] - start, cost)
+    # After its copy a call may still have work of its own to do: to empty the staging buffer.
+    tail = np.where(copies, np.maximum(returned, 0), return_ns)
+    columns = {"thread": calls.thread[rows], "start": start, "end": end, "cost": cost, "tail": tail, "copy": own}
+    return pd.DataFrame(columns).assign(blocks=True), int(inferred.sum())
 
 
 def _last_launched(operations: Operations, start: Int) -> Int:

@@ -63,8 +63,22 @@ def read(program: Program) -> Latencies:
     ready, gap = _by_kind(program, meanwhile)
     took, launched = done - begun, linked & ~program.own_copy
     call_ns = int(np.median(took[launched])) if launched.any() else _CALL_NS
-    # Of an operation behind a call that takes its time, the call's end says more.
     slow = launched & (took > SLOW_CALL * call_ns)
+    ready = _settled(program, ready, meanwhile, slow, call_ns)
+    full = _into_full_queues(program, np.flatnonzero(slow & (took > _SLOW_NS)))
+    passive = {}
+    for thread in program.threads.tolist():
+        own = full[operations.by[full] == thread]
+        passive[thread] = begun[own] + call_ns, done[own]
+    full = full[:: 1 + len(full) // MOST_CUTS]
+    return Latencies(ready, gap, call_ns, full, passive)
+
+
+def _settled(program: Program, ready: Int, meanwhile: Bool, slow: Bool, call_ns: int) -> Int:
+    """When operations could start, where their kind's latency does not say it."""
+    operations, ready = program.operations, ready.copy()
+    linked, start, begun, done = operations.linked, operations.start, operations.begun, operations.done
+    # Of an operation behind a call that takes its time, the call's end says more.
     ready[slow] = np.maximum(ready[slow], np.minimum(done[slow], start[slow]))
     # The CPU stages pageable memory itself: until the copy begins or, where that had to wait, at the copy's pace.
     behind = meanwhile & (operations.before > start - 2 * _START_NS)
@@ -74,13 +88,7 @@ def read(program: Program) -> Latencies:
     ready[~linked] = start.min()
     lost = ~linked & operations.first
     ready[lost] = start[lost]
-    full = _into_full_queues(program, np.flatnonzero(slow & (took > _SLOW_NS)))
-    passive = {}
-    for thread in program.threads.tolist():
-        own = full[operations.by[full] == thread]
-        passive[thread] = begun[own] + call_ns, done[own]
-    full = full[:: 1 + len(full) // MOST_CUTS]
-    return Latencies(ready, gap, call_ns, full, passive)
+    return ready
 
 
 def _by_kind(program: Program, meanwhile: Bool) -> tuple[Int, Int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -75,11 +75,10 @@ def lay_out(schedule: Schedule, aside: Bool | None = None) -> Layout:
     -------
     Layout
     """
-    operations, cuts, program = schedule.operations, schedule.cuts, schedule.program
-    number = np.arange(len(operations.start), dtype=np.int32)
-    order, stream = number, operations.stream
+    number = np.arange(len(schedule.lasting), dtype=np.int32)
+    order, stream = number, schedule.operations.stream
     waiting, awaited = schedule.waits.waiting, schedule.waits.awaited
-    target, cut_of_target = cuts.target, cuts.cut_of_target
+    target, cut_of_target = schedule.cuts.target, schedule.cuts.cut_of_target
     if aside is not None:
         order, stream = _moved(schedule, aside)
         # Nothing waits for operations moved aside.
@@ -88,28 +87,48 @@ def lay_out(schedule: Schedule, aside: Bool | None = None) -> Layout:
         target, cut_of_target = _targets_without(schedule, aside)
     position = np.empty_like(number)
     position[order] = number
-    waiting, awaited, target = position[waiting], position[awaited], position[target]
     meeting = position[schedule.gathered.operation]
+    places = _Places(order, stream, position[waiting], position[awaited], position[target], meeting)
+    layout = _segments(schedule, places, cut_of_target)
+    if aside is None:
+        return layout
+    new = layout.stream > schedule.operations.stream[-1]
+    return _joined_at_steps(layout, new, schedule.program.in_step[order])
 
-    slots, in_step, by_others = schedule.slot[order], program.in_step[order], program.by_others[order]
+
+class _Places(NamedTuple):
+    """Operations and their streams by place, and the places of what waits and is awaited."""
+
+    order: Int
+    stream: Int
+    waiting: Int
+    awaited: Int
+    target: Int
+    meeting: Int
+
+
+def _segments(schedule: Schedule, places: _Places, cut_of_target: Int) -> Layout:
+    order, stream = places.order, places.stream
+    by, in_step, by_others = (
+        column[order] for column in (schedule.operations.by, schedule.program.in_step, schedule.program.by_others)
+    )
+    slots = schedule.slot[order]
+    cuts = schedule.cuts
+    crosses = (by[places.target] != cuts.thread[cut_of_target]) & cuts.blocks[cut_of_target]
     first = np.append(True, stream[1:] != stream[:-1])
-    crosses = (operations.by[order[target]] != cuts.thread[cut_of_target]) & cuts.blocks[cut_of_target]
-    last_of_step = np.append(first[1:] | (in_step[1:] != in_step[:-1]), True) & (in_step >= 0)
-    beside = _some(np.flatnonzero(by_others))
-    beside = np.union1d(beside, np.flatnonzero(by_others & last_of_step))
-    among = np.flatnonzero(np.isin(stream, stream[target[crosses]]))
-    # What has to end a segment, because something asks when it is done, and where one begins.
-    needed = first | last_of_step
-    for places in (awaited, target, _some(among), beside, meeting):
-        needed[places] = True
+    ends_step = np.append(first[1:] | (in_step[1:] != in_step[:-1]), True) & (in_step >= 0)
+    beside = np.union1d(_some(np.flatnonzero(by_others)), np.flatnonzero(by_others & ends_step))
+    among = _some(np.flatnonzero(np.isin(stream, stream[places.target[crosses]])))
+    # A segment ends where something asks when it is done, and begins where a launch comes from another slot.
+    needed = first | ends_step
+    for asked in (places.awaited, places.target, among, beside, places.meeting):
+        needed[asked] = True
     breaks = first.copy()
-    breaks[1:] |= (slots[1:] != slots[:-1]) & (slots[1:] >= 0)
-    breaks[waiting] = breaks[meeting] = True
-    breaks[1:] |= needed[:-1]
-    head = np.flatnonzero(breaks)
-    segment = np.cumsum(breaks, dtype=np.int32) - 1
-    ends = np.flatnonzero(last_of_step & ~by_others)
-    layout = Layout(
+    breaks[1:] |= ((slots[1:] != slots[:-1]) & (slots[1:] >= 0)) | needed[:-1]
+    breaks[places.waiting] = breaks[places.meeting] = True
+    head, segment = np.flatnonzero(breaks), np.cumsum(breaks, dtype=np.int32) - 1
+    ends = np.flatnonzero(ends_step & ~by_others)
+    return Layout(
         order=order,
         head=head,
         tail=np.append(head[1:], len(stream)) - 1,
@@ -117,20 +136,17 @@ def lay_out(schedule: Schedule, aside: Bool | None = None) -> Layout:
         # Operations without a recorded launch belong to whatever segment they are in: only their order counts.
         slot=slots[head],
         opens=first[head],
-        waiting=segment[waiting],
-        awaited=segment[awaited],
-        target=segment[target],
+        waiting=segment[places.waiting],
+        awaited=segment[places.awaited],
+        target=segment[places.target],
         cut_of_target=cut_of_target,
         crosses=crosses,
-        meeting=segment[meeting],
+        meeting=segment[places.meeting],
         ends_step=segment[ends],
         step_ended=in_step[ends],
         beside=segment[beside],
         beside_operation=order[beside],
     )
-    if aside is None:
-        return layout
-    return _joined_at_steps(layout, layout.stream > operations.stream[-1], in_step)
 
 
 def _some(places: Int) -> Int:

@@ -207,15 +207,21 @@ def read(trace: Trace) -> Program:
     threads = np.union1d(kinds_of(operations.by[operations.linked]), windows["thread"])
     if len(threads) > _MOST_THREADS:
         raise Unplayable(f"{len(threads):,} threads launched its work")
-    selected = trace.mask("calls")
-    if selected is not None:
-        kept = selected.copy()
-        kept[operations.launch[operations.linked]] = True
-        blocks &= kept
+    blocks &= _selected_calls(trace, operations)
     blocking = _outermost(calls, np.flatnonzero(blocks & np.isin(calls.thread, threads)))
     if len(blocking) * len(operations.released_ns) > _MOST_PAIRS:
         raise Unplayable(f"{len(blocking):,} calls may wait for {len(operations.released_ns):,} streams")
     return Program(trace, operations, calls, own_copy, staged, threads, blocking, windows, main, process, begin_ns)
+
+
+def _selected_calls(trace: Trace, operations: Operations) -> Bool:
+    """Calls that a selection keeps, or whose operations it keeps."""
+    mask = trace.mask("calls")
+    if mask is None:
+        return np.ones(trace.whole.size("calls"), bool)
+    selected = mask.copy()
+    selected[operations.launch[operations.linked]] = True
+    return selected
 
 
 def _operations(trace: Trace, calls: Calls) -> Operations:
@@ -223,36 +229,29 @@ def _operations(trace: Trace, calls: Calls) -> Operations:
     shift_ns = _behind_launches(every, calls)
     every[["start_ns", "end_ns"]] += shift_ns
     reach = every.groupby("device")["end_ns"].cummax()
-    every["device_before_ns"] = reach.groupby(every["device"]).shift(fill_value=NEVER)
+    every["device_before"] = reach.groupby(every["device"]).shift(fill_value=NEVER)
     chosen = every[intervals.selected(trace, every["table"], every["row"])]
     if chosen.empty:
         raise Unplayable("there is no GPU work")
     chosen = chosen.sort_values("stream", kind="stable", ignore_index=True)  # by device and start already
     ops, part_of = _joined(chosen)
-    start, end, stream, launch = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "stream", "launch"))
+    ops = ops.rename(columns={"start_ns": "start", "end_ns": "end"})
+    ops = ops.assign(begun=NEVER, done=NEVER, by=-1)
+    launch = ops["launch"].to_numpy()
     linked = launch >= 0
-    first = np.append(True, stream[1:] != stream[:-1])
-    _check_streams(chosen, ops, first)
+    for column, values in (("begun", calls.start), ("done", calls.end), ("by", calls.thread)):
+        ops[column] = np.where(linked, values[launch], ops[column])
+    first = ~ops["stream"].duplicated()
+    _check_streams(chosen, ops, first.to_numpy())
     released_ns, earliest_ns = np.full(int(every["stream"].max()) + 1, NEVER), int(NEVER)
     if trace is not trace.whole:
-        earliest_ns = int(start.min())
-        begins = pd.Series(start[first], stream[first])
+        earliest_ns = int(ops["start"].min())
+        begins = ops[first].set_index("stream")["start"]
         earlier = every[every["start_ns"] < every["stream"].map(begins)].groupby("stream")["end_ns"].max()
         released_ns[earlier.index] = np.minimum(earlier, begins[earlier.index])
+    ops["before"] = np.where(first, released_ns[ops["stream"]], ops["end"].shift(fill_value=0))
     return Operations(
-        start=start,
-        end=end,
-        device=ops["device"].to_numpy(),
-        stream=stream,
-        process=ops["process"].to_numpy(),
-        table=ops["table"].to_numpy(),
-        row=ops["row"].to_numpy(),
-        launch=launch,
-        begun=np.where(linked, calls.start[launch], NEVER),
-        done=np.where(linked, calls.end[launch], NEVER),
-        by=np.where(linked, calls.thread[launch], -1),
-        before=np.where(first, released_ns[stream], np.roll(end, 1)),
-        device_before=ops["device_before_ns"].to_numpy(),
+        **{str(column): values.to_numpy() for column, values in ops.items()},
         released_ns=released_ns,
         earliest_ns=earliest_ns,
         parts=chosen[["table", "row"]].assign(operation=part_of),
@@ -305,13 +304,13 @@ def _joined(ops: pd.DataFrame) -> tuple[pd.DataFrame, Int]:
 def _check_streams(events: pd.DataFrame, ops: pd.DataFrame, first: Bool) -> None:
     """Refuse work without launches, and streams whose operations overlap."""
     stream, linked = ops["stream"].to_numpy(), (ops["launch"] >= 0).to_numpy()
-    lasting = (ops["end_ns"] - ops["start_ns"]).to_numpy()
+    lasting = (ops["end"] - ops["start"]).to_numpy()
     # The first operations of a stream may have been launched before the recording began; a later one is lost.
     lost = ~linked & (np.maximum.accumulate(np.where(linked, stream, -1)) == stream)
     recorded_ns = int((events["end_ns"] - events["start_ns"]).sum())
     if lasting[lost].sum() > _UNLINKED * recorded_ns or not linked.any():
         raise Unplayable("the calls that launched the GPU's work were not recorded")
-    overlap = ops["end_ns"].to_numpy()[:-1] - ops["start_ns"].to_numpy()[1:]
+    overlap = ops["end"].to_numpy()[:-1] - ops["start"].to_numpy()[1:]
     overlap = np.where(first[1:], 0, overlap).clip(0)
     if overlap.sum() > _OVERLAP * lasting.sum():
         raise Unplayable("operations of one stream overlap: what ran after what is not known")

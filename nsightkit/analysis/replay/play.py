@@ -241,9 +241,16 @@ def _ranks(setting: _Setting, pairs: _Pairs) -> Int:
     # Cuts stand first: of two at one time, the cut; what leaves a collective stands behind the arrivals.
     order = np.argsort(np.concatenate([cuts.end, key, gathered.to_numpy(np.int64)]), kind="stable")
     rank = np.argsort(order)
+    if setting.change.aside is None:
+        return rank
+    return _behind(rank, pairs)
+
+
+def _behind(rank: Int, pairs: _Pairs) -> Int:
+    """Turns in which each moment comes behind those that it waits for; a circle stays as it is."""
     known = pairs.awaited >= 0
     moment, awaited = rank[pairs.moment[known]], rank[pairs.awaited[known]]
-    if setting.change.aside is None or (moment > awaited).all():
+    if (moment > awaited).all():
         return rank
     sorter: graphlib.TopologicalSorter[int] = graphlib.TopologicalSorter()
     for turn, before in zip(moment.tolist(), awaited.tolist(), strict=True):
@@ -252,8 +259,8 @@ def _ranks(setting: _Setting, pairs: _Pairs) -> Int:
         turns = np.fromiter(sorter.static_order(), np.int64)
     except graphlib.CycleError:
         return rank
-    others = np.setdiff1d(np.arange(len(order)), turns)
-    return np.argsort(order[np.append(turns, others)])
+    turns = np.append(turns, np.setdiff1d(np.arange(len(rank)), turns))
+    return np.argsort(turns)[rank]
 
 
 def _walk(setting: _Setting, pairs: _Pairs) -> Int:
@@ -331,17 +338,22 @@ def _played(setting: _Setting, lines: _Lines, delay: Int, end_of: Int) -> Played
     first_ns, begin_ns = int(steps["start_ns"].iloc[0]), int(steps["begin_ns"].iloc[0])
     moments = np.append(first_ns, steps["cpu_end_ns"])
     reached = setting.reached(np.full(len(moments), program.main), moments, delay)
-    begin, cpu_ends = int(reached[0]), reached[1:]
-    ends = cpu_ends.copy()
-    np.maximum.at(ends, layout.step_ended, end_of[layout.ends_step])
-    # What was launched beside ends the step that it is launched in now.
-    operations, beside = schedule.operations, layout.beside_operation
-    called = setting.reached(operations.by[beside], operations.begun[beside], delay)
-    at = np.searchsorted(np.maximum.accumulate(cpu_ends), called, side="right")
-    within = at < len(ends)
-    np.maximum.at(ends, at[within], end_of[layout.beside[within]])
-    ends = np.maximum.accumulate(ends)
+    begin, ends = int(reached[0]), _ends_of_steps(setting, reached[1:], delay, end_of)
     if begin_ns > first_ns:  # behind a step that is not played
         begin = max(begin, begin_ns)
         ends = np.maximum(ends, begin)
     return Played(int(ends[-1] - begin), ends - begin)
+
+
+def _ends_of_steps(setting: _Setting, cpu_ends: Int, delay: Int, end_of: Int) -> Int:
+    """When each step and all before it are over, on the CPU and on the devices."""
+    layout, operations = setting.layout, setting.schedule.operations
+    ends = cpu_ends.copy()
+    np.maximum.at(ends, layout.step_ended, end_of[layout.ends_step])
+    # What was launched beside ends the step that it is launched in now.
+    beside = layout.beside_operation
+    called = setting.reached(operations.by[beside], operations.begun[beside], delay)
+    at = np.searchsorted(np.maximum.accumulate(cpu_ends), called, side="right")
+    within = at < len(ends)
+    np.maximum.at(ends, at[within], end_of[layout.beside[within]])
+    return np.asarray(np.maximum.accumulate(ends))

@@ -15,7 +15,7 @@ from nsightkit.analysis.replay import streams
 from nsightkit.analysis.replay.cuts import Cuts
 from nsightkit.analysis.replay.latencies import SLOW_CALL, Latencies
 from nsightkit.analysis.replay.layout import Layout, lay_out
-from nsightkit.analysis.replay.model import Change, Int, Played, Union
+from nsightkit.analysis.replay.model import NEVER, Change, Int, Played, Union
 from nsightkit.analysis.replay.operations import Operations, Program
 from nsightkit.analysis.replay.play import play
 from nsightkit.analysis.replay.streams import Gathered, StreamWaits
@@ -136,9 +136,23 @@ class Schedule:
         -------
         Played
         """
-        if change.aside is None or not change.aside.any():
-            return play(self, self.layout, dataclasses.replace(change, aside=None))
-        return play(self, lay_out(self, change.aside), change)
+        aside = change.aside is not None and bool(change.aside.any())
+        if not aside:
+            change = dataclasses.replace(change, aside=None)
+            if self._is_idle(change) and "unchanged" in vars(self):
+                return self.unchanged
+        return play(self, lay_out(self, change.aside) if aside else self.layout, change)
+
+    def _is_idle(self, change: Change) -> bool:
+        """Whether a change finds nothing to take away."""
+        cuts = self.cuts
+        return (
+            change.durations_ns is None
+            and not any(len(start) for start, _ in change.away.values())
+            and (change.waits or not cuts.blocks.any())
+            and (change.arrivals or not (cuts.arrival > NEVER).any())
+            and (change.hand_overs or not len(cuts.asking))
+        )
 
     def dispatch(self, launch_ns: int, late: Int) -> dict[int, Union]:
         """What dispatch between consecutive launches takes beyond a given time.

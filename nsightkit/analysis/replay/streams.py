@@ -11,7 +11,7 @@ import pandas as pd
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.replay.latencies import Latencies
-from nsightkit.analysis.replay.model import HELD_NS, NEVER, Int, Unplayable, kinds_of, place
+from nsightkit.analysis.replay.model import HELD_NS, NEVER, Bool, Int, Unplayable, kinds_of, place
 from nsightkit.analysis.replay.operations import Operations, Program
 
 __all__ = ["Gathered", "StreamWaits", "collectives", "read"]
@@ -79,12 +79,12 @@ def read(program: Program, latencies: Latencies) -> StreamWaits:
     Unplayable
     """
     operations = program.operations
-    start, end, first = operations.start, operations.end, operations.first
+    start, end = operations.start, operations.end
     explained = np.maximum(operations.before + latencies.gap, latencies.ready)
     told, told_of = _recorded(program)
     until = explained.copy()
     np.maximum.at(until, told, end[told_of])
-    late = (start > until + _LATE_NS) & (operations.linked | ~first)
+    late = (start > until + _LATE_NS) & (operations.linked | ~operations.first)
     waits, on = _just_ended(operations, np.flatnonzero(late), explained)
     if len(np.unique(waits)) > _GUESSED * len(start):
         raise Unplayable("its operations seem to wait for other streams again and again, and nothing in it says so")
@@ -93,17 +93,24 @@ def read(program: Program, latencies: Latencies) -> StreamWaits:
     after = start[waiting] - end[awaited]
     binding = after[(after <= _AFTER_NS) & (start[waiting] > explained[waiting] + _LATE_NS)]
     after_ns = int(np.median(binding)) if len(binding) else _USUAL_NS
-    # What stays unexplained is work that the recording does not contain; it takes its time in any replay.
     np.maximum.at(explained, waiting, end[awaited] + after_ns)
-    late_ns = np.where(first & ~operations.linked, 0, start - explained)
+    held_ns, free_ns = _held(operations, explained)
+    return StreamWaits(waiting, awaited, after_ns, held_ns, np.maximum(latencies.ready, free_ns), len(waits))
+
+
+def _held(operations: Operations, explained: Int) -> tuple[Int, Int]:
+    """Time for which operations lay in their streams for nothing recorded, and from when on each stream is free.
+
+    What held them is work that the recording does not contain; it takes its time in any replay.
+    """
+    first = operations.first
+    late_ns = np.where(first & ~operations.linked, 0, operations.start - explained)
     held = late_ns > HELD_NS
     # A stream that was busy before the recording began is free when its first operation starts.
     busy = np.flatnonzero(held & first)
     free = np.full(len(operations.released_ns), NEVER)
-    free[operations.stream[busy]] = start[busy]
-    ready = np.maximum(latencies.ready, free[operations.stream])
-    held_ns = np.where(held & ~first, late_ns, 0)
-    return StreamWaits(waiting, awaited, after_ns, held_ns, ready, len(waits))
+    free[operations.stream[busy]] = operations.start[busy]
+    return np.where(held & ~first, late_ns, 0), free[operations.stream]
 
 
 def _just_ended(operations: Operations, late: Int, explained: Int) -> tuple[Int, Int]:
@@ -111,26 +118,33 @@ def _just_ended(operations: Operations, late: Int, explained: Int) -> tuple[Int,
     waits, on = [late[:0]], [late[:0]]
     if operations.stream[0] == operations.stream[-1]:
         return waits[0], on[0]
-    start, end, by, linked = operations.start, operations.end, operations.by, operations.linked
-    for same_device, same_thread in ((True, True), (True, False), (False, False)):
+    start, end = operations.start, operations.end
+    for nearness in range(3):
         left = late
         at = np.searchsorted(end[operations.by_end], start[left] + 500, side="right") - 1
         for _ in range(_LOOKED_AT):
             other = operations.by_end[at]
             near = (at >= 0) & (start[left] - end[other] <= _AFTER_NS) & (end[other] > explained[left] - _LATE_NS)
-            fits = near & (operations.stream[other] != operations.stream[left])
-            fits &= operations.process[other] == operations.process[left]
-            # What is launched later is not waited for.
-            fits &= (operations.begun[other] <= operations.begun[left]) | ~linked[left]
-            if same_device:
-                fits &= operations.device[other] == operations.device[left]
-            if same_thread:
-                fits &= linked[left] & (by[other] == by[left])
+            fits = near & _may_wait(operations, left, other, nearness)
             waits.append(left[fits])
             on.append(other[fits])
             left, at = left[~fits & near], at[~fits & near] - 1
         late = np.setdiff1d(late, np.concatenate(waits))
     return np.concatenate(waits), np.concatenate(on)
+
+
+def _may_wait(operations: Operations, left: Int, other: Int, nearness: int) -> Bool:
+    """Whether operations may wait for others: on their device (up to 1) and thread (0 only), if need be on neither."""
+    linked = operations.linked[left]
+    fits = operations.stream[other] != operations.stream[left]
+    fits &= operations.process[other] == operations.process[left]
+    # What is launched later is not waited for.
+    fits &= (operations.begun[other] <= operations.begun[left]) | ~linked
+    if nearness < 2:
+        fits &= operations.device[other] == operations.device[left]
+    if nearness < 1:
+        fits &= linked & (operations.by[other] == operations.by[left])
+    return np.asarray(fits)
 
 
 def _recorded(program: Program) -> tuple[Int, Int]:
@@ -148,21 +162,24 @@ def _recorded(program: Program) -> tuple[Int, Int]:
         told = matching(calls.names, _RECORD_EVENT)
     selected = program.trace.mask("calls")
     rows = np.flatnonzero(told if selected is None else told & selected)
+    at, other = _launches_around(operations, calls.thread[rows], calls.start[rows])
+    fits = operations.end[other] <= operations.start[at] + 500
+    fits &= operations.process[at] == operations.process[other]
+    return at[fits], other[fits]
+
+
+def _launches_around(operations: Operations, asks: Int, time: Int) -> tuple[Int, Int]:
+    """What threads launched next after some times, and last before that on another stream; where there are both."""
     order = operations.by_launch
     thread, stream = operations.by[order], operations.stream[order]
-    # Of each launch, the last one before it on another stream.
     changed = (stream[1:] != stream[:-1]) | (thread[1:] != thread[:-1])
     last = np.maximum.accumulate(np.append(-1, np.where(changed, np.arange(len(changed)), -1)))
-    asks = calls.thread[rows]
-    at = place(thread, operations.begun[order], asks, calls.start[rows])
+    at = place(thread, operations.begun[order], asks, time)
     known = (at < len(order)) & np.isin(asks, thread)
     at, asks = at[known], asks[known]
     other = last[at]
     known = (thread[at] == asks) & (other >= 0) & (thread[other] == asks)
-    at, other = order[at[known]], order[other[known]]
-    fits = operations.end[other] <= operations.start[at] + 500
-    fits &= operations.process[at] == operations.process[other]
-    return at[fits], other[fits]
+    return order[at[known]], order[other[known]]
 
 
 def collectives(program: Program) -> Gathered:

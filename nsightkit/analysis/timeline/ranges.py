@@ -261,7 +261,7 @@ def _own(whole: Trace) -> npt.NDArray[np.bool_]:
 
 
 def _pool(whole: Trace, outermost: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Threads of a pool: they launch nothing, and share the names of all their outermost ranges with others like them."""
+    """Threads of a pool: they launch nothing, and other such threads have outermost ranges of the same names."""
     calls = whole.table("calls", ["thread", "name"])
     launching = calls["thread"][matching(calls["name"], LAUNCHES)].unique()
     idle = outermost[~outermost["thread"].isin(launching)]

@@ -121,7 +121,7 @@ class Rows:
     def __init__(self, refused: str | None, gains: dict[str, float]) -> None:
         self.refused, self.gains, self.error = refused, gains, 0.0
         self.each_ns = np.full(5, 1000)
-        self.schedule = SimpleNamespace(unchanged=self)
+        self.playable = SimpleNamespace(unchanged=self)
 
     def played(self, change: str) -> Any:
         return SimpleNamespace(each_ns=self.each_ns * (1 - self.gains[change]))

@@ -117,31 +117,44 @@ def decide(
     return {"cause": cause, "source": source, "source_row": row}
 
 
-def _groups(threads: Threads, gaps: Mapping[str, Int], before: Int | None, asked: int) -> Iterator[tuple[Int, _Group]]:
-    """Gaps, by position, by the thread that ended them and the one that fed the device before."""
+class _Launches(NamedTuple):
+    """When the launches that end gaps began and returned, within the gap, and their threads and processes."""
+
+    begun: Int
+    returned: Int
+    thread: Int
+    process: Int
+
+
+def _launches(threads: Threads, gaps: Mapping[str, Int], asked: int) -> _Launches:
+    """The launches that end gaps; `asked` is the thread of those that are not known."""
     dry, end, launch = gaps["start_ns"], gaps["end_ns"], gaps["launch"]
+    known = np.flatnonzero(launch >= 0)
     calls = threads.trace.table("calls", ["start_ns", "end_ns", "thread"])
-    call_start, call_end, call_thread = (calls[column].to_numpy() for column in calls)
-    known = launch >= 0
-    begun, returned, thread = end.copy(), end.copy(), np.full(len(launch), asked, np.int64)
-    begun[known] = call_start[launch[known]]
-    returned[known] = call_end[launch[known]]
-    thread[known] = call_thread[launch[known]]
+    columns = [end.copy(), end.copy(), np.full(len(launch), asked, np.int64)]
+    for column, name in zip(columns, calls, strict=True):
+        column[known] = calls[name].to_numpy()[launch[known]]
+    begun, returned, thread = columns
     process = thread >> 24
     for number, name in enumerate(GPU_TABLES):
         unknown = np.flatnonzero((thread == -1) & (gaps["table"] == number))
         process[unknown] = threads.trace.table(name, ["process"])["process"].to_numpy()[gaps["row"][unknown]]
+    return _Launches(np.clip(begun, dry, end), np.clip(returned, dry, end), thread, process)
+
+
+def _groups(threads: Threads, gaps: Mapping[str, Int], before: Int | None, asked: int) -> Iterator[tuple[Int, _Group]]:
+    """Gaps, by position, by the thread that ended them and the one that fed the device before."""
+    launches, launch = _launches(threads, gaps, asked), gaps["launch"]
     other = np.full(len(launch), -1, np.int64)
     if before is not None:
-        fed_by = call_thread[before]
-        changed = known & (before >= 0) & (fed_by != thread) & (fed_by >> 24 == process)
+        fed_by = threads.trace.table("calls", ["thread"])["thread"].to_numpy()[before]
+        changed = (launch >= 0) & (before >= 0) & (fed_by != launches.thread) & (fed_by >> 24 == launches.process)
         other[changed] = fed_by[changed]
-    begun, returned = np.clip(begun, dry, end), np.clip(returned, dry, end)
-    keys = pd.DataFrame({"process": process, "thread": thread, "other": other})
+    keys = pd.DataFrame({"process": launches.process, "thread": launches.thread, "other": other})
     indices: dict[Any, Any] = keys.groupby(list(keys)).indices
     for key, at in indices.items():
-        columns = (column[at] for column in (dry, end, launch, begun, returned))
-        yield np.asarray(at), _Group(*map(int, key), *columns)
+        columns = (gaps["start_ns"], gaps["end_ns"], launch, launches.begun, launches.returned)
+        yield np.asarray(at), _Group(*map(int, key), *(column[at] for column in columns))
 
 
 def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
@@ -197,27 +210,34 @@ def _evidence(threads: Threads, group: _Group, label: Int, parts: list[_Part]) -
     dispatch = label == _DISPATCH
     kind[dispatch], row[dispatch] = _CALL, group.launch[dispatch]
     named = np.flatnonzero(~dispatch)
-    pieces = []
-    for part in parts:
-        paint = threads.paint(part.thread, group.process)
-        window, piece, overlap_ns = paint.overlaps(part.start[named], part.end[named], label[named])
-        columns = {"gap": named[window], "kind": paint.kind[piece], "row": paint.row[piece], "overlap_ns": overlap_ns}
-        pieces.append(pd.DataFrame(columns))
-    found = pd.concat(pieces, ignore_index=True)
-    if found.empty:
+    pieces = pd.concat([_pieces(threads, group.process, part, named, label) for part in parts], ignore_index=True)
+    if pieces.empty:
         return kind, row
-    name = np.zeros(len(found), np.int64)
-    for number in found["kind"].unique().tolist():
-        if number:
-            of_kind = np.flatnonzero(found["kind"] == number)
-            table = TABLE_OF[EVIDENCE[number]]
-            column = threads.trace.table(table, ["kind" if table == "memops" else "name"]).iloc[:, 0]
-            name[of_kind] = column.cat.codes.to_numpy()[found["row"].to_numpy()[of_kind]]
-    of_name = found["overlap_ns"].groupby([found["gap"], found["kind"], name]).transform("sum").to_numpy()
-    order = np.lexsort((-found["overlap_ns"], -of_name, found["gap"]))
-    best = found.iloc[order].drop_duplicates("gap")
+    names = _codes(threads, pieces["kind"].to_numpy(), pieces["row"].to_numpy())
+    of_name = pieces["overlap_ns"].groupby([pieces["gap"], pieces["kind"], names]).transform("sum").to_numpy()
+    order = np.lexsort((-pieces["overlap_ns"], -of_name, pieces["gap"]))
+    best = pieces.iloc[order].drop_duplicates("gap")
     kind[best["gap"]], row[best["gap"]] = best["kind"], best["row"]
     return kind, row
+
+
+def _pieces(threads: Threads, process: int, part: _Part, named: Int, label: Int) -> pd.DataFrame:
+    """The painted pieces of some gaps that have the gap's label."""
+    paint = threads.paint(part.thread, process)
+    window, piece, overlap_ns = paint.overlaps(part.start[named], part.end[named], label[named])
+    columns = {"gap": named[window], "kind": paint.kind[piece], "row": paint.row[piece], "overlap_ns": overlap_ns}
+    return pd.DataFrame(columns)
+
+
+def _codes(threads: Threads, kind: Int, row: Int) -> Int:
+    """A number for the name of each event, within its kind."""
+    codes = np.zeros(len(kind), np.int64)
+    for number, table in enumerate(TABLE_OF.values(), 1):
+        at = np.flatnonzero(kind == number)
+        if len(at):
+            names = threads.trace.table(table, ["kind" if table == "memops" else "name"]).iloc[:, 0]
+            codes[at] = names.cat.codes.to_numpy()[row[at]]
+    return codes
 
 
 def _synchronization(threads: Threads, group: _Group, over: Int) -> Int:

@@ -40,6 +40,13 @@ _KEPT = 20_000
 _NEVER = np.iinfo(np.int64).max
 
 
+@kept
+def _matches(trace: Trace, table: str, expression: Expression) -> Bool:
+    """Per name of a table: whether it matches; one more for no name."""
+    names = trace.table(table, ["name"])["name"].cat.categories.astype(str).tolist()
+    return np.array([*(expression.search(name) is not None for name in names), False])
+
+
 class Threads:
     """The recorded activity of each thread, split by what it means; each part is built when it is asked for.
 
@@ -102,7 +109,8 @@ class Threads:
     @kept
     def _flag(self, table: str, expression: Expression) -> Bool:
         """Per row of a table: whether its name matches."""
-        return matching(self.trace.table(table, ["name"])["name"], expression)
+        codes = self.trace.table(table, ["name"])["name"].cat.codes.to_numpy()
+        return _matches(self.trace, table, expression)[codes]
 
     def _matching(self, table: str, track: Track, expression: Expression) -> Track:
         if not len(track):
