@@ -18,7 +18,7 @@ __all__ = ["LOADER_RANGE", "OPERATOR_RANGE", "Expression", "Pattern", "compiled"
 #: Ranges that a framework emits for its operators (`emit_nvtx`, `nsys --pytorch=autograd-nvtx`), no annotations.
 OPERATOR_RANGE = re.compile(r"^(aten|autograd|torch|c10d?|prims|quantized|_C)::|, (seq|op_id) = \d")
 
-#: Ranges of libraries that load data on threads of their own.
+#: Ranges of libraries that load data on separate threads.
 LOADER_RANGE = re.compile(r"(?i)^\[?dali\b")
 
 _LONGEST = 1000

@@ -18,7 +18,7 @@ __all__ = ["Cuts", "read"]
 _OF_DEVICE = re.compile(r"(Device|Ctx|Context|Thread)Synchronize")
 _OF_EVENT = re.compile(r"EventSynchronize")
 _ONLY_WAITS = re.compile(r"Synchronize")
-#: Latencies where a trace has no example of its own, ns: typical of CUDA devices.
+#: Latencies for traces without an example, ns: typical of CUDA devices.
 _RETURN_NS, _CALL_NS = 6_000, 4_000
 #: A call that does not wait costs at most this much.
 _QUICK_NS = 20_000
@@ -39,7 +39,7 @@ class Cuts:
     ----------
     thread, start, end : ndarray of int64
     cost, tail : ndarray of int64
-        What a cut takes of its own, and after what it waits for.
+        What a cut takes before it waits, and after.
     copy : ndarray of int64
         The copy that it returns with, -1 for none.
     arrival : ndarray of int64
@@ -73,7 +73,7 @@ class Cuts:
     inferred: int
 
     def slot(self, thread: Int, time: Int) -> Int:
-        """The slot that threads are in at some times, -1 where there is no such thread."""
+        """The slot that threads are in at some times, -1 for unknown threads."""
         return place(self.thread, self.end, thread, time, side="right") - 1
 
 
@@ -175,7 +175,7 @@ def _costs(program: Program, latencies: Latencies, awaited: Int, own: Int) -> tu
     cost = np.where(waited, np.minimum(quick_ns, cost), cost)
     # The CPU's part of a copy from pageable memory lies before it: staging.
     cost = np.where(copies & program.staged[own], latencies.ready[own] - start, cost)
-    # After its copy a call may still have work of its own to do: to empty the staging buffer.
+    # After its copy a call may still have to empty the staging buffer.
     tail = np.where(copies, np.maximum(returned, 0), return_ns)
     columns = {"thread": calls.thread[rows], "start": start, "end": end, "cost": cost, "tail": tail, "copy": own}
     return pd.DataFrame(columns).assign(blocks=True), int(inferred.sum())
@@ -199,7 +199,7 @@ def _latest(last: Int, fits: Bool, time: Int) -> Int:
 
 
 def _awaited(program: Program, last: Int, of_event: Bool) -> Int:
-    """What calls waited for: what drained before they returned, rather of their own thread; -1 for nothing."""
+    """The operation that each call waited for: the last to drain, first of its thread's; -1 for none."""
     operations, calls, rows = program.operations, program.calls, program.blocking
     start, end, thread = calls.start[rows], calls.end[rows], calls.thread[rows]
     ended = operations.end[last]

@@ -11,7 +11,7 @@ from nsightkit.analysis.replay.operations import Program
 
 __all__ = ["SLOW_CALL", "Latencies", "read"]
 
-#: Latencies where a trace has no example of its own, ns: typical of CUDA devices.
+#: Latencies for traces without an example, ns: typical of CUDA devices.
 _START_NS, _NEXT_NS, _CALL_NS = 3_000, 1_000, 4_000
 #: A launch into a full queue: so many operations wait already, and the call takes so many times its median.
 _DEEP, SLOW_CALL, _SLOW_NS = 500, 10, 20_000
@@ -75,7 +75,7 @@ def read(program: Program) -> Latencies:
 
 
 def _settled(program: Program, ready: Int, meanwhile: Bool, slow: Bool, call_ns: int) -> Int:
-    """When operations could start, where their kind's latency does not say it."""
+    """When operations could start, where the latency of their kind does not apply."""
     operations, ready = program.operations, ready.copy()
     linked, start, begun, done = operations.linked, operations.start, operations.begun, operations.done
     # Of an operation behind a call that takes its time, the call's end says more.
@@ -104,7 +104,7 @@ def _by_kind(program: Program, meanwhile: Bool) -> tuple[Int, Int]:
         of_kind = kinds == kind
         samples = _some(of_kind & idle)
         if len(samples):
-            # A call that returns after its copy says nothing by its end, one that stages it nothing by its start.
+            # Ignore the end of a call that returns after its copy, and the start of a call that stages it.
             edges = [done, begun]
             if kind & 1:
                 edges = [begun]
@@ -121,7 +121,7 @@ def _by_kind(program: Program, meanwhile: Bool) -> tuple[Int, Int]:
 
 
 def _steadiest(edges: list[Int], start: Int, samples: Int) -> tuple[Int, int]:
-    """Of a launch call's start and end, the one that its operation follows more evenly, and by how much."""
+    """The edge of the launch calls that operations follow with the steadiest delay, and the median delay."""
     best = None
     for edge in edges:
         late = start[samples] - edge[samples]
@@ -134,7 +134,7 @@ def _steadiest(edges: list[Int], start: Int, samples: Int) -> tuple[Int, int]:
 
 
 def _into_full_queues(program: Program, slow: Int) -> Int:
-    """Of slow launches, those that found hundreds of operations in the queue, by time."""
+    """Slow launches that found hundreds of operations in the queue, by time."""
     operations = program.operations
     if len(slow):
         launches, ends = np.sort(operations.begun[operations.linked]), np.sort(operations.end)

@@ -1,4 +1,4 @@
-"""The segments of a schedule: between two moments that anybody waits for, a stream's operations reduce to one line."""
+"""The segments of a schedule: between two moments that are waited for, a stream's operations reduce to one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Layout", "lay_out"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """Segments of the streams: runs of operations launched in one slot that wait for nothing else.
+    """Segments of the streams: runs of operations launched in one slot, with no wait in between.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def lay_out(schedule: Schedule, aside: Bool | None = None) -> Layout:
     ----------
     schedule : Schedule
     aside : ndarray of bool, optional
-        Operations that run on a stream of their own, one per device.
+        Operations moved to a new stream, one per device.
 
     Returns
     -------
@@ -133,7 +133,7 @@ def _segments(schedule: Schedule, places: _Places, cut_of_target: Int) -> Layout
         head=head,
         tail=np.append(head[1:], len(stream)) - 1,
         stream=stream[head],
-        # Operations without a recorded launch belong to whatever segment they are in: only their order counts.
+        # Operations without a recorded launch stay in the segment around them: only their order counts.
         slot=slots[head],
         opens=first[head],
         waiting=segment[places.waiting],

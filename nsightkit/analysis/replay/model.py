@@ -1,4 +1,4 @@
-"""The terms of a replay: what it is asked, what it answers, and the few helpers that its stages share."""
+"""The terms of a replay: the change, the answer, and the few helpers that its stages share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Union = tuple[Int, Int]
 NEVER = np.int64(np.iinfo(np.int64).min // 4)
 #: Of more launches into a full queue than this, only some are walked; the others follow them.
 MOST_CUTS = 20_000
-#: An operation that waited in its stream for longer than this, for nothing recorded, was held up by other work.
+#: An operation that waited longer than this in its stream, with no recorded reason, waited for unrecorded work.
 HELD_NS = 20_000
 
 
@@ -61,7 +61,7 @@ class Change:
     Parameters
     ----------
     away : dict of int to (ndarray, ndarray)
-        Per thread: disjoint, sorted intervals of its own time that fall away, ns on the trace's clock.
+        Per thread: disjoint, sorted intervals that fall away, ns on the trace's clock.
     waits : bool
         Whether blocking calls wait.
     arrivals : bool
@@ -71,7 +71,7 @@ class Change:
     durations_ns : ndarray of int64, optional
         Durations of the operations, in the order of ``Schedule.operations``.
     aside : ndarray of bool, optional
-        Operations that run on a stream of their own, for which nothing waits before the step ends.
+        Operations that run on a separate stream, for which nothing waits before the step ends.
     """
 
     away: dict[int, Union] = dataclasses.field(default_factory=dict)

@@ -43,7 +43,7 @@ class Operations:
     Parameters
     ----------
     start, end, device, stream, process, table, row : ndarray
-        When and where each ran; streams are numbered over all devices, `row` is that of the whole trace.
+        When and where each ran; streams are numbered over all devices, `row` counts in the whole trace.
     launch, begun, done, by : ndarray
         Row, start, end and thread of the launching calls; -1, `NEVER`, `NEVER` and -1 where none was recorded.
     before : ndarray of int64
@@ -128,7 +128,7 @@ class Program:
     staged : ndarray of bool
         Copies from pageable memory to a device.
     threads : ndarray of int64
-        Those that launch, and that of the steps.
+        The launching threads, and the steps' thread.
     blocking : ndarray of int64
         Rows of the calls that wait for the GPU, by start.
     steps : DataFrame
@@ -169,7 +169,7 @@ class Program:
 
     @functools.cached_property
     def by_others(self) -> Bool:
-        """Operations that other threads than that of the steps launched, in the steps' process."""
+        """Operations of the steps' process that another thread than the steps' launched."""
         operations = self.operations
         return operations.linked & (operations.process == self.process) & (operations.by != self.main)
 
@@ -180,7 +180,7 @@ def read(trace: Trace) -> Program:
     Parameters
     ----------
     trace : Trace
-        Selected or whole; what is selected is played.
+        Selected or whole; the selection is replayed.
 
     Returns
     -------
@@ -262,7 +262,7 @@ def _operations(trace: Trace, calls: Calls) -> Operations:
 def _every(whole: Trace) -> pd.DataFrame:
     """All events of the devices, with their launches and numbered streams."""
     every = intervals.gpu_intervals(whole, "process", "stream", "correlation")
-    # Pages of managed memory move when somebody touches them: they are in no stream, and kernels last for them.
+    # Pages of managed memory move when they are touched: they are in no stream, and kernels wait for them.
     moves = matching(whole.table("memops", ["kind"])["kind"], UNIFIED)
     if moves.any():
         pages = (every["table"] == GPU_TABLES.index("memops")).to_numpy(copy=True)
@@ -313,7 +313,7 @@ def _check_streams(events: pd.DataFrame, ops: pd.DataFrame, first: Bool) -> None
     overlap = ops["end"].to_numpy()[:-1] - ops["start"].to_numpy()[1:]
     overlap = np.where(first[1:], 0, overlap).clip(0)
     if overlap.sum() > _OVERLAP * lasting.sum():
-        raise Unplayable("operations of one stream overlap: what ran after what is not known")
+        raise Unplayable("operations of one stream overlap: their order is unknown")
 
 
 def _copies(whole: Trace, operations: Operations, blocks: Bool) -> tuple[Bool, Bool]:

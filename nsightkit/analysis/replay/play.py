@@ -1,4 +1,4 @@
-"""One replay of a schedule, with a change: each moment is the latest of those that it waits for.
+"""One replay of a schedule, with a change: each moment is the latest of the moments it waits for.
 
 Moments are *cuts* of a thread (its delay from then on), ends of *segments* of a stream, and departures from
 collectives. Each waits for others, and comes so much later than they do: all such pairs are listed first, and then gone
@@ -146,7 +146,7 @@ def _lines(setting: _Setting) -> _Lines:
 
 
 def _durations(setting: _Setting, places: Int) -> tuple[Int, Int, Int]:
-    """How long operations last, also with what holds them up, and the sum of that and the gaps up to each."""
+    """How long operations last, also with the time they are held, and the sum of that and the gaps up to each."""
     schedule, durations = setting.schedule, setting.change.durations_ns
     lasting, gap = schedule.lasting[places], schedule.latencies.gap[places]
     if durations is not None:
@@ -186,7 +186,7 @@ def _waits_of_threads(setting: _Setting) -> Iterator[tuple[Int, Int, Int]]:
     cut = np.flatnonzero(cuts.thread[1:] == cuts.thread[:-1]) + 1
     yield cut, cut - 1, (begins + cost - returns)[cut]
     if change.arrivals:
-        # A batch arrives when it does, whatever the delay: the first moment has none.
+        # A batch arrives regardless of the thread's delay: the first moment has none.
         cut = np.flatnonzero(cuts.arrival > NEVER)
         yield cut, 0 * cut, (cuts.arrival - returns)[cut]
     if change.hand_overs:
@@ -233,12 +233,12 @@ def _returns(setting: _Setting) -> tuple[Int, Int, Int]:
 
 
 def _ranks(setting: _Setting, pairs: _Pairs) -> Int:
-    """The turn of each moment: that of the recording, unless what is moved aside lasts longer than that allows."""
+    """The turn of each moment: the recorded one, unless operations moved aside last longer than it allows."""
     layout, cuts = setting.layout, setting.schedule.cuts
     slot = np.where(layout.slot >= 0, cuts.end[np.maximum(layout.slot, 0)], NEVER)
     key = np.maximum(setting.schedule.operations.start[layout.order[layout.head]], slot)
     gathered = pd.Series(key[layout.meeting]).groupby(setting.schedule.gathered.collective).transform("max")
-    # Cuts stand first: of two at one time, the cut; what leaves a collective stands behind the arrivals.
+    # At equal times cuts come first, and departures from a collective after the arrivals.
     order = np.argsort(np.concatenate([cuts.end, key, gathered.to_numpy(np.int64)]), kind="stable")
     rank = np.argsort(order)
     if setting.change.aside is None:
@@ -247,7 +247,7 @@ def _ranks(setting: _Setting, pairs: _Pairs) -> Int:
 
 
 def _behind(rank: Int, pairs: _Pairs) -> Int:
-    """Turns in which each moment comes behind those that it waits for; a circle stays as it is."""
+    """Turns in which each moment comes after the moments it waits for; a circle stays as it is."""
     known = pairs.awaited >= 0
     moment, awaited = rank[pairs.moment[known]], rank[pairs.awaited[known]]
     if (moment > awaited).all():
@@ -339,7 +339,7 @@ def _played(setting: _Setting, lines: _Lines, delay: Int, end_of: Int) -> Played
     moments = np.append(first_ns, steps["cpu_end_ns"])
     reached = setting.reached(np.full(len(moments), program.main), moments, delay)
     begin, ends = int(reached[0]), _ends_of_steps(setting, reached[1:], delay, end_of)
-    if begin_ns > first_ns:  # behind a step that is not played
+    if begin_ns > first_ns:  # after a step that is left out
         begin = max(begin, begin_ns)
         ends = np.maximum(ends, begin)
     return Played(int(ends[-1] - begin), ends - begin)

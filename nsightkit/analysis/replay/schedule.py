@@ -32,7 +32,7 @@ def read(trace: Trace) -> Schedule:
     Parameters
     ----------
     trace : Trace
-        Selected or whole; what is selected is played.
+        Selected or whole; the selection is replayed.
 
     Returns
     -------
@@ -160,9 +160,9 @@ class Schedule:
         Parameters
         ----------
         launch_ns : int
-            What stays from the start of one launch to that of the next.
+            The time that stays between the starts of two launches.
         late : ndarray of int
-            Launches that came late for dispatch alone, whatever else lies between the one before and them.
+            Launches that came late for dispatch alone, even with other work since the launch before.
 
         Returns
         -------

@@ -19,11 +19,11 @@ __all__ = ["Gathered", "StreamWaits", "collectives", "read"]
 _WAIT_EVENT, _RECORD_EVENT = re.compile(r"StreamWaitEvent"), re.compile(r"EventRecord")
 #: An operation that began this much later than launch and stream explain was kept waiting ...
 _LATE_NS = 3_000
-#: ... by one that ended at most this long before; of those that did, so many are looked at.
+#: ... by one that ended at most this long before; so many of them are looked at.
 _AFTER_NS, _LOOKED_AT = 25_000, 12
 #: From the end of one operation to the start of one that waits for it, where the trace has no example.
 _USUAL_NS = 1_500
-#: Of all operations, those that may be inferred to wait for another stream: beyond that, their streams are in doubt.
+#: Share of operations with inferred waits above which the streams are in doubt.
 _GUESSED = 1 / 3
 
 
@@ -38,7 +38,7 @@ class StreamWaits:
     after_ns : int
         From the end of the one to the start of the other.
     held_ns : ndarray of int64
-        Time for which each operation lay in its stream for nothing recorded.
+        Time that each operation lay in its stream with no recorded reason.
     ready : ndarray of int64
         When each could start for its launch's sake: not before a stream that was busy at the beginning is free.
     inferred : int
@@ -87,7 +87,9 @@ def read(program: Program, latencies: Latencies) -> StreamWaits:
     late = (start > until + _LATE_NS) & (operations.linked | ~operations.first)
     waits, on = _just_ended(operations, np.flatnonzero(late), explained)
     if len(np.unique(waits)) > _GUESSED * len(start):
-        raise Unplayable("its operations seem to wait for other streams again and again, and nothing in it says so")
+        raise Unplayable(
+            "too many of its operations seem to wait for other streams, and it records none of these waits"
+        )
     waiting, awaited = np.unique([np.append(waits, told), np.append(on, told_of)], axis=1)
     # Waits that held an operation up; the others were over long before.
     after = start[waiting] - end[awaited]
@@ -99,7 +101,7 @@ def read(program: Program, latencies: Latencies) -> StreamWaits:
 
 
 def _held(operations: Operations, explained: Int) -> tuple[Int, Int]:
-    """Time for which operations lay in their streams for nothing recorded, and from when on each stream is free.
+    """Time that operations lay in their streams with no recorded reason, and from when on each stream is free.
 
     What held them is work that the recording does not contain; it takes its time in any replay.
     """
@@ -151,7 +153,7 @@ def _recorded(program: Program) -> tuple[Int, Int]:
     """What the program told streams to wait for, where that fits what happened.
 
     A call that makes a stream wait does not say for what: for the last work that the thread launched on another stream
-    before it. The stream is that of the thread's next launch.
+    before it. The thread's next launch shows the stream.
     """
     operations, calls = program.operations, program.calls
     if operations.stream[0] == operations.stream[-1]:

@@ -1,4 +1,4 @@
-"""Threads that wait for each other, and for data that somebody else prepares."""
+"""Threads that wait for each other, and for data that other threads or processes prepare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["named_times", "waits_for_data", "waits_for_threads"]
 
 #: A thread that waits for another is silent for this many times the usual time between two of its calls.
 _PAUSE = 3
-#: Threads that are at work in turns, this often, hand over to each other.
+#: Threads that alternate this often hand over to each other.
 _TURNS = 3
 #: Threads may have woken another about as often if their counts differ by less than this factor.
 _ABOUT = 0.8
@@ -94,7 +94,7 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
 
 
 def _calls_that_count(program: Program) -> dict[int, Track]:
-    """Launches and blocking calls of each thread that has any, by start; that of the steps also ends its last step."""
+    """Launches and blocking calls of each thread that has any, by start; the steps' thread also ends its last step."""
     calls, operations = program.calls, program.operations
     counts = np.zeros(len(calls.start), bool)
     counts[operations.launch[operations.linked]] = counts[program.blocking] = True
@@ -117,7 +117,7 @@ def _calls_that_count(program: Program) -> dict[int, Track]:
 def _silences(
     facts: Threads, thread: int, calls: dict[int, Track], others: dict[int, Track], pause: float
 ) -> _Silences:
-    """Times longer than a pause in which a thread did nothing of its own."""
+    """Times longer than a pause without an event of the thread."""
     # Named work is not a silence; a range in which another thread is at work may be.
     begun, done = facts.own_work(thread)
     handed = _any([_fills(track, begun, done, pause) for track in others.values()])
@@ -151,13 +151,13 @@ def _woken_by(
     start, end = silences.start, silences.end
     fills = {t: _fills(track, start, end, pause) | _alternates(track, start, end) for t, track in others.items()}
     acts = {t: _acted(facts, t, start, end) for t in others}
-    # It pauses for about as long where nobody wakes it: such pauses are its own.
+    # It also pauses for about as long without being woken: such pauses are ordinary.
     woken = _any([*acts.values(), *fills.values()])
     alone = np.sort((end - start)[(start > NEVER) & ~woken])
     own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
     # A thread that is silent while another waits for data, until that has it, waits for the same.
     hits = {t: (fills[t] | acts[t]) & (~own | _end_with(waits[t], start, end)) for t in others}
-    # Where several may have, the one that may have the most often; of about as many, that of the steps.
+    # Of several candidates the most frequent; of about equally frequent ones the steps' thread.
     often = {t: int(hits[t].sum() + fills[t].sum()) for t in others}
     most = _ABOUT * max(often.values())
     by = np.full(len(end), -1, np.int64)
@@ -171,9 +171,9 @@ def _any(masks: list[Bool]) -> Bool:
 
 
 def _fills(calls: Track, start: Int, end: Int, pause: float) -> Bool:
-    """Whether all calls between two pauses lie in each window, and take up half of it.
+    """Whether each window holds all calls between two pauses, and they take up half of it.
 
-    A thread that works in short bursts of its own pauses inside the window as it does around it.
+    A thread that works in short bursts pauses inside the window as it does around it.
     """
     low, high = np.searchsorted(calls.start, start), np.searchsorted(calls.start, end)
     first, last = np.minimum(low, len(calls) - 1), np.maximum(high - 1, 0)
@@ -198,7 +198,7 @@ def _alternates(calls: Track, start: Int, end: Int) -> Bool:
 def _acted(facts: Threads, thread: int, start: Int, end: Int) -> Bool:
     """Whether anything that was recorded of a thread began or ended in each window, shortly before that ended.
 
-    Before its first call a thread has nothing to do: any thread at work before that may have begun its work.
+    Before its first call a thread has nothing to do: any thread active before that may have begun its work.
     """
     latest = np.full(len(end), NEVER)
     for table in ("calls", "ops", "ranges", "os_calls"):
@@ -219,7 +219,7 @@ def _end_with(waits: intervals.Coverage, start: Int, end: Int) -> Bool:
 
 
 def waits_for_data(program: Program, facts: Threads, pauses: pd.DataFrame) -> pd.DataFrame:
-    """Waits for data that somebody else prepares at a pace of its own: a batch arrives when it does.
+    """Waits for data that others prepare at their pace: a batch arrives when it is ready.
 
     An OS call that waits for another process, or the name of PyTorch's loader with workers, shows it. Else a wait is
     the thread's own time: it begins to load when it asks.
@@ -247,7 +247,7 @@ def waits_for_data(program: Program, facts: Threads, pauses: pd.DataFrame) -> pd
         handed = intervals.Coverage(own["start_ns"], own["end_ns"])
         long = (2 * waits.of(start, end) >= lasting) & (2 * handed.of(start, end) < lasting)
         long &= (lasting >= HELD_NS) & (start >= program.begin_ns)
-        # Where waits are few and short, batches lie ready: nothing says how soon they could be.
+        # With few and short waits, batches lie ready, and their pace is unknown.
         if len(start) and _LIMITS * lasting[long].sum() >= end[-1] - start[0]:
             found.append(pd.DataFrame({"thread": thread, "start_ns": start[long], "end_ns": end[long]}))
     return pd.concat(found, ignore_index=True)

@@ -1,7 +1,7 @@
-"""What a change would gain: the recorded run, played again with it.
+"""The gain of a change: the recorded run, replayed with it.
 
 Each change takes away exactly what one cause names. What that gains is not the time it took: something else may hold
-the run up next. So the whole schedule is played again (:mod:`nsightkit.analysis.replay`), and the answer carries the
+the run up next. So the whole schedule is replayed (:mod:`nsightkit.analysis.replay`), and the answer carries the
 error of the unchanged replay. Above 5 % nothing is predicted.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "WhatIf", "asked", "p
 
 #: Changes that a program's author can make with an ordinary amount of work, and that any trace can be asked about.
 STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
-#: Every change with a name, and what it does.
+#: Every named change, with its effect.
 CHANGES = {
     "no-input-wait": "the launching threads never wait for data",
     "no-sync": "no call waits for the GPU",
@@ -54,11 +54,11 @@ _LABEL_OF = {
 COLUMNS = ("change", "wall_ns", "predicted_ns", "speedup", "replay_error")
 #: Above this deviation of the unchanged replay nothing is predicted.
 MOST_ERROR = 0.05
-#: Dispatch between two launches when launches cost next to nothing.
+#: Dispatch between two launches when launches are free.
 _LAUNCH_NS = 3_000
 #: A number in a name; digits between letters again and again are a hash, in which they count.
 _NUMBER = re.compile(r"(?P<hash>(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})[A-Za-z]*(?:\d+[A-Za-z]+){2,}\d+[A-Za-z0-9]*)|\d+")
-#: Changes below this gain are not worth a row of their own.
+#: Changes with smaller gains get no row.
 _WORTH = 0.002
 #: Times stay within 64 bits up to it; and the most digits of a factor.
 _LARGEST_FACTOR, _LONGEST_FACTOR = 1000, 20
@@ -82,7 +82,7 @@ def plain(name: str) -> str:
 
 
 class WhatIf:
-    """Changes to one trace, each played when it is asked for.
+    """Changes to one trace, each replayed on request.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class WhatIf:
 
     @property
     def held_ns(self) -> int:
-        """For how long operations were held up by work that the trace does not contain."""
+        """How long operations waited for work that the trace does not contain."""
         return int(self.schedule.waits.held_ns.sum()) if self.schedule is not None else 0
 
     @kept
@@ -302,7 +302,7 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
     without : str, optional
         Regular expression: GPU operations, ranges and operators of these names take no time.
     scale : str, optional
-        ``REGEX=F``: GPU operations of these names take F times as long.
+        ``REGEX=F``: scale the duration of GPU operations of these names by F.
 
     Returns
     -------
@@ -372,7 +372,7 @@ def rows(played: WhatIf, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
     -------
     list of dict
         ``change, wall_ns, predicted_ns, speedup, replay_error``, the largest gain first, and all of several together
-        last. Where nothing can be predicted, a row for each change that was asked for, with None for what is not known.
+        last. Where nothing can be predicted, a row for each requested change, with None for unknown values.
     """
     if played.refused is not None:
         unknown = dict.fromkeys(("predicted_ns", "speedup"))

@@ -122,6 +122,25 @@ def test_what_a_library_annotates_does_not_make_a_thread_one_with_ranges(tmp_pat
     assert by_name(loaded(out, tmp_path))["kernel_count"].to_dict() == {"backward": 1, annotation: 1, "prefetch": 1}
 
 
+@pytest.mark.parametrize(
+    ("name", "domain", "threads"),
+    [
+        ("[DALI][CPU op] readers__File", "", [THIRD]),
+        ("readers__File", "DALI", [THIRD]),
+        ("decode", "", [THIRD, THIRD + 1]),  # of a pool
+    ],
+)
+def test_threads_that_load_data_own_no_launches_of_others(tmp_path, name, domain, threads):
+    out = Export()
+    out.range("backward", MAIN, 0, 1_000)
+    for thread in threads:
+        out.range(name, thread, 100, 900, domain=domain)
+    for at in (200, 300, 400):
+        launch = out.call("cudaLaunchKernel", OTHER, at, at + 5)
+        out.kernel("k", 2_000 + at, 2_001 + at, launch, PROCESS)
+    assert by_name(loaded(out, tmp_path))["kernel_count"].to_dict() == {"backward": 3, name: 0}
+
+
 def test_what_a_node_of_autograd_annotates_does_not_either():
     main, autograd = (7 << 24) | 1, (7 << 24) | 2
     frames = {

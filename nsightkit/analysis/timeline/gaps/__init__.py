@@ -119,7 +119,7 @@ def causes(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> p
     -------
     DataFrame
         ``device, start_ns, end_ns, cause, kind, name, row``, by device and time; ``cause, kind, name`` are categories.
-        ``row`` is that of the event in its table of ``trace.whole``, -1, with an empty name, where no event decided.
+        ``row`` counts in the event's table of ``trace.whole``; -1, with an empty name, where no event decided.
     """
     return _with_names(trace.whole, _gaps(trace, min_ns, data_loading))
 
@@ -215,7 +215,7 @@ def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
         part["launch"] = launches_of(whole, table[asked[chunk]], row[asked[chunk]]).astype(np.int32)
         before = None
         if threads.several:
-            # In start order the operation before `after` is the one that the device was fed just before.
+            # In start order the operation before `after` is the last that the device was fed.
             before = launches_of(whole, table[after[chunk] - 1], row[after[chunk] - 1])
         parts.append({"launch": part["launch"], **decide(threads, part, before=before)})
     settled = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
@@ -225,7 +225,7 @@ def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
 def _launched_next(whole: Trace, ops: pd.DataFrame, after: Int) -> Int:
     """Positions of the operations that end gaps; for a page of managed memory, of the next operation launched.
 
-    Nobody launches a page: it moves when somebody touches it.
+    A page moves when it is touched, without a launch.
     """
     moves = matching(whole.table("memops", ["kind"])["kind"], UNIFIED)
     if not moves.any():

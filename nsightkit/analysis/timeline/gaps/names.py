@@ -1,4 +1,4 @@
-"""Names of calls, ranges and operators, and what each says about the thread that a device waits for."""
+"""Names of calls, ranges and operators, by their meaning for a device that waits for their thread."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ BLOCKING = re.compile(
     r"^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)"
 )
 COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
-#: Pages of managed memory that move: nobody launches them, and they are in no stream.
+#: Pages of managed memory that move, without a launch and outside any stream.
 UNIFIED = re.compile("^unified")
-#: Calls that enqueue work, and those that cost little beside it unless they take long for once.
+#: Calls that enqueue work, and cheap calls beside it.
 ENQUEUES = re.compile(r"Launch|^(cuda|hip|cu)(Memcpy|Memset).*Async|Event(Record|Query|Create|Destroy)|StreamWaitEvent")
 CHEAP = re.compile(
     r"StreamIsCapturing|StreamGetCaptureInfo|StreamQuery|GetLastError|PeekAtLastError|GetDevice|SetDevice|CtxGet|CtxSet|"
     r"OccupancyMax|FuncGetAttribute|FuncSetAttribute|PointerGetAttribute"
 )
 
-#: Overhead records about the driver and not the profiler: code that is loaded or compiled, and a full command buffer.
+#: Overhead records about the driver: code that is loaded or compiled, and a full command buffer.
 LOADS = re.compile(r"(?i)(module|function)s? loading|driver compiler|^dl(open|close)\b")
 FULL = re.compile(r"(?i)command buffer")
-#: Calls that load or build code, and those that build a graph.
+#: Calls that load or build code, and calls that build a graph.
 BUILDS = re.compile(
     r"^cu(Module|Library)Load|^(cuda|hip)(Module|Library)Load|^cuLink(Create|Add|Complete)|^(nvrtc|hiprtc)CompileProgram"
 )

@@ -86,7 +86,7 @@ class Track:
         return self.coverage.of(start, end)
 
     def inside(self, times: Int) -> Int:
-        """How many of some sorted times lie in each event."""
+        """The number of sorted times within each event."""
         return np.asarray(np.searchsorted(times, self.end) - np.searchsorted(times, self.start))
 
     @functools.cached_property

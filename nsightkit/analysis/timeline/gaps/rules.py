@@ -65,7 +65,7 @@ class _Group:
     dry, end : ndarray of int
         When each device ran dry, and when it had work again.
     launch : ndarray of int
-        Rows of the launching calls (-1: not known).
+        Rows of the launching calls (-1: unknown).
     begun, returned : ndarray of int
         When they began and returned, within the gap.
     """
@@ -99,9 +99,9 @@ def decide(
     gaps : mapping of str to ndarray of int
         ``start_ns, end_ns``; ``table`` and ``row`` of the operation that ends the gap, and its ``launch``.
     before : ndarray of int, optional
-        The launch of the operation before each gap; -1 where that is not known.
+        The launch of the operation before each gap; -1 for unknown.
     launched_by : int
-        The thread to ask where the launch is not known; -1 for none.
+        The thread to ask where the launch is unknown; -1 for none.
 
     Returns
     -------
@@ -127,7 +127,7 @@ class _Launches(NamedTuple):
 
 
 def _launches(threads: Threads, gaps: Mapping[str, Int], asked: int) -> _Launches:
-    """The launches that end gaps; `asked` is the thread of those that are not known."""
+    """The launches that end gaps; unknown ones get the thread `asked`."""
     dry, end, launch = gaps["start_ns"], gaps["end_ns"], gaps["launch"]
     known = np.flatnonzero(launch >= 0)
     calls = threads.trace.table("calls", ["start_ns", "end_ns", "thread"])
@@ -143,7 +143,7 @@ def _launches(threads: Threads, gaps: Mapping[str, Int], asked: int) -> _Launche
 
 
 def _groups(threads: Threads, gaps: Mapping[str, Int], before: Int | None, asked: int) -> Iterator[tuple[Int, _Group]]:
-    """Gaps, by position, by the thread that ended them and the one that fed the device before."""
+    """Group gaps by the thread that ended them and the thread that fed the device before."""
     launches, launch = _launches(threads, gaps, asked), gaps["launch"]
     other = np.full(len(launch), -1, np.int64)
     if before is not None:

@@ -1,4 +1,4 @@
-"""What each CPU thread did, sorted by what it means for a device that waits for it."""
+"""The recorded activity of each CPU thread, by its meaning for a device that waits for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TIMES, _ONCE_NS = 10, 1_000_000
 _USUAL = 0.9
 #: Between two launches of an eager program pass microseconds. A longer silence is something else.
 EAGER_NS = 500_000
-#: An operator without a launch that lasts this long is work of its own, not dispatch.
+#: An operator without a launch that lasts this long is work, not dispatch.
 _HEAVY_NS = 100_000
 #: Pages of managed memory that move one after another, at most this far apart, are one run of faults.
 _PAGES_NS = 100_000
@@ -131,7 +131,7 @@ class Threads:
     @kept
     def _blocks(self) -> Bool:
         """Per call: whether it returns only when the GPU has caught up."""
-        # A device-to-host copy into pageable memory blocks whatever its name says.
+        # A device-to-host copy into pageable memory blocks even if its name ends in Async.
         return self._flag("calls", names.BLOCKING) | self.pageable("DtoH") & self._flag("calls", names.COPY)
 
     @kept
@@ -180,7 +180,7 @@ class Threads:
         return self.named("os_calls", thread, names.ASLEEP)
 
     def _waits(self, thread: int) -> list[Layer]:
-        """OS waits outside CUDA calls: for a person, for a thread that meanwhile feeds the device, else for data."""
+        """OS waits outside CUDA calls: for a person, for a thread that feeds the device, else for data."""
         waits = self.named("os_calls", thread, names.OS_WAIT)
         # A wait within a CUDA call is the driver's.
         calls = self.calls(thread)
@@ -267,7 +267,7 @@ class Threads:
         return samples.subset((name != "").to_numpy())
 
     def _enclosing(self, thread: int, silences: Track) -> list[Layer]:
-        """What explains silences: samples, ranges and operators around them, a loader's threads at work meanwhile."""
+        """Explanations of silences: samples, ranges and operators around them, a loader's threads at work."""
         if not len(silences):
             return []
         layers = []
@@ -283,7 +283,7 @@ class Threads:
 
     @kept
     def _loader(self, process: int) -> Track:
-        """Ranges of libraries that load data on threads of their own."""
+        """Ranges of libraries that load data on separate threads."""
         ranges = self.trace.table("ranges", ["name", "domain", "process"])
         loads = matching(ranges["name"], LOADER_RANGE) | matching(ranges["domain"], LOADER_RANGE)
         return self._track("ranges", np.flatnonzero(loads & (ranges["process"] == process).to_numpy()))
@@ -318,7 +318,7 @@ class Threads:
 
     @kept
     def _settled(self) -> int:
-        """When the program is settled: from then on it compiles again, and not for the first time."""
+        """When the program is settled: from then on a compiler recompiles."""
         begun = steps.find(self.trace)["start_ns"]
         return int(begun.iloc[_SETTLED]) if len(begun) > _SETTLED else _NEVER
 
@@ -345,7 +345,7 @@ class Threads:
         ]
 
     def _captures(self, thread: int) -> Track:
-        """From each begin of a graph's capture to its end; the row is that of the begin."""
+        """From each begin of a graph's capture to its end; with the row of the begin."""
         begin = self.named("calls", thread, names.BEGIN_CAPTURE)
         end = self.named("calls", thread, names.END_CAPTURE)
         at = np.searchsorted(end.start, begin.start)
@@ -372,14 +372,14 @@ class Threads:
             return long
         process, code = calls["thread"].to_numpy() >> 24, calls["name"].cat.codes.to_numpy()
         new = ~pd.DataFrame({"process": process, "name": code}).duplicated().to_numpy()
-        # A call that launches a new kernel may load its code, and is no measure of ordinary ones.
+        # A call that launches a new kernel may load its code: leave it out of the ordinary ones.
         known = ~self._loads_kernel()
         usual = pd.Series(length[known]).groupby(code[known]).quantile(_USUAL, interpolation="lower")
         ordinary = usual.reindex(code).fillna(0).to_numpy()
         return np.asarray(long & (new | (length >= _TIMES * ordinary)))
 
     def _loads_kernel(self) -> Bool:
-        """Per call: whether it is the first in its process to launch a kernel of some name, whose code may load."""
+        """Per call: whether its process launches a kernel of some name for the first time, whose code may load."""
         kernels = self.trace.table("kernels", ["process", "correlation", "name"])
         first = kernels.drop_duplicates(["process", "name"])
         row = launch_of(self.trace, first["process"], first["correlation"])
