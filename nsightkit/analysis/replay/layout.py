@@ -119,12 +119,11 @@ def _segments(schedule: Schedule, places: _Places, cut_of_target: Int) -> Layout
     ends_step = np.append(first[1:] | (in_step[1:] != in_step[:-1]), True) & (in_step >= 0)
     beside = np.union1d(_some(np.flatnonzero(by_others)), np.flatnonzero(by_others & ends_step))
     among = _some(np.flatnonzero(np.isin(stream, stream[places.target[crosses]])))
-    # A segment ends where something asks when it is done, and begins where a launch comes from another slot.
+    # A segment ends where something asks when it is done.
     needed = first | ends_step
     for asked in (places.awaited, places.target, among, beside, places.meeting):
         needed[asked] = True
-    breaks = first.copy()
-    breaks[1:] |= ((slots[1:] != slots[:-1]) & (slots[1:] >= 0)) | needed[:-1]
+    breaks = _breaks(slots, first, needed)
     breaks[places.waiting] = breaks[places.meeting] = True
     head, segment = np.flatnonzero(breaks), np.cumsum(breaks, dtype=np.int32) - 1
     ends = np.flatnonzero(ends_step & ~by_others)
@@ -147,6 +146,14 @@ def _segments(schedule: Schedule, places: _Places, cut_of_target: Int) -> Layout
         beside=segment[beside],
         beside_operation=order[beside],
     )
+
+
+def _breaks(slots: Int, first: Bool, needed: Bool) -> Bool:
+    """Where segments begin: behind needed ends, and where a launch comes from another slot."""
+    breaks = first.copy()
+    changed = (slots[1:] != slots[:-1]) & (slots[1:] >= 0)
+    breaks[1:] |= changed | needed[:-1]
+    return breaks
 
 
 def _some(places: Int) -> Int:

@@ -236,19 +236,13 @@ def _operations(trace: Trace, calls: Calls) -> Operations:
     chosen = chosen.sort_values("stream", kind="stable", ignore_index=True)  # by device and start already
     ops, part_of = _joined(chosen)
     ops = ops.rename(columns={"start_ns": "start", "end_ns": "end"})
-    ops = ops.assign(begun=NEVER, done=NEVER, by=-1)
-    launch = ops["launch"].to_numpy()
-    linked = launch >= 0
-    for column, values in (("begun", calls.start), ("done", calls.end), ("by", calls.thread)):
-        ops[column] = np.where(linked, values[launch], ops[column])
     first = ~ops["stream"].duplicated()
     _check_streams(chosen, ops, first.to_numpy())
+    ops = _with_launches(ops, calls)
     released_ns, earliest_ns = np.full(int(every["stream"].max()) + 1, NEVER), int(NEVER)
     if trace is not trace.whole:
         earliest_ns = int(ops["start"].min())
-        begins = ops[first].set_index("stream")["start"]
-        earlier = every[every["start_ns"] < every["stream"].map(begins)].groupby("stream")["end_ns"].max()
-        released_ns[earlier.index] = np.minimum(earlier, begins[earlier.index])
+        _release(released_ns, every, ops[first].set_index("stream")["start"])
     ops["before"] = np.where(first, released_ns[ops["stream"]], ops["end"].shift(fill_value=0))
     return Operations(
         **{str(column): values.to_numpy() for column, values in ops.items()},
@@ -257,6 +251,23 @@ def _operations(trace: Trace, calls: Calls) -> Operations:
         parts=chosen[["table", "row"]].assign(operation=part_of),
         shift_ns=shift_ns,
     )
+
+
+def _with_launches(ops: pd.DataFrame, calls: Calls) -> pd.DataFrame:
+    """Add when each operation was launched, and by which thread."""
+    launch = ops["launch"].to_numpy()
+    linked = launch >= 0
+    return ops.assign(
+        begun=np.where(linked, calls.start[launch], NEVER),
+        done=np.where(linked, calls.end[launch], NEVER),
+        by=np.where(linked, calls.thread[launch], -1),
+    )
+
+
+def _release(released_ns: Int, every: pd.DataFrame, begins: pd.Series) -> None:
+    """Note when the work before a selection had ended on each of its streams, which begin at some times."""
+    earlier = every[every["start_ns"] < every["stream"].map(begins)].groupby("stream")["end_ns"].max()
+    released_ns[earlier.index] = np.minimum(earlier, begins[earlier.index])
 
 
 def _every(whole: Trace) -> pd.DataFrame:

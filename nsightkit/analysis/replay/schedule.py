@@ -172,23 +172,13 @@ class Schedule:
         return {thread: self._dispatch_of(thread, launch_ns, late) for thread in self.program.threads.tolist()}
 
     def _dispatch_of(self, thread: int, launch_ns: int, late: Int) -> Union:
-        operations, calls, pauses = self.operations, self.program.calls, self.cuts
+        operations, calls = self.operations, self.program.calls
         launched = operations.launch[operations.by == thread]
         launched = launched[np.argsort(calls.start[launched], kind="stable")]  # few runs, as a rule
         start = calls.start[launched]
         if len(start) < 2:
             return start[:0], start[:0]
-        waits = np.append(self.cuts.rows, operations.launch[self.program.staged])
-        waits = waits[calls.thread[waits] == thread]
-        asking = pauses.asking[pauses.thread[pauses.asking] == thread]
-        other = intervals.Coverage(
-            *intervals.union(
-                self.facts.dispatch_free(thread),
-                self.latencies.passive[thread],
-                (calls.start[waits], calls.end[waits]),
-                (pauses.start[asking], pauses.end[asking]),
-            )
-        )
+        other = self._no_dispatch(thread)
         between = np.diff(other.before(start))
         apart = np.diff(start) - between
         only = (apart > launch_ns) & ((between <= launch_ns) | np.isin(launched[1:], late))
@@ -197,3 +187,17 @@ class Schedule:
         only[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= apart[far]
         away = start[:-1][only] + launch_ns, start[1:][only]
         return intervals.common(away, (other.start, other.end), outside=True)
+
+    def _no_dispatch(self, thread: int) -> intervals.Coverage:
+        """When a thread did not dispatch: painted otherwise, in calls that wait or stage, in pauses."""
+        cuts, calls = self.cuts, self.program.calls
+        waits = np.append(cuts.rows, self.operations.launch[self.program.staged])
+        waits = waits[calls.thread[waits] == thread]
+        asking = cuts.asking[cuts.thread[cuts.asking] == thread]
+        start, end = intervals.union(
+            self.facts.dispatch_free(thread),
+            self.latencies.passive[thread],
+            (calls.start[waits], calls.end[waits]),
+            (cuts.start[asking], cuts.end[asking]),
+        )
+        return intervals.Coverage(start, end)

@@ -151,12 +151,9 @@ def _woken_by(
     start, end = silences.start, silences.end
     fills = {t: _fills(track, start, end, pause) | _alternates(track, start, end) for t, track in others.items()}
     acts = {t: _acted(facts, t, start, end) for t in others}
-    # It also pauses for about as long without being woken: such pauses are ordinary.
-    woken = _any([*acts.values(), *fills.values()])
-    alone = np.sort((end - start)[(start > NEVER) & ~woken])
-    own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
+    ordinary = _ordinary(silences, _any([*acts.values(), *fills.values()]))
     # A thread that is silent while another waits for data, until that has it, waits for the same.
-    hits = {t: (fills[t] | acts[t]) & (~own | _end_with(waits[t], start, end)) for t in others}
+    hits = {t: (fills[t] | acts[t]) & (~ordinary | _end_with(waits[t], start, end)) for t in others}
     # Of several candidates the most frequent; of about equally frequent ones the steps' thread.
     often = {t: int(hits[t].sum() + fills[t].sum()) for t in others}
     most = _ABOUT * max(often.values())
@@ -164,6 +161,14 @@ def _woken_by(
     for other in sorted(others, key=lambda t: (often[t] >= most, often[t] >= most and t == main, often[t])):
         by[hits[other]] = other
     return by
+
+
+def _ordinary(silences: _Silences, woken: Bool) -> Bool:
+    """Whether a thread also pauses for about as long without being woken."""
+    lasting = silences.end - silences.start
+    alone = np.sort(lasting[(silences.start > NEVER) & ~woken])
+    low, high = np.searchsorted(alone, lasting / _ALIKE), np.searchsorted(alone, lasting * _ALIKE)
+    return np.asarray(low < high)
 
 
 def _any(masks: list[Bool]) -> Bool:
