@@ -219,7 +219,7 @@ def _own_copies(program: Program) -> Int:
     """The copy that each blocking call returns with, -1 for none."""
     copies = np.flatnonzero(program.own_copy)
     by_row = pd.Series(copies, program.operations.launch[copies])
-    return by_row.reindex(program.blocking, fill_value=-1).to_numpy()
+    return np.asarray(by_row.reindex(program.blocking, fill_value=-1))
 
 
 def _all_streams(program: Program, rows: Int, last: Int) -> tuple[Int, Int]:
@@ -231,7 +231,8 @@ def _all_streams(program: Program, rows: Int, last: Int) -> tuple[Int, Int]:
     same = (np.diff(thread[order]) == 0) & (np.diff(device[order]) == 0)
     ordered = last[:, order]
     fits[:, order[1:]] &= ~(same & (ordered[:, 1:] == ordered[:, :-1]))
-    return np.nonzero(fits)
+    stream, call = np.nonzero(fits)
+    return stream, call
 
 
 def _device_of(program: Program, rows: Int) -> Int:

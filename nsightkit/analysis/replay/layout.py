@@ -75,7 +75,7 @@ def lay_out(schedule: Schedule, aside: Bool | None = None) -> Layout:
     -------
     Layout
     """
-    number = np.arange(len(schedule.lasting), dtype=np.int32)
+    number: Int = np.arange(len(schedule.lasting), dtype=np.int32)
     order, stream = number, schedule.operations.stream
     waiting, awaited = schedule.waits.waiting, schedule.waits.awaited
     target, cut_of_target = schedule.cuts.target, schedule.cuts.cut_of_target
@@ -109,9 +109,8 @@ class _Places(NamedTuple):
 
 def _segments(schedule: Schedule, places: _Places, cut_of_target: Int) -> Layout:
     order, stream = places.order, places.stream
-    by, in_step, by_others = (
-        column[order] for column in (schedule.operations.by, schedule.program.in_step, schedule.program.by_others)
-    )
+    by, in_step = schedule.operations.by[order], schedule.program.in_step[order]
+    by_others = schedule.program.by_others[order]
     slots = schedule.slot[order]
     cuts = schedule.cuts
     crosses = (by[places.target] != cuts.thread[cut_of_target]) & cuts.blocks[cut_of_target]

@@ -171,7 +171,8 @@ class Program:
     def by_others(self) -> Bool:
         """Operations of the steps' process that another thread than the steps' launched."""
         operations = self.operations
-        return operations.linked & (operations.process == self.process) & (operations.by != self.main)
+        others = operations.linked & (operations.process == self.process) & (operations.by != self.main)
+        return np.asarray(others)
 
 
 def read(trace: Trace) -> Program:
@@ -193,7 +194,8 @@ def read(trace: Trace) -> Program:
     trace.prefetch(_COLUMNS)
     whole = trace.whole
     columns = whole.table("calls", ["start_ns", "end_ns", "thread", "name"])
-    calls = Calls(*(columns[name].to_numpy() for name in columns.columns[:3]), columns["name"])
+    start, end, thread = (columns[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
+    calls = Calls(start, end, thread, columns["name"])
     operations = _operations(trace, calls)
     blocks = matching(calls.names, BLOCKING)
     own_copy, staged = _copies(whole, operations, blocks)
@@ -344,4 +346,4 @@ def _outermost(calls: Calls, rows: Int) -> Int:
     rows = rows[np.lexsort((-calls.end[rows], calls.start[rows]))]
     thread = calls.thread[rows]
     reach: Any = pd.Series(calls.end[rows]).groupby(thread).cummax()
-    return rows[calls.end[rows] > reach.groupby(thread).shift(fill_value=NEVER).to_numpy()]
+    return np.asarray(rows[calls.end[rows] > reach.groupby(thread).shift(fill_value=NEVER).to_numpy()])

@@ -57,7 +57,7 @@ def named_times(trace: Trace, threads: Int, chosen: Callable[[str], Any], *table
         wanted = [name for name in names.cat.categories if chosen(str(name))]
         chosen_rows.append(rows[names.isin(wanted).to_numpy()])
     start, end, thread = (column.to_numpy() for _, column in pd.concat(chosen_rows).items())
-    times = {}
+    times: dict[int, Union] = {}
     for number in threads.tolist():
         of_thread = thread == number
         times[number] = intervals.merge(start[of_thread], end[of_thread])
@@ -185,7 +185,8 @@ def _fills(calls: Track, start: Int, end: Int, pause: float) -> Bool:
     before, after = np.append(NEVER, calls.end)[low], np.append(calls.start, -NEVER)[high]
     gaps = np.append(0, calls.start[1:] - calls.end[:-1])
     silent_ns, pauses = np.cumsum(np.where(gaps > pause, gaps, 0)), np.cumsum(gaps > pause)
-    inside_ns, inside = silent_ns[last] - silent_ns[first], pauses[last] - pauses[first]
+    inside_ns = silent_ns[last] - silent_ns[first]
+    inside: Int = pauses[last] - pauses[first]
     around_ns = np.minimum(calls.start[first] - before, after - calls.end[last])
     alone = (around_ns > pause) & (around_ns > _LONGER * inside_ns / np.maximum(inside, 1))
     active_ns = calls.end[last] - calls.start[first] - inside_ns

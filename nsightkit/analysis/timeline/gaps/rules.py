@@ -154,7 +154,8 @@ def _groups(threads: Threads, gaps: Mapping[str, Int], before: Int | None, asked
     indices: dict[Any, Any] = keys.groupby(list(keys)).indices
     for key, at in indices.items():
         columns = (gaps["start_ns"], gaps["end_ns"], launch, launches.begun, launches.returned)
-        yield np.asarray(at), _Group(*map(int, key), *(column[at] for column in columns))
+        of_process, thread, fed_before = map(int, key)
+        yield np.asarray(at), _Group(of_process, thread, fed_before, *(column[at] for column in columns))
 
 
 def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:

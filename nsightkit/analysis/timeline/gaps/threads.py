@@ -110,7 +110,7 @@ class Threads:
     def _flag(self, table: str, expression: Expression) -> Bool:
         """Per row of a table: whether its name matches."""
         codes = self.trace.table(table, ["name"])["name"].cat.codes.to_numpy()
-        return _matches(self.trace, table, expression)[codes]
+        return np.asarray(_matches(self.trace, table, expression)[codes])
 
     def _matching(self, table: str, track: Track, expression: Expression) -> Track:
         if not len(track):
@@ -369,7 +369,7 @@ class Threads:
         length = calls["duration_ns"].to_numpy()
         long = self._flag("calls", names.FIRST_TIMES) & (length >= _ONCE_NS)
         if not long.any():
-            return long
+            return np.asarray(long)
         process, code = calls["thread"].to_numpy() >> 24, calls["name"].cat.codes.to_numpy()
         new = ~pd.DataFrame({"process": process, "name": code}).duplicated().to_numpy()
         # A call that launches a new kernel may load its code: leave it out of the ordinary ones.
