@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from synthetic.planted import Export
 
 import nsightkit
@@ -15,71 +16,60 @@ US, PID = 1_000, 78
 PROCESS, MAIN = Export.process(PID), Export.thread(PID, PID)
 
 
-def window(trace: Any) -> tuple[int, int]:
-    found = steps.windows(trace)
-    return int(found["begin_ns"].iloc[0]), int(found["end_ns"].iloc[-1])
-
-
-def _one_step(tmp_path: Path, *, first: int, last_end: int, end: int, **inside: tuple[str, int, int]) -> Any:
-    """A step from 0 to `end`, in µs, with two kernels launched 4 µs before `first` and 4 µs after that."""
+def _laid(tmp_path: Path, kernels: list[tuple[int, int, int]], *events: tuple[str, str, int, int]) -> Any:
+    """Kernels (launched, start, end) and other events (kind, name, start, end), in µs."""
     out = Export()
-    out.range("step", MAIN, 0, end * US)
-    middle = (first + last_end) // 2
-    for launch, start, stop in ((first - 4, first, middle), (first, middle, last_end)):
-        correlation = out.call("cudaLaunchKernel_v7000", MAIN, launch * US, (launch + 3) * US)
-        out.kernel("a", start * US, stop * US, correlation, PROCESS)
-    for name, begin, stop in inside.values():
-        if name.endswith("Synchronize"):
-            out.synchronize(name, MAIN, begin * US, stop * US)
-        else:
-            out.range(name, MAIN, begin * US, stop * US)
+    for launched, start, end in kernels:
+        correlation = out.call("cudaLaunchKernel_v7000", MAIN, launched * US, (launched + 3) * US)
+        out.kernel("a", start * US, end * US, correlation, PROCESS)
+    for kind, name, start, end in events:
+        getattr(out, kind)(name, MAIN, start * US, end * US)
     return nsightkit.load(out.write(tmp_path / "ends.sqlite"))
 
 
-def _rows(trace: Any) -> list[tuple[int, int, str, str]]:
-    found = in_window(trace)
-    columns = (found["start_ns"] // US, found["end_ns"] // US, found["cause"].astype(str), found["name"].astype(str))
-    return list(zip(*(column.tolist() for column in columns), strict=True))
-
-
-def test_work_before_the_first_launch_and_after_the_last_operation(tmp_path: Path) -> None:
-    trace = _one_step(tmp_path, first=1000, last_end=1200, end=2000, a=("decode", 5, 990), b=("write log", 1210, 1990))
-    assert _rows(trace) == [(0, 1000, "cpu-work", "decode"), (1200, 2000, "cpu-work", "write log")]
+@pytest.mark.parametrize(
+    ("first", "last_end", "end", "events", "found"),
+    [
+        (
+            1000,
+            1200,
+            2000,
+            [("range", "decode", 5, 990), ("range", "write log", 1210, 1990)],
+            [(0, 1000, "cpu-work", "decode"), (1200, 2000, "cpu-work", "write log")],
+        ),
+        (1000, 1200, 1200, [("range", "dataload", 5, 990)], [(0, 1000, "input-pipeline", "dataload")]),
+        # only the step names the work
+        (1000, 1200, 1200, [], [(0, 1000, "cpu-work", "step")]),
+        # the return of a wait is no work
+        (
+            10,
+            1200,
+            1210,
+            [("synchronize", "cudaStreamSynchronize", 20, 1208)],
+            [(0, 10, "launch-overhead", ""), (1200, 1210, "synchronization", "cudaStreamSynchronize")],
+        ),
+    ],
+)
+def test_before_the_first_launch_and_after_the_last_operation(tmp_path, first, last_end, end, events, found) -> None:
+    middle = (first + last_end) // 2
+    kernels = [(first - 4, first, middle), (first, middle, last_end)]
+    trace = _laid(tmp_path, kernels, ("range", "step", 0, end), *events)
+    ends = in_window(trace)
+    assert (ends["start_ns"] // US).tolist() == [row[0] for row in found]
+    assert (ends["end_ns"] // US).tolist() == [row[1] for row in found]
+    assert ends["cause"].tolist() == [row[2] for row in found]
+    assert [name for name, row in zip(ends["name"], found, strict=True) if row[3]] == [r[3] for r in found if r[3]]
     assert gaps.summary(trace).empty  # between the first operation and the last there is no gap
 
 
-def test_waiting_for_data_before_the_first_launch(tmp_path: Path) -> None:
-    trace = _one_step(tmp_path, first=1000, last_end=1200, end=1200, a=("dataload", 5, 990))
-    assert _rows(trace) == [(0, 1000, "input-pipeline", "dataload")]
-
-
-def test_the_return_of_a_wait_is_not_work(tmp_path: Path) -> None:
-    trace = _one_step(tmp_path, first=10, last_end=1200, end=1210, a=("cudaStreamSynchronize", 20, 1208))
-    assert _rows(trace)[-1] == (1200, 1210, "synchronization", "cudaStreamSynchronize")
-
-
-def test_what_only_the_step_names_is_named_by_it(tmp_path: Path) -> None:
-    assert _rows(_one_step(tmp_path, first=1000, last_end=1200, end=1200)) == [(0, 1000, "cpu-work", "step")]
-
-
 def test_without_steps_there_is_no_window(tmp_path: Path) -> None:
-    out = Export()
-    for launch, start, stop in ((0, 5, 20), (300, 305, 320)):
-        correlation = out.call("cudaLaunchKernel_v7000", MAIN, launch * US, (launch + 3) * US)
-        out.kernel("a", start * US, stop * US, correlation, PROCESS)
-    trace = nsightkit.load(out.write(tmp_path / "bare.sqlite"))
+    trace = _laid(tmp_path, [(0, 5, 20), (300, 305, 320)])
     assert in_window(trace).equals(gaps.causes(trace))
 
 
 def test_a_window_begins_where_the_gpu_got_to_the_first_step(tmp_path: Path) -> None:
     """The GPU was still at work that was launched before the recording: that is not idle time of the step."""
-    out = Export()
-    out.range("step", MAIN, 0, 100 * US)
-    correlation = out.call("cudaGraphLaunch_v10000", MAIN, 10 * US, 15 * US)
-    out.kernel("a", 8_000 * US, 9_000 * US, correlation, PROCESS)
-    trace = nsightkit.load(out.write(tmp_path / "late.sqlite"))
-    assert window(trace) == (8_000 * US, 9_000 * US)
+    trace = _laid(tmp_path, [(10, 8_000, 9_000)], ("range", "step", 0, 100))
+    windows = steps.windows(trace)
+    assert (windows["begin_ns"].iloc[0], windows["end_ns"].iloc[-1]) == (8_000 * US, 9_000 * US)
     assert in_window(trace).empty
-    # An operation that started as soon as it was launched was not behind anything.
-    trace = _one_step(tmp_path, first=1000, last_end=1200, end=1200)
-    assert window(trace) == (0, 1200 * US)
