@@ -34,7 +34,7 @@ _TAKES = {
     "compute-bound": "Compute-bound kernels take",
     "memory-bound": "Memory-bound kernels take",
     "not-enough-data": "Unclassified kernels and graph replays take",
-    "communication": "Collectives that no other kernel overlaps take",
+    "communication": "Collectives and messages that no other kernel overlaps take",
     "imbalance": "Waiting for the slowest device takes",
     "memory-transfer": "Copies that no kernel overlaps take",
 }
@@ -123,7 +123,8 @@ def _names(finding: Finding) -> Iterator[str]:
         kind, name = row["kind"], row["name"]
         if not name or row["total_ns"] <= _LITTLE * finding.time_ns:
             continue
-        count = count_text(row["count"], _MOMENTS.get(kind, "gap")).replace("copys", "copies")
+        moment = "gap" if finding.is_idle and kind != "copy" else _MOMENTS.get(kind, "gap")
+        count = count_text(row["count"], moment).replace("copys", "copies")
         text = f"{time_text(row['total_ns'])} in {count}: "
         if kind == "range" and finding.is_step(name):
             text += f"only the step's own range, {_called(name)}, covers this time"

@@ -17,6 +17,7 @@ from synthetic.simulator import play
 
 import nsightkit
 from nsightkit import cli
+from nsightkit.analysis import verdict
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import CHANGES, STANDARD, WhatIf
 from nsightkit.analysis.timeline import steps
@@ -126,18 +127,25 @@ def test_work_that_only_samples_name(tmp_path: Path) -> None:
 
 def test_what_is_compiled_again_and_messages_fall_away(tmp_path: Path) -> None:
     def round_of(out: Export, now: int) -> int:
-        launch = out.call("cudaLaunchKernel", THREAD, now + 10 * US, now + 15 * US)
-        out.kernel("k", now + 18 * US, now + 118 * US, launch, PROCESS)
+        for number in range(6):
+            called = now + (10 + 8 * number) * US
+            launch = out.call("cudaLaunchKernel", THREAD, called, called + 5 * US)
+            begun = now + (18 + 16 * number) * US
+            out.kernel("k", begun, begun + 16 * US, launch, PROCESS)
         out.range("triton.compile", THREAD, now + 200 * US, now + 1_200 * US)
         out.os_call("MPI_Allreduce", THREAD, now + 1_300 * US, now + 3_300 * US)
         out.range("train_step", THREAD, now, now + 3_400 * US)
         return now + 3_400 * US
 
-    replay = WhatIf(_loop(tmp_path / "t.sqlite", round_of))
+    trace = _loop(tmp_path / "t.sqlite", round_of)
+    replay = WhatIf(trace)
     wall_ns = replay.wall_ns or 0
     expected = {"no-start-up": 2 * 1_000, "no-recompilation": 8 * 1_000, "overlap-communication": 10 * 2_000}
     for change, lost_us in expected.items():
         assert replay.row(change)["predicted_ns"] == pytest.approx(wall_ns - lost_us * US, rel=0.02), change
+    found = verdict.summary(trace)
+    assert found["bottleneck"] == "communication"
+    assert any("MPI_Allreduce" in text for text in found["evidence"])
 
 
 @pytest.mark.parametrize("twice", [False, True])
