@@ -11,7 +11,7 @@ import pandas as pd
 from nsightkit.analysis.replay.model import MOST_CUTS, Bool, Int
 
 if TYPE_CHECKING:
-    from nsightkit.analysis.replay.schedule import Schedule
+    from nsightkit.analysis.replay.stages import Stages
 
 __all__ = ["Layout", "lay_out"]
 
@@ -62,12 +62,12 @@ class Layout:
     beside_operation: Int
 
 
-def lay_out(schedule: Schedule, aside: Bool | None = None) -> Layout:
+def lay_out(schedule: Stages, aside: Bool | None = None) -> Layout:
     """Cut the streams into segments.
 
     Parameters
     ----------
-    schedule : Schedule
+    schedule : Stages
     aside : ndarray of bool, optional
         Operations moved to a new stream, one per device.
 
@@ -107,7 +107,7 @@ class _Places(NamedTuple):
     meeting: Int
 
 
-def _segments(schedule: Schedule, places: _Places, cut_of_target: Int) -> Layout:
+def _segments(schedule: Stages, places: _Places, cut_of_target: Int) -> Layout:
     order, stream = places.order, places.stream
     by, in_step = schedule.operations.by[order], schedule.program.in_step[order]
     by_others = schedule.program.by_others[order]
@@ -160,7 +160,7 @@ def _some(places: Int) -> Int:
     return places[:: 1 + len(places) // MOST_CUTS]
 
 
-def _moved(schedule: Schedule, aside: Bool) -> tuple[Int, Int]:
+def _moved(schedule: Stages, aside: Bool) -> tuple[Int, Int]:
     """Operations by stream, with one new stream per device at the end, in order of time; and each one's stream."""
     operations = schedule.operations
     device = pd.factorize(operations.device)[0].astype(np.int32)
@@ -170,7 +170,7 @@ def _moved(schedule: Schedule, aside: Bool) -> tuple[Int, Int]:
     return order, stream[order]
 
 
-def _targets_without(schedule: Schedule, aside: Bool) -> tuple[Int, Int]:
+def _targets_without(schedule: Stages, aside: Bool) -> tuple[Int, Int]:
     """What cuts wait for if nothing waits for operations moved aside, but for those before them in their stream."""
     operations, cuts, program = schedule.operations, schedule.cuts, schedule.program
     number = np.arange(len(operations.start), dtype=np.int32)

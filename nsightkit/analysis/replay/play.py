@@ -21,7 +21,7 @@ from nsightkit.analysis.replay.layout import Layout
 from nsightkit.analysis.replay.model import NEVER, Change, Int, Played
 
 if TYPE_CHECKING:
-    from nsightkit.analysis.replay.schedule import Schedule
+    from nsightkit.analysis.replay.stages import Stages
 
 __all__ = ["play"]
 
@@ -29,12 +29,12 @@ __all__ = ["play"]
 _CHUNK = 1 << 18
 
 
-def play(schedule: Schedule, layout: Layout, change: Change) -> Played:
+def play(schedule: Stages, layout: Layout, change: Change) -> Played:
     """Play a schedule.
 
     Parameters
     ----------
-    schedule : Schedule
+    schedule : Stages
     layout : Layout
         Of the schedule, with what `change` moves aside.
     change : Change
@@ -67,7 +67,7 @@ class _Clock:
         return out
 
 
-def _clock(schedule: Schedule, change: Change) -> _Clock:
+def _clock(schedule: Stages, change: Change) -> _Clock:
     away = {}
     for thread, passive in schedule.latencies.passive.items():
         start, end = intervals.union(passive, change.away.get(thread, ((), ())))
@@ -80,7 +80,7 @@ def _clock(schedule: Schedule, change: Change) -> _Clock:
 class _Setting:
     """What every part of a replay looks at."""
 
-    schedule: Schedule
+    schedule: Stages
     layout: Layout
     change: Change
     clock: _Clock

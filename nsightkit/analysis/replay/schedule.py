@@ -12,13 +12,11 @@ from nsightkit.analysis.replay import cuts as stage_of_cuts
 from nsightkit.analysis.replay import latencies as stage_of_latencies
 from nsightkit.analysis.replay import operations as stage_of_operations
 from nsightkit.analysis.replay import streams
-from nsightkit.analysis.replay.cuts import Cuts
-from nsightkit.analysis.replay.latencies import SLOW_CALL, Latencies
+from nsightkit.analysis.replay.latencies import SLOW_CALL
 from nsightkit.analysis.replay.layout import Layout, lay_out
 from nsightkit.analysis.replay.model import NEVER, Change, Int, Played, Union
-from nsightkit.analysis.replay.operations import Operations, Program
 from nsightkit.analysis.replay.play import play
-from nsightkit.analysis.replay.streams import Gathered, StreamWaits
+from nsightkit.analysis.replay.stages import Stages
 from nsightkit.analysis.replay.waiting_threads import waits_for_data, waits_for_threads
 from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.trace.model import Trace
@@ -55,49 +53,8 @@ def read(trace: Trace) -> Schedule:
     return Schedule(program, facts, latencies, waits, gathered, cuts)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Schedule:
-    """A trace as a schedule; :func:`read` makes it.
-
-    Parameters
-    ----------
-    program : Program
-    facts : Threads
-        What each thread did.
-    latencies : Latencies
-    waits : StreamWaits
-    gathered : Gathered
-    cuts : Cuts
-    """
-
-    program: Program
-    facts: Threads
-    latencies: Latencies
-    waits: StreamWaits
-    gathered: Gathered
-    cuts: Cuts
-
-    @property
-    def operations(self) -> Operations:
-        """The GPU's work."""
-        return self.program.operations
-
-    @property
-    def inferred(self) -> int:
-        """How many waits the recording does not name."""
-        return self.waits.inferred + self.cuts.inferred
-
-    @functools.cached_property
-    def lasting(self) -> Int:
-        """How long each operation lasted."""
-        return self.operations.end - self.operations.start
-
-    @functools.cached_property
-    def slot(self) -> Int:
-        """The slot that each operation was launched in, -1 where its launch was not recorded."""
-        operations = self.operations
-        slot = self.cuts.slot(operations.by, operations.begun)
-        return np.where(operations.linked, slot, np.int32(-1))
+class Schedule(Stages):
+    """A trace as a schedule; :func:`read` makes it."""
 
     @functools.cached_property
     def layout(self) -> Layout:

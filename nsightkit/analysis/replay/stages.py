@@ -1,0 +1,62 @@
+"""The stages of a schedule, held together: what is laid out and played."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from nsightkit.analysis.replay.cuts import Cuts
+from nsightkit.analysis.replay.latencies import Latencies
+from nsightkit.analysis.replay.model import Int
+from nsightkit.analysis.replay.operations import Operations, Program
+from nsightkit.analysis.replay.streams import Gathered, StreamWaits
+from nsightkit.analysis.timeline.gaps.threads import Threads
+
+__all__ = ["Stages"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stages:
+    """What the stages of reading found: all that a replay needs.
+
+    Parameters
+    ----------
+    program : Program
+    facts : Threads
+        What each thread did.
+    latencies : Latencies
+    waits : StreamWaits
+    gathered : Gathered
+    cuts : Cuts
+    """
+
+    program: Program
+    facts: Threads
+    latencies: Latencies
+    waits: StreamWaits
+    gathered: Gathered
+    cuts: Cuts
+
+    @property
+    def operations(self) -> Operations:
+        """The GPU's work."""
+        return self.program.operations
+
+    @property
+    def inferred(self) -> int:
+        """How many waits the recording does not name."""
+        return self.waits.inferred + self.cuts.inferred
+
+    @functools.cached_property
+    def lasting(self) -> Int:
+        """How long each operation lasted."""
+        return self.operations.end - self.operations.start
+
+    @functools.cached_property
+    def slot(self) -> Int:
+        """The slot that each operation was launched in, -1 where its launch was not recorded."""
+        operations = self.operations
+        slot = self.cuts.slot(operations.by, operations.begun)
+        return np.where(operations.linked, slot, np.int32(-1))
