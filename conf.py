@@ -58,6 +58,7 @@ extensions = [
     "judgement",
     "measured",
     "page_form",
+    "schematic",
     "widgets",
     "notfound.extension",
     "sphinx_llms_txt",
@@ -158,7 +159,7 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 # Pages of one level need no side bar.
-_ALONE = ("index", "start", "case_files", "definitions", "bench", "cli", "contributing", "changelog", "404")
+_ALONE = ("index", "start", "case_files", "cli", "404")
 html_sidebars = {page: [] for page in _ALONE}
 notfound_urls_prefix = f"/{urlsplit(site_url).path.strip('/')}/".replace("//", "/")
 llms_txt_full_file = False  # the pages' sources are linked one by one

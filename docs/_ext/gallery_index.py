@@ -1,4 +1,4 @@
-"""The gallery's first page: six groups of cards, each with the page's answer, what that rests on, and its minutes."""
+"""The gallery's first page: three groups of cards, each with the page's answer, its evidence, and its minutes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+from measured import look_up
 from PIL import Image
 from sphinx.application import Sphinx
 
-#: What a reader wonders, and the numbers of the pages that answer; a page in none of them stands at the end.
+#: Groups by what a page's answer rests on; the badge decides, so a page that gets a recording moves by itself.
+_SOLVED, _EXACT, _PREDICTED = "Solved on real traces", "Exact", "Predictions"
 _GROUPS = {
-    "Is the GPU kept busy?": "01 02 03 04",
-    "Where does a step's time go?": "07 08 10",
-    "What do 16 bits change?": "05 06 09",
-    "Where does the memory go?": "11 12 13 14",
-    "How fast can a kernel be?": "15 16 17 18 19",
-    "Did the change help, and which rank is late?": "20 21 22",
+    _SOLVED: "Captures from named GPUs, by us (*measured*) or by others (*case file*), analysed by the page's code.",
+    _EXACT: "Arithmetic that comes out the same on every machine.",
+    _PREDICTED: "No GPU has answered these yet. Each page has the arithmetic, the nearest case file, and one line to "
+    "measure it on your card.",
 }
 _CARD = """
    .. grid-item-card:: {title}
@@ -26,8 +26,11 @@ _CARD = """
       :class-card: nsightkit-card
 {figures}
       :badge:`{stem}.badge` :measured:`{stem}.form.minutes` min
-
+{measure}
       :measured:`{stem}.verdict`
+"""
+_MEASURE = """
+      Measure it: ``python examples/{stem}.py``
 """
 _FIGURE = """
       .. image:: images/thumb/{name}
@@ -39,25 +42,45 @@ _FIGURE = """
 
 def _write(app: Sphinx) -> None:
     gallery = Path(app.srcdir, "gallery")
-    scripts = {path.stem[:2]: path for path in sorted(Path(app.confdir, "examples").glob("[0-9]*.py"))}
-    built = {number: path for number, path in scripts.items() if (gallery / f"{path.stem}.rst").is_file()}
-    header = Path(app.confdir, "examples", "GALLERY_HEADER.rst").read_text(encoding="utf-8")
-    parts = [header]
-    listed = " ".join(_GROUPS.values()).split()
-    groups = _GROUPS | {"More": " ".join(number for number in built if number not in listed)}
-    for group, numbers in groups.items():
-        cards = [_card(built[number], gallery / "images") for number in numbers.split() if number in built]
-        if cards:
-            parts.append("\n".join([group, "-" * len(group), "", ".. grid:: 1 2 2 3", "   :gutter: 3", *cards]))
-    pages = [f"   {path.stem}" for path in built.values()]
-    parts.append("\n".join([".. toctree::", "   :hidden:", "", *pages, ""]))
+    scripts = sorted(Path(app.confdir, "examples").glob("[0-9]*.py"))
+    built = [path for path in scripts if (gallery / f"{path.stem}.rst").is_file()]
+    parts = [Path(app.confdir, "examples", "GALLERY_HEADER.rst").read_text(encoding="utf-8")]
+    trees = []
+    for group, about in _GROUPS.items():
+        pages = [path for path in built if _group(path) == group]
+        label = group.lower().replace(" ", "-")
+        parts.append("\n".join([f".. _{label}:", "", group, "-" * len(group), "", about]))
+        if not pages:
+            continue
+        cards = [_card(path, gallery / "images", group) for path in pages]
+        parts.append("\n".join([".. grid:: 1 2 2 3", "   :gutter: 3", *cards]))
+        trees += [
+            ".. toctree::",
+            "   :hidden:",
+            f"   :caption: {group}",
+            "",
+            *(f"   {path.stem}" for path in pages),
+            "",
+        ]
+    parts.append("\n".join(trees))
     index = gallery / "index.rst"
     # sphinx-gallery's own page ends with the downloads of all scripts and notebooks.
     _, begin, downloads = index.read_text(encoding="utf-8").partition(".. container:: sphx-glr-footer")
     index.write_text("\n\n".join([*parts, begin + downloads, ""]), encoding="utf-8")
 
 
-def _card(script: Path, images: Path) -> str:
+def _group(script: Path) -> str:
+    """Name the group of a page."""
+    try:
+        badge = look_up(f"{script.stem}.badge")[0]
+    except (OSError, KeyError):
+        return _PREDICTED  # it exported no finding
+    if badge.startswith("predicted"):
+        return _PREDICTED
+    return _EXACT if badge.startswith("exact") else _SOLVED
+
+
+def _card(script: Path, images: Path, group: str) -> str:
     """Give the card of a page; its figure, where it has one, is kept small, for a light and for a dark page."""
     source = script.read_text(encoding="utf-8")
     chosen = re.search(r"^# sphinx_gallery_thumbnail_number = (\d+)$", source, re.MULTILINE)
@@ -72,7 +95,8 @@ def _card(script: Path, images: Path) -> str:
                 image.quantize(64, Image.Quantize.FASTOCTREE).save(images / "thumb" / name)
             figures += _FIGURE.format(name=name, mode=mode)
     docstring = ast.get_docstring(ast.parse(source)) or ""
-    return _CARD.format(title=docstring.splitlines()[0], stem=script.stem, figures=figures)
+    measure = _MEASURE.format(stem=script.stem) if group == _PREDICTED else ""
+    return _CARD.format(title=docstring.splitlines()[0], stem=script.stem, figures=figures, measure=measure)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
