@@ -36,16 +36,21 @@ def verdict_card(trace: Trace, title: str) -> str:
     ----------
     trace : Trace
     title : str
-        The run, for a reader.
+        The run, for a reader. The page has to name the whole that the shares are of (`Card.whole`).
     """
     card = card_of(trace)
     answer = card.answer
     rects = []
     items = []
+    small = 0.0
     for part in card.bar:
         rects.append(f'<rect x="{part.left:.3f}%" width="{part.width:.3f}%" height="100%" fill="{part.colour}"/>')
+        if part.width < 1:
+            small += part.width
+            continue
         patch = f'<svg class="patch" aria-hidden="true"><rect width="100%" height="100%" fill="{part.colour}"/></svg>'
         items.append(f"<li>{patch}{html.escape(part.name)} <b>{part.share}</b></li>")
+    items.append(f"<li>other <b>{small:.1f} %</b></li>" if small >= 0.05 else "")
     gains = [row for row in answer["changes"] if row["speedup"] and row["speedup"] >= 1.05]
     tries = [f"<li><code>{html.escape(row['change'])}</code> <b>{row['speedup']:.2f}x</b></li>" for row in gains]
     return (
@@ -54,8 +59,7 @@ def verdict_card(trace: Trace, title: str) -> str:
         f'<p class="facts"><code>{answer["bottleneck"]}</code> confidence: {answer["confidence"]}</p>'
         f'<svg class="bar" role="img" aria-label="Shares of the time, listed below">{"".join(rects)}</svg>'
         f"<ul>{''.join(items)}</ul>"
-        f'<p class="facts">Predicted speedup of each change alone:</p><ul>{"".join(tries)}</ul>'
-        f'<p class="facts">Shares are {html.escape(card.whole)}.</p></section>'
+        f'<ul class="gains"><li>predicted speedup:</li>{"".join(tries)}</ul></section>'
     )
 
 
