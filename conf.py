@@ -148,7 +148,6 @@ html_theme_options = {
     "header_links_before_dropdown": 6,
     "navbar_persistent": ["search-button"],
     "show_prev_next": True,
-    "navigation_depth": 2,  # the theme's buttons that open a deeper level have no name for a screen reader
     "show_toc_level": 2,
     "secondary_sidebar_items": {
         "**": ["page-toc", "gallery-download", "sourcelink"],

@@ -95,3 +95,10 @@ const stackable = (table) => {
 addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll(".pst-scrollable-table-container > table.table, .cell_output table.table").forEach(stackable);
 });
+
+// The theme's buttons that open a branch of the side bar show an icon only.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const button of document.querySelectorAll(".bd-sidebar-primary summary")) {
+    button.setAttribute("aria-label", `Pages below ${button.closest("li")?.querySelector("a")?.textContent.trim() ?? ""}`);
+  }
+});
