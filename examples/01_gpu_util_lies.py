@@ -2,8 +2,8 @@
 GPU-Util is high: is the GPU working hard?
 ==========================================
 
-``nvidia-smi`` shows a high utilisation, and the job is slow all the same. What
-does the figure count, and what does a trace say instead?
+``nvidia-smi`` shows a high utilization, and the job is slow. What does that
+number count, and what can we learn from a trace that it leaves out?
 
 .. in-short::
 """
@@ -11,73 +11,78 @@ does the figure count, and what does a trace say instead?
 # %%
 # The symptom
 # -----------
-# The question that everybody asks of a GPU, once a second:
+# The first thing most of us do with a slow job is look at this, once a second:
 #
 # .. code-block:: console
 #
 #    $ nvidia-smi --query-gpu=utilization.gpu --format=csv -l 1
 #
-# NVML, the library behind it, defines the answer as the percentage of *time*
-# over the past sample period in which one or more kernels were executing.
-# Time, and not multiprocessors: a kernel of one thread counts like one that
-# fills the GPU.
+# The number comes from NVML. It is the percentage of *time*, over the last
+# sample period, in which at least one kernel was executing. A kernel of a
+# single thread counts as much as a kernel that fills every multiprocessor.
 #
-# Here are eighty milliseconds of a job on an H100 that somebody recorded. The
-# GPU has hardly a gap:
+# Here are eighty milliseconds of a language model on an A100, published by its
+# authors. The GPU row has no visible gap, so GPU-Util would show full:
 
 # sphinx_gallery_thumbnail_number = 2
 # record: 40 s
 from nsightkit import plots
 from nsightkit.guide import case
 
-copies = case("h100-all-copies", "two-gpus-1s")
-one = copies.trace.device(0)
+model = case("a100-cuda-graphs", "eager")
 plots.timeline(
-    one, end_ns=80_000_000, levels=1, title="A busy H100 (case file)"
+    model.trace,
+    start_ns=2_000_000_000,
+    end_ns=2_080_000_000,
+    levels=1,
+    title="A language model on an A100 (case file)",
 )
-copies
+model
 
 # %%
-# Predict: what does the figure hide?
-# -----------------------------------
-# A single thread that never stops is a kernel that is always running. How much
-# of an H200 is it?
+# Predict: how little work makes it read full?
+# --------------------------------------------
+# A single thread that spins forever is a kernel that is always running. How
+# much of an H200 does it use?
 
 multiprocessors, threads_each = 132, 2048  # an H200; CUDA's limit for each
 slots = multiprocessors * threads_each
 print(f"one thread fills {1 / slots:.5%} of {slots:,} thread slots")
 
 # %%
-# What does GPU-Util show for it? And for a loop that waits for three units of
-# time out of nine?
+# So what does GPU-Util show for that thread? And for a loop in which the GPU
+# waits for a third of the time?
 #
 # .. dropdown:: Answer
 #
-#    All of it for the thread, by NVML's definition. Two thirds for the loop,
-#    if the driver looks often enough. Waits that are shorter than it can
-#    resolve do not show, and how finely it looks inside its sample period is
-#    not documented.
+#    Full for the thread, by NVML's definition. Two thirds for the loop, if the
+#    driver samples often enough. Waits shorter than its resolution do not
+#    show, and that resolution is not documented.
 #
-# Now the H100 above. For which share of its time do kernels run, and would it
-# be faster if its launches, or its waits, cost nothing?
+# Now the A100 above. Its kernels run nearly all of the time. Is anything left
+# to gain, and would cheaper launches help?
 #
 # .. dropdown:: Answer
 #
-#    The green is copies. Kernels run for hardly any of the time, and cheaper
-#    launches or waits gain nothing: even the change that gains most, in the
-#    table below, gains a few percent.
+#    Launches gain nothing: the GPU never waits for one. But most of its
+#    kernels are fp32 matmuls that do not use the tensor cores. One line makes
+#    the run several times faster, and GPU-Util reads full before and after.
 
 # %%
-# Evidence: three busy programs
-# -----------------------------
+# Evidence: what do four busy programs have in common?
+# ----------------------------------------------------
 # *Busy* is the union of all kernels, copies and graph replays over the span of
-# the trace. The other two programs are from :doc:`02_starved_input_pipeline`
-# and :doc:`04_tiny_kernels`. The last two columns are the change that gains
-# most when the trace is played again, and what it gains:
+# the trace. GPU-Util counts kernels only, so we show both. The last two
+# columns are the change that gains most in a replay of the trace, and its
+# predicted speedup. The loader is from :doc:`02_starved_input_pipeline`, the
+# tiny kernels are from :doc:`04_tiny_kernels`:
 
 import pandas as pd
 
+copies = case("h100-all-copies", "two-gpus-1s")
+one = copies.trace.device(0)
 programs = {
+    "fp32 model, A100": model.trace,
     "copies, H100": one,
     "starved loader, V100": case("v100-starved-loader", "workers-0").trace,
     "tiny kernels, A100": case("a100-batch-size", "batch-2").trace,
@@ -85,30 +90,34 @@ programs = {
 
 
 def described(name, trace):
-    """What a trace says of how busy a GPU was, and with what."""
+    """Collect how busy a GPU was and which change gains most."""
     whole = trace.summary()
-    change = trace.verdict()["changes"][0]
+    changes = trace.verdict()["changes"]
+    best = changes[0] if changes else {"change": "none", "speedup": 1.0}
     return {
         "program": name,
         "share busy": whole["busy_ns"] / whole["span_ns"],
         "share with kernels": whole["density"],
-        "1 / busy": whole["span_ns"] / whole["busy_ns"],
-        "change": change["change"],
-        "times as fast": change["speedup"],
+        "change": best["change"],
+        "speedup": best["speedup"],
     }
 
 
 table = pd.DataFrame([described(*row) for row in programs.items()])
-plots.table(table, dict.fromkeys(["1 / busy", "times as fast"], "{:.2f}"))
+plots.table(table, {"speedup": "{:.2f}"})
 
 # %%
-# The H100 is the busiest of them, and computes least. Nor is the idle share
-# what there is to gain: no single change of the other two gains all of it.
+# None of the first three columns predicts the last. The A100 model runs
+# kernels all the time and none of the changes that remove waiting helps: its
+# kernels themselves are slow. The H100 is busy as well, but with copies;
+# kernels run for only a few percent of its time, and its GPU-Util should read
+# that low. The other two have idle time, yet no single change wins all of it
+# back.
 #
-# What would GPU-Util have shown? Nobody recorded it. Be the driver: cut each
-# trace into windows, and count those in which any kernel ran at any moment.
-# Short windows give the true share. Long ones swallow every gap that is
-# shorter than they are:
+# What would GPU-Util have shown? No reading was recorded with these traces, so
+# we play the driver. We cut each trace into windows and count the windows that
+# contain any part of a kernel. Short windows give the true share. Long windows
+# hide every gap shorter than themselves:
 
 import numpy as np
 from _lib import figures
@@ -140,74 +149,76 @@ figures.share_curves(
 )
 
 # %%
-# NVML's documentation gives a sample period between a sixth of a second and a
-# second. If the driver only asked whether any kernel ran in its period, all
-# three would read as full. If it added up the time, none would. A job that is
-# slow at full utilisation has many short gaps, or kernels that make little of
-# the GPU. A starved loader usually shows as less.
+# NVML documents a sample period between a sixth of a second and a second. If
+# the driver only checked whether any kernel ran in a period, even a program
+# with long gaps would read full. If it added up the time, only the model
+# would. Either way, full utilization rules out one problem, long waits, and
+# leaves two: many short gaps, or kernels that use little of the GPU.
 
 # %%
-# The clue beside it: power
-# -------------------------
-# The same tool has a better question:
+# Does power tell us more?
+# ------------------------
+# The same tool has a second clue:
 #
 # .. code-block:: console
 #
 #    $ nvidia-smi --query-gpu=utilization.gpu,power.draw,power.limit \
 #          --format=csv -l 1
 #
-# Switching transistors takes power, and waiting takes little. Large matrix
-# products in 16 bits draw so much that the power limit sets their clock
-# (:doc:`15_real_ceilings`). A GPU that shows full utilisation and draws half
-# of its limit is not doing such work: look for copies, small kernels, or
-# kernels that wait for memory. The clue works in one direction only. High
-# power is not yet useful work.
+# Switching transistors takes power and waiting takes little. Large bf16
+# matmuls draw so much that the power limit sets their clock
+# (:doc:`15_real_ceilings`). A GPU at full utilization and half its power limit
+# is doing something else: copies, small kernels, or kernels that wait for
+# memory. The clue works in one direction only. High power can still be wasted
+# work.
 
 # %%
-# Change one thing: the work, and not the figure
-# ----------------------------------------------
-# The H100's copies come from pinned memory of the host. A program that fetches
-# its weights for each use looks like this:
+# Change one thing: the precision
+# -------------------------------
+# We look at the kernels' names instead of the utilization. Nearly all of the
+# model's time is in ``sgemm``, fp32 on ordinary cores. One line lets PyTorch
+# use the tensor cores:
 #
 # .. code-block:: diff
 #
-#     for layer in layers:
-#    -    layer.to("cuda", non_blocking=True)
-#         x = layer(x)
-#    -    layer.to("cpu", non_blocking=True)
+#    +torch.set_float32_matmul_precision("high")   # TF32
 #
-# What if they stayed on the card? Played again without copies to the device:
+# On this card the peak of TF32 is eight times as high. We replay the trace
+# with the matmuls sped up by that factor:
 
-fetched = one.memops().groupby("kind")[["bytes", "total_ns"]].sum()
-moved, took_ns = fetched.loc["HtoD"]
-kept = copies.trace.whatif(without="HtoD")["speedup"].iloc[0]
-print(f"{moved / 1e9:.1f} GB copied in {took_ns / 1e9:.2f} s", end=", ")
-print(f"{moved / took_ns:.1f} GB/s")
-print(f"without these copies: {kept:.1f} times as fast, by replay")
+kernels = model.trace.kernels()
+sgemm = kernels["name"].str.contains("sgemm")
+share = kernels.loc[sgemm, "share"].sum()
+tf32 = model.trace.whatif(scale=f"sgemm={1 / 8}")["speedup"].iloc[0]
+print(f"sgemm takes {share:.1%} of the kernels' time")
+print(f"with TF32: {tf32:.1f}x faster at most (replay)")
 
 # %%
 # Verdict
 # -------
-# Utilisation says that something ran. Well below full, it says that something
-# makes the GPU wait, and ``nsightkit gaps`` says what. Near full, it says
-# nothing: ask what ran, and what it achieved.
+# A high GPU-Util means that some kernel ran. When it is well below full, the
+# GPU waits for something, and ``nsightkit gaps`` names the cause. When it is
+# near full, ask two more questions: which kernels ran (``nsightkit kernels``),
+# and how close they came to the card's limits (``nsightkit sol``). The chapter
+# :doc:`/guide/hundred_percent` asks them of five programs.
 
 # %%
 # Limits
 # ------
-# * The window model shows what a given resolution would hide, and not how a
-#   driver is built. Nobody read NVML while these traces were recorded.
-# * NVML's definition speaks of kernels; the busy time of a trace also counts
-#   copies. Whether a copy alone counts for GPU-Util is not documented.
-# * The trace of the copies does not hold the program. That weights are fetched
-#   is a guess, and whether they fit on the card is not known. It lasts a
-#   second.
-# * A profiler slows the CPU, so a profiled run has somewhat more idle time.
+# * The window model shows what a given resolution would hide. The driver's
+#   real method is not documented, and NVML was not read while these traces
+#   were recorded.
+# * NVML's definition speaks of kernels. Whether a copy alone counts towards
+#   GPU-Util is not documented.
+# * The TF32 speedup is a prediction. It assumes that matmuls keep their share
+#   of the peak.
+# * A profiler slows the CPU, so a profiled run has more idle time than the
+#   same run without one.
 
 # %%
 # Run it yourself
 # ---------------
-# On a program of your own, next to what ``nvidia-smi`` says about it:
+# On your own program, next to its ``nvidia-smi`` reading:
 #
 # .. code-block:: console
 #
@@ -234,34 +245,36 @@ downloads = {f"{name}, case file": trace for name, trace in programs.items()}
 #    .. dropdown:: Answer
 #
 #       The longest gap lasts :measured:`01_gpu_util_lies.gap_ms:.0f` ms. A
-#       window has to fit into it: the curve leaves the top where windows
+#       window has to fit into it: the curve drops below full where windows
 #       become shorter than that.
 #
-# 2. ``nsightkit memops`` on the H100's trace: which copies take the time, and
-#    what is the rate of the others?
+# 2. Run ``nsightkit memops`` on the H100's trace. Which copies take the time,
+#    and how much faster are the others?
 #
 #    .. dropdown:: Answer
 #
 #       Copies from pinned host memory take nearly all of it. Copies within the
-#       card move more bytes, :measured:`01_gpu_util_lies.inside:.0f` times as
-#       many each second. So what crosses the bus should cross it once.
+#       card move :measured:`01_gpu_util_lies.inside:.0f` times more bytes per
+#       second, so data that has crossed the bus once should stay on the card.
 #
-# 3. GPU-Util shows full, and the power draw is near the limit. What do you ask
+# 3. GPU-Util shows full, and the power draw is near the limit. What do we ask
 #    next?
 #
 #    .. dropdown:: Answer
 #
-#       How much of the time is matrix products (``nsightkit kernels --by
-#       category``), and how close they come to the card's peak (``nsightkit
-#       sol``). :doc:`09_precision` has a GPU full of fp32 products.
+#       How much of the time is matmuls (``nsightkit kernels --by category``),
+#       and how close they come to the card's peak (``nsightkit sol``).
+#       :doc:`09_precision` follows the model of this page through four
+#       precisions.
 
 # %%
 # Measured here
 # -------------
 # .. own-run::
 #
-# A training step of a small language model, and a program that keeps a single
-# GPU thread spinning. On a GPU NVML is read while the loops run unwatched.
+# Two programs, with NVML read while they run unprofiled on a GPU: a training
+# step of a small language model, and a kernel that keeps a single thread
+# spinning.
 
 from _lib import one_thread
 
@@ -293,7 +306,7 @@ spinning = measure(
 language_model
 
 # %%
-# What NVML said, what the trace says, and what was achieved:
+# NVML's reading beside the trace and the useful work:
 
 
 # fold: How the table is made
@@ -305,7 +318,7 @@ def flops(sizes):
 
 
 def utilisation(run, work_flops):
-    """Give what NVML said, what the trace says, and what was achieved."""
+    """Compare NVML's reading with the trace and the work achieved."""
     row = {"run": run.name, "share by NVML": None, "share busy": None}
     reading = run.median("gpu_utilization_percent")
     if reading is not None:
@@ -335,10 +348,10 @@ plots.table(both, missing="not measured") if len(both) else None
 spinning
 
 # %%
-# Traces whose truth is known. They are synthetic, and never ran on a GPU. The
-# first loop waits for its data in every step, the second has kernels that are
-# over before the next is launched. The gain of the first is known, because it
-# was also written without its fault:
+# Can we trust the two columns? Here are synthetic traces whose truth we know.
+# They never ran on a GPU. The first loop waits for data in every step; in the
+# second, each kernel ends before the next is launched. For the first we also
+# made the trace without its fault, so the true gain is known:
 
 # fold: How they are made
 from _lib import synthetic
@@ -360,7 +373,7 @@ for fault, change in changes.items():
 plots.table(pd.DataFrame(rows), missing="not written")
 
 # %%
-# What the two runs say:
+# The answer from the two runs:
 
 # fold: How the answer is put together
 said = "NVML was not read in both runs."
@@ -370,7 +383,8 @@ if len(both) and both["share by NVML"].notna().all():
         f"NVML read {real:.0%} for the training step and {spin:.0%} for one "
         f"spinning thread, which does no useful work."
     )
-within = one.memops().groupby("kind")[["bytes", "total_ns"]].sum().loc["DtoD"]
+moved = one.memops().groupby("kind")[["bytes", "total_ns"]].sum()
+rates = moved["bytes"] / moved["total_ns"]
 gaps = programs["starved loader, V100"].gaps(each=True)
 first = table.iloc[0]
 findings = headline(
@@ -378,11 +392,12 @@ findings = headline(
     language_model,
     spinning,
     otherwise=(
-        f"an H100 was busy for {first['share busy']:.0%} of a second, and ran "
-        f"kernels for {first['share with kernels']:.0%} of it. Nearly all the "
-        "rest was copies from the host's memory."
+        f"kernels ran for {first['share with kernels']:.1%} of the time on an "
+        f"A100, and {share:.0%} of that time went to fp32 matmuls that do not "
+        f"use the tensor cores. With TF32 the run would be up to {tf32:.1f}x "
+        "faster (replay), and GPU-Util would show full in both cases."
     ),
-    badge=copies.label,
+    badge=model.label,
     gap_ms=float((gaps["end_ns"] - gaps["start_ns"]).max() / 1e6),
-    inside=float(within["bytes"] / within["total_ns"] / (moved / took_ns)),
+    inside=float(rates["DtoD"] / rates["HtoD"]),
 )

@@ -2,8 +2,8 @@
 Is the GPU waiting for data?
 ============================
 
-A training step is slow, and the GPU is idle for part of it. Does the data
-loader keep it waiting, and what do loader workers buy?
+A training step is slow, and the GPU is idle for part of it. Is the data
+loader to blame, and how much do loader workers win back?
 
 .. in-short::
 """
@@ -11,14 +11,18 @@ loader keep it waiting, and what do loader workers buy?
 # %%
 # The symptom
 # -----------
-# PyTorch's developers recorded six training steps of ResNet-50 on one GPU.
-# The program loads its batches in the training process itself:
+# The PyTorch developers recorded six training steps of ResNet-50 on a V100.
+# The training process loads its own batches:
 #
 # .. code-block:: python
 #
 #    loader = DataLoader(dataset, batch_size=32, num_workers=0)
 #    for images, labels in loader:
 #        images = images.to("cuda")
+#
+# This run is the worked example of the guide. The chapter
+# :doc:`/guide/timeline` reads one of its steps row by row; here we find its
+# bottleneck, change one argument and look at the same program again.
 
 # sphinx_gallery_thumbnail_number = 2
 # record: 40 s
@@ -27,23 +31,23 @@ from nsightkit.guide import case, headline, measure
 from nsightkit.workloads import training
 
 alone = case("v100-starved-loader", "workers-0")
-alone
 
 # %%
-# What the GPU did in those steps, and what the process that feeds it did
-# meanwhile. The gaps in the lower rows are idle time:
+# The lower rows are the GPU. Each gap in them is idle time. Above them is the
+# CPU thread that feeds it:
 
 plots.timeline(
     alone.trace, title="ResNet-50, loaded in the process (case file)"
 )
+alone
 
 # %%
 # Predict: what sets the pace?
 # ----------------------------
-# Loader and step are two machines in a line. When one process does both, the
-# times add up. With workers beside it, the slower of the two sets the pace.
-# The GPU's own time stands apart, because a GPU works through its queue while
-# the CPU loads.
+# Loading and training are two stages of a pipeline. When one process does
+# both, their times add up. With loader workers beside it, the slower stage
+# sets the pace. The GPU's own time is a third limit, because the GPU works
+# through its queue while the CPU loads.
 
 
 def step_time(load, rest, gpu=0, workers=0):
@@ -54,33 +58,33 @@ def step_time(load, rest, gpu=0, workers=0):
 
 
 # %%
-# Loading takes three units of time, the rest of the step one. How long is a
-# step with no worker, and with one, two, four and eight?
+# Suppose loading takes three units of time and the rest of the step one. How
+# long is a step with no worker, and with one, two, four and eight?
 #
 # .. dropdown:: Answer
 #
-#    Four units without workers; then 3, 1.5, 1 and 1. After three workers the
-#    step itself is the slower one, and more workers buy nothing.
+#    Four units without workers; then 3, 1.5, 1 and 1. From three workers on
+#    the step itself is the slower stage, and more workers change nothing.
 #
-# And this program: what share of its idle time is the loader's, and how much
-# faster is it if no step ever waits for data? Look at the timeline, and guess
-# before you read on.
+# Now for the real program. Which share of its idle time is the loader's, and
+# how much faster would it be if no step ever waited for data? Look at the
+# timeline and guess before you read on.
 
 # %%
-# Evidence: what the GPU waited for
-# ---------------------------------
-# Each gap between two operations is put down to what the launching thread did
-# meanwhile. ``verdict`` then plays the trace again without each kind of
-# waiting, and gives the gain that comes out:
+# Evidence: what did the GPU wait for?
+# ------------------------------------
+# ``verdict`` attributes each gap between two GPU operations to what the
+# launching thread was doing at that moment. It then replays the trace without
+# each kind of waiting and reports the speedup:
 
 alone.trace.verdict()
 
 # %%
-# Not all of a wait is lost: the GPU is idle only from the moment its queue is
-# empty. So the gain is not the share of waiting, and it is not the share of
-# idle time either, for without this wait something else may hold the step up.
-# That is why the trace is played again. Two changes gain about as much here;
-# of two that tie, the verdict names the one that more time was lost to.
+# The predicted speedup differs from the share of waiting, for two reasons. The
+# GPU is idle only once its queue is empty, so part of a wait is hidden. And
+# when one wait is removed, another may take its place. The replay accounts for
+# both. Here two changes gain about the same; when two tie, the verdict names
+# the cause with more lost time.
 
 # %%
 # Change one thing: load beside the training
@@ -91,8 +95,17 @@ alone.trace.verdict()
 #
 #    -loader = DataLoader(dataset, batch_size=32, num_workers=0)
 #    +loader = DataLoader(dataset, batch_size=32, num_workers=4)
+#
+# Both runs on one time axis, then their idle time by cause:
 
 four = case("v100-starved-loader", "workers-4")
+for run, how in ((alone, "in the process"), (four, "by four workers")):
+    plots.timeline(
+        run.trace,
+        end_ns=1_000_000_000,
+        levels=0,
+        title=f"ResNet-50, loaded {how} (case file)",
+    )
 plots.before_after(
     alone.trace.gaps(),
     four.trace.gaps(),
@@ -103,16 +116,22 @@ plots.before_after(
 )
 
 # %%
-# The wait for data is gone. (The verdict gives a longer time than the bar. It
-# also counts the wait before the first operation, which does not lie between
-# two operations.) Did the steps get as much faster as predicted?
+# The gaps that waited for data have closed: the loader's share of the idle
+# time between operations fell from
+# :measured:`02_starved_input_pipeline.waited:.0%` of the span to
+# :measured:`02_starved_input_pipeline.waits:.0%`. The verdict on the second
+# run still charges :measured:`02_starved_input_pipeline.first_ms:.0f` ms to
+# loading. That is the wait for the very first batch. It comes before the first
+# GPU operation, so the bars, which start there, do not contain it.
+#
+# Did the steps get as much faster as predicted?
 
 # fold: How the table is worked out
 import pandas as pd
 
 
 def gain_left(trace):
-    """How many times as fast the trace is when it never waits for data."""
+    """Speedup of the trace if it never waited for data."""
     return trace.whatif("no-input-wait")["speedup"].iloc[0]
 
 
@@ -125,14 +144,14 @@ rows = {
     "measured: all six steps": steps_ns[0].sum() / steps_ns[1].sum(),
     "left to gain from loading, with four workers": left,
 }
-gains = pd.DataFrame(rows.items(), columns=["", "times as fast"])
-plots.table(gains, {"times as fast": "{:.2f}"})
+gains = pd.DataFrame(rows.items(), columns=["", "speedup"])
+plots.table(gains, {"speedup": "{:.2f}x"})
 
 # %%
-# Two of the six steps with workers were much slower than the others, which is
-# why the median and the sum differ. More workers would not have helped those
-# two: the replay of the second trace finds little left to gain
-# from loading.
+# The median step gained less than the prediction, and the sum of all steps
+# less again, because two of the six steps with workers were much slower than
+# the others. More workers would not have helped those two: in the second
+# trace, the replay finds almost nothing left to gain from loading.
 
 plots.step_times(
     dict(zip(("in the process", "four workers"), steps_ns, strict=True)),
@@ -142,9 +161,21 @@ plots.step_times(
 # %%
 # Verdict
 # -------
-# The loader was the bottleneck. The prediction, a loader that is never late,
-# is an upper bound, and the median step stayed below it. Then something else
-# was in the way, which is how it should be after a change that worked:
+# The loader was the bottleneck. The prediction, for a loader that is never
+# late, is an upper bound, and the median step stayed below it. The bottleneck
+# then moved, as expected after a successful fix:
+
+def waits_of(trace):
+    """Share of the span in gaps that wait for data."""
+    shares = trace.gaps().set_index("cause")["share_of_span"]
+    return float(shares.get("input-pipeline", 0))
+
+
+def before_first_ms(trace):
+    """Time from the first step's start to the first GPU operation."""
+    whole = trace.summary()
+    return float((whole["window_ns"] - whole["span_ns"]) / 1e6)
+
 
 bottleneck = four.trace.verdict()["bottleneck"]
 print("with four workers, the bottleneck is", bottleneck)
@@ -153,16 +184,16 @@ print("with four workers, the bottleneck is", bottleneck)
 # Limits
 # ------
 # * Six steps of one program, recorded once under a profiler.
-# * The rule for the pace assumes that every worker has a core to itself, and
-#   a loader that scales: one lock, one disk or one network link, shared by
-#   all workers, ends that.
+# * The rule for the pace assumes a core for every worker and a loader that
+#   scales. A lock, a disk or a network link shared by all workers breaks that
+#   assumption.
 # * Nsight Systems does not show the workers. They are forked and never call
-#   ``exec``, and such processes are not traced unless one asks for it with
-#   ``--trace-fork-before-exec``, which is documented as able to deadlock.
-#   Starvation has to be read from the process that waits.
+#   ``exec``, and such processes are traced only with
+#   ``--trace-fork-before-exec``, which NVIDIA documents as able to deadlock.
+#   We recognize starvation in the process that waits.
 # * In ``for batch in loader:`` the wait is over *before* the body of the loop
-#   begins. A range around the first lines of the body sees nothing of it; put
-#   it around ``next(it)``.
+#   begins. A range around the first lines of the body misses it; put the range
+#   around ``next(it)``.
 
 # %%
 # Run it yourself
@@ -176,7 +207,7 @@ print("with four workers, the bottleneck is", bottleneck)
 #    $ nsightkit verdict workers-0.parquet
 #    $ nsightkit diff workers-0.parquet workers-4.parquet
 #
-# On a program of your own:
+# On your own program:
 #
 # .. code-block:: console
 #
@@ -185,8 +216,8 @@ print("with four workers, the bottleneck is", bottleneck)
 #    $ nsightkit whatif starved.sqlite no-input-wait
 #    $ nsightkit calls starved.sqlite --os
 #
-# To measure on your GPU (without one, the script shows our recording or runs
-# a tiny CPU version):
+# To measure on your GPU (without one, the script shows our recording or runs a
+# tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -200,27 +231,26 @@ downloads = {
 # %%
 # Exercises
 # ---------
-# 1. Which two steps of the second trace are slow, and is the loader the
-#    cause? Use ``nsightkit steps``, then ``gaps`` and ``calls`` with
-#    ``--time`` around one of them, or open the timeline in Perfetto.
+# 1. Which two steps of the second trace are slow, and is the loader the cause?
+#    Use ``nsightkit steps``, then ``gaps`` and ``calls`` with ``--time``
+#    around one of them, or open the timeline in Perfetto.
 #
 #    .. dropdown:: Answer
 #
 #       The first and the fifth, and in neither does the GPU wait for data. In
 #       the first, one ``cudaMemcpyAsync`` takes most of the extra time. In the
-#       fifth, as many launches as ever leave more than twice the idle time
-#       between them: the CPU was slower. The trace does not say why; workers
-#       that take the cores of the training process are a good guess, and a
-#       guess.
+#       fifth, the same number of launches leaves more than twice the idle time
+#       between them: the CPU was slower. Workers may have taken cores from the
+#       training process, but the trace does not show why.
 #
 # 2. ``nsightkit whatif workers-4.parquet`` lists other changes. Which one
 #    would you make next, and would you expect its whole gain?
 #
 #    .. dropdown:: Answer
 #
-#       The first in the list. Its gain is that of a replay in which nothing
-#       else changes; measure it, as this page did. :doc:`04_tiny_kernels` is
-#       about launches, :doc:`03_hidden_synchronisation` about waiting calls.
+#       The first in the list. The replay assumes that nothing else changes, so
+#       measure it, as we did here. :doc:`04_tiny_kernels` is about launches,
+#       :doc:`03_hidden_synchronisation` about waiting calls.
 #
 # 3. Your own loop prints a small "data time", yet the GPU starves. Where is
 #    the wait?
@@ -235,9 +265,10 @@ downloads = {
 # -------------
 # .. own-run::
 #
-# A small language model trains on sequences that are read and decompressed
-# one by one. First the training process does this itself, then twelve workers
-# do. The wait is timed around ``next(it)`` in every step, without a profiler.
+# A small language model trains on sequences that are read and decompressed one
+# by one. In the first run the training process loads them itself; in the
+# second, twelve workers do. We time the wait around ``next(it)`` in every
+# step, without a profiler.
 
 sizes = dict(vocabulary=32_000, hidden=1024, layers=8, heads=16)
 sizes |= dict(context=512, batch=16, precision="bf16")
@@ -259,7 +290,8 @@ after = measure(
 before
 
 # %%
-# Each point is a step. Both runs learn the same from the same samples.
+# Each point is a step. Both runs see the same samples and reach the same
+# losses.
 
 # fold: How the figures are drawn
 if before and after:
@@ -282,7 +314,7 @@ if before.trace.recorded("kernels"):
 after
 
 # %%
-# What the two runs say:
+# The answer from the two runs:
 
 # fold: How the answer is put together
 said = ""
@@ -310,7 +342,10 @@ findings = headline(
     otherwise=(
         f"with four loader workers, the median step of ResNet-50 was "
         f"{step_gain:.2f}x faster. Predicted for a loader that is never "
-        f"late: {never_late:.2f}x. Then {bottleneck} was in the way."
+        f"late: {never_late:.2f}x. The bottleneck then moved to {bottleneck}."
     ),
     badge=alone.label,
+    waited=waits_of(alone.trace),
+    waits=waits_of(four.trace),
+    first_ms=before_first_ms(four.trace),
 )
