@@ -102,7 +102,8 @@ four = case("v100-starved-loader", "workers-4")
 for run, how in ((alone, "in the process"), (four, "by four workers")):
     plots.timeline(
         run.trace,
-        end_ns=1_000_000_000,
+        start_ns=0,
+        end_ns=1_100_000_000,
         levels=0,
         title=f"ResNet-50, loaded {how} (case file)",
     )

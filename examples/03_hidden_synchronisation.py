@@ -20,8 +20,8 @@ long waiting calls. Which of them cost anything?
 #        x = layer(x)
 #        norms.append(x.norm().item())
 #
-# To see what that does, here is a piece of such a loop. The trace is
-# synthetic: it never ran on a GPU, so the cost of its reads is known.
+# Below is a piece of such a loop. The trace is synthetic: it never ran on a
+# GPU, so we know exactly what its reads cost.
 
 # sphinx_gallery_thumbnail_number = 2
 # record: 30 s
@@ -37,19 +37,19 @@ without_reads, _ = synthetic.training()
 # %%
 
 third = int(drains.steps()["start_ns"].iloc[2])
-plots.timeline(drains, end_ns=third, title="A read a layer (synthetic)")
+plots.timeline(drains, end_ns=third, title="One read per layer (synthetic)")
 
 # %%
 # The stream has a hole after every layer of ``forward``. The long solid part
-# is ``backward``, where nothing is read. The CPU has launched all of it early,
-# and waits at the first read of the next step.
+# is ``backward``, where nothing is read. The CPU launched all of it early and
+# then waits at the first read of the next step.
 
 # %%
 # Predict: what does a wait cost?
 # -------------------------------
-# The CPU launches kernels into a queue and goes on; the GPU works the queue
-# off. As long as the CPU is ahead, its own time does not show. ``.item()``
-# needs the value, so it waits until the queue is empty. Then the GPU has
+# The CPU puts kernels into a queue and moves on, and the GPU works through the
+# queue. As long as the CPU is ahead, its own time does not show. ``.item()``
+# needs the value, so the CPU waits until the queue is empty. The GPU then has
 # nothing to do until the next launch:
 
 
@@ -67,33 +67,35 @@ def step_time(kernels, launch, run, syncs=0, handling=0, steps=1_000):
 # %%
 # A step has 240 kernels that run for 20 units of time each. A launch takes 6,
 # and after a read the program spends 15 on the value. How much longer is a
-# step with one read, with twelve, and with one after each kernel? And what
-# does a single read cost at the end of the step?
+# step with one read, with twelve, and with one after each kernel? Does a read
+# at the end of the step cost less?
 #
 # .. dropdown:: Answer
 #
-#    Each read costs 21, wherever it stands: its handling and the next launch.
-#    A step of 4,800 takes 4,821 with one, 5,052 with twelve and 9,840 with
-#    one for each kernel. A read at the end of a step holds up the next step.
-#    It is their number that hurts.
+#    Each read costs 21 at any position: its handling and the next launch. A
+#    step of 4,800 takes 4,821 with one, 5,052 with twelve and 9,840 with one
+#    for each kernel. A read at the end of a step delays the next step instead.
+#    Only the number of reads matters.
 #
-# And in a profile: four programs spend a third of their time or more in calls
-# that wait for the GPU. Is each of them faster without?
+# Now four real programs that spend about a third of their time or more in
+# calls that wait for the GPU. Would all of them be faster without the waits?
 #
 # .. dropdown:: Answer
 #
-#    The share does not say it. A wait lasts as long as the GPU has work. It
-#    costs something only if the CPU could have prepared meanwhile what the GPU
-#    then lacks. Two of the four gain a third, and two gain nothing.
+#    We cannot tell from that share. A wait lasts as long as the GPU has work,
+#    and it costs something only if the CPU could have used the time to prepare
+#    work that the GPU then lacks. In the replay two of the four gain a third
+#    and two gain nothing; of the two that gain, one waits for other GPUs,
+#    which a change to its code cannot remove.
 
 # %%
-# Evidence: two synthetic loops
-# -----------------------------
-# The loop above, and a second one that waits for nearly all of its time, too,
-# but for an event of one step earlier, so that a whole step is always queued.
-# Both are synthetic, and never ran on a GPU. ``whatif`` plays a trace again
-# as a schedule in which no call waits. For the first loop we know what that
-# gains, because it was also written without its reads:
+# Evidence: do two loops with the same waits cost the same?
+# ---------------------------------------------------------
+# We compare the loop above with a second one that also waits for nearly all of
+# its time, but for an event of one step earlier, so that a whole step is
+# always queued. Both are synthetic and never ran on a GPU. ``whatif`` replays
+# a trace as a schedule in which no call waits. We also made the first loop
+# without its reads, so its true gain is known:
 
 # fold: How the second loop is made
 events = synthetic.Events()
@@ -113,7 +115,7 @@ import pandas as pd
 
 
 def waiting(name, trace):
-    """How long a thread waits, and what a replay without waits gains."""
+    """Time that a thread waits, and the replay's speedup without waits."""
     calls = trace["calls"]
     calls = calls[calls["name"].str.contains("Synchronize")]
     lasting = calls["end_ns"] - calls["start_ns"]
@@ -123,7 +125,7 @@ def waiting(name, trace):
         "program": name,
         "share in waiting calls": longest_ns / trace.summary()["wall_ns"],
         "share idle after them": idle.get("synchronization", 0),
-        "times as fast without": trace.whatif("no-sync")["speedup"].iloc[0],
+        "speedup without": trace.whatif("no-sync")["speedup"].iloc[0],
     }
 
 
@@ -135,18 +137,19 @@ truth = [drains.summary()["window_ns"] / written, 1.0]
 plots.table(table.assign(**{"true gain": truth}))
 
 # %%
-# The prediction agrees with the truth, and so does the idle time:
+# Both wait for most of their time. Only the first loses time to it, and the
+# predicted speedup agrees with the true one. So does the idle time:
 
 found = drains.gaps().set_index("cause")["total_ns"]["synchronization"]
 print(f"idle after a read: true {idle_ns / 1e6:.3f} ms", end=", ")
 print(f"found {found / 1e6:.3f} ms")
 
 # %%
-# Four programs on real GPUs
-# --------------------------
-# Other people recorded these. The first copies data to two GPUs, the next two
-# are inference with Qwen and with OWLv2, and the last is one of eight ranks of
-# a recommender:
+# Which of four real programs lose time?
+# --------------------------------------
+# These were recorded by others on real GPUs. The first copies data to two
+# GPUs, the next two run inference with Qwen and with OWLv2, and the last is
+# one of eight ranks that train a recommender:
 
 from nsightkit.guide import case
 
@@ -164,14 +167,15 @@ print(f"idle after such calls: at most {most_idle:.1%} of the span")
 plots.panels(waits, waits.columns, title="Waiting, and its cost (case file)")
 
 # %%
-# All four wait for about a third of their time or more, and hardly any idle
-# time follows a wait. Two would gain nothing, and two would gain a third.
+# All four spend about a third of their time or more in waiting calls, and
+# almost no idle time follows a wait. In the replay two gain nothing and two
+# gain a third.
 #
-# Why does OWLv2 gain? It waits for each batch to be computed and copied back.
-# Only then does the same thread load the next batch, and the GPU idles
-# meanwhile. Without the wait the program would load one batch while the GPU
-# computes the other. A list of gaps does not show this. It puts the idle time
-# down to loading, which is what the CPU did at that moment:
+# Why does OWLv2 gain? It waits for each batch to be computed and copied back,
+# and only then does the same thread load the next one, while the GPU idles.
+# Without the wait, the program would load one batch while the GPU computes the
+# other. The list of gaps does not show this. It attributes the idle time to
+# loading, because that is what the CPU was doing at that moment:
 
 found = real["OWLv2"].trace.gaps().set_index("cause")["share_of_span"]
 for cause in ("input-pipeline", "synchronization"):
@@ -179,14 +183,19 @@ for cause in ("input-pipeline", "synchronization"):
 real["OWLv2"]
 
 # %%
-# The copying program waits while its GPUs copy, and they are never short of
+# The copying program waits while its GPUs copy, and they never run out of
 # work. Qwen waits for kernels that were launched before the capture began, and
 # its GPU is busy with them until the wait ends.
+#
+# The recommender's gain is not one we can have by deleting a call. Its rank
+# waits for the other seven to arrive at a collective. The replay knows one
+# rank only, so it removes their lateness along with the wait;
+# :doc:`22_one_rank_is_late` shows how to find the late rank.
 
 # %%
 # Change one thing: read later
 # ----------------------------
-# Keep values on the device, and read them when nobody waits for them:
+# Keep values on the device and read them every hundred steps:
 #
 # .. code-block:: diff
 #
@@ -201,8 +210,8 @@ real["OWLv2"]
 #
 # ``.item()``, ``.cpu()`` and ``float(x)`` are the visible waits. Copies from
 # or to pageable memory, ``nonzero``, boolean masks, ``cudaMalloc`` and
-# ``cudaFree`` can wait as well. PyTorch warns of most of them while the
-# program runs, with the line that did it:
+# ``cudaFree`` can wait as well. PyTorch warns about most of them while the
+# program runs and names the line:
 #
 # .. code-block:: python
 #
@@ -211,23 +220,23 @@ real["OWLv2"]
 # %%
 # Verdict
 # -------
-# Long waiting calls are not a fault by themselves. What counts is whether the
-# CPU had something else to do: launches that the GPU then lacks, or data to
-# load. Neither the time in such calls nor the idle time after them says so;
-# the replay of the whole schedule does.
+# A long waiting call is not a fault by itself. It costs time only if the CPU
+# had something else to do: kernels to launch that the GPU then lacks, or data
+# to load. Neither the time in such calls nor the idle time after them answers
+# that. A replay of the whole schedule does. In the guide's worked example
+# (:doc:`02_starved_input_pipeline`) waits cost almost nothing, and the time is
+# in the loader and in the launches.
 
 # %%
 # Limits
 # ------
-# * The gains of the four programs are predictions. The change was tried for
-#   none of them, and a value that the next launch depends on cannot be read
+# * The speedups of the four programs are predictions. The change was not tried
+#   on any of them, and a value that decides the next launch cannot be read
 #   later.
-# * One capture of each, of about a second or less.
-# * DLRM waits for the other ranks. Their part of the wait does not go away:
-#   :doc:`22_one_rank_is_late` is about that.
-# * The model knows one length of kernel. Behind a long queue short kernels
-#   cost no launch; after a wait each shows its own, so a read can cost more
-#   than the first launch.
+# * One capture of each program, about a second or less.
+# * The model of a step has kernels of one length. Behind a long queue short
+#   kernels cost no launch; after a wait each one exposes its launch, so a real
+#   read can cost more than the first launch.
 
 # %%
 # Run it yourself
@@ -261,33 +270,33 @@ downloads |= {f"{name}, case file": one.trace for name, one in real.items()}
 # %%
 # Exercises
 # ---------
-# 1. Open OWLv2's timeline in Perfetto. Between which two operations of the GPU
-#    is the long gap, and where does the wait before it end?
+# 1. Open OWLv2's timeline in Perfetto. Which two GPU operations surround the
+#    long gap, and where does the wait before it end?
 #
 #    .. dropdown:: Answer
 #
-#       The gap lies between the copy of a result to the host and the copy of
-#       the next batch to the device. The wait ends *before* the gap begins.
-#       That is why it is not in the list of the gap's causes.
+#       The gap is between the copy of a result to the host and the copy of the
+#       next batch to the device. The wait ends *before* the gap begins, which
+#       is why it is not among the gap's causes.
 #
 # 2. For OWLv2, ``whatif`` also knows ``no-input-wait``. Why does that gain
 #    more than ``no-sync``, and which of the two would you build?
 #
 #    .. dropdown:: Answer
 #
-#       Without the wait, loading and computing overlap, and the longer one of
-#       them remains. A loader that is never late takes loading away. Loader
-#       workers do both at once: they load while the GPU computes, several of
-#       them side by side. See :doc:`02_starved_input_pipeline`.
+#       Without the wait, loading and computing overlap, and the longer of the
+#       two remains. ``no-input-wait`` removes loading altogether. Loader
+#       workers come close to that: several of them load while the GPU
+#       computes. See :doc:`02_starved_input_pipeline`.
 #
 # 3. There is no ``cudaItem``. What do you look for in a list of CUDA calls?
 #
 #    .. dropdown:: Answer
 #
-#       A small ``cudaMemcpyAsync`` to the host and a
-#       ``cudaStreamSynchronize`` after it. In PyTorch's own profile the
-#       operator is ``aten::item``, and not each one is a fault: a value that
-#       lies in the CPU's memory waits for nothing.
+#       A small ``cudaMemcpyAsync`` to the host followed by a
+#       ``cudaStreamSynchronize``. In PyTorch's own profile the operator is
+#       ``aten::item``. Not every one is a fault: reading a value that is
+#       already in the CPU's memory is free.
 
 # %%
 # Measured here
@@ -295,12 +304,12 @@ downloads |= {f"{name}, case file": one.trace for name, one in real.items()}
 # .. own-run::
 #
 # A small language model that reads a value after every layer, then the same
-# with the values kept on the device. It should have one wait for each layer
-# and one for the loss, and then none.
+# model with the values kept on the device. We expect one wait for each layer
+# and one for the loss in the first run, and none in the second.
 #
 # The step is small on purpose. A layer's forward pass keeps the GPU busy for
-# about as long as the CPU takes to launch it, so each wait shows. In a step
-# of sixty milliseconds the same waits would cost one percent.
+# about as long as the CPU takes to launch it, so each wait shows. In a step of
+# sixty milliseconds the same waits would cost one percent.
 
 from nsightkit.analysis.core import noise
 from nsightkit.guide import headline, measure
@@ -349,8 +358,8 @@ if before and after:
 plots.table(both, missing="not recorded") if len(both) else None
 
 # %%
-# Step times, without a profiler; each point is a step. Both runs learn the
-# same.
+# Step times without a profiler; each point is a step. Both runs reach the same
+# losses.
 
 # fold: How the figures are drawn
 if before and after:
@@ -369,8 +378,8 @@ if before.trace.recorded("kernels"):
 after
 
 # %%
-# What the two runs say. A change counts where the interval of the ratio of
-# their steps leaves out one (:doc:`/definitions`, "Noise").
+# The answer from the two runs. A change counts if the interval for the ratio
+# of their steps excludes one (:doc:`/definitions`, "Noise").
 
 # fold: How the answer is put together
 said = ""
@@ -382,13 +391,13 @@ if before and after:
     )
     predicted = before.trace.whatif("no-sync")["speedup"].iloc[0]
     if pd.notna(predicted):
-        said += f"; predicted by replay: {1 / predicted - 1:+.0%}"
+        said += f"; the replay predicted {1 / predicted - 1:+.0%}"
     said += "."
     change = noise.ratio(before.values("step_ns"), after.values("step_ns"))
     if not change.excludes(1):
         said = f"no effect beyond the spread; {said}"
 shares = waits["share in waiting calls"]
-gains = waits["times as fast without"]
+gains = waits["speedup without"]
 findings = headline(
     said,
     before,
@@ -396,9 +405,8 @@ findings = headline(
     otherwise=(
         f"two programs on an H100 spent {shares['Qwen']:.0%} and "
         f"{shares['OWLv2']:.0%} of their time in calls that wait for the GPU. "
-        f"Without the waits, the first would be {gains['Qwen']:.2f} times as "
-        f"fast, and the second {gains['OWLv2']:.2f} times (predicted by "
-        "replay)."
+        f"A replay without these waits gains {gains['Qwen'] - 1:.0%} for the "
+        f"first and {gains['OWLv2'] - 1:.0%} for the second."
     ),
     badge="case file, NVIDIA H100",
 )

@@ -11,9 +11,8 @@ the time. Is the program limited by launching its kernels, and what helps?
 # %%
 # The symptom
 # -----------
-# Somebody recorded one forward pass of a transformer on an A100, at several
-# batch sizes. Half a millisecond of the smallest one, from the middle of the
-# pass:
+# One forward pass of a transformer was recorded on an A100 at several batch
+# sizes. Here is half a millisecond from the middle of the smallest one:
 
 # record: 30 s
 # sphinx_gallery_thumbnail_number = 2
@@ -33,9 +32,9 @@ plots.timeline(
 passes[2]
 
 # %%
-# The GPU finishes each kernel long before the next one arrives. This is how
-# eager PyTorch runs code that is written one small operation at a time, such
-# as a norm or an optimizer spelled out:
+# The GPU finishes each kernel long before the next one arrives. Eager PyTorch
+# behaves like this when code is written one small operation at a time, such as
+# a hand-written norm or optimizer:
 #
 # .. code-block:: python
 #
@@ -46,8 +45,8 @@ passes[2]
 # %%
 # Predict: what does a larger batch cost?
 # ---------------------------------------
-# Launching goes on while the GPU runs, so a pass takes whichever is longer,
-# all launches or all kernels:
+# The CPU launches while the GPU runs, so a pass takes as long as all launches
+# or all kernels, whichever is longer:
 
 
 def pass_time(kernels, launch, run):
@@ -63,26 +62,26 @@ def pass_time(kernels, launch, run):
 # .. dropdown:: Answer
 #
 #    The launches need 2,200 units at every size. So the first three passes
-#    take 2,200, and from 64 samples on the kernels are as long as the
-#    launches. The pass with 128 takes 4,400.
+#    take 2,200, and at 64 samples the kernels become as long as the launches.
+#    The pass with 128 takes 4,400.
 #
-# Now guess for the real passes. From which of the four batch sizes on does the
-# A100 take longer than for two samples?
+# Now guess for the real passes. At which of the four batch sizes does the A100
+# first take longer than for two samples?
 
 # %%
-# Evidence: a pass does not grow with its batch
-# ---------------------------------------------
-# One row for each batch size. The last column comes from a replay of the trace
-# in which launches cost next to nothing:
+# Evidence: how does the time grow with the batch?
+# ------------------------------------------------
+# One row per batch size. The last column is the speedup in a replay of the
+# trace with nearly free launches:
 
 # fold: How the table is made
 import pandas as pd
 
-gain = "times as fast, free launches"
+gain = "speedup, free launches"
 
 
 def described(batch, trace):
-    """What one forward pass took, and what held it back."""
+    """Time and bottleneck of one forward pass."""
     found = trace.summary()
     return {
         "batch": batch,
@@ -101,13 +100,14 @@ shown = dict.fromkeys(["pass (ms)", "GPU busy (ms)"], "{:.1f}")
 plots.table(table, shown | {"busy": "{:.0%}", gain: "{:.2f}"})
 
 # %%
-# The times do not follow the batch: the largest batch has the shortest pass.
-# The GPU's own work grows with the batch, and the pass does not, because about
-# as many kernels are launched one after the other. There is one pass of each
-# size, so the differences between the passes say nothing.
+# The time does not follow the batch: the largest batch has the shortest pass.
+# The GPU's own work grows with the batch, but the pass does not, because every
+# pass launches about the same number of kernels one after the other. There is
+# only one pass of each size, so ignore the small differences between the
+# passes.
 #
-# The same in one figure: how long kernels run, and how long it takes from one
-# launch to the next.
+# The next figure compares how long kernels run with the time from one launch
+# to the next:
 
 
 def lengths(trace):
@@ -131,35 +131,40 @@ figures.distributions(
 )
 
 # %%
-# A kernel is *tiny* where it is over before the next launch arrives. Nearly
-# every kernel of the small batch is tiny; of the large batch, a part is long
-# enough to let the CPU get ahead. How many bytes does such a kernel move? An
-# elementwise kernel runs for as long as its bytes need:
+# We call a kernel *tiny* if it ends before the next launch arrives. Nearly
+# every kernel of the small batch is tiny. With 128 samples, enough kernels are
+# longer for the CPU to get ahead.
+#
+# A launch interval of :measured:`04_tiny_kernels.launch_us:.0f` µs is long,
+# because a profiler was recording every call. Without one, eager PyTorch
+# launches a kernel every few microseconds on a current CPU. The shape of the
+# answer stays, and the batch at which it flips is smaller.
+#
+# How many bytes does a tiny kernel move? An elementwise kernel runs for as
+# long as its bytes need:
 
 from nsightkit import hardware
 
 card = hardware.find(passes[2].source["gpu"])
 launch_ns = launches.median()
 print(f"from launch to launch: {launch_ns / 1e3:.0f} µs in the median")
-print(f"the memory moves {card.gb_per_s * launch_ns / 1e6:.0f} MB meanwhile")
+print(f"memory moves {card.gb_per_s * launch_ns / 1e6:.0f} MB in that time")
 print(f"the L2 cache holds {card.l2_mb} MB")
 
 # %%
-# What moves fewer bytes than that waits for launches here. What moves more
-# does not fit into the cache, so the memory's bandwidth is the right
-# yardstick. Counting kernels does not answer the question: thousands
-# of kernels that run longer than a launch are limited by their own work, and
-# not by launches.
+# A kernel that moves fewer bytes than that waits for launches here. A kernel
+# that moves more does not fit into the cache, so the memory's bandwidth is the
+# right yardstick. Counting kernels does not answer the question: thousands of
+# kernels that each run longer than a launch are limited by their own work.
 
 # %%
-# Traces whose truth is known
-# ---------------------------
-# These are synthetic: they never ran on a GPU. Two chains launch kernels in
-# the same rhythm. In one the kernels are shorter than the rhythm, in the other
-# longer. A third trace holds the short ones in a single replay of a CUDA
-# graph. Only the first may be idle, for what the rhythm leaves over. The chain
-# of short kernels also exists with launches that follow each other closely,
-# which gives its true gain.
+# Can we trust the cause and the prediction?
+# ------------------------------------------
+# These traces are synthetic and never ran on a GPU, so we know the truth. Two
+# chains launch kernels at the same rhythm. In one the kernels are shorter than
+# the rhythm, in the other longer. A third trace holds the short ones in a
+# single replay of a CUDA graph. Only the first should be idle. We also made
+# the short chain with closely spaced launches, which gives its true speedup.
 
 # fold: How they are made
 from _lib import synthetic
@@ -209,27 +214,28 @@ for name, trace in known.items():
 names = ["synthetic trace", "idle, true (ms)", "idle, found (ms)"]
 names += ["gain, true", "gain, predicted"]
 shown = dict.fromkeys(names[1:], "{:.3f}")
-plots.table(pd.DataFrame(rows, columns=names), shown, missing="not played")
+plots.table(pd.DataFrame(rows, columns=names), shown, missing="not replayed")
 
 # %%
-# The last row is why the profile of a compiled program can seem empty: Nsight
-# Systems records a graph replay as one interval without its kernels, unless
-# it is asked for nodes (``--cuda-graph-trace=node``, at a cost for each). The
+# The last row explains why the profile of a compiled program can look empty.
+# By default Nsight Systems records a graph replay as one interval without its
+# kernels (``--cuda-graph-trace=node`` records them, at a cost per kernel). The
 # GPU is busy all the same.
 
 # %%
-# Change one thing: more work for each launch
-# -------------------------------------------
-# The batch size was that change. The largest batch costs no more time than
-# the smallest:
+# Change one thing: more work per launch
+# --------------------------------------
+# The batch size was our change. Time per sample, from the smallest to the
+# largest batch:
 
 least, most = table.iloc[0], table.iloc[-1]
 for one in (least, most):
     each_us = one["pass (ms)"] / one["batch"] * 1e3
-    print(f"batch {one['batch']:3}: {each_us:8,.0f} µs a sample")
+    print(f"batch {one['batch']:3}: {each_us:8,.0f} µs per sample")
 
 # %%
-# Where the batch is given, say the same in fewer operations:
+# Where the batch size is fixed, express the same computation in fewer
+# operations:
 #
 # .. code-block:: diff
 #
@@ -238,32 +244,35 @@ for one in (least, most):
 #    -optimizer = torch.optim.AdamW(parameters, foreach=False)
 #    +optimizer = torch.optim.AdamW(parameters, fused=True)
 #
-# Where no fused operation exists, ``torch.compile`` makes one, and
-# ``torch.compile(mode="reduce-overhead")`` records what is left as a CUDA
-# graph that is launched at once. The table says what to expect of that: much
-# for two samples, and little for the largest batch, whose kernels fill the
-# time already.
+# Where no fused operation exists, ``torch.compile`` generates one, and
+# ``torch.compile(mode="reduce-overhead")`` records the remaining kernels as a
+# CUDA graph that is launched in one call. The table shows what to expect: a
+# lot for two samples, and little for the largest batch, whose kernels already
+# fill the time.
 
 # %%
 # Verdict
 # -------
-# Launching was the limit for every batch. For the largest one little is left
-# to gain from it, because the GPU is nearly always busy. The floor under a
-# pass is its number of kernels times the time from launch to launch. Only
-# fewer kernels lower it.
+# Launching was the limit at every batch size. For the largest, little is left
+# to gain because the GPU is nearly always busy. The floor under a pass is its
+# number of kernels times the time from launch to launch, and only fewer
+# kernels lower it. The worked example of the guide ends at the same place:
+# once its loader is fixed, :doc:`02_starved_input_pipeline` is limited by
+# launches.
 
 # %%
 # Limits
 # ------
-# * One pass of each size, recorded under a profiler, which makes each launch
-#   longer. Without it the floor is lower, and a smaller batch fills the GPU.
-# * Larger batches were published too. A first launch that loads its code
-#   dominates those passes, and the passes here hold no warm-up either.
-# * The gain of free launches is a bound: it keeps every kernel. Fusing changes
-#   two things at once, launches and bytes, and step times alone do not say
-#   which of them paid.
-# * Short kernels are not at fault where the CPU is far enough ahead: behind a
-#   long kernel they wait in the queue, and their launches cost nothing.
+# * One pass of each size, recorded under a profiler that inflates every
+#   launch, and with it the predicted speedup. Without a profiler the floor is
+#   lower, and a smaller batch fills the GPU.
+# * Larger batches were published too. Those passes are dominated by a first
+#   launch that loads its code, and none of the passes here has a warm-up.
+# * The speedup of free launches is a bound: it keeps every kernel. Fusing
+#   changes two things at once, launches and bytes, and step times alone cannot
+#   separate them.
+# * Short kernels are harmless where the CPU is far enough ahead: behind a long
+#   kernel they wait in the queue, and their launches cost nothing.
 
 # %%
 # Run it yourself
@@ -297,14 +306,14 @@ downloads = {f"{n} samples": one.trace for n, one in passes.items()}
 # %%
 # Exercises
 # ---------
-# 1. From the table: at which batch size do kernels become the limit, if the
-#    GPU's work goes on growing as it does from 64 samples to 128?
+# 1. Use the table. At which batch size do kernels become the limit, if the
+#    GPU's work keeps growing as it does from 64 samples to 128?
 #
 #    .. dropdown:: Answer
 #
-#       Near :measured:`04_tiny_kernels.full_at:.0f` samples. From there on
-#       the pass grows with the batch, and a sample costs as much in a larger
-#       batch.
+#       Near :measured:`04_tiny_kernels.full_at:.0f` samples. Beyond that the
+#       pass grows with the batch, and a larger batch no longer makes a sample
+#       cheaper.
 #
 # 2. Open the timelines of 2 and of 128 samples in Perfetto. How can you tell
 #    from one kernel and its launch whether the CPU or the GPU is ahead?
@@ -313,15 +322,16 @@ downloads = {f"{n} samples": one.trace for n, one in passes.items()}
 #
 #       Follow the arrow from the launch to the kernel. With two samples the
 #       kernel starts at once, and the stream is empty before it. Behind the
-#       long kernels of the large batch it starts much later: it was queued.
+#       long kernels of the large batch it starts much later, because it was
+#       queued.
 #
-# 3. A trace holds as many kernels, each twice as long as the time from launch
-#    to launch. What would CUDA graphs gain?
+# 3. A trace has the same number of kernels, each twice as long as the time
+#    from launch to launch. What would CUDA graphs gain?
 #
 #    .. dropdown:: Answer
 #
-#       Next to nothing, as in the synthetic trace with longer kernels.
-#       ``nsightkit whatif TRACE free-launches`` says it before you try.
+#       Almost nothing, as in the synthetic trace with longer kernels.
+#       ``nsightkit whatif TRACE free-launches`` predicts it before you try.
 
 # %%
 # Measured here
@@ -329,7 +339,7 @@ downloads = {f"{n} samples": one.trace for n, one in passes.items()}
 # .. own-run::
 #
 # A training step of a small language model whose optimizer, norms and
-# activation are chains of elementary operations, then the same with fused
+# activation are chains of elementary operations, then the same step with fused
 # ones.
 #
 # The sizes decide whether launches can matter:
@@ -357,8 +367,8 @@ after = measure(
 before
 
 # %%
-# Phase by phase. Operators contain others, so their number is larger than
-# that of the launches.
+# Phase by phase. Operators contain other operators, so there are more of them
+# than launches.
 
 
 # fold: How the phases are counted
@@ -385,7 +395,7 @@ if before and after:
 plots.table(both, missing="no GPU") if len(both) else None
 
 # %%
-# Step times, without a profiler; each point is a step.
+# Step times without a profiler; each point is a step.
 
 # fold: How the figures are drawn
 if before and after:
@@ -404,7 +414,7 @@ if before.trace.recorded("kernels"):
 after
 
 # %%
-# What the two runs say:
+# The answer from the two runs:
 
 # fold: How the answer is put together
 said = ""
@@ -414,7 +424,7 @@ if before and after:
     what = "kernels" if on_gpu else "operators"
     fewer = chains[what].sum() / fused[what].sum()
     said = (
-        f"the chains need {fewer:.1f}x as many {what}. A step takes "
+        f"the chains need {fewer:.1f}x the {what}. A step takes "
         f"{was / 1e6:.1f} ms with them and {now / 1e6:.1f} ms without: "
         f"{was / now:.1f}x faster"
     )
@@ -440,4 +450,5 @@ findings = headline(
     ),
     badge=passes[2].label,
     full_at=most["batch"] + room / grows * step,
+    launch_us=launch_ns / 1e3,
 )

@@ -1,10 +1,10 @@
 """
-Why do sums in 16 bits come out wrong?
-======================================
+Why do half-precision sums come out wrong?
+==========================================
 
 Add 0.01 a thousand times and you expect 10. In bf16 the total stops growing
-less than half way there. Nothing fails, and no value is infinite. Which part
-of the sum needs more bits: the numbers that are added, or the total?
+less than half way there. No error is raised, and no value is infinite. Which
+part of the sum needs more bits: the numbers that are added, or the total?
 
 .. in-short::
 """
@@ -12,9 +12,9 @@ of the sum needs more bits: the numbers that are added, or the total?
 # %%
 # The symptom
 # -----------
-# Gradients that are accumulated over many small batches, a mean loss, a weight
-# that is updated step by step: each of them is a running sum, such as
-# this one:
+# A running sum hides in many places of a training loop: gradients accumulated
+# over small batches, a mean loss, a weight that is updated step by step. We
+# use the simplest one:
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 15 s
@@ -37,8 +37,8 @@ def add_up(dtype, count=1000):
 # ---------------------------------
 # A floating-point type has a fixed number of significant bits. Between two
 # powers of two its numbers are evenly spaced, and the spacing doubles at each
-# power. Every result is rounded to the nearest of these numbers. That is
-# enough to work out each sum on this page before anything is added.
+# power. Every result is rounded to the nearest of these numbers. With that we
+# can work out every sum on this page before adding anything.
 
 import math
 
@@ -57,19 +57,19 @@ def rounded(value, kind):
 
 
 # %%
-# With bf16's eight bits: at which total does adding 0.01 change nothing? And
+# With bf16's eight bits, at which total does adding 0.01 change nothing? And
 # does an fp16 total, with eleven bits, reach 10?
 #
 # .. dropdown:: Answer
 #
 #    An addition is lost when the addend is less than half a spacing. Between 4
 #    and 8 the numbers of bf16 are 1/32 apart, and half of that is more than
-#    0.01. So the total stops at 4. An fp16 total grows all the way, but in
-#    steps that are too large or too small: it ends near 10, and not at 10.
+#    0.01. So the total stops at 4. An fp16 total keeps growing, but each step
+#    is rounded up or down: it ends near 10 without reaching it exactly.
 
 # %%
-# Evidence: every sum is predicted to the last bit
-# ------------------------------------------------
+# Evidence: can we predict every sum to the last bit?
+# ---------------------------------------------------
 # The same arithmetic on paper, for totals and addends of several types:
 
 count, block = 1000, 25
@@ -88,7 +88,7 @@ def running(total, added, block=1):
 
 
 # %%
-# What comes out, and where the error lies:
+# The sum of each combination, and where its error comes from:
 
 # fold: How the table is made
 import pandas as pd
@@ -115,9 +115,10 @@ formats = dict.fromkeys(rows[0].keys() - {"total", "addends"}, "{:+z.4f}")
 plots.table(pd.DataFrame(rows), formats | {"sum": "{:.4f}"})
 
 # %%
-# The addend is rounded once, when it is stored, and a thousand of them are off
-# by as much. With an fp32 total little is added to that. A 16-bit total
-# adds an error of its own in every addition, and that error is larger by far.
+# The addend is rounded once, when it is stored, and a thousand of them carry
+# that error a thousand times. An fp32 total adds almost nothing to it. A bf16
+# or fp16 total adds a new error in every addition, and that error is by far
+# the larger one.
 
 # fold: How the figure is drawn
 import matplotlib.pyplot as plt
@@ -155,10 +156,10 @@ draw_totals(
 )
 
 # %%
-# The bends of the lines lie at powers of two, where the spacing doubles. The
-# line of bf16 goes flat at the total that was predicted. All of this is paper.
-# The program at the top of the page gives the same on a CPU and on a GPU; does
-# it agree with the paper, in each of its totals?
+# The bends are at powers of two, where the spacing doubles. The bf16 line goes
+# flat at the total we predicted. So far all of this is paper. Does the program
+# at the top of the page agree, in each of its thousand totals? Its result is
+# the same on a CPU and on a GPU:
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 for kind, dtype in zip(BITS, DTYPES, strict=True):
@@ -169,8 +170,8 @@ for kind, dtype in zip(BITS, DTYPES, strict=True):
 # %%
 # Change one thing: the order
 # ---------------------------
-# Sum up blocks, then add up their sums. The types stay as they are. A total is
-# then never so much larger than what is added to it:
+# Sum up blocks, then add the sums of the blocks. The types stay the same, but
+# a total is never much larger than the number added to it:
 #
 # .. code-block:: diff
 #
@@ -182,7 +183,7 @@ for kind, dtype in zip(BITS, DTYPES, strict=True):
 #    +        part += x
 #    +    total += part
 #
-# Worked out by the same arithmetic:
+# By the same arithmetic:
 
 # fold: How the table is made
 in_blocks = {name: running(*types, block) for name, types in TYPES.items()}
@@ -197,39 +198,45 @@ rows = [
 plots.table(pd.DataFrame(rows), dict.fromkeys(BITS, "{:.4f}"))
 
 # %%
-# PyTorch's own ``sum`` and ``mean`` go further: they keep fp32 totals inside
-# and round once, at the end.
+# PyTorch's own ``sum`` and ``mean`` go further: they keep fp32 totals
+# internally and round once, at the end. :doc:`06_what_autocast_casts` shows
+# which operations of a training step, such as the one in the guide's worked
+# example (:doc:`02_starved_input_pipeline`), autocast keeps in fp32 for this
+# reason.
 
 # %%
 # Verdict
 # -------
-# The total is what needs the bits. Rounding the addends costs an error once,
-# in proportion. Rounding the total costs one in every addition, and in the end
-# the addition itself.
+# The total needs the bits. Rounding the addends costs a proportional error
+# once. Rounding the total costs an error in every addition, until an addition
+# no longer changes anything.
 
 # %%
 # Limits
 # ------
 # * Equal addends are a bad case: up to the next power of two, each rounding
-#   goes the same way. Errors of random addends partly cancel, and grow more
+#   goes the same way. Errors of random addends partly cancel and grow more
 #   like the square root of their number.
-# * Blocked sums also look good here because the numbers happen to be round.
-# * Tensor cores keep fp32 totals for 16-bit operands, with roundings of their
-#   own inside. A long product may also be split, and its parts added. PyTorch
-#   lets cuBLAS add such parts in 16 bits unless
+# * Blocked sums also look good here because the block totals happen to be
+#   round.
+# * By default, tensor cores keep fp32 totals for fp16 and bf16 operands, with
+#   roundings inside. Recent versions of PyTorch can turn that off for fp16:
+#   ``torch.backends.cuda.matmul.allow_fp16_accumulation``.
+# * A long matmul may be split along its inner dimension and its parts added.
+#   PyTorch lets cuBLAS add them in the operands' type unless
 #   ``torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction`` is
 #   off. Turn it off to see whether a result depends on it.
 
 # %%
 # Run it yourself
 # ---------------
-# To run this page's script, on a GPU or without one. The sums are the same:
+# To run this page's script, with a GPU or without one. The sums are the same:
 #
 # .. code-block:: console
 #
 #    $ python examples/05_mixed_precision_accumulation.py
 #
-# One sum of a size of your own, in the folder ``examples``:
+# A sum of any size, from the folder ``examples``:
 #
 # .. code-block:: python
 #
@@ -250,16 +257,15 @@ plots.table(pd.DataFrame(rows), dict.fromkeys(BITS, "{:.4f}"))
 #
 #       At two to the power of the type's bits: 256, 2048 and 16,777,216. There
 #       half a spacing is exactly 1, and the tie goes to the even number, which
-#       is the total itself. Try
-#       ``torch.tensor(2.0**24) + 1 == 2.0**24``.
+#       is the total itself. Try ``torch.tensor(2.0**24) + 1 == 2.0**24``.
 #
-# 2. Weights are kept in bf16, one of them is 1.0, and an update adds 0.001. By
-#    how much does the weight move?
+# 2. A weight of 1.0 is kept in bf16, and an update adds 0.001. How far does
+#    the weight move?
 #
 #    .. dropdown:: Answer
 #
-#       Not at all. Above 1 the numbers of bf16 are 1/128 apart, and half of
-#       that is 0.0039. This is why optimizers keep fp32 weights, or add the
+#       It does not move. Above 1 the numbers of bf16 are 1/128 apart, and half
+#       of that is 0.0039. This is why optimizers keep fp32 weights, or add the
 #       update with stochastic rounding.
 #
 # 3. Above, the fp16 total ended near 10. Keep adding 0.01: does it ever stop?
@@ -274,8 +280,8 @@ plots.table(pd.DataFrame(rows), dict.fromkeys(BITS, "{:.4f}"))
 # -------------
 # .. own-run::
 #
-# The same sums on the device of the provenance block, and a matrix product of
-# the same addends. First in one chain:
+# The same sums on a real device, and a matmul of the same addends. First in
+# one chain:
 
 # fold: How the runs are compared
 from _lib import accumulation
@@ -316,9 +322,10 @@ before
 after
 
 # %%
-# Each element of a matrix product is also a sum of a thousand terms. If it
-# equals the sum with an fp32 total, rounded once, it kept more than 16 bits
-# inside. That rules a 16-bit total out; it does not prove one of fp32.
+# Each element of a matmul is also a sum of a thousand terms. If it equals the
+# sum with an fp32 total, rounded once, then the matmul kept more bits inside
+# than its operands have. That rules out a half-precision total; it does not
+# prove an fp32 one.
 
 # fold: How the table is made
 products = pd.DataFrame()
@@ -327,15 +334,15 @@ if before and after:
     for kind in ("fp16", "bf16"):
         inside = totals_of(before, f"fp32 of {kind}")[-1]
         row = {"operands": kind, "with an fp32 total": rounded(inside, kind)}
-        row["with a 16-bit total"] = totals_of(before, kind)[-1]
-        row["matrix product"] = totals_of(before, f"matmul {kind}")[0]
+        row["with a total of its type"] = totals_of(before, kind)[-1]
+        row["matmul"] = totals_of(before, f"matmul {kind}")[0]
         rows.append(row)
     products = pd.DataFrame(rows)
 formats = dict.fromkeys(products.columns[1:], "{:.4f}")
 plots.table(products, formats) if len(products) else None
 
 # %%
-# What the runs say, bit by bit:
+# The answer from the runs, bit by bit:
 
 # fold: How the answer is put together
 last = {kind: predicted[kind][-1] for kind in BITS}

@@ -3,7 +3,7 @@ What does autocast really cast?
 ===============================
 
 A model is trained "in bf16" with ``torch.autocast``, and its memory is far
-from halved. Which of its tensors have 16 bits, and who decides?
+from halved. Which of its tensors are bf16, and what decides that?
 
 .. in-short::
 """
@@ -21,14 +21,14 @@ from halved. Which of its tensors have 16 bits, and who decides?
 #    optimizer.step()
 #    print({p.dtype for p in model.parameters()})  # {torch.float32}
 #
-# Autocast changes no tensor. It changes operations: each may stand on a list
-# of its device, and the list says in which type the operation is computed. An
-# operation on no list follows its inputs, and takes the wider type if they
-# differ.
+# Autocast never changes a tensor. It changes operations. PyTorch has two lists
+# for each device: operations computed in the lower precision, and operations
+# computed in fp32. An operation on neither list follows its inputs and takes
+# the wider type if they differ.
 
 # %%
-# Predict: which of these have 16 bits?
-# -------------------------------------
+# Predict: which of these are bf16?
+# ---------------------------------
 # On a GPU, under bf16 autocast: the weights, their gradients, AdamW's moments,
 # the output of a linear layer, of a softmax, of ``F.layer_norm``, the sum on
 # the residual path, the logits, the loss.
@@ -36,14 +36,14 @@ from halved. Which of its tensors have 16 bits, and who decides?
 # .. dropdown:: Answer
 #
 #    The outputs of linear layers, and so the logits. Everything else in this
-#    list is fp32. Weights are never touched. A gradient has the type of the
-#    tensor that it belongs to, so those of weights are fp32, and AdamW's
-#    moments are made like the weights. The others stand below.
+#    list is fp32. Weights are never touched. A gradient has the type of its
+#    tensor, so weight gradients are fp32, and AdamW's moments are created like
+#    the weights. We derive the rest below.
 
 # %%
-# Evidence: the lists of CUDA
-# ---------------------------
-# PyTorch comes with a header that holds them, also where there is no GPU:
+# Evidence: what do CUDA's lists contain?
+# ---------------------------------------
+# PyTorch ships a header that contains the lists, even in a CPU build:
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 20 s
@@ -53,7 +53,7 @@ from pathlib import Path
 import torch
 
 GIVES = {
-    "LOWER_PRECISION_FP": "16 bits",
+    "LOWER_PRECISION_FP": "half precision",
     "FP32": "fp32",
     "FP32_SET_OPT_DTYPE": "fp32",
 }
@@ -84,8 +84,8 @@ rows = [
     {
         "operation": name,
         "list": cuda.get(name, "none"),
-        "gives, of 16 bits": autocast_types.result(cuda, name, "16 bits"),
-        "gives, of fp32": autocast_types.result(cuda, name, "fp32"),
+        "from bf16": autocast_types.result(cuda, name, "half precision"),
+        "from fp32": autocast_types.result(cuda, name, "fp32"),
     }
     for name in TRIED
 ]
@@ -93,9 +93,9 @@ print("PyTorch", torch.__version__.partition("+")[0])
 plots.table(pd.DataFrame(rows))
 
 # %%
-# ``rms_norm`` is on the list in newer versions only. From the list follows the
-# type of every tensor in a model. This one has a norm behind each projection,
-# so that its norms get 16 bits:
+# ``rms_norm`` is on the list in newer versions only. From the lists follows
+# the type of every tensor in a model. In this model a norm follows each
+# projection, so that its norms receive bf16:
 
 # fold: How the table is made
 model = autocast_types.in_model(cuda, "written")
@@ -103,14 +103,14 @@ rows = [(name, *why) for name, why in model.items()]
 plots.table(pd.DataFrame(rows, columns=["output of", "type", "because"]))
 
 # %%
-# Many readers are surprised by the residual path: it begins with an fp32
-# embedding, and a sum of fp32 and anything is fp32. Each matrix product casts
-# it again, and keeps the copy.
+# The residual path surprises many readers. It starts from an fp32 embedding,
+# and fp32 plus anything is fp32. Each matmul then casts it again and keeps the
+# copy.
 
 # %%
 # Change one thing: the norm
 # --------------------------
-# A norm that is written out meets several rules at once:
+# A hand-written norm meets several rules at once:
 #
 # .. code-block:: diff
 #
@@ -119,9 +119,10 @@ plots.table(pd.DataFrame(rows, columns=["output of", "type", "because"]))
 #    -x = centred * scale * weight + bias
 #    +x = F.layer_norm(x, weight.shape, weight, bias, eps)
 #
-# Both give fp32 on a GPU: the first because of its weight, the second because
-# of the list. They differ in what autograd keeps for backward. Here the casts
-# of the list are written as ``.float()``, so that it can be counted anywhere:
+# Both versions return fp32 on a GPU: the first because of its weight, the
+# second because of the list. They differ in the tensors that autograd keeps
+# for backward. We write the list's casts as ``.float()`` here, so that the
+# bytes can be counted on any machine:
 
 import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
@@ -148,7 +149,7 @@ def kept(norm, x):
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        bits = "fp32" if tensor.itemsize == 4 else "16 bits"
+        bits = "fp32" if tensor.itemsize == 4 else "half precision"
         storages[storage.data_ptr()] = (bits, storage.nbytes())
         return tensor
 
@@ -159,12 +160,12 @@ def kept(norm, x):
 
 
 # %%
-# For inputs in fp32, and in the 16 bits that a projection gives:
+# For fp32 inputs, and for the bf16 output of a projection:
 
 # fold: How the figure is drawn
 import matplotlib.pyplot as plt
 
-PARTS = {"fp32": ("#2f7fc1", None), "16 bits": ("#d9690f", "//")}
+PARTS = {"fp32": ("#2f7fc1", None), "half precision": ("#d9690f", "//")}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -209,9 +210,11 @@ draw_kept(
 )
 
 # %%
-# Written out, the norm keeps *more* under autocast than in fp32: the 16-bit
-# value for the product, and a copy of it in fp32 for ``pow``. The fused norm
-# keeps its input and two numbers a row.
+# Under autocast the hand-written norm keeps *more* than in fp32: the bf16
+# value for the multiplication, and an fp32 copy of it for ``pow``. That is
+# :measured:`06_what_autocast_casts.written_bf16:.0f` bytes per element instead
+# of :measured:`06_what_autocast_casts.written_fp32:.0f`. The fused norm keeps
+# its input and two numbers per row.
 
 # %%
 # Verdict
@@ -222,21 +225,23 @@ STATE = {"weights": 4, "gradients": 4, "AdamW's moments": 8}
 print(f"{sum(STATE.values())} bytes a parameter:", STATE)
 
 # %%
-# Only what is kept for backward shrinks: to half at best, and not at all where
-# a list or an fp32 operand says otherwise. Casting costs memory as well: a
-# 16-bit copy of each weight is kept until backward. :doc:`13_memory_ledger`
-# counts a whole step.
+# Only the tensors kept for backward shrink, to half at most, and those on the
+# fp32 list or with an fp32 operand do not shrink. Casting costs memory as
+# well: a bf16 copy of each weight is kept until backward.
+# :doc:`13_memory_ledger` adds up a whole step, and :doc:`09_precision` asks
+# what bf16 does to its time. (The worked example of the guide,
+# :doc:`02_starved_input_pipeline`, ran in fp32.)
 
 # %%
 # Limits
 # ------
-# * The lists belong to a version of PyTorch and to a device. A CPU's list is
-#   another one: there softmax and the norms leave 16 bits as they are. So a
-#   test that passes on a CPU says nothing about the types on a GPU.
+# * The lists belong to a version of PyTorch and to a device. A CPU has
+#   different lists: softmax and norms keep bf16 there. A test that passes on a
+#   CPU therefore tells us nothing about types on a GPU.
 # * Bytes kept for backward are not the peak of memory. Temporaries and the
 #   allocator's cache come on top.
-# * fp16 needs a scaled loss, and bf16 does not: the smallest numbers of fp16
-#   are too large for many gradients. The scale changes values, not types.
+# * fp16 needs a scaled loss, and bf16 does not: many gradients are smaller
+#   than fp16's smallest numbers. The scale changes values, not types.
 
 # %%
 # Run it yourself
@@ -248,7 +253,7 @@ print(f"{sum(STATE.values())} bytes a parameter:", STATE)
 #
 #    $ python examples/06_what_autocast_casts.py
 #
-# Observing beats remembering. For a model of your own:
+# Print the dtypes of your own model instead of memorizing the list:
 #
 # .. code-block:: python
 #
@@ -261,14 +266,14 @@ print(f"{sum(STATE.values())} bytes a parameter:", STATE)
 # %%
 # Exercises
 # ---------
-# 1. A norm of the Llama kind takes ``x.square().mean(-1, keepdim=True)``, and
+# 1. A Llama-style norm computes ``x.square().mean(-1, keepdim=True)``, and
 #    another one ``(x * x).mean(-1, keepdim=True)``. Neither ``square`` nor
-#    ``mul`` is on the list. With 16 bits in ``x``, which type does each give?
+#    ``mul`` is on the list. With bf16 in ``x``, which type does each give?
 #
 #    .. dropdown:: Answer
 #
 #       The first gives fp32, because ``square`` calls ``pow``, which is on the
-#       list. The second gives 16 bits, and so does its mean. Most models call
+#       list. The second gives bf16, and so does its mean. Most models call
 #       ``x.float()`` first, and then it does not matter.
 #
 # 2. Is ``cross_entropy`` on the list? In which type is it computed?
@@ -276,17 +281,17 @@ print(f"{sum(STATE.values())} bytes a parameter:", STATE)
 #    .. dropdown:: Answer
 #
 #       The list does not name it. It calls ``log_softmax`` and ``nll_loss``,
-#       which the list names, so 16-bit logits are copied to fp32: for a large
-#       vocabulary that copy is one of the largest tensors of a step.
+#       which are on the fp32 list, so bf16 logits are copied to fp32. For a
+#       large vocabulary that copy is one of the largest tensors of a step.
 #
 # 3. What would ``model.bfloat16()`` save that autocast does not, and what does
 #    it risk?
 #
 #    .. dropdown:: Answer
 #
-#       Weights, gradients and moments take half the bytes: 8 a parameter, not
-#       16. But updates are then added to 16-bit weights, and small ones are
-#       lost.
+#       Weights, gradients and moments take half the bytes: 8 per parameter
+#       instead of 16. But updates are then added to bf16 weights, and small
+#       ones are lost (:doc:`05_mixed_precision_accumulation`).
 
 # %%
 # Measured here
@@ -294,8 +299,8 @@ print(f"{sum(STATE.values())} bytes a parameter:", STATE)
 # .. own-run::
 #
 # A small language model in which a norm follows each projection. Forward hooks
-# note what modules give, tensor hooks the gradients, and
-# ``saved_tensors_hooks`` what is kept. First with the norm written out:
+# record the types of outputs, tensor hooks those of gradients, and
+# ``saved_tensors_hooks`` the bytes kept. First with the hand-written norm:
 
 # fold: How the runs are compared
 from _lib import autocast
@@ -328,8 +333,8 @@ before
 after
 
 # %%
-# The types of single operations under autocast, and of the model's tensors,
-# against the list of the device that measured:
+# The types of single operations under autocast and of the model's tensors,
+# compared with the list of the device that ran them:
 
 # fold: How the tables are made
 by_bits = autocast_types.by_bits
@@ -382,7 +387,7 @@ if before and after:
 plots.table(tensors) if right else None
 
 # %%
-# What belongs to the parameters, and what is kept for backward:
+# The tensors that belong to the parameters, and those kept for backward:
 
 # fold: How the tables are made
 OWNED = ("parameter", "parameter gradient", "optimizer")
@@ -411,7 +416,7 @@ if before and after:
 plots.table(owned, {"bytes": "{:,.0f}"}) if len(owned) else None
 
 # %%
-# What the runs say:
+# The answer from the runs:
 
 # fold: How the answer is put together
 said = ""
@@ -440,10 +445,12 @@ findings = headline(
     after,
     otherwise=(
         f"weights, gradients and AdamW's moments stay fp32; the outputs of "
-        f"matrix products have 16 bits. A norm that is written out keeps "
-        f"{exact['written, bf16']:.0f} bytes for each element under autocast "
+        f"matmuls are bf16. A hand-written norm keeps "
+        f"{exact['written, bf16']:.0f} bytes per element under autocast "
         f"and {exact['written, fp32']:.0f} in fp32; a fused one keeps "
         f"{exact['fused, bf16']:.0f}."
     ),
     badge="exact",
+    written_bf16=exact["written, bf16"],
+    written_fp32=exact["written, fp32"],
 )

@@ -8,9 +8,9 @@ import pandas as pd
 
 #: The list of a CPU, as PyTorch 2.13 has it; all else follows its inputs there.
 CPU = {
-    "linear": "16 bits",
-    "matmul": "16 bits",
-    "scaled_dot_product_attention": "16 bits",
+    "linear": "half precision",
+    "matmul": "half precision",
+    "scaled_dot_product_attention": "half precision",
     "nll_loss": "fp32",
 }
 
@@ -21,9 +21,9 @@ def by_bits(dtype: str) -> str:
     Examples
     --------
     >>> by_bits("bf16"), by_bits("fp32")
-    ('16 bits', 'fp32')
+    ('half precision', 'fp32')
     """
-    return "16 bits" if dtype in ("bf16", "fp16") else dtype
+    return "half precision" if dtype in ("bf16", "fp16") else dtype
 
 
 def result(rules: Mapping[str, str], operation: str, given: str) -> str:
@@ -32,13 +32,13 @@ def result(rules: Mapping[str, str], operation: str, given: str) -> str:
     Parameters
     ----------
     rules : mapping of str to str
-        ``16 bits`` or ``fp32``, by operation.
+        ``half precision`` or ``fp32``, by operation.
     operation, given : str
 
     Examples
     --------
-    >>> result({"softmax": "fp32"}, "softmax", "16 bits"), result({}, "gelu", "16 bits")
-    ('fp32', '16 bits')
+    >>> result({"softmax": "fp32"}, "softmax", "half precision"), result({}, "gelu", "half precision")
+    ('fp32', 'half precision')
     """
     if operation == "product with an fp32 weight":
         return "fp32"
@@ -80,7 +80,7 @@ def in_model(rules: Mapping[str, str], norm: str) -> dict[str, tuple[str, str]]:
 
 def _listed_or_following(rules: Mapping[str, str], operation: str) -> tuple[str, str]:
     reason = "on the list" if operation in rules else "on no list, follows its input"
-    return result(rules, operation, "16 bits"), reason
+    return result(rules, operation, "half precision"), reason
 
 
 def types(rows: pd.DataFrame, what: str) -> pd.DataFrame:

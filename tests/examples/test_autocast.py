@@ -76,8 +76,8 @@ def test_bytes_are_those_of_the_shapes(written: pd.DataFrame) -> None:
 def test_what_backward_keeps(written: pd.DataFrame, fused: pd.DataFrame) -> None:
     whole, narrow = autocast_types.kept(written), autocast_types.kept(fused)
     matrices = 96 * 16 + 3 * 12 * 16**2  # the embedding is looked up, not multiplied
-    assert whole.loc["weight copy, 16 bits", "bf16"] == 2 * matrices
-    assert whole.loc["weight copy, 16 bits", "fp32"] == 0
+    assert whole.loc["weight copy, half precision", "bf16"] == 2 * matrices
+    assert whole.loc["weight copy, half precision", "fp32"] == 0
     activations = whole[whole.index.str.startswith("activation")].sum()
     assert activations["fp32"] / 2 < activations["bf16"] < activations["fp32"]
     less = narrow[narrow.index.str.startswith("activation")].sum()
