@@ -2,8 +2,9 @@
 Where does a training step go?
 ==============================
 
-Ranges mark the phases of a step, and a profiler gives each a time. Which time
-is that, and why do such tables so often name the wrong phase?
+Ranges mark the phases of a step, and a profiler gives each a time. Which
+clock is that time from, and why do such tables so often blame the wrong
+phase?
 
 .. in-short::
 """
@@ -11,7 +12,7 @@ is that, and why do such tables so often name the wrong phase?
 # %%
 # The symptom: one step, four answers
 # -----------------------------------
-# The program marks three phases, and reads a value before the optimizer runs:
+# The program marks three phases and reads a value before the optimizer runs:
 #
 # .. code-block:: python
 #
@@ -23,9 +24,9 @@ is that, and why do such tables so often name the wrong phase?
 #        log(norm.item())
 #        optimizer.step()
 #
-# Here is a step of it. The trace is synthetic: it never ran on a GPU, so its
-# truth is known. It does what real steps do: forward is launched slowly,
-# backward is launched quickly by a thread of autograd's, and has the longest
+# Here is one step of it. The trace is synthetic and never ran on a GPU, so we
+# know the truth. It behaves like a real step: forward is launched slowly, and
+# backward is launched quickly, from autograd's own thread, and has the longest
 # kernels.
 
 # sphinx_gallery_thumbnail_number = 1
@@ -87,25 +88,25 @@ plots.share_bars(
 #
 # .. dropdown:: Answer
 #
-#    Work for a GPU is only launched inside a range. On the CPU's clock a range
-#    is the time to launch, and to wait. The optimizer begins with a value that
-#    is read back, so it is charged with waiting for all work before it.
+#    Inside a range the CPU only launches work for the GPU. On the CPU's clock
+#    a range is the time to launch and to wait. The optimizer starts by reading
+#    a value back, so it is charged with waiting for all work before it.
 #
 #    The last bar follows the rule by which Nsight Systems projects ranges to
 #    the GPU: an operation belongs to the range in which the *same thread*
 #    launched it. No range was open on autograd's thread, so backward seems to
 #    cost nothing. PyTorch's own projection has the same blind spot. The rule
-#    ``window`` also counts what threads without ranges of their own launched
-#    while the range was open.
+#    ``window`` also counts the launches of threads without ranges while the
+#    range was open.
 #
 # Now a real program: the forward pass of a language model with 2.7 billion
-# parameters on an A100. Its attention is written out as two matrix products
-# with a softmax between them. A softmax has no matrix product. Which share of
-# attention's time will the CPU's clock give to it, and which the GPU's?
+# parameters on an A100. Its attention is unfused: two matmuls with a softmax
+# between them. Which share of attention's time will the CPU's clock give to
+# the softmax, and which the GPU's?
 
 # %%
-# Evidence: two clocks on an A100
-# -------------------------------
+# Evidence: what do two clocks say on an A100?
+# --------------------------------------------
 # The parts of attention in three passes, as the program's author marked them:
 
 from nsightkit.guide import case
@@ -123,9 +124,9 @@ plots.share_bars(
 annotated
 
 # %%
-# The CPU's clock gives most of it to softmax, the GPU's less than half. Did
-# the CPU compute anything there? Here is each softmax of the loop by itself,
-# in order, as a step of its own:
+# The CPU's clock gives softmax most of the time, the GPU's clock less than
+# half. Was the CPU computing something? To find out, we plot each softmax of
+# the loop by itself, in order:
 
 # fold: How the kernels of each softmax are found
 import numpy as np
@@ -149,51 +150,55 @@ plots.step_times(
 )
 
 # %%
-# The GPU takes the same time for each. The CPU takes next to none at first: it
-# launches, and runs ahead. Then the launch queue is full, and each launch
-# waits until a place in it is free. The wait is charged to whichever range
-# happens to launch then. It is the time that the GPU needs for earlier work.
+# The GPU takes the same time for each softmax. The CPU needs almost no time at
+# first: it launches and runs ahead. After
+# :measured:`07_where_a_step_goes.ahead:.0f` of them the launch queue is full,
+# and each launch waits until a place is free. The wait is charged to the range
+# that happens to be launching, though it is the time that the GPU needs for
+# earlier work.
 #
-# So the GPU's clock is the one that counts here. By kind of work:
+# So the GPU's clock is the right one here. By kind of work:
 
 work = loop.kernels(by="category")[["name", "count", "total_ns", "share"]]
-work["a pass (ms)"] = work.pop("total_ns") / 3 / 1e6
-plots.table(work, {"a pass (ms)": "{:.1f}"})
+work["per pass (ms)"] = work.pop("total_ns") / 3 / 1e6
+plots.table(work, {"per pass (ms)": "{:.1f}"})
 
 # %%
 # Change one thing: compile
 # -------------------------
-# The author also compiled the model, into CUDA graphs:
+# The author also compiled the model into CUDA graphs:
 #
 # .. code-block:: diff
 #
 #    +model = torch.compile(model, mode="reduce-overhead")
 #
-# The table bounds what that can gain. The matrix products stay as they are;
-# all else may be fused away at best. Launches cost nothing here, because the
-# GPU is never without work. Both captures hold ten passes:
+# The table bounds the gain. Matmuls stay; fusion could at most remove the
+# rest. Launches cost nothing here, because the GPU never runs out of work.
+# Both captures hold ten passes:
 
 eager = case("a100-cuda-graphs", "eager").trace
 graphs = case("a100-cuda-graphs", "graphs").trace
 gemms = eager.kernels(by="category").set_index("name")["share"]["GEMM"]
 fused = eager.summary()["span_ns"] / graphs.summary()["span_ns"]
 free = eager.whatif("free-launches")["speedup"].iloc[0]
-print(f"free launches, by replay: {free:.3f} times as fast")
-print(f"only matrix products left: {1 / gemms:.3f} times as fast, at most")
-print(f"compiled, measured: {fused:.3f} times as fast")
+print(f"free launches (replay): {free:.3f}x faster")
+print(f"only the matmuls left: {1 / gemms:.3f}x faster, at most")
+print(f"compiled, measured: {fused:.3f}x faster")
 
 # %%
 # Verdict
 # -------
-# Compiling took away most of what it could, which was little. Matrix products
-# fill nine tenths of a pass, and :doc:`09_precision` shows which kind they
-# are. The CPU's clock would have sent the author to the softmax.
+# Compiling removed most of what it could, which was little. Matmuls fill nine
+# tenths of a pass, and :doc:`09_precision` shows which unit they run on. The
+# CPU's clock would have sent the author to the softmax. The chapter
+# :doc:`/guide/timeline` reads a step of the guide's worked example in the same
+# way, row by row.
 
 # %%
-# A table of phases is worth something only if nothing is missing from it. Its
-# last row is what lies in no phase, so that the GPU's column adds up to its
-# busy time. In the synthetic step, which never ran on a GPU, that row shows
-# what the rule ``thread`` misses:
+# A table of phases is useful only if it is complete. Its last row is the time
+# outside all phases, so that the GPU column adds up to the GPU's busy time. In
+# the synthetic step, which never ran on a GPU, that row shows how much the
+# rule ``thread`` misses:
 
 # fold: How the table is made
 table = pd.DataFrame(
@@ -210,16 +215,16 @@ plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 # %%
 # Limits
 # ------
-# * One capture each of somebody else's program: forward passes only, and three
-#   of them with ranges. Nsight Systems recorded each graph as a whole, so what
-#   is left inside the graphs is not known.
-# * Compiling changes kernels and launches at once. That launches gain nothing
-#   comes from the replay.
+# * One capture each of a program that we did not write: forward passes only,
+#   three of them with ranges. Nsight Systems recorded each graph as a whole,
+#   so we cannot see inside the graphs.
+# * Compiling changes kernels and launches at once. The replay tells us that
+#   the launches gain nothing.
 # * Where operations of two phases overlap on the GPU, the moment counts for
-#   the one that began first. The rule ``window`` would err where two phases
-#   are open at a time in one process.
-# * Kinds of work are read from the names of kernels. Short names will not do:
-#   many of CUTLASS's matrix products share one.
+#   the phase that started first. The rule ``window`` would be wrong where two
+#   phases are open at once in one process.
+# * We read the kind of work from kernel names. Short names are not enough:
+#   many CUTLASS GEMMs share one.
 
 # %%
 # Run it yourself
@@ -244,8 +249,8 @@ plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 #    $ nsightkit kernels step.sqlite --by category
 #
 # To run this page's script (without a GPU it runs a tiny CPU version). On a
-# GPU it also runs under Nsight Systems, where nsys is on the ``PATH`` or
-# ``NSIGHTKIT_NSYS`` names it:
+# GPU it also runs under Nsight Systems if nsys is on the ``PATH`` or in
+# ``NSIGHTKIT_NSYS``:
 #
 # .. code-block:: console
 #
@@ -263,26 +268,27 @@ downloads = {
 #
 #    .. dropdown:: Answer
 #
-#       Its parts take :measured:`07_where_a_step_goes.attention:.1%` of the
-#       loop's busy time. Without any of it the pass would be
-#       :measured:`07_where_a_step_goes.without:.2f` times as fast.
+#       Attention takes :measured:`07_where_a_step_goes.attention:.1%` of the
+#       loop's busy time. Without it the pass would be
+#       :measured:`07_where_a_step_goes.without:.2f`\ x faster.
 #
 # 2. Open the three passes in Perfetto. At which softmax of the first pass does
-#    the CPU begin to wait, and how many kernels had it launched by then that
-#    were not done?
+#    the CPU start to wait, and how many launched kernels had not finished by
+#    then?
 #
 #    .. dropdown:: Answer
 #
 #       After :measured:`07_where_a_step_goes.ahead:.0f` of them the range
 #       becomes long. By then :measured:`07_where_a_step_goes.queued:,.0f`
-#       kernels were launched and had not ended: that is how long the queue is.
+#       kernels were launched and had not ended: that is the length of the
+#       queue.
 #
 # 3. In your own profile, the optimizer is the longest phase. What do you check
 #    before you speed it up?
 #
 #    .. dropdown:: Answer
 #
-#       Whether the column is the CPU's, and whether the phase begins with a
+#       Whether the column is the CPU's, and whether the phase starts with a
 #       call that waits. ``nsightkit ranges`` prints both clocks.
 
 # %%
@@ -291,11 +297,11 @@ downloads = {
 # .. own-run::
 #
 # A training step of a language model, phase by phase, and attention part by
-# part, first with its scores written out, then fused in one operator. A matrix
-# product in the forward pass needs two in the backward pass, so by FLOPs that
-# takes twice as long. But the softmax and the loss are no matrix products, and
-# take about as long either way. With scores written out, expect the backward
-# pass to take between 1.6 and 1.7 forward passes.
+# part, first unfused, then fused in one operator. A matmul in the forward pass
+# needs two in the backward pass, so by FLOPs backward takes twice as long. But
+# softmax and loss are not matmuls and take about as long in either direction.
+# With unfused attention we expect the backward pass to take between 1.6 and
+# 1.7 forward passes.
 
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import lm
@@ -327,7 +333,7 @@ after = measure(
 before
 
 # %%
-# The phases on either clock. The last row is what lies in no phase.
+# The phases on both clocks. The last row is the time outside all phases.
 
 
 # fold: How the table is made
@@ -351,7 +357,7 @@ if before and after:
 plots.table(shown, missing="no GPU") if len(shown) else None
 
 # %%
-# Time of phases and step times, with either attention:
+# Time per phase and step times, with either attention:
 
 # fold: How the figures are drawn
 on_gpu = before.trace.recorded("kernels")
@@ -366,13 +372,13 @@ if before and after:
         *times,
         key="phase",
         value="ns",
-        labels=("written out", "fused"),
+        labels=("unfused", "fused"),
         title=f"Phases with either attention ({after.mode})",
-        axis="GPU busy time a step" if on_gpu else "CPU time a step",
+        axis="GPU busy time per step" if on_gpu else "CPU time per step",
     )
     plots.step_times(
         {
-            "written out": before.values("step_ns"),
+            "unfused": before.values("step_ns"),
             "fused": after.values("step_ns"),
         },
         title=f"Step times with either attention ({after.mode})",
@@ -380,11 +386,10 @@ if before and after:
 after
 
 # %%
-# **Cross-check with Nsight Systems.** PyTorch's profiler and Nsight Systems
-# learn of kernels from the same place, the driver, and of everything else in
-# ways of their own. So what the GPU did should agree, but for what differs
-# from run to run. What the CPU did need not agree, because PyTorch's profiler
-# records each operator, which takes time.
+# **Do two profilers agree?** PyTorch's profiler and Nsight Systems both learn
+# about kernels from the driver, so GPU times should agree up to run-to-run
+# differences. CPU times need not: PyTorch's profiler records each operator,
+# which takes time.
 
 # fold: How they are compared
 from nsightkit.analysis.compare import two_tools
@@ -411,8 +416,8 @@ signed = {"difference": "{:+.1%}"}
 plots.table(compared, signed) if len(compared) else None
 
 # %%
-# What the two runs say, of the backward pass and of the part of attention that
-# takes most time for its FLOPs:
+# The answer from the two runs: how long backward takes, and which part of
+# attention takes the most time for its FLOPs:
 
 # fold: How the answer is put together
 PARTS = ["qkv_projections", "rope", "qk_mask", "softmax", "attention_v"]
@@ -420,7 +425,7 @@ PARTS += ["output_projection"]
 
 
 def part_flops(sizes):
-    """FLOPs of attention's forward parts; two have no matrix products."""
+    """FLOPs of attention's forward parts; two of them have no matmul."""
     tokens = sizes["batch"] * sizes["context"]
     projection = 2 * sizes["layers"] * tokens * sizes["d_model"] ** 2
     scores = 2 * sizes["layers"] * tokens * sizes["context"] * sizes["d_model"]
@@ -446,11 +451,11 @@ if before and after:
     most = (took_share - flops_share).idxmax()
     was, now = before.median("step_ns"), after.median("step_ns")
     said = (
-        f"with scores written out, backward takes {ratio:.1f} times as long "
-        f"as forward, {'as' if as_expected else 'not as'} expected. Of "
-        f"attention's forward time {most} takes {took_share[most]:.0%}, of "
-        f"its FLOPs {flops_share[most]:.0%}. A step takes {was / 1e6:.1f} ms "
-        f"with scores written out and {now / 1e6:.1f} ms fused."
+        f"with unfused attention, backward takes {ratio:.1f}x as long as "
+        f"forward, {'as' if as_expected else 'not as'} expected. {most} "
+        f"takes {took_share[most]:.0%} of attention's forward time and has "
+        f"{flops_share[most]:.0%} of its FLOPs. A step takes "
+        f"{was / 1e6:.1f} ms unfused and {now / 1e6:.1f} ms fused."
     )
 
 softmax = shares.loc["computing softmax"]
@@ -464,10 +469,10 @@ findings = headline(
     after,
     otherwise=(
         "in a language model on an A100, softmax takes "
-        f"{softmax['total_ns']:.0%} of attention's time by the CPU's clock "
-        f"and {softmax['gpu_ns']:.0%} by the GPU's. Matrix products fill "
-        f"{gemms:.0%} of a pass, so compiling it could gain "
-        f"{1 / gemms:.2f} times at most; it gained {fused:.2f}."
+        f"{softmax['total_ns']:.0%} of attention's time on the CPU's clock "
+        f"and {softmax['gpu_ns']:.0%} on the GPU's. Matmuls fill "
+        f"{gemms:.0%} of a pass, so compiling could make it at most "
+        f"{1 / gemms:.2f}x faster; it made it {fused:.2f}x faster."
     ),
     badge=annotated.label,
     attention=whole_attention,

@@ -2,8 +2,8 @@
 How long does a step take, and how sure is that?
 ================================================
 
-A benchmark's table has one number a row. How much of that number is the first
-step, how many of its digits mean something, and could it be predicted?
+A benchmark prints one number per row. How much of that number is the first
+step, how many of its digits can we trust, and could we have predicted it?
 
 .. in-short::
 """
@@ -11,7 +11,7 @@ step, how many of its digits mean something, and could it be predicted?
 # %%
 # The symptom
 # -----------
-# This is how many programs time themselves:
+# Many programs time themselves like this:
 #
 # .. code-block:: python
 #
@@ -20,15 +20,15 @@ step, how many of its digits mean something, and could it be predicted?
 #        step()
 #    print((time.perf_counter() - start) / n)
 #
-# Three things are wrong with it. The first step is among the others. The clock
-# stops when the work is launched, and not when it is done. And the result is a
-# mean, which says nothing of how steps differ.
+# This has three faults. The first step is counted like the others. The clock
+# stops when the work is launched, before it is done. And the result is a mean,
+# which hides how much steps differ.
 
 # %%
-# Predict: what does the first step do?
-# -------------------------------------
-# The first step loads code, chooses kernels and allocates. Let it take ``k``
-# times as long as each of the others, in a sample of ``n``:
+# Predict: how much does the first step distort?
+# ----------------------------------------------
+# The first step loads code, chooses kernels and allocates. Let it take
+# ``k`` medians of the others, in a sample of ``n``:
 
 
 def first_step(k, n):
@@ -37,21 +37,21 @@ def first_step(k, n):
 
 
 # %%
-# A first step takes ten times as long, in a sample of thirty. By how much are
+# A first step takes ten medians, in a sample of thirty. By how much are
 # mean, standard deviation and median wrong?
 #
 # .. dropdown:: Answer
 #
-#    The mean is 1.3 medians, and the standard deviation 1.6 medians, though
+#    The mean is 1.3 medians and the standard deviation 1.6 medians, although
 #    all other steps are equal. The median does not move. "Mean ± standard
-#    deviation" of such a sample reports mostly its first step.
+#    deviation" of such a sample mostly reports its first step.
 
 # %%
-# Evidence: passes of one model
-# -----------------------------
-# Somebody recorded the forward pass of a language model on an A100, twice. One
-# capture begins with the very first pass, the other one after a warm-up. The
-# kernels say where a pass begins and ends:
+# Evidence: how slow is the first pass on an A100?
+# ------------------------------------------------
+# The forward pass of a language model was recorded on an A100 twice. One
+# capture starts with the very first pass, the other after a warm-up. We split
+# both into passes by counting kernels:
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 120 s
@@ -82,8 +82,9 @@ plots.step_times(series, title="Passes of a model on an A100 (case file)")
 cold
 
 # %%
-# The first pass takes much longer. Even the capture after a warm-up begins
-# with a slower one. What that does to three summaries:
+# The first pass takes much longer: :measured:`08_end_to_end_benchmark.k:.2f`
+# medians of the others. Even the capture after a warm-up starts with a slower
+# one. The effect on three summaries:
 
 
 # fold: How the table is made
@@ -120,9 +121,9 @@ print(f"mean: {rows[0]['mean (ms)'] / typical:.3f} medians, rule {mean:.3f}")
 print(f"std:  {rows[0]['std (ms)'] / typical:.3f} medians, rule {std:.3f}")
 
 # %%
-# The rule explains all of it. Without their first passes the captures agree to
-# three digits and more. With them, comparing the two means would show a
-# speed-up that nobody made.
+# The rule explains the whole difference. Without their first passes the
+# captures agree to three digits and more. With them, a comparison of the two
+# means would report a speedup that no change caused.
 
 # %%
 # Change one thing: which steps count
@@ -143,14 +144,15 @@ print(f"std:  {rows[0]['std (ms)'] / typical:.3f} medians, rule {std:.3f}")
 #    +    samples.append(time.perf_counter() - begin)
 #    +print(statistics.median(samples))
 #
-# That waits once a step, which costs what :doc:`03_hidden_synchronisation`
-# says. CUDA events around the step cost less; ``nsightkit bench`` uses them.
+# That waits once per step, at the cost that :doc:`03_hidden_synchronisation`
+# explains. CUDA events around the step cost less; ``nsightkit bench`` uses
+# them.
 #
-# How sure is a comparison? ``nsightkit`` has one rule for that everywhere, the
+# How sure is a comparison? ``nsightkit`` uses one rule everywhere, the
 # interval in :doc:`/definitions`, "Noise". It takes the median of all ratios
-# between two series, and says how far chance may move it. Here is what a
-# change gained by three summaries: loader workers for ResNet-50 on a V100, and
-# compiling the model above:
+# between two series and computes how far chance may move it. We apply it to
+# two changes: loader workers for ResNet-50 on a V100 (the worked example,
+# :doc:`02_starved_input_pipeline`), and compiling the model above:
 
 # fold: How the table is made
 from nsightkit.analysis.core import noise
@@ -181,17 +183,17 @@ plots.table(gains, dict.fromkeys(gains.columns[1:4], "{:.3f}"))
 
 # %%
 # Six steps with two stalls among them leave a wide interval: the first change
-# helped, and hardly one digit of its size is known. Ten nearly equal passes
-# leave a narrow one. (``nsightkit diff`` sets steps that stand out apart first
-# and says so, so its interval for the first pair is narrower:
+# helped, but we can trust barely one digit of its size. Ten nearly equal
+# passes leave a narrow one. (``nsightkit diff`` first sets outlying steps
+# apart and reports them, so its interval for the first pair is narrower:
 # :doc:`20_one_change_at_a_time`.)
 
 # %%
-# A floor for each row, predicted
-# -------------------------------
-# The time of a step has a floor: its FLOPs at the peak rate, and for the
-# optimizer, which does next to no arithmetic, its bytes at the peak bandwidth.
-# AdamW reads a weight, its gradient and two moments, and writes all but the
+# Is a row of a benchmark plausible?
+# ----------------------------------
+# A step cannot be faster than its FLOPs at the peak rate. The optimizer does
+# almost no arithmetic, so its floor is its bytes at the peak bandwidth: AdamW
+# reads a weight, its gradient and two moments, and writes all but the
 # gradient, in fp32. These are the rows of this page's own benchmark:
 
 SIZES = dict(batch=8, context=512, d_model=1024, layers=24, d_ff=4096)
@@ -236,38 +238,38 @@ floors = pd.DataFrame(rows, columns=names)
 plots.table(floors, dict.fromkeys(names[1:], "{:.1f}"))
 
 # %%
-# Ratios follow before anything has run. The backward pass has two matrix
-# products for each of the forward's, so by FLOPs forward and backward take
-# three forward passes. Expect less, between 2.6 and 2.9: the loss, norms and
-# the launches of a forward pass do not triple. The optimizer comes on top, and
-# grows with the parameters and not with the tokens. A result below its floor
-# is a mistake of the benchmark.
+# We can also predict ratios before anything has run. The backward pass has two
+# matmuls for each of the forward's, so by FLOPs forward and backward take
+# three forward passes. Expect less, between 2.6 and 2.9: the loss, the norms
+# and the launches of a forward pass do not triple. The optimizer comes on top;
+# it grows with the number of parameters and ignores the number of tokens. A
+# result below its floor is a bug in the benchmark.
 
 # %%
 # Verdict
 # -------
-# One slow first pass, counted in, moves a mean by more than most changes do,
-# and leaves the median alone. A number without its interval does not say
+# Counting one slow first pass moves a mean by more than most changes do, and
+# leaves the median alone. A number without its interval does not tell us
 # whether its second digit means anything.
 
 # %%
 # Limits
 # ------
-# * Two captures of one program agree better here than runs usually do: matrix
-#   products fill the GPU, and nothing else can vary. Other runs get another
-#   placement in memory, and another clock. Repeat the whole measurement before
-#   you believe a small difference.
-# * A pass is timed from its first kernel to its last. What the CPU did before
-#   is not in it.
-# * The cost of the first step is real, and for a short job it matters. It
-#   belongs in a row of its own.
+# * These two captures of one program agree better than runs usually do:
+#   matmuls fill the GPU, and little else can vary. Other runs differ in memory
+#   placement and clock. Repeat the whole measurement before you believe a
+#   small difference.
+# * A pass is timed from its first kernel to its last. CPU work before the
+#   first kernel is excluded.
+# * The cost of the first step is real, and for a short job it matters. Give it
+#   a separate row.
 # * The clock of a warm GPU falls under its power limit, and the share of a
 #   datasheet's peak falls with it.
 
 # %%
 # Run it yourself
 # ---------------
-# A table of your own, every combination a row:
+# A table of any combinations, one row for each:
 #
 # .. code-block:: console
 #
@@ -285,8 +287,8 @@ downloads = {"from the first pass on, case file": cold.trace}
 # %%
 # Exercises
 # ---------
-# 1. How many passes would the first capture have needed for its mean to be
-#    within a hundredth of its median?
+# 1. How many passes would the first capture need for its mean to be within a
+#    hundredth of its median?
 #
 #    .. dropdown:: Answer
 #
@@ -299,19 +301,18 @@ downloads = {"from the first pass on, case file": cold.trace}
 #
 #    .. dropdown:: Answer
 #
-#       The first step, and the spread. The mean is that of all work, which is
-#       right for a long job. There is one sample, so nothing says whether two
-#       programs differ.
+#       The first step, and the spread. The mean covers all work, which is
+#       right for a long job. But there is a single sample, so we cannot tell
+#       whether two programs differ.
 #
-# 3. Open the trace in Perfetto. What does the GPU do in the first pass for so
-#    much longer?
+# 3. Open the trace in Perfetto. Why does the first pass take so much longer?
 #
 #    .. dropdown:: Answer
 #
-#       For nine tenths of the extra time it waits. ``nsightkit gaps`` with
-#       ``--within warmup`` gives the causes: ``start-up``, because a kernel's
-#       code is loaded when it is launched for the first time, and work of the
-#       CPU. For the last tenth, its kernels took longer.
+#       For nine tenths of the extra time the GPU waits. ``nsightkit gaps``
+#       with ``--within warmup`` gives the causes: ``start-up``, because a
+#       kernel's code is loaded at its first launch, and CPU work. For the last
+#       tenth, its kernels took longer.
 
 # %%
 # Measured here
@@ -365,8 +366,8 @@ before
 # %%
 # Steps from the very first one on, and after a warm-up, both without their
 # first step; then the benchmark. The columns after the median are its
-# interval. MFU is FLOPs in a second against the datasheet's dense peak of the
-# precision.
+# interval. MFU is FLOPs per second divided by the datasheet's dense peak for
+# the precision.
 
 
 # fold: How the figures and the table are made
@@ -374,7 +375,7 @@ from nsightkit.errors import UsageError
 
 
 def peak_tflops(run):
-    """Peak of the GPU that was measured; None where it is not known."""
+    """Peak of the GPU that was measured; None where it is unknown."""
     try:
         peak = hardware.find(run.gpu or "").peak(run.parameters["precision"])
     except UsageError:
@@ -416,9 +417,9 @@ shown = {"tokens/s": "{:,.0f}", "MFU": "{:.1%}"}
 plots.table(bench, shown, missing="not known") if complete else None
 
 # %%
-# Each row's time beside its FLOPs, both in forward passes. What lies above its
-# FLOPs did something that is not in them: the optimizer's bytes, norms and
-# softmax, launching.
+# Each row's time beside its FLOPs, both in forward passes. A time above its
+# FLOPs includes other work: the optimizer's bytes, norms and softmax,
+# launches.
 
 # fold: How the table is made
 beside = pd.DataFrame()
@@ -441,7 +442,7 @@ plots.table(beside, two_digits) if complete else None
 last_run
 
 # %%
-# What the runs say:
+# The answer from the runs:
 
 # fold: How the answer is put together
 said = ""
@@ -456,8 +457,8 @@ if complete:
     if ratio.low is not None:
         interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
     said = (
-        f"the first step took {own[0] / others:.1f} times the median of the "
-        f"others, and the mean of all is {own.mean() / others:.2f} medians. "
+        f"the first step took {own[0] / others:.1f} medians of the others, "
+        f"and the mean of all steps is {own.mean() / others:.2f} medians. "
         f"Forward and backward took {ratio.value:.2f} forward passes "
         f"({interval}); expected were 2.6 to 2.9."
     )
@@ -466,13 +467,14 @@ findings = headline(
     before,
     *runs.values(),
     otherwise=(
-        f"the first pass of a model on an A100 took {k:.2f} times as long as "
-        f"the others. Counted in, it makes the mean of four passes "
-        f"{table['mean (ms)'].iloc[0] / typical - 1:.0%} too long, and the "
+        f"the first pass of a model on an A100 took {k:.2f}x as long as the "
+        f"others. It makes the mean of four passes "
+        f"{table['mean (ms)'].iloc[0] / typical - 1:.0%} too long and their "
         "standard deviation "
         f"{table['std (ms)'].iloc[0] / typical:.0%} of the median. Without "
         f"it, the deviation is {table['std (ms)'].iloc[1] / typical:.2%}."
     ),
     badge=cold.label,
     needed=float(np.ceil((k - 1) / 0.01)),
+    k=float(k),
 )

@@ -1,9 +1,9 @@
 """
-Why is a step in 16 bits not many times as fast?
-================================================
+Why is a bf16 step not sixteen times faster?
+============================================
 
-Tensor cores multiply 16-bit matrices many times as fast as ordinary cores do
-fp32 ones. A training step gains less. Which part of it gains?
+Tensor cores multiply bf16 matrices sixteen times faster than ordinary cores
+multiply fp32 ones. A training step gains less. Which part of it gains?
 
 .. in-short::
 """
@@ -11,9 +11,9 @@ fp32 ones. A training step gains less. Which part of it gains?
 # %%
 # The symptom
 # -----------
-# Somebody recorded a language model with 2.7 billion parameters on an A100.
-# Where a program names no precision, PyTorch computes in fp32. TF32, in which
-# tensor cores multiply fp32 matrices, is switched off unless it is asked for:
+# A language model with 2.7 billion parameters was recorded on an A100. Where a
+# program names no precision, PyTorch computes in fp32. TF32, in which tensor
+# cores multiply fp32 matrices with shortened mantissas, is off by default:
 #
 # .. code-block:: python
 #
@@ -40,17 +40,17 @@ model
 peaks = pd.DataFrame(
     [(p.unit, p.tflops, p.tflops / card.peak("fp32").tflops)
      for p in card.peaks],
-    columns=["precision", "peak (TFLOP/s)", "times fp32"],
+    columns=["precision", "peak (TFLOP/s)", "vs. fp32"],
 )  # fmt: skip
-plots.table(peaks, {"times fp32": "{:.0f}"})
+plots.table(peaks, {"vs. fp32": "{:.0f}x"})
 
 # %%
 # Predict: how much faster is a step?
 # -----------------------------------
-# Only matrix products and attention run on tensor cores. If they are a share
-# ``g`` of the time and get ``r`` times as fast, the step gains what Amdahl's
-# law leaves over. The rest moves bytes. In 16 bits it moves half as many at
-# best, so ``rest`` is two at most:
+# Only matmuls and attention run on tensor cores. If they are a share ``g`` of
+# the time and get ``r`` times faster, Amdahl's law gives the speedup of the
+# step. The rest moves bytes. In bf16 it moves half as many at most, so
+# ``rest`` is two at most:
 
 
 def gain(g, r, rest=1):
@@ -59,42 +59,41 @@ def gain(g, r, rest=1):
 
 
 # %%
-# Half of a step is matrix products. How much faster can TF32 make it, which
-# multiplies eight times as fast? And what can bf16 do, with sixteen?
+# Half of a step is matmuls. How much faster can TF32 make it, which multiplies
+# eight times faster? And bf16, with sixteen?
 #
 # .. dropdown:: Answer
 #
-#    1 / (0.5 / 8 + 0.5) is 1.8. With bf16 the rest may halve, too:
-#    1 / (0.5 / 16 + 0.5 / 2) is 3.6. The rest of the step sets the limit, and
-#    not the tensor cores.
+#    1 / (0.5 / 8 + 0.5) is 1.8. With bf16 the rest may halve, too: 1 / (0.5 /
+#    16 + 0.5 / 2) is 3.6. The rest of the step sets the limit.
 #
 # bf16 and fp16 have the same peak. Which of them is faster, and by how much?
 #
 # .. dropdown:: Answer
 #
-#    Neither, by the datasheet. A gradient scaler costs fp16 a pass over the
-#    gradients. Every other difference has to be measured, and repeated.
+#    Neither, per the datasheet. A gradient scaler costs fp16 a pass over the
+#    gradients. Any other difference has to be measured, and repeated.
 
 # %%
-# Evidence: which unit ran the products
+# Evidence: which unit ran the matmuls?
 # -------------------------------------
-# The name of a kernel says which unit it runs on. For the common libraries:
+# The name of a kernel from one of the common libraries reveals its unit:
 
 TENSOR = r"tensorop|hmma|s1688|s16816|bf16bf16|f16f16|nvjet|flash|fmha"
 ORDINARY = r"sgemm|scudnn|ffma|<float"
 
 
 def unit(name, category):
-    """Say which unit of the GPU multiplies in a kernel, by its name."""
+    """Tell from a kernel's name which unit of the GPU multiplies."""
     if category in ("GEMM", "attention") and re.search(TENSOR, name):
-        return "tensor cores, 16 bits"
+        return "tensor cores, bf16 or fp16"
     if category == "GEMM" and re.search(ORDINARY, name):
         return "ordinary cores, fp32"
     return "(other kernels)"
 
 
 # %%
-# Five programs that other people recorded, and the time of their kernels:
+# Five programs recorded by others, and the time of their kernels:
 
 CASES = {
     "2.7 B model, A100": ("a100-cuda-graphs", "eager"),
@@ -112,20 +111,21 @@ for program, which in CASES.items():
 plots.share_bars(bars, title="Kernel time by unit (case file)")
 
 # %%
-# Three of the five run their products in fp32 on the ordinary cores, two of
-# them on cards whose tensor cores know TF32. (A V100 has neither TF32 nor
-# bf16, but fp16.) A GPU can be full of work that is done on the wrong unit,
-# and no utilisation shows that.
+# Three of the five run their matmuls in fp32 on the ordinary cores, two of
+# those on cards whose tensor cores support TF32. (A V100 has neither TF32 nor
+# bf16, but fp16. The worked example of the guide,
+# :doc:`02_starved_input_pipeline`, is the ResNet in this figure.) A GPU can be
+# full of work on the wrong unit, and no utilization shows it.
 #
-# The names of the model's products, all of them "sgemm": single precision.
+# All of the model's GEMMs have "sgemm" in their names, single precision:
 
 named = model.trace.kernels().query("category == 'GEMM'")
 plots.table(named[["name", "count", "share"]])
 
 # %%
-# Now the prediction has its ``g``. Beside it, the trace played again with its
-# products as much faster as the peaks are and everything else unchanged. The
-# replay knows what the formula does not: whether launches can keep up.
+# Now the prediction has its ``g``. Next to Amdahl's law we replay the trace
+# with its matmuls sped up by the ratio of the peaks and everything else
+# unchanged. The replay also knows whether launches can keep up.
 
 g = bars["2.7 B model, A100"]["ordinary cores, fp32"]
 rows = []
@@ -134,18 +134,18 @@ for kind in ("tf32", "bf16"):
     played = model.trace.whatif(scale=f"sgemm={1 / r}")["speedup"].iloc[0]
     halved = gain(g, r, 2) if kind == "bf16" else None
     rows.append((kind, r, gain(g, r), played, halved))
-names = ["precision", "products", "Amdahl", "by replay", "rest halved, too"]
+names = ["precision", "matmuls", "Amdahl", "replay", "rest halved, too"]
 bounds = pd.DataFrame(rows, columns=names).set_index("precision")
 shown = dict.fromkeys(names[1:], "{:.1f}")
 plots.table(bounds.reset_index(), shown, missing="not in TF32")
 
 # %%
-# All columns but the first say how many times as fast.
+# All columns but the first are speedups.
 
 # %%
 # Change one thing: the precision
 # -------------------------------
-# One line for TF32, one for 16 bits:
+# One line for TF32, one for bf16:
 #
 # .. code-block:: diff
 #
@@ -157,10 +157,10 @@ plots.table(bounds.reset_index(), shown, missing="not in TF32")
 # fp16 has a small range, and its training needs a
 # ``torch.amp.GradScaler("cuda")``; bf16 does not.
 #
-# And memory? Autocast casts what goes into products, and keeps weights,
-# gradients and the optimizer's moments in fp32. It even adds copies of the
-# weights. Only what the forward pass keeps for the backward can shrink. For
-# the model that this page measures on a GPU, counted by formula:
+# And memory? Autocast casts the inputs of matmuls and keeps weights, gradients
+# and the optimizer's moments in fp32. It even adds copies of the weights. Only
+# the activations kept for backward can shrink. We count the model that this
+# page measures on a GPU, from formulas:
 
 # fold: How the ledger is worked out
 from nsightkit.analysis.roofline.envelope import envelope
@@ -171,39 +171,39 @@ SIZES |= dict(heads=16, vocabulary=10_000)
 counted = envelope(Configuration(name="cell", intent="", **SIZES))
 ledger = {
     "weights, gradients, AdamW: fp32 as before": counted.state_bytes,
-    "16-bit copies of the weights: added": counted.cache_bytes,
-    "activations: in 16 bits": counted.activation_bytes,
+    "bf16 copies of the weights: added": counted.cache_bytes,
+    "activations: in bf16": counted.activation_bytes,
     "logits and loss": counted.logits_bytes,
 }
 rows = [(name, size / 1e9) for name, size in ledger.items()]
-plots.table(pd.DataFrame(rows, columns=["with 16-bit autocast", "GB"]))
+plots.table(pd.DataFrame(rows, columns=["with bf16 autocast", "GB"]))
 
 # %%
 # Verdict
 # -------
-# A step in 16 bits is not sixteen times as fast, because not all of it is
-# products. It can still be several times as fast, and one line decides
-# whether the products use the tensor cores at all. Look at the kernels' names
-# before anything else.
+# A bf16 step is not sixteen times faster, because only part of it is matmuls.
+# It can still be several times faster, and one line decides whether the
+# matmuls use the tensor cores. Look at the kernels' names before anything
+# else.
 
 # %%
 # Limits
 # ------
-# * The change was not tried on this model: the gains are predicted, and they
-#   are bounds. They take products to keep their share of the peak, and a
-#   faster unit is harder to feed. A real bf16 pass also runs casts.
+# * We did not try the change on this model: the speedups are predicted, and
+#   they are bounds. They assume that matmuls keep their share of the peak, and
+#   a faster unit is harder to feed. A real bf16 pass also runs casts.
 # * One capture of each program. A kernel's unit is read from its name, and
 #   libraries are free to change their names.
-# * Numerical quality is not judged here. TF32 keeps ten bits of each input's
+# * We do not judge numerical quality here. TF32 keeps ten bits of each input's
 #   mantissa and bf16 seven; :doc:`05_mixed_precision_accumulation` adds such
 #   numbers up.
 # * The peaks assume a boost clock that a power limit does not allow for long;
-#   16-bit products draw the most power.
+#   bf16 and fp16 matmuls draw the most power.
 
 # %%
 # Run it yourself
 # ---------------
-# On a trace of your own, which unit the products run on, and what TF32 could
+# On your own trace: which unit the matmuls run on, and how much TF32 could
 # gain on an A100:
 #
 # .. code-block:: console
@@ -230,37 +230,38 @@ downloads = {"the model in fp32, case file": model.trace}
 #
 #    .. dropdown:: Answer
 #
-#       Ordinary cores in fp32; tensor cores in bf16; ordinary cores again, for
-#       ``ffma`` is the fp32 multiply-add. In the second name ``align1`` says
-#       that the kernel may rely on no alignment beyond one element, so it
-#       loads one at a time: :doc:`10_ten_configurations`.
+#       Ordinary cores in fp32; tensor cores in bf16; ordinary cores again,
+#       because ``ffma`` is the fp32 multiply-add. In the second name
+#       ``align1`` means that the kernel cannot assume any alignment beyond one
+#       element, so it loads one element at a time:
+#       :doc:`10_ten_configurations`.
 #
-# 2. In TimeSformer's trace the products already run in bf16. What can a faster
-#    precision still gain there?
-#
-#    .. dropdown:: Answer
-#
-#       Products take :measured:`09_precision.timesformer:.0%` of its kernel
-#       time. If they took none at all, the kernels would take
-#       :measured:`09_precision.without:.1f` times less. The rest is softmax
-#       and copies, which fewer passes over memory would shrink.
-#
-# 3. Does the model gain from cheaper launches, now and with faster products?
+# 2. In TimeSformer's trace the matmuls already run in bf16. How much can a
+#    faster precision still gain there?
 #
 #    .. dropdown:: Answer
 #
-#       ``nsightkit whatif TRACE free-launches --scale 'sgemm=0.01'`` says it.
-#       Now the launches gain nothing. With products that take a hundredth of
-#       their time they gain a tenth more: the faster the kernels, the more
-#       launches count.
+#       Matmuls take :measured:`09_precision.timesformer:.0%` of its kernel
+#       time. If they took no time, the kernels would run
+#       :measured:`09_precision.without:.1f`\ x faster. The rest is softmax and
+#       copies, which fewer passes over memory would shrink.
+#
+# 3. Does the model gain from cheaper launches, now and with faster matmuls?
+#
+#    .. dropdown:: Answer
+#
+#       Run ``nsightkit whatif TRACE free-launches --scale 'sgemm=0.01'``. Now
+#       the launches gain nothing. With matmuls that take a hundredth of their
+#       time they gain a tenth more: the faster the kernels, the more launches
+#       count.
 
 # %%
 # Measured here
 # -------------
 # .. own-run::
 #
-# The same training step in fp32, TF32, bf16 and fp16, and bf16 twice: what the
-# two differ by is chance.
+# The same training step in fp32, TF32, bf16 and fp16, and bf16 twice: the
+# difference between the two bf16 runs is chance.
 
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import lm
@@ -289,8 +290,8 @@ for name, (part, how) in RUNS.items():
 runs["fp32"]
 
 # %%
-# A CPU has no tensor cores: its times in other precisions are not shown. On a
-# GPU the table has them.
+# A CPU has no tensor cores, so only a GPU's times in other precisions are
+# shown.
 
 
 # fold: How the table and the figure are made
@@ -299,7 +300,7 @@ from nsightkit.analysis.timeline import operators
 
 
 def categories(run):
-    """Time a step by kind of work: GPU kernels, else operators on the CPU."""
+    """Time per step and kind of work: GPU kernels, else CPU operators."""
     of = gpu_kernels if run.trace.recorded("kernels") else operators
     table = of.summary(run.trace, by="category").set_index("name")
     return table["total_ns"] / len(run.trace.steps())
@@ -330,8 +331,8 @@ plots.table(table) if complete else None
 runs["bf16"]
 
 # %%
-# What the runs say. The interval of fp16 against bf16 is widened by what the
-# two bf16 runs differ by (:doc:`/definitions`, "Noise").
+# The answer from the runs. We widen the interval of fp16 against bf16 by the
+# difference between the two bf16 runs (:doc:`/definitions`, "Noise").
 
 # fold: How the answer is put together
 from nsightkit.analysis.core import noise
@@ -349,7 +350,7 @@ def tensor_core_gain(run):
 
 
 def bound_of(run):
-    """What bf16 can gain, by Amdahl's law and by replay, in words."""
+    """Speedup that bf16 can bring, from Amdahl's law and a replay."""
     times = tensor_core_gain(run)
     if times is None:
         return "no bound known"
@@ -358,8 +359,8 @@ def bound_of(run):
     products = kind_ns["fp32"].reindex(["GEMM", "attention"]).sum()
     share = min(products / run.median("step_ns"), 1)
     bound = f"at most {gain(share, times, 2):.1f}"
-    played = replay["speedup"].iloc[0]
-    return bound if pd.isna(played) else f"{bound}, {played:.1f} by replay"
+    speedup = replay["speedup"].iloc[0]
+    return bound if pd.isna(speedup) else f"{bound}, replay {speedup:.1f}"
 
 
 def fp16_against_bf16():
@@ -375,8 +376,8 @@ if on_gpu:
     differ = fp16_against_bf16()
     apart = differ.value / runs["bf16"].median("step_ns")
     said = (
-        f"a step in TF32, bf16 and fp16 is {faster['tf32']:.2f}, "
-        f"{faster['bf16']:.2f} and {faster['fp16']:.2f} times as fast as in "
+        f"a step in TF32, bf16 and fp16 is {faster['tf32']:.2f}x, "
+        f"{faster['bf16']:.2f}x and {faster['fp16']:.2f}x faster than in "
         f"fp32 (bf16 expected: {bound_of(runs['fp32'])}). GEMMs are "
         f"{share['fp32']:.0%} of the time in fp32 and {share['bf16']:.0%} in "
         f"bf16. fp16 takes {abs(apart):.1%} "
@@ -384,17 +385,16 @@ if on_gpu:
         f"{'' if differ.word == noise.CHANGED else 'not '}more than noise."
     )
 tf32 = bounds.loc["tf32"]
-fast = bars["TimeSformer, H100"]["tensor cores, 16 bits"]
+fast = bars["TimeSformer, H100"]["tensor cores, bf16 or fp16"]
 findings = headline(
     said,
     *runs.values(),
     otherwise=(
         f"a language model on an A100 spent {g:.0%} of its kernel time in "
-        "fp32 products on ordinary cores. TF32 multiplies "
-        f"{tf32['products']:.0f} times as fast there; the whole pass would be "
-        f"{tf32['by replay']:.1f} times as fast at most (predicted by "
-        "replay), for the rest stays as it was. bf16 and fp16 have the same "
-        "peak."
+        "fp32 matmuls on ordinary cores. TF32 multiplies "
+        f"{tf32['matmuls']:.0f}x faster there. The rest stays as it was, so "
+        f"the whole pass would be {tf32['replay']:.1f}x faster at most "
+        "(replay). bf16 and fp16 have the same peak."
     ),
     badge=model.label,
     timesformer=fast,

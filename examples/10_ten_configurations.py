@@ -2,10 +2,10 @@
 Ten models: what limits each one?
 =================================
 
-Two models with as many parameters can take different times, and for different
-reasons: one is short of arithmetic, one of bandwidth, one waits for its own
-launches. Ten models were chosen to be limited by ten different things. What
-can be said before they run, and what can only a GPU tell?
+Two models with the same number of parameters can take different times, and
+for different reasons: one is short of arithmetic, one of bandwidth, one
+waits for its own launches. We chose ten models to be limited by ten
+different things. What can we predict from their sizes, and what needs a GPU?
 
 .. in-short::
 """
@@ -13,37 +13,40 @@ can be said before they run, and what can only a GPU tell?
 # %%
 # The symptom
 # -----------
-# Each model is a line of sizes. These two have about as many parameters, and
-# one has six times as many layers:
+# Each model is a line of sizes. These two have about the same number of
+# parameters, and one has six times the layers:
 #
 # .. code-block:: python
 #
 #    #             batch, context, d_model, layers, d_ff, heads, vocabulary
 #    model_a = Configuration("model_a", 32, 256, 768, 2, 2048, 12, 10_000)
 #    model_b = Configuration("model_b", 32, 256, 384, 12, 1024, 12, 10_000)
+#
+# None of the ten has run on a GPU yet, so this page separates predictions
+# (which follow from the sizes) from expectations (which a run has to confirm).
 
 # %%
 # Predict: which of them wait for their launches?
 # -----------------------------------------------
-# A fast GPU needs less time for the same FLOPs, and the CPU takes as long as
-# ever to launch them. Assume a hundred launches for each layer of a training
-# step, of five microseconds each. For how many of the ten models is the CPU
-# the limit on an H200, and which of their sizes decides that?
+# A faster GPU needs less time for the same FLOPs, but the CPU still takes the
+# same time to launch them. Assume a hundred launches for each layer of a
+# training step, five microseconds each. For how many of the ten models is the
+# CPU the limit on an H200, and which of their sizes decides that?
 #
 # .. dropdown:: Answer
 #
-#    For :measured:`10_ten_configurations.launch_bound:.0f` of the ten, those
-#    above the line in the figure below. Launches go with the number of layers.
-#    FLOPs go with the layers too, and also with the tokens of a batch and the
-#    square of the width. So the depth cancels out: it is narrow models and
-#    small batches that wait. ``latency_bound`` has a single short sequence,
-#    and launching it takes :measured:`10_ten_configurations.worst:.0f` times
-#    as long as its FLOPs.
+#    For :measured:`10_ten_configurations.launch_bound:.0f` of the ten: the
+#    models above the line in the figure below. Launches grow with the number
+#    of layers. FLOPs grow with the layers too, and also with the tokens of a
+#    batch and the square of the width. So depth cancels out, and narrow models
+#    and small batches wait. ``latency_bound`` has a single short sequence, and
+#    launching it takes :measured:`10_ten_configurations.worst:.0f`\ x as long
+#    as its FLOPs.
 
 # %%
-# Evidence: what follows from the sizes
-# -------------------------------------
-# The sizes alone give what a training step must cost:
+# Evidence: what must each step cost?
+# -----------------------------------
+# The sizes alone determine the FLOPs of a training step:
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 150 s
@@ -106,9 +109,10 @@ said = ", ".join(f"{n} {y:.1f} ms for {x:.2f} ms" for n, x, y in places)
 figure.set_label(f"{TITLE}, launches against FLOPs: {said}.")
 
 # %%
-# The same in numbers. *Breaks even* is the cost of a launch at which a model's
-# launches take as long as its FLOPs. No step reaches the datasheet's rate, so
-# a real step breaks even later:
+# Every model above the line is predicted to wait for the CPU. The same in
+# numbers: *breaks even* is the launch cost at which a model's launches take as
+# long as its FLOPs. No step reaches the datasheet's rate, so a real step
+# breaks even later:
 
 # fold: How the table is made
 table = pd.DataFrame({"model": costs["config"]})
@@ -128,15 +132,17 @@ plots.table(
 )
 
 # %%
-# ``model_a`` and ``model_b`` have as many parameters and about as many FLOPs,
-# and one breaks even five times as early. ``aligned`` means that all
-# dimensions are multiples of eight: tensor cores load eight numbers of 16 bits
-# at a time.
+# ``model_a`` and ``model_b`` have the same number of parameters and about the
+# same FLOPs, yet one breaks even at a fifth of the other's launch cost.
+# ``aligned`` means that all dimensions are multiples of eight. In bf16 that
+# makes every row a multiple of sixteen bytes, the size of the widest vector,
+# asynchronous and TMA loads; a kernel that cannot use them has to load element
+# by element.
 
 # %%
-# Evidence: what a launch costs in a real program
-# -----------------------------------------------
-# Five microseconds were assumed. Here is somebody's transformer in eager mode,
+# Evidence: how long does a real launch take?
+# -------------------------------------------
+# We assumed five microseconds. Here is a transformer in eager mode on an A100,
 # with a batch so small that its GPU waits for every launch:
 
 from nsightkit.guide import case
@@ -153,23 +159,24 @@ for at, count in waits.items():
 small
 
 # %%
-# A profiler slowed this program, and another CPU is quicker or slower, so the
-# figure's count is only as good as its assumption. What the sizes do settle is
-# the order: which models are the first to wait, and which are the last.
+# This number is too high for an unprofiled run, because the profiler slowed
+# every call, and it depends on the CPU. So the count of waiting models is only
+# as good as its assumption. The sizes do settle the order: which models wait
+# first, and which last.
 
 # %%
-# Evidence: odd sizes on a real GPU
-# ---------------------------------
-# What do unaligned sizes cost? TimeSformer on an H100 has 3,137 tokens, an odd
-# number, and writes its attention out.
+# Evidence: what happens with odd sizes on a real GPU?
+# ----------------------------------------------------
+# TimeSformer on an H100 has 3,137 tokens, an odd number, and unfused
+# attention.
 
 odd = case("odd-tokens", "timesformer-h100")
 reached = odd.trace.sol().head(6)
 odd
 
 # %%
-# Its six longest operations, against the time that the H100's datasheet allows
-# for their FLOPs and bytes:
+# We compare its six longest operations with the time that the H100's datasheet
+# allows for their FLOPs and bytes:
 
 # fold: How the figure is drawn
 TITLE = "What 3,137 tokens reach on an H100 (case file)"
@@ -200,9 +207,11 @@ said = ", ".join(f"{n} {v:.0%}" for n, v in zip(named, share, strict=True))
 figure.set_label(f"{TITLE}, bars: {said}.")
 
 # %%
-# The products that a program writes itself (``bmm``) are at a third of their
-# bound, the linear layers (``addmm``) at three quarters. Which kernels ran
-# says why:
+# The matmuls of attention (``bmm``) are at a third of their bound, the linear
+# layers (``addmm``) at three quarters. Part of that distance has nothing to do
+# with oddness: the two have different shapes, at which the ``bmm`` are
+# limited by memory and the ``addmm`` by compute, so these are shares of
+# different roofs. The names of the kernels are the better evidence:
 
 # fold: How the table is made
 top = odd.trace.kernels().head(4)
@@ -213,25 +222,26 @@ ran["share"] = top["share"]
 plots.table(ran, {"time (ms)": "{:.1f}"})
 
 # %%
-# ``align1`` in a kernel's name: the rows of the scores have 3,137 numbers, so
-# no load of eight fits, and a kernel for an older GPU runs. The ``addmm`` have
-# 25,089 rows, which is odd as well, but their inner dimensions are multiples
-# of 64, and Hopper's own kernels run. What has to be aligned is the dimension
-# that is contiguous in memory.
+# ``align1`` in a kernel's name: rows of the scores have 3,137 elements, so no
+# sixteen-byte load fits, and a kernel written for an older GPU runs. The
+# ``addmm`` have 25,089 rows, which is odd as well, but their inner dimensions
+# are multiples of 64, and Hopper's own kernels run. The dimension that has to
+# be aligned is the contiguous one.
 
 # %%
 # Change one thing: a control for each suspect
 # --------------------------------------------
-# Three of the ten change more than they say. ``misaligned_dims`` has odd
-# widths, but also heads of 257, which flash attention does not take:
+# Three of the ten models change more than their names suggest.
+# ``misaligned_dims`` has odd widths, but also heads of 257, which flash
+# attention does not support:
 #
 # .. code-block:: diff
 #
 #    -Configuration("misaligned_dims", 34, 257, 514, 6, 1538, 2, 10_000)
 #    +Configuration("aligned_dims", 32, 256, 512, 6, 1536, 4, 10_000)
 #
-# One control would leave open which of the two it is. So there are several,
-# and each keeps one of the suspects:
+# A single control could not tell the two apart. So there are several, and each
+# keeps one of the suspects:
 
 # fold: How the table is made
 flops = envelope.summary((*MATRIX, *VARIANTS)).set_index("config")
@@ -239,7 +249,7 @@ flops = flops["train_flops"]
 rows = []
 for model in VARIANTS:
     row = {"model": model.control_of, "control": model.name}
-    row["what it is"] = model.intent
+    row["changed"] = model.intent
     row["share of FLOPs added"] = (
         flops[model.name] / flops[model.control_of] - 1
     )
@@ -247,14 +257,15 @@ for model in VARIANTS:
 plots.table(pd.DataFrame(rows))
 
 # %%
-# FLOPs differ a little, so models and controls are compared by their rates.
+# FLOPs differ a little, so we compare models and controls by their rates.
 
 # %%
 # Verdict
 # -------
-# The sizes decide what a step must cost, and which models cannot keep a fast
-# GPU busy. What limits the others is a question for a trace. This is what is
-# expected; a GPU's run, under *Measured here*, decides:
+# The sizes decide how much a step must cost and which models cannot keep a
+# fast GPU busy. For the others we need a trace. These are our expectations,
+# none of them confirmed yet; the section *Measured here* judges them when it
+# runs on a GPU:
 
 # fold: How the table is made
 from _lib import matrix
@@ -265,10 +276,11 @@ plots.table(pd.DataFrame(expected, columns=["model", "expected"]))
 # %%
 # Limits
 # ------
-# * What the sizes give is a prediction. Two case files, of other programs,
-#   support two of the suspicions: launches and odd sizes.
-# * The number of launches is assumed, and what one costs depends on the CPU
-#   and on PyTorch. A compiler or a CUDA graph makes one launch of many.
+# * Everything derived from sizes is a prediction. Two case files, of other
+#   programs, support two of the suspicions: launches and odd sizes.
+# * The number of launches is assumed, and the cost of one depends on the CPU,
+#   on PyTorch and on the profiler. A compiler or a CUDA graph merges many
+#   launches into one.
 # * The H100 trace is one capture, without an aligned control. Fused attention
 #   would remove its softmax and its scores altogether.
 # * FLOPs are those of the formulas, with attention as a full square. They
@@ -283,7 +295,7 @@ plots.table(pd.DataFrame(expected, columns=["model", "expected"]))
 #
 #    $ python examples/10_ten_configurations.py
 #
-# The plan, one model, and the same questions to a trace of your own:
+# The plan, one model, and the same questions for your own trace:
 #
 # .. code-block:: console
 #
@@ -291,36 +303,39 @@ plots.table(pd.DataFrame(expected, columns=["model", "expected"]))
 #    $ nsightkit bench --size deep_sequential --mode train
 #    $ nsightkit sol trace.json.gz
 #    $ nsightkit kernels trace.json.gz --by category
+#
+# The worked example of the guide, :doc:`02_starved_input_pipeline`, shows the
+# next step: a trace that names the bottleneck.
 
 downloads = {"TimeSformer with 3,137 tokens on an H100": odd.trace}
 
 # %%
 # Exercises
 # ---------
-# 1. In the trace of TimeSformer, which share of all kernel time is attention
-#    that is written out: softmax, the two ``bmm`` and the ``mul``? How much
-#    faster could the kernels be, at most, with fused attention?
+# 1. In the trace of TimeSformer, which share of all kernel time is unfused
+#    attention: softmax, the two ``bmm`` and the ``mul``? How much faster could
+#    the kernels be, at most, with fused attention?
 #
 #    .. dropdown:: Answer
 #
 #       ``nsightkit sol`` has the times. It is
 #       :measured:`10_ten_configurations.attention:.0%`, so at most
-#       :measured:`10_ten_configurations.at_most:.1f` times as fast, if fused
-#       attention took no time. It takes some: its products stay.
+#       :measured:`10_ten_configurations.at_most:.1f`\ x faster if fused
+#       attention took no time. It takes some, because its matmuls remain.
 #
 # 2. ``deep_sequential`` has layers as wide as ``vocab_bottleneck``, eight
-#    times as many of them, and half the batch. Why does it break even earlier?
+#    times more layers, and half the batch. Why does it break even earlier?
 #
 #    .. dropdown:: Answer
 #
-#       Depth alone would change nothing: launches and FLOPs both go with the
-#       layers. Half the batch halves its FLOPs for each launch. The other has
+#       Depth alone would change nothing: launches and FLOPs both grow with the
+#       layers. Half the batch halves its FLOPs per launch. The other model has
 #       an output head that is large for so few layers, which adds FLOPs and
-#       hardly a launch. So it breaks even at
+#       almost no launches. So it breaks even at
 #       :measured:`10_ten_configurations.deep_us:.1f` µs, and the other at
 #       :measured:`10_ten_configurations.vocab_us:.1f` µs.
 #
-# 3. Heads of 56 are said to be bad. Why is no difference expected of
+# 3. Heads of 56 are said to be bad. Why do we expect no difference for
 #    ``bad_head_size``?
 #
 #    .. dropdown:: Answer
@@ -350,8 +365,8 @@ answers = {
 #
 # A training step of each model and each control, with the same code: bf16
 # autocast, AdamW, PyTorch's fused attention, a batch copied from the host
-# every step. On a CPU the models are small, and nothing of this says what
-# would limit them on a GPU.
+# every step. On a CPU the script runs tiny versions, whose times tell us
+# nothing about a GPU.
 
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import lm
@@ -375,7 +390,7 @@ mode = runs["model_a"].mode
 runs["model_a"]
 
 # %%
-# What each run amounts to:
+# One row per run:
 
 # fold: How the runs are summed up
 summary = pd.DataFrame()
@@ -387,7 +402,7 @@ if complete:
 shown = summary.dropna(axis="columns", how="all").reset_index()
 if complete:
     shown.insert(1, "step (ms)", shown.pop("step_ns") / 1e6)
-plots.table(shown, {"operations a step": "{:,.0f}"}) if complete else None
+plots.table(shown, {"operations per step": "{:,.0f}"}) if complete else None
 
 # %%
 # By kind of work:
@@ -408,15 +423,15 @@ if on_gpu:
 plots.table(moved) if on_gpu else None
 
 # %%
-# The controls. A ratio differs where its interval does not contain one, which
-# is the rule of all pages (see *Noise* in :doc:`../definitions`):
+# The controls. A ratio differs if its interval excludes one, as on all pages
+# (see *Noise* in :doc:`../definitions`):
 
 # fold: How models and controls are compared
 from nsightkit.analysis.core import noise
 
 
 def rate_of(model, other):
-    """How many times the FLOP/s of another model one reaches."""
+    """Ratio of the FLOP/s of two models, with its interval."""
     per_flop = []
     for name in (model, other):
         flops = matrix.cost(runs[name]).train_flops
@@ -430,7 +445,7 @@ if on_gpu:
     for control in VARIANTS:
         ratio = rate_of(control.control_of, control.name)
         row = {"model": control.control_of, "control": control.name}
-        row |= {"times its FLOP/s": ratio.value, "from": ratio.low}
+        row |= {"ratio of FLOP/s": ratio.value, "from": ratio.low}
         row |= {"to": ratio.high, "differs": ratio.excludes(1)}
         rows.append(row)
     controls = pd.DataFrame(rows)
@@ -442,7 +457,7 @@ plots.table(controls) if on_gpu else None
 runs["aligned_dims"]
 
 # %%
-# What came of the expectations:
+# The outcome of the expectations:
 
 # fold: How the answer is put together
 PAIRS = {"model_b": "model_a", "misaligned_dims": "aligned_dims"}
@@ -462,18 +477,16 @@ if on_gpu:
         f"{order.index[0]}, and the quickest, {order.index[-1]}, lies a "
         f"factor of {order.iloc[-1] / order.iloc[0]:.0f}."
     )
-low, high = share[reached["name"].str.contains("bmm")]
-aligned = share[reached["name"].str.contains("addmm")]
+
 findings = headline(
     said,
     *runs.values(),
     otherwise=(
         f"on an H200, launching a step should cost more than its FLOPs for "
         f"{waits[5]} of the ten models if a launch takes 5 µs, and for "
-        f"{waits[20]} if it takes 20; in a program on an A100 (case file) it "
-        f"took {real_us:.0f}. On an H100 (case file), products with an odd "
-        f"size reached {low:.0%} and {high:.0%} of the datasheet, where "
-        f"aligned ones reached {aligned.min():.0%} or more."
+        f"{waits[20]} if it takes 20. In a profiled program on an A100 (case "
+        f"file) it took {real_us:.0f}. What limits the others is still to be "
+        "measured."
     ),
     badge="predicted for an H200",
     **answers,

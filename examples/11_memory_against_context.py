@@ -11,8 +11,8 @@ what does not, and at which length will a GPU be full?
 # %%
 # The symptom
 # -----------
-# ``torch.OutOfMemoryError`` after somebody doubled the context. The model
-# computes its attention as the textbook has it:
+# ``torch.OutOfMemoryError`` after a doubled context. The model computes
+# attention as in the textbook:
 #
 # .. code-block:: python
 #
@@ -20,29 +20,29 @@ what does not, and at which length will a GPU be full?
 #    weights = F.softmax(scores.masked_fill(future, -math.inf), dim=-1)
 #    attended = weights @ v
 #
-# ``scores`` holds a number for each pair of tokens, in every layer and every
+# ``scores`` holds one number for each pair of tokens, in every layer and every
 # head, until the backward pass has used it.
 
 # %%
-# Predict: what does a doubled context cost?
-# ------------------------------------------
-# Weights, AdamW's moments, what the layers keep for the backward pass, and the
+# Predict: how much does a doubled context cost?
+# ----------------------------------------------
+# Weights, AdamW's moments, the activations kept for the backward pass, and the
 # scores: how does each change when the context doubles, and what does that do
-# to the whole?
+# to the total?
 #
 # .. dropdown:: Answer
 #
-#    Weights and moments stay. What layers keep doubles, because it goes with
-#    the number of tokens. Scores grow fourfold. So the whole grows hardly at
-#    all while the context is short, and nearly fourfold when it is long: the
-#    last doubling costs more than all that came before it.
+#    Weights and moments stay the same. Activations double with the number of
+#    tokens. Scores grow fourfold. So the total barely grows while the context
+#    is short, and nearly fourfold when it is long: the last doubling costs
+#    more than everything before it.
 
 # %%
-# Evidence: where each curve meets the limit
-# ------------------------------------------
-# The prediction walks through a step on paper: every operator allocates what
-# it returns, autograd keeps what its derivative needs, and the peak is the
-# highest moment. It uses no measurement.
+# Evidence: where does each curve meet the limit?
+# -----------------------------------------------
+# We walk through a step on paper: every operator allocates its result,
+# autograd keeps the tensors that derivatives need, and the peak is the highest
+# moment. No measurement is involved.
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 120 s
@@ -81,9 +81,10 @@ figures.memory_curves(
 
 # %%
 # On logarithmic axes a line that doubles with the context has slope one, and a
-# line that grows with its square has slope two. Each curve begins flat and
-# ends in its own slope. Where it meets the limit is the longest context that
-# fits, rounded down to a multiple of 64, and on other cards too:
+# line that grows with its square has slope two. Each curve starts flat and
+# ends in its own slope. It meets the limit at the longest context that fits.
+# The table has that context, rounded down to a multiple of 64, for three
+# cards:
 
 # fold: How the table is made
 import pandas as pd
@@ -100,7 +101,7 @@ plots.table(forecast)
 # %%
 # Change one thing: the attention
 # -------------------------------
-# PyTorch's fused attention never has the whole matrix of scores:
+# PyTorch's fused attention never materializes the matrix of scores:
 #
 # .. code-block:: diff
 #
@@ -109,7 +110,7 @@ plots.table(forecast)
 #    -attended = weights @ v
 #    +attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 #
-# What the peak is made of, with both, at three contexts:
+# The items of the peak, with both, at three contexts:
 
 # fold: How the figure is drawn
 stacks = {}
@@ -124,7 +125,8 @@ plots.memory_stacks(
 )
 
 # %%
-# And what each switch is worth at 4,096 tokens:
+# In naive attention the scores overtake everything else between the first and
+# the last context. Here is the effect of each switch at 4,096 tokens:
 
 # fold: How the table is made
 worth = pd.DataFrame({"run": list(RUNS)})
@@ -135,26 +137,27 @@ worth["share of the first"] = worth["peak (GB)"] / worth["peak (GB)"][0]
 plots.table(worth, {"peak (GB)": "{:,.1f}"})
 
 # %%
-# bf16 saves less than one may hope, because weights and moments stay fp32
-# under autocast: :doc:`13_memory_ledger` has each item.
+# bf16 saves less than we might hope, because weights and moments stay fp32
+# under autocast: :doc:`13_memory_ledger` lists each item.
 
 # %%
 # Verdict
 # -------
-# Attention decides. Written out, it ends the growth several times earlier, and
-# no precision makes up for a square. With fused attention the peak goes with
-# the number of tokens, so a context twice as long fits with half the batch.
+# Attention decides. With naive attention memory runs out several times
+# earlier, and no precision makes up for a square. With fused attention the
+# peak grows with the number of tokens, so a context twice as long fits with
+# half the batch.
 
 # %%
 # Limits
 # ------
-# * A prediction is of tensors. Near the limit a real allocator fails earlier:
-#   it holds free memory in pieces, none of which is large enough. The CUDA
-#   context takes its part of the card, too.
+# * We predict tensors. Near the limit a real allocator fails earlier: it holds
+#   free memory in pieces, none of them large enough. The CUDA context takes a
+#   part of the card, too.
 # * The model is this guide's, in eager mode. A compiler fuses operators and
-#   keeps other tensors; checkpointing keeps fewer and computes them again.
-# * Causal attention needs half of the scores. Written out it still has all of
-#   them: the mask is applied after they are there.
+#   keeps other tensors; checkpointing keeps fewer and recomputes them.
+# * Causal attention needs half of the scores. Naive attention still allocates
+#   all of them, because the mask is applied afterwards.
 
 # %%
 # Run it yourself
@@ -165,7 +168,7 @@ plots.table(worth, {"peak (GB)": "{:,.1f}"})
 #
 #    $ python examples/11_memory_against_context.py
 #
-# For a model of your own:
+# For your own model:
 #
 # .. code-block:: python
 #
@@ -176,6 +179,10 @@ plots.table(worth, {"peak (GB)": "{:,.1f}"})
 #                         layers=16, d_ff=5632, heads=16,
 #                         vocabulary=32_000, intent="")
 #    ledger.largest_context(mine, limit_bytes=80e9)
+#
+# A memory limit also bounds the batch, and with it the time per sample of runs
+# such as the worked example (:doc:`02_starved_input_pipeline`). The chapter
+# :doc:`/guide/memory` has the whole method.
 
 # %%
 # Exercises
@@ -186,12 +193,13 @@ plots.table(worth, {"peak (GB)": "{:,.1f}"})
 #
 #    .. dropdown:: Answer
 #
-#       :measured:`11_memory_against_context.naive_1:,.0f` tokens, which is
-#       :measured:`11_memory_against_context.naive_gain:.1f` times as long, and
-#       :measured:`11_memory_against_context.sdpa_1:,.0f`, which is
-#       :measured:`11_memory_against_context.sdpa_gain:.1f` times. With a
-#       quarter of the batch a square may be twice as long, and a line four
-#       times.
+#       :measured:`11_memory_against_context.naive_1:,.0f` tokens with naive
+#       attention, a factor of
+#       :measured:`11_memory_against_context.naive_gain:.1f`, and
+#       :measured:`11_memory_against_context.sdpa_1:,.0f` with SDPA, a factor
+#       of :measured:`11_memory_against_context.sdpa_gain:.1f`. With a quarter
+#       of the batch, a quantity that grows with the square allows twice the
+#       context, and a linear one four times.
 #
 # 2. At which context do the scores of the naive step take as much memory as
 #    weights and moments together? The ledger counts six bytes for each score:
@@ -199,18 +207,18 @@ plots.table(worth, {"peak (GB)": "{:,.1f}"})
 #
 #    .. dropdown:: Answer
 #
-#       At about 740. Weights and moments are twelve bytes a parameter. The
+#       At about 740. Weights and moments are twelve bytes per parameter. The
 #       scores are the product of 6, 4, 16, 24 and the square of the context.
 #       So that square is twelve times 423 million, divided by 9,216.
 #
-# 3. A run needs twice the context and is not allowed a smaller batch. Which of
-#    the switches on this page would you try first, and what beyond them?
+# 3. A run needs twice the context with the same batch. Which of the switches
+#    on this page would you try first, and what beyond them?
 #
 #    .. dropdown:: Answer
 #
-#       Fused attention, if it is not there yet. After that activations are
-#       most of the peak, and checkpointing is what removes them. Fewer bits
-#       for the moments help little: their share shrinks as the context grows.
+#       Fused attention, if it is not used yet. After that activations are most
+#       of the peak, and checkpointing removes them. Smaller moments help
+#       little: their share shrinks as the context grows.
 
 # fold: How the answers are worked out
 single = dataclasses.replace(model, batch=1)
@@ -226,9 +234,9 @@ answers |= {"sdpa_1": sdpa_1, "sdpa_gain": sdpa_1 / sdpa_4}
 # .. own-run::
 #
 # One model at contexts that double until memory runs out: two steps at each
-# context, because AdamW's moments come with the first step. The peak is what
-# PyTorch's allocator gave out in the second step. A CPU's memory has no such
-# account, so a small run shows only that the steps run.
+# context, because AdamW's moments appear in the first step. The peak is read
+# from PyTorch's allocator in the second step. A CPU has no such counter, so
+# there the script only shows that the steps run.
 
 from _lib import memory_steps
 
@@ -270,7 +278,8 @@ on_gpu = all(run.gpu for run in runs.values())
 before
 
 # %%
-# Predicted as lines, measured as points; a cross is where memory ran out.
+# Predictions as lines, measurements as points; a cross is where memory ran
+# out.
 
 
 # fold: How predicted and measured are compared
@@ -317,7 +326,7 @@ after
 
 # %%
 # The forecast next to the measurement. Contexts double, so a forecast is right
-# if it lies between the last that fitted and the first that did not:
+# if it is between the last context that fitted and the first that did not:
 
 
 # fold: How the table is made
@@ -340,10 +349,10 @@ if on_gpu:
     plots.table(outcome)
 
 # %%
-# What the runs say:
+# The answer from the runs:
 
 # fold: How the answer is put together
-said = "the steps ran; a CPU's memory has no account to compare."
+said = "the steps ran; a CPU has no allocator statistics to compare."
 if on_gpu:
     errors = pd.concat(table["error"] for table in tables.values())
     held = int(outcome["holds"].sum())
@@ -359,9 +368,9 @@ findings = headline(
     *runs.values(),
     otherwise=(
         f"with a batch of four, a step of the medium model should fit an H200 "
-        f"up to {naive_4:,} tokens with attention written out, and up to "
-        f"{sdpa_4:,} with fused attention: {sdpa_4 / naive_4:.1f} times as "
-        f"long. Without bf16 it would be {fp32_4:,}."
+        f"up to {naive_4:,} tokens with naive attention and up to "
+        f"{sdpa_4:,} with fused attention, {sdpa_4 / naive_4:.1f}x longer. "
+        f"Fused attention in fp32 would reach {fp32_4:,}."
     ),
     badge="predicted for an H200",
     **answers,

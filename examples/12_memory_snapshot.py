@@ -2,8 +2,9 @@
 Why does a training step need more memory each time?
 ====================================================
 
-A run fits for an hour, and then it does not. Nothing in its code says what it
-keeps. A memory snapshot knows every block, and the line that asked for it.
+A run fits for an hour, and then it does not. Its code does not show which
+tensors it keeps. A memory snapshot lists every block, with the line that
+allocated it.
 
 .. in-short::
 """
@@ -11,9 +12,9 @@ keeps. A memory snapshot knows every block, and the line that asked for it.
 # %%
 # The symptom
 # -----------
-# ``torch.OutOfMemoryError``, some steps after the start. Shortly before,
-# somebody added a hook that watches how sure the model is of its predictions.
-# It keeps one number a step, their entropy:
+# ``torch.OutOfMemoryError``, some steps after the start. The last commit added
+# a hook that watches how confident the model is in its predictions. It keeps
+# one number per step, their entropy:
 #
 # .. code-block:: python
 #
@@ -27,24 +28,23 @@ keeps. A memory snapshot knows every block, and the line that asked for it.
 # %%
 # Predict: what does one number hold?
 # -----------------------------------
-# After a step, memory should be what it was before it. The entropy is one
-# number. Is that all that is kept? And if the error comes, will it name this
-# line?
+# After a step, memory should be back where it was. The entropy is one number.
+# Is that all we keep? And when the error comes, will it name this line?
 #
 # .. dropdown:: Answer
 #
-#    The number was computed with gradients on, so it comes with its graph, and
-#    autograd keeps in a graph what the derivatives will need: for ``exp`` its
-#    result, for the product both factors. No backward pass begins at this
-#    number, so nothing frees them. The error names whichever line asks for a
-#    block that no longer fits. That comes down to chance; it is rarely the
-#    line at fault.
+#    The number was computed with gradients on, so it carries its graph, and
+#    the graph keeps the tensors that derivatives need: for ``exp`` its result,
+#    for the product both factors. No backward pass ever starts from this
+#    number, so they are never freed. The error names the line that asks for a
+#    block that no longer fits. That is up to chance and rarely the line at
+#    fault.
 
 # %%
-# Evidence: a healthy step
-# ------------------------
-# First a step without a leak, to know what to look for. It was recorded on a
-# real GPU with ``torch.cuda.memory._record_memory_history``:
+# Evidence: what does a healthy step look like?
+# ---------------------------------------------
+# First a step without a leak, so that we know what to look for. It was
+# recorded on a real GPU with ``torch.cuda.memory._record_memory_history``:
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 60 s
@@ -58,8 +58,9 @@ step
 
 # %%
 # Each band is one allocation, as high as it is large, from the event that made
-# it to the one that freed it. PyTorch's own viewer draws the same. The axis
-# counts the allocator's events: in time, most of it would be thin.
+# it to the event that freed it. PyTorch's own viewer draws the same picture.
+# The axis counts allocator events, because on a time axis most bands would be
+# too thin to see.
 
 over_time = snapshots.timeline(step.snapshot)
 plots.memory_timeline(
@@ -69,16 +70,17 @@ plots.memory_timeline(
 )
 
 # %%
-# A hill. Activations pile up in the forward pass, and the backward pass takes
-# them away again. After the step as much is held as before, to the byte:
+# We see a hill. Activations pile up in the forward pass, and the backward pass
+# frees them. After the step the allocated bytes are the same as before, to the
+# byte:
 
 begin, end = over_time["allocated_bytes"].iloc[[0, -1]] / 1e6
 print(f"before the step {begin:,.3f} MB, after it {end:,.3f} MB")
 print(f"at the peak {account['peak_bytes'] / 1e6:,.3f} MB")
 
 # %%
-# By kind, the peak is mostly activations. By line, which is what one can act
-# on:
+# By category, the peak is mostly activations. The lines that allocated them
+# are more useful, because a line can be changed:
 
 plots.bars(
     snapshots.sites(step.snapshot),
@@ -87,14 +89,15 @@ plots.bars(
 )
 
 # %%
-# No line here is a bug, but some are expensive: ``softmax`` and ``silu`` are
-# written out, and keep more tensors than PyTorch's own functions would.
+# None of these lines is a bug, but some are expensive: ``softmax`` and
+# ``silu`` are hand-written and keep more tensors than PyTorch's own functions
+# would.
 
 # %%
-# The leak, on paper
-# ------------------
-# Now the hook. ``saved_tensors_hooks`` shows what its graph keeps, on any
-# machine:
+# How much does the hook keep?
+# ----------------------------
+# We have no recording of the leak yet, so we count it. ``saved_tensors_hooks``
+# lists the tensors in its graph, on any machine:
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -117,12 +120,13 @@ def kept(logits):
 
 
 logits = torch.randn(512, 4096, dtype=torch.bfloat16, requires_grad=True)
-print(f"{kept(logits):.0f} bytes a logit, {kept(logits.detach()):.0f} without")
+print(f"{kept(logits):.0f} bytes per logit with the graph")
+print(f"{kept(logits.detach()):.0f} bytes without it")
 
 # %%
 # Two fp32 tensors of tokens by vocabulary, every step. For the model that this
-# page runs on a GPU, with a limit that is set low, the fullest moment of each
-# step is then:
+# page runs on a GPU, with a limit that we set low on purpose, the peak of each
+# step becomes:
 
 sizes = dict(batch=8, context=1024, d_model=1024, layers=4, d_ff=4096)
 sizes |= dict(heads=16, vocabulary=32_000)
@@ -165,29 +169,31 @@ plots.memory_stacks(
 #    -entropies.append(entropy)
 #    +entropies.append(entropy.detach())
 #
-# ``entropy.item()`` would do, too, but it waits for the GPU. The loss is the
-# better known case and the milder one: a backward pass has begun there and
-# freed what its graph had saved. Keeping the loss keeps only an empty graph
-# and one small block.
+# ``entropy.item()`` also works, but it waits for the GPU. Keeping the loss is
+# the better known case and the milder one: its backward pass has already freed
+# the saved tensors, so only an empty graph and one small block remain.
 
 # %%
 # Verdict
 # -------
 # Compare the ends of steps, not the peaks. A line that holds more after every
-# step than after the one before is a leak, or a cache that fills. The snapshot
-# names it; the error does not.
+# step than after the step before is a leak, or a cache that is filling. The
+# snapshot names that line; the error does not. The chapter
+# :doc:`/guide/memory` explains the method, and the guide's worked example
+# (:doc:`02_starved_input_pipeline`) is the run to try it on: its batch size
+# was set by memory.
 
 # %%
 # Limits
 # ------
-# * The recorded step has no leak, and its GPU is not named. The leak is worked
-#   out on paper until it is recorded on a GPU, under *Measured here*.
-# * A snapshot is of PyTorch's allocator. The CUDA context, NCCL and other
-#   libraries take memory that is in none of its amounts.
-# * The history is a ring. When it is full it forgets its beginning, and with
-#   it who made what is still there: ``before recording``.
-# * Categories are read from call stacks and are a reading aid. Three steps
-#   show growth, not intent.
+# * The recorded step has no leak, and its GPU is not named. The leak is
+#   counted, not recorded: *Measured here* records it on a GPU.
+# * A snapshot covers PyTorch's allocator. The CUDA context, NCCL and other
+#   libraries use memory outside it.
+# * The history is a ring buffer. When it is full it drops its oldest events,
+#   and the blocks they describe appear as ``before recording``.
+# * Categories are guessed from call stacks, as a reading aid. Three steps show
+#   growth, not intent.
 
 # %%
 # Run it yourself
@@ -198,7 +204,7 @@ plots.memory_stacks(
 #
 #    $ python examples/12_memory_snapshot.py
 #
-# A snapshot of a program of your own, and what it says:
+# To record a snapshot of your own program and read it:
 #
 # .. code-block:: python
 #
@@ -207,34 +213,34 @@ plots.memory_stacks(
 #    with memory.recording("snapshot.pickle"):
 #        train()
 #
-# It may run until memory is out, an hour later: the snapshot is written then
-# as well, with the last two hundred thousand events of the allocator.
+# If memory runs out an hour later, the snapshot is written as well, with the
+# last two hundred thousand allocator events.
 #
 # .. code-block:: console
 #
 #    $ nsightkit memory snapshot.pickle --at oom
 #    $ nsightkit memory snapshot.pickle --at start
 #
-# What is in the first list and not in the second has piled up.
+# Blocks in the first list that are missing from the second have piled up.
 #
-# A pickle is a program: never load one that you were sent with ``pickle``.
-# ``nsightkit`` refuses whatever is more than plain data.
+# A pickle is a program: never open one that was sent to you with ``pickle``.
+# ``nsightkit`` rejects a pickle with anything but plain data.
 
 downloads = {"The recorded step": step.path}
 
 # %%
 # Exercises
 # ---------
-# The first two are about the recorded step, which can be downloaded above.
+# The first two are about the recorded step, which you can download above.
 #
 # 1. ``nsightkit memory the-recorded-step.pickle`` lists ``nn_utils.py:12`` and
 #    ``:13`` as logits. What are they, and how much of the peak do they hold?
 #
 #    .. dropdown:: Answer
 #
-#       The loss: a ``log_softmax`` that is written out, over the whole
-#       vocabulary. Together :measured:`12_memory_snapshot.logits:.0f` MB,
-#       which is :measured:`12_memory_snapshot.logits_share:.1%` of the peak.
+#       The loss: a hand-written ``log_softmax`` over the whole vocabulary.
+#       Together :measured:`12_memory_snapshot.logits:.0f` MB, which is
+#       :measured:`12_memory_snapshot.logits_share:.1%` of the peak.
 #
 # 2. ``silu`` holds two blocks for each of the twelve layers: the sigmoid, and
 #    its product with the input. How much lower would the peak be with
@@ -242,19 +248,19 @@ downloads = {"The recorded step": step.path}
 #
 #    .. dropdown:: Answer
 #
-#       ``F.silu`` computes the sigmoid again in the backward pass. The product
-#       is still there, for the next operation. So one block a layer goes:
-#       :measured:`12_memory_snapshot.silu:,.0f` MB, as long as the fullest
-#       moment stays where it is.
+#       ``F.silu`` recomputes the sigmoid in the backward pass. The product is
+#       still kept for the next operation. So one block per layer disappears:
+#       :measured:`12_memory_snapshot.silu:,.0f` MB, if the peak stays at the
+#       same moment.
 #
 # 3. A run keeps ``loss`` in a list, without ``detach``. After a thousand steps
-#    memory has hardly grown. Why, and when would it?
+#    memory has barely grown. Why, and when would it?
 #
 #    .. dropdown:: Answer
 #
-#       The backward pass has freed what the graph had saved. It would grow if
-#       no backward pass ran, as in an evaluation without
-#       ``torch.no_grad()``, or with ``retain_graph=True``.
+#       The backward pass has freed the saved tensors. Memory would grow if no
+#       backward pass ran, as in an evaluation without ``torch.no_grad()``, or
+#       with ``retain_graph=True``.
 
 # fold: How the answers are worked out
 lines = snapshots.sites(step.snapshot).set_index("site")["bytes"] / 1e6
@@ -268,9 +274,9 @@ answers["silu"] = float(lines[lines.index.str.endswith(" silu")].sum()) / 2
 # -------------
 # .. own-run::
 #
-# Three steps with the fault. The snapshot begins before there is a model, or
-# it would know its blocks but not whose they are. A CPU's memory has no
-# snapshot, so a small run shows only that the steps run.
+# Three steps with the fault. The snapshot starts before the model is built;
+# otherwise its blocks would have no owner. A CPU has no memory snapshot, so
+# there the script only shows that the steps run.
 
 from _lib import leak
 
@@ -317,16 +323,16 @@ if before.snapshot:
 before
 
 # %%
-# And with the bare numbers kept:
+# And with only the numbers kept:
 
 if after.snapshot:
     timeline(after, "the bare numbers kept")
 after
 
 # %%
-# What grew in every step, by line, with the fault and without it. Without it
+# The lines that grew in every step, with the fault and without it. Without it
 # there are the entropies, and the losses that the training loop keeps: each
-# number costs the smallest block there is.
+# number costs one smallest block.
 
 
 # fold: How the table is made
@@ -347,7 +353,7 @@ if before.snapshot and after.snapshot:
 
 # %%
 # The faulty run once more, with less memory, until it runs out. After the
-# error the list is emptied, and two ordinary steps follow:
+# error we empty the list and run two ordinary steps:
 
 full = measure(
     "memory-snapshot/full",
@@ -363,8 +369,7 @@ if full.snapshot:
 full
 
 # %%
-# The error is an event like any other, and the moment before it can be looked
-# at:
+# The error is an event like any other, so we can look at the moment before it:
 
 
 # fold: How the table is made
@@ -393,7 +398,7 @@ if on_gpu:
     plots.table(facts.reset_index(name=""))
 
 # %%
-# What the runs say:
+# The answer from the runs:
 
 # fold: How the answer is put together
 said = "the steps ran; a CPU's memory has no snapshot."
@@ -417,9 +422,9 @@ findings = headline(
     otherwise=(
         f"a healthy step ends where it began: {begin / 1e3:.1f} GB before and "
         f"after, {account['peak_bytes'] / 1e9:.1f} GB at its peak, "
-        f"{share['activations']:.0%} of that activations. One number that is "
-        f"kept with its graph can hold {kept(logits):.0f} bytes a logit, "
-        f"every step."
+        f"{share['activations']:.0%} of that activations. One number kept "
+        f"with its graph can hold {kept(logits):.0f} bytes per logit, every "
+        "step (counted)."
     ),
     badge=step.label,
     **answers,

@@ -11,8 +11,8 @@ what would have to shrink for more to fit?
 # %%
 # The symptom
 # -----------
-# A language model trains on an H200, in fp32, with AdamW and PyTorch's fused
-# attention. Its weights are a sixth of what a step needs:
+# We train a language model on an H200, in fp32, with AdamW and PyTorch's fused
+# attention. Its weights are a sixth of the memory that a step needs:
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 30 s
@@ -27,24 +27,28 @@ print(f"{model.intent}, {model.layers} layers, {model.tokens:,} tokens a step")
 # %%
 # Predict: when is it fullest?
 # ----------------------------
-# A ledger has three columns: what there is, how large it is, and when it is
-# alive. The last one decides. The peak is a maximum over moments, and not a
-# sum over everything there ever is.
+# A memory ledger has three columns: an item, its size, and when it is alive.
+# The last one decides. The peak is a maximum over moments, not a sum over
+# everything that ever exists.
 #
-# Weights, gradients, AdamW's two moments, and what the forward pass keeps for
-# the backward: which of them are there in full at the fullest moment?
+# Weights, gradients, AdamW's two moments, and the activations kept for
+# backward: which of them are fully allocated at the fullest moment of a step
+# without gradient accumulation?
 #
 # .. dropdown:: Answer
 #
 #    All but the gradients. The fullest moment is the start of the backward
-#    pass: everything that the forward pass kept is still there, and no weight
-#    has its gradient yet. From then on gradients come while activations go.
+#    pass: all activations still exist, and no weight has its gradient yet.
+#    From then on gradients are added while activations are freed. With
+#    gradient accumulation this changes: from the second micro-batch on, the
+#    gradients of the earlier ones are there from the start and add to the
+#    peak.
 
 # %%
-# Evidence: the ledger
-# --------------------
-# The prediction walks through a step on paper. Every operator allocates what
-# it returns, and autograd keeps what its derivative needs:
+# Evidence: which items fill the peak?
+# ------------------------------------
+# We walk through a step on paper. Every operator allocates its result, and
+# autograd keeps the tensors that derivatives need:
 
 # fold: How the table is made
 table = ledger.predict(model, **HOW)
@@ -58,9 +62,9 @@ plots.table(shown[table["largest_bytes"].fillna(1) > 0], GB)
 
 # %%
 # The last three lines follow from no formula, so they have no size here. The
-# allocator holds memory that it does not give out (slack), some of it in
-# pieces between blocks in use (fragmentation). The CUDA context was never the
-# allocator's. The same step, moment by moment:
+# allocator holds memory that it has not handed out (slack), some of it in
+# pieces between blocks in use (fragmentation). The CUDA context is outside the
+# allocator. The same step, moment by moment:
 
 
 def moments(model, **how):
@@ -74,13 +78,13 @@ plots.memory_stacks(
 )
 
 # %%
-# What is large at another moment than the peak can grow without any effect,
+# An item that is large only at another moment than the peak can grow for free,
 # and shrinking it gains nothing.
 
 # %%
 # Change one thing: the precision
 # -------------------------------
-# That is what is tried first when memory is short:
+# bf16 is the first thing most of us try when memory is short:
 #
 # .. code-block:: diff
 #
@@ -88,8 +92,8 @@ plots.memory_stacks(
 #    +with torch.autocast("cuda", torch.bfloat16):
 #    +    logits = model(tokens)
 #
-# Beside it two other changes to the bf16 step, one at a time: attention with
-# its scores written out, and a forward pass alone.
+# The figure also has two other changes to the bf16 step, one at a time: naive
+# attention, and a forward pass alone.
 
 CHANGES = {
     "fp32": HOW,
@@ -108,16 +112,19 @@ plots.memory_stacks(
 
 # %%
 # Under autocast weights and AdamW's moments stay fp32, and copies of the
-# weights are added. Only what is kept for the backward pass shrinks, and not
-# all of it: the residual path and the norms stay fp32.
+# weights are added. Only the activations kept for backward shrink, and not all
+# of them: the residual path and the norms stay fp32
+# (:doc:`06_what_autocast_casts`).
 
 # %%
-# Divided among ranks
-# -------------------
-# With many GPUs the states need not be on each of them. Stage 1 of ZeRO
-# divides the optimizer's states, stage 2 gradients too, stage 3 weights too.
-# Activations are divided by nothing but a smaller batch. On eight ranks, in
-# bf16:
+# How much do several GPUs save?
+# ------------------------------
+# With many GPUs, each one can hold a part of the states. Stage 1 of ZeRO
+# divides the optimizer's states among the ranks, stage 2 also the gradients,
+# stage 3 also the weights. ZeRO leaves each rank's activations alone. To
+# divide those, use a smaller batch per rank, tensor, sequence or context
+# parallelism, or pipeline stages (ZeRO-R partitions activation checkpoints
+# too). On eight ranks, in bf16:
 
 # fold: How the table is made
 import pandas as pd
@@ -136,16 +143,16 @@ ranks = pd.DataFrame(rows)
 plots.table(ranks, dict.fromkeys(ranks.columns[1:-1], "{:,.2f}"))
 
 # %%
-# Gradients do not appear in the table: the peak comes before they exist, which
-# is why stage 2 gains nothing here.
+# Gradients do not appear in the table: in a step without accumulation the peak
+# comes before they exist, so stage 2 gains nothing here.
 
 # %%
-# Serving instead of training
-# ---------------------------
-# Serving has no gradients and no optimizer. Instead it keeps keys and values
-# of every token of every sequence. How many sequences of a length fit at once,
-# for the largest model of this guide with 16-bit weights, in nine tenths of a
-# GPU:
+# And serving instead of training?
+# --------------------------------
+# Serving has no gradients and no optimizer. Instead it keeps the keys and
+# values of every token of every sequence. How many sequences of a given length
+# fit at once, for the largest model of this guide with bf16 weights, in nine
+# tenths of a GPU?
 
 # fold: How the table is made
 from nsightkit import hardware
@@ -165,19 +172,24 @@ plots.table(
 # Verdict
 # -------
 # Most of the memory is not weights. AdamW holds twice their size, and the
-# forward pass keeps more than both. To make room, shrink what is alive at the
-# fullest moment: activations, by a smaller batch, checkpointing or fewer bits.
+# activations are larger than both. To make room, shrink the items that are
+# alive at the fullest moment: activations, by a smaller batch, checkpointing
+# or bf16. The chapter :doc:`/guide/memory` shows how to check such a ledger
+# against a run such as the guide's worked example
+# (:doc:`02_starved_input_pipeline`).
 
 # %%
 # Limits
 # ------
-# * This is arithmetic, checked against PyTorch's operators, and for an H200: a
-#   cuBLAS workspace is smaller elsewhere. A measurement on a GPU takes its
-#   place under *Measured here* when there is one.
+# * This is arithmetic for an H200, checked against PyTorch's operators; a
+#   cuBLAS workspace is smaller on other cards. *Measured here* replaces it
+#   once it has run on a GPU.
+# * One micro-batch per step. Gradient accumulation adds the gradients to the
+#   peak.
 # * The peak of a step is not the peak of a program. A first step may need
 #   more, and so may an evaluation or a checkpoint between steps.
-# * Eager mode only; a compiler makes other tensors. Ranks and serving have the
-#   layouts and buffers of a framework on top.
+# * Eager mode only; a compiler makes other tensors. For ranks and serving, add
+#   the layouts and buffers of the framework.
 
 # %%
 # Run it yourself
@@ -188,7 +200,7 @@ plots.table(
 #
 #    $ python examples/13_memory_ledger.py
 #
-# The ledger of a model of your own, and what it needs of a GPU to be served:
+# The ledger of your own model, and the memory it needs to be served:
 #
 # .. code-block:: python
 #
@@ -213,8 +225,8 @@ plots.table(
 # %%
 # Exercises
 # ---------
-# 1. The bf16 step above has a batch of four. What does a batch of two save,
-#    and what one of one on top of that? Use ``ledger.moments``.
+# 1. The bf16 step above has a batch of four. How much does a batch of two
+#    save, and a batch of one on top of that? Use ``ledger.moments``.
 #
 #    .. dropdown:: Answer
 #
@@ -224,18 +236,18 @@ plots.table(
 #       the fullest moment is the optimizer's step, which does not depend on
 #       the batch.
 #
-# 2. Which of these lowers the peak of the bf16 step: AdamW that is fused, or
-#    SGD without momentum?
+# 2. Which of these lowers the peak of the bf16 step: fused AdamW, or SGD
+#    without momentum?
 #
 #    .. dropdown:: Answer
 #
 #       Fused AdamW saves a temporary buffer in the optimizer's step, which is
-#       not the fullest moment: the peak stays as it is. SGD holds no states at
-#       any moment, and the peak falls to
+#       not the fullest moment, so the peak stays the same. SGD holds no states
+#       at any moment, and the peak falls to
 #       :measured:`13_memory_ledger.sgd:.2f` GB.
 #
 # 3. A model has 32 layers, 32 heads of width 128 for queries and 8 for keys
-#    and values. How many bytes of cache does a token need in 16 bits?
+#    and values. How many bytes of cache does a token need in bf16?
 #
 #    .. dropdown:: Answer
 #
@@ -260,10 +272,10 @@ answers["sgd"] = peak_gb(optimizer="sgd")
 # -------------
 # .. own-run::
 #
-# The allocator does not know what a tensor is for, but it knows how much it
-# gave out. So the peak and the end of each phase are measured, and compared
-# with the same moments of the ledger. A CPU's memory has no such account:
-# there only weights, gradients and AdamW's moments are counted. The fp32 step:
+# The allocator cannot tell what a tensor is for, but it counts its bytes. So
+# we measure the peak and the end of each phase and compare them with the same
+# moments of the ledger. A CPU has no such counter; there we only count
+# weights, gradients and AdamW's moments. The fp32 step:
 
 from _lib import memory_steps
 
@@ -344,8 +356,8 @@ if on_gpu:
     in_mb(tables["fp32"])
 
 # %%
-# The fullest moment of each step, and what follows from no formula: what the
-# allocator held beyond it, and the CUDA context:
+# The fullest moment of each step, and the two amounts that follow from no
+# formula: the allocator's extra memory and the CUDA context:
 
 
 # fold: How the table is made
@@ -370,7 +382,7 @@ if on_gpu:
 after
 
 # %%
-# What the runs say:
+# The answer from the runs:
 
 
 # fold: How the answer is put together
@@ -411,8 +423,9 @@ findings = headline(
         f"a step needs {peak['fp32']:.1f} GB in fp32, of which "
         f"{fp32['weights']:.1f} GB are weights, "
         f"{fp32['optimizer states']:.1f} GB AdamW's moments and "
-        f"{fp32['activations']:.1f} GB activations. Gradients add nothing to "
-        f"the peak. bf16 autocast saves {1 - peak['bf16'] / peak['fp32']:.0%}."
+        f"{fp32['activations']:.1f} GB activations. Without gradient "
+        "accumulation, gradients add nothing to the peak. bf16 autocast saves "
+        f"{1 - peak['bf16'] / peak['fp32']:.0%}."
     ),
     badge="predicted for an H200",
     **answers,

@@ -2,9 +2,9 @@
 How long can the context get before attention breaks?
 =====================================================
 
-Attention that writes its scores out needs memory that grows with the square
-of the context, so there is a context at which it fails. At which one, and what
-moves it: a compiler, a fused kernel, or fewer bits?
+Naive attention needs memory that grows with the square of the context, so at
+some context it fails. At which one, and what moves that limit: a compiler, a
+fused kernel, or a smaller type?
 
 .. in-short::
 """
@@ -12,8 +12,9 @@ moves it: a compiler, a fused kernel, or fewer bits?
 # %%
 # The symptom
 # -----------
-# Attention by itself, one head, a batch of eight, forward and backward, at one
-# context after the other until memory runs out:
+# We run attention by itself, with no model around it: one head of width 64, a
+# batch of eight, forward and backward, at one context after the other until
+# memory runs out:
 #
 # .. code-block:: python
 #
@@ -34,21 +35,21 @@ batch, context = 8, 16_384
 print(f"{batch * context**2 * 4 / 2**30:g} GiB")
 
 # %%
-# How many of them live at the same time in the forward pass, and how many in
+# How many of them exist at the same time in the forward pass, and how many in
 # the backward pass? And how much further does bf16 get?
 #
 # .. dropdown:: Answer
 #
 #    Two in the forward pass: a softmax reads one and writes one. One is kept.
-#    Going back through the softmax takes three. So the backward pass breaks
-#    first. bf16 halves each matrix, and the context enters squared: it gets
+#    The backward pass of the softmax needs three, so backward fails first.
+#    bf16 halves each matrix, and the context enters squared, so it gets
 #    further by the square root of two.
 
 # %%
-# Evidence: the end is known beforehand
-# -------------------------------------
-# The operators say what lives when, so the peak at each context is arithmetic.
-# On an H200, with queries of width 64:
+# Evidence: can we predict where it breaks?
+# -----------------------------------------
+# The operators determine which tensors exist when, so the peak at each context
+# is arithmetic. For an H200:
 
 from _lib import figures, sweep
 
@@ -96,9 +97,9 @@ figures.sweep(
 )
 
 # %%
-# The dotted lines in the corner show two slopes: of what grows with the
-# context, and of what grows with its square. ``naive-compiled`` is the code
-# above after ``torch.compile``; ``efficient`` and ``flash`` are fused kernels.
+# The dotted lines in the corner show two slopes: linear and quadratic growth.
+# ``naive-compiled`` is the code above after ``torch.compile``; ``efficient``
+# and ``flash`` are fused kernels.
 
 # %%
 # Change one thing: the implementation
@@ -119,36 +120,44 @@ figures.sweep(
 # fold: How the table is made
 fits = planned.set_index(["implementation", "precision", "direction"])
 fits = fits["largest_context"].unstack()[list(WAYS)]
-fits["times as far as the first"] = (
+fits["ratio to the first"] = (
     fits["backward"] / fits.loc[("naive", "fp32"), "backward"]
 )
 fits = fits.loc[[(n, k) for k, names in COLUMNS.items() for n in names]]
 plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 
 # %%
-# A compiler that works in place needs one matrix less. A fused kernel never
-# writes any, so its memory grows with the context alone. ``math``, PyTorch's
-# fallback, computes bf16 in fp32: fewer bits move nothing there.
+# The compiler works in place and needs one matrix less. A fused kernel never
+# writes the matrix, so its memory grows linearly with the context. ``math``,
+# PyTorch's fallback, computes bf16 in fp32, so bf16 gains nothing there.
+#
+# The largest numbers of the table describe a single head with nothing else on
+# the card. They show that memory no longer limits attention itself. In a
+# model, the activations of its other layers run out long before that:
+# :doc:`11_memory_against_context` has those limits.
 
 # %%
 # Verdict
 # -------
-# Fewer bits and a compiler move the end by a factor below two. Only a kernel
-# without a matrix of scores removes it: then time, which still grows with the
-# square, is what ends the growth.
+# bf16 and a compiler move the limit by a factor below two. Only a kernel
+# without a matrix of scores removes it. After that time becomes the limit,
+# because it still grows with the square. None of this matters for the
+# convolutions of the guide's worked example
+# (:doc:`02_starved_input_pipeline`); the chapter :doc:`/guide/memory` shows
+# how to find out which case yours is.
 
 # %%
 # Limits
 # ------
-# * Attention alone, one head, without projections. What else a model holds
-#   takes its share of memory first; :doc:`11_memory_against_context` counts
-#   that.
+# * Attention alone, one head, without projections or a model. A model's other
+#   tensors take their share of memory first; :doc:`11_memory_against_context`
+#   counts them.
 # * The limit is the capacity in the datasheet. A CUDA context and the
-#   allocator's rounding take some of it, and fused kernels have workspaces of
-#   their own.
-# * Time is not predicted here. At short contexts it is that of the launches,
-#   and a comparison of implementations compares those.
-# * Flash attention and cuDNN's have no fp32.
+#   allocator's rounding take some of it, and fused kernels have their
+#   workspaces.
+# * We do not predict time here. At short contexts it is the time of the
+#   launches, so a comparison of implementations compares launches.
+# * Flash attention and cuDNN's attention do not support fp32.
 
 # %%
 # Run it yourself
@@ -159,7 +168,8 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 #
 #    $ python examples/14_attention_until_it_breaks.py
 #
-# What a step of a model with either attention needs, and who allocated it:
+# The memory of a model's step with either attention, and the lines that
+# allocated it:
 #
 # .. code-block:: console
 #
@@ -175,30 +185,30 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 #
 #    .. dropdown:: Answer
 #
-#       :measured:`14_attention_until_it_breaks.cards:.2f` times as far: the
-#       square root of the ratio of the memories. Memory buys context slowly
-#       where it goes with the square.
+#       :measured:`14_attention_until_it_breaks.cards:.2f`\ x further: the
+#       square root of the ratio of the memories. Where memory grows with the
+#       square, a larger card buys little context.
 #
-# 2. With eight heads in place of one, which of the numbers in the table
-#    change, and by how much?
+# 2. With eight heads instead of one, which of the numbers in the table change,
+#    and by how much?
 #
 #    .. dropdown:: Answer
 #
-#       Each head has its own matrix, so the naive ends shrink by about the
+#       Each head has its own matrix, so the naive limits shrink by about the
 #       square root of eight: backward from
 #       :measured:`14_attention_until_it_breaks.heads_1:,.0f` tokens to
 #       :measured:`14_attention_until_it_breaks.heads_8:,.0f`. The width of all
-#       heads together stays, and so do the ends of flash attention, nearly:
-#       one number a row and head is all that is added.
+#       heads together stays the same, and so do the limits of flash attention,
+#       nearly: it adds only one number per row and head.
 #
-# 3. The mask ``future`` has an element for each pair of tokens, too. Why is it
+# 3. The mask ``future`` also has an element for each pair of tokens. Why is it
 #    not counted eight times?
 #
 #    .. dropdown:: Answer
 #
-#       It is the same for each sequence of the batch and holds one byte an
-#       element, so it is a thirty-second of the scores in fp32. ``is_causal``
-#       needs none.
+#       All sequences of the batch share it, and it needs one byte per element,
+#       so it is a thirty-second of the scores in fp32. ``is_causal`` needs no
+#       mask.
 
 # fold: How the answers are worked out
 
@@ -219,11 +229,11 @@ answers["cards"] = longest(H200) / longest(80e9)
 # -------------
 # .. own-run::
 #
-# Each implementation takes all contexts in turn. Each direction has a status
-# of its own: where backward runs out of memory, forward is timed all the same.
-# SDPA's back ends are pinned one at a time, because which of them PyTorch
-# would choose depends on its version and the GPU. A small run on a CPU has
-# times and no memory.
+# Each implementation runs at all contexts. Each direction has a separate
+# status: where backward runs out of memory, forward is still timed. We pin
+# SDPA's back ends one at a time, because PyTorch's choice depends on its
+# version and the GPU. On a CPU the script times tiny sizes and measures no
+# memory.
 
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import attention as workload
@@ -261,8 +271,8 @@ on_gpu = all(run.gpu for run in runs.values())
 first
 
 # %%
-# Time in fp32. Where a line is flat, the time is not that of the arithmetic:
-# on a GPU it is that of the launches.
+# Time in fp32. Where a line is flat, the launches take the time, not the
+# arithmetic.
 
 # fold: How the figure is drawn
 tables = {name: sweep.cells(run.rows) for name, run in runs.items()}
@@ -277,7 +287,7 @@ if len(lines):
 runs["flash-bf16"]
 
 # %%
-# Memory, with the ends that were forecast and those that came:
+# Memory, with the predicted limits and the measured ones:
 
 # fold: How the figure is drawn
 if on_gpu:
@@ -300,7 +310,7 @@ if on_gpu:
     plots.table(slopes, {"time": "{:.2f}", "memory": "{:.2f}"})
 
 # %%
-# What each change gave, at the longest context that both sides have:
+# The speedup of each change, at the longest context that both sides have:
 
 # fold: How the table is made
 CHANGES = [
@@ -334,7 +344,7 @@ if rows:
     plots.table(pd.DataFrame(rows), {"speedup": "{:.2f}x"})
 
 # %%
-# What the runs say:
+# The answer from the runs:
 
 # fold: How the answer is put together
 status = pd.concat(table["status"] for table in tables.values())
@@ -369,12 +379,12 @@ findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"forward and backward, attention written out should fit an H200 up "
-        f"to {ends_at['naive', 'fp32']:,} tokens in fp32, and up to "
-        f"{ends_at['naive', 'bf16']:,} in bf16; compiled, in fp32, up to "
-        f"{ends_at['naive-compiled', 'fp32']:,}. With flash attention memory "
-        f"grows with the context, not its square: "
-        f"{ends_at['flash', 'bf16'] / 1e6:.0f} million tokens fit."
+        f"a single head of naive attention, forward and backward, should fit "
+        f"an H200 up to {ends_at['naive', 'fp32']:,} tokens in fp32, "
+        f"{ends_at['naive', 'bf16']:,} in bf16, and "
+        f"{ends_at['naive-compiled', 'fp32']:,} compiled in fp32. Flash "
+        "attention grows with the context instead of its square, so a model's "
+        "other tensors run out first."
     ),
     badge="predicted for an H200",
     **answers,

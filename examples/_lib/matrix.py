@@ -98,7 +98,7 @@ def row(run: Measurement) -> dict[str, float | None]:
         "share with kernels": seen["density"],
         "share idle": seen["idle_ns"] / seen["span_ns"] if seen["span_ns"] else None,
         "share in copies": seen["memory_overhead"],
-        "operations a step": len(events) / max(len(steps.find(run.trace)), 1),
+        "operations per step": len(events) / max(len(steps.find(run.trace)), 1),
         "peak (GB)": None if peak is None else peak / 1e9,
         "peak, predicted (GB)": predicted_peak / 1e9,
     }
