@@ -179,9 +179,8 @@ plots.memory_stacks(
 # Compare the ends of steps, not the peaks. A line that holds more after every
 # step than after the step before is a leak, or a cache that is filling. The
 # snapshot names that line; the error does not. The chapter
-# :doc:`/guide/memory` explains the method, and the guide's worked example
-# (:doc:`02_starved_input_pipeline`) is the run to try it on: its batch size
-# was set by memory.
+# :doc:`/guide/memory` explains the method. The guide's worked example,
+# :doc:`02_starved_input_pipeline`, does for time what we did here for memory.
 
 # %%
 # Limits

@@ -22,7 +22,8 @@ from nsightkit.configurations import find
 
 model = find("medium")
 HOW = {"precision": "fp32", "attention": "sdpa", "mode": "train"}
-print(f"{model.intent}, {model.layers} layers, {model.tokens:,} tokens a step")
+print(f"{model.intent}, {model.layers} layers")
+print(f"{model.tokens:,} tokens per step")
 
 # %%
 # Predict: when is it fullest?
@@ -112,8 +113,8 @@ plots.memory_stacks(
 
 # %%
 # Under autocast weights and AdamW's moments stay fp32, and copies of the
-# weights are added. Only the activations kept for backward shrink, and not all
-# of them: the residual path and the norms stay fp32
+# weights are added. Only the activations kept for backward shrink, except for
+# some: the residual path and the norms stay fp32
 # (:doc:`06_what_autocast_casts`).
 
 # %%
@@ -174,9 +175,9 @@ plots.table(
 # Most of the memory is not weights. AdamW holds twice their size, and the
 # activations are larger than both. To make room, shrink the items that are
 # alive at the fullest moment: activations, by a smaller batch, checkpointing
-# or bf16. The chapter :doc:`/guide/memory` shows how to check such a ledger
-# against a run such as the guide's worked example
-# (:doc:`02_starved_input_pipeline`).
+# or bf16. The chapter :doc:`/guide/memory` checks such a ledger step by
+# step. The guide's worked example, :doc:`02_starved_input_pipeline`, does for
+# time what we did here for memory.
 
 # %%
 # Limits
@@ -272,7 +273,7 @@ answers["sgd"] = peak_gb(optimizer="sgd")
 # -------------
 # .. own-run::
 #
-# The allocator cannot tell what a tensor is for, but it counts its bytes. So
+# The allocator does not know the purpose of a tensor, but it counts bytes. So
 # we measure the peak and the end of each phase and compare them with the same
 # moments of the ledger. A CPU has no such counter; there we only count
 # weights, gradients and AdamW's moments. The fp32 step:

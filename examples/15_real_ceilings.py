@@ -2,18 +2,18 @@
 How fast is this card, really?
 ==============================
 
-A datasheet has a number for each kind of arithmetic and one for the memory. A
-program that reaches half of it may be half as good as it could be, or as good
-as this card allows. Which?
+A datasheet has a number for each kind of arithmetic and one for the memory.
+A program that reaches half of it may be half as good as it could be, or as
+good as this card allows. Which?
 
 .. in-short::
 """
 
 # %%
-# Predict: what the datasheet's clock is worth
-# --------------------------------------------
-# A rate on a datasheet is arithmetic: multiprocessors, operations of each in a
-# clock, and a clock.
+# Predict: what is the datasheet's clock worth?
+# ---------------------------------------------
+# A rate on a datasheet is a product of three numbers: the multiprocessors, the
+# operations each does per clock, and a clock.
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 60 s
@@ -35,9 +35,9 @@ SHEET |= {"clock_mhz": "clock (MHz)"}
 plots.table(sheet[list(SHEET)].rename(columns=SHEET))
 
 # %%
-# There are two clocks in this table. NVIDIA quotes the tensor cores at a lower
-# one than the ordinary cores, and the card may run at the higher one all the
-# same. So a short measurement can lie above the datasheet without being wrong:
+# The table has two clocks. NVIDIA quotes the tensor cores at a lower clock
+# than the ordinary cores, but the card may run at the higher one. So a short
+# measurement can exceed the datasheet without being wrong:
 
 bf16 = h200.peak("bf16")
 highest = h200.peak("fp32").clock_mhz
@@ -46,30 +46,30 @@ print(f"bf16, quoted at {bf16.clock_mhz:,} MHz: {bf16.tflops:,.0f} TFLOP/s")
 print(f"bf16, at {highest:,} MHz: {above:,.0f} TFLOP/s")
 
 # %%
-# A board may also draw only so much power. What share of the datasheet
-# does a large product sustain: in 16 bits, in 8 bits, and on a newer card? And
-# a transfer through the memory?
+# A board also has a power limit. What share of the datasheet does a large
+# matmul sustain in bf16, in fp8, and on a newer card? And a transfer through
+# the memory?
 #
 # .. dropdown:: Answer
 #
-#    A product on tensor cores draws the most power, so its clock falls until
-#    the power fits. On Hopper, published products in 16 bits keep
-#    :measured:`15_real_ceilings.hopper:.0%`, those in 8 bits less, and
-#    those of a B200 lie between. A transfer draws less and comes close to its
-#    rate.
+#    A matmul on tensor cores draws the most power, so its clock falls until
+#    the power fits. On Hopper, published bf16 and fp16 matmuls sustain
+#    :measured:`15_real_ceilings.hopper:.0%`, fp8 ones less, and a B200's are
+#    in between. A transfer draws less power and comes close to its rate.
 
 # %%
-# Evidence: what others reported, and a trace
-# -------------------------------------------
-# Published figures, each a share of its card's datasheet, and one that can be
-# checked: cuBLAS in a trace from an H200.
+# Evidence: what do others report, and does a trace agree?
+# --------------------------------------------------------
+# Published figures, each as a share of its card's datasheet, and one that we
+# can check: cuBLAS in a trace from an H200.
 
 trace = case("h200-matmul", "3-setmaxnreg")
 library = published.on_h200().iloc[-1]
 trace
 
 # %%
-# The case file agrees with what was reported for its chip.
+# The case file agrees with the figures reported for its chip: about four
+# fifths.
 
 # fold: How the figure is made
 rows = {figure.label: figure.share for figure in published.REPORTED}
@@ -82,19 +82,21 @@ plots.panels(
 )
 
 # %%
-# Where each figure comes from:
+# The source of each figure:
 
 # fold: The table of sources
 plots.table(published.rates_table())
 
 # %%
-# *Which yardstick?* A share needs one of three. The *datasheet* is the same
-# for all, and out of reach for long products. The *measured ceiling* is what
-# one program reached on this very card. The third is the speed of light *at
-# the settled clock*: what the units could do at the clock that the card had
-# under load. NVIDIA asks for it (in CUTLASS, *GEMM Performance Measurement
-# Methodology Guidelines*). The trace does not record the clock, so the share
-# of its product depends on it:
+# Which of three yardsticks is fair?
+# ----------------------------------
+# The *datasheet* is the same for everyone, and out of reach for long matmuls.
+# The *measured ceiling* is the rate that one program reached on this very
+# card. The *speed of light at the settled clock* is what the units could do at
+# the clock that the card had under load. NVIDIA recommends the third (in
+# CUTLASS, *GEMM Performance Measurement Methodology Guidelines*). Our trace
+# does not record the clock, so the share that cuBLAS reached depends on what
+# we assume for it:
 
 reached = library["flops"] / library["time_ns"] / 1e3
 clocks = [highest, bf16.clock_mhz, 1700, 1550]
@@ -102,50 +104,52 @@ at_clock = pd.DataFrame({"clock (MHz)": clocks})
 at_clock["could do (TFLOP/s)"] = [h200.at_clock("bf16", c) for c in clocks]
 at_clock["share that cuBLAS reached"] = reached / at_clock.iloc[:, 1]
 least_mhz = reached / above * highest
-print(f"it ran at {least_mhz:,.0f} MHz at least: below, no unit is so fast")
+print(f"it ran at {least_mhz:,.0f} MHz or more: a lower clock is too slow")
 plots.table(at_clock)
 
 # %%
 # Change one thing: the data
 # --------------------------
-# It takes power to flip a bit and little to leave it, so a product of zeros
-# can keep a higher clock than one of random numbers, though it is the same
-# work. A benchmark on zeros promises what no program gets. The difference is
-# one word:
+# Flipping a bit takes power and leaving it alone takes little. A matmul of
+# zeros can therefore keep a higher clock than the same matmul of random
+# numbers, and a benchmark on zeros promises a rate that no real program gets.
+# The difference is one word:
 #
 # .. code-block:: diff
 #
 #    -a = torch.zeros(m, k, device="cuda", dtype=torch.bfloat16)
 #    +a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
 #
-# How much it is on a card can only be measured there. The two runs below are
-# that experiment; on a CPU they say nothing about it.
+# How large the effect is can only be measured on the card itself. The two runs
+# at the end of this page are that experiment; a CPU cannot answer it.
 
 # %%
 # Verdict
 # -------
-# Judge a long product by a ceiling that was measured on the same card, or by
-# the speed of light at its settled clock. By the datasheet, a very good one
-# looks a fifth short. Beating a measured ceiling is a finding. Beating the
-# datasheet means that the clock was above the quoted one; beyond
-# :measured:`15_real_ceilings.above:,.0f` TFLOP/s an H200 has no clock for it,
-# and the measurement is wrong.
+# Judge a long matmul by a ceiling measured on the same card, or by the speed
+# of light at its settled clock. Against the datasheet, a very good one looks a
+# fifth short. Beating a measured ceiling is a finding. Beating the datasheet
+# means that the clock was above the quoted one. Above
+# :measured:`15_real_ceilings.above:,.0f` TFLOP/s an H200 has no clock that
+# would explain it, so the measurement is wrong. (The guide's worked example,
+# :doc:`02_starved_input_pipeline`, is far below any ceiling: fix the waiting
+# first.)
 
 # %%
 # Limits
 # ------
-# * Reported figures are other people's, on cards whose power limit, cooling
-#   and clocks are mostly not stated. A burst after a pause is faster than a
-#   second of work.
-# * The product of the trace was launched once in each capture, and its sizes
+# * The reported figures are from other people's cards, whose power limit,
+#   cooling and clocks are mostly not stated. A burst after a pause is faster
+#   than a second of work.
+# * The matmul of the trace was launched once in each capture, and its sizes
 #   are inferred.
-# * A ceiling is what one program reached, not what no program can pass.
-# * Transfers here are in order. Scattered access is another question.
+# * A ceiling is the best rate of one program. Another program may pass it.
+# * Transfers here are sequential. Scattered access is another question.
 
 # %%
 # Run it yourself
 # ---------------
-# Your card's ceilings as a file, and a trace held against them:
+# Your card's ceilings as a file, and a trace compared with them:
 #
 # .. code-block:: console
 #
@@ -153,10 +157,10 @@ plots.table(at_clock)
 #    $ nsightkit peaks --measure --format json > ceilings.json
 #    $ nsightkit sol trace.json.gz --ceilings ceilings.json
 #
-# To measure a ceiling so that it means something: random data; warm up for
-# seconds, until the clock has settled; operands that rotate through more than
-# twice the level-2 cache; the clock and the power logged meanwhile; and the
-# same duty cycle as the work that you compare.
+# For a ceiling that means something, use random data, warm up for seconds
+# until the clock has settled, rotate operands through more than twice the
+# level-2 cache, log the clock and the power, and use the same duty cycle as
+# the work that you compare.
 #
 # To run this page's script (without a GPU it runs a tiny CPU version):
 #
@@ -170,8 +174,8 @@ downloads = {"a product beside cuBLAS, on an H200": trace.trace}
 # Exercises
 # ---------
 # 1. In the downloaded trace, ``nsightkit kernels`` gives the time of the
-#    library's kernel, whose name begins with ``nvjet``. Work out its rate: the
-#    product is of M = N = 2048 and K = 8192.
+#    library's kernel, whose name starts with ``nvjet``. Work out its rate: the
+#    matmul has M = N = 2048 and K = 8192.
 #
 #    .. dropdown:: Answer
 #
@@ -179,32 +183,31 @@ downloads = {"a product beside cuBLAS, on an H200": trace.trace}
 #       :measured:`15_real_ceilings.cublas_us:.1f` µs are
 #       :measured:`15_real_ceilings.cublas:.0f` TFLOP/s.
 #
-# 2. Somebody measures a bf16 product of
+# 2. A colleague measures a bf16 matmul at
 #    :measured:`15_real_ceilings.above:,.0f` TFLOP/s on an H200, in one launch
 #    after a pause. Wrong, or possible?
 #
 #    .. dropdown:: Answer
 #
-#       Possible in principle, and no more than that: it is every tensor core
-#       busy at the highest clock. Ask for the median of a second of launches
-#       and for the clock.
+#       Just possible: it means every tensor core busy at the highest clock.
+#       Ask for the median of a second of launches and for the clock.
 #
 # 3. Your layer reaches most of the measured ceiling and a much smaller share
 #    of the datasheet. What is left to gain?
 #
 #    .. dropdown:: Answer
 #
-#       By better kernels, little. By fewer operations, fewer bits or less
-#       power spent elsewhere, possibly much: see :doc:`17_layer_ladder`.
+#       Little from better kernels. Possibly much from fewer operations, a
+#       smaller type or less power spent elsewhere: see :doc:`17_layer_ladder`.
 
 # %%
 # Measured here
 # -------------
 # .. own-run::
 #
-# A product of square matrices in bf16, over and over, for a second before the
-# clock counts. Each product is a point. If the first are quicker, the card was
-# still cool, or its clock still high.
+# A square bf16 matmul, over and over, after a second of warm-up. Each matmul
+# is a point. If the first ones are faster, the card was still cool, or its
+# clock still high.
 
 from _lib import climb
 
@@ -236,25 +239,25 @@ before = product("before", "bf16", 800)
 if before:
     plots.step_times(
         {"bf16": before.values("step_ns")},
-        title=f"A matrix product, again and again ({before.mode})",
+        title=f"One matmul, over and over ({before.mode})",
     )
 before
 
 # %%
-# The same product, of zeros. A comparison needs a GPU:
+# The same matmul, of zeros. A comparison needs a GPU:
 
 # fold: How the figure is made
 after = product("after", "bf16", 800, zeros=True)
 if before.gpu and after.gpu:
     plots.step_times(
         {"random": before.values("step_ns"), "zeros": after.values("step_ns")},
-        title=f"A product of random numbers and of zeros ({after.mode})",
+        title=f"A matmul of random numbers and of zeros ({after.mode})",
     )
 after
 
 # %%
-# All ceilings: products of a layer's shapes, other precisions, and transfers.
-# A copy reads and writes, a triad reads twice and writes, a sum only reads.
+# All ceilings: matmuls of a layer's shapes, other precisions, and transfers. A
+# copy reads and writes, a triad reads twice and writes, a sum only reads.
 
 # One tensor of a transfer is 4 GB, eighty times an H100's level-2 cache.
 large = dict(m=16_384, n=16_384, k=16_384)
@@ -295,7 +298,7 @@ runs = [
 
 # %%
 # Where the share of the datasheet is low and the share at the card's own clock
-# is high, power is the limit and not the program.
+# is high, power is the limit, not the program.
 
 
 # fold: How the table is made
@@ -309,7 +312,7 @@ def judged(run):
     row |= {"share of datasheet": None, "share at its clock": None}
     row |= {"clock (MHz)": clock, "power (W)": run.median("power_w")}
     slowed_by = hardware.slowed_by(run.values("slowdown_mask"))
-    row["held down by"] = slowed_by or "-"
+    row["clock limited by"] = slowed_by or "-"
     if gpu and unit == "memory":
         row["share of datasheet"] = ceiling["gb_per_s"] / gpu.gb_per_s
     elif gpu and gpu.peak(unit):
@@ -327,7 +330,7 @@ if all(runs):
     plots.table(table)
 
 # %%
-# What the runs say:
+# The answer from the runs:
 
 # fold: How the answer is put together
 said = ""
@@ -337,7 +340,7 @@ if all(runs):
         before.label,
     )
     said = (
-        f"bf16 products reach {rates.tflops['bf16']:.3g} TFLOP/s and "
+        f"bf16 matmuls reach {rates.tflops['bf16']:.3g} TFLOP/s and "
         f"transfers {rates.gb_per_s:,.0f} GB/s"
     )
     gpu = climb.gpu_of(before)
@@ -351,8 +354,8 @@ if said and before.gpu and after.gpu:
     words = "less" if zeros.value < 1 else "more"
     effect = f"{abs(zeros.value - 1):.0%} {words} time than"
     if not zeros.excludes(1):
-        effect = "as much time, within the noise, as"
-    said += f"; a product of zeros takes {effect} one of random numbers"
+        effect = "the same time, within the noise, as"
+    said += f"; a matmul of zeros takes {effect} one of random numbers"
 said += "."
 best = {
     (figure.gpu, figure.unit): figure.share
@@ -363,13 +366,11 @@ findings = headline(
     after,
     *runs,
     otherwise=(
-        f"the best 16-bit products sustain {best['H200', 'bf16']:.0%} of the "
-        f"datasheet on an H100 or H200 and {best['B200', 'bf16']:.0%} on a "
-        f"B200 (reported). cuBLAS in a trace from an H200 reaches "
-        f"{library['sol_datasheet']:.0%}, so the card ran at "
-        f"{least_mhz:,.0f} MHz or more; had it run at just that clock, the "
-        f"kernel would be perfect. So a share needs its yardstick: the "
-        f"datasheet, a measured ceiling, or the settled clock."
+        f"the best bf16 and fp16 matmuls sustain {best['H200', 'bf16']:.0%} "
+        f"of the datasheet on an H100 or H200 and {best['B200', 'bf16']:.0%} "
+        f"on a B200 (reported). cuBLAS in a trace from an H200 reaches "
+        f"{library['sol_datasheet']:.0%}. Always name the yardstick of a "
+        f"share: the datasheet, a measured ceiling, or the settled clock."
     ),
     badge=trace.label,
     hopper=best["H200", "bf16"],

@@ -2,19 +2,19 @@
 How fast could each operation of a layer be?
 ============================================
 
-A layer takes some time. Before anybody tries to make it faster: how fast could
-each of its operations be at all, and which are far from that?
+A layer takes some time. Before we try to make it faster: what is the limit
+for each of its operations, and which are far from it?
 
 .. in-short::
 """
 
 # %%
-# Predict: bounds from shapes
-# ---------------------------
-# An operation needs arithmetic, which a unit does at some rate, and has to
+# Predict: what bounds do the shapes give?
+# ----------------------------------------
+# An operation needs arithmetic, which a unit does at some rate, and it has to
 # move its operands through the memory at least once. The longer of the two
-# times is its bound: the roofline. Both follow from shapes, so nothing has to
-# run.
+# times is its bound: the roofline. Both follow from shapes, before anything
+# runs.
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 60 s
@@ -32,16 +32,16 @@ least_us = table["bound_ns"].sum() / 1e3
 print(f"{len(table)} operations, one after the other: {least_us:,.0f} µs")
 
 # %%
-# The layer has four products, attention, two norms, rotary positions, SwiGLU
+# The layer has four matmuls, attention, two norms, rotary positions, SwiGLU
 # and two residual sums. Which of them are bound by memory on an H200, and what
-# share of the least time do they have together?
+# share of the total bound do they have together?
 #
 # .. dropdown:: Answer
 #
-#    All but the products and attention, and together
-#    :measured:`16_roofline_of_a_layer.by_memory:.0%`. Fused into the products
-#    beside them they would cost nothing, so the sum of these bounds is not a
-#    bound on a layer that fuses them.
+#    All but the matmuls and attention, and together
+#    :measured:`16_roofline_of_a_layer.by_memory:.0%`. Fused into the matmuls
+#    beside them they would be free, so this sum does not bound a layer that
+#    fuses them.
 
 # fold: The table of bounds
 UNITS = {"flops": "GFLOP", "bytes": "MB", "bound_ns": "bound (µs)"}
@@ -52,32 +52,32 @@ plots.table(
 )
 
 # %%
-# Attention that writes its scores out is another matter: each score is written
-# by a product, then read and written again by scale, mask and softmax. Guess,
-# before you read on: on a real card, which operator of such a layer is
-# furthest below its roof, and which one takes the most time?
+# Unfused attention is another matter: each score is written by a matmul, then
+# read and written again by scale, mask and softmax. Guess before you read on.
+# On a real card, which operator of such a layer is furthest below its roof,
+# and which one takes the most time?
 
 # %%
-# Evidence: operators under their roof
-# ------------------------------------
-# A video model on an H100, with its attention written out. The profile keeps
-# the shapes of what operators are given, and ``sol`` needs nothing else:
+# Evidence: which operators are far below their roof?
+# ---------------------------------------------------
+# A video model on an H100, with unfused attention. The profile recorded the
+# input shapes of its operators, and ``sol`` needs nothing else:
 
 odd = case("odd-tokens", "timesformer-h100")
 judged = odd.trace.sol()
 odd
 
 # %%
-# The second case file is one product on an H200: a generated kernel at its
-# last stage, and cuBLAS.
+# The second case file is one matmul on an H200: a generated kernel at its last
+# stage, and cuBLAS.
 
 stages = published.on_h200()
 case("h200-matmul", "3-setmaxnreg")
 
 # %%
 # A point on the roof cannot be made faster as it is. A point far below it
-# waits for something, or moves more than it has to. Each point is written with
-# its share of the datasheet's roof:
+# waits for something, or moves more bytes than it has to. Each label has the
+# share of the datasheet's roof:
 
 # fold: How the figure is made
 NAMES = {
@@ -85,13 +85,13 @@ NAMES = {
     "aten::bmm 96x3137x64": "scores",
     "aten::bmm 96x3137x3137": "scores x values",
     "aten::mul 8x12": "scale",
-    "aten::addmm 3072": "MLP product",
+    "aten::addmm 3072": "MLP matmul",
     "aten::gelu": "GELU",
     "aten::native_layer_norm 1x25089": "layer norm",
 }
 drawn = published.one_by_one(judged, NAMES).assign(group="TimeSformer, H100")
 two = stages.iloc[[2, 5]].assign(
-    name=["generated kernel", "cuBLAS"], group="fp16 product, H200"
+    name=["generated kernel", "cuBLAS"], group="fp16 matmul, H200"
 )
 cards = {"H100 datasheet": "H100 SXM", "H200 datasheet": "H200"}
 roofs = [
@@ -107,11 +107,13 @@ plots.roofline(
 )
 
 # %%
-# Three findings. The scale is close to its roof, and still a loss, because it
-# need not exist. The softmax is at a fifth of its roof and takes more time
-# than any other. The two products of attention are far below theirs, although
-# they are matrix products: their odd number of tokens allows only kernels that
-# load one number at a time. Their names end in ``align1``.
+# We see three things. The scale is close to its roof and still a loss, because
+# it need not exist. The softmax is at a fifth of its roof and takes more time
+# than any other operator. The two matmuls of attention are at about a third of
+# theirs: their odd number of tokens allows only kernels that load one element
+# at a time, with names that end in ``align1``. (The linear layers have other
+# shapes and another roof, so their higher share does not measure the cost of
+# the odd size.)
 
 # fold: How the table is made
 NAMED = {"name": "operator", "time_ns": "time (ms)", "bound": "bound by"}
@@ -126,7 +128,7 @@ plots.table(short, MS)
 # %%
 # Change one thing: attention in one operator
 # -------------------------------------------
-# Should somebody tune the softmax? Look at what the program asks for first:
+# Should we tune the softmax? First look at what the program asks for:
 #
 # .. code-block:: diff
 #
@@ -139,8 +141,8 @@ four = drawn.iloc[:4]
 fused = sol.attention_cost(8, 12, 3137, 64, causal=False)
 calls = int(four["count"].iloc[0])
 times_ns = {
-    "written out, measured": four["time_ns"].sum(),
-    "written out, each at its bound": (
+    "unfused, measured": four["time_ns"].sum(),
+    "unfused, each at its bound": (
         four["time_ns"] * four["sol_datasheet"]
     ).sum(),
     "in one operator, at its bound": calls * h100.bound_ns(fused),
@@ -150,37 +152,38 @@ plots.table(attention.assign(ms=attention["ms"] / 1e6), {"ms": "{:,.1f}"})
 
 # %%
 # Perfect kernels for the four operators would save two thirds of their time,
-# and what is left would still be many times what one operator needs. The bound
-# itself moves when the scores stay on the chip. Nobody measured that change on
-# this program: the last row is predicted, and no attention kernel reaches its
-# bound.
+# and the remaining third would still be many times longer than one fused
+# operator needs. When the scores stay on the chip, the bound itself moves. We
+# have not measured that change on this program: the last row is predicted, and
+# no attention kernel reaches its bound.
 
 # %%
 # Verdict
 # -------
-# The roof says how fast an operation could be as it is written. It does not
-# say that the operation is needed. Start with the operator that has the most
-# time above its bound, here the
-# :measured:`16_roofline_of_a_layer.most_to_gain`, and ask of it both
-# questions.
+# The roof limits an operation as it is written. It does not show whether the
+# operation is needed. Start with the operator that has the most time above its
+# bound, here the :measured:`16_roofline_of_a_layer.most_to_gain`, and ask both
+# questions. :doc:`/guide/speed_of_light` explains the method; in the guide's
+# worked example (:doc:`02_starved_input_pipeline`) it becomes the next
+# question once the GPU no longer waits.
 
 # %%
 # Limits
 # ------
-# * One capture each, of somebody else's program.
-# * A bound is of compulsory bytes. Tensors that fit the level-2 cache may be
-#   there still, and their operator be quicker than the memory. ``sol`` marks
-#   that apart from what is impossible.
-# * Operators without arithmetic, such as copies, have no place in the figure.
-#   The table of ``sol`` holds them against the memory's bandwidth.
+# * One capture each of a program that we did not write.
+# * A bound counts compulsory bytes. Tensors that fit the level-2 cache may
+#   still be there, and then their operator is faster than the memory. ``sol``
+#   marks that case separately from impossible times.
+# * Operators without arithmetic, such as copies, are not in the figure. The
+#   table of ``sol`` compares them with the memory's bandwidth.
 # * Kernels that a compiler fused belong to no operator with a known cost.
-# * The sizes of the product on the H200 are inferred, not recorded.
+# * The sizes of the matmul on the H200 are inferred, not recorded.
 
 # %%
 # Run it yourself
 # ---------------
-# Any trace with shapes, against the card that it names. No hardware counters
-# are needed:
+# Any trace with shapes, compared with the card that it names. No hardware
+# counters are needed:
 #
 # .. code-block:: python
 #
@@ -212,27 +215,25 @@ downloads = {"TimeSformer on an H100": odd.trace}
 #
 #       Both inputs have the same shape, so the copy changes the order in
 #       memory, as ``.contiguous()`` does after a transpose. It reads or writes
-#       in strides, and a part of each sector that it moves is not used. Of the
-#       long copies the best reach
-#       :measured:`16_roofline_of_a_layer.best_copy:.0%`, the worst
-#       :measured:`16_roofline_of_a_layer.worst_copy:.0%`.
+#       in strides and leaves a part of each sector unused. Of the long copies
+#       the best reach :measured:`16_roofline_of_a_layer.best_copy:.0%`, the
+#       worst :measured:`16_roofline_of_a_layer.worst_copy:.0%`.
 #
-# 2. What would a padding of the tokens to the next multiple of eight change in
-#    the figure, and what not?
+# 2. If the tokens were padded to the next multiple of eight, which points in
+#    the figure would move?
 #
 #    .. dropdown:: Answer
 #
-#       The two products could use aligned kernels and move up, towards the
-#       projections. The softmax and the scale would stay where they are: they
-#       are bound by memory, and padding adds bytes.
+#       The two matmuls could use aligned kernels and move up. The softmax and
+#       the scale would stay: they are bound by memory, and padding adds bytes.
 #
 # 3. An elementwise operator is at a share above one. Is that an error?
 #
 #    .. dropdown:: Answer
 #
-#       Not if its tensors fit the level-2 cache: then they did not come from
-#       the memory. Above the cache's size, or for arithmetic, it is an error
-#       of the time, the shape or the clock; ``sol`` says which it is.
+#       Not if its tensors fit the level-2 cache, because then they did not
+#       come from the memory. Above the cache's size, or for arithmetic, either
+#       the time, the shape or the clock is wrong; ``sol`` marks which.
 
 # %%
 # Measured here
@@ -240,7 +241,7 @@ downloads = {"TimeSformer on an H100": odd.trace}
 # .. own-run::
 #
 # The layer of :doc:`17_layer_ladder`, unfused and then fused, profiled with
-# the shapes of what its operators are given:
+# the input shapes of its operators:
 
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import ceilings, layer
@@ -318,7 +319,7 @@ if on_gpu:
     plots.roofline(was, roofs_here, "bf16", title=title, top=6)
 
 # %%
-# With attention in one operator, and products with a common input in one:
+# With fused attention, and one matmul for those that share an input:
 
 # fold: How the figure is made
 if on_gpu:
@@ -328,8 +329,8 @@ if on_gpu:
 after
 
 # %%
-# The whole layer against the sum of its bounds. In principle, everything
-# except the products and attention can be fused away; the last column counts
+# The whole layer compared with the sum of its bounds. In principle, everything
+# except the matmuls and attention can be fused away; the last column counts
 # only those.
 
 
@@ -357,7 +358,7 @@ if rows:
     plots.table(pd.DataFrame(rows))
 
 # %%
-# What the two runs say:
+# The answer from the two runs:
 
 
 # fold: How the answer is put together
@@ -377,25 +378,23 @@ if on_gpu:
     unfused_share, fused_share = (row["share reached"] for row in rows[-2:])
     left, share = largest(now)
     said = (
-        f"the layer reaches {unfused_share:.0%} of its bound by measured "
-        f"ceilings unfused, {fused_share:.0%} fused; {share:.0%} of what is "
-        f"still to gain lies in {left}."
+        f"against measured ceilings the layer reaches {unfused_share:.0%} of "
+        f"its bound unfused and {fused_share:.0%} fused; {left} has "
+        f"{share:.0%} of the time still to gain."
     )
 roof = drawn.set_index("name")["sol_datasheet"].astype(float)
 moved = judged[judged["name"].str.startswith("aten::copy_")]
-ratio = times_ns["written out, each at its bound"]
+ratio = times_ns["unfused, each at its bound"]
 ratio /= times_ns["in one operator, at its bound"]
 findings = headline(
     said,
     before,
     after,
     otherwise=(
-        f"on an H100, a softmax written out reaches {roof['softmax']:.0%} of "
-        f"its roof and the products beside it {roof['scores']:.0%} and "
-        f"{roof['scores x values']:.0%}, where ordinary products reach "
-        f"{roof['MLP product']:.0%}. Predicted from bounds alone, the "
-        f"operators of this attention take {ratio:.0f} times as long as fused "
-        f"attention."
+        f"on an H100, the softmax of unfused attention reaches "
+        f"{roof['softmax']:.0%} of its roof and takes the most time. From the "
+        f"bounds alone, the four operators of this attention take "
+        f"{ratio:.0f}x as long as one fused operator would (predicted)."
     ),
     badge="case file, NVIDIA H100 and H200",
     by_memory=table.loc[table["bound"] == "memory", "bound_ns"].sum()

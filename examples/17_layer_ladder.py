@@ -2,21 +2,22 @@
 How close can a transformer layer come to its card's ceilings?
 ==============================================================
 
-Fused attention, joined products, a compiler, a CUDA graph: each promises a
-faster layer. Arithmetic says beforehand what each can buy at most, and which
-cannot buy anything. This page works that out for one layer, and looks for it
-in real traces.
+Fused attention, merged matmuls, a compiler, a CUDA graph: each promises a
+faster layer. Arithmetic tells us beforehand how much each can gain at most,
+and which cannot gain anything. We work that out for one layer and look for
+it in real traces. We have not run this ladder on a GPU yet.
 
 .. in-short::
 """
 
 # %%
-# Predict: the ladder before anything is run
-# ------------------------------------------
+# Predict: how much can each change gain?
+# ---------------------------------------
 # Every operation of a layer has a least time: its arithmetic at the peak rate
 # of its unit, or its operands through the memory once, whichever takes longer.
-# The sum over all operations is *the list*. Every rung is held against the
-# same list, so no rung looks better by doing less.
+# We call the operations of the textbook layer *the list*, and the sum of their
+# least times its bound. Every rung is compared with the same list, so no rung
+# looks better by doing less.
 
 # record: 400 s
 # sphinx_gallery_thumbnail_number = 1
@@ -36,30 +37,28 @@ whole_ns = bounds["bound_ns"].sum()
 floor_ns = climb.floor_ns(listed, h200)
 
 # %%
-# The ladder has four main rungs. **unfused** is the layer as a textbook writes
-# it, with the scores of its attention in memory. **sdpa** fuses the
-# attention, **fused** joins products that share an input, and **compiled**
-# hands the rest to ``torch.compile``. At best, what share of the list's speed
-# does the first rung reach? Which change is worth most? And what would a CUDA
-# graph add?
+# The ladder has four main rungs. **unfused** is the layer as in a textbook,
+# with the scores of its attention in memory. **sdpa** fuses the attention,
+# **fused** merges matmuls that share an input, and **compiled** hands the rest
+# to ``torch.compile``. What share of the list's speed can the first rung reach
+# at most? Which change is worth most? And what would a CUDA graph add?
 #
 # .. dropdown:: Answer
 #
-#    At best :measured:`17_layer_ladder.unfused:.0%`, and fused attention is
-#    worth most: it takes the bound to :measured:`17_layer_ladder.sdpa:.0%`.
-#    Compiling can take the layer to the full speed of the list. Joined
-#    products fill their last wave better and move hardly a byte less. A graph
-#    has nothing to remove: even the first rung has only
-#    :measured:`17_layer_ladder.launches:.0f` launches, and at the cost that is
-#    assumed for one they are over in
-#    :measured:`17_layer_ladder.launched:.0%` of the least time that the GPU
-#    needs.
+#    At most :measured:`17_layer_ladder.unfused:.0%`, and fused attention is
+#    worth most: it raises the bound to :measured:`17_layer_ladder.sdpa:.0%`.
+#    Compiling can take the layer to the full speed of the list. Merged matmuls
+#    fill their last wave better and save almost no bytes. A graph has nothing
+#    to remove: even the first rung has only
+#    :measured:`17_layer_ladder.launches:.0f` launches, and at the cost that we
+#    assume for one they take :measured:`17_layer_ladder.launched:.0%` of the
+#    GPU's least time.
 #
-# The figure is that prediction, by the datasheet of an H200. A bar that is
-# shorter than a line can, at best, meet that goal. The dotted line is
-# :measured:`17_layer_ladder.goal:.0%` of the list by the datasheet. The dashed
-# one is the same share of what products *reach*: the best 16-bit product that
-# was reported for this chip stands in for a ceiling measured on the card.
+# The figure is that prediction, from the datasheet of an H200. A bar that is
+# shorter than a line could meet that goal. The dotted line is
+# :measured:`17_layer_ladder.goal:.0%` of the list's speed on the datasheet.
+# The dashed line is the same share of the rate that matmuls *reach*: the best
+# bf16 matmul reported for this chip replaces a ceiling measured on the card.
 
 # fold: How the figure is made
 GOAL = 0.85
@@ -73,11 +72,11 @@ LINES = {
 figures.ladder(
     on_paper,
     LINES,
-    title="A layer on an H200 (predicted by the datasheet)",
+    title="A layer on an H200 (predicted from the datasheet)",
 )
 
 # %%
-# What is in the list? Nearly all of its time is in matrix products (GEMMs):
+# Where is the time in this list? Nearly all of it is in the GEMMs:
 
 # fold: How the table is made
 KINDS = {
@@ -107,28 +106,27 @@ plots.table(
 )
 
 # %%
-# Products and attention are bound by arithmetic. The rest is bound by memory,
-# and a compiler can fuse it into the products beside it. What is left without
-# it is the *floor*, where the hatched part of the last bar begins: no fusion
-# goes below it.
+# Matmuls and attention are limited by compute. The rest is limited by
+# memory, and a compiler can fuse it into the matmuls beside it. Without the
+# rest we get the *floor*, where the hatched part of the last bar starts: no
+# fusion goes below it.
 
 # %%
-# Evidence: two of its rungs, in other programs
-# ---------------------------------------------
-# The ladder awaits a GPU. But other people's programs stand on two of its
-# rungs.
+# Evidence: which rungs do real programs show?
+# --------------------------------------------
+# Other people's programs show two of its rungs.
 #
-# *The first rung, on an H100.* A video model writes its attention out as well:
+# *The first rung, on an H100.* A video model with unfused attention:
 
 odd = case("odd-tokens", "timesformer-h100")
 judged = odd.trace.sol()
 odd
 
 # %%
-# Attention holds most of the kernels' time, and its softmax is furthest from
-# the datasheet. (Its two products are slow for a second reason, an odd number
-# of tokens: :doc:`10_ten_configurations`.) The
-# ordinary products at the bottom show what a GEMM reaches in a whole program.
+# Attention takes most of the kernels' time, and its softmax is furthest from
+# the datasheet. (Its two matmuls are slow for a second reason, an odd number
+# of tokens: :doc:`10_ten_configurations`.) The linear layers at the bottom
+# show how far a GEMM gets inside a whole program.
 
 # fold: How the figure is made
 NAMES = {
@@ -150,8 +148,8 @@ plots.panels(
 )
 
 # %%
-# *What a product reaches, on an H200.* Three stages of a generated kernel were
-# captured, each beside cuBLAS, which nobody changed between them:
+# *How far a matmul gets, on an H200.* Three stages of a generated kernel were
+# captured, each beside cuBLAS, which stayed the same:
 
 stages = published.on_h200()
 library = stages["kernel"].str.startswith("cuBLAS")
@@ -161,9 +159,9 @@ for who, rows in ("the kernel", ~library), ("cuBLAS", library):
 case("h200-matmul", "3-setmaxnreg")
 
 # %%
-# cuBLAS hardly differs between the captures, so the kernel's gain is its own.
-# And the library stops at about four fifths of the datasheet, as other long
-# products on this chip do (:doc:`15_real_ceilings` says why):
+# cuBLAS barely differs between the captures, so the kernel's gain is real. And
+# the library stops at about four fifths of the datasheet, like other long
+# matmuls on this chip (:doc:`15_real_ceilings` explains why):
 
 # fold: How the figure is made
 first = stages.iloc[:4].copy()
@@ -173,14 +171,14 @@ first["share of datasheet"] = first["sol_datasheet"]
 plots.panels(
     first.set_index("kernel"),
     ["time_ns", "share of datasheet"],
-    title="One fp16 product on an H200 (case file)",
+    title="One fp16 matmul on an H200 (case file)",
 )
 
 # %%
 # Change one thing: rung by rung
 # ------------------------------
 # **sdpa** removes the trips of the scores through the memory, and half of both
-# products, because it skips the masked half. It disappoints where an explicit
+# matmuls, because it skips the masked half. It disappoints where an explicit
 # mask or an odd head size rules the fast kernel out.
 #
 # .. code-block:: diff
@@ -190,10 +188,10 @@ plots.panels(
 #    -mixed = scores.float().softmax(-1).to(q.dtype) @ v
 #    +mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 #
-# **fused** computes q, k and v in one product, and gate and up in one. A
-# product is computed in tiles, a wave of them at a time, and the last wave of
-# a larger product may waste less. It disappoints where all waves were full
-# already.
+# **fused** computes q, k and v in one matmul, and gate and up in another. A
+# matmul is computed in tiles, a wave of them at a time, and the last wave of a
+# larger matmul may waste less. It disappoints where all waves were already
+# full.
 #
 # .. code-block:: diff
 #
@@ -201,12 +199,12 @@ plots.panels(
 #    +gate, up = F.linear(x, w_gate_up).chunk(2, dim=-1)
 
 full = climb.waves(sizes, hardware.find("H200").multiprocessors)
-waves = pd.Series(full, name="share of full waves").rename_axis("product")
+waves = pd.Series(full, name="share of full waves").rename_axis("matmul")
 plots.table(waves.reset_index())
 
 # %%
-# **compiled** fuses what lies between the products, at most down to the floor.
-# It disappoints where the graph breaks.
+# **compiled** fuses the operations between the matmuls, down to the floor at
+# most. It disappoints where the graph breaks.
 #
 # .. code-block:: diff
 #
@@ -216,13 +214,13 @@ plots.table(waves.reset_index())
 # The other rungs, in short:
 #
 # * **autotuned** picks each GEMM by trial. It can bring them to their ceiling,
-#   where the library mostly is already.
-# * **fp8** halves the time of the GEMMs, at best. It is other arithmetic, so
-#   it has a speed-up and no share of this list.
-# * **graphed** should gain nothing here, because nothing waits for a launch.
-#   :doc:`18_decode_bandwidth` is where a graph pays.
-# * **triton** joins the SwiGLU with the products around it in a kernel of our
-#   own, which writes and reads one tensor less.
+#   which the library has mostly reached already.
+# * **fp8** at most halves the time of the GEMMs. It computes something else,
+#   so it has a speedup but no share of this list.
+# * **graphed** should gain nothing here, because no kernel waits for its
+#   launch. :doc:`18_decode_bandwidth` is where a graph pays.
+# * **triton** merges the SwiGLU with the matmuls around it in a kernel of ours
+#   that writes and reads one tensor less.
 
 # fold: The side rungs
 rungs = pd.DataFrame(
@@ -235,14 +233,15 @@ rungs = pd.DataFrame(
 plots.table(rungs)
 
 # %%
-# What a published ladder got wrong
-# ---------------------------------
-# A widely read article takes this very layer from
+# Is a claimed ladder possible?
+# -----------------------------
+# The same list checks other people's numbers. Suppose a table claims that four
+# changes take this very layer from
 # :measured:`17_layer_ladder.claimed_first:.0%` to
-# :measured:`17_layer_ladder.goal:.0%` in four changes. Their savings, added
-# up, lead to :measured:`17_layer_ladder.added_up:.0%`. The article does not
-# say of what these are shares. And no H100 could have reached these of its
-# times:
+# :measured:`17_layer_ladder.goal:.0%`, with savings of a tenth or less each.
+# Two checks need no GPU. Added up, the savings lead to
+# :measured:`17_layer_ladder.added_up:.0%`. And if the table gives times for an
+# H100, we compare them with their bounds:
 
 # fold: How the table is made
 PRINTED_NS = {"QKV": 85e3, "output projection": 32e3}
@@ -252,24 +251,29 @@ added_up = claimed_first / (1 - sum(savings))
 h100 = sol.datasheet(hardware.find("H100 SXM"))
 claimed = [op for op in listed if op.name in PRINTED_NS]
 checked = sol.judge(claimed, [PRINTED_NS[op.name] for op in claimed], h100)
-checked["printed (µs)"] = checked["time_ns"] / 1e3
+checked["claimed (µs)"] = checked["time_ns"] / 1e3
 checked["bound (µs)"] = [h100.bound_ns(op) / 1e3 for op in claimed]
 plots.table(
-    checked[["name", "printed (µs)", "bound (µs)", "note"]],
+    checked[["name", "claimed (µs)", "bound (µs)", "note"]],
     {"bound (µs)": "{:,.0f}"},
 )
 
 # %%
+# Each of the four is faster than every tensor core of the card at its peak.
+# Ask of any such table which yardstick its shares refer to.
+#
 # Verdict
 # -------
-# Fuse the attention first: nothing else on the ladder is worth as much. Then
-# compile. Do not expect anything of a graph.
+# Fuse the attention first: no other rung is worth as much. Then compile.
+# Expect nothing from a graph. (All of this comes after the question of the
+# guide's worked example, :doc:`02_starved_input_pipeline`: does the GPU have
+# work at all times?)
 #
-# How fast is fast enough? By the datasheet the list takes
+# How fast is fast enough? Per the datasheet the list takes
 # :measured:`17_layer_ladder.list_us:,.0f` µs and the floor
-# :measured:`17_layer_ladder.floor_us:,.0f` µs. But the best product reported
+# :measured:`17_layer_ladder.floor_us:,.0f` µs. But the best matmul reported
 # for this chip reaches :measured:`17_layer_ladder.ceiling:.0%` of the
-# datasheet, so a layer made of products will not reach
+# datasheet, so a layer made of matmuls will not reach
 # :measured:`17_layer_ladder.goal:.0%` of it. The same share of such ceilings
 # is :measured:`17_layer_ladder.goal_us:,.0f` µs, or
 # :measured:`17_layer_ladder.goal_share:.0%` of the datasheet.
@@ -279,8 +283,8 @@ plots.table(
 # ------
 # * We have not run the ladder on a GPU yet. The two case files are of other
 #   programs, one capture each.
-# * A prediction is the most that a change can save. It can be exceeded where a
-#   change moves something that it was not thought to move, such as the clock.
+# * A prediction is the most that a change can save. A change can exceed it by
+#   a side effect, such as a higher clock.
 # * Causal attention counts as half the square, and activations of this size
 #   fit the level-2 cache, so an elementwise operation may beat its bound.
 # * One shape, one direction. A smaller layer is limited by its launches.
@@ -307,16 +311,16 @@ downloads = {"TimeSformer on an H100": odd.trace}
 # %%
 # Exercises
 # ---------
-# 1. The H100 trace is a download above. Fused attention would put softmax,
-#    scale and both products into one kernel. How many times as fast could all
-#    kernels together get, at most?
+# 1. Download the H100 trace above. Fused attention would put softmax, scale
+#    and both matmuls into one kernel. How much faster could all kernels
+#    together get, at most?
 #
 #    .. dropdown:: Answer
 #
 #       The four take :measured:`17_layer_ladder.attention_share:.0%` of the
-#       kernel time. Fused attention needs its arithmetic and no scores in
-#       memory, so at its bound all kernels together are
-#       :measured:`17_layer_ladder.with_sdpa:.1f` times as fast. No attention
+#       kernel time. Fused attention needs its arithmetic and keeps the scores
+#       out of memory, so at its bound all kernels together are
+#       :measured:`17_layer_ladder.with_sdpa:.1f`\ x faster. No attention
 #       kernel reaches its bound, so expect less.
 #
 # 2. The step of that trace takes much longer than its kernels. Is fused
@@ -324,12 +328,12 @@ downloads = {"TimeSformer on an H100": odd.trace}
 #
 #    .. dropdown:: Answer
 #
-#       No. ``nsightkit verdict`` on it reports one long idle time before the
+#       No. ``nsightkit verdict`` reports one long idle time before the
 #       kernels, and a change to kernels leaves that as it is. It happened
 #       once, so look at a second step before you decide.
 #
-# 3. Somebody reports a layer at :measured:`17_layer_ladder.goal:.0%`. What do
-#    you ask?
+# 3. A colleague reports a layer at :measured:`17_layer_ladder.goal:.0%`. What
+#    do you ask?
 #
 #    .. dropdown:: Answer
 #
@@ -348,10 +352,9 @@ with_sdpa = kernel_ns / (kernel_ns - scores_ns + blocks * h100.bound_ns(fused))
 # -------------
 # .. own-run::
 #
-# The rungs of this ladder, each through several layers with weights of their
-# own, so that no weight waits in the cache because it was just used. Two rungs
-# differ where the interval of their difference leaves out zero
-# (:doc:`/definitions`).
+# The rungs of this ladder, each through several layers with different weights,
+# so that no weight is still in the cache. Two rungs differ if the interval of
+# their difference excludes zero (:doc:`/definitions`).
 
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import ceilings
@@ -378,7 +381,7 @@ runs = {rung: climbed(rung) for rung in layer.RUNGS["prefill"]}
 runs["unfused"]
 
 # %%
-# The ceilings that the rungs are held against, measured on the same GPU:
+# The ceilings for the comparison, measured on the same GPU:
 
 cube = dict(m=8192, n=8192, k=8192)
 small_cube = dict(m=256, n=256, k=256)
@@ -411,8 +414,8 @@ roofs.append(
 roofs[0]
 
 # %%
-# Predicted and measured, one row per change, and each rung against the same
-# weights in float64: a faster layer that computes something else is not
+# Predicted and measured, one row per change. Each rung is checked against the
+# same weights in float64, because a layer that computes something else is not
 # faster.
 
 # fold: How the figures are made
@@ -435,7 +438,7 @@ CHECKED = ["rung", "speedup", "relative_error", "sm_clock_mhz"]
 plots.table(rungs[CHECKED]) if len(rungs) else None
 
 # %%
-# What the rungs say:
+# The answer from the rungs:
 
 # fold: How the answer is put together
 said = climb.answer("a layer", rungs, judged_rungs)
@@ -449,13 +452,11 @@ findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"with unfused attention, a layer on an H200 reaches at best "
+        f"with unfused attention, a layer on an H200 reaches at most "
         f"{at_best['unfused']:.0%} of the speed that the datasheet allows "
-        f"({whole_ns / 1e3:,.0f} µs). Fused attention lifts that bound to "
+        f"({whole_ns / 1e3:,.0f} µs). Fused attention raises that bound to "
         f"{at_best['sdpa']:.0%}, a compiler to all of it, and a CUDA graph "
-        f"not at all. {GOAL:.0%} of the best reported product's rate means "
-        f"{goal_ns / 1e3:,.0f} µs. We have not run it on a GPU yet; an "
-        f"H100 and an H200 show two of its rungs."
+        f"adds nothing. We have not run it on a GPU yet."
     ),
     badge="predicted for an H200; case files, H100 and H200",
     unfused=at_best["unfused"],

@@ -2,18 +2,19 @@
 How much of the memory's bandwidth does decoding reach?
 =======================================================
 
-A server makes one token after another, slowly, on a card that is busy all the
-time. What is it busy with, and how fast could it be?
+A server produces one token after another, slowly, on a card that is always
+busy. What is it busy with, and how fast could it be?
 
 .. in-short::
 """
 
 # %%
-# Predict: bytes, not arithmetic
-# ------------------------------
-# For one token, a model reads all of its weights once and does almost no
-# arithmetic with them. So a layer takes at least as long as its weights, and
-# the keys and values of its cache, take through the memory:
+# Predict: how many bytes does a token need?
+# ------------------------------------------
+# To produce one token, a dense model reads all of its weights once and does
+# almost no arithmetic with them. (A mixture of experts reads only the experts
+# that its tokens were routed to.) So a layer takes at least the time that its
+# weights, and the keys and values of its cache, need to come from memory:
 
 # record: 240 s
 # sphinx_gallery_thumbnail_number = 1
@@ -32,16 +33,16 @@ bounds = sol.bounds(listed, h200)
 least_ns = bounds["bound_ns"].sum()
 
 # %%
-# Eager code launches each operation that is written, and a launch costs the
-# CPU some microseconds. Suppose that it is five: what decides the time of an
-# eager layer, its bytes or its launches? And what does a CUDA graph gain?
+# Eager code launches each operation as written, and a launch costs the CPU
+# some microseconds. Suppose that it is five. Is the time of an eager layer
+# decided by its bytes or its launches? And what does a CUDA graph gain?
 #
 # .. dropdown:: Answer
 #
-#    The launches. The layer's bytes take
+#    By its launches. The layer's bytes take
 #    :measured:`18_decode_bandwidth.least_us:.0f` µs on an H200, and launching
 #    takes :measured:`18_decode_bandwidth.eager_us:.0f` µs, so the GPU waits. A
-#    graph removes the waiting, all of it at best, and not one byte.
+#    graph can remove all of the waiting and none of the bytes.
 #
 # The figure is that prediction for each rung, with a place for the
 # measurement. Its lines are the goals:
@@ -58,8 +59,8 @@ figures.ladder(
 )
 
 # %%
-# Bandwidth needs bytes under way. How many follows from the time that one load
-# takes (Little's law). That time is assumed here:
+# To use the bandwidth, enough bytes have to be in flight. Little's law gives
+# the number from the latency of one load, which we assume here:
 
 # fold: Bytes under way
 LATENCY_NS = 800  # assumed: what one load from this memory takes, under load
@@ -69,23 +70,25 @@ print(f"under way at the full rate: {under_way / 1e6:,.1f} MB")
 print(f"for each of {sms} multiprocessors: {under_way / sms / 1e3:,.0f} kB")
 
 # %%
-# Evidence: a server that decodes
-# -------------------------------
+# Evidence: what fills a server's decode step?
+# --------------------------------------------
 # One step of vLLM on an MI300X, decoding one token for each of a batch of
-# sequences, replayed from a graph:
+# sequences, replayed from a graph. The model is a mixture of experts:
 
 decode = case("vllm-graphs", "decode")
 decode
 
 # %%
-# The GPU is hardly ever idle, so utilisation says that all is well. The
-# verdict says what fills the time:
+# The GPU is almost never idle, so its utilization raises no alarm. The verdict
+# names the work that fills the time:
 
 decode.trace.verdict()
 
 # %%
-# One product of the step has a recorded shape, the last one, from the hidden
-# state to the vocabulary. It shows how near a library comes to the bandwidth:
+# How much of the bandwidth does this step reach? The trace can answer for one
+# matmul, the last one, from the hidden state to the vocabulary, because it is
+# the only one with a recorded shape. Its weights are read whole, so its bytes
+# are known:
 
 columns = ["name", "time_ns", "intensity", "bound", "sol_datasheet"]
 head = decode.trace.sol(gpu="MI300X")[columns].head(1)
@@ -94,10 +97,13 @@ head = head.assign(time_ns=head["time_ns"] / 1e3)
 plots.table(head.rename(columns=said))
 
 # %%
+# For the rest of the step we would need to know which experts were read, and
+# the trace does not record that.
+#
 # *Without a graph.* The same family of models on a B200, in eager mode: a
-# prefill of one request. Even a prefill, with all its tokens at once, leaves
-# the GPU idle for most of the time, and each gap between two launches is much
-# longer than the cost that was assumed for one:
+# prefill of one request. Even with all its tokens at once, a prefill leaves
+# this GPU idle most of the time. Each gap between two launches is much longer
+# than the cost that we assumed, in part because a profiler was recording:
 
 eager = case("b200-eager", "gpt-oss-eager")
 eager
@@ -113,17 +119,17 @@ idle = whole["idle_ns"] / whole["span_ns"]
 rows = {
     "the GPU is idle": f"{idle:.0%} of the time",
     "idle in each gap between launches": f"{launch_us:.0f} µs",
-    "with free launches, predicted": f"{free:.1f} times as fast",
+    "with free launches, predicted": f"{free:.1f}x faster",
 }
-plots.table(pd.DataFrame(rows.items(), columns=["B200, eager", "found"]))
+plots.table(pd.DataFrame(rows.items(), columns=["B200, eager", "value"]))
 
 # %%
 # Change one thing: more rows for each weight
 # -------------------------------------------
 # A graph removes waiting. What removes bytes? Weights that were read serve
-# every row of the batch, so the cost of a token falls with each sequence that
-# shares them, until the sequences' own caches or arithmetic are the limit.
-# Predicted for the layer above:
+# every row of the batch, so the cost per token falls with each sequence that
+# shares them, until the sequences' own caches or arithmetic become the limit.
+# For the dense layer above we predict:
 
 # fold: How the table is made
 WEIGHTS = ("QKV", "output projection", "gate and up", "down")
@@ -137,16 +143,16 @@ for batch in BATCHES:
         {
             "sequences": batch,
             "layer (µs)": layer_us,
-            "a token (µs)": layer_us / batch,
+            "per token (µs)": layer_us / batch,
             "share for the caches": h200.bound_ns(cache) / layer_us / 1e3,
         }
     )
 shared = pd.DataFrame(rows)
-plots.table(shared, dict.fromkeys(["layer (µs)", "a token (µs)"], "{:,.1f}"))
+plots.table(shared, dict.fromkeys(["layer (µs)", "per token (µs)"], "{:,.1f}"))
 
 # %%
-# The same server shows the other end. This step begins with a prefill, whose
-# tokens all share one reading of the weights:
+# The same server shows the other end. This step starts with a prefill, whose
+# tokens all share one read of the weights:
 
 prefill = case("vllm-graphs", "prefill-decode")
 prefill
@@ -159,15 +165,15 @@ rows = []
 for name, one in runs.items():
     (step,) = one.trace.steps().to_dict("records")
     row = {"step": name, "tokens": step["tokens"], "ms": step["wall_ns"] / 1e6}
-    row["a token (µs)"] = step["wall_ns"] / step["tokens"] / 1e3
+    row["per token (µs)"] = step["wall_ns"] / step["tokens"] / 1e3
     row["share busy"] = step["busy_ns"] / step["wall_ns"]
     rows.append(row | {"bottleneck": one.trace.verdict()["bottleneck"]})
 both = pd.DataFrame(rows)
-plots.table(both, dict.fromkeys(["ms", "a token (µs)"], "{:,.1f}"))
+plots.table(both, dict.fromkeys(["ms", "per token (µs)"], "{:,.1f}"))
 
 # %%
-# The kinds of work differ little, and utilisation not at all. What differs
-# is how many rows each weight serves.
+# The two steps differ little in their kinds of work, and both keep the GPU
+# busy. They differ in how many rows each weight serves.
 
 # fold: How the figure is made
 kinds = {
@@ -179,24 +185,28 @@ plots.share_bars(kinds, title="Kinds of work, vLLM on an MI300X (case file)")
 # %%
 # Verdict
 # -------
-# Decoding is bound by bytes. The last product of the decode step reaches
-# :measured:`18_decode_bandwidth.head:.0%` of the datasheet's bandwidth. A
-# decoded token costs :measured:`18_decode_bandwidth.cheaper:.0f` times as much
-# as one of the prefill. Eager code does not come near either: it waits for its
-# launches.
+# Decoding is limited by bytes. We can put a number on one matmul: the last one
+# of the decode step reaches :measured:`18_decode_bandwidth.head:.0%` of the
+# datasheet's bandwidth. A decoded token costs
+# :measured:`18_decode_bandwidth.cheaper:.0f`\ x as much as a token of the
+# prefill. Eager code is far from both limits, because it waits for its
+# launches, like the guide's worked example after its first fix
+# (:doc:`02_starved_input_pipeline`).
 
 # %%
 # Limits
 # ------
-# * One step each, somebody else's server, and two cards: the eager trace and
-#   the graph's are not a pair.
+# * One step each of a server that we did not run, and two cards: the eager
+#   trace and the graph's are not a pair.
 # * Most kernels of the server have no recorded shape, so the step as a whole
-#   has no share of the bandwidth here. Its class is judged by names and rows.
+#   has no share of the bandwidth here. Its class is judged from names and
+#   rows.
 # * The costs of a launch and of a load are assumed in the prediction. A
-#   profiler makes launches slower than they are without it.
+#   profiler makes launches slower, so the speedup for free launches on the
+#   B200 is inflated.
 # * The weights of one layer are several times the level-2 cache. A model with
-#   few small layers finds them there, and beats the memory without deserving
-#   it.
+#   few small layers finds them in the cache and exceeds the memory's
+#   bandwidth.
 
 # %%
 # Run it yourself
@@ -233,39 +243,40 @@ downloads = {
 # %%
 # Exercises
 # ---------
-# 1. How expensive would a launch have to be before this decode step were bound
-#    by launches without its graph? ``nsightkit summary`` counts the kernels.
+# 1. How expensive would a launch have to be for this decode step to be
+#    launch-bound without its graph? ``nsightkit summary`` counts the kernels.
 #
 #    .. dropdown:: Answer
 #
 #       The step has :measured:`18_decode_bandwidth.kernels` kernels, so a
 #       launch would have to cost
-#       :measured:`18_decode_bandwidth.break_even:.0f` µs. By the cost that was
-#       assumed it would not be; by that of the B200's trace it would.
+#       :measured:`18_decode_bandwidth.break_even:.0f` µs. At the cost that we
+#       assumed it is not launch-bound; at the launch interval in the B200's
+#       trace it would be.
 #
-# 2. The layer of the prediction stores its weights in 8 bits instead of 16.
-#    How much faster does it decode one sequence, and how much 32? And what
-#    does a prefill gain?
+# 2. The layer of the prediction stores its weights in fp8 instead of bf16. How
+#    much faster does it decode one sequence, and 32? And what does a prefill
+#    gain?
 #
 #    .. dropdown:: Answer
 #
-#       Only the weights shrink, and not the caches. So it depends on what
-#       share of the bytes they are: at best
-#       :measured:`18_decode_bandwidth.narrow_one:.2f` times as fast for one
-#       sequence, and :measured:`18_decode_bandwidth.narrow_many:.2f` times for
-#       32. A prefill is bound by arithmetic: it gains if the products run in
-#       8 bits as well, and nothing if the weights are only stored in 8 bits.
-#       (The server above is ahead of this question: ``mxfp4`` in the names of
-#       its kernels says that the weights of its experts have 4 bits.)
+#       Only the weights shrink; the caches do not. So the gain depends on
+#       their share of the bytes: at most
+#       :measured:`18_decode_bandwidth.narrow_one:.2f`\ x faster for one
+#       sequence, and :measured:`18_decode_bandwidth.narrow_many:.2f`\ x for
+#       32. A prefill is limited by compute: it gains if the matmuls run in
+#       fp8 as well, and nothing if the weights are only stored that way. (The
+#       server above goes further: ``mxfp4`` in its kernels' names means that
+#       its experts' weights have four bits.)
 #
-# 3. In ``prefill-decode``, the last product reaches a smaller share than in
-#    ``decode``, at more rows. Is it the slower kernel?
+# 3. In ``prefill-decode``, the last matmul reaches a smaller share than in
+#    ``decode``, with more rows. Is it the slower kernel?
 #
 #    .. dropdown:: Answer
 #
 #       ``nsightkit sol --gpu MI300X`` gives the times of both. It reads the
-#       same weights and takes longer, so yes, for what it reads; a product of
-#       few more rows was given another kernel.
+#       same weights and takes longer, so yes. The library chose another kernel
+#       for the few additional rows.
 
 # fold: The numbers of the second answer
 narrow = {}
@@ -283,8 +294,8 @@ for name, batch in ("narrow_one", 1), ("narrow_many", 32):
 # .. own-run::
 #
 # The rungs of this ladder: unfused, fused, compiled, a CUDA graph, and a GEMV
-# of our own that streams the weights. Two rungs differ where the interval of
-# their difference leaves out zero (:doc:`/definitions`).
+# of ours that streams the weights. Two rungs differ if the interval of their
+# difference excludes zero (:doc:`/definitions`).
 
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import ceilings
@@ -311,7 +322,7 @@ runs = {rung: climbed(rung) for rung in layer.RUNGS["decode"]}
 runs["unfused"]
 
 # %%
-# The ceilings that the rungs are held against, measured on the same GPU:
+# The ceilings for the comparison, measured on the same GPU:
 
 
 def product(part, precision, warmup):
@@ -341,8 +352,8 @@ for kind in ("copy", "read"):
 roofs[-1]
 
 # %%
-# Predicted and measured, one row per change, and each rung against the same
-# weights and cache in float64:
+# Predicted and measured, one row per change. Each rung is checked against the
+# same weights and cache in float64:
 
 # fold: How the figures are made
 against = climb.bounds("decode", runs["unfused"], roofs)
@@ -364,7 +375,7 @@ CHECKED = ["rung", "speedup", "gb_per_s", "relative_error", "sm_clock_mhz"]
 plots.table(rungs[CHECKED]) if len(rungs) else None
 
 # %%
-# What the rungs say:
+# The answer from the rungs:
 
 # fold: How the answer is put together
 said = climb.answer("a token's layer", rungs, judged)
@@ -372,20 +383,18 @@ if against.sheet and len(rungs):
     reached = rungs["sol_datasheet"].max()
     goals = [f"{goal:.0%}" for goal in GOALS if reached >= goal]
     said += f" Goals reached: {', '.join(goals) or 'none'}."
-decoded, prefilled = both["a token (µs)"]
+decoded, prefilled = both["per token (µs)"]
 kernel_count = decode.trace.summary()["kernel_count"]
 by_rung = on_paper.set_index("rung")
 findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"on an MI300X, a decode step is busy for {both['share busy'][0]:.1%} "
-        f"of its time, bound by memory, and a token costs {decoded:,.0f} µs; "
-        f"in a prefill, whose tokens share the weights, {prefilled:,.0f} µs. "
-        f"The last product of the decode reaches "
-        f"{head['sol_datasheet'].iloc[0]:.0%} of the datasheet's bandwidth. "
-        f"In eager mode, a B200 is idle for {idle:.0%} of a prefill, mostly "
-        f"waiting for launches."
+        f"the last matmul of a decode step on an MI300X reaches "
+        f"{head['sol_datasheet'].iloc[0]:.0%} of the datasheet's bandwidth; "
+        f"for the rest, a mixture of experts, the bytes are not recorded. A "
+        f"token costs {decoded:,.0f} µs, and {prefilled:,.0f} µs in a prefill "
+        f"whose tokens share the weights."
     ),
     badge=decode.label,
     goal=GOALS[0],

@@ -2,9 +2,9 @@
 Which limiter does Nsight Compute see?
 ======================================
 
-A kernel takes its time. Is it held back by arithmetic, by memory or by
-waiting? Two counters of Nsight Compute answer that, a few more say what to do
-about it, and even a report without them has something to tell.
+Is a kernel limited by compute, by memory or by waiting? Two of Nsight
+Compute's counters answer that, a few more suggest the fix, and even a report
+without them is useful.
 
 .. in-short::
 """
@@ -12,11 +12,11 @@ about it, and even a report without them has something to tell.
 # %%
 # Predict: one addition, four kernels
 # -----------------------------------
-# A million numbers in FP32 are added to a million others on a Tesla T4. Four
-# kernels do it. In the first, a thread adds one pair. In the others it adds
-# several: a few neighbours, or numbers that lie far apart, one in each stride
-# over the whole array. All of them read two numbers and write one for each
-# result, so they have the same bound:
+# We add a million fp32 numbers to a million others on a Tesla T4, with four
+# kernels. In the first, a thread adds one pair. In the others it adds several:
+# a few neighbours, or numbers that are far apart, one from each stride over
+# the whole array. Every kernel reads two numbers and writes one for each
+# result, so all have the same bound:
 
 # record: 180 s
 # sphinx_gallery_thumbnail_number = 1
@@ -32,38 +32,37 @@ needed_mb = 3 * 4 * 1_000_000 / 1e6
 print(f"{needed_mb:.0f} MB, at least {needed_mb / t4.gb_per_s * 1e3:.1f} µs")
 
 # %%
-# Which of the kernels waste bandwidth? And does a high use of the memory show
-# that a kernel uses it well?
+# Which of the kernels waste bandwidth? And does high memory utilization mean
+# that a kernel uses memory well?
 #
 # .. dropdown:: Answer
 #
-#    Memory moves in sectors that hold eight such numbers, and the 32 threads
-#    of a warp load together. If each thread takes neighbours, the warp's
-#    threads are several numbers apart in any one load, and most of each sector
-#    is not used.
-#    The strided kernel looks worse and is not: in each of its loads,
-#    neighbouring threads read neighbouring numbers. A high use of the memory
-#    shows none of this, because the memory is just as busy with bytes that
-#    nobody asked for.
+#    Memory moves in sectors of eight such numbers, and the 32 threads of a
+#    warp load together. If each thread takes neighbours, the warp's threads
+#    are several numbers apart in any one load, and most of each sector is
+#    unused. The strided kernel looks worse and is better: in each of its
+#    loads, neighbouring threads read neighbouring numbers. Memory utilization
+#    hides all of this, because the memory is just as busy with unused bytes.
 #
-# NVIDIA's rule goes by two numbers, the use of the busiest unit of compute and
-# of the busiest part of the memory, each in percent of its peak. Either above
-# a first threshold names the limiter. Both below a second one mean waiting. In
-# between the higher one counts, if they are far enough apart.
+# NVIDIA's rule uses two numbers, the utilization of the busiest compute unit
+# and of the busiest part of the memory, each in percent of its peak. If either
+# is above a first threshold, it is the limiter. If both are below a second
+# one, the kernel waits. In between the higher one counts, if they are far
+# enough apart.
 
 # %%
-# Evidence: four reports with counters
-# ------------------------------------
-# The author of these kernels published a report of each. The files name no
-# licence, so they are not part of this site: these are *reported* figures, as
+# Evidence: what do four reports with counters show?
+# --------------------------------------------------
+# The author of these kernels published a report of each. The files state no
+# licence, so we cannot include them: these are *reported* figures, as
 # ``nsightkit ncu`` reads them.
 
 added = published.counted(published.ADDITIONS)
 plots.limiter_map(added, title="Four additions on a Tesla T4 (reported)")
 
 # %%
-# Three kernels are memory-bound and lie side by side, but one of the three
-# takes much longer:
+# Three kernels are memory-bound with nearly the same utilization, but one of
+# the three takes much longer:
 
 # fold: How the table is made
 shown = pd.DataFrame(
@@ -82,32 +81,32 @@ plots.table(
 )
 
 # %%
-# With four neighbours for a thread, loads use a quarter of each sector that
-# they touch. The caches save part of the waste. What is left goes through the
+# With four neighbours per thread, loads use a quarter of each sector that they
+# touch. The caches absorb part of the waste, and the rest goes through the
 # memory. With eight neighbours, an eighth is used, and so many requests queue
 # up that the memory's percentage *falls*: the rule now says that the kernel
-# waits. So the rule is the first question and not the last. Bytes used of each
-# sector, in the next table of the same report, name the fault.
+# waits. So the rule is the first question, and bytes used per sector, from the
+# next table of the same report, name the fault.
 
 # %%
-# Evidence: a report without counters
-# -----------------------------------
-# Here are twelve launches on an A10G: ten kernels of somebody's ladder for one
-# FP32 product, from a naive one to tiles of warps, and cuBLAS twice.
+# Evidence: and a report without counters?
+# ----------------------------------------
+# Here are twelve launches on an A10G: ten kernels of a published ladder for
+# one fp32 matmul, from a naive kernel to warp tiles, and cuBLAS twice.
 
 ladder = case("ncu-esmm", "sgemm")
 judged = counters.summary(ladder.report)
 ladder
 
 # %%
-# The two numbers of the rule were not collected, so there is no answer, and
-# none is guessed from a kernel's name:
+# The rule's two numbers were not collected, so nsightkit gives no answer. It
+# does not guess one from a kernel's name:
 
 # fold: How the text is printed
 import textwrap
 
-for found, count in judged["classification"].value_counts().items():
-    print(f"{count} of {len(judged)}: {found}")
+for limiter, count in judged["classification"].value_counts().items():
+    print(f"{count} of {len(judged)}: {limiter}")
 for text in judged["evidence"].iloc[0] + judged["next_steps"].iloc[0]:
     print(textwrap.fill(text, break_on_hyphens=False))
 
@@ -130,19 +129,19 @@ per_sm = launches["grid_blocks"] / launches["sm_count"]
 launches["blocks per SM"] = per_sm
 columns = ["share of cuBLAS's speed", "share of warp slots", "blocks per SM"]
 plots.panels(
-    launches, columns, title="One product, eleven kernels (case file)"
+    launches, columns, title="One matmul, eleven kernels (case file)"
 )
 
 # %%
-# *Occupancy is a means.* The fastest kernels have room for half as many warps
-# as the slowest, because each thread keeps a larger tile in registers.
+# *Occupancy is a means.* The fastest kernels have room for half the warps of
+# the slowest, because each thread keeps a larger tile in registers.
 #
 # *The grid is too small.* From ``two_blocktiling`` on, the ladder's kernels
-# have fewer blocks than the card has multiprocessors, so some of those have
-# nothing to do.
+# have fewer blocks than the card has multiprocessors, so some multiprocessors
+# are idle.
 #
-# Would the counters have said the same? Half a year before, the same author
-# published a report of four of these kernels that has them:
+# Would the counters have agreed? Half a year earlier, the same author
+# published a report of four of these kernels with counters:
 
 # fold: How the table is made
 climbed = published.counted(published.PRODUCTS)
@@ -160,15 +159,15 @@ whole = dict.fromkeys(["time (µs)", "compute (%)", "memory (%)"], "{:.0f}")
 plots.table(shown, whole | {"waves": "{:.1f}"})
 
 # %%
-# They would: the three kernels with less than a wave of blocks wait. Each rung
-# is faster than the one before, and yet the first has by far the highest
-# percentages. A percentage says how busy a unit was, and not whether its work
+# They agree: the three kernels with less than a wave of blocks wait. Each rung
+# is faster than the one before it, yet the first has by far the highest
+# percentages. A percentage shows how busy a unit was, whether or not its work
 # was needed.
 
 # %%
-# A drill with a known answer
-# ---------------------------
-# No real report here covers all limiters. So here are six kernels with
+# Can we trust the rule? A drill with known answers
+# -------------------------------------------------
+# No real report here covers all limiters, so we made six kernels with
 # synthetic counters. They never ran on a GPU: we chose how much of an imagined
 # card each one uses. The rule must find the limiters that we chose:
 
@@ -183,9 +182,9 @@ print(f"classified correctly: {right} of {len(answers)}")
 plots.limiter_map(answers, title="Six kernels, six limiters (synthetic)")
 
 # %%
-# The two additions are as close as the real ones above. The two products are
-# both limited by arithmetic, and only one does it on tensor cores. What their
-# warps wait for tells them apart:
+# The two additions are as close together as the real ones above. The two
+# matmuls are both compute-bound, but only one uses tensor cores. Their warps
+# wait for different things:
 
 # fold: How the figure is made
 plots.share_bars(
@@ -194,12 +193,13 @@ plots.share_bars(
 )
 
 # %%
-# ``long_scoreboard`` is memory, ``gmma`` the result of a tensor core,
-# ``math_pipe_throttle`` a busy pipe. ``not_selected`` warps could run, but
-# another did; ``selected`` is the one cycle in which a warp issues.
+# ``long_scoreboard`` is a wait for L1TEX memory operations (global, local or
+# texture), ``gmma`` for the result of a tensor core, ``math_pipe_throttle``
+# for a busy pipe. A ``not_selected`` warp could have run, but the scheduler
+# picked another; ``selected`` is the one cycle in which a warp issues.
 #
-# One check is worth making on any report before you believe it: the cycles
-# between two instructions of a warp are the scheduler's active warps over its
+# Make one check on any report before you believe it: the cycles between two
+# instructions of a warp equal the scheduler's active warps divided by its
 # issue rate.
 
 # fold: The check, on these six
@@ -216,7 +216,7 @@ plots.table(shown.rename(columns=named))
 # Change one thing: which thread adds which number
 # ------------------------------------------------
 # Two of the additions have the same grid and the same blocks, and a thread
-# adds four numbers in both. What differs is which four:
+# adds four numbers in both. They differ in which four:
 #
 # .. code-block:: diff
 #
@@ -228,36 +228,40 @@ rows = added.set_index("name")
 before, after = rows.loc["4, adjacent"], rows.loc["4, strided"]
 times = before.time_us, after.time_us
 print("{:.1f} µs, then {:.1f} µs".format(*times))
-print(f"{times[0] / times[1]:.2f} times as fast")
-print(f"{before.dram_mb / after.dram_mb:.2f} times as many bytes before")
+print(f"{times[0] / times[1]:.2f}x faster")
+print(f"bytes moved: {before.dram_mb:.1f} MB, then {after.dram_mb:.1f} MB")
 print(f"memory: {before.memory_pct:.0f} % busy, then {after.memory_pct:.0f} %")
 
 # %%
-# The time falls as the bytes do, and the memory is as busy as before. That is
-# what a repaired memory-bound kernel looks like: the same limiter, with less
-# to move.
+# The time falls with the bytes, and the memory stays as busy as before. A
+# repaired memory-bound kernel looks like this: the same limiter, with fewer
+# bytes to move.
 
 # %%
 # Verdict
 # -------
-# Two numbers name the limiter, and the counters below them say what to do
-# about it. Without the two numbers there is no answer, but launch sizes are in
-# every report, and here they pointed where the counters did.
+# Two numbers name the limiter, and the counters below them suggest the fix.
+# Without the two numbers there is no answer, but launch sizes are in every
+# report, and here they pointed to the same cause as the counters. Before you
+# open Nsight Compute, make sure that a single kernel is the problem: in the
+# guide's worked example, :doc:`02_starved_input_pipeline`, it was not. The
+# chapter :doc:`/guide/inside_one_kernel` explains the counters one by one.
 
 # %%
 # Limits
 # ------
 # * Every real figure here is of one launch. Those on the T4 and the four with
 #   counters on the A10G were read once, from reports that are not kept here.
-# * The four launches with counters and the twelve without are of two versions
-#   of one program: compare their shapes, not their times.
-# * The synthetic counters obey the rules that real ones do, and no more. They
-#   show how to read a report, not what a card does.
-# * *Permission.* The counters are closed to ordinary users unless an
-#   administrator opens them; Nsight Compute then says ``ERR_NVGPUCTRPERM``.
-#   ``nsightkit doctor`` looks before.
-# * *Replay.* Each launch runs many times, with its memory put back and the
-#   caches emptied. Times under Nsight Compute are not those of the program.
+# * The four launches with counters and the twelve without are from two
+#   versions of one program: compare their shapes, not their times.
+# * The synthetic counters obey the same identities as real ones. They teach
+#   how to read a report, not how a card behaves.
+# * *Permission.* Ordinary users cannot read the counters unless an
+#   administrator allows it; otherwise Nsight Compute reports
+#   ``ERR_NVGPUCTRPERM``. ``nsightkit doctor`` checks this in advance.
+# * *Replay.* Each launch runs many times, with its memory restored and the
+#   caches flushed. Times under Nsight Compute differ from those of the
+#   program.
 # * *Clocks.* By default Nsight Compute locks them to base. ``nsightkit capture
 #   ncu`` leaves them alone.
 
@@ -301,8 +305,8 @@ plots.table(
 )
 
 # %%
-# A report needs ``ncu`` or NVIDIA's ``ncu-report`` to be read; a table of one
-# needs neither:
+# Reading a ``.ncu-rep`` requires ``ncu`` or NVIDIA's ``ncu-report``; a CSV of
+# its counters requires neither:
 
 # fold: The two reports, as files
 import tempfile
@@ -333,23 +337,23 @@ downloads = {
 #       registers from the tiles that made these kernels fast. Look at the grid
 #       first.
 #
-# 2. If every multiprocessor got its share of ``warptiling``'s blocks, how much
-#    faster could it get at most, and would it then beat cuBLAS?
+# 2. If every multiprocessor had an equal share of ``warptiling``'s blocks, how
+#    much faster could it get at most, and would it then beat cuBLAS?
 #
 #    .. dropdown:: Answer
 #
-#       :measured:`19_which_limiter.fill:.2f` times, the multiprocessors over
-#       the blocks. It would need :measured:`19_which_limiter.behind:.2f`, so
-#       no: the grid explains most of the distance, and not all of it.
+#       :measured:`19_which_limiter.fill:.2f`\ x faster, the multiprocessors
+#       over the blocks. It would need :measured:`19_which_limiter.behind:.2f`\
+#       x, so no: the grid explains most of the distance.
 #
 # 3. In the synthetic report, why does the softmax wait, and what would you
 #    change? Ask ``nsightkit ncu --within softmax``.
 #
 #    .. dropdown:: Answer
 #
-#       It has a block for each of its few rows, so most multiprocessors get
-#       no work. With many rows of as many numbers together, the memory goes
-#       from :measured:`19_which_limiter.few:.0f` to
+#       It has one block for each of its few rows, so most multiprocessors get
+#       no work. With many rows and the same total size, the memory goes from
+#       :measured:`19_which_limiter.few:.0f` to
 #       :measured:`19_which_limiter.many:.0f` percent of its peak, and the
 #       limiter from :measured:`19_which_limiter.few_is` to
 #       :measured:`19_which_limiter.many_is`. (The report with many rows is
@@ -366,7 +370,7 @@ many_rows = filled.set_index("name").loc["softmax"]
 # -------------
 # .. own-run::
 #
-# The six kernels of the drill, one after the other, are a step. In a second
+# One step runs the six kernels of the drill, one after the other. In a second
 # run the softmax has many rows. On a GPU, both runs are repeated under Nsight
 # Compute.
 #
@@ -407,12 +411,12 @@ many_run = measure(
 few_run
 
 # %%
-# The second run, with rows for every multiprocessor:
+# The second run, with enough rows for every multiprocessor:
 
 many_run
 
 # %%
-# The ceilings that the kernels are held against, measured on the same GPU:
+# The ceilings for the comparison, measured on the same GPU:
 
 
 def product(part, precision, warmup):
@@ -493,7 +497,7 @@ shown = shown.rename_axis("name").reset_index()
 plots.table(shown) if few_run and many_run else None
 
 # %%
-# What the two runs say:
+# The answer from the two runs:
 
 # fold: How the answer is put together
 said = ""
@@ -504,8 +508,8 @@ if few_run and many_run:
     slower = few_ns["strided"] / few_ns["add"]
     softmax_ratio = few_ns["softmax"] / took.loc["softmax", "many rows"]
     said = (
-        f"adding numbers from sectors of their own takes {slower:.1f}x as "
-        f"long (by the bytes: {wasted:.1f}x), and the softmax over few rows "
+        f"adding one number from each sector takes {slower:.1f}x as long "
+        f"(bytes predict {wasted:.1f}x), and the softmax over few rows "
         f"{softmax_ratio:.1f}x as long as over many."
     )
     if len(was) and len(now):
@@ -521,7 +525,7 @@ if few_run and many_run:
             f"{then.get('softmax', 'unknown')}."
         )
     else:
-        said += " There were no counters, so the rule gives no limiter."
+        said += " Counters were not available, so the rule gives no limiter."
 tiles = launches.loc["warptiling"]
 registers = judged["occupancy_limiter"].astype(str).str.contains("registers")
 findings = headline(
@@ -532,13 +536,13 @@ findings = headline(
         f"the best of twelve launches on an A10G (case file), apart from "
         f"cuBLAS, starts {tiles['grid_blocks']:.0f} blocks on "
         f"{tiles['sm_count']:.0f} multiprocessors and reaches "
-        f"{tiles[columns[0]]:.0%} of cuBLAS's speed: launch sizes say that "
-        f"much without counters. With counters, two kernels that add the same "
+        f"{tiles[columns[0]]:.0%} of cuBLAS's speed; launch sizes show that "
+        f"without counters. Counters show more: two kernels that add the same "
         f"numbers on a T4 (reported) keep the memory "
         f"{before['memory_pct']:.0f}% and {after['memory_pct']:.0f}% busy, "
-        f"and the first takes {before['time_us'] / after['time_us']:.2f} "
-        f"times as long, because it uses {before['used']:.0f} of the 32 bytes "
-        f"in each sector."
+        f"and the first takes {before['time_us'] / after['time_us']:.2f}x as "
+        f"long, because it uses {before['used']:.0f} of the 32 bytes in each "
+        "sector."
     ),
     badge=ladder.label,
     by_registers=int(registers.sum()),

@@ -2,8 +2,8 @@
 Did my change help, and what else did it change?
 ================================================
 
-Two captures never agree. Which of their differences are the change, and which
-would show between two runs of the same program?
+Two captures never agree exactly. Which of their differences come from the
+change, and which would appear between two runs of the same program?
 
 .. in-short::
 """
@@ -11,8 +11,9 @@ would show between two runs of the same program?
 # %%
 # The symptom: two pairs of traces
 # --------------------------------
-# Both were published as *before* and *after* a change. The first is ResNet-50
-# on one GPU, with a data loader that got workers:
+# Both pairs were published as *before* and *after* a change. The first is the
+# worked example of the guide, ResNet-50 on one GPU, whose data loader got
+# workers (:doc:`02_starved_input_pipeline`):
 
 # record: 60 s
 # sphinx_gallery_thumbnail_number = 1
@@ -33,29 +34,29 @@ second[0]
 # Predict: how many steps are enough?
 # -----------------------------------
 # Suppose that every step after a change is faster than every step before it.
-# If the change did nothing, chance alone would order the steps like that now
-# and then. How many steps a side make that less likely than one in twenty?
+# Even if the change did nothing, chance would sometimes order the steps like
+# that. How many steps per side make that less likely than one in twenty?
 #
 # .. dropdown:: Answer
 #
-#    :measured:`20_one_change_at_a_time.enough` a side, if the two sides do not
-#    overlap at all: of all the ways to say which steps are *before*, two put
-#    them apart like that. Steps that overlap need more.
+#    :measured:`20_one_change_at_a_time.enough` per side, if the two sides do
+#    not overlap: of all ways to pick which steps are *before*, two separate
+#    them like that. Steps that overlap need more.
 #
 # And of a hundred kernels, ranges and causes that did *not* change, how many
 # will a test that errs once in twenty call changed?
 #
 # .. dropdown:: Answer
 #
-#    About five. So the time of a step, the one question asked beforehand, is
-#    answered first, and ``diff`` lists a row as a change only if it also
-#    changed by a hundredth of a step.
+#    About five. So ``diff`` first answers the one question that was asked
+#    beforehand, the time of a step, and lists another row as changed only if
+#    it also changed by a hundredth of a step.
 
 # %%
-# Evidence: a pair that shows something
-# -------------------------------------
-# ``diff`` takes two traces. It gives the change of each row with an interval,
-# and calls it *changed*, *within noise* or *inconclusive*:
+# Evidence: what does the first pair show?
+# ----------------------------------------
+# ``diff`` compares two traces. It gives the change of each row with an
+# interval and calls it *changed*, *within noise* or *inconclusive*:
 
 # fold: How the figure is drawn
 import pandas as pd
@@ -85,15 +86,15 @@ title = "A data loader with four workers (V100, case file)"
 figures.change_intervals(changed(of_first), title=title, top=9)
 
 # %%
-# Idle time and the loader's range fell far beyond the noise; the GPU's own
-# work changed by next to nothing. The program must have done the same work for
-# that to mean anything, and ``diff`` checks it:
+# Idle time and the loader's range fell far beyond the noise, and the GPU's own
+# work barely changed. That comparison is valid only if the program did the
+# same work on both sides, which ``diff`` checks:
 
 import textwrap
 
 
 def show(summary):
-    """Print what ``nsightkit diff`` says first."""
+    """Print the first lines of ``nsightkit diff``."""
     moved = summary["bottleneck"]["text"]
     for text in (summary["headline"], moved, *summary["warnings"]):
         print(textwrap.fill(text, 76, initial_indent="- "))
@@ -102,13 +103,13 @@ def show(summary):
 show(of_first.summary())
 
 # %%
-# One of these lines is the page's lesson. A library chose other convolution
-# kernels in the second run. Their time came out the same here; it need not
-# have, and nobody had changed them.
+# One of these lines is the lesson of this page. A library chose other
+# convolution kernels in the second run. Their time came out the same here, but
+# it could have differed, and the code change had nothing to do with it.
 
 # %%
-# Evidence: a pair that shows nothing
-# -----------------------------------
+# Evidence: and the second pair?
+# ------------------------------
 
 of_second = diff.compare(*(run.trace for run in second)).summary()
 show(of_second)
@@ -116,14 +117,14 @@ show(of_second)
 # %%
 # Kernels took :measured:`20_one_change_at_a_time.kernels_less:.0%` less time
 # *after*, and attention :measured:`20_one_change_at_a_time.attention_less:.0%`
-# less. It would make a fine headline, and it would be wrong: the second
-# capture holds fewer launches. Both are windows of about the same length, cut
-# out of a job without marks for its steps.
+# less. That would make a fine headline, and it would be wrong: the second
+# capture has fewer launches. Both are windows of about the same length, cut
+# out of a job without step ranges, so we cannot compare step with step.
 
 # %%
-# Change one thing: capture steps, in turns
-# -----------------------------------------
-# What the second pair lacks costs a line in the program:
+# Change one thing: capture steps, alternately
+# --------------------------------------------
+# One line in the program adds what the second pair lacks:
 #
 # .. code-block:: diff
 #
@@ -131,9 +132,9 @@ show(of_second)
 #    +    with nvtx.annotate("step"):
 #             train(batch)
 #
-# Then one change and no other, and captures in turns: before, after, before,
-# after. A machine that grows warm or busy does not look like the change then,
-# and the two captures of *one* program show what no change looks like:
+# Then make a single change, and capture alternately: before, after, before,
+# after. A machine that gets warm or busy then affects both sides, and the two
+# captures of *one* program show the size of run-to-run differences:
 #
 # .. code-block:: console
 #
@@ -143,21 +144,20 @@ show(of_second)
 # %%
 # Verdict
 # -------
-# The first pair shows what the change did, to the step and to the bottleneck.
-# It does not show what two runs of the same program differ by: each side was
-# captured once. The second pair shows nothing about its change.
+# The first pair shows the effect of the change, on the step and on the
+# bottleneck. Each side was captured once, so it cannot show how much two runs
+# of the same program differ. The second pair shows nothing about its change.
 
 # %%
 # Limits
 # ------
-# * Two captures a side say little about how runs differ, so the rule leans on
-#   what is usual, and misses small effects. A small change needs more
-#   captures, not more steps.
-# * A profiler slows the CPU down. Where the CPU sets the pace, measure the
-#   step without a profiler, and use the profile to say where the difference
-#   comes from.
-# * What a change does to the loss, to memory and at other sizes is not part of
-#   the comparison. ``diff`` takes two memory snapshots as well.
+# * Two captures per side tell us little about run-to-run differences, so the
+#   rule relies on typical values and misses small effects. A small change
+#   needs more captures, not more steps.
+# * A profiler slows down the CPU. Where the CPU sets the pace, measure the
+#   step without a profiler, and use the profile to locate the difference.
+# * The comparison ignores the loss, memory and other sizes. ``diff`` also
+#   compares two memory snapshots.
 
 # %%
 # Run it yourself
@@ -170,7 +170,7 @@ show(of_second)
 #    $ cd nsightkit-demo
 #    $ nsightkit diff workers-0.parquet workers-4.parquet
 #
-# This page, which measures with a GPU and else runs small on the CPU:
+# To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -189,12 +189,12 @@ downloads = {
 #
 #    .. dropdown:: Answer
 #
-#       The signs change, and *faster* becomes *slower*. The share does not
-#       simply change its sign: a step that got a half shorter gets twice as
-#       long on the way back. The warnings stay.
+#       The signs change, and *faster* becomes *slower*. The percentage also
+#       changes: a step that takes half the time takes twice as long on the way
+#       back. The warnings stay.
 #
-# 2. Of the second pair, is it true that attention got faster? Divide its time
-#    by its launches on each side.
+# 2. In the second pair, did attention really get faster? Divide its time by
+#    its launches on each side.
 #
 #    .. dropdown:: Answer
 #
@@ -208,8 +208,8 @@ downloads = {
 #
 #    .. dropdown:: Answer
 #
-#       A second capture of the *unchanged* program. If that differs by as
-#       much, there is nothing to explain yet.
+#       A second capture of the *unchanged* program. If that differs by the
+#       same amount, there is nothing to explain yet.
 
 # fold: The numbers of the second answer
 rows = pd.DataFrame(of_second["kernels"])
@@ -232,8 +232,8 @@ less = {
 # -------------
 # .. own-run::
 #
-# A training step that reads its batches itself, then the same with worker
-# processes, each captured twice and in turns.
+# A training step that reads its batches itself, then the same step with worker
+# processes, each captured twice and alternately.
 
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import training
@@ -265,14 +265,14 @@ runs |= {"again": again, "after again": after_again}
 before
 
 # %%
-# Step times without a profiler, and what two captures of the unchanged program
-# differ by.
+# Step times without a profiler, and the difference between two captures of the
+# unchanged program.
 
 # fold: How the figures are drawn
 if all(runs.values()):
     plots.step_times(
         {name: each.values("step_ns") for name, each in runs.items()},
-        title=f"In turns ({after.mode})",
+        title=f"Alternating captures ({after.mode})",
     )
     same = diff.compare(before.trace, again.trace)
     found = diff.compare(
@@ -286,9 +286,9 @@ if all(runs.values()):
 after
 
 # %%
-# A pair whose truth is known: the traces are synthetic, and never ran on a
-# GPU. The idle time of each cause, as it is by construction and as ``diff``
-# found it:
+# A pair whose truth we know: the traces are synthetic and never ran on a GPU.
+# We compare the idle time of each cause, as constructed, with the time that
+# ``diff`` reports:
 
 # fold: How they are made
 from _lib import synthetic
@@ -306,7 +306,7 @@ for side, truth in truths.items():
 plots.table(causes, dict.fromkeys(causes.columns[1:], "{:,.1f}"))
 
 # %%
-# What the runs say:
+# The answer from the runs:
 
 # fold: How the answer is put together
 from math import comb
@@ -336,7 +336,7 @@ if all(runs.values()):
     said = (
         f"two captures of one program {AGREED[same.summary()['outcome']]} "
         f"({apart:+.1%} without a profiler); {OUTCOME[summary['outcome']]} "
-        f"({wall['change']:+.1%}; predicted by replay: {by_replay}). "
+        f"({wall['change']:+.1%}; the replay predicted {by_replay}). "
         f"{moved.sum()} of {len(moved)} kernels changed by more than noise. "
         f"{summary['bottleneck']['text']}"
     )
@@ -347,9 +347,9 @@ findings = headline(
     *runs.values(),
     otherwise=(
         f"of two published pairs, one shows its change: a step of ResNet-50 "
-        f"takes {-step['change']:.0%} less time, more than its steps differ "
-        f"among themselves, and the bottleneck moved. The other compares "
-        f"different amounts of work, and shows nothing."
+        f"takes {-step['change']:.0%} less time, beyond the noise, and the "
+        f"bottleneck moved. The other pair compares different amounts of "
+        f"work and shows nothing."
     ),
     badge=first[0].label,
     enough=enough,

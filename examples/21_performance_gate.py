@@ -2,8 +2,9 @@
 Can a CI job tell a slowdown from noise?
 ========================================
 
-A job measures a program and compares it with yesterday's figure. It fails
-although nothing has changed, or lets a slowdown pass. Which rule does better?
+A job measures a program and compares it with yesterday's number. It fails
+although the program did not change, or lets a slowdown pass. Which rule does
+better?
 
 .. in-short::
 """
@@ -11,28 +12,28 @@ although nothing has changed, or lets a slowdown pass. Which rule does better?
 # %%
 # The symptom
 # -----------
-# The rule that most jobs begin with:
+# Most jobs start with this rule:
 #
 # .. code-block:: python
 #
 #    if mean(steps_now) > 1.05 * mean(steps_yesterday):
 #        sys.exit("slower")
 #
-# The steps of a run can be many, and their mean is then known well. But a run
-# as a whole is one draw: of a clock, of a placement in memory, of what else
-# the machine does. More steps do not help against that.
+# With many steps per run, the mean of a run is well known. But the run as a
+# whole is a single draw: of a clock, of a memory placement, of the machine's
+# other work. More steps do not help against that.
 
 # %%
-# Predict: how often does it fail for nothing?
-# --------------------------------------------
+# Predict: how often is the alarm false?
+# --------------------------------------
 # Let runs of one program differ by a standard deviation of one per cent, two
-# or four. A job compares one run with one other, with a tolerance of five per
-# cent. How many unchanged runs does it fail, and how many of those that are
-# eight per cent slower does it let pass?
+# or four. A job compares one run with another, with a tolerance of five per
+# cent. How many unchanged runs does it fail, and how many runs that are eight
+# per cent slower does it let pass?
 #
 # .. dropdown:: Answer
 #
-#    The difference of two runs varies by the root of two times as much as a
+#    The difference of two runs varies by the root of two times the spread of a
 #    run. From that the two shares follow; with four per cent the rule is
 #    little better than a coin:
 #
@@ -41,7 +42,7 @@ although nothing has changed, or lets a slowdown pass. Which rule does better?
 #
 #       * - runs differ by
 #         - fails though unchanged
-#         - lets a slower one pass
+#         - lets a slower run pass
 #       * - one per cent
 #         - :measured:`21_performance_gate.alarm_1:.1%`
 #         - :measured:`21_performance_gate.missed_1:.1%`
@@ -64,13 +65,13 @@ for percent in (1, 2, 4):
     shares[f"missed_{percent}"] = missed
 
 # %%
-# Evidence: two rules on runs whose noise is known
-# ------------------------------------------------
-# Runs are made up here, with a known spread: two per cent from run to run, and
-# three from step to step. Some are made slower. Each is judged twice: by
+# Evidence: how do two rules do on runs whose noise we know?
+# ----------------------------------------------------------
+# We simulate runs with a known spread, two per cent from run to run and three
+# from step to step, and make some of them slower. We judge each run twice: by
 # the mean of one run against the mean of another, and by the rule of
 # ``nsightkit check`` with several runs in its baseline. That rule fails a run
-# when the tolerance is exceeded *and* noise does not explain it.
+# when it exceeds the tolerance *and* noise does not explain it.
 
 # record: 60 s
 # sphinx_gallery_thumbnail_number = 1
@@ -83,7 +84,7 @@ rng = np.random.default_rng(21)
 
 
 def made(slower=1.0, spread=0.02, steps=30):
-    """Step times of one run, ns: a pace of its own, and noise around it."""
+    """Step times of one run, ns: a pace per run, and noise around it."""
     pace = 1e7 * np.exp(rng.normal(0, spread))
     return slower * pace * np.exp(rng.normal(0, 0.03, steps))
 
@@ -98,8 +99,10 @@ def judged(slower, runs):
 
 
 # %%
-# A good rule has its two curves far apart: next to nothing of what is
-# unchanged fails, and most of what is slower does.
+# A good rule has its two curves far apart: it fails almost no unchanged runs
+# and most slower ones. Each curve is a share of two hundred simulated runs, so
+# it scatters by one or two per cent around the exact value, which for the
+# first rule is in the answer above.
 
 # fold: How the figure is drawn
 import matplotlib.pyplot as plt
@@ -136,26 +139,26 @@ axes.xaxis.set_major_formatter("{x:.0%}")
 axes.yaxis.set_major_formatter("{x:.0%}")
 axes.set(xlim=(0, 0.2), ylim=(0, 1.05), xticks=tolerances[::20])
 axes.set(xlabel="tolerance", ylabel="checks that fail")
-axes.set_title("Made-up runs that differ by two per cent (exact)", loc="left")
+axes.set_title("Runs that differ by two per cent (simulated)", loc="left")
 axes.spines[["top", "right"]].set_visible(False)
 figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
 figure.set_label(
-    f"Share of checks that fail against the tolerance, of made-up runs. At "
+    f"Share of checks that fail against the tolerance, of simulated runs. At "
     f"{TOLERANCE:.0%}, of unchanged runs: one mean {unchanged[0][at]:.1%}, "
     f"the gate {unchanged[1][at]:.1%}; of slower ones: {slowed[0][at]:.0%} "
     f"and {slowed[1][at]:.0%}."
 )
 
 # %%
-# The gate gives up a few of the slow runs, and hardly ever fails an unchanged
-# one. With this much noise no rule can have both: what it cannot decide it
-# reports as *inconclusive*, with the change from which it would see one.
+# The gate misses a few of the slow runs and fails almost no unchanged one.
+# With this much noise no rule can have both. If the gate cannot decide, it
+# reports *inconclusive*, together with the smallest change that it could have
+# seen.
 
 # %%
 # Change one thing: several runs in the baseline
 # ----------------------------------------------
-# Not more steps. Two runs, five, or ten, of which each is a process of its
-# own:
+# We add runs instead of steps: two, five, or ten, each in a new process:
 #
 # .. code-block:: diff
 #
@@ -178,16 +181,17 @@ plots.table(
 )
 
 # %%
-# Each share is of two hundred made-up runs, drawn anew for each row, so it is
-# known to a few per cent only: by that, the rows agree. Two runs already show
-# that runs differ. What more of them cannot change is that there is one new
-# run, and that is a draw as well.
+# Each share comes from two hundred simulated runs, drawn anew for each row, so
+# we know it to a few per cent only. Within that, the rows agree. Two baseline
+# runs already show that runs differ. More of them cannot change that there is
+# a single new run, and that it is a draw as well.
 
 # %%
-# Evidence: a slowdown that was recorded
-# --------------------------------------
-# Here is ResNet-50 with four loader workers as the baseline. Then somebody
-# sets ``num_workers=0``. The job sees one run of six steps:
+# Evidence: does it catch a recorded slowdown?
+# --------------------------------------------
+# We take the guide's worked example, ResNet-50 with four loader workers
+# (:doc:`02_starved_input_pipeline`), as the baseline. Then ``num_workers=0``
+# slips into a commit. The job sees one run of six steps:
 
 from nsightkit.guide import case
 
@@ -205,29 +209,29 @@ plots.table(
 )
 
 # %%
-# The step's time fails. Counts hardly vary between runs, so one run of each is
-# enough for them. Here the number of kernels fell a little, because a library
-# chose other ones; that is within the tolerance.
+# The step's time fails. Counts barely vary between runs, so one run of each is
+# enough for them. The number of kernels fell a little, because a library chose
+# other ones; that is within the tolerance.
 #
-# To see *what* changed, ask ``nsightkit diff``:
+# To find out *what* changed, ask ``nsightkit diff``:
 # :doc:`20_one_change_at_a_time`.
 
 # %%
 # Verdict
 # -------
 # A gate needs several baseline runs, and a third answer: *inconclusive*. With
-# those it can be left to fail a job.
+# those we can trust it to fail a job.
 
 # %%
 # Limits
 # ------
-# * The curves take the runs' spread for normal. Runs made one after the other
-#   do not know what the machine does at another hour, or after an update of
-#   its driver: make a baseline at several times.
-# * A few runs give a rough idea of their spread. The gate draws it towards
-#   what is usual, and so sees less than it might.
-# * On a machine that others use, runs differ by more than the slowdown. A gate
-#   that lets it pass there is not broken.
+# * The curves are simulated and assume normally distributed runs. Runs made
+#   one after the other miss how the machine behaves at another hour, or after
+#   a driver update: make a baseline at several times.
+# * A few runs give a rough idea of their spread. The gate pulls it towards
+#   typical values, and so detects less than it could.
+# * On a shared machine, runs may differ by more than the slowdown. A gate that
+#   lets it pass there is not broken.
 
 # %%
 # Run it yourself
@@ -242,7 +246,7 @@ plots.table(
 #    $ nsightkit check workers-0.parquet --baseline b.json
 #
 # The steps of a job on GitHub Actions; :doc:`the gate's page </gate>` has the
-# whole file and says what it needs:
+# whole file and its requirements:
 #
 # .. literalinclude:: /ci/performance-gate.yml
 #    :language: yaml
@@ -250,8 +254,8 @@ plots.table(
 #    :end-before: # The new baseline is an artifact
 #
 # Exit code 2 is neither a pass nor a failure: the check could not decide. The
-# job then measures once more before it asks a person. This page, which
-# measures with a GPU and else runs small on the CPU:
+# job then measures once more before it asks a person. To run this page's
+# script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
@@ -266,20 +270,21 @@ plots.table(
 #    .. dropdown:: Answer
 #
 #       The step's time is an improvement, and the check passes. Below the
-#       table it lists what informs: time lost between launches grew. Nothing
-#       fails for it, because a step that is faster is not a regression.
+#       table it lists metrics for information: time lost between launches
+#       grew. That does not fail the job, because a faster step is not a
+#       regression.
 #
 # 2. Runs of your program differ by four per cent. You want to notice when it
 #    gets five per cent slower. What do you measure instead?
 #
 #    .. dropdown:: Answer
 #
-#       What hardly varies: kernels a step, bytes copied, peak memory, or the
-#       time on the GPU. Or find what the runs differ by, and hold it still:
-#       clocks, the machine's other work, the data.
+#       A metric that barely varies: kernels per step, bytes copied, peak
+#       memory, or the time on the GPU. Or find the cause of the differences
+#       and hold it fixed: clocks, the machine's other work, the data.
 #
 # 3. A job measures four programs and fails if any of them is slower, each at
-#    one chance in twenty. How often does it fail for nothing?
+#    one chance in twenty. How often is its alarm false?
 #
 #    .. dropdown:: Answer
 #
@@ -293,7 +298,7 @@ plots.table(
 # .. own-run::
 #
 # A training step, measured four times; once more; then with two more layers,
-# which somebody may add without looking at the time.
+# which are easy to add without looking at the time.
 
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import lm
@@ -347,7 +352,7 @@ if all(everything):
 after
 
 # %%
-# What the runs say:
+# The answer from the runs:
 
 # fold: How the answer is put together
 WORDS = {
@@ -378,9 +383,10 @@ findings = headline(
     *everything,
     otherwise=(
         f"where runs differ by two per cent, comparing two means fails "
-        f"{unchanged[0][at]:.0%} of unchanged runs; the gate, which knows how "
-        f"runs differ, fails {unchanged[1][at]:.1%}. On recorded traces it "
-        f"fails a step that takes {worse['ratio'] - 1:.0%} longer."
+        f"{shares['alarm_2']:.1%} of unchanged runs. A gate with several "
+        f"baseline runs failed {unchanged[1][at]:.1%} in a simulation, and on "
+        f"recorded traces it fails a step that takes {worse['ratio'] - 1:.0%} "
+        "longer."
     ),
     badge=good.label,
     any_of_four=1 - 0.95**4,

@@ -3,7 +3,8 @@ One rank is late: which, and why?
 =================================
 
 In data-parallel training all ranks wait for each other in every step. When
-one is late, all traces look alike: long collectives, everywhere but there.
+one is late, the traces of all other ranks look alike: long collectives. How
+do we find the late one?
 
 .. in-short::
 """
@@ -11,12 +12,12 @@ one is late, all traces look alike: long collectives, everywhere but there.
 # %%
 # The symptom
 # -----------
-# One step of a recommendation model on eight GPUs, a trace each. The line
-# that all ranks meet in is one that every training loop has:
+# We have one step of a recommendation model on eight GPUs, one trace per rank.
+# The ranks meet in a line that every training loop has:
 #
 # .. code-block:: python
 #
-#    loss.backward()  # gradients are all-reduced: nobody goes on alone
+#    loss.backward()  # gradients are all-reduced: every rank waits here
 
 # record: 60 s
 # sphinx_gallery_thumbnail_number = 1
@@ -30,35 +31,35 @@ eight[0]
 # %%
 # Predict: what does the late rank look like?
 # -------------------------------------------
-# A collective ends when the last rank has come. Which rank has the *longest*
-# collectives, the one that is late or the ones that are not? And who would a
-# profiler of that rank alone make you suspect?
+# A collective ends when the last rank has arrived. Which rank has the
+# *longest* collectives, the late one or the punctual ones? And what would you
+# suspect from a profile of that rank alone?
 #
 # .. dropdown:: Answer
 #
-#    All but the late one. Who comes last waits for nobody, so its collectives
-#    are the shortest, and its own profile shows nothing but work. The others'
-#    profiles blame the network.
+#    All but the late one. The last rank to arrive never waits, so its
+#    collectives are the shortest, and its profile shows only work. The
+#    profiles of the others blame the network.
 #
-# One rank is always last. Two ranks take a dozen steps, and the same one is
-# last in all of them. How likely is that by chance?
+# One rank is always last. Suppose that in a job of two ranks the same one is
+# last in twelve steps. How likely is that by chance?
 #
 # .. dropdown:: Answer
 #
-#    One in two thousand or so: two ways out of all sequences of twelve. Last
-#    now and then is not a finding. Last nearly always is.
+#    About one in two thousand: two ways out of all sequences of twelve. Being
+#    last now and then is not a finding. Being last nearly always is.
 
 # %%
-# Evidence: eight GPUs
-# --------------------
-# A row is a rank. A bar runs from its arrival at a collective to the end. The
-# rank with the shortest bars is the one that the others wait for:
+# Evidence: who waits for whom on eight GPUs?
+# -------------------------------------------
+# One row per rank. A bar runs from the rank's arrival at a collective to its
+# end. The others wait for the rank with the shortest bars:
 
 job = ranks.survey([run.path for run in eight], workers=0)
 plots.rank_arrivals(job.arrivals, title="One step, eight V100 (case file)")
 
 # %%
-# In order, with the rank that came last:
+# In order, with the last rank of each:
 
 import textwrap
 
@@ -67,11 +68,11 @@ named = ", ".join(f"{kind} (rank {last})" for kind, last in order)
 print(textwrap.fill(named))
 
 # %%
-# Rank 7 comes last to the first five. To the last three another rank does, but
-# rank 7 still comes late. Late against which rank? Against the middle one:
-# *late* is how much later a rank came than the middle rank of the eight,
-# summed over the collectives. *Waited* is how long it stood in them before the
-# last one came:
+# Rank 7 comes last to the first five. For the last three another rank is last,
+# but rank 7 is still late. Late compared with which rank? With the median one:
+# *late* is how much later a rank arrived than the median rank of the eight,
+# summed over the collectives. *Waited* is the time it spent in them before the
+# last rank arrived:
 
 table = job.ranks[["rank"]].copy()
 for name in ("communication", "waited", "late"):
@@ -79,21 +80,22 @@ for name in ("communication", "waited", "late"):
 plots.table(table, dict.fromkeys(table.columns[1:], "{:.2f}"))
 
 # %%
-# Is it chance, and why is it late? A rank is named if chance explains its
-# lateness in less than one job in a hundred:
+# Is it chance, and why is it late? nsightkit names a rank if chance explains
+# its lateness in less than one job in a hundred:
 
 for sentence in job.findings():
     print(textwrap.fill(sentence), end="\n\n")
 
 # %%
-# The cause stays open here: these traces do not show what the rank did before
-# it came. That, too, is an answer, and it says what to record next.
+# The cause stays open here: these traces do not show how the rank spent the
+# time before it arrived. So the answer lists what to record next.
 
 # %%
-# Evidence: a job whose truth is known
-# ------------------------------------
-# These traces are synthetic, and never ran on a GPU. Of six ranks, one has a
-# slower GPU, and another gets its data late, both by as much in every step.
+# Can we trust it? A job whose truth we know
+# ------------------------------------------
+# These traces are synthetic and never ran on a GPU. Of six ranks, one has a
+# slower GPU, and another gets its data late, both by the same amount in every
+# step.
 
 # fold: How the job is made
 import pandas as pd
@@ -118,8 +120,9 @@ for sentence in known.findings()[:2]:
 # Change one thing: the work, or the data?
 # ----------------------------------------
 # Two jobs of two ranks. In one, the second rank's kernels take longer; in the
-# other it gets its batches late. Both are synthetic, and never ran on a GPU.
-# Without the fault, the same job gives the true gain:
+# other it gets its batches late. Both are synthetic and never ran on a GPU. We
+# compare the predicted gain with the true one, from the same job without the
+# fault:
 
 # fold: How the table is worked out
 repaired = ranks.survey(synthetic.ranks({}, count=2))
@@ -140,33 +143,34 @@ for fault in ("slow", "data"):
 plots.table(pd.DataFrame(rows))
 
 # %%
-# Both ranks are equally late, and only one has more to compute. A rank that
+# Both ranks are equally late, but only one has more to compute. A rank that
 # waits for its data gains nothing from less work: find the cause before you
-# balance the load.
+# balance the load. For a late data loader, :doc:`02_starved_input_pipeline` is
+# the next page.
 
 # %%
 # Verdict
 # -------
-# The late rank shows in the others' traces, and by its short collectives in
-# its own. Naming it takes all traces of one job, and saying why takes what the
-# CPU of that rank did.
+# The late rank shows in the other ranks' traces, and by its short collectives
+# in its own. To name it we need the traces of all ranks. To explain it we need
+# the CPU side of that rank. The chapter :doc:`/guide/many_gpus` continues from
+# here.
 
 # %%
 # Limits
 # ------
-# * The eight traces hold one step. It shows who was late, not that it always
-#   is.
-# * The gain says what is lost to waiting, not that the rank can be on time.
-#   Of two late ranks the one that is less late is worth nothing alone.
+# * The eight traces hold one step. They show which rank was late in it, not
+#   that it always is.
+# * The gain is the time lost to waiting. It does not show that the rank can be
+#   on time. Of two late ranks, fixing only the less late one gains nothing.
 # * Where ranks wait for each other in several groups, one late rank makes
-#   others late; ``nsightkit ranks`` says who is held up by whom.
-# * Pipelines send to one rank and receive from another. Whose partner is whose
-#   is not in the trace, and nothing is said about them.
+#   others late; ``nsightkit ranks`` lists which rank delays which.
+# * The trace does not identify send/recv peers, so pipelines are not analysed.
 
 # %%
 # Run it yourself
 # ---------------
-# On ranks of your own, a file each in one folder:
+# On your own job, with one file per rank in a folder:
 #
 # .. code-block:: console
 #
@@ -193,25 +197,25 @@ downloads = {
 #
 #    .. dropdown:: Answer
 #
-#       In that of rank 1: its first all-to-all is by far the longest event of
-#       the step. Nearly all of it is waiting. Rank 7 has the same collective,
-#       and there it is hardly visible.
+#       In rank 1's: its first all-to-all is by far the longest event of the
+#       step, and nearly all of it is waiting. Rank 7 has the same collective,
+#       and there it is barely visible.
 #
-# 2. By the table, how much of rank 1's communication is waiting, and what does
-#    a faster network save?
+# 2. According to the table, how much of rank 1's communication is waiting, and
+#    what would a faster network save?
 #
 #    .. dropdown:: Answer
 #
 #       Almost all of it, :measured:`22_one_rank_is_late.waiting:.0%`. Links
-#       that are twice as fast would halve only the rest.
+#       with twice the bandwidth would halve only the rest.
 #
-# 3. All ranks do the same work, and each step takes a few per cent longer
-#    than on one GPU, with no rank late. Where does the time go?
+# 3. All ranks do the same work, and each step takes a few per cent longer than
+#    on one GPU, with no rank late. Where does the time go?
 #
 #    .. dropdown:: Answer
 #
-#       Times vary, and all wait for the slowest of each step. The more ranks,
-#       the slower the slowest is: with times that vary by two per cent,
+#       Times vary, and all wait for the slowest rank of each step. The more
+#       ranks, the slower the slowest is: with times that vary by two per cent,
 #       512 ranks lose :measured:`22_one_rank_is_late.slowest:.0%` that way.
 
 # %%
@@ -221,8 +225,8 @@ downloads = {
 #
 # Training in two processes on one machine, of which the second gets its
 # batches late; then the same with both on time. Every rank profiles the same
-# steps of itself. The ranks talk through Gloo, or through NCCL where each can
-# have a GPU of its own.
+# steps. The ranks communicate through Gloo, or through NCCL where each can
+# have its own GPU.
 
 from _lib import late_rank
 
@@ -269,14 +273,14 @@ if before and after:
 after
 
 # %%
-# What the runs say:
+# The answer from the runs:
 
 # fold: How the answer is put together
 import numpy as np
 
 
 def named_ranks(own, late):
-    """Say who was named, and whether that is the rank that was late."""
+    """Compare the named ranks with the rank that we made late."""
     named = own.stragglers["rank"].tolist()
     if named == [late]:
         row = own.stragglers.iloc[0]
@@ -289,21 +293,21 @@ def named_ranks(own, late):
         return f"the late rank was named, but so was another ({named})"
     if named:
         return f"the wrong rank was named ({named})"
-    return "nobody was named, though one rank was late"
+    return "no rank was named, though one was late"
 
 
 said = ""
 if before and after:
     saved_ms = (steps_ns[0].median() - steps_ns[1].median()) / 1e6
     bound_ms = own.gain_ns / max(own.ranks["steps"].max(), 1) / 1e6
-    still = "nobody was named any more"
+    still = "no rank was named"
     if len(calmer.stragglers):
         who = calmer.stragglers["rank"].iloc[0]
         still = f"rank {who} was named, though none was made late"
     said = (
         f"{named_ranks(own, late=1)}. Its traces promised at most "
-        f"{bound_ms:.1f} ms of each profiled step; on time it saved "
-        f"{saved_ms:.1f} ms of each step that no profiler watched. "
+        f"{bound_ms:.1f} ms of each profiled step; being on time saved "
+        f"{saved_ms:.1f} ms of each unprofiled step. "
         f"Afterwards {still}."
     )
 late = job.stragglers.iloc[0]
@@ -315,9 +319,9 @@ findings = headline(
     after,
     otherwise=(
         f"of eight GPUs, rank {late['rank']} came late to "
-        f"{late['late_units']} of {late['units']} {late['unit']}s. It has the "
-        f"shortest collectives of all; rank {first['rank']} waited longest, "
-        f"{first['waited_ns'] / 1e6:.1f} ms. Had rank {late['rank']} been in "
+        f"{late['late_units']} of {late['units']} {late['unit']}s and has the "
+        f"shortest ones of all. Rank {first['rank']} waited longest, "
+        f"{first['waited_ns'] / 1e6:.1f} ms. With rank {late['rank']} on "
         f"time, the step would be at most {job.gain_ns / 1e6:.1f} ms shorter."
     ),
     badge=eight[0].label,
