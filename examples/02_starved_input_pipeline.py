@@ -166,6 +166,7 @@ plots.step_times(
 # late, is an upper bound, and the median step stayed below it. The bottleneck
 # then moved, as expected after a successful fix:
 
+
 def waits_of(trace):
     """Share of the span in gaps that wait for data."""
     shares = trace.gaps().set_index("cause")["share_of_span"]

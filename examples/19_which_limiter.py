@@ -128,9 +128,7 @@ launches["share of warp slots"] = fits
 per_sm = launches["grid_blocks"] / launches["sm_count"]
 launches["blocks per SM"] = per_sm
 columns = ["share of cuBLAS's speed", "share of warp slots", "blocks per SM"]
-plots.panels(
-    launches, columns, title="One matmul, eleven kernels (case file)"
-)
+plots.panels(launches, columns, title="One matmul, eleven kernels (case file)")
 
 # %%
 # *Occupancy is a means.* The fastest kernels have room for half the warps of
