@@ -168,7 +168,7 @@ plots.table(at_clock)
 #
 #    $ python examples/15_real_ceilings.py
 
-downloads = {"a product beside cuBLAS, on an H200": trace.trace}
+downloads = {"a matmul beside cuBLAS, on an H200": trace.trace}
 
 # %%
 # Exercises

@@ -319,7 +319,7 @@ if on_gpu:
     plots.roofline(was, roofs_here, "bf16", title=title, top=6)
 
 # %%
-# With fused attention, and one matmul for those that share an input:
+# With fused attention, and merged matmuls:
 
 # fold: How the figure is made
 if on_gpu:

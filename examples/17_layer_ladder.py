@@ -265,9 +265,8 @@ plots.table(
 # Verdict
 # -------
 # Fuse the attention first: no other rung is worth as much. Then compile.
-# Expect nothing from a graph. (All of this comes after the question of the
-# guide's worked example, :doc:`02_starved_input_pipeline`: does the GPU have
-# work at all times?)
+# Expect nothing from a graph. (First make sure that the GPU never runs out of
+# work, as in the guide's worked example, :doc:`02_starved_input_pipeline`.)
 #
 # How fast is fast enough? Per the datasheet the list takes
 # :measured:`17_layer_ladder.list_us:,.0f` µs and the floor

@@ -303,7 +303,7 @@ plots.table(
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import lm
 
-# Two more layers of 24 are 8 % more work: a slowdown that nobody planned.
+# Two more layers of 24 are 8 % more work: an unplanned slowdown.
 sizes = dict(batch=8, context=512, d_model=1024, d_ff=4096, heads=16)
 sizes |= dict(vocabulary=10_000, mode="train", precision="bf16")
 small = dict(batch=4, context=16, d_model=64, d_ff=192, heads=4)
