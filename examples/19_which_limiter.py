@@ -84,8 +84,9 @@ plots.table(
 # With four neighbours per thread, loads use a quarter of each sector that they
 # touch. The caches absorb part of the waste, and the rest goes through the
 # memory. With eight neighbours, an eighth is used, and so many requests queue
-# up that the memory's percentage *falls*: by the rule, the kernel now waits. So the rule is the first question, and bytes used per sector, from the
-# next table of the same report, name the fault.
+# up that the memory's percentage *falls*: by the rule, the kernel now waits.
+# So the rule is the first question. The next table of the same report has the
+# bytes used per sector, which name the fault.
 
 # %%
 # Evidence: and a report without counters?
