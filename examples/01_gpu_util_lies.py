@@ -21,8 +21,9 @@ number count, and what can we learn from a trace that it leaves out?
 # sample period, in which at least one kernel was executing. A kernel of a
 # single thread counts as much as a kernel that fills every multiprocessor.
 #
-# Here are eighty milliseconds of a language model on an A100, published by its
-# authors. The GPU row has no visible gap, so GPU-Util would show full:
+# Here are eighty milliseconds of a language model on an A100, recorded and
+# published by others. The GPU row has no visible gap, so GPU-Util would show
+# full:
 
 # sphinx_gallery_thumbnail_number = 2
 # record: 40 s

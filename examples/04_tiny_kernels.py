@@ -256,9 +256,9 @@ for one in (least, most):
 # Launching was the limit at every batch size. For the largest, little is left
 # to gain because the GPU is nearly always busy. The floor under a pass is its
 # number of kernels times the time from launch to launch, and only fewer
-# kernels lower it. The worked example of the guide ends at the same place:
-# once its loader is fixed, :doc:`02_starved_input_pipeline` is limited by
-# launches.
+# kernels lower it. The worked example of the
+# guide ends in the same place: once its loader is fixed, it is limited by
+# launches (:doc:`02_starved_input_pipeline`).
 
 # %%
 # Limits

@@ -270,7 +270,7 @@ downloads = {
 #
 #       Attention takes :measured:`07_where_a_step_goes.attention:.1%` of the
 #       loop's busy time. Without it the pass would be
-#       :measured:`07_where_a_step_goes.without:.2f`\ x faster.
+#       :measured:`07_where_a_step_goes.without:.2f` times faster.
 #
 # 2. Open the three passes in Perfetto. At which softmax of the first pass does
 #    the CPU start to wait, and how many launched kernels had not finished by

@@ -243,8 +243,8 @@ downloads = {"the model in fp32, case file": model.trace}
 #
 #       Matmuls take :measured:`09_precision.timesformer:.0%` of its kernel
 #       time. If they took no time, the kernels would run
-#       :measured:`09_precision.without:.1f`\ x faster. The rest is softmax and
-#       copies, which fewer passes over memory would shrink.
+#       :measured:`09_precision.without:.1f` times faster. The rest is softmax
+#       and copies, which fewer passes over memory would shrink.
 #
 # 3. Does the model gain from cheaper launches, now and with faster matmuls?
 #

@@ -40,8 +40,8 @@ different things. What can we predict from their sizes, and what needs a GPU?
 #    of layers. FLOPs grow with the layers too, and also with the tokens of a
 #    batch and the square of the width. So depth cancels out, and narrow models
 #    and small batches wait. ``latency_bound`` has a single short sequence, and
-#    launching it takes :measured:`10_ten_configurations.worst:.0f`\ x as long
-#    as its FLOPs.
+#    its launches take :measured:`10_ten_configurations.worst:.0f` times the
+#    time of its FLOPs.
 
 # %%
 # Evidence: what must each step cost?
@@ -320,7 +320,7 @@ downloads = {"TimeSformer with 3,137 tokens on an H100": odd.trace}
 #
 #       ``nsightkit sol`` has the times. It is
 #       :measured:`10_ten_configurations.attention:.0%`, so at most
-#       :measured:`10_ten_configurations.at_most:.1f`\ x faster if fused
+#       :measured:`10_ten_configurations.at_most:.1f` times faster if fused
 #       attention took no time. It takes some, because its matmuls remain.
 #
 # 2. ``deep_sequential`` has layers as wide as ``vocab_bottleneck``, eight

@@ -185,7 +185,7 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 #
 #    .. dropdown:: Answer
 #
-#       :measured:`14_attention_until_it_breaks.cards:.2f`\ x further: the
+#       :measured:`14_attention_until_it_breaks.cards:.2f` times further: the
 #       square root of the ratio of the memories. Where memory grows with the
 #       square, a larger card buys little context.
 #

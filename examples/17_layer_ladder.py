@@ -319,7 +319,7 @@ downloads = {"TimeSformer on an H100": odd.trace}
 #       The four take :measured:`17_layer_ladder.attention_share:.0%` of the
 #       kernel time. Fused attention needs its arithmetic and keeps the scores
 #       out of memory, so at its bound all kernels together are
-#       :measured:`17_layer_ladder.with_sdpa:.1f`\ x faster. No attention
+#       :measured:`17_layer_ladder.with_sdpa:.1f` times faster. No attention
 #       kernel reaches its bound, so expect less.
 #
 # 2. The step of that trace takes much longer than its kernels. Is fused

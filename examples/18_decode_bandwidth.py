@@ -188,9 +188,9 @@ plots.share_bars(kinds, title="Kinds of work, vLLM on an MI300X (case file)")
 # Decoding is limited by bytes. We can put a number on one matmul: the last one
 # of the decode step reaches :measured:`18_decode_bandwidth.head:.0%` of the
 # datasheet's bandwidth. A decoded token costs
-# :measured:`18_decode_bandwidth.cheaper:.0f`\ x as much as a token of the
-# prefill. Eager code is far from both limits, because it waits for its
-# launches, like the guide's worked example after its first fix
+# :measured:`18_decode_bandwidth.cheaper:.0f` times a token of the prefill.
+# Eager code is far from both limits, because it waits for its launches, like
+# the guide's worked example after its first fix
 # (:doc:`02_starved_input_pipeline`).
 
 # %%
@@ -262,8 +262,8 @@ downloads = {
 #
 #       Only the weights shrink; the caches do not. So the gain depends on
 #       their share of the bytes: at most
-#       :measured:`18_decode_bandwidth.narrow_one:.2f`\ x faster for one
-#       sequence, and :measured:`18_decode_bandwidth.narrow_many:.2f`\ x for
+#       :measured:`18_decode_bandwidth.narrow_one:.2f` times faster for one
+#       sequence, and :measured:`18_decode_bandwidth.narrow_many:.2f` times for
 #       32. A prefill is limited by compute: it gains if the matmuls run in
 #       fp8 as well, and nothing if the weights are only stored that way. (The
 #       server above goes further: ``mxfp4`` in its kernels' names means that

@@ -340,7 +340,7 @@ downloads = {
 #
 #    .. dropdown:: Answer
 #
-#       :measured:`19_which_limiter.fill:.2f`\ x faster, the multiprocessors
+#       :measured:`19_which_limiter.fill:.2f` times faster, the multiprocessors
 #       over the blocks. It would need :measured:`19_which_limiter.behind:.2f`\
 #       x, so no: the grid explains most of the distance.
 #
