@@ -259,8 +259,9 @@ plots.table(
 )
 
 # %%
-# Each of the four is faster than every tensor core of the card at its peak.
-# Ask of any such table which yardstick its shares refer to.
+# Each of the four times is shorter than all tensor cores of the card need at
+# their peak, so none of them was measured correctly. Ask of any such table
+# which yardstick its shares refer to.
 #
 # Verdict
 # -------
