@@ -2,8 +2,9 @@
 Why is a bf16 step not sixteen times faster?
 ============================================
 
-Tensor cores multiply bf16 matrices sixteen times faster than ordinary cores
-multiply fp32 ones. A training step gains less. Which part of it gains?
+On an A100, tensor cores multiply bf16 matrices sixteen times faster than
+ordinary cores multiply fp32 ones. A training step gains less. Which part of
+it gains?
 
 .. in-short::
 """
@@ -49,8 +50,8 @@ plots.table(peaks, {"vs. fp32": "{:.0f}x"})
 # -----------------------------------
 # Only matmuls and attention run on tensor cores. If they are a share ``g`` of
 # the time and get ``r`` times faster, Amdahl's law gives the speedup of the
-# step. The rest moves bytes. In bf16 it moves half as many at most, so
-# ``rest`` is two at most:
+# step. The rest moves bytes. bf16 halves them at most, so ``rest`` is two at
+# most:
 
 
 def gain(g, r, rest=1):
