@@ -113,8 +113,8 @@ plots.memory_stacks(
 
 # %%
 # Under autocast weights and AdamW's moments stay fp32, and copies of the
-# weights are added. Only the activations kept for backward shrink, except for
-# some: the residual path and the norms stay fp32
+# weights are added. Only the activations kept for backward shrink, apart
+# from the residual path and the norms, which stay fp32
 # (:doc:`06_what_autocast_casts`).
 
 # %%
