@@ -378,8 +378,8 @@ def test_the_command_answers_as_the_contract_says(tmp_path: Path, capsys: pytest
 def test_figures_of_nothing_and_of_hostile_names() -> None:
     empty = reader.from_object({"segments": [], "device_traces": [[]]})
     plots.memory_timeline(analysis.bands(empty), analysis.timeline(empty)).canvas.draw()
-    plots.memory_bars(analysis.sites(empty)).canvas.draw()
+    plots.bars(analysis.sites(empty)).canvas.draw()
     allocator = Allocator()
     allocator.malloc(5000, frames=[frame("void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$")])
-    plots.memory_bars(analysis.sites(taken(allocator))).canvas.draw()
+    plots.bars(analysis.sites(taken(allocator))).canvas.draw()
     plt.close("all")
