@@ -201,7 +201,8 @@ def _waits_of_segments(setting: _Setting, lines: _Lines) -> Iterator[tuple[Int, 
     yield segments, np.maximum(layout.slot, 0), lines.ready
     # ... behind the one before it in its stream, or what was there before, ...
     released_ns = schedule.operations.released_ns
-    free = np.full(int(layout.stream.max()) + 1, schedule.operations.earliest_ns)
+    # Streams beyond those of operations are of work moved aside; a selection may have fewer than its whole trace.
+    free = np.full(max(int(layout.stream.max()) + 1, len(released_ns)), schedule.operations.earliest_ns)
     free[: len(released_ns)] = released_ns
     opens, after = np.flatnonzero(layout.opens), np.flatnonzero(~layout.opens)
     yield segments[opens], 0 * opens, free[layout.stream[opens]] + lines.lasting[opens]

@@ -178,3 +178,9 @@ def test_one_operation_and_a_selection(tmp_path: Path) -> None:
     assert len(part.recorded.steps_ns) == 4
     assert part.recorded.wall_ns == run.steps[-1][1] - run.steps[-5][1]
     assert part.error < 0.02
+
+
+def test_a_selection_with_fewer_streams_than_its_trace() -> None:
+    whole = nsightkit.load(Path(__file__).parents[3] / "docs" / "cases" / "h100-all-copies" / "two-gpus-1s.parquet")
+    for device in (0, 1):
+        assert read(select(whole, device=device)).error < 0.02
