@@ -21,7 +21,7 @@ without them is useful.
 # record: 180 s
 # sphinx_gallery_thumbnail_number = 1
 import pandas as pd
-from _lib import published
+from _lib import figures, published
 
 from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import counters, sol
@@ -58,7 +58,7 @@ print(f"{needed_mb:.0f} MB, at least {needed_mb / t4.gb_per_s * 1e3:.1f} µs")
 # ``nsightkit ncu`` reads them.
 
 added = published.counted(published.ADDITIONS)
-plots.limiter_map(added, title="Four additions on a Tesla T4 (reported)")
+figures.limiter_map(added, title="Four additions on a Tesla T4 (reported)")
 
 # %%
 # Three kernels are memory-bound with nearly the same utilization, but one of
@@ -177,7 +177,7 @@ answers = six_kernels.counted(example)
 chosen = [truth[name]["bound"] for name in answers["name"]]
 right = (answers["classification"] == chosen).sum()
 print(f"classified correctly: {right} of {len(answers)}")
-plots.limiter_map(answers, title="Six kernels, six limiters (synthetic)")
+figures.limiter_map(answers, title="Six kernels, six limiters (synthetic)")
 
 # %%
 # The two additions are as close together as the real ones above. The two
@@ -479,7 +479,7 @@ for run in (few_run, many_run):
     if notice:
         print(textwrap.fill(f"{run.name}: no counters. {notice}"))
 if len(was):
-    plots.limiter_map(was, title=f"Six kernels, six limiters ({few_run.mode})")
+    figures.limiter_map(was, title=f"Six kernels ({few_run.mode})")
     title = f"What their warps wait for ({few_run.mode})"
     plots.share_bars(six_kernels.waits(few_run.ncu_report, was), title=title)
 plots.table(was[COUNTERS]) if len(was) else None

@@ -99,12 +99,12 @@ for sentence in job.findings():
 
 # fold: How the job is made
 import pandas as pd
-from _lib import synthetic
+from _lib import figures, synthetic
 
 from nsightkit.analysis.ranks import lateness
 
 known = ranks.survey(synthetic.ranks({2: "slow", 4: "data"}, count=6))
-plots.rank_lateness(
+figures.rank_lateness(
     known.arrivals,
     lateness.lateness(known.arrivals),
     title="How late each rank comes (synthetic)",

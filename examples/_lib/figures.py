@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
 from nsightkit.analysis.core.text import short_name
+from nsightkit.analysis.roofline.counters import classify
 from nsightkit.plots import style
 from nsightkit.plots.looks import (
     BLUE,
@@ -27,11 +29,27 @@ from nsightkit.plots.looks import (
     amount,
     duration,
     spoken,
-    tick,
     time_unit,
 )
 
+_DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)))
+#: Colours and dashes of series, which also differ without colour.
+_LINES = tuple(zip(style.SERIES, _DASHES, strict=True))
 _BESIDE: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
+
+
+def _decades(axis: Any, write: Callable[[float], str], low: float, high: float) -> None:
+    """Mark powers of ten on an axis, and 2 and 5 times them where there are few."""
+    marked = (1.0,) if high / low > 100 else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(10, marked))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: write(value))
+
+
+def _time_axis(axes: Any, label: str, first: float, last: float) -> None:
+    """Make the x axis one of times on a logarithmic scale."""
+    axes.set(xscale="log", xlim=(first, last), xlabel=label)
+    _decades(axes.xaxis, duration, first, last)
 
 
 def distributions(samples: Mapping[str, ArrayLike], *, title: str) -> Figure:
@@ -56,13 +74,13 @@ def distributions(samples: Mapping[str, ArrayLike], *, title: str) -> Figure:
     left = min(times[0] for times in series.values()) / 1.5
     right = max(times[-1] for times in series.values()) * 1.5
     sentences = []
-    for (label, times), (colour, dashes) in zip(series.items(), cycle(style.LINES), strict=False):
+    for (label, times), (colour, dashes) in zip(series.items(), cycle(_LINES), strict=False):
         shares = np.arange(1, len(times) + 1) / len(times)
         median = f"median {duration(float(np.median(times)))}"
         look = {"color": colour, "linestyle": dashes, "linewidth": 2, "label": f"{style.plain(label, 40)}, {median}"}
         axes.step([left, *times, right], [0.0, *shares, 1.0], where="post", **look)
         sentences.append((label, f"{median} of {len(times):,}"))
-    style.time_axis(axes, "duration", left, right)
+    _time_axis(axes, "duration", left, right)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set(ylabel="share that is at most so long", ylim=(0, 1.03))
     style.legend(figure, 2)
@@ -87,7 +105,7 @@ def share_curves(
     periods = np.asarray(periods_ns, dtype=float)
     figure, axes = style.new_figure(3.6, title)
     sentences = []
-    for (label, series), (colour, dashes) in zip(shares.items(), cycle(style.LINES), strict=False):
+    for (label, series), (colour, dashes) in zip(shares.items(), cycle(_LINES), strict=False):
         values = np.asarray(series, dtype=float)
         axes.plot(periods, values, color=colour, linestyle=dashes, linewidth=2, label=style.plain(label))
         first = f"{values[0]:.1%} at {duration(periods[0])}"
@@ -99,7 +117,7 @@ def share_curves(
             place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top"}
             axes.annotate(true, (1, levels[label]), (0, -4), color=colour, **place, **_BESIDE)
             sentences.append((f"{label}, level", true))
-    style.time_axis(axes, "length of a window", periods[0], periods[-1])
+    _time_axis(axes, "length of a window", periods[0], periods[-1])
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set(ylabel="reported share", ylim=(0, 1.05))
     style.legend(figure, 2)
@@ -124,7 +142,7 @@ def change_intervals(rows: pd.DataFrame, *, title: str, top: int = 12) -> Figure
     """
     shown = rows.head(top)
     # Names of rows leave the axes too little width for a title of their own.
-    figure, ((axes,),) = style.new_grid(1, 1, 1.5 + 0.34 * max(len(shown), 2), title)
+    figure, (axes,) = style.new_grid(1, 1.5 + 0.34 * max(len(shown), 2), title)
     if shown.empty:
         return style.nothing(figure, axes, title, "nothing to compare")
     delta = shown["delta_ns"].astype(float)
@@ -262,7 +280,7 @@ def memory_curves(
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(yscale="log", ylim=(lowest / 2, 3 * limit_bytes))
     axes.set(xlabel="context (tokens)", ylabel="memory at the peak")
-    style.decades(axes.yaxis, amount, *axes.get_ylim())
+    _decades(axes.yaxis, amount, *axes.get_ylim())
     style.legend(figure, 2)
     return style.described(figure, f"{title}, logarithmic axes: {spoken(sentences)}.")
 
@@ -293,9 +311,9 @@ def sweep(
         ``implementation, precision, direction, largest_context``: the longest context that should fit, a tick on the
         limit.
     """
-    write = tick if value == "median_ns" else amount
+    write = duration if value == "median_ns" else amount
     known = table[table[value].notna()]
-    figure, (grid,) = style.new_grid(1, 2, 4.0, title, sharey=True, sharex=True)
+    figure, grid = style.new_grid(2, 4.0, title, sharey=True, sharex=True)
     if known.empty:
         return style.nothing(figure, grid[0], title, "nothing was measured")
     contexts = sorted(table["context"].unique())
@@ -304,7 +322,7 @@ def sweep(
     words = []
     for axes, direction in zip(grid, ("forward", "backward"), strict=True):
         axes.set_title(direction, loc="left", fontsize=10)
-        for key, (colour, dashes) in zip(keys, cycle(style.LINES), strict=False):
+        for key, (colour, dashes) in zip(keys, cycle(_LINES), strict=False):
             label = ", ".join(key)
             handles[style.plain(label)] = Line2D([], [], color=colour, linestyle=dashes, linewidth=2)
             line = _rows_of(known, key, direction).sort_values("context")
@@ -326,7 +344,7 @@ def sweep(
             axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.2)
             text = f"limit, {amount(limit_bytes)}"
             axes.annotate(text, (0, limit_bytes), (3, 3), xycoords=("axes fraction", "data"), **_BESIDE)
-    style.decades(grid[0].yaxis, write, *grid[0].get_ylim())
+    _decades(grid[0].yaxis, write, *grid[0].get_ylim())
     grid[0].set_ylabel("median of a pass" if value == "median_ns" else "peak of allocated memory")
     if limit_bytes is not None and forecast is not None:
         handles["forecast: the longest that fits"] = Line2D([], [], color=GREY, linewidth=0, marker="|", markersize=12)
@@ -360,3 +378,93 @@ def _sweep_axes(axes: Any, contexts: list[int], lowest: float) -> None:
     axes.tick_params(axis="x", labelsize=8, rotation=45 if len(contexts) > 7 else 0)
     # Right of the lines there is room for the names of the guides.
     axes.set(xlim=(contexts[0] / 1.3, last * 2.3), xlabel="context length S")
+
+
+#: Of the regions of NVIDIA's rule: where their name stands (memory, compute), and their colour.
+_REGIONS = {
+    "latency-bound": ((27, 35), GREY),
+    "compute-bound": ((27, 72), BLUE),
+    "memory-bound": ((80, 35), VERMILION),
+    "balanced": ((70, 69), PURPLE),
+}
+
+
+def limiter_map(table: pd.DataFrame, *, title: str) -> Figure:
+    """Draw kernels over the throughput of memory and of compute, on the regions of NVIDIA's rule.
+
+    Parameters
+    ----------
+    table : DataFrame
+        ``kernel``, ``sm_pct``, ``memory_pct`` and ``classification``, as from
+        :func:`nsightkit.analysis.roofline.counters.summary`. ``name``, where there is one, stands in the legend
+        instead of ``kernel``. Rows whose throughputs were not measured are left out.
+    title : str
+    """
+    shown = table.dropna(subset=["sm_pct", "memory_pct"])
+    figure, axes = style.new_figure(5.2, title)
+    figure.set_figwidth(6.4)
+    if shown.empty:
+        return style.nothing(figure, axes, title, "no kernels with both throughputs")
+    _draw_regions(axes)
+    names = shown["name"] if "name" in shown else shown["kernel"]
+    words = []
+    looks = zip(cycle(style.SERIES), cycle("osD^vPX*<>hd"), strict=False)
+    for name, row, (colour, marker) in zip(names, shown.itertuples(), looks, strict=False):
+        # The frame keeps apart what lies on one spot, and a point from a region of its colour.
+        look = {"color": colour, "markersize": 9, "markeredgecolor": "white", "clip_on": False, "linestyle": "none"}
+        label = f"{style.plain(name, 44)}: {row.classification}"
+        axes.plot([row.memory_pct], [row.sm_pct], marker=marker, label=label, **look)
+        place = f"at {row.sm_pct:.0f} % of compute and {row.memory_pct:.0f} % of memory"
+        words.append((name, f"({row.classification}) {place}"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set(ticks=range(0, 101, 20), major_formatter=PercentFormatter())
+    axes.set(xlim=(0, 100), ylim=(0, 100), xlabel="memory throughput, the busiest of L1, L2 and DRAM")
+    axes.set_ylabel("compute throughput, the busiest unit of the SMs")
+    style.legend(figure, 1 if len(shown) < 4 else 2)
+    return style.described(figure, f"{title}, points on the regions of NVIDIA's rule: {spoken(words, most=12)}.")
+
+
+def _draw_regions(axes: Any) -> None:
+    """Tint each place by the rule itself, point by point: the picture cannot differ from the classes."""
+    order = list(_REGIONS)
+    grid = np.zeros((100, 100), int)
+    for compute, memory in np.ndindex(grid.shape):
+        grid[compute, memory] = order.index(classify(compute + 0.5, memory + 0.5))
+    tints = ListedColormap([to_rgba(colour, 0.22) for _, colour in _REGIONS.values()])
+    axes.imshow(grid, cmap=tints, vmin=0, vmax=len(order) - 1, extent=(0, 100, 0, 100), origin="lower")
+    for region, (place, _) in _REGIONS.items():
+        axes.text(*place, region, ha="center", va="center", fontsize=9, style="italic", zorder=1.5)  # below points
+
+
+def rank_lateness(arrivals: pd.DataFrame, late_ns: pd.Series, *, title: str) -> Figure:
+    """Draw how late each rank was in each step, one dot a step, and the median.
+
+    Parameters
+    ----------
+    arrivals : DataFrame
+        Of :class:`nsightkit.analysis.ranks.job.Job`.
+    late_ns : Series of float
+        :func:`nsightkit.analysis.ranks.lateness.lateness` of them.
+    title : str
+    """
+    known = arrivals.assign(late=late_ns)[late_ns.notna()]
+    ranks = sorted(known["rank"].unique())
+    figure, axes = style.new_figure(1.5 + 0.28 * len(ranks), title)
+    if not ranks:
+        return style.nothing(figure, axes, title, "no collectives that ranks wait in")
+    late = known.groupby(["rank", "step"])["late"].sum()
+    size, unit = time_unit(late.max())
+    pairs = []
+    for row, rank in enumerate(ranks):
+        values = late[rank].to_numpy() / size
+        median = np.median(values)
+        # Dots of one row, side by side where they would hide each other.
+        shift = 0.22 * np.sin(2.4 * np.arange(len(values)))
+        axes.scatter(values, row + shift, s=14, color=BLUE, alpha=0.7, linewidths=0, label="a step")
+        axes.plot([median] * 2, [row - 0.36, row + 0.36], color=VERMILION, linewidth=2.2, label="median")
+        pairs.append((f"rank {rank}", duration(median * size)))
+    style.name_rows(axes, [f"rank {rank}" for rank in ranks])
+    axes.set(ylim=(len(ranks) - 0.5, -0.5), xlabel=f"later than the middle rank, in a step ({unit})")
+    axes.grid(axis="y", color=DARK_GREY, alpha=0.15)
+    style.legend(figure, 2)
+    return style.described(figure, f"{title}, dots, one a step; medians: {spoken(pairs)}.")

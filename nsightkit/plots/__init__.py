@@ -12,11 +12,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsightkit.plots._bars import bars, before_after, panels, share_bars
+    from nsightkit.plots._bars import bars, before_after, panels
     from nsightkit.plots._curves import step_times
-    from nsightkit.plots._memory import memory_stacks, memory_timeline
-    from nsightkit.plots._ranks import rank_arrivals, rank_lateness
-    from nsightkit.plots._roofline import limiter_map, roofline
+    from nsightkit.plots._memory import memory_timeline
+    from nsightkit.plots._ranks import rank_arrivals
+    from nsightkit.plots._roofline import roofline
+    from nsightkit.plots._stacks import memory_stacks, share_bars
     from nsightkit.plots._tables import table
     from nsightkit.plots._timeline import interactive_timeline, timeline
     from nsightkit.plots.packing import InteractiveTimeline
@@ -26,12 +27,10 @@ __all__ = [
     "bars",
     "before_after",
     "interactive_timeline",
-    "limiter_map",
     "memory_stacks",
     "memory_timeline",
     "panels",
     "rank_arrivals",
-    "rank_lateness",
     "roofline",
     "share_bars",
     "step_times",
@@ -45,14 +44,12 @@ _MODULES = {
     "bars": "_bars",
     "before_after": "_bars",
     "interactive_timeline": "_timeline",
-    "limiter_map": "_roofline",
-    "memory_stacks": "_memory",
+    "memory_stacks": "_stacks",
     "memory_timeline": "_memory",
     "panels": "_bars",
     "rank_arrivals": "_ranks",
-    "rank_lateness": "_ranks",
     "roofline": "_roofline",
-    "share_bars": "_bars",
+    "share_bars": "_stacks",
     "step_times": "_curves",
     "table": "_tables",
     "timeline": "_timeline",

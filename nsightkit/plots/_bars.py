@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,30 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from nsightkit.errors import UsageError
 from nsightkit.plots import style
-from nsightkit.plots._memory import LOOKS
-from nsightkit.plots.looks import (
-    BLUE,
-    CATEGORY_COLOURS,
-    DARK_GREY,
-    GREEN,
-    GREY,
-    OCHRE,
-    PURPLE,
-    RED,
-    VERMILION,
-    amount,
-    byte_unit,
-    duration,
-    spoken,
-    time_unit,
-)
-
-_SERIES = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED)
-# Parts of a stack also differ without colour: those with the same hatch are five apart.
-_COLOURS = (*_SERIES, DARK_GREY)
-_HATCHES = (None, "//", "..", "\\\\", "xx")
-#: Narrower than this share of its bar, a segment has no room for a number.
-_ROOM = 0.055
+from nsightkit.plots.looks import BLUE, VERMILION, amount, byte_unit, duration, spoken, time_unit
 
 
 def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Figure:
@@ -58,37 +34,32 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     key = _first_of(rows, "name", "cause", "site")
     value = _first_of(rows, "total_ns", "bytes")
     share = _first_of(rows, "share", "share_of_span")
-    unit_of, written = (byte_unit, amount) if value == "bytes" else (time_unit, duration)
-    figure, axes = style.new_figure(1.2 + 0.36 * max(min(len(rows), top + 1), 2), title)
-    if rows.empty:
-        return style.nothing(figure, axes, title, "nothing to draw")
     table = rows.sort_values(value, ascending=False, kind="stable")
-    shown = table.head(top)[[key, value, share, "count"]].astype({key: str})
-    groups = _groups(table, key).head(top).tolist()
+    shown = table.head(top).to_dict("records")
     rest = table.iloc[top:]
     if len(rest):
-        shown.loc[len(table)] = [f"{len(rest)} others", rest[value].sum(), rest[share].sum(), rest["count"].sum()]
-        groups.append("")
-    size, unit = unit_of(float(shown[value].max()))
-    labels = []
-    for amount_of, share_of, count in zip(shown[value], shown[share], shown["count"], strict=True):
-        labels.append(f"{written(amount_of)} · {share_of:.1%} · {count:,}x")
-    looks = [LOOKS.get(group, (GREY, None)) for group in groups]
-    drawn = axes.barh(
-        np.arange(len(shown)),
-        shown[value].to_numpy(float) / size,
-        height=0.68,
-        color=[colour for colour, _ in looks],
-        hatch=[hatch for _, hatch in looks],
-        edgecolor="white",
-    )
-    style.label_bars(axes, drawn, labels)
-    style.name_rows(axes, shown[key])
-    axes.set_xlabel(f"{'memory' if value == 'bytes' else 'time'} ({unit})")
-    first = {group: drawn[groups.index(group)] for group in groups if group}
-    if len(first) > 1 and list(first) != list(shown[key].head(len(first))):
-        style.legend(figure, 4, {style.plain(group): bar for group, bar in first.items()})
-    return style.described(figure, f"{title}, bars: {spoken(zip(shown[key], labels, strict=True))}.")
+        sums = rest[[value, share, "count"]].sum()
+        shown.append({**sums, key: f"{len(rest)} others", "category": ""})
+    figure, axes = style.new_figure(1.2 + 0.36 * max(len(shown), 2), title)
+    if not shown:
+        return style.nothing(figure, axes, title, "nothing to draw")
+    quantity, unit_of, write = ("memory", byte_unit, amount) if value == "bytes" else ("time", time_unit, duration)
+    size, unit = unit_of(max(row[value] for row in shown))
+    names = [row[key] for row in shown]
+    looks, groups, words = [], [], []
+    for row in shown:
+        group = str(row.get("category", row[key]))
+        looks.append(style.look_of(group))
+        groups.append("_" if group in ("", str(row[key])) else style.plain(group))
+        words.append(f"{write(row[value])} · {row[share]:.1%} · {row['count']:,.0f}x")
+    colours, hatches = zip(*looks, strict=True)
+    look = {"color": colours, "hatch": hatches, "edgecolor": "white", "label": groups}
+    drawn = axes.barh(np.arange(len(shown)), [row[value] / size for row in shown], height=0.68, **look)
+    style.label_bars(axes, drawn, words)
+    style.name_rows(axes, names)
+    axes.set_xlabel(f"{quantity} ({unit})")
+    style.legend(figure, 4)
+    return style.described(figure, f"{title}, bars: {spoken(zip(names, words, strict=True))}.")
 
 
 def _first_of(rows: pd.DataFrame, *names: str) -> str:
@@ -97,12 +68,6 @@ def _first_of(rows: pd.DataFrame, *names: str) -> str:
         if name in rows:
             return name
     raise UsageError(f"bars: the table has none of the columns {', '.join(names)}")
-
-
-def _groups(table: pd.DataFrame, key: str) -> pd.Series:
-    """What decides the colour of each row: its category, else its own name; nothing where there is no such look."""
-    groups = table["category"] if "category" in table else table[key]
-    return groups.astype(object).fillna("").astype(str)
 
 
 def before_after(
@@ -136,81 +101,26 @@ def before_after(
     -------
     matplotlib.figure.Figure
     """
-    sums = [frame.groupby(frame[key].astype(str), sort=False)[value].sum() for frame in (before, after)]
-    both = pd.concat(sums, axis=1, keys=("before", "after")).fillna(0)
+    both = style.side_by_side({"before": before.set_index(key)[value], "after": after.set_index(key)[value]})
     longest = both.max(axis=1).sort_values(ascending=False, kind="stable")
     both = both.loc[longest.index[:10]]
     figure, axes = style.new_figure(1.2 + 0.46 * max(len(both), 2), title)
     if both.empty:
         return style.nothing(figure, axes, title, "nothing to compare")
-    size, unit = time_unit(both.to_numpy().max())
-    places = np.arange(len(both))
-    # Colours as in other figures; the hatch tells them apart without colour.
-    first = axes.barh(places - 0.2, both["before"] / size, height=0.36, color=BLUE, label=style.plain(labels[0]))
-    second = axes.barh(
-        places + 0.2, both["after"] / size, height=0.36, color=VERMILION, hatch="//", label=style.plain(labels[1])
-    )
-    style.label_bars(axes, first, map(duration, both["before"]))
-    style.label_bars(axes, second, map(duration, both["after"]))
+    size, unit = time_unit(longest.iloc[0])
+    rows = np.arange(len(both))
+    # The hatch tells them apart without colour.
+    first = axes.barh(rows - 0.2, both["before"] / size, height=0.36, color=BLUE)
+    second = axes.barh(rows + 0.2, both["after"] / size, height=0.36, color=VERMILION, hatch="//")
+    style.label_bars(axes, first, both["before"].map(duration))
+    style.label_bars(axes, second, both["after"].map(duration))
+    axes.legend([first, second], map(style.plain, labels), frameon=False, fontsize=9, loc="lower right")
     style.name_rows(axes, both.index)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
     axes.set_xlabel(f"{axis} ({unit})")
-    pairs = [(name, f"{duration(old)} then {duration(new)}") for name, old, new in both.itertuples()]
+    pairs = []
+    for name, old, new in both.itertuples():
+        pairs.append((name, f"{duration(old)} then {duration(new)}"))
     return style.described(figure, f"{title}, pairs of bars ({labels[0]}, {labels[1]}): {spoken(pairs)}.")
-
-
-def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the whole") -> Figure:
-    """Divide each whole among its parts, one bar a whole, to see where they disagree.
-
-    Parameters
-    ----------
-    columns : mapping of str to Series
-        One bar each: its parts, by name. Units may differ between bars, as each is drawn as shares of its own sum. A
-        bar that sums to zero or holds only missing values is left out.
-    title : str, default "Shares of the whole"
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
-    sizes = style.side_by_side({label: v for label, v in columns.items() if pd.to_numeric(v).sum() > 0})
-    figure, axes = style.new_figure(1.7 + 0.55 * max(sizes.shape[1], 1), title)
-    if sizes.empty:
-        return style.nothing(figure, axes, title, "nothing to divide in this trace")
-    shares = sizes / sizes.sum()
-    looks = _looks(shares.index)
-    segments = style.stack(axes, shares, looks)
-    for bars, (colour, _), widths in zip(segments, looks, shares.to_numpy(), strict=True):
-        numbers = [f"{share:.0%}" if share >= _ROOM else "" for share in widths]
-        # On a plate of the segment's colour: a hatch must not run through the digits.
-        plate = {"facecolor": colour, "edgecolor": "none", "pad": 1.2}
-        axes.bar_label(
-            bars, numbers, label_type="center", fontsize=9, color="white", fontweight="bold", bbox=plate
-        )  # fmt: skip
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.set(xlim=(0, 1), xlabel="share of the bar's whole")
-    style.legend(figure, 4)
-    sentences = []
-    for label, column in shares.items():
-        parts = [(part, f"{share:.0%}") for part, share in column.items() if share > 0]
-        sentences.append((label, f"({spoken(parts, most=9)})"))
-    return style.described(figure, f"{title}, stacked bars: {spoken(sentences)}.")
-
-
-def _looks(parts: Iterable[str]) -> list[style.Look]:
-    """Colours and hatches of a stack's parts: kinds of work have theirs in every figure."""
-    parts = list(parts)
-    colours = dict(zip(parts, cycle(_COLOURS), strict=False))
-    # "optimizer" is the name of a phase, too: among phases it has no colour of its own.
-    if 2 * sum(part in CATEGORY_COLOURS for part in parts) >= len(parts):
-        colours = {part: CATEGORY_COLOURS.get(part, DARK_GREY) for part in parts}
-    looks: list[style.Look] = []
-    for part, hatch in zip(parts, cycle(_HATCHES), strict=False):
-        if part.startswith("("):  # "(unattributed)" is not a part like others
-            looks.append((GREY, None))
-        else:
-            looks.append((colours[part], hatch))
-    return looks
 
 
 def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by side") -> Figure:
@@ -221,32 +131,31 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
     frame : DataFrame
         One row a thing; its index names it.
     columns : sequence of str
-        The columns to draw. Those named ``share…`` are drawn in percent on a scale to at least 100 %, those ending in
-        ``_ns`` as times, others as plain numbers. A missing value has no bar and is labelled ``none``.
+        The columns to draw. Those named ``share…`` are drawn in percent, those ending in ``_ns`` as times, others as
+        plain numbers. A missing value has no bar and is labelled ``none``.
     title : str, default "Side by side"
 
     Returns
     -------
     matplotlib.figure.Figure
     """
-    figure, grid = style.new_grid(1, len(columns), 1.3 + 0.32 * max(len(frame), 2), title, sharey=True)
+    figure, grid = style.new_grid(len(columns), 1.3 + 0.32 * max(len(frame), 2), title, sharey=True)
     sentences = []
-    for axes, column in zip(grid[0], columns, strict=True):
+    for axes, column in zip(grid, columns, strict=True):
         words = _panel(axes, column, pd.to_numeric(frame[column]).to_numpy(dtype=float))
         sentences.append((axes.get_xlabel(), f"({spoken(zip(frame.index, words, strict=True), most=12)})"))
-    style.name_rows(grid[0][0], frame.index, 24)
+    style.name_rows(grid[0], frame.index, 24)
     return style.described(figure, f"{title}, bars: {spoken(sentences)}.")
 
 
 def _panel(axes: Any, column: str, values: np.ndarray) -> list[str]:
     """Draw one column as bars; give their labels."""
-    size = 1.0
-    label = column
-    if column.endswith("_ns"):
-        size, unit = time_unit(float(np.nan_to_num(values).max(initial=0)) or 1.0)
-        label = f"{column.removesuffix('_ns').replace('_', ' ')} ({unit})"
+    widths = np.nan_to_num(values)
     words = [_written(column, value) for value in values]
-    widths = np.nan_to_num(values / size)
+    if column.endswith("_ns"):
+        size, unit = time_unit(widths.max(initial=0))
+        widths = widths / size
+        column = f"{column.removesuffix('_ns').replace('_', ' ')} ({unit})"
     bars = axes.barh(np.arange(len(values)), widths, color=BLUE, height=0.66)
     axes.bar_label(bars, words, padding=3, fontsize=8)
     axes.set_xlim(0, widths.max(initial=0) * 1.45 or 1)
@@ -254,7 +163,7 @@ def _panel(axes: Any, column: str, values: np.ndarray) -> list[str]:
     if column.startswith("share"):
         axes.xaxis.set_major_formatter(PercentFormatter(1))  # its own decimals: small shares need some
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel(label, fontsize=9)
+    axes.set_xlabel(column, fontsize=9)
     return words
 
 

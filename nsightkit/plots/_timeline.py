@@ -9,18 +9,16 @@ import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from nsightkit.analysis.core import intervals
 from nsightkit.errors import UsageError
 from nsightkit.plots import style
-from nsightkit.plots.lanes import Lanes, Most, find_lanes
-from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, spoken, time_unit
-from nsightkit.plots.packing import InteractiveTimeline, pack
-from nsightkit.plots.style import new_figure, nothing, plain, rectangles
+from nsightkit.plots.lanes import Lane, Most, all_lanes, in_words, outer_table
+from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, time_unit
+from nsightkit.plots.packing import InteractiveTimeline, items, merged, pack
 from nsightkit.trace.model import Trace
 
 _KINDS = {"kernels": ("kernel", BLUE), "memops": ("copy or memset", GREEN), "graphs": ("CUDA graph", PURPLE)}
 
-#: Horizontal resolution; a lane with more events than this is drawn by its coverage of these columns.
+#: Horizontal resolution: shorter neighbours are drawn as one mark.
 _COLUMNS = 1600
 #: Characters of the size of names that fit across the axes, and the most names on a lane.
 _CHARACTERS, _MOST_NAMES = 78, 40
@@ -38,9 +36,9 @@ def timeline(
 ) -> Figure:
     """GPU streams and CPU ranges over time.
 
-    A lane that holds more events than the figure has columns is drawn by the share of each column that events
-    cover, so millions of kernels cost one histogram and a stream that is half idle looks half idle. The eight streams
-    and the three CPU threads with most time are drawn.
+    Events that are narrower than a column of the figure are drawn together, as high as the share of time that they
+    cover: a stream that is half idle looks half idle. The eight streams and the three CPU threads with most time are
+    drawn.
 
     Parameters
     ----------
@@ -55,67 +53,56 @@ def timeline(
     -------
     matplotlib.figure.Figure
     """
-    lanes = find_lanes(trace, Most(levels=levels))
+    lanes = all_lanes(trace, Most(levels), tables=[outer_table(trace)]).lanes
     if not lanes:
-        return nothing(*new_figure(1.6, title), title, "no events to draw")
-    first = min(int(lane.start.min()) for lane in lanes) if start_ns is None else start_ns
-    last = max(int(lane.end.max()) for lane in lanes) if end_ns is None else end_ns
-    length_ns = max(last - first, 1)
-    scale, unit = time_unit(length_ns)
-    labels = {lane.row: plain(lane.label, 30) for lane in lanes}
-    figure, axes = new_figure(1.3 + 0.34 * max(len(labels), 2), title)
-    kinds: dict[str, str] = {}
+        return style.nothing(*style.new_figure(1.6, title), title, "no events to draw")
+    first = min(lane.start.min() for lane in lanes) if start_ns is None else start_ns
+    last = max(lane.end.max() for lane in lanes) if end_ns is None else end_ns
+    length_ns = max(int(last - first), 1)
+    labels = {lane.row: lane.label for lane in lanes}
+    figure, axes = style.new_figure(1.3 + 0.34 * max(len(labels), 2), title)
     for lane in lanes:
-        inside = (lane.end > first) & (lane.start < last)
-        edges = np.stack([lane.start[inside], lane.end[inside]]) - first
-        start, end = edges.clip(0, length_ns)
-        kind, colour = _KINDS.get(lane.table, ("", GREY))
-        if len(start) > _COLUMNS:
-            _draw_shares(axes, start, end, lane.row, colour, np.linspace(0, length_ns, _COLUMNS + 1), scale)
-        elif len(start):
-            # At least a column wide: a 2 µs kernel in a 10 s window must not vanish.
-            wide_end = np.maximum(end, start + length_ns / _COLUMNS)
-            shapes = rectangles(start / scale, wide_end / scale, lane.row - _HALF, lane.row + _HALF)
-            # Two shades of grey in turn: adjacent ranges must not read as one.
-            shades = [colour] if kind else [GREY, DARK_GREY]
-            axes.add_collection(PolyCollection(shapes, facecolors=shades, edgecolors="none"))
-        if kind and len(start):
-            kinds[kind] = colour
-        elif not kind:
-            _write_names(axes, start / scale, end / scale, lane.names[inside], lane.row, length_ns / scale)
-    axes.set_yticks(list(labels), labels=list(labels.values()), fontsize=9)
+        _draw_lane(axes, lane, first, length_ns)
+    texts = [style.plain(label, 30) for label in labels.values()]
+    axes.set_yticks(list(labels), labels=texts, fontsize=9)
     axes.tick_params(axis="y", length=0)
-    for kind, colour in kinds.items():
-        axes.plot([], [], "s", color=colour, markersize=9, label=kind)  # for the legend alone
+    scale, unit = time_unit(length_ns)
     is_late = first > 0.01 * length_ns  # else the difference cannot be seen
     axes.set_xlabel(f"time since {duration(first)} ({unit})" if is_late else f"time ({unit})")
-    axes.set(xlim=(0, length_ns / scale), ylim=(max(labels) + 0.6, -0.6))
-    sizes = [(lane.label, f"{len(lane.start):,} events") for lane in lanes if lane.label]
-    sentence = f"{title}, lanes over {duration(length_ns)}: {spoken(sizes)}."
-    style.legend(figure, len(kinds))
-    return style.described(figure, sentence)
+    axes.xaxis.set_major_formatter(lambda time_ns, _: f"{time_ns / scale:g}")
+    axes.set(xlim=(0, length_ns), ylim=(max(labels) + 0.6, -0.6))
+    style.legend(figure, 3)
+    return style.described(figure, in_words(lanes, title, length_ns))
 
 
-def _draw_shares(
-    axes: Any, start: np.ndarray, end: np.ndarray, row: int, colour: str, columns: np.ndarray, scale: float
-) -> None:
-    """Draw a lane by the share of each column that events cover."""
-    columns = columns.astype(np.int64)
-    covered = intervals.Coverage(start, end).of(columns[:-1], columns[1:])
-    share = np.repeat(covered / np.maximum(np.diff(columns), 1), 2)
-    sides = np.repeat(columns, 2)[1:-1] / scale
-    low = row + _HALF
-    axes.fill_between(sides, low, low - 2 * _HALF * share, color=colour, linewidth=0)
+def _draw_lane(axes: Any, lane: Lane, first: int, length_ns: int) -> None:
+    inside = (lane.end > first) & (lane.start < first + length_ns)
+    start = (lane.start[inside] - first).clip(0)
+    end = (lane.end[inside] - first).clip(max=length_ns)
+    column_ns = max(length_ns // _COLUMNS, 1)
+    marks = merged(items(start, end - start, lane.names.codes[inside]), column_ns)
+    share = (marks["busy"] / marks["length"].clip(1)).clip(upper=1)
+    # At least a column wide: a 2 µs kernel in a 10 s window must not vanish.
+    right = marks["start"] + marks["length"].clip(column_ns)
+    bottom = lane.row + _HALF
+    corners = style.rectangles(marks["start"], right, bottom - 2 * _HALF * share, bottom)
+    if lane.table in _KINDS:
+        kind, colour = _KINDS[lane.table]
+        axes.add_collection(PolyCollection(corners, facecolor=colour, label=kind))
+    else:
+        # Two shades of grey in turn: adjacent ranges must not read as one.
+        axes.add_collection(PolyCollection(corners, facecolors=[GREY, DARK_GREY]))
+        _write_names(axes, lane.row, start, end, lane.names[inside], length_ns)
 
 
-def _write_names(axes: Any, start: np.ndarray, end: np.ndarray, names: Any, row: int, width: float) -> None:
+def _write_names(axes: Any, row: int, start: np.ndarray, end: np.ndarray, names: Any, length_ns: int) -> None:
     """Write the names of the longest events into them."""
-    room = (end - start) / width * _CHARACTERS
+    room = (end - start) / length_ns * _CHARACTERS
     for i in np.argsort(-room)[:_MOST_NAMES]:
         if room[i] >= 4:
-            middle = (start[i] + end[i]) / 2
-            text = plain(names[i], int(room[i]))
-            axes.text(middle, row, text, ha="center", va="center", fontsize=8, color="white", clip_on=True)
+            text = style.plain(names[i], int(room[i]))
+            look = {"ha": "center", "va": "center", "fontsize": 8, "color": "white", "clip_on": True}
+            axes.text((start[i] + end[i]) / 2, row, text, **look)
 
 
 def interactive_timeline(
@@ -129,7 +116,7 @@ def interactive_timeline(
 
     Several traces lie above each other on one time axis, each from its own start. A stream has a row, and so has a
     nesting level of a thread. Where events are narrower than a pixel, the height of a column is the share of time
-    they cover. Where the events do not fit in `most_bytes`, the shortest neighbours are merged; the page says so, and
+    they cover. Where the events do not fit in `most_bytes`, short neighbours are merged; the page says so, and
     counts and sums of durations stay exact. Without scripts the page shows static figures.
 
     Parameters
@@ -154,5 +141,7 @@ def interactive_timeline(
     several = {"": traces} if isinstance(traces, Trace) else traces
     if not several:
         raise UsageError("an interactive timeline needs a trace")
-    lanes = {label: Lanes(find_lanes(trace, Most(levels=levels))) for label, trace in several.items()}
+    lanes = {}
+    for label, trace in several.items():
+        lanes[label] = all_lanes(trace, Most(levels), tables=[outer_table(trace)])._replace(left_out="")
     return pack(lanes, title=title, most_bytes=most_bytes)

@@ -157,6 +157,7 @@
 
     build(data) {
       this.traces = data.traces;
+      this.merged = data.merged;
       this.names = data.names;
       this.kinds = data.kinds.map(([text, hex]) => ({ text, ...colourOf(hex) }));
       this.greys = GREYS.map(colourOf);
@@ -174,7 +175,7 @@
       this.rows = [];
       for (const trace of data.traces) {
         if (data.traces.length > 1) this.board.append(part("p", { className: "trace" }, trace.label));
-        for (const packed of trace.rows) this.addRow(trace, packed);
+        for (const row of trace.rows) this.addRow(trace, { ...row, lanes: row.lanes.map((lane) => data.lanes[lane]) });
       }
       if (!this.rows.length) this.board.append("no events to draw");
       this.row = this.rows[0];
@@ -266,10 +267,9 @@
       this.frame.style.left = `${(100 * start) / this.span}%`;
       this.frame.style.width = `${(100 * (end - start)) / this.span}%`;
       this.drawTicks();
-      const merged = Math.max(...this.traces.map((trace) => trace.merged));
       const notes = [`Shown: ${duration(end - start)} of ${duration(this.span)}, from ${moment(start + this.origin)}.`];
       for (const { label, leftOut } of this.traces) if (leftOut) notes.push(`Not drawn${label ? ` of ${label}` : ""}: ${leftOut}.`);
-      if (merged) notes.push(`Neighbouring events shorter than ${duration(merged)} are drawn as one, with their number.`);
+      if (this.merged) notes.push(`Neighbouring events shorter than ${duration(this.merged)} are drawn as one, with their number.`);
       this.note.textContent = notes.join(" ");
     }
 

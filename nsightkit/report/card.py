@@ -46,22 +46,12 @@ def card_of(trace: Trace) -> Card:
     return Card(answer["headline"], whole, gains.get(verdict.CHANGE_OF.get(bottleneck)), _bar(answer), answer)
 
 
-def percent(share: float) -> str:
-    """Write a share.
-
-    Parameters
-    ----------
-    share : float
-    """
-    return share_text(share) if share >= 0.001 else "< 0.1 %"
-
-
 def _bar(answer: Mapping[str, Any]) -> list[Segment]:
     """Where the time went, as one bar; each moment of each device counts once."""
     segments = []
     left = 0.0
     for part in [*answer["busy"], *answer["candidates"]]:
         cause, share = CAUSES[part["bottleneck"]], part["share_of_span"]
-        segments.append(Segment(cause.name, cause.colour, left, 100 * share, percent(share)))
+        segments.append(Segment(cause.name, cause.colour, left, 100 * share, share_text(share)))
         left += 100 * share
     return segments

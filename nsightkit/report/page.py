@@ -10,37 +10,29 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from nsightkit.analysis.core.text import time_text
-from nsightkit.analysis.timeline import gaps, overview, steps
+from nsightkit.analysis.core.text import share_text, time_text
+from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import UsageError
 from nsightkit.plots.lanes import Most, all_lanes
-from nsightkit.plots.packing import pack, program
+from nsightkit.plots.packing import pack, program, short
+from nsightkit.questions import summary
 from nsightkit.report.card import card_of
-from nsightkit.report.sides import Side, cards, labelled, missing, sides_of, tool
+from nsightkit.report.sides import Side, labelled, sides_of
 from nsightkit.report.tables import SECTIONS, Listing, Section, listings
 from nsightkit.safe import plain
-from nsightkit.table import column_of
+from nsightkit.table import Fact, column_of
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import Trace
 from nsightkit.trace.output import require_free
 from nsightkit.version import __version__
 
-#: What a mail server lets through unasked, and a browser opens at once.
-_MOST_BYTES = 4_900_000
-#: The timeline's static figures.
-_FIGURES_BYTES = 150_000
-#: However much the tables take, a timeline has this.
-_LEAST_TIMELINE = 1_000_000
-#: Rows of the timeline, of all traces together, and of each at least.
-_MOST_ROWS, _LEAST_ROWS = Most(levels=12, streams=32, threads=24), Most(levels=3, streams=4, threads=3)
-#: Gaps that the timeline draws, the longest ones; each launch of a kernel leaves a short one.
-_MOST_GAPS = 20_000
-#: Longest text of a trace in one place; kernels fused by a compiler have been seen with 3,000 characters.
-_LONGEST = 400
+#: Of the timeline's events: with the tables, what a mail server lets through unasked, and a browser opens at once.
+_TIMELINE_BYTES = 3_000_000
+#: Rows of the timeline, of each trace.
+_MOST = Most(levels=12, streams=32, threads=24)
 
 
 def write(
@@ -112,17 +104,19 @@ def html(traces: Trace | Mapping[str, Trace], *, title: str | None = None, selec
         title = f"GPU profile: {sides[0].label}"
         if len(sides) > 1:
             title = f"GPU profiles: {len(sides)} traces side by side"
-    context = {
-        "title": title,
-        "selection": selection,
-        "sides": sides,
-        "cards": [card_of(side.trace) for side in sides],
-        "facts": [_facts(side.trace) for side in sides],
-        "sections": _sections(sides),
-        "version": __version__,
-    }
-    rest = len(_rendered(context).encode("utf-8", "replace"))
-    return _rendered(context, _timeline(sides, max(_MOST_BYTES - _FIGURES_BYTES - rest, _LEAST_TIMELINE)))
+    lanes = {}
+    for side in sides:
+        lanes[side.label] = all_lanes(side.trace, _MOST, gaps.causes(side.trace))
+    timeline = pack(lanes, title="Timeline", most_bytes=_TIMELINE_BYTES)
+    return _rendered(
+        title=title,
+        selection=selection,
+        sides=sides,
+        cards=[card_of(side.trace) for side in sides],
+        facts=[_facts(side.trace) for side in sides],
+        sections=_sections(sides),
+        timeline=timeline.html(script=False),
+    )
 
 
 def _by_label(traces: Trace | Mapping[str, Trace]) -> Mapping[str, Trace]:
@@ -132,70 +126,26 @@ def _by_label(traces: Trace | Mapping[str, Trace]) -> Mapping[str, Trace]:
     return by_label
 
 
-def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing], list[Side]]]:
-    """The sections that the traces hold something of, with their tables and the traces that lack them."""
+def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing]]]:
+    """The sections that the traces hold something of, with their tables."""
     sections = []
     for section in SECTIONS:
-        recorded = [side for side in sides if side.trace.recorded(section.needs)]
-        absent = [side for side in sides if side not in recorded]
-        tables = listings(section, recorded, len(sides) > 1)
-        if recorded and (tables or section.empty):
-            sections.append((section, tables, absent))
+        tables = listings(section, [side for side in sides if side.trace.recorded(section.needs)])
+        if tables:
+            sections.append((section, tables))
     return sections
 
 
-# ---------------------------------------------------------------- the summary
-
-
-def _facts(trace: Trace) -> dict[str, str]:
-    """What the summary lists, in words."""
-    summary = overview.summary(trace)
-    facts = {"GPU": cards(trace), "recorded by": tool(trace)}
-    facts["span of GPU work"] = _amount(summary["span_ns"])
-    facts["GPU busy"] = _amount(summary["busy_ns"], summary["span_ns"])
-    facts["GPU idle"] = _amount(summary["idle_ns"], summary["span_ns"])
-    facts["GPU idle in the steps"] = "no steps are named"
-    if summary["window_ns"] is not None:
-        process = int(steps.find(trace)["process"].iloc[0])
-        whole_ns = summary["window_ns"] * len(steps.devices(trace, process))
-        facts["GPU idle in the steps"] = _amount(summary["window_idle_ns"], whole_ns)
-    facts["kernels"] = "not recorded"
-    if summary["kernel_count"] is not None:
-        facts["kernels"] = f"{summary['kernel_count']:,}, together {time_text(summary['kernel_ns'])}"
-    facts["copies and memsets, summed"] = _amount(summary["memop_ns"])
-    facts["CUDA graphs, summed"] = _amount(summary["graph_ns"])
-    facts["captured before / after"] = f"{time_text(summary['lead_ns'])} / {time_text(summary['tail_ns'])}"
-    facts["not recorded"] = missing(trace)
-    facts["remarks"] = " ".join(trace.meta.notes) or "none"
+def _facts(trace: Trace) -> list[Fact]:
+    """What the command ``summary`` lists."""
+    facts: list[Fact] = []
+    for part in summary(trace).parts():
+        if isinstance(part, list):
+            facts += [fact for fact in part if isinstance(fact, Fact)]
     return facts
 
 
-def _amount(time_ns: int | None, whole_ns: int | None = None) -> str:
-    if time_ns is None:
-        return "not recorded"
-    share = f" ({100 * time_ns / whole_ns:.1f} %)" if whole_ns else ""
-    return time_text(time_ns) + share
-
-
-# ---------------------------------------------------------------- the timeline
-
-
-def _timeline(sides: Sequence[Side], most_bytes: int) -> str:
-    rows = [max(most // len(sides), least) for most, least in zip(_MOST_ROWS, _LEAST_ROWS, strict=True)]
-    lanes = {side.label: all_lanes(side.trace, Most(*rows), _drawn_gaps(side.trace)) for side in sides}
-    return pack(lanes, title="Timeline", most_bytes=most_bytes).html(script=False)
-
-
-def _drawn_gaps(trace: Trace) -> pd.DataFrame:
-    idle = gaps.causes(trace)
-    longest = (idle["end_ns"] - idle["start_ns"]).nlargest(_MOST_GAPS)
-    return idle.loc[longest.index.sort_values()]
-
-
-# ---------------------------------------------------------------- HTML
-
-
-def _rendered(context: Mapping[str, Any], timeline: str = "") -> str:
+def _rendered(**context: Any) -> str:
     """Lay a page out. All text is escaped but our own style and scripts, and the timeline, which is HTML already."""
     environment = Environment(
         loader=PackageLoader("nsightkit.report", "."),
@@ -205,29 +155,17 @@ def _rendered(context: Mapping[str, Any], timeline: str = "") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"heading": _heading, "is_text": _is_text, "time": time_text, "digest": _digest}
+    environment.filters |= {"column": column_of, "line": plain, "time": time_text, "share": share_text}
+    environment.filters["digest"] = _digest
     folder = files("nsightkit.report")
-    style = (folder / "report.css").read_text(encoding="utf-8")
-    script = (folder / "report.js").read_text(encoding="utf-8")
+    own = {name: (folder / f"report.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     template = environment.get_template("page.html")
-    return template.render(**context, style=style, script=script, viewer=program(), timeline=timeline)
+    return template.render(**context, own=own, viewer=program(), version=__version__)
 
 
 def _shown(value: object) -> object:
-    """Make text from a trace fit to be shown: on one line, without what cannot be seen, not endless."""
-    if isinstance(value, Markup):
-        return value
-    text = str(value)
-    line = plain(text[: 4 * _LONGEST])
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
-
-
-def _heading(column: str) -> str:
-    return column_of(column).heading
-
-
-def _is_text(column: str) -> bool:
-    return column_of(column).is_text
+    """Make text from a trace fit to be shown."""
+    return value if isinstance(value, Markup) else short(str(value))
 
 
 def _digest(text: str) -> str:

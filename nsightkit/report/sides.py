@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from nsightkit.safe import plain
 from nsightkit.trace.clean import clean, clean_text
@@ -17,8 +16,7 @@ _ENDINGS = re.compile(r"(\.pt)?(\.trace)?(\.json(\.gz)?|\.sqlite|\.nsys-rep|\.pa
 _LONGEST = 80
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Side:
+class Side(NamedTuple):
     """One trace of a report."""
 
     number: int
@@ -62,51 +60,22 @@ def sides_of(traces: Mapping[str, Trace]) -> list[Side]:
     ----------
     traces : mapping of str to Trace
     """
-    sides: list[Side] = []
+    sides: dict[str, Side] = {}
     for number, (name, trace) in enumerate(traces.items()):
         label = plain(clean_text(trace, name))[:_LONGEST] or f"trace {number + 1}"
+        label = _free(label, sides)
         letter = ""
         if len(traces) > 1:
             letter = chr(ord("A") + number) if number < 26 else str(number + 1)
         cleaned = clean(trace)
-        sides.append(Side(number, _free(label, [side.label for side in sides]), letter, _source(cleaned), cleaned))
-    return sides
+        sides[label] = Side(number, label, letter, _source(cleaned), cleaned)
+    return list(sides.values())
 
 
 def _source(trace: Trace) -> str:
-    absent = missing(trace)
-    if trace.meta.missing:
-        absent = f"not recorded: {absent}"
-    return f"{cards(trace)} · {tool(trace)} · {absent}"
-
-
-def cards(trace: Trace) -> str:
-    """Name the GPUs of a trace, and how many there are.
-
-    Parameters
-    ----------
-    trace : Trace
-    """
-    counts = Counter(gpu.name or "not named" for gpu in trace.meta.gpus)
-    names = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
-    return " and ".join(names) or "GPU not named"
-
-
-def tool(trace: Trace) -> str:
-    """Name the tool that recorded a trace, with its version.
-
-    Parameters
-    ----------
-    trace : Trace
-    """
-    return f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()
-
-
-def missing(trace: Trace) -> str:
-    """Name the tables that were not recorded.
-
-    Parameters
-    ----------
-    trace : Trace
-    """
-    return ", ".join(trace.meta.missing) or "all kinds of events were recorded"
+    meta = trace.meta
+    cards = dict.fromkeys(gpu.name or "GPU not named" for gpu in meta.gpus)
+    missing = "all kinds of events were recorded"
+    if meta.missing:
+        missing = f"not recorded: {', '.join(meta.missing)}"
+    return f"{' and '.join(cards) or 'GPU not named'} · {meta.tool} {meta.tool_version or ''} · {missing}"
