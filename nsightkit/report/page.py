@@ -14,11 +14,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nsightkit.analysis.core.text import share_text, time_text
-from nsightkit.analysis.timeline import gaps
+from nsightkit.analysis.timeline import gaps, overview
 from nsightkit.errors import UsageError
 from nsightkit.plots.lanes import Most, all_lanes
 from nsightkit.plots.packing import pack, program, short
-from nsightkit.questions import summary
+from nsightkit.records import Summary
 from nsightkit.report.card import card_of
 from nsightkit.report.sides import Side, labelled, sides_of
 from nsightkit.report.tables import SECTIONS, Listing, Section, listings
@@ -139,7 +139,7 @@ def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing]]]:
 def _facts(trace: Trace) -> list[Fact]:
     """What the command ``summary`` lists."""
     facts: list[Fact] = []
-    for part in summary(trace).parts():
+    for part in Summary(overview.summary(trace)).parts():
         if isinstance(part, list):
             facts += [fact for fact in part if isinstance(fact, Fact)]
     return facts

@@ -16,10 +16,25 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from nsightkit import plots
-from nsightkit.plots import looks
+from nsightkit.analysis.roofline.sol import Rates
+from nsightkit.plots import looks, packing
 from nsightkit.trace.model import Trace
 
 HOSTILE = "void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$\n<script>"
+GAPS = pd.DataFrame(
+    [("synchronization", 4, 2_000_000, 0.02), (HOSTILE, 1, 1_000, 0.00001), ("input-pipeline", 9, 40_000_000, 0.4)],
+    columns=["cause", "count", "total_ns", "share_of_span"],
+)
+KERNELS = pd.DataFrame({"name": [HOSTILE, *(f"kernel_{i}" for i in range(1, 20))], "category": ["GEMM", HOSTILE] * 10})
+KERNELS["count"] = np.arange(20) + 1
+KERNELS["total_ns"] = np.arange(20, 0, -1) * 1_000_000
+KERNELS["share"] = KERNELS["total_ns"] / KERNELS["total_ns"].sum()
+OPERATORS = pd.DataFrame(
+    [("matrix", 2e12, 1000.0, 4e6, 0.5), (HOSTILE, 1e9, 0.5, 1e6, np.nan), ("copy", 0, 0.0, 1e6, 0.9)],
+    columns=["name", "flops", "intensity", "time_ns", "sol_datasheet"],
+)
+SHEET = Rates("datasheet", {"bf16": 1000.0, "fp32": 60.0}, 4000.0)
+BYTES = pd.Series({"weights": 2e9, HOSTILE: 3e9, "unexplained": -1.0, "logits": 1e3})
 
 
 @pytest.fixture(autouse=True)
@@ -28,57 +43,36 @@ def _closed():
     plt.close("all")
 
 
-@pytest.fixture
-def gaps():
-    return pd.DataFrame(
-        {
-            "cause": ["synchronization", HOSTILE, "input-pipeline"],
-            "count": [4, 1, 9],
-            "total_ns": [2_000_000, 1_000, 40_000_000],
-            "share_of_span": [0.02, 0.00001, 0.4],
-        }
-    )
-
-
-@pytest.fixture
-def kernels():
-    n = 20
-    total = np.arange(n, 0, -1) * 1_000_000
-    return pd.DataFrame(
-        {
-            "name": [HOSTILE, *(f"kernel_{i}" for i in range(1, n))],
-            "category": (["GEMM", "softmax", HOSTILE, "other"] * n)[:n],
-            "count": np.arange(n) + 1,
-            "total_ns": total,
-            "share": total / total.sum(),
-        }
-    )
-
-
-def _trace(n_kernels=100):
+def _trace(count=100):
     rng = np.random.default_rng(3)
-    start = np.sort(rng.integers(0, 10_000_000, n_kernels))
-    kernels = pd.DataFrame(
-        {"start_ns": start, "end_ns": start + rng.integers(1, 3000, n_kernels), "stream": rng.integers(7, 9, n_kernels)}
-    )
-    memops = pd.DataFrame({"start_ns": [0], "end_ns": [500_000], "stream": [13]})
-    ranges = pd.DataFrame(
-        {
-            "start_ns": [0, 0, 5_000_000],
-            "end_ns": [10_000_000, 5_000_000, 9_000_000],
-            "thread": 5,
-            "name": ["step", HOSTILE, "backward"],
-            "kind": "pushpop",
-            "level": [0, 1, 1],
-            "parent": [-1, 0, 0],
-        }
-    )
-    return Trace.from_frames({"kernels": kernels, "memops": memops, "ranges": ranges})
+    start = np.sort(rng.integers(0, 10_000_000, count))
+    kernels = pd.DataFrame({"start_ns": start, "end_ns": start + rng.integers(1, 3000, count)})
+    names = ["step", HOSTILE, "backward"]
+    ranges = pd.DataFrame({"start_ns": [0, 0, 5_000_000], "end_ns": [10_000_000, 5_000_000, 9_000_000], "name": names})
+    frames = {
+        "kernels": kernels.assign(stream=rng.integers(7, 9, count)),
+        "memops": pd.DataFrame({"start_ns": [0], "end_ns": [500_000], "stream": [13]}),
+        "ranges": ranges.assign(thread=5, kind="pushpop", level=[0, 1, 1], parent=[-1, 0, 0]),
+    }
+    return Trace.from_frames(frames)
 
 
-def _draw(figure):
+def _arrivals(ranks=3):
+    """One collective a step; rank 1 comes 2 ms after the others, and the transfer takes 1 ms."""
+    frame = pd.DataFrame({"rank": list(range(ranks)) * 4, "step": np.repeat(range(4), ranks)})
+    wait = np.where(frame["rank"] == 1, 0, 2_000_000)
+    start = 10_000_000 * frame["step"] + 2_000_000 - wait
+    frame = frame.assign(collective=frame["step"], start_ns=start, end_ns=start + wait + 1_000_000)
+    return frame.assign(wait_ns=pd.array(wait, "Int64"))
+
+
+def _texts(figure):
     figure.canvas.draw()
-    return [t.get_text() for t in figure.findobj(mpl.text.Text)]
+    return [text.get_text() for text in figure.findobj(mpl.text.Text)]
+
+
+def _widths(axes):
+    return [[bar.get_width() for bar in bars.patches] for bars in axes.containers]
 
 
 def _luminance(colour):
@@ -87,230 +81,159 @@ def _luminance(colour):
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
-@pytest.mark.parametrize(
-    "colour", sorted({v for k, v in vars(looks).items() if k.isupper() and isinstance(v, str) and v[0] == "#"})
-)
-def test_colours_stand_out_from_light_and_dark_pages(colour, page):
-    light, dark = sorted([_luminance(colour), _luminance(page)], reverse=True)
-    assert (light + 0.05) / (dark + 0.05) >= 3  # WCAG 1.4.11, graphical objects
-
-
-def test_bars_draw_every_cause(gaps):
-    figure = plots.bars(gaps)
-    _draw(figure)
-    axes = figure.axes[0]
-    assert [bar.get_width() for bar in axes.patches] == [40, 2, 0.001]
-    assert axes.get_xlabel() == "time (ms)"
-    assert "input-pipeline 40.0 ms · 40.0% · 9x" in figure.get_label()
-
-
-def test_bars_lose_no_time(kernels):
-    figure = plots.bars(kernels, top=5)
-    texts = _draw(figure)
-    widths = [bar.get_width() for bar in figure.axes[0].patches]
-    assert len(widths) == 6
-    assert sum(widths) * 1e6 == pytest.approx(kernels["total_ns"].sum())
-    assert "15 others" in texts
-
-
-def test_before_after_aligns_rows_by_name(gaps):
-    after = gaps.iloc[[2]].assign(total_ns=7_000_000)
-    figure = plots.before_after(gaps, after, labels=("a", "b"))
-    _draw(figure)
-    axes = figure.axes[0]
-    before_bars, after_bars = (c for c in axes.containers if hasattr(c, "patches"))
-    assert [b.get_width() for b in before_bars] == [40, 2, 0.001]
-    assert [b.get_width() for b in after_bars] == [7, 0, 0]
-    assert "input-pipeline 40.0 ms then 7.00 ms" in figure.get_label()
+def test_colours_stand_out_from_light_and_dark_pages(page):
+    named = [colour for name, colour in vars(looks).items() if name.isupper() and isinstance(colour, str)]
+    for colour in (*named, *packing.COLOURS.values()):
+        light, dark = sorted([_luminance(colour), _luminance(page)], reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 3, colour  # WCAG 1.4.11, graphical objects
 
 
 @pytest.mark.parametrize(
-    "samples",
-    [{"a": [1e6, 2e6, 9e6], "b": [1e6]}, pd.DataFrame({"wall_ns": [1e6, 2e6, 9e6]})],
-    ids=["mapping", "frame"],
-)
-def test_step_times_draw_every_sample(samples):
-    figure = plots.step_times(samples)
-    _draw(figure)
-    points = figure.axes[0].lines[0]
-    np.testing.assert_array_equal(points.get_ydata(), [1, 2, 9])
-    assert "median 2.00 ms" in figure.get_label()
-
-
-@pytest.mark.parametrize("figure", ["bars of gaps", "bars of kernels", "before_after", "timeline", "step_times"])
-def test_hostile_names_are_drawn_as_text(figure, gaps, kernels):
-    made = {
-        "bars of gaps": lambda: plots.bars(gaps, title=HOSTILE),
-        "bars of kernels": lambda: plots.bars(kernels, title=HOSTILE),
-        "before_after": lambda: plots.before_after(gaps, gaps, labels=(HOSTILE, HOSTILE), title=HOSTILE),
-        "timeline": lambda: plots.timeline(_trace(), title=HOSTILE),
-        "step_times": lambda: plots.step_times({HOSTILE: [1.0, 2.0]}, title=HOSTILE),
-    }[figure]()
-    assert "\n" not in "".join(_draw(made))  # and neither mathtext nor a missing glyph raised
-
-
-@pytest.mark.parametrize(
-    "make",
+    ("draw", "arguments", "nothing"),
     [
-        lambda: plots.bars(pd.DataFrame(columns=["cause", "count", "total_ns", "share_of_span"])),
-        lambda: plots.bars(pd.DataFrame(columns=["name", "category", "count", "total_ns", "share"])),
-        lambda: plots.before_after(*2 * [pd.DataFrame(columns=["cause", "total_ns"])]),
-        lambda: plots.step_times(pd.DataFrame(columns=["wall_ns", "busy_ns"])),
-        lambda: plots.timeline(Trace.from_frames({})),
+        (plots.bars, (GAPS,), (GAPS[:0],)),
+        (plots.bars, (KERNELS,), (KERNELS[:0],)),
+        (plots.before_after, (GAPS, GAPS), (GAPS[:0], GAPS[:0])),
+        (plots.step_times, ({HOSTILE: [1.0, 2.0]},), ({},)),
+        (plots.timeline, (_trace(),), (Trace.from_frames({}),)),
+        (plots.share_bars, ({HOSTILE: BYTES},), ({"a": BYTES * 0},)),
+        (plots.memory_stacks, ({HOSTILE: BYTES},), ({"a": BYTES[:0]},)),
+        (plots.roofline, (OPERATORS, [SHEET], "bf16"), (OPERATORS[:0], [SHEET], "bf16")),
+        (plots.rank_arrivals, (_arrivals(),), (_arrivals()[:0],)),
     ],
-    ids=["bars of gaps", "bars of kernels", "before_after", "step_times", "timeline"],
 )
-def test_nothing_to_draw_is_said(make):
-    figure = make()
-    _draw(figure)
-    assert figure.get_label()
-    assert any("no" in t.get_text() for t in figure.axes[0].texts)
+def test_hostile_names_are_text_and_nothing_to_draw_is_said(draw, arguments, nothing):
+    figure = draw(*arguments, title=HOSTILE)
+    assert "\n" not in "".join(_texts(figure))  # and neither mathtext nor a missing glyph raised
+    assert figure.get_label().startswith(HOSTILE)
+    assert re.search(r"\bno\b|nothing", draw(*nothing, title="T").get_label())
+
+
+def test_bars_draw_every_row_and_lose_no_time():
+    figure = plots.bars(GAPS)
+    (axes,) = figure.axes
+    assert _widths(axes) == [[40, 2, 0.001]]
+    assert axes.get_xlabel() == "time (ms)"
+    assert "input-pipeline 40 ms · 40.0% · 9x" in figure.get_label()
+    assert not figure.legends
+    figure = plots.bars(KERNELS, top=5)
+    (widths,) = _widths(figure.axes[0])
+    assert len(widths) == 6
+    assert sum(widths) * 1e6 == pytest.approx(KERNELS["total_ns"].sum())
+    assert "15 others" in _texts(figure)
+    assert figure.legends[0].get_texts()[0].get_text() == "GEMM"
+
+
+def test_before_after_aligns_rows_by_name():
+    figure = plots.before_after(GAPS, GAPS.iloc[[2]].assign(total_ns=7_000_000), labels=("a", "b"))
+    assert _widths(figure.axes[0]) == [[40, 2, 0.001], [7, 0, 0]]
+    assert "input-pipeline 40 ms then 7 ms" in figure.get_label()
+
+
+def test_step_times_draw_every_sample():
+    figure = plots.step_times({"a": [1e6, 2e6, 9e6], "b": [1e6]})
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), [1, 2, 9])
+    assert "median 2 ms of 3" in figure.get_label()
 
 
 def test_timeline_has_a_lane_a_stream_and_a_level():
-    figure = plots.timeline(_trace())
-    _draw(figure)
-    labels = [t.get_text() for t in figure.axes[0].get_yticklabels()]
+    axes = plots.timeline(_trace()).axes[0]
+    labels = [text.get_text() for text in axes.get_yticklabels()]
     assert labels == ["CPU thread 5", "", "GPU stream 7", "GPU stream 8", "GPU stream 13"]
-
-
-def test_timeline_draws_only_the_window():
-    figure = plots.timeline(_trace(), start_ns=2_000_000, end_ns=4_000_000)
-    _draw(figure)
-    assert figure.axes[0].get_xlim() == (0, 2)
-    for collection in figure.axes[0].collections:
-        corners = np.concatenate([p.vertices[:, 0] for p in collection.get_paths()])
-        assert corners.min() >= 0
-
-
-def test_timeline_of_a_big_trace_draws_few_shapes():
-    figure = plots.timeline(_trace(300_000))
-    _draw(figure)
-    shapes = sum(len(c.get_paths()) for c in figure.axes[0].collections if isinstance(c, PolyCollection))
-    assert shapes < 5000
+    axes = plots.timeline(_trace(), start_ns=2_000_000, end_ns=4_000_000).axes[0]
+    assert axes.get_xlim() == (0, 2_000_000)
+    assert min(path.vertices[:, 0].min() for drawn in axes.collections for path in drawn.get_paths()) >= 0
 
 
 @pytest.mark.parametrize("window", [(0, 96_000), (10_000, 58_000)])
-def test_a_lane_of_many_events_counts_overlaps_once(window):
-    rng = np.random.default_rng(1)
-    start = np.sort(rng.integers(0, 90_000, 9000))
-    end = start + rng.integers(0, 60, 9000)
-    ticks = np.zeros(96_000, bool)  # one a unit of time
-    for s, e in zip(start, end, strict=True):
-        ticks[s:e] = True
-    kernels = pd.DataFrame({"start_ns": start, "end_ns": end, "device": 0, "stream": 7, "name": "k"})
-    figure = plots.timeline(
-        Trace.from_frames({"kernels": kernels}), start_ns=window[0] - start[0], end_ns=window[1] - start[0]
+def test_many_events_are_few_shapes_as_large_as_the_time_they_cover(window):
+    start = np.arange(0, 96_000, 4)
+    kernels = pd.DataFrame({"start_ns": start, "end_ns": start + 2, "name": "k"})
+    figure = plots.timeline(Trace.from_frames({"kernels": kernels}), start_ns=window[0], end_ns=window[1])
+    (drawn,) = figure.axes[0].findobj(PolyCollection)
+    corners = [path.vertices for path in drawn.get_paths()]
+    assert len(corners) < 1700
+    area = sum(np.ptp(shape[:, 0]) * np.ptp(shape[:, 1]) for shape in corners)
+    assert area == pytest.approx(0.72 * 0.5 * (window[1] - window[0]), rel=0.08)
+
+
+def test_tables_write_and_escape_every_cell_and_heading():
+    frame = pd.DataFrame(
+        {
+            "<b>": ["<img src=x onerror=alert(1)>", "k<float, 4>"],
+            "total_ns": [1234567, 2],
+            "share": [0.25, None],
+            "fits": pd.array([True, None], "boolean"),
+            "value": [1.23456, 2.0],
+            "nested": [[{"a": "<i>"}, 0.5], None],
+        }
     )
-    (drawn,) = figure.axes[0].collections
-    (path,) = drawn.get_paths()
-    x, y = path.vertices[:-1].T
-    area = abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2
-    assert area == pytest.approx(0.72 * ticks[window[0] : window[1]].sum() / 1e3, rel=1e-6)
-
-
-def test_inputs_are_left_alone(gaps, kernels):
-    before = gaps.copy(), kernels.copy()
-    plots.bars(gaps)
-    plots.bars(kernels)
-    plots.before_after(gaps, gaps)
-    pd.testing.assert_frame_equal(gaps, before[0])
-    pd.testing.assert_frame_equal(kernels, before[1])
-
-
-def test_tables_say_yes_and_no():
-    frame = pd.DataFrame({"fits": [True, False], "known": pd.array([True, None], dtype="boolean")})
-    html = plots.table(frame).to_html()
-    assert re.findall(r">([^<>\s]+)</td>", html) == ["yes", "yes", "no", "-"]
-
-
-def test_tables_escape_names_whatever_their_format():
-    hostile = "<img src=x onerror=alert(1)>"
-    frame = pd.DataFrame({"name": [hostile, "void k<float, 4>(T1)"], "total_ns": [1234567, 2], "share": [0.25, None]})
-    html = plots.table(frame).to_html() + plots.table(frame, {"name": "{}"}).to_html()
-    assert "<img" not in html
-    assert "k&lt;float, 4&gt;" in html
-    assert "1,234,567" in html
-    assert "25.0%" in html
-    assert ">-<" in html
+    shown = plots.table(frame, {"value": "{:.1f}"}).to_html()
+    assert not re.search("<(img|b|i|float)", shown)
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t", shown)
+    first = ["&lt;img src=x onerror=alert(1)&gt;", "1,234,567", "25.0%", "yes", "1.2", "a: &lt;i&gt;; 0.5"]
+    second = ["k&lt;float, 4&gt;", "2", "-", "-", "2.0", "-"]
+    assert cells == ["&lt;b&gt;", *frame.columns[1:], *first, *second]
+    assert "<i>" not in plots.table(frame, dict.fromkeys(frame, lambda _: "<i>"), missing="<i>").to_html()
 
 
 def test_share_bars_divide_each_whole_and_leave_out_what_was_not_measured():
     columns = {
-        HOSTILE: pd.Series({"forward": 1, "backward": 2, HOSTILE: 1}),
-        "time": pd.Series({"backward": 3.0, "(unattributed)": 1.0}),
+        HOSTILE: pd.Series({"forward": 1, "optimizer": 2, HOSTILE: 1}),
+        "time": pd.Series({"optimizer": 3.0, "(unattributed)": 1.0}),
         "GPU": pd.Series({"forward": pd.NA}, dtype="Int64"),
     }
-    figure = plots.share_bars(columns, title=HOSTILE)
-    texts = _draw(figure)
-    axes = figure.axes[0]
-    widths = np.array([[bar.get_width() for bar in part.patches] for part in axes.containers])
-    np.testing.assert_allclose(widths, [[0.25, 0], [0.5, 0.75], [0.25, 0], [0, 0.25]])
-    assert len(axes.get_yticks()) == 2
-    assert {"25%", "50%", "75%", "(unattributed)"} <= set(texts)
-    assert "backward 75%, (unattributed) 25%" in figure.get_label()
+    figure = plots.share_bars(columns)
+    (axes,) = figure.axes
+    np.testing.assert_allclose(_widths(axes), [[0.25, 0], [0.5, 0.75], [0.25, 0], [0, 0.25]])
+    assert {"25%", "50%", "75%", "(unattributed)"} <= set(_texts(figure))
+    assert "optimizer 75%, (unattributed) 25%" in figure.get_label()
+    assert len({bar.get_facecolor() for bar in axes.patches}) == 4  # though one is named like a kind of work
 
 
-def test_phases_of_a_step_differ_in_colour_though_one_is_named_like_a_kind_of_work():
-    phases = pd.Series({"forward": 3, "backward": 6, "optimizer": 1, "(unattributed)": 1})
-    figure = plots.share_bars({"CPU": phases})
-    assert len({bar.get_facecolor() for bar in figure.axes[0].patches}) == len(phases)
-
-
-def test_share_bars_of_nothing_say_so():
-    assert "nothing to divide in this trace" in _draw(plots.share_bars({"GPU": pd.Series({"a": 0})}))
+def test_stacks_are_as_long_as_their_parts():
+    measured = pd.Series({"weights": 2e9, "unexplained": 5e8, "activations": pd.NA})
+    figure = plots.memory_stacks({"predicted": BYTES, "measured": measured})
+    np.testing.assert_allclose(_widths(figure.axes[0]), [[2, 2], [3, 0], [0, 0.5]])
+    assert {"5 GB", "2.5 GB"} <= set(_texts(figure))
+    assert "unexplained 500 MB" in figure.get_label()
 
 
 def test_panels_say_what_is_missing():
-    frame = pd.DataFrame(
-        {"step_ns": [1e6, 2.5e6], "share of idle": [None, 0.25], "TFLOP/s": [123456.0, 0.5]}, index=["a", HOSTILE]
-    )
-    figure = plots.panels(frame, list(frame.columns), title="T")
+    columns = {"step_ns": [1e6, 2.5e6], "share of idle": [None, 0.25], "TFLOP/s": [123456.0, 0.5]}
+    figure = plots.panels(pd.DataFrame(columns, index=["a", HOSTILE]), list(columns))
     assert [axes.get_xlabel() for axes in figure.axes] == ["step (ms)", "share of idle", "TFLOP/s"]
-    texts = [[t.get_text() for t in axes.texts] for axes in figure.axes]
-    assert texts == [["1.00 ms", "2.50 ms"], ["none", "25.0%"], ["123,456", "0.5"]]
-    widths = [[bar.get_width() for bar in axes.patches] for axes in figure.axes]
-    assert widths[0] == [1.0, 2.5]
+    texts = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert texts == [["1 ms", "2.5 ms"], ["none", "25.0%"], ["123,456", "0.5"]]
+    assert _widths(figure.axes[0]) == [[1.0, 2.5]]
     assert "share of idle (a none" in figure.get_label()
-    figure.canvas.draw()
 
 
 def test_roofline_points_and_roofs():
-    from nsightkit.analysis.roofline.sol import Rates
-
-    table = pd.DataFrame(
-        {
-            "name": ["matrix", HOSTILE, "copy"],
-            "flops": [2e12, 1e9, 0],
-            "intensity": [1000.0, 0.5, 0.0],
-            "time_ns": [4e6, 1e6, 1e6],
-            "sol_datasheet": [0.5, np.nan, 0.9],
-        }
-    )
-    sheet, measured = Rates("datasheet", {"bf16": 1000.0}, 4000.0), Rates("measured", {"bf16": 800.0}, 3500.0)
-    figure = plots.roofline(table, [sheet, measured, Rates("no such unit", {"fp32": 1.0}, 1.0)], "bf16", title="R")
-    lines = figure.axes[0].lines
-    roofs = [line for line in lines if line.get_linestyle() != "None" and len(line.get_xdata()) > 1]
-    assert [line.get_ydata().max() for line in roofs] == [1000, 800]
-    x, y = (np.asarray(f(), float) for f in (roofs[0].get_xdata, roofs[0].get_ydata))
-    slope = x < 250
-    np.testing.assert_allclose(y[slope] / x[slope], 4.0)  # 4000 GB/s
-    points = {line.get_label(): line for line in lines if line.get_linestyle() == "None"}
-    assert points["matrix, 50%"].get_xydata().tolist() == [[1000.0, 500.0]]
-    assert len(points) == 2  # a copy has no FLOPs
-    assert "datasheet (1,000 TFLOP/s, 4,000 GB/s)" in figure.get_label()
-    figure.canvas.draw()
-    assert "no operations" in plots.roofline(table.head(0), [sheet], "bf16").get_label()
-    # Every operation is there, a few of them by name; lower ceilings begin where the memory's roof passes them.
-    many = pd.concat([table, table.assign(name="again", time_ns=1e5)] * 3, ignore_index=True)
+    measured = Rates("measured", {"bf16": 800.0}, 3500.0)
+    figure = plots.roofline(OPERATORS, [SHEET, measured, Rates("other", {"fp32": 1.0}, 1.0)], "bf16", lower=["fp32"])
+    lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+    roof = lines["datasheet: 1,000 TFLOP/s, 4,000 GB/s"]
+    assert roof == [[0.25, 1.0], [250.0, 1000.0], [3000.0, 1000.0]]
+    assert lines["measured: 800 TFLOP/s, 3,500 GB/s"][-1] == [3000.0, 800.0]
+    assert lines["matrix, 50%"] == [[1000.0, 500.0]]
+    assert [[15.0, 60.0], [3000.0, 60.0]] in lines.values()  # the ceiling begins where the memory's roof passes it
+    assert len(lines) == 5  # a copy has no FLOPs
+    assert "matrix 500 TFLOP/s at 1e+03 FLOPs a byte" in figure.get_label()
+    many = pd.concat([OPERATORS] * 3, ignore_index=True)
     many.loc[0, "intensity"] = np.nan  # of unknown bytes
-    low = Rates("datasheet", {"bf16": 1000.0, "fp32": 60.0}, 4000.0)
-    figure = plots.roofline(many, [low], "bf16", lower=("fp32", "fp8"), top=4)
-    named = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
-    (others,) = [line for line in named if line.get_label() == "7 shorter ones"]
-    assert len(others.get_xdata()) == 7
-    assert len(named) == 4 + 1
-    (ceiling,) = [line for line in figure.axes[0].lines if list(line.get_ydata()) == [60.0, 60.0]]
-    assert ceiling.get_xdata()[0] == 15
-    assert "; 7 more" in figure.get_label()
-    figure.canvas.draw()
+    figure = plots.roofline(many, [SHEET], "bf16", top=2)
+    assert len({line.get_label(): line for line in figure.axes[0].lines}["3 shorter ones"].get_xdata()) == 3
+    assert "and 3 more" in figure.get_label()
+
+
+def test_waiting_and_transfer_are_as_long_as_they_last():
+    figure = plots.rank_arrivals(_arrivals())
+    (axes,) = figure.axes
+    assert _widths(axes) == [[2e6, 0, 2e6] * 2, [1e6] * 6]
+    # Steps from the middle, drawn from their first arrival on.
+    assert {bar.get_x() for bar in axes.containers[0]} == {0, 2e6, 10e6, 12e6}
+    assert "rank 0 8 ms, rank 1 0 ns, rank 2 8 ms" in figure.get_label()
+    labels = [text.get_text() for text in plots.rank_arrivals(_arrivals(200)).axes[0].get_yticklabels()]
+    assert labels[:2] == ["rank 0", "rank 1"]
+    assert len(labels) == 24
