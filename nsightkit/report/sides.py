@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -74,7 +75,8 @@ def sides_of(traces: Mapping[str, Trace]) -> list[Side]:
 
 def _source(trace: Trace) -> str:
     meta = trace.meta
-    cards = dict.fromkeys(gpu.name or "GPU not named" for gpu in meta.gpus)
+    counts = Counter(gpu.name or "GPU not named" for gpu in meta.gpus)
+    cards = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
     missing = "all kinds of events were recorded"
     if meta.missing:
         missing = f"not recorded: {', '.join(meta.missing)}"

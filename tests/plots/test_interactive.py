@@ -8,6 +8,7 @@ import json
 import zlib
 from collections import Counter
 
+import many
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,7 +20,7 @@ import nsightkit
 from nsightkit import plots, safe
 from nsightkit.errors import UsageError
 from nsightkit.plots import packing
-from nsightkit.trace.model import Trace, TraceMeta, categorical
+from nsightkit.trace.model import Trace, TraceMeta
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +28,6 @@ def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("planted") / "starved.sqlite"
     planted.training(path, "starved")
     return nsightkit.load(path)
-
-
-def many(count, *, seed=0, streams=(7,)):
-    """Kernels one after the other on each of some streams, which overlap each other."""
-    rng = np.random.default_rng(seed)
-    names = [f"void at::native::elementwise_kernel<{i}>(int)" if i % 2 else f"gemm_{i}" for i in range(40)]
-    parts = []
-    for stream in streams:
-        duration = rng.lognormal(9, 1.2, count // len(streams)).astype(np.int64) + 800
-        start = np.cumsum(duration + rng.exponential(1500, len(duration)).astype(np.int64)) - duration
-        parts.append(pd.DataFrame({"start_ns": start, "end_ns": start + duration, "stream": stream}))
-    frame = pd.concat(parts, ignore_index=True)
-    frame["name"] = categorical(rng.integers(0, len(names), len(frame)), names)
-    return Trace.from_frames({"kernels": frame})
 
 
 def on_thread(events, **more):
@@ -111,13 +98,12 @@ def test_a_run_is_called_by_its_longest_event():
 
 @pytest.mark.parametrize("most_bytes", [10**9, 60_000, 1_000])
 def test_packing_keeps_every_rows_events_and_time_in_so_many_bytes(most_bytes):
-    kernels = many(30_000, streams=(7, 13, 20))
+    kernels = many.kernels(30_000, streams=(7, 13, 20))
     shown = plots.interactive_timeline(kernels, most_bytes=most_bytes)
     lasting = kernels["kernels"]["end_ns"] - kernels["kernels"]["start_ns"]
     truth = {f"GPU stream {stream}": (len(t), t.sum()) for stream, t in lasting.groupby(kernels["kernels"]["stream"])}
     assert rows_of(shown) == truth
     assert len(shown.data) <= most_bytes
-    assert shown.events == 30_000
     assert (unpacked(shown)["merged"] > 0) == (most_bytes < 10**9)
 
 
@@ -353,7 +339,7 @@ def test_hostile_names_are_shown_as_text(opened):
 @pytest.mark.parametrize("width", [1000, 360])
 def test_it_is_accessible_and_fits(opened, trace, theme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    both = {"planted": trace, "a label that is much too long for the screen of a phone, and goes on": many(500)}
+    both = {"planted": trace, "a label that is much too long for the screen of a phone, and goes on": many.kernels(500)}
     with opened(plots.interactive_timeline(both), theme=theme, width=width) as shown:
         shown.page.get_by_text("Keys and gestures").click()
         assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
