@@ -12,7 +12,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from _lib import counters as planted_counters
 from _lib import figures
+
+from nsightkit.analysis.roofline import counters
 
 HOSTILE = "void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$\n<script>"
 
@@ -37,7 +40,7 @@ def test_distributions_are_the_empirical_ones() -> None:
         place = np.searchsorted(x, time, side="right") - 1
         assert share[place] == pytest.approx(np.mean(times[times > 0] <= time))
     assert set(np.round(equal.get_ydata(), 6)) == {0, 0.333333, 0.666667, 1}
-    assert "median 3.00 µs of 3" in figure.get_label()
+    assert "median 3 µs of 3" in figure.get_label()
     assert "\n" not in "".join(texts(figure))
     assert "no samples" in texts(figures.distributions({"none": []}, title="none"))
 
@@ -45,7 +48,7 @@ def test_distributions_are_the_empirical_ones() -> None:
 def test_share_curves_show_levels_and_say_their_ends() -> None:
     figure = figures.share_curves([1e3, 1e6], {HOSTILE: [0.25, 1.0], "b": [1, 1]}, {HOSTILE: 0.2}, title="shares")
     assert "true share 20.0%" in texts(figure)
-    assert "25.0% at 1.00 µs to 100.0% at 1.00 ms" in figure.get_label()
+    assert "25.0% at 1 µs to 100.0% at 1 ms" in figure.get_label()
 
 
 def changes(*rows: tuple[str, float, float | None, float | None, str]) -> pd.DataFrame:
@@ -66,7 +69,7 @@ def test_changes_and_their_intervals_lie_where_they_are() -> None:
     assert points == {"changed": [[-4, 0]], "within noise": [[1, 1]], "inconclusive": [[2, 2]]}
     segments = [segment for collection in axes.collections for segment in collection.get_segments()]
     assert sorted((begin[0], end[0]) for begin, end in segments) == [(-5, -3), (0.5, 2), (2, 2)]
-    assert "wall (CPU) 10.0 ms then 6.00 ms, changed" in figure.get_label()
+    assert "wall (CPU) 10 ms then 6 ms, changed" in figure.get_label()
     assert len(figures.change_intervals(pd.concat([rows] * 9), title="many", top=7).axes[0].get_yticklabels()) == 7
     assert "nothing to compare" in figures.change_intervals(rows.head(0), title="none").get_label()
 
@@ -76,8 +79,8 @@ def test_a_rung_shows_its_bounds_and_its_time() -> None:
     figure = figures.ladder(rungs, {"goal": 4e6}, pd.Series({"unfused": 5e6}), title="A ladder")
     lower, fusing, measured = ([bar.get_width() for bar in part] for part in figure.axes[0].containers)
     assert (lower, fusing, measured) == ([2, 2], [1, 0], [5, 0])
-    assert "unfused 2.00 ms to 3.00 ms at best, 5.00 ms" in figure.get_label()
-    assert "fused 2.00 ms at best, awaiting a GPU; lines at goal 4.00 ms" in figure.get_label()
+    assert "unfused 2 ms to 3 ms at best, 5 ms" in figure.get_label()
+    assert "fused 2 ms at best, awaiting a GPU; lines at goal 4 ms" in figure.get_label()
     assert len(figures.ladder(rungs, {"goal": 4e6}, title="predicted").axes[0].containers) == 2
     figure.canvas.draw()
 
@@ -121,3 +124,26 @@ def test_a_sweep_has_a_panel_a_direction_and_marks_its_ends() -> None:
     assert (
         "nothing was measured" in figures.sweep(table.assign(peak_bytes=None), "peak_bytes", title="none").get_label()
     )
+
+
+def test_every_kernel_lies_in_the_region_of_its_class() -> None:
+    table = counters.summary(planted_counters.counters()[0])
+    figure = figures.limiter_map(table.assign(name=HOSTILE), title="Planted (synthetic)")
+    (axes,) = figure.axes
+    (image,) = axes.images
+    regions = {text.get_text(): text.get_position() for text in axes.texts}
+    for line, row in zip(axes.lines, table.itertuples(), strict=True):
+        assert line.get_xydata().tolist() == [[row.memory_pct, row.sm_pct]]
+        x, y = regions[row.classification]
+        assert image.get_array()[int(row.sm_pct), int(row.memory_pct)] == image.get_array()[int(y), int(x)]
+    assert "\n" not in "".join(texts(figure))
+    assert "at 93 % of compute and 45 % of memory" in figure.get_label()
+    assert "no kernels" in figures.limiter_map(table.assign(sm_pct=np.nan), title="none").get_label()
+
+
+def test_lateness_is_a_dot_a_step() -> None:
+    frame = pd.DataFrame({"rank": [0, 1] * 4, "step": np.repeat(range(4), 2)})
+    figure = figures.rank_lateness(frame, pd.Series([0.0, 2e6] * 4), title="T")
+    dots = [collection.get_offsets()[:, 0].tolist() for collection in figure.axes[0].collections]
+    assert dots == [[0.0] * 4, [2.0] * 4]
+    assert "rank 1 2 ms" in figure.get_label()
