@@ -43,18 +43,23 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     figure, axes = style.new_figure(1.2 + 0.36 * max(len(shown), 2), title)
     if not shown:
         return style.nothing(figure, axes, title, "nothing to draw")
-    quantity, unit_of, write = ("memory", byte_unit, amount) if value == "bytes" else ("time", time_unit, duration)
-    size, unit = unit_of(max(row[value] for row in shown))
-    names = [row[key] for row in shown]
-    looks, groups, words = [], [], []
+    quantity, unit_of, write = "time", time_unit, duration
+    if value == "bytes":
+        quantity, unit_of, write = "memory", byte_unit, amount
+    sizes = np.array([row[value] for row in shown], dtype=float)
+    size, unit = unit_of(sizes.max())
+    names, groups, colours, hatches, words = [], [], [], [], []
     for row in shown:
-        group = str(row.get("category", row[key]))
-        looks.append(style.look_of(group))
-        groups.append("_" if group in ("", str(row[key])) else style.plain(group))
+        name = str(row[key])
+        group = str(row.get("category", name))
+        colour, hatch = style.look_of(group)
+        names.append(name)
+        groups.append(style.plain(group) if group not in ("", name) else "_")
+        colours.append(colour)
+        hatches.append(hatch)
         words.append(f"{write(row[value])} · {row[share]:.1%} · {row['count']:,.0f}x")
-    colours, hatches = zip(*looks, strict=True)
     look = {"color": colours, "hatch": hatches, "edgecolor": "white", "label": groups}
-    drawn = axes.barh(np.arange(len(shown)), [row[value] / size for row in shown], height=0.68, **look)
+    drawn = axes.barh(np.arange(len(shown)), sizes / size, height=0.68, **look)
     style.label_bars(axes, drawn, words)
     style.name_rows(axes, names)
     axes.set_xlabel(f"{quantity} ({unit})")

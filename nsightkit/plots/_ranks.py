@@ -51,10 +51,11 @@ def rank_arrivals(arrivals: pd.DataFrame, *, title: str = "Who waits for whom") 
     axes.barh(row, length - wait, left=start + wait, color=BLUE, label="transfer, all ranks there", **look)
     last = wait == 0
     axes.plot(start[last], row[last], "k>", markersize=6, label="came last", linestyle="none")
-    style.name_rows(axes, [f"rank {rank}" for rank in ranks])
-    axes.xaxis.set_major_formatter(lambda time_ns, _: f"{time_ns / size:g}")
+    names = [f"rank {rank}" for rank in ranks]
+    style.name_rows(axes, names)
+    style.in_unit(axes.xaxis, size)
     axes.set(xlim=(0, None), ylim=(len(ranks) - 0.5, -0.5), xlabel=f"time ({unit})")
     style.legend(figure, 3)
-    pairs = [(f"rank {rank}", duration(float(waits[rank]))) for rank in ranks]
+    pairs = zip(names, waits[ranks].map(duration), strict=True)
     shown = "a row of bars a rank, from its arrival at each collective to its end"
     return style.described(figure, f"{title}, {shown}. Waited over the whole run: {spoken(pairs)}.")

@@ -77,7 +77,7 @@ def roofline(
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(10))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        style.in_unit(axis)
     style.legend(figure, 2)
     reached = points["reached"].map("{:,.3g} TFLOP/s".format) + points["intensity"].map(
         " at {:,.3g} FLOPs a byte".format

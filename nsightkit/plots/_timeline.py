@@ -29,7 +29,7 @@ _HALF = 0.36
 def timeline(
     trace: Trace,
     *,
-    start_ns: int | None = None,
+    start_ns: int = 0,
     end_ns: int | None = None,
     levels: int = 3,
     title: str = "Timeline",
@@ -44,7 +44,7 @@ def timeline(
     ----------
     trace : Trace
     start_ns, end_ns : int, optional
-        The window to draw, nanoseconds on the trace's clock; all of it when omitted.
+        The window to draw, nanoseconds on the trace's clock; all of the trace when omitted.
     levels : int, default 3
         How many nesting levels of CPU ranges (or framework ops, in a trace without ranges) to draw a thread.
     title : str, default "Timeline"
@@ -55,21 +55,21 @@ def timeline(
     """
     lanes = all_lanes(trace, Most(levels), tables=[outer_table(trace)]).lanes
     if not lanes:
-        return style.nothing(*style.new_figure(1.6, title), title, "no events to draw")
-    first = min(lane.start.min() for lane in lanes) if start_ns is None else start_ns
-    last = max(lane.end.max() for lane in lanes) if end_ns is None else end_ns
-    length_ns = max(int(last - first), 1)
-    labels = {lane.row: lane.label for lane in lanes}
+        figure, axes = style.new_figure(1.6, title)
+        return style.nothing(figure, axes, title, "no events to draw")
+    if end_ns is None:
+        end_ns = max(int(lane.end.max()) for lane in lanes)
+    length_ns = max(end_ns - start_ns, 1)
+    labels = {lane.row: style.plain(lane.label, 30) for lane in lanes}
     figure, axes = style.new_figure(1.3 + 0.34 * max(len(labels), 2), title)
     for lane in lanes:
-        _draw_lane(axes, lane, first, length_ns)
-    texts = [style.plain(label, 30) for label in labels.values()]
-    axes.set_yticks(list(labels), labels=texts, fontsize=9)
+        _draw_lane(axes, lane, start_ns, length_ns)
+    axes.set_yticks(list(labels), labels=list(labels.values()), fontsize=9)
     axes.tick_params(axis="y", length=0)
     scale, unit = time_unit(length_ns)
-    is_late = first > 0.01 * length_ns  # else the difference cannot be seen
-    axes.set_xlabel(f"time since {duration(first)} ({unit})" if is_late else f"time ({unit})")
-    axes.xaxis.set_major_formatter(lambda time_ns, _: f"{time_ns / scale:g}")
+    since = f" since {duration(start_ns)}" if start_ns else ""
+    axes.set_xlabel(f"time{since} ({unit})")
+    style.in_unit(axes.xaxis, scale)
     axes.set(xlim=(0, length_ns), ylim=(max(labels) + 0.6, -0.6))
     style.legend(figure, 3)
     return style.described(figure, in_words(lanes, title, length_ns))

@@ -79,14 +79,10 @@ def all_lanes(
     frames = _with_levels(trace, tables)
     lanes, threads = _cpu_lanes(trace, frames, most)
     gpu, streams = _gpu_lanes(trace, most.streams, len(lanes), idle)
-    notes = []
-    hidden = max(threads - most.threads, 0) + max(streams - most.streams, 0)
-    if hidden:
-        notes.append(f"{hidden:,} more threads and streams, which had less to do")
-    for table, frame in frames.items():
-        if table != "calls" and (frame["level"] >= most.levels).any():
-            notes.append(f"{table} nested deeper than {most.levels} levels")
-    return Lanes(lanes + gpu, "; ".join(notes))
+    left_out = ""
+    if threads > most.threads or streams > most.streams:
+        left_out = f"threads beyond {most.threads} and streams beyond {most.streams}, which had less to do"
+    return Lanes(lanes + gpu, left_out)
 
 
 def in_words(lanes: Sequence[Lane], title: str, length_ns: int) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.categories import CATEGORIES, categorize
+from nsightkit.analysis.core.categories import categorize
 from nsightkit.plots.lanes import IDLE, Lane, Lanes, in_words
 from nsightkit.plots.looks import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY, GREY, duration
 from nsightkit.safe import plain
@@ -80,11 +80,11 @@ def short(text: str) -> str:
 
 def _kinds(table: str, texts: list[str]) -> list[str]:
     if table == "kernels":
-        return [CATEGORIES[code] for code in categorize(pd.Index(texts, dtype="str")).codes]
+        return categorize(pd.Index(texts, dtype="str")).tolist()
     if table == IDLE:
         return [f"idle: {text}" for text in texts]
     if table == "memops":
-        return ["memset" if text == "memset" else "copy" for text in texts]
+        return [text.partition(" ")[0] for text in texts]  # "copy HtoD", "memset"
     return [_KIND_OF_TABLE.get(table, "CPU")] * len(texts)
 
 
@@ -165,10 +165,13 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
     figures = ""
     sentences = []
     for page, found in zip(pages, traces.values(), strict=True):
-        heading = f"<p>{html.escape(page['label'])}</p>" if len(pages) > 1 else ""
-        name = f"{title}: {page['label']}" if page["label"] else title
-        sentences.append(in_words(found.lanes, name, page["span"]))
-        figures += heading + _figure(page, events, list(names), sentences[-1])
+        name = title
+        if page["label"]:
+            name += f": {page['label']}"
+            figures += f"<p>{html.escape(page['label'])}</p>"
+        sentence = in_words(found.lanes, name, page["span"])
+        figures += _figure(page, events, list(names), sentence)
+        sentences.append(sentence)
     return InteractiveTimeline(data, figures, " ".join(sentences), len(events))
 
 
@@ -199,13 +202,12 @@ def _packed(events: pd.DataFrame, names: list[tuple[str, str]]) -> dict[str, Any
         is_merged = (lane["number"] > 1).any()
         wanted = ["gap", "length", "name", "busy", "number"] if is_merged else ["gap", "length", "name"]
         lanes.append(lane[wanted].to_dict("list"))
-    shown = [names[number] for number in used]
-    kinds = list(dict.fromkeys(["CPU", *(kind for _, kind in shown)]))  # the viewer draws the first in two greys
-    return {
-        "lanes": lanes,
-        "kinds": [[kind, COLOURS[kind]] for kind in kinds],
-        "names": [[text, kinds.index(kind)] for text, kind in shown],
-    }
+    kinds = {"CPU": 0}  # the viewer draws the first in two greys
+    shown = []
+    for number in used:
+        text, kind = names[number]
+        shown.append([text, kinds.setdefault(kind, len(kinds))])
+    return {"lanes": lanes, "kinds": [[kind, COLOURS[kind]] for kind in kinds], "names": shown}
 
 
 # ---------------------------------------------------------------- without scripts
@@ -289,5 +291,9 @@ class InteractiveTimeline:
 def program() -> str:
     """Read the viewer, without comments and indentation: they are for those who read the source."""
     source = (files("nsightkit.plots") / "timeline.js").read_text(encoding="utf-8")
-    lines = [line.strip() for line in source.splitlines()]
-    return "\n".join(line for line in lines if line and not line.startswith("//")) + "\n"
+    program = ""
+    for line in source.splitlines():
+        text = line.strip()
+        if text and not text.startswith("//"):
+            program += f"{text}\n"
+    return program

@@ -135,6 +135,11 @@ def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:
     axes.invert_yaxis()
 
 
+def in_unit(axis: Any, size: float = 1) -> None:
+    """Write the numbers of an axis in a unit of a size, without zeros."""
+    axis.set_major_formatter(lambda value, _: f"{value / size:g}")
+
+
 def side_by_side(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
     """Make a table of numbers by name, a column each, in the order in which the names come; 0 for what is missing."""
     numbers = {}

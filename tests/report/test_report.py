@@ -196,7 +196,7 @@ def test_every_thread_stream_and_level_has_a_row_or_is_said_to_lack_one():
     assert [lane.row for lane in whole.lanes] == list(range(14))
     assert whole.left_out == ""
     few = lanes.all_lanes(trace, lanes.Most(3, 2, 1), idle)
-    assert few.left_out == "3 more threads and streams, which had less to do; ranges nested deeper than 3 levels"
+    assert few.left_out == "threads beyond 1 and streams beyond 2, which had less to do"
     assert len(few.lanes) == 3 + 2 + 1 + 2 + 1
 
 
