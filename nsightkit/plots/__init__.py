@@ -1,9 +1,9 @@
 """Figures of analysis results.
 
-Each function takes what an analysis returned and draws it; none computes anything an analysis should
-have. They return a :class:`matplotlib.figure.Figure` whose label (``figure.get_label()``) is a sentence
-that says what the picture shows: the alternative text of the published figure. One is HTML instead:
-``interactive_timeline``, with a static figure within. Needs the ``plots`` extra, but to import.
+Each function draws the result of an analysis and computes nothing that an analysis should have computed. It returns
+a :class:`matplotlib.figure.Figure` whose label (``figure.get_label()``) is the alternative text of the published
+figure. ``interactive_timeline`` returns HTML instead, with a static figure within. Drawing needs the ``plots``
+extra, importing does not.
 """
 
 from __future__ import annotations

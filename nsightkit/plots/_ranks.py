@@ -12,7 +12,7 @@ from nsightkit.analysis.ranks.job import waited
 from nsightkit.plots import style
 from nsightkit.plots.looks import BLUE, OCHRE, duration, spoken, time_unit
 
-#: Rows of a figure; of more ranks, those that waited least, which are the late ones.
+#: Rows of a figure. Of more ranks it shows the late ones, which waited least.
 _MOST_RANKS = 24
 
 

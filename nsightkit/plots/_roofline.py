@@ -37,7 +37,7 @@ def roofline(
     table : DataFrame
         ``name, flops, intensity, time_ns`` and, written beside the name, ``sol_datasheet``, as from
         :func:`nsightkit.analysis.roofline.sol.judge`. Operations without FLOPs have no place here and are left out, and
-        so are those whose bytes are not known. A column ``group`` stands behind the name.
+        so are those whose bytes are not known. The legend adds a column ``group`` to the name.
     rates : sequence of Rates
         A roof each, such as the datasheet's and the measured one.
     unit : str
@@ -46,7 +46,7 @@ def roofline(
         Other units, whose ceilings are drawn below that of `unit`, such as the ordinary cores' ``fp32``.
     title : str, default "Roofline"
     top : int, default 12
-        How many operations are named, those that took longest. The others are small grey points.
+        How many operations to name, the longest first. The others are small grey points.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def _draw_ceiling(axes: Any, rate: Rates, unit: str, span: tuple[float, float], 
 
 
 def _draw_points(axes: Any, points: pd.DataFrame, top: int) -> None:
-    """Draw the longest operations, each with a marker of its own that the legend names, and the others small."""
+    """Draw the longest operations, each with its own marker and name, and the others small."""
     shown = points.head(top).to_dict("records")
     for row, colour, marker in zip(shown, cycle(style.SERIES), cycle("osD^vPX*<>hd"), strict=False):
         look = {"linestyle": "none", "marker": marker, "color": colour, "markersize": 7, "markeredgecolor": "white"}

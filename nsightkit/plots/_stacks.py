@@ -27,8 +27,8 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
     Parameters
     ----------
     columns : mapping of str to Series
-        One bar each: its parts, by name. Units may differ between bars, as each is drawn as shares of its own sum. A
-        bar that sums to zero or holds only missing values is left out.
+        One bar each: its parts, by name. Units may differ between bars, because each is divided by its sum. A bar
+        that sums to zero or holds only missing values is left out.
     title : str, default "Shares of the whole"
 
     Returns

@@ -33,7 +33,7 @@ def table(frame: pd.DataFrame, formats: Mapping[str, Any] | None = None, missing
         ``…_ns`` with thousands separators and no decimals, other numbers with four significant digits. What a format
         gives is text too, not HTML.
     missing : str
-        What stands for a value that was not measured.
+        Text for a value that was not measured.
 
     Returns
     -------

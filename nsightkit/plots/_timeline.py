@@ -116,7 +116,7 @@ def interactive_timeline(
 
     Several traces lie above each other on one time axis, each from its own start. A stream has a row, and so has a
     nesting level of a thread. Where events are narrower than a pixel, the height of a column is the share of time
-    they cover. Where the events do not fit in `most_bytes`, short neighbours are merged; the page says so, and
+    they cover. Where the events do not fit in `most_bytes`, short neighbours are merged, with a note below;
     counts and sums of durations stay exact. Without scripts the page shows static figures.
 
     Parameters

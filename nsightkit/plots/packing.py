@@ -1,7 +1,7 @@
 """Events packed for the timeline that zooms: `timeline.js` unpacks and draws them. Needs no matplotlib.
 
 What is packed is JSON, deflated, in base64. A lane has columns, an item each: ``gap`` to the end of the item before,
-``length``, ``name`` (its number), and where items stand for several events ``busy``, the sum of their durations, and
+``length``, ``name`` (its number), and in a lane with merged events ``busy``, the sum of their durations, and
 ``number``. Times are nanoseconds since the trace's first event. Rows refer to their lanes by number.
 """
 

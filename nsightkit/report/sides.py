@@ -28,7 +28,7 @@ class Side(NamedTuple):
 
 
 def labelled(traces: Iterable[Trace]) -> dict[str, Trace]:
-    """Call each trace by its file, without the endings that say what kind of file it is.
+    """Label each trace with its file's name, without the endings of trace formats.
 
     Parameters
     ----------

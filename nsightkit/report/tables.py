@@ -40,10 +40,10 @@ class Section(NamedTuple):
     measures : tuple of str
         Columns to show. The first orders the rows that several traces have.
     keys : tuple of str
-        Columns that say what a row is about; rows of several traces meet by them.
+        Columns that identify a row; rows of several traces are joined on them.
     length : str
-        Of rows without keys: they are moments, as long as this column, which the timeline can show, and each trace
-        has a table of its own.
+        Of rows without keys: the column with their duration. The timeline can show them, and each trace has its
+        table.
     """
 
     name: str
@@ -152,7 +152,7 @@ SECTIONS = (
     Section(
         "os",
         "Calls of the operating system",
-        "Time threads spent in the operating system, most of it waiting.",
+        "Time threads spent in the operating system, mostly waiting.",
         partial(calls.summary, os=True),
         "os_calls",
         ("total_ns", "count", "median_ns", "mean_ns", "min_ns", "max_ns"),

@@ -229,7 +229,7 @@ def test_zooming_and_panning_change_the_window(opened, trace):
         assert shown.view() == pytest.approx([span * 0.35, span * 0.85])
         shown.press("Home")
         assert shown.view() == [0, span]
-        # The wheel zooms about the pointer, which stands on whole pixels.
+        # The wheel zooms about the pointer, whose place is in whole pixels.
         x, y = shown.point("GPU stream 7", span / 4)
         page.mouse.move(x, y)
         page.mouse.wheel(0, -300)

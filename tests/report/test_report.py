@@ -1,4 +1,4 @@
-"""The report: the analyses' own figures, nobody's markup, no request, and a browser in which it works."""
+"""The report: the figures of the analyses, no foreign markup, no request, and a browser in which it works."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def test_it_says_what_changes_would_gain(alone, starved):
     truth = [[r["change"], time_text(r["predicted_ns"]), f"{r['speedup']:.2f}x"] for r in answer["changes"]]
     assert read.tables["answer"][0][1:] == truth
     gains = {change: gain for change, _, gain in truth}
-    assert f"{gains[verdict.CHANGE_OF[answer['bottleneck']]]} as fast without it, predicted by replay" in read.words
-    assert f"Played again without a change it is {100 * answer['replay_error']:.1f} % off" in read.words
+    assert f"{gains[verdict.CHANGE_OF[answer['bottleneck']]]} faster without it, as the replay predicts" in read.words
+    assert f"Replaying the unchanged trace is {100 * answer['replay_error']:.1f} % off" in read.words
     assert "answer" not in Read(report.html(of_kernels(["a"] * 60))).tables
 
 
@@ -231,7 +231,7 @@ def test_hostile_names_stay_text(monkeypatch):
     read = Read(report.html(labels, title=names[1], selection=names[4]))
     monkeypatch.setattr(hostile, "NAMES", tuple(f"kernel_{i}" for i in range(len(names))))
     harmless = Read(report.html({"a": hostile.trace(), "b": hostile.trace()}, title="t", selection="s"))
-    # The same elements, whatever the names are (a name and its short form may differ).
+    # The same elements for any names (a name and its short form may differ).
     assert set(read.tags) - {"small"} == set(harmless.tags) - {"small"}
     assert read.tags["script"] == 3
     assert not [name for name, _ in read.attributes if name.startswith("on")]
