@@ -41,9 +41,9 @@ _TIMES: _Units = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _SIZES: _Units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
-def time_unit(longest_ns: float) -> tuple[float, str]:
+def time_unit(largest: float) -> tuple[float, str]:
     """Choose the unit in which a time reads well, as nanoseconds per unit and its symbol."""
-    return _unit(longest_ns, _TIMES)
+    return _unit(largest, _TIMES)
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
@@ -58,14 +58,14 @@ def _unit(largest: float, units: _Units) -> tuple[float, str]:
     return units[-1]
 
 
-def duration(ns: float) -> str:
-    """Write a time with its unit, three digits."""
-    return _three_digits(ns, time_unit(abs(ns)))
+def duration(value: float) -> str:
+    """Write a time in nanoseconds with its unit, three digits."""
+    return _three_digits(value, time_unit(abs(value)))
 
 
-def amount(size: float) -> str:
+def amount(value: float) -> str:
     """Write a number of bytes with its unit, three digits."""
-    return _three_digits(size, byte_unit(size))
+    return _three_digits(value, byte_unit(value))
 
 
 def _three_digits(value: float, unit: tuple[float, str]) -> str:

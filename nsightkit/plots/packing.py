@@ -80,7 +80,8 @@ def short(text: str) -> str:
 
 def _kinds(table: str, texts: list[str]) -> list[str]:
     if table == "kernels":
-        return categorize(pd.Index(texts, dtype="str")).tolist()
+        categories: list[str] = categorize(pd.Index(texts, dtype="str")).tolist()
+        return categories
     if table == IDLE:
         return [f"idle: {text}" for text in texts]
     if table == "memops":
@@ -149,7 +150,7 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
     """
     names: _Names = {}
     parts: list[pd.DataFrame] = []
-    pages = []
+    pages: list[dict[str, Any]] = []
     for label, found in traces.items():
         first_ns = min((int(lane.start.min()) for lane in found.lanes), default=0)
         last_ns = max((int(lane.end.max()) for lane in found.lanes), default=0)
@@ -158,8 +159,8 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
             row = rows.setdefault(lane.row, {"label": lane.label, "gpu": lane.table in GPU_TABLES, "lanes": []})
             row["lanes"].append(len(parts))
             parts.append(_events(lane, len(parts), first_ns, names))
-        page = {"label": short(label), "leftOut": found.left_out, "rows": list(rows.values())}
-        pages.append({**page, "first": first_ns, "span": max(last_ns - first_ns, 1)})
+        facts = {"label": short(label), "leftOut": found.left_out, "rows": list(rows.values())}
+        pages.append({**facts, "first": first_ns, "span": max(last_ns - first_ns, 1)})
     events = pd.concat(parts or [items(*[np.array([], np.int64)] * 3)], ignore_index=True)
     data = _fitted({"title": title, "traces": pages}, events, list(names), most_bytes)
     figures = ""
@@ -178,14 +179,16 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
 def _fitted(page: dict[str, Any], events: pd.DataFrame, names: list[tuple[str, str]], most_bytes: int) -> str:
     """Pack a page, with so many events merged that it is not larger than it may be."""
     cell_ns = 0
+    most_items = most_bytes // _LEAST_CHARACTERS
     longest_ns = max(trace["span"] for trace in page["traces"])
     while True:
         is_last = cell_ns > longest_ns
-        if is_last or len(events) * _LEAST_CHARACTERS <= most_bytes:
+        if is_last or len(events) <= most_items:
             text = json.dumps({**page, "merged": cell_ns, **_packed(events, names)}, separators=(",", ":"))
             data = base64.b64encode(zlib.compress(text.encode())).decode()
             if is_last or len(data) <= most_bytes:
                 return data
+            most_items = len(events) * most_bytes // len(data)
         cell_ns = max(2 * cell_ns, _FIRST_CELL_NS)
         events = merged(events, cell_ns)
 

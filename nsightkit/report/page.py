@@ -160,7 +160,8 @@ def _rendered(**context: Any) -> str:
     folder = files("nsightkit.report")
     own = {name: (folder / f"report.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     template = environment.get_template("page.html")
-    return template.render(**context, own=own, viewer=program(), version=__version__)
+    page: str = template.render(**context, own=own, viewer=program(), version=__version__)
+    return page
 
 
 def _shown(value: object) -> object:
