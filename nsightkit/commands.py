@@ -73,8 +73,6 @@ class Model:
         Run the model through torch.compile.
     attention : {"sdpa", "naive"}, optional
         Fused or unfused. Default: sdpa, with --annotate-mha naive.
-    accumulate : int
-        Forward and backward passes a step.
     nvtx : bool
         Mark the timed steps (measure), each step and its phases.
     annotate_mha : bool
@@ -89,7 +87,6 @@ class Model:
     precision: list[Literal["fp32", "tf32", "bf16", "fp16"]] | None = None
     compile: bool = False
     attention: Literal["sdpa", "naive"] | None = None
-    accumulate: int = 1
     nvtx: bool = False
     annotate_mha: bool = False
 
@@ -106,10 +103,6 @@ class Timing:
         Steps timed.
     device : NAME, optional
         cpu, cuda or cuda:N. Default: a GPU if there is one.
-    memory_cap_gb : float, optional
-        Let a model allocate no more than this.
-    measured_tflops : float, optional
-        A ceiling measured on this card, for a second MFU.
     timeout_s : float
         Give a measurement up after X seconds.
     """
@@ -117,8 +110,6 @@ class Timing:
     warmup: int = 5
     steps: int = 10
     device: str | None = None
-    memory_cap_gb: float | None = None
-    measured_tflops: float | None = None
     timeout_s: float = 600.0
 
 
@@ -530,11 +521,8 @@ def bench(model: "Model", timing: "Timing", *, out_json: Path | None = None, ove
     """
     for name, value in (
         ("--batch", model.batch),
-        ("--accumulate", model.accumulate),
         ("--steps", timing.steps),
         ("--timeout-s", timing.timeout_s),
-        ("--memory-cap-gb", timing.memory_cap_gb),
-        ("--measured-tflops", timing.measured_tflops),
         *(("--ctx", context) for context in model.ctx or ()),
     ):
         _require_amount(name, value)
@@ -551,7 +539,6 @@ def bench(model: "Model", timing: "Timing", *, out_json: Path | None = None, ove
         precisions=model.precision or ("fp32",),
         attention=model.attention or ("naive" if model.annotate_mha else "sdpa"),
         compiled=model.compile,
-        accumulate=model.accumulate,
         nvtx=model.nvtx or model.annotate_mha,
         annotate_mha=model.annotate_mha,
     )
@@ -559,8 +546,6 @@ def bench(model: "Model", timing: "Timing", *, out_json: Path | None = None, ove
         device=timing.device,
         warmup=timing.warmup,
         steps=timing.steps,
-        memory_cap_bytes=None if timing.memory_cap_gb is None else round(timing.memory_cap_gb * 1e9),
-        measured_tflops=timing.measured_tflops,
         timeout_s=timing.timeout_s,
     )
     with progress("measuring") as show:

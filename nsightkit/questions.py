@@ -625,7 +625,7 @@ def ncu(report: Path, *, kernel: str | None = None, within: str | None = None, t
     Parameters
     ----------
     report : REPORT
-        An .ncu-rep, or what ncu --csv printed (--page raw or details).
+        An .ncu-rep, or what ncu --csv --page=raw printed.
     kernel : REGEX, optional
         Only kernels whose name this finds.
     within : REGEX, optional

@@ -306,7 +306,7 @@ class Bench(Record):
         for row in plain_value(self["rows"]):
             rows.append({**row, "status": f"{row['status']} in {row['where']}" if row["where"] else row["status"]})
         columns = ["config", "mode", "precision", "status", "median_ns", "std_ns", "tokens_per_s"]
-        columns += ["peak_allocated_bytes", "mfu_datasheet", "mfu_measured"]
+        columns += ["peak_allocated_bytes", "mfu_datasheet"]
         yield from _rows(rows, *columns, title=title, top=len(rows))
         for row in rows:
             if row["detail"]:

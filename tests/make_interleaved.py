@@ -71,8 +71,7 @@ def interleaved(start=1_000, seed=0):
     meta = TraceMeta(
         tool="Nsight Systems",
         tool_version="2026.2",
-        driver="580",
-        gpus=[Gpu(0, "A <b>", 132, 1 << 37, "9.0"), Gpu(1, None)],
+        gpus=[Gpu(0, "A <b>", "9.0"), Gpu(1, None)],
         window_ns=(start - 50, start + 10**6),
         thread_names={main: "main", side: 'au"to'},
         distributed={"rank": 1},

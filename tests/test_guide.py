@@ -23,6 +23,7 @@ from synthetic import planted  # noqa: E402
 import nsightkit  # noqa: E402
 from nsightkit.errors import NsightkitError, TraceError, UsageError  # noqa: E402
 from nsightkit.guide import headline, measure, running  # noqa: E402
+from nsightkit.trace import store  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 GPU, SMALL = {"size": 4096}, {"size": 8}
@@ -416,7 +417,8 @@ def test_a_capture_is_cut_to_the_steady_steps(tmp_path: Path) -> None:
         out.range("step", thread, start, start + 50_000)
         out.range("forward", thread, start + 500, start + 40_000)
     out.write(tmp_path / "capture.sqlite")
-    cut = running._steady(nsightkit.load(tmp_path / "capture.sqlite", cache=False))
+    store.write(running._steady(nsightkit.load(tmp_path / "capture.sqlite", cache=False)), tmp_path / "cut")
+    cut = nsightkit.load(tmp_path / "cut")
     ranges = cut["ranges"]
     assert sorted(ranges["name"]) == 3 * ["forward"] + 3 * ["step"]
     assert len(cut["kernels"]) == len(cut["calls"]) == 3

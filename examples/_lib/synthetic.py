@@ -102,7 +102,7 @@ class Events:
             marks = frames["ranges"]
             marks["end_thread"] = marks["thread"]
             marks["level"], marks["parent"] = nesting(marks["thread"], marks["start_ns"], marks["end_ns"])
-        meta = TraceMeta(tool="synthetic", gpus=[Gpu(0, "Synthetic GPU", sm_count=100)], missing=["ops", "overhead"])
+        meta = TraceMeta(tool="synthetic", gpus=[Gpu(0, "Synthetic GPU")], missing=["ops", "overhead"])
         if self.world_size > 1:
             meta.distributed = {"rank": self.rank, "world_size": self.world_size}
         return nsightkit.Trace.from_frames(frames, meta)

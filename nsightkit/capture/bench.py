@@ -30,7 +30,7 @@ FORMAT = 1
 MODES = ("fwd", "fwd_bwd", "train")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 _SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
-_SWITCHES = ("mode", "precision", "attention", "compiled", "accumulate", "nvtx", "annotate_mha")
+_SWITCHES = ("mode", "precision", "attention", "compiled", "nvtx", "annotate_mha")
 #: Fields of a row from the child; null where it gives none.
 _RESULTS = (
     "where",
@@ -42,7 +42,7 @@ _RESULTS = (
     "clock",
 )
 #: Fields of a row computed from its samples.
-_FIGURES = ("median_ns", "mean_ns", "std_ns", "tokens_per_s", "tflops", "mfu_datasheet", "mfu_measured")
+_FIGURES = ("median_ns", "mean_ns", "std_ns", "tokens_per_s", "tflops", "mfu_datasheet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,6 @@ class Cell:
     precision : {"fp32", "tf32", "bf16", "fp16"}
     attention : {"sdpa", "naive"}
     compiled : bool
-    accumulate : int
-        Forward and backward passes a step.
     nvtx : bool
         Add NVTX ranges for the timed steps (``measure``), each step and its phases.
     annotate_mha : bool
@@ -71,7 +69,6 @@ class Cell:
     precision: str = "fp32"
     attention: str = "sdpa"
     compiled: bool = False
-    accumulate: int = 1
     nvtx: bool = False
     annotate_mha: bool = False
 
@@ -87,7 +84,7 @@ class Cell:
     def flops(self) -> int:
         """FLOPs of a step, as :mod:`nsightkit.analysis.roofline.envelope` counts them."""
         cost = envelope(self.configuration)
-        return self.accumulate * (cost.fwd_flops if self.mode == "fwd" else cost.train_flops)
+        return cost.fwd_flops if self.mode == "fwd" else cost.train_flops
 
 
 def cells(
@@ -147,12 +144,6 @@ class Settings:
         Steps before the first sample. With 0 the first sample includes all first-use costs.
     steps : int
         Steps timed.
-    memory_cap_bytes : int, optional
-        Memory limit of a cell: GPU memory, or on a CPU (Linux only) memory beyond what the process uses once torch is
-        loaded.
-    measured_tflops : float, optional
-        A ceiling measured on this card, such as a large GEMM's, in the cells' precision: the reference of
-        `mfu_measured`.
     timeout_s : float
         Time limit of a cell.
     """
@@ -160,8 +151,6 @@ class Settings:
     device: str | None = None
     warmup: int = 5
     steps: int = 10
-    memory_cap_bytes: int | None = None
-    measured_tflops: float | None = None
     timeout_s: float = 600.0
 
 
@@ -194,8 +183,6 @@ def bench(
         "gpu": None,
         "warmup": settings.warmup,
         "steps": settings.steps,
-        "memory_cap_bytes": settings.memory_cap_bytes,
-        "measured_tflops": settings.measured_tflops,
         "provenance": None,
         "rows": [],
     }
@@ -209,7 +196,7 @@ def bench(
             result = {"status": "failed", "detail": str(error)}
         document["provenance"] = document["provenance"] or result.pop("provenance", None)
         document["gpu"] = document["gpu"] or result.get("gpu")
-        document["rows"].append(_row(cell, result, settings.measured_tflops))
+        document["rows"].append(_row(cell, result))
     if progress is not None:
         progress(len(chosen), "")
     return document
@@ -229,7 +216,7 @@ def _measure(cell: Cell, document: dict[str, Any], timeout_s: float) -> dict[str
     """Measure a cell in a child process."""
     if cell.precision == "tf32" and document["device"] == "cpu":
         return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
-    job = {name: document[name] for name in ("device", "warmup", "steps", "memory_cap_bytes")}
+    job = {name: document[name] for name in ("device", "warmup", "steps")}
     job["describe"] = document["provenance"] is None  # once is enough
     # Fields of LMConfig: the child gets sizes, not names.
     parameters = {name: getattr(cell.configuration, name) for name in _SIZES}
@@ -238,7 +225,7 @@ def _measure(cell: Cell, document: dict[str, Any], timeout_s: float) -> dict[str
     return ask_child("nsightkit.capture.bench_child", {**job, "parameters": parameters}, timeout_s)
 
 
-def _row(cell: Cell, result: dict[str, Any], measured_tflops: float | None) -> dict[str, Any]:
+def _row(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
     model = cell.configuration
     row: dict[str, Any] = {"config": model.name, "params": envelope(model).params}
     row |= {"batch": model.batch, "context": model.context}
@@ -257,12 +244,10 @@ def _row(cell: Cell, result: dict[str, Any], measured_tflops: float | None) -> d
     row["mean_ns"] = round(statistics.fmean(samples))
     if len(samples) > 1:
         row["std_ns"] = round(statistics.stdev(samples))
-    row["tokens_per_s"] = cell.accumulate * model.tokens / median * 1e9
+    row["tokens_per_s"] = model.tokens / median * 1e9
     row["tflops"] = cell.flops / median / 1e3
     if row["peak_tflops"]:
         row["mfu_datasheet"] = row["tflops"] / row["peak_tflops"]
-    if measured_tflops:
-        row["mfu_measured"] = row["tflops"] / measured_tflops
     return row
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import re
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +23,6 @@ def main(
     parameters: dict[str, Any],
     warmup: int,
     steps: int,
-    memory_cap_bytes: int | None,
     describe: bool,
 ) -> dict[str, Any]:
     """Measure a cell.
@@ -36,7 +33,6 @@ def main(
     parameters : dict
         Fields of :class:`nsightkit.workloads.lm.LMConfig`.
     warmup, steps : int
-    memory_cap_bytes : int or None
     describe : bool
         Add the machine's provenance.
 
@@ -54,32 +50,12 @@ def main(
         torch.set_num_threads(1)
     elif parameters["precision"] == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
         return {**result, "status": "unsupported", "detail": "this GPU has no TF32"}
-    if memory_cap_bytes is not None:
-        _limit(memory_cap_bytes, device)
     result |= _measure(device, parameters, warmup, steps)
     if on_gpu:
         result["gpu"] = torch.cuda.get_device_name(device)
         result["peak_allocated_bytes"] = torch.cuda.max_memory_allocated(device)
         result["peak_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
     return result
-
-
-def _limit(limit_bytes: int, device: str) -> None:
-    """Limit this process's memory: on the GPU, or on a CPU beyond what it uses with torch loaded."""
-    if device.startswith("cuda"):
-        number = torch.device(device).index or 0  # set_per_process_memory_fraction refuses a bare "cuda"
-        _, total_bytes = torch.cuda.mem_get_info(number)
-        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total_bytes, 1.0), number)
-        return
-    import resource
-
-    # The first step of any model loads half of torch, which must not count as this model's memory.
-    with lm.run("cpu", context=8, batch=1) as tiny:
-        tiny.step()
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    size_kb = re.findall(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)[0]
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (int(size_kb) * 1024 + limit_bytes, hard_limit))
 
 
 def _measure(device: str, parameters: dict[str, Any], warmup: int, steps: int) -> dict[str, Any]:

@@ -40,9 +40,7 @@ def measure(echo: Callable[[str], object]) -> list[dict[str, Any]]:
     -------
     list of dict
         The columns of :func:`nsightkit.hardware.rows`; ``source`` is "measured", the date and the operation, and
-        ``clock_mhz`` the median SM clock during the run. Three more columns: ``power_w``, the median power draw;
-        ``busy_pct``, the median utilization; and ``slowed_by``, what held the clock down in at least half of the
-        readings. Values that could not be read are None.
+        ``clock_mhz`` the median SM clock during the run, None if it could not be read.
 
     Raises
     ------
@@ -120,8 +118,5 @@ def _run(call: Callable[[], object], what: str) -> tuple[dict[str, Any], float]:
         "gb_per_s": None,
         "clock_mhz": state["sm_clock_mhz"],
         "source": f"measured {dt.datetime.now(dt.UTC).date()}: {what}, median of {repetitions}",
-        "power_w": state["power_w"],
-        "busy_pct": state["gpu_utilization_percent"],
-        "slowed_by": state["slowed_by"],
     }
     return row, statistics.median(samples.tolist())

@@ -19,16 +19,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
+import nsightkit
 from nsightkit.capture import memory, ncu, nsys, provenance, timing, torch_profiler, utilization
 from nsightkit.errors import NsightkitError
-from nsightkit.trace import TABLES, Trace, load, store
 from nsightkit.trace import ncu as reports
-from nsightkit.trace.nesting import nesting
+from nsightkit.trace import store
+
+if TYPE_CHECKING:
+    from nsightkit.api import Trace
 
 __all__ = ["NCU", "NSYS", "PROVENANCE", "ROWS", "SAMPLES", "SNAPSHOT", "TRACE", "Run", "run"]
 
@@ -123,7 +125,7 @@ def run(task: Run, folder: Path) -> None:
     raw_profile = folder / "profile.json.gz"
     if raw_profile.exists():
         facts["sdpa_backend"] = ", ".join(torch_profiler.attention_back_ends(raw_profile)) or None
-        store.write(load(raw_profile, cache=False), folder / TRACE)
+        store.write(nsightkit.load(raw_profile, cache=False), folder / TRACE)
         raw_profile.unlink()
     _samples_frame(samples).to_parquet(folder / SAMPLES, compression="zstd", index=False)
     if rows:
@@ -296,7 +298,7 @@ def _under_nsys(command: list[str], environment: dict[str, str], report: Path, f
     )
     if captured.returncode:
         raise NsightkitError(f"the program ended with exit code {captured.returncode} under nsys")
-    store.write(_steady(load(captured.trace, cache=False)), folder / NSYS)
+    store.write(_steady(nsightkit.load(captured.trace, cache=False)), folder / NSYS)
 
 
 def _under_ncu(command: list[str], environment: dict[str, str], report: Path, folder: Path) -> None:
@@ -322,27 +324,8 @@ def _steady(trace: Trace) -> Trace:
     if len(around) != 1:
         raise NsightkitError(f"nsys recorded {len(around)} ranges {_STEADY!r}, not one")
     begin, end = int(around["start_ns"].iloc[0]), int(around["end_ns"].iloc[0])
-    frames = {}
-    for table in TABLES:
-        rows = trace.table(table)
-        rows = rows[rows["start_ns"].between(begin, end, inclusive="left")].reset_index(drop=True)
-        if table == "ranges":
-            rows = _renested(rows[~rows["name"].isin([_CAPTURED, _STEADY])].reset_index(drop=True))
-        rows["start_ns"] += trace.t0_ns
-        rows["end_ns"] += trace.t0_ns
-        frames[table] = rows
-    window = (begin + trace.t0_ns, end + trace.t0_ns)
-    return Trace.from_frames(frames, dataclasses.replace(trace.meta, window_ns=window))
-
-
-def _renested(ranges: pd.DataFrame) -> pd.DataFrame:
-    """Find depth and parent of ranges again, after ranges around them were left out."""
-    nested = np.flatnonzero(ranges["kind"] != "startend")
-    inner = ranges.iloc[nested]
-    level, parent = nesting(inner["thread"], inner["start_ns"], inner["end_ns"])
-    ranges.loc[nested, "level"] = level
-    ranges.loc[nested, "parent"] = np.where(parent < 0, -1, nested[parent])
-    return ranges
+    trace.meta.window_ns = (begin + trace.t0_ns, end + trace.t0_ns)
+    return trace.time(begin + 1, end)
 
 
 def _child(place: str, parameters: str, device: str, warmup: str, steps: str) -> None:

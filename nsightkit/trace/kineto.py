@@ -189,8 +189,6 @@ class _Event(msgspec.Struct, gc=False):
 class _Device(msgspec.Struct, rename="camel"):
     id: int = 0
     name: str = ""
-    num_sms: int | None = None
-    total_global_mem: int | None = None
     compute_major: int | None = None
     compute_minor: int | None = None
 
@@ -200,7 +198,6 @@ class _Document(msgspec.Struct, rename="camel"):
     schema_version: int | str = ""
     device_properties: list[_Device] = []
     distributed_info: dict[str, Any] = {}
-    driver: int = msgspec.field(default=0, name="cuda_driver_version")
     trace_name: str = ""
     nsightkit: Any = None  # marks what nsightkit.trace.chrome writes
 
@@ -644,7 +641,6 @@ class _Reader:
         return TraceMeta(
             tool="pytorch-profiler",
             schema=str(head.schema_version) or None,
-            driver=f"CUDA {head.driver // 1000}.{head.driver % 1000 // 10}" if head.driver else None,
             gpus=list(map(_gpu, head.device_properties)),
             missing=_missing(frames, is_lost=is_lost),
             notes=notes,
@@ -691,7 +687,7 @@ def _private(head: _Document) -> dict[str, str]:
 
 def _gpu(device: _Device) -> Gpu:
     version = capability(device.compute_major, device.compute_minor)
-    return Gpu(device.id, device.name or None, device.num_sms, device.total_global_mem, version)
+    return Gpu(device.id, device.name or None, version)
 
 
 def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
@@ -712,25 +708,11 @@ def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
 
 
 def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
-    """Give GPU rows the process of the call that launched them.
-
-    With several processes the call is found by correlation; where two processes use the same number, it is the last
-    one that began before the operation did.
-    """
+    """Give GPU rows the process that launches: PyTorch profiles one process per file."""
     launching = next((frames[table] for table in ("calls", "ops", "ranges") if len(frames.get(table, ()))), None)
-    processes = [0] if launching is None else launching["process"].mode().tolist()
+    process = 0 if launching is None else int(launching["process"].mode()[0])
     for table in frames.keys() & _GPU_SIDE:
-        frame = frames[table]
-        frame["process"] = processes[0]
-        if launching is not None and launching is frames.get("calls") and launching["process"].nunique() > 1:
-            calls = launching.loc[launching["correlation"] != 0, ["correlation", "start_ns", "process"]]
-            calls = calls.sort_values("start_ns")
-            operations = frame[["correlation", "start_ns"]].sort_values("start_ns")
-            # Forward too: a clock that is off by a little may put the call after its kernel.
-            for direction in ("forward", "backward"):
-                joined = pd.merge_asof(operations, calls, on="start_ns", by="correlation", direction=direction)
-                owner = joined["process"].set_axis(operations.index).dropna()
-                frame.loc[owner.index, "process"] = owner.astype("int64")
+        frames[table]["process"] = process
 
 
 # --- values --------------------------------------------------------------------------------------------------------

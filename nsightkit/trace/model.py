@@ -133,8 +133,6 @@ class Gpu:
 
     device: int
     name: str | None = None
-    sm_count: int | None = None
-    memory_bytes: int | None = None
     compute_capability: str | None = None
 
 
@@ -172,7 +170,6 @@ class TraceMeta:
     tool: str = "unknown"
     tool_version: str | None = None
     schema: str | None = None
-    driver: str | None = None
     gpus: list[Gpu] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -358,19 +355,15 @@ class Trace:
     def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """What an analysis derived from the trace, computed once.
 
-        Kept in memory and, of a whole trace that is big, beside it in its cache, where it is good as long as the code
-        of readers and analyses does not change.
-
         Parameters
         ----------
         name : str
-            What it is: letters, digits and dashes.
+            What it is.
         compute : callable
-            Makes it: numeric and categorical columns.
+            Makes it.
         """
         if name not in self.memo:
-            keep = getattr(self._source, "derived", None) if self is self.whole else None
-            self.memo[name] = compute() if keep is None else keep(name, compute)
+            self.memo[name] = compute()
         return cast("pd.DataFrame", self.memo[name])
 
     def mask(self, table: str) -> np.ndarray | None:

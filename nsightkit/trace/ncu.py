@@ -1,4 +1,4 @@
-"""Read Nsight Compute reports: ``.ncu-rep`` files, and both CSV pages that ``ncu --csv`` prints.
+"""Read Nsight Compute reports: ``.ncu-rep`` files, and the raw page that ``ncu --csv --page=raw`` prints.
 
 Whatever the form, a :class:`Report` has a row for each profiled kernel launch and values in base units. A report
 also holds the program's command line, host name and paths; these are never read, so :func:`write` cannot write them.
@@ -23,7 +23,7 @@ import msgspec
 import pandas as pd
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.trace import ncu_child, ncu_metrics, programs
+from nsightkit.trace import ncu_child, ncu_metrics
 from nsightkit.trace.files import replacing, require_regular
 from nsightkit.trace.limited import name_of_end, run_limited
 
@@ -35,7 +35,9 @@ Value = int | float | str
 _Launch = tuple[dict[str, Any], dict[str, Value]]
 
 _MAGIC = b"NVR\0"
-_EXPORT = f"export it with: {' '.join(programs.csv_command('REPORT.ncu-rep'))}"
+#: Units that fit each column have six decimals, where base units have two.
+_RAW_PAGE = "ncu --import=REPORT.ncu-rep --page=raw --csv --print-units=auto"
+_EXPORT = f"export it with: {_RAW_PAGE}"
 _AGAIN = "copy it again, or profile again"
 #: Columns of ``launches`` that identify a launch.
 IDENTITY = ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block", "ranges")
@@ -55,8 +57,7 @@ class Report:
         when it is run with ``--nvtx``), and a float column for each metric of
         :data:`nsightkit.trace.ncu_metrics.METRICS`, NaN where the report lacks it.
     metrics : list of dict
-        Of each launch, all its metrics by NVIDIA's names, in base units. A metric of the details page whose label
-        :mod:`nsightkit.trace.ncu_metrics` does not know is called ``section: label``.
+        Of each launch, all its metrics by NVIDIA's names, in base units.
     units : dict of str to str
         Base unit of each metric.
     """
@@ -76,8 +77,8 @@ def read(path: str | os.PathLike[str]) -> Report:
     Parameters
     ----------
     path : path-like
-        A ``.ncu-rep``, or the output of ``ncu --csv`` with ``--page raw`` or ``--page details``, also with the
-        program's own output around it. The bytes decide, not the name.
+        A ``.ncu-rep``, or the output of ``ncu --csv --page=raw``, also with the program's own output around it. The
+        bytes decide, not the name.
 
     Returns
     -------
@@ -150,7 +151,7 @@ def _compute_capability(values: dict[str, Value]) -> str | None:
     return None
 
 
-#: Columns of the pages that identify a launch.
+#: Columns of a page that identify a launch.
 _NAMED = {
     "Kernel Name": "kernel",
     "Stream": "stream",
@@ -169,7 +170,6 @@ def write(report: Report, path: str | os.PathLike[str]) -> Path:
     Parameters
     ----------
     report : Report
-        Metrics that ncu names only by a label are left out.
     path : path-like
         Written atomically; replaced when it exists.
 
@@ -179,8 +179,8 @@ def write(report: Report, path: str | os.PathLike[str]) -> Path:
         `path`.
     """
     path = Path(path)
-    names = [name for name in report.units if " " not in name]
-    units = [report.units[name] for name in names]
+    names = list(report.units)
+    units = list(report.units.values())
     with replacing(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as stream:
         out = csv.writer(stream, quoting=csv.QUOTE_ALL, lineterminator="\n")
         out.writerow(["ID", *_NAMED, f"thread {_FIELDS_OF_RANGE}", *names])
@@ -228,7 +228,8 @@ def _read_report(path: Path) -> Report:
     folder = _folder_of_package()
     contents = _Contents(usable=False) if folder is None else _printed(path, folder)
     if not contents.usable:
-        return _exported(path)
+        problem = "is an Nsight Compute report, which NVIDIA's ncu-report package reads"
+        raise TraceError(path, problem, f"pip install 'nsightkit[ncu]', or {_EXPORT}")
     if not contents.launches:
         # NVIDIA's reader silently finds nothing in some damaged reports, too.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
@@ -317,20 +318,6 @@ def _in_domain(domain: str, name: str) -> str:
     return name if domain in ("", _NO_DOMAIN) else f"{domain}@{name}"
 
 
-def _exported(path: Path) -> Report:
-    """Have an installed ncu print the report."""
-    ncu = programs.NCU.find()
-    if ncu is None:
-        problem = "is an Nsight Compute report, which only NVIDIA's ncu-report package or ncu itself reads"
-        raise TraceError(path, problem, f"pip install 'nsightkit[ncu]', or {_EXPORT}")
-    text = programs.said(*programs.csv_command(path.absolute(), str(ncu)), timeout_s=600.0)
-    if not any(map(_HEADER.match, text.splitlines())):
-        problem = f"{ncu} cannot export it ({programs.tail(text, 2) or 'no output'})"
-        remedy = f"use the ncu that wrote it or a newer one, or pip install 'nsightkit[ncu]'; {_AGAIN}"
-        raise TraceError(path, problem, remedy)
-    return _read_csv(path, text)
-
-
 def _is_cut_short(path: Path) -> bool:
     """Check whether a report ends inside a block: NVIDIA's reader then silently gives fewer kernels.
 
@@ -399,9 +386,8 @@ def _read_csv(path: Path, text: str) -> Report:
     pages = _pages(path, text)
     for header, records in pages:
         if "Metric Name" in header:
-            launches += _details(path, header, records, units)
-        else:
-            launches += _raw(path, header, records, units)
+            raise TraceError(path, "is ncu's details page, which lacks most metrics", f"print the raw page: {_RAW_PAGE}")
+        launches += _launches(path, header, records, units)
     if not pages:
         raise _foreign(path, text)
     if not launches:
@@ -416,7 +402,7 @@ def _foreign(path: Path, text: str) -> TraceError:
     if "ERR_NVGPUCTRPERM" in text:
         problem = "is the output of a run that was not permitted to read the GPU's counters (ERR_NVGPUCTRPERM)"
         return TraceError(path, problem, "run nsightkit doctor, which explains the fix")
-    problem = 'is not a raw or details page of Nsight Compute (no line begins with "ID")'
+    problem = 'is not a raw page of Nsight Compute (no line begins with "ID")'
     return TraceError(path, problem, f"give an .ncu-rep, or {_EXPORT}")
 
 
@@ -439,8 +425,8 @@ def _record(path: Path, lines: Iterable[str]) -> list[str]:
         return next(csv.reader(lines, strict=True))
 
 
-def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> list[_Launch]:
-    """Read the raw page: a column per metric, and a row of units before the launches."""
+def _launches(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> list[_Launch]:
+    """Read a page: a column per metric, and a row of units before the launches."""
     columns = len(set(header))
     rows = []
     for record in records:
@@ -466,43 +452,6 @@ def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[st
 
 def _is_metric(column: str) -> bool:
     return " " not in column and not column.startswith("Id:") and column not in ("ID", "Context", *_NAMED)
-
-
-def _details(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> list[_Launch]:
-    """Read the details page: a row per metric, and rows of rules that have none."""
-    for name in ("Section Name", "Metric Unit", "Metric Value"):
-        if name not in header:
-            raise TraceError(path, f"has no column '{name}' (a summary page?)", _EXPORT)
-    if records and len(records[-1]) <= header.index("Metric Value"):
-        raise TraceError(path, "is cut short: its last line is not whole", _AGAIN)
-    launches: dict[str, _Launch] = {}
-    for record in records:
-        row = dict(zip(header, record, strict=False))
-        if not row.get("Section Name"):
-            continue  # of a section's table, such as that of NUMA affinity: its lines start with numbers too
-        if row["ID"] not in launches:
-            launches[row["ID"]] = (_identity(row), {})
-        _, values = launches[row["ID"]]
-        if row.get("Metric Name") and "Metric Value" in row:
-            value = _value(path, row["Metric Value"])
-            name = _metric_name(row["Section Name"], row["Metric Name"], row["Metric Unit"])
-            if value is not None and name not in values:  # several sections may show a metric
-                _put(values, units, name, value, row["Metric Unit"])
-    return list(launches.values())
-
-
-_LABELLED = re.compile(r".*\S \(([\w.:]+)\)")  # --print-metric-name label-name
-_NAME = re.compile(r"[A-Za-z_][\w.:]*")  # --print-metric-name name, or ncu --metrics
-
-
-def _metric_name(section: str, label: str, unit: str) -> str:
-    labelled = _LABELLED.fullmatch(label)
-    if labelled and "__" in labelled[1]:
-        return labelled[1]
-    if "_" in label and _NAME.fullmatch(label):
-        return label
-    metric = ncu_metrics.by_label(label, ncu_metrics.base_unit(unit)[0], section)
-    return metric.nvidia[0] if metric else f"{section}: {label}"
 
 
 def _identity(row: dict[str, str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["CHIPS", "METRICS", "STALLS", "Metric", "Stall", "base_unit", "by_label", "names"]
+__all__ = ["CHIPS", "METRICS", "STALLS", "Metric", "Stall", "base_unit", "names"]
 
 #: Chips the names were checked for, oldest first: V100, T4, A100, RTX 30, RTX 40, H100 and H200.
 CHIPS = ("gv100", "tu102", "ga100", "ga102", "ad102", "gh100")
@@ -36,8 +36,8 @@ class Metric:
     meaning : str
         What the number says.
     labels : tuple of str
-        What the details page of ``ncu`` calls it, by version; with the unit they are unambiguous. Empty where the
-        page calls several metrics the same (FMA, ALU: by cycles and by instructions).
+        What the details page of ``ncu`` calls it, by version. Empty where the page calls several metrics the same (FMA,
+        ALU: by cycles and by instructions).
     chips : tuple of str
         Where the first of NVIDIA's names exists.
     listed : bool
@@ -119,34 +119,6 @@ def names() -> list[str]:
     list of str
     """
     return [metric.name for metric in METRICS]
-
-
-@functools.lru_cache(maxsize=4096)
-def by_label(label: str, unit: str, section: str = "") -> Metric | None:
-    """Find the metric that the details page of ``ncu`` shows under a label.
-
-    Parameters
-    ----------
-    label : str
-    unit : str
-        Base unit: two metrics are called "Memory Throughput".
-    section : str, optional
-        Where the label stands. It decides where the page has no units: throughputs of the section "Speed Of Light" are
-        in percent.
-
-    Returns
-    -------
-    Metric or None
-    """
-    metrics = [metric for metric in METRICS if label in metric.labels]
-    if len(metrics) == 1:
-        return metrics[0]
-    if not unit and metrics:
-        unit = "%" if "Speed Of Light" in section else "byte/s"
-    for metric in metrics:
-        if metric.unit == unit:
-            return metric
-    return None
 
 
 _PREFIXES = {"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}

@@ -345,7 +345,6 @@ class NsysSource:
             tool="Nsight Systems",
             tool_version=_text(export.get("EXPORT_PRODUCT_VERSION")),
             schema=_text(export.get("EXPORT_SCHEMA_VERSION")),
-            driver=_text(environment.get("NvDriverVersion")),
             distributed=self._distributed(str(environment.get("DeviceEnvironment") or "")),
             gpus=self._gpus(),
             missing=self._missing(bool(lost)),
@@ -421,8 +420,6 @@ class NsysSource:
                 gpus[number] = Gpu(
                     device=number,
                     name=_text(row.get("name")),
-                    sm_count=_number(row.get("smCount")) or None,
-                    memory_bytes=_number(row.get("totalMemory")) or None,
                     compute_capability=capability(_number(row.get("computeMajor")), _number(row.get("computeMinor"))),
                 )
         return [gpu for _, gpu in sorted(gpus.items())]

@@ -29,7 +29,7 @@ from nsightkit.errors import NsightkitError, TraceError, UsageError, reading
 from nsightkit.trace.files import drafted, make_private, user_cache
 
 __all__ = [
-    "LIBRARIES", "NCU", "NSYS", "Export", "Tool", "csv_command", "dotted", "environment", "exported", "run", "said",
+    "LIBRARIES", "NCU", "NSYS", "Export", "Tool", "dotted", "environment", "exported", "run", "said",
     "tail", "to_sqlite",
 ]  # fmt: skip
 
@@ -402,22 +402,6 @@ def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[s
         added.append(variables.get("LD_LIBRARY_PATH", ""))
         variables["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, added))
     return variables
-
-
-def csv_command(report: str | os.PathLike[str], ncu: str = "ncu") -> list[str]:
-    """Spell the command that prints a report as CSV.
-
-    Parameters
-    ----------
-    report : path-like
-    ncu : str
-
-    Returns
-    -------
-    list of str
-        For the raw page, a column per metric, in units that fit each column: six decimals, where base units get two.
-    """
-    return [ncu, f"--import={os.fspath(report)}", "--page=raw", "--csv", "--print-units=auto"]
 
 
 # ---------------------------------------------------------------- exports of .nsys-rep

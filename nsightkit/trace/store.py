@@ -117,6 +117,7 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
                 # Rows of the selection, and a last place for rows left out and for no parent.
                 rows = np.append(np.where(mask, np.cumsum(mask) - 1, -1), -1)
                 frame["parent"] = rows[frame["parent"]]
+                frame["level"] = _depth(frame["parent"].to_numpy())
             for column in frame.select_dtypes("category").columns:
                 frame[column] = frame[column].cat.remove_unused_categories()
             _write_parquet(frame, draft / f"{table}.parquet", "zstd")
@@ -129,6 +130,16 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
             ),
         }
         (draft / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _depth(parent: np.ndarray) -> np.ndarray:
+    """Count the ranges around each range."""
+    depth = np.zeros(len(parent), np.int32)
+    above = parent
+    while (above >= 0).any():
+        depth += above >= 0
+        above = np.append(parent, -1)[above]
+    return depth
 
 
 def require_free(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -230,12 +241,11 @@ def open_store(folder: str | os.PathLike[str]) -> Source:
 
 
 @functools.cache
-def _version(*folders: str) -> str:
-    """Tell the code in some folders of the package from any other: what it kept is of no use to other code."""
+def _version() -> str:
+    """Tell this version of the readers from any other: what it kept is of no use to other code."""
     digest = hashlib.blake2b(digest_size=8)
-    for folder in folders:
-        for file in sorted((Path(__file__).parents[1] / folder).rglob("*.py")):
-            digest.update(file.read_bytes())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
@@ -246,7 +256,7 @@ def _content_key(path: Path, reader: str) -> str:
     cost more than the answers do. The user's secret keeps an archive from bringing a cache that we would trust. The
     change time (ctime) keeps out a cache that the user once shared and got back modified.
     """
-    digest = hashlib.blake2b(f"{reader} {_version('trace')}".encode(), digest_size=16, key=user_secret())
+    digest = hashlib.blake2b(f"{reader} {_version()}".encode(), digest_size=16, key=user_secret())
     state = path.stat()
     digest.update(f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}".encode())
     with path.open("rb") as stream:
@@ -317,15 +327,6 @@ class _CachedSource:
         for column in rest:
             self._keep(f"{table}.{column}", fresh[[column]])
         return pd.DataFrame({c: (fresh if frame is None else frame)[c] for c, frame in kept.items()}, copy=False)
-
-    def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """See :meth:`nsightkit.trace.model.Trace.derived`."""
-        name = f"{name}.{_version('trace', 'analysis')}.derived"
-        frame = self._kept(name)
-        if frame is None:
-            frame = compute()
-            self._keep(name, frame)
-        return frame
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""

@@ -19,7 +19,7 @@ from nsightkit.workloads.models import Decoder, DecoderConfig, Workload, autocas
 __all__ = ["PHASES", "LMConfig", "Run", "model", "run"]
 
 #: Values of ``Run.doing``.
-PHASES = ("setup", "copy", "forward", "backward", "optimizer", "zero_grad")
+PHASES = ("setup", "forward", "backward", "optimizer", "zero_grad")
 
 #: Batches that take turns, so that no step finds the embedding rows of its tokens still in the cache.
 _BATCHES = 4
@@ -44,10 +44,6 @@ class LMConfig:
         PyTorch's fused attention, or one that writes its scores to memory.
     compiled : bool
         Run the model through ``torch.compile``.
-    accumulate : int
-        Forward and backward passes per step, each with its own batch.
-    feed : {"device", "host"}
-        Tokens that lie on the device, or a copy from pinned host memory within the step, in a phase ``copy``.
     annotate : bool
         Open ``step`` and its phases for a profiler; within forward the ``loss`` and, unless compiled, the ``head``.
     annotate_mha : bool
@@ -66,8 +62,6 @@ class LMConfig:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     attention: Literal["sdpa", "naive"] = "sdpa"
     compiled: bool = False
-    accumulate: int = 1
-    feed: Literal["device", "host"] = "device"
     annotate: bool = True
     annotate_mha: bool = False
     seed: int = 0
@@ -101,10 +95,6 @@ class Run(Workload):
             self.model = model(config)
             # Never token 0: nothing may be cheap because it is zero.
             self.tokens = torch.randint(1, config.vocabulary, (_BATCHES, config.batch, config.context + 1))
-        if config.feed == "host":
-            self.tokens = self.tokens.cpu()
-            if self.device.type == "cuda":
-                self.tokens = self.tokens.pin_memory()
         self.optimizer = None
         if config.mode == "train":
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
@@ -116,7 +106,7 @@ class Run(Workload):
     def step(self) -> None:
         """Run the model once, and update the weights in mode ``train``."""
         with self.phase("step"):
-            losses = [self._run_batch() for _ in range(self.config.accumulate)]
+            loss = self._run_batch()
             if self.optimizer is not None:
                 with self.phase("optimizer"):
                     self.scaler.step(self.optimizer)
@@ -124,16 +114,13 @@ class Run(Workload):
             if self.config.mode != "fwd":
                 with self.phase("zero_grad"):
                     self.model.zero_grad(set_to_none=True)
-        self.losses.append(losses[0] if len(losses) == 1 else torch.stack(losses).mean())
+        self.losses.append(loss)
 
     def _run_batch(self) -> Tensor:
         """Run forward and, unless the mode is ``fwd``, backward on the next batch; return its loss."""
         tokens = self.tokens[self._batches_taken % _BATCHES]
         self._batches_taken += 1
         with_gradients = self.config.mode != "fwd"
-        if self.config.feed == "host":
-            with self.phase("copy"):
-                tokens = tokens.to(self.device, non_blocking=True)
         with self.phase("forward"), torch.set_grad_enabled(with_gradients):
             with autocast(self.device, self.config.precision):
                 logits = self._forward(tokens[:, :-1])
@@ -141,8 +128,7 @@ class Run(Workload):
                 loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         if with_gradients:
             with self.phase("backward"):
-                share = loss if self.config.accumulate == 1 else loss / self.config.accumulate
-                torch.autograd.backward(self.scaler.scale(share))
+                torch.autograd.backward(self.scaler.scale(loss))
         return loss.detach()
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:

@@ -1,10 +1,10 @@
 """The end-to-end benchmark: its document, its statistics, and memory that runs out on purpose."""
 
-import dataclasses
 import importlib.util
 import json
 import statistics
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from nsightkit.capture import bench as benchmark
 from nsightkit.capture import children
 from nsightkit.capture.bench import Cell, Settings, bench, cells
 from nsightkit.capture.nsys import profile
-from nsightkit.configurations import Configuration, find
+from nsightkit.configurations import find
 from nsightkit.errors import NsightkitError
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
@@ -61,20 +61,19 @@ def jobs(monkeypatch):
 
 @pytest.mark.usefixtures("jobs")
 def test_statistics_are_those_of_the_samples():
-    settings = Settings(steps=4, measured_tflops=800.0)
-    document = valid(bench([Cell(find("medium"), precision="bf16", accumulate=2)], settings))
+    settings = Settings(steps=4)
+    document = valid(bench([Cell(find("medium"), precision="bf16")], settings))
     (row,) = document["rows"]
-    flops = 2 * envelope(find("medium")).train_flops
+    flops = envelope(find("medium")).train_flops
     expected = {
         "median_ns": 2_500_000,
         "mean_ns": 3_000_000,
         "std_ns": round(statistics.stdev(row["samples_ns"])),
         "first_step_ns": 600_000_000,
-        "tokens_per_s": 2 * 4 * 512 / 2.5e-3,
+        "tokens_per_s": 4 * 512 / 2.5e-3,
         "flops": flops,
         "tflops": flops / 2.5e-3 / 1e12,
         "mfu_datasheet": flops / 2.5e-3 / 1e12 / 989.4,
-        "mfu_measured": flops / 2.5e-3 / 1e12 / 800.0,
         "peak_allocated_bytes": 10,
     }
     assert {name: row[name] for name in expected} == pytest.approx(expected)
@@ -98,18 +97,18 @@ def test_flops_follow_the_mode_and_the_peak_the_precision(gpu, mode, precision, 
     assert row["flops"] == (cost.fwd_flops if mode == "fwd" else cost.train_flops)
     assert row["peak_tflops"] == peak
     assert (row["mfu_datasheet"] is None) == (peak is None)
-    assert (row["mfu_measured"], row["std_ns"]) == (None, None)
+    assert row["std_ns"] is None
 
 
 def test_the_child_is_told_sizes_and_switches(jobs):
     told = []
     chosen = cells(["model_b"], contexts=[64, 128], batch=3, attention="naive", nvtx=True, annotate_mha=True)
-    settings = Settings(warmup=0, steps=4, memory_cap_bytes=10**9)
+    settings = Settings(warmup=0, steps=4)
     document = valid(bench(chosen, settings, lambda number, text: told.append((number, text))))
     assert [row["context"] for row in document["rows"]] == [64, 128]
     first, second = jobs
     assert (first["describe"], second["describe"]) == (True, False)  # once is enough
-    assert (first["device"], first["memory_cap_bytes"], first["parameters"]["d_model"]) == ("cuda", 10**9, 384)
+    assert (first["device"], first["parameters"]["d_model"]) == ("cuda", 384)
     assert first["parameters"] | {"batch": 3, "attention": "naive", "annotate": True} == first["parameters"]
     assert told == [(0, "model_b context 64 train fp32"), (1, "model_b context 128 train fp32"), (2, "")]
 
@@ -120,7 +119,7 @@ def test_the_child_is_told_sizes_and_switches(jobs):
 @needs_torch
 def test_the_command_line(tmp_path, capsys):
     out = tmp_path / "bench.json"
-    line = "bench --device cpu --warmup 2 --steps 3 --nvtx --precision fp32 --precision tf32 --memory-cap-gb 0.2"
+    line = "bench --device cpu --warmup 2 --steps 3 --nvtx --precision fp32 --precision tf32"
     code = cli.run([*line.split(), "--out-json", str(out), "--format", "json"])
     printed, err = capsys.readouterr()
     assert (code, err) == (0, "")
@@ -133,28 +132,19 @@ def test_the_command_line(tmp_path, capsys):
     assert document["provenance"]["software"]["torch"]
 
 
-#: 134 MB of weights and few activations: what a step adds comes in pieces of known size.
-HEAVY = Configuration("heavy", 1, 8, 1024, 2, 4096, 8, 512, "weights only")
-WEIGHTS = 4 * envelope(HEAVY).params
-
-
 @needs_torch
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU's memory cap needs Linux")
-@pytest.mark.parametrize(
-    ("cell", "cap_bytes", "where"),
-    [
-        (Cell(HEAVY), WEIGHTS // 2, "setup"),
-        (Cell(dataclasses.replace(find("smoke"), batch=8192)), 300_000_000, "forward"),
-        (Cell(HEAVY, mode="fwd_bwd"), WEIGHTS * 3 // 2, "backward"),
-        (Cell(HEAVY), WEIGHTS * 3, "optimizer"),  # weights, gradients, and one of two moments
-    ],
-    ids=["setup", "forward", "backward", "optimizer"],
-)
-def test_out_of_memory_is_a_row_that_says_where(cell, cap_bytes, where):
-    document = valid(bench([cell], dataclasses.replace(CPU, memory_cap_bytes=cap_bytes)))
-    (row,) = document["rows"]
-    assert (row["status"], row["where"]) == ("oom", where), row["detail"]
-    assert row["median_ns"] is None
+@pytest.mark.parametrize(("in_setup", "where"), [(True, "setup"), (False, "backward")])
+def test_out_of_memory_is_a_result_that_says_where(in_setup, where, monkeypatch):
+    from nsightkit.capture import bench_child
+    from nsightkit.workloads import lm
+
+    def run_out(*_, **__):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    running = types.SimpleNamespace(step=run_out, doing="backward")
+    monkeypatch.setattr(lm, "run", run_out if in_setup else lambda *_, **__: running)
+    result = bench_child._measure("cpu", {"annotate": False}, 1, 2)
+    assert (result["status"], result["where"], result["requested_bytes"]) == ("oom", where, 2 * 2**30)
 
 
 @needs_torch

@@ -1,10 +1,8 @@
 """What needs a CUDA GPU; asked for in a child, for a CUDA build without a driver may crash."""
 
-import dataclasses
 
 import pytest
 
-from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture import ceilings, children, timing, utilization
 from nsightkit.capture.bench import Cell, Settings, bench
 from nsightkit.configurations import find
@@ -33,10 +31,6 @@ def test_bench():
     (row,) = bench([Cell(model, precision="bf16")], settings)["rows"]
     assert row["status"] == "ok", row["detail"]
     assert row["peak_reserved_bytes"] >= row["peak_allocated_bytes"] > 0
-    capped = dataclasses.replace(settings, memory_cap_bytes=2 * 4 * envelope(model).params)  # weights and gradients
-    (row,) = bench([Cell(model)], capped)["rows"]
-    assert row["status"] == "oom"
-    assert row["requested_bytes"] > 0
 
 
 def test_ceilings():

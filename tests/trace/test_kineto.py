@@ -354,23 +354,6 @@ def test_launches_without_any_gpu_work_say_that_it_was_lost(tmp_path):
 # --- processes and threads ---
 
 
-def test_two_processes_with_the_same_correlations(tmp_path):
-    calls = [
-        event("cuda_runtime", "cudaLaunchKernel", pid=p, tid=p, ts=ts, dur=1.5, correlation=c)
-        for p, ts, c in [(11, 10, 1), (22, 100, 1), (11, 30, 2), (22, 50, 3)]
-    ]
-    kernels = [kernel(ts=20, correlation=1), kernel(ts=120, correlation=1), kernel(ts=60, correlation=3),
-               kernel(ts=29, correlation=2), kernel(ts=70, correlation=99)]  # fmt: skip
-    trace = load(tmp_path, [*kernels, *calls])
-    assert trace["kernels"]["process"].tolist()[:4] == [
-        11,
-        22,
-        22,
-        11,
-    ]  # the fourth began before its call: a clock's error
-    assert trace["kernels"]["process"].tolist()[4] in (11, 22)
-
-
 def test_threads_with_odd_ids(tmp_path):
     tids = [100, "100", 100.0, -1220540864, 140234567890123, "main", "main", 0, 1]
     trace = load(tmp_path, [event("cpu_op", ts=i + 0.5, tid=t) for i, t in enumerate(tids)])

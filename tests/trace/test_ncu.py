@@ -72,16 +72,6 @@ def raw(values: dict[str, tuple[str, list[str]]], kernels: list[str], separator:
     return written(head + body, separator)
 
 
-def details(values: list[tuple[str, str, str, list[str]]], kernels: list[str], separator: str = ",") -> str:
-    """The details page: a row a metric, which ends after its value; and rows of rules."""
-    rule = ["Rule Name", "Rule Type", "Rule Description"]
-    rows = [[*HEADER, "Section Name", "Metric Name", "Metric Unit", "Metric Value", *rule]]
-    for i, kernel in enumerate(kernels):
-        rows += [[*identity(i, kernel), section, name, unit, cells[i], ""] for section, name, unit, cells in values]
-        rows.append([*identity(i, kernel), "SpeedOfLight", "", "", "", "SOLBottleneck", "INF", 'Two\nlines, "it says"'])
-    return written(rows, separator)
-
-
 # -- .ncu-rep ----------------------------------------------------------------------------------------------------
 
 
@@ -206,36 +196,14 @@ def test_what_is_no_report_is_refused_in_one_line(
     assert err.count("\n") == 1
 
 
-def test_without_package_and_ncu_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.ncu-rep"
     path.write_bytes(b"NVR\0" + bytes(4))
     monkeypatch.setitem(sys.modules, "ncu_report", None)
-    monkeypatch.setattr(programs.Tool, "find", lambda _: None)
     with pytest.raises(TraceError, match=re.escape("pip install 'nsightkit[ncu]'")):
         ncu.read(path)
     with pytest.raises(TraceError, match="nsightkit ncu"):
         nsightkit.load(path)
-
-
-@pytest.mark.parametrize("name", [REPORTS[0], REPORTS[3]])  # without ranges, and with
-def test_without_the_package_an_installed_ncu_reads_it(
-    shared_traces: Path, real_ncu: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    pytest.importorskip("ncu_report")
-    truth = ncu.read(shared_traces / name)
-    monkeypatch.setitem(sys.modules, "ncu_report", None)
-    monkeypatch.setenv("NSIGHTKIT_NCU", str(real_ncu))
-    found = ncu.read(shared_traces / name)
-    for same in ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block", "ranges"):
-        assert found.launches[same].tolist() == truth.launches[same].tolist()
-    for metric in ncu_metrics.names():  # six decimals of the unit that ncu chose; attributes of the launch have two
-        places = 6e-3 if metric == "waves" else 1e-5
-        np.testing.assert_allclose(
-            found.launches[metric], truth.launches[metric], rtol=1e-5, atol=places, err_msg=metric
-        )
-    answers = [analysis.summary(report).drop(columns=["time_ns"]) for report in (found, truth)]
-    assert answers[0]["classification"].tolist() == answers[1]["classification"].tolist()
-    assert answers[0]["next_steps"].tolist() == answers[1]["next_steps"].tolist()
 
 
 def test_the_ranges_around_a_launch_are_nvidias(shared_traces: Path) -> None:
@@ -296,15 +264,6 @@ RAW = {
     "breakdown:x": ("", ["a__b.avg,c__d.avg", "a__b.avg"]),
     "launch__func_cache_config": ("", ["CachePreferNone", ""]),
 }
-DETAILS = [
-    ("GPU Speed Of Light Throughput", "Duration", "usecond", ["431.84", "1,234.50"]),
-    ("GPU Speed Of Light Throughput", "Compute (SM) Throughput", "%", ["64.86", "12.04"]),
-    ("GPU Speed Of Light Throughput", "Memory Throughput", "%", ["64.86", "90.72"]),
-    ("GPU Speed Of Light Throughput", "DRAM Frequency", "cycle/nsecond", ["6.23", "6.68"]),
-    ("Memory Workload Analysis", "Memory Throughput", "Gbyte/second", ["262.51", "1,136.11"]),
-    ("Launch Statistics", "Grid Size", "", ["256", "16,384"]),
-    ("PM Sampling", "Dropped Samples", "sample", ["0", "n/a"]),
-]
 CHATTER = "epoch 1, loss 0.3\n==PROF== Connected to process 77 (/home/x)\n"
 BETWEEN = '==PROF== Profiling "k" - 1: 0%....50%....100% - 8 passes\n1,2,3 printed by the program\n"quoted" by it\n'
 
@@ -337,47 +296,35 @@ def check_the_two(report: ncu.Report) -> None:
 
 @pytest.mark.parametrize("around", [str, mixed], ids=["alone", "mixed"])
 @pytest.mark.parametrize("kernel", HOSTILE)
-def test_both_pages_are_read_whatever_kernels_are_called(tmp_path: Path, kernel: str, around) -> None:
-    path = tmp_path / "x.csv"
-    for page in (raw(RAW, [kernel, "other"]), details(DETAILS, [kernel, "other"])):
-        lines = page.splitlines(keepends=True)
-        if around is mixed and "\n" in kernel:
-            lines = []  # what is printed inside a quoted name belongs to it
-        path.write_text(around(page) if lines else CHATTER + page)
-        report = ncu.read(path)
-        check_the_two(report)
-        assert report.launches["kernel"].tolist() == [kernel, "other"]
+def test_a_page_is_read_whatever_kernels_are_called(tmp_path: Path, kernel: str, around) -> None:
+    page = raw(RAW, [kernel, "other"])
+    if around is mixed and "\n" in kernel:
+        text = CHATTER + page  # what is printed inside a quoted name belongs to it
+    else:
+        text = around(page)
+    report = read_text(tmp_path / "x.csv", text)
+    check_the_two(report)
+    assert report.launches["kernel"].tolist() == [kernel, "other"]
 
 
-def test_what_the_pages_hold_beyond_the_table(tmp_path: Path) -> None:
+def test_what_a_page_holds_beyond_the_table(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     report = read_text(path, raw(RAW, ["a", "b"]))
     assert report.launches["dram_read_bytes"].tolist() == pytest.approx([9.61e6, 4e9])
     assert report.units["dram__bytes_read.sum"] == "byte"
     assert report.metrics[0]["breakdown:x"] == "a__b.avg,c__d.avg"
     assert "launch__func_cache_config" not in report.metrics[1]
-    report = read_text(path, details(DETAILS, ["a", "b"]))
-    assert report.launches["dram_bytes_per_s"].tolist() == pytest.approx(
-        [262.51e9, 1136.11e9]
-    )  # same label, other unit
-    assert report.metrics[0]["PM Sampling: Dropped Samples"] == 0
-    assert "PM Sampling: Dropped Samples" not in report.metrics[1]
 
 
-def test_a_table_between_the_rows_of_a_page_is_no_launch(tmp_path: Path) -> None:
+def test_the_details_page_is_refused_with_the_command_that_prints_the_raw_one(tmp_path: Path) -> None:
+    page = written([[*HEADER, "Section Name", "Metric Name", "Metric Unit", "Metric Value"], identity(0, "k")])
+    with pytest.raises(TraceError, match="--page=raw"):
+        read_text(tmp_path / "x.csv", page)
+
+
+def test_a_page_that_is_cut_anywhere_never_passes_for_the_whole(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
-    lines = details(DETAILS, ["a", "b"]).splitlines(keepends=True)
-    table = '"GPU ID","GPU Name","NUMA ID by CPU Affinity","CPU Affinity"\n"0","NVIDIA T4","0","0-4"\n'
-    first = 1 + len(DETAILS) + 2  # the header, a launch, and its rule of two lines
-    path.write_text("".join([*lines[:first], table, *lines[first:]]))
-    report = ncu.read(path)
-    check_the_two(report)
-    assert report.launches["kernel"].tolist() == ["a", "b"]
-
-
-@pytest.mark.parametrize("page", [raw(RAW, ["a", "b"]), details(DETAILS, ["a", "b"])], ids=["raw", "details"])
-def test_a_page_that_is_cut_anywhere_never_passes_for_the_whole(tmp_path: Path, page: str) -> None:
-    path = tmp_path / "x.csv"
+    page = raw(RAW, ["a", "b"])
     path.write_text(page)
     whole = ncu.read(path)
     for keep in range(0, len(page) - 1, 13):
@@ -417,40 +364,22 @@ def test_units_come_down_to_their_base(unit: str, base: str, factor: float) -> N
     assert ncu_metrics.base_unit(unit) == (base, factor)
 
 
-@pytest.mark.parametrize(
-    ("name", "units", "names"),
-    [
-        (REPORTS[0], "auto", "label"),
-        (REPORTS[1], "base", "name"),
-        (REPORTS[2], "auto", "label-name"),
-        (REPORTS[3], "auto", "label"),
-        (REPORTS[3], "base", "name"),
-    ],
-)
+@pytest.mark.parametrize(("name", "units"), [(REPORTS[0], "auto"), (REPORTS[3], "base")])
 def test_csv_that_a_real_ncu_exports_gives_the_same_table(
-    shared_traces: Path, real_ncu: Path, tmp_path: Path, name: str, units: str, names: str
+    shared_traces: Path, real_ncu: Path, tmp_path: Path, name: str, units: str
 ) -> None:
     pytest.importorskip("ncu_report")
     truth = ncu.read(shared_traces / name)
-    numbers = ncu_metrics.names()
-    for page in ("raw", "details"):
-        command = [real_ncu, "--import", shared_traces / name, "--csv", "--page", page, "--print-units", units]
-        command += ["--print-metric-name", names, "--print-details", "all"] if page == "details" else []
-        out = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-        path = tmp_path / "x.csv"
-        path.write_text(out)
-        found = ncu.read(path)
-        for same in ("kernel", "grid", "block", "device", "stream", "compute_capability"):
-            assert found.launches[same].tolist() == truth.launches[same].tolist()
-        present = [n for n in numbers if found.launches[n].notna().any()]
-        wanted = [n for n in numbers if truth.launches[n].notna().any()]
-        if page == "raw":
-            assert present == wanted
-        assert {"time_ns", "sm_pct", "memory_pct", "dram_pct", "occupancy_pct", "waves"} <= set(present) <= set(wanted)
-        for n in present:  # the pages round to two decimals, of the unit they chose
-            np.testing.assert_allclose(found.launches[n], truth.launches[n], rtol=6e-3, atol=6e-3, err_msg=n)
-        classes = analysis.summary(truth)["classification"].tolist()
-        assert analysis.summary(found)["classification"].tolist() == classes
+    command = [real_ncu, "--import", shared_traces / name, "--csv", "--page=raw", "--print-units", units]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = read_text(tmp_path / "x.csv", page)
+    for same in ("kernel", "grid", "block", "device", "stream", "compute_capability"):
+        assert found.launches[same].tolist() == truth.launches[same].tolist()
+    for metric in ncu_metrics.names():  # a page rounds to two decimals, of the unit it chose
+        expected = truth.launches[metric]
+        np.testing.assert_allclose(found.launches[metric], expected, rtol=6e-3, atol=6e-3, err_msg=metric)
+    classes = analysis.summary(truth)["classification"].tolist()
+    assert analysis.summary(found)["classification"].tolist() == classes
 
 
 # -- the metric table --------------------------------------------------------------------------------------------

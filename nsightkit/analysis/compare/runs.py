@@ -268,7 +268,6 @@ class _Cell(msgspec.Struct):
     precision: str
     attention: str
     compiled: bool
-    accumulate: int
     nvtx: bool
     annotate_mha: bool
     status: str
@@ -279,8 +278,6 @@ class _Cell(msgspec.Struct):
     def name(self) -> str:
         """What the row measured."""
         name = f"{self.config} batch {self.batch} context {self.context} {self.mode} {self.precision} {self.attention}"
-        if self.accumulate != 1:
-            name += f" accumulate {self.accumulate}"
         for flag in ("compiled", "nvtx", "annotate_mha"):
             if getattr(self, flag):
                 name += f" {flag}"

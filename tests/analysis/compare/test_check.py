@@ -308,7 +308,7 @@ def bench_document(seed: int = 0, slower: float = 1.0, gpu: str = "NVIDIA H200",
     rng = np.random.default_rng(seed)
     cell = {
         "config": "small", "batch": 4, "context": 512, "precision": "bf16", "attention": "sdpa", "compiled": False,
-        "accumulate": 1, "nvtx": False, "annotate_mha": False, "status": "ok", "where": None,
+        "nvtx": False, "annotate_mha": False, "status": "ok", "where": None,
         "peak_allocated_bytes": 10_000_000_000,
     }  # fmt: skip
     rows = []
@@ -319,9 +319,9 @@ def bench_document(seed: int = 0, slower: float = 1.0, gpu: str = "NVIDIA H200",
 
 
 def test_a_benchmark() -> None:
-    document = bench_document(compiled=True, accumulate=2)
+    document = bench_document(compiled=True)
     run = run_metrics.of_bench(document)
-    cell = "bench/small batch 4 context 512 fwd bf16 sdpa accumulate 2 compiled"
+    cell = "bench/small batch 4 context 512 fwd bf16 sdpa compiled"
     assert {name for name in run.metrics if " fwd " in name} == {f"{cell}/step_ns", f"{cell}/peak_allocated_bytes"}
     assert run.conditions["gpu"] == "NVIDIA H200"
     document["rows"][0] |= {"status": "oom", "samples_ns": []}
