@@ -320,10 +320,9 @@ downloads = {f"{n} samples": one.trace for n, one in passes.items()}
 #
 #    .. dropdown:: Answer
 #
-#       Follow the arrow from the launch to the kernel. With two samples the
-#       kernel starts at once, and the stream is empty before it. Behind the
-#       long kernels of the large batch it starts much later, because it was
-#       queued.
+#       Find the kernel with the launch's ``correlation``. With two samples it
+#       starts at once, and the stream is empty before it. Behind the
+#       long kernels of the large batch it starts much later: it was queued.
 #
 # 3. A trace has the same number of kernels, each twice as long as the time
 #    from launch to launch. What would CUDA graphs gain?

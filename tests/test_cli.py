@@ -282,7 +282,7 @@ def test_every_trace_command_takes_the_filters(command: str, saved: Save, run: R
         ("whatif TRACE --scale gemm=1e9", "--scale"),
         ("whatif TRACE --scale gemm=1001", "--scale"),
         ("verdict TRACE --gpu Voodoo", "Voodoo"),
-        ("bench --memory-cap-gb inf", "--memory-cap-gb"),
+        ("bench --timeout-s inf", "--timeout-s"),
         ("bench --steps 0", "--steps"),
         ("diff TRACE TRACE --match (", "not a regular expression"),
         ("diff TRACE absent", "absent"),

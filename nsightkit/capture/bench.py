@@ -23,12 +23,10 @@ from nsightkit.configurations import Configuration, find
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace.files import replacing
 
-__all__ = ["FORMAT", "MODES", "PRECISIONS", "Cell", "Settings", "bench", "cells", "write"]
+__all__ = ["FORMAT", "Cell", "Settings", "bench", "cells", "write"]
 
 #: Version of the document's layout.
 FORMAT = 1
-MODES = ("fwd", "fwd_bwd", "train")
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 _SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
 _SWITCHES = ("mode", "precision", "attention", "compiled", "nvtx", "annotate_mha")
 #: Fields of a row from the child; null where it gives none.
@@ -73,10 +71,6 @@ class Cell:
     annotate_mha: bool = False
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UsageError(f"mode {self.mode!r} is not one of {', '.join(MODES)}")
-        if self.precision not in PRECISIONS:
-            raise UsageError(f"precision {self.precision!r} is not one of {', '.join(PRECISIONS)}")
         if self.compiled and self.annotate_mha:
             raise UsageError("a compiled model has no ranges inside: its parts are fused; leave out one of the two")
 

@@ -7,7 +7,6 @@ operation runs for seconds: a burst after a pause runs at a clock that no progra
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -61,29 +60,16 @@ def measure(echo: Callable[[str], object]) -> list[dict[str, Any]]:
     return rows
 
 
-def _gemm(precision: str) -> dict[str, Any]:
+def _gemm(precision: Any) -> dict[str, Any]:
     """Multiply two random matrices."""
     import torch
 
+    from nsightkit.workloads import ceilings
+
     if precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
         raise RuntimeError("this GPU has no TF32")
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
-    kind = kinds.get(precision, torch.float32)
-    left = torch.randn(_SIZE, _SIZE, device="cuda").to(kind)
-    right = torch.randn(_SIZE, _SIZE, device="cuda").to(kind).t()  # the layout of a linear layer's weight
-    multiply = functools.partial(torch.mm, left, right)
-    if precision == "fp8":
-        one = torch.ones((), device="cuda")
-        # As inference runs it and datasheets count it: sums stay in the tensor cores' registers.
-        multiply = functools.partial(
-            torch._scaled_mm, left, right, one, one, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-    setting = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        row, time_ns = _run(multiply, f"GEMM {_SIZE}x{_SIZE} {_SIZE}x{_SIZE}")
-    finally:
-        torch.set_float32_matmul_precision(setting)
+    with ceilings.gemm("cuda", _SIZE, _SIZE, _SIZE, precision) as work:
+        row, time_ns = _run(work.operation, f"GEMM {_SIZE}x{_SIZE} {_SIZE}x{_SIZE}")
     tflops = 2 * _SIZE**3 / time_ns / 1e3
     return row | {"unit": precision, "accumulate": "fp32", "tflops": tflops}
 
@@ -92,12 +78,13 @@ def _copy() -> dict[str, Any]:
     """Copy a tensor within the GPU's memory."""
     import torch
 
+    from nsightkit.workloads import ceilings
+
     free_bytes, _ = torch.cuda.mem_get_info()
-    size_bytes = min(_COPY_BYTES, free_bytes // 4)
-    source = torch.randn(size_bytes // 4, device="cuda")
-    target = torch.empty_like(source)
-    row, time_ns = _run(lambda: target.copy_(source), f"copy of {size_bytes // 10**6:,} MB")
-    return row | {"gb_per_s": 2 * size_bytes / time_ns}  # read once, written once
+    megabytes = min(_COPY_BYTES, free_bytes // 4) // 10**6
+    with ceilings.copy("cuda", megabytes, "copy") as work:
+        row, time_ns = _run(work.operation, f"copy of {megabytes:,} MB")
+    return row | {"gb_per_s": 2 * megabytes * 10**6 / time_ns}  # read once, written once
 
 
 def _run(call: Callable[[], object], what: str) -> tuple[dict[str, Any], float]:

@@ -72,18 +72,6 @@ def _importer() -> _Finding:
     return "ok", str(program), ""
 
 
-def _nvtx() -> _Finding:
-    version = installed("nvtx")
-    if version is None:
-        return "missing", "the nvtx package is not installed", "pip install 'nsightkit[capture]'"
-    is_new = [int(number) for number in re.findall(r"\d+", version)[:3]] > [0, 2, 11]
-    nsys = NSYS.find()
-    if is_new and nsys is not None and NSYS.version(nsys) < (2024, 1):
-        problem = f"nvtx {version} emits no ranges under nsys 2023.4 and older"
-        return "missing", problem, "pip install nvtx==0.2.11, or a newer nsys"
-    return "ok", f"nvtx {version}", ""
-
-
 def _counters() -> _Finding:
     try:
         parameters = Path("/proc/driver/nvidia/params").read_text(errors="replace")
@@ -119,7 +107,7 @@ def _gpu() -> _Finding:
 _CHECKS: dict[str, Callable[[], _Finding]] = {
     "nsys (timeline capture, .nsys-rep)": lambda: _tool(NSYS),
     "nsys importer (turns a capture into a report)": _importer,
-    "NVTX ranges from Python": _nvtx,
+    "NVTX ranges from Python": lambda: _package("nvtx", "missing", "pip install 'nsightkit[capture]'"),
     "ncu (kernel analysis)": lambda: _tool(NCU),
     "ncu-report (reads .ncu-rep)": lambda: _package(
         "ncu-report", "warn", "pip install 'nsightkit[ncu]', unless ncu is here, or give its CSV"

@@ -29,7 +29,6 @@ def recording(
     output: str | os.PathLike[str],
     *,
     max_entries: int = MAX_ENTRIES,
-    stacks: Literal["python", "all"] = "all",
     context: Literal["alloc", "all"] = "all",
 ) -> Iterator[None]:
     """Record the allocator's events inside the block, and write a snapshot when it ends, also by an error.
@@ -43,10 +42,6 @@ def recording(
         The snapshot; written atomically.
     max_entries : int
         Number of events to keep, the latest.
-    stacks : {"python", "all"}
-        With or without C++ frames. Only these tell autograd's kernels, autocast's copies and library workspaces apart;
-        they cost some microseconds an event. Unless ``TORCH_SYMBOLIZE_MODE`` or ``TORCH_DISABLE_ADDR2LINE`` say
-        otherwise, this process finds their names itself.
     context : {"alloc", "all"}
         Which events get a stack: allocations only, or also frees.
 
@@ -65,7 +60,8 @@ def recording(
     # PyTorch would start an addr2line that reads a gigabyte of libraries, and can stall for minutes. It asks when it
     # first needs a name, so it is not too late; exported names, such as autograd's, are found either way.
     os.environ.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
-    _start({"enabled": "all", "context": context, "stacks": stacks, "max_entries": max_entries})
+    # C++ frames cost some microseconds an event; only they tell autograd's kernels and library workspaces apart.
+    _start({"enabled": "all", "context": context, "stacks": "all", "max_entries": max_entries})
     try:
         yield
     finally:

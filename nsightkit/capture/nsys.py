@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nsightkit.capture.profiling import Captured, choose, parse, target, unexpanded, watch
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.trace.open import load
-from nsightkit.trace.programs import NSYS, environment, run, to_sqlite
+from nsightkit.trace.programs import NSYS, environment, to_sqlite
 
 __all__ = ["collector", "importer", "profile"]
 
@@ -33,12 +31,6 @@ _SHORT_NAMES = {
 #: CPU sampling needs rights that containers rarely give, and costs time.
 _DEFAULTS = {"--trace": "cuda,nvtx,osrt", "--sample": "none", "--cpuctxsw": "none"}
 _OLD_NVTX = "the nvtx package from 0.2.12 on emits nothing under nsys 2023.4 and older: install nvtx==0.2.11"
-#: What may be traced, the tables one of which has rows then, and why they may be empty.
-_TABLES = (
-    ("cuda", ("calls", "kernels", "graphs"), "the program made no CUDA call during the capture"),
-    ("nvtx", ("ranges",), f"the program opened no range, or {_OLD_NVTX}"),
-    ("osrt", ("os_calls",), "no call lasted longer than --osrt-threshold"),
-)
 _PRIVATE = "the report holds this machine's environment variables and host name: do not publish it as it is"
 
 
@@ -92,21 +84,19 @@ def profile(
     for suffix in (".nsys-rep", ".sqlite"):
         target(f"{base}{numbered}{suffix}", suffix, overwrite=overwrite)
     nsys = NSYS.require()
-    defaults = _defaults(given)
-    chosen = choose(nsys_args, given, defaults, NSYS.ask(nsys, "profile", "--help"))
+    chosen = choose(nsys_args, given, _defaults(given), NSYS.ask(nsys, "profile", "--help"))
     # In a separate folder: nsys numbers the reports of a range that opens several times.
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=base.parent) as folder:
         draft = Path(folder) / base.name
         ran = [str(nsys), "profile", *chosen, f"--output={unexpanded(draft)}", *command]
         returncode, notes = watch(ran, timeout_s, environment(env))
         for unfinished in Path(folder).glob("*.qdstrm"):
-            _import(unfinished, base, nsys)
+            _keep(unfinished, base)
         reports = [made.replace(base.with_name(made.name)) for made in Path(folder).glob("*.nsys-rep")]
     if not reports:
         raise NsightkitError(f"nsys wrote no report (exit code {returncode}); {_remedy(given)}")
     reports.sort(key=lambda report: (len(report.name), report.name))
     traces = [to_sqlite(report, report.with_suffix(".sqlite")) for report in reports]
-    notes += _empty_notes(traces[0], given.get("--trace", defaults["--trace"]))
     notes.append(_PRIVATE)
     shown = [str(nsys), "profile", *chosen, f"--output={unexpanded(base)}", *command]
     return Captured(traces[0], reports[0], traces, shown, returncode, notes)
@@ -121,16 +111,6 @@ def _defaults(given: Mapping[str, str]) -> dict[str, str]:
         # By default only registered strings open the range, and torch.cuda.nvtx pushes plain ones.
         defaults["--env-var"] = "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"
     return defaults
-
-
-def _empty_notes(export: Path, traced: str) -> list[str]:
-    """Note what was traced and recorded nothing."""
-    trace = load(export, cache=False)
-    notes = []
-    for kind, tables, reason in _TABLES:
-        if kind in traced.split(",") and not any(trace.size(table) for table in tables):
-            notes.append(f"{kind} was traced and nothing of it was recorded: {reason}")
-    return notes
 
 
 # -- failures ----------------------------------------------------------------------------------------------------
@@ -149,17 +129,10 @@ def _remedy(given: Mapping[str, str]) -> str:
     return "without a message of nsys above, run the program alone, and check the free space for temporary files"
 
 
-def _import(unfinished: Path, base: Path, nsys: Path) -> None:
-    """Import a raw capture that nsys failed to import itself."""
-    report = unfinished.with_suffix(".nsys-rep")
-    program = importer(nsys)
-    if program is not None and not report.exists():
-        # Its libraries are beside it, and some packages do not set the path.
-        variables = environment(None, program.parent)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            run([str(program), "-i", str(unfinished), "-o", str(report), "-f"], 600.0, env=variables)
-    if not report.exists():
-        kept = unfinished.replace(f"{base}.qdstrm")  # the run may have been costly
+def _keep(unfinished: Path, base: Path) -> None:
+    """Keep a raw capture that nsys failed to import: the run may have been costly."""
+    if not unfinished.with_suffix(".nsys-rep").exists():
+        kept = unfinished.replace(f"{base}.qdstrm")
         raise NsightkitError(f"nsys could not import its raw capture, kept as {kept}; 'nsightkit doctor' says why")
 
 

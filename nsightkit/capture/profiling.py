@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.trace.output import require_free
 from nsightkit.trace.programs import run
 
 __all__ = ["Captured", "choose", "parse", "separate", "split", "target", "unexpanded", "watch"]
@@ -190,19 +191,12 @@ def target(output: str | os.PathLike[str], suffix: str, *, overwrite: bool) -> P
     Raises
     ------
     UsageError
-        The file exists, or cannot be made there.
+        The file exists, or its folder does not.
     """
     path = Path(output).absolute()
     if not path.name.endswith(suffix):
         path = path.with_name(path.name + suffix)
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise UsageError(f"{path} exists; give another name, or --overwrite to replace a file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{path.parent} cannot be made ({error.strerror}); give another name") from error
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path.parent} is not writable; give a name in a folder that is")
+    require_free(path, overwrite=overwrite)
     return path
 
 

@@ -33,7 +33,6 @@ def profile_steps(
     step: Callable[[], object],
     output: str | os.PathLike[str],
     *,
-    wait: int = 1,
     warmup: int = 2,
     active: int = 5,
     shapes: bool = False,
@@ -46,8 +45,9 @@ def profile_steps(
         Runs one step.
     output : path-like
         Compressed if it ends in ``.gz``; written atomically.
-    wait, warmup, active : int
-        Steps without the profiler, steps in which it runs but keeps nothing (its start takes seconds), and steps kept.
+    warmup, active : int
+        Steps in which the profiler runs but keeps nothing (its start takes seconds), and steps kept. One step without
+        the profiler comes first.
     shapes : bool
         Record the shapes of operators' inputs. It costs time on the CPU.
 
@@ -58,10 +58,10 @@ def profile_steps(
     """
     from torch.profiler import schedule
 
-    steps = schedule(wait=wait, warmup=warmup, active=active, repeat=1)
+    steps = schedule(wait=1, warmup=warmup, active=active, repeat=1)
     with drafted(output) as draft:
         with profiler(schedule=steps, record_shapes=shapes) as running:
-            for _ in range(wait + warmup + active):
+            for _ in range(1 + warmup + active):
                 step()
                 running.step()
         running.export_chrome_trace(str(draft))

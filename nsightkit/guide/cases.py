@@ -142,7 +142,7 @@ def case(name: str, which: str) -> Case:
     """
     here = names()
     if which not in here.get(name, ()):
-        known = ", ".join(f"{known}/{one}" for known, all_ in here.items() for one in all_) or "none"
+        known = ", ".join(here) or "none"
         raise UsageError(
             f"no case file {name}/{which} here; there are {known}. All of them come with nsightkit's source, in "
             "docs/cases: clone its repository and install it from there, with pip install -e ."

@@ -12,7 +12,6 @@ import gc
 import importlib
 import json
 import math
-import os
 import re
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import pandas as pd
 
 import nsightkit
 from nsightkit.capture import memory, ncu, nsys, provenance, timing, torch_profiler, utilization
+from nsightkit.capture.children import child_environment
 from nsightkit.errors import NsightkitError
 from nsightkit.trace import ncu as reports
 from nsightkit.trace import store
@@ -228,7 +228,6 @@ def _profile(task: Run, work: Any, folder: Path) -> None:
     torch_profiler.profile_steps(
         work.step,
         folder / "profile.json.gz",
-        wait=1,
         warmup=2 if task.on_gpu else 1,
         active=task.profiled,
         shapes=task.profile == "shapes",
@@ -268,8 +267,7 @@ def _under_tool(task: Run, folder: Path) -> dict[str, Any]:
     place = f"{task.workload.__module__}:{task.workload.__qualname__}"
     how = [task.device, str(task.warmup), str(task.profiled)]
     command = [sys.executable, "-m", __name__, place, json.dumps(task.parameters), *how]
-    # The child imports what this process imports, pages' own modules included.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = child_environment()  # pages' own modules included
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as scratch:
         report = Path(scratch, "report")
         try:

@@ -1,4 +1,4 @@
-"""Export to Chrome/Perfetto JSON: one process a GPU with a thread a stream, the program's threads, and launch arrows.
+"""Export to Chrome/Perfetto JSON: one process a GPU with a thread a stream, and the program's threads.
 
 Slices and their `args` are named as Kineto names them. The file is for viewers: nsightkit reads the original trace, or
 the Parquet tables that :mod:`nsightkit.trace.store` writes.
@@ -14,7 +14,7 @@ import gzip
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +26,7 @@ from nsightkit.errors import UsageError
 from nsightkit.safe import json_text
 from nsightkit.trace.clean import clean
 from nsightkit.trace.files import replacing
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import crossings, lanes
 from nsightkit.trace.output import require_free
 
@@ -113,7 +113,6 @@ def _write_document(trace: Trace, out: BinaryIO | gzip.GzipFile) -> None:
     metadata = _processes(trace, track) + _threads(trace, track)
     out.write(head[:-1].encode() + b', "traceEvents": [')
     out.write(",\n".join(map(json_text, metadata)).encode())  # events always have some
-    arrows = _arrows(trace)
     for table, tracks in events.groupby("table", sort=False)["track"]:
         name = str(table)
         frame = trace.table(name)
@@ -121,7 +120,6 @@ def _write_document(trace: Trace, out: BinaryIO | gzip.GzipFile) -> None:
         frame["end_ns"] -= first_ns
         frame["pid"] = track["pid"].to_numpy()[tracks]
         frame["tid"] = track["tid"].to_numpy()[tracks]
-        frame["arrow"] = arrows.get(name, 0)
         for begin in range(0, len(frame), _ROWS):
             lines = _slices(name, frame.iloc[begin : begin + _ROWS])
             out.write("".join(lines).encode())
@@ -209,41 +207,16 @@ def _metadatum(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
 
-def _arrows(trace: Trace) -> dict[str, _Ints]:
-    """Number the arrow from each launch to its GPU work, by table and row; 0 for none.
-
-    Where driver and runtime share a correlation, the arrow leaves the outermost call.
-    """
-    calls = trace.table("calls", ["start_ns", "process", "correlation"])
-    launches = calls[calls["correlation"] != 0].sort_values("start_ns", kind="stable")
-    launches = launches.drop_duplicates(["process", "correlation"])
-    launches = launches.assign(arrow=launches.index + 1).drop(columns="start_ns")
-    leaving = np.zeros(len(calls), np.int64)
-    arrows = {"calls": leaving}
-    for table in GPU_TABLES:
-        work = trace.table(table, ["process", "correlation"])
-        arriving = work.merge(launches, how="left", on=["process", "correlation"])["arrow"]
-        arrows[table] = arriving.fillna(0).to_numpy(np.int64)
-        used = arrows[table][arrows[table] > 0]
-        leaving[used - 1] = used
-    return arrows
-
-
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
 def _slices(table: str, frame: pd.DataFrame) -> Iterator[str]:
     """Events of one table as JSON, each after a comma."""
-    direction = "flow_out" if table == "calls" else "flow_in"
     length = frame["end_ns"] - frame["start_ns"]
     place = zip(frame["pid"], frame["tid"], _us(frame["start_ns"]), _us(length), strict=True)
-    texts = zip(_names(table, frame), place, frame["arrow"], _args(table, frame), strict=True)
-    for name, (pid, tid, start, duration), arrow, args in texts:
-        flow = ""
-        if arrow:
-            flow = f',"bind_id":{arrow},"{direction}":true'
+    for name, (pid, tid, start, duration), args in zip(_names(table, frame), place, _args(table, frame), strict=True):
         event = f'"ph":"X",{name},"pid":{pid},"tid":{tid},"ts":{start},"dur":{duration}'
-        yield f',\n{{{event}{flow},"args":{{{args[1:]}}}}}'
+        yield f',\n{{{event},"args":{{{args[1:]}}}}}'
 
 
 def _us(ns: pd.Series[int]) -> Iterator[str]:
@@ -287,9 +260,8 @@ def _args(table: str, frame: pd.DataFrame) -> Iterator[str]:
     if table in _NUMBERS:
         template, columns = _NUMBERS[table]
         texts = map(template.__mod__, map(tuple, frame[columns].to_numpy().tolist()))
-    if table in _DETAILS:
-        column, detail = _DETAILS[table]
-        return map(str.__add__, texts, map(detail, frame[column]))
+    if table == "ops":
+        return map(str.__add__, texts, map(_inputs, frame["inputs"]))
     return texts
 
 
@@ -300,15 +272,3 @@ def _inputs(described: str) -> str:
     for name, values in zip(names, json.loads(described or "[]"), strict=False):
         members += f',"{name}":{json_text(values)}'
     return members
-
-
-@functools.lru_cache(1 << 14)
-def _domain(name: str) -> str:
-    return f',"domain":{json_text(name)}' if name else ""
-
-
-#: Texts in the `args` of slices, by table: the column, and the members that its text becomes.
-_DETAILS: dict[str, tuple[str, Callable[[str], str]]] = {
-    "ops": ("inputs", _inputs),
-    "ranges": ("domain", _domain),
-}

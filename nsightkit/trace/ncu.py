@@ -144,11 +144,9 @@ def _first_number(values: dict[str, Value], names: Iterable[str]) -> float:
 
 
 def _compute_capability(values: dict[str, Value]) -> str | None:
-    major = values.get("device__attribute_compute_capability_major")
-    minor = values.get("device__attribute_compute_capability_minor")
-    if isinstance(major, (int, float)) and isinstance(minor, (int, float)):
-        return f"{major:g}.{minor:g}"
-    return None
+    major = _whole(values.get("device__attribute_compute_capability_major"))
+    minor = _whole(values.get("device__attribute_compute_capability_minor"))
+    return f"{major}.{minor}" if major and minor else None
 
 
 #: Columns of a page that identify a launch.
@@ -386,24 +384,15 @@ def _read_csv(path: Path, text: str) -> Report:
     pages = _pages(path, text)
     for header, records in pages:
         if "Metric Name" in header:
-            raise TraceError(path, "is ncu's details page, which lacks most metrics", f"print the raw page: {_RAW_PAGE}")
+            problem = "is ncu's details page, which lacks most metrics"
+            raise TraceError(path, problem, f"print the raw page: {_RAW_PAGE}")
         launches += _launches(path, header, records, units)
     if not pages:
-        raise _foreign(path, text)
+        problem = 'is not a raw page of Nsight Compute (no line begins with "ID"); ncu may have profiled no kernel'
+        raise TraceError(path, problem, f"give an .ncu-rep, or {_EXPORT}")
     if not launches:
         raise TraceError(path, "holds no profiled kernel", "check ncu's filters and profile again")
     return _report(path, launches, units)
-
-
-def _foreign(path: Path, text: str) -> TraceError:
-    if "No kernels were profiled" in text:
-        problem = "is the output of a run in which ncu profiled no kernel"
-        return TraceError(path, problem, "check the kernel filter (a regular expression needs the prefix regex:)")
-    if "ERR_NVGPUCTRPERM" in text:
-        problem = "is the output of a run that was not permitted to read the GPU's counters (ERR_NVGPUCTRPERM)"
-        return TraceError(path, problem, "run nsightkit doctor, which explains the fix")
-    problem = 'is not a raw page of Nsight Compute (no line begins with "ID")'
-    return TraceError(path, problem, f"give an .ncu-rep, or {_EXPORT}")
 
 
 def _pages(path: Path, text: str) -> list[_Page]:

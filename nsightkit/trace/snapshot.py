@@ -170,7 +170,8 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
     require_regular(path)
     with reading(path):
         data = path.read_bytes()
-    _require_pickle(path, data)
+    if not data:
+        raise TraceError(path, "is empty", "take the snapshot again; the program may have ended while it was written")
     _try_decoding(path, data)
     with uncollected():
         with reading(path, "is not a readable pickle", _AGAIN):
@@ -202,24 +203,6 @@ def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:
 
 
 # ---------------------------------------------------------------- the pickle
-
-#: First bytes of files that are not snapshots, and what to do about them.
-_FOREIGN = (
-    (b"\x1f\x8b", "is compressed with gzip", "unpack it with gunzip first"),
-    (b"PK\x03\x04", "is a zip archive, such as torch.save writes, not a plain pickle", _REMEDY),
-    (b"SQLite format 3\0", "is an SQLite database, not a memory snapshot", "try `nsightkit summary` on it"),
-    (b"{", "is text, not a memory snapshot", _REMEDY),
-    (b"[", "is text, not a memory snapshot", _REMEDY),
-    (b"<", "is text, not a memory snapshot", "give the .pickle, not the page made of it"),
-)
-
-
-def _require_pickle(path: Path, data: bytes) -> None:
-    if not data:
-        raise TraceError(path, "is empty", "take the snapshot again; the program may have ended while it was written")
-    for first_bytes, problem, remedy in _FOREIGN:
-        if data.startswith(first_bytes):
-            raise TraceError(path, problem, remedy)
 
 
 def _try_decoding(path: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ Shapes are written B (batch), H (heads), T (context), K (head size, ``d_model / 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,6 @@ class SweepConfig:
     batch, heads : int
     repetitions : int
         Timed passes per cell and direction, fewer if they take more than two seconds.
-    seed : int
     """
 
     implementation: Literal["naive", "naive-compiled", "math", "efficient", "flash", "cudnn"]
@@ -63,7 +63,6 @@ class SweepConfig:
     batch: int = 8
     heads: int = 1
     repetitions: int = 10
-    seed: int = 0
 
 
 class Sweep(Workload):
@@ -96,8 +95,8 @@ class Sweep(Workload):
         ------
         dict
             One row per size and direction: the parameters, ``direction`` (forward or backward), ``status`` (ok, oom or
-            unsupported), ``time_ms`` (median), ``low_ms`` and ``high_ms`` (quartiles), ``passes``, ``before_bytes``
-            and ``peak_bytes`` (allocated before and at the peak of the direction; NaN on a CPU).
+            unsupported), ``time_ms`` (median), ``low_ms`` and ``high_ms`` (quartiles), and ``peak_bytes``
+            (allocated at the peak of the direction; NaN on a CPU).
         """
         for d_model in self.config.d_model:
             for context in self.config.context:
@@ -111,9 +110,9 @@ class Sweep(Workload):
         direction = forward
         try:
             inputs = self.inputs(d_model, context)
-            forward |= self._measure_forward(inputs)
+            forward |= self._measure(lambda: inputs, self.forward)
             direction = backward
-            backward |= self._measure_backward(inputs)
+            backward |= self._measure(lambda: self.forward(inputs), functools.partial(self.backward, inputs))
         except torch.OutOfMemoryError:
             direction["status"] = backward["status"] = "oom"
         except RuntimeError as error:
@@ -136,8 +135,6 @@ class Sweep(Workload):
             "time_ms": float("nan"),
             "low_ms": float("nan"),
             "high_ms": float("nan"),
-            "passes": 0,
-            "before_bytes": float("nan"),
             "peak_bytes": float("nan"),
         }
 
@@ -156,7 +153,7 @@ class Sweep(Workload):
         config = self.config
         dtype = DTYPES[config.precision]
         shape = (config.batch, config.heads, context, d_model // config.heads)
-        torch.manual_seed(config.seed)
+        torch.manual_seed(0)
         tensors = [torch.randn(shape, dtype=dtype, device=self.device) for _ in range(4)]
         for tensor in tensors[:3]:
             tensor.requires_grad_()
@@ -173,34 +170,22 @@ class Sweep(Workload):
         """Give the gradients of q, k and v."""
         return torch.autograd.grad(attended, inputs[:3], inputs[3])
 
-    def _measure_forward(self, inputs: list[Tensor]) -> dict[str, Any]:
-        self.forward(inputs)  # loads code, compiles, and allocates what libraries keep
-        memory = self._memory(lambda: self.forward(inputs))
+    def _measure(self, prepare: Callable[[], Any], function: Callable[[Any], object]) -> dict[str, Any]:
+        """Time a function of what `prepare` gives, which is not timed; on a GPU also find its peak of memory."""
+        function(prepare())  # loads code, compiles, and allocates what libraries keep
+        prepared = prepare()
+        row: dict[str, Any] = {}
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        function(prepared)
+        if self.device.type == "cuda":
+            row["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
         times: list[float] = []
         begun = time.perf_counter()
         while len(times) < self.config.repetitions and time.perf_counter() - begun < _CELL_S:
-            times.append(self._time_ms(lambda: self.forward(inputs)))
-        return memory | _spread(times)
-
-    def _measure_backward(self, inputs: list[Tensor]) -> dict[str, Any]:
-        self.backward(inputs, self.forward(inputs))
-        attended = self.forward(inputs)
-        memory = self._memory(lambda: self.backward(inputs, attended))
-        times: list[float] = []
-        begun = time.perf_counter()
-        while len(times) < self.config.repetitions and time.perf_counter() - begun < _CELL_S:
-            attended = self.forward(inputs)
-            times.append(self._time_ms(lambda: self.backward(inputs, attended)))  # noqa: B023 # called at once
-        return memory | _spread(times)
-
-    def _memory(self, function: Callable[[], object]) -> dict[str, float]:
-        """Run a function once and give what the allocator had before it and at its peak."""
-        if self.device.type != "cuda":
-            return {}
-        before = torch.cuda.memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        function()
-        return {"before_bytes": before, "peak_bytes": torch.cuda.max_memory_allocated(self.device)}
+            prepared = prepare()
+            times.append(self._time_ms(functools.partial(function, prepared)))
+        return row | _spread(times)
 
     def _time_ms(self, function: Callable[[], object]) -> float:
         """Run a function once and time it, on the GPU's clock where there is one."""
@@ -232,7 +217,7 @@ def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _spread(times_ms: list[float]) -> dict[str, Any]:
     low, median, high = np.percentile(times_ms, [25, 50, 75])
-    return {"time_ms": float(median), "low_ms": float(low), "high_ms": float(high), "passes": len(times_ms)}
+    return {"time_ms": float(median), "low_ms": float(low), "high_ms": float(high)}
 
 
 def run(device: str, **parameters: Any) -> Sweep:

@@ -19,7 +19,7 @@ from nsightkit.workloads.models import Decoder, DecoderConfig, Workload, autocas
 __all__ = ["PHASES", "LMConfig", "Run", "model", "run"]
 
 #: Values of ``Run.doing``.
-PHASES = ("setup", "forward", "backward", "optimizer", "zero_grad")
+PHASES = ("setup", "copy", "forward", "backward", "optimizer", "zero_grad")
 
 #: Batches that take turns, so that no step finds the embedding rows of its tokens still in the cache.
 _BATCHES = 4
@@ -44,6 +44,8 @@ class LMConfig:
         PyTorch's fused attention, or one that writes its scores to memory.
     compiled : bool
         Run the model through ``torch.compile``.
+    feed : {"device", "host"}
+        Tokens that lie on the device, or a copy from pinned host memory within the step, in a phase ``copy``.
     annotate : bool
         Open ``step`` and its phases for a profiler; within forward the ``loss`` and, unless compiled, the ``head``.
     annotate_mha : bool
@@ -62,6 +64,7 @@ class LMConfig:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     attention: Literal["sdpa", "naive"] = "sdpa"
     compiled: bool = False
+    feed: Literal["device", "host"] = "device"
     annotate: bool = True
     annotate_mha: bool = False
     seed: int = 0
@@ -95,6 +98,10 @@ class Run(Workload):
             self.model = model(config)
             # Never token 0: nothing may be cheap because it is zero.
             self.tokens = torch.randint(1, config.vocabulary, (_BATCHES, config.batch, config.context + 1))
+        if config.feed == "host":
+            self.tokens = self.tokens.cpu()
+            if self.device.type == "cuda":
+                self.tokens = self.tokens.pin_memory()
         self.optimizer = None
         if config.mode == "train":
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
@@ -121,6 +128,9 @@ class Run(Workload):
         tokens = self.tokens[self._batches_taken % _BATCHES]
         self._batches_taken += 1
         with_gradients = self.config.mode != "fwd"
+        if self.config.feed == "host":
+            with self.phase("copy"):
+                tokens = tokens.to(self.device, non_blocking=True)
         with self.phase("forward"), torch.set_grad_enabled(with_gradients):
             with autocast(self.device, self.config.precision):
                 logits = self._forward(tokens[:, :-1])

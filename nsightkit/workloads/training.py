@@ -238,10 +238,6 @@ class Training(Workload):
         """Read a value at once (fault ``sync``: it waits until the queue is empty), or leave it on the device."""
         return value.item() if self.config.sync else value.detach()
 
-    def largest_activations(self) -> list[float]:
-        """Give the largest activation of every block in every step so far."""
-        return [float(value) for value in self._largest]
-
     def samples(self) -> dict[str, list[float]]:
         """Give what was seen in each step.
 

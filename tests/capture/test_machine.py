@@ -8,7 +8,6 @@ import pytest
 import stand_in_nsight
 
 from nsightkit.capture import children, doctor, provenance
-from nsightkit.trace.programs import NSYS
 
 
 def test_importing_capture_loads_nothing_heavy():
@@ -54,14 +53,6 @@ def test_the_doctor_has_a_remedy_for_what_is_wrong(monkeypatch, tmp_path):
         assert "\n" not in "".join(row.values())
     assert checks["nsys"]["status"] == "missing"
     assert "nsightkit[ncu]" in checks["ncu-report"]["remedy"]
-
-
-@pytest.mark.parametrize(("nvtx", "status"), [("0.2.13", "missing"), ("0.2.11", "ok"), (None, "missing")])
-def test_the_doctor_knows_that_new_nvtx_is_silent_under_old_nsys(nvtx, status, monkeypatch, tmp_path):
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(tmp_path, "exit 1")))
-    NSYS.ask.cache_clear()
-    monkeypatch.setattr(doctor, "installed", lambda package: nvtx if package == "nvtx" else "1.0")
-    assert _checks()["NVTX"]["status"] == status
 
 
 def test_the_doctor_names_libraries_that_the_importer_lacks(monkeypatch, tmp_path):

@@ -11,7 +11,6 @@ import stand_in_nsight
 import nsightkit
 from nsightkit.capture import nsys as capture
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.trace import programs
 from nsightkit.trace.programs import NSYS
 
 NASTY = "-a b'c\"d $(touch pwned) %h %q{HOME};e"
@@ -51,7 +50,6 @@ def test_ranges_and_os_calls_come_back(real, program, tmp_path):
     assert (done.report, done.trace) == (tmp_path / f"{NASTY}.nsys-rep", tmp_path / f"{NASTY}.sqlite")
     assert sorted(tmp_path.iterdir()) == [done.report, done.trace]
     assert done.returncode == 0
-    assert ["cuda was traced" in note for note in done.notes] == [True, False]
     trace = nsightkit.load(done.trace)
     ranges = trace["ranges"]
     assert ranges["name"].value_counts().to_dict() == {"step": 4, "data": 4, "elsewhere": 1}
@@ -151,7 +149,7 @@ def test_repeat_gives_a_report_each(real, program, tmp_path):
     assert done.traces == [tmp_path / "r.1.sqlite", tmp_path / "r.2.sqlite"]
     for trace in done.traces:
         assert nsightkit.load(trace)["ranges"]["name"].tolist() == ["step", "data"]
-    with pytest.raises(UsageError, match=r"r\.1\.nsys-rep exists"):
+    with pytest.raises(UsageError, match=r"r\.1\.nsys-rep: exists"):
         capture.profile(command, tmp_path / "r", nsys_args=options)
 
 
@@ -203,14 +201,13 @@ def stand_in(tmp_path, monkeypatch):
     return path
 
 
-def test_what_was_asked_is_shown_and_what_stayed_empty_is_noted(stand_in, export, tmp_path):
+def test_what_was_asked_is_shown(stand_in, export, tmp_path):
     stand_in_nsight.nsys(tmp_path, WRITES.format(export=export, suffix="1.nsys-rep"))
     options = ["-c", "nvtx", "-p", "step", "--capture-range-end=repeat:1"]
     done = capture.profile(["true"], tmp_path / "x#?41", nsys_args=options)
     ours = ["--trace=cuda,nvtx,osrt", "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]  # its help has no --sample
     assert done.ran == [str(stand_in), "profile", *ours, *options, f"--output={tmp_path}/x#?41", "true"]
     assert done.report == tmp_path / "x#?41.1.nsys-rep"
-    assert [note.partition(" ")[0] for note in done.notes] == ["cuda", "nvtx", "the"]
 
 
 @pytest.mark.parametrize(("option", "reason"), [("-x", "free space"), ("-ccudaProfilerApi", "torch.cuda.profiler")])
@@ -221,7 +218,7 @@ def test_reasons_for_no_report(stand_in, tmp_path, option, reason):
         capture.profile([], tmp_path / "s")
 
 
-def test_a_raw_capture_is_imported_by_hand_with_the_named_libraries(tmp_path, export, monkeypatch):
+def test_a_raw_capture_that_nsys_could_not_import_is_kept(tmp_path, export, monkeypatch):
     """As the copy in Nsight Compute leaves it where libdw is missing: a .qdstrm, no report, exit code 0."""
     host = tmp_path / "compute" / "host"
     for folder in ("target-linux-x64", "linux-desktop-x64"):
@@ -229,13 +226,8 @@ def test_a_raw_capture_is_imported_by_hand_with_the_named_libraries(tmp_path, ex
     nsys = stand_in_nsight.nsys(host / "target-linux-x64", WRITES.format(export=export, suffix="qdstrm"))
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
     importer = host / "linux-desktop-x64" / "QdstrmImporter"
-    importer.write_text('#!/bin/sh\n[ -f "${LD_LIBRARY_PATH%%:*}/libdw.so.1" ] || exit 1\ncp "$2" "$4"\n')
-    importer.chmod(0o755)
+    importer.touch()
     assert capture.importer(nsys) == importer
-    monkeypatch.delenv(programs.LIBRARIES, raising=False)
     with pytest.raises(NsightkitError, match=r"kept as .*a\.qdstrm; 'nsightkit doctor' says why"):
         capture.profile(["true"], tmp_path / "a")
     assert (tmp_path / "a.qdstrm").read_text() == "raw\n"  # the run may have been costly
-    (tmp_path / "libdw.so.1").touch()
-    monkeypatch.setenv(programs.LIBRARIES, str(tmp_path))
-    assert capture.profile(["true"], tmp_path / "b").report.read_text() == "raw\n"

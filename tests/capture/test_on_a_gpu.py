@@ -1,6 +1,5 @@
 """What needs a CUDA GPU; asked for in a child, for a CUDA build without a driver may crash."""
 
-
 import pytest
 
 from nsightkit.capture import ceilings, children, timing, utilization

@@ -55,14 +55,14 @@ def test_defaults_yield_to_the_users_options_and_to_the_version():
 
 
 def test_names_of_captures(tmp_path):
-    assert profiling.target(tmp_path / "new" / "x", ".rep", overwrite=False) == tmp_path / "new" / "x.rep"
-    (tmp_path / "x.rep").touch()
-    assert profiling.target(tmp_path / "x", ".rep", overwrite=True).is_file()
-    for name, suffix, overwrite in (("x", ".rep", False), ("new", "", True)):
-        with pytest.raises(UsageError, match="exists"):
-            profiling.target(tmp_path / name, suffix, overwrite=overwrite)
-    with pytest.raises(UsageError, match="cannot be made"):
-        profiling.target(tmp_path / "x.rep" / "y", ".rep", overwrite=True)
+    path = tmp_path / "x.rep"
+    assert profiling.target(tmp_path / "x", ".rep", overwrite=False) == path
+    path.touch()
+    assert profiling.target(path, ".rep", overwrite=True) == path
+    with pytest.raises(UsageError, match="exists"):
+        profiling.target(path, ".rep", overwrite=False)
+    with pytest.raises(UsageError, match="folder does not exist"):
+        profiling.target(tmp_path / "new" / "x", ".rep", overwrite=False)
 
 
 def test_runs_are_interrupted_and_judged():

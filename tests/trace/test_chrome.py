@@ -142,15 +142,6 @@ def test_streams_are_tracks_on_which_nothing_overlaps(interleaved_export):
     assert {"GPU 0 A <b>", "process 4242"} <= set(processes.values())
 
 
-def test_arrows_lead_from_each_launch_to_its_operation(interleaved_export):
-    trace, events = interleaved_export
-    leaving = {event["bind_id"]: event["ts"] for event in events if "flow_out" in event}
-    arrows = [(leaving[event["bind_id"]], event["ts"]) for event in events if "flow_in" in event]
-    launched = pd.concat([trace["kernels"], trace["graphs"]]).merge(trace["calls"], on=["process", "correlation"])
-    assert len(arrows) == len(launched) == 303  # the copies belong to a process without calls
-    assert sorted(arrows) == sorted(zip(launched["start_ns_y"], launched["start_ns_x"], strict=True))
-
-
 def test_the_trace_itself_is_never_overwritten(tmp_path):
     path = tmp_path / "in.json"
     make_kineto.write(path, 1000)

@@ -89,7 +89,7 @@ def test_tables_not_recorded_are_named_and_tables_without_events_are_not(real):
 def test_gpus_versions_and_clock(shared_traces, real):
     trace = real[shared_traces / "cs336-zx3xyy" / "result_2_7B_nvtx.sqlite"]
     assert (trace.meta.tool_version, trace.meta.schema) == ("2024.6.2.225", "3.16.1")
-    assert (trace.meta.gpus[0].name, trace.meta.gpus[0].sm_count) == ("NVIDIA A100-SXM4-80GB", 108)
+    assert trace.meta.gpus[0].name == "NVIDIA A100-SXM4-80GB"
     with sqlite3.connect(f"file:{trace.path}?mode=ro", uri=True) as connection:
         first = connection.execute("SELECT min(start) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()[0]
     assert trace["kernels"]["start_ns"].min() + trace.t0_ns == first

@@ -14,16 +14,13 @@ from synthetic import planted
 
 import nsightkit
 from nsightkit.trace import chrome
-from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
+from nsightkit.trace.model import TABLES, Trace
 
 pytestmark = pytest.mark.site
 
 _ERRORS = "select name, value from stats where value != 0 and severity in ('error', 'data_loss')"
 _SLICES = """
     select s.ts, s.dur, s.name, s.category from slice s
-"""
-_FLOWS = """
-    select a.ts, a.name, b.ts, b.name from flow join slice a on a.id = slice_out join slice b on b.id = slice_in
 """
 
 
@@ -55,20 +52,6 @@ def _events(trace):
     return Counter(map(tuple, pd.concat(times).to_numpy().tolist()))
 
 
-def _launches(trace):
-    """Start and name of each launching call, and the start of what it launched, unless that began before it."""
-    calls = trace.table("calls", ["start_ns", "process", "correlation", "name"])
-    calls = calls[calls["correlation"] != 0].sort_values("start_ns", kind="stable")
-    calls = calls.drop_duplicates(["process", "correlation"])
-    found = []
-    for table in GPU_TABLES:
-        ops = trace.table(table, ["start_ns", "process", "correlation"])
-        both = calls.merge(ops, on=["process", "correlation"], suffixes=("", "_gpu"))
-        both = both[both["start_ns"] <= both["start_ns_gpu"]]
-        found += zip(both["start_ns"], both["name"].map(_seen), both["start_ns_gpu"], strict=True)
-    return Counter(found)
-
-
 def _seen(name):
     """A name as Perfetto has it: one is made for what has none, and what holds a NUL stays as JSON writes it."""
     return json.dumps(name)[1:-1] if "\0" in name else name or "[No name]"
@@ -78,7 +61,6 @@ def _check(trace, read):
     assert read.query(_ERRORS) == []
     slices = read.query(_SLICES)
     assert Counter((start, length) for start, length, *_ in slices) == _events(trace)
-    assert Counter((a, name, b) for a, name, b, _ in read.query(_FLOWS)) == _launches(trace)
 
 
 def test_every_table_and_every_hostile_name(processor):

@@ -53,7 +53,7 @@ def test_a_sweep_has_a_row_for_every_cell_and_direction() -> None:
     expected = [(d, context, way) for d in (8, 16) for context in (4, 8) for way in ("forward", "backward")]
     assert places == expected
     for row in rows:
-        assert (row["status"], row["passes"], row["batch"]) == ("ok", 2, 2)
+        assert (row["status"], row["batch"]) == ("ok", 2)
         assert 0 < row["low_ms"] <= row["time_ms"] <= row["high_ms"]
         assert math.isnan(row["peak_bytes"])  # only a GPU's allocator knows it
 

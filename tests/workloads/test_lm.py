@@ -186,8 +186,8 @@ def test_modes() -> None:
 
 
 def test_phases_in_order_and_inside_the_step() -> None:
-    wanted = ["step", "forward", "backward", "optimizer", "zero_grad"]
-    phases = [event for event in ranges() if event[0] in wanted]
+    wanted = ["step", "copy", "forward", "backward", "optimizer", "zero_grad"]
+    phases = [event for event in ranges(feed="host") if event[0] in wanted]
     assert [name for name, *_ in phases] == wanted
     (_, start_us, end_us), *parts = phases
     assert all(start_us <= start <= end <= end_us for _, start, end in parts)

@@ -75,6 +75,12 @@ def test_a_graph_is_captured_after_a_warm_up_and_replayed() -> None:
         assert cuda.log[end + 1 :] == ["replay", "replay"]
 
 
+def test_pinned_batches_are_copied_without_waiting() -> None:
+    with stand_in() as cuda, lm.run("cuda", **MODEL, feed="host") as work:
+        work.step()
+        assert cuda.index("pin_memory") < cuda.index("to cuda, not waiting")
+
+
 def test_a_ceiling_and_the_layer_beside_it_add_up_alike() -> None:
     gemm = {"m": 16, "n": 16, "k": 16, "precision": "fp8"}
     for workload, parameters in ((ceilings.gemm, gemm), (layer.run, {**LAYER, "mode": "prefill", "rung": "fp8"})):

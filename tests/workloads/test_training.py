@@ -53,7 +53,6 @@ def operators(**changes: object) -> collections.Counter[str]:
 def test_a_fault_changes_the_time_and_not_the_result(fault: str) -> None:
     clean, faulty = trained(), trained(**{fault: True})
     assert faulty.samples()["loss"] == pytest.approx(clean.samples()["loss"], rel=1e-4)
-    assert faulty.largest_activations() == pytest.approx(clean.largest_activations(), rel=1e-4)
 
 
 def test_workers_prepare_the_same_batches_in_the_same_order() -> None:
