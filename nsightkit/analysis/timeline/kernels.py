@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.categories import categorize
@@ -49,13 +48,14 @@ def summary(
     check_grouping("kernels", by, sort, top)
     # Small, and all that a second look needs.
     table = trace.derived(f"kernels-by-{by}", lambda: _durations(trace, by))
-    names = table["name"].astype(object)
-    category = names if by == "category" else np.asarray(categorize(names), dtype=object)
-    return ranked_groups(table.assign(name=names, category=category), sort, top)
+    table = table.astype({"name": object})
+    table["category"] = table["name"] if by == "category" else categorize(table["name"])
+    return ranked_groups(table.astype({"category": object}), sort, top)
 
 
 def _durations(trace: Trace, by: str) -> pd.DataFrame:
     """Statistics by name, or by category as the name."""
     events = trace.table("kernels", ["name", "duration_ns"])
-    events = events if by == "name" else events.assign(name=categorize(events["name"]))
+    if by == "category":
+        events["name"] = categorize(events["name"])
     return durations_by_name(events).astype({"name": "category"})

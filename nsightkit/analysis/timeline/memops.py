@@ -29,8 +29,9 @@ def summary(trace: Trace) -> pd.DataFrame:
     events = trace.table("memops", [*_KEYS, "bytes", "duration_ns"])
     events["timed_ns"] = events["duration_ns"].where(events["bytes"] > 0, 0)
     by = events.groupby(_KEYS, observed=True, dropna=False)
-    sums = {"bytes": "bytes", "total_ns": "duration_ns", "timed_ns": "timed_ns"}
-    table = by.agg(count=("bytes", "size"), **{name: (column, "sum") for name, column in sums.items()}).reset_index()
+    table = by[["bytes", "duration_ns", "timed_ns"]].sum()
+    table.insert(0, "count", by.size())
+    table = table.rename(columns={"duration_ns": "total_ns"}).reset_index()
     table[_KEYS] = table[_KEYS].astype("str").fillna("")
     timed = table.pop("timed_ns")
     table["gb_per_s"] = table["bytes"] / timed.where(timed > 0)

@@ -1,7 +1,7 @@
-"""Which framework operators the CPU's time went to: what stands in for kernels where there was no GPU.
+"""Which framework operators took the CPU's time; in a run without a GPU they take the place of kernels.
 
-An operator's *own* time is its time without that of the operators it called on its thread. In a run on the CPU that
-is where the arithmetic happens; in a run on a GPU it is what launching costs.
+An operator's *own* time leaves out the operators that it called on its thread. In a run on the CPU that time is
+arithmetic; in a run on a GPU it is the cost of launching.
 """
 
 from __future__ import annotations
@@ -18,22 +18,33 @@ from nsightkit.trace.nesting import nesting
 
 __all__ = ["CATEGORIES", "RULES", "category_of", "own", "summary"]
 
-#: Kinds of work, those of kernels (:mod:`nsightkit.analysis.core.categories`) and two more: what moves nothing and
-#: computes nothing (views, wrappers, autograd's bookkeeping), and what no rule knows.
+#: Kinds of work, named as those of kernels (:mod:`nsightkit.analysis.core.categories`). *dispatch* neither moves data
+#: nor computes: views, wrappers, autograd's bookkeeping. *other* is what no rule knows.
 CATEGORIES = (
-    *("GEMM", "attention", "softmax", "normalization", "reduction", "elementwise", "optimizer", "memory-like"),
-    *("communication", "dispatch", "other"),
+    "GEMM",
+    "convolution",
+    "attention",
+    "softmax",
+    "normalization",
+    "reduction",
+    "elementwise",
+    "optimizer",
+    "memory-like",
+    "communication",
+    "dispatch",
+    "other",
 )
 
 #: ``(category, pattern)`` in order of precedence; searched in the operator's name without its namespace.
 RULES: tuple[tuple[str, str], ...] = (
     ("communication", r"^c10d::|nccl|gloo|record_param_comms|all_?reduce|all_?gather|reduce_?scatter|all_?2?_?to_?all"),
-    # A wrapper that only chooses another operator has hardly any time of its own.
+    # A wrapper that only chooses another operator takes almost no time of its own.
     ("dispatch", r"^(scaled_dot_product_attention|linear|matmul|cross_entropy_loss|log_softmax|softmax|dropout)$"),
     ("dispatch", r"^autograd::|Backward\d*$|AccumulateGrad|CompiledFunction"),
     ("attention", r"scaled_dot_product|flash_attention|efficient_attention|multi_head_attention"),
     ("GEMM", r"^_?(scaled_|int_|grouped_)?(mm|bmm|addmm|addmv|mv|baddbmm|addbmm|addr|dot|vdot)(?![a-z])|einsum"),
-    ("GEMM", r"convolution|conv[123]d|mkldnn_(conv|linear)|mkl_linear|onednn"),
+    ("GEMM", r"mkldnn_linear|mkl_linear|onednn"),
+    ("convolution", r"convolution|conv[123]d|mkldnn_conv"),
     ("softmax", r"softmax|cross_entropy|logsumexp"),
     ("normalization", r"(layer|batch|group|instance|rms)_norm"),
     ("optimizer", r"^_foreach|^_fused_(adam|sgd)|^_amp_|addcdiv|addcmul|^lerp"),
@@ -68,7 +79,6 @@ RULES: tuple[tuple[str, str], ...] = (
         ),
     ),
 )
-_COMPILED = tuple((category, re.compile(pattern)) for category, pattern in RULES)
 
 
 def category_of(name: str) -> str:
@@ -92,7 +102,10 @@ def category_of(name: str) -> str:
     'dispatch'
     """
     inner = name.removeprefix("aten::").removeprefix("_c10d_functional::")
-    return next((category for category, pattern in _COMPILED if pattern.search(inner)), "other")
+    for category, pattern in RULES:
+        if re.search(pattern, inner):
+            return category
+    return "other"
 
 
 def own(trace: Trace) -> pd.DataFrame:
@@ -148,5 +161,5 @@ def summary(
     if by == "category":
         events = events.assign(name=events["name"].map(category_of).astype("category"))
     table = durations_by_name(events)
-    kind = table["name"] if by == "category" else table["name"].map(category_of)
-    return ranked_groups(table.assign(category=kind), sort, top)
+    table["category"] = table["name"] if by == "category" else table["name"].map(category_of)
+    return ranked_groups(table, sort, top)

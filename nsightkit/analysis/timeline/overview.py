@@ -15,6 +15,23 @@ __all__ = ["captured_window", "left_out", "note", "summary"]
 
 #: The table that must have been recorded for a figure to be known.
 _TABLE_OF = {"kernel_ns": "kernels", "memop_ns": "memops", "graph_ns": "graphs", "kernel_count": "kernels"}
+#: The figures of the whole, in order.
+_ORDER = (
+    "span_ns",
+    "busy_ns",
+    "idle_ns",
+    "window_ns",
+    "window_idle_ns",
+    "kernel_ns",
+    "memop_ns",
+    "graph_ns",
+    "wall_ns",
+    "lead_ns",
+    "tail_ns",
+    "kernel_count",
+    "density",
+    "memory_overhead",
+)
 #: Two shares of idle time that are further apart than this call for a word.
 _APART = 0.05
 
@@ -46,52 +63,52 @@ def summary(trace: Trace) -> dict[str, Any]:
         recorded, or whose denominator is 0, is None, and so are all of the GPU's where a filter leaves none of its
         work (:func:`left_out`).
     """
-    found = intervals.busy(trace).set_index("device")
-    for key, table in _TABLE_OF.items():
-        each = trace.table(table, ["device", "duration_ns"]).groupby("device")["duration_ns"]
-        found[key] = each.size() if key == "kernel_count" else each.sum()
-    found = found.fillna(0).astype(np.int64)
+    table = intervals.busy(trace).set_index("device")
+    for key, name in _TABLE_OF.items():
+        durations = trace.table(name, ["device", "duration_ns"]).groupby("device")["duration_ns"]
+        table[key] = durations.size() if key == "kernel_count" else durations.sum()
+    table = table.fillna(0).astype(np.int64)
+    whole = _figures(trace, table.sum())
+    whole |= _window(trace) | {"wall_ns": None, "lead_ns": None, "tail_ns": None}
+    if len(table):
+        first, last = int(table["span_start_ns"].min()), int(table["span_end_ns"].max())
+        begin, end = captured_window(trace)
+        whole |= {"wall_ns": last - first, "lead_ns": max(first - begin, 0), "tail_ns": max(end - last, 0)}
+    elif left_out(trace) is not None:
+        whole |= dict.fromkeys([*_TABLE_OF, "span_ns", "busy_ns", "idle_ns"])
+    elif any(trace.recorded(name) for name in GPU_TABLES):
+        whole["wall_ns"] = 0
+    else:
+        whole |= dict.fromkeys(("span_ns", "busy_ns", "idle_ns"))
+    figures: dict[str, Any] = {key: whole[key] for key in _ORDER}
+    figures["devices"] = _devices(trace, table)
+    figures["tool"] = trace.meta.tool
+    figures["tool_version"] = trace.meta.tool_version
+    figures["missing"] = list(trace.meta.missing)
+    return figures
+
+
+def _devices(trace: Trace, table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The figures of each device."""
     names = {gpu.device: gpu.name for gpu in trace.meta.gpus}
-    devices = [
-        {
-            "device": device,
-            "name": names.get(device),
-            "start_ns": int(row["span_start_ns"]),
-            "end_ns": int(row["span_end_ns"]),
-            **_figures(trace, row),
-        }
-        for device, (_, row) in zip(found.index.tolist(), found.iterrows(), strict=True)
-    ]
-    first, last = (int(found["span_start_ns"].min()), int(found["span_end_ns"].max())) if devices else (0, 0)
-    begin, end = captured_window(trace) if devices else (0, 0)
-    whole, none = _figures(trace, found.sum()), left_out(trace) is not None
-    known = any(trace.recorded(table) for table in GPU_TABLES) and not none
-    whole = dict.fromkeys(whole) if none else whole
-    return {
-        **{key: whole[key] if known else None for key in ("span_ns", "busy_ns", "idle_ns")},
-        **_window(trace),
-        **{key: whole[key] for key in ("kernel_ns", "memop_ns", "graph_ns")},
-        "wall_ns": last - first if known else None,
-        "lead_ns": max(first - begin, 0) if devices else None,
-        "tail_ns": max(end - last, 0) if devices else None,
-        **{key: whole[key] for key in ("kernel_count", "density", "memory_overhead")},
-        "devices": devices,
-        "tool": trace.meta.tool,
-        "tool_version": trace.meta.tool_version,
-        "missing": list(trace.meta.missing),
-    }
+    devices = []
+    for device in table.index.tolist():
+        row = table.loc[device]
+        begin, end = int(row["span_start_ns"]), int(row["span_end_ns"])
+        about = {"device": device, "name": names.get(device), "start_ns": begin, "end_ns": end}
+        devices.append(about | _figures(trace, row))
+    return devices
 
 
 def _figures(trace: Trace, row: pd.Series) -> dict[str, Any]:
     """Times and shares of a device, or of the sum over all."""
-    times: dict[str, Any] = {key: int(row[key]) for key in ("span_ns", "busy_ns", "idle_ns")}
-    times |= {key: int(row[key]) if trace.recorded(table) else None for key, table in _TABLE_OF.items()}
-    span, kernel, memop = times["span_ns"], times["kernel_ns"], times["memop_ns"]
-    return {
-        **times,
-        "density": int(row["compute_ns"]) / span if span else None,
-        "memory_overhead": memop / kernel if kernel and memop is not None else None,
-    }
+    figures: dict[str, Any] = {key: int(row[key]) for key in ("span_ns", "busy_ns", "idle_ns")}
+    for key, name in _TABLE_OF.items():
+        figures[key] = int(row[key]) if trace.recorded(name) else None
+    span, kernel, memop = figures["span_ns"], figures["kernel_ns"], figures["memop_ns"]
+    figures["density"] = int(row["compute_ns"]) / span if span else None
+    figures["memory_overhead"] = memop / kernel if kernel and memop is not None else None
+    return figures
 
 
 def left_out(trace: Trace) -> str | None:
@@ -106,10 +123,11 @@ def left_out(trace: Trace) -> str | None:
     str or None
         A sentence; None where there is such work, or none in the whole trace either.
     """
-    there, left = (sum(of.size(table) for table in GPU_TABLES) for of in (trace.whole, trace))
-    if left or not there:
+    held = sum(trace.whole.size(table) for table in GPU_TABLES)
+    left = sum(trace.size(table) for table in GPU_TABLES)
+    if left or not held:
         return None
-    return f"The filters leave none of the trace's {there:,} GPU operations, so there is nothing to measure."
+    return f"The filters leave none of the trace's {held:,} GPU operations, so there is nothing to measure."
 
 
 def note(trace: Trace, figures: dict[str, Any]) -> str | None:
@@ -126,7 +144,8 @@ def note(trace: Trace, figures: dict[str, Any]) -> str | None:
     str or None
         A sentence; None where the two shares are within five points of each other, or one of them is not known.
     """
-    if (nothing := left_out(trace)) is not None:
+    nothing = left_out(trace)
+    if nothing is not None:
         return nothing
     span, window_ns, idle = figures["span_ns"], figures["window_ns"], figures["window_idle_ns"]
     if not span or not window_ns or idle is None:
@@ -136,16 +155,20 @@ def note(trace: Trace, figures: dict[str, Any]) -> str | None:
     if abs(of_span - of_window) <= _APART:
         return None
     return (
-        f"The GPU was idle for {100 * of_window:.0f} % of the time that the steps take, but for {100 * of_span:.0f} % "
-        "of its span, which runs from its first operation to its last."
+        f"The GPU was idle for {100 * of_window:.0f} % of the steps, but for {100 * of_span:.0f} % of its span, "
+        "which runs from its first operation to its last."
     )
 
 
 def _window(trace: Trace) -> dict[str, int | None]:
     """How long the steps last, and for how much of it the devices of their process were idle."""
-    found = steps.summary(trace)
-    sums = {"window_ns": found["wall_ns"], "window_idle_ns": found["idle_ns"]}
-    return {key: int(each.sum()) if len(each) and each.notna().all() else None for key, each in sums.items()}
+    table = steps.summary(trace)
+    window: dict[str, int | None] = {"window_ns": None, "window_idle_ns": None}
+    if len(table):
+        window["window_ns"] = int(table["wall_ns"].sum())
+        if table["idle_ns"].notna().all():
+            window["window_idle_ns"] = int(table["idle_ns"].sum())
+    return window
 
 
 def captured_window(trace: Trace) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -53,59 +55,67 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     """
     recorded = attributable(trace, rule)
     ranges = trace.whole.table("ranges", ["start_ns", "end_ns", "thread", "name"])
-    chosen = _outermost(ranges[matching(ranges["name"], compiled(match, "match"))])
+    phases = _outermost(ranges[matching(ranges["name"], compiled(match, "match"))])
     selected = trace.mask("ranges")
-    mine = chosen if selected is None else chosen[selected[chosen.index.to_numpy()]]
-    cpu = (mine["end_ns"] - mine["start_ns"]).groupby(mine["name"].astype("str")).agg(count="size", cpu_ns="sum")
-    gpu = _gpu(trace, chosen, rule) if recorded else pd.DataFrame(columns=["gpu_ns", "kernel_count"], dtype=np.int64)
-    both = cpu.join(gpu, how="outer").reindex([*sorted({*cpu.index, *gpu.index} - {UNATTRIBUTED}), UNATTRIBUTED])
-    both = both.fillna(0).astype({"count": "int64", "cpu_ns": "Int64", "gpu_ns": "int64", "kernel_count": "Int64"})
-    found = steps.find(trace)
-    step = intervals.Coverage(found["start_ns"], found["end_ns"])
-    in_steps = int(step.of(mine["start_ns"], mine["end_ns"]).sum())
-    wall = int((found["end_ns"] - found["start_ns"]).sum())
-    both.loc[UNATTRIBUTED, ["count", "cpu_ns"]] = 0, wall - in_steps if len(found) else pd.NA
-    phases = both.iloc[:-1].sort_values(["gpu_ns", "cpu_ns"], ascending=False, kind="stable")
-    out: pd.DataFrame = pd.concat([phases, both.iloc[-1:]]).rename_axis("phase").reset_index()
-    out["share_of_busy"] = out["gpu_ns"] / (out["gpu_ns"].sum() or np.nan)
-    out = out.assign(rule=rule).astype({"phase": "str", "gpu_ns": "Int64"})
+    shown = phases if selected is None else phases[selected[phases.index.to_numpy()]]
+    length = (shown["end_ns"] - shown["start_ns"]).groupby(shown["name"].astype("str"))
+    cpu = pd.DataFrame({"count": length.size(), "cpu_ns": length.sum()})
+    gpu = pd.DataFrame(columns=["gpu_ns", "kernel_count"], dtype=np.int64)
+    if recorded:
+        gpu = _gpu(trace, phases, rule)
+    table = cpu.join(gpu, how="outer").fillna(0).astype("int64")
+    unattributed = table.reindex([UNATTRIBUTED], fill_value=0)
+    table = table.drop(index=UNATTRIBUTED, errors="ignore")
+    table = table.sort_values(["gpu_ns", "cpu_ns"], ascending=False, kind="stable")
+    table = pd.concat([table, unattributed]).astype("Int64").rename_axis("phase").reset_index()
+    table.loc[table.index[-1], "cpu_ns"] = _outside(trace, shown)
+    table["share_of_busy"] = (table["gpu_ns"] / (table["gpu_ns"].sum() or np.nan)).astype("float64")
     if not recorded:
-        out[["gpu_ns", "kernel_count"]] = pd.NA
-    return out
+        table[["gpu_ns", "kernel_count"]] = pd.NA
+    table["rule"] = rule
+    return table.astype({"phase": "str", "count": "int64"})
+
+
+def _outside(trace: Trace, phases: pd.DataFrame) -> Any:
+    """Time of the steps outside of phases, on the CPU; NA without steps."""
+    windows = steps.find(trace)
+    if windows.empty:
+        return pd.NA
+    inside = intervals.Coverage(windows["start_ns"], windows["end_ns"]).of(phases["start_ns"], phases["end_ns"])
+    return int((windows["end_ns"] - windows["start_ns"]).sum()) - int(inside.sum())
 
 
 def _outermost(ranges: pd.DataFrame) -> pd.DataFrame:
     """The ranges that lie in no other one of their thread; in order of thread and time."""
-    order = np.lexsort((-ranges["end_ns"].to_numpy(), ranges["start_ns"].to_numpy(), ranges["thread"].to_numpy()))
-    ordered = ranges.iloc[order]
-    reach = ordered["end_ns"].groupby(ordered["thread"], sort=False).cummax().groupby(ordered["thread"]).shift()
-    return ordered[(reach.isna() | (ordered["start_ns"] >= reach)).to_numpy()]
+    ordered = ranges.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False], kind="stable")
+    reach = ordered.groupby("thread")["end_ns"].cummax().groupby(ordered["thread"]).shift()
+    return ordered[reach.isna() | (ordered["start_ns"] >= reach)]
 
 
 def _gpu(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     """Busy time and kernels of each phase, ``gpu_ns`` and ``kernel_count``, by its name."""
     ops = intervals.gpu_intervals(trace)
-    table, row = ops["table"].to_numpy(), ops["row"].to_numpy()
-    owner = _phase_of_launch(trace, phases, intervals.launches_of(trace, table, row), rule)
-    names = np.array([*phases["name"].astype("str"), UNATTRIBUTED], dtype=object)[owner]
-    start, end, device = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
-    fresh = intervals.uncovered(start, end, device)
-    each = pd.DataFrame({"gpu_ns": fresh, "kernel_count": table == GPU_TABLES.index("kernels")})
-    return each.groupby(names).sum()
+    launch = intervals.launches_of(trace, ops["table"], ops["row"])
+    owner = np.full(len(ops), -1, np.int64)
+    owner[launch >= 0] = _phase_of_calls(trace, phases, launch[launch >= 0], rule)
+    names = np.append(phases["name"].astype("str").to_numpy(object), UNATTRIBUTED)[owner]
+    work = pd.DataFrame({"gpu_ns": intervals.uncovered(ops["start_ns"], ops["end_ns"], ops["device"])})
+    work["kernel_count"] = ops["table"] == GPU_TABLES.index("kernels")
+    return work.groupby(names).sum()
 
 
-def _phase_of_launch(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule) -> Int:
+def _phase_of_calls(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule) -> Int:
     """Position of the phase in which each call lies, -1 for none."""
-    result = np.full(len(launch), -1, np.int64)
-    known = np.flatnonzero(launch >= 0)
-    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-    begun, done, thread = (calls[c].to_numpy()[launch[known]] for c in ("start_ns", "end_ns", "thread"))
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch]
+    begun, done = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
     # At -1 stands none, before and after all times.
-    start, end = (np.append(phases[c].to_numpy(), np.iinfo(np.int64).min) for c in ("start_ns", "end_ns"))
-    last = np.full(len(known), -1, np.int64)
-    for mine, at in holders(trace, phases.index.to_numpy(), thread, rule):
-        mine = mine[np.argsort(start[mine], kind="stable")]  # noqa: PLW2901 - in order of time
-        phase = np.append(mine, -1)[np.searchsorted(start[mine], begun[at], side="right") - 1]
-        last[at] = np.where(start[phase] > start[last[at]], phase, last[at])
-    result[known] = np.where((end[last] >= done) & (end[last] > begun), last, -1)
-    return result
+    start = np.append(phases["start_ns"].to_numpy(), np.iinfo(np.int64).min)
+    end = np.append(phases["end_ns"].to_numpy(), np.iinfo(np.int64).min)
+    last = np.full(len(calls), -1, np.int64)
+    for candidates, launches in holders(trace, phases.index.to_numpy(), calls["thread"].to_numpy(), rule):
+        ordered = candidates[np.argsort(start[candidates], kind="stable")]
+        at = np.searchsorted(start[ordered], begun[launches], side="right") - 1
+        phase = np.append(ordered, -1)[at]
+        later = start[phase] > start[last[launches]]
+        last[launches] = np.where(later, phase, last[launches])
+    return np.where((end[last] >= done) & (end[last] > begun), last, -1)

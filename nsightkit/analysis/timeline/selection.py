@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +20,8 @@ T = TypeVar("T", bound=Trace)
 __all__ = ["select"]
 
 _Mask = npt.NDArray[np.bool_]
-_DEVICE_TABLES = tuple(t for t, columns in TABLES.items() if "device" in columns)
-_CPU_TABLES = tuple(t for t in TABLES if t not in _DEVICE_TABLES)
-
-
-_TIMES = np.iinfo(np.int64)
+_DEVICE_TABLES = tuple(table for table, columns in TABLES.items() if "device" in columns)
+_CPU_TABLES = tuple(table for table in TABLES if table not in _DEVICE_TABLES)
 
 
 def select(
@@ -66,61 +62,84 @@ def select(
         A malformed expression, one that no range matches, a device or steps that the trace does not
         have, a window that ends before it starts.
     """
-    given: tuple[tuple[Any, Callable[[Trace, Any], dict[str, _Mask]]], ...] = (
-        (device, _on_device),
-        (time_ns, _in_window),
-        (within, _in_ranges),
-        (last_steps, _in_last_steps),
-    )
+    filters = []
+    if device is not None:
+        filters.append(_on_device(trace, device))
+    if time_ns is not None:
+        filters.append(_in_window(trace, *time_ns))
+    if within is not None:
+        filters.append(_in_ranges(trace, within))
+    if last_steps is not None:
+        filters.append(_in_last_steps(trace, last_steps))
     chosen = trace
-    for value, masks in given:
-        if value is not None:
-            old = {table: mask for table in TABLES if (mask := chosen.mask(table)) is not None}
-            new = masks(trace, value)
-            chosen = chosen.masked(old | {table: mask & old.get(table, True) for table, mask in new.items()})
+    for masks in filters:
+        both = {}
+        for table in TABLES:
+            old, new = chosen.mask(table), masks.get(table)
+            if old is not None and new is not None:
+                both[table] = old & new
+            elif old is not None or new is not None:
+                both[table] = new if old is None else old
+        chosen = chosen.masked(both)
     return chosen
 
 
 def _on_device(trace: Trace, device: int) -> dict[str, _Mask]:
-    whole = trace.whole
-    columns = {t: whole.table(t, ["device"])["device"].to_numpy() for t in _DEVICE_TABLES if whole.size(t)}
-    present = sorted({int(d) for t, c in columns.items() if t in GPU_TABLES for d in np.unique(c)})
+    """Flag the operations of a device."""
+    masks = {}
+    present = set()
+    for table in _DEVICE_TABLES:
+        if trace.whole.size(table):
+            devices = trace.whole.table(table, ["device"])["device"].to_numpy()
+            masks[table] = devices == device
+            if table in GPU_TABLES:
+                present.update(np.unique(devices).tolist())
     if device not in present:
-        have = f"it has {', '.join(map(str, present))}" if present else "it has no GPU operations"
-        raise UsageError(f"--device: the trace has no device {device}; {have}")
-    return {t: c == device for t, c in columns.items()}
+        known = f"it has {', '.join(map(str, sorted(present)))}" if present else "it has no GPU operations"
+        raise UsageError(f"--device: the trace has no device {device}; {known}")
+    return masks
 
 
-def _in_window(trace: Trace, window: tuple[int | None, int | None]) -> dict[str, _Mask]:
-    begin, end = window
+def _in_window(trace: Trace, begin: int | None, end: int | None) -> dict[str, _Mask]:
+    """Flag the events that start in a window."""
     if begin is not None and end is not None and end <= begin:
         raise UsageError(f"--time: the window ends at {end} ns, which is not after its start at {begin} ns")
-    low, high = _TIMES.min if begin is None else begin, _TIMES.max if end is None else end
-    starts = {t: trace.whole.table(t, ["start_ns"])["start_ns"] for t in TABLES if trace.whole.size(t)}
-    return {table: start.between(low, high, inclusive="left").to_numpy() for table, start in starts.items()}
+    masks = {}
+    for table in TABLES:
+        if trace.whole.size(table):
+            start = trace.whole.table(table, ["start_ns"])["start_ns"].to_numpy()
+            mask = np.ones(len(start), bool)
+            if begin is not None:
+                mask &= start >= begin
+            if end is not None:
+                mask &= start < end
+            masks[table] = mask
+    return masks
 
 
 def _in_ranges(trace: Trace, within: str) -> dict[str, _Mask]:
+    """Flag what was launched, or ran, inside ranges of a name."""
     if not trace.whole.recorded("ranges"):
         raise UsageError("--within: the trace recorded no ranges (NVTX or record_function)")
     ranges = trace.whole.table("ranges", ["name", "start_ns", "end_ns", "process"])
-    hit = matching(ranges["name"], compiled(within, "--within"))
-    if not hit.any():
-        known = ranges["name"].value_counts(sort=True)
-        some = ", ".join(repr(str(n)) for n in known.index[known.to_numpy() > 0][:3])
-        raise UsageError(f"--within: no range matches {within!r}; there are {some or 'no ranges at all'}")
-    return _inside(trace, ranges[hit].assign(row=np.flatnonzero(hit)))
+    matches = matching(ranges["name"], compiled(within, "--within"))
+    if not matches.any():
+        common = ranges["name"].astype("str").value_counts().index[:3]
+        known = ", ".join(repr(name) for name in common) or "no ranges"
+        raise UsageError(f"--within: no range matches {within!r}; there are {known}")
+    return _inside(trace, ranges[matches].assign(row=np.flatnonzero(matches)))
 
 
 def _in_last_steps(trace: Trace, count: int) -> dict[str, _Mask]:
+    """Flag what was launched, or ran, in the last steps."""
     if count < 1:
-        raise UsageError(f"--last-steps: {count} is not a number of steps")
-    found = steps.find(trace.whole)
-    if not len(found):
+        raise UsageError(f"--last-steps must be at least 1, not {count}")
+    windows = steps.find(trace.whole)
+    if windows.empty:
         raise UsageError(
             "--last-steps: the trace has no step ranges (ProfilerStep#N, or ranges with 'step' in their name)"
         )
-    return _inside(trace, found.tail(count))
+    return _inside(trace, windows.tail(count))
 
 
 def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
@@ -129,18 +148,17 @@ def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
     Windows that are ranges come with their ``row``: what a thread launched must lie in one that holds its launches.
     """
     whole = trace.whole
-    events = {
-        table: whole.table(table, ["start_ns", "end_ns", "process"]) for table in _CPU_TABLES if whole.size(table)
-    }
-    masks = {table: _in_process(windows, rows) for table, rows in events.items()}
-    calls = whole.table("calls", ["start_ns", "end_ns", "process", "thread"])
+    masks = {}
+    for table in _CPU_TABLES:
+        if whole.size(table):
+            masks[table] = _in_process(windows, whole.table(table, ["start_ns", "end_ns", "process"]))
     called = masks.get("calls", np.zeros(0, bool)).copy()
     if "row" in windows:
-        rows = np.flatnonzero(called)
-        held = np.zeros(len(rows), bool)
-        for ranges, launches in holders(trace, windows["row"].to_numpy(), calls["thread"].to_numpy()[rows]):
-            held[launches] |= _contained(windows.iloc[ranges], calls.iloc[rows[launches]])
-        called[rows] = held
+        candidates = np.flatnonzero(called)
+        calls = whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[candidates]
+        called[:] = False
+        for ranges, launches in holders(trace, windows["row"].to_numpy(), calls["thread"].to_numpy()):
+            called[candidates[launches]] |= _contained(windows.iloc[ranges], calls.iloc[launches])
     for table in _DEVICE_TABLES:
         if whole.size(table):
             ids = whole.table(table, ["process", "correlation"])
@@ -150,15 +168,17 @@ def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
 
 
 def _in_process(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
-    hit = np.zeros(len(events), bool)
-    processes = events.groupby("process").indices
-    for process, mine in windows.groupby("process"):
-        if process in processes:
-            hit[processes[process]] = _contained(mine, events.iloc[processes[process]])
-    return hit
+    """Flag the events that lie in a window of their process."""
+    inside = np.zeros(len(events), bool)
+    process = events["process"].to_numpy()
+    for owner, of_owner in windows.groupby("process"):
+        rows = np.flatnonzero(process == owner)
+        inside[rows] = _contained(of_owner, events.iloc[rows])
+    return inside
 
 
 def _contained(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
+    """Flag the events that lie in the union of some windows."""
     begin, end = intervals.merge(windows["start_ns"], windows["end_ns"])
     at = np.searchsorted(begin, events["start_ns"], side="right") - 1
     return (at >= 0) & (events["end_ns"].to_numpy() <= np.append(end, 0)[at])
