@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,7 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import compiled
+from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = [
@@ -39,13 +38,6 @@ _VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^()]*\)_gener
 #: What SGLang calls a forward pass: its mode, sequences, and in a prefill its tokens.
 _SGLANG = re.compile(r"^step\[([A-Z_]+) bs=(\d+)(?: toks=(\d+))?(?: [^]]*)?\]$")
 _MODES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "decode", "MIXED": "mixed"}
-
-#: What gives the kind of step that a range's name says, None for no step: the first that finds any.
-_KINDS: tuple[Callable[[str], str | None], ...] = (
-    lambda name: "ProfilerStep" if _PROFILER_STEP.match(name) else None,
-    lambda name: _numberless(name) if _STEP.search(name) and not _PART.search(name) else None,
-    lambda name: "vLLM" if _VLLM.match(name) else None,
-)
 
 #: What launches nothing is a stub that the profiler left, not a step, below this share of the median of those that do.
 _STUB = 0.1
@@ -92,40 +84,64 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "process", "thread"])
-    names = [str(name) for name in ranges["name"].cat.categories]
-    if match is not None:
-        pattern = compiled(match, "--match")
-        kinds = ["" if pattern.search(name) else None for name in names]
-    else:
-        tried = ([kind(name) for name in names] for kind in _KINDS)
-        kinds = next((kinds for kinds in tried if any(kinds)), [None] * len(names))
-    kind_of_name, _ = pd.factorize(np.array([*kinds, None], dtype=object))
-    kind = kind_of_name[ranges["name"].cat.codes.to_numpy()]
-    steps = ranges[kind >= 0].assign(kind=kind[kind >= 0]).sort_values("start_ns", kind="stable")
+    kinds = _kinds(ranges["name"].cat.categories, match)
+    ranges["kind"] = kinds.reindex(ranges["name"].astype(object)).to_numpy()
+    found = ranges.dropna(subset="kind").sort_values("start_ns", kind="stable")
     # The kind of step, and the thread, that most of the time was spent in.
     for column in ("kind", "thread"):
-        time = (steps["end_ns"] - steps["start_ns"]).groupby(steps[column], sort=False).sum()
-        steps = steps[steps[column].isin(time.nlargest(1).index)]
-    steps = steps.assign(step=steps["name"].astype(object))[["step", "start_ns", "end_ns", "process", "thread"]]
-    inner = steps["end_ns"] <= steps["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
-    steps = steps[~inner].reset_index(drop=True)
-    steps = steps[~_stubs(trace, steps)].reset_index(drop=True)
-    return steps.assign(end_ns=np.append(steps["start_ns"].to_numpy()[1:], steps["end_ns"].to_numpy()[-1:]))
+        time = (found["end_ns"] - found["start_ns"]).groupby(found[column], sort=False).sum()
+        found = found[found[column].isin(time.nlargest(1).index)]
+    found["step"] = found["name"].astype(object)
+    is_inner = found["end_ns"] <= found["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
+    found = found[~is_inner].reset_index(drop=True)
+    found = found[~_stubs(trace, found)].reset_index(drop=True)
+    found["end_ns"] = found["start_ns"].shift(-1, fill_value=found["end_ns"].max() if len(found) else 0)
+    return found[["step", "start_ns", "end_ns", "process", "thread"]]
 
 
-def _numberless(name: str) -> str:
-    return "SGLang" if _SGLANG.match(name) else re.sub(r"\d+", "#", name)
+def _kinds(names: pd.Index, match: str | None) -> pd.Series:
+    """The kind of step that each range name stands for, None for no step."""
+    if match is not None:
+        pattern = compiled(match, "--match")
+        kinds = ["" if pattern.search(str(name)) else None for name in names]
+        return pd.Series(kinds, names, dtype=object)
+    for kind_of in (_profiler_step, _named_step, _vllm_step):
+        kinds = [kind_of(str(name)) for name in names]
+        if any(kinds):
+            break
+    return pd.Series(kinds, names, dtype=object)
+
+
+def _profiler_step(name: str) -> str | None:
+    return "ProfilerStep" if _PROFILER_STEP.match(name) else None
+
+
+def _named_step(name: str) -> str | None:
+    if _SGLANG.match(name):
+        return "SGLang"
+    if _STEP.search(name) and not _PART.search(name):
+        return re.sub(r"\d+", "#", name)
+    return None
+
+
+def _vllm_step(name: str) -> str | None:
+    return "vLLM" if _VLLM.match(name) else None
 
 
 def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Say which step ranges, in order of time, are no more than what the profiler left of one."""
+    """Flag the step ranges, in order of time, that are no more than what the profiler left of a step."""
     length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy()
+    stubs = np.zeros(len(ranges), bool)
     if not (length < _STUB * length.max(initial=0)).any():  # nearly always: no need to read who launched what
-        return np.zeros(len(ranges), bool)
+        return stubs
     # Of the whole trace: a step that launched nothing on the device that is looked at is a step.
-    mine = [launched_in(trace.whole, table, ranges) for table in GPU_TABLES if trace.whole.size(table)]
-    launched = np.bincount(np.concatenate([np.empty(0, np.intp), *mine]) + 1, minlength=len(ranges) + 1)[1:] > 0
-    return ~launched & (length < _STUB * np.median(length[launched])) if launched.any() else launched
+    launched = np.zeros(len(ranges), bool)
+    for table in GPU_TABLES:
+        step = launched_in(trace.whole, table, ranges)
+        launched[step[step >= 0]] = True
+    if launched.any():
+        stubs = ~launched & (length < _STUB * np.median(length[launched]))
+    return stubs
 
 
 @kept
@@ -157,55 +173,49 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     UsageError
         `match` is not a regular expression.
     """
-    found = find(trace, match)
-    begin = found["start_ns"].to_numpy()[:1]
-    if trace is not trace.whole and len(found):
+    table = find(trace, match)
+    begin = table["start_ns"].to_numpy()[:1]
+    if trace is not trace.whole and len(table):
         every = windows(trace.whole, match)
         begin = np.append(begin, every.loc[every["start_ns"] == begin[0], "begin_ns"])[-1:]
-    elif len(found):
-        begin = np.maximum(begin, _reached(trace, found))
-    end = np.maximum(_ends(trace, found), begin)
-    found = found.assign(cpu_end_ns=found["end_ns"], begin_ns=np.append(begin, end[:-1]), end_ns=end)
-    return found[["step", "start_ns", "cpu_end_ns", "begin_ns", "end_ns", "process", "thread"]]
+    elif len(table):
+        begin = np.maximum(begin, _reached(trace, table))
+    end = np.maximum(_ends(trace, table), begin)
+    table["cpu_end_ns"] = table["end_ns"]
+    table["begin_ns"] = np.append(begin, end[:-1])
+    table["end_ns"] = end
+    return table[["step", "start_ns", "cpu_end_ns", "begin_ns", "end_ns", "process", "thread"]]
 
 
-def _reached(trace: Trace, found: pd.DataFrame) -> int:
+def _reached(trace: Trace, windows: pd.DataFrame) -> int:
     """When the GPU got to the first step's work, if that lay behind work which was launched before the recording.
 
     The step before, whose end would say so, was not recorded. It ended with the last operation of no recorded launch
-    ahead of all that have one. With one step or two it also shows in all devices beginning later than they need to,
-    long after the first launch of the first step had returned.
+    ahead of all that have one.
     """
     ops = intervals.gpu_intervals(trace)
     launch = intervals.launches_of(trace, ops["table"], ops["row"])
-    if not (launch >= 0).any():
-        return 0
     first = ops[launch >= 0].groupby("device")["start_ns"].min()
-    before = ops["start_ns"] < ops["device"].map(first)
-    if before.any():
-        ended = int(ops.loc[before, "end_ns"].max())
-        return ended if ended < found["end_ns"].iloc[-1] else 0
-    if len(found) > _ENOUGH - 2:
+    before = ops.loc[ops["start_ns"] < ops["device"].map(first), "end_ns"]
+    if before.empty or before.max() >= windows["end_ns"].iloc[-1]:
         return 0
-    calls = trace.table("calls", ["start_ns", "end_ns"])
-    start, launch = ops.drop_duplicates("device"), launch[~ops.duplicated("device")]
-    begun, done = (calls[column].to_numpy()[launch] for column in calls)
-    begins = start["start_ns"].to_numpy()
-    behind = (begun >= found["start_ns"].iloc[0]) & (begun < found["end_ns"].iloc[0]) & (begins - done > QUEUED_NS)
-    return int(begins.min()) if behind.all() else 0
+    return int(before.max())
 
 
-def _ends(trace: Trace, found: pd.DataFrame) -> npt.NDArray[np.int64]:
+def _ends(trace: Trace, windows: pd.DataFrame) -> npt.NDArray[np.int64]:
     """Where steps end, each with what it launched, and none before an earlier one."""
-    end = found["end_ns"].to_numpy().copy()
-    for table in GPU_TABLES if len(found) else ():
-        mine = launched_in(trace, table, found)
-        np.maximum.at(end, mine[mine >= 0], trace.table(table, ["end_ns"])["end_ns"].to_numpy()[mine >= 0])
+    end = windows["end_ns"].to_numpy(copy=True)
+    if windows.empty:
+        return end
+    for table in GPU_TABLES:
+        step = launched_in(trace, table, windows)
+        op_end = trace.table(table, ["end_ns"])["end_ns"].to_numpy()
+        np.maximum.at(end, step[step >= 0], op_end[step >= 0])
     return np.maximum.accumulate(end)
 
 
 def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp]:
-    """Say which step moments lie in.
+    """Find the step in which each moment lies.
 
     Parameters
     ----------
@@ -218,13 +228,14 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
     ndarray of intp
         Row of `windows`; -1 for a moment in none of them.
     """
-    time, end = np.asarray(time_ns, np.int64), windows["end_ns"].to_numpy()
+    time = np.asarray(time_ns, np.int64)
+    end = np.append(windows["end_ns"].to_numpy(), np.iinfo(np.int64).min)
     at = np.searchsorted(windows["start_ns"].to_numpy(), time, side="right") - 1
-    return np.where(time < np.append(end, np.iinfo(np.int64).min)[at], at, -1)
+    return np.where(time < end[at], at, -1)
 
 
 def timed(windows: pd.DataFrame) -> pd.DataFrame:
-    """Give the stretch of time that each step takes: they follow one another without a gap.
+    """Give the time that each step takes; steps follow one another without a gap.
 
     Parameters
     ----------
@@ -240,7 +251,7 @@ def timed(windows: pd.DataFrame) -> pd.DataFrame:
 
 
 def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[np.intp]:
-    """Say which step each operation of a GPU table was launched in.
+    """Find the step in which each operation of a GPU table was launched.
 
     Parameters
     ----------
@@ -254,12 +265,13 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
     ndarray of intp
         Row of `windows`; -1 for what was launched in none, or by another process.
     """
-    end = windows["cpu_end_ns" if "cpu_end_ns" in windows else "end_ns"]
-    step = number(windows.assign(end_ns=end), intervals.launched(trace, table))
+    cpu_end = windows["cpu_end_ns" if "cpu_end_ns" in windows else "end_ns"]
+    step = number(windows.assign(end_ns=cpu_end), intervals.launched(trace, table))
     process = trace.table(table, ["process"])["process"].to_numpy()
-    ours = np.isin(process, windows["process"].to_numpy()[:1])
-    # No process at all: nothing says whose it was.
-    return np.where(ours | ~ours.any(), step, -1)
+    is_own = np.isin(process, windows["process"].to_numpy()[:1])
+    if is_own.any():  # else nothing says whose it was
+        step[~is_own] = -1
+    return step
 
 
 def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
@@ -279,20 +291,22 @@ def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
         ``wall_ns, busy_ns, idle_ns``: with several devices sums over them. The last two are NA where no GPU table was
         recorded.
     """
-    start, end = (windows[c].to_numpy() for c in ("start_ns", "end_ns"))
+    start, end = windows["start_ns"].to_numpy(), windows["end_ns"].to_numpy()
     parts = pd.DataFrame({"wall_ns": end - start, "busy_ns": pd.NA, "idle_ns": pd.NA})
-    if len(windows) and any(trace.recorded(t) for t in GPU_TABLES):
-        used, ops = devices(trace, process), intervals.gpu_intervals(trace)
-        of_device = (ops[ops["device"] == device] for device in used)
-        parts["busy_ns"] = sum(
-            intervals.Coverage(mine["start_ns"], mine["end_ns"]).of(start, end) for mine in of_device
-        )
-        parts["idle_ns"] = max(len(used), 1) * parts["wall_ns"] - parts["busy_ns"]
+    if len(windows) and any(trace.recorded(table) for table in GPU_TABLES):
+        used = devices(trace, process)
+        ops = intervals.gpu_intervals(trace)
+        busy = np.zeros(len(windows), np.int64)
+        for device in used:
+            of_device = ops[ops["device"] == device]
+            busy += intervals.Coverage(of_device["start_ns"], of_device["end_ns"]).of(start, end)
+        parts["busy_ns"] = busy
+        parts["idle_ns"] = max(len(used), 1) * parts["wall_ns"] - busy
     return parts.astype({"busy_ns": "Int64", "idle_ns": "Int64"})
 
 
 def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
-    """Measure wall, busy and idle time of each step, and say what it served.
+    """Measure wall, busy and idle time of each step, with what it served.
 
     A step lasts from the end of the one before it to its own (:func:`windows`), so that steps add up to the whole
     whether the CPU waits for the GPU or runs ahead of it.
@@ -316,8 +330,8 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
         more than 5 % off the median of all steps. The first step is judged like any other. Fewer than four steps have
         no outliers.
 
-        ``phase`` is "prefill", "decode" or "mixed", ``tokens`` and ``sequences`` say how many, as vLLM and SGLang
-        annotate their iterations; None and NA where nothing says. Of a step that holds several iterations, the
+        ``phase`` is "prefill", "decode" or "mixed", ``tokens`` and ``sequences`` are counts, as vLLM and SGLang
+        annotate their iterations; None and NA without annotations. Of a step that holds several iterations, the
         tokens are summed and the most sequences of any are given.
 
     Raises
@@ -325,17 +339,13 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     UsageError
         `match` is not a regular expression.
     """
-    found = windows(trace, match)
-    parts = divided(trace, timed(found), int(found["process"].iloc[0]) if len(found) else 0)
-    return pd.DataFrame(
-        {
-            "step": found["step"],
-            "start_ns": found["begin_ns"],
-            **parts,
-            "outlier": outliers(parts["wall_ns"].to_numpy()),
-            **_served(trace, found),
-        }
-    )
+    table = windows(trace, match)
+    process = int(table["process"].iloc[0]) if len(table) else 0
+    parts = divided(trace, timed(table), process)
+    steps = pd.DataFrame({"step": table["step"], "start_ns": table["begin_ns"]})
+    steps = steps.join(parts)
+    steps["outlier"] = outliers(parts["wall_ns"].to_numpy())
+    return steps.join(_served(trace, table))
 
 
 def phases(trace: Trace, match: str | None = None) -> pd.DataFrame:
@@ -361,57 +371,69 @@ def phases(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     rows = summary(trace, match)
-    grouped = rows.groupby("phase")
-    table = pd.DataFrame(
-        {
-            "steps": grouped["wall_ns"].size(),
-            "wall_ns": grouped["wall_ns"].sum(),
-            "share": grouped["wall_ns"].sum() / max(rows["wall_ns"].sum(), 1),
-            "median_ns": grouped["wall_ns"].median(),
-            "idle_ns": grouped["idle_ns"].median(),
-            "tokens": grouped["tokens"].median(),
-            "sequences": grouped["sequences"].median(),
-            "tokens_per_s": 1e9 * grouped["tokens"].sum(min_count=1) / grouped["wall_ns"].sum(),
-        }
-    )
+    by = rows.groupby("phase")
+    table = pd.DataFrame({"steps": by.size(), "wall_ns": by["wall_ns"].sum()})
+    table["share"] = table["wall_ns"] / max(rows["wall_ns"].sum(), 1)
+    table["median_ns"] = by["wall_ns"].median()
+    table[["idle_ns", "tokens", "sequences"]] = by[["idle_ns", "tokens", "sequences"]].median()
+    table["tokens_per_s"] = 1e9 * by["tokens"].sum(min_count=1) / table["wall_ns"]
     return table.sort_values("wall_ns", ascending=False).reset_index()
 
 
-def _served(trace: Trace, found: pd.DataFrame) -> pd.DataFrame:
+def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
     """Phase, tokens and sequences of each step: as its own name says, else as the annotations in it do."""
-    count = len(found)
-    said = [_iteration(name) for name in found["step"]]
-    step = np.flatnonzero([of is not None for of in said])
-    if not len(step) and count:
-        ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "thread"])
-        known = [_iteration(str(name)) for name in ranges["name"].cat.categories]
-        mine = np.array([*(of is not None for of in known), False])[ranges["name"].cat.codes.to_numpy()]
-        notes = ranges[mine & (ranges["thread"] == found["thread"].iloc[0])]
-        notes = notes.sort_values(["start_ns", "end_ns"], ascending=[True, False], kind="stable")
-        # A server may annotate the same iteration twice, one range in the other.
-        notes = notes[notes["end_ns"] > notes["end_ns"].cummax().shift(fill_value=-1)]
-        step = number(found.assign(end_ns=found["cpu_end_ns"]), notes["start_ns"])
-        said = [known[code] for code in notes["name"].cat.codes[step >= 0]]
-        step = step[step >= 0]
-    each = pd.DataFrame([of for of in said if of is not None], columns=["phase", "tokens", "sequences"]).groupby(step)
-    phase = each["phase"].first().where(each["phase"].nunique() <= 1, "mixed").reindex(range(count)).astype(object)
+    served = [_iteration(name) for name in windows["step"]]
+    step = np.arange(len(windows))
+    if len(windows) and not any(served):
+        notes = _annotations(trace, int(windows["thread"].iloc[0]))
+        served = [_iteration(name) for name in notes["name"]]
+        step = number(windows.assign(end_ns=windows["cpu_end_ns"]), notes["start_ns"])
+    rows = []
+    for number_of_step, iteration in zip(step, served, strict=True):
+        if iteration is not None and number_of_step >= 0:
+            rows.append((number_of_step, *iteration))
+    table = pd.DataFrame(rows, columns=["at", "phase", "tokens", "sequences"])
+    by = table.astype({"phase": object, "tokens": "Int64", "sequences": "Int64"}).groupby("at")
+    phase = by["phase"].first()
     # A sum in which one is not known is not known.
-    tokens = each["tokens"].sum().where(each["tokens"].count() == each.size()).reindex(range(count))
-    sequences = each["sequences"].max().reindex(range(count))
-    phase = phase.where(phase.notna(), None)
-    return pd.DataFrame({"phase": phase, "tokens": tokens.astype("Int64"), "sequences": sequences.astype("Int64")})
+    is_known = by["tokens"].count() == by.size()
+    answer = pd.DataFrame(
+        {
+            "phase": phase.where(by["phase"].nunique() <= 1, "mixed"),
+            "tokens": by["tokens"].sum().where(is_known),
+            "sequences": by["sequences"].max(),
+        }
+    ).reindex(range(len(windows)))
+    answer["phase"] = answer["phase"].astype(object).where(answer["phase"].notna(), None)
+    return answer.astype({"tokens": "Int64", "sequences": "Int64"})
 
 
-def _iteration(name: str) -> tuple[str | None, int | None, int | None] | None:
+def _annotations(trace: Trace, thread: int) -> pd.DataFrame:
+    """An inference server's annotations of its iterations on a thread."""
+    ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "thread"])
+    ranges = ranges[(ranges["thread"] == thread) & matching(ranges["name"], _VLLM, _SGLANG)]
+    ranges = ranges.sort_values(["start_ns", "end_ns"], ascending=[True, False], kind="stable")
+    # A server may annotate the same iteration twice, one range in the other.
+    outer = ranges[ranges["end_ns"] > ranges["end_ns"].cummax().shift(fill_value=-1)]
+    return outer.astype({"name": str})
+
+
+def _iteration(name: str) -> tuple[str | None, int | None, int] | None:
     """Phase, tokens and sequences that an inference server's annotation states; None for any other range."""
-    if match := _VLLM.match(name):
-        prefills, prefilled, decodes, decoded = (int(group) for group in match.groups())
-        phase = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else None
+    vllm, sglang = _VLLM.match(name), _SGLANG.match(name)
+    if vllm:
+        prefills, prefilled, decodes, decoded = (int(group) for group in vllm.groups())
+        phase = None
+        if prefills and decodes:
+            phase = "mixed"
+        elif prefills or decodes:
+            phase = "prefill" if prefills else "decode"
         return phase, prefilled + decoded, prefills + decodes
-    if match := _SGLANG.match(name):
-        mode, sequences, tokens = match.groups()
-        # In plain decoding every sequence gets one token; SGLang does not say it again.
-        return _MODES.get(mode), int(tokens or sequences) if tokens or mode == "DECODE" else None, int(sequences)
+    if sglang:
+        mode, sequences, tokens = sglang.groups()
+        if mode == "DECODE" and tokens is None:
+            tokens = sequences  # in plain decoding every sequence gets one token
+        return _MODES.get(mode), None if tokens is None else int(tokens), int(sequences)
     return None
 
 
@@ -427,13 +449,15 @@ def devices(trace: Trace, process: int) -> list[int]:
     -------
     list of int
     """
-    found = pd.concat([trace.table(t, ["device", "process"]).drop_duplicates() for t in GPU_TABLES])
-    mine = found[found["process"] == process]
-    return sorted({int(d) for d in (mine if len(mine) else found)["device"]})
+    used = pd.concat([trace.table(table, ["device", "process"]).drop_duplicates() for table in GPU_TABLES])
+    own = used[used["process"] == process]
+    if len(own):
+        used = own
+    return sorted(set(used["device"].astype(int).tolist()))
 
 
 def outliers(wall: np.ndarray) -> np.ndarray:
-    """Say which of some times stand out, as :func:`summary` does.
+    """Flag the times that stand out, as :func:`summary` does.
 
     Parameters
     ----------

@@ -28,42 +28,45 @@ from nsightkit.trace.nesting import nesting
 __all__ = ["COLUMNS", "KINDS", "UNATTRIBUTED", "By", "Where", "note", "remedy", "summary"]
 
 Int = npt.NDArray[np.int64]
+Object = npt.NDArray[np.object_]
 By = Literal["module", "line", "op", "range"]
 
 COLUMNS = ["where", "phase", "count", "gpu_ns", "share", "top_kernels"]
 #: Kinds of place, the finest first.
 KINDS: tuple[By, ...] = ("module", "line", "op", "range")
-#: What is not there without places of a kind, or of any, and what records it.
+_WITH_STACK = "torch.profiler.profile(with_stack=True)"
+#: What records places of a kind, or of any.
 _REMEDIES = {
-    None: (
-        "module, line, operator or range was recorded; torch.profiler.profile(with_stack=True) records the first "
-        "three, and NVTX ranges name places for Nsight Systems"
-    ),
-    "module": "modules were recorded; torch.profiler.profile(with_stack=True) records them",
-    "line": "Python functions were recorded; torch.profiler.profile(with_stack=True) records them",
-    "op": "operators were recorded; torch.profiler records them, and nsys those of torch.autograd.profiler.emit_nvtx()",
-    "range": "ranges inside steps were recorded; NVTX or torch.profiler.record_function names parts of a step",
+    None: f"no module, line, operator or range was recorded: use {_WITH_STACK}, or NVTX ranges with Nsight Systems",
+    "module": f"no modules were recorded: use {_WITH_STACK}",
+    "line": f"no Python functions were recorded: use {_WITH_STACK}",
+    "op": "no operators were recorded: use torch.profiler, or torch.autograd.profiler.emit_nvtx() with Nsight Systems",
+    "range": "no ranges inside steps were recorded: name parts of a step with NVTX or torch.profiler.record_function",
 }
 #: The row of the kernels that belong to nothing that is known.
 UNATTRIBUTED = "unattributed"
 
 _MODULE = "nn.Module: "
+_STANDARD = "|".join(re.escape(name) for name in sorted(sys.stdlib_module_names))
 #: Functions that are not the program's: modules' own rows, Python's, PyTorch's, Triton's, and what these generate.
 _LIBRARY = re.compile(
     rf"^<|^{_MODULE}|(^|[/\\])(torch|triton|torchinductor_[^/\\]*)[/\\]"
-    rf"|(^|[/\\]python3[^/\\]*[/\\])({'|'.join(map(re.escape, sorted(sys.stdlib_module_names)))})(\.py\(|[/\\])"
+    rf"|(^|[/\\]python3[^/\\]*[/\\])({_STANDARD})(\.py\(|[/\\])"
 )
 #: Operators that run nodes of the backward pass.
 _NODE = re.compile(r"^(torch::)?autograd::|Backward\d*$")
 _PHASE = re.compile(r"(?i)^(?:(forward|loss|backward)|optimizer(?:_step)?|zero_grad|Optimizer\.(?:step|zero_grad)#.*)$")
-_LAUNCH, _REPLAY = re.compile(r"(?<!Graph)Launch(?!HostFunc)"), re.compile("GraphLaunch")
-_BEGIN, _END = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
+_LAUNCH = re.compile(r"(?<!Graph)Launch(?!HostFunc)")
+_REPLAY = re.compile("GraphLaunch")
+_BEGIN = re.compile("StreamBeginCapture")
+_END = re.compile("StreamEndCapture")
 _TIMES = ["start_ns", "end_ns", "thread"]
+_PLACE = ["where", "phase"]
 _TOP = 3
 
 
 class Where(NamedTuple):
-    """What :func:`summary` found.
+    """The answer of :func:`summary`.
 
     Attributes
     ----------
@@ -114,96 +117,106 @@ def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) ->
     """
     if by is not None and by not in KINDS:
         raise UsageError(f"kernel time can be divided by {', '.join(KINDS)}, not by {by!r}")
-    whole = trace.whole
-    kernels = whole.table("kernels", ["name", "start_ns", "duration_ns", "process", "correlation"])
-    launch = launch_of(whole, kernels["process"], kernels["correlation"])
-    replayed = np.append(matching(whole.table("calls", ["name"])["name"], _REPLAY), False)[launch]
+    if capture is not None:
+        _captured(capture.whole)
+    kernels = _kernels(trace.whole)
     mask = trace.mask("kernels")
     chosen = np.ones(len(kernels), bool) if mask is None else mask
-    captured = None if capture is None else _captured(capture.whole)
-    length, mine = kernels["duration_ns"].to_numpy(), replayed & chosen
-    early_ns, replayed_ns = int(length[chosen & (launch < 0)].sum()), int(length[mine].sum())
-    best = Where(pd.DataFrame(columns=COLUMNS), None, early_ns, replayed_ns, int(mine.sum()), None)
+    replays = kernels[chosen & kernels["replayed"]]
+    early = kernels[chosen & (kernels["launch"] < 0)]
+    answer = Where(
+        rows=pd.DataFrame(columns=COLUMNS),
+        by=None,
+        early_ns=int(early["duration_ns"].sum()),
+        replayed_ns=int(replays["duration_ns"].sum()),
+        replayed=len(replays),
+        joined=None,
+    )
     most = (-1, -1)
     for kind in KINDS if by is None else (by,):
-        known = len(_places(whole, kind)) or (capture is not None and len(_places(capture.whole, kind)))
-        if not known or not chosen.any():
+        sources = [trace.whole] if capture is None else [trace.whole, capture.whole]
+        if not chosen.any() or all(_places(source, kind).empty for source in sources):
             continue
-        calls, of = np.unique(launch, return_inverse=True)
-        placed = _located(whole, calls, kind).iloc[of].reset_index(drop=True)
-        joined = np.full(len(kernels), -1)
-        if capture is not None and captured is not None:
-            places = _located(capture.whole, captured["row"].to_numpy(), kind)
-            joined[replayed] = _joined(kernels.assign(graph=launch)[replayed], captured.assign(where=places["where"]))
-            placed.loc[replayed] = places.reindex(joined[replayed]).to_numpy()
-        rows = _rows(kernels[chosen], placed[chosen])
+        placed = _placed(trace.whole, kernels, kind)
+        if capture is not None:
+            _place_by_capture(placed, capture.whole, kind)
+        placed = placed[chosen]
+        rows = _rows(placed)
         times = rows.loc[rows["where"] != UNATTRIBUTED, "gpu_ns"]
-        attributed, apart, total = int(times.sum()), int(times[1:].sum()), int(rows["gpu_ns"].sum())
+        attributed, apart = int(times.sum()), int(times[1:].sum())
         if (apart, attributed) > most:
-            best = best._replace(
-                rows=rows, by=kind, joined=None if capture is None else int((joined[chosen] >= 0).sum())
-            )
             most = apart, attributed
+            joined = None if capture is None else int(placed["joined"].sum())
+            answer = answer._replace(rows=rows, by=kind, joined=joined)
+        total = int(rows["gpu_ns"].sum())
         if attributed >= total / 2 and apart >= total / 20:
             break
-    return best
+    return answer
 
 
-def note(found: Where) -> str:
-    """Say what belongs below the rows: how they were made, and what they leave out.
+def note(answer: Where) -> str:
+    """Describe how the rows were made, and what they leave out.
 
     Parameters
     ----------
-    found : Where
+    answer : Where
     """
-    total = int(found.rows["gpu_ns"].sum()) or 1
-    left = int(found.rows.loc[found.rows["where"] == UNATTRIBUTED, "gpu_ns"].sum())
-    early = f" (of {100 * found.early_ns / total:.1f} % the launch was not recorded)" if found.early_ns else ""
-    said = [f"by {found.by}", f"{100 * left / total:.1f} % {UNATTRIBUTED}{early}"]
-    if found.joined is not None:
-        said.append(f"{found.joined:,} of {found.replayed:,} kernels of graph replays joined to their capture")
-    elif found.replayed:
-        share = f"{100 * found.replayed_ns / total:.0f} %"
-        said.append(f"{share} are of CUDA graphs and stand where these were launched (--graph-from says more)")
-    return " · ".join(said)
+    total = int(answer.rows["gpu_ns"].sum()) or 1
+    lost = int(answer.rows.loc[answer.rows["where"] == UNATTRIBUTED, "gpu_ns"].sum())
+    unattributed = f"{100 * lost / total:.1f} % {UNATTRIBUTED}"
+    if answer.early_ns:
+        unattributed += f" (launched before the recording: {100 * answer.early_ns / total:.1f} %)"
+    parts = [f"by {answer.by}", unattributed]
+    if answer.joined is not None:
+        parts.append(f"{answer.joined:,} of {answer.replayed:,} kernels of graph replays joined to their capture")
+    elif answer.replayed:
+        share = 100 * answer.replayed_ns / total
+        parts.append(f"{share:.0f} % runs in CUDA graphs and counts where they were launched (see --graph-from)")
+    return " · ".join(parts)
 
 
 def remedy(by: By | None) -> str:
-    """Say what a trace without places of a kind, or of any kind, lacks, and how to record it.
+    """Name what a trace without places of a kind, or of any kind, lacks, and how to record it.
 
     Parameters
     ----------
     by : str, optional
     """
-    return f"no {_REMEDIES[by]}"
+    return _REMEDIES[by]
 
 
-def _rows(kernels: pd.DataFrame, placed: pd.DataFrame) -> pd.DataFrame:
+def _kernels(whole: Trace) -> pd.DataFrame:
+    """All kernels: ``name, start_ns, duration_ns, launch, replayed``."""
+    kernels = whole.table("kernels", ["name", "start_ns", "duration_ns", "process", "correlation"])
+    kernels["launch"] = launch_of(whole, kernels.pop("process"), kernels.pop("correlation"))
+    is_replay = matching(whole.table("calls", ["name"])["name"], _REPLAY)
+    kernels["replayed"] = np.append(is_replay, False)[kernels["launch"]]
+    return kernels
+
+
+def _placed(whole: Trace, kernels: pd.DataFrame, kind: By) -> pd.DataFrame:
+    """Add ``where`` and ``phase`` of their launches to kernels."""
+    calls, at = np.unique(kernels["launch"], return_inverse=True)
+    return kernels.join(_located(whole, calls, kind).iloc[at].reset_index(drop=True))
+
+
+def _rows(placed: pd.DataFrame) -> pd.DataFrame:
     """Sum kernels by place and phase."""
-    lost = placed["where"].isna().to_numpy()
-    each = pd.DataFrame(
-        {
-            "where": placed["where"].mask(lost, UNATTRIBUTED).to_numpy(),
-            "phase": placed["phase"].mask(lost).to_numpy(),
-            "name": kernels["name"].cat.codes.to_numpy(),
-            "gpu_ns": kernels["duration_ns"].to_numpy(),
-            "count": 1,
-        }
-    )
-    nothing = pd.DataFrame({"where": [UNATTRIBUTED], "phase": [None], "name": [-1], "gpu_ns": [0], "count": [0]})
-    each = pd.concat([each, nothing], ignore_index=True)  # so that there is such a row
-    key = ["where", "phase"]
-    sums = each.groupby([*key, "name"], dropna=False)[["count", "gpu_ns"]].sum().reset_index()
+    kernels = placed[["name", "where", "phase"]].astype(object)
+    kernels["gpu_ns"] = placed["duration_ns"]
+    kernels["count"] = 1
+    lost = kernels["where"].isna()
+    kernels.loc[lost, _PLACE] = UNATTRIBUTED, None
+    kernels.loc[-1] = None, UNATTRIBUTED, None, 0, 0  # so that there is such a row
+    sums = kernels.groupby([*_PLACE, "name"], dropna=False)[["gpu_ns", "count"]].sum().reset_index()
     sums = sums.sort_values("gpu_ns", ascending=False, kind="stable")
-    names = [*kernels["name"].cat.categories, None]
-    out = sums.groupby(key, dropna=False, as_index=False).agg(
-        count=("count", "sum"), gpu_ns=("gpu_ns", "sum"),
-        top_kernels=("name", lambda codes: [names[code] for code in codes[codes >= 0][:_TOP]]),
-    )  # fmt: skip
-    total = int(out["gpu_ns"].sum())
-    out["share"] = out["gpu_ns"] / total if total else 0.0
-    out["phase"] = out["phase"].astype(object).where(out["phase"].notna(), None)
-    return out.sort_values(["gpu_ns", "where"], ascending=[False, True], kind="stable", ignore_index=True)[COLUMNS]
+    by = sums.groupby(_PLACE, dropna=False)
+    rows = by[["count", "gpu_ns"]].sum().astype("int64")
+    rows["share"] = rows["gpu_ns"] / max(int(rows["gpu_ns"].sum()), 1)
+    rows["top_kernels"] = by["name"].agg(lambda names: names.dropna().head(_TOP).tolist())
+    rows = rows.reset_index()
+    rows["phase"] = rows["phase"].astype(object).where(rows["phase"].notna(), None)
+    return rows.sort_values(["gpu_ns", "where"], ascending=[False, True], kind="stable", ignore_index=True)[COLUMNS]
 
 
 # --- from a call to its place --------------------------------------------------------------------------------------
@@ -211,44 +224,63 @@ def _rows(kernels: pd.DataFrame, placed: pd.DataFrame) -> pd.DataFrame:
 
 def _located(whole: Trace, rows: Int, kind: By) -> pd.DataFrame:
     """Give ``where`` and ``phase`` of some calls; None where they are not known, as for row -1."""
-    calls = whole.table("calls", _TIMES).iloc[rows[rows >= 0]]
-    ops, places, modules = _operators(whole), _places(whole, kind), _places(whole, "module")
-    nodes, made = ops[ops["node"]], ops[~ops["node"] & (ops["sequence"] >= 0)]
-    node, inner, at = enclosing(calls, nodes), enclosing(calls, made), _around(whole, calls, places, kind)
-    forward = np.append(_forward(nodes, made), -1)[node]
-    since = _begun(nodes, node)
-    if kind != "range":
-        # What was open before the node is what called for the backward pass. What a node computes again of the forward
-        # pass is in no operator that the sequence numbers know.
-        own, again = _begun(places, at) >= since, _begun(made, inner) > since
-        linked = (forward >= 0) & ~again & (~own | (kind == "op"))
-        origin, of = np.unique(forward[linked], return_inverse=True)
-        at[~own] = -1
-        at[linked] = _around(whole, made.iloc[origin], places, kind)[of]
+    known = np.flatnonzero(rows >= 0)
+    calls = whole.table("calls", _TIMES).iloc[rows[known]]
+    node = enclosing(calls, _nodes(whole))
+    maker = np.append(_makers(whole), -1)[node]
+    where, phase = np.full((2, len(rows)), None, object)
+    where[known] = _names_of_places(whole, calls, kind, node, maker)
+    phase[known] = _phases(whole, calls, node, maker)
+    return pd.DataFrame({"where": where, "phase": phase})
+
+
+def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, maker: Int) -> Object:
+    """The place of each call, which lies in a node of the backward pass that an operator made, or in none (-1)."""
+    places = _places(whole, kind)
+    if kind == "range":
+        return _values(places["name"], _open_ranges(whole, calls, places))
+    made = _made(whole)
+    at = enclosing(calls, places)
+    # What was open before the node is what called for the backward pass. What a node computes again of the forward
+    # pass is in no operator that the sequence numbers know.
+    since = _begun(_nodes(whole), node)
+    own = _begun(places, at) >= since
+    again = _begun(made, enclosing(calls, made)) > since
+    linked = (maker >= 0) & ~again
+    if kind != "op":
+        linked &= ~own
+    at[~own] = -1
+    at[linked] = enclosing(made, places)[maker[linked]]
+    return _values(places["name"], at)
+
+
+def _phases(whole: Trace, calls: pd.DataFrame, node: Int, maker: Int) -> Object:
+    """The phase of each call: as its range says, else by what it lies in."""
     ranges = whole.table("ranges", [*_TIMES, "name"])
-    named = ranges[matching(ranges["name"], _PHASE)]
-    goes = (enclosing(calls, modules) >= 0) | (enclosing(calls, made.iloc[np.unique(forward[forward >= 0])]) >= 0)
-    known = _around(whole, calls, named, "range")
-    out = np.full((2, len(rows)), None, object)
-    out[0, rows >= 0] = _of(places["name"], at)
-    said = named["name"].astype(str).str.lower().str.extract("(forward|loss|backward)")[0].fillna("optimizer")
-    out[1, rows >= 0] = np.where(node >= 0, "backward", np.where((known < 0) & goes, "forward", _of(said, known)))
-    return pd.DataFrame({"where": out[0], "phase": out[1]})
+    ranges = ranges[matching(ranges["name"], _PHASE)]
+    names = ranges["name"].astype(str).str.lower().str.extract("(forward|loss|backward)")[0].fillna("optimizer")
+    at = _open_ranges(whole, calls, ranges)
+    differentiated = _made(whole).iloc[np.unique(maker[maker >= 0])]
+    forward = enclosing(calls, _places(whole, "module")) >= 0
+    forward |= enclosing(calls, differentiated) >= 0
+    phases = _values(names, at)
+    phases[forward & (at < 0)] = "forward"
+    phases[node >= 0] = "backward"
+    return phases
 
 
-def _around(whole: Trace, calls: pd.DataFrame, places: pd.DataFrame, kind: By) -> Int:
-    """Position of the innermost place around each call, -1 for none; of ranges by the rule ``window``."""
-    if kind != "range":
-        return enclosing(calls, places)
-    found = np.full(len(calls), -1, np.int64)
-    for may, mine in holders(whole, places.index.to_numpy(), calls["thread"].to_numpy()):
-        at = np.append(may, -1)[innermost(calls.iloc[mine], places.iloc[may])]
-        later = _begun(places, at) > _begun(places, found[mine])
-        found[mine] = np.where(later, at, found[mine])
-    return found
+def _open_ranges(whole: Trace, calls: pd.DataFrame, ranges: pd.DataFrame) -> Int:
+    """Position of the innermost range around each call by the rule ``window``, -1 for none."""
+    open_range = np.full(len(calls), -1, np.int64)
+    for candidates, launches in holders(whole, ranges.index.to_numpy(), calls["thread"].to_numpy()):
+        around = innermost(calls.iloc[launches], ranges.iloc[candidates])
+        around = np.append(candidates, -1)[around]
+        later = _begun(ranges, around) > _begun(ranges, open_range[launches])
+        open_range[launches] = np.where(later, around, open_range[launches])
+    return open_range
 
 
-def _of(values: pd.Series, at: Int) -> npt.NDArray[np.object_]:
+def _values(values: pd.Series, at: Int) -> Object:
     """Values at positions; None at position -1."""
     return np.append(values.to_numpy(object), np.array([None]))[at]
 
@@ -256,20 +288,6 @@ def _of(values: pd.Series, at: Int) -> npt.NDArray[np.object_]:
 def _begun(places: pd.DataFrame, at: Int) -> Int:
     """When the place at each position began; before all times for position -1."""
     return np.append(places["start_ns"].to_numpy(), np.iinfo(np.int64).min)[at]
-
-
-def _forward(nodes: pd.DataFrame, made: pd.DataFrame) -> Int:
-    """Position in `made` of the operator that made each node of the backward pass, -1 where that is not known.
-
-    Sequence numbers count nodes: an operator carries that of the next node, whether it makes it or not, so the last
-    operator with the number made it (as PyTorch has it for its arrows). Every thread counts for itself; a number that
-    operators of several threads carry is nobody's.
-    """
-    key = ["process", "sequence"]
-    of_one_thread = made.groupby(key)["thread"].transform("nunique") == 1
-    last = made.assign(at=np.arange(len(made)))[of_one_thread].sort_values("start_ns", kind="stable")
-    found = nodes[key].merge(last.drop_duplicates(key, keep="last")[[*key, "at"]], how="left", on=key)
-    return found["at"].fillna(-1).to_numpy(np.int64)
 
 
 # --- places --------------------------------------------------------------------------------------------------------
@@ -282,29 +300,62 @@ def _places(whole: Trace, kind: By) -> pd.DataFrame:
         return _operators(whole)
     if kind == "range":
         ranges = whole.table("ranges", [*_TIMES, "name"])
-        # A step is a time and not a place.
-        other = matching(ranges["name"], OPERATOR_RANGE) | ranges["name"].isin({*steps.find(whole)["step"]}).to_numpy()
-        return ranges[~other]
+        is_step = ranges["name"].isin(steps.find(whole)["step"].tolist())  # which is a time, not a place
+        return ranges[~is_step & ~matching(ranges["name"], OPERATOR_RANGE)]
     frames = whole.table("frames", [*_TIMES, "name"])
     if kind == "line":
         return frames[~matching(frames["name"], _LIBRARY)]
-    return _with_paths(frames[matching(frames["name"], re.compile(f"^{_MODULE}"))].reset_index(drop=True))
+    is_module = matching(frames["name"], re.compile(f"^{_MODULE}"))
+    return _with_paths(frames[is_module].reset_index(drop=True))
 
 
 @kept
 def _operators(whole: Trace) -> pd.DataFrame:
     """Operators, those of ``emit_nvtx`` too: ``start_ns, end_ns, thread, process, name, sequence, node``.
 
-    `node` says which run nodes of the backward pass.
+    `node` marks those that run nodes of the backward pass.
     """
     ops = whole.table("ops", [*_TIMES, "process", "name", "sequence", "forward_thread"])
-    if not len(ops):
+    if ops.empty:
         ranges = whole.table("ranges", [*_TIMES, "process", "name"])
         ops = ranges[matching(ranges["name"], OPERATOR_RANGE)].reset_index(drop=True)
-        said = ops["name"].astype(str).str.extract(r"^(?P<name>[^,]*)(?:, seq = (?P<sequence>\d{1,18})(?!\d))?")
-        ops = ops.assign(name=said["name"].astype("category"), sequence=said["sequence"].fillna("-1").astype("int64"))
+        parts = ops["name"].astype(str).str.extract(r"^([^,]*)(?:, seq = (\d{1,18})(?!\d))?")
+        ops["name"] = parts[0].astype("category")
+        ops["sequence"] = parts[1].fillna("-1").astype("int64")
         ops["forward_thread"] = -1
-    return ops.assign(node=(ops["forward_thread"] > 0) | matching(ops["name"], _NODE))
+    ops["node"] = (ops["forward_thread"] > 0) | matching(ops["name"], _NODE)
+    return ops
+
+
+@kept
+def _nodes(whole: Trace) -> pd.DataFrame:
+    """Operators that run nodes of the backward pass."""
+    ops = _operators(whole)
+    return ops[ops["node"]]
+
+
+@kept
+def _made(whole: Trace) -> pd.DataFrame:
+    """Operators of the forward pass that may have made a node."""
+    ops = _operators(whole)
+    return ops[~ops["node"] & (ops["sequence"] >= 0)]
+
+
+@kept
+def _makers(whole: Trace) -> Int:
+    """Position in :func:`_made` of the operator that made each node of the backward pass, -1 where that is not known.
+
+    Sequence numbers count nodes: an operator carries that of the next node, whether it makes it or not, so the last
+    operator with the number made it (as PyTorch has it for its arrows). Every thread counts for itself; a number that
+    operators of several threads carry is nobody's.
+    """
+    key = ["process", "sequence"]
+    made = _made(whole)[[*key, "thread", "start_ns"]]
+    made = made.assign(at=np.arange(len(made)))
+    made = made[made.groupby(key)["thread"].transform("nunique") == 1]
+    last = made.sort_values("start_ns", kind="stable").drop_duplicates(key, keep="last")
+    makers = _nodes(whole)[key].merge(last, how="left", on=key)
+    return makers["at"].fillna(-1).to_numpy(np.int64)
 
 
 def _with_paths(modules: pd.DataFrame) -> pd.DataFrame:
@@ -322,53 +373,67 @@ def _with_paths(modules: pd.DataFrame) -> pd.DataFrame:
     plain = first["name"].isin(calls["outer"]) | (siblings.transform("size") == 1)
     label = first["kind"].where(plain, first["kind"] + "_" + siblings.cumcount().astype(str))
     paths = {"": ""}
-    for name, outer, own in zip(first["name"], first["outer"], label, strict=True):  # the outer ones began before
-        paths[name] = f"{paths.get(outer, '')}/{own}".lstrip("/")
+    for name, outer, last in zip(first["name"], first["outer"], label, strict=True):  # the outer ones began before
+        paths[name] = f"{paths.get(outer, '')}/{last}".lstrip("/")
     return modules.assign(name=given.map(paths).astype("category"))
 
 
 # --- replays of CUDA graphs ----------------------------------------------------------------------------------------
 
 
+@kept
 def _captured(whole: Trace) -> pd.DataFrame:
     """Launches while a graph was captured: ``row`` in the calls, ``graph`` (which capture), ``kernel``; in order."""
-    calls = whole.table("calls", [*_TIMES, "name", "kernel"]).sort_values(["thread", "start_ns"], kind="stable")
-    begun, ended = (
-        pd.Series(matching(calls["name"], pattern), calls.index).groupby(calls["thread"]).cumsum()
-        for pattern in (_BEGIN, _END)
-    )
+    calls = whole.table("calls", [*_TIMES, "name", "kernel"])
     kernels = whole.table("kernels", ["process", "correlation"])
-    ran = launch_of(whole, kernels["process"], kernels["correlation"])  # what runs at once is not captured
-    captured = (begun > ended) & matching(calls["name"], _LAUNCH) & ~calls.index.isin(ran)
-    launches = calls.assign(graph=begun, row=calls.index, kernel=calls["kernel"].astype(str))[captured]
-    if not len(launches):
+    calls["row"] = calls.index
+    calls["ran"] = False
+    ran = launch_of(whole, kernels["process"], kernels["correlation"])
+    calls.loc[ran[ran >= 0], "ran"] = True  # what runs at once is not captured
+    calls = calls.sort_values(["thread", "start_ns"], kind="stable")
+    calls["begun"] = matching(calls["name"], _BEGIN)
+    calls["ended"] = matching(calls["name"], _END)
+    count = calls.groupby("thread")[["begun", "ended"]].cumsum()
+    launches = calls[(count["begun"] > count["ended"]) & ~calls["ran"] & matching(calls["name"], _LAUNCH)]
+    if launches.empty:
         raise UsageError(
             f"{whole.path}: holds no capture of a CUDA graph (kernel launches between cudaStreamBeginCapture and "
             "cudaStreamEndCapture); give a trace of the program's start"
         )
-    outermost = nesting(launches["thread"], launches["start_ns"], launches["end_ns"])[0] == 0  # the driver's lie within
-    launches["graph"] = launches.groupby(["thread", "graph"]).ngroup()
-    found: pd.DataFrame = launches.loc[outermost, ["row", "graph", "kernel"]]
-    return found.reset_index(drop=True)
+    level, _ = nesting(launches["thread"], launches["start_ns"], launches["end_ns"])
+    launches = launches.assign(graph=count["begun"])[level == 0]  # a driver's call lies within the runtime's
+    graph = launches.groupby(["thread", "graph"]).ngroup().to_numpy()
+    kernel = launches["kernel"].astype(str).to_numpy()
+    return pd.DataFrame({"row": launches["row"].to_numpy(), "graph": graph, "kernel": kernel})
 
 
-def _joined(replayed: pd.DataFrame, captured: pd.DataFrame) -> Int:
-    """Position in `captured` of the launch behind each kernel of a replay; -1 where no capture fits.
+def _place_by_capture(placed: pd.DataFrame, capture: Trace, kind: By) -> None:
+    """Give kernels of replays the places of their launches in a capture, and ``joined`` to all kernels.
 
     A capture fits a replay with as many kernels, and if the capture names them, with as many of each name. Where
     several fit, they must agree on the places.
     """
-    named = (captured["kernel"] != "").all()
-    sides = []
-    for side, name in ((captured, captured["kernel"]), (replayed.sort_values("start_ns"), replayed["name"])):
-        key = pd.util.hash_array(name.reindex(side.index).to_numpy(object)) if named else np.zeros(len(side), np.uint64)
-        side = side.assign(key=key)  # noqa: PLW2901
-        sides.append(side.assign(nth=side.groupby(["graph", "key"]).cumcount()))
-    launches, kernels = sides
-    agree = launches.groupby("graph").agg(key=("key", "sum"), size=("key", "size"), where=("where", tuple))
-    graphs = kernels.groupby("graph").agg(key=("key", "sum"), size=("key", "size")).reset_index()
-    fits = agree.reset_index().groupby(["key", "size"]).agg(captured=("graph", "first"), places=("where", "nunique"))
-    chosen = graphs.merge(fits[fits["places"] == 1].reset_index(), on=["key", "size"])[["graph", "captured"]]
-    launches = launches.rename(columns={"graph": "captured"}).assign(at=np.arange(len(launches)))
-    both = kernels.reset_index().merge(chosen, on="graph").merge(launches[["captured", "key", "nth", "at"]])
-    return both.set_index("index")["at"].reindex(replayed.index, fill_value=-1).to_numpy()
+    captured = _captured(capture)
+    captured = captured.join(_located(capture, captured["row"].to_numpy(), kind))
+    is_named = (captured["kernel"] != "").all()
+    fitting: dict[object, list[pd.DataFrame]] = {}
+    for _, launches in captured.groupby("graph"):
+        ordered, key = _ordered(launches, launches["kernel"], is_named)
+        fitting.setdefault(key, []).append(ordered)
+    placed["joined"] = False
+    placed.loc[placed["replayed"], _PLACE] = None
+    kernels = placed[placed["replayed"]].sort_values("start_ns", kind="stable")
+    for _, replay in kernels.groupby("launch"):
+        ordered, key = _ordered(replay, replay["name"].astype(str), is_named)
+        captures = fitting.get(key, [])
+        if len({tuple(launches["where"]) for launches in captures}) == 1:
+            placed.loc[ordered.index, _PLACE] = captures[0][_PLACE].to_numpy()
+            placed.loc[ordered.index, "joined"] = True
+
+
+def _ordered(rows: pd.DataFrame, names: pd.Series, is_named: bool) -> tuple[pd.DataFrame, object]:
+    """Order a graph's kernels by name, where they have names; and what a capture and its replays have in common."""
+    if not is_named:
+        return rows, len(rows)
+    names = names.sort_values(kind="stable")
+    return rows.loc[names.index], tuple(names)

@@ -204,7 +204,7 @@ def test_a_launch_that_was_not_recorded() -> None:
     )
     assert sums(early, "range") == {("a", None): 9, (where.UNATTRIBUTED, None): 1}
     assert where.note(where.summary(early, "range")) == (
-        "by range · 10.0 % unattributed (of 10.0 % the launch was not recorded)"
+        "by range · 10.0 % unattributed (launched before the recording: 10.0 %)"
     )
 
 
@@ -287,7 +287,7 @@ def test_a_replay_is_joined_to_its_capture_by_name_and_order() -> None:
     answer = where.summary(trace, "line", captures("aba", "x"))
     assert (answer.replayed, answer.joined) == (7, 6)
     assert "6 of 7 kernels of graph replays joined" in where.note(answer)
-    assert "100 % are of CUDA graphs" in where.note(where.summary(trace, "line"))
+    assert "100 % runs in CUDA graphs" in where.note(where.summary(trace, "line"))
 
 
 def test_without_names_order_and_count_decide_and_captures_must_agree() -> None:
