@@ -165,7 +165,7 @@ def note(answer: Where) -> str:
     lost = int(answer.rows.loc[answer.rows["where"] == UNATTRIBUTED, "gpu_ns"].sum())
     unattributed = f"{100 * lost / total:.1f} % {UNATTRIBUTED}"
     if answer.early_ns:
-        unattributed += f" (launched before the recording: {100 * answer.early_ns / total:.1f} %)"
+        unattributed += f" (launch not recorded: {100 * answer.early_ns / total:.1f} %)"
     parts = [f"by {answer.by}", unattributed]
     if answer.joined is not None:
         parts.append(f"{answer.joined:,} of {answer.replayed:,} kernels of graph replays joined to their capture")

@@ -27,7 +27,3 @@ def test_api_and_os_calls_are_kept_apart() -> None:
     os_calls = calls.summary(trace, os=True)
     assert os_calls["name"].tolist() == ["poll"]
     assert os_calls["total_ns"].tolist() == [9]
-
-
-def test_none() -> None:
-    assert list(calls.summary(Trace.from_frames({})).columns) == ["name", *STATISTICS]

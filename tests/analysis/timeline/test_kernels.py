@@ -81,22 +81,3 @@ def test_nothing_and_bad_arguments() -> None:
     for wrong in ({"by": "stream"}, {"sort": "name"}, {"top": -1}):
         with pytest.raises(UsageError):
             kernels.summary(planted({"a": [1]}), **wrong)  # type: ignore[arg-type]
-
-
-def test_reads_only_names_and_durations(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    read = Trace.table
-    monkeypatch.setattr(Trace, "table", lambda self, name, columns: asked.extend(columns) or read(self, name, columns))
-    kernels.summary(planted({"a": [1, 2]}))
-    assert sorted(asked) == ["duration_ns", "name"]
-
-
-def test_many_names_few_used() -> None:
-    dictionary = [f"k{i}" for i in range(10_000)]
-    codes = np.array([9_999, 3, 9_999])
-    frame = pd.DataFrame(
-        {"start_ns": [0, 1, 2], "end_ns": [5, 6, 7], "name": pd.Categorical.from_codes(codes, dictionary)}
-    )
-    trace = Trace.from_frames({"kernels": frame})
-    assert kernels.summary(trace)["name"].tolist() == ["k9999", "k3"]
-    assert kernels.summary(trace, by="category")["count"].tolist() == [3]

@@ -48,9 +48,3 @@ def test_bytes_that_were_not_recorded_are_not_zero() -> None:
     table = memops.summary(Trace.from_frames({"memops": frame})).set_index("kind")
     assert table.loc["memset", ["bytes", "gb_per_s"]].isna().all()
     assert table.loc["HtoD", ["bytes", "total_ns", "gb_per_s"]].tolist() == [300, 80, 10.0]
-
-
-def test_none() -> None:
-    table = memops.summary(Trace.from_frames({}))
-    assert list(table.columns) == COLUMNS
-    assert not len(table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -103,20 +102,11 @@ def test_the_window_is_the_steps() -> None:
     result = overview.summary(trace)
     assert (result["window_ns"], result["window_idle_ns"], result["idle_ns"]) == (1000, 900 + 940, 0)
     assert overview.note(trace, result) == (
-        "The GPU was idle for 92 % of the time that the steps take, but for 0 % of its span, which runs from its first "
-        "operation to its last."
+        "The GPU was idle for 92 % of the steps, but for 0 % of its span, which runs from its first operation to its "
+        "last."
     )
     whole = trace.masked({"ranges": np.zeros(1, bool)})
     assert overview.note(whole, overview.summary(whole)) is None
-
-
-def test_a_step_of_preprocessing(shared_traces: Path) -> None:
-    (path,) = shared_traces.glob("tracelens/h100__facebook_timesformer-*")
-    trace = nsightkit.load(path, cache=False)
-    result = overview.summary(trace)
-    assert result["window_idle_ns"] / result["window_ns"] == pytest.approx(0.586, abs=0.001)
-    assert result["idle_ns"] / result["span_ns"] < 0.02
-    assert "idle for 59 % of the time that the steps take" in str(overview.note(trace, result))
 
 
 def test_not_recorded_is_not_zero() -> None:
@@ -138,10 +128,6 @@ def test_recorded_but_idle_is_zero() -> None:
     assert (result["span_ns"], result["busy_ns"], result["kernel_count"], result["wall_ns"]) == (0, 0, 0, 0)
     assert result["density"] is None
     assert result["memory_overhead"] is None
-
-
-def test_the_result_is_plain_json() -> None:
-    json.dumps(overview.summary(two_devices()), allow_nan=False)
 
 
 @pytest.mark.parametrize(

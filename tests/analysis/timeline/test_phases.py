@@ -1,6 +1,5 @@
 """Phases that add up: planted loops, overlapping work, and what lies in no phase."""
 
-import pandas as pd
 import pytest
 from synthetic.planted import Export, training
 
@@ -68,11 +67,3 @@ def test_without_gpu_tables_the_gpu_columns_are_unknown(shared_traces):
     found = phases.summary(trace, match=".")
     assert found["gpu_ns"].isna().all()
     assert found["cpu_ns"].iloc[0] > 0
-
-
-def test_bad_arguments():
-    trace = nsightkit.Trace.from_frames({"ranges": pd.DataFrame({"start_ns": [0], "end_ns": [1], "name": ["a"]})})
-    with pytest.raises(nsightkit.UsageError, match="regular expression"):
-        phases.summary(trace, match="(")
-    with pytest.raises(nsightkit.UsageError, match="window or thread"):
-        phases.summary(trace, rule="stream")

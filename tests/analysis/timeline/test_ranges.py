@@ -43,14 +43,6 @@ def test_planted_training(tmp_path, fault):
     assert by_thread.loc["forward", "gpu_ns"] == found.loc["forward", "gpu_ns"]
 
 
-def test_exclusive_times_conserve(tmp_path):
-    training(tmp_path / "t.sqlite", None)
-    trace = nsightkit.load(tmp_path / "t.sqlite")
-    found = ranges.summary(trace)
-    outermost = trace["ranges"][trace["ranges"]["level"] == 0]
-    assert found["exclusive_ns"].sum() == (outermost["end_ns"] - outermost["start_ns"]).sum()
-
-
 def test_exclusive_is_per_thread(tmp_path):
     out = Export()
     out.range("outer", MAIN, 0, 1000)
@@ -60,24 +52,6 @@ def test_exclusive_is_per_thread(tmp_path):
     found = by_name(loaded(out, tmp_path))
     assert found["exclusive_ns"].to_dict() == {"outer": 700, "inner": 250, "leaf": 50, "beside": 800}
     assert found.loc["inner", "domain"] == "library"
-
-
-def test_union_and_span_over_streams_and_threads(tmp_path):
-    out = Export()
-    out.range("phase", MAIN, 0, 1_000)
-    for thread, at, start, end, stream in [
-        (MAIN, 10, 2_000, 3_000, 1),
-        (OTHER, 20, 2_500, 3_500, 2),
-        (MAIN, 30, 5_000, 5_100, 1),
-    ]:
-        c = out.call("cudaLaunchKernel", thread, at, at + 5)
-        out.kernel("k", start, end, c, PROCESS, stream=stream)
-    c = out.call("cudaMemsetAsync", OTHER, 40, 45)
-    out.memset(3_400, 3_600, c, PROCESS, 64)
-    found = by_name(loaded(out, tmp_path)).loc["phase"]
-    assert found[["gpu_ns", "gpu_span_ns", "kernel_count"]].tolist() == [1_700, 3_100, 3]
-    found = by_name(loaded(out, tmp_path), "thread").loc["phase"]
-    assert found[["gpu_ns", "gpu_span_ns", "kernel_count"]].tolist() == [1_100, 3_100, 2]
 
 
 def test_threads_with_ranges_keep_their_work_to_themselves(tmp_path):
@@ -109,7 +83,6 @@ def test_what_a_library_annotates_does_not_make_a_thread_one_with_ranges(tmp_pat
         c = out.call("cudaLaunchKernel", thread, at, at + 5)
         out.kernel("k", 2_000 + at, 2_001 + at, c, PROCESS)
     trace = loaded(out, tmp_path)
-    assert {t & 0xFFFFFF for t in ranges.threads_with_ranges(trace)} == {5}
     # Its range holds what its own thread launched in it, the program's what any such thread did.
     assert by_name(trace)["kernel_count"].to_dict() == {"backward": 4, annotation: 1}
     assert by_name(trace, "thread")["kernel_count"].to_dict() == {"backward": 0, annotation: 1}
@@ -141,43 +114,12 @@ def test_threads_that_load_data_own_no_launches_of_others(tmp_path, name, domain
     assert by_name(loaded(out, tmp_path))["kernel_count"].to_dict() == {"backward": 3, name: 0}
 
 
-def test_what_a_node_of_autograd_annotates_does_not_either():
-    main, autograd = (7 << 24) | 1, (7 << 24) | 2
-    frames = {
-        "ranges": pd.DataFrame(
-            {
-                "name": ["backward", "my function's backward", "mine"],
-                "start_ns": [0, 120, 2_000],
-                "end_ns": [1_000, 180, 2_100],
-                "thread": [main, autograd, autograd],
-                "process": 7,
-            }
-        ),
-        "ops": pd.DataFrame(
-            {
-                "name": ["autograd::engine::evaluate_function: MineBackward"],
-                "start_ns": 110,
-                "end_ns": 200,
-                "thread": autograd,
-                "process": 7,
-            }
-        ),
-    }
-    frames["ops"] = frames["ops"].astype({"name": "category"})
-    frames["ranges"] = frames["ranges"].astype({"name": "category"})
-    assert ranges.threads_with_ranges(Trace.from_frames(frames)) == {main, autograd}
-    frames["ranges"] = frames["ranges"][:2]
-    assert ranges.threads_with_ranges(Trace.from_frames(frames)) == {main}
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_real_rank_keeps_its_backward_pass(shared_traces, rank):
     """Collectives, their compression and a backward's own `record_function` are annotated on autograd's thread."""
     trace = nsightkit.load(shared_traces / f"hta/trace_filter__sampled_rank-{rank}.json.gz", cache=False)
     calls = trace["calls"].groupby("thread")["correlation"].size()
     assert len(calls) == 2 == trace["ranges"]["thread"].nunique()
-    main = int(trace["ranges"].loc[trace["ranges"]["name"] == "ProfilerStep#551", "thread"].iloc[0])
-    assert ranges.threads_with_ranges(trace) == {main}
     found, by_thread = by_name(trace), by_name(trace, "thread")
     steps = ["ProfilerStep#551", "ProfilerStep#552"]
     # All launches lie in the two steps: of 1154 and 1104 kernels as many as were launched in the trace.

@@ -85,7 +85,7 @@ def test_within_a_thread_of_its_own() -> None:
 
 
 def test_within_says_what_there_is() -> None:
-    with pytest.raises(UsageError, match="no range matches 'nope'; there are 'backward', 'forward', 'step'"):
+    with pytest.raises(UsageError, match="no range matches 'nope'; there are 'step'"):
         selection.select(planted(), within="nope")
     with pytest.raises(UsageError, match="not a regular expression"):
         selection.select(planted(), within="[")
@@ -96,7 +96,7 @@ def test_within_says_what_there_is() -> None:
 def test_last_steps() -> None:
     assert names(selection.select(planted(), last_steps=1)) == ["k3", "k4"]
     assert names(selection.select(planted(), last_steps=99)) == ["k0", "k1", "k2", "k3", "k4"]
-    with pytest.raises(UsageError, match="not a number of steps"):
+    with pytest.raises(UsageError, match="must be at least 1"):
         selection.select(planted(), last_steps=0)
     with pytest.raises(UsageError, match="no step ranges"):
         selection.select(Trace.from_frames({}), last_steps=1)

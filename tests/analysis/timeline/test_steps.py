@@ -63,13 +63,6 @@ def test_a_step_ends_with_its_work_and_the_next_one_begins_there() -> None:
     assert not table["outlier"].any()
 
 
-def test_what_is_launched_after_the_last_step_is_in_none() -> None:
-    kernels = _kernels((0, P, 130, 180), (0, P, 220, 250), (0, P, 300, 400)).assign(correlation=[1, 2, 3])
-    table = steps.summary(_trace([("step", 0, 90), ("step", 100, 200)], kernels=kernels, calls=_calls(110, 150, 205)))
-    assert table["wall_ns"].tolist() == [100, 150]
-    assert table["busy_ns"].tolist() == [0, 80]
-
-
 def test_no_step_ends_before_an_earlier_one() -> None:
     # What the first step launched outlasts the second one, whose own work ran beside it.
     kernels = _kernels((0, P, 20, 400), (0, P, 130, 180), (0, P, 400, 450)).assign(correlation=[1, 2, 3])
@@ -77,15 +70,6 @@ def test_no_step_ends_before_an_earlier_one() -> None:
     table = steps.summary(_trace(ranges, kernels=kernels, calls=_calls(10, 110, 210)))
     assert table["wall_ns"].tolist() == [400, 0, 50]
     assert table["busy_ns"].tolist() == [380, 0, 50]
-
-
-def test_a_selections_first_step_begins_where_the_one_before_it_ended() -> None:
-    kernels = _kernels((0, P, 20, 300), (0, P, 300, 500)).assign(correlation=[1, 2])
-    trace = _trace([("step", 0, 90), ("step", 100, 190)], kernels=kernels, calls=_calls(10, 110))
-    last = select(trace, last_steps=1)
-    assert window(trace) == (0, 500)
-    assert window(last) == (300, 500)
-    assert steps.summary(last)["idle_ns"].tolist() == [0]
 
 
 def test_a_stub_that_the_profiler_left_is_not_a_step() -> None:
@@ -228,12 +212,6 @@ def test_the_first_step_begins_where_work_of_before_the_recording_ends() -> None
         part = steps.windows(select(trace, **filtered))
         whole = steps.windows(trace).tail(len(part))
         assert part[["begin_ns", "end_ns"]].to_numpy().tolist() == whole[["begin_ns", "end_ns"]].to_numpy().tolist()
-
-
-def test_moments_lie_in_steps() -> None:
-    windows = steps.find(_trace([("step", 0, 60), ("step", 100, 180)]))
-    assert steps.number(windows, [-5, 0, 99, 100, 179, 180]).tolist() == [-1, 0, 0, 1, 1, -1]
-    assert steps.number(windows.head(0), [1, 2]).tolist() == [-1, -1]
 
 
 def test_whose_work_is_whose() -> None:

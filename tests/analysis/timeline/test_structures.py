@@ -166,13 +166,3 @@ def test_one_device_alone(program):
     low, high = program.spans[1]
     busy = int(program.busy[1].sum())
     assert overview.summary(alone)["idle_ns"] == high - low - busy == gaps.summary(alone)["total_ns"].sum()
-
-
-def test_the_parquet_form_answers_the_same(program, tmp_path):
-    from nsightkit.trace import store
-
-    store.write(program.trace, tmp_path / "again")
-    again = nsightkit.load(tmp_path / "again")
-    assert overview.summary(again) == overview.summary(program.trace)
-    assert gaps.summary(again).equals(gaps.summary(program.trace))
-    assert ranges.summary(again).equals(ranges.summary(program.trace))
