@@ -8,6 +8,7 @@ docstring. A parameter named in :data:`GROUPS` is a set of options that several 
 # imported at the top.
 
 import dataclasses
+import functools
 import math
 import shlex
 from collections.abc import Sequence
@@ -132,6 +133,44 @@ class Recording:
     overwrite: bool = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sides:
+    """What is compared of two programs, or of two states of one.
+
+    Parameters
+    ----------
+    also_before : TRACE, optional
+        Another capture of what BEFORE is of; repeatable.
+    also_after : TRACE, optional
+        Another capture of what AFTER is of; repeatable.
+    match : REGEX, optional
+        The ranges that are steps. Default: those named so.
+    """
+
+    also_before: list[Path] | None = None
+    also_after: list[Path] | None = None
+    match: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kept:
+    """The baseline of a check.
+
+    Parameters
+    ----------
+    baseline : FILE
+        What earlier runs measured; kept with the program.
+    update : bool
+        Write the baseline: these runs in place of its own.
+    add : bool
+        Write the baseline: these runs beside its own.
+    """
+
+    baseline: Path
+    update: bool = False
+    add: bool = False
+
+
 #: Sets of options, by the parameter that takes them.
 GROUPS: "dict[str, type[Any]]" = {
     "selection": Selection,
@@ -139,6 +178,8 @@ GROUPS: "dict[str, type[Any]]" = {
     "model": Model,
     "timing": Timing,
     "recording": Recording,
+    "sides": Sides,
+    "kept": Kept,
 }
 
 
@@ -176,15 +217,7 @@ def _require_free(out: Path, overwrite: bool, traces: "Sequence[Path]" = (), fol
 
 
 def diff(
-    selection: "Selection",
-    reading: "Reading",
-    before: Path,
-    after: Path,
-    *,
-    also_before: list[Path] | None = None,
-    also_after: list[Path] | None = None,
-    match: str | None = None,
-    top: int | None = None,
+    selection: "Selection", reading: "Reading", sides: "Sides", before: Path, after: Path, *, top: int | None = None
 ) -> "Diff":
     """Compare two captures: what changed, by how much, and whether that is more than noise.
 
@@ -193,32 +226,27 @@ def diff(
     before : BEFORE
         A trace, or a memory snapshot.
     after : AFTER
-        One of the same kind.
-    also_before : TRACE, optional
-        Another capture of what BEFORE is of; repeatable.
-    also_after : TRACE, optional
-        Another capture of what AFTER is of; repeatable.
-    match : REGEX, optional
-        The ranges that are steps. Default: those named so.
+        Another of the same kind.
     top : int, optional
         Rows of each table in text. Default: 8.
     """
     from nsightkit.trace.open import kind_of
 
-    all_before, all_after = [before, *(also_before or ())], [after, *(also_after or ())]
-    snapshots = [kind_of(path) == "snapshot" for path in (before, after)]
-    if all(snapshots):
+    snapshots = [path for path in (before, after) if kind_of(path) == "snapshot"]
+    if len(snapshots) == 1:
+        raise UsageError(f"{snapshots[0]}: is a memory snapshot and the other file is not; give two of the same kind")
+    if snapshots:
         others = dataclasses.replace(selection, device=None).words
-        if others or match or len(all_before) + len(all_after) > 2:
-            raise UsageError("of memory snapshots one device can be compared: give --device and no other option")
+        if others or sides != Sides():
+            raise UsageError("a comparison of memory snapshots takes --device and no other option")
         changes = _memory_diff(before, after, selection.device)
-    elif any(snapshots):
-        raise UsageError("one of the two is a memory snapshot: two of a kind can be compared")
     else:
-        traces = [[opened(path, selection, reading) for path in side] for side in (all_before, all_after)]
+        first, second = opened(before, selection, reading), opened(after, selection, reading)
+        also_before = [opened(path, selection, reading) for path in sides.also_before or ()]
+        also_after = [opened(path, selection, reading) for path in sides.also_after or ()]
         with progress("comparing"):
-            (one, *more), (other, *others_after) = traces
-            changes = questions.diff(one, other, match=match, also_before=more, also_after=others_after)
+            options = {"match": sides.match, "also_before": also_before, "also_after": also_after}
+            changes = questions.diff(first, second, **options)
     changes.about.title = " · ".join([f"{before.name} → {after.name}", *selection.words])
     changes.about.top = top
     return changes
@@ -236,12 +264,10 @@ def _memory_diff(before: Path, after: Path, device: int | None) -> "Diff":
 def check(
     selection: "Selection",
     reading: "Reading",
+    kept: "Kept",
     files: list[Path],
     *,
-    baseline: Path,
     tolerance: float = 0.05,
-    update: bool = False,
-    add: bool = False,
     match: str | None = None,
 ) -> "Check":
     """Check runs against a baseline. Exit 0: no regression; 1: regression or missing metric; 2: inconclusive.
@@ -250,14 +276,8 @@ def check(
     ----------
     files : FILE
         Runs of a program: traces, what bench --out-json wrote, or reports or CSVs of ncu. Several are taken together.
-    baseline : FILE
-        What earlier runs measured; kept with the program.
     tolerance : float
-        What may change: 0.05 is 5 %. The baseline may say more.
-    update : bool
-        Write the baseline: these runs in place of its own.
-    add : bool
-        Write the baseline: these runs beside its own.
+        Largest change that passes: 0.05 is 5 %. The baseline may allow more.
     match : REGEX, optional
         The ranges that are steps. Default: those named so.
     """
@@ -267,20 +287,16 @@ def check(
     from nsightkit.analysis.core.text import count_text
     from nsightkit.records import About, Check
 
-    writes = update or add
+    baseline, writes = kept.baseline, kept.update or kept.add
     held = baselines.read(baseline) if baseline.exists() or not writes else None
-    words = [*selection.words, *([f"--match {match}"] if match is not None else [])]
-    runs = []
-    for file in files:
-        run = metrics.read(
-            file,
-            opened=lambda path: opened(path, selection, reading),
-            match=match,
-            selection=" ".join(words) or None,
-        )
-        runs.append(run)
+    words = selection.words
+    if match is not None:
+        words.append(f"--match {match}")
+    open_part = functools.partial(opened, selection=selection, reading=reading)
+    selected = " ".join(words) or None
+    runs = [metrics.read(file, opened=open_part, match=match, selection=selected) for file in files]
     if writes:
-        held = baselines.make(runs, held, add=add)
+        held = baselines.make(runs, held, add=kept.add)
     assert held is not None
     result = compare(held, runs, tolerance)
     answer = Check(result | {"baseline": str(baseline), "written": writes}, About())
