@@ -209,7 +209,7 @@ def _require_free(out: Path, overwrite: bool, traces: "Sequence[Path]" = (), fol
     from nsightkit.trace import output, store
 
     if out.exists() and any(trace.exists() and out.samefile(trace) for trace in traces):
-        raise UsageError(f"{out}: is the trace itself; give another name")
+        raise UsageError(f"{out}: this is the trace itself; give another name")
     (store if folder else output).require_free(out, overwrite=overwrite)
 
 
@@ -343,7 +343,7 @@ def ranks(
     from nsightkit.records import About, Ranks
 
     if scheduler is not None and workers is not None:
-        raise UsageError("--workers is for this machine: a scheduler has workers of its own")
+        raise UsageError("--scheduler and --workers exclude each other: a Dask scheduler has its own workers")
     is_folder = len(traces) == 1 and not traces[0].is_file()
     files = analysis.traces_in(traces[0]) if is_folder else traces
     with progress("reading") as show:
@@ -355,7 +355,7 @@ def ranks(
             progress=lambda done, total: show(f"{done} of {total} ranks"),
         )
     lost = [trace for trace in job.lost if trace["file"] is not None]
-    remarks = [f"{trace['file']}: {trace['reason']}; the other traces are answered for" for trace in lost]
+    remarks = [f"{trace['file']}: {trace['reason']}; the answer covers the other traces" for trace in lost]
     tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
     place = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
     title = f"{count_text(len(job.ranks), 'rank')} · {tools} · {place}"
@@ -367,7 +367,7 @@ def ranks(
 
 
 def mcp(reading: "Reading") -> None:
-    """Answer the questions to an agent, over stdin and stdout (Model Context Protocol)."""
+    """Serve these questions to an agent over stdin and stdout (Model Context Protocol)."""
     from nsightkit.mcp import serve
 
     serve(cache=reading.cache)
@@ -472,7 +472,7 @@ def doctor() -> "Table":
     from nsightkit.capture.doctor import report
     from nsightkit.table import Table
 
-    with progress("looking around"):
+    with progress("checking"):
         rows = report()
     return Table.of(rows, len(rows))
 
@@ -498,7 +498,7 @@ def peaks(
     _require_amount("--clock", clock)
     if measure:
         if gpu is not None or clock is not None:
-            raise UsageError("--measure takes the GPU that is here, at the clock it has; leave the others away")
+            raise UsageError("--measure uses this machine's GPU at its own clock: drop GPU and --clock")
         from nsightkit.capture import ceilings
 
         return Table.of(ceilings.measure(echo=note), top)
@@ -591,7 +591,7 @@ def _models(model: Model, device: str | None) -> list[str]:
 
 
 def capture_nsys(recording: "Recording", words: "list[str]") -> "Written":
-    """Run a program under Nsight Systems; every other option before -- is nsys's own."""
+    """Run a program under Nsight Systems; nsys gets every other option before the --."""
     from nsightkit.capture import nsys, profiling
 
     nsys_args, program = profiling.split(words)
@@ -599,7 +599,7 @@ def capture_nsys(recording: "Recording", words: "list[str]") -> "Written":
 
 
 def capture_ncu(recording: "Recording", words: "list[str]") -> "Written":
-    """Run a program under Nsight Compute, which replays its kernels; every other option before -- is ncu's own."""
+    """Run a program under Nsight Compute, which replays its kernels; ncu gets every other option before the --."""
     from nsightkit.capture import ncu, profiling
 
     ncu_args, program = profiling.split(words)
@@ -609,7 +609,7 @@ def capture_ncu(recording: "Recording", words: "list[str]") -> "Written":
 def capture_torch(
     recording: "Recording", words: "list[str]", *, record_shapes: bool = False, with_stack: bool = False
 ) -> "Written":
-    """Run a Python program under torch.profiler, the whole of it.
+    """Run a whole Python program under torch.profiler.
 
     Parameters
     ----------

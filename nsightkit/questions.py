@@ -195,14 +195,17 @@ def kernels(
     rows = analysis.summary(trace, by=by, sort=sort)
     counted = rows if top is None else rows.head(top)
     share = f"{100 * float(counted['share'].sum()):.0f} % of all kernel time"
+    hidden = ["median_ns", "min_ns", "max_ns", "std_ns"]
+    if by == "category":
+        hidden.append("category")
     return _table(
         trace,
         rows,
         top,
-        notes=[f"{count_text(len(counted), 'row')} with {share}; kernels that overlap count each in full"],
+        notes=[f"{count_text(len(counted), 'row')}: {share}. Overlapping kernels each count in full"],
         remarks=_missing(trace, "kernels"),
         empty="no kernels",
-        hidden=[*(["category"] if by == "category" else []), "median_ns", "min_ns", "max_ns", "std_ns"],
+        hidden=hidden,
     )
 
 
@@ -233,7 +236,8 @@ def where(
     from nsightkit.analysis.timeline import where as analysis
     from nsightkit.trace.open import load
 
-    places = analysis.summary(trace, by, None if graph_from is None else load(graph_from))
+    capture = None if graph_from is None else load(graph_from)
+    places = analysis.summary(trace, by, capture)
     remarks = _missing(trace, "kernels", "calls")
     if places.by is None and trace.size("kernels"):
         remarks.append(analysis.remedy(by))
@@ -280,8 +284,8 @@ def ranges(
         analysis.summary(trace, match=match, rule=rule),
         top,
         notes=[
-            f"rule: {rule}. total and exclusive are CPU time, which for asynchronous work is the time to launch",
-            "GPU is the union of the work launched inside, GPU span its first start to last end",
+            "total and exclusive: time on the CPU; for asynchronous work, the time to launch it",
+            f"GPU: union of the work launched inside (rule: {rule}); GPU span: its first start to its last end",
         ],
         remarks=_missing(trace, "ranges"),
         empty="no ranges",
@@ -399,7 +403,7 @@ def _basis(replay: "WhatIf") -> list[str]:
         return []
     parts = [f"Replaying the unchanged trace is {share_text(replay.error)} off the recording"]
     if replay.inferred:
-        parts.append(f"{count_text(replay.inferred, 'wait')} inferred")
+        parts.append(f"{count_text(replay.inferred, 'wait')} inferred, not recorded")
     if replay.held_ns:
         parts.append(f"{time_text(replay.held_ns)} behind work that the trace does not hold")
     return [" · ".join(parts)]

@@ -48,27 +48,9 @@ class Summary(Record):
 
     def parts(self) -> Iterator[Part]:
         """Give the figures, and a row for each device."""
-        devices, count, overhead = self["devices"], self["kernel_count"], self["memory_overhead"]
-        several = f", {len(devices)} devices together" if len(devices) > 1 else ""
+        devices = self["devices"]
         yield Line(self.about.title, "bold")
-        facts = [
-            self._of_span("GPU busy", "busy_ns"),
-            self._of_span("GPU idle", "idle_ns"),
-            Fact("kernels and graphs running (density)", share=self["density"]),
-            self._time(f"first to last GPU operation (span){several}", "span_ns"),
-        ]
-        if self["window_ns"] is not None:
-            facts += [self._time("all steps", "window_ns"), self._time("GPU idle in the steps", "window_idle_ns")]
-        facts += [
-            self._time("wall, first start to last end", "wall_ns"),
-            self._time("captured before the span", "lead_ns"),
-            self._time("captured after the span", "tail_ns"),
-            self._time("kernels, summed" if count is None else f"{count:,} kernels, summed", "kernel_ns"),
-            self._time("copies and memsets, summed", "memop_ns"),
-            self._time("CUDA graphs, summed", "graph_ns"),
-            Fact("copy time to kernel time", "-" if overhead is None else f"{overhead:.3f}"),
-        ]
-        yield facts
+        yield self._facts(len(devices))
         if len(devices) > 1:
             columns = ("device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count")
             yield from _rows(devices, *columns, top=len(devices))
@@ -77,15 +59,46 @@ class Summary(Record):
         for note in self.about.notes:
             yield Line(note, "dim")
 
+    def _facts(self, devices: int) -> list[Fact]:
+        """Give the figures with their labels."""
+        facts = [
+            self._of_span("GPU busy", "busy_ns"),
+            self._of_span("GPU idle", "idle_ns"),
+            Fact("kernels or graphs running (density)", share=self["density"]),
+        ]
+        span = "first to last GPU operation (span)"
+        if devices > 1:
+            facts.append(self._time(f"{span}, sum of {devices} devices", "span_ns"))
+            facts.append(self._time("first to last GPU operation, all devices", "wall_ns"))
+        else:
+            facts.append(self._time(span, "span_ns"))
+        if self["window_ns"] is not None:
+            facts.append(self._time("all steps", "window_ns"))
+            facts.append(self._time("GPU idle in the steps", "window_idle_ns"))
+        facts.append(self._time("recorded before the first GPU operation", "lead_ns"))
+        facts.append(self._time("recorded after the last GPU operation", "tail_ns"))
+        kernels = "kernels" if self["kernel_count"] is None else count_text(self["kernel_count"], "kernel")
+        facts.append(self._time(f"{kernels}, summed", "kernel_ns"))
+        facts.append(self._time("copies and memsets, summed", "memop_ns"))
+        if self["graph_ns"]:
+            facts.append(self._time("CUDA graphs, summed", "graph_ns"))
+        if self["memory_overhead"] is not None:
+            facts.append(Fact("copy and memset time / kernel time", f"{self['memory_overhead']:.3f}"))
+        return facts
+
     def _time(self, label: str, key: str) -> Fact:
+        """Label a time."""
         if self[key] is not None:
             return Fact(label, time_text(self[key]))
         unknown = {"kernels", "memops", "graphs"}.intersection(self["missing"])
         return Fact(label, "not recorded" if unknown else "none")
 
     def _of_span(self, label: str, key: str) -> Fact:
-        share = self[key] / self["span_ns"] if self[key] is not None and self["span_ns"] else None
-        return Fact(label, self._time(label, key).value, share)
+        """Label a time and its share of the span."""
+        value = self._time(label, key).value
+        if self[key] is None or not self["span_ns"]:
+            return Fact(label, value)
+        return Fact(label, value, self[key] / self["span_ns"])
 
 
 class Verdict(Record):
@@ -123,10 +136,14 @@ class Memory(Record):
         lost, moment, categories = self["fragmentation"], self["moment"], self["by_category"]
         when = _WHEN.get(str(moment), f"after event {moment}")
         allocated = bytes_text(lost["allocated_bytes"])
-        largest = f", {share_text(categories[0]['share'])} of it {categories[0]['category']}" if categories else ""
-        yield Line(f"The program held {allocated} {when}{largest}.", "bold")
-        of = f" · device {self['device']} of {self['devices']}" if self["devices"] > 1 else ""
-        yield Line(f"{self.about.title}{of} · {count_text(self['events'], 'event')}", "dim")
+        headline = f"The program held {allocated} {when}"
+        if categories:
+            headline += f", {share_text(categories[0]['share'])} of it {categories[0]['category']}"
+        yield Line(f"{headline}.", "bold")
+        about = [self.about.title]
+        if self["devices"] > 1:
+            about.append(f"device {self['device']} of {self['devices']}")
+        yield Line(" · ".join([*about, count_text(self["events"], "event")]), "dim")
         facts = []
         if moment != "peak":
             facts.append(Fact("highest allocated", bytes_text(self["peak_bytes"])))
@@ -185,14 +202,14 @@ class Check(Record):
         """Give what fails first, then what holds, then what else changed."""
         columns = ("status", "metric", "baseline", "now", "change", "limit")
         failing = [*self["regressions"], *self["missing"], *self["undecided"]]
-        rows = [_check_row(row) for row in failing]
-        rows += [_check_row(row) for row in self["gates"] if row not in failing]
-        runs = f"{self['baseline_runs']} and {self['runs']} runs"
+        passing = [row for row in self["gates"] if row not in failing]
+        rows = [_check_row(row) for row in [*failing, *passing]]
+        runs = f"{count_text(self['baseline_runs'], 'run')} in the baseline, {self['runs']} now"
         title = f"{Path(self['baseline']).name} · {runs} · tolerance {100 * self['tolerance']:g} %"
         yield from _rows(rows, *columns, top=len(rows), title=title)
-        told = [_check_row(row) for row in self["informing"]]
-        if told:
-            yield from _rows(told, *columns, top=_MOST, title="Other changes (these never fail the check)")
+        others = [_check_row(row) for row in self["informing"]]
+        if others:
+            yield from _rows(others, *columns, top=_MOST, title="Other changes (these never fail the check)")
         if self["new"]:
             names = ", ".join(row["metric"] for row in self["new"][:_MOST])
             yield Line(f"not in the baseline: {names}", "dim")
@@ -200,18 +217,18 @@ class Check(Record):
             yield Line(note, "dim")
 
     def failure(self) -> str:
-        """Say why the check failed; nothing if it did not."""
+        """Explain why the check failed; nothing if it did not."""
         failed = [*self["regressions"], *self["missing"]]
         named = [f"{row['metric']} ({_changed(row, 'ratio') or row['status']})" for row in failed[:3]]
-        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
-        single = self["runs"] == self["baseline_runs"] == 1
-        timed = any(row["unit"] == "ns" for row in self["regressions"])
-        # A clock or a neighbour can make one run slower as well.
-        doubt = "; one run per side, so variation between runs is unknown" if single and timed else ""
-        return f"{', '.join(named)}{more}{doubt}"
+        text = ", ".join(named)
+        if len(failed) > 3:
+            text += f" and {len(failed) - 3} more"
+        if self["runs"] == self["baseline_runs"] == 1 and any(row["unit"] == "ns" for row in self["regressions"]):
+            text += "; one run per side, so variation between runs is unknown"
+        return text
 
     def inconclusive(self) -> str:
-        """Say why the check cannot decide; nothing if it can."""
+        """Explain why the check cannot decide; nothing if it can."""
         if not self["undecided"]:
             return ""
         row = self["undecided"][0]
@@ -300,11 +317,12 @@ class Bench(Record):
 
     def parts(self) -> Iterator[Part]:
         """Give a row for each measurement."""
-        where = self["gpu"] or "CPU (these times say nothing about a GPU)"
+        where = self["gpu"] or "CPU (a GPU's times will differ)"
         title = f"{where} · {self['warmup']} warm-up and {self['steps']} timed steps"
-        rows = []
-        for row in plain_value(self["rows"]):
-            rows.append({**row, "status": f"{row['status']} in {row['where']}" if row["where"] else row["status"]})
+        rows = plain_value(self["rows"])
+        for row in rows:
+            if row["where"]:
+                row["status"] += f" in {row['where']}"
         columns = ["config", "mode", "precision", "status", "median_ns", "std_ns", "tokens_per_s"]
         columns += ["peak_allocated_bytes", "mfu_datasheet"]
         yield from _rows(rows, *columns, title=title, top=len(rows))
@@ -313,7 +331,7 @@ class Bench(Record):
                 yield Line(f"{cell_name(row)}: {row['detail']}", "dim")
 
     def failures(self) -> list[str]:
-        """Say what was not measured, and why."""
+        """List what was not measured, and why."""
         return [f"{cell_name(row)} ({row['detail']})" for row in self["rows"] if row["status"] == "failed"]
 
 

@@ -535,7 +535,7 @@ def test_a_check(saved: Save, run: Run, tmp_path: Path) -> None:
     assert (code, one_line(err)) == (0, f"nsightkit: {held}: written, 1 run\n")
     code, out, err = run("check", before, "--baseline", str(held))
     assert (code, err) == (0, "")
-    assert out.splitlines()[0] == "baseline.json · 1 and 1 runs · tolerance 5 %"
+    assert out.splitlines()[0] == "baseline.json · 1 run in the baseline, 1 now · tolerance 5 %"
     assert re.search(r"^ok +step/kernel_count +1 +1 +\+0\.0 % +\+5\.0 %$", out, re.MULTILINE)
 
     stored = json.loads(held.read_text())
