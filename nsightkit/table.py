@@ -114,7 +114,7 @@ def _kernels_text(value: Sequence[str] | None) -> str:
 
 
 def _evidence_text(value: object) -> str:
-    """Say what ran in a gap, for how long, and what ended the gap."""
+    """Name what ran in a gap, for how long, and what ended the gap."""
     if not isinstance(value, Mapping):
         return _any_text(value)
     parts = []
@@ -249,14 +249,8 @@ def rows_of(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
     frame : DataFrame
     """
     names = [str(name) for name in frame.columns]
-    columns = []
-    for name in frame.columns:
-        values = frame[name].tolist()
-        if frame[name].dtype.kind not in "iub" or frame[name].hasnans:
-            values = [plain_value(value, str(name)) for value in values]
-        columns.append(values)
-    for row in zip(*columns, strict=True):
-        yield dict(zip(names, row, strict=True))
+    for row in zip(*(frame[name].tolist() for name in frame.columns), strict=True):
+        yield {name: plain_value(value, name) for name, value in zip(names, row, strict=True)}
 
 
 def plain_value(value: Any, key: str = "") -> Any:
@@ -269,6 +263,8 @@ def plain_value(value: Any, key: str = "") -> Any:
     key : str
         What it is called: a float under a name that ends in ``_ns`` is rounded to an integer.
     """
+    if value is None or isinstance(value, bool | int | str):
+        return value
     if isinstance(value, Mapping):
         return {str(name): plain_value(member, str(name)) for name, member in value.items()}
     if isinstance(value, list | tuple):
@@ -279,8 +275,6 @@ def plain_value(value: Any, key: str = "") -> Any:
         if not math.isfinite(value):
             return None
         return round(value) if key.endswith("_ns") else value
-    if value is None or isinstance(value, bool | int | str):
-        return value
     return None if value is pd.NA or value is pd.NaT else str(value)
 
 
@@ -452,15 +446,16 @@ class Table(pd.DataFrame, Printed):
         return columns
 
     def _repr_html_(self) -> str:
-        columns = [(column, texts) for column, texts in self._shown() if column is not _BAR]
-        cells = pd.DataFrame(list(zip(*(texts for _, texts in columns), strict=True)))
-        cells.columns = pd.Index([column.heading for column, _ in columns])
+        if not len(self):
+            return f"<p>{html.escape(plain(self.about.empty))}</p>"
+        cells = pd.DataFrame()
+        for column, texts in self._shown():
+            if column is not _BAR:
+                cells.insert(len(cells.columns), column.heading, texts, allow_duplicates=True)
         more = self.about.total - len(cells)
         below = f"{more:,} more rows" if more > 0 else " ".join(self.about.notes)
-        if not len(self):
-            below = self.about.empty
         with pd.option_context("display.max_colwidth", None):
-            table = cells.to_html(index=False, border=0) if len(self) else ""
+            table = cells.to_html(index=False, border=0)
         return f"{table}<p>{html.escape(plain(below))}</p>"
 
     def json(self) -> str:
@@ -514,36 +509,36 @@ class Fact:
 Part = Line | list[Fact] | list[tuple[Column, list[str]]]
 
 
-def _drawn(part: Any, width: int) -> Any:
+def _drawn(part: Part, width: int) -> Any:
     """Make something that rich prints."""
-    from rich.text import Text
-
-    if isinstance(part, Line) and part.text.startswith("- "):
-        return _item(part)
-    if isinstance(part, Line):
-        return Text(plain(part.text), style=part.style)
-    return _facts(part) if isinstance(part[0], Fact) else _grid(part, width)
-
-
-def _item(line: Line) -> Any:
-    """An item of a list, whose further lines are indented."""
     from rich.table import Table as Grid
     from rich.text import Text
 
-    grid = Grid.grid(padding=(0, 1, 0, 0))
-    grid.add_row("-", Text(plain(line.text.removeprefix("- ")), style=line.style, overflow="fold"))
-    return grid
+    if isinstance(part, Line):
+        text = plain(part.text)
+        if not text.startswith("- "):
+            return Text(text, style=part.style)
+        item = Grid.grid(padding=(0, 1, 0, 0))  # indents further lines
+        item.add_row("-", Text(text.removeprefix("- "), style=part.style, overflow="fold"))
+        return item
+    if isinstance(part[0], Fact):
+        return _facts([fact for fact in part if isinstance(fact, Fact)])
+    return _grid([column for column in part if isinstance(column, tuple)], width)
 
 
 def _facts(facts: Sequence[Fact]) -> Any:
+    """Align labels, values and bars."""
     from rich.table import Table as Grid
     from rich.text import Text
 
     grid = Grid.grid(padding=(0, 2, 0, 0))
-    for justify in ("left", "right", "left"):
-        grid.add_column(justify=justify, no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(no_wrap=True)
     for fact in facts:
-        bar = "" if fact.share is None else f"{share_text(fact.share):>7} {_bar(fact.share)}"
+        bar = ""
+        if fact.share is not None:
+            bar = f"{share_text(fact.share):>7} {_bar(fact.share)}"
         grid.add_row(Text(plain(fact.label)), Text(plain(fact.value)), Text(bar))
     return grid
 
@@ -551,30 +546,39 @@ def _facts(facts: Sequence[Fact]) -> Any:
 def _grid(columns: Sequence[tuple[Column, list[str]]], width: int) -> Any:
     """Align columns, with names shortened to fit."""
     from rich import box
-    from rich.cells import cell_len
     from rich.table import Table as Grid
     from rich.text import Text
 
-    room, names = width, 0
-    for column, texts in columns:
-        if column.unit in _NAMES:
-            names += 1
-            room -= 2
-        else:
-            room -= max(cell_len(text) for text in [column.heading, *texts]) + 2
-    room = max(room // max(names, 1), _LEAST_NAME)
+    room = _room(columns, width)
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
     cells = []
     for column, texts in columns:
-        justify: Any = "left" if column.is_text else "right"
         wraps = column.unit == "sentence"
-        overflow: Any = "fold" if wraps else "ellipsis"
-        grid.add_column(Text(column.heading), justify=justify, no_wrap=not wraps, overflow=overflow)
+        grid.add_column(
+            Text(column.heading),
+            justify="left" if column.is_text else "right",
+            no_wrap=not wraps,
+            overflow="fold" if wraps else "ellipsis",
+        )
         short = shortened(texts, room) if column.unit in _NAMES else texts
         cells.append([Text(text) for text in short])
     for row in zip(*cells, strict=True):
         grid.add_row(*row)
     return grid
+
+
+def _room(columns: Sequence[tuple[Column, list[str]]], width: int) -> int:
+    """How many characters each name may take."""
+    from rich.cells import cell_len
+
+    room, names = width, 0
+    for column, texts in columns:
+        room -= 2
+        if column.unit in _NAMES:
+            names += 1
+        else:
+            room -= max(cell_len(text) for text in [column.heading, *texts])
+    return max(room // max(names, 1), _LEAST_NAME)
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:

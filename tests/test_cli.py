@@ -264,7 +264,7 @@ def test_every_trace_command_takes_the_filters(command: str, saved: Save, run: R
         (f"kernels TRACE --time {'9' * 5000}:1", "not a window"),
         (f"kernels TRACE --time {'9' * 90}:1", "no trace is so long"),
         (f"kernels TRACE --time 1:{'9' * 30}s", "no trace is so long"),
-        ("kernels TRACE --last-steps 0", "not a number of steps"),
+        ("kernels TRACE --last-steps 0", "must be at least 1"),
         ("kernels TRACE --device x", "--device"),
         ("kernels TRACE --format xml", "--format"),
         ("kernels TRACE --by stream", "--by"),

@@ -86,17 +86,17 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "process", "thread"])
     kinds = _kinds(ranges["name"].cat.categories, match)
     ranges["kind"] = kinds.reindex(ranges["name"].astype(object)).to_numpy()
-    found = ranges.dropna(subset="kind").sort_values("start_ns", kind="stable")
+    steps = ranges.dropna(subset="kind").sort_values("start_ns", kind="stable")
     # The kind of step, and the thread, that most of the time was spent in.
     for column in ("kind", "thread"):
-        time = (found["end_ns"] - found["start_ns"]).groupby(found[column], sort=False).sum()
-        found = found[found[column].isin(time.nlargest(1).index)]
-    found["step"] = found["name"].astype(object)
-    is_inner = found["end_ns"] <= found["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
-    found = found[~is_inner].reset_index(drop=True)
-    found = found[~_stubs(trace, found)].reset_index(drop=True)
-    found["end_ns"] = found["start_ns"].shift(-1, fill_value=found["end_ns"].max() if len(found) else 0)
-    return found[["step", "start_ns", "end_ns", "process", "thread"]]
+        time = (steps["end_ns"] - steps["start_ns"]).groupby(steps[column], sort=False).sum()
+        steps = steps[steps[column].isin(time.nlargest(1).index)]
+    steps["step"] = steps["name"].astype(object)
+    is_inner = steps["end_ns"] <= steps["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
+    steps = steps[~is_inner].reset_index(drop=True)
+    steps = steps[~_stubs(trace, steps)].reset_index(drop=True)
+    steps["end_ns"] = steps["start_ns"].shift(-1, fill_value=steps["end_ns"].max() if len(steps) else 0)
+    return steps[["step", "start_ns", "end_ns", "process", "thread"]]
 
 
 def _kinds(names: pd.Index, match: str | None) -> pd.Series:
@@ -191,15 +191,23 @@ def _reached(trace: Trace, windows: pd.DataFrame) -> int:
     """When the GPU got to the first step's work, if that lay behind work which was launched before the recording.
 
     The step before, whose end would say so, was not recorded. It ended with the last operation of no recorded launch
-    ahead of all that have one.
+    ahead of all that have one. With one step or two it also shows in all devices beginning later than they need to,
+    long after the first launch of the first step had returned.
     """
     ops = intervals.gpu_intervals(trace)
-    launch = intervals.launches_of(trace, ops["table"], ops["row"])
-    first = ops[launch >= 0].groupby("device")["start_ns"].min()
+    ops["launch"] = intervals.launches_of(trace, ops["table"], ops["row"])
+    first = ops[ops["launch"] >= 0].groupby("device")["start_ns"].min()
     before = ops.loc[ops["start_ns"] < ops["device"].map(first), "end_ns"]
-    if before.empty or before.max() >= windows["end_ns"].iloc[-1]:
+    if len(before):
+        return int(before.max()) if before.max() < windows["end_ns"].iloc[-1] else 0
+    if first.empty or len(windows) > _ENOUGH - 2:
         return 0
-    return int(before.max())
+    ops = ops.drop_duplicates("device")
+    calls = trace.table("calls", ["start_ns", "end_ns"]).iloc[ops["launch"]]
+    begins = ops["start_ns"].to_numpy()
+    in_first_step = calls["start_ns"].between(windows["start_ns"].iloc[0], windows["end_ns"].iloc[0], inclusive="left")
+    waited = begins - calls["end_ns"] > QUEUED_NS
+    return int(begins.min()) if (in_first_step & waited).all() else 0
 
 
 def _ends(trace: Trace, windows: pd.DataFrame) -> npt.NDArray[np.int64]:
