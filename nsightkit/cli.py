@@ -44,7 +44,7 @@ _ABOUT = (
     "PyTorch profiler .json or .json.gz, or a folder that `nsightkit convert` wrote."
 )
 _SHORT = {"output": "-o", "format": "-f"}
-_TRACE = Option("trace", Path, "The trace; put -- before a name that begins with a dash.", "TRACE", is_positional=True)
+_TRACE = Option("trace", Path, "The trace; put -- before a name with a leading dash.", "TRACE", is_positional=True)
 
 
 # ---------------------------------------------------------------- parsers
@@ -173,7 +173,7 @@ def _split(words: Sequence[str]) -> tuple[str, list[str]]:
     if name == "capture" and rest and not rest[0].startswith("-"):
         name, rest = f"capture {rest[0]}", rest[1:]
     if name not in COMMANDS:
-        raise UsageError(f"there is no command {name!r} (nsightkit --help)")
+        raise UsageError(f"unknown command {name!r}; nsightkit --help lists them")
     return name, rest
 
 
@@ -186,7 +186,7 @@ def _parsed(name: str, words: list[str]) -> dict[str, Any]:
         border = words.index("--") if "--" in words else len(words)
         own, rest = (words[:border], words[border:]) if name == "capture torch" else separate(words)
         return {**vars(parser.parse_args(own)), "words": rest}
-    # Options may stand between arguments, unless -- marks where arguments begin.
+    # Options may follow arguments, up to a --.
     parse = parser.parse_args if "--" in words else parser.parse_intermixed_args
     return vars(parse(words))
 
@@ -273,7 +273,7 @@ def main() -> NoReturn:
     # of the time of a short command.
     gc.set_threshold(200_000, 20, 20)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us: what is printed goes nowhere
+        if getattr(sys, name) is None:  # closed by the parent process: drop the output
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
     code = run()
     try:

@@ -161,9 +161,9 @@ class Kept:
     baseline : FILE
         What earlier runs measured; kept with the program.
     update : bool
-        Write the baseline: these runs in place of its own.
+        Write the baseline: these runs replace the old ones.
     add : bool
-        Write the baseline: these runs beside its own.
+        Write the baseline: these runs join the old ones.
     """
 
     baseline: Path
@@ -384,7 +384,7 @@ def convert(
     Parameters
     ----------
     trace : TRACE
-        The trace; put -- before a name that begins with a dash.
+        The trace; put -- before a name with a leading dash.
     out : OUT
         NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder.
     overwrite : bool
@@ -480,7 +480,7 @@ def doctor() -> "Table":
 def peaks(
     gpu: str | None = None, *, measure: bool = False, clock: float | None = None, top: int | None = None
 ) -> "Table":
-    """List what a GPU can do at best: dense peak rates and memory bandwidth, each with its source.
+    """List dense peak rates and memory bandwidth of a GPU, each with its source.
 
     Parameters
     ----------
@@ -526,7 +526,7 @@ def envelope(*, config: list[str] | None = None, top: int | None = None) -> "Tab
 
 
 def bench(model: "Model", timing: "Timing", *, out_json: Path | None = None, overwrite: bool = False) -> "Bench":
-    """Time a language model's steps, each combination of the repeatable options in a process of its own.
+    """Time a language model's steps, each combination of the repeatable options in a separate process.
 
     Parameters
     ----------

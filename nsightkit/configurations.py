@@ -1,10 +1,10 @@
 """Language models by name: their sizes, and what each was chosen to show.
 
-Pure data. It lies beside the packages and not in one of them because the workloads build these models, the
-benchmark names them and the analysis reckons with them, and analysis imports neither of the other two.
+Pure data. The workloads build these models, the benchmark names them and the analysis computes their cost; analysis
+imports neither of the other two, so the data is outside all three packages.
 
 A recording's key covers the code of workloads and capture, not this file: what is recorded takes sizes as
-parameters, never a name that stands for them.
+parameters, never their name.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Configuration:
         return self.d_head // 2 * 2
 
 
-#: Ten configurations, each meant to be held up by something else.
+#: Ten configurations, each meant to have a different bottleneck.
 MATRIX: tuple[Configuration, ...] = (
     Configuration("model_a", 32, 256, 768, 2, 2048, 12, 10_000, "wide and shallow: the baseline"),
     Configuration("model_b", 32, 256, 384, 12, 1024, 12, 10_000, "narrow and deep, with about as many parameters"),
@@ -143,7 +143,7 @@ VARIANTS: tuple[Configuration, ...] = (
 #: A model for machines without a GPU.
 SMOKE = Configuration("smoke", 4, 64, 64, 2, 192, 4, 512, "ends in seconds on a CPU")
 
-#: GPT-2's widths with a gated MLP at d_ff = 4 d_model, which has three matrices and not two: hence 3.4 G for "2.7B".
+#: GPT-2's widths with a gated MLP at d_ff = 4 d_model, which has three matrices instead of two: hence 3.4 G for "2.7B".
 SIZES: tuple[Configuration, ...] = (
     SMOKE,
     Configuration("small", 4, 512, 768, 12, 3072, 12, 10_000, "129 M parameters"),

@@ -2,7 +2,7 @@
 
 Each carries what a person needs to go on: which file (or argument), what is wrong with it, and the
 remedy. The command line prints it as one line and exits with 2. What is not among them is a bug in nsightkit
-(3), so whatever a library raises over a damaged file has to become one of them where the file is read.
+(3), so a library's exception over a damaged file becomes one of them where the file is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["NsightkitError", "TraceError", "UsageError", "in_words", "reading"]
 
 #: `sqlite3.SQLITE_FULL`, without a library that few commands need.
 _SQLITE_FULL = 13
-#: What lies in a repository in place of a large file that was not fetched.
+#: First line of the placeholder for a large file that Git LFS has not fetched.
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -64,15 +64,15 @@ def reading(
     problem: str = "cannot be read as a trace",
     remedy: str = "export or capture it again; NSIGHTKIT_DEBUG=1 shows where it failed",
 ) -> Iterator[None]:
-    """Turn whatever a damaged or locked file makes a library raise into an error that names the file.
+    """Turn a library's exceptions over a damaged or locked file into an error that names the file.
 
     Parameters
     ----------
     path : path-like, optional
         What is read.
     problem, remedy : str
-        As :class:`TraceError` has them; the library's own words are added in parentheses. What the system says of the
-        file has its own.
+        As :class:`TraceError` has them; the library's own words are added in parentheses. The system's
+        errors have their own.
     """
     try:
         if path is not None and Path(path).is_file():
@@ -83,7 +83,7 @@ def reading(
     except (NsightkitError, MemoryError):
         raise
     except Exception as error:
-        if _is_of_a_full_disk(error):  # the fault of what is written meanwhile: whoever writes it says where
+        if _is_of_a_full_disk(error):  # the cache's fault, not the file's: the writer names the place
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         if isinstance(error, OSError) and error.strerror:  # pyarrow's of a damaged file has none
             problem, remedy = _OF_THE_SYSTEM.get(
@@ -95,7 +95,7 @@ def reading(
 
 
 def in_words(error: Exception) -> tuple[str, int]:
-    """Say what went wrong, as a message and as an exit code.
+    """Turn an exception into a message and an exit code.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def in_words(error: Exception) -> tuple[str, int]:
     at = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(at.filename).name}:{at.lineno}"
     ours = f"internal error, a bug in nsightkit ({type(error).__name__}: {error}, at {where})"
-    return f"{ours}; please report this line where you got nsightkit; NSIGHTKIT_DEBUG=1 says more", 3
+    return f"{ours}; please report this line where you got nsightkit; NSIGHTKIT_DEBUG=1 shows the traceback", 3
 
 
 def _is_of_a_full_disk(error: Exception) -> bool:

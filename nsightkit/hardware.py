@@ -237,7 +237,7 @@ def slowed_by(masks: Iterable[float]) -> str | None:
     Returns
     -------
     str or None
-        Reasons present in at least half of the readings, ``nothing`` if there are none, None without readings.
+        Reasons present in at least half of the readings, ``nothing`` if no reason is, None without readings.
     """
     read = [int(mask) for mask in masks]
     if not read:

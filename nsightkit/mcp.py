@@ -133,7 +133,7 @@ def _document(not_recorded: Any, result: Any) -> dict[str, Any]:
         answer: dict[str, Any] = {"rows": list(rows_of(result))}
         if len(result):
             notes += about.notes
-        elif not notes:  # a remark says why rows are absent; without one there are none
+        elif not notes:  # a remark explains missing rows; without a remark the table is empty
             notes.append(about.empty)
     else:
         answer = plain_value(result)

@@ -14,13 +14,13 @@ __all__ = ["REQUIRED", "Option", "options_of", "summary_of"]
 
 #: The default of what must be given.
 REQUIRED = inspect.Parameter.empty
-#: What stands for a value in help.
+#: Placeholders of values in help.
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A parameter of a function, as somebody outside of Python gives it.
+    """A parameter of a function, as the command line and agents give it.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Option:
     help : str
         From the docstring.
     metavar : str
-        What stands for a value in help.
+        Placeholder of a value in help.
     default : object
         :data:`REQUIRED` where it must be given.
     choices : tuple of str
@@ -74,7 +74,7 @@ def options_of(function: Callable[..., Any]) -> list[Option]:
     function : callable
         Annotated with types of what a person can type (bool, int, float, str, Path, choices, or lists of them). A
         parameter with a quoted annotation (``"Trace"``) takes something else and is left out. A type in capital letters
-        in the docstring (``REGEX``) stands for the value in help.
+        in the docstring (``REGEX``) is the placeholder in help.
     """
     described = _described(inspect.getdoc(function) or "")
     options = []

@@ -61,24 +61,24 @@ def _text(result: Table | Record) -> str:
 
 
 def discard_stdout() -> None:
-    """Let what is left for stdout go nowhere: Python writes it once more when it exits, which must not fail again."""
+    """Discard what is left for stdout: Python flushes it again at exit, which must not fail a second time."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:
-    """Say something beside the answer.
+    """Print a remark on stderr.
 
     Parameters
     ----------
     text : str
     """
-    with contextlib.suppress(OSError):  # a stderr that takes no text is no reason to end without the answer
+    with contextlib.suppress(OSError):  # a closed stderr must not lose the answer
         print(f"nsightkit: {plain(text)}", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal's stderr what goes on; what this gives changes the text.
+    """Show progress on a terminal's stderr; the yielded function changes the text.
 
     Parameters
     ----------

@@ -108,7 +108,7 @@ def _not_a_window(text: str) -> UsageError:
 
 
 def title_of(trace: "Trace") -> str:
-    """Name what is being looked at: the GPUs, the tool, the file.
+    """Name the GPUs, the tool and the file of a trace.
 
     Parameters
     ----------
@@ -122,12 +122,12 @@ def title_of(trace: "Trace") -> str:
 
 
 def _missing(trace: "Trace", *needs: str) -> list[str]:
-    """Say which of the tables that an answer needs the trace does not hold, or the filters emptied."""
+    """Name the tables that an answer needs and the trace lacks, or the filters emptied."""
     remarks = []
     absent = [table for table in needs if not trace.recorded(table)]
     if absent:
         tables = " or ".join(absent)
-        remarks.append(f"the trace holds no record of {tables}, so what depends on it is left out")
+        remarks.append(f"the trace does not record {tables}; figures that need them are left out")
     if trace.whole is not trace:
         held = [table for table in needs if trace.whole.size(table)]
         if held and not any(trace.size(table) for table in held):
@@ -339,7 +339,7 @@ def verdict(trace: "Trace", *, gpu: str | None = None) -> "Verdict":
     ----------
     trace : Trace
     gpu : NAME, optional
-        The card. Default: the one that the trace names.
+        The card. Default: the card named in the trace.
 
     Examples
     --------
@@ -367,7 +367,7 @@ def whatif(
     without : REGEX, optional
         GPU operations, ranges and operators whose name this finds take no time.
     scale : REGEX=F, optional
-        GPU operations whose name this finds take F times as long, such as 0.5.
+        GPU operations whose name this finds last F times their duration, such as 0.5.
     top : int, optional
         Only the first N rows. Default: all; text shows 20.
 
@@ -398,7 +398,7 @@ def whatif(
 
 
 def _basis(replay: "WhatIf") -> list[str]:
-    """Say what a prediction rests on."""
+    """Describe what a prediction rests on."""
     if replay.error is None:
         return []
     parts = [f"Replaying the unchanged trace is {share_text(replay.error)} off the recording"]
@@ -436,7 +436,7 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
     ----------
     trace : Trace
     gpu : NAME, optional
-        The card. Default: the one that the trace names.
+        The card. Default: the card named in the trace.
     ceilings : FILE, optional
         That card's own ceilings, as peaks --measure wrote them.
     top : int, optional
@@ -469,7 +469,7 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
 
 
 def _about_sol(rows: "pd.DataFrame", trace: "Trace") -> list[str]:
-    """Say what operators of known cost cover, and what is remarkable about some."""
+    """Describe what operators of known cost cover, with remarks on some."""
     from nsightkit.analysis.roofline.sol import coverage
 
     parts = [f"operators of known cost hold {share_text(coverage(rows, trace))} of the kernel time"]

@@ -30,7 +30,7 @@ __all__ = [
 _SMALL, _LEAST_GAIN = 0.001, 1.005
 #: What a moment in a memory snapshot is called.
 _WHEN = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
-#: Changed metrics and new ones that a check lists beside those that can fail.
+#: Changed and new metrics that a check lists below the gates.
 _MOST = 10
 _GAP = Line("")
 
@@ -102,10 +102,10 @@ class Summary(Record):
 
 
 class Verdict(Record):
-    """What holds the run back."""
+    """The bottleneck of a run."""
 
     def parts(self) -> Iterator[Part]:
-        """Give one sentence, where the time went, what to try, why, and what speaks against it."""
+        """Give one sentence, where the time went, what to try, the evidence and the doubts."""
         yield Line(self.about.title, "dim")
         yield Line(self["headline"], "bold")
         yield Line(f"{self['bottleneck']} (confidence: {self['confidence']})")
@@ -199,7 +199,7 @@ class Check(Record):
     """How runs compare with a baseline."""
 
     def parts(self) -> Iterator[Part]:
-        """Give what fails first, then what holds, then what else changed."""
+        """Give failures first, then passes, then other changes."""
         columns = ("status", "metric", "baseline", "now", "change", "limit")
         failing = [*self["regressions"], *self["missing"], *self["undecided"]]
         passing = [row for row in self["gates"] if row not in failing]

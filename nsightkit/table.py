@@ -2,7 +2,7 @@
 
 A :class:`Table` is a DataFrame that knows the unit of each column; a :class:`Record` is an answer that is one object.
 Text is for people: rounded, with units, and with names shortened to what tells them apart. CSV and JSON carry exact
-values: integer nanoseconds, shares from 0 to 1, and nothing (null) for what is not known.
+values: integer nanoseconds, shares from 0 to 1, and null for the unknown.
 
 Text from a trace is hostile. Control and invisible characters become escapes, no markup is obeyed, and no CSV cell
 begins like a formula. JSON decodes to the names as they are in the trace.
@@ -41,7 +41,7 @@ __all__ = [
 
 #: Rows that text and HTML show, unless more are asked for.
 SHOWN_ROWS = 20
-#: Columns of characters where nobody says how wide the screen is.
+#: Line width in characters where no terminal gives one.
 WIDTH = 100
 #: A name is not cut below this many characters.
 _LEAST_NAME = 16
@@ -63,7 +63,7 @@ class Column:
     heading : str
         What text and pages call it, with the unit where a cell does not show it.
     unit : str
-        A key of ``UNITS``, which says how a value is written.
+        A key of ``UNITS``, whose function writes the value.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds words, which line up at their left."""
+        """Whether it holds words, which are aligned left."""
         return self.unit in _WORDS
 
     def text(self, value: Any) -> str:
@@ -259,7 +259,7 @@ def plain_value(value: Any, key: str = "") -> Any:
     Parameters
     ----------
     value : object
-        Numbers may be numpy's. What is not known or not finite becomes None.
+        Numbers may be numpy's. Missing and non-finite values become None.
     key : str
         What it is called: a float under a name that ends in ``_ns`` is rounded to an integer.
     """
@@ -308,13 +308,13 @@ class About:
     remarks : sequence of str
         What to say beside the answer, such as what was not recorded.
     empty : str
-        What stands for a table without rows.
+        Text of a table without rows.
     hidden : sequence of str
         Columns that text leaves out.
     top : int, optional
         How many rows were asked for.
     total : int
-        How many rows there are with those that `top` cut off.
+        How many rows there are before `top` cuts some off.
     exit_code : int
         Of the command.
     """
@@ -478,7 +478,7 @@ class Table(pd.DataFrame, Printed):
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of text, whatever it holds.
+    """A line of text.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The version of nsightkit; a module of its own, so that any other can import it."""
+"""The version of nsightkit; a separate module, so that any other can import it."""
 
 from __future__ import annotations
 

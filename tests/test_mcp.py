@@ -221,7 +221,7 @@ def test_what_was_not_recorded_is_not_said_to_be_none(ask: Ask, folder: Path) ->
     for name in ("kernels", "gaps", "calls", "whatif"):
         said = json.loads(ask(name, trace=str(folder / "ranges.parquet"))[0])
         assert said["not_recorded"] == ["kernels", "calls"]
-        assert said["notes"][0].startswith("the trace holds no record of ")
+        assert said["notes"][0].startswith("the trace does not record ")
         assert not [note for note in said["notes"] if note.startswith(("no ", "No common"))]
 
 

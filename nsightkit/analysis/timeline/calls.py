@@ -14,7 +14,7 @@ def summary(trace: Trace, os: bool = False) -> pd.DataFrame:
     """Sum calls by name.
 
     A long call is not by itself a problem: a synchronisation lasts as long as the GPU has work, and
-    an idle thread waits in ``poll`` for ever. :mod:`nsightkit.analysis.timeline.gaps` says what made the GPU wait.
+    an idle thread waits in ``poll`` forever. :mod:`nsightkit.analysis.timeline.gaps` explains why the GPU waited.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ CATEGORIES = (
 #: ``(category, pattern)`` in order of precedence; searched in the operator's name without its namespace.
 RULES: tuple[tuple[str, str], ...] = (
     ("communication", r"^c10d::|nccl|gloo|record_param_comms|all_?reduce|all_?gather|reduce_?scatter|all_?2?_?to_?all"),
-    # A wrapper that only chooses another operator takes almost no time of its own.
+    # A wrapper that only chooses another operator takes almost no time itself.
     ("dispatch", r"^(scaled_dot_product_attention|linear|matmul|cross_entropy_loss|log_softmax|softmax|dropout)$"),
     ("dispatch", r"^autograd::|Backward\d*$|AccumulateGrad|CompiledFunction"),
     ("attention", r"scaled_dot_product|flash_attention|efficient_attention|multi_head_attention"),

@@ -32,7 +32,7 @@ _ORDER = (
     "density",
     "memory_overhead",
 )
-#: Two shares of idle time that are further apart than this call for a word.
+#: Idle shares further apart than this get a note.
 _APART = 0.05
 
 
@@ -55,7 +55,7 @@ def summary(trace: Trace) -> dict[str, Any]:
     dict
         ``span_ns, busy_ns, idle_ns``; ``window_ns`` and ``window_idle_ns`` (idle time inside the window, of the
         devices that the steps' process used, summed over them; None without steps); ``kernel_ns, memop_ns, graph_ns,
-        wall_ns``; ``lead_ns`` and ``tail_ns`` (captured time before and after the span, whatever was filtered);
+        wall_ns``; ``lead_ns`` and ``tail_ns`` (captured time before and after the span, before any filter);
         ``kernel_count``; ``density`` (union of kernels and
         graph replays over span, at most 1); ``memory_overhead`` (copy and memset time over kernel time); ``devices``
         (the same figures for each, with ``device``, its ``name`` and ``start_ns``/``end_ns`` of its span); ``tool``,
@@ -112,7 +112,7 @@ def _figures(trace: Trace, row: pd.Series) -> dict[str, Any]:
 
 
 def left_out(trace: Trace) -> str | None:
-    """Say that a filter leaves nothing of the GPU's work.
+    """Warn that a filter leaves nothing of the GPU's work.
 
     Parameters
     ----------
@@ -131,18 +131,18 @@ def left_out(trace: Trace) -> str | None:
 
 
 def note(trace: Trace, figures: dict[str, Any]) -> str | None:
-    """Say that nothing was left to measure, or that the GPU's span and the steps tell two stories of how idle it was.
+    """Warn that nothing is left to measure, or that the GPU's idle share of its span and of the steps differ.
 
     Parameters
     ----------
     trace : Trace
     figures : dict
-        What :func:`summary` says of it.
+        The answer of :func:`summary`.
 
     Returns
     -------
     str or None
-        A sentence; None where the two shares are within five points of each other, or one of them is not known.
+        A sentence; None where the two shares are within five points of each other, or one of them is unknown.
     """
     nothing = left_out(trace)
     if nothing is not None:

@@ -20,7 +20,7 @@ Int = npt.NDArray[np.int64]
 
 #: Phases of a training step as programs usually call them.
 PHASES = r"(?i)^(data|data_?load(er)?|copy|to_device|forward|loss|backward|optimizer(_step)?|zero_grad)$"
-#: The row of what lies in no phase.
+#: The row of what is in no phase.
 UNATTRIBUTED = "(unattributed)"
 
 
@@ -28,7 +28,7 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     """Divide the steps' CPU time and the GPU's busy time among phases.
 
     Every GPU operation belongs to one phase, the one in which it was launched; where operations of two phases run
-    at the same time, the moment counts for the one that began first. So the GPU column sums to the busy time, which
+    at the same time, the moment counts for the earlier of the two. So the GPU column sums to the busy time, which
     adding up ``gpu_ns`` of :func:`nsightkit.analysis.timeline.ranges.summary` would not. CPU times are those of the
     phases' own thread: for asynchronous work the time it took to launch.
 
@@ -39,7 +39,7 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
         Regular expression of the phases' names. Where such ranges nest, the outermost counts.
     rule : {"window", "thread"}
         Whose launches belong to a phase, as for ranges: ``thread`` leaves out the backward pass, which autograd
-        launches from a thread of its own.
+        launches from another thread.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def _outside(trace: Trace, phases: pd.DataFrame) -> Any:
 
 
 def _outermost(ranges: pd.DataFrame) -> pd.DataFrame:
-    """The ranges that lie in no other one of their thread; in order of thread and time."""
+    """The ranges inside no other range of their thread; in order of thread and time."""
     ordered = ranges.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False], kind="stable")
     reach = ordered.groupby("thread")["end_ns"].cummax().groupby(ordered["thread"]).shift()
     return ordered[reach.isna() | (ordered["start_ns"] >= reach)]

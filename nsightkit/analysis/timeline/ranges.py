@@ -36,7 +36,7 @@ _COLUMNS = {
 #: (range, operation) pairs looked at together; bounds memory.
 _PAIRS = 1_000_000
 
-#: Ranges that a library makes for a collective, wherever the program's work happens to run: ``nccl:all_reduce`` of
+#: Ranges that a library makes for a collective, on any thread: ``nccl:all_reduce`` of
 #: PyTorch, ``ncclAllReduce`` of NCCL.
 COLLECTIVE_RANGE = re.compile(r"^(nccl|gloo|mpi|ucc|xccl|hccl):|^nccl[A-Z]|^MPI_")
 #: Domains of libraries' ranges.
@@ -62,8 +62,8 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
     rule : {"window", "thread"}
         ``thread`` is nsys's own: the launching call lies inside the range on the same thread. It also copies the rest
         of nsys's rules: ranges that end on another thread and unnamed ones are left out, graph replays do not count.
-        ``window`` adds what threads without ranges of their own (:func:`holders`) launch while the range is open,
-        because autograd launches the backward pass from a thread of its own.
+        ``window`` adds what threads without own ranges (:func:`holders`) launch while the range is open,
+        because autograd launches the backward pass from another thread.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def _by_name(trace: Trace, rule: Rule) -> pd.DataFrame:
 
 
 def attributable(trace: Trace, rule: Rule) -> bool:
-    """Say whether a trace recorded what tells in which range GPU work was launched.
+    """Check whether a trace recorded what attributes GPU work to ranges.
 
     Parameters
     ----------
@@ -154,9 +154,9 @@ def holders(trace: Trace, row: Int, thread: Int, rule: Rule = "window") -> Itera
     """Pair ranges with the launches that they may hold while they are open.
 
     A range may hold what its own thread launches. By the rule ``window`` a range that the program opened may also hold
-    what those threads of its process launch that have no ranges of their own. A thread has none if all its outermost
+    what the threads of its process without own ranges launch. A thread has none if all its outermost
     ranges are those of operators and libraries (data-parallel training annotates its collectives on autograd's thread)
-    or lie in an operator of autograd's engine (whatever the backward of a function annotates).
+    or are inside an operator of autograd's engine (annotations of a custom backward).
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def holders(trace: Trace, row: Int, thread: Int, rule: Rule = "window") -> Itera
     ndarray of int
         Positions in `row`, ascending.
     ndarray of int
-        Positions in `thread`, ascending: each of these launches may lie in each of those ranges.
+        Positions in `thread`, ascending: each of these launches may be inside each of those ranges.
     """
     range_thread = trace.whole.table("ranges", ["thread"])["thread"].to_numpy()
     yield from _alike(range_thread[row], thread)
@@ -185,7 +185,7 @@ def holders(trace: Trace, row: Int, thread: Int, rule: Rule = "window") -> Itera
 
 
 def _alike(column: Int, other: Int) -> Iterator[tuple[Int, Int]]:
-    """Positions in two columns of each value that stands in both."""
+    """Positions in two columns of each value that is in both."""
     places = pd.Series(column).groupby(column).indices
     others = pd.Series(other).groupby(other).indices
     for value, positions in places.items():

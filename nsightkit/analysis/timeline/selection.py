@@ -33,7 +33,7 @@ def select(
 ) -> T:
     """Keep only some of a trace's events; filters combine (each must hold).
 
-    Nothing is cut: an event is kept whole or not at all. ``whole`` of the result still gives all events,
+    Nothing is cut: an event is kept whole or dropped. ``whole`` of the result still gives all events,
     so a kernel keeps its launch, and a range its parents, when those were filtered out.
 
     Parameters
@@ -43,7 +43,7 @@ def select(
         Only GPU operations of this device. What the CPU did stays.
     within : str, optional
         Regular expression, searched in range names. Keeps the GPU operations launched inside a matching
-        range of the same process: on the range's own thread, or on a thread without ranges of its own (PyTorch
+        range of the same process: on the range's own thread, or on a thread without own ranges (PyTorch
         launches ``backward`` from one); and what the process's CPU threads did inside.
     time_ns : tuple of int or None, optional
         Half-open window ``(a, b)`` on the trace's clock, None for an open side: events that start inside.
@@ -143,9 +143,10 @@ def _in_last_steps(trace: Trace, count: int) -> dict[str, _Mask]:
 
 
 def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
-    """Flag the GPU operations launched in some windows of processes, and the CPU events that lie in them.
+    """Flag the GPU operations launched in some windows of processes, and the CPU events inside them.
 
-    Windows that are ranges come with their ``row``: what a thread launched must lie in one that holds its launches.
+    Windows that are ranges come with their ``row``: a launch must be inside a range that may hold launches of its
+    thread.
     """
     whole = trace.whole
     masks = {}
@@ -163,12 +164,12 @@ def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
         if whole.size(table):
             ids = whole.table(table, ["process", "correlation"])
             launch = intervals.launch_of(whole, ids["process"], ids["correlation"])
-            masks[table] = np.append(called, False)[launch]  # -1, the last: its launch is not known
+            masks[table] = np.append(called, False)[launch]  # -1, the last: unknown launch
     return masks
 
 
 def _in_process(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
-    """Flag the events that lie in a window of their process."""
+    """Flag the events inside a window of their process."""
     inside = np.zeros(len(events), bool)
     process = events["process"].to_numpy()
     for owner, of_owner in windows.groupby("process"):
@@ -178,7 +179,7 @@ def _in_process(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
 
 
 def _contained(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
-    """Flag the events that lie in the union of some windows."""
+    """Flag the events inside the union of some windows."""
     begin, end = intervals.merge(windows["start_ns"], windows["end_ns"])
     at = np.searchsorted(begin, events["start_ns"], side="right") - 1
     return (at >= 0) & (events["end_ns"].to_numpy() <= np.append(end, 0)[at])

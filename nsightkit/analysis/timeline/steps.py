@@ -32,14 +32,14 @@ _STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
 # Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`. Warm-up steps
 # are not counted either.
 _PART = re.compile(r"optim|sched|zero_grad|warm[-_ ]?up", re.IGNORECASE)
-#: What vLLM calls an iteration: requests in prefill with their tokens, those that generate with theirs. Its detailed
-#: form counts all tokens first, and more than tokens in the brackets.
+#: What vLLM calls an iteration: requests in prefill with their tokens, then requests in decode with theirs. Its
+#: detailed form counts all tokens first, and more than tokens in the brackets.
 _VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^()]*\)_generation_(\d+)\((?:sq)?(\d+)[^()]*\)$")
 #: What SGLang calls a forward pass: its mode, sequences, and in a prefill its tokens.
 _SGLANG = re.compile(r"^step\[([A-Z_]+) bs=(\d+)(?: toks=(\d+))?(?: [^]]*)?\]$")
 _MODES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "decode", "MIXED": "mixed"}
 
-#: What launches nothing is a stub that the profiler left, not a step, below this share of the median of those that do.
+#: A range that launches nothing and is shorter than this share of the median launching step is a stub of the profiler.
 _STUB = 0.1
 #: A step is an outlier beyond so many robust standard deviations from the median (Iglewicz and Hoaglin, 1993) ...
 _ROBUST_Z = 3.5
@@ -47,7 +47,7 @@ _ROBUST_Z = 3.5
 _RELATIVE = 0.05
 #: Fewer steps than this have no median to be far from.
 _ENOUGH = 4
-#: What a device takes to start an operation that lies in its queue, at most.
+#: What a device takes to start a queued operation, at most.
 QUEUED_NS = 20_000
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_SIGMA = 1.4826
@@ -62,8 +62,8 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     (``execute_context_…_generation_…``). With `match` it is a range that the expression finds. Without `match`,
     names that differ only in their numbers count as one kind of step, and the kind with the largest total time is
     meant. All steps are taken from one thread, the one with the largest total. A step's window lasts until the next
-    one starts, so that steps add up to the whole; that of the last one ends with its range. A range in which
-    nothing was launched, and that is shorter than a tenth of the median of those that launched something, is a stub
+    one starts, so that steps add up to the whole; the last window ends with its range. A range in which
+    nothing was launched, and that is shorter than a tenth of the median launching range, is a stub
     that the profiler left at the edge of the capture.
 
     Parameters
@@ -100,7 +100,7 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
 
 
 def _kinds(names: pd.Index, match: str | None) -> pd.Series:
-    """The kind of step that each range name stands for, None for no step."""
+    """The kind of step of each range name, None for no step."""
     if match is not None:
         pattern = compiled(match, "--match")
         kinds = ["" if pattern.search(str(name)) else None for name in names]
@@ -129,7 +129,7 @@ def _vllm_step(name: str) -> str | None:
 
 
 def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Flag the step ranges, in order of time, that are no more than what the profiler left of a step."""
+    """Flag the step ranges, in order of time, that are stubs of the profiler."""
     length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy()
     stubs = np.zeros(len(ranges), bool)
     if not (length < _STUB * length.max(initial=0)).any():  # nearly always: no need to read who launched what
@@ -148,10 +148,10 @@ def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
 def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     """Find the steps of a run, on the CPU and up to the end of their work on the GPU.
 
-    Step k begins with its range, and its part on the CPU lasts until the next one's range begins (:func:`find`). It
+    Step k starts with its range, and its part on the CPU lasts until the next one's range begins (:func:`find`). It
     ends at E(k), the latest of E(k - 1), the end of its part on the CPU, and the end of the GPU work launched in that
-    part by the step's process, on whatever thread. What passes from E(k - 1) to E(k) is what the step takes,
-    whichever of CPU and GPU is behind; the first one's time begins with its range.
+    part by the step's process, on any thread. What passes from E(k - 1) to E(k) is what the step takes,
+    whichever of CPU and GPU is behind; the first step's time starts with its range.
 
     Parameters
     ----------
@@ -190,9 +190,9 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
 def _reached(trace: Trace, windows: pd.DataFrame) -> int:
     """When the GPU got to the first step's work, if that lay behind work which was launched before the recording.
 
-    The step before, whose end would say so, was not recorded. It ended with the last operation of no recorded launch
-    ahead of all that have one. With one step or two it also shows in all devices beginning later than they need to,
-    long after the first launch of the first step had returned.
+    That time is the end of the step before, which was not recorded. It ended with the last operation without a
+    recorded launch ahead of all others. With one step or two, it also shows where all devices begin later than they
+    need to, long after the first launch of the first step returned.
     """
     ops = intervals.gpu_intervals(trace)
     ops["launch"] = intervals.launches_of(trace, ops["table"], ops["row"])
@@ -277,7 +277,7 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
     step = number(windows.assign(end_ns=cpu_end), intervals.launched(trace, table))
     process = trace.table(table, ["process"])["process"].to_numpy()
     is_own = np.isin(process, windows["process"].to_numpy()[:1])
-    if is_own.any():  # else nothing says whose it was
+    if is_own.any():  # else the source names no process
         step[~is_own] = -1
     return step
 
@@ -330,7 +330,7 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     DataFrame
         ``step, start_ns, wall_ns, busy_ns, idle_ns, outlier, phase, tokens, sequences``, in order of time.
 
-        ``busy_ns`` is the time in which the GPU worked, whoever launched the work; with several devices (those the
+        ``busy_ns`` is the time in which the GPU worked, for any process; with several devices (those the
         steps' process used) it is the sum over them, and ``idle_ns`` is devices times ``wall_ns`` less it. Both are NA
         where no GPU table was recorded.
 
@@ -403,7 +403,7 @@ def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=["at", "phase", "tokens", "sequences"])
     by = table.astype({"phase": object, "tokens": "Int64", "sequences": "Int64"}).groupby("at")
     phase = by["phase"].first()
-    # A sum in which one is not known is not known.
+    # A sum with an unknown part is unknown.
     is_known = by["tokens"].count() == by.size()
     answer = pd.DataFrame(
         {

@@ -223,7 +223,7 @@ def _rows(placed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _located(whole: Trace, rows: Int, kind: By) -> pd.DataFrame:
-    """Give ``where`` and ``phase`` of some calls; None where they are not known, as for row -1."""
+    """Give ``where`` and ``phase`` of some calls; None where unknown, as for row -1."""
     known = np.flatnonzero(rows >= 0)
     calls = whole.table("calls", _TIMES).iloc[rows[known]]
     node = enclosing(calls, _nodes(whole))
@@ -235,7 +235,7 @@ def _located(whole: Trace, rows: Int, kind: By) -> pd.DataFrame:
 
 
 def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, maker: Int) -> Object:
-    """The place of each call, which lies in a node of the backward pass that an operator made, or in none (-1)."""
+    """The place of each call, given its node of the backward pass and the node's maker (-1 for none)."""
     places = _places(whole, kind)
     if kind == "range":
         return _values(places["name"], _open_ranges(whole, calls, places))
@@ -255,7 +255,7 @@ def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, mak
 
 
 def _phases(whole: Trace, calls: pd.DataFrame, node: Int, maker: Int) -> Object:
-    """The phase of each call: as its range says, else by what it lies in."""
+    """The phase of each call: named by its range, else by what encloses it."""
     ranges = whole.table("ranges", [*_TIMES, "name"])
     ranges = ranges[matching(ranges["name"], _PHASE)]
     names = ranges["name"].astype(str).str.lower().str.extract("(forward|loss|backward)")[0].fillna("optimizer")
@@ -313,7 +313,7 @@ def _places(whole: Trace, kind: By) -> pd.DataFrame:
 def _operators(whole: Trace) -> pd.DataFrame:
     """Operators, those of ``emit_nvtx`` too: ``start_ns, end_ns, thread, process, name, sequence, node``.
 
-    `node` marks those that run nodes of the backward pass.
+    `node` marks the runners of nodes of the backward pass.
     """
     ops = whole.table("ops", [*_TIMES, "process", "name", "sequence", "forward_thread"])
     if ops.empty:
@@ -343,11 +343,11 @@ def _made(whole: Trace) -> pd.DataFrame:
 
 @kept
 def _makers(whole: Trace) -> Int:
-    """Position in :func:`_made` of the operator that made each node of the backward pass, -1 where that is not known.
+    """Position in :func:`_made` of the operator that made each node of the backward pass, -1 where unknown.
 
-    Sequence numbers count nodes: an operator carries that of the next node, whether it makes it or not, so the last
-    operator with the number made it (as PyTorch has it for its arrows). Every thread counts for itself; a number that
-    operators of several threads carry is nobody's.
+    Sequence numbers count nodes: an operator carries the next node's number, whether it makes that node or
+    not, so the last operator with the number made it (as PyTorch has it for its arrows). Every thread counts for itself; a number that
+    operators of several threads carry is ambiguous.
     """
     key = ["process", "sequence"]
     made = _made(whole)[[*key, "thread", "start_ns"]]
