@@ -354,8 +354,10 @@ def ranks(
             cache=reading.cache,
             progress=lambda done, total: show(f"{done} of {total} ranks"),
         )
-    lost = [trace for trace in job.lost if trace["file"] is not None]
-    remarks = [f"{trace['file']}: {trace['reason']}; the answer covers the other traces" for trace in lost]
+    remarks = []
+    for trace in job.lost:
+        if trace["file"] is not None:
+            remarks.append(f"{trace['file']}: {trace['reason']}; the answer covers the other traces")
     tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
     place = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
     title = f"{count_text(len(job.ranks), 'rank')} · {tools} · {place}"
@@ -502,10 +504,15 @@ def peaks(
         from nsightkit.capture import ceilings
 
         return Table.of(ceilings.measure(echo=note), top)
+    cards = list(hardware.GPUS)
+    if gpu is not None:
+        cards = [hardware.find(gpu)]
     rows = []
-    for card in hardware.GPUS if gpu is None else (hardware.find(gpu),):
+    for card in cards:
         rows += hardware.rows(card, clock)
-    return Table.of(rows, len(rows) if gpu is not None and top is None else top)
+    if gpu is not None and top is None:
+        top = len(rows)
+    return Table.of(rows, top)
 
 
 def envelope(*, config: list[str] | None = None, top: int | None = None) -> "Table":
@@ -577,14 +584,18 @@ def bench(model: "Model", timing: "Timing", *, out_json: Path | None = None, ove
 
 def _models(model: Model, device: str | None) -> list[str]:
     """Name the models to measure."""
-    names = [configurations.find(name, configurations.SIZES).name for name in model.size or ()]
-    names += [configurations.find(name).name for name in model.config or ()]
+    names = []
+    for name in model.size or ():
+        names.append(configurations.find(name, configurations.SIZES).name)
+    for name in model.config or ():
+        names.append(configurations.find(name).name)
     if names:
         return names
     from nsightkit.capture.children import has_gpu
 
-    on_gpu = device != "cpu" and (device is not None or has_gpu())
-    return ["small" if on_gpu else "smoke"]
+    if device == "cpu" or (device is None and not has_gpu()):
+        return ["smoke"]
+    return ["small"]
 
 
 # ---------------------------------------------------------------- capturing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,21 @@ __all__ = [
 _SMALL, _LEAST_GAIN = 0.001, 1.005
 #: What a moment in a memory snapshot is called.
 _WHEN = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
+#: Memory reserved from CUDA that holds nothing, and why.
+_FREE = {
+    "free between live blocks": "inactive_split_bytes",
+    "free in whole segments": "releasable_bytes",
+    "freed, waiting for a stream": "pending_bytes",
+}
 #: Changed and new metrics that a check lists below the gates.
 _MOST = 10
 _GAP = Line("")
 
 
-def _rows(rows: Any, *columns: str, **about: Any) -> Iterator[Part]:
-    """A table below an empty line."""
+def _rows(rows: Any, columns: Sequence[str], **about: Any) -> Iterator[Part]:
+    """A table below an empty line, without its empty columns."""
     frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows, columns=list(columns), dtype=object)
-    held = [name for name in columns if name in frame and (not len(frame) or frame[name].notna().any())]
+    held = [name for name in columns if name in frame and (frame.empty or frame[name].notna().any())]
     yield _GAP
     yield from Table.of(frame[held], **about).parts()
 
@@ -53,7 +59,7 @@ class Summary(Record):
         yield self._facts(len(devices))
         if len(devices) > 1:
             columns = ("device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count")
-            yield from _rows(devices, *columns, top=len(devices))
+            yield from _rows(devices, columns, top=len(devices))
         if self["missing"]:
             yield Line(f"not recorded: {', '.join(self['missing'])}", "dim")
         for note in self.about.notes:
@@ -119,7 +125,7 @@ class Verdict(Record):
             yield facts
         gains = [row for row in self["changes"] if (row["speedup"] or 0) >= _LEAST_GAIN]
         if gains:
-            yield from _rows(gains, "change", "predicted_ns", "speedup")
+            yield from _rows(gains, ("change", "predicted_ns", "speedup"))
         for heading, texts in (("Try", "next_steps"), ("Why", "evidence"), ("Doubts", "against")):
             if self[texts]:
                 yield _GAP
@@ -133,9 +139,9 @@ class Memory(Record):
 
     def parts(self) -> Iterator[Part]:
         """Give the amounts, the categories and the places that allocated."""
-        lost, moment, categories = self["fragmentation"], self["moment"], self["by_category"]
-        when = _WHEN.get(str(moment), f"after event {moment}")
-        allocated = bytes_text(lost["allocated_bytes"])
+        categories = self["by_category"]
+        when = _WHEN.get(str(self["moment"]), f"after event {self['moment']}")
+        allocated = bytes_text(self["fragmentation"]["allocated_bytes"])
         headline = f"The program held {allocated} {when}"
         if categories:
             headline += f", {share_text(categories[0]['share'])} of it {categories[0]['category']}"
@@ -144,34 +150,38 @@ class Memory(Record):
         if self["devices"] > 1:
             about.append(f"device {self['device']} of {self['devices']}")
         yield Line(" · ".join([*about, count_text(self["events"], "event")]), "dim")
-        facts = []
-        if moment != "peak":
-            facts.append(Fact("highest allocated", bytes_text(self["peak_bytes"])))
-        facts.append(Fact(f"allocated {when}", allocated))
-        facts.append(Fact("reserved from CUDA", bytes_text(lost["reserved_bytes"])))
-        reserved = lost["reserved_bytes"]
-        for label, key in (
-            ("free between live blocks", "inactive_split_bytes"),
-            ("free in whole segments", "releasable_bytes"),
-            ("freed, waiting for a stream", "pending_bytes"),
-        ):
-            facts.append(Fact(label, bytes_text(lost[key]), lost[key] / reserved if reserved else None))
-        facts.append(Fact("largest free block", bytes_text(lost["largest_free_block_bytes"])))
-        yield facts
-        yield from _rows(self["by_category"], "category", "bytes", "count", "share", empty="nothing was live")
-        columns = ("site", "category", "bytes", "count", "share")
-        yield from _rows(self["top_sites"], *columns, top=self.about.top, empty="no sites")
-        oom = self["oom"]
-        if oom is not None:
-            asked, free = bytes_text(oom["requested_bytes"]), bytes_text(oom["device_free_bytes"])
-            cached, largest = bytes_text(oom["cached_free_bytes"]), bytes_text(oom["largest_free_block_bytes"])
-            yield Line(
-                f"out of memory: {oom['site']} asked for {asked}; CUDA had {free} free, the cache {cached}, the "
-                f"largest block of it {largest}",
-                "yellow",
-            )
+        yield self._facts(when)
+        columns = ("category", "bytes", "count", "share")
+        yield from _rows(self["by_category"], columns, empty="nothing was live")
+        yield from _rows(self["top_sites"], ("site", *columns), top=self.about.top, empty="no sites")
+        if self["oom"] is not None:
+            yield Line(self._failure(), "yellow")
         for note in self["notes"]:
             yield Line(note, "dim")
+
+    def _facts(self, when: str) -> list[Fact]:
+        """Give the amounts with their labels."""
+        memory = self["fragmentation"]
+        facts = []
+        if self["moment"] != "peak":
+            facts.append(Fact("highest allocated", bytes_text(self["peak_bytes"])))
+        facts.append(Fact(f"allocated {when}", bytes_text(memory["allocated_bytes"])))
+        facts.append(Fact("reserved from CUDA", bytes_text(memory["reserved_bytes"])))
+        for label, key in _FREE.items():
+            share = memory[key] / memory["reserved_bytes"] if memory["reserved_bytes"] else None
+            facts.append(Fact(label, bytes_text(memory[key]), share))
+        facts.append(Fact("largest free block", bytes_text(memory["largest_free_block_bytes"])))
+        return facts
+
+    def _failure(self) -> str:
+        """Describe the out-of-memory error."""
+        oom = self["oom"]
+        asked, free = bytes_text(oom["requested_bytes"]), bytes_text(oom["device_free_bytes"])
+        cached, largest = bytes_text(oom["cached_free_bytes"]), bytes_text(oom["largest_free_block_bytes"])
+        return (
+            f"out of memory: {oom['site']} asked for {asked}; CUDA had {free} free, the cache {cached}, its largest "
+            f"block {largest}"
+        )
 
 
 class Diff(Record):
@@ -192,7 +202,7 @@ class Diff(Record):
         top = 8 if self.about.top is None else self.about.top
         for title, rows, total in diff_words.sections(self, top):
             if rows:
-                yield from _rows(rows, *rows[0], title=title, top=len(rows), total=total)
+                yield from _rows(rows, list(rows[0]), title=title, top=len(rows), total=total)
 
 
 class Check(Record):
@@ -206,10 +216,10 @@ class Check(Record):
         rows = [_check_row(row) for row in [*failing, *passing]]
         runs = f"{count_text(self['baseline_runs'], 'run')} in the baseline, {self['runs']} now"
         title = f"{Path(self['baseline']).name} · {runs} · tolerance {100 * self['tolerance']:g} %"
-        yield from _rows(rows, *columns, top=len(rows), title=title)
+        yield from _rows(rows, columns, top=len(rows), title=title)
         others = [_check_row(row) for row in self["informing"]]
         if others:
-            yield from _rows(others, *columns, top=_MOST, title="Other changes (these never fail the check)")
+            yield from _rows(others, columns, top=_MOST, title="Other changes (these never fail the check)")
         if self["new"]:
             names = ", ".join(row["metric"] for row in self["new"][:_MOST])
             yield Line(f"not in the baseline: {names}", "dim")
@@ -234,10 +244,12 @@ class Check(Record):
         row = self["undecided"][0]
         before, after = row["samples"]
         change = _changed(row, "ratio") or "more than 0"
-        why = f"within the noise, of up to {_changed(row, 'limit')}" if row["limit"] else "in too few samples"
+        reason = "in too few samples"
+        if row["limit"]:
+            reason = f"within the noise, of up to {_changed(row, 'limit')}"
         return (
-            f"inconclusive: {row['metric']} seems worse ({change}), {why} ({before} and {after} samples); record more "
-            "steps (30 or more), give several runs, or raise --tolerance"
+            f"inconclusive: {row['metric']} seems worse ({change}), {reason} ({before} and {after} samples); record "
+            "more steps (30 or more), give several runs, or raise --tolerance"
         )
 
 
@@ -247,8 +259,10 @@ _STATUS = {"regression": "FAILS", "missing": "MISSING"}
 def _check_row(row: Mapping[str, Any]) -> dict[str, str]:
     """One metric of a check, as text."""
     status = row["status"]
+    if row["gate"]:
+        status = _STATUS.get(status, status)
     return {
-        "status": _STATUS.get(status, status) if row["gate"] else status,
+        "status": status,
         "metric": row["metric"],
         "baseline": _metric_text(row.get("before"), row["unit"]),
         "now": _metric_text(row.get("after"), row["unit"]),
@@ -258,11 +272,14 @@ def _check_row(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _metric_text(value: float | None, unit: str) -> str:
+    """Write a metric in its unit."""
     if value is None:
         return "-"
     if unit == "ns":
         return time_text(value)
-    return bytes_text(value) if unit == "bytes" else f"{value:,.5g}"
+    if unit == "bytes":
+        return bytes_text(value)
+    return f"{value:,.5g}"
 
 
 def _changed(row: Mapping[str, Any], key: str) -> str:
@@ -287,11 +304,11 @@ class Ranks(Record):
         yield Line(self.about.title, "dim")
         # Sums over a whole trace: a step's length beside them would be on another basis.
         spent = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
-        yield from _rows(self.tables["ranks"], *spent, top=top, title="each rank's whole trace")
+        yield from _rows(self.tables["ranks"], spent, top=top, title="each rank's whole trace")
         compared = self.tables["collectives"]
         columns = ["group", "kind", "step", "bytes", "count", "start_ns", "total_ns", "wait_ns", "transfer_ns"]
         columns += ["exposed_ns", "last_rank"]
-        yield from _rows(compared, *columns, top=top, title="collectives", empty="none to compare")
+        yield from _rows(compared, columns, top=top, title="collectives", empty="none to compare")
         for trace in self["lost"]:
             yield Line(f"lost: {_lost(trace)}: {trace['reason']}", "yellow")
         for note in self["notes"]:
@@ -304,12 +321,11 @@ class Ranks(Record):
 
 def _lost(trace: Mapping[str, Any]) -> str:
     """Name the ranks or the file of a trace that could not be used."""
-    ranks = trace["ranks"]
+    ranks, file = trace["ranks"], trace["file"]
+    if file is not None and not ranks:
+        return Path(file).name
     named = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
-    if trace["file"] is None:
-        return named
-    name = Path(trace["file"]).name
-    return f"{named} ({name})" if ranks else name
+    return named if file is None else f"{named} ({Path(file).name})"
 
 
 class Bench(Record):
@@ -325,7 +341,7 @@ class Bench(Record):
                 row["status"] += f" in {row['where']}"
         columns = ["config", "mode", "precision", "status", "median_ns", "std_ns", "tokens_per_s"]
         columns += ["peak_allocated_bytes", "mfu_datasheet"]
-        yield from _rows(rows, *columns, title=title, top=len(rows))
+        yield from _rows(rows, columns, title=title, top=len(rows))
         for row in rows:
             if row["detail"]:
                 yield Line(f"{cell_name(row)}: {row['detail']}", "dim")

@@ -77,31 +77,31 @@ class Column:
 
     def text(self, value: Any) -> str:
         """Write one value as people read it."""
+        if value is None:
+            return "" if self.unit in ("kernels", "outlier") else "-"
         return UNITS[self.unit](value)
 
 
-def _moment_text(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1e6:,.3f} ms"
+def _moment_text(value: float) -> str:
+    return f"{value / 1e6:,.3f} ms"
 
 
-def _percent_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} %"
+def _percent_text(value: float) -> str:
+    return f"{value:.1f} %"
 
 
-def _large_text(value: float | None) -> str:
-    if value is None:
-        return "-"
+def _large_text(value: float) -> str:
     for unit, size in (("T", 1e12), ("G", 1e9)):
         if value >= size:
             return f"{digits(value / size)} {unit}"
     return f"{digits(value / 1e6)} M"
 
 
-def _factor_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}x"
+def _factor_text(value: float) -> str:
+    return f"{value:,.2f}x"
 
 
-def _outlier_text(value: Any) -> str:
+def _outlier_text(value: bool) -> str:
     return "◀ outlier" if value else ""
 
 
@@ -109,7 +109,7 @@ def _kernel_text(value: object) -> str:
     return short_name(str(value))
 
 
-def _kernels_text(value: Sequence[str] | None) -> str:
+def _kernels_text(value: Sequence[str]) -> str:
     return _cut(short_name(value[0]), 24) if value else ""
 
 
@@ -129,8 +129,6 @@ def _evidence_text(value: object) -> str:
 
 
 def _any_text(value: Any) -> str:
-    if value is None:
-        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

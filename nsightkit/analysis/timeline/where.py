@@ -346,8 +346,8 @@ def _makers(whole: Trace) -> Int:
     """Position in :func:`_made` of the operator that made each node of the backward pass, -1 where unknown.
 
     Sequence numbers count nodes: an operator carries the next node's number, whether it makes that node or
-    not, so the last operator with the number made it (as PyTorch has it for its arrows). Every thread counts for itself; a number that
-    operators of several threads carry is ambiguous.
+    not, so the last operator with the number made it (as PyTorch has it for its arrows). Every
+    thread counts for itself; a number that operators of several threads carry is ambiguous.
     """
     key = ["process", "sequence"]
     made = _made(whole)[[*key, "thread", "start_ns"]]
