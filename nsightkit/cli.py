@@ -31,7 +31,7 @@ __all__ = ["COMMANDS", "PANELS", "help_of", "main", "run"]
 Function = Callable[..., Any]
 
 PANELS: dict[str, list[Function]] = {
-    "Ask about a trace": [*questions.QUESTIONS.values()],
+    "Ask about a trace": list(questions.QUESTIONS.values()),
     "Ask about other files": [*questions.FILES.values(), commands.diff, commands.check, commands.ranks, commands.mcp],
     "Write": [commands.convert, commands.report, commands.demo],
     "Capture": [commands.doctor, commands.capture_nsys, commands.capture_ncu, commands.capture_torch],
@@ -70,10 +70,9 @@ class _Parser(argparse.ArgumentParser):
 def _groups_of(function: Function) -> dict[str, Any]:
     """The sets of options that a function takes, by parameter."""
     if function in questions.QUESTIONS.values():
-        names = ["selection", "reading"]
-    else:
-        names = [name for name in inspect.signature(function).parameters if name in GROUPS]
-    return {name: GROUPS[name] for name in names}
+        return {"selection": GROUPS["selection"], "reading": GROUPS["reading"]}
+    parameters = inspect.signature(function).parameters
+    return {name: GROUPS[name] for name in parameters if name in GROUPS}
 
 
 def _parser_of(name: str, function: Function) -> _Parser:
@@ -183,12 +182,16 @@ def _parsed(name: str, words: list[str]) -> dict[str, Any]:
     if name.startswith("capture"):
         from nsightkit.capture.profiling import separate
 
-        border = words.index("--") if "--" in words else len(words)
-        own, rest = (words[:border], words[border:]) if name == "capture torch" else separate(words)
-        return {**vars(parser.parse_args(own)), "words": rest}
-    # Options may follow arguments, up to a --.
-    parse = parser.parse_args if "--" in words else parser.parse_intermixed_args
-    return vars(parse(words))
+        own, rest = separate(words)
+        if name == "capture torch":
+            border = words.index("--") if "--" in words else len(words)
+            own, rest = words[:border], words[border:]
+        values = vars(parser.parse_args(own))
+        values["words"] = rest
+        return values
+    if "--" in words:
+        return vars(parser.parse_args(words))
+    return vars(parser.parse_intermixed_args(words))
 
 
 def _answer(function: Function, values: dict[str, Any]) -> Any:
@@ -213,7 +216,7 @@ def _answer(function: Function, values: dict[str, Any]) -> Any:
 
 def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        write(_overview([*PANELS.items()]))
+        write(_overview(list(PANELS.items())))
         return 0
     if words[0] == "--version":
         write(f"nsightkit {__version__}\n")

@@ -245,8 +245,7 @@ def diff(
         also_before = [opened(path, selection, reading) for path in sides.also_before or ()]
         also_after = [opened(path, selection, reading) for path in sides.also_after or ()]
         with progress("comparing"):
-            options = {"match": sides.match, "also_before": also_before, "also_after": also_after}
-            changes = questions.diff(first, second, **options)
+            changes = questions.diff(first, second, match=sides.match, also_before=also_before, also_after=also_after)
     changes.about.title = " · ".join([f"{before.name} → {after.name}", *selection.words])
     changes.about.top = top
     return changes
@@ -363,8 +362,11 @@ def ranks(
     title = f"{count_text(len(job.ranks), 'rank')} · {tools} · {place}"
     answer = Ranks(job.summary(each), About(title, remarks=remarks, top=top))
     answer.findings = job.findings()
-    answer.tables = {"ranks": job.ranks, "collectives": job.collectives if each else job.kinds()}
-    answer.csv_table = "collectives" if each else "ranks"
+    answer.tables = {"ranks": job.ranks, "collectives": job.kinds()}
+    answer.csv_table = "ranks"
+    if each:
+        answer.tables = {"ranks": job.ranks, "collectives": job.collectives}
+        answer.csv_table = "collectives"
     return answer
 
 
@@ -528,7 +530,9 @@ def envelope(*, config: list[str] | None = None, top: int | None = None) -> "Tab
     from nsightkit.analysis.roofline.envelope import summary
     from nsightkit.records import Envelope
 
-    models = [configurations.find(name) for name in config] if config else configurations.MATRIX
+    models = configurations.MATRIX
+    if config:
+        models = tuple(configurations.find(name) for name in config)
     return Envelope.of(summary(models), top, hidden=("notes",))
 
 

@@ -161,9 +161,12 @@ def summary(trace: "Trace") -> "Summary":
     from nsightkit.records import About, Summary
 
     figures = overview.summary(trace)
-    notes = [overview.note(trace, figures), *trace.meta.notes]
+    notes = list(trace.meta.notes)
+    note = overview.note(trace, figures)
+    if note is not None:
+        notes.insert(0, note)
     remarks = _missing(trace, "kernels", "memops", "graphs")
-    return Summary(figures, About(title_of(trace), notes=[note for note in notes if note], remarks=remarks))
+    return Summary(figures, About(title_of(trace), notes=notes, remarks=remarks))
 
 
 def kernels(
@@ -498,7 +501,8 @@ def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table
     from nsightkit.analysis.timeline import calls as analysis
 
     rows = analysis.summary(trace, os=os)
-    return _table(trace, rows, top, remarks=_missing(trace, "os_calls" if os else "calls"), empty="no calls")
+    remarks = _missing(trace, "os_calls") if os else _missing(trace, "calls")
+    return _table(trace, rows, top, remarks=remarks, empty="no calls")
 
 
 def steps(
@@ -524,15 +528,16 @@ def steps(
     from nsightkit.analysis.timeline import steps as analysis
 
     rows = analysis.summary(trace, match=match)
-    outliers = int(rows["outlier"].sum())
-    median = time_text(float(rows["wall_ns"].median())) if len(rows) else "-"
-    notes = [f"{count_text(len(rows), 'step')}, median {median}, {count_text(outliers, 'outlier')}"]
     floor_ns = None if weights_gb is None else _decode_floor_ns(trace, weights_gb)
+    notes = []
+    if len(rows):
+        median, outliers = time_text(float(rows["wall_ns"].median())), int(rows["outlier"].sum())
+        notes.append(f"{count_text(len(rows), 'step')}, median {median}, {count_text(outliers, 'outlier')}")
     for phase in analysis.phases(trace, match).to_dict("records"):
         notes.append(_phase_text(phase))
         if floor_ns is not None and phase["phase"] == "decode":
             ratio = phase["median_ns"] / floor_ns
-            read = f"reading {weights_gb:g} GB of weights takes {time_text(floor_ns)}"
+            read = f"Reading {weights_gb:g} GB of weights takes {time_text(floor_ns)}"
             notes.append(f"{read}; the median decode step takes {ratio:.1f}x as long")
     return _table(
         trace,
