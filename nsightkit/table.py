@@ -507,7 +507,7 @@ class Fact:
 Part = Line | list[Fact] | list[tuple[Column, list[str]]]
 
 
-def _drawn(part: Part, width: int) -> Any:
+def _drawn(part: Any, width: int) -> Any:
     """Make something that rich prints."""
     from rich.table import Table as Grid
     from rich.text import Text
@@ -520,8 +520,8 @@ def _drawn(part: Part, width: int) -> Any:
         item.add_row("-", Text(text.removeprefix("- "), style=part.style, overflow="fold"))
         return item
     if isinstance(part[0], Fact):
-        return _facts([fact for fact in part if isinstance(fact, Fact)])
-    return _grid([column for column in part if isinstance(column, tuple)], width)
+        return _facts(part)
+    return _grid(part, width)
 
 
 def _facts(facts: Sequence[Fact]) -> Any:

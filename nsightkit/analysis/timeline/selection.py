@@ -75,11 +75,9 @@ def select(
     for masks in filters:
         both = {}
         for table in TABLES:
-            old, new = chosen.mask(table), masks.get(table)
-            if old is not None and new is not None:
-                both[table] = old & new
-            elif old is not None or new is not None:
-                both[table] = new if old is None else old
+            given = [mask for mask in (chosen.mask(table), masks.get(table)) if mask is not None]
+            if given:
+                both[table] = np.logical_and.reduce(given)
         chosen = chosen.masked(both)
     return chosen
 
