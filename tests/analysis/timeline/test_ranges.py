@@ -234,11 +234,3 @@ def test_without_gpu_tables_the_gpu_columns_are_unknown_not_zero(shared_traces):
     found = ranges.summary(trace)
     assert found["count"].sum() == 649
     assert found[["gpu_ns", "gpu_span_ns", "kernel_count"]].isna().all().all()
-
-
-def test_bad_arguments(tmp_path):
-    trace = Trace.from_frames({})
-    with pytest.raises(nsightkit.UsageError, match="regular expression"):
-        ranges.summary(trace, match="[")
-    with pytest.raises(nsightkit.UsageError, match="window or thread"):
-        ranges.summary(trace, rule="stream")

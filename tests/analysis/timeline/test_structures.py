@@ -14,7 +14,7 @@ from synthetic.planted import Export
 
 import nsightkit
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges, selection
+from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges
 
 SIZE = 60_000
 
@@ -159,10 +159,3 @@ def test_ranges(program):
         assert row.gpu_ns == line_length(parts)
         assert row.gpu_span_ns == (max(b for _, b in parts) - min(a for a, _ in parts) if parts else 0)
     assert ranges.summary(program.trace).loc[0, "gpu_ns"] == sum(line_length(p) for *_, p in program.ranges)
-
-
-def test_one_device_alone(program):
-    alone = selection.select(program.trace, device=1)
-    low, high = program.spans[1]
-    busy = int(program.busy[1].sum())
-    assert overview.summary(alone)["idle_ns"] == high - low - busy == gaps.summary(alone)["total_ns"].sum()

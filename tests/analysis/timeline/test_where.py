@@ -203,9 +203,7 @@ def test_a_launch_that_was_not_recorded() -> None:
         TraceMeta(tool="planted"),
     )
     assert sums(early, "range") == {("a", None): 9, (where.UNATTRIBUTED, None): 1}
-    assert where.note(where.summary(early, "range")) == (
-        "by range · 10.0 % unattributed (launch not recorded: 10.0 %)"
-    )
+    assert where.note(where.summary(early, "range")) == ("by range · 10.0 % unattributed (launch not recorded: 10.0 %)")
 
 
 # Nsight Systems.
