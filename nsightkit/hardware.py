@@ -201,7 +201,9 @@ def rows(gpu: Gpu, clock_mhz: float | None = None) -> list[dict[str, object]]:
     """
     table: list[dict[str, object]] = []
     for peak in gpu.peaks:
-        tflops, clock, source = peak.tflops, peak.clock_mhz, peak.source or gpu.source
+        tflops: float = peak.tflops
+        clock: float | None = peak.clock_mhz
+        source = peak.source or gpu.source
         scaled = None if clock_mhz is None else gpu.at_clock(peak.unit, clock_mhz, peak.accumulate)
         if scaled is not None:
             tflops, clock, source = scaled, clock_mhz, f"SMs x rate x clock; {source}"

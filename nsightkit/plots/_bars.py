@@ -39,7 +39,7 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     rest = table.iloc[top:]
     if len(rest):
         sums = rest[[value, share, "count"]].sum()
-        shown.append({**sums, key: f"{len(rest)} others", "category": ""})
+        shown.append({**sums.to_dict(), key: f"{len(rest)} others", "category": ""})
     figure, axes = style.new_figure(1.2 + 0.36 * max(len(shown), 2), title)
     if not shown:
         return style.nothing(figure, axes, title, "nothing to draw")

@@ -56,7 +56,7 @@ def _draw_bands(axes: Any, bands: pd.DataFrame, size: float) -> list[Any]:
             continue
         colour, hatch = style.look_of(name)
         low, high = rows["bottom_bytes"] / size, rows["top_bytes"] / size
-        corners = style.rectangles(rows["from_event"], rows["to_event"], low, high)
+        corners: Any = style.rectangles(rows["from_event"], rows["to_event"], low, high)
         # Small ones lie close together: white edges would fill their area.
         edge = "face" if name == _OTHERS else "white"
         axes.add_collection(PolyCollection(corners, facecolor=colour, edgecolor=edge, linewidth=0.15, hatch=hatch))
@@ -66,7 +66,7 @@ def _draw_bands(axes: Any, bands: pd.DataFrame, size: float) -> list[Any]:
 
 def _in_words(bands: pd.DataFrame) -> str:
     """What the highest point is made of."""
-    peak = bands.loc[bands["top_bytes"].astype(float).idxmax()]
+    peak = bands.iloc[int(bands["top_bytes"].to_numpy(float).argmax())]
     at_peak = bands[(bands["from_event"] <= peak["from_event"]) & (peak["from_event"] < bands["to_event"])]
     heights = (at_peak["top_bytes"] - at_peak["bottom_bytes"]).groupby(at_peak["category"]).sum()
     parts = heights[heights > 0].sort_values(ascending=False).map(amount)

@@ -85,7 +85,7 @@ def _draw_lane(axes: Any, lane: Lane, first: int, length_ns: int) -> None:
     # At least a column wide: a 2 µs kernel in a 10 s window must not vanish.
     right = marks["start"] + marks["length"].clip(column_ns)
     bottom = lane.row + _HALF
-    corners = style.rectangles(marks["start"], right, bottom - 2 * _HALF * share, bottom)
+    corners: Any = style.rectangles(marks["start"], right, bottom - 2 * _HALF * share, bottom)
     if lane.table in _KINDS:
         kind, colour = _KINDS[lane.table]
         axes.add_collection(PolyCollection(corners, facecolor=colour, label=kind))

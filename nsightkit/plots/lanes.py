@@ -155,7 +155,9 @@ def _gpu_lanes(trace: Trace, most: int, row: int, idle: pd.DataFrame | None) -> 
                 if len(events):
                     lanes.append(_lane(f"{gpu} stream {stream}", table, events, row))
             row += 1
-        gaps = idle[idle["device"] == device] if idle is not None else ()
+        if idle is None:
+            continue
+        gaps = idle[idle["device"] == device]
         if len(gaps):
             lanes.append(_lane(f"{gpu} idle, by cause", IDLE, gaps, row))
             row += 1

@@ -161,7 +161,8 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
             parts.append(_events(lane, len(parts), first_ns, names))
         facts = {"label": short(label), "leftOut": found.left_out, "rows": list(rows.values())}
         pages.append({**facts, "first": first_ns, "span": max(last_ns - first_ns, 1)})
-    events = pd.concat(parts or [items(*[np.array([], np.int64)] * 3)], ignore_index=True)
+    none = np.array([], np.int64)
+    events = pd.concat([items(none, none, none), *parts], ignore_index=True)
     data = _fitted({"title": title, "traces": pages}, events, list(names), most_bytes)
     figures = ""
     sentences = []

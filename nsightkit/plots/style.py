@@ -116,8 +116,8 @@ def legend(figure: Figure, columns: int, handles: Mapping[str, Any] | None = Non
         drawn, labels = figure.axes[0].get_legend_handles_labels()
         handles = dict(zip(labels, drawn, strict=True))
     if handles:
-        place = "outside lower center"
-        figure.legend(handles.values(), handles, loc=place, ncols=columns, frameon=False, fontsize=9)
+        place: Any = "outside lower center"  # a constrained layout knows it, the types do not
+        figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns, frameon=False, fontsize=9)
 
 
 def label_bars(axes: Any, bars: Any, labels: Iterable[str]) -> None:

@@ -308,7 +308,8 @@ class NsysSource:
         frames["name"] = functions.where(~is_unknown, modules.str.rpartition("/")[2])
         frames["rank"] = np.where(is_unknown, 2, modules.str.match(_SYSTEM))
         best = frames.sort_values(["id", "rank", "stackDepth"]).drop_duplicates("id").set_index("id")["name"]
-        return categorical(*pd.factorize(best.reindex(ids, fill_value="")))
+        codes, texts = pd.factorize(best.reindex(ids, fill_value=""))
+        return categorical(codes, texts.tolist())
 
     def sampled_until(self, start: Array, thread: Array) -> Array:
         """When each sample's thread was sampled next, or one sampling period later if that is more than two later.

@@ -224,7 +224,7 @@ def _other_kernels(kernels: pd.DataFrame, least_ns: float) -> Iterator[str]:
     changed = kernels[is_large & (kernels["before_count"] != kernels["after_count"])]
     totals = kernels.groupby("category")[["before_ns", "after_ns"]].sum()
     for category, delta in changed.groupby("category", sort=False)["delta_ns"]:
-        was, now = totals.loc[category]
+        was, now = totals.loc[[category]].to_numpy()[0].tolist()
         if delta.min() < 0 < delta.max() and abs(now - was) < delta.abs().max() / 2:
             yield f"A library chose other {category} kernels: {time_text(was)} before, {time_text(now)} after in all."
 
@@ -265,12 +265,16 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[dict[str, An
         yield title, [_shown(row, unit) for row in large[:top]], len(large)
 
 
+def _is_unknown(value: Any) -> bool:
+    return value is None or bool(pd.isna(value))
+
+
 def _shown(row: Row, unit: str) -> dict[str, Any]:
     """Choose and name the columns of a row."""
     shown = {"name": _name(row)}
     for key in (f"before_{unit}", f"after_{unit}", f"delta_{unit}"):
         shown[key] = row[key]
-    shown["change"] = "-" if pd.isna(row["change"]) else percent(row["change"])
+    shown["change"] = "-" if _is_unknown(row["change"]) else percent(row["change"])
     if unit == "ns":
         shown["interval"] = _interval(row)
         shown["significance"] = row["significance"]
@@ -280,7 +284,7 @@ def _shown(row: Row, unit: str) -> dict[str, Any]:
 def _interval(row: Row) -> str:
     """The interval of a change, relative to before; empty if unknown."""
     was = row["before_ns"]
-    if pd.isna(row["low_ns"]) or not was:
+    if _is_unknown(row["low_ns"]) or not was:
         return ""
     return f"{percent(row['low_ns'] / was)} to {percent(row['high_ns'] / was)}"
 

@@ -133,7 +133,7 @@ def _figures(trace: Trace, windows: pd.DataFrame, whole: dict[str, Any]) -> pd.D
     """Times of the whole: wall, busy and idle, and the GPU's work by kind."""
     process = int(windows["process"].iloc[0]) if len(windows) else 0
     times = steps.divided(trace, steps.timed(windows), process)
-    totals = pd.Series({name: whole[name] for name in times}, dtype="float64")
+    totals = pd.Series({name: whole[str(name)] for name in times}, dtype="float64")
     if len(windows):
         totals = totals.fillna({"wall_ns": times["wall_ns"].sum()})
         if trace is not trace.whole and steps.windows(trace).empty:

@@ -79,7 +79,7 @@ def compare(traces: Mapping[str, Trace], match: str = phases.PHASES, top: int | 
     table["difference"] = (now / was - 1).where(was != 0).mask(was == now, 0.0)
     table = table.reset_index()
     categories = table.loc[table["group"] == "category", "name"].unique()
-    dropped = [] if top is None else categories[top:]
+    dropped = categories[:0] if top is None else categories[top:]
     is_dropped = (table["group"] == "category") & table["name"].isin(dropped)
     return table[~is_dropped].reset_index(drop=True)
 

@@ -88,7 +88,7 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, begin: str, ask: str,
     previous_end = table.groupby("address")["free_completed"].shift(fill_value=-1)
     table["first"] = table["first"].mask(is_old, previous_end)
     # Old blocks that are pending at the end, or only complete here, were freed before the first event.
-    is_pending = is_old & ((completed == count) | (action == ask).any())
+    is_pending = is_old & ((completed == count) | bool((action == ask).any()))
     is_unasked = (asked < 0) & ~is_pending
     table["free_requested"] = asked.mask(is_unasked, table["free_completed"])
     return table.sort_values(["first", "address"], kind="stable", ignore_index=True)
@@ -160,7 +160,8 @@ def _rounded(snapshot: Snapshot, requested: _Ints) -> _Ints:
         if parts > 1:
             is_divided = (place_of == place) & (requested > _MIN_BLOCK_BYTES * parts)
             unit[is_divided] = (1 << exponent[is_divided]) // parts
-    return np.maximum(-(-requested // unit) * unit, _MIN_BLOCK_BYTES)
+    rounded: _Ints = np.maximum(-(-requested // unit) * unit, _MIN_BLOCK_BYTES)
+    return rounded
 
 
 def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> _Ints:
@@ -207,9 +208,7 @@ def _mapped(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
     edges = pd.concat([parts, ends])
     depth = edges.groupby("address")["sign"].sum().cumsum()
     change = np.diff((depth > 0).to_numpy(int), prepend=0)
-    begins = depth.index[change > 0]
-    ends = depth.index[change < 0]
-    return pd.DataFrame({"address": begins, "end": ends}, dtype=np.int64)
+    return pd.DataFrame({"address": depth.index[change > 0], "end": depth.index[change < 0]}, dtype=np.int64)
 
 
 def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) -> dict[str, int]:

@@ -205,8 +205,8 @@ def _score(name: str, filename: str) -> int:
 def _site_frames(snapshot: Snapshot) -> _Ints:
     """Give each stack's most telling frame; of equals the innermost."""
     scores = []
-    for frame in snapshot.frames.itertuples():
-        scores.append(_score(frame.name, frame.filename))
+    for name, filename in zip(snapshot.frames["name"], snapshot.frames["filename"], strict=True):
+        scores.append(_score(name, filename))
     lengths = np.diff(snapshot.stack_bounds)
     frames = pd.DataFrame({"frame": snapshot.stack_frames})
     frames["stack"] = np.repeat(np.arange(len(lengths)), lengths)

@@ -162,9 +162,9 @@ def predict(configuration: Configuration, **how: Any) -> pd.DataFrame:
     table = moments(configuration, **how).set_index("moment")
     moment = str(table["total_bytes"].idxmax())
     peak = table.loc[moment]
-    largest = table.max()
+    largest = table.max().to_dict()
     ledger = pd.DataFrame({"item": list(_WORDS)})
-    ledger["predicted_bytes"] = ledger["item"].map(peak).astype("Int64")
+    ledger["predicted_bytes"] = ledger["item"].map(dict(peak)).astype("Int64")
     ledger["largest_bytes"] = ledger["item"].map(largest).astype("Int64")
     ledger["moment"] = moment
     ledger["alive"] = [alive for alive, _ in _WORDS.values()]

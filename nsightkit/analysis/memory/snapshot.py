@@ -217,7 +217,7 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
     return live.sort_values(["size_bytes", "address"], ascending=[False, True], ignore_index=True)
 
 
-def _event(snapshot: Snapshot, moment: Moment, device: int | None) -> int:
+def _event(snapshot: Snapshot, moment: Moment | str, device: int | None) -> int:
     """Give the number of the event after which a moment is; -1 for the state before the first."""
     device = _device(snapshot, device)
     events = events_of(snapshot, device)
@@ -232,7 +232,7 @@ def _event(snapshot: Snapshot, moment: Moment, device: int | None) -> int:
         if not len(failures):
             raise UsageError(f"the snapshot holds no out-of-memory error of device {device}")
         return int(failures[-1])
-    if not isinstance(moment, int) or not -1 <= moment < len(events):
+    if isinstance(moment, str) or not -1 <= moment < len(events):
         raise UsageError(f"unknown moment {moment!r}: give peak, oom, start, end or an event below {len(events)}")
     return moment
 
@@ -305,6 +305,7 @@ def ranges(snapshot: Snapshot, match: str = "", device: int | None = None) -> pd
     marks = marks[is_chosen].sort_values("time_ns", kind="stable")
     rows = []
     begins: dict[str, list[int]] = defaultdict(list)
+    mark: Any
     for mark in marks.itertuples():
         if mark.stage.upper() == "START":
             begins[mark.name].append(mark.time_ns)

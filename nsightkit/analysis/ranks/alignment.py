@@ -204,7 +204,7 @@ def _tie(clocks: pd.DataFrame, ends: pd.DataFrame, first: int) -> None:
         fresh = ends[ends["rank"].map(clocks["island"]) < 0]
         apart = fresh["end_ns"] - fresh["collective"].map(here)
         offset = apart.groupby(fresh["rank"]).median().dropna().round().astype(np.int64)
-        clocks.loc[offset.index, "offset_ns"] = offset + clocks.loc[rank, "offset_ns"]
+        clocks.loc[offset.index, "offset_ns"] = offset + int(clocks["offset_ns"].loc[rank])
         clocks.loc[offset.index, "island"] = first
         waiting += offset.index.tolist()
 

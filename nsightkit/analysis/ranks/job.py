@@ -419,7 +419,7 @@ def _ranks(crew: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFram
     by_rank = waits.groupby("rank")[["late_ns", "waited_ns"]]
     table[["late_ns", "waited_ns"]] = by_rank.sum(min_count=1)
     table = table.join(clocks[["offset_ns", "spread_ns"]].add_prefix("clock_"))
-    times = [name for name in table if str(name).endswith("_ns")]
+    times = [str(name) for name in table if str(name).endswith("_ns")]
     table[times] = table[times].astype("Float64").round().astype("Int64")
     return table.reset_index()
 

@@ -108,9 +108,9 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
         units = units_of[group]
         others = units.columns.drop(list(stragglers), errors="ignore")
         if others.empty:
-            others = units.columns.drop(rank)
+            others = units.columns.drop([rank])
         row: dict[str, Any] = {"rank": rank, "late_ns": int(table["late"][table["rank"] == rank].sum())}
-        row |= _figures(units[rank].dropna(), units.index.name)
+        row |= _figures(units[rank].dropna(), str(units.index.name))
         row["gain_ns"] = _time_saved(table, [rank])
         reason, excess_ns = _reason(rank, steps, others)
         if excess_ns < _EXPLAINED * row["late_ns"]:
@@ -159,12 +159,12 @@ def _late_beyond_chance(units_of: Mapping[int, pd.DataFrame], wall_ns: float) ->
     tests = sum(units.shape[1] for units in units_of.values())
     stragglers: dict[int, int] = {}
     while True:
-        late = []
+        late: list[tuple[float, int, int]] = []
         for group, units in units_of.items():
             rest = units.drop(columns=list(stragglers), errors="ignore")
             late_ns = rest.sum()
             named = (tests * chances(rest) < _SIGNIFICANT) & (late_ns >= _WORTH * wall_ns)
-            for rank in rest.columns[named].tolist():
+            for rank in rest.columns[named].to_numpy(int).tolist():
                 late.append((late_ns[rank], group, rank))
         if not late:
             return stragglers
@@ -225,8 +225,8 @@ def _reason(rank: int, steps: pd.DataFrame, others: pd.Index) -> tuple[dict[str,
     # Only steps that all of them recorded.
     recorded = together.groupby(level="step").transform("size")
     together = together[recorded == len(others) + 1].fillna(0)
-    own = together.xs(rank, level="rank").sum()
-    usual = together.drop(index=rank, level="rank").groupby(level="step").median().sum()
+    own = pd.Series(together.xs(rank, level="rank").sum())
+    usual = pd.Series(together.drop(index=rank, level="rank").groupby(level="step").median().sum())
     is_time = together.columns.str.startswith(TIME) & (together.columns != WAITING)
     extra = (own - usual)[is_time]
     part = str(extra.idxmax())

@@ -365,7 +365,7 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
     calls = np.array([group.calls for group in kinds], np.int64)
     times = np.array([group.time_ns for group in kinds], np.int64)
     operations = [_on(sheet, group.operation) for group in kinds]
-    table = judge(operations, times / calls, sheet, measured)  # what fits the cache is a matter of one call
+    table = judge(operations, (times / calls).tolist(), sheet, measured)  # what fits the cache is a matter of one call
     table[["flops", "bytes"]] = table[["flops", "bytes"]].mul(calls, axis=0)
     table = table.assign(time_ns=times, count=calls)
     return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True)
@@ -483,7 +483,7 @@ def _operations(ops: pd.DataFrame) -> tuple[list[Operation], np.ndarray]:
     width = len(inputs.categories)
     pairs = names.codes.to_numpy(np.int64) * width + inputs.codes.to_numpy(np.int64)
     kind_of, pairs = pd.factorize(pairs, sort=True)
-    operations = []
+    operations: list[Operation] = []
     number_of_kind = np.full(len(pairs), -1, np.int64)
     for kind, pair in enumerate(pairs.tolist()):
         operation = cost(str(names.categories[pair // width]), str(inputs.categories[pair % width]))

@@ -190,7 +190,7 @@ def _alike(column: Int, other: Int) -> Iterator[tuple[Int, Int]]:
     others = pd.Series(other).groupby(other).indices
     for value, positions in places.items():
         if value in others:
-            yield positions, others[value]
+            yield np.asarray(positions), np.asarray(others[value])
 
 
 @kept

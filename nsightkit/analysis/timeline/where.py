@@ -415,7 +415,7 @@ def _place_by_capture(placed: pd.DataFrame, capture: Trace, kind: By) -> None:
     """
     captured = _captured(capture)
     captured = captured.join(_located(capture, captured["row"].to_numpy(), kind))
-    is_named = (captured["kernel"] != "").all()
+    is_named = bool((captured["kernel"] != "").all())
     fitting: dict[object, list[pd.DataFrame]] = {}
     for _, launches in captured.groupby("graph"):
         ordered, key = _ordered(launches, launches["kernel"], is_named)

@@ -322,11 +322,11 @@ def _filled(trace: Trace, device: int, kernels: pd.DataFrame, waiting: pd.DataFr
     amounts = np.zeros((len(edges) - 1, ENDS + 1), np.int64)
     covered = Coverage([], [])
     before = np.zeros(len(edges) - 1, np.int64)
-    for code, events in layers:
+    for answer, events in layers:
         covered = Coverage(*intervals.union((covered.start, covered.end), (events["start_ns"], events["end_ns"])))
         now = covered.of(edges[:-1], edges[1:])
-        if code is not None:
-            amounts[:, code] += now - before
+        if answer is not None:
+            amounts[:, answer] += now - before
         before = now
     return amounts
 

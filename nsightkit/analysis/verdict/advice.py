@@ -162,7 +162,7 @@ def _on_cpu_work(finding: Finding) -> str:
         if is_torch:
             how = "NVTX or record_function ranges around the parts of a step, or profile(with_stack=True)"
         return f"find out what this is: {how}; then move it off the thread that launches"
-    if kind == "call" and _ALLOCATES.search(name):
+    if kind == "call" and _ALLOCATES.search(str(name)):
         if is_torch:
             how = "no empty_cache() in the loop, and no sizes that outgrow the last ones"
             return f"let PyTorch's caching allocator keep the memory: {how}"
@@ -328,7 +328,7 @@ def _is_compiled(finding: Finding) -> bool:
     account = finding.account
     if _time_ns(finding, pattern=_COMPILED) > _COMPILES * _time_ns(finding):
         return True
-    compiled_ns = 0
+    compiled_ns = 0.0
     for table in ("ranges", "ops"):
         events = account.trace.table(table, ["name", "duration_ns"])
         compiled_ns = max(compiled_ns, events.loc[matching(events["name"], _COMPILED), "duration_ns"].sum())

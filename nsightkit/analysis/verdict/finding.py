@@ -104,7 +104,7 @@ def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence
     events["name"] = _without_numbers(events)
     events["inside"] = _inside(account, events)
     by_name = events.groupby(["kind", "name"], sort=False)["duration_ns"]
-    named = by_name.agg(count="size", total_ns="sum")
+    named = pd.DataFrame(by_name.agg(count="size", total_ns="sum"))
     by_place = events.groupby(["kind", "name", "inside"])["duration_ns"].sum().reset_index("inside")
     by_place = by_place[2 * by_place["duration_ns"] > named["total_ns"].reindex(by_place.index)]
     named["inside"] = by_place["inside"].astype(object)

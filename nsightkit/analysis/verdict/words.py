@@ -26,7 +26,7 @@ _KIND = {
     "sample": "CPU samples, mostly of ",
 }
 #: Nouns for an answer's moments other than gaps.
-_MOMENTS = {"copy": "copy", "kernel": "kernel", "graph": "replay", "none": "wait"}
+_MOMENTS = {"copy": "transfer", "kernel": "kernel", "graph": "replay", "none": "wait"}
 #: How the sentence about an answer's time begins, where it is not the answer's own name.
 _TAKES = {
     "unknown": "Idle time without a recorded reason (unknown) takes",
@@ -124,7 +124,7 @@ def _names(finding: Finding) -> Iterator[str]:
         if not name or row["total_ns"] <= _LITTLE * finding.time_ns:
             continue
         moment = "gap" if finding.is_idle and kind != "copy" else _MOMENTS.get(kind, "gap")
-        count = count_text(row["count"], moment).replace("copys", "copies")
+        count = count_text(row["count"], moment)
         text = f"{time_text(row['total_ns'])} in {count}: "
         if kind == "range" and finding.is_step(name):
             text += f"only the step's own range, {_called(name)}, covers this time"

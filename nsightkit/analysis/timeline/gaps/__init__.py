@@ -294,8 +294,7 @@ def _events(whole: Trace, table: str, rows: Int) -> list[dict[str, Any]]:
     where = "device" if table in GPU_TABLES else "thread"
     part = whole.table(table, ["start_ns", "end_ns", where]).iloc[rows]
     part.insert(0, "name", names_of(whole, table, rows).tolist())
-    records: list[dict[str, Any]] = part.to_dict("records")
-    return records
+    return [{str(key): value for key, value in record.items()} for record in part.to_dict("records")]
 
 
 def names_of(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:
