@@ -197,7 +197,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "ask_child", ask)
     assert cli.run(["bench", "--device", "cpu", "--mode", "fwd", "--mode", "train", "--format", "text"]) == 2
     out, err = capsys.readouterr()
-    assert "CPU (these times say nothing about a GPU) · 5 warm-up and 10 timed steps" in out
+    assert "CPU (a GPU's times will differ) · 5 warm-up and 10 timed steps" in out
     assert "oom in backward" in out
     assert "smoke train fp32: Tried to allocate" in out
     assert err == "nsightkit: not measured: smoke fwd fp32 (exit code 1: no)\n"

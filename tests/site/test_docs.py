@@ -215,7 +215,7 @@ def test_numbers_in_prose_are_measurements(page, built):
 def test_the_answer_stands_first_with_its_evidence_and_the_minutes(page, built):
     (box,) = page.select(".nsightkit-in-short")
     assert [" ".join(line.get_text().split()) for line in box.select("p")] == [
-        "In short exact 1 min Notebook",
+        "In short exact 1 min",
         "it is <little>.",
     ]
     index = bs4.BeautifulSoup((built / "gallery" / "index.html").read_text(encoding="utf-8"), "html.parser")
@@ -343,7 +343,7 @@ def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, state):
     assert not fold or fold.summary.get_text() == line
     box = " ".join(soup.select_one(".nsightkit-in-short").get_text().split())
     kind, verdict = ("exact", "it was.") if state == "missing" else ("measured, Planted GPU", "it is.")
-    assert box == f"In short {kind} 1 min Notebook {verdict}"
+    assert box == f"In short {kind} 1 min {verdict}"
     packed = list((site / "html").rglob("recordings.zip"))
     assert bool(packed) is (state != "missing")
     for path in packed:  # what a reader downloads is a folder of recordings
