@@ -19,7 +19,7 @@ sys.path.insert(0, str(_ROOT))
 sys.path.insert(0, _EXTENSIONS)
 _EXAMPLES = str(_ROOT / "examples")  # pages and chapters import from its _lib
 sys.path.insert(0, _EXAMPLES)
-# Notebook pages run in a process of their own, which needs the same modules.
+# Notebook pages run in a separate process that needs the same modules.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys(
         [str(_ROOT), _EXTENSIONS, _EXAMPLES, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -93,7 +93,7 @@ nb_merge_streams = True
 sphinx_gallery_conf = {
     "examples_dirs": [str(_ROOT / "examples")],
     "gallery_dirs": ["gallery"],
-    "filename_pattern": r".*",  # every script is executed, whatever its name
+    "filename_pattern": r".*",  # every script is executed
     "ignore_pattern": r"(^|[/\\])_",
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("site_figures.scrape", "gallery_hooks.scrape"),
