@@ -9,14 +9,13 @@ docstring. A parameter named in :data:`GROUPS` is a set of options that several 
 
 import dataclasses
 import functools
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nsightkit import configurations, hardware, questions
-from nsightkit.errors import UsageError
+from nsightkit.errors import UsageError, require_amount
 from nsightkit.output import note, progress
 from nsightkit.questions import Selection
 
@@ -196,12 +195,6 @@ def opened(path: Path, selection: Selection, reading: Reading) -> "Trace":
 
     with progress(f"reading {path.name}"):
         return selection.of(load(path, cache=reading.cache))
-
-
-def _require_amount(name: str, value: float | None) -> None:
-    """Refuse what is not above 0 and finite."""
-    if value is not None and not 0 < value < math.inf:
-        raise UsageError(f"{name} must be above 0 and finite, not {value:g}")
 
 
 def _require_free(out: Path, overwrite: bool, traces: "Sequence[Path]" = (), folder: bool = False) -> None:
@@ -499,7 +492,7 @@ def peaks(
     """
     from nsightkit.table import Table
 
-    _require_amount("--clock", clock)
+    require_amount("--clock", clock)
     if measure:
         if gpu is not None or clock is not None:
             raise UsageError("--measure uses this machine's GPU at its own clock: drop GPU and --clock")
@@ -552,7 +545,7 @@ def bench(model: "Model", timing: "Timing", *, out_json: Path | None = None, ove
         ("--timeout-s", timing.timeout_s),
         *(("--ctx", context) for context in model.ctx or ()),
     ):
-        _require_amount(name, value)
+        require_amount(name, value)
     if out_json is not None:
         _require_free(out_json, overwrite)
     from nsightkit.capture import bench as benchmark

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import traceback
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from nsightkit.safe import plain
 
-__all__ = ["NsightkitError", "TraceError", "UsageError", "in_words", "reading"]
+__all__ = ["NsightkitError", "TraceError", "UsageError", "in_words", "reading", "require_amount"]
 
 #: `sqlite3.SQLITE_FULL`, without a library that few commands need.
 _SQLITE_FULL = 13
@@ -56,6 +57,24 @@ class TraceError(NsightkitError):
 
     def __reduce__(self) -> tuple[type[TraceError], tuple[str, str, str]]:
         return type(self), (self.path, self.problem, self.remedy)
+
+
+def require_amount(name: str, value: float | None) -> None:
+    """Refuse an amount that is not above 0 and finite.
+
+    Parameters
+    ----------
+    name : str
+        The option.
+    value : float or None
+        None was not given, and is fine.
+
+    Raises
+    ------
+    UsageError
+    """
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"{name} must be above 0 and finite, not {value:g}")
 
 
 @contextlib.contextmanager

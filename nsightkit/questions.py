@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from nsightkit.analysis.core.text import count_text, share_text, time_text
-from nsightkit.errors import UsageError
+from nsightkit.errors import UsageError, require_amount
 
 if TYPE_CHECKING:
     from typing import Any
@@ -533,7 +533,7 @@ def steps(
     if len(rows):
         median, outliers = time_text(float(rows["wall_ns"].median())), int(rows["outlier"].sum())
         notes.append(f"{count_text(len(rows), 'step')}, median {median}, {count_text(outliers, 'outlier')}")
-    for phase in analysis.phases(trace, match).to_dict("records"):
+    for phase in analysis.phases(rows).to_dict("records"):
         notes.append(_phase_text(phase))
         if floor_ns is not None and phase["phase"] == "decode":
             ratio = phase["median_ns"] / floor_ns
@@ -554,8 +554,7 @@ def _decode_floor_ns(trace: "Trace", weights_gb: float) -> float:
     """Compute the least time of a decode step: its weights at the card's memory bandwidth."""
     from nsightkit import hardware
 
-    if not 0 < weights_gb < math.inf:
-        raise UsageError(f"--weights-gb must be above 0 and finite, not {weights_gb:g}")
+    require_amount("--weights-gb", weights_gb)
     names = [gpu.name for gpu in trace.meta.gpus if gpu.name]
     if not names:
         raise UsageError("--weights-gb: the trace does not name its GPU, so its memory bandwidth is unknown")

@@ -199,7 +199,6 @@ _HEADINGS = {
     "occupancy_limiter": "limited by",
     "classification": "class",
     "gb_per_s": "GB/s",
-    "bus_gb_per_s": "bus GB/s",
     "tokens_per_s": "tokens/s",
     "tflops": "TFLOP/s",
     "clock_mhz": "at MHz",

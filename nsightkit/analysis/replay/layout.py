@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.replay.model import MOST_CUTS, Bool, Int
-
-if TYPE_CHECKING:
-    from nsightkit.analysis.replay.stages import Stages
+from nsightkit.analysis.replay.stages import Stages
 
 __all__ = ["Layout", "lay_out"]
 

@@ -11,7 +11,6 @@ import bisect
 import dataclasses
 import graphlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,9 +18,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay.layout import Layout
 from nsightkit.analysis.replay.model import NEVER, Change, Int, Played
-
-if TYPE_CHECKING:
-    from nsightkit.analysis.replay.stages import Stages
+from nsightkit.analysis.replay.stages import Stages
 
 __all__ = ["play"]
 

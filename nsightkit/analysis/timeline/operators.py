@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from nsightkit.analysis.core import categories
 from nsightkit.analysis.core.grouped import check_grouping, durations_by_name, ranked_groups
 from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import nesting
@@ -21,16 +22,7 @@ __all__ = ["CATEGORIES", "RULES", "category_of", "own", "summary"]
 #: Kinds of work, named as those of kernels (:mod:`nsightkit.analysis.core.categories`). *dispatch* neither moves data
 #: nor computes: views, wrappers, autograd's bookkeeping. *other* is what no rule knows.
 CATEGORIES = (
-    "GEMM",
-    "convolution",
-    "attention",
-    "softmax",
-    "normalization",
-    "reduction",
-    "elementwise",
-    "optimizer",
-    "memory-like",
-    "communication",
+    *(category for category in categories.CATEGORIES if category not in ("Triton-fused", "other")),
     "dispatch",
     "other",
 )

@@ -356,14 +356,13 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     return steps.join(_served(trace, table))
 
 
-def phases(trace: Trace, match: str | None = None) -> pd.DataFrame:
+def phases(rows: pd.DataFrame) -> pd.DataFrame:
     """Sum the time of an inference server's steps by what they served.
 
     Parameters
     ----------
-    trace : Trace
-    match : str, optional
-        Regular expression, searched in range names; what it finds are the steps.
+    rows : DataFrame
+        Steps, as :func:`summary` returns them.
 
     Returns
     -------
@@ -372,13 +371,7 @@ def phases(trace: Trace, match: str | None = None) -> pd.DataFrame:
         many steps the phase has, the sum of their times, its share of the time of all steps, the medians of a step's
         time, idle time, tokens and sequences, and the tokens of all its steps by their time. Steps without a known
         phase have no row, so shares may sum to less than 1.
-
-    Raises
-    ------
-    UsageError
-        `match` is not a regular expression.
     """
-    rows = summary(trace, match)
     by = rows.groupby("phase")
     table = pd.DataFrame({"steps": by.size(), "wall_ns": by["wall_ns"].sum()})
     table["share"] = table["wall_ns"] / max(rows["wall_ns"].sum(), 1)

@@ -281,7 +281,7 @@ def _judged(windows: pd.DataFrame, spans: pd.DataFrame, devices: int) -> tuple[I
 
 
 def _decodes(trace: Trace) -> bool:
-    phases = steps.phases(trace)
+    phases = steps.phases(steps.summary(trace))
     few = (phases["phase"] == "decode") & (phases["sequences"].fillna(_FEW_SEQUENCES) < _FEW_SEQUENCES)
     return bool(2 * phases.loc[few, "share"].sum() >= 1)
 

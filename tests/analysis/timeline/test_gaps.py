@@ -124,19 +124,6 @@ COVERING = [
 ]
 
 
-@pytest.mark.parametrize(("events", "cause", "name"), COVERING)
-def test_what_the_thread_did_in_the_gap(tmp_path, events, cause, name):
-    case = Case(gap=1000)
-    for event in events:
-        case.add(*event)
-    found = case.found(tmp_path)
-    assert found["cause"] == cause
-    if name:
-        assert found["evidence"]["name"] == name
-    assert found["evidence"]["launch"]["name"] == "cudaLaunchKernel"
-    assert found["evidence"]["ended_by"] == "b"
-
-
 # The same in gaps of 100 µs: a wait counts for as much as it held back, half of the gap, or the CPU's work is the
 # cause.
 SHORT = [
@@ -178,15 +165,19 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize(("events", "cause", "name"), SHORT)
-def test_waits_and_short_gaps(tmp_path, events, cause, name):
-    case = Case(gap=100)
+@pytest.mark.parametrize(
+    ("gap", "events", "cause", "name"), [*((1000, *row) for row in COVERING), *((100, *row) for row in SHORT)]
+)
+def test_what_the_thread_did_in_the_gap(tmp_path, gap, events, cause, name):
+    case = Case(gap=gap)
     for event in events:
         case.add(*event)
     found = case.found(tmp_path)
     assert found["cause"] == cause
     if name:
         assert found["evidence"]["name"] == name
+    assert found["evidence"]["launch"]["name"] == "cudaLaunchKernel"
+    assert found["evidence"]["ended_by"] == "b"
 
 
 def test_data_loading_names_are_configurable(tmp_path):

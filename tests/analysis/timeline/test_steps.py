@@ -110,7 +110,7 @@ def test_a_servers_iterations_are_its_steps() -> None:
     names = ["step[EXTEND bs=1 toks=64]", "step[DECODE bs=8]", "step[DECODE bs=6]"]
     trace = _trace([(name, 100 * i, 100 * i + 40) for i, name in enumerate(names)] + [("execute_x", 0, 300)])
     assert steps.summary(trace)["step"].tolist() == names
-    table = steps.phases(trace).set_index("phase")
+    table = steps.phases(steps.summary(trace)).set_index("phase")
     assert table.index.tolist() == ["decode", "prefill"]
     decode = table.loc["decode", ["steps", "wall_ns", "share", "median_ns", "tokens", "sequences", "tokens_per_s"]]
     assert decode.tolist() == [2, 140, 140 / 240, 70, 7, 7, 14e9 / 140]
