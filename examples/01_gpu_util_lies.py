@@ -168,10 +168,10 @@ figures.share_curves(
 #
 # Switching transistors takes power and waiting takes little. Large bf16
 # matmuls draw so much that the power limit sets their clock
-# (:doc:`15_real_ceilings`). A GPU at full utilization and half its power limit
-# is doing something else: copies, small kernels, or kernels that wait for
-# memory. The clue works in one direction only. High power can still be wasted
-# work.
+# (:doc:`15_ceilings_and_rooflines`). A GPU at full utilization and half its
+# power limit is doing something else: copies, small kernels, or kernels that
+# wait for memory. The clue works in one direction only. High power can still
+# be wasted work.
 
 # %%
 # Change one thing: the precision
@@ -201,7 +201,9 @@ print(f"with TF32: {tf32:.1f}x faster at most (replay)")
 # GPU waits for something, and ``nsightkit gaps`` names the cause. When it is
 # near full, ask two more questions: which kernels ran (``nsightkit kernels``),
 # and how close they came to the card's limits (``nsightkit sol``). The chapter
-# :doc:`/guide/hundred_percent` asks them of five programs.
+# :doc:`/guide/hundred_percent` asks them of five programs, and
+# :ref:`step 1 <example-summary>` of the worked example shows the same count
+# from a trace.
 
 # %%
 # Limits

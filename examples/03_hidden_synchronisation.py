@@ -223,9 +223,9 @@ real["OWLv2"]
 # A long waiting call is not a fault by itself. It costs time only if the CPU
 # had something else to do: kernels to launch that the GPU then lacks, or data
 # to load. Neither the time in such calls nor the idle time after them answers
-# that. A replay of the whole schedule does. In the guide's worked example
-# (:doc:`02_starved_input_pipeline`) waits cost almost nothing, and the time is
-# in the loader and in the launches.
+# that. A replay of the whole schedule does. In
+# :ref:`step 2 <example-gaps>` of the worked example waits cost almost nothing;
+# the time is in the loader and in the launches.
 
 # %%
 # Limits

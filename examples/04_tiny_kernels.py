@@ -256,9 +256,8 @@ for one in (least, most):
 # Launching was the limit at every batch size. For the largest, little is left
 # to gain because the GPU is nearly always busy. The floor under a pass is its
 # number of kernels times the time from launch to launch, and only fewer
-# kernels lower it. The worked example of the
-# guide ends in the same place: once its loader is fixed, it is limited by
-# launches (:doc:`02_starved_input_pipeline`).
+# kernels lower it. The worked example ends in the same place
+# (:ref:`step 6 <example-left>`): once its loader is fixed, launches limit it.
 
 # %%
 # Limits

@@ -228,9 +228,9 @@ print(f"{sum(STATE.values())} bytes a parameter:", STATE)
 # Only the tensors kept for backward shrink, to half at most, and those on the
 # fp32 list or with an fp32 operand do not shrink. Casting costs memory as
 # well: a bf16 copy of each weight is kept until backward.
-# :doc:`13_memory_ledger` adds up a whole step, and :doc:`09_precision` asks
-# what bf16 does to its time. (The worked example of the guide,
-# :doc:`02_starved_input_pipeline`, ran in fp32.)
+# :doc:`11_memory_ledger` adds up a whole step, and :doc:`09_precision` asks
+# what bf16 does to its time. (The :ref:`worked example <example-left>` of the
+# guide ran in fp32.)
 
 # %%
 # Limits

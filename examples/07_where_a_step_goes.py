@@ -191,8 +191,8 @@ print(f"compiled, measured: {fused:.3f}x faster")
 # Compiling removed most of what it could, which was little. Matmuls fill nine
 # tenths of a pass, and :doc:`09_precision` shows which unit they run on. The
 # CPU's clock would have sent the author to the softmax. The chapter
-# :doc:`/guide/timeline` reads a step of the guide's worked example in the same
-# way, row by row.
+# :doc:`/guide/timeline` reads a step of the worked example in the same way,
+# row by row (:ref:`step 1 <example-summary>` is its summary).
 
 # %%
 # A table of phases is useful only if it is complete. Its last row is the time

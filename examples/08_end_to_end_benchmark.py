@@ -151,8 +151,9 @@ print(f"std:  {rows[0]['std (ms)'] / typical:.3f} medians, rule {std:.3f}")
 # How sure is a comparison? ``nsightkit`` uses one rule everywhere, the
 # interval in :doc:`/definitions`, "Noise". It takes the median of all ratios
 # between two series and computes how far chance may move it. We apply it to
-# two changes: loader workers for ResNet-50 on a V100 (the worked example,
-# :doc:`02_starved_input_pipeline`), and compiling the model above:
+# two changes: loader workers for ResNet-50 on a V100
+# (:ref:`step 5 <example-changed>` of the worked example), and compiling the
+# model above:
 
 # fold: How the table is made
 from nsightkit.analysis.core import noise

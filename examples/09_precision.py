@@ -114,9 +114,9 @@ plots.share_bars(bars, title="Kernel time by unit (case file)")
 # %%
 # Three of the five run their matmuls in fp32 on the ordinary cores, two of
 # those on cards whose tensor cores support TF32. (A V100 has neither TF32 nor
-# bf16, but fp16. The worked example of the guide,
-# :doc:`02_starved_input_pipeline`, is the ResNet in this figure.) A GPU can be
-# full of work on the wrong unit, and no utilization shows it.
+# bf16, but fp16. The ResNet in this figure is the guide's
+# :ref:`worked example <example-left>`.) A GPU can be full of work on the wrong
+# unit, and no utilization shows it.
 #
 # All of the model's GEMMs have "sgemm" in their names, single precision:
 

@@ -304,8 +304,8 @@ plots.table(pd.DataFrame(expected, columns=["model", "expected"]))
 #    $ nsightkit sol trace.json.gz
 #    $ nsightkit kernels trace.json.gz --by category
 #
-# The worked example of the guide, :doc:`02_starved_input_pipeline`, shows the
-# next step: a trace that names the bottleneck.
+# The guide's :ref:`worked example <worked-example>` shows the next step: a
+# trace that names the bottleneck.
 
 downloads = {"TimeSformer with 3,137 tokens on an H100": odd.trace}
 

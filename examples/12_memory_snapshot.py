@@ -179,8 +179,9 @@ plots.memory_stacks(
 # Compare the ends of steps, not the peaks. A line that holds more after every
 # step than after the step before is a leak, or a cache that is filling. The
 # snapshot names that line; the error does not. The chapter
-# :doc:`/guide/memory` explains the method. The guide's worked example,
-# :doc:`02_starved_input_pipeline`, does for time what we did here for memory.
+# :doc:`/guide/memory` explains the method. The guide's
+# :ref:`worked example <example-left>` asks for time what we asked here for
+# memory.
 
 # %%
 # Limits

@@ -134,7 +134,7 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 # The largest numbers of the table describe a single head with nothing else on
 # the card. They show that memory no longer limits attention itself. In a
 # model, the activations of its other layers run out long before that:
-# :doc:`11_memory_against_context` has those limits.
+# :doc:`11_memory_ledger` has those limits.
 
 # %%
 # Verdict
@@ -142,15 +142,14 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 # bf16 and a compiler move the limit by a factor below two. Only a kernel
 # without a matrix of scores removes it. After that time becomes the limit,
 # because it still grows with the square. None of this matters for the
-# convolutions of the guide's worked example
-# (:doc:`02_starved_input_pipeline`); the chapter :doc:`/guide/memory` shows
-# how to find out which case yours is.
+# convolutions of the guide's :ref:`worked example <example-left>`; the chapter
+# :doc:`/guide/memory` shows how to find out which case yours is.
 
 # %%
 # Limits
 # ------
 # * Attention alone, one head, without projections or a model. A model's other
-#   tensors take their share of memory first; :doc:`11_memory_against_context`
+#   tensors take their share of memory first; :doc:`11_memory_ledger`
 #   counts them.
 # * The limit is the capacity in the datasheet. A CUDA context and the
 #   allocator's rounding take some of it, and fused kernels have their

@@ -161,7 +161,7 @@ case("h200-matmul", "3-setmaxnreg")
 # %%
 # cuBLAS barely differs between the captures, so the kernel's gain is real. And
 # the library stops at about four fifths of the datasheet, like other long
-# matmuls on this chip (:doc:`15_real_ceilings` explains why):
+# matmuls on this chip (:doc:`15_ceilings_and_rooflines` explains why):
 
 # fold: How the figure is made
 first = stages.iloc[:4].copy()
@@ -267,7 +267,7 @@ plots.table(
 # -------
 # Fuse the attention first: no other rung is worth as much. Then compile.
 # Expect nothing from a graph. (First make sure that the GPU never runs out of
-# work, as in the guide's worked example, :doc:`02_starved_input_pipeline`.)
+# work, as it does in :ref:`step 1 <example-summary>` of the worked example.)
 #
 # How fast is fast enough? Per the datasheet the list takes
 # :measured:`17_layer_ladder.list_us:,.0f` µs and the floor

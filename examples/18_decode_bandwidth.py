@@ -191,7 +191,7 @@ plots.share_bars(kinds, title="Kinds of work, vLLM on an MI300X (case file)")
 # :measured:`18_decode_bandwidth.cheaper:.0f` times a token of the prefill.
 # Eager code is far from both limits, because it waits for its launches, like
 # the guide's worked example after its first fix
-# (:doc:`02_starved_input_pipeline`).
+# (:ref:`step 6 <example-left>`).
 
 # %%
 # Limits

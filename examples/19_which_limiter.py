@@ -242,7 +242,7 @@ print(f"memory: {before.memory_pct:.0f} % busy, then {after.memory_pct:.0f} %")
 # Without the two numbers there is no answer, but launch sizes are in every
 # report, and here they pointed to the same cause as the counters. Before you
 # open Nsight Compute, make sure that a single kernel is the problem: in the
-# guide's worked example, :doc:`02_starved_input_pipeline`, it was not. The
+# guide's :ref:`worked example <example-left>` it was not. The
 # chapter :doc:`/guide/inside_one_kernel` explains the counters one by one.
 
 # %%

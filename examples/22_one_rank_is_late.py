@@ -153,8 +153,9 @@ plots.table(pd.DataFrame(rows))
 # -------
 # The late rank shows in the other ranks' traces, and by its short collectives
 # in its own. To name it we need the traces of all ranks. To explain it we need
-# the CPU side of that rank. The chapter :doc:`/guide/many_gpus` continues from
-# here.
+# the CPU side of that rank: the gaps of
+# :ref:`step 2 <example-gaps>` of the worked example, asked of one rank. The
+# chapter :doc:`/guide/many_gpus` continues from here.
 
 # %%
 # Limits

@@ -1,4 +1,4 @@
-"""The ladders of one layer, prefill and decode: the best each rung can reach, and what it did reach (pages 16 to 18).
+"""The ladders of one layer, prefill and decode: the best each rung can reach, and what it did reach (pages 15, 17, 18).
 
 Every rung is compared with the same list: the operations of the unfused layer
 (:func:`nsightkit.analysis.roofline.sol.layer_costs`), each at its bound. ``SOL = sum of bounds / measured time``. The

@@ -1,4 +1,4 @@
-"""Count what a layer launches, operation by operation, without running it (pages 16 to 18)."""
+"""Count what a layer launches, operation by operation, without running it (pages 15, 17 and 18)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the memory of a language model's step goes, by the allocator (pages 11 and 13).
+"""Where the memory of a language model's step goes, by the allocator (page 11).
 
 Only a GPU's allocator keeps an account; a CPU runs the same steps and reports sizes that follow from the model alone.
 """

@@ -1,9 +1,10 @@
 """
-How fast could each operation of a layer be?
-============================================
+How fast could this operation be?
+=================================
 
-A layer takes some time. Before we try to make it faster: what is the limit
-for each of its operations, and which are far from it?
+An operation takes some time. What is the limit of this card for it, is the
+datasheet a fair yardstick, and which operations of a layer are far from their
+limit?
 
 .. in-short::
 """
@@ -26,8 +27,8 @@ from nsightkit.analysis.roofline import sol
 from nsightkit.guide import case
 
 sizes = dict(batch=1, context=2048, hidden=4096, heads=32, d_ff=11_008)
-h200 = sol.datasheet(hardware.find("H200"))
-table = sol.bounds(climb.operations("prefill", sizes), h200)
+h200 = hardware.find("H200")
+table = sol.bounds(climb.operations("prefill", sizes), sol.datasheet(h200))
 least_us = table["bound_ns"].sum() / 1e3
 print(f"{len(table)} operations, one after the other: {least_us:,.0f} µs")
 
@@ -39,9 +40,9 @@ print(f"{len(table)} operations, one after the other: {least_us:,.0f} µs")
 # .. dropdown:: Answer
 #
 #    All but the matmuls and attention, and together
-#    :measured:`16_roofline_of_a_layer.by_memory:.0%`. Fused into the matmuls
-#    beside them they would be free, so this sum does not bound a layer that
-#    fuses them.
+#    :measured:`15_ceilings_and_rooflines.by_memory:.0%`. Fused into the
+#    matmuls beside them they would be free, so this sum does not bound a layer
+#    that fuses them.
 
 # fold: The table of bounds
 UNITS = {"flops": "GFLOP", "bytes": "MB", "bound_ns": "bound (µs)"}
@@ -72,7 +73,9 @@ odd
 # stage, and cuBLAS.
 
 stages = published.on_h200()
-case("h200-matmul", "3-setmaxnreg")
+library = stages.iloc[-1]
+trace = case("h200-matmul", "3-setmaxnreg")
+trace
 
 # %%
 # A point on the roof cannot be made faster as it is. A point far below it
@@ -158,26 +161,78 @@ plots.table(attention.assign(ms=attention["ms"] / 1e6), {"ms": "{:,.1f}"})
 # no attention kernel reaches its bound.
 
 # %%
+# Is the datasheet a fair roof?
+# -----------------------------
+# A rate on a datasheet is a product of three numbers: the multiprocessors, the
+# operations each does per clock, and a clock. NVIDIA quotes the tensor cores
+# at a lower clock than the ordinary cores, but the card may run at the higher
+# one, so a short measurement can exceed the datasheet without being wrong:
+
+bf16 = h200.peak("bf16")
+highest = h200.peak("fp32").clock_mhz
+above = h200.at_clock("bf16", highest)
+print(f"bf16, quoted at {bf16.clock_mhz:,} MHz: {bf16.tflops:,.0f} TFLOP/s")
+print(f"bf16, at {highest:,} MHz: {above:,.0f} TFLOP/s")
+
+# %%
+# A board also has a power limit. A matmul on tensor cores draws the most
+# power, so its clock falls until the power fits. What share of the datasheet
+# does a large matmul sustain? These are published figures. The cuBLAS kernel
+# above reaches :measured:`15_ceilings_and_rooflines.library:.0%`, which agrees
+# with those of its chip:
+
+# fold: The table of sources
+plots.table(published.rates_table())
+
+# %%
+# There are three yardsticks. The *datasheet* is the same for everyone, and out
+# of reach for long matmuls. The *measured ceiling* is the rate that one
+# program reached on this very card. The *speed of light at the settled clock*
+# is what the units could do at the clock that the card had under load. NVIDIA
+# recommends the third (in CUTLASS, *GEMM Performance Measurement Methodology
+# Guidelines*). Our trace does not record the clock, so the share that cuBLAS
+# reached depends on what we assume for it:
+
+reached = library["flops"] / library["time_ns"] / 1e3
+clocks = [highest, bf16.clock_mhz, 1700, 1550]
+at_clock = pd.DataFrame({"clock (MHz)": clocks})
+at_clock["could do (TFLOP/s)"] = [h200.at_clock("bf16", c) for c in clocks]
+at_clock["share that cuBLAS reached"] = reached / at_clock.iloc[:, 1]
+least_mhz = reached / above * highest
+print(f"it ran at {least_mhz:,.0f} MHz or more: a lower clock is too slow")
+plots.table(at_clock)
+
+# %%
 # Verdict
 # -------
 # The roof limits an operation as it is written. It does not show whether the
 # operation is needed. Start with the operator that has the most time above its
-# bound, here the :measured:`16_roofline_of_a_layer.most_to_gain`, and ask both
-# questions. :doc:`/guide/speed_of_light` explains the method; in the guide's
-# worked example (:doc:`02_starved_input_pipeline`) it becomes the next
-# question once the GPU no longer waits.
+# bound, here the :measured:`15_ceilings_and_rooflines.most_to_gain`, and ask
+# both questions.
+#
+# Judge a long matmul by a ceiling measured on the same card, or by the speed
+# of light at its settled clock. Against the datasheet, a very good one looks a
+# fifth short. Above :measured:`15_ceilings_and_rooflines.above:,.0f` TFLOP/s
+# an H200 has no clock that would explain it, so the measurement is wrong.
+#
+# :doc:`/guide/speed_of_light` explains the method. In the guide's worked
+# example it is the question after :ref:`step 6 <example-left>`, once the GPU
+# no longer waits.
 
 # %%
 # Limits
 # ------
-# * One capture each of a program that we did not write.
+# * One capture each of a program that we did not write. The sizes of the
+#   matmul on the H200 are inferred, not recorded.
 # * A bound counts compulsory bytes. Tensors that fit the level-2 cache may
 #   still be there, and then their operator is faster than the memory. ``sol``
 #   marks that case separately from impossible times.
 # * Operators without arithmetic, such as copies, are not in the figure. The
 #   table of ``sol`` compares them with the memory's bandwidth.
 # * Kernels that a compiler fused belong to no operator with a known cost.
-# * The sizes of the matmul on the H200 are inferred, not recorded.
+# * The reported figures are from other people's cards, whose power limit,
+#   cooling and clocks are mostly not stated. A burst after a pause is faster
+#   than a second of work.
 
 # %%
 # Run it yourself
@@ -197,13 +252,21 @@ plots.table(attention.assign(ms=attention["ms"] / 1e6), {"ms": "{:,.1f}"})
 #    $ nsightkit peaks --measure --format json > ceilings.json
 #    $ nsightkit sol trace.json.gz --ceilings ceilings.json
 #
+# For a ceiling that means something, use random data, warm up for seconds
+# until the clock has settled, rotate operands through more than twice the
+# level-2 cache, log the clock and the power, and use the same duty cycle as
+# the work that you compare.
+#
 # To run this page's script (without a GPU it runs a tiny CPU version):
 #
 # .. code-block:: console
 #
-#    $ python examples/16_roofline_of_a_layer.py
+#    $ python examples/15_ceilings_and_rooflines.py
 
-downloads = {"TimeSformer on an H100": odd.trace}
+downloads = {
+    "TimeSformer on an H100": odd.trace,
+    "a matmul beside cuBLAS, on an H200": trace.trace,
+}
 
 # %%
 # Exercises
@@ -216,8 +279,8 @@ downloads = {"TimeSformer on an H100": odd.trace}
 #       Both inputs have the same shape, so the copy changes the order in
 #       memory, as ``.contiguous()`` does after a transpose. It reads or writes
 #       in strides and leaves a part of each sector unused. Of the long copies
-#       the best reach :measured:`16_roofline_of_a_layer.best_copy:.0%`, the
-#       worst :measured:`16_roofline_of_a_layer.worst_copy:.0%`.
+#       the best reach :measured:`15_ceilings_and_rooflines.best_copy:.0%`, the
+#       worst :measured:`15_ceilings_and_rooflines.worst_copy:.0%`.
 #
 # 2. If the tokens were padded to the next multiple of eight, which points in
 #    the figure would move?
@@ -235,16 +298,156 @@ downloads = {"TimeSformer on an H100": odd.trace}
 #       come from the memory. Above the cache's size, or for arithmetic, either
 #       the time, the shape or the clock is wrong; ``sol`` marks which.
 
+# 4. A colleague measures a bf16 matmul at
+#    :measured:`15_ceilings_and_rooflines.above:,.0f` TFLOP/s on an H200, in
+#    one launch after a pause. Wrong, or possible?
+#
+#    .. dropdown:: Answer
+#
+#       Just possible: it means every tensor core busy at the highest clock.
+#       Ask for the median of a second of launches and for the clock.
+#
+# 5. Your layer reaches most of the measured ceiling and a much smaller share
+#    of the datasheet. What is left to gain?
+#
+#    .. dropdown:: Answer
+#
+#       Little from better kernels. Possibly much from fewer operations, a
+#       smaller type or less power spent elsewhere: see :doc:`17_layer_ladder`.
+
 # %%
 # Measured here
 # -------------
 # .. own-run::
 #
-# The layer of :doc:`17_layer_ladder`, unfused and then fused, profiled with
-# the input shapes of its operators:
+# First the ceilings. A square bf16 matmul, over and over, after a second of
+# warm-up. Each matmul is a point. If the first ones are faster, the card was
+# still cool, or its clock still high.
 
+from nsightkit.analysis.core import noise
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import ceilings, layer
+
+# 2 x 8192³ = 1.1 TFLOP: about 1.5 ms in bf16 on an H100, 2.7 in tf32, 22 in
+# fp32 and 0.8 in fp8. So 800 products in bf16 warm the card for a second.
+cube = dict(m=8192, n=8192, k=8192)
+small_cube = dict(m=256, n=256, k=256)
+
+
+def product(part, precision, warmup, shape=cube, steps=200, **how):
+    """Measure a GEMM, over and over."""
+    return measure(
+        f"ceilings/{part}",
+        ceilings.gemm,
+        gpu=dict(**shape, precision=precision, **how),
+        small=dict(**small_cube, precision=precision, **how),
+        steps=steps,
+        warmup=warmup,
+        profile=None,
+    )
+
+
+random = product("before", "bf16", 800)
+if random:
+    plots.step_times(
+        {"bf16": random.values("step_ns")},
+        title=f"One matmul, over and over ({random.mode})",
+    )
+random
+
+# %%
+# The same matmul, of zeros. Flipping a bit takes power and leaving it alone
+# takes little, so a matmul of zeros can keep a higher clock, and a benchmark
+# on zeros promises a rate that no real program gets. A comparison needs a GPU:
+
+# fold: How the figure is made
+zeros = product("after", "bf16", 800, zeros=True)
+if random.gpu and zeros.gpu:
+    plots.step_times(
+        {"random": random.values("step_ns"), "zeros": zeros.values("step_ns")},
+        title=f"A matmul of random numbers and of zeros ({zeros.mode})",
+    )
+zeros
+
+# %%
+# All ceilings: matmuls of a layer's shapes, other precisions, and transfers. A
+# copy reads and writes, a triad reads twice and writes, a sum only reads.
+
+# One tensor of a transfer is 4 GB, eighty times an H100's level-2 cache.
+large = dict(m=16_384, n=16_384, k=16_384)
+qkv = dict(m=2048, n=12_288, k=4096)
+out = dict(m=2048, n=4096, k=4096)
+gate_up = dict(m=2048, n=22_016, k=4096)
+down = dict(m=2048, n=4096, k=11_008)
+
+
+def transfer(kind):
+    """Measure a transfer through the memory."""
+    return measure(
+        f"ceilings/{kind}",
+        ceilings.copy,
+        gpu=dict(megabytes=4_000, kind=kind),
+        small=dict(megabytes=16, kind=kind),
+        steps=200,
+        warmup=300,
+        profile=None,
+    )
+
+
+in_fp32 = product("fp32", "fp32", 60, steps=60)
+copied = transfer("copy")
+runs = [
+    random,
+    product("large", "bf16", 100, large),
+    product("qkv", "bf16", 3500, qkv),
+    product("out", "bf16", 8000, out),
+    product("layer", "bf16", 2000, gate_up),
+    product("down", "bf16", 4000, down),
+    product("fp16", "fp16", 800),
+    product("tf32", "tf32", 400),
+    in_fp32,
+    product("fp8", "fp8", 1200),
+    copied,
+    transfer("triad"),
+    transfer("read"),
+]
+
+# %%
+# Where the share of the datasheet is low and the share at the card's own clock
+# is high, power is the limit, not the program.
+
+
+# fold: How the table is made
+def ceiling_row(run):
+    """One row: the rate that was reached, and its shares."""
+    ceiling = sol.ceiling(run.parameters, run.median("step_ns"))
+    unit, gpu = ceiling["unit"], climb.gpu_of(run)
+    clock = run.median("sm_clock_mhz")
+    row = {"what": ceiling["what"], "unit": unit}
+    row |= {"TFLOP/s": ceiling["tflops"], "GB/s": ceiling["gb_per_s"]}
+    row |= {"share of datasheet": None, "share at its clock": None}
+    row |= {"clock (MHz)": clock, "power (W)": run.median("power_w")}
+    slowed_by = hardware.slowed_by(run.values("slowdown_mask"))
+    row["clock limited by"] = slowed_by or "-"
+    if gpu and unit == "memory":
+        row["share of datasheet"] = ceiling["gb_per_s"] / gpu.gb_per_s
+    elif gpu and gpu.peak(unit):
+        row["share of datasheet"] = ceiling["tflops"] / gpu.peak(unit).tflops
+        if clock:
+            at_its_clock = gpu.at_clock(unit, clock)
+            row["share at its clock"] = ceiling["tflops"] / at_its_clock
+    return row
+
+
+if all(runs):
+    reached_here = pd.DataFrame(ceiling_row(run) for run in runs)
+    numbers = reached_here.columns[2:-1]
+    reached_here[numbers] = reached_here[numbers].astype(float)
+    plots.table(reached_here)
+
+# %%
+# Then the layer of :doc:`17_layer_ladder`, unfused and then fused, profiled
+# with the input shapes of its operators:
 
 # 0.86 TFLOP a layer take an H100 at least 1.2 ms. Unfused it takes 2 to 3 ms,
 # and its 45 launches cost the CPU 0.2 ms, so the GPU is busy throughout.
@@ -269,41 +472,11 @@ after = profiled("after", "fused")
 before
 
 # %%
-# The ceilings of the same GPU, as :doc:`15_real_ceilings` measures them:
-
-
-def product(part, precision, warmup, steps):
-    """Measure a large GEMM."""
-    return measure(
-        f"ceilings/{part}",
-        ceilings.gemm,
-        gpu=dict(m=8192, n=8192, k=8192, precision=precision),
-        small=dict(m=256, n=256, k=256, precision=precision),
-        steps=steps,
-        warmup=warmup,
-        profile=None,
-    )
-
-
-copied = measure(
-    "ceilings/copy",
-    ceilings.copy,
-    gpu=dict(megabytes=4_000, kind="copy"),
-    small=dict(megabytes=16, kind="copy"),
-    steps=200,
-    warmup=300,
-    profile=None,
-)
-cube = product("before", "bf16", 800, 200)
-cube_fp32 = product("fp32", "fp32", 60, 60)
-against = climb.bounds("prefill", before, [cube, cube_fp32, copied])
-copied
-
-# %%
 # The unfused layer's operators under the roofs of the datasheet and of the
 # measured ceilings:
 
 # fold: How the runs are judged
+against = climb.bounds("prefill", before, [random, in_fp32, copied])
 roofs_here = [roof for roof in (against.sheet, against.ceilings) if roof]
 on_gpu = bool(before and after and against.ceilings)
 
@@ -358,7 +531,7 @@ if rows:
     plots.table(pd.DataFrame(rows))
 
 # %%
-# The answer from the two runs:
+# The answer from the runs:
 
 
 # fold: How the answer is put together
@@ -371,30 +544,54 @@ def largest(table):
 
 
 said = ""
-if before and after:
-    error = max(run.median("relative_error") for run in (before, after))
-    said = f"both layers ran, with a relative error of {error:.2g} at most."
+if all(runs):
+    rates = sol.ceilings(
+        [sol.ceiling(run.parameters, run.median("step_ns")) for run in runs],
+        random.label,
+    )
+    said = (
+        f"bf16 matmuls reach {rates.tflops['bf16']:.3g} TFLOP/s and "
+        f"transfers {rates.gb_per_s:,.0f} GB/s"
+    )
+    gpu = climb.gpu_of(random)
+    if gpu:
+        said += (
+            f", {rates.tflops['bf16'] / gpu.peak('bf16').tflops:.0%} and "
+            f"{rates.gb_per_s / gpu.gb_per_s:.0%} of the datasheet"
+        )
+    said += "."
+if said and random.gpu and zeros.gpu:
+    ratio = noise.ratio(random.values("step_ns"), zeros.values("step_ns"))
+    words = "less" if ratio.value < 1 else "more"
+    effect = f"{abs(ratio.value - 1):.0%} {words} time than"
+    if not ratio.excludes(1):
+        effect = "the same time, within the noise, as"
+    said += f" A matmul of zeros takes {effect} one of random numbers."
 if on_gpu:
     unfused_share, fused_share = (row["share reached"] for row in rows[-2:])
     left, share = largest(now)
-    said = (
-        f"against measured ceilings the layer reaches {unfused_share:.0%} of "
+    said += (
+        f" Against measured ceilings the layer reaches {unfused_share:.0%} of "
         f"its bound unfused and {fused_share:.0%} fused; {left} has "
         f"{share:.0%} of the time still to gain."
     )
 roof = drawn.set_index("name")["sol_datasheet"].astype(float)
 moved = judged[judged["name"].str.startswith("aten::copy_")]
-ratio = times_ns["unfused, each at its bound"]
-ratio /= times_ns["in one operator, at its bound"]
+longer = times_ns["unfused, each at its bound"]
+longer /= times_ns["in one operator, at its bound"]
 findings = headline(
     said,
     before,
     after,
+    zeros,
+    *runs,
     otherwise=(
         f"on an H100, the softmax of unfused attention reaches "
         f"{roof['softmax']:.0%} of its roof and takes the most time. From the "
         f"bounds alone, the four operators of this attention take "
-        f"{ratio:.0f}x as long as one fused operator would (predicted)."
+        f"{longer:.0f}x as long as one fused operator would (predicted). "
+        f"cuBLAS on an H200 reaches {library['sol_datasheet']:.0%} of the "
+        f"datasheet, as the best published matmuls on its chip do."
     ),
     badge="case file, NVIDIA H100 and H200",
     by_memory=table.loc[table["bound"] == "memory", "bound_ns"].sum()
@@ -402,4 +599,6 @@ findings = headline(
     most_to_gain=worst.loc[worst["gain"].astype(float).idxmax(), "name"],
     best_copy=moved["sol_datasheet"].max(),
     worst_copy=moved.head(8)["sol_datasheet"].min(),
+    above=above,
+    library=float(library["sol_datasheet"]),
 )
