@@ -200,8 +200,8 @@ plots.table(pd.DataFrame(rows), dict.fromkeys(BITS, "{:.4f}"))
 # %%
 # PyTorch's own ``sum`` and ``mean`` go further: they keep fp32 totals
 # internally and round once, at the end. :doc:`06_what_autocast_casts` shows
-# which operations of a training step, such as the one in the guide's worked
-# example (:doc:`02_starved_input_pipeline`), autocast keeps in fp32 for this
+# which operations of a training step, such as the one in the guide's
+# :ref:`worked example <worked-example>`, autocast keeps in fp32 for this
 # reason.
 
 # %%
