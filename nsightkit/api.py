@@ -63,20 +63,19 @@ class Trace(model.Trace):
 
     # -- what it writes
 
-    def report(self, out: str | os.PathLike[str], *, title: str | None = None, overwrite: bool = False) -> Path:
+    def report(self, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write one HTML file to send: the answer, the tables and a timeline, without secrets.
 
         Parameters
         ----------
         out : path-like
             The page.
-        title : str, optional
         overwrite : bool
             Replace an existing file.
         """
         from nsightkit import report as page
 
-        page.write(page.labelled([self]), Path(out), title=title, overwrite=overwrite)
+        page.write(page.labelled([self]), out, overwrite=overwrite)
         return Path(out)
 
     @property

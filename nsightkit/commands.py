@@ -1,7 +1,7 @@
-"""The commands that are more than a question to one trace: what they take, and what they answer.
+"""The commands: a question to one trace, or a function here. Each returns a result to print.
 
-Each is a plain function that returns a result to print. Its options come from its signature, its help from its
-docstring. A parameter named in :data:`GROUPS` is a set of options that several commands share.
+Its options come from the function's signature, its help from its docstring. A parameter that is a dataclass is a set of
+options.
 """
 
 # As in nsightkit.questions, options are annotated with types and everything else with text, and nothing heavy is
@@ -10,12 +10,12 @@ docstring. A parameter named in :data:`GROUPS` is a set of options that several 
 import dataclasses
 import functools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from nsightkit import configurations, hardware, questions
-from nsightkit.errors import UsageError, require_amount
+from nsightkit import options, questions
+from nsightkit.errors import UsageError, reading, require_amount
 from nsightkit.output import note, progress
 from nsightkit.questions import Selection
 
@@ -27,28 +27,406 @@ if TYPE_CHECKING:
     from nsightkit.records import Bench, Check, Diff, Ranks, Written
     from nsightkit.table import Table
 
-__all__ = ["GROUPS", "Reading", "opened"]
+__all__ = ["Command", "opened"]
+
+#: Traces, and selections from them, that stay open.
+_OPEN = 4
+_TRACE = options.Option(
+    "trace", Path, "The trace; put -- before a name with a leading dash.", "TRACE", is_positional=True
+)
 
 
-# ---------------------------------------------------------------- options that commands share
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How a trace is read.
+class Command:
+    """A command made from a function; agents call some of them as tools.
 
     Parameters
     ----------
-    no_cache : bool
-        Neither read nor write the cache beside a big trace.
+    function : callable
+        A question to a trace, or one of the functions of this module.
     """
 
-    no_cache: bool = False
+    def __init__(self, function: "Callable[..., Any]") -> None:
+        self.function = function
+        self.name = function.__name__.replace("_", " ")
+        self.help = options.summary_of(function)
+        self._is_question = function in questions.QUESTIONS.values()
 
     @property
-    def cache(self) -> bool | None:
-        """As :func:`nsightkit.load` takes it."""
-        return False if self.no_cache else None
+    def options(self) -> list[options.Option]:
+        """What it takes; a question also takes the trace and the filters."""
+        own = options.options_of(self.function)
+        if not self._is_question:
+            return own
+        filters = [dataclasses.replace(option, group="selection") for option in options.options_of(Selection)]
+        return [_TRACE, *own, *filters]
+
+    def run(self, values: "Mapping[str, Any]") -> "Any":
+        """Answer.
+
+        Parameters
+        ----------
+        values : mapping
+            Of all options, by name.
+
+        Returns
+        -------
+        Table or Record
+            None after `mcp`.
+        """
+        if not self._is_question:
+            return options.call(self.function, values)
+        selection = Selection(**{field.name: values[field.name] for field in dataclasses.fields(Selection)})
+        trace = opened(values["trace"], selection)
+        progress(f"analysing {values['trace'].name}")
+        own = {option.name: values[option.name] for option in options.options_of(self.function)}
+        changes = own.pop("changes", ())
+        result = self.function(trace, *changes, **own)
+        result.about.title = " · ".join([result.about.title, *selection.words])
+        result.about.not_recorded = trace.meta.missing
+        return result
+
+
+def opened(path: Path, selection: Selection) -> "Trace":
+    """Read a trace, and select. The last ones stay open while their files do not change.
+
+    Parameters
+    ----------
+    path : Path
+    selection : Selection
+    """
+    progress(f"reading {path.name}")
+    with reading(path):
+        files = [path] if path.exists() else []
+        if path.is_dir():
+            files += sorted(path.iterdir())
+        stamp = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return _opened(path, stamp, selection)
+
+
+@functools.lru_cache(_OPEN)
+def _opened(path: Path, stamp: object, selection: Selection) -> "Trace":
+    from nsightkit.api import load
+
+    if selection == Selection():
+        return load(path)
+    return selection.of(_opened(path, stamp, Selection()))
+
+
+def _require_free(out: Path, overwrite: bool, traces: "list[Path]", folder: bool = False) -> None:
+    """Refuse a place for a result before anything is read: one that is taken, or where a trace lies."""
+    from nsightkit.trace import output, store
+
+    if out.exists() and any(trace.exists() and out.samefile(trace) for trace in traces):
+        raise UsageError(f"{out}: this is the trace itself; give another name")
+    require_free = store.require_free if folder else output.require_free
+    require_free(out, overwrite=overwrite)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def diff(
+    selection: Selection,
+    before: Path,
+    after: Path,
+    *,
+    also_before: list[Path] | None = None,
+    also_after: list[Path] | None = None,
+    top: int | None = None,
+) -> "Diff":
+    """Compare two captures: what changed, by how much, and whether that is more than noise.
+
+    Parameters
+    ----------
+    before : BEFORE
+        A trace, or a memory snapshot.
+    after : AFTER
+        Another of the same kind.
+    also_before : TRACE, optional
+        Another capture of what BEFORE is of; repeatable.
+    also_after : TRACE, optional
+        Another capture of what AFTER is of; repeatable.
+    top : int, optional
+        Rows of each table in text. Default: 8.
+    """
+    from nsightkit.trace.open import kind_of
+
+    snapshots = [path for path in (before, after) if kind_of(path) == "snapshot"]
+    if len(snapshots) == 1:
+        raise UsageError(f"{snapshots[0]}: is a memory snapshot and the other file is not; give two of the same kind")
+    if snapshots:
+        if selection != Selection(device=selection.device) or also_before or also_after:
+            raise UsageError("a comparison of memory snapshots takes --device and no other option")
+        changes = _memory_diff(before, after, selection.device)
+    else:
+        first, second = opened(before, selection), opened(after, selection)
+        more_before = [opened(path, selection) for path in also_before or ()]
+        more_after = [opened(path, selection) for path in also_after or ()]
+        progress("comparing")
+        changes = questions.diff(first, second, also_before=more_before, also_after=more_after)
+        changes.about.not_recorded = {"before": first.meta.missing, "after": second.meta.missing}
+    changes.about.title = " · ".join([f"{before.name} → {after.name}", *selection.words])
+    changes.about.top = top
+    return changes
+
+
+def _memory_diff(before: Path, after: Path, device: int | None) -> "Diff":
+    from nsightkit.analysis.memory.diff import summary
+    from nsightkit.records import About, Diff
+    from nsightkit.trace import snapshot
+
+    progress(f"reading {before.name} and {after.name}")
+    return Diff(summary(snapshot.read(before), snapshot.read(after), device), About())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kept:
+    """The baseline of a check.
+
+    Parameters
+    ----------
+    baseline : FILE
+        What earlier runs measured; kept with the program.
+    update : bool
+        Write the baseline: these runs replace the old ones.
+    add : bool
+        Write the baseline: these runs join the old ones.
+    """
+
+    baseline: Path
+    update: bool = False
+    add: bool = False
+
+
+def check(
+    selection: Selection, kept: Kept, files: list[Path], *, tolerance: float = 0.05, match: str | None = None
+) -> "Check":
+    """Check runs against a baseline. Exit 0: no regression; 1: regression or missing metric; 2: inconclusive.
+
+    Parameters
+    ----------
+    files : FILE
+        Runs of a program: traces, what bench --out-json wrote, or reports or CSVs of ncu. Several are taken together.
+    tolerance : float
+        Largest change that passes: 0.05 is 5 %. The baseline may allow more.
+    match : REGEX, optional
+        The ranges that are steps. Default: those named so.
+    """
+    from nsightkit.analysis.compare import baseline as baselines
+    from nsightkit.analysis.compare import runs as metrics
+    from nsightkit.analysis.compare.check import compare
+    from nsightkit.analysis.core.text import count_text
+    from nsightkit.records import Check
+
+    baseline, writes = kept.baseline, kept.update or kept.add
+    held = baselines.read(baseline) if baseline.exists() or not writes else None
+    words = selection.words
+    if match is not None:
+        words.append(f"--match {match}")
+    open_part = functools.partial(opened, selection=selection)
+    selected = " ".join(words) or None
+    runs = [metrics.read(file, opened=open_part, match=match, selection=selected) for file in files]
+    if writes:
+        held = baselines.make(runs, held, add=kept.add)
+    assert held is not None
+    answer = Check.of(compare(held, runs, tolerance) | {"baseline": str(baseline), "written": writes})
+    if writes:
+        baselines.write(held, baseline)
+        answer.about.remarks = [f"{baseline}: written, {count_text(held.runs, 'run')}"]
+        answer.about.exit_code = 0
+    return answer
+
+
+def ranks(
+    traces: list[Path],
+    *,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    each: bool = False,
+    top: int | None = None,
+) -> "Ranks":
+    """Find late ranks in a distributed job, what they cost the others, and why.
+
+    Parameters
+    ----------
+    traces : DIR
+        A folder that holds one trace per rank; or the traces.
+    workers : int, optional
+        Processes that read traces, 0 for none. Default: one per core, none for a handful of ranks.
+    scheduler : ADDRESS, optional
+        A Dask scheduler whose workers see the files under the same paths.
+    each : bool
+        List every collective, not kinds of them.
+    top : int, optional
+        Only the first N rows of each table in text. Default: 20.
+    """
+    from nsightkit.analysis.ranks import job as analysis
+    from nsightkit.records import Ranks
+
+    if scheduler is not None and workers is not None:
+        raise UsageError("--scheduler and --workers exclude each other: a Dask scheduler has its own workers")
+    files = traces
+    if len(traces) == 1 and not traces[0].is_file():
+        files = analysis.traces_in(traces[0])
+    progress("reading")
+    job = analysis.survey(
+        files,
+        scheduler,
+        workers,
+        progress=lambda done, total: progress(f"{done} of {total} ranks"),
+    )
+    place = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
+    return Ranks.of(job, place, each, top)
+
+
+def mcp() -> None:
+    """Serve these questions to an agent over stdin and stdout (Model Context Protocol)."""
+    from nsightkit.mcp import serve
+
+    serve()
+
+
+# ---------------------------------------------------------------- writing
+
+
+def convert(selection: Selection, trace: Path, out: Path, *, overwrite: bool = False) -> "Written":
+    """Write a trace, or a part of one, for a timeline viewer or as Parquet tables, without private data.
+
+    Parameters
+    ----------
+    trace : TRACE
+        The trace; put -- before a name with a leading dash.
+    out : OUT
+        NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder.
+    overwrite : bool
+        Replace what an earlier run wrote there.
+    """
+    from nsightkit.trace import chrome, store
+
+    is_chrome = out.name.endswith((".json", ".json.gz"))
+    if not is_chrome and out.suffix not in ("", ".parquet"):
+        raise UsageError(f"{out}: the output's name must end in .json.gz, .json or .parquet")
+    _require_free(out, overwrite, [trace], folder=not is_chrome)
+    part = opened(trace, selection)
+    progress(f"writing {out.name}")
+    if is_chrome:
+        chrome.write(part, out, overwrite=overwrite)
+        files = [out]
+    else:
+        store.write(part, out, overwrite=overwrite)
+        files = list(out.iterdir())
+    size = sum(file.stat().st_size for file in files)
+    return _written({"trace": str(trace), "out": str(out), "bytes": size}, [part])
+
+
+def report(selection: Selection, traces: list[Path], *, output: Path, overwrite: bool = False) -> "Written":
+    """Write one HTML file to send: the answer, tables and a timeline of one or more traces, without private data.
+
+    Parameters
+    ----------
+    traces : TRACE
+        Traces of any kind; several lie side by side.
+    output : FILE.HTML
+        The page to write.
+    overwrite : bool
+        Replace what an earlier run wrote there.
+    """
+    from nsightkit import report as page
+
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{output}: the page's name must end in .html")
+    _require_free(output, overwrite, traces)
+    parts = [opened(path, selection) for path in traces]
+    progress(f"writing {output.name}")
+    size = page.write(page.labelled(parts), output, selection=" ".join(selection.words), overwrite=overwrite)
+    return _written({"traces": [str(path) for path in traces], "out": str(output), "bytes": size}, parts)
+
+
+def _written(document: "dict[str, Any]", traces: "list[Trace]") -> "Written":
+    from nsightkit.records import About, Written
+    from nsightkit.trace.clean import left_out
+
+    return Written(document, About(document["out"], remarks=list(left_out(traces))))
+
+
+def demo(out: Path = Path("nsightkit-demo")) -> "Table":
+    """Write two real traces to try: ResNet-50 in training on a V100, before its loader had workers and after.
+
+    Parameters
+    ----------
+    out : DIR
+        A folder that does not exist yet. Default: nsightkit-demo.
+    """
+    from nsightkit.guide import cases
+    from nsightkit.table import Table
+
+    rows = []
+    for case in cases.demo(out):
+        rows.append({"trace": str(case.path), "gpu": case.source["gpu"], "from": case.url})
+    return Table.of(rows)
+
+
+# ---------------------------------------------------------------- this machine, and arithmetic
+
+
+def doctor() -> "Table":
+    """Check which profilers work here and how to fix the rest."""
+    from nsightkit.capture.doctor import report
+    from nsightkit.table import Table
+
+    progress("checking")
+    rows = report()
+    return Table.of(rows, len(rows))
+
+
+def peaks(gpu: str | None = None, *, measure: bool = False, top: int | None = None) -> "Table":
+    """List dense peak rates and memory bandwidth of a GPU, each with its source.
+
+    Parameters
+    ----------
+    gpu : GPU, optional
+        As a driver or a trace names it. Default: all that are known.
+    measure : bool
+        Measure this machine's GPU instead: a GEMM of each precision and a copy, half a minute.
+    top : int, optional
+        Only the first N rows. Default: all; text shows 20.
+    """
+    from nsightkit import hardware
+    from nsightkit.table import Table
+
+    if measure:
+        if gpu is not None:
+            raise UsageError("--measure uses this machine's GPU: drop GPU")
+        from nsightkit.capture import ceilings
+
+        return Table.of(ceilings.measure(echo=note), top)
+    if gpu is not None:
+        rows = hardware.rows(hardware.find(gpu))
+        return Table.of(rows, len(rows) if top is None else top)
+    rows = []
+    for card in hardware.GPUS:
+        rows += hardware.rows(card)
+    return Table.of(rows, top)
+
+
+def envelope(*, config: list[str] | None = None, top: int | None = None) -> "Table":
+    """Estimate parameters, memory and FLOPs of a model. Default: the matrix of ten configurations.
+
+    Parameters
+    ----------
+    config : NAME, optional
+        A configuration, a control or a size; repeatable.
+    top : int, optional
+        Only the first N rows.
+    """
+    from nsightkit import configurations
+    from nsightkit.analysis.roofline.envelope import summary
+    from nsightkit.records import Envelope
+
+    models = configurations.MATRIX
+    if config:
+        models = tuple(configurations.find(name) for name in config)
+    return Envelope.of(summary(models), top, hidden=("notes",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +469,16 @@ class Model:
     annotate_mha: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timing:
-    """How a benchmark measures.
+def bench(
+    model: Model,
+    *,
+    warmup: int = 5,
+    steps: int = 10,
+    device: str | None = None,
+    out_json: Path | None = None,
+    overwrite: bool = False,
+) -> "Bench":
+    """Time a language model's steps, each combination of the repeatable options in a separate process.
 
     Parameters
     ----------
@@ -103,14 +488,59 @@ class Timing:
         Steps timed.
     device : NAME, optional
         cpu, cuda or cuda:N. Default: a GPU if there is one.
-    timeout_s : float
-        Give a measurement up after X seconds.
+    out_json : FILE, optional
+        Write everything, with each step's time.
+    overwrite : bool
+        Replace what an earlier run wrote there.
     """
+    require_amount("--batch", model.batch)
+    require_amount("--steps", steps)
+    for context in model.ctx or ():
+        require_amount("--ctx", context)
+    if out_json is not None:
+        _require_free(out_json, overwrite, [])
+    from nsightkit.capture import bench as benchmark
+    from nsightkit.records import Bench
 
-    warmup: int = 5
-    steps: int = 10
-    device: str | None = None
-    timeout_s: float = 600.0
+    cells = benchmark.cells(
+        _models(model, device),
+        contexts=model.ctx or (),
+        batch=model.batch,
+        modes=model.mode or ("train",),
+        precisions=model.precision or ("fp32",),
+        attention=model.attention or ("naive" if model.annotate_mha else "sdpa"),
+        compiled=model.compile,
+        nvtx=model.nvtx or model.annotate_mha,
+        annotate_mha=model.annotate_mha,
+    )
+    settings = benchmark.Settings(device, warmup, steps)
+    progress("measuring")
+    document = benchmark.bench(
+        cells, settings, lambda done, label: progress(f"{done} of {len(cells)} done: {label}")
+    )
+    if out_json is not None:
+        benchmark.write(document, out_json)
+    return Bench.of(document)
+
+
+def _models(model: Model, device: str | None) -> list[str]:
+    """Name the models to measure."""
+    from nsightkit import configurations
+    from nsightkit.capture.children import has_gpu
+
+    names = []
+    for name in model.size or ():
+        names.append(configurations.find(name, configurations.SIZES).name)
+    for name in model.config or ():
+        names.append(configurations.find(name).name)
+    if names:
+        return names
+    if device == "cpu" or (device is None and not has_gpu()):
+        return ["smoke"]
+    return ["small"]
+
+
+# ---------------------------------------------------------------- capturing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,473 +562,7 @@ class Recording:
     overwrite: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sides:
-    """What is compared of two programs, or of two states of one.
-
-    Parameters
-    ----------
-    also_before : TRACE, optional
-        Another capture of what BEFORE is of; repeatable.
-    also_after : TRACE, optional
-        Another capture of what AFTER is of; repeatable.
-    match : REGEX, optional
-        The ranges that are steps. Default: those named so.
-    """
-
-    also_before: list[Path] | None = None
-    also_after: list[Path] | None = None
-    match: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Kept:
-    """The baseline of a check.
-
-    Parameters
-    ----------
-    baseline : FILE
-        What earlier runs measured; kept with the program.
-    update : bool
-        Write the baseline: these runs replace the old ones.
-    add : bool
-        Write the baseline: these runs join the old ones.
-    """
-
-    baseline: Path
-    update: bool = False
-    add: bool = False
-
-
-#: Sets of options, by the parameter that takes them.
-GROUPS: "dict[str, type[Any]]" = {
-    "selection": Selection,
-    "reading": Reading,
-    "model": Model,
-    "timing": Timing,
-    "recording": Recording,
-    "sides": Sides,
-    "kept": Kept,
-}
-
-
-def opened(path: Path, selection: Selection, reading: Reading) -> "Trace":
-    """Read a trace, and select.
-
-    Parameters
-    ----------
-    path : Path
-    selection : Selection
-    reading : Reading
-    """
-    from nsightkit.api import load
-
-    with progress(f"reading {path.name}"):
-        return selection.of(load(path, cache=reading.cache))
-
-
-def _require_free(out: Path, overwrite: bool, traces: "Sequence[Path]" = (), folder: bool = False) -> None:
-    """Refuse a place for a result before anything is read: one that is taken, or where a trace lies."""
-    from nsightkit.trace import output, store
-
-    if out.exists() and any(trace.exists() and out.samefile(trace) for trace in traces):
-        raise UsageError(f"{out}: this is the trace itself; give another name")
-    (store if folder else output).require_free(out, overwrite=overwrite)
-
-
-# ---------------------------------------------------------------- reading
-
-
-def diff(
-    selection: "Selection", reading: "Reading", sides: "Sides", before: Path, after: Path, *, top: int | None = None
-) -> "Diff":
-    """Compare two captures: what changed, by how much, and whether that is more than noise.
-
-    Parameters
-    ----------
-    before : BEFORE
-        A trace, or a memory snapshot.
-    after : AFTER
-        Another of the same kind.
-    top : int, optional
-        Rows of each table in text. Default: 8.
-    """
-    from nsightkit.trace.open import kind_of
-
-    snapshots = [path for path in (before, after) if kind_of(path) == "snapshot"]
-    if len(snapshots) == 1:
-        raise UsageError(f"{snapshots[0]}: is a memory snapshot and the other file is not; give two of the same kind")
-    if snapshots:
-        others = dataclasses.replace(selection, device=None).words
-        if others or sides != Sides():
-            raise UsageError("a comparison of memory snapshots takes --device and no other option")
-        changes = _memory_diff(before, after, selection.device)
-    else:
-        first, second = opened(before, selection, reading), opened(after, selection, reading)
-        also_before = [opened(path, selection, reading) for path in sides.also_before or ()]
-        also_after = [opened(path, selection, reading) for path in sides.also_after or ()]
-        with progress("comparing"):
-            changes = questions.diff(first, second, match=sides.match, also_before=also_before, also_after=also_after)
-    changes.about.title = " · ".join([f"{before.name} → {after.name}", *selection.words])
-    changes.about.top = top
-    return changes
-
-
-def _memory_diff(before: Path, after: Path, device: int | None) -> "Diff":
-    from nsightkit.analysis.memory.diff import summary
-    from nsightkit.records import Diff
-    from nsightkit.trace import snapshot
-
-    with progress(f"reading {before.name} and {after.name}"):
-        return Diff(summary(snapshot.read(before), snapshot.read(after), device))
-
-
-def check(
-    selection: "Selection",
-    reading: "Reading",
-    kept: "Kept",
-    files: list[Path],
-    *,
-    tolerance: float = 0.05,
-    match: str | None = None,
-) -> "Check":
-    """Check runs against a baseline. Exit 0: no regression; 1: regression or missing metric; 2: inconclusive.
-
-    Parameters
-    ----------
-    files : FILE
-        Runs of a program: traces, what bench --out-json wrote, or reports or CSVs of ncu. Several are taken together.
-    tolerance : float
-        Largest change that passes: 0.05 is 5 %. The baseline may allow more.
-    match : REGEX, optional
-        The ranges that are steps. Default: those named so.
-    """
-    from nsightkit.analysis.compare import baseline as baselines
-    from nsightkit.analysis.compare import runs as metrics
-    from nsightkit.analysis.compare.check import compare
-    from nsightkit.analysis.core.text import count_text
-    from nsightkit.records import About, Check
-
-    baseline, writes = kept.baseline, kept.update or kept.add
-    held = baselines.read(baseline) if baseline.exists() or not writes else None
-    words = selection.words
-    if match is not None:
-        words.append(f"--match {match}")
-    open_part = functools.partial(opened, selection=selection, reading=reading)
-    selected = " ".join(words) or None
-    runs = [metrics.read(file, opened=open_part, match=match, selection=selected) for file in files]
-    if writes:
-        held = baselines.make(runs, held, add=kept.add)
-    assert held is not None
-    result = compare(held, runs, tolerance)
-    answer = Check(result | {"baseline": str(baseline), "written": writes}, About())
-    remarks = []
-    if writes:
-        baselines.write(held, baseline)
-        remarks.append(f"{baseline}: written, {count_text(held.runs, 'run')}")
-    elif answer.failure():
-        remarks.append(f"the check against {baseline} failed: {answer.failure()}")
-        answer.about.exit_code = 1
-    elif answer.inconclusive():
-        remarks.append(answer.inconclusive())
-        answer.about.exit_code = 2
-    answer.about.remarks = remarks
-    return answer
-
-
-def ranks(
-    reading: "Reading",
-    traces: list[Path],
-    *,
-    workers: int | None = None,
-    scheduler: str | None = None,
-    each: bool = False,
-    top: int | None = None,
-) -> "Ranks":
-    """Find late ranks in a distributed job, what they cost the others, and why.
-
-    Parameters
-    ----------
-    traces : DIR
-        A folder that holds one trace per rank; or the traces.
-    workers : int, optional
-        Processes that read traces, 0 for none. Default: one per core, none for a handful of ranks.
-    scheduler : ADDRESS, optional
-        A Dask scheduler whose workers see the files under the same paths.
-    each : bool
-        List every collective, not kinds of them.
-    top : int, optional
-        Only the first N rows of each table in text. Default: 20.
-    """
-    from nsightkit.analysis.core.text import count_text
-    from nsightkit.analysis.ranks import job as analysis
-    from nsightkit.records import About, Ranks
-
-    if scheduler is not None and workers is not None:
-        raise UsageError("--scheduler and --workers exclude each other: a Dask scheduler has its own workers")
-    is_folder = len(traces) == 1 and not traces[0].is_file()
-    files = analysis.traces_in(traces[0]) if is_folder else traces
-    with progress("reading") as show:
-        job = analysis.survey(
-            files,
-            scheduler,
-            workers,
-            cache=reading.cache,
-            progress=lambda done, total: show(f"{done} of {total} ranks"),
-        )
-    remarks = []
-    for trace in job.lost:
-        if trace["file"] is not None:
-            remarks.append(f"{trace['file']}: {trace['reason']}; the answer covers the other traces")
-    tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
-    place = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
-    title = f"{count_text(len(job.ranks), 'rank')} · {tools} · {place}"
-    answer = Ranks(job.summary(each), About(title, remarks=remarks, top=top))
-    answer.findings = job.findings()
-    answer.tables = {"ranks": job.ranks, "collectives": job.kinds()}
-    answer.csv_table = "ranks"
-    if each:
-        answer.tables = {"ranks": job.ranks, "collectives": job.collectives}
-        answer.csv_table = "collectives"
-    return answer
-
-
-def mcp(reading: "Reading") -> None:
-    """Serve these questions to an agent over stdin and stdout (Model Context Protocol)."""
-    from nsightkit.mcp import serve
-
-    serve(cache=reading.cache)
-
-
-# ---------------------------------------------------------------- writing
-
-
-def convert(
-    selection: "Selection", reading: "Reading", trace: Path, out: Path, *, overwrite: bool = False
-) -> "Written":
-    """Write a trace, or a part of one, for a timeline viewer or as Parquet tables, without private data.
-
-    Parameters
-    ----------
-    trace : TRACE
-        The trace; put -- before a name with a leading dash.
-    out : OUT
-        NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder.
-    overwrite : bool
-        Replace what an earlier run wrote there.
-    """
-    from nsightkit.records import About, Written
-    from nsightkit.trace import chrome, store
-    from nsightkit.trace.clean import left_out
-
-    is_chrome = out.name.endswith((".json", ".json.gz"))
-    if not is_chrome and out.suffix not in ("", ".parquet"):
-        raise UsageError(f"{out}: the output's name must end in .json.gz, .json or .parquet")
-    _require_free(out, overwrite, [trace], folder=not is_chrome)
-    part = opened(trace, selection, reading)
-    with progress(f"writing {out.name}"):
-        if is_chrome:
-            chrome.write(part, out, overwrite=overwrite)
-        else:
-            store.write(part, out, overwrite=overwrite)
-    files = [out] if is_chrome else list(out.iterdir())
-    size = sum(file.stat().st_size for file in files)
-    about = About(str(out), remarks=list(left_out([part])))
-    return Written({"trace": str(trace), "out": str(out), "bytes": size}, about)
-
-
-def report(
-    selection: "Selection",
-    reading: "Reading",
-    traces: list[Path],
-    *,
-    output: Path,
-    title: str | None = None,
-    overwrite: bool = False,
-) -> "Written":
-    """Write one HTML file to send: the answer, tables and a timeline of one or more traces, without private data.
-
-    Parameters
-    ----------
-    traces : TRACE
-        Traces of any kind; several lie side by side.
-    output : FILE.HTML
-        The page to write.
-    title : TEXT, optional
-        What the page is called.
-    overwrite : bool
-        Replace what an earlier run wrote there.
-    """
-    from nsightkit import report as page
-    from nsightkit.records import About, Written
-    from nsightkit.trace.clean import left_out
-
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{output}: the page's name must end in .html")
-    _require_free(output, overwrite, traces)
-    parts = [opened(path, selection, reading) for path in traces]
-    words = " ".join(selection.words)
-    with progress(f"writing {output.name}"):
-        size = page.write(page.labelled(parts), output, title=title, selection=words, overwrite=overwrite)
-    document = {"traces": [str(path) for path in traces], "out": str(output), "bytes": size}
-    return Written(document, About(str(output), remarks=list(left_out(parts))))
-
-
-def demo(out: Path = Path("nsightkit-demo")) -> "Table":
-    """Write two real traces to try: ResNet-50 in training on a V100, before its loader had workers and after.
-
-    Parameters
-    ----------
-    out : DIR
-        A folder that does not exist yet. Default: nsightkit-demo.
-    """
-    from nsightkit.guide import cases
-    from nsightkit.table import Table
-
-    rows = []
-    for case in cases.demo(out):
-        rows.append({"trace": str(case.path), "gpu": case.source["gpu"], "from": case.url})
-    return Table.of(rows)
-
-
-# ---------------------------------------------------------------- this machine, and arithmetic
-
-
-def doctor() -> "Table":
-    """Check which profilers work here and how to fix the rest."""
-    from nsightkit.capture.doctor import report
-    from nsightkit.table import Table
-
-    with progress("checking"):
-        rows = report()
-    return Table.of(rows, len(rows))
-
-
-def peaks(
-    gpu: str | None = None, *, measure: bool = False, clock: float | None = None, top: int | None = None
-) -> "Table":
-    """List dense peak rates and memory bandwidth of a GPU, each with its source.
-
-    Parameters
-    ----------
-    gpu : GPU, optional
-        As a driver or a trace names it. Default: all that are known.
-    measure : bool
-        Measure this machine's GPU instead: a GEMM of each precision and a copy, half a minute.
-    clock : MHZ, optional
-        Rates at this SM clock, not at boost.
-    top : int, optional
-        Only the first N rows. Default: all; text shows 20.
-    """
-    from nsightkit.table import Table
-
-    require_amount("--clock", clock)
-    if measure:
-        if gpu is not None or clock is not None:
-            raise UsageError("--measure uses this machine's GPU at its own clock: drop GPU and --clock")
-        from nsightkit.capture import ceilings
-
-        return Table.of(ceilings.measure(echo=note), top)
-    cards = list(hardware.GPUS)
-    if gpu is not None:
-        cards = [hardware.find(gpu)]
-    rows = []
-    for card in cards:
-        rows += hardware.rows(card, clock)
-    if gpu is not None and top is None:
-        top = len(rows)
-    return Table.of(rows, top)
-
-
-def envelope(*, config: list[str] | None = None, top: int | None = None) -> "Table":
-    """Estimate parameters, memory and FLOPs of a model. Default: the matrix of ten configurations.
-
-    Parameters
-    ----------
-    config : NAME, optional
-        A configuration, a control or a size; repeatable.
-    top : int, optional
-        Only the first N rows.
-    """
-    from nsightkit.analysis.roofline.envelope import summary
-    from nsightkit.records import Envelope
-
-    models = configurations.MATRIX
-    if config:
-        models = tuple(configurations.find(name) for name in config)
-    return Envelope.of(summary(models), top, hidden=("notes",))
-
-
-def bench(model: "Model", timing: "Timing", *, out_json: Path | None = None, overwrite: bool = False) -> "Bench":
-    """Time a language model's steps, each combination of the repeatable options in a separate process.
-
-    Parameters
-    ----------
-    out_json : FILE, optional
-        Write everything, with each step's time.
-    overwrite : bool
-        Replace what an earlier run wrote there.
-    """
-    for name, value in (
-        ("--batch", model.batch),
-        ("--steps", timing.steps),
-        ("--timeout-s", timing.timeout_s),
-        *(("--ctx", context) for context in model.ctx or ()),
-    ):
-        require_amount(name, value)
-    if out_json is not None:
-        _require_free(out_json, overwrite)
-    from nsightkit.capture import bench as benchmark
-    from nsightkit.records import About, Bench
-
-    cells = benchmark.cells(
-        _models(model, timing.device),
-        contexts=model.ctx or (),
-        batch=model.batch,
-        modes=model.mode or ("train",),
-        precisions=model.precision or ("fp32",),
-        attention=model.attention or ("naive" if model.annotate_mha else "sdpa"),
-        compiled=model.compile,
-        nvtx=model.nvtx or model.annotate_mha,
-        annotate_mha=model.annotate_mha,
-    )
-    settings = benchmark.Settings(
-        device=timing.device,
-        warmup=timing.warmup,
-        steps=timing.steps,
-        timeout_s=timing.timeout_s,
-    )
-    with progress("measuring") as show:
-        document = benchmark.bench(cells, settings, lambda done, label: show(f"{done} of {len(cells)} done: {label}"))
-    if out_json is not None:
-        benchmark.write(document, out_json)
-    answer = Bench(document, About())
-    if answer.failures():
-        answer.about.remarks = [f"not measured: {'; '.join(answer.failures())}"]
-        answer.about.exit_code = 2
-    return answer
-
-
-def _models(model: Model, device: str | None) -> list[str]:
-    """Name the models to measure."""
-    names = []
-    for name in model.size or ():
-        names.append(configurations.find(name, configurations.SIZES).name)
-    for name in model.config or ():
-        names.append(configurations.find(name).name)
-    if names:
-        return names
-    from nsightkit.capture.children import has_gpu
-
-    if device == "cpu" or (device is None and not has_gpu()):
-        return ["smoke"]
-    return ["small"]
-
-
-# ---------------------------------------------------------------- capturing
-
-
-def capture_nsys(recording: "Recording", words: "list[str]") -> "Written":
+def capture_nsys(recording: Recording, words: "list[str]") -> "Written":
     """Run a program under Nsight Systems; nsys gets every other option before the --."""
     from nsightkit.capture import nsys, profiling
 
@@ -606,7 +570,7 @@ def capture_nsys(recording: "Recording", words: "list[str]") -> "Written":
     return _captured(nsys.profile(program, nsys_args=nsys_args, **vars(recording)))
 
 
-def capture_ncu(recording: "Recording", words: "list[str]") -> "Written":
+def capture_ncu(recording: Recording, words: "list[str]") -> "Written":
     """Run a program under Nsight Compute, which replays its kernels; ncu gets every other option before the --."""
     from nsightkit.capture import ncu, profiling
 
@@ -615,7 +579,7 @@ def capture_ncu(recording: "Recording", words: "list[str]") -> "Written":
 
 
 def capture_torch(
-    recording: "Recording", words: "list[str]", *, record_shapes: bool = False, with_stack: bool = False
+    recording: Recording, words: "list[str]", *, record_shapes: bool = False, with_stack: bool = False
 ) -> "Written":
     """Run a whole Python program under torch.profiler.
 

@@ -98,17 +98,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def supports(self, precision: str) -> bool:
-        """Tell whether the card has tensor cores for a precision.
-
-        Parameters
-        ----------
-        precision : {"tf32", "fp16", "bf16", "fp8", "fp4"}
-
-        Returns
-        -------
-        bool
-            False for ``fp32``, which runs on the ordinary cores of every card.
-        """
+        """Tell whether the card has tensor cores for a precision; ``fp32`` runs on the ordinary cores of every card."""
         return precision != "fp32" and self.peak(precision) is not None
 
     def at_clock(self, unit: str, clock_mhz: float, accumulate: str = "fp32") -> float | None:
@@ -184,15 +174,12 @@ def find(name: str) -> Gpu:
     )
 
 
-def rows(gpu: Gpu, clock_mhz: float | None = None) -> list[dict[str, object]]:
+def rows(gpu: Gpu) -> list[dict[str, object]]:
     """List the peaks of a GPU, its memory bandwidth last.
 
     Parameters
     ----------
     gpu : Gpu
-    clock_mhz : float, optional
-        SM clock to compute the rates at. Rates that are only quoted and the memory bandwidth, which has its own clock,
-        do not change.
 
     Returns
     -------
@@ -200,17 +187,13 @@ def rows(gpu: Gpu, clock_mhz: float | None = None) -> list[dict[str, object]]:
         ``gpu, unit, accumulate, tflops, gb_per_s, clock_mhz, source``; what does not apply is None.
     """
     table: list[dict[str, object]] = []
+    columns = ("gpu", "unit", "accumulate", "tflops", "gb_per_s", "clock_mhz", "source")
     for peak in gpu.peaks:
-        tflops: float = peak.tflops
-        clock: float | None = peak.clock_mhz
         source = peak.source or gpu.source
-        scaled = None if clock_mhz is None else gpu.at_clock(peak.unit, clock_mhz, peak.accumulate)
-        if scaled is not None:
-            tflops, clock, source = scaled, clock_mhz, f"SMs x rate x clock; {source}"
-        row = {"gpu": gpu.name, "unit": peak.unit, "accumulate": peak.accumulate, "tflops": tflops, "gb_per_s": None}
-        table.append({**row, "clock_mhz": clock, "source": source})
-    memory = {"gpu": gpu.name, "unit": "memory", "accumulate": None, "tflops": None, "gb_per_s": gpu.gb_per_s}
-    return [*table, {**memory, "clock_mhz": None, "source": gpu.bandwidth_source}]
+        values = (gpu.name, peak.unit, peak.accumulate, peak.tflops, None, peak.clock_mhz, source)
+        table.append(dict(zip(columns, values, strict=True)))
+    memory = (gpu.name, "memory", None, None, gpu.gb_per_s, None, gpu.bandwidth_source)
+    return [*table, dict(zip(columns, memory, strict=True))]
 
 
 #: Why a GPU's clock is below what it could be: bits of the mask that NVML (``nvmlClocksEventReason…``) and nvidia-smi

@@ -6,16 +6,18 @@ import dataclasses
 import inspect
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["REQUIRED", "Option", "options_of", "summary_of"]
+__all__ = ["REQUIRED", "Option", "call", "options_of", "summary_of"]
 
 #: The default of what must be given.
 REQUIRED = inspect.Parameter.empty
 #: Placeholders of values in help.
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
+#: A parameter in a numpydoc docstring: names, type, indented text.
+_PARAMETER = re.compile(r"^([\w*, ]+) : (.+)\n((?:    .*(?:\n|\Z))+)", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Option:
         It takes several values.
     is_positional : bool
         It is given by its place.
+    group : str
+        The parameter that takes it, where that is a set of options.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Option:
     choices: tuple[str, ...] = ()
     is_list: bool = False
     is_positional: bool = False
+    group: str = ""
 
     @property
     def is_required(self) -> bool:
@@ -72,60 +77,66 @@ def options_of(function: Callable[..., Any]) -> list[Option]:
     Parameters
     ----------
     function : callable
-        Annotated with types of what a person can type (bool, int, float, str, Path, choices, or lists of them). A
-        parameter with a quoted annotation (``"Trace"``) takes something else and is left out. A type in capital letters
-        in the docstring (``REGEX``) is the placeholder in help.
+        Annotated with types of what a person can type (bool, int, float, str, Path, choices, or lists of them), or with
+        a dataclass of such fields, whose options it takes. A parameter with a quoted annotation (``"Trace"``) takes
+        something else and is left out. A type in capital letters in the docstring (``REGEX``) is the placeholder in
+        help.
     """
-    described = _described(inspect.getdoc(function) or "")
+    described = {}
+    for names, kind, text in _PARAMETER.findall(inspect.getdoc(function) or ""):
+        for name in names.replace("*", "").split(", "):
+            described[name] = (kind, " ".join(text.split()))
     options = []
-    for parameter in inspect.signature(function).parameters.values():
-        if isinstance(parameter.annotation, str):
-            continue
-        told, text = described.get(parameter.name, ("", ""))
-        kind, choices, is_list = _kind(parameter.annotation)
-        default = parameter.default
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            is_list, default = True, []
-        words = told.partition(",")[0]
-        option = Option(
-            name=parameter.name,
-            kind=kind,
-            help=text,
-            metavar=words if words.isupper() else _METAVARS.get(kind, ""),
-            default=default,
-            choices=choices,
-            is_list=is_list,
-            is_positional=parameter.kind is not parameter.KEYWORD_ONLY,
-        )
-        options.append(option)
+    for name, parameter in inspect.signature(function).parameters.items():
+        annotation = parameter.annotation
+        if dataclasses.is_dataclass(annotation):
+            for option in options_of(annotation):
+                options.append(dataclasses.replace(option, group=name))
+        elif not isinstance(annotation, str):
+            options.append(_option(parameter, *described.get(name, ("", ""))))
     return options
 
 
-def _described(docstring: str) -> dict[str, tuple[str, str]]:
-    """The type and the description of each parameter in a numpydoc docstring."""
-    section = re.search(r"^Parameters\n-+\n(.*?)(?=^\S+\n-+\n|\Z)", docstring, re.MULTILINE | re.DOTALL)
-    described: dict[str, tuple[str, str]] = {}
-    names: list[str] = []
-    for line in section[1].splitlines() if section else []:
-        if line and not line.startswith(" "):
-            before, _, told = line.partition(" : ")
-            names = [name.strip().lstrip("*") for name in before.split(",")]
-            described |= dict.fromkeys(names, (told, ""))
-        elif line.strip():
-            for name in names:
-                told, text = described[name]
-                described[name] = (told, f"{text} {line.strip()}".strip())
-    return described
+def _option(parameter: inspect.Parameter, described: str, text: str) -> Option:
+    kind, choices, is_list = _kind(parameter.annotation)
+    default = parameter.default
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        is_list, default = True, []
+    placeholder = described.partition(",")[0]
+    if not placeholder.isupper():
+        placeholder = _METAVARS.get(kind, "")
+    is_positional = parameter.kind is not parameter.KEYWORD_ONLY
+    return Option(parameter.name, kind, text, placeholder, default, choices, is_list, is_positional)
 
 
 def _kind(annotation: Any) -> tuple[type, tuple[str, ...], bool]:
     """The type of one value, its choices, and whether there can be several."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        members = [member for member in get_args(annotation) if member is not types.NoneType]
+    origin, members = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
         return _kind(members[0])
-    if get_origin(annotation) is list:
-        kind, choices, _ = _kind(get_args(annotation)[0])
+    if origin is list:
+        kind, choices, _ = _kind(members[0])
         return kind, choices, True
-    if get_origin(annotation) is Literal:
-        return str, get_args(annotation), False
+    if origin is Literal:
+        return str, members, False
     return annotation, (), False
+
+
+def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call a function with the values of its options.
+
+    Parameters
+    ----------
+    function : callable
+    values : mapping
+        By the name of the option or parameter.
+    """
+    given = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        annotation = parameter.annotation
+        if dataclasses.is_dataclass(annotation):
+            fields = [field.name for field in dataclasses.fields(annotation)]
+            given[name] = annotation(**{field: values[field] for field in fields})  # type: ignore[operator]
+        else:
+            given[name] = values[name]
+    return function(**given)

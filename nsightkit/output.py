@@ -7,16 +7,17 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from nsightkit.errors import UsageError
 from nsightkit.safe import plain
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from nsightkit.table import Record, Table
 
-__all__ = ["Format", "discard_stdout", "note", "progress", "write"]
+__all__ = ["Format", "discard_stdout", "note", "progress", "stop_progress", "write"]
 
 Format = Literal["text", "csv", "json"]
 
@@ -76,19 +77,31 @@ def note(text: str) -> None:
         print(f"nsightkit: {plain(text)}", file=sys.stderr)
 
 
-@contextlib.contextmanager
-def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """Show progress on a terminal's stderr; the yielded function changes the text.
+_status: Status | None = None
+
+
+def progress(text: str) -> None:
+    """Show on a terminal's stderr what is being done, until :func:`stop_progress`.
 
     Parameters
     ----------
     text : str
     """
+    global _status  # noqa: PLW0603 - a process has one line of progress
     if not sys.stderr.isatty():
-        yield lambda _: None
         return
     from rich.console import Console
     from rich.text import Text
 
-    with Console(stderr=True).status(Text(plain(text))) as status:
-        yield lambda text: status.update(Text(plain(text)))
+    if _status is None:
+        _status = Console(stderr=True).status("")
+        _status.start()
+    _status.update(Text(plain(text)))
+
+
+def stop_progress() -> None:
+    """Remove the line of progress."""
+    global _status  # noqa: PLW0603
+    if _status is not None:
+        _status.stop()
+        _status = None

@@ -36,7 +36,7 @@ T = TypeVar("T", bound="Trace")
 _LATEST_NS = (1 << 63) - 1
 _LONGEST_WINDOW = 100
 _UNIT_NS = {"": 1, "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
-_MOMENT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|μs|ms|s|)\s*")
+_MOMENT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+|)\s*(ns|us|µs|μs|ms|s|)\s*")
 
 
 # ---------------------------------------------------------------- parts of a trace
@@ -83,28 +83,19 @@ class Selection:
 
 def _window(text: str) -> tuple[int | None, int | None]:
     """Read ``A:B``; each side is a number of nanoseconds, or a number with a unit, or nothing."""
-    begin, colon, end = text[: _LONGEST_WINDOW + 1].partition(":")
-    if len(text) > _LONGEST_WINDOW or not colon or not (begin.strip() or end.strip()):
-        raise _not_a_window(text)
-    return _moment_ns(begin, text), _moment_ns(end, text)
+    sides = text[: _LONGEST_WINDOW + 1].split(":")
+    moments = [_MOMENT.fullmatch(side) for side in sides]
+    if len(sides) != 2 or None in moments or not "".join(sides).strip():
+        shown = text[:_LONGEST_WINDOW]
+        raise UsageError(f"--time: {shown!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
+    begin, end = map(_moment_ns, moments)
+    return begin, end
 
 
-def _moment_ns(side: str, window: str) -> int | None:
-    from decimal import Decimal
-
-    if not side.strip():
+def _moment_ns(match: re.Match[str]) -> int | None:
+    if not match[1]:
         return None
-    match = _MOMENT.fullmatch(side)
-    if match is None:
-        raise _not_a_window(window)
-    moment = Decimal(match[1]) * _UNIT_NS[match[2]]
-    if moment > _LATEST_NS:
-        raise UsageError("--time: no trace is so long; give a window A:B such as 1.5ms:2s")
-    return int(moment)
-
-
-def _not_a_window(text: str) -> UsageError:
-    return UsageError(f"--time: {text[:_LONGEST_WINDOW]!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
+    return min(round(float(match[1]) * _UNIT_NS[match[2]]), _LATEST_NS)
 
 
 def title_of(trace: "Trace") -> str:
@@ -581,16 +572,12 @@ def _unfilled(rows: "pd.DataFrame", *columns: str) -> list[str]:
 # ---------------------------------------------------------------- questions to two traces, and to other files
 
 
-def diff(
-    before: "Trace", after: "Trace", *, match: str | None = None, top: int | None = None, **options: "Any"
-) -> "Diff":
+def diff(before: "Trace", after: "Trace", *, top: int | None = None, **options: "Any") -> "Diff":
     """Show what changed between two captures, by how much, and whether that is more than noise.
 
     Parameters
     ----------
     before, after : Trace
-    match : REGEX, optional
-        The ranges that are steps. Default: those named so.
     top : int, optional
         Rows of each table in text. Default: 8.
     **options
@@ -600,8 +587,7 @@ def diff(
     from nsightkit.records import About, Diff
 
     names = [Path(trace.path or "trace").name for trace in (before, after)]
-    changes = analysis.summary(before, after, match=match, **options)
-    return Diff(changes, About(" → ".join(names), top=top))
+    return Diff(analysis.summary(before, after, **options), About(" → ".join(names), top=top))
 
 
 def memory(snapshot: Path, *, device: int | None = None, at: str | None = None, top: int | None = None) -> "Memory":

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import bytes_text, count_text, share_text, time_text
 from nsightkit.table import About, Fact, Line, Part, Record, Table, plain_value
+
+if TYPE_CHECKING:
+    from nsightkit.analysis.ranks.job import Job
 
 __all__ = [
     "About",
@@ -28,6 +31,21 @@ __all__ = [
 
 #: Parts of the time below this share, and gains below this factor, round to nothing.
 _SMALL, _LEAST_GAIN = 0.001, 1.005
+#: Figures of a summary that are times; those that may be absent without a word are `_OPTIONAL`.
+_TIMES = {
+    "busy_ns": "GPU busy",
+    "idle_ns": "GPU idle",
+    "span_ns": "first to last GPU operation (span)",
+    "wall_ns": "first to last GPU operation, all devices",
+    "window_ns": "all steps",
+    "window_idle_ns": "GPU idle in the steps",
+    "lead_ns": "recorded before the first GPU operation",
+    "tail_ns": "recorded after the last GPU operation",
+    "kernel_ns": "kernels, summed",
+    "memop_ns": "copies and memsets, summed",
+    "graph_ns": "CUDA graphs, summed",
+}
+_OPTIONAL = ("window_ns", "window_idle_ns", "graph_ns")
 #: What a moment in a memory snapshot is called.
 _WHEN = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
 #: Memory reserved from CUDA that holds nothing, and why.
@@ -43,10 +61,16 @@ _GAP = Line("")
 
 def _rows(rows: Any, columns: Sequence[str], **about: Any) -> Iterator[Part]:
     """A table below an empty line, without its empty columns."""
-    frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows, columns=list(columns), dtype=object)
-    held = [name for name in columns if name in frame and (frame.empty or frame[name].notna().any())]
+    frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
+    if len(frame):
+        frame = frame.dropna(axis="columns", how="all")
     yield _GAP
-    yield from Table.of(frame[held], **about).parts()
+    yield from Table.of(frame, **about).parts()
+
+
+def _notes(notes: Sequence[str]) -> Iterator[Part]:
+    for note in notes:
+        yield Line(note, "dim")
 
 
 class Summary(Record):
@@ -56,55 +80,39 @@ class Summary(Record):
         """Give the figures, and a row for each device."""
         devices = self["devices"]
         yield Line(self.about.title, "bold")
-        yield self._facts(len(devices))
+        yield self.facts()
         if len(devices) > 1:
             columns = ("device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count")
             yield from _rows(devices, columns, top=len(devices))
         if self["missing"]:
             yield Line(f"not recorded: {', '.join(self['missing'])}", "dim")
-        for note in self.about.notes:
-            yield Line(note, "dim")
+        yield from _notes(self.about.notes)
 
-    def _facts(self, devices: int) -> list[Fact]:
+    def facts(self) -> list[Fact]:
         """Give the figures with their labels."""
-        facts = [
-            self._of_span("GPU busy", "busy_ns"),
-            self._of_span("GPU idle", "idle_ns"),
-            Fact("kernels or graphs running (density)", share=self["density"]),
-        ]
-        span = "first to last GPU operation (span)"
-        if devices > 1:
-            facts.append(self._time(f"{span}, sum of {devices} devices", "span_ns"))
-            facts.append(self._time("first to last GPU operation, all devices", "wall_ns"))
-        else:
-            facts.append(self._time(span, "span_ns"))
-        if self["window_ns"] is not None:
-            facts.append(self._time("all steps", "window_ns"))
-            facts.append(self._time("GPU idle in the steps", "window_idle_ns"))
-        facts.append(self._time("recorded before the first GPU operation", "lead_ns"))
-        facts.append(self._time("recorded after the last GPU operation", "tail_ns"))
-        kernels = "kernels" if self["kernel_count"] is None else count_text(self["kernel_count"], "kernel")
-        facts.append(self._time(f"{kernels}, summed", "kernel_ns"))
-        facts.append(self._time("copies and memsets, summed", "memop_ns"))
-        if self["graph_ns"]:
-            facts.append(self._time("CUDA graphs, summed", "graph_ns"))
+        devices = len(self["devices"])
+        unknown = {"kernels", "memops", "graphs"}.intersection(self["missing"])
+        facts = []
+        for key, label in _TIMES.items():
+            value = self[key]
+            if (key in _OPTIONAL and not value) or (key == "wall_ns" and devices < 2):
+                continue
+            if key == "span_ns":
+                facts.append(Fact("kernels or graphs running (density)", share=self["density"]))
+                if devices > 1:
+                    label = f"{label}, sum of {devices} devices"
+            if key == "kernel_ns" and self["kernel_count"] is not None:
+                label = f"{count_text(self['kernel_count'], 'kernel')}, summed"
+            share = None
+            if key in ("busy_ns", "idle_ns") and value is not None and self["span_ns"]:
+                share = value / self["span_ns"]
+            text = time_text(value)
+            if value is None:
+                text = "not recorded" if unknown else "none"
+            facts.append(Fact(label, text, share))
         if self["memory_overhead"] is not None:
             facts.append(Fact("copy and memset time / kernel time", f"{self['memory_overhead']:.3f}"))
         return facts
-
-    def _time(self, label: str, key: str) -> Fact:
-        """Label a time."""
-        if self[key] is not None:
-            return Fact(label, time_text(self[key]))
-        unknown = {"kernels", "memops", "graphs"}.intersection(self["missing"])
-        return Fact(label, "not recorded" if unknown else "none")
-
-    def _of_span(self, label: str, key: str) -> Fact:
-        """Label a time and its share of the span."""
-        value = self._time(label, key).value
-        if self[key] is None or not self["span_ns"]:
-            return Fact(label, value)
-        return Fact(label, value, self[key] / self["span_ns"])
 
 
 class Verdict(Record):
@@ -139,10 +147,9 @@ class Memory(Record):
 
     def parts(self) -> Iterator[Part]:
         """Give the amounts, the categories and the places that allocated."""
-        categories = self["by_category"]
+        categories, memory = self["by_category"], self["fragmentation"]
         when = _WHEN.get(str(self["moment"]), f"after event {self['moment']}")
-        allocated = bytes_text(self["fragmentation"]["allocated_bytes"])
-        headline = f"The program held {allocated} {when}"
+        headline = f"The program held {bytes_text(memory['allocated_bytes'])} {when}"
         if categories:
             headline += f", {share_text(categories[0]['share'])} of it {categories[0]['category']}"
         yield Line(f"{headline}.", "bold")
@@ -150,18 +157,6 @@ class Memory(Record):
         if self["devices"] > 1:
             about.append(f"device {self['device']} of {self['devices']}")
         yield Line(" · ".join([*about, count_text(self["events"], "event")]), "dim")
-        yield self._facts(when)
-        columns = ("category", "bytes", "count", "share")
-        yield from _rows(self["by_category"], columns, empty="nothing was live")
-        yield from _rows(self["top_sites"], ("site", *columns), top=self.about.top, empty="no sites")
-        if self["oom"] is not None:
-            yield Line(self._failure(), "yellow")
-        for note in self["notes"]:
-            yield Line(note, "dim")
-
-    def _facts(self, when: str) -> list[Fact]:
-        """Give the amounts with their labels."""
-        memory = self["fragmentation"]
         facts = []
         if self["moment"] != "peak":
             facts.append(Fact("highest allocated", bytes_text(self["peak_bytes"])))
@@ -171,7 +166,13 @@ class Memory(Record):
             share = memory[key] / memory["reserved_bytes"] if memory["reserved_bytes"] else None
             facts.append(Fact(label, bytes_text(memory[key]), share))
         facts.append(Fact("largest free block", bytes_text(memory["largest_free_block_bytes"])))
-        return facts
+        yield facts
+        columns = ("category", "bytes", "count", "share")
+        yield from _rows(categories, columns, empty="nothing was live")
+        yield from _rows(self["top_sites"], ("site", *columns), top=self.about.top, empty="no sites")
+        if self["oom"] is not None:
+            yield Line(self._failure(), "yellow")
+        yield from _notes(self["notes"])
 
     def _failure(self) -> str:
         """Describe the out-of-memory error."""
@@ -208,6 +209,28 @@ class Diff(Record):
 class Check(Record):
     """How runs compare with a baseline."""
 
+    @classmethod
+    def of(cls, comparison: Mapping[str, Any]) -> Self:
+        """Judge a comparison.
+
+        Parameters
+        ----------
+        comparison : mapping
+            Of :func:`nsightkit.analysis.compare.check.compare`, with the path of the ``baseline``.
+        """
+        answer = cls(comparison, About())
+        failed = [*answer["regressions"], *answer["missing"]]
+        if failed:
+            named = [f"{row['metric']} ({_changed(row, 'ratio') or row['status']})" for row in failed[:3]]
+            if len(failed) > 3:
+                named.append(f"and {len(failed) - 3} more")
+            answer.about.exit_code = 1
+            answer.about.remarks = [f"the check against {answer['baseline']} failed: {', '.join(named)}"]
+        elif answer["undecided"]:
+            answer.about.exit_code = 2
+            answer.about.remarks = [_inconclusive(answer["undecided"][0])]
+        return answer
+
     def parts(self) -> Iterator[Part]:
         """Give failures first, then passes, then other changes."""
         columns = ("status", "metric", "baseline", "now", "change", "limit")
@@ -223,34 +246,19 @@ class Check(Record):
         if self["new"]:
             names = ", ".join(row["metric"] for row in self["new"][:_MOST])
             yield Line(f"not in the baseline: {names}", "dim")
-        for note in self["notes"]:
-            yield Line(note, "dim")
+        yield from _notes(self["notes"])
 
-    def failure(self) -> str:
-        """Explain why the check failed; nothing if it did not."""
-        failed = [*self["regressions"], *self["missing"]]
-        named = [f"{row['metric']} ({_changed(row, 'ratio') or row['status']})" for row in failed[:3]]
-        text = ", ".join(named)
-        if len(failed) > 3:
-            text += f" and {len(failed) - 3} more"
-        if self["runs"] == self["baseline_runs"] == 1 and any(row["unit"] == "ns" for row in self["regressions"]):
-            text += "; one run per side, so variation between runs is unknown"
-        return text
 
-    def inconclusive(self) -> str:
-        """Explain why the check cannot decide; nothing if it can."""
-        if not self["undecided"]:
-            return ""
-        row = self["undecided"][0]
-        before, after = row["samples"]
-        change = _changed(row, "ratio") or "more than 0"
-        reason = "in too few samples"
-        if row["limit"]:
-            reason = f"within the noise, of up to {_changed(row, 'limit')}"
-        return (
-            f"inconclusive: {row['metric']} seems worse ({change}), {reason} ({before} and {after} samples); record "
-            "more steps (30 or more), give several runs, or raise --tolerance"
-        )
+def _inconclusive(row: Mapping[str, Any]) -> str:
+    """Explain why a check cannot decide about a metric."""
+    before, after = row["samples"]
+    reason = "in too few samples"
+    if row["limit"]:
+        reason = f"within the noise, of up to {_changed(row, 'limit')}"
+    return (
+        f"inconclusive: {row['metric']} seems worse ({_changed(row, 'ratio') or 'more than 0'}), {reason} ({before} and "
+        f"{after} samples); record more steps (30 or more), give several runs, or raise --tolerance"
+    )
 
 
 _STATUS = {"regression": "FAILS", "missing": "MISSING"}
@@ -277,9 +285,7 @@ def _metric_text(value: float | None, unit: str) -> str:
         return "-"
     if unit == "ns":
         return time_text(value)
-    if unit == "bytes":
-        return bytes_text(value)
-    return f"{value:,.5g}"
+    return bytes_text(value) if unit == "bytes" else f"{value:,.5g}"
 
 
 def _changed(row: Mapping[str, Any], key: str) -> str:
@@ -295,6 +301,31 @@ class Ranks(Record):
     #: The one that CSV holds.
     csv_table: str
 
+    @classmethod
+    def of(cls, job: Job, place: str, each: bool, top: int | None) -> Self:
+        """Answer about a job.
+
+        Parameters
+        ----------
+        job : Job
+        place : str
+            Where its traces lie.
+        each : bool
+            With every collective, not kinds of them.
+        top : int, optional
+        """
+        remarks = []
+        for trace in job.lost:
+            if trace["file"] is not None:
+                remarks.append(f"{trace['file']}: {trace['reason']}; the answer covers the other traces")
+        tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
+        title = f"{count_text(len(job.ranks), 'rank')} · {tools} · {place}"
+        answer = cls(job.summary(each), About(title, remarks=remarks, top=top))
+        answer.findings = job.findings()
+        answer.tables = {"ranks": job.ranks, "collectives": job.collectives if each else job.kinds()}
+        answer.csv_table = "collectives" if each else "ranks"
+        return answer
+
     def parts(self) -> Iterator[Part]:
         """Give the findings, the ranks, their collectives and what was lost."""
         top = self.about.top
@@ -305,14 +336,12 @@ class Ranks(Record):
         # Sums over a whole trace: a step's length beside them would be on another basis.
         spent = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
         yield from _rows(self.tables["ranks"], spent, top=top, title="each rank's whole trace")
-        compared = self.tables["collectives"]
         columns = ["group", "kind", "step", "bytes", "count", "start_ns", "total_ns", "wait_ns", "transfer_ns"]
         columns += ["exposed_ns", "last_rank"]
-        yield from _rows(compared, columns, top=top, title="collectives", empty="none to compare")
+        yield from _rows(self.tables["collectives"], columns, top=top, title="collectives", empty="none to compare")
         for trace in self["lost"]:
             yield Line(f"lost: {_lost(trace)}: {trace['reason']}", "yellow")
-        for note in self["notes"]:
-            yield Line(note, "dim")
+        yield from _notes(self["notes"])
 
     def csv(self) -> str:
         """Write one of the tables."""
@@ -320,16 +349,30 @@ class Ranks(Record):
 
 
 def _lost(trace: Mapping[str, Any]) -> str:
-    """Name the ranks or the file of a trace that could not be used."""
-    ranks, file = trace["ranks"], trace["file"]
-    if file is not None and not ranks:
-        return Path(file).name
-    named = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
-    return named if file is None else f"{named} ({Path(file).name})"
+    """Name the file or the ranks of a trace that could not be used."""
+    if trace["file"] is not None:
+        return Path(trace["file"]).name
+    return f"rank {trace['ranks'][0]}" if len(trace["ranks"]) == 1 else f"{len(trace['ranks']):,} ranks"
 
 
 class Bench(Record):
     """What a benchmark measured."""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Make the answer; what failed is exit code 2.
+
+        Parameters
+        ----------
+        document : mapping
+            Of :func:`nsightkit.capture.bench.bench`.
+        """
+        answer = cls(document, About())
+        failed = [f"{cell_name(row)} ({row['detail']})" for row in document["rows"] if row["status"] == "failed"]
+        if failed:
+            answer.about.remarks = [f"not measured: {'; '.join(failed)}"]
+            answer.about.exit_code = 2
+        return answer
 
     def parts(self) -> Iterator[Part]:
         """Give a row for each measurement."""
@@ -342,13 +385,7 @@ class Bench(Record):
         columns = ["config", "mode", "precision", "status", "median_ns", "std_ns", "tokens_per_s"]
         columns += ["peak_allocated_bytes", "mfu_datasheet"]
         yield from _rows(rows, columns, title=title, top=len(rows))
-        for row in rows:
-            if row["detail"]:
-                yield Line(f"{cell_name(row)}: {row['detail']}", "dim")
-
-    def failures(self) -> list[str]:
-        """List what was not measured, and why."""
-        return [f"{cell_name(row)} ({row['detail']})" for row in self["rows"] if row["status"] == "failed"]
+        yield from _notes([f"{cell_name(row)}: {row['detail']}" for row in rows if row["detail"]])
 
 
 def cell_name(row: Mapping[str, Any]) -> str:
@@ -393,5 +430,4 @@ class Envelope(Table):
         """Give the table, then the remarks on each model."""
         yield from super().parts()
         for row in self.few():
-            for text in row["notes"] or ():
-                yield Line(f"{row['config']}: {text}", "dim")
+            yield from _notes([f"{row['config']}: {text}" for text in row["notes"] or ()])

@@ -10,14 +10,15 @@ begins like a formula. JSON decodes to the names as they are in the trace.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import html
 import io
 import math
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import pandas as pd
@@ -47,6 +48,11 @@ WIDTH = 100
 _LEAST_NAME = 16
 _BAR_CELLS = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+#: Columns that no table shows empty.
+_OPTIONAL = (
+    *("domain", "interval", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured"),
+    *("phase", "tokens", "sequences"),
+)
 
 
 # ---------------------------------------------------------------- columns
@@ -86,10 +92,6 @@ def _moment_text(value: float) -> str:
     return f"{value / 1e6:,.3f} ms"
 
 
-def _percent_text(value: float) -> str:
-    return f"{value:.1f} %"
-
-
 def _large_text(value: float) -> str:
     for unit, size in (("T", 1e12), ("G", 1e9)):
         if value >= size:
@@ -97,32 +99,21 @@ def _large_text(value: float) -> str:
     return f"{digits(value / 1e6)} M"
 
 
-def _factor_text(value: float) -> str:
-    return f"{value:,.2f}x"
-
-
 def _outlier_text(value: bool) -> str:
     return "◀ outlier" if value else ""
-
-
-def _kernel_text(value: object) -> str:
-    return short_name(str(value))
 
 
 def _kernels_text(value: Sequence[str]) -> str:
     return _cut(short_name(value[0]), 24) if value else ""
 
 
-def _evidence_text(value: object) -> str:
+def _evidence_text(value: Mapping[str, Any]) -> str:
     """Name what ran in a gap, for how long, and what ended the gap."""
-    if not isinstance(value, Mapping):
-        return _any_text(value)
     parts = []
     if value.get("name"):
         parts.append(short_name(str(value["name"])))
-    start, end = value.get("start_ns"), value.get("end_ns")
-    if isinstance(start, int) and isinstance(end, int):
-        parts.append(time_text(end - start))
+    if value.get("end_ns") is not None:
+        parts.append(time_text(value["end_ns"] - value["start_ns"]))
     if value.get("ended_by"):
         parts.append(f"→ {short_name(str(value['ended_by']))}")
     return " ".join(parts)
@@ -146,11 +137,11 @@ UNITS: dict[str, Callable[[Any], str]] = {
     "moment": _moment_text,
     "bytes": bytes_text,
     "share": share_text,
-    "percent": _percent_text,
+    "percent": "{:.1f} %".format,
     "large": _large_text,
-    "factor": _factor_text,
+    "factor": "{:,.2f}x".format,
     "value": _any_text,
-    "kernel": _kernel_text,
+    "kernel": short_name,
     "kernels": _kernels_text,
     "place": _any_text,
     "evidence": _evidence_text,
@@ -161,61 +152,10 @@ UNITS: dict[str, Callable[[Any], str]] = {
 _WORDS = ("kernel", "kernels", "place", "evidence", "outlier", "word", "sentence")
 #: Those that are cut where a table is too wide; sentences are wrapped instead.
 _NAMES = ("kernel", "place", "evidence")
-
-#: The columns of each unit that the end of their name does not give.
-_COLUMNS = {
-    "kernel": "name kernel step group metric",
-    "kernels": "top_kernels",
-    "place": "where site",
-    "evidence": "evidence",
-    "outlier": "outlier",
-    "word": "category domain src_kind dst_kind",
-    "sentence": "check found remedy detail note notes source trace from",
-    "moment": "start_ns end_ns",
-    "share": "share share_of_span mfu_datasheet sol_datasheet sol_measured",
-    "bytes": "bytes",
-    "large": "params flops fwd_flops train_flops",
-    "factor": "speedup",
-}
-#: Headings that are not a column's name.
-_HEADINGS = {
-    "src_kind": "from",
-    "dst_kind": "to",
-    "gpu": "GPU",
-    "gpu_ns": "GPU",
-    "gpu_span_ns": "GPU span",
-    "exclusive_ns": "exclusive (CPU)",
-    "compute_ns": "computing",
-    "communication_ns": "collectives",
-    "wait_ns": "waiting",
-    "kernel_count": "kernels",
-    "share_of_span": "of span",
-    "top_kernels": "top kernel",
-    "mfu_datasheet": "MFU",
-    "sol_datasheet": "of datasheet",
-    "sol_measured": "of ceiling",
-    "sm_pct": "SM",
-    "dram_pct": "DRAM",
-    "occupancy_limiter": "limited by",
-    "classification": "class",
-    "gb_per_s": "GB/s",
-    "tokens_per_s": "tokens/s",
-    "tflops": "TFLOP/s",
-    "clock_mhz": "at MHz",
-    "power_w": "power W",
-    "flops": "FLOPs",
-    "fwd_flops": "FLOPs fwd",
-    "train_flops": "FLOPs train",
-    "activation_bytes": "activations",
-    "peak_allocated_bytes": "allocated",
-    "interval": "95 % interval",
-    "speedup": "gain",
-    "last_rank": "last",
-}
+_COLUMNS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
+_UNIT_OF = {name: unit for unit, names in _COLUMNS["units"].items() for name in names}
 #: What is drawn beside a share.
 _BAR = Column("bar", "", "word")
-#: Columns that no table shows empty.
-_OPTIONAL = ("domain", "interval", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured")
 
 
 def column_of(name: str) -> Column:
@@ -229,10 +169,8 @@ def column_of(name: str) -> Column:
     for ending, of_ending in (("_ns", "time"), ("_bytes", "bytes"), ("_pct", "percent")):
         if name.endswith(ending):
             heading, unit = name.removesuffix(ending), of_ending
-    for listed, names in _COLUMNS.items():
-        if name in names.split():
-            unit = listed
-    return Column(name, _HEADINGS.get(name, heading.replace("_", " ")), unit)
+    heading = _COLUMNS["headings"].get(name, heading.replace("_", " "))
+    return Column(name, heading, _UNIT_OF.get(name, unit))
 
 
 # ---------------------------------------------------------------- values
@@ -272,7 +210,7 @@ def plain_value(value: Any, key: str = "") -> Any:
         if not math.isfinite(value):
             return None
         return round(value) if key.endswith("_ns") else value
-    return None if value is pd.NA or value is pd.NaT else str(value)
+    return None if pd.isna(value) else str(value)
 
 
 #: What a spreadsheet takes for the beginning of a formula, in either width.
@@ -308,10 +246,16 @@ class About:
         Text of a table without rows.
     hidden : sequence of str
         Columns that text leaves out.
+    formats : mapping of str to str or callable
+        How columns are written, in place of their unit.
+    missing : str
+        Text of an unknown value.
     top : int, optional
         How many rows were asked for.
     total : int
         How many rows there are before `top` cuts some off.
+    not_recorded : list or dict
+        Tables that the trace lacks, or of each side of a comparison.
     exit_code : int
         Of the command.
     """
@@ -321,8 +265,11 @@ class About:
     remarks: Sequence[str] = ()
     empty: str = "nothing to list"
     hidden: Sequence[str] = ()
+    formats: Mapping[str, str | Callable[[Any], object]] = dataclasses.field(default_factory=dict)
+    missing: str = ""
     top: int | None = None
     total: int = 0
+    not_recorded: Sequence[str] | Mapping[str, Sequence[str]] = ()
     exit_code: int = 0
 
 
@@ -366,12 +313,12 @@ class Record(dict[str, Any], Printed):
     Parameters
     ----------
     values : mapping
-    about : About, optional
+    about : About
     """
 
-    def __init__(self, values: Mapping[str, Any], about: About | None = None) -> None:
+    def __init__(self, values: Mapping[str, Any], about: About) -> None:
         super().__init__(values)
-        self.about = about or About()
+        self.about = about
 
     __repr__ = Printed.__repr__
 
@@ -414,9 +361,8 @@ class Table(pd.DataFrame, Printed):
         if not len(self):
             yield Line(self.about.empty, "dim")
             return
-        columns = self._shown()
-        yield columns
-        more = self.about.total - len(columns[0][1])
+        yield self._shown()
+        more = self.about.total - len(self.few())
         if more > 0:
             yield Line(f"… {more:,} more (--top N shows more, --format json all)", "dim")
         for note in self.about.notes:
@@ -426,34 +372,44 @@ class Table(pd.DataFrame, Printed):
         """Give the rows that people see."""
         return list(rows_of(self.head(SHOWN_ROWS) if self.about.top is None else self))
 
-    def _shown(self) -> list[tuple[Column, list[str]]]:
+    def _shown(self) -> Columns:
         """The columns that people see, and their text."""
         rows = self.few()
         columns = []
-        for name in self.columns:
+        for name in map(str, self.columns):
             values = [row[name] for row in rows]
             if name in self.about.hidden or (name in _OPTIONAL and not any(values)):
                 continue
             column = column_of(name)
             if column.unit == "value" and any(isinstance(value, str) for value in values):
                 column = dataclasses.replace(column, unit="word")
-            columns.append((column, [column.text(value) for value in values]))
+            columns.append((column, [self._text(column, value) for value in values]))
             if name in ("share", "share_of_span"):
                 columns.append((_BAR, [_bar(value) for value in values]))
         return columns
 
+    def _text(self, column: Column, value: Any) -> str:
+        if value is None:
+            return self.about.missing or column.text(None)
+        form = self.about.formats.get(column.name, column.text)
+        return str(form.format(value) if isinstance(form, str) else form(value))
+
     def _repr_html_(self) -> str:
-        if not len(self):
+        rows = self.few()
+        if not rows:
             return f"<p>{html.escape(plain(self.about.empty))}</p>"
-        cells = pd.DataFrame()
+        head, body = "", [""] * len(rows)
         for column, texts in self._shown():
-            if column is not _BAR:
-                cells.insert(len(cells.columns), column.heading, texts, allow_duplicates=True)
-        more = self.about.total - len(cells)
+            if column is _BAR:
+                continue
+            side = "left" if column.is_text else "right"
+            head += _cell("th", side, column.heading)
+            for number, text in enumerate(texts):
+                body[number] += _cell("td", side, text)
+        more = self.about.total - len(rows)
         below = f"{more:,} more rows" if more > 0 else " ".join(self.about.notes)
-        with pd.option_context("display.max_colwidth", None):
-            table = cells.to_html(index=False, border=0)
-        return f"{table}<p>{html.escape(plain(below))}</p>"
+        shown = f"<thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(body)}</tr></tbody>"
+        return f'<table class="dataframe">{shown}</table><p>{html.escape(plain(below))}</p>'
 
     def json(self) -> str:
         """Write one JSON list, with a line for each row."""
@@ -462,12 +418,12 @@ class Table(pd.DataFrame, Printed):
 
     def csv(self) -> str:
         """Write a header and all rows."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.columns)
-        for row in rows_of(self):
-            writer.writerow([_csv_cell(value) for value in row.values()])
-        return out.getvalue()
+        rows = pd.DataFrame(rows_of(self), columns=self.columns, dtype=object)
+        return rows.map(_csv_cell).to_csv(index=False, lineterminator="\n")
+
+
+def _cell(tag: str, side: str, text: str) -> str:
+    return f'<{tag} style="text-align: {side}">{html.escape(plain(text))}</{tag}>'
 
 
 # ---------------------------------------------------------------- text
@@ -503,51 +459,27 @@ class Fact:
     share: float | None = None
 
 
-Part = Line | list[Fact] | list[tuple[Column, list[str]]]
+Columns = list[tuple[Column, list[str]]]
+Part = Line | list[Fact] | Columns
 
 
 def _drawn(part: Any, width: int) -> Any:
-    """Make something that rich prints."""
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    if isinstance(part, Line):
-        text = plain(part.text)
-        if not text.startswith("- "):
-            return Text(text, style=part.style)
-        item = Grid.grid(padding=(0, 1, 0, 0))  # indents further lines
-        item.add_row("-", Text(text.removeprefix("- "), style=part.style, overflow="fold"))
-        return item
-    if isinstance(part[0], Fact):
-        return _facts(part)
-    return _grid(part, width)
-
-
-def _facts(facts: Sequence[Fact]) -> Any:
-    """Align labels, values and bars."""
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(no_wrap=True)
-    for fact in facts:
-        bar = ""
-        if fact.share is not None:
-            bar = f"{share_text(fact.share):>7} {_bar(fact.share)}"
-        grid.add_row(Text(plain(fact.label)), Text(plain(fact.value)), Text(bar))
-    return grid
-
-
-def _grid(columns: Sequence[tuple[Column, list[str]]], width: int) -> Any:
-    """Align columns, with names shortened to fit."""
+    """Make something that rich prints; columns are aligned, with names shortened to fit."""
     from rich import box
     from rich.table import Table as Grid
     from rich.text import Text
 
+    if isinstance(part, Line):
+        text = Text(plain(part.text), style=part.style, overflow="fold")
+        if not part.text.startswith("- "):
+            return text
+        item = Grid.grid(padding=(0, 1, 0, 0))  # indents further lines
+        item.add_row("-", text[2:])
+        return item
+    columns = _columns(part) if isinstance(part[0], Fact) else part
     room = _room(columns, width)
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
+    grid.show_header = columns is part
     cells = []
     for column, texts in columns:
         wraps = column.unit == "sentence"
@@ -557,20 +489,28 @@ def _grid(columns: Sequence[tuple[Column, list[str]]], width: int) -> Any:
             no_wrap=not wraps,
             overflow="fold" if wraps else "ellipsis",
         )
-        short = shortened(texts, room) if column.unit in _NAMES else texts
-        cells.append([Text(text) for text in short])
+        cells.append(shortened(texts, room) if column.unit in _NAMES else texts)
     for row in zip(*cells, strict=True):
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))
     return grid
 
 
-def _room(columns: Sequence[tuple[Column, list[str]]], width: int) -> int:
+def _columns(facts: Sequence[Fact]) -> Columns:
+    """Lay facts out as columns: labels, values, and shares with bars."""
+    labels, values, shares = [], [], []
+    for fact in facts:
+        labels.append(plain(fact.label))
+        values.append(plain(fact.value))
+        shares.append("" if fact.share is None else f"{share_text(fact.share):>7} {_bar(fact.share)}")
+    return [(_BAR, labels), (Column("", "", "value"), values), (_BAR, shares)]
+
+
+def _room(columns: Columns, width: int) -> int:
     """How many characters each name may take."""
     from rich.cells import cell_len
 
-    room, names = width, 0
+    room, names = width - 2 * len(columns), 0
     for column, texts in columns:
-        room -= 2
         if column.unit in _NAMES:
             names += 1
         else:
@@ -579,7 +519,7 @@ def _room(columns: Sequence[tuple[Column, list[str]]], width: int) -> int:
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:
-    """Shorten names to a width so that different names stay different.
+    """Shorten names to a width so that names that differ in one place stay different.
 
     Parameters
     ----------
@@ -592,29 +532,24 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
     >>> shortened(["kernel<float, 128, half>", "kernel<float, 128, bf16>", "copy"], 16)
     ['kernel<flo…half>', 'kernel<flo…bf16>', 'copy']
     """
-    short = {name: _cut(name, width) for name in names}
+    alike: dict[str, list[str]] = {}
+    for name in set(names):
+        alike.setdefault(_cut(name, width), []).append(name)
     head = width // 2 - 1
-    for _ in range(len(names)):
-        alike: dict[str, list[str]] = {}
-        for name, text in short.items():
-            alike.setdefault(text, []).append(name)
-        groups = [group for group in alike.values() if len(group) > 1]
-        if not groups:
-            break
-        for group in groups:
-            first = len(os.path.commonprefix(group))  # noqa: RUF071 - names, not paths
-            for name in group:
-                short[name] = f"{name[:head]}…{_cut(name[first:], width - head - 1, 0)}"
+    short = {}
+    for text, group in alike.items():
+        short[group[0]] = text
+        first = len(os.path.commonprefix(group))  # noqa: RUF071 - names, not paths
+        for name in group if len(group) > 1 else ():
+            rest = name[first : first + width - head - 1]
+            short[name] = f"{name[:head]}…{rest}"
     return [short[name] for name in names]
 
 
-def _cut(name: str, width: int, tail: int | None = None) -> str:
+def _cut(name: str, width: int) -> str:
     """Cut a name in its middle; a path keeps more of its end, which tells more."""
-    if len(name) <= width:
-        return name
-    if tail is None:
-        tail = 2 * width // 3 if "/" in name else width // 3
-    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
+    tail = 2 * width // 3 if "/" in name else width // 3
+    return name if len(name) <= width else f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
 
 
 def _bar(share: float | None) -> str:

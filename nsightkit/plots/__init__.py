@@ -2,8 +2,7 @@
 
 Each function draws the result of an analysis and computes nothing that an analysis should have computed. It returns
 a :class:`matplotlib.figure.Figure` whose label (``figure.get_label()``) is the alternative text of the published
-figure. ``interactive_timeline`` returns HTML instead, with a static figure within. Drawing needs the ``plots``
-extra, importing does not.
+figure. ``interactive_timeline`` returns HTML instead. Drawing needs the ``plots`` extra, importing does not.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from nsightkit.errors import UsageError
 from nsightkit.plots import style
 from nsightkit.plots.looks import BLUE, VERMILION, amount, byte_unit, duration, spoken, time_unit
 
@@ -21,8 +20,8 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     Parameters
     ----------
     rows : DataFrame
-        As ``kernels``, ``gaps`` and :func:`nsightkit.analysis.memory.snapshot.sites` return it: ``name``, ``cause`` or
-        ``site``; ``total_ns`` or ``bytes``; ``share`` or ``share_of_span``; ``count``; and perhaps ``category``.
+        As ``kernels``, ``gaps`` and :func:`nsightkit.analysis.memory.snapshot.sites` return it: a name in the first
+        column; ``total_ns`` or ``bytes``; ``share`` or ``share_of_span``; ``count``; and perhaps ``category``.
     top : int, default 12
         How many to draw; the rest becomes one bar.
     title : str
@@ -31,9 +30,11 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     -------
     matplotlib.figure.Figure
     """
-    key = _first_of(rows, "name", "cause", "site")
-    value = _first_of(rows, "total_ns", "bytes")
-    share = _first_of(rows, "share", "share_of_span")
+    key = str(rows.columns[0])
+    share = "share" if "share" in rows else "share_of_span"
+    value, quantity, unit_of, write = "total_ns", "time", time_unit, duration
+    if "bytes" in rows:
+        value, quantity, unit_of, write = "bytes", "memory", byte_unit, amount
     table = rows.sort_values(value, ascending=False, kind="stable")
     shown = table.head(top).to_dict("records")
     rest = table.iloc[top:]
@@ -43,36 +44,21 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     figure, axes = style.new_figure(1.2 + 0.36 * max(len(shown), 2), title)
     if not shown:
         return style.nothing(figure, axes, title, "nothing to draw")
-    quantity, unit_of, write = "time", time_unit, duration
-    if value == "bytes":
-        quantity, unit_of, write = "memory", byte_unit, amount
-    sizes = np.array([row[value] for row in shown], dtype=float)
-    size, unit = unit_of(sizes.max())
-    names, groups, colours, hatches, words = [], [], [], [], []
-    for row in shown:
-        name = str(row[key])
-        group = str(row.get("category", name))
+    size, unit = unit_of(max(row[value] for row in shown))
+    words = []
+    for at, row in enumerate(shown):
+        group = str(row.get("category", row[key]))
         colour, hatch = style.look_of(group)
-        names.append(name)
-        groups.append(style.plain(group) if group not in ("", name) else "_")
-        colours.append(colour)
-        hatches.append(hatch)
+        label = style.plain(group) if group not in ("", row[key]) else "_"
+        axes.barh(at, row[value] / size, height=0.68, color=colour, hatch=hatch, edgecolor="white", label=label)
         words.append(f"{write(row[value])} · {row[share]:.1%} · {row['count']:,.0f}x")
-    look = {"color": colours, "hatch": hatches, "edgecolor": "white", "label": groups}
-    drawn = axes.barh(np.arange(len(shown)), sizes / size, height=0.68, **look)
-    style.label_bars(axes, drawn, words)
+    for bar, word in zip(axes.containers, words, strict=True):
+        style.label_bars(axes, bar, [word])
+    names = [row[key] for row in shown]
     style.name_rows(axes, names)
     axes.set_xlabel(f"{quantity} ({unit})")
     style.legend(figure, 4)
     return style.described(figure, f"{title}, bars: {spoken(zip(names, words, strict=True))}.")
-
-
-def _first_of(rows: pd.DataFrame, *names: str) -> str:
-    """The first of the columns that a table has."""
-    for name in names:
-        if name in rows:
-            return name
-    raise UsageError(f"bars: the table has none of the columns {', '.join(names)}")
 
 
 def before_after(
@@ -113,18 +99,17 @@ def before_after(
     if both.empty:
         return style.nothing(figure, axes, title, "nothing to compare")
     size, unit = time_unit(longest.iloc[0])
+    words = both.map(duration)
     rows = np.arange(len(both))
     # The hatch tells them apart without colour.
     first = axes.barh(rows - 0.2, both["before"] / size, height=0.36, color=BLUE)
     second = axes.barh(rows + 0.2, both["after"] / size, height=0.36, color=VERMILION, hatch="//")
-    style.label_bars(axes, first, both["before"].map(duration))
-    style.label_bars(axes, second, both["after"].map(duration))
+    style.label_bars(axes, first, words["before"])
+    style.label_bars(axes, second, words["after"])
     axes.legend([first, second], map(style.plain, labels), frameon=False, fontsize=9, loc="lower right")
     style.name_rows(axes, both.index)
     axes.set_xlabel(f"{axis} ({unit})")
-    pairs = []
-    for name, old, new in both.itertuples():
-        pairs.append((name, f"{duration(old)} then {duration(new)}"))
+    pairs = (words["before"] + " then " + words["after"]).items()
     return style.described(figure, f"{title}, pairs of bars ({labels[0]}, {labels[1]}): {spoken(pairs)}.")
 
 
@@ -147,37 +132,33 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
     figure, grid = style.new_grid(len(columns), 1.3 + 0.32 * max(len(frame), 2), title, sharey=True)
     sentences = []
     for axes, column in zip(grid, columns, strict=True):
-        words = _panel(axes, column, pd.to_numeric(frame[column]).to_numpy(dtype=float))
-        sentences.append((axes.get_xlabel(), f"({spoken(zip(frame.index, words, strict=True), most=12)})"))
+        words = _panel(axes, column, pd.to_numeric(frame[column]).astype(float))
+        sentences.append((axes.get_xlabel(), f"({spoken(words.items(), most=12)})"))
     style.name_rows(grid[0], frame.index, 24)
     return style.described(figure, f"{title}, bars: {spoken(sentences)}.")
 
 
-def _panel(axes: Any, column: str, values: np.ndarray) -> list[str]:
+def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
     """Draw one column as bars; give their labels."""
-    widths = np.nan_to_num(values)
-    words = [_written(column, value) for value in values]
+    widths = values.fillna(0)
+    write = _number
+    axes.set_xlabel(column, fontsize=9)
     if column.endswith("_ns"):
-        size, unit = time_unit(widths.max(initial=0))
+        write = duration
+        size, unit = time_unit(widths.max())
         widths = widths / size
-        column = f"{column.removesuffix('_ns').replace('_', ' ')} ({unit})"
-    bars = axes.barh(np.arange(len(values)), widths, color=BLUE, height=0.66)
-    axes.bar_label(bars, words, padding=3, fontsize=8)
-    axes.set_xlim(0, widths.max(initial=0) * 1.45 or 1)
+        axes.set_xlabel(f"{column.removesuffix('_ns').replace('_', ' ')} ({unit})", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(3))
     if column.startswith("share"):
+        write = "{:.1%}".format
         axes.xaxis.set_major_formatter(PercentFormatter(1))  # its own decimals: small shares need some
+    words = values.map(write, na_action="ignore").fillna("none")
+    bars = axes.barh(np.arange(len(values)), widths, color=BLUE, height=0.66)
+    axes.bar_label(bars, words.tolist(), padding=3, fontsize=8)
+    axes.set_xlim(0, widths.max() * 1.45 or 1)
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel(column, fontsize=9)
     return words
 
 
-def _written(column: str, value: float) -> str:
-    """Write a value as the name of its column asks for."""
-    if not np.isfinite(value):
-        return "none"
-    if column.endswith("_ns"):
-        return duration(value)
-    if column.startswith("share"):
-        return f"{value:.1%}"
+def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

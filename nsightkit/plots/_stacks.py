@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from nsightkit.plots import style
-from nsightkit.plots.looks import CATEGORY_COLOURS, DARK_GREY, GREY, amount, byte_unit, spoken
+from nsightkit.plots.looks import CATEGORY_COLOURS, DARK_GREY, amount, byte_unit, spoken
 
-_COLOURS = (*style.SERIES, DARK_GREY)
 # Parts also differ without colour: those with the same hatch are five apart.
 _HATCHES = (None, "//", "..", "\\\\", "xx")
 #: Narrower than this share of its bar, a segment has no room for a number.
@@ -42,30 +41,18 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
         return style.nothing(figure, axes, title, "nothing to divide in this trace")
     shares = sizes / sizes.sum()
     shares = shares[shares.any(axis=1)]
-    looks = _looks(list(shares.index))
-    for bars, (colour, _) in zip(_stacked(axes, shares, looks), looks, strict=True):
+    colours = [*style.SERIES, DARK_GREY]
+    if set(shares.index) <= set(CATEGORY_COLOURS):  # kinds of work have their colour of every figure
+        colours = [CATEGORY_COLOURS[part] for part in shares.index]
+    for bars in _stacked(axes, shares, zip(cycle(colours), cycle(_HATCHES), strict=False)):
         numbers = [f"{width:.0%}" if width >= _ROOM else "" for width in bars.datavalues]
         # On a plate of the segment's colour: a hatch must not run through the digits.
-        plate = {"facecolor": colour, "edgecolor": "none", "pad": 1.2}
+        plate = {"facecolor": bars[0].get_facecolor(), "edgecolor": "none", "pad": 1.2}
         axes.bar_label(bars, numbers, label_type="center", fontsize=9, color="white", fontweight="bold", bbox=plate)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set(xlim=(0, 1), xlabel="share of the bar's whole")
     style.legend(figure, 4)
     return style.described(figure, f"{title}, stacked bars: {_in_words(shares, '{:.0%}'.format)}.")
-
-
-def _looks(parts: list[str]) -> list[style.Look]:
-    """Colours and hatches of parts; kinds of work have their colour of every figure where all parts are such kinds."""
-    are_kinds = set(parts) <= set(CATEGORY_COLOURS)
-    looks: list[style.Look] = []
-    for part, colour, hatch in zip(parts, cycle(_COLOURS), cycle(_HATCHES), strict=False):
-        if are_kinds:
-            looks.append((CATEGORY_COLOURS[part], hatch))
-        elif part.startswith("("):  # "(unattributed)" is not a part like others
-            looks.append((GREY, None))
-        else:
-            looks.append((colour, hatch))
-    return looks
 
 
 def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the memory is made of") -> Figure:
@@ -89,18 +76,18 @@ def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the me
     if items.empty:
         return style.nothing(figure, axes, title, "nothing is known of this memory")
     size, unit = byte_unit(totals.max())
-    segments = _stacked(axes, items / size, [style.look_of(str(item)) for item in items.index])
+    segments = _stacked(axes, items / size, map(style.look_of, items.index))
     axes.bar_label(segments[-1], totals.map(amount), padding=4, fontsize=9)
     axes.set(xlim=(0, 1.14 * totals.max() / size), xlabel=f"memory ({unit})")
     style.legend(figure, 4)
     return style.described(figure, f"{title}, stacked bars: {_in_words(items, amount)}.")
 
 
-def _stacked(axes: Any, parts: pd.DataFrame, looks: Sequence[style.Look]) -> list[Any]:
+def _stacked(axes: Any, parts: pd.DataFrame, looks: Iterable[style.Look]) -> list[Any]:
     """Draw a bar a column, of one segment after another: a row of `parts` each, with its colour and its hatch."""
     left = np.zeros(parts.shape[1])
     segments = []
-    for (name, widths), (colour, hatch) in zip(parts.iterrows(), looks, strict=True):
+    for (name, widths), (colour, hatch) in zip(parts.iterrows(), looks, strict=False):
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": style.plain(name, 40)}
         segments.append(axes.barh(np.arange(len(left)), widths, left=left, height=0.62, **look))
         left = left + widths.to_numpy()

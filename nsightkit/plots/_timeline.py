@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from nsightkit.errors import UsageError
 from nsightkit.plots import style
-from nsightkit.plots.lanes import Lane, Most, all_lanes, in_words, outer_table
+from nsightkit.plots.lanes import Lane, in_words, outer_lanes
 from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, time_unit
 from nsightkit.plots.packing import InteractiveTimeline, items, merged, pack
 from nsightkit.trace.model import Trace
@@ -53,7 +53,7 @@ def timeline(
     -------
     matplotlib.figure.Figure
     """
-    lanes = all_lanes(trace, Most(levels), tables=[outer_table(trace)]).lanes
+    lanes = outer_lanes(trace, levels).lanes
     if not lanes:
         figure, axes = style.new_figure(1.6, title)
         return style.nothing(figure, axes, title, "no events to draw")
@@ -106,23 +106,19 @@ def _write_names(axes: Any, row: int, start: np.ndarray, end: np.ndarray, names:
 
 
 def interactive_timeline(
-    traces: Trace | Mapping[str, Trace],
-    *,
-    levels: int = 3,
-    title: str = "Timeline",
-    most_bytes: int = 250_000,
+    traces: Mapping[str, Trace], *, levels: int = 3, title: str = "Timeline", most_bytes: int = 250_000
 ) -> InteractiveTimeline:
     """GPU streams and CPU ranges over time, to zoom and pan in a page without any network.
 
     Several traces lie above each other on one time axis, each from its own start. A stream has a row, and so has a
     nesting level of a thread. Where events are narrower than a pixel, the height of a column is the share of time
     they cover. Where the events do not fit in `most_bytes`, short neighbours are merged, with a note below;
-    counts and sums of durations stay exact. Without scripts the page shows static figures.
+    counts and sums of durations stay exact. Without scripts the page shows a sentence.
 
     Parameters
     ----------
-    traces : Trace or mapping of str to Trace
-        What to show, by label.
+    traces : mapping of str to Trace
+        What to show, by label; a single one needs none (``{"": trace}``).
     levels : int, default 3
         How many nesting levels of CPU ranges (or framework ops, in a trace without ranges) to show a thread.
     title : str, default "Timeline"
@@ -138,10 +134,9 @@ def interactive_timeline(
     UsageError
         No trace.
     """
-    several = {"": traces} if isinstance(traces, Trace) else traces
-    if not several:
+    if not traces:
         raise UsageError("an interactive timeline needs a trace")
     lanes = {}
-    for label, trace in several.items():
-        lanes[label] = all_lanes(trace, Most(levels), tables=[outer_table(trace)])._replace(left_out="")
+    for label, trace in traces.items():
+        lanes[label] = outer_lanes(trace, levels)._replace(left_out="")
     return pack(lanes, title=title, most_bytes=most_bytes)

@@ -15,11 +15,9 @@ from nsightkit.trace.nesting import nesting
 
 #: In place of a table's name: the time in which a device did nothing.
 IDLE = "idle"
-#: In place of a table's name: ranges that overlap instead of nesting.
-_START_END = "start/end"
 _NAME_COLUMN = {"memops": "kind", "graphs": "graph_id", IDLE: "cause"}
 _PREFIX = {"memops": "copy ", "graphs": "CUDA graph "}
-_SUFFIX = {"ranges": "", _START_END: " start/end", "ops": " ops", "calls": " CUDA calls"}
+_SUFFIX = {"ranges": "", "ops": " ops", "calls": " CUDA calls"}
 
 
 class Most(NamedTuple):
@@ -48,14 +46,16 @@ class Lanes(NamedTuple):
     left_out: str = ""
 
 
-def outer_table(trace: Trace) -> str:
-    """What to draw of CPU threads where there is room for one table: ranges, or framework ops in a trace without.
+def outer_lanes(trace: Trace, levels: int) -> Lanes:
+    """Find what has room in a small picture: of CPU threads ranges only, or framework ops in a trace without ranges.
 
     Parameters
     ----------
     trace : Trace
+    levels : int
+        Nesting levels of a thread.
     """
-    return "ranges" if trace.size("ranges") else "ops"
+    return all_lanes(trace, Most(levels), tables=["ranges" if trace.size("ranges") else "ops"])
 
 
 def all_lanes(
@@ -76,8 +76,7 @@ def all_lanes(
     -------
     Lanes
     """
-    frames = _with_levels(trace, tables)
-    lanes, threads = _cpu_lanes(trace, frames, most)
+    lanes, threads = _cpu_lanes(trace, tables, most)
     gpu, streams = _gpu_lanes(trace, most.streams, len(lanes), idle)
     left_out = ""
     if threads > most.threads or streams > most.streams:
@@ -101,26 +100,19 @@ def in_words(lanes: Sequence[Lane], title: str, length_ns: int) -> str:
     return f"{title}, lanes over {duration(length_ns)}: {spoken(sizes)}."
 
 
-def _with_levels(trace: Trace, tables: Iterable[str]) -> dict[str, pd.DataFrame]:
-    """Events of CPU threads with their nesting levels."""
+def _cpu_lanes(trace: Trace, tables: Iterable[str], most: Most) -> tuple[list[Lane], int]:
+    """Rows of the threads with most time in their outermost events, and how many threads there are."""
     frames = {}
     for table in tables:
         frame = trace.table(table, ["start_ns", "end_ns", "thread", "name"])
         if table == "ranges":
             frame["level"] = trace[table]["level"].to_numpy()
-            is_flat = (trace[table]["kind"] == "startend").to_numpy()
-            frames[_START_END] = frame[is_flat].assign(level=0)
-            frame = frame[~is_flat]
+            frame.loc[(trace[table]["kind"] == "startend").to_numpy(), "level"] = -1  # these overlap instead of nesting
         else:
             # Older profilers round to microseconds, so a child can outlive its parent by one.
             frame["level"], _ = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance=1000)
         frames[table] = frame
-    return {table: frames[table] for table in _SUFFIX if table in frames}
-
-
-def _cpu_lanes(trace: Trace, frames: dict[str, pd.DataFrame], most: Most) -> tuple[list[Lane], int]:
-    """Rows of the threads with most time in their outermost events, and how many threads there are."""
-    outermost = pd.concat([frame[frame["level"] == 0] for frame in frames.values()])
+    outermost = pd.concat([frame[frame["level"] <= 0] for frame in frames.values()])
     busy_ns = (outermost["end_ns"] - outermost["start_ns"]).groupby(outermost["thread"]).sum()
     lanes: list[Lane] = []
     for thread in busy_ns.nlargest(most.threads).index:
@@ -144,22 +136,19 @@ def _gpu_lanes(trace: Trace, most: int, row: int, idle: pd.DataFrame | None) -> 
         frames[table] = trace.table(table, ["start_ns", "end_ns", "device", "stream", name])
     work = pd.concat(frames.values())
     busy_ns = (work["end_ns"] - work["start_ns"]).groupby([work["device"], work["stream"]]).sum()
-    shown = busy_ns.nlargest(most)
+    shown = busy_ns.nlargest(most).index.sort_values()
     devices = sorted(work["device"].unique())
     lanes: list[Lane] = []
     for device in devices:
         gpu = f"GPU {device}" if len(devices) > 1 else "GPU"
-        for stream in sorted(shown[device].index) if device in shown else ():
+        for stream in [stream for of, stream in shown if of == device]:
             for table, frame in frames.items():
                 events = frame[(frame["device"] == device) & (frame["stream"] == stream)]
                 if len(events):
                     lanes.append(_lane(f"{gpu} stream {stream}", table, events, row))
             row += 1
-        if idle is None:
-            continue
-        gaps = idle[idle["device"] == device]
-        if len(gaps):
-            lanes.append(_lane(f"{gpu} idle, by cause", IDLE, gaps, row))
+        if idle is not None and (idle["device"] == device).any():
+            lanes.append(_lane(f"{gpu} idle, by cause", IDLE, idle[idle["device"] == device], row))
             row += 1
     return lanes, len(busy_ns)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
+from pathlib import Path
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.safe import plain
 
-# Mid tones after Okabe and Ito: each stands out by at least 3:1 (WCAG 1.4.11) from a white and from a near-black page,
-# and neighbours differ in lightness too, so that a figure survives greyscale and colour-blind readers.
 BLUE = "#2f7fc1"
 VERMILION = "#d9690f"
 GREEN = "#17936b"
@@ -18,23 +18,12 @@ RED = "#cf4446"
 GREY = "#7d8590"
 DARK_GREY = "#646c77"
 
-#: Of kinds of work (:mod:`nsightkit.analysis.core.categories`), the same in every figure that names them.
-CATEGORY_COLOURS = {
-    "GEMM": BLUE,
-    "convolution": "#5f8596",
-    "attention": VERMILION,
-    "elementwise": GREEN,
-    "memory-like": PURPLE,
-    "optimizer": OCHRE,
-    "softmax": RED,
-    "normalization": "#748522",
-    "reduction": "#0f8fa8",
-    "communication": "#d0527f",
-    "Triton-fused": "#7a6fd0",
-    "other": GREY,
-}
-
+_LOOKS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+#: Of kinds of work, the same in every figure that names them.
+CATEGORY_COLOURS: dict[str, str] = _LOOKS["categories"]
 CAUSE_COLOURS = {slug: cause.colour for slug, cause in CAUSES.items()}
+#: Colour, and hatch where it has one, of kinds of memory.
+MEMORY: dict[str, list[str]] = _LOOKS["memory"]
 
 _Units = tuple[tuple[float, str], ...]
 _TIMES: _Units = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
@@ -60,16 +49,15 @@ def _unit(largest: float, units: _Units) -> tuple[float, str]:
 
 def duration(value: float) -> str:
     """Write a time in nanoseconds with its unit, three digits."""
-    return _three_digits(value, time_unit(abs(value)))
+    return _three_digits(value, *time_unit(abs(value)))
 
 
 def amount(value: float) -> str:
     """Write a number of bytes with its unit, three digits."""
-    return _three_digits(value, byte_unit(value))
+    return _three_digits(value, *byte_unit(value))
 
 
-def _three_digits(value: float, unit: tuple[float, str]) -> str:
-    size, name = unit
+def _three_digits(value: float, size: float, name: str) -> str:
     rounded = float(f"{value / size:.3g}")
     return f"{rounded:,g} {name}"
 

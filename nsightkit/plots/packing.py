@@ -21,7 +21,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.categories import categorize
 from nsightkit.plots.lanes import IDLE, Lane, Lanes, in_words
-from nsightkit.plots.looks import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY, GREY, duration
+from nsightkit.plots.looks import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY, GREY
 from nsightkit.safe import plain
 from nsightkit.trace.model import GPU_TABLES
 
@@ -44,9 +44,6 @@ _LONGEST = 400
 _FIRST_CELL_NS = 1000
 #: No item takes fewer characters.
 _LEAST_CHARACTERS = 4
-
-#: The static figure, in its own units.
-_STATIC_ROWS, _STATIC_COLUMNS, _STATIC_LEFT, _STATIC_RIGHT, _ROW_HEIGHT = 16, 400, 180, 800, 24
 
 
 #: Names with their kinds, which decide their colours, numbered; one list for all traces of a page.
@@ -151,30 +148,22 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
     names: _Names = {}
     parts: list[pd.DataFrame] = []
     pages: list[dict[str, Any]] = []
+    sentences = []
     for label, found in traces.items():
         first_ns = min((int(lane.start.min()) for lane in found.lanes), default=0)
         last_ns = max((int(lane.end.max()) for lane in found.lanes), default=0)
+        span_ns = max(last_ns - first_ns, 1)
         rows: dict[int, dict[str, Any]] = {}
         for lane in found.lanes:
             row = rows.setdefault(lane.row, {"label": lane.label, "gpu": lane.table in GPU_TABLES, "lanes": []})
             row["lanes"].append(len(parts))
             parts.append(_events(lane, len(parts), first_ns, names))
         facts = {"label": short(label), "leftOut": found.left_out, "rows": list(rows.values())}
-        pages.append({**facts, "first": first_ns, "span": max(last_ns - first_ns, 1)})
-    none = np.array([], np.int64)
-    events = pd.concat([items(none, none, none), *parts], ignore_index=True)
+        pages.append({**facts, "first": first_ns, "span": span_ns})
+        sentences.append(in_words(found.lanes, f"{title}: {short(label)}" if label else title, span_ns))
+    events = pd.concat(parts, ignore_index=True) if parts else items(*np.zeros((3, 0), np.int64))
     data = _fitted({"title": title, "traces": pages}, events, list(names), most_bytes)
-    figures = ""
-    sentences = []
-    for page, found in zip(pages, traces.values(), strict=True):
-        name = title
-        if page["label"]:
-            name += f": {page['label']}"
-            figures += f"<p>{html.escape(page['label'])}</p>"
-        sentence = in_words(found.lanes, name, page["span"])
-        figures += _figure(page, events, list(names), sentence)
-        sentences.append(sentence)
-    return InteractiveTimeline(data, figures, " ".join(sentences), len(events))
+    return InteractiveTimeline(data, " ".join(sentences))
 
 
 def _fitted(page: dict[str, Any], events: pd.DataFrame, names: list[tuple[str, str]], most_bytes: int) -> str:
@@ -214,62 +203,20 @@ def _packed(events: pd.DataFrame, names: list[tuple[str, str]]) -> dict[str, Any
     return {"lanes": lanes, "kinds": [[kind, COLOURS[kind]] for kind in kinds], "names": shown}
 
 
-# ---------------------------------------------------------------- without scripts
-
-
-def _figure(trace: dict[str, Any], events: pd.DataFrame, names: list[tuple[str, str]], sentence: str) -> str:
-    """Draw the first rows as SVG in the page's own text colour."""
-    rows = trace["rows"][:_STATIC_ROWS]
-    cell_ns = max(trace["span"] // _STATIC_COLUMNS, 1)
-    parts = ""
-    bottom = 0
-    for row in rows:
-        bottom += _ROW_HEIGHT
-        parts += f'<text x="0" y="{bottom - 8}">{html.escape(row["label"][:28])}</text>'
-        marks = merged(events[events["lane"].isin(row["lanes"])], cell_ns)
-        kinds = marks["name"].map(lambda number: names[number][1])
-        for kind, group in marks.groupby(kinds):
-            parts += f'<path fill="{COLOURS[str(kind)]}" d="{_marks(group, trace["span"], bottom - 2)}"/>'
-    axis = duration(trace["span"]) if rows else "no events to draw"
-    return (
-        f'<svg role="img" aria-label="{html.escape(sentence)}" viewBox="0 0 {_STATIC_RIGHT} {bottom + 20}" '
-        f'width="100%" fill="currentColor" font-family="sans-serif" font-size="12">{parts}'
-        f'<text x="{_STATIC_RIGHT}" y="{bottom + 14}" text-anchor="end">{axis}</text></svg>'
-    )
-
-
-def _marks(events: pd.DataFrame, span_ns: int, bottom: int) -> str:
-    """Rectangles as high as the share of time that events cover."""
-    scale = (_STATIC_RIGHT - _STATIC_LEFT) / span_ns
-    left = _STATIC_LEFT + events["start"] * scale
-    # Never less than a column: two microseconds in ten seconds must not vanish.
-    width = (events["length"] * scale).clip(lower=1.5)
-    share = (events["busy"] / events["length"].clip(lower=1)).clip(upper=1)
-    height = (share * (_ROW_HEIGHT - 4)).clip(lower=2)
-    path = ""
-    for x, wide, high in zip(left, width, height, strict=True):
-        path += f"M{x:.1f} {bottom}v-{high:.0f}h{wide:.1f}v{high:.0f}z"
-    return path
-
-
 @dataclasses.dataclass(frozen=True)
 class InteractiveTimeline:
     """A timeline that zooms and pans in a page; shown by notebooks and by the gallery.
 
     Attributes
     ----------
-    data, fallback : str
-        The packed events, and the static figures as HTML.
+    data : str
+        The packed events.
     label : str
-        What the picture shows, in a sentence.
-    events : int
-        Events in all traces.
+        What the picture shows, in a sentence: all that a page without scripts shows.
     """
 
     data: str
-    fallback: str
     label: str
-    events: int
 
     def html(self, *, script: bool = True) -> str:
         """The element as HTML.
@@ -278,15 +225,10 @@ class InteractiveTimeline:
         ----------
         script : bool, default True
             With the program that makes it interactive. A page needs it once; more do no harm.
-
-        Returns
-        -------
-        str
-            Without scripts it shows static figures, which are part of it.
         """
         data = f'<script type="text/plain">{self.data}</script>'
         viewer = f"<script>\n{program()}</script>" if script else ""
-        return f"<nsightkit-timeline>{self.fallback}{data}</nsightkit-timeline>{viewer}"
+        return f"<nsightkit-timeline><p>{html.escape(self.label)}</p>{data}</nsightkit-timeline>{viewer}"
 
     def _repr_html_(self) -> str:
         return self.html()

@@ -17,9 +17,9 @@ from nsightkit.plots.looks import (
     BLUE,
     CATEGORY_COLOURS,
     CAUSE_COLOURS,
-    DARK_GREY,
     GREEN,
     GREY,
+    MEMORY,
     OCHRE,
     PURPLE,
     RED,
@@ -30,35 +30,14 @@ from nsightkit.plots.looks import (
 Look = tuple[str, str | None]
 #: Colours of series, in the order in which they are given out.
 SERIES = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED)
-#: Colour and hatch of memory as snapshots and ledgers name it. Hatched ones share a colour with another.
-LOOKS: dict[str, Look] = {
-    "weights": (BLUE, None),
-    "optimizer states": (OCHRE, None),
-    "gradients": (VERMILION, None),
-    "activations": (GREEN, None),
-    "logits": (PURPLE, None),
-    "autocast copies": (BLUE, "//"),
-    "KV cache": (PURPLE, "//"),
-    "communication": (OCHRE, "//"),
-    "workspaces": (VERMILION, "//"),
-    "inputs": (GREEN, "//"),
-    "temporary": (RED, None),
-    "before recording": (DARK_GREY, None),
-    "unknown": (GREY, "//"),
-    "kept by mistake": (RED, "xx"),
-    "smaller allocations": (GREY, None),
-    "autocast cache": (BLUE, "//"),
-    "temporary buffers": (RED, None),
-    "communication buckets": (OCHRE, "//"),
-    "inputs and tables": (GREEN, "//"),
-    "library workspaces": (VERMILION, "//"),
-}
 
 
 def look_of(name: str) -> Look:
     """Colour and hatch of a kind of memory, of a kind of work or of a cause; grey for all else."""
-    colour = CATEGORY_COLOURS.get(name) or CAUSE_COLOURS.get(name, GREY)
-    return LOOKS.get(name, (colour, None))
+    if name in MEMORY:
+        colour, *hatch = MEMORY[name]
+        return colour, hatch[0] if hatch else None
+    return CATEGORY_COLOURS.get(name) or CAUSE_COLOURS.get(name, GREY), None
 
 
 def new_figure(height: float, title: str = "") -> tuple[Figure, Any]:
@@ -146,7 +125,7 @@ def side_by_side(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
     for label, values in columns.items():
         known = pd.to_numeric(values).fillna(0).astype(float)
         numbers[label] = known.groupby(values.index.astype(str), sort=False).sum()
-    return pd.concat(numbers, axis=1).fillna(0) if numbers else pd.DataFrame()
+    return pd.concat(numbers, axis=1).fillna(0)
 
 
 def rectangles(left: Any, right: Any, bottom: Any, top: Any) -> np.ndarray:

@@ -1,7 +1,7 @@
 // <nsightkit-timeline>: a timeline that zooms and pans, from data packed by nsightkit/plots/packing.py.
 //
 // No library, no request. Text of a trace reaches the page through textContent and fillText only. The element keeps
-// its static figures as children: they show without scripts, before the data is unpacked, and when anything fails.
+// a sentence as its child: it shows without scripts, before the data is unpacked, and when anything fails.
 (() => {
   "use strict";
   const TAG = "nsightkit-timeline";
@@ -147,11 +147,11 @@
         const data = await unpack(source.textContent.trim());
         source.remove(); // megabytes that nothing needs any more
         this.build(data);
-        this.draw(); // now, so that a failure falls back to the static figure
+        this.draw(); // now, so that a failure falls back to the sentence
       } catch (error) {
-        // A slot shows the element's children again: the static figures.
+        // A slot shows the element's child again: the sentence.
         if (this.shadowRoot) this.shadowRoot.replaceChildren(document.createElement("slot"));
-        console.warn(`${TAG} shows its static figure:`, error);
+        console.warn(`${TAG} shows a sentence only:`, error);
       }
     }
 
@@ -170,8 +170,7 @@
       const button = (text, label, action) => part("button", { type: "button", ariaLabel: label, title: label, onclick: action }, text);
       const bar = part("div", { className: "bar" }, part("strong", {}, data.title), button("−", "Zoom out", () => this.zoom(2)),
         button("+", "Zoom in", () => this.zoom(0.5)), button("All", "All: show everything", () => this.show(0, this.span)));
-      const sentences = [...this.querySelectorAll("svg")].map((figure) => figure.getAttribute("aria-label"));
-      this.board = part("div", { className: "rows", tabIndex: 0, role: "group", ariaLabel: sentences.join(" ") });
+      this.board = part("div", { className: "rows", tabIndex: 0, role: "group", ariaLabel: this.querySelector("p").textContent });
       this.rows = [];
       for (const trace of data.traces) {
         if (data.traces.length > 1) this.board.append(part("p", { className: "trace" }, trace.label));

@@ -13,17 +13,17 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from nsightkit import questions
 from nsightkit.analysis.core.text import share_text, time_text
-from nsightkit.analysis.timeline import gaps, overview
+from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import UsageError
 from nsightkit.plots.lanes import Most, all_lanes
 from nsightkit.plots.packing import pack, program, short
-from nsightkit.records import Summary
 from nsightkit.report.card import card_of
-from nsightkit.report.sides import Side, labelled, sides_of
+from nsightkit.report.sides import Side, sides_of
 from nsightkit.report.tables import SECTIONS, Listing, Section, listings
 from nsightkit.safe import plain
-from nsightkit.table import Fact, column_of
+from nsightkit.table import column_of
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import Trace
 from nsightkit.trace.output import require_free
@@ -36,22 +36,17 @@ _MOST = Most(levels=12, streams=32, threads=24)
 
 
 def write(
-    traces: Trace | Mapping[str, Trace],
-    path: str | os.PathLike[str],
-    *,
-    title: str | None = None,
-    selection: str = "",
-    overwrite: bool = False,
+    traces: Mapping[str, Trace], path: str | os.PathLike[str], *, selection: str = "", overwrite: bool = False
 ) -> int:
     """Write a report.
 
     Parameters
     ----------
-    traces : Trace or mapping of str to Trace
+    traces : mapping of str to Trace
         What to show, by label.
     path : path-like
         The file appears only when it is whole.
-    title, selection : str, optional
+    selection : str, optional
         As in :func:`html`.
     overwrite : bool
         Replace an existing file, unless it is one of the traces.
@@ -67,25 +62,23 @@ def write(
         No trace, or `path` is one of the traces, or is there already, or cannot be written.
     """
     path = Path(path)
-    for trace in _by_label(traces).values():
+    for trace in traces.values():
         if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
             raise UsageError(f"{path} is a trace itself; give another name for the report")
     require_free(path, overwrite=overwrite)
-    page = html(traces, title=title, selection=selection).encode("utf-8", "replace")
+    page = html(traces, selection=selection).encode("utf-8", "replace")
     with replacing(path) as file:
         file.write(page)
     return len(page)
 
 
-def html(traces: Trace | Mapping[str, Trace], *, title: str | None = None, selection: str = "") -> str:
+def html(traces: Mapping[str, Trace], *, selection: str = "") -> str:
     """Make a report of one or more traces.
 
     Parameters
     ----------
-    traces : Trace or mapping of str to Trace
+    traces : mapping of str to Trace
         What to show, by label; several lie side by side.
-    title : str, optional
-        Default: the label.
     selection : str, optional
         What was chosen of the traces, for a reader.
 
@@ -99,11 +92,12 @@ def html(traces: Trace | Mapping[str, Trace], *, title: str | None = None, selec
     UsageError
         No trace.
     """
-    sides = sides_of(_by_label(traces))
-    if not title:
-        title = f"GPU profile: {sides[0].label}"
-        if len(sides) > 1:
-            title = f"GPU profiles: {len(sides)} traces side by side"
+    if not traces:
+        raise UsageError("a report needs a trace")
+    sides = sides_of(traces)
+    title = f"GPU profile: {sides[0].label}"
+    if len(sides) > 1:
+        title = f"GPU profiles: {len(sides)} traces side by side"
     lanes = {}
     for side in sides:
         lanes[side.label] = all_lanes(side.trace, _MOST, gaps.causes(side.trace))
@@ -113,17 +107,10 @@ def html(traces: Trace | Mapping[str, Trace], *, title: str | None = None, selec
         selection=selection,
         sides=sides,
         cards=[card_of(side.trace) for side in sides],
-        facts=[_facts(side.trace) for side in sides],
+        facts=[questions.summary(side.trace).facts() for side in sides],
         sections=_sections(sides),
         timeline=timeline.html(script=False),
     )
-
-
-def _by_label(traces: Trace | Mapping[str, Trace]) -> Mapping[str, Trace]:
-    by_label = labelled([traces]) if isinstance(traces, Trace) else traces
-    if not by_label:
-        raise UsageError("a report needs a trace")
-    return by_label
 
 
 def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing]]]:
@@ -134,15 +121,6 @@ def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing]]]:
         if tables:
             sections.append((section, tables))
     return sections
-
-
-def _facts(trace: Trace) -> list[Fact]:
-    """What the command ``summary`` lists."""
-    facts: list[Fact] = []
-    for part in Summary(overview.summary(trace)).parts():
-        if isinstance(part, list):
-            facts += [fact for fact in part if isinstance(fact, Fact)]
-    return facts
 
 
 def _rendered(**context: Any) -> str:
@@ -160,8 +138,7 @@ def _rendered(**context: Any) -> str:
     folder = files("nsightkit.report")
     own = {name: (folder / f"report.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     template = environment.get_template("page.html")
-    page: str = template.render(**context, own=own, viewer=program(), version=__version__)
-    return page
+    return template.render(**context, own=own, viewer=program(), version=__version__)
 
 
 def _shown(value: object) -> object:

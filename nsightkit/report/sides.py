@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -75,9 +74,7 @@ def sides_of(traces: Mapping[str, Trace]) -> list[Side]:
 
 def _source(trace: Trace) -> str:
     meta = trace.meta
-    counts = Counter(gpu.name or "GPU not named" for gpu in meta.gpus)
-    cards = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
-    missing = "all kinds of events were recorded"
-    if meta.missing:
-        missing = f"not recorded: {', '.join(meta.missing)}"
-    return f"{' and '.join(cards) or 'GPU not named'} · {meta.tool} {meta.tool_version or ''} · {missing}"
+    cards = list(dict.fromkeys(gpu.name for gpu in meta.gpus if gpu.name)) or ["GPU not named"]
+    count = f"{len(meta.gpus)} x " if len(meta.gpus) > 1 else ""
+    missing = ", ".join(meta.missing) or "nothing"
+    return f"{count}{' and '.join(cards)} · {meta.tool} {meta.tool_version or ''} · not recorded: {missing}"
