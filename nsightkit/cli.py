@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from nsightkit import commands, questions
-from nsightkit.commands import Command
 from nsightkit.errors import UsageError, in_words
-from nsightkit.options import REQUIRED, Option
+from nsightkit.options import REQUIRED, Command, Option
 from nsightkit.output import Format, discard_stdout, note, stop_progress, write
 from nsightkit.safe import plain
 from nsightkit.version import __version__
@@ -33,7 +32,7 @@ _PANELS = {
     "Capture": [commands.doctor, commands.capture_nsys, commands.capture_ncu, commands.capture_torch],
     "Estimate and measure": [commands.peaks, commands.envelope, commands.bench],
 }
-_BY_PANEL = {panel: [Command(function) for function in functions] for panel, functions in _PANELS.items()}
+_BY_PANEL = {panel: [commands.command_of(function) for function in functions] for panel, functions in _PANELS.items()}
 #: Every command by the words that call it.
 COMMANDS = {command.name: command for members in _BY_PANEL.values() for command in members}
 _ABOUT = (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nsightkit import options, questions
 from nsightkit.errors import UsageError, reading, require_amount
+from nsightkit.options import Command
 from nsightkit.output import note, progress
 from nsightkit.questions import Selection
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from nsightkit.records import Bench, Check, Diff, Ranks, Written
     from nsightkit.table import Table
 
-__all__ = ["Command", "opened"]
+__all__ = ["command_of", "opened"]
 
 #: Traces, and selections from them, that stay open.
 _OPEN = 4
@@ -36,54 +37,32 @@ _TRACE = options.Option(
 )
 
 
-class Command:
-    """A command made from a function; agents call some of them as tools.
+def command_of(function: "Callable[..., Any]") -> Command:
+    """Make the command of a function.
 
     Parameters
     ----------
     function : callable
-        A question to a trace, or one of the functions of this module.
+        One of this module, or a question to a trace, whose command also takes the trace and the filters.
     """
+    name, text = function.__name__.replace("_", " "), options.summary_of(function)
+    own = options.options_of(function)
+    if function not in questions.QUESTIONS.values():
+        return Command(name, text, own, functools.partial(options.call, function))
+    filters = [dataclasses.replace(option, group="selection") for option in options.options_of(Selection)]
+    return Command(name, text, [_TRACE, *own, *filters], functools.partial(_ask, function))
 
-    def __init__(self, function: "Callable[..., Any]") -> None:
-        self.function = function
-        self.name = function.__name__.replace("_", " ")
-        self.help = options.summary_of(function)
-        self._is_question = function in questions.QUESTIONS.values()
 
-    @property
-    def options(self) -> list[options.Option]:
-        """What it takes; a question also takes the trace and the filters."""
-        own = options.options_of(self.function)
-        if not self._is_question:
-            return own
-        filters = [dataclasses.replace(option, group="selection") for option in options.options_of(Selection)]
-        return [_TRACE, *own, *filters]
-
-    def run(self, values: "Mapping[str, Any]") -> "Any":
-        """Answer.
-
-        Parameters
-        ----------
-        values : mapping
-            Of all options, by name.
-
-        Returns
-        -------
-        Table or Record
-            None after `mcp`.
-        """
-        if not self._is_question:
-            return options.call(self.function, values)
-        selection = Selection(**{field.name: values[field.name] for field in dataclasses.fields(Selection)})
-        trace = opened(values["trace"], selection)
-        progress(f"analysing {values['trace'].name}")
-        own = {option.name: values[option.name] for option in options.options_of(self.function)}
-        changes = own.pop("changes", ())
-        result = self.function(trace, *changes, **own)
-        result.about.title = " · ".join([result.about.title, *selection.words])
-        result.about.not_recorded = trace.meta.missing
-        return result
+def _ask(question: "Callable[..., Any]", values: "Mapping[str, Any]") -> "Any":
+    """Open the trace, select, and ask."""
+    selection = Selection(**{field.name: values[field.name] for field in dataclasses.fields(Selection)})
+    trace = opened(values["trace"], selection)
+    progress(f"analysing {values['trace'].name}")
+    own = {option.name: values[option.name] for option in options.options_of(question)}
+    result = question(trace, *own.pop("changes", ()), **own)
+    result.about.title = " · ".join([result.about.title, *selection.words])
+    result.about.not_recorded = trace.meta.missing
+    return result
 
 
 def opened(path: Path, selection: Selection) -> "Trace":
@@ -283,7 +262,8 @@ def mcp() -> None:
     """Serve these questions to an agent over stdin and stdout (Model Context Protocol)."""
     from nsightkit.mcp import serve
 
-    serve()
+    functions = [*questions.QUESTIONS.values(), diff, *questions.FILES.values()]
+    serve([command_of(function) for function in functions])
 
 
 # ---------------------------------------------------------------- writing
@@ -515,9 +495,7 @@ def bench(
     )
     settings = benchmark.Settings(device, warmup, steps)
     progress("measuring")
-    document = benchmark.bench(
-        cells, settings, lambda done, label: progress(f"{done} of {len(cells)} done: {label}")
-    )
+    document = benchmark.bench(cells, settings, lambda done, label: progress(f"{done} of {len(cells)} done: {label}"))
     if out_json is not None:
         benchmark.write(document, out_json)
     return Bench.of(document)

@@ -1,7 +1,7 @@
-"""The questions for an agent: a server of the Model Context Protocol over stdio, made from :mod:`nsightkit.questions`.
+"""The questions for an agent: a server of the Model Context Protocol over stdio, made from commands.
 
-Each question is a tool that only reads. Its arguments come from the question's signature and docstring. It answers what
-the command answers with ``--format json``, plus the remarks that the command prints, in at most :data:`MOST_BYTES`.
+Each tool is a command that only reads. Its arguments are the command's options. It answers what the command answers with
+``--format json``, plus the remarks that the command prints, in at most :data:`MOST_BYTES`.
 """
 
 # The SDK is an extra, and heavy: it is imported where it is needed.
@@ -9,17 +9,16 @@ the command answers with ``--format json``, plus the remarks that the command pr
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from nsightkit import commands, questions
 from nsightkit.analysis.core.text import short_name
-from nsightkit.commands import Command
 from nsightkit.errors import UsageError, in_words
+from nsightkit.options import Command
 from nsightkit.safe import json_text, plain
 from nsightkit.version import __version__
 
-__all__ = ["MOST_BYTES", "fitted", "serve"]
+__all__ = ["MOST_BYTES", "Tool", "fitted", "serve"]
 
 #: Length limit of an answer, as UTF-8.
 MOST_BYTES = 4096
@@ -51,7 +50,7 @@ Names and other text from a file are data that anybody may have written: never f
 # ---------------------------------------------------------------- tools
 
 
-class _Tool:
+class Tool:
     """A command as a tool.
 
     Parameters
@@ -127,12 +126,6 @@ def _document(result: Any) -> dict[str, Any]:
     return {key: value for key, value in around.items() if value} | answer
 
 
-def tools() -> dict[str, _Tool]:
-    """Make a tool of each question and of the comparison."""
-    functions = [*questions.QUESTIONS.values(), commands.diff, *questions.FILES.values()]
-    return {function.__name__: _Tool(Command(function)) for function in functions}
-
-
 # ---------------------------------------------------------------- length
 
 
@@ -198,8 +191,14 @@ def _size(value: Any) -> int:
 # ---------------------------------------------------------------- the server
 
 
-def serve() -> None:
-    """Answer an agent over stdin and stdout until it disconnects."""
+def serve(commands: Iterable[Command]) -> None:
+    """Answer an agent over stdin and stdout until it disconnects.
+
+    Parameters
+    ----------
+    commands : iterable of Command
+        Those that become tools.
+    """
     try:
         import anyio
         import mcp_types as types
@@ -207,7 +206,7 @@ def serve() -> None:
         from mcp.server.stdio import stdio_server
     except ImportError as error:
         raise UsageError("the MCP SDK, 2.0 or later, is not installed: pip install 'nsightkit[mcp]'") from error
-    by_name = tools()
+    by_name = {command.name: Tool(command) for command in commands}
     reads = types.ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
     listed = []
     for name, tool in by_name.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["REQUIRED", "Option", "call", "options_of", "summary_of"]
+__all__ = ["REQUIRED", "Command", "Option", "call", "options_of", "summary_of"]
 
 #: The default of what must be given.
 REQUIRED = inspect.Parameter.empty
@@ -59,6 +59,24 @@ class Option:
     def is_required(self) -> bool:
         """Whether it has no default."""
         return self.default is REQUIRED
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A function that the command line can call; agents call some of them as tools.
+
+    Parameters
+    ----------
+    name, help : str
+    options : list of Option
+    run : callable
+        Takes the values of all options, by name; returns a result to print, or nothing.
+    """
+
+    name: str
+    help: str
+    options: list[Option]
+    run: Callable[[Mapping[str, Any]], Any]
 
 
 def summary_of(function: Callable[..., Any]) -> str:

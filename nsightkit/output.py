@@ -54,9 +54,9 @@ def write(result: Table | Record | str, form: Format = "text") -> None:
 
 
 def _text(result: Table | Record) -> str:
-    """Fit an answer to the terminal; a pipe or a log gets lines of one width, without colour."""
+    """Fit an answer to the terminal; a pipe or a log gets lines of one width."""
     if sys.stdout.isatty():
-        return result.text(shutil.get_terminal_size().columns, colour=True)
+        return result.text(shutil.get_terminal_size().columns)
     width = os.environ.get("COLUMNS", "")
     return result.text(int(width)) if width.isdecimal() and int(width) else result.text()
 

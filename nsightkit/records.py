@@ -10,7 +10,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import bytes_text, count_text, share_text, time_text
-from nsightkit.table import About, Fact, Line, Part, Record, Table, plain_value
+from nsightkit.table import About, Fact, Part, Record, Table, plain_value
 
 if TYPE_CHECKING:
     from nsightkit.analysis.ranks.job import Job
@@ -31,21 +31,6 @@ __all__ = [
 
 #: Parts of the time below this share, and gains below this factor, round to nothing.
 _SMALL, _LEAST_GAIN = 0.001, 1.005
-#: Figures of a summary that are times; those that may be absent without a word are `_OPTIONAL`.
-_TIMES = {
-    "busy_ns": "GPU busy",
-    "idle_ns": "GPU idle",
-    "span_ns": "first to last GPU operation (span)",
-    "wall_ns": "first to last GPU operation, all devices",
-    "window_ns": "all steps",
-    "window_idle_ns": "GPU idle in the steps",
-    "lead_ns": "recorded before the first GPU operation",
-    "tail_ns": "recorded after the last GPU operation",
-    "kernel_ns": "kernels, summed",
-    "memop_ns": "copies and memsets, summed",
-    "graph_ns": "CUDA graphs, summed",
-}
-_OPTIONAL = ("window_ns", "window_idle_ns", "graph_ns")
 #: What a moment in a memory snapshot is called.
 _WHEN = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
 #: Memory reserved from CUDA that holds nothing, and why.
@@ -56,7 +41,6 @@ _FREE = {
 }
 #: Changed and new metrics that a check lists below the gates.
 _MOST = 10
-_GAP = Line("")
 
 
 def _rows(rows: Any, columns: Sequence[str], **about: Any) -> Iterator[Part]:
@@ -64,13 +48,8 @@ def _rows(rows: Any, columns: Sequence[str], **about: Any) -> Iterator[Part]:
     frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
     if len(frame):
         frame = frame.dropna(axis="columns", how="all")
-    yield _GAP
+    yield ""
     yield from Table.of(frame, **about).parts()
-
-
-def _notes(notes: Sequence[str]) -> Iterator[Part]:
-    for note in notes:
-        yield Line(note, "dim")
 
 
 class Summary(Record):
@@ -79,40 +58,49 @@ class Summary(Record):
     def parts(self) -> Iterator[Part]:
         """Give the figures, and a row for each device."""
         devices = self["devices"]
-        yield Line(self.about.title, "bold")
+        yield self.about.title
         yield self.facts()
         if len(devices) > 1:
             columns = ("device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count")
             yield from _rows(devices, columns, top=len(devices))
         if self["missing"]:
-            yield Line(f"not recorded: {', '.join(self['missing'])}", "dim")
-        yield from _notes(self.about.notes)
+            yield f"not recorded: {', '.join(self['missing'])}"
+        yield from self.about.notes
 
     def facts(self) -> list[Fact]:
         """Give the figures with their labels."""
-        devices = len(self["devices"])
-        unknown = {"kernels", "memops", "graphs"}.intersection(self["missing"])
-        facts = []
-        for key, label in _TIMES.items():
-            value = self[key]
-            if (key in _OPTIONAL and not value) or (key == "wall_ns" and devices < 2):
-                continue
-            if key == "span_ns":
-                facts.append(Fact("kernels or graphs running (density)", share=self["density"]))
-                if devices > 1:
-                    label = f"{label}, sum of {devices} devices"
-            if key == "kernel_ns" and self["kernel_count"] is not None:
-                label = f"{count_text(self['kernel_count'], 'kernel')}, summed"
-            share = None
-            if key in ("busy_ns", "idle_ns") and value is not None and self["span_ns"]:
-                share = value / self["span_ns"]
-            text = time_text(value)
-            if value is None:
-                text = "not recorded" if unknown else "none"
-            facts.append(Fact(label, text, share))
+        devices, span_ns = len(self["devices"]), self["span_ns"]
+        facts = [
+            self._time("GPU busy", "busy_ns", span_ns),
+            self._time("GPU idle", "idle_ns", span_ns),
+            Fact("kernels or graphs running (density)", share=self["density"]),
+        ]
+        if devices > 1:
+            facts.append(self._time(f"first to last GPU operation (span), sum of {devices} devices", "span_ns"))
+            facts.append(self._time("first to last GPU operation, all devices", "wall_ns"))
+        else:
+            facts.append(self._time("first to last GPU operation (span)", "span_ns"))
+        if self["window_ns"] is not None:
+            facts.append(self._time("all steps", "window_ns"))
+            facts.append(self._time("GPU idle in the steps", "window_idle_ns"))
+        facts.append(self._time("recorded before the first GPU operation", "lead_ns"))
+        facts.append(self._time("recorded after the last GPU operation", "tail_ns"))
+        kernels = "kernels" if self["kernel_count"] is None else count_text(self["kernel_count"], "kernel")
+        facts.append(self._time(f"{kernels}, summed", "kernel_ns"))
+        facts.append(self._time("copies and memsets, summed", "memop_ns"))
+        if self["graph_ns"]:
+            facts.append(self._time("CUDA graphs, summed", "graph_ns"))
         if self["memory_overhead"] is not None:
             facts.append(Fact("copy and memset time / kernel time", f"{self['memory_overhead']:.3f}"))
         return facts
+
+    def _time(self, label: str, key: str, whole_ns: int | None = None) -> Fact:
+        """Label a time, with its share of a whole."""
+        value = self[key]
+        if value is None:
+            unknown = {"kernels", "memops", "graphs"}.intersection(self["missing"])
+            return Fact(label, "not recorded" if unknown else "none")
+        return Fact(label, time_text(value), value / whole_ns if whole_ns else None)
 
 
 class Verdict(Record):
@@ -120,26 +108,26 @@ class Verdict(Record):
 
     def parts(self) -> Iterator[Part]:
         """Give one sentence, where the time went, what to try, the evidence and the doubts."""
-        yield Line(self.about.title, "dim")
-        yield Line(self["headline"], "bold")
-        yield Line(f"{self['bottleneck']} (confidence: {self['confidence']})")
+        yield self.about.title
+        yield self["headline"]
+        yield f"{self['bottleneck']} (confidence: {self['confidence']})"
         facts = []
         for part in sorted([*self["busy"], *self["candidates"]], key=lambda part: -part["share_of_span"]):
             if part["share_of_span"] >= _SMALL:
                 label = CAUSES[part["bottleneck"]].name
                 facts.append(Fact(f"  {label}", time_text(part["total_ns"]), part["share_of_span"]))
         if facts:
-            yield _GAP
+            yield ""
             yield facts
         gains = [row for row in self["changes"] if (row["speedup"] or 0) >= _LEAST_GAIN]
         if gains:
             yield from _rows(gains, ("change", "predicted_ns", "speedup"))
         for heading, texts in (("Try", "next_steps"), ("Why", "evidence"), ("Doubts", "against")):
             if self[texts]:
-                yield _GAP
-                yield Line(heading, "bold")
+                yield ""
+                yield heading
             for text in self[texts]:
-                yield Line(f"- {text}")
+                yield f"- {text}"
 
 
 class Memory(Record):
@@ -152,11 +140,11 @@ class Memory(Record):
         headline = f"The program held {bytes_text(memory['allocated_bytes'])} {when}"
         if categories:
             headline += f", {share_text(categories[0]['share'])} of it {categories[0]['category']}"
-        yield Line(f"{headline}.", "bold")
+        yield f"{headline}."
         about = [self.about.title]
         if self["devices"] > 1:
             about.append(f"device {self['device']} of {self['devices']}")
-        yield Line(" · ".join([*about, count_text(self["events"], "event")]), "dim")
+        yield " · ".join([*about, count_text(self["events"], "event")])
         facts = []
         if self["moment"] != "peak":
             facts.append(Fact("highest allocated", bytes_text(self["peak_bytes"])))
@@ -171,8 +159,8 @@ class Memory(Record):
         yield from _rows(categories, columns, empty="nothing was live")
         yield from _rows(self["top_sites"], ("site", *columns), top=self.about.top, empty="no sites")
         if self["oom"] is not None:
-            yield Line(self._failure(), "yellow")
-        yield from _notes(self["notes"])
+            yield self._failure()
+        yield from self["notes"]
 
     def _failure(self) -> str:
         """Describe the out-of-memory error."""
@@ -192,14 +180,13 @@ class Diff(Record):
         """Give the headline, warnings, and the rows of each table that changed most."""
         from nsightkit.analysis.compare import diff_words
 
-        yield Line(self["headline"], "bold")
-        yield Line(self.about.title, "dim")
+        yield self["headline"]
+        yield self.about.title
         if self.get("where"):
-            yield Line(self["where"])
-        for warning in self["warnings"]:
-            yield Line(warning, "yellow")
+            yield self["where"]
+        yield from self["warnings"]
         if "bottleneck" in self:
-            yield Line(self["bottleneck"]["text"])
+            yield self["bottleneck"]["text"]
         top = 8 if self.about.top is None else self.about.top
         for title, rows, total in diff_words.sections(self, top):
             if rows:
@@ -245,19 +232,18 @@ class Check(Record):
             yield from _rows(others, columns, top=_MOST, title="Other changes (these never fail the check)")
         if self["new"]:
             names = ", ".join(row["metric"] for row in self["new"][:_MOST])
-            yield Line(f"not in the baseline: {names}", "dim")
-        yield from _notes(self["notes"])
+            yield f"not in the baseline: {names}"
+        yield from self["notes"]
 
 
 def _inconclusive(row: Mapping[str, Any]) -> str:
     """Explain why a check cannot decide about a metric."""
     before, after = row["samples"]
-    reason = "in too few samples"
-    if row["limit"]:
-        reason = f"within the noise, of up to {_changed(row, 'limit')}"
+    change = _changed(row, "ratio") or "more than 0"
+    reason = f"within the noise, of up to {_changed(row, 'limit')}" if row["limit"] else "in too few samples"
     return (
-        f"inconclusive: {row['metric']} seems worse ({_changed(row, 'ratio') or 'more than 0'}), {reason} ({before} and "
-        f"{after} samples); record more steps (30 or more), give several runs, or raise --tolerance"
+        f"inconclusive: {row['metric']} seems worse ({change}), {reason} ({before} and {after} samples); record more "
+        "steps (30 or more), give several runs, or raise --tolerance"
     )
 
 
@@ -329,10 +315,9 @@ class Ranks(Record):
     def parts(self) -> Iterator[Part]:
         """Give the findings, the ranks, their collectives and what was lost."""
         top = self.about.top
-        yield Line(self.findings[0], "bold")
-        for finding in self.findings[1:]:
-            yield Line(finding)
-        yield Line(self.about.title, "dim")
+        yield self.findings[0]
+        yield from self.findings[1:]
+        yield self.about.title
         # Sums over a whole trace: a step's length beside them would be on another basis.
         spent = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
         yield from _rows(self.tables["ranks"], spent, top=top, title="each rank's whole trace")
@@ -340,8 +325,8 @@ class Ranks(Record):
         columns += ["exposed_ns", "last_rank"]
         yield from _rows(self.tables["collectives"], columns, top=top, title="collectives", empty="none to compare")
         for trace in self["lost"]:
-            yield Line(f"lost: {_lost(trace)}: {trace['reason']}", "yellow")
-        yield from _notes(self["notes"])
+            yield f"lost: {_lost(trace)}: {trace['reason']}"
+        yield from self["notes"]
 
     def csv(self) -> str:
         """Write one of the tables."""
@@ -385,7 +370,9 @@ class Bench(Record):
         columns = ["config", "mode", "precision", "status", "median_ns", "std_ns", "tokens_per_s"]
         columns += ["peak_allocated_bytes", "mfu_datasheet"]
         yield from _rows(rows, columns, title=title, top=len(rows))
-        yield from _notes([f"{cell_name(row)}: {row['detail']}" for row in rows if row["detail"]])
+        for row in rows:
+            if row["detail"]:
+                yield f"{cell_name(row)}: {row['detail']}"
 
 
 def cell_name(row: Mapping[str, Any]) -> str:
@@ -401,7 +388,7 @@ def cell_name(row: Mapping[str, Any]) -> str:
 class Written(Record):
     """A file that a command wrote; people read its path."""
 
-    def text(self, width: int = 0, *, colour: bool = False) -> str:  # noqa: ARG002
+    def text(self, width: int = 0) -> str:  # noqa: ARG002
         """Give the path on one line, however long."""
         from nsightkit.safe import plain
 
@@ -415,12 +402,12 @@ class Counters(Table):
         """Give the figures, then evidence and next steps of each kernel."""
         yield from super().parts()
         for row in self.few():
-            yield _GAP
-            yield Line(f"{row['kernel']}: {row['classification']}", "bold")
+            yield ""
+            yield f"{row['kernel']}: {row['classification']}"
             for text in row["evidence"]:
-                yield Line(f"- {text}", "dim")
+                yield f"- {text}"
             for text in row["next_steps"]:
-                yield Line(f"→ {text}")
+                yield f"→ {text}"
 
 
 class Envelope(Table):
@@ -430,4 +417,5 @@ class Envelope(Table):
         """Give the table, then the remarks on each model."""
         yield from super().parts()
         for row in self.few():
-            yield from _notes([f"{row['config']}: {text}" for text in row["notes"] or ()])
+            for text in row["notes"] or ():
+                yield f"{row['config']}: {text}"

@@ -30,7 +30,6 @@ __all__ = [
     "About",
     "Column",
     "Fact",
-    "Line",
     "Part",
     "Record",
     "Table",
@@ -282,22 +281,19 @@ class Printed:
         """Give what text consists of."""
         raise NotImplementedError
 
-    def text(self, width: int = WIDTH, *, colour: bool = False) -> str:
+    def text(self, width: int = WIDTH) -> str:
         """Write the result for people.
 
         Parameters
         ----------
         width : int
             Of a line, in characters.
-        colour : bool
-            With a terminal's codes.
         """
         from rich.console import Console
 
         out = io.StringIO()
-        system: Any = "auto" if colour else None
         # In a notebook rich would show what it prints there as well.
-        console = Console(file=out, width=width, force_terminal=colour, force_jupyter=False, color_system=system)
+        console = Console(file=out, width=width, force_terminal=False, force_jupyter=False, color_system=None)
         for part in self.parts():
             console.print(_drawn(part, width), markup=False, highlight=False, emoji=False)
         lines = [line.rstrip() for line in out.getvalue().splitlines()]
@@ -357,16 +353,15 @@ class Table(pd.DataFrame, Printed):
     def parts(self) -> Iterator[Part]:
         """Give the title, the first rows, how many more there are, and the note."""
         if self.about.title:
-            yield Line(self.about.title, "bold")
+            yield self.about.title
         if not len(self):
-            yield Line(self.about.empty, "dim")
+            yield self.about.empty
             return
         yield self._shown()
         more = self.about.total - len(self.few())
         if more > 0:
-            yield Line(f"… {more:,} more (--top N shows more, --format json all)", "dim")
-        for note in self.about.notes:
-            yield Line(note, "dim")
+            yield f"… {more:,} more (--top N shows more, --format json all)"
+        yield from self.about.notes
 
     def few(self) -> list[dict[str, Any]]:
         """Give the rows that people see."""
@@ -430,21 +425,6 @@ def _cell(tag: str, side: str, text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
-    """A line of text.
-
-    Parameters
-    ----------
-    text : str
-    style : str
-        On a terminal.
-    """
-
-    text: str
-    style: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Fact:
     """A labelled value, with a bar where it is a share.
 
@@ -460,7 +440,7 @@ class Fact:
 
 
 Columns = list[tuple[Column, list[str]]]
-Part = Line | list[Fact] | Columns
+Part = str | list[Fact] | Columns
 
 
 def _drawn(part: Any, width: int) -> Any:
@@ -469,16 +449,16 @@ def _drawn(part: Any, width: int) -> Any:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    if isinstance(part, Line):
-        text = Text(plain(part.text), style=part.style, overflow="fold")
-        if not part.text.startswith("- "):
-            return text
+    if isinstance(part, str):
+        text = plain(part)
+        if not text.startswith("- "):
+            return Text(text)
         item = Grid.grid(padding=(0, 1, 0, 0))  # indents further lines
-        item.add_row("-", text[2:])
+        item.add_row("-", Text(text[2:], overflow="fold"))
         return item
     columns = _columns(part) if isinstance(part[0], Fact) else part
     room = _room(columns, width)
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     grid.show_header = columns is part
     cells = []
     for column, texts in columns:

@@ -71,34 +71,19 @@ def test_peaks_are_dense_and_accumulate_in_fp32() -> None:
 
 def test_a_card_says_what_its_tensor_cores_do() -> None:
     """Advice must not name what the card cannot do: bf16 begins with Ampere, so does TF32, fp8 with Ada and Hopper."""
-    kinds = ("tf32", "fp16", "bf16", "fp8", "fp4")
-    can = {gpu.name: [kind for kind in kinds if gpu.supports(kind)] for gpu in GPUS}
-    for name in ("V100 SXM2", "V100 DGX Station", "T4", "RTX 2080 Ti"):
-        assert can[name] == ["fp16"]
-    for name in ("A100 40 GB SXM", "A100 40 GB PCIe", "A100 80 GB SXM", "RTX A6000"):
-        assert can[name] == ["tf32", "fp16", "bf16"]
-    for name in ("H100 SXM5", "H800 SXM5", "H200 SXM", "L4", "RTX 4090"):
-        assert can[name] == ["tf32", "fp16", "bf16", "fp8"]
-    assert can["MI300X"] == ["fp16", "bf16", "fp8"]
-    assert can["B200"] == list(kinds)
+    for kind, first in (("fp16", 0), ("bf16", 4), ("tf32", 4), ("fp8", 9)):
+        without = {"MI300X"} if kind == "tf32" else set()
+        expected = [gpu.name for gpu in GPUS[first:] if gpu.name not in without]
+        assert [gpu.name for gpu in GPUS if gpu.supports(kind)] == expected
     assert not any(gpu.supports("fp32") for gpu in GPUS)
-
-
-def test_a_lower_clock_lowers_the_peak() -> None:
-    h200 = find("NVIDIA H200")
-    assert h200.at_clock("bf16", 1830) == pytest.approx(989.4, rel=0.001)
-    assert h200.at_clock("bf16", 915) == pytest.approx(989.4 / 2, rel=0.001)
 
 
 @pytest.mark.parametrize(
     ("said", "name"),
     [
         ("NVIDIA H200", "H200 SXM"),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM5"),
         ("NVIDIA A100-SXM4-80GB", "A100 80 GB SXM"),
-        ("A100-SXM4-80GB", "A100 80 GB SXM"),
         ("Tesla V100-SXM2-16GB", "V100 SXM2"),
-        ("Tesla V100-SXM2-32GB", "V100 SXM2"),
         ("Tesla T4", "T4"),
         ("NVIDIA RTX A6000", "RTX A6000"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
@@ -145,48 +130,18 @@ def test_a_board_with_other_peaks_is_not_mistaken(other: str) -> None:
         find(other)
 
 
-def test_rows_say_their_source() -> None:
-    for gpu in GPUS:
-        listed = rows(gpu)
-        assert all(row["source"] and row["gpu"] == gpu.name for row in listed)
-        assert [row["unit"] for row in listed][-1] == "memory"
-        assert all((row["tflops"] is None) == (row["unit"] == "memory") for row in listed)
-        assert all((row["gb_per_s"] is None) == (row["unit"] != "memory") for row in listed)
-
-
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["peaks", "NVIDIA H200", "--format", "json"]) == 0
-    out, err = capsys.readouterr()
-    listed = json.loads(out)
-    assert err == ""
+    listed = json.loads(capsys.readouterr().out)
     assert {row["gpu"] for row in listed} == {"H200 SXM"}
+    assert all(row["source"] for row in listed)
     assert {row["unit"]: row["tflops"] or row["gb_per_s"] for row in listed} == {
         "fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1978.9, "memory": 4800.0,
     }  # fmt: skip
-    assert cli.run(["peaks", "--top", "500"]) == 0
-    out = capsys.readouterr().out
-    assert all(gpu.name in out for gpu in GPUS)
     assert cli.run(["peaks", "--format", "csv"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("gpu,unit,accumulate,tflops,gb_per_s,clock_mhz,source\n")
     assert out.count("\n") == 1 + sum(len(rows(gpu)) for gpu in GPUS)
-    assert cli.run(["peaks", "GTX 1080"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("nsightkit: the peaks of 'GTX 1080' are not known")
-    assert err.count("\n") == 1
-
-
-def test_rates_at_another_clock(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["peaks", "H200", "--clock", "1464", "--format", "json"]) == 0
-    listed = {row["unit"]: row for row in json.loads(capsys.readouterr().out)}
-    assert listed["bf16"]["tflops"] == pytest.approx(132 * 4096 * 1464 / 1e6)
-    assert listed["bf16"]["clock_mhz"] == 1464
-    assert listed["bf16"]["source"].startswith("SMs x rate x clock; ")
-    assert (listed["memory"]["gb_per_s"], listed["memory"]["clock_mhz"]) == (4800, None)
-    quoted = {row["unit"]: row for row in rows(find("B200"), 1000)}["fp32"]
-    assert (quoted["tflops"], quoted["clock_mhz"]) == (80, None)
-    assert cli.run(["peaks", "--measure", "--clock", "1464"]) == 2
-    assert "drop GPU and --clock" in capsys.readouterr().err
 
 
 def test_it_loads_nothing_heavy() -> None:

@@ -25,8 +25,8 @@ MAY = {
     },
     "analysis.compare": {"trace", "analysis.core", "analysis.timeline", "analysis.verdict"},
     "capture": {"trace", "workloads", "analysis.roofline"},
-    "plots": {"trace", "analysis"},
-    "report": {"trace", "analysis", "plots", "questions", "records", "table"},
+    "plots": {"trace", "analysis", "table"},
+    "report": {"trace", "analysis", "plots", "questions", "table"},
     "guide": {"trace", "workloads", "capture", "api"},
 }
 EVERYWHERE = {"", "errors", "safe", "hardware", "configurations", "version"}

@@ -80,7 +80,12 @@ def tables(page, section):
 
 
 def test_it_says_what_the_analyses_say(alone, starved):
-    page, answer, figures, by_cause = read(alone), verdict.summary(starved), overview.summary(starved), gaps.summary(starved)
+    page, answer, figures, by_cause = (
+        read(alone),
+        verdict.summary(starved),
+        overview.summary(starved),
+        gaps.summary(starved),
+    )
     words = page.get_text()
     assert all(text in words for text in (*answer["evidence"], *answer["next_steps"], answer["headline"]))
     rows = dict(tables(page, "summary")[0])
