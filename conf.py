@@ -111,7 +111,6 @@ sphinx_gallery_conf = {
     "backreferences_dir": None,
     "inspect_global_variables": False,  # code links functions and classes; every variable to Python's dict helps nobody
     "copyfile_regex": "",
-    "junit": str(_ROOT / "docs" / "_build" / "gallery-junit.xml"),
     "parallel": True,
 }
 
@@ -171,7 +170,7 @@ copybutton_prompt_is_regexp = True
 if only := os.environ.get("NSIGHTKIT_ONLY", ""):
     root_doc = "gallery/index"
     exclude_patterns += ["*.md", "guide", "reference"]
-    sphinx_gallery_conf |= {"ignore_pattern": rf"^(?!(?:.*[/\\])?{re.escape(only)}\.py$)", "junit": ""}
+    sphinx_gallery_conf |= {"ignore_pattern": rf"^(?!(?:.*[/\\])?{re.escape(only)}\.py$)"}
     autosummary_generate = False
     nitpicky = False
     suppress_warnings = ["ref.doc", "myst.xref_missing"]

@@ -1,6 +1,6 @@
 """The questions for an agent: a server of the Model Context Protocol over stdio, made from commands.
 
-Each tool is a command that only reads. Its arguments are the command's options. It answers what the command answers with
+Each tool is a command that only reads. Its arguments are the options. It answers what the command answers with
 ``--format json``, plus the remarks that the command prints, in at most :data:`MOST_BYTES`.
 """
 

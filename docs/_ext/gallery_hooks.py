@@ -25,16 +25,9 @@ def reset(gallery_conf: dict[str, Any], fname: str | None) -> None:
     mpl.rcdefaults()
     mpl.rcParams["figure.max_open_warning"] = 0
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
-    torch.set_default_dtype(torch.float32)
-    torch.use_deterministic_algorithms(False)
-    torch.set_float32_matmul_precision("highest")
-    torch.set_grad_enabled(True)
-    torch.manual_seed(0)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        torch.manual_seed(0)
 
 
 def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
@@ -115,6 +108,5 @@ def _save(title: str, what: Any, folder: Path) -> Path:
         return path
     source = Path(what)
     if not source.is_file():
-        message = f"downloads[{title!r}]: {source} is not a file"
-        raise ExtensionError(message)
+        raise ExtensionError(f"downloads[{title!r}]: {source} is not a file")
     return Path(shutil.copyfile(source, folder / (name + "".join(source.suffixes))))

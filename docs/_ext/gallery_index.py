@@ -1,4 +1,4 @@
-"""The gallery's first page: three groups of cards, each with the page's answer, its evidence, and its minutes."""
+"""The gallery's first page: three groups of cards, each with the page's answer and its evidence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CARD = """
       :link-type: doc
       :class-card: nsightkit-card
 {figures}
-      :badge:`{stem}.badge` :measured:`{stem}.form.minutes` min
+      :badge:`{stem}.badge`
 {measure}
       :measured:`{stem}.verdict`
 """

@@ -12,6 +12,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from nsightkit import plots
+
 _FILE = Path(__file__).resolve().parent.parent / "judgement.json"
 _COLUMNS = ["truth", "answer", "confidence", "is_refused", "kind"]
 
@@ -29,25 +31,6 @@ def runs(document: dict[str, Any]) -> pd.DataFrame:
         rows = pd.DataFrame(list(document[source].values()), columns=_COLUMNS)
         frames.append(rows.assign(source=source))
     return pd.concat(frames, ignore_index=True)
-
-
-def _table(frame: pd.DataFrame) -> nodes.table:
-    """Draw a frame, its index first."""
-    frame = frame.reset_index()
-    head = [str(name) for name in frame.columns]
-    body = frame.astype(str).to_numpy().tolist()
-    group = nodes.tgroup("", cols=len(head))
-    for _ in head:
-        group += nodes.colspec(colwidth=1)
-    for kind, lines in ((nodes.thead, [head]), (nodes.tbody, body)):
-        rows = kind("")
-        for line in lines:
-            row = nodes.row("")
-            for text in line:
-                row += nodes.entry("", nodes.paragraph("", text))
-            rows += row
-        group += rows
-    return nodes.table("", group)
 
 
 def _by_truth(table: pd.DataFrame) -> pd.DataFrame:
@@ -75,7 +58,11 @@ class Judgement(SphinxDirective):
             f"is within 5 % of the simulated gain, for {within['within 10 %']} more within 10 %; {within['refused']} "
             "were not predicted."
         )
-        return [_table(_by_truth(table)), _table(by_source), nodes.paragraph("", text)]
+        tables = []
+        for frame in (_by_truth(table), by_source):
+            shown = plots.table(frame.reset_index())
+            tables.append(nodes.raw("", shown._repr_html_(), format="html"))
+        return [*tables, nodes.paragraph("", text)]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -11,21 +11,21 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote
-from xml.etree import ElementTree as ET
 
 from bs4 import BeautifulSoup, Tag
 
-#: Seconds a script may take on a machine of its own, and how much longer on one that has other work: CI runs the tests
-#: beside a build.
-_MOST_S, _BUSY = 30, 4
 #: What a page of the gallery shows at once, at most: words of running text, and lines of code.
 _WORDS, _LINES = 1200, 80
 #: What a page's answer may rest on.
 _EVIDENCE = ("measured", "case file", "exact", "predicted")
-_WARNING = re.compile(r"^\S+:\d+: \w*Warning: ", re.MULTILINE)
+#: What is wrong with an output that holds this.
+_COMPLAINTS = {
+    "a traceback": re.compile(r"Traceback \(most recent call last\)"),
+    "a warning": re.compile(r"^\S+:\d+: \w*Warning: ", re.MULTILINE),
+}
+_OUTPUTS = ".sphx-glr-script-out, .cell_output, .output"
 #: What else lies in the folder of the scripts.
 _NO_SCRIPTS = ("GALLERY_HEADER.rst", "ruff.toml", "_lib", "__pycache__", ".ruff_cache")
-_OUTPUTS = ".sphx-glr-script-out, .cell_output, .output"
 
 
 def problems(html: Path, examples: Path | None = None) -> list[str]:
@@ -38,71 +38,41 @@ def problems(html: Path, examples: Path | None = None) -> list[str]:
     examples : Path, optional
         The gallery's scripts: each must have become a page, and left nothing beside itself.
     """
-    pages = [
-        page
-        for page in sorted(html.rglob("*.html"))
-        if not page.relative_to(html).as_posix().startswith(("_static/", "_sources/"))
-    ]
+    pages = []
+    for path in sorted(html.rglob("*.html")):
+        if path.relative_to(html).parts[0] not in ("_static", "_sources"):
+            pages.append(path)
+    problems = []
     with ProcessPoolExecutor() as pool:
-        found = [wrong for each in pool.map(_page, [html] * len(pages), pages) for wrong in each]
+        for page, wrong in zip(pages, pool.map(_page, pages), strict=True):
+            problems += [f"{page.relative_to(html).as_posix()}: {problem}" for problem in wrong]
     for beside in sorted(examples.iterdir()) if examples else []:
         if beside.suffix == ".py" and not (html / "gallery" / f"{beside.stem}.html").is_file():
-            found.append(f"gallery/{beside.stem}.html: missing, though {beside.name} is in the gallery")
+            problems.append(f"gallery/{beside.stem}.html: missing, though {beside.name} is in the gallery")
         elif beside.suffix != ".py" and beside.name not in _NO_SCRIPTS:
-            found.append(f"{examples.name}/{beside.name}: a script left it there, or it belongs elsewhere")
-    return found
+            problems.append(f"{beside.name}: a script left it there, or it belongs elsewhere")
+    return problems
 
 
-def _page(html: Path, page: Path) -> list[str]:
-    name = page.relative_to(html).as_posix()
+def _page(page: Path) -> list[str]:
     soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
-    outputs = [out.get_text() for out in soup.select(_OUTPUTS)]
     wrong = []
-    if any("Traceback (most recent call last)" in output for output in outputs):
-        wrong.append("the output holds a traceback")
-    if any(_WARNING.search(output) for output in outputs):
-        wrong.append("the output holds a warning")
-    wrong += [said for image in soup.find_all("img") for said in _image(image, page)]
-    if name.startswith("gallery/") and name != "gallery/index.html":
+    for output in soup.select(_OUTPUTS):
+        wrong += [f"the output holds {what}" for what, words in _COMPLAINTS.items() if words.search(output.get_text())]
+    for image in soup.find_all("img"):
+        wrong += _image(image, page.parent)
+    if page.parent.name == "gallery" and page.name != "index.html":
         wrong += _example(soup)
-    return [f"{name}: {said}" for said in wrong]
+    return wrong
 
 
-def notices(html: Path) -> list[str]:
-    """Banners on the pages: recordings that are stale."""
-    said = []
-    for page in sorted((html / "gallery").glob("*.html")):
-        soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
-        said += [f"gallery/{page.name}: {' '.join(b.get_text().split())}" for b in soup.select(".nsightkit-banner")]
-    return list(dict.fromkeys(said))
-
-
-def slow(junit: Path, most_s: float = _MOST_S) -> list[str]:
-    """Scripts that took too long; a build runs no workload.
-
-    Parameters
-    ----------
-    junit : Path
-        What the gallery wrote about its scripts.
-    most_s : float
-    """
-    if not junit.is_file():
-        return []
-    cases = ET.parse(junit).iter("testcase")  # noqa: S314 # our own build wrote it
-    return [
-        f"{Path(case.get('file', '')).name} took {float(case.get('time', 0)):.0f} s, and {_MOST_S} s is the most"
-        for case in cases
-        if float(case.get("time", 0)) > most_s
-    ]
-
-
-def _image(image: Tag, page: Path) -> list[str]:
+def _image(image: Tag, folder: Path) -> list[str]:
     source = unquote(str(image.get("src", "")))
-    wrong = [] if str(image.get("alt", "")).strip() else [f"image {source[:60]} has no alternative text"]
-    if not source.startswith("data:"):
-        file = page.parent / source
-        if not (file.is_file() and file.stat().st_size):
-            wrong.append(f"image {source} is missing")
+    wrong = []
+    if not str(image.get("alt", "")).strip():
+        wrong.append(f"image {source[:60]} has no alternative text")
+    if not source.startswith("data:") and not (folder / source).is_file():
+        wrong.append(f"image {source} is missing")
     return wrong
 
 
@@ -111,34 +81,23 @@ def _example(soup: BeautifulSoup) -> list[str]:
     if not soup.select_one(".nsightkit-provenance"):
         wrong.append("no provenance block: end a code block with the measurement")
     light, dark = (len(soup.select(f"article img.only-{mode}")) for mode in ("light", "dark"))
-    if not light:
-        wrong.append("no figure")
-    if light != dark:
-        wrong.append(f"{light} figures for light pages but {dark} for dark ones")
+    if not light or light != dark:
+        wrong.append(f"{light} figures for light pages and {dark} for dark ones")
     badge = soup.select_one(".nsightkit-in-short .nsightkit-badge")
     if badge is None or not badge.get_text().startswith(_EVIDENCE):
-        wrong.append(f"the box at the top rests on {badge and badge.get_text()!r}, which is not {', '.join(_EVIDENCE)}")
-    for title, least in (("Predict", 1), ("Exercises", 2)):
-        answers = soup.select(f"section[id^={title.lower()}] details.sd-dropdown")
+        wrong.append(f"the box at the top does not rest on any of {', '.join(_EVIDENCE)}")
+    for title, least in (("predict", 1), ("exercises", 2)):
+        answers = soup.select(f"section[id^={title}] details.sd-dropdown")
         if len(answers) < least:
             wrong.append(f"section {title!r} folds {len(answers)} answers; it has at least {least}")
-    return wrong + _at_once(soup)
-
-
-def _at_once(soup: BeautifulSoup) -> list[str]:
-    """What is wrong with that of a page which shows without unfolding anything."""
-    article = BeautifulSoup(str(soup.select_one("article") or ""), "html.parser")
-    for folded in article.select("details"):
+    for folded in soup.select("details"):
         folded.decompose()
-    wrong = []
-    if article.select('[data-mode="small"]'):
+    if soup.select('[data-mode="small"]'):
         wrong.append("shows a small run on a CPU; the site shows recordings only: build it with NSIGHTKIT_MODE=replay")
-    lines = sum(len(code.get_text().strip().splitlines()) for code in article.select("div.highlight-Python pre"))
+    lines = sum(len(code.get_text().strip().splitlines()) for code in soup.select("div.highlight-Python pre"))
     if lines > _LINES:
         wrong.append(f"shows {lines} lines of code; at most {_LINES}: fold the rest with `# fold: TITLE`, or move it")
-    for beside in article.select(f"pre, table, .nsightkit-provenance, .sphx-glr-footer, {_OUTPUTS}"):
-        beside.decompose()
-    words = sum(len(text.get_text().split()) for text in article.select("p"))
+    words = sum(len(text.get_text().split()) for text in soup.select("article p:not(pre p, table p, aside p)"))
     if words > _WORDS:
         wrong.append(f"shows {words} words; at most {_WORDS}")
     return wrong
@@ -147,16 +106,8 @@ def _at_once(soup: BeautifulSoup) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Check a site; see the module's text."""
     html = Path(arguments[0])
-    root = Path(__file__).parents[2]
-    one = "--only" in arguments
-    wrong = problems(html, None if one else root / "examples")
-    said = notices(html)
-    if not one:
-        junit = html.parent / "gallery-junit.xml"
-        said += slow(junit)
-        wrong += slow(junit, _BUSY * _MOST_S)
-    for notice in said:
-        print(f"notice: {notice}")
+    examples = None if "--only" in arguments else Path(__file__).parents[2] / "examples"
+    wrong = problems(html, examples)
     for problem in wrong:
         print(f"error: {problem}", file=sys.stderr)
     print(f"{html}: {len(wrong)} problems")

@@ -1,18 +1,17 @@
 """What a page of the gallery shows at once, and what it folds away.
 
-``.. in-short::`` is the box at the top: the answer, the kind of evidence that it rests on, and the minutes that reading
-takes. ``.. own-run::``, first in a section, folds the section under one line where nothing is recorded yet. A code
-block whose first line is ``# fold: TITLE`` is folded under TITLE.
+``.. in-short::`` is the box at the top: the answer, and the kind of evidence that it rests on. ``.. own-run::``, first
+in a section, folds the section under one line where nothing is recorded yet. A code block whose first line is
+``# fold: TITLE`` is folded under TITLE.
 """
 
 from __future__ import annotations
 
 import html
-import math
 from typing import Any
 
 from docutils import nodes
-from measured import export, pending
+from measured import pending
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
@@ -20,8 +19,6 @@ _FOLD = "# fold:"
 #: The time that recording a page takes, which `nox -s record` reads and a reader need not.
 _BUDGET = "# record:"
 _MISSING = "Not measured yet: run this page on your GPU (python examples/{}.py)"
-#: What an adult reads of such a text in a minute.
-_WORDS_A_MINUTE = 200
 
 
 class _OwnRun(nodes.Element):
@@ -47,9 +44,7 @@ class InShort(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """See :class:`docutils.parsers.rst.Directive`."""
         page = self.env.docname.rpartition("/")[2]
-        kind = [nodes.Text(" "), badge(f"{page}.badge"), nodes.Text(" ")]
-        minutes = [pending(f"{page}.form.minutes"), nodes.Text(" min")]
-        first = nodes.paragraph("", "", nodes.strong("", "In short"), *kind, *minutes)
+        first = nodes.paragraph("", "", nodes.strong("", "In short"), nodes.Text(" "), badge(f"{page}.badge"))
         answer = nodes.paragraph("", "", pending(f"{page}.verdict"))
         return [nodes.container("", first, answer, classes=["nsightkit-in-short"])]
 
@@ -87,21 +82,6 @@ def _fold(app: Sphinx, doctree: nodes.document) -> None:
         if 'data-mode="missing"' in outputs:
             script = app.env.docname.rpartition("/")[2]
             section[1:] = _folded(_MISSING.format(script), section.children[1:])
-    page = app.env.docname
-    if page.startswith("gallery/"):
-        minutes = math.ceil(_words(doctree) / _WORDS_A_MINUTE)
-        export(f"{page.removeprefix('gallery/')}.form", {"minutes": minutes}, ())
-
-
-def _words(doctree: nodes.document) -> int:
-    """Words of running text: without code, tables, and what is folded."""
-    words, open_folds = 0, 0
-    for node in doctree.findall(lambda node: isinstance(node, nodes.raw | nodes.paragraph)):
-        if isinstance(node, nodes.raw):
-            open_folds += node.astext().count("<details") - node.astext().count("</details")
-        elif not open_folds:
-            words += len(node.astext().split())
-    return words
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.collections import LineCollection
 from matplotlib.colors import same_color
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -27,13 +26,11 @@ _CSS_PIXELS_PER_INCH = 100
 
 def alternative_text(figure: Figure) -> str:
     """Describe the figure for a reader who cannot see it: its label, else its titles."""
-    label = str(figure.get_label())
-    titles = [figure.get_suptitle(), *(axes.get_title(loc) for axes in figure.axes for loc in ("left", "center"))]
-    said = label or "; ".join(t for t in titles if t)
-    if not said.strip():
-        message = "a figure has neither a label nor a title: give it one with figure.set_label(...), it is the alt text"
-        raise ExtensionError(message)
-    return " ".join(said.split())
+    titles = [axes.get_title(place) for axes in figure.axes for place in ("left", "center")]
+    text = str(figure.get_label()) or " ".join([figure.get_suptitle(), *titles])
+    if not text.strip():
+        raise ExtensionError("a figure has neither a label nor a title: give it one with figure.set_label(...)")
+    return " ".join(text.split())
 
 
 @contextmanager
@@ -86,8 +83,6 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
     for number, path in zip(plt.get_fignums(), block_vars["image_path_iterator"], strict=False):
         figure = plt.figure(number)
         said = alternative_text(figure)
-        if [len(bars) for axes in figure.axes for bars in axes.containers if isinstance(bars, BarContainer)] == [1]:
-            raise ExtensionError(f"figure {said!r} is of one bar: print the number")
         width = round(figure.get_figwidth() * _CSS_PIXELS_PER_INCH)
         for mode, saved in save_both(figure, Path(path).with_suffix("")).items():
             uri = Path(os.path.relpath(saved, gallery_conf["src_dir"])).as_posix()

@@ -1,13 +1,13 @@
 """Questions with sliders, answered from grids that the package computes when the site is built.
 
 A grid holds the answer to every setting of its axes: the words of a sentence, and items with a text and the length of a
-bar. ``widgets.js`` looks an answer up and shows it; it computes nothing. Without JavaScript the page shows a table.
+bar. ``widgets.js`` looks an answer up and shows it; it computes nothing. Without JavaScript the page shows the first
+answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import html
 import itertools
 import json
@@ -53,63 +53,44 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """All answers. `typical` are the settings of the table without JavaScript."""
+    """The answers to all settings, those of the last axis fastest."""
 
-    name: str
     title: str
     axes: Sequence[Axis]
     sentence: str
     caption: str
-    answers: Mapping[tuple[int, ...], Answer]
-    typical: Sequence[tuple[int, ...]]
+    answers: Sequence[Answer]
 
     def as_json(self) -> str:
         """Write the grid as the page carries it: each text once, bars in percent of the longest of their setting."""
-        names = []
-        for name in next(iter(self.answers.values())).items:
-            if any(answer.items[name][1] for answer in self.answers.values()):
-                names.append(name)
         texts: dict[str, int] = {}
         rows = []
-        for setting in _settings(self.axes):
-            answer = self.answers[setting]
+        for answer in self.answers:
             longest = max(length for _, length in answer.items.values()) or 1
             row = [texts.setdefault(word, len(texts)) for word in answer.words]
-            for name in names:
-                text, length = answer.items[name]
+            for text, length in answer.items.values():
                 row += [texts.setdefault(text, len(texts)), round(100 * length / longest)]
             rows.append(row)
         document = {
             "axes": [dataclasses.asdict(axis) for axis in self.axes],
             "sentence": self.sentence,
             "items": self.caption,
-            "names": names,
+            "names": list(self.answers[0].items),
             "texts": list(texts),
             "rows": rows,
         }
         return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
-    def as_html(self) -> str:
-        """Write the grid for the script, and a table for readers without one."""
-        body = ""
-        for setting in self.typical:
-            cells = [axis.choices[place] for axis, place in zip(self.axes, setting, strict=True)]
-            cells.append(self.sentence.format(*self.answers[setting].words))
-            body += f"<tr>{_cells(cells, 'td')}</tr>"
-        head = _cells([*(axis.label for axis in self.axes), "Answer"], "th")
-        title = html.escape(self.title)
+    def as_html(self, name: str) -> str:
+        """Write the grid for the script, and the first answer for readers without one."""
+        title, first = html.escape(self.title), html.escape(self.sentence.format(*self.answers[0].words))
         data = self.as_json().replace("</", "<\\/")  # nothing in a script may look like its end
         return (
-            f'<div class="nsightkit-widget" id="widget-{self.name}" role="group" aria-label="{title}">'
+            f'<div class="nsightkit-widget" id="widget-{name}" role="group" aria-label="{title}">'
             f'<p class="nsightkit-title">{title} <span class="nsightkit-badge">predicted</span></p>'
-            f'<div class="pst-scrollable-table-container" tabindex="0"><table class="table">'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+            f"<div>{first} The settings need JavaScript.</div>"
             f'<script type="application/json">{data}</script></div>'
         )
-
-
-def _cells(texts: Iterable[str], tag: str) -> str:
-    return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
 
 
 def _settings(axes: Iterable[Axis]) -> Iterable[tuple[int, ...]]:
@@ -131,9 +112,8 @@ def ledger_grid() -> Grid:
         Axis("Precision", list(_PRECISIONS)),
         Axis("Attention", list(_ATTENTION)),
     )
-    answers = {}
-    for setting in _settings(axes):
-        model, context, batch, precision, attention = setting
+    answers = []
+    for model, context, batch, precision, attention in _settings(axes):
         sized = dataclasses.replace(models[model], context=contexts[context], batch=batches[batch])
         table = ledger.moments(sized, precision=precisions[precision], attention=attentions[attention])
         peak = table.loc[table["total_bytes"].idxmax()]
@@ -141,10 +121,8 @@ def ledger_grid() -> Grid:
         items = {}
         for item in ledger.ITEMS:
             items[item] = (bytes_text(peak[item]) if peak[item] else "", peak[item])
-        answers[setting] = Answer(words, items)
-    typical = [(0, 1, 2, 0, 0), (2, 1, 2, 0, 0), (2, 1, 2, 1, 0), (2, 1, 2, 0, 1), (4, 1, 0, 0, 0)]
-    sentence = "{0} at the peak, {1}; {2}."
-    return Grid("ledger", "What a training step holds", axes, sentence, "Held at the peak", answers, typical)
+        answers.append(Answer(words, items))
+    return Grid("What a training step holds", axes, "{0} at the peak, {1}; {2}.", "Held at the peak", answers)
 
 
 def _card(total_bytes: float) -> str:
@@ -194,18 +172,13 @@ def roofline_grid() -> Grid:
         Axis("Tokens at once", [f"{n:,}" for n in counts], 4, slides=True),
         Axis("Precision", ["16 bits", "FP32"]),
     )
-    answers = {}
-    for setting in _settings(axes):
-        card, name, count, is_fp32 = setting
+    answers = []
+    for card, name, count, is_fp32 in _settings(axes):
         gpu = cards[card]
         half = "bf16" if gpu.supports("bf16") else "fp16"
-        operation = operations(counts[count], "fp32" if is_fp32 else half)[names[name]]
-        answers[setting] = _bound(operation, gpu)
-    typical = []
-    for name, count in itertools.product(("RMSNorm", "gate and up projections"), (0, 4, 6)):
-        typical.append((axes[0].start, names.index(name), count, 0))
+        answers.append(_bound(operations(counts[count], "fp32" if is_fp32 else half)[names[name]], gpu))
     sentence = "{0}: at least {1}. Its intensity is {2} FLOP/B; this card's ridge is at {3} FLOP/B."
-    return Grid("roofline", "What bounds an operation", axes, sentence, "Least time", answers, typical)
+    return Grid("What bounds an operation", axes, sentence, "Least time", answers)
 
 
 def _bound(operation: Operation, gpu: Gpu) -> Answer:
@@ -213,12 +186,8 @@ def _bound(operation: Operation, gpu: Gpu) -> Answer:
     compute_ns, memory_ns = rates.compute_ns(operation), rates.memory_ns(operation)
     bound = sol.bounds([operation], rates)["bound"].iloc[0]
     ridge = gpu.ridge(operation.unit) or 0.0
-    words = (
-        f"{bound.capitalize()}-bound",
-        time_text(rates.bound_ns(operation)),
-        _rounded(operation.intensity),
-        _rounded(ridge),
-    )
+    least, intensity = time_text(rates.bound_ns(operation)), _rounded(operation.intensity)
+    words = (f"{bound.capitalize()}-bound", least, intensity, _rounded(ridge))
     items = {"computing": (time_text(compute_ns), compute_ns), "moving bytes": (time_text(memory_ns), memory_ns)}
     return Answer(words, items)
 
@@ -227,10 +196,7 @@ def _rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-GRIDS: Mapping[str, Callable[[], Grid]] = {
-    "ledger": functools.cache(ledger_grid),
-    "roofline": functools.cache(roofline_grid),
-}
+GRIDS: Mapping[str, Callable[[], Grid]] = {"ledger": ledger_grid, "roofline": roofline_grid}
 
 
 class Widget(SphinxDirective):
@@ -240,7 +206,8 @@ class Widget(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """See :class:`docutils.parsers.rst.Directive`."""
-        return [nodes.raw("", GRIDS[self.arguments[0]]().as_html(), format="html")]
+        name = self.arguments[0]
+        return [nodes.raw("", GRIDS[name]().as_html(name), format="html")]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import subprocess
 import sys
 import zipfile
@@ -95,13 +94,6 @@ figure, axes = plt.subplots()
 axes.plot([1, 2])
 """
 
-ONE_BAR = """
-import matplotlib.pyplot as plt
-figure, axes = plt.subplots()
-_ = axes.barh(["a time"], [1])
-figure.set_label("One bar")
-"""
-
 LABEL = """
 figure.set_label('A line: "up" & away')
 downloads = {"The trace (Chrome JSON)": trace, "This text": text, "That text": other}
@@ -178,7 +170,6 @@ def page(built) -> bs4.BeautifulSoup:
 
 def test_a_good_page_has_no_problem(built):
     assert page_checks.problems(built, built.parent / "examples") == []
-    assert page_checks.notices(built) == ["gallery/01_probe.html: Made up."]
 
 
 def test_a_figure_comes_light_and_dark_with_its_alternative_text(page, built):
@@ -212,15 +203,15 @@ def test_numbers_in_prose_are_measurements(page, built):
     assert "25.0%" in (built / "index.html").read_text(encoding="utf-8")
 
 
-def test_the_answer_stands_first_with_its_evidence_and_the_minutes(page, built):
+def test_the_answer_stands_first_with_its_evidence(page, built):
     (box,) = page.select(".nsightkit-in-short")
     assert [" ".join(line.get_text().split()) for line in box.select("p")] == [
-        "In short exact 1 min",
+        "In short exact",
         "it is <little>.",
     ]
     index = bs4.BeautifulSoup((built / "gallery" / "index.html").read_text(encoding="utf-8"), "html.parser")
     (card,) = index.select(".nsightkit-card")
-    assert " ".join(card.get_text().split()).startswith("A question exact 1 min it is <little>.")
+    assert " ".join(card.get_text().split()).startswith("A question exact it is <little>.")
     assert card.select_one("a")["href"] == "01_probe.html"
 
 
@@ -269,19 +260,13 @@ def test_no_page_asks_for_anything_elsewhere(built):
     ("script", "index", "said"),
     [
         (HEADER + MEASURE + FIGURE, "", "neither a label nor a title"),
-        (HEADER + MEASURE + "\n1 / 0\n", "", "ZeroDivisionError"),
         (HEADER + MEASURE, "{measured}`01_probe.absent`", "no page exported '01_probe.absent'"),
-        (HEADER + MEASURE + ONE_BAR, "", "is of one bar: print the number"),
         (HEADER + MEASURE + '\nfindings["share"] = None\n', "", "a finding is a number or a text"),
-        (HEADER + MEASURE + '\ndownloads = {"gone": "absent.txt"}\n', "", "absent.txt is not a file"),
     ],
     ids=[
         "figure without alt text",
-        "script fails",
         "unknown number",
-        "figure of one bar",
         "finding is not a number",
-        "download absent",
     ],
 )
 def test_a_faulty_page_fails_the_build(tmp_path, script, index, said):
@@ -343,7 +328,7 @@ def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, state):
     assert not fold or fold.summary.get_text() == line
     box = " ".join(soup.select_one(".nsightkit-in-short").get_text().split())
     kind, verdict = ("exact", "it was.") if state == "missing" else ("measured, Planted GPU", "it is.")
-    assert box == f"In short {kind} 1 min {verdict}"
+    assert box == f"In short {kind} {verdict}"
     packed = list((site / "html").rglob("recordings.zip"))
     assert bool(packed) is (state != "missing")
     for path in packed:  # what a reader downloads is a folder of recordings
@@ -368,14 +353,12 @@ def _altered(built: Path, tmp_path: Path, old: str, new: str) -> list[str]:
     [
         ("Made up.", "<div class='sphx-glr-script-out'>Traceback (most recent call last)</div>", "holds a traceback"),
         ("nsightkit-provenance", "nothing", "no provenance block"),
-        ("only-dark", "", "1 figures for light pages but 0 for dark ones"),
+        ("only-dark", "", "1 figures for light pages and 0 for dark ones"),
         ("_001_dark.png", "_009_dark.png", "is missing"),
         ('alt="A line: &#34;up&#34; &amp; away"', "", "no alternative text"),
         ("Made up.", "<pre class='sphx-glr-script-out'>x.py:1: UserWarning: odd</pre>", "holds a warning"),
-        (">exact<", ">smoke, a CPU<", "rests on 'smoke, a CPU'"),
-        ("nsightkit-in-short", "", "rests on None"),
-        ('id="predict-how-much"', "", "'Predict' folds 0 answers; it has at least 1"),
-        ('id="exercises"', "", "'Exercises' folds 0 answers; it has at least 2"),
+        (">exact<", ">smoke, a CPU<", "does not rest on any of"),
+        ('id="exercises"', "", "'exercises' folds 0 answers; it has at least 2"),
         (
             "nsightkit-provenance",
             'x"></aside></details><aside data-mode="small" class="nsightkit-provenance',
@@ -400,7 +383,7 @@ def test_page_checks_miss_no_script_and_nothing_that_one_left(built, tmp_path):
         (examples / name).write_text("", encoding="utf-8")
     assert page_checks.problems(built, examples) == [
         "gallery/02_forgotten.html: missing, though 02_forgotten.py is in the gallery",
-        "examples/trace.json: a script left it there, or it belongs elsewhere",
+        "trace.json: a script left it there, or it belongs elsewhere",
     ]
 
 
@@ -418,47 +401,8 @@ def test_url_settings_are_off_unless_given(monkeypatch):
         assert ("edit_page_url_template" in conf["html_context"]) is bool(url)
 
 
-def test_ci_runs_what_the_readme_says():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    set_up = "python3 -m venv .venv && . .venv/bin/activate && pip install "
-    for target in ("docs", "tests"):
-        assert f"{set_up}nox && nox -s {target}\n" in readme
-        assert f"nox -s {target}\n" in ci
-    assert set_up in ci
-
-
-def test_noxfile_offers_the_promised_targets():
-    listed = (ROOT / "noxfile.py").read_text(encoding="utf-8")
-    for target in ("docs", "docs-live", "tests", "lint", "types", "site", "record", "bench"):
-        assert f"def {target.replace('-', '_')}(session" in listed
-
-
 def test_readme_names_no_address():
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "http://" not in text, name
         assert "https://" not in text, name
-
-
-def test_markdown_pages_hold_no_typed_measurement():
-    """The landing page's figures are references: a unit after a literal number would be a typed one."""
-    prose = re.sub(r"```.*?```", "", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert not re.findall(r"(?<![`\w.])\d[\d.,]*\s?(?:ms|µs|us|%|GB|TB)", prose)
-
-
-def test_tables_of_markdown_pages_are_escaped():
-    """A plain Styler passes the angle brackets of a kernel's name on as HTML."""
-    for page in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")):
-        assert ".style." not in page.read_text(encoding="utf-8"), f"{page.name}: use plots.table"
-
-
-def test_pages_that_take_too_long_are_named(tmp_path):
-    junit = tmp_path / "junit.xml"
-    junit.write_text(
-        '<testsuite><testcase file="examples/01_quick.py" time="3.5"/>'
-        '<testcase file="examples/02_slow.py" time="45"/></testsuite>',
-        encoding="utf-8",
-    )
-    assert page_checks.slow(junit) == ["02_slow.py took 45 s, and 30 s is the most"]
-    assert page_checks.slow(junit, 60) == page_checks.slow(tmp_path / "absent.xml") == []

@@ -14,7 +14,7 @@ from nsightkit import configurations, hardware
 from nsightkit.analysis.core.text import bytes_text, time_text
 from nsightkit.analysis.memory import ledger
 from nsightkit.analysis.roofline import sol
-from nsightkit.analysis.roofline.costs import attention_cost, gemm_cost
+from nsightkit.analysis.roofline.costs import gemm_cost
 
 ROOT = Path(__file__).parents[2]
 HTML = Path(os.environ.get("NSIGHTKIT_HTML", ROOT / "docs" / "_build" / "html"))
@@ -36,21 +36,18 @@ def widgets():
 @pytest.mark.parametrize("name", ["ledger", "roofline"])
 def test_a_grid_is_whole_and_light(widgets, name):
     grid = widgets.GRIDS[name]()
-    text = grid.as_json()
-    found = json.loads(text)
-    assert len(text.encode()) <= MOST_BYTES
+    found = json.loads(grid.as_json())
+    assert len(grid.as_json().encode()) <= MOST_BYTES
     settings = 1
     for axis in found["axes"]:
         assert 0 <= axis["start"] < len(axis["choices"])
         settings *= len(axis["choices"])
     assert len(found["rows"]) == settings
     for row in found["rows"]:
-        lengths, words = row[-2 * len(found["names"]) + 1 :: 2], row[: -2 * len(found["names"])]
-        assert max(lengths) in (0, 100)
+        words = row[: -2 * len(found["names"])]
         assert all(found["texts"][word] for word in words)
-    shown = grid.as_html()
-    assert all(f"<td>{axis.choices[at]}</td>" in shown for axis, at in zip(grid.axes, grid.typical[0], strict=True))
-    assert shown.count("</script>") == 1
+        assert max(row[len(words) + 1 :: 2]) in (0, 100)
+    assert grid.as_html(name).count("</script>") == 1
 
 
 # ---------------------------------------------------------------- the page
@@ -99,7 +96,7 @@ def _items(widget) -> dict[str, str]:
 @needs_page
 @pytest.mark.parametrize(
     ("model", "context", "batch", "precision", "attention"),
-    [("small", 1024, 1, "bf16", "sdpa"), ("xl", 4096, 8, "fp32", "naive"), ("10B", 1024, 2, "bf16", "naive")],
+    [("small", 1024, 1, "bf16", "sdpa"), ("xl", 4096, 8, "fp32", "naive")],
 )
 def test_the_ledger_shows_what_the_package_says(page, model, context, batch, precision, attention):
     settings = {
@@ -126,7 +123,6 @@ def test_the_ledger_shows_what_the_package_says(page, model, context, batch, pre
     [
         ("H200 SXM", "down projection", 4096, "16 bits", gemm_cost(4096, 4096, 14_336, "bf16")),
         ("V100 SXM2", "output head", 16, "16 bits", gemm_cost(16, 128_256, 4096, "fp16")),
-        ("L4", "attention while decoding", 64, "FP32", attention_cost(64, 32, 1, 128, "fp32", keys=4096)),
     ],
 )
 def test_the_roofline_shows_what_the_package_says(page, card, operation, tokens, precision, cost):
@@ -158,21 +154,6 @@ def test_every_setting_is_reached_and_named_with_the_keyboard(page):
     page.keyboard.press("End")
     assert page.locator("#widget-ledger output").inner_text() != before
     assert page.url.endswith("widgets.html"), "Enter and End must not send a form"
-
-
-@pytest.mark.site
-@needs_page
-def test_without_a_script_there_is_a_table(browser):
-    context = browser.new_context(java_script_enabled=False, viewport={"width": 390, "height": 900})
-    page = context.new_page()
-    page.goto((HTML / "widgets.html").absolute().as_uri())
-    tables = page.locator(".nsightkit-widget table")
-    assert tables.count() == 2
-    for i in range(2):
-        assert tables.nth(i).is_visible()
-        assert tables.nth(i).locator("tbody tr").count() >= 3
-    assert page.locator(".nsightkit-widget form").count() == 0
-    context.close()
 
 
 @pytest.mark.site
