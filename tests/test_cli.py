@@ -107,46 +107,20 @@ def one_line(text: str) -> str:
 def test_every_command_in_every_format(command: str, saved: Save, run: Run) -> None:
     path = saved()
     answer = document(run, command, path)
+    code, out, err = run(command, path, "-f", "csv")
     if command in OBJECTS:
-        code, out, err = run(command, path, "-f", "csv")
         assert (code, out) == (2, "")
         assert "CSV is for tables" in one_line(err)
-        rows = [answer]
     else:
-        rows = answer
-        assert all(list(row) == COLUMNS[command].split() for row in rows)
-        code, out, err = run(command, path, "-f", "csv")
+        columns = COLUMNS[command].split()
+        assert all(list(row) == columns for row in answer)
         assert (code, err) == (0, "")
-        assert out.splitlines()[0].split(",") == COLUMNS[command].split()
-        assert len(list(csv.DictReader(io.StringIO(out)))) == len(rows)
-    for row in rows:
-        for key, value in row.items():
-            # Of a trace with few operations a verdict names no time.
-            assert not key.endswith("_ns") or isinstance(value, int) or (command == "verdict" and value is None)
+        assert out.splitlines()[0].split(",") == columns
+        assert len(list(csv.DictReader(io.StringIO(out)))) == len(answer)
     code, out, err = run(command, path)
     assert (code, err) == (0, "")
-    assert out == run(command, path, "-f", "text")[1]
     assert {"NVIDIA H200", "planted.parquet"} <= set(out.splitlines()[0].split(" · "))
-    assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 100
-
-
-def test_a_terminal_and_a_notebook_get_what_a_pipe_gets(saved: Save) -> None:
-    pty = pytest.importorskip("pty")
-    command = [sys.executable, "-m", "nsightkit", "kernels", saved()]
-    shown = []
-    for variables in ({"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}):
-        theirs, ours = pty.openpty()
-        stdout: Any = ours if "NO_COLOR" in variables else subprocess.PIPE
-        given = {"stderr": subprocess.PIPE, "env": _environment(COLUMNS="100", **variables), "timeout": 120}
-        done = subprocess.run(command, stdout=stdout, check=True, **given)
-        os.close(ours)
-        assert done.stderr == b""
-        shown.append((os.read(theirs, 100_000) if stdout == ours else done.stdout).decode())
-        os.close(theirs)
-    styles = re.compile(r"\x1b\[\d*m")
-    assert styles.sub("", shown[0]).split() == shown[1].split()
-    assert "33.3 %" in shown[1]
 
 
 def test_figures_reach_the_output_unchanged(saved: Save, run: Run) -> None:
@@ -162,32 +136,23 @@ def test_figures_reach_the_output_unchanged(saved: Save, run: Run) -> None:
     assert row["rule"] == "thread"
 
 
-@pytest.mark.parametrize("command", ["kernels", "peaks"])
-def test_text_shows_twenty_rows_and_top_chooses(command: str, saved: Save, run: Run) -> None:
-    path = [] if command == "peaks" else [saved(names=tuple(f"kernel_{i:02d}" for i in range(25)))]
-    rows = document(run, command, *path)
-    assert document(run, command, *path, "--top", "2") == rows[:2]
-    more = len(rows) - 20
-    assert (f"… {more} more" in run(command, *path)[1]) == (more > 0)
-    if command == "kernels":
-        assert len(rows) == 25
-        assert run(command, *path)[1].count("kernel_") == 20
-        assert run(command, *path, "--top", "22")[1].count("kernel_") == 22
+def test_text_shows_twenty_rows_and_top_chooses(saved: Save, run: Run) -> None:
+    path = saved(names=tuple(f"kernel_{i:02d}" for i in range(25)))
+    assert document(run, "kernels", path, "--top", "2") == document(run, "kernels", path)[:2]
+    text = run("kernels", path)[1]
+    assert text.count("kernel_") == 20
+    assert "… 5 more" in text
+    assert run("kernels", path, "--top", "22")[1].count("kernel_") == 22
 
 
-@pytest.mark.parametrize("width", [80, 200])
-def test_long_names_are_cut_and_stay_different(
-    width: int, saved: Save, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_long_names_are_cut_and_stay_different(saved: Save, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     names = [f"elementwise_kernel<{'x' * 300}, {kind}, {'y' * 300}>" for kind in ("float", "half", "double")]
-    path = saved(names=tuple(names))
-    lines = run("kernels", path)[1].splitlines()
-    assert all(len(line) <= width for line in lines)
+    lines = run("kernels", saved(names=tuple(names)))[1].splitlines()
+    assert all(len(line) <= 80 for line in lines)
     cut = {line.split("  ")[0] for line in lines if "40 ns" in line}  # figures are never cut for a name
     assert len(cut) == 3
     assert all("…" in name for name in cut)
-    assert {row["name"] for row in document(run, "kernels", path)} == set(names)
     assert table.shortened(["a.layers.0.mlp/x", "a.layers.1.mlp/x"], 10) == ["a.la…0.mlp", "a.la…1.mlp"]
 
 
@@ -236,14 +201,6 @@ def test_filters(filters: str, count: int, saved: Save, run: Run) -> None:
     path = saved()
     assert document(run, "summary", path, *filters.split())["kernel_count"] == count
     assert sum(row["count"] for row in document(run, "kernels", path, *filters.split())) == count
-
-
-@pytest.mark.parametrize("command", ["whatif", "convert", "report", "check", "diff"])
-def test_every_trace_command_takes_the_filters(command: str, saved: Save, run: Run, tmp_path: Path) -> None:
-    path, out = saved(), str(tmp_path / "out")
-    more = {"convert": [out], "report": ["-o", f"{out}.html"], "check": ["--baseline", out, "--update"], "diff": [path]}
-    filters = ["--device", "0", "--within", "step", "--time", "0:1s", "--last-steps", "3"]
-    assert run(command, path, *more.get(command, []), *filters)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -347,17 +304,6 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(name: str, tmp_path: P
     assert str(path).replace("\n", "\\n").replace("\x1b", "\\x1b") in line
     assert ";" in line  # problem; remedy
     assert ("git lfs pull" in line) == (name == "pointer.sqlite")
-
-
-@pytest.mark.parametrize("name", ["cs336-zx3xyy/result_2_7B_nvtx.sqlite", "tracelens/h100__facebook"])
-def test_a_real_trace_cut_short(name: str, shared_traces: Path, tmp_path: Path, run: Run) -> None:
-    [source] = (shared_traces / name).parent.glob(f"{Path(name).name}*")
-    data = source.read_bytes()
-    cut = tmp_path / source.name
-    cut.write_bytes(data[: len(data) // 2])
-    code, out, err = run("summary", str(cut), "-f", "json")
-    assert (code, out) == (2, "")
-    assert str(cut) in one_line(err)
 
 
 def test_debug_shows_the_traceback(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,16 +43,11 @@ def test_a_method_is_a_command(
     assert ">>>" in (inspect.getdoc(QUESTIONS[name]) or "")
     options = {"gpu": "H100 SXM"} if name == "sol" else {}  # this trace names no card
     answer = getattr(trace, name)(**options)
-    assert cli.run([name, str(path), *(f"--{key}={value}" for key, value in options.items())]) == 0
+    given = [name, str(path), *(f"--{key}={value}" for key, value in options.items())]
+    assert cli.run(given) == 0
     assert capsys.readouterr().out == f"{answer!r}\n"
-    assert cli.run([name, str(path), "-f", "json", *(f"--{key}={value}" for key, value in options.items())]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document == json.loads(answer.json())
-    if isinstance(answer, pd.DataFrame):
-        assert len(document) == len(answer)
-        assert not document or list(document[0]) == list(answer.columns)
-    else:
-        assert set(document) == set(answer)
+    assert cli.run([*given, "-f", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(answer.json())
 
 
 def test_help_is_whole() -> None:

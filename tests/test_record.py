@@ -68,13 +68,3 @@ def test_the_budget_ends_the_page_under_way(pages: Path, capsys: pytest.CaptureF
     assert "not begun: it takes about 100 s" in second
     assert record.main(["01", "--budget-s", "2"], pages) == 0
     assert ran(pages) == ["01_endless"], "a page that was ended is begun again"
-
-
-def test_what_cannot_be_recorded_is_said_in_one_line(pages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(pages, "01_page")
-    with pytest.raises(SystemExit, match=r"no page '02'; there are 01_page"):
-        record.main(["02"], pages)
-    monkeypatch.delenv("NSIGHTKIT_RECORDINGS")
-    with pytest.raises(SystemExit, match="torch sees no CUDA GPU"):
-        record.main([], pages)
-    assert not ran(pages)

@@ -76,10 +76,3 @@ def test_no_arrow_runs_against_the_flow() -> None:
 
 def test_no_circle() -> None:
     TopologicalSorter(_modules()).prepare()  # raises CycleError, with the circle
-
-
-def test_tests_lie_where_what_they_test_lies() -> None:
-    tests = Path(__file__).parent
-    rooms = {str(folder.relative_to(tests)) for folder in tests.rglob("*") if any(folder.glob("test_*.py"))}
-    # The guide as it is built, what pages need beside themselves, and what makes synthetic traces.
-    assert {room for room in rooms if not (ROOT / room).is_dir()} <= {"site", "examples", "synthetic"}

@@ -13,8 +13,7 @@ from typing import Any
 import hostile
 import pytest
 
-from nsightkit import cli, errors, mcp, output, safe
-from nsightkit.questions import QUESTIONS
+from nsightkit import cli, errors, output, safe
 from nsightkit.table import Table
 from nsightkit.trace import chrome, store
 
@@ -114,17 +113,6 @@ def test_what_an_error_says(debug: str, tmp_path: Path, capsys: Any, monkeypatch
         assert out == ""
         assert is_safe(err)
     assert is_safe(str(errors.TraceError(str(bad), "holds \x1b[2J", "\x9b")))
-
-
-def test_what_the_server_answers(path: Path) -> None:
-    for name in [*QUESTIONS, "diff"]:
-        tool = mcp.Tool(cli.COMMANDS[name])
-        files = {"before": path, "after": path} if name == "diff" else {"trace": path}
-        try:
-            said = tool.answer(files)
-        except errors.UsageError as error:  # no peaks are known of such a card
-            said = str(error)
-        assert is_safe(said), name
 
 
 def test_what_a_viewers_file_holds(tmp_path: Path) -> None:

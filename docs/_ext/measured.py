@@ -39,7 +39,7 @@ def export(page: str, findings: Mapping[str, Any], labels: Iterable[str]) -> Non
     for name, value in findings.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
             raise TypeError(f"findings[{name!r}] of {page} is {value!r}; a finding is a number or a text")
-        values[name] = value if isinstance(value, str) else value.item() if hasattr(value, "item") else value
+        values[name] = value.item() if hasattr(value, "item") else value
     folder = Path(os.environ[_FOLDER])
     folder.mkdir(parents=True, exist_ok=True)
     label = "; ".join(dict.fromkeys(labels))

@@ -50,9 +50,11 @@ def verdict_card(trace: Trace, title: str) -> str:
             continue
         patch = f'<svg class="patch" aria-hidden="true"><rect width="100%" height="100%" fill="{part.colour}"/></svg>'
         items.append(f"<li>{patch}{html.escape(part.name)} <b>{part.share}</b></li>")
-    items.append(f"<li>other <b>{small:.1f} %</b></li>" if small >= 0.05 else "")
-    gains = [row for row in answer["changes"] if row["speedup"] and row["speedup"] >= 1.05]
-    tries = [f"<li><code>{html.escape(row['change'])}</code> <b>{row['speedup']:.2f}x</b></li>" for row in gains]
+    items.append(f"<li>other <b>{small:.1f} %</b></li>")
+    tries = []
+    for row in answer["changes"]:
+        if (row["speedup"] or 0) >= 1.05:
+            tries.append(f"<li><code>{html.escape(row['change'])}</code> <b>{row['speedup']:.2f}x</b></li>")
     return (
         f'<section class="nsightkit-verdict" aria-label="Verdict on {html.escape(title)}">'
         f'<p class="title">{html.escape(title)}</p><p class="headline">{html.escape(card.headline)}</p>'

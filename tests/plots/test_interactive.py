@@ -16,8 +16,7 @@ from synthetic import planted
 from watched_page import WatchedPage, until
 
 import nsightkit
-from nsightkit import plots, safe
-from nsightkit.errors import UsageError
+from nsightkit import plots
 from nsightkit.plots import packing
 from nsightkit.trace.model import Trace, TraceMeta
 
@@ -108,11 +107,6 @@ def test_threads_levels_and_streams_have_rows(frames, rows):
     shown = plots.interactive_timeline({"": Trace.from_frames(frames)})
     assert rows_of(shown) == rows
     assert ("no events" in shown.html(script=False)) == (not rows)
-
-
-def test_a_wrong_call_is_refused():
-    with pytest.raises(UsageError, match="needs a trace"):
-        plots.interactive_timeline({})
 
 
 def hostile(*more):
@@ -236,34 +230,6 @@ def test_pointing_at_a_kernel_names_it_and_keys_go_on_from_it(opened, trace):
         assert shown.get("e.picked.start") == kernel["start_ns"] - first
         shown.press("Enter", "Escape")
         assert shown.get("e.picked") is None
-
-
-@pytest.mark.site
-def test_the_height_of_a_column_is_the_share_of_time_covered(opened):
-    at = np.arange(0, 1_000_000, 10)
-    half = Trace.from_frames({"kernels": pd.DataFrame({"start_ns": at, "end_ns": at + 5, "name": "gemm"})})
-    with opened(plots.interactive_timeline({"": half}, most_bytes=10**7)) as shown:
-        opaque = shown.get(
-            "(({ canvas }) => { const { width, height } = canvas; let n = 0;"
-            " const { data } = canvas.getContext('2d').getImageData(0, 0, width, height);"
-            " for (let i = 3; i < data.length; i += 4) n += data[i] === 255; return n / width / height; })(e.rows[0])"
-        )
-        assert opaque == pytest.approx(0.5, abs=0.03)
-
-
-@pytest.mark.site
-def test_hostile_names_are_shown_as_text(opened):
-    shown = plots.interactive_timeline({HOSTILE[0]: hostile("y" * 2**20), "b": hostile()}, title=HOSTILE[3])
-    with opened(shown) as shown:
-        shown.board.focus()
-        shown.press("ArrowDown")
-        names = set()
-        for _ in range(len(HOSTILE) + 1):
-            shown.press("n")
-            names.add(shown.page.locator("nsightkit-timeline .name").text_content())
-        assert names == {safe.plain(name) for name in HOSTILE} | {"y" * 399 + "…"}
-        assert shown.page.locator("img").count() == 0
-        assert shown.page.locator("nsightkit-timeline .trace").first.inner_text() == HOSTILE[0]
 
 
 @pytest.mark.site

@@ -387,20 +387,6 @@ def test_page_checks_miss_no_script_and_nothing_that_one_left(built, tmp_path):
     ]
 
 
-def test_url_settings_are_off_unless_given(monkeypatch):
-    import runpy
-
-    for url in ("", "https://example.org/guide/"):
-        monkeypatch.setenv("NSIGHTKIT_SITE_URL", url)
-        monkeypatch.setenv("NSIGHTKIT_REPO_URL", url)
-        monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        conf = runpy.run_path(str(ROOT / "conf.py"))
-        assert ("html_baseurl" in conf) is bool(url)
-        assert ("sphinx_sitemap" in conf["extensions"]) is bool(url)
-        assert ("edit_page_url_template" in conf["html_context"]) is bool(url)
-
-
 def test_readme_names_no_address():
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         text = (ROOT / name).read_text(encoding="utf-8")

@@ -63,18 +63,6 @@ def test_its_test_passes(tree):
     assert "1 passed" in output
 
 
-def test_its_page_builds_alone(tree):
-    for needed in ("sphinx", "sphinx_gallery", "myst_nb", "numpydoc", "pydata_sphinx_theme", "bs4"):
-        pytest.importorskip(needed)
-    page = _page(tree).stem
-    _run(tree, "-m", "sphinx", "-c", ".", "docs", "html", "-W", "-E", "-q", NSIGHTKIT_ONLY=page)
-    assert [p.stem for p in sorted((tree / "html" / "gallery").glob("*.html"))] == [page, "index"]
-    assert "0 problems" in _run(tree, "docs/_ext/page_checks.py", "html", "--only", page)
-    text = (tree / "html" / "gallery" / f"{page}.html").read_text(encoding="utf-8")
-    assert "A step waits for the GPU 20 times." in text.replace(">a step", ">A step")
-    assert f"Not measured yet: run this page on your GPU (python examples/{page}.py)" in text
-
-
 @pytest.mark.parametrize(
     ("slug", "title", "said"),
     [

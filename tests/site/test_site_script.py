@@ -63,24 +63,3 @@ def test_the_keyboard_sorts_and_short_tables_do_not(page):
     page.keyboard.press("Enter")
     assert page.locator("[aria-sort]").count() == 1
     assert page.get_by_role("button").count() == 4
-
-
-@pytest.mark.parametrize(
-    ("at", "current", "links"),
-    [
-        ("gallery/p.html", "b", {"a": "gpu/a/gallery/p.html"}),
-        ("gpu/a/gallery/p.html", "a", {"b": "gallery/p.html"}),
-    ],
-)
-def test_recordings_of_another_gpu_are_one_click_away(browser, at, current, links):
-    items = "".join(f"<li data-gpu='{g}' {'aria-current=true' if g == current else ''}>{g}</li>" for g in "abc")
-    body = (
-        f"<html data-content_root='../' data-gpus='b a'><script>{SCRIPT.read_text(encoding='utf-8')}</script>"
-        f"<ul class='nsightkit-gpus'>{items}</ul></html>"
-    )
-    page = browser.new_page()
-    page.route("**/*", lambda route: route.fulfill(body=body, content_type="text/html; charset=utf-8"))
-    page.goto(f"http://site.test/docs/{at}")
-    found = page.eval_on_selector_all("a", "links => links.map(a => [a.textContent, a.href])")
-    assert dict(found) == {gpu: f"http://site.test/docs/{path}" for gpu, path in links.items()}
-    page.close()

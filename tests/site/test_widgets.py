@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -10,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nsightkit import configurations, hardware
-from nsightkit.analysis.core.text import bytes_text, time_text
-from nsightkit.analysis.memory import ledger
+from nsightkit import hardware
+from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.costs import gemm_cost
 
@@ -95,30 +93,6 @@ def _items(widget) -> dict[str, str]:
 @pytest.mark.site
 @needs_page
 @pytest.mark.parametrize(
-    ("model", "context", "batch", "precision", "attention"),
-    [("small", 1024, 1, "bf16", "sdpa"), ("xl", 4096, 8, "fp32", "naive")],
-)
-def test_the_ledger_shows_what_the_package_says(page, model, context, batch, precision, attention):
-    settings = {
-        "Model": f"{model}:",
-        "Tokens per sequence": f"{context:,}",
-        "Sequences": str(batch),
-        "Precision": {"bf16": "16-bit autocast", "fp32": "FP32"}[precision],
-        "Attention": {"sdpa": "fused", "naive": "unfused"}[attention],
-    }
-    widget = _set(page, "ledger", settings)
-    sized = dataclasses.replace(configurations.find(model), context=context, batch=batch)
-    table = ledger.predict(sized, precision=precision, attention=attention)
-    expected = table.dropna(subset="predicted_bytes").query("predicted_bytes > 0").set_index("item")["predicted_bytes"]
-    assert _items(widget) == {item: bytes_text(size) for item, size in expected.items()}
-    said = widget.locator("output").inner_text()
-    assert said.startswith(f"{bytes_text(expected.sum())} at the peak, ")
-    assert table["moment"].iloc[0].split()[0] in said
-
-
-@pytest.mark.site
-@needs_page
-@pytest.mark.parametrize(
     ("card", "operation", "tokens", "precision", "cost"),
     [
         ("H200 SXM", "down projection", 4096, "16 bits", gemm_cost(4096, 4096, 14_336, "bf16")),
@@ -136,24 +110,6 @@ def test_the_roofline_shows_what_the_package_says(page, card, operation, tokens,
         "computing": time_text(rates.compute_ns(cost)),
         "moving bytes": time_text(rates.memory_ns(cost)),
     }
-
-
-@pytest.mark.site
-@needs_page
-def test_every_setting_is_reached_and_named_with_the_keyboard(page):
-    for name in ("ledger", "roofline"):
-        controls = page.locator(f"#widget-{name} :is(select, input)")
-        seen = []
-        controls.first.focus()
-        for _ in range(controls.count()):
-            seen.append(page.evaluate("document.activeElement.labels?.[0]?.textContent"))
-            page.keyboard.press("Tab")
-        assert seen == controls.evaluate_all("all => all.map(e => e.labels[0].textContent)")
-    before = page.locator("#widget-ledger output").inner_text()
-    page.locator("#widget-ledger input").first.focus()
-    page.keyboard.press("End")
-    assert page.locator("#widget-ledger output").inner_text() != before
-    assert page.url.endswith("widgets.html"), "Enter and End must not send a form"
 
 
 @pytest.mark.site
