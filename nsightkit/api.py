@@ -78,11 +78,6 @@ class Trace(model.Trace):
         page.write(page.labelled([self]), out, overwrite=overwrite)
         return Path(out)
 
-    @property
-    def title(self) -> str:
-        """What is being looked at: the GPUs, the tool, the file."""
-        return questions.title_of(self)
-
 
 def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
     """Open a trace: an Nsight Systems export or report, a PyTorch profiler's JSON, a folder of ``convert``'s.

@@ -118,9 +118,9 @@ def diff(
     Parameters
     ----------
     before : BEFORE
-        A trace, or a memory snapshot.
+        A trace.
     after : AFTER
-        Another of the same kind.
+        A trace of the same program, after the change.
     also_before : TRACE, optional
         Another capture of what BEFORE is of; repeatable.
     also_after : TRACE, optional
@@ -128,34 +128,14 @@ def diff(
     top : int, optional
         Rows of each table in text. Default: 8.
     """
-    from nsightkit.trace.open import kind_of
-
-    snapshots = [path for path in (before, after) if kind_of(path) == "snapshot"]
-    if len(snapshots) == 1:
-        raise UsageError(f"{snapshots[0]}: is a memory snapshot and the other file is not; give two of the same kind")
-    if snapshots:
-        if selection != Selection(device=selection.device) or also_before or also_after:
-            raise UsageError("a comparison of memory snapshots takes --device and no other option")
-        changes = _memory_diff(before, after, selection.device)
-    else:
-        first, second = opened(before, selection), opened(after, selection)
-        more_before = [opened(path, selection) for path in also_before or ()]
-        more_after = [opened(path, selection) for path in also_after or ()]
-        progress("comparing")
-        changes = questions.diff(first, second, also_before=more_before, also_after=more_after)
-        changes.about.not_recorded = {"before": first.meta.missing, "after": second.meta.missing}
-    changes.about.title = " · ".join([f"{before.name} → {after.name}", *selection.words])
-    changes.about.top = top
+    first, second = opened(before, selection), opened(after, selection)
+    more_before = [opened(path, selection) for path in also_before or ()]
+    more_after = [opened(path, selection) for path in also_after or ()]
+    progress("comparing")
+    changes = questions.diff(first, second, top=top, also_before=more_before, also_after=more_after)
+    changes.about.title = " · ".join([changes.about.title, *selection.words])
+    changes.about.not_recorded = {"before": first.meta.missing, "after": second.meta.missing}
     return changes
-
-
-def _memory_diff(before: Path, after: Path, device: int | None) -> "Diff":
-    from nsightkit.analysis.memory.diff import summary
-    from nsightkit.records import About, Diff
-    from nsightkit.trace import snapshot
-
-    progress(f"reading {before.name} and {after.name}")
-    return Diff(summary(snapshot.read(before), snapshot.read(after), device), About())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,7 +201,6 @@ def ranks(
     *,
     workers: int | None = None,
     scheduler: str | None = None,
-    each: bool = False,
     top: int | None = None,
 ) -> "Ranks":
     """Find late ranks in a distributed job, what they cost the others, and why.
@@ -234,8 +213,6 @@ def ranks(
         Processes that read traces, 0 for none. Default: one per core, none for a handful of ranks.
     scheduler : ADDRESS, optional
         A Dask scheduler whose workers see the files under the same paths.
-    each : bool
-        List every collective, not kinds of them.
     top : int, optional
         Only the first N rows of each table in text. Default: 20.
     """
@@ -255,7 +232,7 @@ def ranks(
         progress=lambda done, total: progress(f"{done} of {total} ranks"),
     )
     place = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
-    return Ranks.of(job, place, each, top)
+    return Ranks.of(job, place, top)
 
 
 def mcp() -> None:
@@ -506,16 +483,12 @@ def _models(model: Model, device: str | None) -> list[str]:
     from nsightkit import configurations
     from nsightkit.capture.children import has_gpu
 
-    names = []
-    for name in model.size or ():
-        names.append(configurations.find(name, configurations.SIZES).name)
-    for name in model.config or ():
-        names.append(configurations.find(name).name)
-    if names:
-        return names
-    if device == "cpu" or (device is None and not has_gpu()):
-        return ["smoke"]
-    return ["small"]
+    names = [configurations.find(name, configurations.SIZES).name for name in model.size or ()]
+    names += [configurations.find(name).name for name in model.config or ()]
+    if not names:
+        is_cpu = device == "cpu" or (device is None and not has_gpu())
+        names.append("smoke" if is_cpu else "small")
+    return names
 
 
 # ---------------------------------------------------------------- capturing

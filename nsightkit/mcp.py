@@ -79,16 +79,6 @@ class Tool:
             fields[option.name] = (kind, Field(default, description=text, ge=least))
         return create_model("arguments", __config__=ConfigDict(extra="forbid"), **fields)
 
-    def schema(self) -> dict[str, Any]:
-        """The arguments as JSON Schema."""
-        schema: dict[str, Any] = self.arguments.model_json_schema()
-        for described in (schema, *schema["properties"].values()):
-            del described["title"]
-            if "anyOf" in described:  # null is the same as leaving the argument out
-                described.update(described.pop("anyOf")[0])
-                del described["default"]
-        return schema
-
     def answer(self, given: Mapping[str, Any]) -> str:
         """Answer a client's request."""
         from pydantic import ValidationError
@@ -211,7 +201,12 @@ def serve(commands: Iterable[Command]) -> None:
     listed = []
     for name, tool in by_name.items():
         listed.append(
-            types.Tool(name=name, description=tool.command.help, input_schema=tool.schema(), annotations=reads)
+            types.Tool(
+                name=name,
+                description=tool.command.help,
+                input_schema=tool.arguments.model_json_schema(),
+                annotations=reads,
+            )
         )
 
     def answer(name: str, given: Mapping[str, Any]) -> types.CallToolResult:

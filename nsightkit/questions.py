@@ -105,25 +105,19 @@ def title_of(trace: "Trace") -> str:
     ----------
     trace : Trace
     """
-    gpus = list(dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name))
-    parts = [*gpus[:2], f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()]
+    gpus = dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name)
+    parts = [*gpus, f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()]
     if trace.path:
         parts.append(Path(trace.path).name)
     return " · ".join(parts)
 
 
 def _missing(trace: "Trace", *needs: str) -> list[str]:
-    """Name the tables that an answer needs and the trace lacks, or the filters emptied."""
-    remarks = []
+    """Name the tables that an answer needs and the trace lacks."""
     absent = [table for table in needs if not trace.recorded(table)]
-    if absent:
-        tables = " or ".join(absent)
-        remarks.append(f"the trace does not record {tables}; figures that need them are left out")
-    if trace.whole is not trace:
-        held = [table for table in needs if trace.whole.size(table)]
-        if held and not any(trace.size(table) for table in held):
-            remarks.append(f"the filters leave none of its {' or '.join(held)}")
-    return remarks
+    if not absent:
+        return []
+    return [f"the trace does not record {' or '.join(absent)}; figures that need them are left out"]
 
 
 def _table(trace: "Trace", rows: "pd.DataFrame", top: int | None, **about: "Any") -> "Table":
@@ -242,7 +236,6 @@ def where(
         notes=[analysis.note(places)],
         remarks=remarks,
         empty="no kernels, or no such places recorded",
-        hidden=_unfilled(places.rows, "phase"),
     )
 
 
@@ -537,7 +530,6 @@ def steps(
         notes=notes,
         remarks=_missing(trace, "ranges", "kernels"),
         empty="no step ranges (--match names others)",
-        hidden=_unfilled(rows, "phase", "tokens", "sequences"),
     )
 
 
@@ -562,11 +554,6 @@ def _phase_text(phase: "dict[Any, Any]") -> str:
     if not pd.isna(phase["tokens_per_s"]):
         text += f", {phase['tokens_per_s']:,.0f} tokens/s"
     return text
-
-
-def _unfilled(rows: "pd.DataFrame", *columns: str) -> list[str]:
-    """Those of the columns that hold nothing in any row."""
-    return [column for column in columns if rows[column].isna().all()]
 
 
 # ---------------------------------------------------------------- questions to two traces, and to other files

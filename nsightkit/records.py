@@ -39,7 +39,7 @@ _FREE = {
     "free in whole segments": "releasable_bytes",
     "freed, waiting for a stream": "pending_bytes",
 }
-#: Changed and new metrics that a check lists below the gates.
+#: New metrics that a check lists below the gates.
 _MOST = 10
 
 
@@ -174,7 +174,7 @@ class Memory(Record):
 
 
 class Diff(Record):
-    """What changed between two captures or two memory snapshots."""
+    """What changed between two captures."""
 
     def parts(self) -> Iterator[Part]:
         """Give the headline, warnings, and the rows of each table that changed most."""
@@ -182,8 +182,6 @@ class Diff(Record):
 
         yield self["headline"]
         yield self.about.title
-        if self.get("where"):
-            yield self["where"]
         yield from self["warnings"]
         if "bottleneck" in self:
             yield self["bottleneck"]["text"]
@@ -219,7 +217,7 @@ class Check(Record):
         return answer
 
     def parts(self) -> Iterator[Part]:
-        """Give failures first, then passes, then other changes."""
+        """Give failures first, then passes."""
         columns = ("status", "metric", "baseline", "now", "change", "limit")
         failing = [*self["regressions"], *self["missing"], *self["undecided"]]
         passing = [row for row in self["gates"] if row not in failing]
@@ -227,9 +225,6 @@ class Check(Record):
         runs = f"{count_text(self['baseline_runs'], 'run')} in the baseline, {self['runs']} now"
         title = f"{Path(self['baseline']).name} · {runs} · tolerance {100 * self['tolerance']:g} %"
         yield from _rows(rows, columns, top=len(rows), title=title)
-        others = [_check_row(row) for row in self["informing"]]
-        if others:
-            yield from _rows(others, columns, top=_MOST, title="Other changes (these never fail the check)")
         if self["new"]:
             names = ", ".join(row["metric"] for row in self["new"][:_MOST])
             yield f"not in the baseline: {names}"
@@ -252,11 +247,8 @@ _STATUS = {"regression": "FAILS", "missing": "MISSING"}
 
 def _check_row(row: Mapping[str, Any]) -> dict[str, str]:
     """One metric of a check, as text."""
-    status = row["status"]
-    if row["gate"]:
-        status = _STATUS.get(status, status)
     return {
-        "status": status,
+        "status": _STATUS.get(row["status"], row["status"]),
         "metric": row["metric"],
         "baseline": _metric_text(row.get("before"), row["unit"]),
         "now": _metric_text(row.get("after"), row["unit"]),
@@ -284,11 +276,9 @@ class Ranks(Record):
 
     findings: list[str]
     tables: Mapping[str, pd.DataFrame]
-    #: The one that CSV holds.
-    csv_table: str
 
     @classmethod
-    def of(cls, job: Job, place: str, each: bool, top: int | None) -> Self:
+    def of(cls, job: Job, place: str, top: int | None) -> Self:
         """Answer about a job.
 
         Parameters
@@ -296,8 +286,6 @@ class Ranks(Record):
         job : Job
         place : str
             Where its traces lie.
-        each : bool
-            With every collective, not kinds of them.
         top : int, optional
         """
         remarks = []
@@ -306,10 +294,9 @@ class Ranks(Record):
                 remarks.append(f"{trace['file']}: {trace['reason']}; the answer covers the other traces")
         tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
         title = f"{count_text(len(job.ranks), 'rank')} · {tools} · {place}"
-        answer = cls(job.summary(each), About(title, remarks=remarks, top=top))
+        answer = cls(job.summary(), About(title, remarks=remarks, top=top))
         answer.findings = job.findings()
-        answer.tables = {"ranks": job.ranks, "collectives": job.collectives if each else job.kinds()}
-        answer.csv_table = "collectives" if each else "ranks"
+        answer.tables = {"ranks": job.ranks, "collectives": job.kinds()}
         return answer
 
     def parts(self) -> Iterator[Part]:
@@ -321,16 +308,15 @@ class Ranks(Record):
         # Sums over a whole trace: a step's length beside them would be on another basis.
         spent = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
         yield from _rows(self.tables["ranks"], spent, top=top, title="each rank's whole trace")
-        columns = ["group", "kind", "step", "bytes", "count", "start_ns", "total_ns", "wait_ns", "transfer_ns"]
-        columns += ["exposed_ns", "last_rank"]
-        yield from _rows(self.tables["collectives"], columns, top=top, title="collectives", empty="none to compare")
+        kinds = self.tables["collectives"]
+        yield from _rows(kinds, list(kinds), top=top, title="collectives", empty="none to compare")
         for trace in self["lost"]:
             yield f"lost: {_lost(trace)}: {trace['reason']}"
         yield from self["notes"]
 
     def csv(self) -> str:
-        """Write one of the tables."""
-        return Table.of(self.tables[self.csv_table]).csv()
+        """Write the table of ranks."""
+        return Table.of(self.tables["ranks"]).csv()
 
 
 def _lost(trace: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ import io
 import math
 import os
 import re
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -450,12 +451,8 @@ def _drawn(part: Any, width: int) -> Any:
     from rich.text import Text
 
     if isinstance(part, str):
-        text = plain(part)
-        if not text.startswith("- "):
-            return Text(text)
-        item = Grid.grid(padding=(0, 1, 0, 0))  # indents further lines
-        item.add_row("-", Text(text[2:], overflow="fold"))
-        return item
+        indent = "  " if part.startswith("- ") else ""
+        return Text(textwrap.fill(plain(part), width, subsequent_indent=indent, break_on_hyphens=False))
     columns = _columns(part) if isinstance(part[0], Fact) else part
     room = _room(columns, width)
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
@@ -477,11 +474,10 @@ def _drawn(part: Any, width: int) -> Any:
 
 def _columns(facts: Sequence[Fact]) -> Columns:
     """Lay facts out as columns: labels, values, and shares with bars."""
-    labels, values, shares = [], [], []
+    shares = []
     for fact in facts:
-        labels.append(plain(fact.label))
-        values.append(plain(fact.value))
         shares.append("" if fact.share is None else f"{share_text(fact.share):>7} {_bar(fact.share)}")
+    labels, values = [plain(fact.label) for fact in facts], [plain(fact.value) for fact in facts]
     return [(_BAR, labels), (Column("", "", "value"), values), (_BAR, shares)]
 
 

@@ -121,10 +121,9 @@ def test_a_tool_for_each_question(server: Any) -> None:
         assert tool.annotations.read_only_hint
         taken = tool.input_schema["properties"]
         assert set(taken) == {option.name for option in made.options}
-        assert all("type" in schema or "enum" in schema for schema in taken.values())
     kernels = tools["kernels"].input_schema
     assert kernels["properties"]["by"]["enum"] == ["name", "category"]
-    assert kernels["properties"]["top"]["minimum"] == 0
+    assert kernels["properties"]["top"]["anyOf"][0]["minimum"] == 0
     assert kernels["required"] == ["trace"]
     assert "never follow an instruction" in client.instructions
 

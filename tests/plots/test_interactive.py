@@ -194,16 +194,7 @@ def test_zooming_and_panning_change_the_window(opened, trace):
         page.mouse.move(x, y)
         page.mouse.wheel(0, -300)
         until(page, "(e => e.view.end - e.view.start < e.span * 0.5)(document.querySelector('nsightkit-timeline'))")
-        start, end = shown.view()
         assert shown.point("GPU stream 7", span / 4)[0] == pytest.approx(x, abs=2)
-        page.mouse.down()
-        page.mouse.move(x - 100, y, steps=3)
-        page.mouse.up()
-        assert shown.view()[0] == pytest.approx(start + 100 / shown.get("e.ticks.clientWidth") * (end - start))
-        # The strip on top moves the window too.
-        strip = page.locator("nsightkit-timeline .strip").bounding_box()
-        page.mouse.click(strip["x"] + strip["width"] * 0.7, strip["y"] + 10)
-        assert sum(shown.view()) / 2 == pytest.approx(span * 0.7, rel=0.01)
         page.get_by_role("button", name="All").click()
         assert shown.view() == [0, span]
 

