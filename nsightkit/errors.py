@@ -21,8 +21,6 @@ __all__ = ["NsightkitError", "TraceError", "UsageError", "in_words", "reading", 
 
 #: `sqlite3.SQLITE_FULL`, without a library that few commands need.
 _SQLITE_FULL = 13
-#: First line of the placeholder for a large file that Git LFS has not fetched.
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class NsightkitError(Exception):
@@ -94,10 +92,6 @@ def reading(
         errors have their own.
     """
     try:
-        if path is not None and Path(path).is_file():
-            with Path(path).open("rb") as stream:
-                if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                    raise TraceError(path, "is a pointer of Git LFS, not the file itself", "run `git lfs pull`")
         yield
     except (NsightkitError, MemoryError):
         raise

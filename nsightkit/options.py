@@ -107,7 +107,7 @@ def options_of(function: Callable[..., Any]) -> list[Option]:
     options = []
     for name, parameter in inspect.signature(function).parameters.items():
         annotation = parameter.annotation
-        if dataclasses.is_dataclass(annotation):
+        if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
             for option in options_of(annotation):
                 options.append(dataclasses.replace(option, group=name))
         elif not isinstance(annotation, str):
@@ -152,9 +152,8 @@ def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     given = {}
     for name, parameter in inspect.signature(function).parameters.items():
         annotation = parameter.annotation
-        if dataclasses.is_dataclass(annotation):
-            fields = [field.name for field in dataclasses.fields(annotation)]
-            given[name] = annotation(**{field: values[field] for field in fields})  # type: ignore[operator]
+        if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+            given[name] = annotation(**{field.name: values[field.name] for field in dataclasses.fields(annotation)})
         else:
             given[name] = values[name]
     return function(**given)

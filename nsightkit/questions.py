@@ -83,17 +83,17 @@ class Selection:
 
 def _window(text: str) -> tuple[int | None, int | None]:
     """Read ``A:B``; each side is a number of nanoseconds, or a number with a unit, or nothing."""
-    sides = text[: _LONGEST_WINDOW + 1].split(":")
+    sides = text[:_LONGEST_WINDOW].split(":")
     moments = [_MOMENT.fullmatch(side) for side in sides]
-    if len(sides) != 2 or None in moments or not "".join(sides).strip():
+    if len(text) > _LONGEST_WINDOW or len(sides) != 2 or None in moments or not "".join(sides).strip():
         shown = text[:_LONGEST_WINDOW]
         raise UsageError(f"--time: {shown!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
     begin, end = map(_moment_ns, moments)
     return begin, end
 
 
-def _moment_ns(match: re.Match[str]) -> int | None:
-    if not match[1]:
+def _moment_ns(match: re.Match[str] | None) -> int | None:
+    if match is None or not match[1]:
         return None
     return min(round(float(match[1]) * _UNIT_NS[match[2]]), _LATEST_NS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -43,7 +43,7 @@ _FREE = {
 _MOST = 10
 
 
-def _rows(rows: Any, columns: Sequence[str], **about: Any) -> Iterator[Part]:
+def _rows(rows: Any, columns: Iterable[Any], **about: Any) -> Iterator[Part]:
     """A table below an empty line, without its empty columns."""
     frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
     if len(frame):
@@ -309,7 +309,7 @@ class Ranks(Record):
         spent = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
         yield from _rows(self.tables["ranks"], spent, top=top, title="each rank's whole trace")
         kinds = self.tables["collectives"]
-        yield from _rows(kinds, list(kinds), top=top, title="collectives", empty="none to compare")
+        yield from _rows(kinds, kinds.columns, top=top, title="collectives", empty="none to compare")
         for trace in self["lost"]:
             yield f"lost: {_lost(trace)}: {trace['reason']}"
         yield from self["notes"]

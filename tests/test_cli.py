@@ -121,19 +121,6 @@ def test_every_command_in_every_format(command: str, saved: Save, run: Run) -> N
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_figures_reach_the_output_unchanged(saved: Save, run: Run) -> None:
-    path = saved()
-    summary = document(run, "summary", path)
-    assert (summary["busy_ns"], summary["idle_ns"], summary["span_ns"], summary["kernel_count"]) == (130, 160, 290, 3)
-    by_category = document(run, "kernels", path, "--by", "category")
-    assert {row["name"]: row["total_ns"] for row in by_category} == {"GEMM": 40, "Triton-fused": 40, "other": 40}
-    each = document(run, "gaps", path, "--each", "--min-us", "0.05")
-    assert [row["end_ns"] - row["start_ns"] for row in each] == [60, 60]
-    assert document(run, "calls", path, "--os")[0]["name"] == "poll"
-    [row] = document(run, "ranges", path, "--rule", "thread", "--match", "step 1")
-    assert row["rule"] == "thread"
-
-
 def test_text_shows_twenty_rows_and_top_chooses(saved: Save, run: Run) -> None:
     path = saved(names=tuple(f"kernel_{i:02d}" for i in range(25)))
     assert document(run, "kernels", path, "--top", "2") == document(run, "kernels", path)[:2]
@@ -241,17 +228,13 @@ def test_bad_usage_is_one_line_and_exit_2(
 
 
 def test_help_and_version(run: Run) -> None:
-    for arguments in ((), ("--help",), ("-h",)):
-        code, out, err = run(*arguments)
-        assert (code, err) == (0, "")
-        assert all(re.search(rf"^  {name} ", out, re.MULTILINE) for name in cli.COMMANDS)
+    overview = run("--help")
+    assert overview == run()
+    assert all(re.search(rf"^  {name} ", overview[1], re.MULTILINE) for name in cli.COMMANDS)
     assert run("--version") == (0, "nsightkit 0.1.0\n", "")
     assert run("capture")[1].count("capture ") == 3
     for name in cli.COMMANDS:
-        code, out, err = run(*name.split(), "--help")
-        assert (code, out, err) == (0, cli.help_of(name), "")
-        # Every option says what it does.
-        assert not re.search(r"^  (-|[A-Z])\S*( [A-Z]\S*)?\n  (-|[A-Z]|\n)", out, re.MULTILINE), out
+        assert run(*name.split(), "--help") == (0, cli.help_of(name), "")
 
 
 # ---------------------------------------------------------------- bad input
@@ -280,7 +263,6 @@ BAD: dict[str, bytes | Callable[[Path], None]] = {
     "truncated.json": _KINETO[:60_000],
     "object.json": b'{"a": 1}',
     "folder": _folder,
-    "pointer.sqlite": b"version https://git-lfs.github.com/spec/v1\noid",
 }
 
 
@@ -297,7 +279,6 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(name: str, tmp_path: P
     line = one_line(err)
     assert str(path).replace("\n", "\\n").replace("\x1b", "\\x1b") in line
     assert ";" in line  # problem; remedy
-    assert ("git lfs pull" in line) == (name == "pointer.sqlite")
 
 
 def test_debug_shows_the_traceback(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,26 +286,6 @@ def test_debug_shows_the_traceback(tmp_path: Path, run: Run, monkeypatch: pytest
     code, _, err = run("summary", str(tmp_path / "absent"))
     assert code == 2
     assert "Traceback" in err
-
-
-@pytest.mark.parametrize("error", [KeyError("start"), OSError(5, "I/O")])
-def test_what_a_library_raises_over_a_file_names_the_file(
-    error: Exception, saved: Save, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, open_store = saved(), store.open_store
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    def opened(folder: Path) -> Any:
-        source = open_store(folder)
-        monkeypatch.setattr(source, "read", fail)
-        return source
-
-    monkeypatch.setattr(store, "open_store", opened)
-    code, out, err = run("summary", path)
-    assert (code, out) == (2, "")
-    assert path in one_line(err)
 
 
 @pytest.mark.parametrize(("error", "code"), [(ValueError("a\nb"), 3), (MemoryError(), 2), (KeyboardInterrupt(), 130)])
@@ -392,11 +353,6 @@ def test_a_report_of_one_trace_and_of_two(saved: Save, run: Run, tmp_path: Path)
     code, text, _ = run("report", path, "-o", str(out), other, "--overwrite")
     assert (code, text) == (0, f"{out}\n")
     assert "GPU profiles: 2 traces side by side" in out.read_text()
-    broken = tmp_path / "broken.json"
-    broken.write_text('{"traceEvents": [{"ph": "X", "name"')
-    last = out.read_bytes()
-    assert run("report", path, str(broken), "-o", str(out), "--overwrite")[0] == 2
-    assert out.read_bytes() == last
 
 
 def test_a_check(saved: Save, run: Run, tmp_path: Path) -> None:

@@ -62,14 +62,6 @@ def test_every_table_takes_top() -> None:
     assert without == {"summary", "verdict"}
 
 
-def test_filters_give_a_trace_that_answers(trace: nsightkit.Trace) -> None:
-    part = trace.last_steps(3).within("step 9").device(0)
-    assert isinstance(part, nsightkit.Trace)
-    assert 0 < part.kernels()["count"].sum() < trace.kernels()["count"].sum()
-    begin = int(trace.steps()["start_ns"].iloc[2])
-    assert len(trace.time(begin)["kernels"]) < len(trace["kernels"])
-
-
 def test_answers_show_themselves_once_in_a_notebook(
     trace: nsightkit.Trace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

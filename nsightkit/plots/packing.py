@@ -1,8 +1,8 @@
 """Events packed for the timeline that zooms: `timeline.js` unpacks and draws them. Needs no matplotlib.
 
 What is packed is JSON, deflated, in base64. A lane has columns, an item each: ``gap`` to the end of the item before,
-``length``, ``name`` (its number), and in a lane with merged events ``busy``, the sum of their durations, and
-``number``. Times are nanoseconds since the trace's first event. Rows refer to their lanes by number.
+``length``, ``name`` (its number), ``busy``, the sum of the durations of its events, and their ``number``. Times are
+nanoseconds since the trace's first event. Rows refer to their lanes by number.
 """
 
 from __future__ import annotations
@@ -192,9 +192,7 @@ def _packed(events: pd.DataFrame, names: list[tuple[str, str]]) -> dict[str, Any
     columns = events.assign(gap=events["start"] - before, name=codes)
     lanes = []
     for _, lane in columns.groupby("lane"):
-        is_merged = (lane["number"] > 1).any()
-        wanted = ["gap", "length", "name", "busy", "number"] if is_merged else ["gap", "length", "name"]
-        lanes.append(lane[wanted].to_dict("list"))
+        lanes.append(lane[["gap", "length", "name", "busy", "number"]].to_dict("list"))
     kinds = {"CPU": 0}  # the viewer draws the first in two greys
     shown = []
     for number in used:

@@ -16,7 +16,7 @@
   }
 
   // Turns a packed lane into columns with the times of each item.
-  function unfold({ gap, length, name, busy = length, number }) {
+  function unfold({ gap, length, name, busy, number }) {
     const start = new Float64Array(gap.length);
     const end = new Float64Array(gap.length);
     const reach = new Float64Array(gap.length); // events may overlap: their ends need not ascend, the latest end does
@@ -299,7 +299,7 @@
         const last = above(start, view.end);
         for (let i = above(reach, view.start); i < last; i++) {
           const kind = this.names[name[i]][1];
-          const isBox = end[i] - start[i] >= 3 * perPixel && !(number && number[i] > 1);
+          const isBox = end[i] - start[i] >= 3 * perPixel && number[i] === 1;
           if (isBox) boxes.push([start[i], end[i], kind ? this.kinds[kind] : this.greys[i % 2], this.names[name[i]][0]]);
           else {
             if (!bins.has(kind)) bins.set(kind, new Float64Array(columns));
@@ -346,7 +346,7 @@
     }
 
     item(row, { start, end, busy, number, name }, i) {
-      return { row, start: start[i], end: end[i], busy: busy[i], number: number ? number[i] : 1, name: name[i] };
+      return { row, start: start[i], end: end[i], busy: busy[i], number: number[i], name: name[i] };
     }
 
     // The event nearest to a time, at most three pixels away: narrower than a fingertip, wider than a 1 µs kernel.

@@ -233,14 +233,3 @@ def test_it_is_accessible_and_fits(opened, trace, theme, width):
         assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
         violations = axe.run(shown.page).response["violations"]
         assert not [f"{v['id']}: {n['target']}" for v in violations for n in v["nodes"]]
-
-
-@pytest.mark.site
-def test_a_sentence_shows_when_the_data_is_broken(opened, trace):
-    text = plots.interactive_timeline({"": trace}).html()
-    broken = text.replace('<script type="text/plain">', '<script type="text/plain">AAAA')
-    with opened(broken, ready=False) as shown:
-        shown.page.wait_for_timeout(300)
-        assert shown.page.get_by_text("Timeline, lanes over").is_visible()
-        assert [text.partition(":")[0] for text in shown.complaints] == ["nsightkit-timeline shows a sentence only"]
-        shown.complaints.clear()

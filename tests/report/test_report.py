@@ -103,17 +103,6 @@ def test_it_says_what_the_analyses_say(alone, starved):
     assert f"Replaying the unchanged trace is {100 * answer['replay_error']:.1f} % off" in words
 
 
-def test_the_bar_is_the_whole_span(both):
-    bars = read(both).select("svg.span")
-    assert len(bars) == 2
-    for bar in bars:
-        at = 0.0
-        for part in bar.select("rect"):
-            assert float(part["x"].rstrip("%")) == pytest.approx(at, abs=0.01)
-            at += float(part["width"].rstrip("%"))
-        assert at == pytest.approx(100, abs=0.02)
-
-
 def test_several_traces_lie_side_by_side(both, traces):
     page = read(both)
     windows = [time_text(overview.summary(trace)["window_ns"]) for trace in traces.values()]

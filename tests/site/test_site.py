@@ -6,10 +6,9 @@ import functools
 import http.server
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import pytest
@@ -17,7 +16,6 @@ import pytest
 pytestmark = pytest.mark.site
 
 HTML = Path(os.environ.get("NSIGHTKIT_HTML", Path(__file__).parents[2] / "docs" / "_build" / "html"))
-WEIGHT_BUDGET = int(1.2 * 2**20)
 
 #: Accessibility rules that may fail, and why.
 TOLERATED = {
@@ -38,12 +36,6 @@ PAGES = [p for p in ALL if p not in [*_GENERATED, "demo-report.html"]] + _GENERA
 #: How each page is looked at, one after the other in one visit.
 STATES = {"light": (1280, "light"), "dark": (1280, "dark"), "narrow": (360, "dark")}
 
-#: What a dark page should not have: something large that is light all over. Pictures are not asked.
-_LIGHT_SURFACES = """() => [...document.querySelectorAll('article *')].filter(e => {
-    const [r, g, b, a = 1] = (getComputedStyle(e).backgroundColor.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number)
-    const box = e.getBoundingClientRect()
-    return a > 0.5 && (r + g + b) / 3 > 150 && box.width > 100 && box.height > 20
-}).map(e => `${e.tagName}.${e.className}`)"""
 #: Visible elements that stick out of the screen, unless something around them scrolls.
 _TOO_WIDE = """() => {
   const scrolls = e => e && e !== document.body && (scrolls(e.parentElement)
@@ -79,23 +71,9 @@ _MARK_ONE_OF_EACH_LOOK = """() => {
 _BRIEFLY = {"resultTypes": ["violations"]}
 
 
-class _Counting(http.server.SimpleHTTPRequestHandler):
-    """Serves the site and counts what it sent (the browser's own figures leave out cached parts)."""
-
-    sent: ClassVar[Counter[str]] = Counter()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-    def copyfile(self, source, outputfile) -> None:
-        data = source.read()
-        type(self).sent[self.path.partition("?")[0]] += len(data)
-        outputfile.write(data)
-
-
 @pytest.fixture(scope="module")
 def site():
-    handler = functools.partial(_Counting, directory=str(HTML))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(HTML))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -116,10 +94,8 @@ class _Visit:
         self.judged = False
         self.page.on("console", lambda m: self._complain(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda e: self._complain(str(e)))
-        _Counting.sent.clear()
         self.page.goto(site + name, wait_until="load")
         self.page.wait_for_timeout(150)
-        self.sent = Counter(_Counting.sent)
 
     def _complain(self, text: str) -> None:
         if not self.judged:  # what asks for style sheets to judge them is not the page
@@ -159,8 +135,6 @@ class _Visit:
         )
         if any(f"only-{scheme}" not in classes for classes in shown):
             yield "a figure for the other mode is shown"
-        if scheme == "dark" and (light := page.evaluate(_LIGHT_SURFACES)):
-            yield f"light surfaces on a dark page: {light}"
         # A mode changes colours, a width changes all else.
         violations = []
         self.judged = True
@@ -183,10 +157,6 @@ def test_page(browser, site, name):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     with _Visit(browser, site, name) as visit:
         found = []
-        if (total := sum(visit.sent.values())) > WEIGHT_BUDGET:
-            found.append(
-                f"weight: {total:,} bytes sent, at most {WEIGHT_BUDGET:,}; most by {visit.sent.most_common(4)}"
-            )
         # What is folded is read as well.
         visit.page.evaluate("document.querySelectorAll('article details').forEach(fold => { fold.open = true })")
         for state, (width, scheme) in STATES.items():

@@ -9,11 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nsightkit import hardware
-from nsightkit.analysis.core.text import time_text
-from nsightkit.analysis.roofline import sol
-from nsightkit.analysis.roofline.costs import gemm_cost
-
 ROOT = Path(__file__).parents[2]
 HTML = Path(os.environ.get("NSIGHTKIT_HTML", ROOT / "docs" / "_build" / "html"))
 MOST_BYTES = 100_000
@@ -61,55 +56,6 @@ def page(browser):
     page.goto((HTML / "widgets.html").absolute().as_uri())
     yield page
     context.close()
-
-
-def _set(page, name: str, settings: dict[str, str]):
-    """Choose as a reader does; gives the widget."""
-    widget = page.locator(f"#widget-{name}")
-    for label, wanted in settings.items():
-        control = widget.get_by_label(label, exact=True)
-        if control.evaluate("e => e.tagName") == "SELECT":
-            options = control.locator("option").all_inner_texts()
-            control.select_option(label=next(text for text in options if text.startswith(wanted)))
-            continue
-        control.focus()
-        page.keyboard.press("Home")
-        for _ in range(50):
-            if control.get_attribute("aria-valuetext") == wanted:
-                break
-            page.keyboard.press("ArrowRight")
-        assert control.get_attribute("aria-valuetext") == wanted
-    return widget
-
-
-def _items(widget) -> dict[str, str]:
-    return dict(
-        widget.locator("tr:has(th[scope=row])").evaluate_all(
-            "rows => rows.map(r => [r.cells[0].textContent, r.cells[1].textContent])"
-        )
-    )
-
-
-@pytest.mark.site
-@needs_page
-@pytest.mark.parametrize(
-    ("card", "operation", "tokens", "precision", "cost"),
-    [
-        ("H200 SXM", "down projection", 4096, "16 bits", gemm_cost(4096, 4096, 14_336, "bf16")),
-        ("V100 SXM2", "output head", 16, "16 bits", gemm_cost(16, 128_256, 4096, "fp16")),
-    ],
-)
-def test_the_roofline_shows_what_the_package_says(page, card, operation, tokens, precision, cost):
-    settings = {"Card": card, "Operation": operation, "Tokens at once": f"{tokens:,}", "Precision": precision}
-    widget = _set(page, "roofline", settings)
-    rates = sol.datasheet(hardware.find(card))
-    (expected,) = sol.bounds([cost], rates).to_dict("records")
-    said = widget.locator("output").inner_text()
-    assert said.startswith(f"{expected['bound'].capitalize()}-bound: at least {time_text(expected['bound_ns'])}.")
-    assert _items(widget) == {
-        "computing": time_text(rates.compute_ns(cost)),
-        "moving bytes": time_text(rates.memory_ns(cost)),
-    }
 
 
 @pytest.mark.site
