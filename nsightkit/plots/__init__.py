@@ -11,12 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsightkit.plots._bars import bars, before_after, panels
+    from nsightkit.plots._bars import bars, panels
     from nsightkit.plots._curves import step_times
     from nsightkit.plots._memory import memory_timeline
     from nsightkit.plots._ranks import rank_arrivals
     from nsightkit.plots._roofline import roofline
-    from nsightkit.plots._stacks import memory_stacks, share_bars
+    from nsightkit.plots._stacks import before_after, memory_stacks, share_bars
     from nsightkit.plots._tables import table
     from nsightkit.plots._timeline import interactive_timeline, timeline
     from nsightkit.plots.packing import InteractiveTimeline
@@ -41,7 +41,7 @@ __all__ = [
 _MODULES = {
     "InteractiveTimeline": "packing",
     "bars": "_bars",
-    "before_after": "_bars",
+    "before_after": "_stacks",
     "interactive_timeline": "_timeline",
     "memory_stacks": "_stacks",
     "memory_timeline": "_memory",

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from nsightkit.plots import style
-from nsightkit.plots.looks import BLUE, VERMILION, amount, byte_unit, duration, spoken, time_unit
+from nsightkit.plots.looks import BLUE, amount, byte_unit, duration, spoken, time_unit
 
 
 def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Figure:
@@ -59,58 +59,6 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     axes.set_xlabel(f"{quantity} ({unit})")
     style.legend(figure, 4)
     return style.described(figure, f"{title}, bars: {spoken(zip(names, words, strict=True))}.")
-
-
-def before_after(
-    before: pd.DataFrame,
-    after: pd.DataFrame,
-    *,
-    key: str = "cause",
-    value: str = "total_ns",
-    labels: tuple[str, str] = ("before", "after"),
-    title: str = "Before and after",
-    axis: str = "time",
-) -> Figure:
-    """Two results beside each other, row by row, to see whether the bottleneck moved.
-
-    The ten rows with the larger of the two values are drawn.
-
-    Parameters
-    ----------
-    before, after : DataFrame
-        Results of the same analysis, one row a ``key``.
-    key : str, default "cause"
-        The column that names a row.
-    value : str, default "total_ns"
-        The column drawn, in nanoseconds.
-    labels : tuple of str, default ("before", "after")
-    title : str, default "Before and after"
-    axis : str, default "time"
-        What the times are, for the x axis.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
-    both = style.side_by_side({"before": before.set_index(key)[value], "after": after.set_index(key)[value]})
-    longest = both.max(axis=1).sort_values(ascending=False, kind="stable")
-    both = both.loc[longest.index[:10]]
-    figure, axes = style.new_figure(1.2 + 0.46 * max(len(both), 2), title)
-    if both.empty:
-        return style.nothing(figure, axes, title, "nothing to compare")
-    size, unit = time_unit(longest.iloc[0])
-    words = both.map(duration)
-    rows = np.arange(len(both))
-    # The hatch tells them apart without colour.
-    first = axes.barh(rows - 0.2, both["before"] / size, height=0.36, color=BLUE)
-    second = axes.barh(rows + 0.2, both["after"] / size, height=0.36, color=VERMILION, hatch="//")
-    style.label_bars(axes, first, words["before"])
-    style.label_bars(axes, second, words["after"])
-    axes.legend([first, second], map(style.plain, labels), frameon=False, fontsize=9, loc="lower right")
-    style.name_rows(axes, both.index)
-    axes.set_xlabel(f"{axis} ({unit})")
-    pairs = (words["before"] + " then " + words["after"]).items()
-    return style.described(figure, f"{title}, pairs of bars ({labels[0]}, {labels[1]}): {spoken(pairs)}.")
 
 
 def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by side") -> Figure:

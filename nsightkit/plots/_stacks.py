@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from nsightkit.plots import style
-from nsightkit.plots.looks import CATEGORY_COLOURS, DARK_GREY, amount, byte_unit, spoken
+from nsightkit.plots.looks import DARK_GREY, amount, byte_unit, duration, spoken, time_unit
 
-# Parts also differ without colour: those with the same hatch are five apart.
-_HATCHES = (None, "//", "..", "\\\\", "xx")
+#: Of parts without a colour of their own. They also differ without colour: those with the same hatch are five apart.
+_COLOURS, _HATCHES = (*style.SERIES, DARK_GREY), (None, "//", "..", "\\\\", "xx")
 #: Narrower than this share of its bar, a segment has no room for a number.
 _ROOM = 0.055
 
@@ -41,10 +41,7 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
         return style.nothing(figure, axes, title, "nothing to divide in this trace")
     shares = sizes / sizes.sum()
     shares = shares[shares.any(axis=1)]
-    colours = [*style.SERIES, DARK_GREY]
-    if set(shares.index) <= set(CATEGORY_COLOURS):  # kinds of work have their colour of every figure
-        colours = [CATEGORY_COLOURS[part] for part in shares.index]
-    for bars in _stacked(axes, shares, zip(cycle(colours), cycle(_HATCHES), strict=False)):
+    for bars in _stacked(axes, shares):
         numbers = [f"{width:.0%}" if width >= _ROOM else "" for width in bars.datavalues]
         # On a plate of the segment's colour: a hatch must not run through the digits.
         plate = {"facecolor": bars[0].get_facecolor(), "edgecolor": "none", "pad": 1.2}
@@ -52,7 +49,7 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set(xlim=(0, 1), xlabel="share of the bar's whole")
     style.legend(figure, 4)
-    return style.described(figure, f"{title}, stacked bars: {_in_words(shares, '{:.0%}'.format)}.")
+    return _described(figure, shares, title, "{:.0%}".format)
 
 
 def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the memory is made of") -> Figure:
@@ -70,22 +67,69 @@ def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the me
     matplotlib.figure.Figure
     """
     items = style.side_by_side(columns).clip(lower=0)
-    totals = items.sum()
-    items = items[(items > 1e-3 * totals.max()).any(axis=1)]
-    figure, axes = style.new_figure(1.9 + 0.5 * max(len(columns), 1), title)
-    if items.empty:
-        return style.nothing(figure, axes, title, "nothing is known of this memory")
-    size, unit = byte_unit(totals.max())
-    segments = _stacked(axes, items / size, map(style.look_of, items.index))
-    axes.bar_label(segments[-1], totals.map(amount), padding=4, fontsize=9)
-    axes.set(xlim=(0, 1.14 * totals.max() / size), xlabel=f"memory ({unit})")
+    return _stacks(items, title, "memory", byte_unit, amount)
+
+
+def before_after(
+    before: pd.DataFrame,
+    after: pd.DataFrame,
+    *,
+    key: str = "cause",
+    value: str = "total_ns",
+    labels: tuple[str, str] = ("before", "after"),
+    title: str = "Before and after",
+    axis: str = "time",
+) -> Figure:
+    """Two results as stacked bars, to see whether the bottleneck moved.
+
+    Parameters
+    ----------
+    before, after : DataFrame
+        Results of the same analysis, one row a ``key``.
+    key : str, default "cause"
+        The column that names a row.
+    value : str, default "total_ns"
+        The column drawn, in nanoseconds.
+    labels : tuple of str, default ("before", "after")
+    title : str, default "Before and after"
+    axis : str, default "time"
+        What the times are, for the x axis.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    both = {label: frame.set_index(key)[value] for label, frame in zip(labels, (before, after), strict=True)}
+    return _stacks(style.side_by_side(both), title, axis, time_unit, duration)
+
+
+def _stacks(
+    parts: pd.DataFrame,
+    title: str,
+    axis: str,
+    unit_of: Callable[[float], tuple[float, str]],
+    write: Callable[[float], str],
+) -> Figure:
+    """Draw a bar a column, with its sum."""
+    totals = parts.sum()
+    parts = parts[(parts > 1e-3 * totals.max()).any(axis=1)]
+    figure, axes = style.new_figure(1.9 + 0.5 * max(parts.shape[1], 1), title)
+    if parts.empty:
+        return style.nothing(figure, axes, title, "nothing to draw")
+    size, unit = unit_of(totals.max())
+    segments = _stacked(axes, parts / size)
+    axes.bar_label(segments[-1], totals.map(write), padding=4, fontsize=9)
+    axes.set(xlim=(0, 1.14 * totals.max() / size), xlabel=f"{axis} ({unit})")
     style.legend(figure, 4)
-    return style.described(figure, f"{title}, stacked bars: {_in_words(items, amount)}.")
+    return _described(figure, parts, title, write)
 
 
-def _stacked(axes: Any, parts: pd.DataFrame, looks: Iterable[style.Look]) -> list[Any]:
-    """Draw a bar a column, of one segment after another: a row of `parts` each, with its colour and its hatch."""
+def _stacked(axes: Any, parts: pd.DataFrame) -> list[Any]:
+    """Draw a bar a column, of one segment after another: a row of `parts` each."""
     left = np.zeros(parts.shape[1])
+    looks: Iterable[style.Look] = zip(cycle(_COLOURS), cycle(_HATCHES), strict=False)
+    if all(style.is_known(name) for name in parts.index):
+        looks = map(style.look_of, parts.index)
     segments = []
     for (name, widths), (colour, hatch) in zip(parts.iterrows(), looks, strict=False):
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": style.plain(name, 40)}
@@ -95,10 +139,10 @@ def _stacked(axes: Any, parts: pd.DataFrame, looks: Iterable[style.Look]) -> lis
     return segments
 
 
-def _in_words(sizes: pd.DataFrame, write: Callable[[float], str]) -> str:
+def _described(figure: Figure, parts: pd.DataFrame, title: str, write: Callable[[float], str]) -> Figure:
     """Write out each bar with its parts."""
     sentences = []
-    for label, parts in sizes.items():
-        words = parts[parts > 0].map(write)
+    for label, sizes in parts.items():
+        words = sizes[sizes > 0].map(write)
         sentences.append((label, f"({spoken(words.items(), most=9)})"))
-    return spoken(sentences)
+    return style.described(figure, f"{title}, stacked bars: {spoken(sentences)}.")

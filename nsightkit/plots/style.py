@@ -32,12 +32,15 @@ Look = tuple[str, str | None]
 SERIES = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED)
 
 
+def is_known(name: str) -> bool:
+    """Whether this is a kind of memory, a kind of work or a cause, which have their look in every figure."""
+    return name in MEMORY or name in CATEGORY_COLOURS or name in CAUSE_COLOURS
+
+
 def look_of(name: str) -> Look:
     """Colour and hatch of a kind of memory, of a kind of work or of a cause; grey for all else."""
-    if name in MEMORY:
-        colour, *hatch = MEMORY[name]
-        return colour, hatch[0] if hatch else None
-    return CATEGORY_COLOURS.get(name) or CAUSE_COLOURS.get(name, GREY), None
+    colour, *hatch = MEMORY.get(name, [CATEGORY_COLOURS.get(name) or CAUSE_COLOURS.get(name, GREY)])
+    return colour, hatch[0] if hatch else None
 
 
 def new_figure(height: float, title: str = "") -> tuple[Figure, Any]:
