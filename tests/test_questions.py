@@ -14,7 +14,7 @@ from synthetic.simulator import play
 
 import nsightkit
 from nsightkit import api, cli, questions, table
-from nsightkit.questions import FILES, QUESTIONS
+from nsightkit.questions import QUESTIONS
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,6 @@ def test_help_is_whole() -> None:
         assert command.help.endswith(".")
         for option in command.options:
             assert option.help.endswith("."), option
-
-
-def test_every_table_takes_top() -> None:
-    without = {name for name, ask in {**QUESTIONS, **FILES}.items() if "top" not in inspect.signature(ask).parameters}
-    assert without == {"summary", "verdict"}
 
 
 def test_answers_show_themselves_once_in_a_notebook(

@@ -127,12 +127,6 @@ def test_before_after_aligns_rows_by_name():
     assert "b (input-pipeline 7 ms)" in figure.get_label()
 
 
-def test_step_times_draw_every_sample():
-    figure = plots.step_times({"a": [1e6, 2e6, 9e6], "b": [1e6]})
-    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), [1, 2, 9])
-    assert "median 2 ms of 3" in figure.get_label()
-
-
 def test_timeline_has_a_lane_a_stream_and_a_level():
     axes = plots.timeline(_trace()).axes[0]
     labels = [text.get_text() for text in axes.get_yticklabels()]
@@ -185,14 +179,6 @@ def test_share_bars_divide_each_whole_and_leave_out_what_was_not_measured():
     np.testing.assert_allclose(_widths(axes), [[0.25, 0], [0.5, 0.75], [0.25, 0], [0, 0.25]])
     assert {"25%", "50%", "75%", "(unattributed)"} <= set(_texts(figure))
     assert "optimizer 75%, (unattributed) 25%" in figure.get_label()
-
-
-def test_stacks_are_as_long_as_their_parts():
-    measured = pd.Series({"weights": 2e9, "unexplained": 5e8, "activations": pd.NA})
-    figure = plots.memory_stacks({"predicted": BYTES, "measured": measured})
-    np.testing.assert_allclose(_widths(figure.axes[0]), [[2, 2], [3, 0], [0, 0.5]])
-    assert {"5 GB", "2.5 GB"} <= set(_texts(figure))
-    assert "unexplained 500 MB" in figure.get_label()
 
 
 def test_panels_say_what_is_missing():

@@ -235,12 +235,6 @@ def test_a_trace_is_never_overwritten(starved, tmp_path):
     assert nsightkit.load(starved.path, cache=False).size("kernels") == starved.size("kernels")
 
 
-def test_labels_are_the_files_names_without_their_kind():
-    paths = ["/a/run.sqlite", "/b/run.sqlite", "x.pt.trace.json.gz", "y.json", "z.nsys-rep", "w", None]
-    traces = [Trace.from_frames({}, path=path) for path in paths]
-    assert list(report.labelled(traces)) == ["run", "run (2)", "x", "y", "z", "w", "trace"]
-
-
 def test_it_needs_no_matplotlib(starved, tmp_path):
     code = f"""
 import sys

@@ -210,16 +210,6 @@ def test_what_need_not_be_read_at_once_is_folded(page):
     assert folds[code].select_one("pre").get_text().strip() == "total = 1 + 1"
 
 
-def test_an_edited_page_keeps_the_numbers_of_pages_that_are_not_run_again(built):
-    index = built.parent / "docs" / "index.md"
-    index.write_text(index.read_text(encoding="utf-8") + "\nMore.\n", encoding="utf-8")
-    done = _build(built.parent)
-    assert done.returncode == 0, done.stderr
-    text = (built / "index.html").read_text(encoding="utf-8")
-    assert "More." in text
-    assert "25.0%" in text
-
-
 def test_script_and_trace_can_be_downloaded(page, built):
     links = {link.get_text(" ", strip=True): built / "gallery" / link["href"] for link in page.select("a.download")}
     assert any("01_probe.py" in text for text in links)
@@ -352,10 +342,3 @@ def test_page_checks_miss_no_script_and_nothing_that_one_left(built, tmp_path):
         "gallery/02_forgotten.html: missing, though 02_forgotten.py is in the gallery",
         "trace.json: a script left it there, or it belongs elsewhere",
     ]
-
-
-def test_readme_names_no_address():
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        assert "http://" not in text, name
-        assert "https://" not in text, name
