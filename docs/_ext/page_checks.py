@@ -24,8 +24,6 @@ _COMPLAINTS = {
     "a warning": re.compile(r"^\S+:\d+: \w*Warning: ", re.MULTILINE),
 }
 _OUTPUTS = ".sphx-glr-script-out, .cell_output, .output"
-#: What else lies in the folder of the scripts.
-_NO_SCRIPTS = ("GALLERY_HEADER.rst", "ruff.toml", "_lib", "__pycache__", ".ruff_cache")
 
 
 def problems(html: Path, examples: Path | None = None) -> list[str]:
@@ -36,7 +34,7 @@ def problems(html: Path, examples: Path | None = None) -> list[str]:
     html : Path
         A built site.
     examples : Path, optional
-        The gallery's scripts: each must have become a page, and left nothing beside itself.
+        The gallery's scripts: each must have become a page.
     """
     pages = []
     for path in sorted(html.rglob("*.html")):
@@ -46,11 +44,9 @@ def problems(html: Path, examples: Path | None = None) -> list[str]:
     with ProcessPoolExecutor() as pool:
         for page, wrong in zip(pages, pool.map(_page, pages), strict=True):
             problems += [f"{page.relative_to(html).as_posix()}: {problem}" for problem in wrong]
-    for beside in sorted(examples.iterdir()) if examples else []:
-        if beside.suffix == ".py" and not (html / "gallery" / f"{beside.stem}.html").is_file():
-            problems.append(f"gallery/{beside.stem}.html: missing, though {beside.name} is in the gallery")
-        elif beside.suffix != ".py" and beside.name not in _NO_SCRIPTS:
-            problems.append(f"{beside.name}: a script left it there, or it belongs elsewhere")
+    for script in sorted(examples.glob("[0-9]*.py")) if examples else []:
+        if not (html / "gallery" / f"{script.stem}.html").is_file():
+            problems.append(f"gallery/{script.stem}.html: missing, though {script.name} is in the gallery")
     return problems
 
 

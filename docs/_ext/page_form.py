@@ -64,17 +64,18 @@ def _folded(title: str, children: list[nodes.Node]) -> list[nodes.Node]:
 
 def _fold(app: Sphinx, doctree: nodes.document) -> None:
     for block in list(doctree.findall(nodes.literal_block)):
-        first, _, rest = block.astext().partition("\n")
-        if first.startswith(_BUDGET):
-            block.rawsource = rest.lstrip("\n")
-            block[:] = [nodes.Text(block.rawsource)]
-            first, _, rest = block.rawsource.partition("\n")
-        if first.startswith("downloads = "):  # what the site picks up; a reader need not type it
-            first, rest = f"{_FOLD} How the downloads are chosen", block.astext()
-        if first.startswith(_FOLD):
-            block.rawsource = rest
-            block[:] = [nodes.Text(rest)]
-            block.replace_self(_folded(first.removeprefix(_FOLD).strip(), [block.deepcopy()]))
+        title, text = "", block.astext()
+        if text.startswith(_BUDGET):
+            text = text.partition("\n")[2].lstrip("\n")
+        if text.startswith("downloads = "):  # what the site picks up; a reader need not type it
+            title = "How the downloads are chosen"
+        elif text.startswith(_FOLD):
+            title, _, text = text.removeprefix(_FOLD).partition("\n")
+        if title or text != block.astext():
+            block.rawsource = text
+            block[:] = [nodes.Text(text)]
+        if title:
+            block.replace_self(_folded(title.strip(), [block.deepcopy()]))
     for mark in list(doctree.findall(_OwnRun)):
         section = mark.parent
         section.remove(mark)
