@@ -176,7 +176,7 @@ plots.table(pd.DataFrame(rows))
 # .. code-block:: console
 #
 #    $ nsightkit ranks traces/
-#    $ nsightkit ranks traces/ --each --format csv > collectives.csv
+#    $ nsightkit ranks traces/ --format csv > ranks.csv
 #
 # To run this page's script (without a GPU it runs a tiny CPU version):
 #

@@ -150,28 +150,22 @@ def fitted(document: Mapping[str, Any]) -> str:
     return text
 
 
-def _short(value: Any, longest: int) -> Any:
+def _short(value: Any, longest: int, in_row: bool = False) -> Any:
     """Make text safe, cut sentences and, more, the names in rows, and round numbers to six digits."""
     if isinstance(value, str):
         text = plain(value)
+        if in_row and len(text) > longest:
+            text = short_name(text)
         return text if len(text) <= longest else f"{text[: 2 * longest // 3]}…{text[1 - longest // 3 :]}"
     if isinstance(value, Mapping):
-        return {key: _short(member, longest) for key, member in value.items()}
+        return {key: _short(member, longest, in_row) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_short_row(member, longest) for member in value)
+        shorter = []
+        for member in value:
+            is_row = isinstance(member, Mapping)
+            shorter.append(_short(member, longest // 4 if is_row else longest, is_row))
+        return type(value)(shorter)
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _short_row(row: Any, longest: int) -> Any:
-    if not isinstance(row, Mapping):
-        return _short(row, longest)
-    short = {}
-    for key, value in row.items():
-        if isinstance(value, str) and len(value) > longest // 4:
-            short[key] = _short(short_name(value), longest // 4)
-        else:
-            short[key] = _short(value, longest // 4)
-    return short
 
 
 def _size(value: Any) -> int:

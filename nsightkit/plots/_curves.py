@@ -36,11 +36,9 @@ def step_times(samples: Mapping[str, Sequence[float]], *, each: str = "step", ti
     sentences = []
     for (label, times), colour, marker in zip(series.items(), cycle(style.SERIES), cycle("osD^vP"), strict=False):
         median = float(np.median(times))
-        axes.plot(times / size, marker, color=colour, markersize=5)
-        axes.plot([0, len(times) - 1], [median / size] * 2, color=colour)
-        # One entry a series, of point and line; drawn nowhere, because a marker on the line would look like a step.
         entry = f"{style.plain(label, 40)}, median {duration(median)}"
-        axes.plot([], [], marker, linestyle="-", color=colour, label=entry)
+        axes.plot(times / size, marker, color=colour, markersize=5, label=entry)
+        axes.plot([0, len(times) - 1], [median / size] * 2, color=colour)
         sentences.append((label, f"median {duration(median)} of {len(times)}"))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=each, ylabel=f"time ({unit})", ylim=(0, 1.15 * longest / size))

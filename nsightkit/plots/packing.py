@@ -169,16 +169,14 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
 def _fitted(page: dict[str, Any], events: pd.DataFrame, names: list[tuple[str, str]], most_bytes: int) -> str:
     """Pack a page, with so many events merged that it is not larger than it may be."""
     cell_ns = 0
-    most_items = most_bytes // _LEAST_CHARACTERS
     longest_ns = max(trace["span"] for trace in page["traces"])
     while True:
         is_last = cell_ns > longest_ns
-        if is_last or len(events) <= most_items:
+        if is_last or len(events) * _LEAST_CHARACTERS <= most_bytes:
             text = json.dumps({**page, "merged": cell_ns, **_packed(events, names)}, separators=(",", ":"))
             data = base64.b64encode(zlib.compress(text.encode())).decode()
             if is_last or len(data) <= most_bytes:
                 return data
-            most_items = len(events) * most_bytes // len(data)
         cell_ns = max(2 * cell_ns, _FIRST_CELL_NS)
         events = merged(events, cell_ns)
 
