@@ -97,16 +97,12 @@ def _document(result: Any) -> dict[str, Any]:
     from nsightkit.table import Table, plain_value, rows_of
 
     about = result.about
-    notes = list(about.remarks)
+    notes = [*about.remarks, *about.notes]
     if isinstance(result, Table):
         answer: dict[str, Any] = {"rows": list(rows_of(result))}
-        if len(result):
-            notes += about.notes
-        elif not notes:  # a remark explains missing rows; without a remark the table is empty
-            notes.append(about.empty)
     else:
         answer = plain_value(result)
-        notes += [*about.notes, *answer.pop("notes", ())]
+        notes += answer.pop("notes", ())
         if isinstance(about.not_recorded, dict):  # of a comparison, whose `summary` gives the rest of a side
             del answer["before"], answer["after"]
     missing = about.not_recorded

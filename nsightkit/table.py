@@ -48,11 +48,6 @@ WIDTH = 100
 _LEAST_NAME = 16
 _BAR_CELLS = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-#: Columns that no table shows empty.
-_OPTIONAL = (
-    *("domain", "interval", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured"),
-    *("phase", "tokens", "sequences"),
-)
 
 
 # ---------------------------------------------------------------- columns
@@ -183,9 +178,8 @@ def rows_of(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
     ----------
     frame : DataFrame
     """
-    names = [str(name) for name in frame.columns]
-    for row in zip(*(frame[name].tolist() for name in frame.columns), strict=True):
-        yield {name: plain_value(value, name) for name, value in zip(names, row, strict=True)}
+    for row in frame.to_dict("records"):
+        yield plain_value(row)
 
 
 def plain_value(value: Any, key: str = "") -> Any:
@@ -374,7 +368,7 @@ class Table(pd.DataFrame, Printed):
         columns = []
         for name in map(str, self.columns):
             values = [row[name] for row in rows]
-            if name in self.about.hidden or (name in _OPTIONAL and not any(values)):
+            if name in self.about.hidden or (name in _COLUMNS["optional"] and not any(values)):
                 continue
             column = column_of(name)
             if column.unit == "value" and any(isinstance(value, str) for value in values):
