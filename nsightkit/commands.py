@@ -184,7 +184,10 @@ def check(
         words.append(f"--match {match}")
     open_part = functools.partial(opened, selection=selection)
     selected = " ".join(words) or None
-    runs = [metrics.read(file, opened=open_part, match=match, selection=selected) for file in files]
+    runs = []
+    for file in files:
+        runs.append(metrics.read(file, opened=open_part, match=match, selection=selected))
+        _opened.cache_clear()  # only a run's figures are needed from here on
     if writes:
         held = baselines.make(runs, held, add=kept.add)
     assert held is not None
