@@ -43,11 +43,9 @@ def look_of(name: str) -> Look:
     return colour, hatch[0] if hatch else None
 
 
-def new_figure(height: float, title: str = "") -> tuple[Figure, Any]:
+def new_figure(height: float, title: str) -> tuple[Figure, Any]:
     """Make a figure with one pair of axes, known to pyplot, no frame but the left and the bottom line."""
-    figure, axes = plt.subplots(figsize=(7.6, height), layout="constrained")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(plain(title), loc="left")
+    figure, (axes,) = new_grid(1, height, title)
     return figure, axes
 
 

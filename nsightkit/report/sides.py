@@ -74,7 +74,6 @@ def sides_of(traces: Mapping[str, Trace]) -> list[Side]:
 
 def _source(trace: Trace) -> str:
     meta = trace.meta
-    cards = list(dict.fromkeys(gpu.name for gpu in meta.gpus if gpu.name)) or ["GPU not named"]
-    count = f"{len(meta.gpus)} x " if len(meta.gpus) > 1 else ""
+    cards = " and ".join(dict.fromkeys(gpu.name for gpu in meta.gpus if gpu.name)) or "GPU not named"
     missing = ", ".join(meta.missing) or "nothing"
-    return f"{count}{' and '.join(cards)} · {meta.tool} {meta.tool_version or ''} · not recorded: {missing}"
+    return f"{cards} · {meta.tool} {meta.tool_version or ''} · not recorded: {missing}"
