@@ -25,7 +25,6 @@ def run_limited(
     memory_bytes: int,
     seconds: int,
     output_bytes: int,
-    data: bytes = b"",
 ) -> bytes:
     """Run a script in a separate process.
 
@@ -36,8 +35,6 @@ def run_limited(
     memory_bytes, seconds, output_bytes : int
         Limits of address space, CPU time (and twice that in wall time) and output. Where
         the system has no such limits, as on Windows, only the clock counts.
-    data : bytes
-        What it reads from standard input.
 
     Returns
     -------
@@ -54,7 +51,14 @@ def run_limited(
     # Isolated: neither this folder nor the environment can replace what it imports.
     command = [sys.executable, "-I", "-S", __file__, *limits, os.fspath(script), *arguments]
     with tempfile.TemporaryFile() as output:
-        subprocess.run(command, input=data, stdout=output, stderr=subprocess.DEVNULL, timeout=2 * seconds, check=True)
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            timeout=2 * seconds,
+            check=True,
+        )
         output.seek(0)
         return output.read(output_bytes)
 

@@ -41,10 +41,8 @@ def _ranges(action: Any) -> list[tuple[str, str]]:
 
 def _contents(folder: str, report: str) -> dict[str, Any]:
     sys.path.append(folder)
-    try:
-        import ncu_report
-    except ImportError:
-        return {"usable": False}
+    import ncu_report
+
     launches = []
     for group in ncu_report.load_report(report):
         for action in group:

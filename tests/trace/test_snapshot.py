@@ -1,9 +1,9 @@
-"""Memory snapshots are read as PyTorch wrote them; hostile files are refused and run nothing."""
+"""Memory snapshots are read as PyTorch wrote them; hostile files are refused soon and run nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
-import gzip
 import io
 import os
 import pickle
@@ -15,13 +15,40 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from make_snapshot import MIB, frame, random_program
+from child import command
+from make_snapshot import frame, random_program
 
 import nsightkit
-from nsightkit import cli
 from nsightkit.analysis.memory import snapshot as analysis
-from nsightkit.errors import TraceError, UsageError
+from nsightkit.errors import NsightkitError, TraceError
 from nsightkit.trace import snapshot as reader
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_file_and_a_live_snapshot_give_the_same(protocol: int, tmp_path: Path) -> None:
+    taken = program()
+    path = tmp_path / "taken"
+    path.write_bytes(pickle.dumps(taken, protocol))
+    read = reader.read(path)
+    live = reader.from_object(taken)
+    for table in ("events", "segments", "blocks", "frames", "annotations"):
+        pd.testing.assert_frame_equal(getattr(read, table), getattr(live, table))
+    assert read.stack_frames.tolist() == live.stack_frames.tolist()
+    assert read.settings == live.settings
+    with pytest.raises(TraceError, match=r"is a pickle: a memory snapshot.*nsightkit memory taken"):
+        nsightkit.load(path)
+
+
+def program() -> Any:
+    taken = random_program(4, 20).snapshot()
+    taken["device_traces"][0][0]["frames"] = [frame("f"), frame("f"), frame("\ud800")]
+    taken["external_annotations"] = [{"time_us": 5, "name": "a", "stage": "START", "device": 0}]
+    return taken
+
+
+# ---------------------------------------------------------------- hostile files
 
 
 class Reduced:
@@ -53,74 +80,145 @@ def doubled_lists() -> Any:
     return lists
 
 
-def repeated_frames() -> Any:
-    frames = [frame("f")] * 30_000
-    events = [{"action": "alloc", "addr": 1, "size": 1, "frames": f} for f in [frames, [], list(frames)] * 4000]
-    return {"segments": [], "device_traces": [events]}
+def pairs_of_one_hash(count: int) -> list[tuple[int, int]]:
+    """Pairs of integers with the same hash: CPython mixes a tuple's items in a way that can be undone."""
+    first, second, third, mask = 11400714785074694791, 14029467366897019727, 2870177450012600261, (1 << 64) - 1
+    before = (12345 - (2 ^ third ^ 3527539)) * pow(first, -1, 1 << 64) & mask
+    wanted = (before << 33 | before >> 31) & mask
+    rng = random.Random(1)
+    pairs = []
+    while len(pairs) < count:
+        left = rng.getrandbits(60)
+        mixed = (third + left * second) & mask
+        mixed = ((mixed << 31 | mixed >> 33) & mask) * first & mask
+        right = (wanted - mixed) * pow(second, -1, 1 << 64) & mask
+        if right < (1 << 61) - 1:
+            pairs.append((left, right))
+    return pairs
 
 
+def slow_keys() -> bytes:
+    pairs = pairs_of_one_hash(60_000)
+    keys = b"".join(b"\x8a\x08%b\x8a\x08%b\x86N" % (struct.pack("<q", a), struct.pack("<q", b)) for a, b in pairs)
+    return SEGMENTS + b"\x8c\x01x}(" + keys + b"uu."
+
+
+NEST = 1_000_000
+SEGMENTS = b"\x80\x04}(\x8c\x08segments]"
 MARKER = Path(tempfile.gettempdir()) / f"nsightkit-hostile-{os.getpid()}"
 TOUCH = f"touch {MARKER}"
 CODE = f"open({str(MARKER)!r}, 'w').close()"
 EVENT = {"action": "alloc", "addr": 1, "size": 1, "stream": 0, "frames": []}
+BLOCK = {"address": 1, "size": 1, "requested_size": 1, "state": "inactive"}
+SEGMENT = {"address": 1, "total_size": 1, "blocks": [BLOCK]}
 LISTS = doubled_lists()
+FRAMES = [frame("f")] * 30_000
+UNREADABLE = "is not a readable pickle"
+MUCH = "needs far more memory or time|was not decoded within"
+OTHER = "is a pickle, but not a memory snapshot"
 FILES = {
-    "system, text": (pickle.dumps(Reduced(os.system, TOUCH), 0), r"asks for \w+\.system"),
-    "system, 2": (pickle.dumps(Reduced(os.system, TOUCH), 2), r"asks for \w+\.system"),
+    "system, 0": (pickle.dumps(Reduced(os.system, TOUCH), 0), r"asks for \w+\.system"),
     "system, 5": (pickle.dumps(Reduced(os.system, TOUCH), 5), r"asks for \w+\.system"),
-    "eval": (pickle.dumps(Reduced(eval, CODE), 4), r"builtins\.eval"),
     "nested": (pickle.dumps([{"address": 1, "frames": [frame("f") | {"line": Reduced(eval, CODE)}]}]), r"\.eval"),
-    "getattr": (pickle.dumps(Reduced(getattr, [], "append"), 4), r"builtins\.getattr"),
     "copyreg": (pickle.dumps(Reduced(copyreg._reconstructor, dict, dict, None), 4), r"copyreg\._reconstructor"),
     "persistent id": (persistent(), "persistent id"),
     "INST": (f"(S'{TOUCH}'\nios\nsystem\n.".encode(), r"os\.system"),
     "names from the memo": (b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94]h\x00h\x01\x93.", r"os\.system"),
     "control characters": (b"\x80\x04\x8c\x03o\x1bs\x8c\x03\ra\n\x93.", r"o\\x1bs\. a"),
     "extension": (b"\x80\x02\x82\x05.", "extension code 5"),
-    "BUILD": (b"\x80\x02}}b.", "not a readable pickle"),
-    "REDUCE": (b"\x80\x02})R.", "not a readable pickle"),
-    "NEWOBJ": (b"\x80\x02})\x81.", "not a readable pickle"),
+    "BUILD": (b"\x80\x02}}b.", UNREADABLE),
     "memo bomb": (b"\x80\x02]r\xff\xff\xff\x7f.", "MemoryError"),
-    "huge integer": (b"\x80\x02\x8b" + struct.pack("<i", 1 << 30) + b".", "truncated"),
-    "text of 2**62": (b"\x80\x04\x8d" + struct.pack("<Q", 1 << 62) + b"x.", "truncated"),
+    "huge integer": (b"\x80\x02\x8b" + struct.pack("<i", 1 << 30) + b".", "MemoryError|truncated"),
     "bytes of 2**62": (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"x.", "MemoryError"),
-    "stack underflow": (b"\x80\x02e.", "not a readable pickle"),
     "empty": (b"", "is empty"),
-    "gzip": (gzip.compress(b"x"), "not a readable pickle"),
-    "zip": (b"PK\x03\x04" + bytes(40), "not a readable pickle"),
-    "sqlite": (b"SQLite format 3\0" + bytes(40), "not a readable pickle"),
-    "json": (b'{"segments": []}', "not a readable pickle"),
-    "noise": (random.Random(0).randbytes(5000), "not a readable pickle"),
-    "a number": (pickle.dumps(3), "no memory snapshot"),
-    "another dict": (pickle.dumps({"weights": [1]}), "no memory snapshot"),
-    "other segments": (pickle.dumps({"segments": [1, 2]}), "not a memory snapshot"),
-    "a large number": (pickle.dumps([{"address": 1 << 200, "total_size": 1}]), "not a memory snapshot"),
-    "a negative size": (pickle.dumps([{"address": 0, "total_size": -5, "blocks": []}]), "cannot be"),
-    "repeated lists": (pickle.dumps({"segments": [], "device_traces": [[EVENT] * 1000] * 1000}), "repeats its own"),
-    "repeated frames": (pickle.dumps(repeated_frames()), "repeats its own parts"),
-    "lists for numbers": (pickle.dumps([{"address": LISTS, "total_size": LISTS}]), "not a memory snapshot"),
-    "lists for text": (
-        pickle.dumps([{"address": 1, "total_size": 2, "blocks": [{"size": 1, "state": LISTS}]}]),
-        "not a memory snapshot",
+    "json": (b'{"segments": []}', UNREADABLE),
+    "noise": (random.Random(0).randbytes(5000), UNREADABLE),
+    "a number": (pickle.dumps(3), OTHER),
+    "another dict": (pickle.dumps({"weights": [1]}), OTHER),
+    "other segments": (pickle.dumps({"segments": [1, 2]}), OTHER),
+    "a large number": (pickle.dumps({"segments": [SEGMENT | {"address": 1 << 200}]}), OTHER),
+    "a negative size": (pickle.dumps({"segments": [SEGMENT | {"total_size": -5}]}), "cannot be"),
+    "a device too many": (pickle.dumps({"segments": [SEGMENT | {"device": 4000}]}), "4001 devices"),
+    "a time of no clock": (
+        pickle.dumps({"segments": [], "device_traces": [[EVENT | {"time_us": 1 << 62}]]}),
+        "time_us",
     ),
+    "repeated events": (pickle.dumps({"segments": [], "device_traces": [[EVENT] * 1000] * 1000}), MUCH),
+    "lists for numbers": (pickle.dumps({"segments": [SEGMENT | {"address": LISTS}]}), OTHER),
+    "deep lists": (b"\x80\x04}\x8c\x08segments" + b"]" * NEST + b"a" * (NEST - 1) + b"s.", OTHER),
+    "deep dicts": (SEGMENTS + b"\x8c\x01x" + b"}K\x01" * NEST + b"}" + b"s" * NEST + b"u.", None),
+    "keys of one hash": (slow_keys(), MUCH),
+    "a key of 2**60 steps": (SEGMENTS + b"K\x01K\x02\x86" + b"q\x00h\x00\x86" * 60 + b"Nu.", MUCH),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_hostile_files_are_refused_and_run_nothing(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_files_are_refused_and_run_nothing(name: str, tmp_path: Path) -> None:
     data, words = FILES[name]
     path = tmp_path / "snap.pickle"
     path.write_bytes(data)
-    with pytest.raises(TraceError, match=words) as caught:
+    if words is None:
         reader.read(path)
-    assert str(path) in str(caught.value)
-    assert cli.run(["memory", str(path), "-f", "json"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
+    else:
+        with pytest.raises(TraceError, match=words) as caught:
+            reader.read(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
     assert not MARKER.exists()
+
+
+def test_the_command_needs_little_for_a_bomb(tmp_path: Path) -> None:
+    path = tmp_path / "s.pickle"
+    path.write_bytes(SEGMENTS + b"\x8c\x01x]r" + struct.pack("<I", 1 << 29) + b"u.")
+    ended = command("memory", path)
+    assert ended.code == 2
+    assert ended.error.count("\n") == 1, ended.error
+    assert ended.cpu_s < 10
+    assert ended.peak_bytes < 600 * MIB
+
+
+def circle(place: str) -> Any:
+    """Make a snapshot that holds itself somewhere."""
+    taken = program()
+    itself: list[Any] = []
+    itself.append(itself)
+    match place:
+        case "traces":
+            taken["device_traces"].append(taken["device_traces"])
+        case "segments":
+            taken["segments"].append(taken["segments"])
+        case "frames":
+            taken["device_traces"][0][0]["frames"] = itself
+        case "settings":
+            taken["allocator_settings"] = {"roundup_power2_divisions": taken}
+        case "metadata":
+            taken["device_traces"][0][0]["user_metadata"] = taken
+        case "blocks":
+            taken["segments"][0]["blocks"].append(taken["segments"][0])
+    return taken
+
+
+@pytest.mark.parametrize("place", ["traces", "segments", "frames", "settings", "metadata", "blocks"])
+def test_a_snapshot_that_holds_itself_is_read_or_refused(place: str) -> None:
+    with contextlib.suppress(TraceError):
+        analysis.summary(reader.from_object(circle(place)))
+
+
+VALUES = [1 << 70, 1 << 62, 1 << 40, -5, 1.5, float("nan"), None, True, "4", [1], {}, "x" * 100]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_snapshots_of_any_value_are_read_or_refused(value: Any) -> None:
+    keys = {"device_traces": program()["device_traces"][0][0], "segments": program()["segments"][0]}
+    keys |= {"blocks": keys["segments"]["blocks"][0], "external_annotations": program()["external_annotations"][0]}
+    for table, row in keys.items():
+        for key in row:
+            taken = program()
+            rows = taken["segments"][0]["blocks"] if table == "blocks" else taken[table]
+            rows = rows[0] if table == "device_traces" else rows
+            rows[0][key] = value
+            with contextlib.suppress(NsightkitError):
+                analysis.summary(reader.from_object(taken))
 
 
 def test_damage_never_gets_past_the_reader(tmp_path: Path) -> None:
@@ -128,56 +226,13 @@ def test_damage_never_gets_past_the_reader(tmp_path: Path) -> None:
     data = pickle.dumps(random_program(3, 15).snapshot(), 4)
     path = tmp_path / "snap.pickle"
     refused = 0
-    for _ in range(60):
+    for _ in range(15):
         damaged = bytearray(data)
         for _ in range(chance.randint(1, 3)):
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         path.write_bytes(damaged)
         try:
             analysis.summary(reader.read(path))
-        except (TraceError, UsageError):
+        except NsightkitError:
             refused += 1
-    assert refused > 10
-
-
-def assert_same(first: reader.Snapshot, second: reader.Snapshot) -> None:
-    for table in ("events", "segments", "blocks", "frames", "annotations"):
-        pd.testing.assert_frame_equal(getattr(first, table), getattr(second, table))
-    assert first.stack_frames.tolist() == second.stack_frames.tolist()
-    assert first.settings == second.settings
-
-
-@pytest.mark.parametrize("protocol", range(2, 6))
-def test_every_protocol_and_a_live_snapshot_give_the_same(protocol: int, tmp_path: Path) -> None:
-    taken = random_program(4, 60).snapshot()
-    path = tmp_path / "taken"
-    path.write_bytes(pickle.dumps(taken, protocol))
-    assert_same(reader.read(path), reader.from_object(taken))
-    with pytest.raises(TraceError, match=r"is a pickle: a memory snapshot.*nsightkit memory taken"):
-        nsightkit.load(path)
-
-
-def test_old_shapes() -> None:
-    """PyTorch 2.0: blocks with a history and without addresses, events without times; before it a list of segments."""
-    history = {"addr": 64, "real_size": 700, "frames": [frame("f")]}
-    blocks = [
-        {"size": 512, "state": "inactive"},
-        {"size": 1024, "state": "active_allocated", "history": [history]},
-        {"size": 2 * MIB - 1536, "state": "inactive"},
-    ]
-    segment = {"address": MIB, "total_size": 2 * MIB, "allocated_size": 1024, "active_size": 1024, "blocks": blocks}
-    events = [
-        {"action": "alloc", "addr": MIB, "size": 100, "stream": 0, "frames": [frame("g")]},
-        {"action": "free", "addr": MIB, "size": 100, "stream": 0},
-    ]
-    snapshot = reader.from_object({"segments": [segment], "device_traces": [events]})
-    assert not snapshot.timed
-    assert snapshot.blocks["address"].tolist() == [MIB, MIB + 512, MIB + 1536]
-    amounts = analysis.timeline(snapshot)[["allocated_bytes", "active_bytes", "requested_bytes"]]
-    assert amounts.to_numpy().tolist() == [[1024, 1024, 700], [1536, 1536, 800], [1024, 1024, 700]]
-    answer = analysis.summary(snapshot)
-    assert answer["peak_bytes"] == 1536
-    without_events = analysis.summary(reader.from_object([segment]))
-    assert without_events["peak_bytes"] is None
-    assert without_events["moment"] == "end"
-    assert [row["site"] for row in without_events["top_sites"]] == ["train.py:1 f"]
+    assert refused > 2

@@ -100,7 +100,7 @@ def _held_segments(snapshot: Snapshot, device: int) -> pd.DataFrame:
     def compute() -> pd.DataFrame:
         segments = segments_of(snapshot, device)
         segments = segments[~segments["expandable"]]
-        at_end = segments.assign(requested_bytes=segments["total_bytes"], size_bytes=-1, pending=False)
+        at_end = segments.assign(requested_bytes=segments["total_bytes"], size_bytes=-1, stack=-1, pending=False)
         table = _lifetimes(events_of(snapshot, device), at_end, "segment_alloc", "", ("segment_free",))
         table["end"] = table["address"] + table["requested_bytes"]
         return table
