@@ -18,7 +18,7 @@ import operator
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,12 +28,11 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
 from nsightkit.trace import store
 from nsightkit.trace.clean import private_names
-from nsightkit.trace.files import available_bytes, uncollected
+from nsightkit.trace.files import uncollected
 from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
@@ -44,12 +43,11 @@ from nsightkit.trace.model import (
     TraceMeta,
     capability,
     categorical,
-    complete,
     lost_work,
 )
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["CHUNK_BYTES", "COLLECTIVE", "decode", "open_kineto", "short_kernel_name"]
+__all__ = ["CHUNK_BYTES", "open_kineto", "short_kernel_name"]
 
 _Path = str | os.PathLike[str]
 _Ints = npt.NDArray[np.int64]
@@ -57,8 +55,6 @@ _T = TypeVar("_T")
 
 #: No time reaches it, so that the sum of two is below 2**63: 146 years.
 _BEYOND_NS = 1 << 62
-#: Of a number that is a time at most.
-_DIGITS = 400
 CHUNK_BYTES = 2 << 20  # measured: fastest of 1, 2, 4, 8 and 16 MiB, and the smallest peak
 _REMEDY = "give a trace that torch.profiler exported (export_chrome_trace)"
 _AGAIN = "capture or copy it again"
@@ -83,10 +79,12 @@ _CATEGORIES = {
     "trace": "captures",  # what the profiler recorded, from start to end: no table of the model
 }
 _GPU_SIDE = ("kernels", "memops", "syncs")
-#: The process to which torch.autograd.profiler, before Kineto, writes its operators.
-_OLD_PROFILER = "CPU functions"
 #: Any of these tables shows, where it has rows, that a table was recorded; for the rest only its own rows do.
-_SHOWN_BY = {"ranges": ("ranges", "ops"), "overhead": ("overhead", "calls")}
+_SHOWN_BY = {
+    **dict.fromkeys(GPU_TABLES, (*_GPU_SIDE, "calls")),
+    "ranges": ("ranges", "ops"),
+    "overhead": ("overhead", "calls"),
+}
 #: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
 _WORKER = re.compile(r"(?:.*[/\\])?([^/\\]+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
 #: `record_function` blocks that PyTorch itself opens and that old versions file among the operators.
@@ -97,11 +95,6 @@ _MOST_PROCESSES = 1_000
 _MOST_THREADS = 10_000
 _HOUR_NS = 3600 * 10**9
 _SIZES = ["grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"]
-
-#: What is counted of events that cannot be taken as they are.
-_MALFORMED = "malformed events (no phase or no usable time) were left out"
-_EARLY = "events without a valid start (negative, or clamped to 0) were left out"
-_BACKWARDS = "negative durations were set to 0"
 _WHOLE_US = "Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs."
 
 
@@ -122,8 +115,6 @@ _COLLECTIVE = {
     "source": "Src Rank",
     "target": "Dst Rank",
 }
-#: Keys of the JSON objects in the column `collective`.
-COLLECTIVE = tuple(_COLLECTIVE.values())
 _RENAMED = {
     **_COLLECTIVE,
     "external_id": "External id",
@@ -209,7 +200,7 @@ def open_kineto(path: _Path, *, cache: bool = True) -> Source:
     ----------
     path : path-like
         Chrome JSON as `export_chrome_trace` writes it (any version); gzip is known by its magic bytes, not by the
-        name. A bare JSON list of events is read too.
+        name.
     cache : bool, default True
         Whether the tables of a big trace may be kept beside it.
 
@@ -223,82 +214,48 @@ def open_kineto(path: _Path, *, cache: bool = True) -> Source:
     TraceError
         The file is truncated, not JSON, or JSON of another kind.
     """
-    return store.cached(Path(path), lambda: FrameSource(*decode(path)), "kineto" if cache else None)
+    return store.cached(Path(path), lambda: _decoded(path), "kineto" if cache else None)
 
 
 @uncollected()
-def decode(path: _Path) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
-    """Every table of a PyTorch profiler trace.
-
-    Parameters
-    ----------
-    path : path-like
-        See :func:`open_kineto`.
-
-    Returns
-    -------
-    frames : dict of str to DataFrame
-        Keys and columns as in :data:`nsightkit.trace.model.TABLES`; times in nanoseconds on the trace's clock.
-    meta : TraceMeta
-
-    Raises
-    ------
-    TraceError
-        See :func:`open_kineto`.
-    """
-    try:
-        return _decoded(path, _slices(path))
-    except _BROKEN:
-        pass  # perhaps it was cut inside an event
-    try:
-        return _decoded(path, _in_one_piece(path, _blocks(path)))
-    except _BROKEN as error:
-        raise TraceError(path, f"is not valid JSON ({error})", _AGAIN) from error
-
-
-def _decoded(path: _Path, documents: Iterable[bytes]) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
+def _decoded(path: _Path) -> Source:
     reader = _Reader(path)
     try:
-        for text in documents:
-            reader.add(text)
+        for document in _documents(path):
+            reader.add(document)
     except msgspec.ValidationError as error:
         raise TraceError(path, f"is JSON, but not a Chrome trace ({error})", _REMEDY) from error
+    except _BROKEN as error:
+        raise TraceError(path, f"is not valid JSON ({error})", _AGAIN) from error
     return reader.finish()
 
 
 # --- from the file to JSON documents -------------------------------------------------------------------------------
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-#: All up to the last place between two events. A quote inside a string is escaped, so this ends in no string; should it
-#: end between objects nested in `args`, the slice is not JSON and the whole is decoded in one piece.
+#: All up to the last place between two events, or between objects nested in `args`.
 _WHOLE = re.compile(rb'(?s)(.*\})\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
 _OPEN = b'{"traceEvents":['
-_BYTE_ORDER = b"\xef\xbb\xbf"
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 #: What a gzip file may unpack to. Times and numbers differ from event to event: traces pack 10 to 35 to
 #: one, and up to 55 to one when they are written again with wide margins. Deflate packs up to 1,030 to one.
 _RATIO = 100
 _SMALL_BYTES = 16 << 20
-#: Bytes of memory that decoding in one piece takes at most for each such byte, besides :data:`_COPIES` of the text: an
-#: event or its args; a value; a name; an escape.
-_TAKES = {b"{": 450, b",": 64, b":": 32, b"\\": 64}
-_COPIES = 3
-#: Memory that a gzip file may take in one piece: so much for each of its bytes, and so much in any case.
-_PIECE_RATIO = 512
-_SMALL_PIECE_BYTES = 512 << 20
+#: A piece of a file that cannot be cut: decoding takes up to 38 times as much memory.
+_MOST_BYTES = 16 << 20
 
 
 def _blocks(path: _Path) -> Iterator[bytes]:
     """A file's bytes, unpacked, as long as an honest file could hold them."""
-    packed = _is_packed(path)
     size = 0
     with Path(path).open("rb") as file:
-        stream: Any = gzip.GzipFile(fileobj=file) if packed else file
+        is_packed = file.peek(2)[:2] == b"\x1f\x8b"
+        stream: Any = gzip.GzipFile(fileobj=file) if is_packed else file
         try:
             while block := stream.read(CHUNK_BYTES):
                 size += len(block)
-                if packed and size > max(_SMALL_BYTES, _RATIO * file.tell()):
+                if is_packed and size > max(_SMALL_BYTES, _RATIO * file.tell()):
                     problem = f"unpacks to more than {_RATIO} times its size, which no profiler's trace does"
                     raise TraceError(path, problem, "unpack it and look at it first")
                 yield block
@@ -308,54 +265,30 @@ def _blocks(path: _Path) -> Iterator[bytes]:
             raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
 
 
-def _is_packed(path: _Path) -> bool:
-    with Path(path).open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
-
-
-def _slices(path: _Path) -> Iterator[bytes]:
-    """Cut the file into small documents of the same shape, each with some of the events."""
-    blocks = _blocks(path)
+def _documents(path: _Path) -> Iterator[_Document]:
+    """Cut the file into small documents of the same shape, each with some of the events, and decode them."""
+    decode = msgspec.json.Decoder(_Document).decode
     head = b""
-    rest = next(blocks, b"").removeprefix(_BYTE_ORDER).lstrip()
-    is_list = rest.startswith(b"[")
-    if is_list:
-        rest = _OPEN + rest[1:]
-    for block in blocks:
+    rest = b""
+    for block in _blocks(path):
+        rest += block
         cut = None
         if head or _EVENTS.search(rest):
             cut = _WHOLE.match(rest)
-        if cut is None:  # laid out in no way we know: the rest in one piece
-            rest = _joined(path, itertools.chain((rest, block), blocks))
-            break
-        yield head + cut[1] + b"]}"
-        head = _OPEN
-        rest = rest[cut.end() :] + block
-    yield head + rest + (b"}" if is_list else b"")
-
-
-def _in_one_piece(path: _Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """A whole file as one document."""
-    text = _joined(path, blocks).removeprefix(_BYTE_ORDER).lstrip()
-    yield _OPEN + text[1:] + b"}" if text.startswith(b"[") else text
-
-
-def _joined(path: _Path, blocks: Iterable[bytes]) -> bytes:
-    """Join blocks, if what they decode to fits memory and what an honest file could hold."""
-    room = available_bytes()
-    if _is_packed(path):
-        room = min(room, max(_SMALL_PIECE_BYTES, _PIECE_RATIO * Path(path).stat().st_size))
-    left = room
-    parts = []
-    for block in blocks:
-        left -= _COPIES * len(block)
-        for sign, size in _TAKES.items():
-            left -= size * block.count(sign)
-        if left < 0:
-            problem = "holds JSON that is broken or laid out unlike a profiler's, and takes more memory to decode than"
-            raise TraceError(path, f"{problem} {room / 1e9:.2g} GB", "export it again with export_chrome_trace")
-        parts.append(block)
-    return b"".join(parts)
+        if len(rest) > _MOST_BYTES:
+            problem = f"holds {_MOST_BYTES >> 20} MiB of JSON that is broken, or laid out unlike a profiler's"
+            raise TraceError(path, problem, "export it again with export_chrome_trace")
+        if cut is not None:
+            try:
+                document = decode(head + cut[1] + b"]}")
+            except msgspec.ValidationError:
+                raise
+            except _BROKEN:
+                continue  # cut between objects in an event, perhaps: the slice grows by the next block
+            yield document
+            head = _OPEN
+            rest = rest[cut.end() :]
+    yield decode(head + rest)
 
 
 # --- from documents to columns -------------------------------------------------------------------------------------
@@ -370,7 +303,7 @@ class _Numbering(collections.defaultdict[Any, int]):
     def codes(self, things: Iterable[Any]) -> _Ints:
         return np.fromiter(map(self.__getitem__, things), np.int64)
 
-    def texts(self, codes: Any, text: Callable[[Any], str] = str) -> pd.Categorical:
+    def texts(self, codes: Any, text: Callable[[Any], str]) -> pd.Categorical:
         """Make a column of texts of a column of codes."""
         return categorical(np.asarray(codes), list(map(text, self)))
 
@@ -381,11 +314,6 @@ def _table_of(category: str) -> str | None:
     if lower.endswith(("_runtime", "_driver")):
         return "calls"
     return _CATEGORIES.get(lower)
-
-
-@functools.lru_cache(1 << 16)
-def _annotates(name: str) -> bool:
-    return _ANNOTATION.match(name) is not None
 
 
 def _sync_name(event: _Event) -> str:
@@ -402,8 +330,7 @@ def _sizes(event: _Event) -> tuple[bytes, bytes]:
 
 def _inputs(event: _Event) -> tuple[bytes, ...]:
     args = event.args
-    given = args.input_dims, args.input_types, args.input_values
-    return tuple(map(bytes, given)) if any(given) else ()
+    return bytes(args.input_dims), bytes(args.input_types), bytes(args.input_values)
 
 
 def _collective(event: _Event) -> str:
@@ -418,17 +345,11 @@ def _collective(event: _Event) -> str:
     return json.dumps(known, separators=(",", ":"))
 
 
-def _given(values: list[Any], events: list[_Event], instead: str) -> list[Any]:
-    """Old versions say the device by the process only, and the stream by the thread."""
-    if None not in values:
-        return values
-    places = map(operator.attrgetter(instead), events)
-    return [place if value is None else value for value, place in zip(values, places, strict=True)]
-
-
-#: Columns of numbers, and the members of an event's args that they are; device and stream come beside.
+#: Columns of numbers, and the members of an event's args that they are.
 _NUMBERS = {
     "kernels": {
+        "device": "device",
+        "stream": "stream",
         "correlation": "correlation",
         "registers": "registers",
         "dynamic_shared_bytes": "shared_bytes",
@@ -436,11 +357,24 @@ _NUMBERS = {
         "sequence": "collective_sequence",
         "external_id": "external_id",
     },
-    "memops": {"correlation": "correlation", "bytes": "bytes", "graph_node": "graph_node"},
-    "syncs": {"correlation": "correlation"},
+    "memops": {
+        "device": "device",
+        "stream": "stream",
+        "correlation": "correlation",
+        "bytes": "bytes",
+        "graph_node": "graph_node",
+    },
+    "syncs": {"device": "device", "stream": "stream", "correlation": "correlation"},
     "calls": {"correlation": "correlation"},
-    "ops": {"correlation": "external_id", "sequence": "sequence", "forward_thread": "forward_thread"},
+    "ops": {
+        "correlation": "external_id",
+        "sequence": "sequence",
+        "forward_thread": "forward_thread",
+        "collective_sequence": "collective_sequence",
+    },
 }
+#: Old versions say the device by the process only, and the stream by the thread.
+_INSTEAD = {"device": operator.attrgetter("pid"), "stream": operator.attrgetter("tid")}
 _name = operator.attrgetter("name")
 _ON_CPU: dict[str, Callable[[_Event], Any]] = {"thread": operator.attrgetter("pid", "tid"), "name": _name}
 #: Columns of anything else: numbers of distinct things until all things are known.
@@ -450,7 +384,7 @@ _THINGS: dict[str, dict[str, Callable[[_Event], Any]]] = {
     "syncs": {"name": _sync_name},
     "calls": {**_ON_CPU, "kernel": _launched_kernel},
     "ranges": _ON_CPU,
-    "ops": {**_ON_CPU, "inputs": _inputs},
+    "ops": {**_ON_CPU, "inputs": _inputs, "collective": _collective},
     "frames": _ON_CPU,
     "overhead": _ON_CPU,
     "captures": {},
@@ -463,20 +397,15 @@ class _Reader:
     def __init__(self, path: _Path) -> None:
         self._path = path
         self._head = _Document()
-        self._faults = collections.Counter[str]()
-        self._is_old = False
+        self._left_out = 0
         self._whole_us = True
         self._thread_names: dict[int, str] = {}  # by code of the thread
         self._numberings = collections.defaultdict[Any, _Numbering](_Numbering)
         self._numberings["collective"].codes([""])  # its code is 0
-        # By External id, the collective that an operator launches, and its number.
-        self._announced: dict[str, dict[int, int]] = {"collective": {}, "sequence": {}}
         self._parts = collections.defaultdict[str, list[dict[str, _Ints]]](list)  # columns by table
-        self._decode = msgspec.json.Decoder(_Document).decode
 
-    def add(self, text: bytes) -> None:
+    def add(self, document: _Document) -> None:
         """Take the events of one document."""
-        document = self._decode(text)
         if document.nsightkit is not None:
             remedy = "open it in Perfetto, or convert the original trace to .parquet to read it again"
             raise TraceError(self._path, "is a timeline that nsightkit wrote for a viewer", remedy)
@@ -489,24 +418,19 @@ class _Reader:
             if value or field == "trace_events":
                 setattr(self._head, field, value)
 
-    def _sort(self, events: Sequence[_Event]) -> None:
+    def _sort(self, events: list[_Event]) -> None:
         """Take events, each into the table of its category."""
         rows: dict[str, list[_Event]] = {table: [] for table in _THINGS}
         for event in events:
-            phase = event.ph
-            if phase == "X":
+            if event.ph == "X":
                 table = _table_of(event.cat)
-                if table == "ops" and _annotates(event.name):
+                if table == "ops" and _ANNOTATION.match(event.name):
                     table = "ranges"
                 if table is not None:
                     rows[table].append(event)
-                elif event.pid == _OLD_PROFILER:
-                    self._is_old = True
-            elif phase == "M" and event.name == "thread_name":
+            elif event.ph == "M" and event.name == "thread_name":
                 thread = self._numberings["thread"][event.pid, event.tid]
                 self._thread_names[thread] = _text(event.args.name).strip()
-            elif not phase:
-                self._faults[_MALFORMED] += 1
         for table, of_table in rows.items():
             if of_table:
                 self._take(table, of_table)
@@ -514,28 +438,22 @@ class _Reader:
     def _take(self, table: str, events: list[_Event]) -> None:
         start, is_time = _nanoseconds([event.ts for event in events])
         duration, _ = _nanoseconds([event.dur for event in events])
-        is_time &= duration < _BEYOND_NS - start
-        placed = is_time & (start >= 0)
-        if not placed.all():
-            self._faults[_MALFORMED] += int((~is_time).sum())
-            self._faults[_EARLY] += int((is_time & ~placed).sum())
-            events = list(itertools.compress(events, placed.tolist()))
-            start = start[placed]
-            duration = duration[placed]
-        self._faults[_BACKWARDS] += int((duration < 0).sum())
+        is_time &= (start >= 0) & (duration < _BEYOND_NS - start)
+        if not is_time.all():
+            self._left_out += int((~is_time).sum())
+            events = list(itertools.compress(events, is_time.tolist()))
+            start = start[is_time]
+            duration = duration[is_time]
         self._whole_us = self._whole_us and not (start % 1000).any()
         columns = {"start_ns": start, "end_ns": start + np.maximum(duration, 0)}
-        every_args = [event.args for event in events]
-        if table in _GPU_SIDE:
-            columns["device"] = _integers(_given([args.device for args in every_args], events, "pid"))
-            columns["stream"] = _integers(_given([args.stream for args in every_args], events, "tid"))
         for column, member in _NUMBERS.get(table, {}).items():
-            values = map(operator.attrgetter(member), every_args)
+            values = [getattr(event.args, member) for event in events]
+            if column in _INSTEAD and None in values:
+                places = map(_INSTEAD[column], events)
+                values = [place if value is None else value for value, place in zip(values, places, strict=True)]
             columns[column] = _integers(values, NEUTRAL.get(column, 0))
         for column, thing in _THINGS[table].items():
             columns[column] = self._numbering(table, column).codes(map(thing, events))
-        if table == "ops":
-            self._announce(events)
         self._parts[table].append(columns)
 
     def _numbering(self, table: str, column: str) -> _Numbering:
@@ -543,50 +461,37 @@ class _Reader:
         shared = column in ("thread", "collective")
         return self._numberings[column if shared else (table, column)]
 
-    def _announce(self, operators: list[_Event]) -> None:
-        for event in operators:
-            launches = _int(event.args.external_id, 0)
-            if launches and event.args.collective is not None:
-                self._announced["collective"][launches] = self._numberings["collective"][_collective(event)]
-                self._announced["sequence"][launches] = _int(event.args.collective_sequence, -1)
-
     # --- from columns to tables ---
 
-    def finish(self) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
+    def finish(self) -> Source:
         """All tables, and the description of the capture."""
-        self._require_profile()
+        if self._head.trace_events is None:
+            raise TraceError(self._path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
+        if not self._parts and not self._head.schema_version:
+            problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
+            raise TraceError(self._path, problem, _REMEDY)
         threads = _thread_ids(self._numberings["thread"])
         self._refuse_crowd("threads", threads, _MOST_THREADS)
         self._refuse_crowd("processes", threads >> 24, _MOST_PROCESSES)
         frames: dict[str, pd.DataFrame] = {}
-        for table in list(self._parts):
-            frame = _joined_columns(self._parts.pop(table))
+        for table, parts in self._parts.items():
+            frame = _joined_columns(parts)
+            parts.clear()
             if "thread" in frame:
                 frame["thread"] = threads[frame["thread"]]
                 frame["process"] = frame["thread"].to_numpy() >> 24
             frames[table] = frame
         self._leave_out_clamped(frames)
         window_ns = _window(frames.pop("captures", None))
+        if "kernels" in frames and "ops" in frames:
+            _describe(frames["kernels"], frames["ops"])
         for table, frame in frames.items():
             self._spell_out(table, frame)
-            frames[table] = complete(table, frame)
         _give_processes(frames)
         meta = self._meta(frames)
         meta.window_ns = window_ns
         meta.thread_names = {int(threads[code]): name for code, name in self._thread_names.items() if name}
-        return frames, meta
-
-    def _require_profile(self) -> None:
-        """Refuse JSON that PyTorch's profiler did not write."""
-        if self._head.trace_events is None:
-            raise TraceError(self._path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
-        if self._parts or self._head.schema_version:
-            return
-        if self._is_old:
-            problem = "is an export of the old torch.autograd.profiler, whose operators on the GPU are not kernels"
-            raise TraceError(self._path, problem, "profile with torch.profiler.profile, which records kernels")
-        problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
-        raise TraceError(self._path, problem, _REMEDY)
+        return FrameSource(frames, meta)
 
     def _refuse_crowd(self, noun: str, values: _Ints, most: int) -> None:
         count = len(np.unique(values))
@@ -595,18 +500,16 @@ class _Reader:
 
     def _leave_out_clamped(self, frames: dict[str, pd.DataFrame]) -> None:
         """Kineto clamps a start that it could not place to 0, hours before everything else."""
-        starts = pd.concat([pd.Series(), *map(operator.itemgetter("start_ns"), frames.values())])
-        if starts.min() > 0 or not starts[starts > 0].min() >= _HOUR_NS:
+        starts = pd.concat([frame["start_ns"] for frame in frames.values()]) if frames else pd.Series()
+        if not starts[starts > 0].min() >= _HOUR_NS:
             return
+        self._left_out += int((starts == 0).sum())
         for table, frame in frames.items():
-            kept = frame["start_ns"] > 0
-            self._faults[_EARLY] += int((~kept).sum())
-            frames[table] = frame[kept].reset_index(drop=True)
+            frames[table] = frame[frame["start_ns"] > 0].reset_index(drop=True)
 
     def _spell_out(self, table: str, frame: pd.DataFrame) -> None:
         """Replace numbers of things by their texts."""
         if table == "kernels":
-            self._describe(frame)
             sizes = np.array(list(map(_six, self._numbering(table, "sizes"))))
             frame[_SIZES] = sizes[frame["sizes"]]
         if table == "ranges":
@@ -619,30 +522,25 @@ class _Reader:
         for column, values in texts.items():
             frame[column] = values
 
-    def _describe(self, kernels: pd.DataFrame) -> None:
-        """Complete the kernels' descriptions of their collectives by those of the operators that launched them."""
-        for column, absent in (("collective", 0), ("sequence", -1)):
-            announced = kernels["external_id"].map(self._announced[column]).fillna(absent).astype("int64")
-            kernels[column] = kernels[column].where(kernels[column] != absent, announced)
-
-    # --- about the capture ---
-
     def _meta(self, frames: dict[str, pd.DataFrame]) -> TraceMeta:
         head = self._head
         notes = []
         if "calls" in frames and frames.keys().isdisjoint(GPU_TABLES):
             notes = lost_work(frames["calls"]["name"])
-        is_lost = bool(notes)
+        missing = _missing(frames, is_lost=bool(notes))
         if self._whole_us and frames:
             notes.append(_WHOLE_US)
-        for fault in (_MALFORMED, _EARLY, _BACKWARDS):
-            if self._faults[fault]:
-                notes.append(f"{self._faults[fault]} {fault}.")
+        if self._left_out:
+            notes.append(f"{self._left_out:,} events without a usable start were left out.")
+        gpus = []
+        for device in head.device_properties:
+            version = capability(device.compute_major, device.compute_minor)
+            gpus.append(Gpu(device.id, device.name or None, version))
         return TraceMeta(
             tool="pytorch-profiler",
             schema=str(head.schema_version) or None,
-            gpus=list(map(_gpu, head.device_properties)),
-            missing=_missing(frames, is_lost=is_lost),
+            gpus=gpus,
+            missing=missing,
             notes=notes,
             distributed=head.distributed_info,
             private=_private(head),
@@ -656,23 +554,32 @@ def _joined_columns(parts: list[dict[str, _Ints]]) -> pd.DataFrame:
     return pd.DataFrame(columns, copy=False)
 
 
+def _describe(kernels: pd.DataFrame, operators: pd.DataFrame) -> None:
+    """Complete the kernels' descriptions of their collectives by those of the operators that launched them."""
+    announcing = operators[(operators["collective"] > 0) & (operators["correlation"] > 0)]
+    announcing = announcing.drop_duplicates("correlation", keep="last").set_index("correlation")
+    for column, announced, absent in (("collective", "collective", 0), ("sequence", "collective_sequence", -1)):
+        values = kernels["external_id"].map(announcing[announced]).fillna(absent).astype("int64")
+        kernels[column] = kernels[column].where(kernels[column] != absent, values)
+
+
 def _window(captures: pd.DataFrame | None) -> tuple[int, int] | None:
     """Start and end of the capture, if events record it."""
-    if captures is None or not (captures["end_ns"] > captures["start_ns"]).any():
+    if captures is None:
         return None
     captures = captures[captures["end_ns"] > captures["start_ns"]]
+    if captures.empty:
+        return None
     return int(captures["start_ns"].min()), int(captures["end_ns"].max())
 
 
 def _missing(frames: dict[str, pd.DataFrame], *, is_lost: bool) -> list[str]:
     """Name the tables that were not recorded, such as the work of a GPU that the profiler lost."""
     recorded = {table for table, frame in frames.items() if len(frame)}
-    shown_by: dict[str, tuple[str, ...]] = dict(_SHOWN_BY)
-    for table in GPU_TABLES:
-        shown_by[table] = GPU_TABLES if is_lost else (*_GPU_SIDE, "calls")
     missing = []
     for table in EVENT_TABLES:
-        if recorded.isdisjoint(shown_by.get(table, (table,))):
+        is_shown = not recorded.isdisjoint(_SHOWN_BY.get(table, (table,)))
+        if not is_shown or (is_lost and table in GPU_TABLES):
             missing.append(table)
     return missing
 
@@ -685,74 +592,44 @@ def _private(head: _Document) -> dict[str, str]:
     return private_names([("", path), ("HOSTNAME", host), *head.distributed_info.items()])
 
 
-def _gpu(device: _Device) -> Gpu:
-    version = capability(device.compute_major, device.compute_minor)
-    return Gpu(device.id, device.name or None, version)
-
-
 def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
-    """``process << 24 | tid`` of every (pid, tid); -1 is the profiler itself. Names get free numbers."""
+    """``process << 24 | tid`` of every (pid, tid); -1 is the profiler itself. Names get numbers that nothing has."""
     unnamed = _Numbering()
-    numbered = []
-    for pid, tid in places:
-        process = _int(pid, None, -1, 1 << 38)
-        is_name = isinstance(tid, str) and not tid.isdecimal()
-        ident = None if is_name else _int(tid, None, 0, 1 << 24)
-        numbered.append((-2 - unnamed[pid] if process is None else process, ident))
-    free = itertools.filterfalse({ident for _, ident in numbered}.__contains__, itertools.count())
     ids = []
-    for process, ident in numbered:
-        number = next(free) if ident is None else ident
-        ids.append(-1 if process == -1 else process << 24 | number)
+    for code, (pid, tid) in enumerate(places):
+        process = _int(pid, -2 - unnamed[pid], -1, 1 << 38)
+        thread = _int(tid, (1 << 24) - 1 - code, 0, 1 << 24)
+        ids.append(-1 if process == -1 else process << 24 | thread)
     return np.array(ids, np.int64)
 
 
 def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
     """Give GPU rows the process that launches: PyTorch profiles one process per file."""
-    launching = next((frames[table] for table in ("calls", "ops", "ranges") if len(frames.get(table, ()))), None)
-    process = 0 if launching is None else int(launching["process"].mode()[0])
+    process = 0
+    for table in ("ranges", "ops", "calls"):
+        if table in frames and len(frames[table]):
+            process = int(frames[table]["process"].mode()[0])
     for table in frames.keys() & _GPU_SIDE:
         frames[table]["process"] = process
 
 
 # --- values --------------------------------------------------------------------------------------------------------
 
+#: Of the text of a number: microseconds of up to 146 years, some exporters' in quotes.
+_MICROSECONDS = r'^"?(?P<us>-?[0-4]?\d{1,15}(?:\.\d{1,17})?)"?$'
+
 
 def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
     """Nanoseconds of JSON numbers in microseconds, exactly, and a mask of those that are numbers.
 
-    Arrow's decimal parser reads the text into 128-bit integers of thousandths: nothing passes through a float.
+    Arrow's decimals have 128 bits: nothing passes through a float.
     """
-    column: Any = ()
-    with contextlib.suppress(pa.ArrowInvalid):
-        us = pacsv.read_csv(pa.BufferReader(b"\n".join(raw) + b"\n"), *_ONE_DECIMAL_A_LINE)["us"].combine_chunks()
-        column = pc.multiply(us, _NS_IN_US).cast(pa.int64())
-    if len(column) != len(raw):  # more than three decimals, text, booleans
-        column = pa.array(map(_slow_nanoseconds, raw), pa.int64())
-    is_number = np.asarray(column.is_valid())
+    texts = pa.array([str(number, "utf-8", "replace") for number in raw], pa.string())
+    us = pc.struct_field(pc.extract_regex(texts, _MICROSECONDS), "us").cast(pa.decimal128(33, 17))
+    column = pc.round(pc.multiply(us, decimal.Decimal(1000))).cast(pa.int64())
     ns = np.asarray(column.fill_null(0))
-    is_time = is_number & (ns > -_BEYOND_NS) & (ns < _BEYOND_NS)
+    is_time = np.asarray(column.is_valid()) & (np.abs(ns) < _BEYOND_NS)
     return np.where(is_time, ns, 0), is_time
-
-
-_NS_IN_US = decimal.Decimal(1000)
-_ONE_DECIMAL_A_LINE = (
-    pacsv.ReadOptions(column_names=["us"], use_threads=False, block_size=CHUNK_BYTES),
-    pacsv.ParseOptions(ignore_empty_lines=False),
-    pacsv.ConvertOptions(column_types={"us": pa.decimal128(25, 3)}, null_values=["", "null"], strings_can_be_null=True),
-)
-
-
-def _slow_nanoseconds(number: msgspec.Raw) -> int | None:
-    """Read one number; None where it is not a number, or longer than any profiler's."""
-    text = bytes(number)
-    if len(text) > _DIGITS:
-        return None
-    try:
-        value = (decimal.Decimal(text.decode().strip('"')) * _NS_IN_US).to_integral_value()
-        return int(value) if abs(value) < _BEYOND_NS else None
-    except (decimal.InvalidOperation, ValueError):
-        return None
 
 
 def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
@@ -767,8 +644,7 @@ def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63
     return number if least <= number < beyond else default
 
 
-def _integers(given: Iterable[Any], default: int = 0) -> _Ints:
-    values = list(given)
+def _integers(values: list[Any], default: int) -> _Ints:
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         column = np.array(values, dtype=np.int64)
         if column.ndim == 1:  # lists of the same length make a table
@@ -798,7 +674,7 @@ def _six(sizes: tuple[bytes, bytes]) -> list[int]:
 
 def _inputs_text(parts: tuple[bytes, ...]) -> str:
     """Give an operator's inputs as one JSON text, however the file spaces them; "" where none are recorded."""
-    if not parts:
+    if not any(parts):
         return ""
     try:
         return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":"))
@@ -847,38 +723,36 @@ def _sync_kind(name: str) -> str:
     return re.sub(r"\W+", "-", lower.removesuffix(ending).rstrip()) or "unknown"
 
 
-#: `Memcpy HtoD (…)`, and ROCm's `CopyHostToDevice`.
-_COPY = re.compile(r"\b([HDAP])to([HDAP])\b|copy([HD])(?:ost|evice)To([HD])(?:ost|evice)", re.IGNORECASE)
-_SET = re.compile(r"memset|fill", re.IGNORECASE)
+#: `Memcpy HtoD (…)`, and ROCm's `CopyHostToDevice` without the small letters.
+_COPY = re.compile(r"([HDAP])[Tt]o([HDAP])\b")
 #: `Memcpy HtoD (Pageable -> Device)`, `Memset (Device)`.
 _MEMORIES = re.compile(r".*\((?:([^()]*)->)?([^()]*)\)\s*", re.DOTALL)
 _MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static", "managed static")
 
 
 def _memop_kind(name: str) -> str:
-    if _SET.match(name):
+    if _is_memset(name):
         return "memset"
-    copy = _COPY.search(name)
-    if copy is None:
-        return "other"
-    return "to".join(filter(None, copy.groups())).upper().replace("TO", "to")
+    copy = _COPY.search(name.replace("Host", "H").replace("Device", "D"))
+    return f"{copy[1]}to{copy[2]}" if copy else "other"
+
+
+def _is_memset(name: str) -> bool:
+    return name.lower().startswith(("memset", "fill"))
 
 
 def _source_kind(name: str) -> str:
-    if _SET.match(name):
-        return ""
-    memories = _MEMORIES.fullmatch(name)
-    return _memory_kind(memories[1] if memories else None)
+    return "" if _is_memset(name) else _memory_kind(name, 1)
 
 
 def _target_kind(name: str) -> str:
+    return _memory_kind(name, 2)
+
+
+def _memory_kind(name: str, group: int) -> str:
     memories = _MEMORIES.fullmatch(name)
-    is_known = memories and (memories[1] or _SET.match(name))
-    return _memory_kind(memories[2] if memories and is_known else None)
-
-
-def _memory_kind(text: str | None) -> str:
-    kind = (text or "").strip().lower()
+    kind = (memories[group] or "") if memories else ""
+    kind = kind.strip().lower()
     return kind if kind in _MEMORY_KINDS else "unknown"
 
 
