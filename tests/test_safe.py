@@ -116,7 +116,7 @@ def test_what_a_viewers_file_holds(tmp_path: Path) -> None:
     chrome.write(hostile.trace(), tmp_path / "t.json")
     text = (tmp_path / "t.json").read_text("utf-8")
     assert is_safe(text)
-    names = {event["name"] for event in json.loads(text)["traceEvents"] if event.get("cat") == "kernel"}
+    names = {event["name"] for event in json.loads(text)["traceEvents"] if event.get("cat") == "kernels"}
     assert names == set(hostile.NAMES)
 
 

@@ -1,7 +1,7 @@
 """Export to Chrome/Perfetto JSON: one process a GPU with a thread a stream, and the program's threads.
 
-Slices and their `args` are named as Kineto names them. The file is for viewers: nsightkit reads the original trace, or
-the Parquet tables that :mod:`nsightkit.trace.store` writes.
+The file is for viewers: nsightkit reads the original trace, or the Parquet tables that :mod:`nsightkit.trace.store`
+writes.
 
 Perfetto draws what nests. Of two slices that overlap in part on one track it drops the second, without a word in the
 picture, so events that do are drawn on a separate track beside it.
@@ -9,10 +9,7 @@ picture, so events that do are drawn on a separate track beside it.
 
 from __future__ import annotations
 
-import functools
 import gzip
-import itertools
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +23,7 @@ from nsightkit.errors import UsageError
 from nsightkit.safe import json_text
 from nsightkit.trace.clean import clean
 from nsightkit.trace.files import replacing
-from nsightkit.trace.model import Trace
-from nsightkit.trace.nesting import crossings, lanes
+from nsightkit.trace.model import TIME_COLUMNS, Trace
 from nsightkit.trace.output import require_free
 
 __all__ = ["write"]
@@ -35,37 +31,16 @@ __all__ = ["write"]
 _Ints = npt.NDArray[np.int64]
 
 _ROWS = 1 << 16  # events that are text at the same time
-#: Tables of a GPU and what is added to the name of their track: copies and kernels of a stream run one after the other.
-_GPU_TRACKS = {"kernels": "", "memops": "", "graphs": " graph replays", "syncs": " (sync)"}
+_GPU_TABLES = ("kernels", "memops", "graphs", "syncs")
 _CPU_TABLES = ("ranges", "frames", "ops", "calls", "os_calls", "overhead")
-#: Start/End ranges overlap at will, so they have tracks like those of streams.
-_START_END = " start/end ranges"
 #: What a synchronisation of all streams has for a stream.
 _NO_STREAM = (-1, 4294967295)
-
-_CATEGORIES = {
-    "kernels": "kernel",
-    "graphs": "graph_replay",
-    "syncs": "cuda_sync",
-    "frames": "python_function",
-    "ops": "cpu_op",
-    "calls": "cuda_runtime",
-    "os_calls": "os_call",
-    "overhead": "overhead",
-}
-_ON_GPU = ',"device":%d,"stream":%d,"correlation":%d'
-_OF_GPU = ["device", "stream", "correlation"]
-_SIZES = ["grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"]
-_KERNEL = ',"grid":[%d,%d,%d],"block":[%d,%d,%d],"registers per thread":%d,"shared memory":%d,"graph node id":%d'
-#: Numbers in the `args` of slices: their text, each member after a comma, and the columns that fill it.
-_NUMBERS = {
-    "kernels": (_ON_GPU + _KERNEL, _OF_GPU + _SIZES + ["registers", "shared_bytes", "graph_node"]),
-    "memops": (_ON_GPU + ',"bytes":%d,"graph node id":%d', [*_OF_GPU, "bytes", "graph_node"]),
-    "graphs": (_ON_GPU + ',"graph id":%d', [*_OF_GPU, "graph_id"]),
-    "syncs": (_ON_GPU, _OF_GPU),
-    "calls": (',"correlation":%d', ["correlation"]),
-    "ops": (',"External id":%d', ["correlation"]),
-}
+#: So many operations of a stream can overlap: a GPU runs no more than 128 grids at a time (CUDA C++ Programming Guide,
+#: "maximum number of resident grids per device").
+_LANES = 128
+#: Columns that say what a slice is and where it lies; its `args` are the others.
+_SLICE = ["ph", "cat", "name", "pid", "tid"]
+_NOT_SHOWN = [*_SLICE, *TIME_COLUMNS, "process", "thread", "end_thread", "level", "parent", "open"]
 
 
 def write(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -104,171 +79,118 @@ def write(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False
 
 def _write_document(trace: Trace, out: BinaryIO | gzip.GzipFile) -> None:
     events = _events(trace)
-    track = _lay_out(events)
     # Python functions may have begun before the first event, and no viewer expects negative times.
     first_ns = int(events["start_ns"].min()) if len(events) else 0
     first_ns = min(0, first_ns)
     source = {"tool": trace.meta.tool, "tool_version": trace.meta.tool_version, "t0_ns": trace.t0_ns + first_ns}
     head = json_text({"displayTimeUnit": "ms", "nsightkit": source})
-    metadata = _processes(trace, track) + _threads(trace, track)
     out.write(head[:-1].encode() + b', "traceEvents": [')
-    out.write(",\n".join(map(json_text, metadata)).encode())  # events always have some
-    for table, tracks in events.groupby("table", sort=False)["track"]:
-        name = str(table)
-        frame = trace.table(name)
+    out.write(",\n".join(map(json_text, _names(trace, events))).encode())  # events always have some
+    for table, placed in events.groupby("table", sort=False):
+        frame = trace.table(str(table))
+        if "name" not in frame:
+            frame["name"] = frame.get("kind", "CUDA graph")
         frame["start_ns"] -= first_ns
         frame["end_ns"] -= first_ns
-        frame["pid"] = track["pid"].to_numpy()[tracks]
-        frame["tid"] = track["tid"].to_numpy()[tracks]
+        frame["pid"] = placed["pid"].to_numpy()
+        frame["tid"] = placed["tid"].to_numpy()
+        frame["ph"] = "X"
+        frame["cat"] = table
         for begin in range(0, len(frame), _ROWS):
-            lines = _slices(name, frame.iloc[begin : begin + _ROWS])
-            out.write("".join(lines).encode())
+            for line in _slices(frame.iloc[begin : begin + _ROWS]):
+                out.write(line.encode())
     out.write(b"\n]}\n")
+
+
+def _slices(frame: pd.DataFrame) -> Iterator[str]:
+    """Events as JSON, each after a comma."""
+    shown = frame.columns.difference(_NOT_SHOWN, sort=False)
+    starts = _microseconds(frame["start_ns"])
+    durations = _microseconds(frame["end_ns"] - frame["start_ns"])
+    rows = zip(_lines(frame[_SLICE]), _lines(frame[shown]), starts, durations, strict=True)
+    for event, args, start, duration in rows:
+        yield f',\n{event[:-1]},"ts":{start},"dur":{duration},"args":{args}}}'
+
+
+def _lines(frame: pd.DataFrame) -> list[str]:
+    """Rows as JSON objects of ASCII, without DEL, the one character of it that is neither visible nor escaped."""
+    if frame.empty:
+        return ["{}"] * len(frame)
+    text: str = frame.to_json(orient="records", lines=True)
+    return text.replace("\x7f", r"\u007f").split("\n")[: len(frame)]
+
+
+def _microseconds(ns: pd.Series[int]) -> Iterator[str]:
+    """Microseconds with three decimals, from nanoseconds that are not negative."""
+    return map("%d.%03d".__mod__, zip(ns // 1000, ns % 1000, strict=True))
 
 
 # --- tracks ---------------------------------------------------------------------------------------------------------
 
 
 def _events(trace: Trace) -> pd.DataFrame:
-    """All events: their times, and the process or GPU, the thread or stream and the kind of track they belong to."""
+    """All events: their times, the process or GPU and the thread or stream they belong to, and the track they get."""
     frames = []
-    for table, label in _GPU_TRACKS.items():
-        frame = trace.table(table, ["start_ns", "end_ns", "device", "stream"])
-        frame.columns = pd.Index(["start_ns", "end_ns", "owner", "queue"])
-        frames.append(frame.assign(table=table, is_gpu=True, label=label))
-    for table in _CPU_TABLES:
-        frame = trace.table(table, ["start_ns", "end_ns", "process", "thread"])
-        frame.columns = pd.Index(["start_ns", "end_ns", "owner", "queue"])
-        frame["queue"] %= 1 << 24
-        frame = frame.assign(table=table, is_gpu=False, label="")
-        if table == "ranges":
-            frame.loc[trace[table]["kind"] == "startend", "label"] = _START_END
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True).astype({"owner": "int64", "is_gpu": "bool"})
-
-
-def _lay_out(events: pd.DataFrame) -> pd.DataFrame:
-    """Give each event a track, on which nothing crosses; return the tracks."""
-    queue = events.groupby(["is_gpu", "owner", "queue", "label"]).ngroup().to_numpy(np.int64)
-    start = events["start_ns"].to_numpy(np.int64)
-    end = events["end_ns"].to_numpy(np.int64)
-    is_stack = (~events["is_gpu"] & (events["label"] == "")).to_numpy()
-    crossing = np.zeros(len(events), bool)
-    crossing[is_stack] = crossings(queue[is_stack], start[is_stack], end[is_stack])
-    apart = crossing | ~is_stack
-    lane = crossing.astype(np.int64)
-    lane[apart] += lanes(queue[apart], start[apart], end[apart])
-    events["lane"] = lane
-    groups = events.groupby(["is_gpu", "owner", "queue", "label", "lane"])
-    events["track"] = groups.ngroup()
-    track = groups.size().index.to_frame(index=False)
+    for table in (*_GPU_TABLES, *_CPU_TABLES):
+        is_gpu = table in _GPU_TABLES
+        place = ["device", "stream"] if is_gpu else ["process", "thread"]
+        frame = trace.table(table, [*TIME_COLUMNS, *place])
+        frame.columns = pd.Index([*TIME_COLUMNS, "owner", "queue"])
+        frames.append(frame.astype("int64").assign(table=table, is_gpu=is_gpu))
+    events = pd.concat(frames, ignore_index=True).astype({"is_gpu": bool})
+    queue = ["is_gpu", "owner", "queue"]
+    number = events.groupby(queue).ngroup()
+    events["lane"] = _lanes(number.to_numpy(), events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
     # In the order of drawing: ids of processes and GPUs may be equal, and Perfetto takes no more than 32 bits.
-    track["pid"] = track.groupby(["is_gpu", "owner"]).ngroup() + 1
-    track["tid"] = track.index + 1
-    return track
+    events["pid"] = events.groupby(queue[:2]).ngroup() + 1
+    events["tid"] = events.groupby([*queue, "lane"]).ngroup() + 1
+    return events
 
 
-def _processes(trace: Trace, track: pd.DataFrame) -> list[dict[str, Any]]:
-    """Names of processes and GPUs, and the order in which they are drawn."""
-    gpus = {gpu.device: gpu.name for gpu in trace.meta.gpus if gpu.name}
+def _lanes(queue: npt.NDArray[Any], start: _Ints, end: _Ints) -> _Ints:
+    """Give each event the first lane of its queue on which it nests; beyond :data:`_LANES` they share the last."""
+    lanes = np.zeros(len(queue), np.int64)
+    before = None
+    stacks: list[list[int]] = []  # of each lane, the ends of the events that are open
+    for row in np.lexsort((-end, start, queue)).tolist():
+        if queue[row] != before:
+            before = queue[row]
+            stacks = [[]]
+        lane = 0
+        while not _fits(stacks[lane], start[row], end[row]) and lane < _LANES - 1:
+            lane += 1
+            if lane == len(stacks):
+                stacks.append([])
+        stacks[lane].append(end[row])
+        lanes[row] = lane
+    return lanes
+
+
+def _fits(ends: list[int], start: int, end: int) -> bool:
+    """Close what has ended, and check whether an event lies within what is open."""
+    while ends and ends[-1] <= start:
+        ends.pop()
+    return not ends or end <= ends[-1]
+
+
+def _names(trace: Trace, events: pd.DataFrame) -> list[dict[str, Any]]:
+    """Name processes and GPUs, threads and streams."""
+    gpus = {gpu.device: gpu.name or "" for gpu in trace.meta.gpus}
+    threads = trace.thread_names()
     metadata = []
     row: Any
-    for order, row in enumerate(track.drop_duplicates("pid").itertuples()):
-        name = f"process {row.owner}"
+    for row in events.drop_duplicates("tid").sort_values("tid").itertuples():
         if row.is_gpu:
-            name = f"GPU {row.owner} {gpus.get(row.owner, '')}".rstrip()
+            process = f"GPU {row.owner} {gpus.get(row.owner, '')}".rstrip()
+            thread = "all streams" if row.queue in _NO_STREAM else f"stream {row.queue}"
         elif row.owner == -1:
-            name = "profiler"
-        metadata.append(_metadatum("process_name", row.pid, 0, name=name))
-        metadata.append(_metadatum("process_sort_index", row.pid, 0, sort_index=order))
-    return metadata
-
-
-def _threads(trace: Trace, track: pd.DataFrame) -> list[dict[str, Any]]:
-    """Names of threads and streams, and the order in which they are drawn."""
-    names = trace.thread_names()
-    metadata = []
-    row: Any
-    for order, row in enumerate(track.itertuples()):
-        if row.is_gpu:
-            name = "all streams" if row.queue in _NO_STREAM else f"stream {row.queue}"
+            process = "profiler"
+            thread = "profiler"
         else:
-            unnamed = "profiler" if row.owner == -1 else f"thread {row.queue}"
-            name = names.get(row.owner << 24 | row.queue, unnamed)
-        name += row.label
+            process = f"process {row.owner}"
+            thread = threads.get(row.queue, f"thread {row.queue % (1 << 24)}")
         if row.lane:
-            name += f" overlap {row.lane}"
-        metadata.append(_metadatum("thread_name", row.pid, row.tid, name=name))
-        metadata.append(_metadatum("thread_sort_index", row.pid, row.tid, sort_index=order))
+            thread += f" overlap {row.lane}"
+        metadata.append({"ph": "M", "name": "process_name", "pid": row.pid, "tid": 0, "args": {"name": process}})
+        metadata.append({"ph": "M", "name": "thread_name", "pid": row.pid, "tid": row.tid, "args": {"name": thread}})
     return metadata
-
-
-def _metadatum(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
-
-
-# --- text -----------------------------------------------------------------------------------------------------------
-
-
-def _slices(table: str, frame: pd.DataFrame) -> Iterator[str]:
-    """Events of one table as JSON, each after a comma."""
-    length = frame["end_ns"] - frame["start_ns"]
-    place = zip(frame["pid"], frame["tid"], _us(frame["start_ns"]), _us(length), strict=True)
-    for name, (pid, tid, start, duration), args in zip(_names(table, frame), place, _args(table, frame), strict=True):
-        event = f'"ph":"X",{name},"pid":{pid},"tid":{tid},"ts":{start},"dur":{duration}'
-        yield f',\n{{{event},"args":{{{args[1:]}}}}}'
-
-
-def _us(ns: pd.Series[int]) -> Iterator[str]:
-    """Microseconds with three decimals, from nanoseconds that are not negative."""
-    return map("%d.%03d".__mod__, zip(ns // 1000, ns % 1000, strict=True))
-
-
-def _names(table: str, frame: pd.DataFrame) -> Iterator[str]:
-    """Category and name of slices, as Kineto has them."""
-    if table == "memops":
-        return map(_copy_name, frame["kind"], frame["src_kind"], frame["dst_kind"])
-    if table == "ranges":
-        return map(_range_name, frame["kind"], frame["name"])
-    if table == "graphs":
-        return itertools.repeat('"cat":"graph_replay","name":"CUDA graph"', len(frame))
-    column = "kind" if table == "syncs" else "name"
-    return map(_name, itertools.repeat(_CATEGORIES[table]), frame[column])
-
-
-@functools.lru_cache(1 << 14)
-def _name(category: str, name: str) -> str:
-    return f'"cat":"{category}","name":{json_text(name)}'
-
-
-def _range_name(kind: str, name: str) -> str:
-    return _name("user_annotation" if kind == "annotation" else "nvtx", name)
-
-
-def _copy_name(kind: str, source: str, target: str) -> str:
-    if kind == "memset":
-        return _name("gpu_memset", f"Memset ({target.title()})")
-    return _name("gpu_memcpy", f"Memcpy {kind} ({source.title()} -> {target.title()})")
-
-
-def _args(table: str, frame: pd.DataFrame) -> Iterator[str]:
-    """Members of `args`, each after a comma."""
-    texts: Iterator[str] = itertools.repeat("", len(frame))
-    if table == "kernels":
-        shared_bytes = frame["static_shared_bytes"].astype("int64") + frame["dynamic_shared_bytes"]
-        frame = frame.assign(shared_bytes=shared_bytes)  # Kineto's is the sum
-    if table in _NUMBERS:
-        template, columns = _NUMBERS[table]
-        texts = map(template.__mod__, map(tuple, frame[columns].to_numpy().tolist()))
-    if table == "ops":
-        return map(str.__add__, texts, map(_inputs, frame["inputs"]))
-    return texts
-
-
-@functools.lru_cache(1 << 14)
-def _inputs(described: str) -> str:
-    members = ""
-    names = ("Input Dims", "Input type", "Concrete Inputs")
-    for name, values in zip(names, json.loads(described or "[]"), strict=False):
-        members += f',"{name}":{json_text(values)}'
-    return members

@@ -1,20 +1,13 @@
-"""Nesting and overlap of intervals on their threads, without a loop over events."""
+"""Nesting of intervals on their threads, without a loop over events."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LANES", "crossings", "lanes", "nesting"]
+__all__ = ["nesting"]
 
 _Ints = npt.NDArray[np.int64]
-_Some = npt.NDArray[np.integer[Any]]
-
-#: So many operations of a stream can overlap: a GPU runs no more than 128 grids at a time (CUDA C++ Programming Guide,
-#: "maximum number of resident grids per device").
-LANES = 128
 
 
 def nesting(
@@ -89,69 +82,3 @@ def _previous_reaching(thread: _Ints, start: _Ints, end: _Ints, tolerance: int) 
         candidate[active] = hop
         active = active[reach[hop] < need[active - 1]]
     return candidate
-
-
-def lanes(track: _Some, start: _Some, end: _Some) -> _Ints:
-    """Give intervals lanes, so that those of one lane of a track do not overlap.
-
-    First fit in order of time, which needs no more lanes than intervals overlap at a time. Beyond :data:`LANES` they
-    share the last.
-
-    Parameters
-    ----------
-    track, start, end : ndarray of int, shape (n,)
-
-    Returns
-    -------
-    ndarray of int, shape (n,)
-        0 where a track is in order.
-    """
-    lane = np.zeros(len(track), np.int64)
-    order = np.lexsort((end, start, track))
-    for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
-        for depth in range(1, LANES):
-            begin, finish = start[rows], end[rows]
-            if not (begin[1:] < np.maximum.accumulate(finish)[:-1]).any():
-                break
-            rows = rows[~_in_turn(begin, finish)]  # noqa: PLW2901 - what is left for the next lane
-            lane[rows] = depth
-    return lane
-
-
-def _in_turn(start: _Some, end: _Some) -> npt.NDArray[np.bool_]:
-    """The first interval, the next that begins after its end, and so on; `start` ascends."""
-    n = len(start)
-    following = np.append(np.maximum(np.searchsorted(start, end), np.arange(1, n + 1)), n)
-    taken = np.zeros(n + 1, bool)
-    taken[0] = True
-    # After k rounds `following` leads 2**k intervals on, and all that are fewer than that from the first are known.
-    while following[0] < n:
-        taken[following[taken]] = True
-        following = following[following]
-    taken[following[taken]] = True
-    return taken[:n]
-
-
-def crossings(thread: _Some, start: _Some, end: _Some) -> npt.NDArray[np.bool_]:
-    """Intervals to take away so that the others nest: each begins inside an earlier one and outlasts it.
-
-    Parameters
-    ----------
-    thread, start, end : ndarray of int, shape (n,)
-
-    Returns
-    -------
-    ndarray of bool, shape (n,)
-    """
-    crossing = np.zeros(len(thread), bool)
-    ever = int(end.max(initial=0)) - int(start.min(initial=0)) + 1
-    rows = np.arange(len(thread))
-    while len(rows):
-        _, around = nesting(thread[rows], start[rows], end[rows])
-        # The one that is open at the start, whenever it ends.
-        _, open_ = nesting(thread[rows], start[rows], end[rows], tolerance=ever)
-        odd = around != open_
-        crossing[rows[odd]] = True
-        # Without them, what was nested in them may be seen to cross something else.
-        rows = rows[~odd & np.isin(thread[rows], thread[rows[odd]])]
-    return crossing
