@@ -38,9 +38,8 @@ _NO_STREAM = (-1, 4294967295)
 #: So many operations of a stream can overlap: a GPU runs no more than 128 grids at a time (CUDA C++ Programming Guide,
 #: "maximum number of resident grids per device").
 _LANES = 128
-#: Columns that say what a slice is and where it lies; its `args` are the others.
-_SLICE = ["ph", "cat", "name", "pid", "tid"]
-_NOT_SHOWN = [*_SLICE, *TIME_COLUMNS, "process", "thread", "end_thread", "level", "parent", "open"]
+#: Columns that are not among the `args` of a slice, but say in other ways what it is and where it lies, or nothing new.
+_NOT_SHOWN = [*TIME_COLUMNS, "name", "short_name", "pid", "tid", "process", "thread", "end_thread", "level", "parent"]
 
 
 def write(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -94,30 +93,30 @@ def _write_document(trace: Trace, out: BinaryIO | gzip.GzipFile) -> None:
         frame["end_ns"] -= first_ns
         frame["pid"] = placed["pid"].to_numpy()
         frame["tid"] = placed["tid"].to_numpy()
-        frame["ph"] = "X"
-        frame["cat"] = table
         for begin in range(0, len(frame), _ROWS):
-            for line in _slices(frame.iloc[begin : begin + _ROWS]):
+            for line in _slices(str(table), frame.iloc[begin : begin + _ROWS]):
                 out.write(line.encode())
     out.write(b"\n]}\n")
 
 
-def _slices(frame: pd.DataFrame) -> Iterator[str]:
+def _slices(table: str, frame: pd.DataFrame) -> Iterator[str]:
     """Events as JSON, each after a comma."""
-    shown = frame.columns.difference(_NOT_SHOWN, sort=False)
-    starts = _microseconds(frame["start_ns"])
-    durations = _microseconds(frame["end_ns"] - frame["start_ns"])
-    rows = zip(_lines(frame[_SLICE]), _lines(frame[shown]), starts, durations, strict=True)
-    for event, args, start, duration in rows:
-        yield f',\n{event[:-1]},"ts":{start},"dur":{duration},"args":{args}}}'
-
-
-def _lines(frame: pd.DataFrame) -> list[str]:
-    """Rows as JSON objects of ASCII, without DEL, the one character of it that is neither visible nor escaped."""
-    if frame.empty:
-        return ["{}"] * len(frame)
-    text: str = frame.to_json(orient="records", lines=True)
-    return text.replace("\x7f", r"\u007f").split("\n")[: len(frame)]
+    shown = frame[frame.columns.difference(_NOT_SHOWN, sort=False)]
+    args = ["{}"] * len(frame)
+    if not shown.empty:
+        text = shown.to_json(orient="records", lines=True)
+        args = text.replace("\x7f", r"\u007f").split("\n")  # DEL is the one invisible character that pandas leaves
+    columns = (
+        frame["name"].map(json_text),  # pandas would escape more than Perfetto understands
+        frame["pid"],
+        frame["tid"],
+        _microseconds(frame["start_ns"]),
+        _microseconds(frame["end_ns"] - frame["start_ns"]),
+        args,
+    )
+    for name, pid, tid, start, duration, described in zip(*columns, strict=False):
+        event = f'"ph":"X","cat":"{table}","name":{name},"pid":{pid},"tid":{tid},"ts":{start},"dur":{duration}'
+        yield f',\n{{{event},"args":{described}}}'
 
 
 def _microseconds(ns: pd.Series[int]) -> Iterator[str]:
