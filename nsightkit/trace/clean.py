@@ -257,7 +257,7 @@ def _this_machine() -> dict[str, str]:
 def clean(trace: Trace) -> Trace:
     """Give a trace whose texts identify no person.
 
-    Times, sizes, rows and their order stay the same, and names that differed still differ.
+    Times, sizes, rows and their order stay the same. Names that become equal get a number.
 
     Parameters
     ----------
@@ -336,7 +336,8 @@ class _CleanSource:
         frame = self._whole.table(table, columns)
         for column in columns:
             if TABLES[table][column] == "category":
-                frame[column] = self._names(frame[column], holds_json=column in ("collective", "inputs"))
+                names = frame[column].cat
+                frame[column] = categorical(np.asarray(names.codes), self._cleaned(column, names.categories.tolist()))
             elif column in TIME_COLUMNS:
                 frame[column] += self._whole.t0_ns  # the new trace moves them to its own clock again
         return frame
@@ -345,55 +346,34 @@ class _CleanSource:
         """See :class:`~nsightkit.trace.model.Source`."""
         return self._whole.t0_ns
 
-    def _names(self, names: pd.Series[Any], *, holds_json: bool) -> pd.Series[Any]:
-        """Clean a categorical column. Names that cleaning makes equal get a number, which JSON cannot take."""
-        given = names.cat.categories.tolist()
-        cleaned = list(map(self.cleaner.json if holds_json else self.cleaner.text, given))
-        if cleaned == given:
-            return names
-        if not holds_json:
-            cleaned = _kept_apart(given, cleaned)
-        return pd.Series(categorical(np.asarray(names.cat.codes), cleaned), index=names.index, name=names.name)
-
-
-def _kept_apart(given: Sequence[str], cleaned: Sequence[str]) -> list[str]:
-    """Number the names that cleaning has made equal."""
-    taken = set(given).intersection(cleaned)
-    counts: collections.Counter[str] = collections.Counter()
-    apart = []
-    for old, new in zip(given, cleaned, strict=True):
-        name = new
-        while old != new and name in taken:
-            counts[new] += 1
-            name = f"{new} ({counts[new] + 1})"
-        taken.add(name)
-        apart.append(name)
-    return apart
+    def _cleaned(self, column: str, names: list[str]) -> list[str]:
+        """Clean names; those that become equal get a number, which JSON cannot take."""
+        if column in ("collective", "inputs"):
+            return list(map(self.cleaner.json, names))
+        counts = collections.Counter(names)
+        cleaned = []
+        for given in names:
+            name = self.cleaner.text(given)
+            if name != given:
+                counts[name] += 1
+                number = counts[name]
+                name += f" ({number})" if number > 1 else ""
+            cleaned.append(name)
+        return cleaned
 
 
 # ---------------------------------------------------------------- memory snapshots
 
 
-def _keys(names: str, **parts: Any) -> dict[str, Any]:
-    """Keys of an object to copy, and those of its parts."""
-    return {**{name: {} for name in names.split()}, **parts}
-
-
-_FRAMES = _keys("filename line name")
-#: What PyTorch's own pages read of a snapshot.
-_SNAPSHOT = _keys(
-    "allocator_settings",
-    segments=_keys(
-        "device address total_size allocated_size active_size requested_size stream segment_type segment_pool_id"
-        " is_expandable",
-        frames=_FRAMES,
-        blocks=_keys("address size requested_size state", frames=_FRAMES),
-    ),
-    device_traces=_keys(
-        "action addr size stream time_us device_free pool_id user_metadata category compile_context", frames=_FRAMES
-    ),
-    external_annotations=_keys("device time_us name stage"),
+#: What PyTorch's own pages read of a snapshot, beside stacks.
+_FRAME = ("filename", "line", "name")
+_SEGMENT = (
+    "device address total_size allocated_size active_size requested_size stream segment_type segment_pool_id"
+    " is_expandable"
 )
+_BLOCK = "address size requested_size state"
+_EVENT = "action addr size stream time_us device_free pool_id user_metadata category compile_context"
+_ANNOTATION = "device time_us name stage"
 
 
 def clean_snapshot(taken: Mapping[str, Any]) -> dict[str, Any]:
@@ -409,20 +389,41 @@ def clean_snapshot(taken: Mapping[str, Any]) -> dict[str, Any]:
     dict
         Of the same shape. Equal frames and stacks are one object each, which makes the file small.
     """
-    cleaner = TextCleaner(_this_machine())
-    equal: dict[Any, Any] = {}
+    copy = _SnapshotCopy()
+    segments = []
+    for segment in taken["segments"]:
+        blocks = copy.rows(segment["blocks"], _BLOCK)
+        segments += [{**row, "blocks": blocks} for row in copy.rows([segment], _SEGMENT)]
+    return {
+        "segments": segments,
+        "device_traces": [copy.rows(trace, _EVENT) for trace in taken["device_traces"]],
+        "allocator_settings": copy.cleaner.value(taken["allocator_settings"]),
+        "external_annotations": copy.rows(taken.get("external_annotations", ()), _ANNOTATION),
+    }
 
-    def copied(given: Any, parts: dict[str, Any]) -> Any:
-        if not parts:
-            return cleaner.value(given)
-        if isinstance(given, Mapping):
-            copy = {key: copied(given[key], below) for key, below in parts.items() if key in given}
-            return equal.setdefault(tuple(copy.values()), copy) if parts is _FRAMES else copy
-        copies = [copied(item, parts) for item in given or ()]
-        return equal.setdefault(tuple(map(id, copies)), copies) if parts is _FRAMES else copies
 
-    snapshot: dict[str, Any] = copied(taken, _SNAPSHOT)
-    return snapshot
+class _SnapshotCopy:
+    """Copies rows of a snapshot."""
+
+    def __init__(self) -> None:
+        self.cleaner = TextCleaner(_this_machine())
+        self._equal: dict[Any, Any] = {}
+
+    def rows(self, rows: Iterable[Mapping[str, Any]], keys: str) -> list[dict[str, Any]]:
+        copies = []
+        for row in rows:
+            copy = {key: self.cleaner.value(row[key]) for key in keys.split() if key in row}
+            if "frames" in row:
+                copy["frames"] = self._stack(row["frames"])
+            copies.append(copy)
+        return copies
+
+    def _stack(self, frames: Iterable[Mapping[str, Any]]) -> Any:
+        stack = []
+        for frame in frames:
+            content = tuple(self.cleaner.value(frame.get(key)) for key in _FRAME)
+            stack.append(self._equal.setdefault(content, dict(zip(_FRAME, content, strict=True))))
+        return self._equal.setdefault(tuple(map(id, stack)), stack)
 
 
 def write_snapshot(taken: Mapping[str, Any], file: BinaryIO) -> None:

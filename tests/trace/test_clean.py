@@ -1,10 +1,13 @@
-"""Copies of a trace identify no person, and answers as the trace does."""
+"""Copies of a trace identify no person."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import random
 import sqlite3
+import string
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +15,131 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from make_secrets import GRACE, HARMLESS, HOST, ORION, SECRETS, USER, survivors
 from make_snapshot import Allocator
 from synthetic.planted import training
 
 import nsightkit
 from nsightkit import cli
 from nsightkit.analysis.memory import snapshot as memory
-from nsightkit.trace import Trace, TraceMeta, snapshot, store
+from nsightkit.trace import Trace, TraceMeta, snapshot
 from nsightkit.trace.clean import TextCleaner, clean, clean_snapshot, clean_text, left_out, write_snapshot
 
+HOST, USER = "planted-node17", "plantedperson"
+#: What identifies without a form of its own, and stands only where a profiler says so.
+ORION, GRACE = "orionstation", "gracehopper9"
 #: What only the file says, in places made for it.
 SAID = (HOST, USER, ORION, GRACE, "k3y-of-nobody", "plantedvalue", "printed-by-the-program")
+
+# None is real: the tokens are made from a seed, so no file holds one.
+RANDOM = random.Random(5)
+LETTERS = string.ascii_letters + string.digits
+WORD = "hunter2-planted"
+
+
+def some(count: int, letters: str = LETTERS) -> str:
+    return "".join(RANDOM.choice(letters) for _ in range(count))
+
+
+#: Keys as their providers make them.
+TOKENS = (
+    "AKIA" + some(16, string.ascii_uppercase + string.digits),
+    "ASIA" + some(16, string.ascii_uppercase + string.digits),
+    "ghp_" + some(36),
+    "github_pat_" + some(22) + "_" + some(59),
+    "glpat-" + some(20),
+    "hf_" + some(34, string.ascii_letters),
+    "sk-" + some(48),
+    "sk-ant-api03-" + some(80),
+    "AIza" + some(35),
+    "xoxb-" + some(12, string.digits) + "-" + some(24),
+    "npm_" + some(36),
+    "pypi-AgEIcHlwaS5vcmc" + some(60),
+    "nvapi-" + some(64),
+    "eyJ" + some(17) + ".eyJ" + some(40) + "." + some(43),
+)
+#: Texts, and what in them must not survive.
+SECRETS = (
+    *[(f"step with {token} in it", token) for token in TOKENS],
+    (f"password={WORD}", WORD),
+    (f'DB_PASSWORD="{WORD}"', WORD),
+    (f"api_key: {WORD}", WORD),
+    (f"prog --client-secret {WORD} x", WORD),
+    (f"'aws_secret_access_key': '{WORD}'", WORD),
+    (f"https://host/x?token={TOKENS[2]}&y=1", TOKENS[2]),
+    (f"Authorization: Bearer {TOKENS[5]}", TOKENS[5]),
+    (f"https://{USER}:{WORD}@example.com/x", USER, WORD),
+    (f"postgresql://app:{WORD}@db.internal:5432/x", WORD),
+    ("-----BEGIN RSA PRIVATE KEY-----\nMIIEplanted0\n-----END RSA PRIVATE KEY-----", "MIIEplanted0"),
+    (f"/home/{USER}/proj/train.py", USER),
+    (f"open /scratch/{USER}/run: no such file", USER),
+    (f"C:\\Users\\{USER}\\x.py", USER),
+    (f"~{USER}/x", USER),
+    (f"/tmp/torchinductor_{USER}/ab/c.py", USER),
+    (f"/opt/{USER}/lib/python3.12/runpy.py", USER),
+    (f"/weird/{USER}/train.py", USER),
+    (f"file:///Users/{USER}/x", USER),
+    (f"mail jane.{USER}@example.com now", USER, "jane."),
+    (f"{USER}@{HOST}:~/x$ python train.py", USER, HOST),
+    (f"ssh {USER}@{HOST} nvidia-smi", USER, HOST),
+    ("connect to 10.41.52.63 now", "10.41.52.63"),
+    ("tcp://192.168.41.7:29500", "192.168.41.7"),
+    ("[2001:db8:85a3::8a2e:370:7334]", "2001:db8:85a3::8a2e:370:7334"),
+    ("00:1a:2b:3c:4d:5e", "00:1a:2b:3c:4d:5e"),
+    ("ip-10-41-52-63.ec2.internal", "10-41-52"),
+    ("gpu17.cluster.corp", "gpu17.cluster"),
+    (f"step_{HOST}_3", HOST),
+    ("PLAIN=plantedvalue\0OTHER=x\0", "plantedvalue"),
+)
+#: Names that look like a secret and are none.
+HARMLESS = (
+    "BATCH=32",
+    "token=12",
+    "decode token=first",
+    "key=value, query=x",
+    "cache_key=attn_3",
+    "--num-key-value-heads 8",
+    "auth=none",
+    "/layer1/Conv + /layer1/relu/Relu",
+    "/model/layers.0/MatMul",
+    "kernel<0x0123456789abcdef0123456789abcdef01234567>",
+    "gemm<ABCDEFabcdef0123456789ABCDEFabcdef0123456789ab==>",
+    "void f<secret_t, password_hash>(int)",
+    "_ZN2at6native40_GLOBAL__N__0f1a8107_8_Shape_cu_49f7391c30CatArrayBatchedCopy_vectorizedINS1_10OpaqueTypeILj2EEEjLi1E",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, Array<char*, 3> >",
+    "triton_poi_fused_add_mul_0d1d2d3de",
+    "## Call CompiledFxGraph fuz3rzd5abcdefghijklmnopqrstuvwxyz234567abcdef ##",
+    "cuDNN 9.1.0.70",
+    "nvidia-cublas-cu12==12.4.5.8",
+    "version 10.2.1.243",
+    "clock_nanosleep@@GLIBC_2",
+    "A @ B",
+    "measure@*",
+    "dead::beef",
+    "2025-11-21T10:00:00",
+    "0000:57:00.0",
+    "~Foo",
+    "commit 0123456789abcdef0123456789abcdef01234567",
+    "torch/nn/modules/module.py(1501): f",
+    "kworker/0:0H-kblockd",
+    "CPU IP/backtrace",
+    "GB/s",
+    "pass=2",
+    "bypass=fast",
+    "bearer of news",
+    "sk-learn",
+    "hf_model_forward",
+    "token_embedding: (32, 128)",
+    "secret: ",
+    "signature: aten::add(Tensor)",
+    "http://localhost:8080",
+    "127.0.0.1",
+    "[lambda(float)]",
+)
+
+
+def survivors(written: bytes, hidden: Iterable[str]) -> list[str]:
+    """Hidden texts that are in some bytes all the same."""
+    return [word for word in hidden if word.encode() in written]
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +147,12 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSIGHTKIT_NO_CACHE", "1")
 
 
-@pytest.mark.parametrize("secret", SECRETS, ids=[secret.text[:30] for secret in SECRETS])
-def test_every_form_is_recognised(secret: Any) -> None:
+@pytest.mark.parametrize("secret", SECRETS, ids=[text[:30] for text, *_ in SECRETS])
+def test_every_form_is_recognised(secret: tuple[str, ...]) -> None:
+    text, *hidden = secret
     cleaner = TextCleaner({HOST: "host", USER: "user"})
-    cleaned = cleaner.text(secret.text)
-    assert not survivors(cleaned.encode(), secret.hidden)
+    cleaned = cleaner.text(text)
+    assert not survivors(cleaned.encode(), hidden)
     assert cleaner.text(cleaned) == cleaned
 
 
@@ -82,7 +199,7 @@ def plant(path: Path) -> None:
         INSERT INTO ProcessStreams VALUES (1, 900003, 900003);
         """
     )
-    texts = [secret.text for secret in SECRETS]
+    texts = [text for text, *_ in SECRETS]
     for number, text in enumerate([*texts, *texts], 1_000_000):
         connection.execute("INSERT INTO StringIds VALUES (?, ?)", (number, text))
     connection.execute(
@@ -105,16 +222,16 @@ def plant(path: Path) -> None:
 def kineto(path: Path) -> None:
     """Write a PyTorch trace with secrets in every place where Kineto has text."""
     events: list[dict[str, Any]] = []
-    for number, secret in enumerate(SECRETS):
+    for number, (text, *_) in enumerate(SECRETS):
         ts = 1000 + 10 * number
         common = {"ph": "X", "pid": 7, "tid": 7, "dur": 2}
-        events.append({**common, "cat": "user_annotation", "name": secret.text, "ts": ts})
-        events.append({**common, "cat": "python_function", "name": f"{secret.text}(3): f", "ts": ts})
-        arguments = {"External id": number, "Concrete Inputs": [secret.text], "Call stack": secret.text}
+        events.append({**common, "cat": "user_annotation", "name": text, "ts": ts})
+        events.append({**common, "cat": "python_function", "name": f"{text}(3): f", "ts": ts})
+        arguments = {"External id": number, "Concrete Inputs": [text], "Call stack": text}
         events.append({**common, "cat": "cpu_op", "name": "aten::mm", "ts": ts + 1, "args": arguments})
         launch = {"correlation": number + 1, "External id": number}
         events.append({**common, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": ts + 1, "args": launch})
-        on_gpu = {**launch, "device": 0, "stream": 7, "Collective name": "allreduce", "dtype": secret.text}
+        on_gpu = {**launch, "device": 0, "stream": 7, "Collective name": "allreduce", "dtype": text}
         events.append({**common, "cat": "kernel", "name": "ncclKernel", "pid": 0, "ts": ts + 3, "args": on_gpu})
     document = {
         "schemaVersion": 1,
@@ -141,46 +258,30 @@ def written(path: Path) -> bytes:
 @pytest.mark.parametrize("target", ["copy.parquet", "copy.json.gz", "page.html"])
 def test_no_secret_survives(source: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / source, tmp_path / target
+    said = SAID
     if source == "nsys.sqlite":
         training(path)
         plant(path)
     else:
         kineto(path)
+        said = (HOST, "plantedvalue", "printed-by-the-program")
     command = ["report", str(path), "-o", str(out)] if target == "page.html" else ["convert", str(path), str(out)]
     assert cli.run(command) == 0
     err = capsys.readouterr().err
     assert "left out: environment, command lines" in err
     assert "replaced" in err
-    hidden = [word for secret in SECRETS for word in secret.hidden]
-    said = SAID if source == "nsys.sqlite" else (HOST, "plantedvalue", "printed-by-the-program")
-    assert survivors(written(out), [*hidden, *said]) == []
-
-
-def test_a_copy_answers_as_the_trace(tmp_path: Path) -> None:
-    training(tmp_path / "t.sqlite", fault="sync")
-    plant(tmp_path / "t.sqlite")
-    before = nsightkit.load(tmp_path / "t.sqlite")
-    store.write(before, tmp_path / "copy")
-    after = nsightkit.load(tmp_path / "copy")
-    assert before.summary() == after.summary()
-    assert before.gaps().equals(after.gaps())
-    names = ["count", "total_ns", "exclusive_ns", "gpu_ns", "kernel_count"]
-    in_order = [trace.ranges().sort_values(names)[names].reset_index(drop=True) for trace in (before, after)]
-    assert in_order[0].equals(in_order[1])
-    assert before.verdict()["bottleneck"] == after.verdict()["bottleneck"]
+    content = written(out)
+    for _, *hidden in [*SECRETS, ("", *said)]:
+        assert survivors(content, hidden) == []
+    if target == "copy.parquet":
+        assert nsightkit.load(out).summary() == nsightkit.load(path).summary()
 
 
 def test_names_that_differed_still_differ_and_descriptions_stay_json() -> None:
     described = [json.dumps({"Collective name": "allreduce", "dtype": f"/home/{who}/x"}) for who in ("ann", "bob")]
-    kernels = pd.DataFrame(
-        {
-            "start_ns": [0, 10],
-            "end_ns": [5, 15],
-            "name": pd.Categorical(["/home/ann/k.py", "/home/bob/k.py"]),
-            "collective": pd.Categorical(described),
-        }
-    )
-    cleaned = clean(Trace.from_frames({"kernels": kernels}, TraceMeta(tool="test")))["kernels"]
+    names = pd.Categorical(["/home/ann/k.py", "/home/bob/k.py"])
+    kernels = {"start_ns": [0, 10], "end_ns": [5, 15], "name": names, "collective": pd.Categorical(described)}
+    cleaned = clean(Trace.from_frames({"kernels": pd.DataFrame(kernels)}))["kernels"]
     assert cleaned["name"].tolist() == ["k.py", "k.py (2)"]
     assert [json.loads(text)["dtype"] for text in cleaned["collective"]] == ["[path]", "[path]"]
 
@@ -199,18 +300,19 @@ def test_a_clean_trace_is_its_own_copy_and_keeps_its_selection() -> None:
 
 def test_a_snapshot_keeps_what_pytorch_s_pages_read(tmp_path: Path) -> None:
     allocator = Allocator()
-    for secret in SECRETS:
+    for text, *_ in SECRETS:
         frames = [
-            {"name": secret.text, "filename": secret.text, "line": 3, "fx_original_trace": secret.text},
+            {"name": text, "filename": text, "line": 3, "fx_original_trace": text},
             {"name": "forward", "filename": f"/home/{USER}/model.py", "line": 9},
         ]
-        allocator.malloc(5000, frames=frames, user_metadata=secret.text)
+        allocator.malloc(5000, frames=frames, user_metadata=text)
     taken = allocator.snapshot()
     taken["env"] = {"PLAIN": "plantedvalue"}
     with (tmp_path / "s.pickle").open("wb") as file:
         write_snapshot(clean_snapshot(taken), file)
-    hidden = [word for secret in SECRETS for word in secret.hidden if word not in (HOST, USER)]
-    assert survivors((tmp_path / "s.pickle").read_bytes(), [*hidden, "plantedvalue"]) == []
+    for _, *hidden in [*SECRETS, ("", "plantedvalue")]:
+        words = [word for word in hidden if word not in (HOST, USER)]  # of other machines
+        assert survivors((tmp_path / "s.pickle").read_bytes(), words) == []
     read = snapshot.read(tmp_path / "s.pickle")
     assert (read.events["action"] == "alloc").sum() == len(SECRETS)
     assert memory.summary(read)["peak_bytes"] > 0
@@ -218,7 +320,7 @@ def test_a_snapshot_keeps_what_pytorch_s_pages_read(tmp_path: Path) -> None:
 
 def test_names_of_real_traces_stay(shared_traces: Path) -> None:
     """Of the distinct names of public traces only frames change, whose paths are cut."""
-    for path in [*sorted(shared_traces.rglob("*.sqlite"))[:6], *sorted(shared_traces.rglob("*.json.gz"))[:6]]:
+    for path in [*sorted(shared_traces.rglob("*.sqlite"))[:3], *sorted(shared_traces.rglob("*.json.gz"))[:3]]:
         trace = nsightkit.load(path, cache=False)
         cleaner = TextCleaner({})
         for table in ("kernels", "ops", "calls", "ranges", "memops"):
