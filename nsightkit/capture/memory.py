@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from nsightkit.errors import UsageError
-from nsightkit.trace.clean import clean_snapshot, write_snapshot
+from nsightkit.trace.clean import clean_snapshot
 from nsightkit.trace.files import replacing
 
 __all__ = ["recording", "write"]
@@ -111,5 +112,5 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str]) -> Path:
     """
     path = Path(output)
     with replacing(path) as file:
-        write_snapshot(clean_snapshot(taken), file)
+        pickle.dump(clean_snapshot(taken), file, protocol=4)  # any Python since 3.4 reads it
     return path

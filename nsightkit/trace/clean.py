@@ -15,18 +15,17 @@ import dataclasses
 import getpass
 import json
 import os
-import pickle
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from nsightkit.trace.model import TABLES, TIME_COLUMNS, Trace, categorical
 
-__all__ = ["TextCleaner", "clean", "clean_snapshot", "clean_text", "left_out", "private_names", "write_snapshot"]
+__all__ = ["TextCleaner", "clean", "clean_snapshot", "clean_text", "left_out", "private_names"]
 
 #: Environment variables and properties whose values name a user or a host.
 _NAMING_VARIABLES = {
@@ -424,14 +423,3 @@ class _SnapshotCopy:
             content = tuple(self.cleaner.value(frame.get(key)) for key in _FRAME)
             stack.append(self._equal.setdefault(content, dict(zip(_FRAME, content, strict=True))))
         return self._equal.setdefault(tuple(map(id, stack)), stack)
-
-
-def write_snapshot(taken: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write a memory snapshot as PyTorch does.
-
-    Parameters
-    ----------
-    taken : mapping
-    file : binary file
-    """
-    pickle.dump(taken, file, protocol=4)  # any Python since 3.4 reads it

@@ -109,11 +109,8 @@ _COLLECTIVE = {
     "elements_out": "Out msg nelems",
     "dtype": "dtype",
     "group": "Process Group Name",
-    "description": "Process Group Description",
     "group_size": "Group size",
     "ranks": "Process Group Ranks",
-    "source": "Src Rank",
-    "target": "Dst Rank",
 }
 _RENAMED = {
     **_COLLECTIVE,
@@ -158,11 +155,8 @@ class _Args(msgspec.Struct, rename=_RENAMED, frozen=True, gc=False):
     elements_out: Any = None
     dtype: Any = None
     group: Any = None
-    description: Any = None
     group_size: Any = None
     ranks: Any = None
-    source: Any = None
-    target: Any = None
     collective_sequence: Any = -1
 
 
@@ -346,25 +340,18 @@ def _collective(event: _Event) -> str:
 
 
 #: Columns of numbers, and the members of an event's args that they are.
+_ON_GPU = {"device": "device", "stream": "stream", "correlation": "correlation"}
 _NUMBERS = {
     "kernels": {
-        "device": "device",
-        "stream": "stream",
-        "correlation": "correlation",
+        **_ON_GPU,
         "registers": "registers",
         "dynamic_shared_bytes": "shared_bytes",
         "graph_node": "graph_node",
         "sequence": "collective_sequence",
         "external_id": "external_id",
     },
-    "memops": {
-        "device": "device",
-        "stream": "stream",
-        "correlation": "correlation",
-        "bytes": "bytes",
-        "graph_node": "graph_node",
-    },
-    "syncs": {"device": "device", "stream": "stream", "correlation": "correlation"},
+    "memops": {**_ON_GPU, "bytes": "bytes", "graph_node": "graph_node"},
+    "syncs": _ON_GPU,
     "calls": {"correlation": "correlation"},
     "ops": {
         "correlation": "external_id",
@@ -718,9 +705,7 @@ def _without_arguments(text: str) -> str:
 
 def _sync_kind(name: str) -> str:
     """`Stream Wait Event` → `stream-wait-event`; `Event Sync` → `event`."""
-    lower = name.strip().lower()
-    ending = "synchronize" if lower.endswith("synchronize") else "sync"
-    return re.sub(r"\W+", "-", lower.removesuffix(ending).rstrip()) or "unknown"
+    return name.lower().removesuffix("sync").strip().replace(" ", "-") or "unknown"
 
 
 #: `Memcpy HtoD (…)`, and ROCm's `CopyHostToDevice` without the small letters.

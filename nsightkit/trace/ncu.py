@@ -125,7 +125,7 @@ def from_metrics(
         for metric in ncu_metrics.METRICS:
             row[metric.name] = _first_number(values, metric.nvidia)
         rows.append(row)
-    names = ncu_metrics.names()
+    names = [metric.name for metric in ncu_metrics.METRICS]
     launches = pd.DataFrame(rows, columns=[*IDENTITY, *names])
     return Report(path, launches.astype(dict.fromkeys(names, "float64")), metrics, units)
 

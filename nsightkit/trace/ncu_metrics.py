@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["CHIPS", "METRICS", "STALLS", "Metric", "Stall", "base_unit", "names"]
+__all__ = ["CHIPS", "METRICS", "STALLS", "Metric", "Stall", "base_unit"]
 
 #: Chips the names were checked for, oldest first: V100, T4, A100, RTX 30, RTX 40, H100 and H200.
 CHIPS = ("gv100", "tu102", "ga100", "ga102", "ad102", "gh100")
@@ -60,65 +60,27 @@ class Stall:
     Parameters
     ----------
     reason : str
-        As NVIDIA's metric names spell it.
-    label : str
-        As the details page does.
+        As NVIDIA's metric names spell it; the metric ``stall_…`` counts warps in this state per issued instruction, and
+        all of these sum to the latency between two instructions.
     meaning : str
         What the warp waited for.
+    sampled : str
+        NVIDIA's name of the samples of the program counter that found a warp in this state, where reports hold them
+        instead.
     next_step : str
         What to try when it dominates; empty where it is not a stall or there is nothing general to say.
-    chips : tuple of str
-        Where it exists.
     """
 
     reason: str
-    label: str
     meaning: str
+    sampled: str
     next_step: str = ""
-    chips: tuple[str, ...] = CHIPS
-
-    @property
-    def nvidia(self) -> str:
-        """Warps in this state per issued instruction; all reasons sum to the latency between two instructions."""
-        return f"smsp__average_warps_issue_stalled_{self.reason}_per_issue_active.ratio"
-
-    @property
-    def sampled(self) -> str:
-        """Samples of the program counter that found a warp in this state, where reports hold them instead."""
-        plural = "no_instructions" if self.reason == "no_instruction" else self.reason
-        return f"smsp__pcsamp_warps_issue_stalled_{plural}"
 
 
-def _read_table() -> tuple[tuple[Metric, ...], tuple[Stall, ...]]:
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    metrics = [msgspec.convert(row, Metric) for row in table["metric"]]
-    stalls = [msgspec.convert(row, Stall) for row in table["stall"]]
-    for stall in stalls:
-        metrics.append(
-            Metric(
-                name=f"stall_{stall.reason}",
-                nvidia=(stall.nvidia,),
-                unit="inst",
-                labels=(stall.label,),
-                meaning=f"warps per issued instruction: {stall.meaning}",
-                chips=stall.chips,
-            )
-        )
-    return tuple(metrics), tuple(stalls)
-
-
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: All metrics that have a name of ours; and the states a warp can be in when it does not issue.
-METRICS, STALLS = _read_table()
-
-
-def names() -> list[str]:
-    """List our names, in the table's order.
-
-    Returns
-    -------
-    list of str
-    """
-    return [metric.name for metric in METRICS]
+METRICS = msgspec.convert(_TABLE["metric"], tuple[Metric, ...])
+STALLS = msgspec.convert(_TABLE["stall"], tuple[Stall, ...])
 
 
 _PREFIXES = {"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}

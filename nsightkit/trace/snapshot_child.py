@@ -21,6 +21,30 @@ __all__ = ["decode", "tables"]
 _Row = Mapping[str, Any]
 
 
+#: Columns of whole numbers: PyTorch's name of each, and what is taken where it is missing.
+_EVENT = {
+    "address": ("addr", 0),
+    "size_bytes": ("size", 0),
+    "time_us": ("time_us", 0),
+    "device_free_bytes": ("device_free", -1),
+}
+_SEGMENT = {
+    "device": ("device", 0),
+    "address": ("address", None),
+    "size_bytes": ("total_size", None),
+    "allocated_bytes": ("allocated_size", -1),
+    "active_bytes": ("active_size", -1),
+    "requested_bytes": ("requested_size", -1),
+    "expandable": ("is_expandable", 0),
+}
+_BLOCK = {
+    "device": ("device", 0),
+    "address": ("address", None),
+    "size_bytes": ("size", None),
+    "requested_bytes": ("requested_size", None),
+}
+
+
 class _Plain(pickle.Unpickler):
     """An unpickler that looks nothing up, so that nothing in a file is run."""
 
@@ -68,24 +92,23 @@ def tables(snapshot: _Row) -> dict[str, Any]:
         Of any kind: it is no snapshot.
     """
     segments = snapshot["segments"]
+    blocks: list[_Row] = []
+    for segment in segments:
+        blocks += [{"device": segment.get("device", 0), **block} for block in segment["blocks"]]
     traces = snapshot.get("device_traces") or []
-    devices = []
-    for device, trace in enumerate(traces):
-        devices += [device] * len(trace)
+    events = list(itertools.chain.from_iterable(traces))
     stacks = _Stacks()
-    return {
-        "events": _events(devices, list(itertools.chain.from_iterable(traces)), stacks),
-        "segments": {
-            "device": _integers(segments, "device", 0),
-            "address": _integers(segments, "address"),
-            "size_bytes": _integers(segments, "total_size"),
-            "allocated_bytes": _integers(segments, "allocated_size", -1),
-            "active_bytes": _integers(segments, "active_size", -1),
-            "requested_bytes": _integers(segments, "requested_size", -1),
-            "expandable": _integers(segments, "is_expandable", 0),
-        },
-        "blocks": _blocks(segments, stacks),
+    columns = {
+        "events": {**_columns(events, _EVENT), "action": _texts(events, "action"), "stack": stacks.numbers(events)},
+        "segments": _columns(segments, _SEGMENT),
+        "blocks": {**_columns(blocks, _BLOCK), "state": _texts(blocks, "state"), "stack": stacks.numbers(blocks)},
         "annotations": _annotations(snapshot.get("external_annotations") or []),
+    }
+    columns["events"]["device"] = []
+    for device, trace in enumerate(traces):
+        columns["events"]["device"] += [device] * len(trace)
+    return {
+        **columns,
         "settings": _settings(snapshot.get("allocator_settings") or {}),
         "frames": list(stacks.frames),
         "stacks": list(stacks.stacks),
@@ -93,32 +116,8 @@ def tables(snapshot: _Row) -> dict[str, Any]:
     }
 
 
-def _events(devices: list[int], events: Sequence[_Row], stacks: _Stacks) -> dict[str, Any]:
-    return {
-        "device": devices,
-        "action": _texts(events, "action"),
-        "address": _integers(events, "addr", 0),
-        "size_bytes": _integers(events, "size", 0),
-        "time_us": _integers(events, "time_us", 0),
-        "stack": stacks.numbers(events),
-        "device_free_bytes": _integers(events, "device_free", -1),
-    }
-
-
-def _blocks(segments: Sequence[_Row], stacks: _Stacks) -> dict[str, Any]:
-    blocks = []
-    devices = []
-    for segment in segments:
-        blocks += segment["blocks"]
-        devices += [segment.get("device", 0)] * len(segment["blocks"])
-    return {
-        "device": array("q", devices).tolist(),
-        "address": _integers(blocks, "address"),
-        "size_bytes": _integers(blocks, "size"),
-        "requested_bytes": _integers(blocks, "requested_size"),
-        "state": _texts(blocks, "state"),
-        "stack": stacks.numbers(blocks),
-    }
+def _columns(rows: Sequence[_Row], names: Mapping[str, tuple[str, int | None]]) -> dict[str, Any]:
+    return {name: _integers(rows, key, missing) for name, (key, missing) in names.items()}
 
 
 def _annotations(marks: Sequence[_Row]) -> dict[str, Any]:
