@@ -307,8 +307,7 @@ def left_out(traces: Iterable[Trace]) -> list[str]:
     for trace in traces:
         changed += _cleaner(trace).changed
     if changed:
-        texts = "1 text" if changed == 1 else f"{changed:,} texts"
-        sentences.append(f"{texts} had paths shortened, or users, hosts, addresses or secrets replaced")
+        sentences.append(f"texts with paths shortened, or users, hosts, addresses or secrets replaced: {changed:,}")
     sentences.append("not recognised: secrets of an unusual form, confidential names of ranges, kernels and files")
     return sentences
 

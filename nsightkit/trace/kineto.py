@@ -503,11 +503,9 @@ class _Reader:
             frame["kind"] = categorical(np.zeros(len(frame), np.int8), ["annotation"])
             tolerance_ns = 1000 if self._whole_us else 0
             frame["level"], frame["parent"] = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance_ns)
-        texts = {}
+        codes = frame.copy(deep=False)
         for column, (thing, text) in _TEXTS.get(table, _NAMES).items():
-            texts[column] = self._numbering(table, thing).texts(frame[thing], text)
-        for column, values in texts.items():
-            frame[column] = values
+            frame[column] = self._numbering(table, thing).texts(codes[thing], text)
 
     def _meta(self, frames: dict[str, pd.DataFrame]) -> TraceMeta:
         head = self._head

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-__all__ = ["name_of_end", "run_limited"]
+__all__ = ["run_limited"]
 
 
 def run_limited(
@@ -43,39 +43,32 @@ def run_limited(
 
     Raises
     ------
-    subprocess.CalledProcessError
-        It crashed, or was ended at a limit, which :func:`name_of_end` names.
-    subprocess.TimeoutExpired
+    ChildProcessError
+        It crashed, was ended at a limit, or took too long.
     """
     limits = [str(memory_bytes), str(seconds), str(output_bytes)]
     # Isolated: neither this folder nor the environment can replace what it imports.
     command = [sys.executable, "-I", "-S", __file__, *limits, os.fspath(script), *arguments]
     with tempfile.TemporaryFile() as output:
-        subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            timeout=2 * seconds,
-            check=True,
-        )
+        try:
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                timeout=2 * seconds,
+                check=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ChildProcessError(f"not done within {error.timeout:.0f} s") from error
+        except subprocess.CalledProcessError as error:
+            raise ChildProcessError(_name_of_end(error.returncode)) from error
         output.seek(0)
         return output.read(output_bytes)
 
 
-def name_of_end(code: int) -> str:
-    """Name how a process ended.
-
-    Parameters
-    ----------
-    code : int
-        As :class:`subprocess.CompletedProcess` has it.
-
-    Returns
-    -------
-    str
-        The name of the signal, or the exit code.
-    """
+def _name_of_end(code: int) -> str:
+    """Name the signal that ended a process, or its exit code."""
     try:
         return signal.Signals(-code).name
     except ValueError:

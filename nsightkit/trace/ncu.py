@@ -13,7 +13,6 @@ import io
 import math
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import pandas as pd
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace import ncu_child, ncu_metrics
 from nsightkit.trace.files import replacing, require_regular
-from nsightkit.trace.limited import name_of_end, run_limited
+from nsightkit.trace.limited import run_limited
 from nsightkit.trace.model import capability
 
 __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
@@ -36,7 +35,7 @@ _MAGIC = b"NVR\0"
 #: Units that fit each column have six decimals, where base units have two.
 _RAW_PAGE = "ncu --import=REPORT.ncu-rep --page=raw --csv --print-units=auto"
 _EXPORT = f"export it with: {_RAW_PAGE}"
-_AGAIN = "copy it again, or profile again"
+_AGAIN = "copy it again, profile again, or pip install --upgrade ncu-report"
 #: Columns of ``launches`` that identify a launch.
 IDENTITY = ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block", "ranges")
 
@@ -255,7 +254,7 @@ def _read_report(path: Path) -> Report:
 def _printed(path: Path, folder: Path) -> list[_Launched]:
     """Have NVIDIA's package read a report in a separate process, as it aborts on some damaged ones."""
     size = path.stat().st_size
-    try:
+    with reading(path, "makes NVIDIA's reader fail: it is damaged, or of a newer ncu", _AGAIN):
         output = run_limited(
             ncu_child.__file__,
             [str(folder), str(path.absolute())],
@@ -264,14 +263,6 @@ def _printed(path: Path, folder: Path) -> list[_Launched]:
             output_bytes=min(max(64 << 20, 16 * size), 1 << 30),
         )
         contents = msgspec.json.decode(output, type=_Contents)
-    except subprocess.TimeoutExpired as error:
-        problem = f"was not read by NVIDIA's package within {error.timeout:.0f} s"
-        raise TraceError(path, problem, _AGAIN) from error
-    except subprocess.CalledProcessError as error:
-        problem = f"makes NVIDIA's reader crash ({name_of_end(error.returncode)}): it is damaged, or of a newer ncu"
-        raise TraceError(path, problem, f"{_AGAIN}, or pip install --upgrade ncu-report") from error
-    except msgspec.DecodeError as error:
-        contents = _Contents(problem=str(error))
     if contents.problem:
         problem = " ".join(contents.problem.split())[:160]
         raise TraceError(path, f"is not a report that ncu-report can read ({problem})", _AGAIN)

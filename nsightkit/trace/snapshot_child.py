@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 __all__ = ["decode", "tables"]
 
 _Row = Mapping[str, Any]
+_BEYOND = 1 << 52  # no address, size or time in microseconds reaches it
 
 
 #: Columns of whole numbers: PyTorch's name of each, and what is taken where it is missing.
@@ -168,7 +169,10 @@ class _Stacks:
 
 def _integers(rows: Iterable[_Row], key: str, missing: int | None = None) -> list[int]:
     """Take a column of whole numbers; the array refuses everything else, and numbers of more than 64 bits."""
-    return array("q", [row.get(key, missing) for row in rows]).tolist()
+    column = array("q", [row.get(key, missing) for row in rows])
+    if column and (min(column) <= -_BEYOND or max(column) >= _BEYOND):
+        raise ValueError(f"it holds an impossible {key}")
+    return column.tolist()
 
 
 def _texts(rows: Iterable[_Row], key: str) -> list[str]:

@@ -83,6 +83,14 @@ def test_slices_of_a_track_nest_and_tracks_have_names(tmp_path):
     assert {"GPU 0 A <b>", "GPU 1", "process 4242", "process 7", "profiler"} == set(processes.values())
 
 
+def test_names_stand_as_perfetto_reads_them(tmp_path):
+    """It takes no escape but the necessary ones."""
+    chrome.write(interleaved(), tmp_path / "o.json")
+    text = (tmp_path / "o.json").read_text("utf-8")
+    assert '"name":"µs → 時間"' in text
+    assert '"name":"</script>{}[],"' in text
+
+
 def test_an_export_is_reproducible_and_not_read_as_a_trace(tmp_path):
     for name in ("a.json.gz", "b.json.gz"):
         chrome.write(interleaved(), tmp_path / name)

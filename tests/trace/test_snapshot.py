@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import io
 import os
 import pickle
 import random
@@ -61,46 +60,12 @@ class Reduced:
         return self.reduced
 
 
-class PersistentPickler(pickle.Pickler):
-    def persistent_id(self, obj: Any) -> Any:
-        return "secret" if obj == "me" else None
-
-
-def persistent() -> bytes:
-    out = io.BytesIO()
-    PersistentPickler(out, protocol=4).dump({"segments": ["me"]})
-    return out.getvalue()
-
-
 def doubled_lists() -> Any:
     """Lists of the same list twice, 60 deep: short in a file, and endless to spell out."""
     lists: Any = []
     for _ in range(60):
         lists = [lists, lists]
     return lists
-
-
-def pairs_of_one_hash(count: int) -> list[tuple[int, int]]:
-    """Pairs of integers with the same hash: CPython mixes a tuple's items in a way that can be undone."""
-    first, second, third, mask = 11400714785074694791, 14029467366897019727, 2870177450012600261, (1 << 64) - 1
-    before = (12345 - (2 ^ third ^ 3527539)) * pow(first, -1, 1 << 64) & mask
-    wanted = (before << 33 | before >> 31) & mask
-    rng = random.Random(1)
-    pairs = []
-    while len(pairs) < count:
-        left = rng.getrandbits(60)
-        mixed = (third + left * second) & mask
-        mixed = ((mixed << 31 | mixed >> 33) & mask) * first & mask
-        right = (wanted - mixed) * pow(second, -1, 1 << 64) & mask
-        if right < (1 << 61) - 1:
-            pairs.append((left, right))
-    return pairs
-
-
-def slow_keys() -> bytes:
-    pairs = pairs_of_one_hash(60_000)
-    keys = b"".join(b"\x8a\x08%b\x8a\x08%b\x86N" % (struct.pack("<q", a), struct.pack("<q", b)) for a, b in pairs)
-    return SEGMENTS + b"\x8c\x01x}(" + keys + b"uu."
 
 
 NEST = 1_000_000
@@ -114,14 +79,14 @@ SEGMENT = {"address": 1, "total_size": 1, "blocks": [BLOCK]}
 LISTS = doubled_lists()
 FRAMES = [frame("f")] * 30_000
 UNREADABLE = "is not a readable pickle"
-MUCH = "needs far more memory or time|was not decoded within"
+MUCH = "needs far more memory or time"
 OTHER = "is a pickle, but not a memory snapshot"
 FILES = {
     "system, 0": (pickle.dumps(Reduced(os.system, TOUCH), 0), r"asks for \w+\.system"),
     "system, 5": (pickle.dumps(Reduced(os.system, TOUCH), 5), r"asks for \w+\.system"),
     "nested": (pickle.dumps([{"address": 1, "frames": [frame("f") | {"line": Reduced(eval, CODE)}]}]), r"\.eval"),
     "copyreg": (pickle.dumps(Reduced(copyreg._reconstructor, dict, dict, None), 4), r"copyreg\._reconstructor"),
-    "persistent id": (persistent(), "persistent id"),
+    "persistent id": (b"\x80\x02K\x01Q.", "persistent id"),
     "INST": (f"(S'{TOUCH}'\nios\nsystem\n.".encode(), r"os\.system"),
     "names from the memo": (b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94]h\x00h\x01\x93.", r"os\.system"),
     "control characters": (b"\x80\x04\x8c\x03o\x1bs\x8c\x03\ra\n\x93.", r"o\\x1bs\. a"),
@@ -147,7 +112,6 @@ FILES = {
     "lists for numbers": (pickle.dumps({"segments": [SEGMENT | {"address": LISTS}]}), OTHER),
     "deep lists": (b"\x80\x04}\x8c\x08segments" + b"]" * NEST + b"a" * (NEST - 1) + b"s.", OTHER),
     "deep dicts": (SEGMENTS + b"\x8c\x01x" + b"}K\x01" * NEST + b"}" + b"s" * NEST + b"u.", None),
-    "keys of one hash": (slow_keys(), MUCH),
     "a key of 2**60 steps": (SEGMENTS + b"K\x01K\x02\x86" + b"q\x00h\x00\x86" * 60 + b"Nu.", MUCH),
 }
 
@@ -177,31 +141,20 @@ def test_the_command_needs_little_for_a_bomb(tmp_path: Path) -> None:
     assert ended.peak_bytes < 600 * MIB
 
 
-def circle(place: str) -> Any:
-    """Make a snapshot that holds itself somewhere."""
+def test_a_snapshot_that_holds_itself_is_read_or_refused() -> None:
     taken = program()
     itself: list[Any] = []
     itself.append(itself)
-    match place:
-        case "traces":
-            taken["device_traces"].append(taken["device_traces"])
-        case "segments":
-            taken["segments"].append(taken["segments"])
-        case "frames":
-            taken["device_traces"][0][0]["frames"] = itself
-        case "settings":
-            taken["allocator_settings"] = {"roundup_power2_divisions": taken}
-        case "metadata":
-            taken["device_traces"][0][0]["user_metadata"] = taken
-        case "blocks":
-            taken["segments"][0]["blocks"].append(taken["segments"][0])
-    return taken
-
-
-@pytest.mark.parametrize("place", ["traces", "segments", "frames", "settings", "metadata", "blocks"])
-def test_a_snapshot_that_holds_itself_is_read_or_refused(place: str) -> None:
-    with contextlib.suppress(TraceError):
-        analysis.summary(reader.from_object(circle(place)))
+    event = taken["device_traces"][0][0]
+    circles = {
+        "segments": [*taken["segments"], taken["segments"]],
+        "device_traces": [[event | {"frames": itself}]],
+        "allocator_settings": {"roundup_power2_divisions": taken},
+        "external_annotations": itself,
+    }
+    for table, circle in circles.items():
+        with contextlib.suppress(TraceError):
+            analysis.summary(reader.from_object(program() | {table: circle}))
 
 
 VALUES = [1 << 70, 1 << 62, 1 << 40, -5, 1.5, float("nan"), None, True, "4", [1], {}, "x" * 100]
