@@ -135,8 +135,8 @@ def write(path: str | Path, kernels: int = 200_000, *, per_step: int = 1000) -> 
     Returns
     -------
     dict
-        ``kernel_count``, ``span_ns``, ``first_ns``, ``call_ns``, ``op_ns``, ``steps`` and ``by_name`` (name to count and
-        total nanoseconds).
+        ``kernel_count``, ``span_ns``, ``first_ns``, ``call_ns``, ``op_ns``, ``steps`` and ``by_name`` (name to count
+        and total nanoseconds).
     """
     rng = np.random.default_rng(0)
     which = rng.integers(0, len(_KERNELS), kernels)

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.errors import UsageError
 from nsightkit.safe import json_text
 from nsightkit.trace.clean import clean
 from nsightkit.trace.files import replacing
@@ -33,8 +32,6 @@ _Ints = npt.NDArray[np.int64]
 _ROWS = 1 << 16  # events that are text at the same time
 _GPU_TABLES = ("kernels", "memops", "graphs", "syncs")
 _CPU_TABLES = ("ranges", "frames", "ops", "calls", "os_calls", "overhead")
-#: What a synchronisation of all streams has for a stream.
-_NO_STREAM = (-1, 4294967295)
 #: So many operations of a stream can overlap: a GPU runs no more than 128 grids at a time (CUDA C++ Programming Guide,
 #: "maximum number of resident grids per device").
 _LANES = 128
@@ -55,16 +52,14 @@ def write(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False
     path : path-like
         Gzipped when the name ends in ``.gz``.
     overwrite : bool
-        Replace an existing file, unless it is the trace itself.
+        Replace an existing file.
 
     Raises
     ------
     UsageError
-        `path` is the file that the trace is read from, or is there already, or cannot be written.
+        `path` is there already, or cannot be written.
     """
     path = Path(path)
-    if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
-        raise UsageError(f"{path} is the trace itself; give another name for the copy")
     require_free(path, overwrite=overwrite)
     cleaned = clean(trace)
     with replacing(path) as file:
@@ -181,7 +176,7 @@ def _names(trace: Trace, events: pd.DataFrame) -> list[dict[str, Any]]:
     for row in events.drop_duplicates("tid").sort_values("tid").itertuples():
         if row.is_gpu:
             process = f"GPU {row.owner} {gpus.get(row.owner, '')}".rstrip()
-            thread = "all streams" if row.queue in _NO_STREAM else f"stream {row.queue}"
+            thread = f"stream {row.queue}"
         elif row.owner == -1:
             process = "profiler"
             thread = "profiler"

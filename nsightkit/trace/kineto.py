@@ -140,7 +140,6 @@ class _Args(msgspec.Struct, rename=_RENAMED, frozen=True, gc=False):
     bytes: Any = 0
     sequence: Any = -1
     forward_thread: Any = -1
-    cuda_sync_kind: Any = None
     kernel: Any = None
     name: Any = None  # of metadata events
     # Left undecoded, as many events share few distinct ones.
@@ -310,10 +309,6 @@ def _table_of(category: str) -> str | None:
     return _CATEGORIES.get(lower)
 
 
-def _sync_name(event: _Event) -> str:
-    return _text(event.args.cuda_sync_kind) or event.name
-
-
 def _launched_kernel(event: _Event) -> str:
     return _text(event.args.kernel)
 
@@ -368,7 +363,7 @@ _ON_CPU: dict[str, Callable[[_Event], Any]] = {"thread": operator.attrgetter("pi
 _THINGS: dict[str, dict[str, Callable[[_Event], Any]]] = {
     "kernels": {"name": _name, "sizes": _sizes, "collective": _collective},
     "memops": {"name": _name},
-    "syncs": {"name": _sync_name},
+    "syncs": {"name": _name},
     "calls": {**_ON_CPU, "kernel": _launched_kernel},
     "ranges": _ON_CPU,
     "ops": {**_ON_CPU, "inputs": _inputs, "collective": _collective},
@@ -458,11 +453,13 @@ class _Reader:
             problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
             raise TraceError(self._path, problem, _REMEDY)
         threads = _thread_ids(self._numberings["thread"])
-        self._refuse_crowd("threads", threads, _MOST_THREADS)
-        self._refuse_crowd("processes", threads >> 24, _MOST_PROCESSES)
+        for noun, values, most in (("threads", threads, _MOST_THREADS), ("processes", threads >> 24, _MOST_PROCESSES)):
+            count = len(np.unique(values))
+            if count > most:
+                raise TraceError(self._path, f"has {count:,} {noun}, more than {most:,}", "capture less at a time")
         frames: dict[str, pd.DataFrame] = {}
         for table, parts in self._parts.items():
-            frame = _joined_columns(parts)
+            frame = pd.concat(map(pd.DataFrame, parts), ignore_index=True)
             parts.clear()
             if "thread" in frame:
                 frame["thread"] = threads[frame["thread"]]
@@ -479,11 +476,6 @@ class _Reader:
         meta.window_ns = window_ns
         meta.thread_names = {int(threads[code]): name for code, name in self._thread_names.items() if name}
         return FrameSource(frames, meta)
-
-    def _refuse_crowd(self, noun: str, values: _Ints, most: int) -> None:
-        count = len(np.unique(values))
-        if count > most:
-            raise TraceError(self._path, f"has {count:,} {noun}, more than {most:,}", "capture less at a time")
 
     def _leave_out_clamped(self, frames: dict[str, pd.DataFrame]) -> None:
         """Kineto clamps a start that it could not place to 0, hours before everything else."""
@@ -530,13 +522,6 @@ class _Reader:
             distributed=head.distributed_info,
             private=_private(head),
         )
-
-
-def _joined_columns(parts: list[dict[str, _Ints]]) -> pd.DataFrame:
-    columns = {}
-    for column in parts[0]:
-        columns[column] = np.concatenate([part[column] for part in parts])
-    return pd.DataFrame(columns, copy=False)
 
 
 def _describe(kernels: pd.DataFrame, operators: pd.DataFrame) -> None:

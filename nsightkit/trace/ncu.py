@@ -10,7 +10,6 @@ import csv
 import dataclasses
 import importlib.util
 import io
-import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -89,8 +88,6 @@ def read(path: str | os.PathLike[str]) -> Report:
     with reading(path):
         with path.open("rb") as stream:
             first_bytes = stream.read(len(_MAGIC))
-        if not first_bytes:
-            raise TraceError(path, "is empty", "profile again: ncu was probably stopped before it wrote")
         if first_bytes == _MAGIC:
             return _read_report(path)
         text = path.read_text(encoding="utf-8-sig", errors="replace")
@@ -122,20 +119,13 @@ def from_metrics(
         version: list[Any] = [values.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor")]
         row["compute_capability"] = row["compute_capability"] or capability(*version)
         for metric in ncu_metrics.METRICS:
-            row[metric.name] = _first_number(values, metric.nvidia)
+            reported = next(filter(values.__contains__, metric.nvidia), "")
+            value = values.get(reported)
+            row[metric.name] = None if isinstance(value, str) else value
         rows.append(row)
     names = [metric.name for metric in ncu_metrics.METRICS]
     launches = pd.DataFrame(rows, columns=[*IDENTITY, *names])
     return Report(path, launches.astype(dict.fromkeys(names, "float64")), metrics, units)
-
-
-def _first_number(values: dict[str, Value], names: Iterable[str]) -> float:
-    """Give the value of the first name that a launch has; NaN without one, or for a text."""
-    for name in names:
-        if name in values:
-            value = values[name]
-            return math.nan if isinstance(value, str) else value
-    return math.nan
 
 
 #: Columns of a page that identify a launch.

@@ -12,11 +12,6 @@ import sys
 from typing import Any
 
 
-def _text(value: Any) -> str:
-    """Text without the surrogates of bytes that are not UTF-8."""
-    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
 def _metrics(action: Any) -> list[tuple[str, int | float | str, str]]:
     """Name, value and unit of each metric that has a value."""
     metrics: list[tuple[str, int | float | str, str]] = []
@@ -24,9 +19,9 @@ def _metrics(action: Any) -> list[tuple[str, int | float | str, str]]:
         metric = action.metric_by_name(name)
         value = metric.value() if metric and metric.has_value() else None
         if isinstance(value, str):
-            metrics.append((_text(metric.name()), _text(value), ""))
+            metrics.append((metric.name(), value, ""))
         elif isinstance(value, (int, float)) and math.isfinite(value):
-            metrics.append((_text(metric.name()), value, _text(metric.unit())))
+            metrics.append((metric.name(), value, metric.unit()))
     return metrics
 
 
@@ -36,7 +31,7 @@ def _ranges(action: Any) -> list[tuple[str, str]]:
     if state is None:
         return []
     domains = [state.domain_by_id(number) for number in state.domains()]
-    return [(_text(domain.name()), _text(name)) for domain in domains for name in domain.push_pop_ranges()]
+    return [(domain.name(), name) for domain in domains for name in domain.push_pop_ranges()]
 
 
 def _contents(folder: str, report: str) -> dict[str, Any]:
@@ -48,7 +43,7 @@ def _contents(folder: str, report: str) -> dict[str, Any]:
         for action in group:
             # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
             kernel = action.name(action.NameBase_DEMANGLED) or action.name()
-            launches.append({"kernel": _text(kernel), "ranges": _ranges(action), "metrics": _metrics(action)})
+            launches.append({"kernel": kernel, "ranges": _ranges(action), "metrics": _metrics(action)})
     return {"launches": launches}
 
 
@@ -56,5 +51,6 @@ if __name__ == "__main__":
     try:
         contents = _contents(*sys.argv[1:])
     except Exception as error:  # any error of NVIDIA's reader
-        contents = {"problem": f"{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace").decode()}
-    sys.stdout.write(json.dumps(contents))
+        contents = {"problem": f"{type(error).__name__}: {error}"[:1000]}
+    # Bytes that are not UTF-8 are surrogates here.
+    sys.stdout.buffer.write(json.dumps(contents, ensure_ascii=False).encode("utf-8", "replace"))

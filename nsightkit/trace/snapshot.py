@@ -137,10 +137,7 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
     """
     path = Path(path)
     require_regular(path)
-    with reading(path):
-        size = path.stat().st_size
-    if not size:
-        raise TraceError(path, "is empty", "take the snapshot again; the program may have ended while it was written")
+    size = path.stat().st_size
     with reading(path, "needs far more memory or time than a snapshot of its size", _REMEDY):
         output = run_limited(
             snapshot_child.__file__,

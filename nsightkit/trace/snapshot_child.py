@@ -44,6 +44,7 @@ _BLOCK = {
     "size_bytes": ("size", None),
     "requested_bytes": ("requested_size", None),
 }
+_ANNOTATION = {"device": ("device", 0), "time_us": ("time_us", None)}
 
 
 class _Plain(pickle.Unpickler):
@@ -98,12 +99,17 @@ def tables(snapshot: _Row) -> dict[str, Any]:
         blocks += [{"device": segment.get("device", 0), **block} for block in segment["blocks"]]
     traces = snapshot.get("device_traces") or []
     events = list(itertools.chain.from_iterable(traces))
+    marks = snapshot.get("external_annotations") or []
     stacks = _Stacks()
     columns = {
         "events": {**_columns(events, _EVENT), "action": _texts(events, "action"), "stack": stacks.numbers(events)},
         "segments": _columns(segments, _SEGMENT),
         "blocks": {**_columns(blocks, _BLOCK), "state": _texts(blocks, "state"), "stack": stacks.numbers(blocks)},
-        "annotations": _annotations(snapshot.get("external_annotations") or []),
+        "annotations": {
+            **_columns(marks, _ANNOTATION),
+            "name": _texts(marks, "name"),
+            "stage": _texts(marks, "stage"),
+        },
     }
     columns["events"]["device"] = []
     for device, trace in enumerate(traces):
@@ -119,15 +125,6 @@ def tables(snapshot: _Row) -> dict[str, Any]:
 
 def _columns(rows: Sequence[_Row], names: Mapping[str, tuple[str, int | None]]) -> dict[str, Any]:
     return {name: _integers(rows, key, missing) for name, (key, missing) in names.items()}
-
-
-def _annotations(marks: Sequence[_Row]) -> dict[str, Any]:
-    return {
-        "device": _integers(marks, "device", 0),
-        "time_us": _integers(marks, "time_us"),
-        "name": _texts(marks, "name"),
-        "stage": _texts(marks, "stage"),
-    }
 
 
 def _settings(given: _Row) -> dict[str, Any]:
@@ -181,9 +178,7 @@ def _texts(rows: Iterable[_Row], key: str) -> list[str]:
 
 def _text(value: Any) -> str:
     """Take text, and nothing else: a list that holds itself twice, and so on, is long to spell out."""
-    if not isinstance(value, str):
-        return ""
-    return value.encode("utf-8", "replace").decode()  # half of a surrogate pair is invalid text
+    return value if isinstance(value, str) else ""
 
 
 if __name__ == "__main__":
@@ -196,6 +191,7 @@ if __name__ == "__main__":
         answer = tables(taken)
     except Exception as error:  # any error of a damaged file
         answer = {"problem": f"{problem} ({type(error).__name__}: {error})"[:300]}
-    sys.stdout.write(json.dumps(answer))
+    # Half of a surrogate pair is invalid text.
+    sys.stdout.buffer.write(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))
     sys.stdout.flush()
     os._exit(0)  # without taking millions of objects apart

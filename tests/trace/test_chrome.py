@@ -10,7 +10,7 @@ import pytest
 from make_interleaved import interleaved
 
 import nsightkit
-from nsightkit.errors import TraceError, UsageError
+from nsightkit.errors import TraceError
 from nsightkit.trace import chrome
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
 
@@ -79,7 +79,7 @@ def test_slices_of_a_track_nest_and_tracks_have_names(tmp_path):
             assert not ends or -end <= ends[-1]
             ends.append(-end)
     assert tracks.keys() == labels.keys()
-    assert {"stream 7", "stream 7 overlap 1", "all streams", "main", "main overlap 1"} <= set(labels.values())
+    assert {"stream 7", "stream 7 overlap 1", "main", "main overlap 1"} <= set(labels.values())
     assert {"GPU 0 A <b>", "GPU 1", "process 4242", "process 7", "profiler"} == set(processes.values())
 
 
@@ -115,15 +115,6 @@ def test_functions_that_began_before_the_capture_have_no_negative_times(tmp_path
     }
     slices = drawn(exported(Trace.from_frames(frames), tmp_path / "o.json"))
     assert slices == {"frames": [(0, 13_000, "f")], "kernels": [(9_001, 10_000, "k")]}
-
-
-def test_the_trace_itself_is_never_overwritten(tmp_path):
-    path = tmp_path / "in.json"
-    path.write_text('{"schemaVersion": 1, "traceEvents": []}')
-    trace = nsightkit.load(path, cache=False)
-    for target in (path, tmp_path / "." / "in.json"):
-        with pytest.raises(UsageError, match="the trace itself"):
-            chrome.write(trace, target, overwrite=True)
 
 
 def test_an_empty_trace_is_a_document_without_events(tmp_path):

@@ -162,7 +162,7 @@ def test_categories(tmp_path):
             event("cuda_runtime", "cudaLaunchKernel_v7000", correlation=1),
             event("cuda_driver", "cuLaunchKernel_ptsz", correlation=2),
             event("hip_runtime", "hipLaunchKernel_v2", kernel="void gemm<4>(int)"),
-            event("cuda_sync", "x", device=0, stream=7, cuda_sync_kind="Stream Sync"),
+            event("cuda_sync", "Stream Sync", device=0, stream=7),
             event("cuda_sync", "Stream Wait Event", device=0, stream=7),
             event("user_annotation", "ProfilerStep#3", ts=0, dur=100),
             event("cpu_op", "aten::mm", **{"External id": 77, "Sequence number": 7, "Fwd thread id": 1}),
@@ -436,7 +436,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, capsys, question, 
 VALUES = [None, True, -1, 1 << 33, 1 << 63, 10**400, 1e300, 1.5, "x", "9" * 30, "\u202e\x1b[31m", "\0", [1], {"a": 1}]
 FIELDS = [
     "ph", "cat", "name", "pid", "tid", "ts", "dur", "device", "stream", "correlation", "grid", "bytes", "External id",
-    "registers per thread", "cuda_sync_kind", "Collective name", "Seq", "Sequence number", "kernel", "Input Dims",
+    "registers per thread", "Collective name", "Seq", "Sequence number", "kernel", "Input Dims",
 ]  # fmt: skip
 
 

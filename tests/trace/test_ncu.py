@@ -142,7 +142,6 @@ def test_stall_shares_are_those_of_the_report(shared_traces: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "is empty"),
         (b"hello\n" * 100, "holds no launch"),
         (raw({}, []).encode(), "holds no launch"),
         (raw({}, ["a"]).replace('"","",', "", 1).encode(), "is damaged"),
