@@ -183,7 +183,14 @@ def write(path: str | Path, kernels: int = 200_000, *, per_step: int = 1000) -> 
     }
 
 
-_CATEGORY = {"calls": "cuda_runtime", "ranges": "user_annotation", "overhead": "overhead"}
+_CATEGORY = {
+    "kernels": "kernel",
+    "memops": "gpu_memcpy",
+    "calls": "cuda_runtime",
+    "ranges": "user_annotation",
+    "overhead": "overhead",
+}
+_ARGS = ("device", "stream", "correlation", "bytes")
 
 
 def from_trace(path: str | Path, trace: Any) -> Path:
@@ -198,29 +205,21 @@ def from_trace(path: str | Path, trace: Any) -> Path:
         Replaced when it exists; gzipped when it ends in ``.gz``.
     trace : nsightkit.trace.model.Trace
     """
-    events: list[str] = []
-
-    def event(category: str, name: str, start: int, end: int, pid: int, tid: int, args: dict[str, Any]) -> None:
-        # Written by hand: json prints times as floats, which do not hold nanoseconds here.
-        head = json.dumps({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "args": args})
-        events.append(f'{head[:-1]}, "ts": {us(ORIGIN_NS + start)}, "dur": {us(end - start)}}}')
-
-    for row in trace["kernels"].to_dict("records"):
-        args = {"device": row["device"], "stream": row["stream"], "correlation": row["correlation"]}
-        args |= {"grid": [row[f"grid_{axis}"] for axis in "xyz"], "block": [row[f"block_{axis}"] for axis in "xyz"]}
-        event("kernel", row["name"], row["start_ns"], row["end_ns"], row["device"], row["stream"], args)
-    for row in trace["memops"].to_dict("records"):
-        copy = row["kind"] != "memset"
-        memory = f" ({row['src_kind'].capitalize()} -> {row['dst_kind'].capitalize()})" if copy else " (Device)"
-        name = f"Memcpy {row['kind']}{memory}" if copy else f"Memset{memory}"
-        args = {key: row[key] for key in ("device", "stream", "correlation", "bytes")}
-        category = "gpu_memcpy" if copy else "gpu_memset"
-        event(category, name, row["start_ns"], row["end_ns"], row["device"], row["stream"], args)
-    for table in ("calls", "ranges", "overhead"):
+    events = []
+    for table, category in _CATEGORY.items():
         for row in trace[table].to_dict("records"):
-            args = {"correlation": row["correlation"]} if table == "calls" else {}
-            pid, tid = row["process"], row["thread"] & 0xFFFFFF
-            event(_CATEGORY[table], row["name"], row["start_ns"], row["end_ns"], pid, tid, args)
+            name = row.get("name", "Memset (Device)")
+            if table == "memops" and row["kind"] != "memset":
+                name = f"Memcpy {row['kind']} ({row['src_kind'].capitalize()} -> {row['dst_kind'].capitalize()})"
+            args = {key: row[key] for key in _ARGS if key in row}
+            for size in ("grid", "block"):
+                args[size] = [row.get(f"{size}_{axis}", 0) for axis in "xyz"]
+            pid = row.get("device", row["process"])
+            tid = row["stream"] if "stream" in row else row["thread"] & 0xFFFFFF
+            # Written by hand: json prints times as floats, which do not hold nanoseconds here.
+            head = json.dumps({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "args": args})
+            start, duration = us(ORIGIN_NS + row["start_ns"]), us(row["end_ns"] - row["start_ns"])
+            events.append(f'{head[:-1]}, "ts": {start}, "dur": {duration}}}')
     gpus = [{"id": gpu.device, "name": gpu.name} for gpu in trace.meta.gpus]
     head = json.dumps({"schemaVersion": 1, "deviceProperties": gpus, "displayTimeUnit": "ms"})
     text = f'{head[:-1]}, "traceEvents": [\n' + ",\n".join(events) + "\n]}\n"

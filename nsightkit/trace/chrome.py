@@ -74,8 +74,7 @@ def write(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False
 def _write_document(trace: Trace, out: BinaryIO | gzip.GzipFile) -> None:
     events = _events(trace)
     # Python functions may have begun before the first event, and no viewer expects negative times.
-    first_ns = int(events["start_ns"].min()) if len(events) else 0
-    first_ns = min(0, first_ns)
+    first_ns = int(events["start_ns"].to_numpy().min(initial=0))
     source = {"tool": trace.meta.tool, "tool_version": trace.meta.tool_version, "t0_ns": trace.t0_ns + first_ns}
     head = json_text({"displayTimeUnit": "ms", "nsightkit": source})
     out.write(head[:-1].encode() + b', "traceEvents": [')

@@ -171,11 +171,6 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
         nsightkit.load(path)
 
 
-def test_the_ranges_around_a_launch_are_nvidias(shared_traces: Path) -> None:
-    ranges = ncu.read(shared_traces / REPORTS[3]).launches["ranges"].tolist()
-    assert ranges == [("run_test", name) for name in ("init_data", "daxpy", "check_results")]
-
-
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
