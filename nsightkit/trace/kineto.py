@@ -453,6 +453,20 @@ class _Reader:
             problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
             raise TraceError(self._path, problem, _REMEDY)
         threads = _thread_ids(self._numberings["thread"])
+        frames = self._frames(threads)
+        self._leave_out_clamped(frames)
+        window_ns = _window(frames.pop("captures", None))
+        if "kernels" in frames and "ops" in frames:
+            _describe(frames["kernels"], frames["ops"])
+        for table, frame in frames.items():
+            self._spell_out(table, frame)
+        _give_processes(frames)
+        meta = self._meta(frames)
+        meta.window_ns = window_ns
+        meta.thread_names = {int(threads[code]): name for code, name in self._thread_names.items() if name}
+        return FrameSource(frames, meta)
+
+    def _frames(self, threads: _Ints) -> dict[str, pd.DataFrame]:
         for noun, values, most in (("threads", threads, _MOST_THREADS), ("processes", threads >> 24, _MOST_PROCESSES)):
             count = len(np.unique(values))
             if count > most:
@@ -465,17 +479,7 @@ class _Reader:
                 frame["thread"] = threads[frame["thread"]]
                 frame["process"] = frame["thread"].to_numpy() >> 24
             frames[table] = frame
-        self._leave_out_clamped(frames)
-        window_ns = _window(frames.pop("captures", None))
-        if "kernels" in frames and "ops" in frames:
-            _describe(frames["kernels"], frames["ops"])
-        for table, frame in frames.items():
-            self._spell_out(table, frame)
-        _give_processes(frames)
-        meta = self._meta(frames)
-        meta.window_ns = window_ns
-        meta.thread_names = {int(threads[code]): name for code, name in self._thread_names.items() if name}
-        return FrameSource(frames, meta)
+        return frames
 
     def _leave_out_clamped(self, frames: dict[str, pd.DataFrame]) -> None:
         """Kineto clamps a start that it could not place to 0, hours before everything else."""
@@ -719,8 +723,7 @@ def _target_kind(name: str) -> str:
 
 def _memory_kind(name: str, group: int) -> str:
     memories = _MEMORIES.fullmatch(name)
-    kind = (memories[group] or "") if memories else ""
-    kind = kind.strip().lower()
+    kind = str(memories and memories[group]).strip().lower()
     return kind if kind in _MEMORY_KINDS else "unknown"
 
 
