@@ -35,7 +35,7 @@ _CPU_TABLES = ("ranges", "frames", "ops", "calls", "os_calls", "overhead")
 #: So many operations of a stream can overlap: a GPU runs no more than 128 grids at a time (CUDA C++ Programming Guide,
 #: "maximum number of resident grids per device").
 _LANES = 128
-#: Columns that are not among the `args` of a slice, but say in other ways what it is and where it lies, or nothing new.
+#: Columns that the `args` of a slice leave out: name and place stand outside them, the others add nothing.
 _NOT_SHOWN = [*TIME_COLUMNS, "name", "short_name", "pid", "tid", "process", "thread", "end_thread", "level", "parent"]
 
 

@@ -345,7 +345,7 @@ class _CleanSource:
         return self._whole.t0_ns
 
     def _cleaned(self, column: str, names: list[str]) -> list[str]:
-        """Clean names; those that become equal get a number, which JSON cannot take."""
+        """Clean names, and number equal results, which JSON cannot take."""
         if column in ("collective", "inputs"):
             return list(map(self.cleaner.json, names))
         counts = collections.Counter(names)

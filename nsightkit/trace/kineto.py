@@ -594,7 +594,7 @@ _MICROSECONDS = r'^"?(?P<us>-?[0-4]?\d{1,15}(?:\.\d{1,17})?)"?$'
 
 
 def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
-    """Nanoseconds of JSON numbers in microseconds, exactly, and a mask of those that are numbers.
+    """Nanoseconds of JSON numbers in microseconds, exactly, and a mask of the valid ones.
 
     Arrow's decimals have 128 bits: nothing passes through a float.
     """

@@ -322,7 +322,7 @@ def _read_csv(path: Path, text: str) -> Report:
         identities.append(_identity(row))
         metrics.append(_values(row, page_units, units))
     if not metrics:
-        problem = 'holds no launch on a raw page of Nsight Compute (whose first line begins with "ID")'
+        problem = 'holds no launch on a raw page of Nsight Compute (whose first line starts with "ID")'
         raise TraceError(path, problem, f"check ncu's filters; give an .ncu-rep, or {_EXPORT}")
     return from_metrics(str(path), identities, metrics, units)
 

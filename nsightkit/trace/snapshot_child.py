@@ -91,7 +91,7 @@ def tables(snapshot: _Row) -> dict[str, Any]:
     Raises
     ------
     Exception
-        Of any kind: it is no snapshot.
+        Of any kind: it is not a snapshot.
     """
     segments = snapshot["segments"]
     blocks: list[_Row] = []
