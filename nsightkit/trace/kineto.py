@@ -217,7 +217,10 @@ def _decoded(path: _Path) -> Source:
         for document in _documents(path):
             reader.add(document)
     except msgspec.ValidationError as error:
-        raise TraceError(path, f"is JSON, but not a Chrome trace ({error})", _REMEDY) from error
+        problem = f"is JSON, but not a Chrome trace ({error})"
+        if "got `array`" in str(error):
+            problem = "is a bare list of events, as torch.autograd.profiler exported before PyTorch 1.8.1"
+        raise TraceError(path, problem, _REMEDY) from error
     except _BROKEN as error:
         raise TraceError(path, f"is not valid JSON ({error})", _AGAIN) from error
     return reader.finish()

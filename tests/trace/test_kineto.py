@@ -332,6 +332,20 @@ def test_truncated(planted, tmp_path, share, pack):
         nsightkit.load(put(tmp_path, text[: int(len(text) * share)]), cache=False)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b'{"schemaVersion": 1}', "no traceEvents"),
+        (b'[{"name": "aten::add", "ph": "X", "ts": 1.0, "dur": 2.0, "pid": "CPU functions"}]', r"autograd.*1\.8\.1"),
+        (b'{"traceEvents": [{"name": "x", "cat": "blink", "ph": "X", "ts": 1, "dur": 2}]}', "not of PyTorch's profiler"),
+    ],
+    ids=["no-events", "old-autograd", "browser"],
+)
+def test_other_json_is_named(tmp_path, text, problem):
+    with pytest.raises(TraceError, match=problem):
+        nsightkit.load(put(tmp_path, text), cache=False)
+
+
 # --- real traces ---
 
 
