@@ -7,13 +7,12 @@ Shapes are written B (batch), H (heads), T (context), K (head size, ``d_model / 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,6 +32,8 @@ _BACKENDS = {
 _REFUSALS = ("No available kernel", "No viable backend", "Invalid backend")
 #: No cell is timed for longer than this in one direction.
 _CELL_S = 2.0
+#: Timed passes per cell and direction, after one that loads code, compiles, and allocates what libraries keep.
+_PASSES = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +53,6 @@ class SweepConfig:
         Tokens. One matrix of scores has ``batch * heads * context**2`` elements: 34 GB in fp32 at 32,768 with a batch
         of eight and one head.
     batch, heads : int
-    repetitions : int
-        Timed passes per cell and direction, fewer if they take more than two seconds.
     """
 
     implementation: Literal["naive", "naive-compiled", "math", "efficient", "flash", "cudnn"]
@@ -62,7 +61,6 @@ class SweepConfig:
     context: Sequence[int]
     batch: int = 8
     heads: int = 1
-    repetitions: int = 10
 
 
 class Sweep(Workload):
@@ -85,7 +83,8 @@ class Sweep(Workload):
         elif config.implementation == "naive-compiled":
             # A CPU would need a C++ compiler for inductor; aot_eager traces the same program and fuses nothing.
             backend = "inductor" if self.device.type == "cuda" else "aot_eager"
-            self.attend = torch.compile(naive_attention, dynamic=False, backend=backend)
+            # fullgraph: at more sizes than PyTorch keeps versions of (8) it fails, instead of running uncompiled.
+            self.attend = torch.compile(naive_attention, fullgraph=True, dynamic=False, backend=backend)
             self.callback(torch._dynamo.reset)
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -95,48 +94,29 @@ class Sweep(Workload):
         ------
         dict
             One row per size and direction: the parameters, ``direction`` (forward or backward), ``status`` (ok, oom or
-            unsupported), ``time_ms`` (median), ``low_ms`` and ``high_ms`` (quartiles), and ``peak_bytes``
-            (allocated at the peak of the direction; NaN on a CPU).
+            unsupported), ``median_ns``, and ``peak_bytes`` (allocated at the peak of the direction; NaN on a CPU).
         """
-        for d_model in self.config.d_model:
-            for context in self.config.context:
-                yield from self._cell(d_model, context)
-                self._clean()
+        config = self.config
+        for d_model in config.d_model:
+            for context in config.context:
+                for direction in ("forward", "backward"):
+                    row = {"implementation": config.implementation, "precision": config.precision}
+                    row |= {"d": d_model, "context": context, "batch": config.batch, "heads": config.heads}
+                    row |= {"direction": direction, "median_ns": float("nan"), "peak_bytes": float("nan")}
+                    yield row | self._cell(d_model, context, direction)
+                    self._clean()
 
-    def _cell(self, d_model: int, context: int) -> list[dict[str, Any]]:
-        """Measure both directions of one size. Backward needs what forward keeps, so it fails where forward fails."""
-        rows = [self._row(d_model, context, "forward"), self._row(d_model, context, "backward")]
-        forward, backward = rows
-        direction = forward
+    def _cell(self, d_model: int, context: int, direction: str) -> dict[str, Any]:
+        """Measure one direction of one size; backward needs what forward keeps, so it fails where forward fails."""
         try:
             inputs = self.inputs(d_model, context)
-            forward |= self._measure(lambda: inputs, self.forward)
-            direction = backward
-            backward |= self._measure(lambda: self.forward(inputs), functools.partial(self.backward, inputs))
+            return {"status": "ok", **self._measure(inputs, direction)}
         except torch.OutOfMemoryError:
-            direction["status"] = backward["status"] = "oom"
+            return {"status": "oom"}
         except RuntimeError as error:
             if not str(error).startswith(_REFUSALS):
                 raise
-            direction["status"] = backward["status"] = "unsupported"
-        return rows
-
-    def _row(self, d_model: int, context: int, direction: str) -> dict[str, Any]:
-        config = self.config
-        return {
-            "implementation": config.implementation,
-            "precision": config.precision,
-            "d_model": d_model,
-            "context": context,
-            "batch": config.batch,
-            "heads": config.heads,
-            "direction": direction,
-            "status": "ok",
-            "time_ms": float("nan"),
-            "low_ms": float("nan"),
-            "high_ms": float("nan"),
-            "peak_bytes": float("nan"),
-        }
+            return {"status": "unsupported"}
 
     def inputs(self, d_model: int, context: int) -> list[Tensor]:
         """Draw q, k and v, which require gradients, and the gradient of the output.
@@ -170,41 +150,43 @@ class Sweep(Workload):
         """Give the gradients of q, k and v."""
         return torch.autograd.grad(attended, inputs[:3], inputs[3])
 
-    def _measure(self, prepare: Callable[[], Any], function: Callable[[Any], object]) -> dict[str, Any]:
-        """Time a function of what `prepare` gives, which is not timed; on a GPU also find its peak of memory."""
-        function(prepare())  # loads code, compiles, and allocates what libraries keep
-        prepared = prepare()
-        row: dict[str, Any] = {}
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        function(prepared)
-        if self.device.type == "cuda":
-            row["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
+    def _measure(self, inputs: list[Tensor], direction: str) -> dict[str, float]:
+        """Time passes in one direction; on a GPU also find the peak of memory of the last one."""
+        on_gpu = self.device.type == "cuda"
         times: list[float] = []
         begun = time.perf_counter()
-        while len(times) < self.config.repetitions and time.perf_counter() - begun < _CELL_S:
-            prepared = prepare()
-            times.append(self._time_ms(functools.partial(function, prepared)))
-        return row | _spread(times)
+        while len(times) < 2 or (len(times) <= _PASSES and time.perf_counter() - begun < _CELL_S):
+            attended = self.forward(inputs) if direction == "backward" else None
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats(self.device)
+            times.append(self._time_ns(inputs, attended))
+        measured = {"median_ns": statistics.median(times[1:])}
+        if on_gpu:
+            measured["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
+        return measured
 
-    def _time_ms(self, function: Callable[[], object]) -> float:
-        """Run a function once and time it, on the GPU's clock where there is one."""
+    def _time_ns(self, inputs: list[Tensor], attended: Tensor | None) -> float:
+        """Time one pass, on the GPU's clock where there is one: backward if there is an output, else forward."""
         if self.device.type != "cuda":
-            start = time.perf_counter()
-            function()
-            return 1e3 * (time.perf_counter() - start)
+            start = time.perf_counter_ns()
+            self._pass(inputs, attended)
+            return float(time.perf_counter_ns() - start)
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
-        function()
+        self._pass(inputs, attended)
         end.record()
         torch.cuda.synchronize(self.device)
-        return float(begin.elapsed_time(end))
+        return float(begin.elapsed_time(end) * 1e6)
+
+    def _pass(self, inputs: list[Tensor], attended: Tensor | None) -> None:
+        if attended is None:
+            self.forward(inputs)
+        else:
+            self.backward(inputs, attended)
 
     def _clean(self) -> None:
-        """Return the memory of the last cell, and forget its compiled code: PyTorch keeps eight versions."""
-        if self.config.implementation == "naive-compiled":
-            torch._dynamo.reset()
+        """Return the memory of the last cell."""
         if self.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
@@ -213,11 +195,6 @@ class Sweep(Workload):
 def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     # is_causal, not a mask: a mask tensor would rule out flash attention.
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-def _spread(times_ms: list[float]) -> dict[str, Any]:
-    low, median, high = np.percentile(times_ms, [25, 50, 75])
-    return {"time_ms": float(median), "low_ms": float(low), "high_ms": float(high)}
 
 
 def run(device: str, **parameters: Any) -> Sweep:
