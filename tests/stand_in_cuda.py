@@ -2,9 +2,9 @@
 
 It proves names and order, and no numbers: every function that is called exists in the installed PyTorch and takes these
 arguments; events are recorded before they are read, and the device is waited for in between; a graph holds only what
-was run before on a side stream that waits and is waited for, waits for nothing itself, and draws no random numbers; the
-history of memory ends after it began, and its snapshot is taken in between. It says nothing of times, of memory, of
-kernels, or of what a GPU computes. What Inductor or Triton would compile is not compiled.
+was run before on a side stream, and waits for nothing itself; the history of memory ends after it began, and its
+snapshot is taken in between. It says nothing of times, of memory, of kernels, or of what a GPU computes. What Inductor
+or Triton would compile is not compiled.
 
 Every tensor of the CPU says that it is on ``cuda:0``.
 """
@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -32,8 +32,6 @@ __all__ = ["StandIn", "stand_in"]
 
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda", 0)
 _GIB = 2**30
-_GENERATOR = torch.Generator
-_RANDOM = {"randn", "rand", "randint", "randperm", "normal", "randn_like", "rand_like", "bernoulli_", "dropout"}
 
 
 def _is_cuda(value: object) -> bool:
@@ -53,13 +51,10 @@ class StandIn:
     ----------
     log : list of str
         Calls, in order.
-    devices : int
-        GPUs that there seem to be.
     """
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.devices = 1
         self._main = Stream(self)
         self._streams = [self._main]
         self._synchronized = 0
@@ -94,11 +89,10 @@ class StandIn:
                 self.note("out of memory")
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
         if self._capturing is not None:
-            assert name not in _RANDOM, f"{name} while a graph is captured: each replay would draw the same"
             assert name not in ("_local_scalar_dense", "nonzero"), f"{name} waits, and a graph is captured"
             self._capturing.ran.append(name)
         elif self._streams[-1] is not self._main:
-            assert self._streams[-1].waits, f"{name} on a stream that did not wait for what was launched before"
+            assert self._streams[-1].waited, f"{name} on a stream that did not wait for what was launched before"
             self._warm.append(name)
 
     # -- streams, events, graphs ---------------------------------------------------------------------------------------
@@ -113,7 +107,6 @@ class StandIn:
             yield
         finally:
             self._streams.pop()
-            stream.used = True
 
     def current_stream(self, device: object = None) -> Stream:
         return self._streams[-1]
@@ -121,8 +114,7 @@ class StandIn:
     @contextlib.contextmanager
     def graph(self, cuda_graph: Graph, *_: object, **__: object) -> Iterator[None]:
         assert self._warm, "a graph is captured that was not run on a side stream before"
-        unwaited = [s for s in Stream.made if s.used and s.waited_by is not self._main]
-        assert not unwaited, "the current stream does not wait for the side stream before the capture"
+        assert self._main.waited, "the current stream does not wait for the side stream before the capture"
         self.synchronize()  # as torch.cuda.graph does
         self.note("capture begins")
         self._capturing = cuda_graph
@@ -173,32 +165,21 @@ class StandIn:
 
 
 class Stream:
-    """A stream that knows whom it waited for, and who waited for it."""
-
-    made: ClassVar[list[Stream]] = []
+    """A stream that knows whether it waited for another."""
 
     def __init__(self, owner: StandIn, device: object = None, priority: int = 0) -> None:
         self._owner = owner
-        self.waits: list[Stream] = []
-        self.waited_by: Stream | None = None
-        self.used = False
-        Stream.made.append(self)
+        self.waited = False
 
     def wait_stream(self, stream: Stream) -> None:
         self._owner.note("wait_stream")
-        self.waits.append(stream)
-        stream.waited_by = self
-
-    def synchronize(self) -> None:
-        self._owner.synchronize()
+        self.waited = True
 
 
 class Event:
     """An event that can be read once it was recorded and waited for."""
 
-    def __init__(
-        self, owner: StandIn, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> None:
+    def __init__(self, owner: StandIn, enable_timing: bool = False) -> None:
         self._owner, self._timing = owner, enable_timing
         self._recorded: tuple[int, int] | None = None
 
@@ -223,7 +204,9 @@ class Graph:
     """A graph that can be replayed once it was captured; what it gave stays as it was."""
 
     def __init__(self, owner: StandIn) -> None:
-        self._owner, self.captured, self.ran = owner, False, []
+        self._owner = owner
+        self.captured = False
+        self.ran: list[str] = []
 
     def replay(self) -> None:
         assert self.captured, "a graph is replayed that was not captured"
@@ -278,7 +261,6 @@ def stand_in() -> Iterator[StandIn]:
     StandIn
     """
     cuda = StandIn()
-    Stream.made[:] = [cuda._main]
     with pytest.MonkeyPatch.context() as patch:
         _replace_cuda(patch, cuda)
         _replace_devices(patch, cuda)
@@ -301,14 +283,8 @@ def _replace_cuda(patch: pytest.MonkeyPatch, cuda: StandIn) -> None:
         return call
 
     fakes: dict[str, Callable[..., Any]] = {
-        "init": noted("init"),
         "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "is_bf16_supported": lambda *_, **__: True,
         "is_current_stream_capturing": lambda: cuda._capturing is not None,
-        "device_count": lambda: cuda.devices,
-        "current_device": lambda: 0,
-        "set_device": noted("set_device"),
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: (9, 0),
         "get_device_name": lambda *_: properties.name,
@@ -331,25 +307,18 @@ def _replace_cuda(patch: pytest.MonkeyPatch, cuda: StandIn) -> None:
     memory = torch.cuda.memory
     for name, fake in (("_record_memory_history", cuda.record_memory_history), ("_snapshot", cuda.snapshot)):
         patch.setattr(memory, name, _checked(getattr(memory, name), fake))
-    for name, kind in (("Stream", Stream), ("Event", Event)):
-        real = getattr(torch.cuda, name)
-        made = _checked(functools.partial(real.__new__, real), functools.partial(kind, cuda))
-        for method in (m for m in vars(kind) if not m.startswith("_") and callable(getattr(kind, m))):
-            assert hasattr(real, method), f"torch.cuda.{name} has no {method}"
-        patch.setattr(torch.cuda, name, made)
-    patch.setattr(torch.cuda, "CUDAGraph", functools.partial(Graph, cuda))
+    for name, kind in (("Stream", Stream), ("Event", Event), ("CUDAGraph", Graph)):
+        patch.setattr(torch.cuda, name, functools.partial(kind, cuda))
     patch.setattr(torch.cuda, "graph", _checked(torch.cuda.graph, cuda.graph))
     patch.setattr(torch.cuda, "device", _checked(torch.cuda.device, lambda _: contextlib.nullcontext()))
-    for name, value in (("is_available", True), ("current_device_index", 0), ("set_device_index", None)):
-        fake = functools.partial(lambda given, *_, **__: given, value)
-        patch.setattr(torch.accelerator, name, _checked(getattr(torch.accelerator, name), fake))
+    # What a DataLoader asks before it pins memory.
+    for name, value in {"is_available": True, "current_accelerator": _CUDA, "current_device_index": 0}.items():
+        patch.setattr(torch.accelerator, name, functools.partial(lambda given, *_, **__: given, value))
+    patch.setattr(torch.accelerator, "set_device_index", lambda _: None)
     stream = SimpleNamespace(is_capturing=lambda: cuda._capturing is not None)
     patch.setattr(torch.accelerator, "current_stream", lambda *_: stream)
-    patch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: _CUDA)
     # A build for the CPU has no such function; that of a GPU has.
     patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", noted("clear workspaces"), raising=False)
-    for name in ("can_use_flash_attention", "can_use_efficient_attention", "can_use_cudnn_attention"):
-        patch.setattr(torch.backends.cuda, name, _checked(getattr(torch.backends.cuda, name), noted(name, True)))
 
 
 def _replace_devices(patch: pytest.MonkeyPatch, cuda: StandIn) -> None:
@@ -357,7 +326,6 @@ def _replace_devices(patch: pytest.MonkeyPatch, cuda: StandIn) -> None:
     for maker in _device_constructors():
         if getattr(torch, maker.__name__, None) is maker:
             patch.setattr(torch, maker.__name__, _device_rewritten(maker))
-    patch.setattr(torch, "Generator", lambda device="cpu": _GENERATOR(_on_cpu(device)))
     plain = DeviceContext.__init__
     patch.setattr(DeviceContext, "__init__", lambda self, device: plain(self, _on_cpu(device)))
 
@@ -379,9 +347,6 @@ def _replace_devices(patch: pytest.MonkeyPatch, cuda: StandIn) -> None:
 
     for name, method in {"to": to, "pin_memory": pinned, "cpu": to_cpu}.items():
         patch.setattr(torch.Tensor, name, method)
-    for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"):
-        patch.setattr(torch.Tensor, name, _device_rewritten(getattr(torch.Tensor, name)))
-
     here = os.getpid()  # not in a loader's workers, whose batches lie in the host's memory
 
     def device(tensor: torch.Tensor) -> torch.device:
@@ -415,16 +380,10 @@ def _replace_operations(patch: pytest.MonkeyPatch, cuda: StandIn) -> None:
     patch.setattr(torch, "compile", _checked(torch.compile, lambda function, **_: (cuda.note("compile"), function)[1]))
     patch.setattr(torch._dynamo, "reset", lambda: cuda.note("compiled code is dropped"))
 
-    profile, older = torch.profiler.profile, torch.autograd.profiler.profile
+    profile = torch.profiler.profile
 
     def profiled(*, activities: list[Any], experimental_config: Any = None, **how: Any) -> Any:
         cuda.note(f"profile {', '.join(sorted(activity.name for activity in activities))}")
         return profile(activities=[torch.profiler.ProfilerActivity.CPU], **how)
 
-    def profiled_before(*, use_device: str | None, **how: Any) -> Any:
-        if use_device is not None:  # None is what the other one is made of
-            cuda.note(f"profile {use_device}")
-        return older(**how)
-
     patch.setattr(torch.profiler, "profile", _checked(profile, profiled))
-    patch.setattr(torch.autograd.profiler, "profile", _checked(older, profiled_before))

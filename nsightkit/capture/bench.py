@@ -33,7 +33,6 @@ _SWITCHES = ("mode", "precision", "attention", "compiled", "nvtx", "annotate_mha
 _RESULTS = (
     "where",
     "detail",
-    "requested_bytes",
     "first_step_ns",
     "peak_allocated_bytes",
     "peak_reserved_bytes",

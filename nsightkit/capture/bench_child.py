@@ -12,7 +12,7 @@ from nsightkit.capture.children import answer
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.timing import time_calls
 from nsightkit.workloads import lm
-from nsightkit.workloads.out_of_memory import is_out_of_memory, requested_bytes
+from nsightkit.workloads.out_of_memory import is_out_of_memory
 from nsightkit.workloads.phases import phase
 
 __all__ = ["main"]
@@ -84,7 +84,7 @@ def _measure(device: str, parameters: dict[str, Any], warmup: int, steps: int) -
     running = None
     gc.collect()
     detail = " ".join(message.split())[:300]
-    return {"status": "oom", "where": where, "requested_bytes": requested_bytes(message), "detail": detail}
+    return {"status": "oom", "where": where, "detail": detail}
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ operation runs for seconds: a burst after a pause runs at a clock that no progra
 from __future__ import annotations
 
 import datetime as dt
-import statistics
 from collections.abc import Callable
 from typing import Any
 
-from nsightkit.capture import utilization
+import numpy as np
+
 from nsightkit.capture.children import has_gpu
 from nsightkit.capture.timing import time_calls
 from nsightkit.errors import NsightkitError
@@ -38,8 +38,7 @@ def measure(echo: Callable[[str], object]) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        The columns of :func:`nsightkit.hardware.rows`; ``source`` is "measured", the date and the operation, and
-        ``clock_mhz`` the median SM clock during the run, None if it could not be read.
+        The columns of :func:`nsightkit.hardware.rows`; ``source`` is "measured", the date and the operation.
 
     Raises
     ------
@@ -84,7 +83,7 @@ def _copy() -> dict[str, Any]:
     megabytes = min(_COPY_BYTES, free_bytes // 4) // 10**6
     with ceilings.copy("cuda", megabytes, "copy") as work:
         row, time_ns = _run(work.operation, f"copy of {megabytes:,} MB")
-    return row | {"gb_per_s": 2 * megabytes * 10**6 / time_ns}  # read once, written once
+    return row | {"unit": "memory", "gb_per_s": 2 * megabytes * 10**6 / time_ns}  # read once, written once
 
 
 def _run(call: Callable[[], object], what: str) -> tuple[dict[str, Any], float]:
@@ -92,18 +91,9 @@ def _run(call: Callable[[], object], what: str) -> tuple[dict[str, Any], float]:
     import torch
 
     first_ns = time_calls(call, warmup=2, repetitions=1, device="cuda")[0]
-    warmup = round(_WARMUP_NS / first_ns)
-    repetitions = round(_TIMED_NS / first_ns) + 1
-    with utilization.watching("cuda") as readings:
-        samples = time_calls(call, warmup=warmup, repetitions=repetitions, device="cuda")
-    state = utilization.summary(utilization.by_metric(readings, settle_s=_WARMUP_NS / 1e9))
-    row = {
-        "gpu": torch.cuda.get_device_name(),
-        "unit": "memory",
-        "accumulate": None,
-        "tflops": None,
-        "gb_per_s": None,
-        "clock_mhz": state["sm_clock_mhz"],
-        "source": f"measured {dt.datetime.now(dt.UTC).date()}: {what}, median of {repetitions}",
-    }
-    return row, statistics.median(samples.tolist())
+    warmup, repetitions = round(_WARMUP_NS / first_ns), round(_TIMED_NS / first_ns) + 1
+    samples = time_calls(call, warmup=warmup, repetitions=repetitions, device="cuda")
+    source = f"measured {dt.datetime.now(dt.UTC).date()}: {what}, median of {repetitions}"
+    row: dict[str, Any] = dict.fromkeys(("gpu", "unit", "accumulate", "tflops", "gb_per_s", "clock_mhz", "source"))
+    row |= {"gpu": torch.cuda.get_device_name(), "source": source}
+    return row, float(np.median(samples))

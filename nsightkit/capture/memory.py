@@ -1,7 +1,6 @@
 """Record the history of PyTorch's caching allocator, and write a snapshot that is safe to share.
 
-``torch.cuda.memory._record_memory_history`` is private and changes between versions: it is called by keywords, and
-with fewer of them where a version does not know one.
+``torch.cuda.memory._record_memory_history`` is private and changes between versions, so it is called by keywords.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ __all__ = ["recording", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
-#: Keywords of newer PyTorch versions, the newest first.
-_NEWER = (("clear_history", "global_record_annotations"), ("clear_history",), ())
 
 
 @contextlib.contextmanager
@@ -49,7 +46,7 @@ def recording(
     Raises
     ------
     UsageError
-        There is no CUDA device, PyTorch cannot record, or the output cannot be written.
+        There is no CUDA device, or the output cannot be written.
     """
     import torch
 
@@ -62,32 +59,19 @@ def recording(
     # first needs a name, so it is not too late; exported names, such as autograd's, are found either way.
     os.environ.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
     # C++ frames cost some microseconds an event; only they tell autograd's kernels and library workspaces apart.
-    _start({"enabled": "all", "context": context, "stacks": "all", "max_entries": max_entries})
+    record: Any = torch.cuda.memory._record_memory_history
+    wanted: dict[str, Any] = {"context": context, "stacks": "all", "max_entries": max_entries, "clear_history": True}
+    try:
+        record(enabled="all", **wanted, global_record_annotations=True)
+    except TypeError:  # an older version, without annotations
+        record(enabled="all", **wanted)
     try:
         yield
     finally:
         try:
             write(torch.cuda.memory._snapshot(), path)
         finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
-
-
-def _start(wanted: dict[str, Any]) -> None:
-    """Begin, with as many keywords as this version knows."""
-    import torch
-
-    record: Any = torch.cuda.memory._record_memory_history
-    for names in _NEWER:
-        try:
-            record(**wanted, **dict.fromkeys(names, True))
-        except TypeError as error:
-            refusal = error
-        else:
-            return
-    raise UsageError(
-        f"this PyTorch's _record_memory_history takes other arguments than those known ({refusal}); "
-        "record without a snapshot, or with another version"
-    ) from refusal
+            record(enabled=None)
 
 
 def write(taken: Mapping[str, Any], output: str | os.PathLike[str]) -> Path:

@@ -104,7 +104,7 @@ def profile(
     notes += re.findall(r"^==(?:WARNING|ERROR)== (.*)", log, re.MULTILINE)[:3]
     notes.append(_PRIVATE)
     shown = [str(ncu), *chosen, f"--export={unexpanded(report)}", *command]
-    return Captured(report, report, [report], shown, returncode, notes)
+    return Captured(report, report, shown, returncode, notes)
 
 
 # -- failures ----------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def profile(
         The program and its arguments; no shell sees them.
     output : path-like
         Name of the report; ``.nsys-rep`` is added when it is missing. The export gets the same name with
-        ``.sqlite``. With ``--capture-range-end=repeat:N`` nsys numbers both: ``NAME.1.nsys-rep``, …
+        ``.sqlite``.
     nsys_args : sequence of str
         Options of ``nsys profile``, as its help spells them.
     timeout_s : float, optional
@@ -79,27 +79,26 @@ def profile(
     if not command:
         raise UsageError("no command given; name the program to profile")
     given = parse(nsys_args, _SHORT_NAMES)
-    base = target(output, ".nsys-rep", overwrite=overwrite).with_suffix("")
-    numbered = ".1" if given.get("--capture-range-end", "").startswith("repeat") else ""
-    for suffix in (".nsys-rep", ".sqlite"):
-        target(f"{base}{numbered}{suffix}", suffix, overwrite=overwrite)
+    if given.get("--capture-range-end", "").startswith("repeat"):
+        raise UsageError("--capture-range-end=repeat writes several reports; use stop, and capture once for each")
+    report = target(output, ".nsys-rep", overwrite=overwrite)
+    export = target(report.with_suffix(".sqlite"), ".sqlite", overwrite=overwrite)
     nsys = NSYS.require()
     chosen = choose(nsys_args, given, _defaults(given), NSYS.ask(nsys, "profile", "--help"))
-    # In a separate folder: nsys numbers the reports of a range that opens several times.
-    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=base.parent) as folder:
-        draft = Path(folder) / base.name
-        ran = [str(nsys), "profile", *chosen, f"--output={unexpanded(draft)}", *command]
+    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
+        draft = Path(folder) / report.name
+        ran = [str(nsys), "profile", *chosen, f"--output={unexpanded(draft.with_suffix(''))}", *command]
         returncode, notes = watch(ran, timeout_s, environment(env))
-        for unfinished in Path(folder).glob("*.qdstrm"):
-            _keep(unfinished, base)
-        reports = [made.replace(base.with_name(made.name)) for made in Path(folder).glob("*.nsys-rep")]
-    if not reports:
-        raise NsightkitError(f"nsys wrote no report (exit code {returncode}); {_remedy(given)}")
-    reports.sort(key=lambda report: (len(report.name), report.name))
-    traces = [to_sqlite(report, report.with_suffix(".sqlite")) for report in reports]
+        unfinished = draft.with_suffix(".qdstrm")
+        if unfinished.exists() and not draft.exists():
+            kept = unfinished.replace(report.with_suffix(".qdstrm"))  # the run may have been costly
+            raise NsightkitError(f"nsys could not import its raw capture, kept as {kept}; 'nsightkit doctor' says why")
+        if not draft.exists():
+            raise NsightkitError(f"nsys wrote no report (exit code {returncode}); {_remedy(given)}")
+        draft.replace(report)
     notes.append(_PRIVATE)
-    shown = [str(nsys), "profile", *chosen, f"--output={unexpanded(base)}", *command]
-    return Captured(traces[0], reports[0], traces, shown, returncode, notes)
+    shown = [str(nsys), "profile", *chosen, f"--output={unexpanded(report.with_suffix(''))}", *command]
+    return Captured(to_sqlite(report, export), report, shown, returncode, notes)
 
 
 def _defaults(given: Mapping[str, str]) -> dict[str, str]:
@@ -127,13 +126,6 @@ def _remedy(given: Mapping[str, str]) -> str:
             f"it has one ({plain}@DOMAIN, or {plain}@* for any); {_OLD_NVTX}"
         )
     return "without a message of nsys above, run the program alone, and check the free space for temporary files"
-
-
-def _keep(unfinished: Path, base: Path) -> None:
-    """Keep a raw capture that nsys failed to import: the run may have been costly."""
-    if not unfinished.with_suffix(".nsys-rep").exists():
-        kept = unfinished.replace(f"{base}.qdstrm")
-        raise NsightkitError(f"nsys could not import its raw capture, kept as {kept}; 'nsightkit doctor' says why")
 
 
 def importer(nsys: Path) -> Path | None:

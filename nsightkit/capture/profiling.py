@@ -36,8 +36,6 @@ class Captured:
         What :func:`nsightkit.load` reads.
     report : Path
         The tool's own report.
-    traces : list of Path
-        All traces of the run; `trace` is the first.
     ran : list of str
         The command that was run.
     returncode : int
@@ -48,7 +46,6 @@ class Captured:
 
     trace: Path
     report: Path
-    traces: list[Path]
     ran: list[str]
     returncode: int
     notes: list[str]

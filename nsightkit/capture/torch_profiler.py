@@ -138,7 +138,7 @@ def profile_command(
                 f"the program left no trace (exit code {returncode}); its message is above: it must be a Python "
                 "program whose interpreter has torch, and finish within --timeout-s"
             )
-    return Captured(destination, destination, [destination], ran, returncode, notes)
+    return Captured(destination, destination, ran, returncode, notes)
 
 
 def _python(command: Sequence[str]) -> list[str]:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
+import io
 import shutil
-import statistics
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from nsightkit.hardware import slowed_by
+import pandas as pd
+
 from nsightkit.trace.programs import said
 
-__all__ = ["METRICS", "ask_smi", "by_metric", "summary", "watching"]
+__all__ = ["ask_smi", "watching"]
 
-METRICS = ("gpu_utilization_percent", "sm_clock_mhz", "power_w", "slowdown_mask")
-_FIELDS = ["timestamp", "utilization.gpu", "clocks.sm", "power.draw"]
-#: Names of the mask of reasons for a low clock (:data:`nsightkit.hardware.SLOWDOWNS`); drivers before R535 know only
-#: the second.
-_MASKS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+#: Metrics, and nvidia-smi's names for them.
+_FIELDS = {
+    "time_s": "timestamp",
+    "gpu_utilization_percent": "utilization.gpu",
+    "sm_clock_mhz": "clocks.sm",
+    "power_w": "power.draw",
+    "slowdown_mask": "clocks_event_reasons.active",
+}
 _STAMP = "%Y/%m/%d %H:%M:%S.%f"
 
 
 @contextlib.contextmanager
-def watching(device: str, period_s: float = 0.1) -> Iterator[list[dict[str, float]]]:
+def watching(device: str, period_s: float = 0.1) -> Iterator[dict[str, list[float]]]:
     """Log the GPU's state while the block runs, in a separate process.
 
     This process does nothing until the block ends, so that a measurement in the block is not disturbed.
@@ -37,50 +41,40 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[list[dict[str, floa
 
     Yields
     ------
-    list of dict
-        Filled when the block ends: one dict per reading, with ``time_s``, the time since the block began, and the
-        :data:`METRICS` that the GPU has. Empty if nvidia-smi gives no answer.
+    dict of str to list
+        Filled when the block ends: ``time_s``, the time since the block began, and of the metrics
+        ``gpu_utilization_percent, sm_clock_mhz, power_w, slowdown_mask`` (:data:`nsightkit.hardware.SLOWDOWNS`) those
+        that the GPU has. Empty if nvidia-smi gives no answer.
     """
-    readings: list[dict[str, float]] = []
-    command: list[str] = []
-    for mask in _MASKS:
-        if device != "cpu" and not command and ask_smi(device, [*_FIELDS, mask]):
-            command = _query(device, [*_FIELDS, mask])
-    if not command:
+    readings: dict[str, list[float]] = {}
+    fields = list(_FIELDS.values())
+    if device == "cpu" or not ask_smi(device, fields):
         yield readings
         return
+    command = [*_query(device, fields), f"--loop-ms={round(period_s * 1e3)}"]
     if shutil.which("stdbuf"):  # a program may buffer a minute of lines for a pipe
         command = ["stdbuf", "--output=L", *command]
     process = subprocess.Popen(
-        [*command, f"--loop-ms={round(period_s * 1e3)}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     begin = dt.datetime.now()  # local time, as nvidia-smi writes it
     try:
         yield readings
     finally:
-        duration_s = (dt.datetime.now() - begin).total_seconds()
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            for line in process.communicate(timeout=10)[0].split("\n")[:-1]:  # the last may be cut off
-                reading = _read(line, begin)
-                if 0 <= reading.get("time_s", -1) <= duration_s:
-                    readings.append(reading)
+            readings |= _read(process.communicate(timeout=10)[0], begin)
 
 
-def _read(line: str, begin: dt.datetime) -> dict[str, float]:
-    """Read a line of nvidia-smi's output; unsupported values are in brackets, other lines give no time."""
-    stamp, *answers = line.split(", ")
-    reading = {}
-    with contextlib.suppress(ValueError):
-        reading["time_s"] = (dt.datetime.strptime(stamp, _STAMP) - begin).total_seconds()
-    for metric, text in zip(METRICS, answers, strict=False):
-        with contextlib.suppress(ValueError):
-            reading[metric] = float(int(text, 16)) if metric == "slowdown_mask" else float(text)
-    return reading
+def _read(text: str, begin: dt.datetime) -> dict[str, list[float]]:
+    """Read nvidia-smi's output; values that a GPU does not have are in brackets."""
+    whole_lines = text.rpartition("\n")[0]  # the last may be cut off
+    table = pd.read_csv(io.StringIO(whole_lines), names=list(_FIELDS), dtype=str, skipinitialspace=True)
+    times = pd.to_datetime(table["time_s"], format=_STAMP)
+    table["time_s"] = (times - begin).dt.total_seconds()
+    table["slowdown_mask"] = table["slowdown_mask"].map(functools.partial(int, base=16))
+    numbers = table.apply(pd.to_numeric, errors="coerce")
+    return {str(name): values.dropna().tolist() for name, values in numbers.items() if values.notna().any()}
 
 
 def ask_smi(device: str, fields: Sequence[str]) -> list[str]:
@@ -108,46 +102,3 @@ def _query(device: str, fields: Sequence[str]) -> list[str]:
     # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
     uuid = torch.cuda.get_device_properties(torch.device(device)).uuid
     return ["nvidia-smi", f"--id=GPU-{uuid}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-
-
-def by_metric(readings: Iterable[Mapping[str, float]], settle_s: float = 0.0) -> dict[str, list[float]]:
-    """Turn readings into one list per metric.
-
-    Parameters
-    ----------
-    readings : iterable of mapping
-        From :func:`watching`.
-    settle_s : float
-        Seconds to leave out at the start: NVML averages utilization over up to a second.
-
-    Returns
-    -------
-    dict of str to list
-        ``time_s``, and the metrics that the GPU has. Empty without readings.
-    """
-    lists: dict[str, list[float]] = {}
-    for reading in readings:
-        if reading["time_s"] >= settle_s:
-            for metric, value in reading.items():
-                lists.setdefault(metric, []).append(value)
-    return lists
-
-
-def summary(lists: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Sum up a GPU's state.
-
-    Parameters
-    ----------
-    lists : mapping
-        From :func:`by_metric`.
-
-    Returns
-    -------
-    dict
-        Medians of ``gpu_utilization_percent``, ``sm_clock_mhz`` and ``power_w``, and ``slowed_by``, what held the clock
-        down in at least half of the readings. Values that were not read are None.
-    """
-    answer: dict[str, Any] = {"slowed_by": slowed_by(lists.get("slowdown_mask", ()))}
-    for metric in ("gpu_utilization_percent", "sm_clock_mhz", "power_w"):
-        answer[metric] = round(statistics.median(lists[metric])) if metric in lists else None
-    return answer

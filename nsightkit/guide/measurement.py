@@ -15,7 +15,7 @@ import textwrap
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ import pandas as pd
 import nsightkit
 from nsightkit.capture import provenance as provenances
 from nsightkit.errors import TraceError, UsageError, reading
-from nsightkit.guide.running import NCU, NSYS, PROVENANCE, ROWS, SAMPLES, SNAPSHOT, TRACE, Run, run
+from nsightkit.guide.running import NCU, NSYS, PROVENANCE, ROWS, SAMPLES, SNAPSHOT, TRACE, Run, run, samples_frame
 from nsightkit.trace import TABLES, TraceMeta, ncu
 from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace.files import drafted
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["Measurement", "headline", "measure", "recordings_folder"]
 
 _MODES = ("", "record", "replay", "small")
-_PROFILES = ("torch", "shapes", "memory", "nsys", "ncu", None)
 #: The most steps of a small run, and those under the profiler of a run on a GPU.
 _SMALL_WARMUP, _SMALL_STEPS, _SMALL_PROFILED, _PROFILED = 2, 5, 2, 3
 
@@ -103,15 +102,11 @@ class Measurement:
         place = self._file(NCU)
         return None if place is None else ncu.read(place)
 
-    @property
-    def snapshot_path(self) -> Path | None:
-        """The memory snapshot of the first steps, as PyTorch writes it."""
-        return self._file(SNAPSHOT)
-
     @functools.cached_property
     def snapshot(self) -> snapshots.Snapshot | None:
         """The memory of the first steps, recorded from before the model was built."""
-        return None if self.snapshot_path is None else snapshots.read(self.snapshot_path)
+        place = self._file(SNAPSHOT)
+        return None if place is None else snapshots.read(place)
 
     def values(self, metric: str) -> np.ndarray:
         """Give the samples of one metric.
@@ -160,33 +155,26 @@ class Measurement:
             return "small run on this CPU: no GPU results"
         return f"not measured yet: run this page on your GPU (python {self.script})"
 
-    def _facts(self) -> list[tuple[str, str]]:
-        facts = provenances.rows(self.provenance)
-        if self.provenance.get("accepted"):
-            facts.append(("Accepted although the page has changed", str(self.provenance["accepted"])))
-        return facts
-
     def __repr__(self) -> str:
         lines = [f"{self.name}: {self.label}"]
         if self.notice:
             lines.append(self.notice)
-        for name, value in self._facts():
+        for name, value in provenances.rows(self.provenance):
             lines.append(f"  {name}: {value}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         name, label = html.escape(self.name), html.escape(self.label)
-        lines = [f"<p><strong>{name}:</strong> {label}</p>", self._gpus_html()]
+        notice = facts = ""
         if self.notice:
-            lines.insert(0, f'<p class="nsightkit-banner" role="note">{html.escape(self.notice)}</p>')
-        if self:
-            facts = []
-            for fact, value in self._facts():
-                facts.append(f"<div><dt>{html.escape(fact)}</dt><dd>{html.escape(value)}</dd></div>")
-            lines.append(f"<details><summary>How this was measured</summary><dl>{''.join(facts)}</dl></details>")
+            notice = f'<p class="nsightkit-banner" role="note">{html.escape(self.notice)}</p>'
+        for fact, value in provenances.rows(self.provenance):
+            facts += f"<div><dt>{html.escape(fact)}</dt><dd>{html.escape(value)}</dd></div>"
+        if facts:
+            facts = f"<details><summary>How this was measured</summary><dl>{facts}</dl></details>"
         return (
             f'<aside class="nsightkit-provenance" data-mode="{self.mode}" aria-label="Provenance: {name}">'
-            f"{''.join(lines)}</aside>"
+            f"{notice}<p><strong>{name}:</strong> {label}</p>{self._gpus_html()}{facts}</aside>"
         )
 
     def _gpus_html(self) -> str:
@@ -212,7 +200,7 @@ def measure(
     revision: int = 1,
     steps: int = 50,
     warmup: int = 10,
-    profile: str | None = "torch",
+    profile: Literal["torch", "shapes", "memory", "nsys", "ncu"] | None = "torch",
 ) -> Measurement:
     """Measure a workload on the GPU, show its recording, or run it small on the CPU.
 
@@ -254,8 +242,6 @@ def measure(
         raise UsageError(f"NSIGHTKIT_MODE is {mode!r}; set it to record, replay or small, or unset it")
     if name.count("/") != 1:
         raise UsageError(f"{name!r} does not name a measurement; write it as page/part")
-    if profile not in _PROFILES:
-        raise UsageError(f"{name}: no profile {profile!r}; choose torch, shapes, memory, nsys, ncu or None")
     large = Run(
         name=name,
         workload=workload,
@@ -310,8 +296,7 @@ def _has_gpu() -> bool:
 
 
 def _missing(task: Run) -> Measurement:
-    samples = pd.DataFrame({"metric": [], "index": [], "value": []})
-    samples = samples.astype({"metric": "str", "index": "int64", "value": "float64"})
+    samples = samples_frame({})
     return Measurement(task.name, "missing", task.parameters, {}, samples, pd.DataFrame(), None, task.script)
 
 
@@ -387,8 +372,6 @@ def _recorded(task: Run) -> Measurement | None:
 
 def _stale(task: Run, provenance: Mapping[str, Any]) -> str | None:
     """Say why a recording no longer belongs to the page; None where it does, or a reviewer accepted it."""
-    if provenance.get("format") != provenances.FORMAT:
-        return f"its format is {provenance.get('format')}, not {provenances.FORMAT}"
     if provenance.get("accepted"):
         return None
     if provenance.get("parameters") != task.parameters:
@@ -400,19 +383,11 @@ def _stale(task: Run, provenance: Mapping[str, Any]) -> str | None:
 
 def _read(task: Run, folder: Path, mode: str) -> Measurement:
     """Read a measurement's files; traces are read when they are asked for."""
-    remedy = "remove the folder and record again"
-    with reading(folder / PROVENANCE, "cannot be read", remedy):
-        provenance = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
-    if not isinstance(provenance, dict):
-        raise TraceError(folder / PROVENANCE, "is not a JSON object", remedy)
-    with reading(folder / SAMPLES, "cannot be read", remedy):
+    with reading(folder, "cannot be read", "remove the folder and record again"):
+        provenance: dict[str, Any] = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
         samples = pd.read_parquet(folder / SAMPLES)
-    rows = pd.DataFrame()
-    if (folder / ROWS).exists():
-        with reading(folder / ROWS, "cannot be read", remedy):
-            rows = pd.read_parquet(folder / ROWS)
-    parameters = dict(provenance.get("parameters") or {})
-    return Measurement(task.name, mode, parameters, provenance, samples, rows, folder, task.script)
+        rows = pd.read_parquet(folder / ROWS) if (folder / ROWS).exists() else pd.DataFrame()
+    return Measurement(task.name, mode, provenance["parameters"], provenance, samples, rows, folder, task.script)
 
 
 # -- the answer of a page ---------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import dataclasses
 import gc
 import importlib
 import json
-import math
 import re
 import sys
 import tempfile
@@ -20,11 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 import nsightkit
 from nsightkit.capture import memory, ncu, nsys, provenance, timing, torch_profiler, utilization
 from nsightkit.capture.children import child_environment
+from nsightkit.capture.profiling import Captured
 from nsightkit.errors import NsightkitError
 from nsightkit.trace import ncu as reports
 from nsightkit.trace import store
@@ -32,7 +33,7 @@ from nsightkit.trace import store
 if TYPE_CHECKING:
     from nsightkit.api import Trace
 
-__all__ = ["NCU", "NSYS", "PROVENANCE", "ROWS", "SAMPLES", "SNAPSHOT", "TRACE", "Run", "run"]
+__all__ = ["NCU", "NSYS", "PROVENANCE", "ROWS", "SAMPLES", "SNAPSHOT", "TRACE", "Run", "run", "samples_frame"]
 
 #: Names in a measurement's folder.
 PROVENANCE, SAMPLES, ROWS = "provenance.json", "samples.parquet", "rows.parquet"
@@ -53,9 +54,6 @@ _SECTIONS = (
     "SchedulerStats",
     "WarpStateStats",
 )
-#: Attributes of the GPU that a counter report repeats for each launch; the reader needs these four only.
-_ATTRIBUTE = "device__attribute_"
-_KEPT_ATTRIBUTES = ("display_name", "multiprocessor_count", "compute_capability_major", "compute_capability_minor")
 _TOOL_TIMEOUT_S = 300.0
 #: The largest relative error of a correct result; sums of 8-bit numbers may be further off.
 _LARGEST_ERROR, _LARGEST_ERROR_FP8 = 0.05, 0.12
@@ -117,17 +115,15 @@ def run(task: Run, folder: Path) -> None:
     facts: dict[str, Any] = {}
     with _settings(task):
         samples, rows = _measured(task, folder)
-    _check(task, samples, rows)
+    _check(task, samples)
     if task.on_gpu and task.profile in ("nsys", "ncu"):
         facts[task.profile] = _under_tool(task, folder)
-    if "time_s" in samples:
-        facts["load"] = utilization.summary(samples)
     raw_profile = folder / "profile.json.gz"
     if raw_profile.exists():
         facts["sdpa_backend"] = ", ".join(torch_profiler.attention_back_ends(raw_profile)) or None
         store.write(nsightkit.load(raw_profile, cache=False), folder / TRACE)
         raw_profile.unlink()
-    _samples_frame(samples).to_parquet(folder / SAMPLES, compression="zstd", index=False)
+    samples_frame(samples).to_parquet(folder / SAMPLES, compression="zstd", index=False)
     if rows:
         pd.DataFrame(rows).to_parquet(folder / ROWS, compression="zstd", index=False)
     record = provenance.collect(
@@ -198,7 +194,7 @@ def _timed(task: Run, work: Any, first_steps: int) -> dict[str, list[float]]:
         with utilization.watching(task.device) as readings:
             times = timing.time_calls(work.step, warmup=task.warmup, repetitions=task.steps, device=task.device)
         samples["step_ns"] = times.tolist()
-        samples |= utilization.by_metric(readings)
+        samples |= readings
     all_steps = first_steps + (task.warmup + task.steps if task.steps else 0)
     if hasattr(work, "samples"):
         for metric, values in work.samples().items():
@@ -234,29 +230,31 @@ def _profile(task: Run, work: Any, folder: Path) -> None:
     )
 
 
-def _samples_frame(samples: Mapping[str, list[float]]) -> pd.DataFrame:
-    rows = []
+def samples_frame(samples: Mapping[str, list[float]]) -> pd.DataFrame:
+    """Make the table of raw samples: ``metric, index, value``.
+
+    Parameters
+    ----------
+    samples : mapping of str to list of float
+    """
+    parts = [pd.DataFrame({"metric": [], "index": [], "value": []})]
     for metric, values in samples.items():
-        for index, value in enumerate(values):
-            rows.append((metric, index, float(value)))
-    frame = pd.DataFrame(rows, columns=["metric", "index", "value"])
+        parts.append(pd.DataFrame({"metric": metric, "index": range(len(values)), "value": values}))
+    frame = pd.concat(parts, ignore_index=True)
     return frame.astype({"metric": "str", "index": "int64", "value": "float64"})
 
 
-def _check(task: Run, samples: Mapping[str, list[float]], rows: list[dict[str, Any]]) -> None:
+def _check(task: Run, samples: Mapping[str, list[float]]) -> None:
     """Refuse results that cannot be right."""
-    errors = list(samples.get("relative_error", []))
-    errors += [row["relative_error"] for row in rows if row.get("relative_error") is not None]
-    is_fp8 = "fp8" in (task.parameters.get("precision"), task.parameters.get("rung"))
-    limit = _LARGEST_ERROR_FP8 if is_fp8 else _LARGEST_ERROR
-    for error in errors:
-        if not error <= limit:
-            raise NsightkitError(f"{task.name}: the relative error is {error:.3g}, above {limit}; the result is wrong")
+    limit = _LARGEST_ERROR_FP8 if "fp8" in task.parameters.values() else _LARGEST_ERROR
     for metric, values in samples.items():
-        if not all(math.isfinite(value) for value in values):
+        if not np.isfinite(values).all():
             raise NsightkitError(f"{task.name}: {metric} is not finite; the result is wrong")
-    if min(samples.get("step_ns", [1])) <= 0:
-        raise NsightkitError(f"{task.name}: a step took no time; the result is wrong")
+        if metric == "relative_error" and max(values) > limit:
+            problem = f"the relative error is {max(values):.3g}, above {limit}"
+            raise NsightkitError(f"{task.name}: {problem}; the result is wrong")
+        if metric == "step_ns" and min(values) <= 0:
+            raise NsightkitError(f"{task.name}: a step took no time; the result is wrong")
 
 
 # -- once more under Nsight Systems or Nsight Compute ------------------------------------------------------------
@@ -286,16 +284,10 @@ def _one_line(problem: str) -> str:
 
 
 def _under_nsys(command: list[str], environment: dict[str, str], report: Path, folder: Path) -> None:
-    captured = nsys.profile(
-        command,
-        report,
-        # No OS calls: they cost time, and the PyTorch profile beside this one has none.
-        nsys_args=("--trace=cuda,nvtx", "--capture-range=nvtx", f"--nvtx-capture={_CAPTURED}"),
-        timeout_s=_TOOL_TIMEOUT_S,
-        env=environment,
-    )
-    if captured.returncode:
-        raise NsightkitError(f"the program ended with exit code {captured.returncode} under nsys")
+    # No OS calls: they cost time, and the PyTorch profile beside this one has none.
+    options = ("--trace=cuda,nvtx", "--capture-range=nvtx", f"--nvtx-capture={_CAPTURED}")
+    captured = nsys.profile(command, report, nsys_args=options, timeout_s=_TOOL_TIMEOUT_S, env=environment)
+    _require_success(captured)
     store.write(_steady(nsightkit.load(captured.trace, cache=False)), folder / NSYS)
 
 
@@ -303,16 +295,13 @@ def _under_ncu(command: list[str], environment: dict[str, str], report: Path, fo
     # With the slash ncu looks for a push/pop range.
     options = ["--nvtx", f"--nvtx-include={_STEADY}/", *(f"--section={section}" for section in _SECTIONS)]
     captured = ncu.profile(command, report, ncu_args=options, timeout_s=_TOOL_TIMEOUT_S, env=environment)
+    _require_success(captured)
+    reports.write(reports.read(captured.report), folder / NCU)
+
+
+def _require_success(captured: Captured) -> None:
     if captured.returncode:
-        raise NsightkitError(f"the program ended with exit code {captured.returncode} under ncu")
-    reports.write(_without_attributes(reports.read(captured.report)), folder / NCU)
-
-
-def _without_attributes(report: reports.Report) -> reports.Report:
-    """Leave out the attributes of the GPU, which each launch repeats."""
-    kept = {_ATTRIBUTE + name for name in _KEPT_ATTRIBUTES}
-    units = {name: unit for name, unit in report.units.items() if name in kept or not name.startswith(_ATTRIBUTE)}
-    return dataclasses.replace(report, units=units)
+        raise NsightkitError(f"the program ended with exit code {captured.returncode} under the profiler")
 
 
 def _steady(trace: Trace) -> Trace:
@@ -328,29 +317,26 @@ def _steady(trace: Trace) -> Trace:
 
 def _child(place: str, parameters: str, device: str, warmup: str, steps: str) -> None:
     """Run steady steps of a workload, in the ranges that the tools look for."""
-    import torch
-
     from nsightkit.workloads.phases import phase
 
     module, _, function = place.partition(":")
     workload = getattr(importlib.import_module(module), function)
-    wait = torch.cuda.synchronize if device == "cuda" else _nothing
     with workload(device, **json.loads(parameters)) as work:
-        for _ in range(int(warmup)):
-            work.step()
-        wait()
+        _run_steps(work, device, int(warmup))
         with phase(_CAPTURED):
-            for _ in range(_SETTLING_STEPS):
-                work.step()
-            wait()
+            _run_steps(work, device, _SETTLING_STEPS)
             with phase(_STEADY):
-                for _ in range(int(steps)):
-                    work.step()
-                wait()
+                _run_steps(work, device, int(steps))
 
 
-def _nothing() -> None:
-    """A CPU has finished when a call returns."""
+def _run_steps(work: Any, device: str, count: int) -> None:
+    """Run steps, and wait until a GPU has finished them."""
+    import torch
+
+    for _ in range(count):
+        work.step()
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

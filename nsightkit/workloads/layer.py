@@ -237,16 +237,10 @@ def forward(
     batch, tokens, hidden = x.shape
     normed = norm(x, w.norm_1)
     if rung.joined:
-        q, k, v = kernels.linear(normed, w.qkv).chunk(3, dim=-1)
+        projected = kernels.linear(normed, w.qkv).chunk(3, dim=-1)
     else:
-        w_q, w_k, w_v = w.qkv.chunk(3)
-        q = F.linear(normed, w_q)
-        k = F.linear(normed, w_k)
-        v = F.linear(normed, w_v)
-    shape = (batch, tokens, shared.heads, -1)
-    q = q.view(shape).transpose(1, 2)
-    k = k.view(shape).transpose(1, 2)
-    v = v.view(shape).transpose(1, 2)
+        projected = [F.linear(normed, weight) for weight in w.qkv.chunk(3)]
+    q, k, v = [part.view(batch, tokens, shared.heads, -1).transpose(1, 2) for part in projected]
     q = rotate(q, shared.cosine, shared.sine)
     k = rotate(k, shared.cosine, shared.sine)
     if cache is not None:
@@ -263,12 +257,9 @@ def forward(
     x = x + kernels.linear(mixed, w.out)
     normed = norm(x, w.norm_2)
     if rung.joined:
-        gate_up = kernels.linear(normed, w.gate_up)
-        fed = kernels.swiglu(gate_up)
+        fed = kernels.swiglu(kernels.linear(normed, w.gate_up))
     else:
-        w_gate, w_up = w.gate_up.chunk(2)
-        gate = F.linear(normed, w_gate)
-        up = F.linear(normed, w_up)
+        gate, up = [F.linear(normed, weight) for weight in w.gate_up.chunk(2)]
         fed = F.silu(gate) * up
     return x + kernels.linear(fed, w.down)
 

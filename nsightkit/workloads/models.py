@@ -159,7 +159,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def naive_attention(
-    q: Tensor, k: Tensor, v: Tensor, future: Tensor | None, softmax_dtype: torch.dtype | None = None
+    q: Tensor, k: Tensor, v: Tensor, future: Tensor, softmax_dtype: torch.dtype | None = None, mark: bool = False
 ) -> Tensor:
     """Attend with the scores written to memory.
 
@@ -167,19 +167,24 @@ def naive_attention(
     ----------
     q, k, v : Tensor
         (B, H, T, K).
-    future : Tensor or None
+    future : Tensor
         (T, T), true where the key comes after the query.
     softmax_dtype : torch.dtype, optional
+    mark : bool
+        Open a phase for each part.
 
     Returns
     -------
     Tensor
         (B, H, T, K).
     """
-    scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-    if future is not None:
+    with marked("qk_mask", mark):
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
         scores = scores.masked_fill(future, -math.inf)
-    return F.softmax(scores, dim=-1, dtype=softmax_dtype).to(q.dtype) @ v
+    with marked("softmax", mark):
+        weights = F.softmax(scores, dim=-1, dtype=softmax_dtype).to(q.dtype)
+    with marked("attention_v", mark):
+        return weights @ v
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,8 +197,8 @@ class DecoderConfig:
     attention : {"sdpa", "naive"}
         PyTorch's fused attention, or one that writes its scores to memory.
     style : {"written", "fused", "elementary"}
-        How RMSNorm and SiLU are written. ``written``: the norm as a chain of operations in its input's type.
-        ``fused``: one operation each. ``elementary``: both as chains, with a cast around each operation of the norm.
+        How RMSNorm and SiLU are written. ``written``: the norm as a chain of operations. ``fused``: one operation
+        each. ``elementary``: both as chains.
     mark_attention, mark_head : bool
         Open a phase for each part of attention, and for the output head, in the forward pass.
     """
@@ -223,10 +228,6 @@ class RMSNorm(nn.Module):
         weight = self.weight
         if self.style == "fused":
             return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=EPSILON)
-        if self.style == "elementary":
-            squares = x.float() * x.float()
-            scale = torch.rsqrt(squares.mean(-1, keepdim=True) + EPSILON)
-            return (x.float() * scale).to(x.dtype) * weight.to(x.dtype)
         # `square` calls `pow`, which CUDA's autocast runs in fp32, so the result is fp32 there.
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * weight
 
@@ -254,25 +255,15 @@ class Attention(nn.Module):
             v = self.v(x).view(shape).transpose(1, 2)
         with marked("rope", self.mark):
             q, k = rotate(q, cosine, sine), rotate(k, cosine, sine)
-        mixed = self._naive(q, k, v, future) if self.naive else self._fused(q, k, v)
+        if self.naive:
+            mixed = naive_attention(q, k, v, future, mark=self.mark)
+        else:
+            with marked("sdpa", self.mark):
+                # is_causal, not a mask: a mask tensor would rule out flash attention.
+                mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         with marked("output_projection", self.mark):
             projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, context, width))
         return projected
-
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with marked("sdpa", self.mark):
-            # is_causal, not a mask: a mask tensor would rule out flash attention.
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    def _naive(self, q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
-        """As :func:`naive_attention`, with a phase for each part."""
-        with marked("qk_mask", self.mark):
-            scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-            scores = scores.masked_fill(future, -math.inf)
-        with marked("softmax", self.mark):
-            weights = F.softmax(scores, dim=-1)
-        with marked("attention_v", self.mark):
-            return weights @ v
 
 
 class SwiGLU(nn.Module):
@@ -287,12 +278,10 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass x (B, T, D) through."""
-        inner = self._silu(self.gate(x)) * self.up(x)
-        fed: Tensor = self.down(inner)
+        gate = self.gate(x)
+        gate = gate / (1 + torch.exp(-gate)) if self.elementary else F.silu(gate)
+        fed: Tensor = self.down(gate * self.up(x))
         return fed
-
-    def _silu(self, gate: Tensor) -> Tensor:
-        return gate / (1 + torch.exp(-gate)) if self.elementary else F.silu(gate)
 
 
 class Block(nn.Module):

@@ -95,44 +95,32 @@ def test_activations_are_near_the_envelopes() -> None:
 
 
 def reference_loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """The loss in float64, from the definitions: one token, head and pair of channels at a time."""
+    """The loss in float64, by PyTorch's functions, with positions as complex numbers."""
     weight = {name: value.double() for name, value in model.state_dict(keep_vars=True).items()}
-    heads, width = SMALL["heads"], SMALL["d_model"]
+    functional = torch.nn.functional
+    width, heads = SMALL["d_model"], SMALL["heads"]
     size = width // heads
+    pairs = torch.arange(size // 2, dtype=torch.float64)
+    angle = torch.outer(torch.arange(SMALL["context"], dtype=torch.float64), 10_000.0 ** (-2 * pairs / size))
+    turn = torch.polar(torch.ones_like(angle), angle)[:, None]
 
-    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight[name]
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        x = torch.complex(*x.chunk(2, -1)) * turn
+        return torch.cat([x.real, x.imag], -1)
 
-    def turn(x: torch.Tensor) -> torch.Tensor:
-        rows = []
-        for place, row in enumerate(x):
-            pairs = torch.arange(size // 2, dtype=torch.float64)
-            angle = place * 10_000.0 ** (-2 * pairs / size)
-            real, imaginary = row[: size // 2], row[size // 2 :]
-            turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angle), angle)
-            rows.append(torch.cat([turned.real, turned.imag]))
-        return torch.stack(rows)
-
-    total = torch.zeros((), dtype=torch.float64)
-    for sequence in tokens:
-        x = weight["embedding.weight"][sequence[:-1]]
-        for layer in range(SMALL["layers"]):
-            name = f"blocks.{layer}."
-            normed = norm(x, f"{name}norm_attention.weight")
-            q, k, v = (normed @ weight[f"{name}attention.{part}.weight"].T for part in "qkv")
-            mixed = []
-            for head in range(heads):
-                own = slice(head * size, (head + 1) * size)
-                scores = turn(q[:, own]) @ turn(k[:, own]).T / math.sqrt(size)
-                later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-                mixed.append(scores.masked_fill(later, -math.inf).softmax(-1) @ v[:, own])
-            x = x + torch.cat(mixed, 1) @ weight[f"{name}attention.out.weight"].T
-            normed = norm(x, f"{name}norm_mlp.weight")
-            gate, up = (normed @ weight[f"{name}mlp.{part}.weight"].T for part in ("gate", "up"))
-            x = x + (gate * gate.sigmoid() * up) @ weight[f"{name}mlp.down.weight"].T
-        logits = norm(x, "norm.weight") @ weight["head.weight"].T
-        total = total - logits.log_softmax(-1).gather(1, sequence[1:, None]).sum()
-    return total / (tokens.shape[0] * (tokens.shape[1] - 1))
+    x = weight["embedding.weight"][tokens[:, :-1]]
+    for layer in range(SMALL["layers"]):
+        own = {name.removeprefix(f"blocks.{layer}."): value for name, value in weight.items()}
+        normed = functional.rms_norm(x, (width,), own["norm_attention.weight"], 1e-6)
+        q, k, v = ((normed @ own[f"attention.{part}.weight"].T).unflatten(-1, (heads, size)) for part in "qkv")
+        sides = (part.transpose(1, 2) for part in (turned(q), turned(k), v))
+        mixed = functional.scaled_dot_product_attention(*sides, is_causal=True)
+        x = x + mixed.transpose(1, 2).flatten(2) @ own["attention.out.weight"].T
+        normed = functional.rms_norm(x, (width,), own["norm_mlp.weight"], 1e-6)
+        gate, up = (normed @ own[f"mlp.{part}.weight"].T for part in ("gate", "up"))
+        x = x + (functional.silu(gate) * up) @ own["mlp.down.weight"].T
+    logits = functional.rms_norm(x, (width,), weight["norm.weight"], 1e-6) @ weight["head.weight"].T
+    return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa"])
@@ -150,14 +138,11 @@ def test_loss_and_gradients_are_those_of_the_definitions(attention: str) -> None
         assert run.samples()["loss"] == [pytest.approx(expected.item(), rel=1e-5)]
 
 
-def test_it_learns() -> None:
+def test_it_learns_from_the_seed_on() -> None:
     learned = losses(30)
     assert sum(learned[-4:]) < 0.8 * sum(learned[:4])  # four batches in turn can be learned by heart
-
-
-def test_the_seed_decides_the_losses() -> None:
-    assert losses() == losses()
-    assert losses() != losses(seed=1)
+    assert learned[:3] == losses()
+    assert learned[:3] != losses(seed=1)
 
 
 def test_an_odd_head_is_rotated_but_for_one_channel() -> None:

@@ -18,7 +18,7 @@ from nsightkit.workloads import attention, ceilings, layer, lm, training  # noqa
 
 MODEL = {"batch": 2, "context": 16, "d_model": 32, "layers": 1, "d_ff": 64, "heads": 2, "vocabulary": 96}
 LAYER = {"context": 16, "hidden": 32, "heads": 2, "d_ff": 48, "layers": 2}
-SWEEP = {"d_model": [16], "context": [16, 32], "batch": 2, "repetitions": 2}
+SWEEP = {"d_model": [16], "context": [16, 32], "batch": 2}
 STEPS = [
     (training.run, {"workers": 0, "precision": "bf16"}),
     (training.run, {"workers": 1, "sync": True}),
@@ -31,8 +31,9 @@ STEPS = [
     (memory_steps.run, {**MODEL, "precision": "bf16"}),
     (leak.run, {**MODEL, "keep_graph": True}),
     (one_thread.run, {"step_ms": 5.0}),
-    *((layer.run, {**LAYER, "mode": "prefill", "rung": rung}) for rung in layer.RUNGS["prefill"] if rung != "triton"),
-    *((layer.run, {**LAYER, "mode": "decode", "rung": rung}) for rung in layer.RUNGS["decode"] if rung != "triton"),
+    (layer.run, {**LAYER, "mode": "prefill", "rung": "autotuned"}),
+    (layer.run, {**LAYER, "mode": "prefill", "rung": "fp8"}),
+    (layer.run, {**LAYER, "mode": "decode", "rung": "graphed"}),
 ]
 ROWS = [
     (attention.run, {**SWEEP, "implementation": "naive", "precision": "fp32"}),
@@ -56,7 +57,10 @@ def test_steps_ask_cuda_for_what_there_is(workload: Any, parameters: dict[str, A
 
 
 @pytest.mark.parametrize(("workload", "parameters"), ROWS)
-def test_rows_ask_cuda_for_what_there_is(workload: Any, parameters: dict[str, Any]) -> None:
+def test_rows_ask_cuda_for_what_there_is(
+    workload: Any, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_PASSES", 1)
     with stand_in(), workload("cuda", **parameters) as work:
         rows = list(work.rows())
     assert rows
