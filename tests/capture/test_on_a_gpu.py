@@ -21,7 +21,7 @@ def test_events_time_what_the_gpu_does_and_readings_cover_it():
     with utilization.watching("cuda") as readings:
         timed = timing.time_calls(lambda: a @ a, warmup=5, repetitions=1000, device="cuda")
     assert min(timed) > 4096**3 * 2 / 1e15 * 1e9  # no card does a PFLOP/s in fp32
-    assert utilization.summary(utilization.by_metric(readings))["gpu_utilization_percent"] > 50
+    assert max(readings["gpu_utilization_percent"]) > 50
 
 
 def test_bench():

@@ -79,7 +79,7 @@ def test_runs_are_interrupted_and_judged():
 
 def test_the_command_line_hands_options_on_as_written(monkeypatch, capsys):
     asked = {}
-    captured = Captured(Path("t"), Path("r"), [Path("t")], ["nsys", "a b"], 3, ["n."])
+    captured = Captured(Path("t"), Path("r"), ["nsys", "a b"], 3, ["n."])
 
     def profile(command, output, **options):
         asked.update(command=command, output=str(output), **options)
