@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import nsightkit
 from nsightkit import cli
 from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture import bench as benchmark
