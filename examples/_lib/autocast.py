@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 import warnings
@@ -48,7 +49,7 @@ class Sizes:
 
     Parameters
     ----------
-    vocabulary, hidden, layers, heads, context, batch, seed : int
+    vocabulary, hidden, layers, heads, context, batch : int
     norm : {"written", "fused"}
         Layer norm as a chain of elementary operations, or ``F.layer_norm``.
     """
@@ -59,7 +60,6 @@ class Sizes:
     heads: int = 4
     context: int = 64
     batch: int = 4
-    seed: int = 0
     norm: Literal["written", "fused"] = "written"
 
 
@@ -142,9 +142,8 @@ class Autocast(Workload):
     def __init__(self, sizes: Sizes, device: str) -> None:
         super().__init__(device)
         self.sizes = sizes
-        random = torch.Generator().manual_seed(sizes.seed)
-        shape = (sizes.batch, sizes.context + 1)
-        self.tokens = torch.randint(1, sizes.vocabulary, shape, generator=random).to(self.device)
+        torch.manual_seed(0)
+        self.tokens = torch.randint(1, sizes.vocabulary, (sizes.batch, sizes.context + 1), device=self.device)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Train a few steps in each precision, the last one under hooks, and try single operations.
@@ -154,11 +153,11 @@ class Autocast(Workload):
         dict
             One row per tensor, with ``what``, ``precision``, ``name``, ``type`` and ``bytes``. `what` is ``output`` or
             ``gradient`` (of a module's output), ``parameter``, ``parameter gradient``, ``optimizer`` or ``saved``
-            (storages kept for backward, each once, named activation, weight copy or parameter). Rows ``operation`` have
-            a ``name``, the type of their ``input`` and the ``type`` of their result; rows ``loss`` a ``value`` per
-            step; the row ``listed`` says by its ``value`` whether rms_norm is on CUDA's fp32 list.
+            (storages kept for backward, each once, without the parameters). Rows ``operation`` have a ``name``, the
+            type of their ``input`` and the ``type`` of their result; rows ``loss`` a ``value`` per step; the row
+            ``listed`` says by its ``value`` whether rms_norm is on CUDA's fp32 list.
         """
-        for precision in precisions(self.device):
+        for precision in ("fp32", "bf16", "fp16"):
             for row in self._train(precision):
                 yield {"precision": precision, **row}
             if precision != "fp32":
@@ -169,7 +168,7 @@ class Autocast(Workload):
             yield {"what": "listed", "name": "rms_norm", "value": float(listed)}
 
     def _train(self, precision: str) -> list[dict[str, Any]]:
-        torch.manual_seed(self.sizes.seed)
+        torch.manual_seed(0)
         model = Model(self.sizes).to(self.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         # A modest first scale: a step that overflows is left out, and there would be no optimizer state to look at.
@@ -190,8 +189,8 @@ class Autocast(Workload):
         for parameter in model.parameters():
             rows.append(_row("parameter", "", parameter))
             rows.append(_row("parameter gradient", "", parameter.grad))
-            states = optimizer.state[parameter].values()
-            rows.extend(_row("optimizer", "", state) for state in states)
+            for state in optimizer.state[parameter].values():
+                rows.append(_row("optimizer", "", state))
         return rows
 
 
@@ -203,31 +202,6 @@ def _type(tensor: Tensor) -> str:
     return _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
 
 
-def precisions(device: torch.device) -> list[str]:
-    """List the precisions of a device: fp32, and what its autocast supports.
-
-    Parameters
-    ----------
-    device : torch.device
-
-    Returns
-    -------
-    list of str
-    """
-    supported = ["fp32"]
-    for name in ("bf16", "fp16"):
-        try:
-            # A device that does not have the type warns, and computes in fp32.
-            with warnings.catch_warnings(), autocast(device, name):
-                warnings.simplefilter("ignore")
-                product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)
-        except RuntimeError:  # or it has no kernel for it
-            continue
-        if product.dtype == DTYPES[name]:
-            supported.append(name)
-    return supported
-
-
 @contextlib.contextmanager
 def watched(model: Model, rows: list[dict[str, Any]]) -> Iterator[None]:
     """Note type and bytes of what modules give, and of its gradients."""
@@ -235,53 +209,30 @@ def watched(model: Model, rows: list[dict[str, Any]]) -> Iterator[None]:
         for name, module in model.named_modules():
             role = _ROLES.get(name.rpartition(".")[2])
             if role is not None:
-                hooks.callback(module.register_forward_hook(_noting(role, rows)).remove)
+                hook = module.register_forward_hook(functools.partial(_note, role, rows))
+                hooks.callback(hook.remove)
         yield
 
 
-def _noting(role: str, rows: list[dict[str, Any]]) -> Callable[[nn.Module, Any, Tensor], None]:
-    """Make the hook of a module."""
-
-    def note(_: nn.Module, __: Any, output: Tensor) -> None:
-        rows.append(_row("output", role, output))
-        output.register_hook(lambda gradient: rows.append(_row("gradient", role, gradient)))
-
-    return note
+def _note(role: str, rows: list[dict[str, Any]], _: nn.Module, __: Any, output: Tensor) -> None:
+    rows.append(_row("output", role, output))
+    output.register_hook(lambda gradient: rows.append(_row("gradient", role, gradient)))
 
 
 @contextlib.contextmanager
 def saved(model: Model, rows: list[dict[str, Any]]) -> Iterator[None]:
     """Note the storages that are kept for backward, each once, however many operations and views keep it."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    seen: dict[int, Tensor] = {}  # holds them, so that no address is used twice
+    seen = {parameter.untyped_storage().data_ptr(): parameter for parameter in model.parameters()}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if storage.nbytes() and address not in seen:
-            seen[address] = tensor.detach()
-            name = "activation"
-            if address in parameters:
-                name = "parameter"
-            elif _is_weight_copy(tensor):
-                name = "weight copy"
-            rows.append({"what": "saved", "name": name, "type": _type(tensor), "bytes": storage.nbytes()})
+        if storage.nbytes() and storage.data_ptr() not in seen:
+            seen[storage.data_ptr()] = tensor.detach()  # holds it, so that no address is used twice
+            rows.append({"what": "saved", "name": "", "type": _type(tensor), "bytes": storage.nbytes()})
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         yield
-
-
-def _is_weight_copy(tensor: Tensor) -> bool:
-    """Say whether a tensor is a converted parameter: nothing but conversions and views lies between the two."""
-    node = tensor.grad_fn
-    if node is None:
-        return False
-    while re.match(r"ToCopy|TBackward|Transpose|View|Permute", node.name()):
-        node = node.next_functions[0][0]
-        if node is None:
-            return False
-    return "AccumulateGrad" in node.name()
 
 
 def operations(device: torch.device, precision: str) -> Iterator[dict[str, Any]]:

@@ -112,9 +112,8 @@ def kept(rows: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A column per precision, a row per name and type (``activation, fp32``).
+        A column per precision, a row per type (by bits).
     """
-    saved = rows[(rows["what"] == "saved") & (rows["name"] != "parameter")]
-    names = saved["name"] + ", " + saved["type"].map(by_bits)
-    sums = saved["bytes"].groupby([names, saved["precision"]]).sum()
+    saved = rows[rows["what"] == "saved"]
+    sums = saved["bytes"].groupby([saved["type"].map(by_bits), saved["precision"]]).sum()
     return sums.unstack(fill_value=0)[list(dict.fromkeys(saved["precision"]))]

@@ -5,7 +5,7 @@ Every rung is compared with the same list: the operations of the unfused layer
 *floor* is the part that no fusion removes, GEMMs and attention, so a SOL above one is possible where the floor is not
 reached. fp8 does other arithmetic than the list, so that rung has no SOL.
 
-A prediction is the most that a change can save of the rung it changes. It follows from what the change removes.
+A prediction is the most that a change can save: what its base took, less the least time of the rung.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from nsightkit import hardware
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.sol import Operation, Rates
-from nsightkit.analysis.timeline import kernels, operators, steps
 from nsightkit.errors import UsageError
 from nsightkit.hardware import Gpu
-from nsightkit.trace.model import Trace
 from nsightkit.workloads.layer import RUNGS
 
 if TYPE_CHECKING:
@@ -34,19 +32,8 @@ if TYPE_CHECKING:
 LAUNCH_US = 5.0
 #: Rows and columns of a large GEMM's tile on Hopper.
 TILE = (128, 256)
-_KEPT = ("GEMM", "attention")
-_METRICS = ("relative_error", "rounding_error")
-_COLUMNS = (
-    "rung",
-    "time_ns",
-    "low_ns",
-    "high_ns",
-    "speedup",
-    "sol_datasheet",
-    "sol_measured",
-    "gb_per_s",
-    "impossible",
-)
+_COLUMNS = ["rung", "time_ns", "speedup", "sol_datasheet", "sol_measured", "gb_per_s", "impossible"]
+_METRICS = ["relative_error", "sm_clock_mhz"]
 
 
 class Bounds(NamedTuple):
@@ -61,14 +48,12 @@ class Bounds(NamedTuple):
         Of the GPU's datasheet; None where the GPU is not listed.
     ceilings : Rates or None
         Measured on that very GPU.
-    gpu : Gpu or None
     """
 
     mode: str
     sizes: Mapping[str, Any]
     sheet: Rates | None
     ceilings: Rates | None
-    gpu: Gpu | None
 
     @property
     def best(self) -> Rates | None:
@@ -203,27 +188,7 @@ def bounds(mode: str, first: Measurement, ceilings: Iterable[Measurement] = ()) 
     sheet = None if gpu is None else sol.datasheet(gpu)
     reached = [sol.ceiling(run.parameters, run.median("step_ns")) for run in ceilings if run and run.gpu is not None]
     measured = sol.ceilings(reached, "measured on this GPU") if reached else None
-    return Bounds(mode, first.parameters, sheet, measured, gpu)
-
-
-def kinds(trace: Trace, layers: int = 1) -> pd.Series:
-    """Give the profiled time of one layer by kind of work.
-
-    Parameters
-    ----------
-    trace : Trace
-    layers : int
-        That a step passes through.
-
-    Returns
-    -------
-    Series
-        Nanoseconds by category, of kernels, or of operators where no GPU was recorded.
-    """
-    of = kernels if trace.recorded("kernels") else operators
-    table = of.summary(trace, by="category")
-    count = max(len(steps.find(trace)), 1) * layers
-    return pd.Series(table["total_ns"].to_numpy(float) / count, index=table["category"].astype(str), name="time_ns")
+    return Bounds(mode, first.parameters, sheet, measured)
 
 
 def table(runs: Mapping[str, Measurement], against: Bounds) -> pd.DataFrame:
@@ -238,43 +203,38 @@ def table(runs: Mapping[str, Measurement], against: Bounds) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        By rung: of one layer ``time_ns`` (median), ``low_ns`` and ``high_ns`` (quartiles); ``speedup`` over the first;
-        ``sol_datasheet`` and ``sol_measured`` (NaN without such rates, and for fp8); ``gb_per_s`` of the list's bytes;
-        ``impossible`` (faster than the floor of the datasheet); ``relative_error``, ``rounding_error``, and
-        ``sm_clock_mhz`` where the driver reports it.
+        By rung: ``time_ns`` of one layer (median); ``speedup`` over the first; ``sol_datasheet`` and ``sol_measured``
+        (NaN without such rates, and for fp8); ``gb_per_s`` of the list's bytes; ``impossible`` (faster than the floor
+        of the datasheet); ``relative_error``, and ``sm_clock_mhz`` where the driver reports it.
     """
-    listed = against.listed
-    moved = sum(operation.bytes for operation in listed)
+    moved = sum(operation.bytes for operation in against.listed)
     rows = []
     for name, run in runs.items():
         if not run:
             continue
-        times = run.values("step_ns") / against.sizes["layers"]
-        low, median, high = np.percentile(times, [25, 50, 75])
-        row = {"rung": name, "time_ns": median, "low_ns": low, "high_ns": high, "gb_per_s": moved / median}
-        own = _fp8_operations(against) if name == "fp8" else listed
-        row["impossible"] = against.sheet is not None and floor_ns(own, against.sheet) > median
+        time_ns = run.median("step_ns") / against.sizes["layers"]
+        row = {"rung": name, "time_ns": time_ns, "gb_per_s": moved / time_ns}
+        row["impossible"] = against.sheet is not None and _floor_of_rung_ns(name, against, against.sheet) > time_ns
         for kind, rates in (("datasheet", against.sheet), ("measured", against.ceilings)):
             known = rates is not None and name != "fp8"
-            row[f"sol_{kind}"] = list_ns(listed, rates) / median if known else np.nan
+            row[f"sol_{kind}"] = list_ns(against.listed, rates) / time_ns if known else np.nan
         for metric in _METRICS:
             row[metric] = run.median(metric)
-        row["sm_clock_mhz"] = run.median("sm_clock_mhz")
         rows.append(row)
-    out = pd.DataFrame(rows, columns=[*_COLUMNS, *_METRICS, "sm_clock_mhz"])
+    out = pd.DataFrame(rows, columns=[*_COLUMNS, *_METRICS])
     if rows:
         out["speedup"] = out["time_ns"].iloc[0] / out["time_ns"]
     return out.set_index("rung", drop=False)
 
 
-def _fp8_operations(against: Bounds) -> list[Operation]:
-    """The list with its GEMMs in fp8, where the GPU has fp8."""
+def _floor_of_rung_ns(name: str, against: Bounds, rates: Rates) -> float:
+    """Give the floor of a rung: for fp8 of GEMMs in fp8, where the GPU has fp8."""
     listed = against.listed
-    if against.sheet is None or "fp8" not in against.sheet.tflops:
-        return listed
+    if name != "fp8" or "fp8" not in rates.tflops:
+        return floor_ns(listed, rates)
     narrow = operations(against.mode, against.sizes, "fp8")
     pairs = zip(listed, narrow, strict=True)
-    return [wide if wide.unit == "fp32" or wide.name == "attention" else fp8 for wide, fp8 in pairs]
+    return floor_ns([wide if wide.name == "attention" else fp8 for wide, fp8 in pairs], rates)
 
 
 def changes(runs: Mapping[str, Measurement], against: Bounds) -> pd.DataFrame:
@@ -291,14 +251,17 @@ def changes(runs: Mapping[str, Measurement], against: Bounds) -> pd.DataFrame:
         ``rung``, ``base``, ``most_us`` (predicted; NaN without a GPU's rates), ``saved_us``, and ``outcome``: within
         the noise, slower, faster, or more than predicted.
     """
+    layers = against.sizes["layers"]
     rows = []
     for name, run in runs.items():
         base = RUNGS[against.mode][name].base
         if not run or not runs.get(base):
             continue
+        most_ns = np.nan
+        if against.best is not None:
+            least_ns = _floor_of_rung_ns(name, against, against.best)
+            most_ns = runs[base].median("step_ns") / layers - least_ns
         saved = noise.shift(run.values("step_ns"), runs[base].values("step_ns"))
-        most_ns = _most_ns(name, runs[base], against)
-        layers = against.sizes["layers"]
         outcome = "faster"
         if not saved.excludes(0):
             outcome = "within the noise"
@@ -309,57 +272,6 @@ def changes(runs: Mapping[str, Measurement], against: Bounds) -> pd.DataFrame:
         row = {"rung": name, "base": base, "most_us": most_ns / 1e3, "saved_us": saved.value / layers / 1e3}
         rows.append({**row, "outcome": outcome})
     return pd.DataFrame(rows, columns=["rung", "base", "most_us", "saved_us", "outcome"])
-
-
-def _most_ns(name: str, base: Measurement, against: Bounds) -> float:
-    """Predict the most that a rung can save of its base, for one layer; NaN without a GPU's kernels and rates."""
-    if against.best is None or not base.trace.recorded("kernels"):
-        return float("nan")
-    took = base.median("step_ns") / against.sizes["layers"]
-    spent = kinds(base.trace, against.sizes["layers"])
-    idle = max(took - float(spent.sum()), 0.0)
-    if name == "graphed":
-        return idle
-    if against.mode == "decode":
-        if name == "fused":
-            before, after = (len(launches.count("decode", rung, against.sizes)) for rung in ("unfused", "fused"))
-            return (before - after) / before * took
-        return max(took - list_ns(against.listed, against.best), 0.0)
-    return _most_of_prefill_ns(name, took, spent, against)
-
-
-def _most_of_prefill_ns(name: str, took: float, spent: pd.Series, against: Bounds) -> float:
-    rates, listed = against.best, against.listed
-    ideal = {operation.name: rates.bound_ns(operation) for operation in listed}
-    gemms = float(spent.get("GEMM", 0.0))
-    least_gemms = floor_ns(listed, rates) - ideal["attention"]
-    other = float(spent.drop([kind for kind in _KEPT if kind in spent.index]).sum())
-    least_other = list_ns(listed, rates) - floor_ns(listed, rates)
-    if name == "sdpa":
-        before, after = (list_ns(launches.count("prefill", rung, against.sizes), rates) for rung in ("unfused", "sdpa"))
-        return (before - after) / before * took
-    if name == "fused":
-        return _fuller_waves_ns(against) * max(gemms / least_gemms, 1)
-    if name == "autotuned":
-        return max(gemms - least_gemms, 0.0)
-    if name == "triton":  # it writes gate once less, and reads it once less
-        return ideal["SwiGLU"] * max(other / least_other, 1)
-    if name == "fp8":
-        return gemms * (1 - rates.tflops["bf16"] / rates.tflops.get("fp8", rates.tflops["bf16"]))
-    return other + max(took - float(spent.sum()), 0.0)  # compiled
-
-
-def _fuller_waves_ns(against: Bounds) -> float:
-    """Give what joined GEMMs gain because their last wave is fuller."""
-    if against.gpu is None:
-        return 0.0
-    filled = waves(against.sizes, against.gpu.multiprocessors)
-    context, hidden, d_ff = (against.sizes[name] for name in ("context", "hidden", "d_ff"))
-    gained = 0.0
-    for columns, alone, joined in ((3 * hidden, "q, k or v", "q, k, v"), (2 * d_ff, "gate or up", "gate and up")):
-        bound = against.best.bound_ns(sol.gemm_cost(context, columns, hidden))
-        gained += bound * (1 / filled[alone] - 1 / filled[joined])
-    return gained
 
 
 def answer(unit: str, rungs: pd.DataFrame, judged: pd.DataFrame) -> str:

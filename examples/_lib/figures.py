@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
@@ -64,12 +63,8 @@ def distributions(samples: Mapping[str, ArrayLike], *, title: str) -> Figure:
     series = {}
     for label, values in samples.items():
         times = np.sort(np.asarray(values, dtype=float))
-        times = times[times > 0]
-        if len(times):
-            series[label] = times
+        series[label] = times[times > 0]
     figure, axes = style.new_figure(3.6, title)
-    if not series:
-        return style.nothing(figure, axes, title, "no samples")
     # From 0 at the left edge to 1 at the right one, so that a series of equal times is a step and not a dot.
     left = min(times[0] for times in series.values()) / 1.5
     right = max(times[-1] for times in series.values()) * 1.5
@@ -134,48 +129,38 @@ def change_intervals(rows: pd.DataFrame, *, title: str, top: int = 12) -> Figure
     Parameters
     ----------
     rows : DataFrame
-        Tables of :func:`nsightkit.analysis.compare.diff.compare`, one below the other: ``delta_ns, low_ns, high_ns,
-        before_ns, after_ns, significance``, and ``name``, ``cause`` or ``kind``, with ``clock`` where there is one.
+        Tables of :func:`nsightkit.analysis.compare.diff.compare`, one below the other: ``name, delta_ns, low_ns,
+        high_ns, before_ns, after_ns, significance``, with ``clock`` and ``before_names`` where they have them.
     title : str
     top : int, default 12
         How many to draw, from the first.
     """
-    shown = rows.head(top)
+    shown = rows.head(top).reset_index(drop=True)
     # Names of rows leave the axes too little width for a title of their own.
     figure, (axes,) = style.new_grid(1, 1.5 + 0.34 * max(len(shown), 2), title)
-    if shown.empty:
-        return style.nothing(figure, axes, title, "nothing to compare")
-    delta = shown["delta_ns"].astype(float)
-    low = shown["low_ns"].astype(float).fillna(delta)
-    high = shown["high_ns"].astype(float).fillna(delta)
-    size, unit = time_unit(max(delta.abs().max(), low.abs().max(), high.abs().max(), 1.0))
+    ends = shown[["delta_ns", "low_ns", "high_ns"]].astype(float)
+    ends = ends.apply(lambda column: column.fillna(ends["delta_ns"]))
+    size, unit = time_unit(max(ends.abs().max(axis=None), 1.0))
     axes.axvline(0, color=GREY, linewidth=1)
     for word, (colour, marker) in _SURE.items():
-        places = np.flatnonzero(shown["significance"] == word)
-        if len(places):
-            axes.hlines(places, low.iloc[places] / size, high.iloc[places] / size, color=colour, linewidth=2)
-            axes.plot(delta.iloc[places] / size, places, marker, color=colour, markersize=6, label=word)
-    names = [_changed_name(row) for row in shown.to_dict("records")]
+        own = ends[shown["significance"] == word] / size
+        if len(own):
+            axes.hlines(own.index, own["low_ns"], own["high_ns"], color=colour, linewidth=2)
+            axes.plot(own["delta_ns"], own.index, marker, color=colour, markersize=6, label=word)
+    names, words = [], []
+    for row in shown.to_dict("records"):
+        name = str(row["name"]).removesuffix("_ns")
+        if isinstance(row.get("before_names"), list):  # which kernels have
+            name = short_name(name)
+        if isinstance(row.get("clock"), str):
+            name = f"{name} ({row['clock']})"
+        names.append(name)
+        times = f"{duration(row['before_ns'])} then {duration(row['after_ns'])}"
+        words.append((name, f"{times}, {row['significance']}"))
     style.name_rows(axes, names)
     axes.set(ylim=(len(shown) - 0.4, -0.6), xlabel=f"change of a step's time ({unit}), with its interval")
     style.legend(figure, 3)
-    words = []
-    for name, row in zip(names, shown.to_dict("records"), strict=True):
-        times = f"{duration(row['before_ns'])} then {duration(row['after_ns'])}"
-        words.append((name, f"{times}, {row['significance']}"))
     return style.described(figure, f"{title}, points with intervals around no change: {spoken(words, most=12)}.")
-
-
-def _changed_name(row: Mapping[Hashable, Any]) -> str:
-    name = ""
-    for column in ("kind", "cause", "name"):
-        if isinstance(row.get(column), str):
-            name = str(row[column]).removesuffix("_ns")
-    if isinstance(row.get("before_names"), list):  # which kernels have
-        name = short_name(name)
-    if isinstance(row.get("clock"), str):
-        name = f"{name} ({row['clock']})"
-    return name
 
 
 def ladder(rungs: pd.DataFrame, lines: Mapping[str, float], measured: pd.Series | None = None, *, title: str) -> Figure:
@@ -192,38 +177,37 @@ def ladder(rungs: pd.DataFrame, lines: Mapping[str, float], measured: pd.Series 
     title : str
     """
     figure, axes = style.new_figure(2.0 + 0.62 * len(rungs), title)
-    least, lower = rungs["least_ns"].to_numpy(float), rungs["lower_ns"].to_numpy(float)
-    took = np.full(len(rungs), np.nan)
-    if measured is not None:
-        took = rungs["rung"].map(measured).to_numpy(float)
-    longest = float(np.nanmax([*least, *took, *lines.values()]))
+    table = rungs.set_index("rung")[["lower_ns", "least_ns"]].astype(float)
+    table["took_ns"] = np.nan if measured is None else measured.reindex(table.index)
+    longest = float(max(table.max(axis=None), *lines.values()))
     size, unit = time_unit(longest)
-    rows = np.arange(len(rungs))
-    axes.barh(rows - 0.2, lower / size, height=0.34, color=BLUE, label="at best, predicted")
-    if (least > lower).any():
-        look = {"height": 0.34, "color": BLUE, "hatch": "//", "alpha": 0.6, "edgecolor": "white"}
-        label = "what fusing can still remove"
-        axes.barh(rows - 0.2, (least - lower) / size, left=lower / size, label=label, **look)
+    rows = np.arange(len(table))
+    lower, fusing = table["lower_ns"] / size, (table["least_ns"] - table["lower_ns"]) / size
+    axes.barh(rows - 0.2, lower, height=0.34, color=BLUE, label="at best, predicted")
+    if fusing.any():
+        look = {"color": BLUE, "hatch": "//", "alpha": 0.6, "edgecolor": "white"}
+        axes.barh(rows - 0.2, fusing, height=0.34, left=lower, label="what fusing can still remove", **look)
     if measured is not None:
-        axes.barh(rows + 0.2, np.nan_to_num(took) / size, height=0.34, color=VERMILION, label="measured")
+        axes.barh(rows + 0.2, table["took_ns"].fillna(0) / size, height=0.34, color=VERMILION, label="measured")
     words = []
-    for row, rung in enumerate(rungs["rung"]):
-        best = duration(lower[row])
-        if least[row] > lower[row]:
-            best = f"{best} to {duration(least[row])}"
-        outcome, colour = (duration(took[row]), "white") if np.isfinite(took[row]) else ("awaiting a GPU", DARK_GREY)
+    for row, rung in enumerate(table.itertuples()):
+        best, outcome, colour = duration(rung.lower_ns), "awaiting a GPU", DARK_GREY
+        if rung.least_ns > rung.lower_ns:
+            best = f"{best} to {duration(rung.least_ns)}"
+        if np.isfinite(rung.took_ns):
+            outcome, colour = duration(rung.took_ns), "white"
         # Inside the bars: behind their ends the lines would run through the words.
         axes.annotate(best, (0, row - 0.2), (5, 0), va="center", color="white", **_BESIDE)
         axes.annotate(outcome, (0, row + 0.2), (5, 0), va="center", color=colour, **_BESIDE)
-        words.append((rung, f"{best} at best, {outcome}"))
+        words.append((rung.Index, f"{best} at best, {outcome}"))
+    goals = {label: duration(time_ns) for label, time_ns in lines.items()}
     for (label, time_ns), dashes in zip(lines.items(), ("--", ":", "-."), strict=False):
-        text = style.plain(f"{label}: {duration(time_ns)}", 70)
+        text = style.plain(f"{label}: {goals[label]}", 70)
         axes.axvline(time_ns / size, color=RED, linewidth=1.5, linestyle=dashes, label=text)
-    style.name_rows(axes, rungs["rung"])
-    axes.set(xlim=(0, 1.2 * longest / size), ylim=(len(rungs) - 0.5, -0.5), xlabel=f"time of a layer ({unit})")
+    style.name_rows(axes, table.index)
+    axes.set(xlim=(0, 1.2 * longest / size), ylim=(len(table) - 0.5, -0.5), xlabel=f"time of a layer ({unit})")
     style.legend(figure, 2)
-    goals = spoken([(label, duration(time_ns)) for label, time_ns in lines.items()])
-    return style.described(figure, f"{title}, bars: {spoken(words)}; lines at {goals}.")
+    return style.described(figure, f"{title}, bars: {spoken(words)}; lines at {spoken(goals.items())}.")
 
 
 _CURVES = ((BLUE, "-", "o"), (VERMILION, "--", "s"), (GREEN, "-.", "D"), (PURPLE, ":", "^"), (OCHRE, "-", "v"))
@@ -242,7 +226,7 @@ def memory_curves(
     Parameters
     ----------
     predicted, measured : mapping of str to (array of shape (n,), array of shape (n,))
-        Contexts in tokens and bytes by series; a series has one colour in both.
+        Contexts in tokens and bytes by series; a series that was measured was predicted as well.
     limit_bytes : float
         The memory there is: a line, on which failures lie.
     failed : mapping of str to float, optional
@@ -253,36 +237,40 @@ def memory_curves(
     failed = failed or {}
     sentences = []
     lowest = limit_bytes
-    for name, (colour, dashes, marker) in zip({**predicted, **measured}, cycle(_CURVES), strict=False):
-        words = []
+    kinds = {"predicted": predicted, "measured": measured}
+    for name, (colour, dashes, marker) in zip(predicted, cycle(_CURVES), strict=False):
         looks: dict[str, dict[str, Any]] = {
             "predicted": {"linestyle": dashes, "linewidth": 1.8},
             "measured": {"linestyle": "none", "marker": marker, "markersize": 6},
         }
-        for kind, series in (("predicted", predicted), ("measured", measured)):
-            if name not in series:
-                continue
-            contexts, sizes = (np.asarray(part, dtype=float) for part in series[name])
-            axes.plot(contexts, sizes, color=colour, label=f"{style.plain(name, 40)}, {kind}", **looks[kind])
-            if len(sizes):
-                lowest = min(lowest, sizes.min())
-                words.append(f"{kind} {amount(sizes[0])} to {amount(sizes[-1])}")
+        words = []
+        for kind, series in kinds.items():
+            contexts, sizes = series.get(name, ([], []))
+            values = np.asarray(sizes, dtype=float)
+            if len(values):
+                axes.plot(contexts, values, color=colour, label=f"{style.plain(name, 40)}, {kind}", **looks[kind])
+                lowest = min(lowest, values.min())
+                words.append(f"{kind} {amount(values[0])} to {amount(values[-1])}")
         if name in failed:
-            axes.plot([failed[name]], [limit_bytes], color=colour, marker="X", markersize=10, linestyle="none")
+            axes.plot([failed[name]], [limit_bytes], "X", color=colour, markersize=10)
             words.append(f"out of memory at {failed[name]:g}")
         sentences.append((name, ", ".join(words)))
     if failed:
-        axes.plot([], [], color=GREY, marker="X", markersize=10, linestyle="none", label="out of memory")
-    axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.5)
-    text = f"limit, {amount(limit_bytes)}"
-    axes.annotate(text, (0, limit_bytes), (4, 4), xycoords=("axes fraction", "data"), **_BESIDE)
+        axes.plot([], [], "X", color=GREY, markersize=10, label="out of memory")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(yscale="log", ylim=(lowest / 2, 3 * limit_bytes))
     axes.set(xlabel="context (tokens)", ylabel="memory at the peak")
+    _draw_limit(axes, limit_bytes)
     _decades(axes.yaxis, amount, *axes.get_ylim())
     style.legend(figure, 2)
     return style.described(figure, f"{title}, logarithmic axes: {spoken(sentences)}.")
+
+
+def _draw_limit(axes: Any, limit_bytes: float) -> None:
+    axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.5)
+    text = f"limit, {amount(limit_bytes)}"
+    axes.annotate(text, (0, limit_bytes), (4, 4), xycoords=("axes fraction", "data"), **_BESIDE)
 
 
 _LINE = ["implementation", "precision"]
@@ -312,54 +300,51 @@ def sweep(
         limit.
     """
     write = duration if value == "median_ns" else amount
-    known = table[table[value].notna()]
+    known = table[table[value].notna()].sort_values("context", kind="stable")
     figure, grid = style.new_grid(2, 4.0, title, sharey=True, sharex=True)
-    if known.empty:
-        return style.nothing(figure, grid[0], title, "nothing was measured")
     contexts = sorted(table["context"].unique())
-    keys = list(known[_LINE].drop_duplicates().itertuples(index=False, name=None))
-    handles: dict[str, Any] = {}
+    marks = []
+    if limit_bytes is not None:
+        failures = table[table["status"] == "oom"].groupby([*_LINE, "direction"], as_index=False).first()
+        marks.append(("X", "measured: out of memory", "ran out of memory at", failures))
+    if forecast is not None:
+        ends = forecast[forecast["largest_context"].between(1, 2 * contexts[-1])]
+        ends = ends.assign(context=ends["largest_context"])
+        marks.append(("|", "forecast: the longest that fits", "was to fit up to", ends))
+    looks = {"X": {"markersize": 8}, "|": {"markersize": 18, "markeredgewidth": 1.8}}
     words = []
     for axes, direction in zip(grid, ("forward", "backward"), strict=True):
         axes.set_title(direction, loc="left", fontsize=10)
-        for key, (colour, dashes) in zip(keys, cycle(_LINES), strict=False):
-            label = ", ".join(key)
-            handles[style.plain(label)] = Line2D([], [], color=colour, linestyle=dashes, linewidth=2)
-            line = _rows_of(known, key, direction).sort_values("context")
-            axes.plot(line["context"], line[value], color=colour, linestyle=dashes, linewidth=2, marker=".")
+        lines = known.drop_duplicates(_LINE)[_LINE].itertuples(index=False)
+        for key, (colour, dashes) in zip(lines, cycle(_LINES), strict=False):
+            name = f"{', '.join(key)} {direction}"
+            line = _rows_of(known, key, direction)
+            look = {"color": colour, "linestyle": dashes, "label": style.plain(", ".join(key))}
+            axes.plot(line["context"], line[value], marker=".", linewidth=2, **look)
             if len(line):
-                words.append((f"{label} {direction}", f"{write(line[value].iloc[-1])} at {line['context'].iloc[-1]}"))
-            if limit_bytes is None:
-                continue
-            failures = _rows_of(table[table["status"] == "oom"], key, direction)["context"].head(1)
-            axes.plot(failures, [limit_bytes] * len(failures), color=colour, marker="X", markersize=8)
-            words += [(f"{label} {direction}", f"ran out of memory at {context}") for context in failures]
-            if forecast is not None:
-                ends = _rows_of(forecast, key, direction)["largest_context"]
-                ends = ends[ends.between(1, 2 * contexts[-1])].head(1)
-                axes.plot(ends, [limit_bytes] * len(ends), color=colour, marker="|", markersize=18, markeredgewidth=1.8)
-                words += [(f"{label} {direction}", f"was to fit up to {context:.0f}") for context in ends]
+                words.append((name, f"{write(line[value].iloc[-1])} at {line['context'].iloc[-1]}"))
+            for marker, _, what, rows in marks:
+                for context in _rows_of(rows, key, direction)["context"]:
+                    axes.plot([context], [limit_bytes], color=colour, marker=marker, **looks[marker])
+                    words.append((name, f"{what} {context:.0f}"))
+        for marker, label, _, rows in marks:
+            if len(rows):
+                axes.plot([], [], marker, color=GREY, label=label)
         _sweep_axes(axes, contexts, float(known[value].min()))
         if limit_bytes is not None:
-            axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.2)
-            text = f"limit, {amount(limit_bytes)}"
-            axes.annotate(text, (0, limit_bytes), (3, 3), xycoords=("axes fraction", "data"), **_BESIDE)
+            _draw_limit(axes, limit_bytes)
     _decades(grid[0].yaxis, write, *grid[0].get_ylim())
     grid[0].set_ylabel("median of a pass" if value == "median_ns" else "peak of allocated memory")
-    if limit_bytes is not None and forecast is not None:
-        handles["forecast: the longest that fits"] = Line2D([], [], color=GREY, linewidth=0, marker="|", markersize=12)
-    if limit_bytes is not None and (table["status"] == "oom").any():
-        handles["measured: out of memory"] = Line2D([], [], color=GREY, linewidth=0, marker="X")
-    style.legend(figure, 3, handles)
-    return style.described(
-        figure, f"{title}, against the context length on logarithmic axes: {spoken(words, most=16)}."
-    )
+    style.legend(figure, 3)
+    sentence = f"{title}, against the context length on logarithmic axes: {spoken(words, most=16)}."
+    return style.described(figure, sentence)
 
 
-def _rows_of(table: pd.DataFrame, key: tuple[str, ...], direction: str) -> pd.DataFrame:
-    implementation, precision = key
-    chosen = table["implementation"] == implementation
-    return table[chosen & (table["precision"] == precision) & (table["direction"] == direction)]
+def _rows_of(table: pd.DataFrame, key: Any, direction: str) -> pd.DataFrame:
+    chosen = table["direction"] == direction
+    for column, wanted in zip(_LINE, key, strict=True):
+        chosen &= table[column] == wanted
+    return table[chosen]
 
 
 def _sweep_axes(axes: Any, contexts: list[int], lowest: float) -> None:
@@ -403,8 +388,6 @@ def limiter_map(table: pd.DataFrame, *, title: str) -> Figure:
     shown = table.dropna(subset=["sm_pct", "memory_pct"])
     figure, axes = style.new_figure(5.2, title)
     figure.set_figwidth(6.4)
-    if shown.empty:
-        return style.nothing(figure, axes, title, "no kernels with both throughputs")
     _draw_regions(axes)
     names = shown["name"] if "name" in shown else shown["kernel"]
     words = []
@@ -450,8 +433,6 @@ def rank_lateness(arrivals: pd.DataFrame, late_ns: pd.Series, *, title: str) -> 
     known = arrivals.assign(late=late_ns)[late_ns.notna()]
     ranks = sorted(known["rank"].unique())
     figure, axes = style.new_figure(1.5 + 0.28 * len(ranks), title)
-    if not ranks:
-        return style.nothing(figure, axes, title, "no collectives that ranks wait in")
     late = known.groupby(["rank", "step"])["late"].sum()
     size, unit = time_unit(late.max())
     pairs = []

@@ -156,35 +156,26 @@ def judged(summary: pd.DataFrame, kinds: pd.DataFrame, tail: float, ratios: Mapp
     share = kinds / kinds.sum()
     gemms = share.loc["GEMM"]
     neither = 1 - share.loc["GEMM", "bandwidth_bound"] - share.loc["attention", "bandwidth_bound"]
-    holds = {
-        "model_a": gemms["model_a"] > 0.5,
-        "model_b": _slower(ratios["model_b"]),
-        "latency_bound": rate.idxmin() == "latency_bound",
-        "misaligned_dims": _slower(ratios["misaligned_dims"]),
-        "bad_head_size": _equal(ratios["bad_head_size"]),
-        "vocab_bottleneck": tail > 0.5,
-        "wide_ffn": gemms["wide_ffn"] > gemms["model_a"],
-        "bandwidth_bound": neither > 0.5,
-        "compute_bound": rate.idxmax() == "compute_bound",
-        "deep_sequential": idle["deep_sequential"] > idle["compute_bound"],
+    slowest, fastest = rate.idxmin(), rate.idxmax()
+    deep, shallow = idle["deep_sequential"], idle["compute_bound"]
+    outcomes = {
+        "model_a": (gemms["model_a"] > 0.5, f"{gemms['model_a']:.0%}"),
+        "latency_bound": (slowest == "latency_bound", f"the slowest is {slowest}"),
+        "vocab_bottleneck": (tail > 0.5, f"{tail:.0%}"),
+        "wide_ffn": (gemms["wide_ffn"] > gemms["model_a"], f"{gemms['wide_ffn']:.0%} against {gemms['model_a']:.0%}"),
+        "bandwidth_bound": (neither > 0.5, f"{neither:.0%}"),
+        "compute_bound": (fastest == "compute_bound", f"the fastest is {fastest}"),
+        "deep_sequential": (deep > shallow, f"{deep:.0%} against {shallow:.0%}"),
     }
-    evidence = {
-        "model_a": f"{gemms['model_a']:.0%}",
-        "model_b": f"{ratios['model_b'].value:.2f}x the FLOP/s",
-        "latency_bound": f"the slowest is {rate.idxmin()}",
-        "misaligned_dims": f"{ratios['misaligned_dims'].value:.2f}x the FLOP/s",
-        "bad_head_size": f"{ratios['bad_head_size'].value:.2f}x the FLOP/s",
-        "vocab_bottleneck": f"{tail:.0%}",
-        "wide_ffn": f"{gemms['wide_ffn']:.0%} against {gemms['model_a']:.0%}",
-        "bandwidth_bound": f"{neither:.0%}",
-        "compute_bound": f"the fastest is {rate.idxmax()}",
-        "deep_sequential": f"{idle['deep_sequential']:.0%} against {idle['compute_bound']:.0%}",
-    }
-    words = {True: "holds", False: "does not hold", None: "not shown"}
+    for model, judge in (("model_b", _slower), ("misaligned_dims", _slower), ("bad_head_size", _equal)):
+        outcomes[model] = (judge(ratios[model]), f"{ratios[model].value:.2f}x the FLOP/s")
     rows = []
-    for model, outcome in holds.items():
-        known = None if outcome is None else bool(outcome)
-        rows.append((model, EXPECTED[model], words[known], evidence[model]))
+    for model, expected in EXPECTED.items():
+        holds, evidence = outcomes[model]
+        outcome = "not shown"
+        if holds is not None:
+            outcome = "holds" if holds else "does not hold"
+        rows.append((model, expected, outcome, evidence))
     return pd.DataFrame(rows, columns=["model", "expected", "outcome", "evidence"])
 
 

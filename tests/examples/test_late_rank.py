@@ -16,31 +16,24 @@ from nsightkit.analysis.ranks import job  # noqa: E402
 JOB = {"ranks": 2, "hidden": 64, "layers": 2, "batch": 8, "bucket_mb": 0.01, "data_ms": 1.0, "late_ms": 60.0}
 
 
-@pytest.fixture(scope="module")
-def rows() -> pd.DataFrame:
+def test_each_rank_records_its_steps_and_the_late_one_is_named() -> None:
     with late_rank.run("cpu", **JOB, steps=3, profiled=16) as work:
-        return pd.DataFrame(work.rows())
-
-
-def test_each_rank_records_its_steps(rows: pd.DataFrame) -> None:
+        rows = pd.DataFrame(work.rows())
     assert rows["start_ns"].min() == 0
     assert len(late_rank.step_ns(rows)) == 3
     assert late_rank.step_ns(rows).min() > 60e6  # all wait for the late rank
     traces = late_rank.traces(rows)
+    counts = []
     for rank, trace in enumerate(traces):
         assert trace.meta.distributed == {"rank": rank, "world_size": 2}
         assert not trace.recorded("kernels")
         names = trace.table("ranges", ["name"])["name"].value_counts()
-        for phase in ("data", "forward", "backward", "optimizer"):
-            assert names[phase] == 16
-    collectives = [trace.table("ranges", ["name"])["name"].eq("gloo:all_reduce").sum() for trace in traces]
-    assert collectives[0] == collectives[1] >= 16
-
-
-def test_the_late_rank_is_named_with_its_cause(rows: pd.DataFrame) -> None:
-    stragglers = job.survey(late_rank.traces(rows)).stragglers
-    assert stragglers["rank"].tolist() == [1]
-    assert "data" in stragglers["cause"].iloc[0]
+        assert [names[phase] for phase in ("data", "forward", "backward", "optimizer")] == 4 * [16]
+        counts.append(names["gloo:all_reduce"])
+    assert counts[0] == counts[1] >= 16
+    (straggler,) = job.survey(traces).stragglers.to_dict("records")
+    assert straggler["rank"] == 1
+    assert "data" in straggler["cause"]
 
 
 def test_a_rank_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
