@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import plain_layer  # noqa: E402
+
 from nsightkit.workloads import layer  # noqa: E402
 
 SMALL = {"context": 24, "hidden": 64, "heads": 4, "d_ff": 112, "layers": 3}
@@ -72,28 +74,11 @@ def test_a_decoded_token_is_the_last_of_a_prefill(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_reference_is_pytorchs_own_layer() -> None:
-    """Norm and attention by PyTorch's functions, positions by the formula of the rotary paper, token by token."""
-    functional = torch.nn.functional
-    with run_of(layers=1) as work:
-        w = layer.Weights(*(part.double() for part in work.weights[0]))
+    with run_of() as work:
         x = work.x.double()
-        width, heads = SMALL["hidden"], SMALL["heads"]
-        size = width // heads
-        normed = functional.rms_norm(x, (width,), w.norm_1, layer.EPSILON)
-        q, k, v = (part.unflatten(-1, (heads, size)) for part in (normed @ w.qkv.T).chunk(3, -1))
-        for token in range(x.shape[1]):
-            for pair in range(size // 2):
-                angle = token * 10_000 ** (-2 * pair / size)
-                rows = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
-                turn = torch.tensor(rows, dtype=torch.float64)
-                both = [pair, pair + size // 2]
-                for tensor in (q, k):
-                    tensor[:, token, :, both] = tensor[:, token, :, both] @ turn.T
-        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + mixed.transpose(1, 2).flatten(2) @ w.out.T
-        gate, up = (functional.rms_norm(x, (width,), w.norm_2, layer.EPSILON) @ w.gate_up.T).chunk(2, -1)
-        x = x + (functional.silu(gate) * up) @ w.down.T
+        for weights in work.weights:
+            w = layer.Weights(*(part.double() for part in weights))
+            x = plain_layer.layer(x, [w.norm_1, w.norm_2], w.qkv, w.out, w.gate_up, w.down, SMALL["heads"])
         exact = layer.reference(work.x, work.weights, work.shared, work.caches)
         torch.testing.assert_close(x, exact, rtol=1e-5, atol=1e-5)  # its rotary tables are in fp32
 
