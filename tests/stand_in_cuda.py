@@ -295,8 +295,6 @@ def _replace_cuda(patch: pytest.MonkeyPatch, cuda: StandIn) -> None:
         "memory_allocated": cuda.memory_allocated,
         "max_memory_allocated": cuda.max_memory_allocated,
         "memory_reserved": lambda *_: 3 * _GIB,
-        "max_memory_reserved": lambda *_: 4 * _GIB,
-        "memory_stats": lambda *_: {"inactive_split_bytes.all.current": 2**20},
         "reset_peak_memory_stats": cuda.reset_peak_memory_stats,
         "empty_cache": cuda.empty_cache,
         "set_per_process_memory_fraction": cuda.limit,
@@ -317,8 +315,6 @@ def _replace_cuda(patch: pytest.MonkeyPatch, cuda: StandIn) -> None:
     patch.setattr(torch.accelerator, "set_device_index", lambda _: None)
     stream = SimpleNamespace(is_capturing=lambda: cuda._capturing is not None)
     patch.setattr(torch.accelerator, "current_stream", lambda *_: stream)
-    # A build for the CPU has no such function; that of a GPU has.
-    patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", noted("clear workspaces"), raising=False)
 
 
 def _replace_devices(patch: pytest.MonkeyPatch, cuda: StandIn) -> None:

@@ -76,8 +76,8 @@ class UntilFull(Watched):
         self.model.zero_grad(set_to_none=True)
 
     def samples(self) -> dict[str, list[float]]:
-        """Give the training steps that were finished, and whether memory ran out."""
-        return {"steps": [self.trained], "out_of_memory": [float(self.out_of_memory)]}
+        """Give the training steps that were finished."""
+        return {"steps": [self.trained]}
 
 
 def run(device: str, keep_graph: bool = False, limit_bytes: int | None = None, **parameters: Any) -> Watched:

@@ -6,13 +6,11 @@ Only a GPU's allocator keeps an account; a CPU runs the same steps and reports s
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nsightkit.workloads import lm
 from nsightkit.workloads.models import Workload
@@ -51,10 +49,6 @@ class MemoryRun(lm.Run):
         if watched:
             self.moments[f"{name}_peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
             self.moments[f"{name}_end_bytes"] = torch.cuda.memory_allocated(self.device)
-        if watched and name == "forward":
-            # Free, in segments of which another part is in use, as near to the peak as a phase ends.
-            stats = torch.cuda.memory_stats(self.device)
-            self.moments["fragmentation_bytes"] = stats.get("inactive_split_bytes.all.current", 0)
 
     def samples(self) -> dict[str, list[float]]:
         """Give the account of the last step, in bytes.
@@ -63,45 +57,19 @@ class MemoryRun(lm.Run):
         -------
         dict of str to list of float
             One value each: ``weights_bytes``, ``gradients_bytes`` and ``optimizer_states_bytes``, which follow from the
-            model. On a GPU also :attr:`moments`, ``step_peak_bytes`` (the highest of them), ``workspace_bytes`` (of
-            cuBLAS) and ``limit_bytes`` (what the allocator could have had). Then ``loss``, one per step.
+            model, and on a GPU :attr:`moments`. Then ``loss``, one per step.
         """
-        weights = _bytes(self.model.parameters())
-        sizes: dict[str, float] = {"weights_bytes": weights}
-        sizes["gradients_bytes"] = 0 if self.config.mode == "fwd" else weights
-        sizes["optimizer_states_bytes"] = self._optimizer_states_bytes()
-        if self.device.type == "cuda":
-            sizes |= self.moments
-            sizes["step_peak_bytes"] = max(size for name, size in self.moments.items() if name.endswith("_peak_bytes"))
-            sizes["limit_bytes"] = _limit_bytes(self.device)
-            sizes["workspace_bytes"] = _workspace_bytes(self.device)
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        sizes = {"weights_bytes": weights, "gradients_bytes": weights, "optimizer_states_bytes": 0}
+        if self.config.mode == "fwd":
+            sizes["gradients_bytes"] = 0
+        if self.optimizer is not None:
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    if value.dim():  # counts of steps lie on the CPU
+                        sizes["optimizer_states_bytes"] += value.nbytes
+        sizes |= self.moments
         return {name: [float(size)] for name, size in sizes.items()} | super().samples()
-
-    def _optimizer_states_bytes(self) -> int:
-        if self.optimizer is None:
-            return 0
-        states = []
-        for state in self.optimizer.state.values():
-            states += [value for value in state.values() if value.dim()]  # counts of steps lie on the CPU
-        return _bytes(states)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _limit_bytes(device: torch.device) -> int:
-    """Give what the allocator has and could still get."""
-    torch.cuda.synchronize(device)
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device)
-
-
-def _workspace_bytes(device: torch.device) -> int:
-    """Free cuBLAS's workspaces, and give what they were. Private, like all that frees them."""
-    before = torch.cuda.memory_allocated(device)
-    torch._C._cuda_clearCublasWorkspaces()
-    return before - torch.cuda.memory_allocated(device)
 
 
 class Contexts(Workload):
@@ -127,8 +95,8 @@ class Contexts(Workload):
         Yields
         ------
         dict
-            ``context``, ``status`` (ok or oom), ``phase`` (where memory ran out), ``peak_bytes``, ``reserved_bytes``
-            and ``limit_bytes`` (NaN on a CPU).
+            ``context``, ``status`` (ok or oom), ``peak_bytes`` and ``limit_bytes`` (what the allocator could have had);
+            NaN on a CPU.
         """
         for context in self.contexts:
             self._clean()
@@ -138,20 +106,18 @@ class Contexts(Workload):
                 return
 
     def _row(self, context: int) -> dict[str, Any]:
-        row: dict[str, Any] = {"context": context, "status": "ok", "phase": ""}
-        row |= dict.fromkeys(("peak_bytes", "reserved_bytes", "limit_bytes"), float("nan"))
-        work: MemoryRun | None = None
+        row = {"context": context, "status": "ok", "peak_bytes": float("nan"), "limit_bytes": float("nan")}
         try:
             with run(str(self.device), context=context, **self.parameters) as work:
                 work.step()
                 work.step()
-                if self.device.type == "cuda":
-                    row["reserved_bytes"] = torch.cuda.max_memory_reserved(self.device)
-                    row["limit_bytes"] = _limit_bytes(self.device)
-                    row["peak_bytes"] = work.samples()["step_peak_bytes"][0]
         except torch.OutOfMemoryError:
             row["status"] = "oom"
-            row["phase"] = "setup" if work is None else work.doing
+            return row
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            row["limit_bytes"] = free + torch.cuda.memory_reserved(self.device)
+            row["peak_bytes"] = max(size for name, size in work.moments.items() if name.endswith("_peak_bytes"))
         return row
 
     def _clean(self) -> None:
@@ -192,8 +158,4 @@ def contexts(device: str, context: list[int], **parameters: Any) -> Contexts:
     -------
     Contexts
     """
-    fields = {field.name for field in dataclasses.fields(lm.LMConfig)}
-    unknown = set(parameters) - fields
-    if unknown:
-        raise TypeError(f"LMConfig has no {', '.join(sorted(unknown))}")
     return Contexts(context, parameters, device)
