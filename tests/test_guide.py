@@ -376,7 +376,7 @@ def test_a_capture_is_cut_to_the_steady_steps(tmp_path: Path) -> None:
 
 
 def task_under(tool: str, workload: Callable[..., object], parameters: dict[str, object]) -> running.Run:
-    return running.Run("page/part", workload, parameters, "cpu", 1, 2, 5, 2, tool, "examples/page.py")
+    return running.Run("page/part", workload, parameters, "cpu", 1, 2, 5, tool, "examples/page.py")
 
 
 @pytest.mark.nsys

@@ -29,7 +29,7 @@ ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor
 ADAM = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)"
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
-Fault = Literal["starved", "sync", "tiny"]
+Fault = Literal["starved", "sync", "logging", "logging-ahead", "tiny", "pageable", "start-up"]
 
 
 class Events:
@@ -67,9 +67,9 @@ class Events:
         short = name.partition("<")[0].partition("(")[0].rpartition("::")[2].removeprefix("void ")
         self._gpu("kernels", start, end, correlation, stream, name=name, short_name=short)
 
-    def copy(self, kind: str, start: int, end: int, correlation: int, size: int) -> None:
-        """A copy of `size` bytes, HtoD from pinned memory or DtoH to pageable memory."""
-        source, target = ("pinned", "device") if kind == "HtoD" else ("device", "pageable")
+    def copy(self, kind: str, start: int, end: int, correlation: int, size: int, host: str = "pinned") -> None:
+        """A copy of `size` bytes, HtoD or DtoH; `host` is pinned or pageable."""
+        source, target = (host, "device") if kind == "HtoD" else ("device", host)
         self._gpu("memops", start, end, correlation, 7, kind=kind, bytes=size, src_kind=source, dst_kind=target)
 
     def graph(self, start: int, end: int, correlation: int) -> None:
@@ -133,25 +133,25 @@ class _Loop:
         self.busy_ns += duration
         return start
 
-    def launch(self, name: str, us: float, thread: int = MAIN, every_us: float = 6) -> None:
-        """Launch a kernel: half of `every_us` before the call, half in it."""
+    def launch(self, name: str, us: float, thread: int = MAIN, every_us: float = 6, load_us: float = 0) -> None:
+        """Launch a kernel: half of `every_us` before the call, half in it, and `load_us` more to load its code."""
         every = self.jitter(every_us)
         begin = self.now + every // 2
-        self.now += every
+        self.now += every + int(load_us * _US)
         correlation = self.events.call("cudaLaunchKernel", begin, self.now, thread)
         duration = self.jitter(us)
         start = self.on_gpu(self.now + 1_500, duration)
         self.events.kernel(name, start, start + duration, correlation)
 
-    def upload(self) -> None:
-        """Copy a batch."""
+    def upload(self, us: float, size: int, host: str = "pinned", staging_us: float = 0) -> None:
+        """Copy a batch; the CPU stages pageable memory before the GPU can start."""
         begin = self.now + 1_000
-        ready = begin + 4_000 + self.jitter(0)
+        ready = begin + 4_000 + self.jitter(staging_us)
         self.now = ready + 1_000
         correlation = self.events.call("cudaMemcpyAsync", begin, self.now)
-        duration = self.jitter(9)
+        duration = self.jitter(us)
         start = self.on_gpu(ready, duration)
-        self.events.copy("HtoD", start, start + duration, correlation, 1 << 16)
+        self.events.copy("HtoD", start, start + duration, correlation, size, host)
 
     def read_back(self) -> None:
         """``.item()``: a tiny copy to the host, then a wait until the queue is empty."""
@@ -159,7 +159,7 @@ class _Loop:
         self.now = begin + 5_000
         correlation = self.events.call("cudaMemcpyAsync", begin, self.now)
         start = self.on_gpu(self.now, 1_200)
-        self.events.copy("DtoH", start, start + 1_200, correlation, 4)
+        self.events.copy("DtoH", start, start + 1_200, correlation, 4, "pageable")
         self.drain("cudaStreamSynchronize")
 
     def drain(self, call: str) -> None:
@@ -195,7 +195,10 @@ def training(
     ----------
     fault : str, optional
         ``starved``: the main thread waits in ``dataload`` for longer than a step. ``sync``: a value is read back after
-        each layer of the forward pass. ``tiny``: hundreds of kernels that run for 2 µs each. None keeps the GPU busy.
+        each layer of the forward pass. ``logging``: each step waits for the GPU, and then works for 20 ms on the CPU;
+        ``logging-ahead``: it works without waiting first.
+        ``tiny``: hundreds of kernels that run for 2 µs each. ``pageable``: batches are copied from pageable memory.
+        ``start-up``: the first launch of each kernel loads its code. None keeps the GPU busy.
     steps, layers : int
     seed : int
         Of the jitter on all durations, 10 % either way.
@@ -208,17 +211,23 @@ def training(
     """
     events = Events()
     loop = _Loop(events, seed)
-    for _ in range(steps):
+    for number in range(steps):
         begin = loop.now
         _load(loop, fault)
+        load_us = 4_000 if fault == "start-up" and number == 0 else 0
         for phase, thread in (("forward", MAIN), ("backward", AUTOGRAD)):
             start = loop.now
-            for _ in range(layers):
-                _layer(loop, fault, phase, thread)
+            for layer in range(layers):
+                _layer(loop, fault, phase, thread, load_us if layer == 0 else 0)
             loop.close(phase, start)
         start = loop.now
-        loop.launch(ADAM, 260)
+        loop.launch(ADAM, 260, load_us=load_us)
         loop.close("optimizer", start)
+        if fault == "logging":
+            loop.drain("cudaDeviceSynchronize")
+        if fault in ("logging", "logging-ahead"):
+            loop.work("log", 20_000)
+            loop.cause = "cpu-work"
         loop.close("step", begin)
     trace = events.trace()
     return trace, {"busy_ns": loop.busy_ns, "idle_ns": sum(loop.gaps.values()), "gaps": dict(loop.gaps)}
@@ -236,11 +245,17 @@ def _load(loop: _Loop, fault: Fault | None) -> None:
     else:
         loop.work("dataload", 8)
     begin = loop.now
-    loop.upload()
+    if fault == "pageable":
+        # The copy waits its turn in the queue, so let the GPU finish first: staging is what remains.
+        loop.now = max(loop.now, loop.free - 20 * _US)
+        loop.cause = "memory-transfer"
+        loop.upload(2_400, 64 << 20, "pageable", staging_us=4_800)
+    else:
+        loop.upload(9, 1 << 16)
     loop.close("to_device", begin)
 
 
-def _layer(loop: _Loop, fault: Fault | None, phase: str, thread: int) -> None:
+def _layer(loop: _Loop, fault: Fault | None, phase: str, thread: int, load_us: float) -> None:
     """Pass through a layer in one direction."""
     if fault == "tiny":
         for _ in range(100 if phase == "forward" else 150):
@@ -248,7 +263,11 @@ def _layer(loop: _Loop, fault: Fault | None, phase: str, thread: int) -> None:
         return
     kernels = [(NORM, 25), (GEMM, 210), (ADD, 40)] if phase == "forward" else [(GEMM, 210), (GEMM, 210), (ADD, 40)]
     for name, us in kernels:
-        loop.launch(name, us, thread)
+        if load_us and phase == "forward":
+            loop.cause = "start-up"
+            loop.launch(name, us, thread, load_us=load_us)
+        else:
+            loop.launch(name, us, thread)
     if fault == "sync" and phase == "forward":
         loop.read_back()
         loop.now += loop.jitter(120)

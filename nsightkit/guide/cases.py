@@ -12,6 +12,7 @@ import functools
 import html
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from nsightkit.trace import snapshot as snapshots
 if TYPE_CHECKING:
     from nsightkit.api import Trace
 
-__all__ = ["DEMO", "Case", "case", "demo", "folder", "names"]
+__all__ = ["DEMO", "Case", "case", "demo", "details", "folder", "names"]
 
 #: The case that is installed with nsightkit, so that there is a trace to try.
 DEMO = "v100-starved-loader"
@@ -84,16 +85,22 @@ class Case:
         return f"{self.name}, {self.which}: {self.source['program']}\n{facts}"
 
     def _repr_html_(self) -> str:
-        escape = functools.partial(html.escape, quote=True)
-        title = f"{escape(self.name)}, {escape(self.which)}"
-        facts = "".join(f"<div><dt>{n}</dt><dd>{escape(value)}</dd></div>" for n, value in self._facts().items())
+        title = html.escape(f"{self.name}, {self.which}")
+        program = html.escape(f"{self.source['program']}, on {self.source['gpu']}")
         return (
             f'<aside class="nsightkit-provenance" data-mode="case" aria-label="Provenance: {title}">'
             f'<p><span class="nsightkit-badge">case file</span> <strong>{title}:</strong> '
-            f"{escape(self.source['program'])}, on {escape(self.source['gpu'])}; "
-            f'<a href="{escape(self.url)}">the published recording</a>, analysed when this page was built</p>'
-            f"<details><summary>Source and limits</summary><dl>{facts}</dl></details></aside>"
+            f'{program}; <a href="{html.escape(self.url)}">the published recording</a>, analysed when this page was '
+            f"built</p>{details('Source and limits', self._facts().items())}</aside>"
         )
+
+
+def details(summary: str, facts: Iterable[tuple[str, str]]) -> str:
+    """Write facts as HTML, folded under a summary."""
+    rows = ""
+    for name, value in facts:
+        rows += f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
+    return f"<details><summary>{summary}</summary><dl>{rows}</dl></details>"
 
 
 def folder() -> Path:

@@ -23,6 +23,7 @@ import pandas as pd
 import nsightkit
 from nsightkit.capture import provenance as provenances
 from nsightkit.errors import TraceError, UsageError, reading
+from nsightkit.guide.cases import details
 from nsightkit.guide.running import NCU, NSYS, PROVENANCE, ROWS, SAMPLES, SNAPSHOT, TRACE, Run, run, samples_frame
 from nsightkit.trace import TABLES, TraceMeta, ncu
 from nsightkit.trace import snapshot as snapshots
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Measurement", "headline", "measure", "recordings_folder"]
 
 _MODES = ("", "record", "replay", "small")
-#: The most steps of a small run, and those under the profiler of a run on a GPU.
-_SMALL_WARMUP, _SMALL_STEPS, _SMALL_PROFILED, _PROFILED = 2, 5, 2, 3
+#: The most steps of a small run.
+_SMALL_WARMUP, _SMALL_STEPS = 2, 5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -168,10 +169,8 @@ class Measurement:
         notice = facts = ""
         if self.notice:
             notice = f'<p class="nsightkit-banner" role="note">{html.escape(self.notice)}</p>'
-        for fact, value in provenances.rows(self.provenance):
-            facts += f"<div><dt>{html.escape(fact)}</dt><dd>{html.escape(value)}</dd></div>"
-        if facts:
-            facts = f"<details><summary>How this was measured</summary><dl>{facts}</dl></details>"
+        if self.provenance:
+            facts = details("How this was measured", provenances.rows(self.provenance))
         return (
             f'<aside class="nsightkit-provenance" data-mode="{self.mode}" aria-label="Provenance: {name}">'
             f"{notice}<p><strong>{name}:</strong> {label}</p>{self._gpus_html()}{facts}</aside>"
@@ -250,7 +249,6 @@ def measure(
         revision=revision,
         warmup=warmup,
         steps=steps,
-        profiled=_PROFILED,
         profile=profile,
         script=_script(),
     )
@@ -260,7 +258,6 @@ def measure(
         device="cpu",
         warmup=min(warmup, _SMALL_WARMUP),
         steps=min(steps, _SMALL_STEPS),
-        profiled=_SMALL_PROFILED,
     )
     if mode == "small":
         return _measured(little)

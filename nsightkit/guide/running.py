@@ -73,8 +73,8 @@ class Run:
     parameters : dict
     device : {"cuda", "cpu"}
     revision : int
-    warmup, steps, profiled : int
-        Steps before the clock starts, timed steps, and steps under the profiler.
+    warmup, steps : int
+        Steps before the clock starts, and timed steps.
     profile : {"torch", "shapes", "memory", "nsys", "ncu"} or None
     script : str
         The page that measures.
@@ -87,7 +87,6 @@ class Run:
     revision: int
     warmup: int
     steps: int
-    profiled: int
     profile: str | None
     script: str
 
@@ -95,6 +94,11 @@ class Run:
     def on_gpu(self) -> bool:
         """Whether a GPU is measured."""
         return self.device == "cuda"
+
+    @property
+    def profiled(self) -> int:
+        """Steps under the profiler."""
+        return 3 if self.on_gpu else 2
 
 
 def run(task: Run, folder: Path) -> None:
@@ -213,7 +217,6 @@ def _gpu_memory() -> dict[str, list[float]]:
     free, total = torch.cuda.mem_get_info()
     reserved = torch.cuda.memory_reserved()
     return {
-        "allocated_bytes": [torch.cuda.memory_allocated()],
         "peak_bytes": [torch.cuda.max_memory_allocated()],
         "reserved_bytes": [reserved],
         "context_bytes": [total - free - reserved],

@@ -104,10 +104,8 @@ def copy(device: str, megabytes: int, kind: Literal["copy", "triad", "read"]) ->
     elif kind == "copy":
         a = torch.empty_like(b)
         work.operation = lambda: a.copy_(b)
-    elif kind == "triad":
+    else:
         a = torch.empty_like(b)
         c = torch.randn(numbers, device=work.device)
         work.operation = lambda: torch.add(b, c, alpha=3.0, out=a)
-    else:
-        raise ValueError(f"kind is {kind!r}; use copy, triad or read")
     return work

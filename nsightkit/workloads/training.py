@@ -46,8 +46,6 @@ class TrainingConfig:
     workers : int
         Processes that prepare batches ahead of the step. Fault: none, so that the training process reads and decodes
         each batch itself, between two steps.
-    pageable : bool
-        Fault: batches are in pageable memory, so copying one to the GPU blocks the thread that starts the copy.
     sync : bool
         Fault: the CPU reads one statistic per layer, and the loss, as soon as they are computed (``.item()``). Each
         read waits for everything the GPU was given.
@@ -76,7 +74,6 @@ class TrainingConfig:
     decode_bytes: int = 20_000
     read_ms: float = 0.0
     workers: int = 2
-    pageable: bool = False
     sync: bool = False
     tiny: bool = False
 
@@ -159,13 +156,11 @@ class Training(Workload):
         # Without foreach: each parameter has its own chain of elementary operations.
         implementation: dict[str, Any] = {"foreach": False} if config.tiny else {"fused": True}
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, **implementation)
-        # A copy from pageable memory blocks even with non_blocking=True.
-        self._pinned = self.device.type == "cuda" and not config.pageable
         self._loader = DataLoader(
             Documents(config),
             batch_size=config.batch,
             num_workers=config.workers,
-            pin_memory=self._pinned,
+            pin_memory=self.device.type == "cuda",  # a copy from pageable memory blocks even with non_blocking=True
             prefetch_factor=4 if config.workers else None,
         )
         self._batches: Iterator[Tensor] | None = None
@@ -177,7 +172,7 @@ class Training(Workload):
             with phase("data"):
                 tokens = self._next_batch()
             with phase("copy"):
-                tokens = tokens.to(self.device, non_blocking=self._pinned)
+                tokens = tokens.to(self.device, non_blocking=True)
             with phase("forward"):
                 with autocast(self.device, self.config.precision):
                     logits = self.model(tokens[:, :-1])

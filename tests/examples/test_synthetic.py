@@ -11,7 +11,10 @@ BOTTLENECKS = {
     None: "compute-bound",
     "starved": "input-pipeline",
     "sync": "synchronization",
+    "logging": "cpu-work",
     "tiny": "launch-overhead",
+    "pageable": "memory-transfer",
+    "start-up": "start-up",
 }
 
 
@@ -26,10 +29,18 @@ def test_a_fault_is_found_and_its_idle_time_is_exact(fault: str | None) -> None:
     assert trace.verdict()["bottleneck"] == BOTTLENECKS[fault]
 
 
-@pytest.mark.parametrize(("fault", "change"), [("starved", "no-input-wait"), ("sync", "no-sync")])
-def test_the_gain_is_that_of_the_loop_without_the_fault(fault: str, change: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "change", "without"),
+    [
+        ("starved", "no-input-wait", None),
+        ("sync", "no-sync", None),
+        ("logging", "no-sync", "logging-ahead"),
+        ("start-up", "no-start-up", None),
+    ],
+)
+def test_the_gain_is_that_of_the_loop_without_the_fault(fault: str, change: str, without: str | None) -> None:
     trace, _ = synthetic.training(fault)
-    repaired, _ = synthetic.training()
+    repaired, _ = synthetic.training(without)
     true = trace.summary()["window_ns"] / repaired.summary()["window_ns"]
     assert trace.whatif(change)["speedup"].iloc[0] == pytest.approx(true, rel=0.01)
 

@@ -22,7 +22,7 @@ SWEEP = {"d_model": [16], "context": [16, 32], "batch": 2}
 STEPS = [
     (training.run, {"workers": 0, "precision": "bf16"}),
     (training.run, {"workers": 1, "sync": True}),
-    (training.run, {"workers": 0, "tiny": True, "pageable": True}),
+    (training.run, {"workers": 0, "tiny": True}),
     (lm.run, {**MODEL, "precision": "fp16", "feed": "host"}),
     (lm.run, {**MODEL, "precision": "tf32", "attention": "naive"}),
     (ceilings.gemm, {"m": 16, "n": 16, "k": 16, "precision": "bf16"}),
