@@ -140,7 +140,7 @@ html_css_files = ["nsightkit.css", "widgets.css"]
 html_js_files = ["nsightkit.js", "widgets.js"]
 html_show_sphinx = False
 html_show_copyright = False
-html_context = {"default_mode": "auto", "nsightkit_gpus": os.environ.get("NSIGHTKIT_GPUS", "")}
+html_context = {"default_mode": "auto"}
 html_theme_options = {
     "logo": {"text": project},
     "navbar_align": "left",

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import shutil
 import sys
@@ -59,24 +58,8 @@ def _build(session: nox.Session, *options: str, publish: bool = False) -> None:
     env = {"NSIGHTKIT_PUBLISH": "1"} if publish else {}
     session.run("python", "docs/_ext/page_lint.py")
     strict = ["-W", "-n", "-E", "--keep-going", "-j", "auto"]
-    gpus = _recorded_gpus()
-    env["NSIGHTKIT_GPUS"] = " ".join(gpus)
     session.run("sphinx-build", "-c", ".", "-d", DOCTREES, "docs", str(HTML), *strict, *options, env=env)
-    for gpu in gpus[1:]:
-        command = ("sphinx-build", "-c", ".", "-d", f"{DOCTREES}-{gpu}", "docs", str(HTML / "gpu" / gpu), *strict)
-        session.run(*command, *options, env=env | {"NSIGHTKIT_GPU": gpu})
     session.run("python", "docs/_ext/page_checks.py", str(HTML))
-
-
-def _recorded_gpus() -> list[str]:
-    """The GPUs with recordings, that with the newest first; one of them, or none, needs no choice."""
-    newest: dict[str, str] = {}
-    for record in (ROOT / "docs" / "recordings").glob("*/*/*/provenance.json"):
-        utc = str(json.loads(record.read_text(encoding="utf-8")).get("utc", ""))
-        gpu = record.parent.name
-        newest[gpu] = max(newest.get(gpu, ""), utc)
-    gpus = sorted(newest, key=lambda gpu: newest[gpu], reverse=True)
-    return gpus if len(gpus) > 1 else []
 
 
 @nox.session(default=False)

@@ -286,18 +286,11 @@ def test_a_stale_recording_has_a_banner_until_somebody_accepts_it(
     assert "only a comment changed" in accepted._repr_html_()
 
 
-def test_the_newest_current_recording_is_shown_or_that_of_the_gpu_asked_for(
-    recorded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_newest_current_recording_is_shown(recorded: Callable[..., Path]) -> None:
     recorded("h100", utc="2026-01-01T00:00:00+00:00")
     recorded("h200", utc="2026-02-01T00:00:00+00:00")
     recorded("b200", utc="2026-03-01T00:00:00+00:00", revision=0)
-    shown = part()
-    assert shown.gpu == "H200"
-    assert shown._repr_html_().count("data-gpu=") == 3
-    assert '<li data-gpu="h200" aria-current=true>' in shown._repr_html_()
-    monkeypatch.setenv("NSIGHTKIT_GPU", "h100")
-    assert part().label == "recorded on H100, 2026-01-01"
+    assert part().label == "recorded on H200, 2026-02-01"
 
 
 @pytest.mark.parametrize("file", ["provenance.json", "samples.parquet"])

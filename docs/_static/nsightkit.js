@@ -58,25 +58,6 @@ addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll(".output_subarea table, .cell_output .text_html table").forEach(sortable);
 });
 
-// Where pages of several GPUs were built, each name of a GPU leads to the same page with its recordings.
-addEventListener("DOMContentLoaded", () => {
-  const folders = document.documentElement.dataset.gpus?.split(" ");
-  if (!folders) return;
-  const root = new URL(document.documentElement.dataset.content_root ?? "./", location.href);
-  const here = /\/gpu\/([^/]+)\/$/.exec(root.pathname)?.[1];
-  const top = here ? new URL("../../", root) : root;
-  const page = location.pathname.slice(root.pathname.length);
-  document.querySelectorAll(".nsightkit-gpus li:not([aria-current])").forEach((item) => {
-    const gpu = item.dataset.gpu;
-    const target = gpu === folders[0] ? page : folders.includes(gpu) && `gpu/${gpu}/${page}`;
-    if (!target) return;
-    const link = document.createElement("a");
-    link.href = new URL(target, top);
-    link.append(...item.childNodes);
-    item.append(link);
-  });
-});
-
 // On a phone a table of prose has no room for its columns: each row becomes a block, and each cell names its column.
 const stackable = (table) => {
   const heads = table.tHead?.rows.length === 1 ? [...table.tHead.rows[0].cells] : [];

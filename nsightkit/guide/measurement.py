@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import html
 import json
+import operator
 import os
 import shutil
 import sys
@@ -173,21 +174,8 @@ class Measurement:
             facts = details("How this was measured", provenances.rows(self.provenance))
         return (
             f'<aside class="nsightkit-provenance" data-mode="{self.mode}" aria-label="Provenance: {name}">'
-            f"{notice}<p><strong>{name}:</strong> {label}</p>{self._gpus_html()}{facts}</aside>"
+            f"{notice}<p><strong>{name}:</strong> {label}</p>{facts}</aside>"
         )
-
-    def _gpus_html(self) -> str:
-        """List the GPUs that recorded this; the site's script makes links if it has pages for each."""
-        if self.mode != "recorded" or self.folder is None:
-            return ""
-        names = sorted(file.parent.name for file in self.folder.parent.glob(f"*/{PROVENANCE}"))
-        if len(names) < 2:
-            return ""
-        items = []
-        for name in names:
-            current = " aria-current=true" if name == self.folder.name else ""
-            items.append(f'<li data-gpu="{html.escape(name)}"{current}>{html.escape(name)}</li>')
-        return f'<ul class="nsightkit-gpus" aria-label="Recorded on">{"".join(items)}</ul>'
 
 
 def measure(
@@ -343,22 +331,16 @@ def _current_or_new(task: Run) -> Measurement:
 
 
 def _recorded(task: Run) -> Measurement | None:
-    """Find the recording to show: of the GPU that ``NSIGHTKIT_GPU`` names, else the newest that is current."""
+    """Find the recording to show: the newest that is current."""
     found = []
     for file in sorted((recordings_folder() / task.name).glob(f"*/{PROVENANCE}")):
         measurement = _read(task, file.parent, "recorded")
         if measurement.gpu is not None:  # a dry run has none
-            found.append(measurement)
+            is_current = _stale(task, measurement.provenance) is None
+            found.append((is_current, str(measurement.provenance.get("utc")), measurement))
     if not found:
         return None
-    wanted = os.environ.get("NSIGHTKIT_GPU")
-
-    def rank(measurement: Measurement) -> tuple[bool, bool, str]:
-        assert measurement.folder is not None
-        is_current = _stale(task, measurement.provenance) is None
-        return measurement.folder.name == wanted, is_current, str(measurement.provenance.get("utc"))
-
-    shown = max(found, key=rank)
+    *_, shown = max(found, key=operator.itemgetter(0, 1))
     notice = _stale(task, shown.provenance)
     if notice is None:
         return shown
