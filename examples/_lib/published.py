@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -12,54 +11,14 @@ from nsightkit import hardware
 from nsightkit.analysis.roofline import counters, sol
 from nsightkit.analysis.roofline.sol import Rates
 
-
-class Reported(NamedTuple):
-    """One published rate.
-
-    Parameters
-    ----------
-    gpu : str
-        As :func:`nsightkit.hardware.find` knows it.
-    unit : str
-        ``memory``, or a unit of :class:`nsightkit.hardware.Peak`.
-    rate : float
-        TFLOP/s, or GB/s of the memory.
-    what, short, source : str
-        What ran, in words and beside a bar, and who published it.
-    """
-
-    gpu: str
-    unit: str
-    rate: float
-    what: str
-    short: str
-    source: str
-
-    @property
-    def label(self) -> str:
-        """What fits beside a bar: the GPU, the unit and what ran."""
-        return f"{hardware.find(self.gpu).name.split()[0]} {self.unit}, {self.short}"
-
-    @property
-    def share(self) -> float:
-        """Share of the datasheet."""
-        gpu = hardware.find(self.gpu)
-        peak = gpu.peak(self.unit)
-        return self.rate / (gpu.gb_per_s if peak is None else peak.tflops)
-
-
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-REPORTED = tuple(Reported(**row) for row in _DATA["reported"])
+#: Published rates: TFLOP/s, or GB/s of the memory; what ran, in words and in short, and who published it.
+REPORTED = pd.DataFrame(_DATA["reported"])
 #: Launches in reports of Nsight Compute that their authors published, as ``nsightkit ncu`` reads them.
 ADDITIONS, PRODUCTS = pd.DataFrame(_DATA["additions"]), pd.DataFrame(_DATA["products"])
 #: M, N and K of the case ``h200-matmul``, as derived in its notes.
 _SHAPE = (2048, 2048, 8192)
 _STAGES = {"1-before": "first version", "2-moved-lines": "lines moved", "3-setmaxnreg": "registers by role"}
-
-
-def best_products() -> list[Reported]:
-    """List what was reported of the best shape of a GEMM, by GPU and unit."""
-    return [reported for reported in REPORTED if reported.what == "best of many shapes"]
 
 
 def rates(gpu: str) -> Rates:
@@ -76,7 +35,7 @@ def rates(gpu: str) -> Rates:
     card = hardware.find(gpu)
     sheet = sol.datasheet(card)
     tflops = dict(sheet.tflops)
-    for reported in best_products():
+    for reported in REPORTED[REPORTED["what"] == "best of many shapes"].itertuples():
         if hardware.find(reported.gpu) == card:
             tflops[reported.unit] = reported.rate
     return Rates("reported", tflops, sheet.gb_per_s, sheet.l2_bytes)
@@ -91,9 +50,11 @@ def rates_table() -> pd.DataFrame:
         ``figure, rate, source``.
     """
     rows = []
-    for reported in REPORTED:
+    for reported in REPORTED.itertuples():
+        gpu = hardware.find(reported.gpu).name.split()[0]
         unit = "GB/s" if reported.unit == "memory" else "TFLOP/s"
-        rows.append((reported.label, f"{reported.rate:,.1f} {unit}", reported.source))
+        rate = f"{reported.rate:,.1f} {unit}"
+        rows.append((f"{gpu} {reported.unit}, {reported.short}", rate, reported.source))
     return pd.DataFrame(rows, columns=["figure", "rate", "source"])
 
 

@@ -100,7 +100,7 @@ class Sweep(Workload):
         for d_model in config.d_model:
             for context in config.context:
                 for direction in ("forward", "backward"):
-                    row = {"implementation": config.implementation, "precision": config.precision}
+                    row: dict[str, Any] = {"implementation": config.implementation, "precision": config.precision}
                     row |= {"d": d_model, "context": context, "batch": config.batch, "heads": config.heads}
                     row |= {"direction": direction, "median_ns": float("nan"), "peak_bytes": float("nan")}
                     yield row | self._cell(d_model, context, direction)

@@ -237,7 +237,7 @@ def forward(
     batch, tokens, hidden = x.shape
     normed = norm(x, w.norm_1)
     if rung.joined:
-        projected = kernels.linear(normed, w.qkv).chunk(3, dim=-1)
+        projected = list(kernels.linear(normed, w.qkv).chunk(3, dim=-1))
     else:
         projected = [F.linear(normed, weight) for weight in w.qkv.chunk(3)]
     q, k, v = [part.view(batch, tokens, shared.heads, -1).transpose(1, 2) for part in projected]
