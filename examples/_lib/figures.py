@@ -380,25 +380,23 @@ def limiter_map(table: pd.DataFrame, *, title: str) -> Figure:
     Parameters
     ----------
     table : DataFrame
-        ``kernel``, ``sm_pct``, ``memory_pct`` and ``classification``, as from
-        :func:`nsightkit.analysis.roofline.counters.summary`. ``name``, where there is one, stands in the legend
-        instead of ``kernel``. Rows whose throughputs were not measured are left out.
+        ``name``, and ``sm_pct``, ``memory_pct`` and ``classification`` as from
+        :func:`nsightkit.analysis.roofline.counters.summary`. Rows whose throughputs were not measured are left out.
     title : str
     """
     shown = table.dropna(subset=["sm_pct", "memory_pct"])
     figure, axes = style.new_figure(5.2, title)
     figure.set_figwidth(6.4)
     _draw_regions(axes)
-    names = shown["name"] if "name" in shown else shown["kernel"]
     words = []
     looks = zip(cycle(style.SERIES), cycle("osD^vPX*<>hd"), strict=False)
-    for name, row, (colour, marker) in zip(names, shown.itertuples(), looks, strict=False):
+    for row, (colour, marker) in zip(shown.itertuples(), looks, strict=False):
         # The frame keeps apart what lies on one spot, and a point from a region of its colour.
         look = {"color": colour, "markersize": 9, "markeredgecolor": "white", "clip_on": False, "linestyle": "none"}
-        label = f"{style.plain(name, 44)}: {row.classification}"
+        label = f"{style.plain(row.name, 44)}: {row.classification}"
         axes.plot([row.memory_pct], [row.sm_pct], marker=marker, label=label, **look)
         place = f"at {row.sm_pct:.0f} % of compute and {row.memory_pct:.0f} % of memory"
-        words.append((name, f"({row.classification}) {place}"))
+        words.append((row.name, f"({row.classification}) {place}"))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set(ticks=range(0, 101, 20), major_formatter=PercentFormatter())
     axes.set(xlim=(0, 100), ylim=(0, 100), xlabel="memory throughput, the busiest of L1, L2 and DRAM")

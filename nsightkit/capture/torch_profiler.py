@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -44,7 +43,7 @@ def profile_steps(
     step : callable
         Runs one step.
     output : path-like
-        Compressed if it ends in ``.gz``; written atomically.
+        JSON, not compressed; written atomically.
     warmup, active : int
         Steps in which the profiler runs but keeps nothing (its start takes seconds), and steps kept. One step without
         the profiler comes first.
@@ -74,15 +73,14 @@ def attention_back_ends(trace: str | os.PathLike[str]) -> list[str]:
     Parameters
     ----------
     trace : path-like
-        Of :func:`profile_steps`, compressed.
+        Of :func:`profile_steps`.
 
     Returns
     -------
     list of str
         Of ``cudnn``, ``flash``, ``efficient`` and ``math``; empty if the profile shows no fused attention.
     """
-    with gzip.open(trace) as file:
-        text = file.read()
+    text = Path(trace).read_bytes()
     return [name for name, pattern in _BACK_ENDS.items() if re.search(pattern, text)]
 
 

@@ -122,7 +122,7 @@ def run(task: Run, folder: Path) -> None:
     _check(task, samples)
     if task.on_gpu and task.profile in ("nsys", "ncu"):
         facts[task.profile] = _under_tool(task, folder)
-    raw_profile = folder / "profile.json.gz"
+    raw_profile = folder / "profile.json"
     if raw_profile.exists():
         facts["sdpa_backend"] = ", ".join(torch_profiler.attention_back_ends(raw_profile)) or None
         store.write(nsightkit.load(raw_profile, cache=False), folder / TRACE)
@@ -226,7 +226,7 @@ def _gpu_memory() -> dict[str, list[float]]:
 def _profile(task: Run, work: Any, folder: Path) -> None:
     torch_profiler.profile_steps(
         work.step,
-        folder / "profile.json.gz",
+        folder / "profile.json",
         warmup=2 if task.on_gpu else 1,
         active=task.profiled,
         shapes=task.profile == "shapes",
