@@ -11,7 +11,6 @@ import pandas as pd
 
 __all__ = [
     "HELD_NS",
-    "MOST_CUTS",
     "NEVER",
     "Change",
     "Played",
@@ -26,8 +25,6 @@ Bool = npt.NDArray[np.bool_]
 Union = tuple[Int, Int]
 
 NEVER = np.int64(np.iinfo(np.int64).min // 4)
-#: Of more launches into a full queue than this, only some are walked; the others follow them.
-MOST_CUTS = 20_000
 #: An operation that waited longer than this in its stream, with no recorded reason, waited for unrecorded work.
 HELD_NS = 20_000
 

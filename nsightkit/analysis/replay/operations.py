@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,7 @@ from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.names import BLOCKING, UNIFIED
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["Calls", "Operations", "Program", "read"]
+__all__ = ["Calls", "Program", "read"]
 
 #: Operations that start before their launch by no more than this show that two clocks differ, but for this share.
 _CLOCK_NS, _SURE = 100_000, 0.999
@@ -34,31 +33,59 @@ _COLUMNS = {
     "graphs": _GPU_COLUMNS,
     "calls": ("start_ns", "end_ns", "thread", "correlation", "name"),
 }
+_KERNELS, _MEMOPS = GPU_TABLES.index("kernels"), GPU_TABLES.index("memops")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Operations:
-    """What is scheduled, by stream and time; what one call launched together is one operation.
+class Calls:
+    """All CUDA calls of the trace, by row."""
+
+    start: Int
+    end: Int
+    thread: Int
+    names: pd.Series
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """The recorded program: the GPU's operations by stream and time, the calls, and the steps.
+
+    What one call launched together is one operation.
 
     Parameters
     ----------
+    trace : Trace
+    calls : Calls
     start, end, device, stream, process, table, row : ndarray
-        When and where each ran; streams are numbered over all devices, `row` counts in the whole trace.
+        When and where each operation ran; streams are numbered over all devices, `row` counts in the whole trace.
     launch, begun, done, by : ndarray
         Row, start, end and thread of the launching calls; -1, `NEVER`, `NEVER` and -1 where none was recorded.
     before : ndarray of int64
-        When the operation before each one in its stream had ended.
+        When the operation before each one in its stream had ended; of a stream's first, also one not selected.
     device_before : ndarray of int64
         When everything that began before each one on its device had ended.
-    released_ns : ndarray of int64
-        Per stream: what no operation of it can come before, `earliest_ns` on a stream that a change makes. What a
-        selection leaves out happened when it did.
+    own_copy : ndarray of bool
+        Copies whose call returns only when they are done.
+    staged : ndarray of bool
+        Copies from pageable memory to a device.
     parts : DataFrame
         ``table, row, operation``: the events of the trace that the operations are made of.
     shift_ns : int
         How far the devices' clock had to be moved.
+    threads : ndarray of int64
+        The launching threads, and the steps' thread.
+    blocking : ndarray of int64
+        Rows of the calls that wait for the GPU, by start.
+    steps : DataFrame
+        As :func:`nsightkit.analysis.timeline.steps.windows` gives them.
+    main : int
+        Thread of the steps, `NEVER` without steps.
+    begin_ns : int
+        From when on a change takes time away.
     """
 
+    trace: Trace
+    calls: Calls
     start: Int
     end: Int
     device: Int
@@ -72,10 +99,20 @@ class Operations:
     by: Int
     before: Int
     device_before: Int
-    released_ns: Int
-    earliest_ns: int
+    own_copy: Bool
+    staged: Bool
     parts: pd.DataFrame
     shift_ns: int
+    threads: Int
+    blocking: Int
+    steps: pd.DataFrame
+    main: int
+    begin_ns: int
+
+    @functools.cached_property
+    def lasting(self) -> Int:
+        """How long each operation lasted."""
+        return self.end - self.start
 
     @functools.cached_property
     def linked(self) -> Bool:
@@ -100,79 +137,26 @@ class Operations:
 
     def ended_by(self, times: Int) -> Int:
         """The operation that ended last by each time, -1 where none had."""
-        at = np.searchsorted(self.end[self.by_end], times, side="right") - 1
-        return np.where(at >= 0, self.by_end[at], -1)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Calls:
-    """All CUDA calls of the trace, by row."""
-
-    start: Int
-    end: Int
-    thread: Int
-    names: pd.Series
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Program:
-    """The recorded program: its operations, its calls and its steps.
-
-    Parameters
-    ----------
-    trace : Trace
-    operations : Operations
-    calls : Calls
-    own_copy : ndarray of bool
-        Copies whose call returns only when they are done.
-    staged : ndarray of bool
-        Copies from pageable memory to a device.
-    threads : ndarray of int64
-        The launching threads, and the steps' thread.
-    blocking : ndarray of int64
-        Rows of the calls that wait for the GPU, by start.
-    steps : DataFrame
-        As :func:`nsightkit.analysis.timeline.steps.windows` gives them.
-    main, process : int
-        Thread and process of the steps, `NEVER` without steps.
-    begin_ns : int
-        From when on a change takes time away.
-    """
-
-    trace: Trace
-    operations: Operations
-    calls: Calls
-    own_copy: Bool
-    staged: Bool
-    threads: Int
-    blocking: Int
-    steps: pd.DataFrame
-    main: int
-    process: int
-    begin_ns: int
+        at = np.searchsorted(self.end[self.by_end], times, side="right")
+        return np.append(-1, self.by_end)[at]
 
     @functools.cached_property
     def collective(self) -> Bool:
         """Which operations are collectives."""
-        table = self.trace.whole.table("kernels", ["name", "collective"])
-        talks = (categorize(table["name"]) == "communication") | (table["collective"] != "").to_numpy()
-        kernels = self.operations.table == GPU_TABLES.index("kernels")
-        collective = np.zeros(len(kernels), bool)
-        collective[kernels] = talks[self.operations.row[kernels]]
-        return collective
+        kernels = self.trace.whole.table("kernels", ["name", "collective"])
+        talks = (categorize(kernels["name"]) == "communication") | (kernels["collective"] != "").to_numpy()
+        return (self.table == _KERNELS) & np.isin(self.row, np.flatnonzero(talks))
 
     @functools.cached_property
     def in_step(self) -> Int:
         """The step that each operation was launched in, -1 for none."""
-        number = steps.number(self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.operations.begun)
-        return np.where(self.operations.process == self.process, number, -1).astype(np.int32)
+        number = steps.number(self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.begun)
+        return np.where(self.of_steps, number, -1).astype(np.int32)
 
     @functools.cached_property
-    def by_others(self) -> Bool:
-        """Operations of the steps' process that another thread than the steps' launched."""
-        operations = self.operations
-        others = operations.linked & (operations.process == self.process) & (operations.by != self.main)
-        return np.asarray(others)
+    def of_steps(self) -> Bool:
+        """Operations of the steps' process."""
+        return np.asarray(self.process == self.main >> 24)
 
 
 def read(trace: Trace) -> Program:
@@ -192,158 +176,124 @@ def read(trace: Trace) -> Program:
     Unplayable
     """
     trace.prefetch(_COLUMNS)
-    whole = trace.whole
-    columns = whole.table("calls", ["start_ns", "end_ns", "thread", "name"])
-    start, end, thread = (columns[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
-    calls = Calls(start, end, thread, columns["name"])
-    operations = _operations(trace, calls)
+    frame = trace.whole.table("calls", ["start_ns", "end_ns", "thread", "name"])
+    calls = Calls(*(frame[name].to_numpy() for name in ("start_ns", "end_ns", "thread")), frame["name"])
+    events = _events(trace.whole)
+    shift_ns = _behind_launches(events, calls)
+    events[["start", "end"]] += shift_ns
+    reach = events.groupby("device")["end"].cummax()
+    events["device_before"] = reach.groupby(events["device"]).shift(fill_value=NEVER)
+    events["before"] = events.groupby("stream")["end"].shift(fill_value=NEVER)
+    events = events[intervals.selected(trace, events["table"], events["row"])]
+    if events.empty:
+        raise Unplayable("there is no GPU work")
+    ops, parts = _joined(events)
+    _check(ops)
+    launch = ops["launch"].to_numpy()
+    ops["begun"] = np.where(launch >= 0, calls.start[launch], NEVER)
+    ops["done"] = np.where(launch >= 0, calls.end[launch], NEVER)
+    ops["by"] = np.where(launch >= 0, calls.thread[launch], -1)
     blocks = matching(calls.names, BLOCKING)
-    own_copy, staged = _copies(whole, operations, blocks)
-    blocks[operations.launch[own_copy]] = True
+    _mark_copies(trace.whole, ops, blocks)
+    blocks[launch[ops["own_copy"]]] = True
     windows = steps.windows(trace)
-    main = process = begin_ns = int(NEVER)
+    main = begin_ns = int(NEVER)
     if len(windows):
-        main, process, begin_ns = (int(windows[name].iloc[0]) for name in ("thread", "process", "start_ns"))
-    elif trace is not whole:
-        begin_ns = int(operations.begun[operations.linked].min())
-    threads = np.union1d(kinds_of(operations.by[operations.linked]), windows["thread"])
+        main, begin_ns = int(windows["thread"].iloc[0]), int(windows["start_ns"].iloc[0])
+    elif trace is not trace.whole:
+        begin_ns = int(ops["begun"][launch >= 0].min())
+    threads = np.union1d(kinds_of(ops["by"][launch >= 0]), windows["thread"])
     if len(threads) > _MOST_THREADS:
         raise Unplayable(f"{len(threads):,} threads launched its work")
-    blocks &= _selected_calls(trace, operations)
+    selected = trace.mask("calls")
+    if selected is not None:
+        selected = selected.copy()
+        selected[launch[launch >= 0]] = True
+        blocks &= selected
     blocking = _outermost(calls, np.flatnonzero(blocks & np.isin(calls.thread, threads)))
-    if len(blocking) * len(operations.released_ns) > _MOST_PAIRS:
-        raise Unplayable(f"{len(blocking):,} calls may wait for {len(operations.released_ns):,} streams")
-    return Program(trace, operations, calls, own_copy, staged, threads, blocking, windows, main, process, begin_ns)
-
-
-def _selected_calls(trace: Trace, operations: Operations) -> Bool:
-    """Calls that a selection keeps, or whose operations it keeps."""
-    mask = trace.mask("calls")
-    if mask is None:
-        return np.ones(trace.whole.size("calls"), bool)
-    selected = mask.copy()
-    selected[operations.launch[operations.linked]] = True
-    return selected
-
-
-def _operations(trace: Trace, calls: Calls) -> Operations:
-    every = _every(trace.whole)
-    shift_ns = _behind_launches(every, calls)
-    every[["start_ns", "end_ns"]] += shift_ns
-    reach = every.groupby("device")["end_ns"].cummax()
-    every["device_before"] = reach.groupby(every["device"]).shift(fill_value=NEVER)
-    chosen = every[intervals.selected(trace, every["table"], every["row"])]
-    if chosen.empty:
-        raise Unplayable("there is no GPU work")
-    chosen = chosen.sort_values("stream", kind="stable", ignore_index=True)  # by device and start already
-    ops, part_of = _joined(chosen)
-    ops = ops.rename(columns={"start_ns": "start", "end_ns": "end"})
-    first = ~ops["stream"].duplicated()
-    _check_streams(chosen, ops, first.to_numpy())
-    ops = _with_launches(ops, calls)
-    released_ns, earliest_ns = np.full(int(every["stream"].max()) + 1, NEVER), int(NEVER)
-    if trace is not trace.whole:
-        earliest_ns = int(ops["start"].min())
-        _release(released_ns, every, ops[first].set_index("stream")["start"])
-    ops["before"] = np.where(first, released_ns[ops["stream"]], ops["end"].shift(fill_value=0))
-    return Operations(
+    if len(blocking) * ops["stream"].nunique() > _MOST_PAIRS:
+        raise Unplayable(f"{len(blocking):,} calls may wait for {ops['stream'].nunique():,} streams")
+    return Program(
+        trace=trace,
+        calls=calls,
         **{str(column): values.to_numpy() for column, values in ops.items()},
-        released_ns=released_ns,
-        earliest_ns=earliest_ns,
-        parts=chosen[["table", "row"]].assign(operation=part_of),
+        parts=parts,
         shift_ns=shift_ns,
+        threads=threads,
+        blocking=blocking,
+        steps=windows,
+        main=main,
+        begin_ns=begin_ns,
     )
 
 
-def _with_launches(ops: pd.DataFrame, calls: Calls) -> pd.DataFrame:
-    """Add when each operation was launched, and by which thread."""
-    launch = ops["launch"].to_numpy()
-    linked = launch >= 0
-    return ops.assign(
-        begun=np.where(linked, calls.start[launch], NEVER),
-        done=np.where(linked, calls.end[launch], NEVER),
-        by=np.where(linked, calls.thread[launch], -1),
-    )
-
-
-def _release(released_ns: Int, every: pd.DataFrame, begins: pd.Series) -> None:
-    """Note when the work before a selection had ended on each of its streams, which begin at some times."""
-    earlier = every[every["start_ns"] < every["stream"].map(begins)].groupby("stream")["end_ns"].max()
-    released_ns[earlier.index] = np.minimum(earlier, begins[earlier.index])
-
-
-def _every(whole: Trace) -> pd.DataFrame:
-    """All events of the devices, with their launches and numbered streams."""
-    every = intervals.gpu_intervals(whole, "process", "stream", "correlation")
+def _events(whole: Trace) -> pd.DataFrame:
+    """All events of the devices, by device and start, with their launches and numbered streams."""
+    events = intervals.gpu_intervals(whole, "process", "stream", "correlation")
     # Pages of managed memory move when they are touched: they are in no stream, and kernels wait for them.
-    moves = matching(whole.table("memops", ["kind"])["kind"], UNIFIED)
-    if moves.any():
-        pages = (every["table"] == GPU_TABLES.index("memops")).to_numpy(copy=True)
-        pages[pages] = moves[every["row"].to_numpy()[pages]]
-        every = every[~pages].reset_index(drop=True)
-    every["launch"] = intervals.launch_of(whole, every["process"], every.pop("correlation")).astype(np.int32)
-    every["stream"] = every.groupby(["process", "device", "stream"]).ngroup().astype(np.int32)
-    return every
+    moves = np.flatnonzero(matching(whole.table("memops", ["kind"])["kind"], UNIFIED))
+    if len(moves):
+        pages = (events["table"] == _MEMOPS) & events["row"].isin(moves)
+        events = events[~pages].reset_index(drop=True)
+    events["launch"] = intervals.launch_of(whole, events["process"], events.pop("correlation")).astype(np.int32)
+    events["stream"] = events.groupby(["process", "device", "stream"]).ngroup().astype(np.int32)
+    return events.rename(columns={"start_ns": "start", "end_ns": "end"})
 
 
-def _behind_launches(every: pd.DataFrame, calls: Calls) -> int:
+def _behind_launches(events: pd.DataFrame, calls: Calls) -> int:
     """How far the devices' clock runs ahead of the CPU's: nothing starts before it is launched."""
-    launch = every["launch"].to_numpy()
-    linked = launch >= 0
-    early = calls.start[launch[linked]] - every["start_ns"].to_numpy()[linked]
+    linked = events[events["launch"] >= 0]
+    early = calls.start[linked["launch"]] - linked["start"].to_numpy()
     early = early[early < _CLOCK_NS]
     if not len(early):
         return 0
     return max(int(np.quantile(early, _SURE, method="lower")), 0)
 
 
-def _joined(ops: pd.DataFrame) -> tuple[pd.DataFrame, Int]:
-    """Join what one call launched, from the first start to the last end; also number the operation of each event."""
-    launch = ops["launch"].to_numpy()
-    together = (launch >= 0) & (np.bincount(launch + 1)[launch + 1] > 1)
-    if not together.any():
-        return ops, np.arange(len(ops), dtype=np.int32)
-    several = ops[together].sort_values("start_ns", kind="stable")
-    heads = several["launch"].drop_duplicates()
-    keep = ~together
-    keep[heads.index] = True
-    number = np.cumsum(keep) - 1
-    number[together] = pd.Series(number[heads.index], heads)[launch[together]]
-    ends = several.groupby("launch")["end_ns"].max()
-    ops = ops.assign(end_ns=ops["end_ns"].mask(together, ops["launch"].map(ends)).astype(np.int64))
-    return ops[keep].reset_index(drop=True), number
+def _joined(events: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Join what one call launched, from the first start to the last end; give operations by stream, and their parts."""
+    launch = events["launch"].to_numpy()
+    alone = -1 - np.arange(len(events))
+    number, _ = pd.factorize(np.where(launch >= 0, launch, alone))
+    heads = ~pd.Series(number).duplicated().to_numpy()
+    ops = events[heads].reset_index(drop=True)
+    ops["end"] = events["end"].groupby(number).max()
+    ops = ops.sort_values("stream", kind="stable")
+    parts = events[["table", "row"]].assign(operation=np.argsort(ops.index)[number])
+    ops = ops.reset_index(drop=True)
+    first = ~ops["stream"].duplicated()
+    ops["before"] = ops["before"].where(first, ops["end"].shift(fill_value=NEVER))
+    return ops, parts
 
 
-def _check_streams(events: pd.DataFrame, ops: pd.DataFrame, first: Bool) -> None:
+def _check(ops: pd.DataFrame) -> None:
     """Refuse work without launches, and streams whose operations overlap."""
-    stream, linked = ops["stream"].to_numpy(), (ops["launch"] >= 0).to_numpy()
-    lasting = (ops["end"] - ops["start"]).to_numpy()
+    lasting = ops["end"] - ops["start"]
+    linked = ops["launch"] >= 0
     # The first operations of a stream may have been launched before the recording began; a later one is lost.
-    lost = ~linked & (np.maximum.accumulate(np.where(linked, stream, -1)) == stream)
-    recorded_ns = int((events["end_ns"] - events["start_ns"]).sum())
-    if lasting[lost].sum() > _UNLINKED * recorded_ns or not linked.any():
+    lost = ~linked & linked.groupby(ops["stream"]).cummax()
+    if lasting[lost].sum() > _UNLINKED * lasting.sum() or not linked.any():
         raise Unplayable("the calls that launched the GPU's work were not recorded")
-    overlap = ops["end"].to_numpy()[:-1] - ops["start"].to_numpy()[1:]
-    overlap = np.where(first[1:], 0, overlap).clip(0)
+    overlap = (ops["before"] - ops["start"]).clip(lower=0)
     if overlap.sum() > _OVERLAP * lasting.sum():
         raise Unplayable("operations of one stream overlap: their order is unknown")
 
 
-def _copies(whole: Trace, operations: Operations, blocks: Bool) -> tuple[Bool, Bool]:
-    """Copies whose call returns only when they are done, and those from pageable memory."""
-    own_copy, staged = np.zeros((2, len(operations.start)), bool)
-    at = np.flatnonzero((operations.table == GPU_TABLES.index("memops")) & operations.linked)
-    kinds = whole.table("memops", ["kind", "src_kind", "dst_kind"]).iloc[operations.row[at]]
+def _mark_copies(whole: Trace, ops: pd.DataFrame, blocks: Bool) -> None:
+    """Mark copies whose call returns only when they are done, and those from pageable memory."""
+    ops["own_copy"] = ops["staged"] = False
+    copies = ops[(ops["table"] == _MEMOPS) & (ops["launch"] >= 0)]
+    kinds = whole.table("memops", ["kind", "src_kind", "dst_kind"]).iloc[copies["row"]]
     pageable = ((kinds["src_kind"] == "pageable") | (kinds["dst_kind"] == "pageable")).to_numpy()
-    returns = operations.end[at] <= operations.done[at] + 1_000
-    own_copy[at] = returns & (pageable | blocks[operations.launch[at]])
-    staged[at] = pageable & (kinds["kind"] != "DtoH").to_numpy()
-    return own_copy, staged
+    returns = copies["end"] <= copies["done"] + 1_000
+    ops.loc[copies.index, "own_copy"] = returns & (pageable | blocks[copies["launch"]])
+    ops.loc[copies.index, "staged"] = pageable & (kinds["kind"] != "DtoH").to_numpy()
 
 
 def _outermost(calls: Calls, rows: Int) -> Int:
     """Of a runtime's call and the driver's inside it, or of one that was recorded twice, the outer one."""
     rows = rows[np.lexsort((-calls.end[rows], calls.start[rows]))]
     thread = calls.thread[rows]
-    reach: Any = pd.Series(calls.end[rows]).groupby(thread).cummax()
-    return np.asarray(rows[calls.end[rows] > reach.groupby(thread).shift(fill_value=NEVER).to_numpy()])
+    reach = pd.Series(calls.end[rows]).groupby(thread).cummax()
+    before = reach.groupby(thread).shift(fill_value=NEVER).to_numpy()
+    return rows[calls.end[rows] > before]

@@ -1,19 +1,17 @@
 """One replay of a schedule, with a change: each moment is the latest of the moments it waits for.
 
-Moments are *cuts* of a thread (its delay from then on), ends of *segments* of a stream, and departures from
-collectives. Each waits for others, and comes so much later than they do: all such pairs are listed first, and then gone
-through once.
+Moments are *cuts* of a thread (its delay from then on), ends of *segments* of a stream, and of collectives the arrival
+of the last device and the departure of each. Each waits for others, and comes so much later than they do: all such
+pairs are listed first, and then gone through once.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import graphlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay.layout import Layout
@@ -22,8 +20,28 @@ from nsightkit.analysis.replay.stages import Stages
 
 __all__ = ["play"]
 
-#: Operations looked at together, at least; bounds memory.
-_CHUNK = 1 << 18
+#: How often to go through the waits again, at most, until no moment comes later.
+_MOST_ROUNDS = 100
+
+
+class _Waits(NamedTuple):
+    """Moments, the moment that each waits for, and by how much it comes later than that."""
+
+    moment: Int
+    awaited: Int
+    later: Int
+
+
+class _Lines(NamedTuple):
+    """Each segment as a line: its last end is max(the thread's delay + `ready`, the stream's last end + `lasting`).
+
+    `alone` is from the start of its first operation to the end of its last one, `first` the first one's own time.
+    """
+
+    ready: Int
+    lasting: Int
+    alone: Int
+    first: Int
 
 
 def play(schedule: Stages, layout: Layout, change: Change) -> Played:
@@ -40,20 +58,53 @@ def play(schedule: Stages, layout: Layout, change: Change) -> Played:
     -------
     Played
     """
-    setting = _Setting(schedule, layout, change, _clock(schedule, change))
+    setting = _Setting(schedule, layout, change, _away(schedule, change))
     lines = _lines(setting)
-    pairs = _Pairs(*(np.concatenate(column) for column in zip(*_waits(setting, lines), strict=True)))
-    at = _walk(setting, pairs)
-    end_of = at[setting.end_at]
-    delay = at[: len(schedule.cuts.end)]
-    return _played(setting, lines, delay, end_of)
+    waits = [*_of_threads(setting), *_of_segments(setting, lines), *_of_collectives(setting, lines)]
+    at = _walk(setting, _Waits(*map(np.concatenate, zip(*waits, strict=True))))
+    return _played(setting, lines, at)
+
+
+def _away(schedule: Stages, change: Change) -> dict[int, intervals.Coverage]:
+    """The time of each thread that falls away: what a change takes, and waits for a full queue."""
+    away = {}
+    for thread, passive in schedule.latencies.passive.items():
+        start, end = intervals.union(passive, change.away.get(thread, ((), ())))
+        away[thread] = intervals.Coverage(np.maximum(start, schedule.program.begin_ns), end)
+    return away
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Clock:
-    """Recorded time of threads, without what falls away."""
+class _Setting:
+    """What every part of a replay looks at; moments are numbered: cuts, segments, collectives, departures from them."""
 
+    schedule: Stages
+    layout: Layout
+    change: Change
     away: dict[int, intervals.Coverage]
+
+    @property
+    def segments(self) -> Int:
+        """Moments at which segments end; those of cuts stand before them."""
+        return len(self.schedule.cuts.end) + np.arange(len(self.layout.head))
+
+    @property
+    def meetings(self) -> Int:
+        """Moments at which the last device arrives at the collective of each operation in one."""
+        return len(self.schedule.cuts.end) + len(self.layout.head) + self.schedule.gathered.collective
+
+    @property
+    def departures(self) -> Int:
+        """Moments at which these operations are over."""
+        meetings = self.meetings
+        return meetings.max(initial=0) + 1 + np.arange(len(meetings))
+
+    @property
+    def over(self) -> Int:
+        """Moments at which segments are over: those of collectives when the devices leave them."""
+        over = self.segments
+        over[self.layout.meeting] = self.departures
+        return over
 
     def own(self, thread: Int, time: Int) -> Int:
         """Times of threads without what falls away before them."""
@@ -63,295 +114,136 @@ class _Clock:
             out[of_thread] -= away.before(out[of_thread])
         return out
 
-
-def _clock(schedule: Stages, change: Change) -> _Clock:
-    away = {}
-    for thread, passive in schedule.latencies.passive.items():
-        start, end = intervals.union(passive, change.away.get(thread, ((), ())))
-        if len(start):
-            away[thread] = intervals.Coverage(np.maximum(start, schedule.program.begin_ns), end)
-    return _Clock(away)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Setting:
-    """What every part of a replay looks at."""
-
-    schedule: Stages
-    layout: Layout
-    change: Change
-    clock: _Clock
-
-    @property
-    def segments(self) -> Int:
-        """Moments at which segments end; those of cuts stand before them."""
-        return len(self.schedule.cuts.end) + np.arange(len(self.layout.head))
-
-    @property
-    def end_at(self) -> Int:
-        """Moments at which segments are over: those of collectives when the devices leave them, behind all segments."""
-        moments = self.segments
-        meeting = self.layout.meeting
-        moments[meeting] = len(self.schedule.cuts.end) + len(moments) + np.arange(len(meeting))
-        return moments
-
-    def reached(self, thread: Int, time: Int, delay: Int) -> Int:
+    def reached(self, thread: Int, time: Int, at: Int) -> Int:
         """When threads got to what they had got to at some times."""
-        return np.asarray(self.clock.own(thread, time) + delay[self.schedule.cuts.slot(thread, time)])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Lines:
-    """Each segment as a line: its last end is max(the thread's delay + `ready`, the stream's last end + `lasting`).
-
-    `alone` is from the start of its first operation to the end of its last one, `first` the first one's own time.
-    """
-
-    ready: Int
-    lasting: Int
-    alone: Int
-    first: Int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Pairs:
-    """Moments, the moment that each waits for (~stream: what was launched on it by then), and how much later it is."""
-
-    moment: Int
-    awaited: Int
-    later: Int
+        return np.asarray(self.own(thread, time) + at[self.schedule.cuts.slot(thread, time)])
 
 
 def _lines(setting: _Setting) -> _Lines:
-    layout = setting.layout
-    lines = _Lines(*np.empty((4, len(layout.head)), np.int64))
-    low = 0
-    while low < len(layout.head):
-        begin = int(layout.head[low])
-        high = max(low + 1, int(np.searchsorted(layout.tail, begin + _CHUNK)))
-        places = layout.order[begin : int(layout.tail[high - 1]) + 1]
-        part = slice(low, high)
-        head, tail = layout.head[part] - begin, layout.tail[part] - begin
-        lasting, alone, total = _durations(setting, places)
-        lines.lasting[part] = total[tail] - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
-        lines.alone[part] = alone[head] + total[tail] - total[head]
-        lines.first[part] = lasting[head]
-        ready = _ready(setting, places) + alone - total
-        lines.ready[part] = total[tail] + np.maximum.reduceat(ready, head)
-        low = high
-    return lines
-
-
-def _durations(setting: _Setting, places: Int) -> tuple[Int, Int, Int]:
-    """How long operations last, also with the time they are held, and the sum of that and the gaps up to each."""
-    schedule, durations = setting.schedule, setting.change.durations_ns
-    lasting, gap = schedule.lasting[places], schedule.latencies.gap[places]
+    schedule, layout, durations = setting.schedule, setting.layout, setting.change.durations_ns
+    program, waits = schedule.program, schedule.waits
+    lasting, gap = program.lasting, schedule.latencies.gap
     if durations is not None:
-        lasting = durations[places]
-        gap = np.where(lasting > 0, gap, 0)
-    alone = lasting + schedule.waits.held_ns[places]
-    return lasting, alone, np.cumsum(alone + gap)
-
-
-def _ready(setting: _Setting, places: Int) -> Int:
-    """When operations could start for their launch's sake, if their threads had no delay."""
-    operations = setting.schedule.operations
-    launched, ready = operations.linked[places], setting.schedule.waits.ready[places]
+        lasting, gap = durations, np.where(durations > 0, gap, 0)
     # The latency after the call is the device's; what comes before it is the thread's own time.
-    point = np.minimum(operations.done[places], np.maximum(ready, operations.begun[places]))
-    own = setting.clock.own(operations.by[places], point) + (ready - point)
+    point = np.minimum(program.done, np.maximum(waits.ready, program.begun))
+    own = setting.own(program.by, point) + waits.ready - point
     # Beside operations moved aside, one without a launch begins no earlier than it did.
-    otherwise = ready if setting.change.aside is None else operations.start[places]
-    return np.where(launched, own, otherwise)
+    otherwise = waits.ready if setting.change.aside is None else program.start
+    ready = np.where(program.linked, own, otherwise)[layout.order]
+    alone = (lasting + waits.held_ns)[layout.order]
+    gap = gap[layout.order]
+    total = np.cumsum(alone + gap)
+    end, behind = total[layout.tail], (total - alone)[layout.head]
+    return _Lines(
+        ready=end + np.maximum.reduceat(ready + alone - total, layout.head),
+        lasting=end - behind + gap[layout.head],
+        alone=end - behind,
+        first=lasting[layout.order[layout.head]],
+    )
 
 
-def _waits(setting: _Setting, lines: _Lines) -> Iterator[tuple[Int, Int, Int]]:
-    """Moments, what they wait for, and by how much they come later than that; kind by kind."""
-    yield from _waits_of_threads(setting)
-    yield from _waits_of_segments(setting, lines)
-    yield _departures(setting, lines)
-    yield _returns(setting)
-
-
-def _waits_of_threads(setting: _Setting) -> Iterator[tuple[Int, Int, Int]]:
-    schedule, change, clock, cuts = setting.schedule, setting.change, setting.clock, setting.schedule.cuts
-    begins, returns = clock.own(cuts.thread, cuts.start), clock.own(cuts.thread, cuts.end)
-    # A thread goes on after its cut before, and what the cut costs; a call whose copy was moved aside, as any call.
-    cost = cuts.cost
-    if change.aside is not None:
-        cost = np.where((cuts.copy >= 0) & change.aside[cuts.copy], schedule.latencies.call_ns, cost)
+def _of_threads(setting: _Setting) -> Iterator[_Waits]:
+    schedule, layout, change, cuts = setting.schedule, setting.layout, setting.change, setting.schedule.cuts
+    begins, returns = setting.own(cuts.thread, cuts.start), setting.own(cuts.thread, cuts.end)
+    cost = np.zeros(len(begins), np.int64)
+    cost[cuts.blocks] = cuts.cost
+    if change.aside is not None:  # a call whose copy was moved aside is as any call
+        moved = (cuts.copy >= 0) & change.aside[cuts.copy]
+        cost[cuts.blocks[moved]] = schedule.latencies.call_ns
+    # A thread goes on after its cut before, and what the cut costs.
     cut = np.flatnonzero(cuts.thread[1:] == cuts.thread[:-1]) + 1
-    yield cut, cut - 1, (begins + cost - returns)[cut]
+    yield _Waits(cut, cut - 1, (begins + cost - returns)[cut])
     if change.arrivals:
         # A batch arrives regardless of the thread's delay: the first moment has none.
-        cut = np.flatnonzero(cuts.arrival > NEVER)
-        yield cut, 0 * cut, (cuts.arrival - returns)[cut]
+        cut = cuts.arrives
+        yield _Waits(cut, 0 * cut, (cuts.end - returns)[cut])
     if change.hand_overs:
         # A thread goes on when another one has got to where it was.
-        later = clock.own(cuts.asked, cuts.asked_ns) - returns[cuts.asking]
-        yield cuts.asking, cuts.slot(cuts.asked, cuts.asked_ns), later
+        later = setting.own(cuts.asked, cuts.asked_ns) - returns[cuts.asks]
+        yield _Waits(cuts.asks, cuts.slot(cuts.asked, cuts.asked_ns), later)
+    # A call returns when what it waits for is done.
+    cut = cuts.blocks[layout.call]
+    waits = (layout.call >= cuts.calls) | (cuts.start[cut] < schedule.program.begin_ns) | change.waits
+    later = cuts.tail[layout.call] - returns[cut]
+    yield _Waits(cut[waits], setting.over[layout.target[waits]], later[waits])
 
 
-def _waits_of_segments(setting: _Setting, lines: _Lines) -> Iterator[tuple[Int, Int, Int]]:
-    schedule, layout, segments, end_at = setting.schedule, setting.layout, setting.segments, setting.end_at
+def _of_segments(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
+    schedule, layout, segments, over = setting.schedule, setting.layout, setting.segments, setting.over
+    program, head = schedule.program, layout.order[layout.head]
     # A segment begins when it has been launched, ...
-    yield segments, np.maximum(layout.slot, 0), lines.ready
+    yield _Waits(segments, np.maximum(schedule.slot[head], 0), lines.ready)
     # ... behind the one before it in its stream, or what was there before, ...
-    released_ns = schedule.operations.released_ns
-    # Streams beyond those of operations are of work moved aside; a selection may have fewer than its whole trace.
-    free = np.full(max(int(layout.stream.max()) + 1, len(released_ns)), schedule.operations.earliest_ns)
-    free[: len(released_ns)] = released_ns
     opens, after = np.flatnonzero(layout.opens), np.flatnonzero(~layout.opens)
-    yield segments[opens], 0 * opens, free[layout.stream[opens]] + lines.lasting[opens]
-    yield segments[after], end_at[after - 1], lines.lasting[after]
+    free = np.where(program.first[head], program.before[head], NEVER)  # a new stream was not there before
+    yield _Waits(segments[opens], 0 * opens, (free + lines.lasting)[opens])
+    yield _Waits(segments[after], over[after - 1], lines.lasting[after])
     # ... and when what it waits for on other streams is done.
-    yield segments[layout.waiting], end_at[layout.awaited], schedule.waits.after_ns + lines.alone[layout.waiting]
+    later = schedule.waits.after_ns + lines.alone[layout.waiting]
+    yield _Waits(segments[layout.waiting], over[layout.awaited], later)
 
 
-def _departures(setting: _Setting, lines: _Lines) -> tuple[Int, Int, Int]:
+def _of_collectives(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
     """A device leaves a collective when the last one has arrived, and it has done its work."""
-    gathered, layout = setting.schedule.gathered, setting.layout
-    columns = {"collective": gathered.collective, "segment": layout.meeting}
-    meets = pd.DataFrame(columns)
-    leaves = meets.assign(leaves=setting.end_at[layout.meeting], after=gathered.transfer_ns)
-    both = leaves.merge(meets, on="collective", suffixes=("", "_of"))
-    arrives = both["segment_of"].to_numpy()
-    return both["leaves"].to_numpy(), setting.segments[arrives], both["after"].to_numpy() - lines.first[arrives]
+    meeting = setting.layout.meeting
+    yield _Waits(setting.meetings, setting.segments[meeting], -lines.first[meeting])
+    yield _Waits(setting.departures, setting.meetings, setting.schedule.gathered.transfer_ns)
 
 
-def _returns(setting: _Setting) -> tuple[Int, Int, Int]:
-    """A call returns when what it waits for is done, or what others had launched on its stream by then (~stream)."""
+def _turns(setting: _Setting) -> Int:
+    """When each moment was in the recording: its turn in the replay."""
     layout, cuts = setting.layout, setting.schedule.cuts
-    waits = ~cuts.blocks | (cuts.start < setting.schedule.program.begin_ns) | setting.change.waits
-    waits = waits[layout.cut_of_target]
-    cut, target = layout.cut_of_target[waits], layout.target[waits]
-    done = np.where(layout.crosses[waits], ~layout.stream[target], setting.end_at[target])
-    returns = setting.clock.own(cuts.thread[cut], cuts.end[cut])
-    return cut, done, cuts.tail[cut] - returns
+    head = layout.order[layout.head]
+    slot = setting.schedule.slot[head]
+    turn = np.full(int(setting.departures.max(initial=setting.segments[-1])) + 1, NEVER)
+    turn[: len(cuts.end)] = cuts.end
+    turn[setting.segments] = np.maximum(setting.schedule.program.start[head], np.where(slot >= 0, cuts.end[slot], NEVER))
+    np.maximum.at(turn, setting.meetings, turn[setting.segments[layout.meeting]])
+    turn[setting.departures] = turn[setting.meetings]
+    return turn
 
 
-def _ranks(setting: _Setting, pairs: _Pairs) -> Int:
-    """The turn of each moment: the recorded one, unless operations moved aside last longer than it allows."""
-    layout, cuts = setting.layout, setting.schedule.cuts
-    slot = np.where(layout.slot >= 0, cuts.end[np.maximum(layout.slot, 0)], NEVER)
-    key = np.maximum(setting.schedule.operations.start[layout.order[layout.head]], slot)
-    gathered = pd.Series(key[layout.meeting]).groupby(setting.schedule.gathered.collective).transform("max")
-    # At equal times cuts come first, and departures from a collective after the arrivals.
-    order = np.argsort(np.concatenate([cuts.end, key, gathered.to_numpy(np.int64)]), kind="stable")
-    rank = np.argsort(order)
-    if setting.change.aside is None:
-        return rank
-    return _behind(rank, pairs)
-
-
-def _behind(rank: Int, pairs: _Pairs) -> Int:
-    """Turns in which each moment comes after the moments it waits for; a circle stays as it is."""
-    known = pairs.awaited >= 0
-    moment, awaited = rank[pairs.moment[known]], rank[pairs.awaited[known]]
-    if (moment > awaited).all():
-        return rank
-    sorter: graphlib.TopologicalSorter[int] = graphlib.TopologicalSorter()
-    for turn, before in zip(moment.tolist(), awaited.tolist(), strict=True):
-        sorter.add(turn, before)
-    try:
-        turns = np.fromiter(sorter.static_order(), np.int64)
-    except graphlib.CycleError:
-        return rank
-    turns = np.append(turns, np.setdiff1d(np.arange(len(rank)), turns))
-    return np.argsort(turns)[rank]
-
-
-def _walk(setting: _Setting, pairs: _Pairs) -> Int:
+def _walk(setting: _Setting, waits: _Waits) -> Int:
     """When each moment is: the latest that any of what it waits for allows."""
-    cuts, layout = setting.schedule.cuts, setting.layout
-    rank = _ranks(setting, pairs)
-    in_turn = np.argsort(rank[pairs.moment], kind="stable")
-    moment, awaited, later = pairs.moment[in_turn], pairs.awaited[in_turn], pairs.later[in_turn]
-    begins = setting.clock.own(cuts.thread, cuts.start)
-    shared = np.unique(layout.stream[layout.target[layout.crosses]])
-    launched = {stream: _launched(setting, stream, rank) for stream in shared.tolist()}
-    at = [int(NEVER)] * len(rank)
-    for first in np.flatnonzero(cuts.end == NEVER).tolist():  # of each thread, which has no delay yet
+    turn = _turns(setting)
+    # At equal times cuts come first, and departures from a collective after the arrivals.
+    order = np.lexsort((waits.moment, turn[waits.moment]))
+    at = [int(NEVER)] * len(turn)
+    for first in np.flatnonzero(setting.schedule.cuts.end == NEVER).tolist():  # of each thread, which has no delay yet
         at[first] = 0
-    for number, before, after in zip(moment.tolist(), awaited.tolist(), later.tolist(), strict=True):
-        if before >= 0:
+    moments, awaited, later = (column[order].tolist() for column in waits)
+    # Operations moved aside may last longer than the recorded turns allow.
+    for _ in range(1 if setting.change.aside is None else _MOST_ROUNDS):
+        changed = False
+        for moment, before, after in zip(moments, awaited, later, strict=True):
             time = at[before] + after
-        else:
-            time = launched[~before].done(begins[number] + at[number - 1], rank[number], at) + after
-        if time > at[number]:  # noqa: PLR1730 - a call of max would cost as much as the rest
-            at[number] = time
+            if time > at[moment]:
+                at[moment] = time
+                changed = True
+        if not changed:
+            break
     return np.array(at)
 
 
-@dataclasses.dataclass
-class _Launched:
-    """When each segment of a stream on which several threads launch had been launched, as far as a walk has got.
-
-    Parameters
-    ----------
-    moments, rank : list of int
-        The segments' ends, and when the walk gets to them.
-    own, slot : list of int
-        The launching threads' own time, and their slots.
-    by : list of int
-        When each was launched, so far.
-    """
-
-    moments: list[int]
-    rank: list[int]
-    own: list[int]
-    slot: list[int]
-    by: list[int] = dataclasses.field(default_factory=list)
-
-    def done(self, time: int, now: int, at: list[int]) -> int:
-        """When everything was done that had been launched by a time."""
-        number = len(self.by)
-        while number < len(self.rank) and self.rank[number] < now:
-            launched = self.own[number] + at[self.slot[number]]
-            self.by.append(max(launched, self.by[-1]) if self.by else launched)
-            number += 1
-        before = bisect.bisect_right(self.by, time)
-        return at[self.moments[before - 1]] if before else int(NEVER)
-
-
-def _launched(setting: _Setting, stream: int, rank: Int) -> _Launched:
-    layout, operations, end_at = setting.layout, setting.schedule.operations, setting.end_at
-    alone = end_at == setting.segments  # segments outside collectives
-    parts = np.flatnonzero((layout.stream == stream) & alone)
-    parts = parts[np.argsort(rank[end_at[parts]])]
-    moments, last = end_at[parts], layout.order[layout.tail[parts]]
-    own = setting.clock.own(operations.by[last], operations.begun[last])
-    own = np.where(operations.linked[last], own, NEVER)
-    slot = np.maximum(setting.schedule.slot[last], 0)
-    return _Launched(moments.tolist(), rank[moments].tolist(), own.tolist(), slot.tolist())
-
-
-def _played(setting: _Setting, lines: _Lines, delay: Int, end_of: Int) -> Played:
+def _played(setting: _Setting, lines: _Lines, at: Int) -> Played:
     """When the window and its steps ended."""
-    schedule, layout = setting.schedule, setting.layout
-    program, steps = schedule.program, schedule.program.steps
+    layout, program, steps = setting.layout, setting.schedule.program, setting.schedule.program.steps
+    over = at[setting.over]
     if not len(steps):
-        begin = (end_of - lines.first)[layout.opens].min()
-        return Played(int(end_of.max() - begin), np.empty(0, np.int64))
+        begin = (over - lines.first)[layout.opens].min()
+        return Played(int(over.max() - begin), np.empty(0, np.int64))
     first_ns, begin_ns = int(steps["start_ns"].iloc[0]), int(steps["begin_ns"].iloc[0])
     moments = np.append(first_ns, steps["cpu_end_ns"])
-    reached = setting.reached(np.full(len(moments), program.main), moments, delay)
-    begin, ends = int(reached[0]), _ends_of_steps(setting, reached[1:], delay, end_of)
+    reached = setting.reached(np.full(len(moments), program.main), moments, at)
+    begin, ends = int(reached[0]), np.maximum.accumulate(reached[1:])
+    # Work ends the step that it is launched in now.
+    last = layout.order[layout.tail[layout.ending]]
+    step = np.searchsorted(ends, setting.reached(program.by[last], program.begun[last], at), side="right")
+    within = step < len(ends)
+    np.maximum.at(ends, step[within], over[layout.ending[within]])
+    ends = np.maximum.accumulate(ends)
     if begin_ns > first_ns:  # after a step that is left out
         begin = max(begin, begin_ns)
         ends = np.maximum(ends, begin)
     return Played(int(ends[-1] - begin), ends - begin)
-
-
-def _ends_of_steps(setting: _Setting, cpu_ends: Int, delay: Int, end_of: Int) -> Int:
-    """When each step and all before it are over, on the CPU and on the devices."""
-    layout, operations = setting.layout, setting.schedule.operations
-    ends = cpu_ends.copy()
-    np.maximum.at(ends, layout.step_ended, end_of[layout.ends_step])
-    # What was launched beside ends the step that it is launched in now.
-    beside = layout.beside_operation
-    called = setting.reached(operations.by[beside], operations.begun[beside], delay)
-    at = np.searchsorted(np.maximum.accumulate(cpu_ends), called, side="right")
-    within = at < len(ends)
-    np.maximum.at(ends, at[within], end_of[layout.beside[within]])
-    return np.asarray(np.maximum.accumulate(ends))

@@ -14,7 +14,7 @@ from nsightkit.analysis.replay import operations as stage_of_operations
 from nsightkit.analysis.replay import streams
 from nsightkit.analysis.replay.latencies import SLOW_CALL
 from nsightkit.analysis.replay.layout import Layout, lay_out
-from nsightkit.analysis.replay.model import NEVER, Change, Int, Played, Union
+from nsightkit.analysis.replay.model import Change, Int, Played, Union
 from nsightkit.analysis.replay.play import play
 from nsightkit.analysis.replay.stages import Stages
 from nsightkit.analysis.replay.waiting_threads import waits_for_data, waits_for_threads
@@ -66,7 +66,7 @@ class Schedule(Stages):
         """The window and its steps as they were recorded."""
         steps = self.program.steps
         if not len(steps):
-            return Played(int(self.operations.end.max() - self.operations.start.min()), np.empty(0, np.int64))
+            return Played(int(self.program.end.max() - self.program.start.min()), np.empty(0, np.int64))
         ends = (steps["end_ns"] - steps["begin_ns"].min()).to_numpy()
         return Played(int(ends[-1]), ends)
 
@@ -93,23 +93,9 @@ class Schedule(Stages):
         -------
         Played
         """
-        aside = change.aside is not None and bool(change.aside.any())
-        if not aside:
-            change = dataclasses.replace(change, aside=None)
-            if self._is_idle(change) and "unchanged" in vars(self):
-                return self.unchanged
-        return play(self, lay_out(self, change.aside) if aside else self.layout, change)
-
-    def _is_idle(self, change: Change) -> bool:
-        """Whether a change finds nothing to take away."""
-        cuts = self.cuts
-        return (
-            change.durations_ns is None
-            and not any(len(start) for start, _ in change.away.values())
-            and (change.waits or not cuts.blocks.any())
-            and (change.arrivals or not (cuts.arrival > NEVER).any())
-            and (change.hand_overs or not len(cuts.asking))
-        )
+        if change.aside is None or not change.aside.any():
+            return play(self, self.layout, dataclasses.replace(change, aside=None))
+        return play(self, lay_out(self, change.aside), change)
 
     def dispatch(self, launch_ns: int, late: Int) -> dict[int, Union]:
         """What dispatch between consecutive launches takes beyond a given time.
@@ -129,10 +115,10 @@ class Schedule(Stages):
         return {thread: self._dispatch_of(thread, launch_ns, late) for thread in self.program.threads.tolist()}
 
     def _dispatch_of(self, thread: int, launch_ns: int, late: Int) -> Union:
-        operations, calls = self.operations, self.program.calls
-        launched = operations.launch[operations.by == thread]
-        launched = launched[np.argsort(calls.start[launched], kind="stable")]  # few runs, as a rule
-        start = calls.start[launched]
+        launched = self.program.launch[self.program.by == thread]
+        start = self.program.calls.start[launched]
+        order = np.argsort(start, kind="stable")  # few runs, as a rule
+        launched, start = launched[order], start[order]
         if len(start) < 2:
             return start[:0], start[:0]
         other = self._no_dispatch(thread)
@@ -147,14 +133,14 @@ class Schedule(Stages):
 
     def _no_dispatch(self, thread: int) -> intervals.Coverage:
         """When a thread did not dispatch: painted otherwise, in calls that wait or stage, in pauses."""
-        cuts, calls = self.cuts, self.program.calls
-        waits = np.append(cuts.rows, self.operations.launch[self.program.staged])
+        cuts, calls, program = self.cuts, self.program.calls, self.program
+        waits = np.append(program.blocking, program.launch[program.staged])
         waits = waits[calls.thread[waits] == thread]
-        asking = cuts.asking[cuts.thread[cuts.asking] == thread]
+        asks = cuts.asks[cuts.thread[cuts.asks] == thread]
         start, end = intervals.union(
             self.facts.dispatch_free(thread),
             self.latencies.passive[thread],
             (calls.start[waits], calls.end[waits]),
-            (cuts.start[asking], cuts.end[asking]),
+            (cuts.start[asks], cuts.end[asks]),
         )
         return intervals.Coverage(start, end)

@@ -10,7 +10,7 @@ import numpy as np
 from nsightkit.analysis.replay.cuts import Cuts
 from nsightkit.analysis.replay.latencies import Latencies
 from nsightkit.analysis.replay.model import Int
-from nsightkit.analysis.replay.operations import Operations, Program
+from nsightkit.analysis.replay.operations import Program
 from nsightkit.analysis.replay.streams import Gathered, StreamWaits
 from nsightkit.analysis.timeline.gaps.threads import Threads
 
@@ -40,23 +40,12 @@ class Stages:
     cuts: Cuts
 
     @property
-    def operations(self) -> Operations:
-        """The GPU's work."""
-        return self.program.operations
-
-    @property
     def inferred(self) -> int:
         """How many waits the recording does not name."""
         return self.waits.inferred + self.cuts.inferred
 
     @functools.cached_property
-    def lasting(self) -> Int:
-        """How long each operation lasted."""
-        return self.operations.end - self.operations.start
-
-    @functools.cached_property
     def slot(self) -> Int:
         """The slot that each operation was launched in, -1 where its launch was not recorded."""
-        operations = self.operations
-        slot = self.cuts.slot(operations.by, operations.begun)
-        return np.where(operations.linked, slot, np.int32(-1))
+        slot = self.cuts.slot(self.program.by, self.program.begun)
+        return np.where(self.program.linked, slot, -1)

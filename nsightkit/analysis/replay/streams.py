@@ -11,8 +11,8 @@ import pandas as pd
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.replay.latencies import Latencies
-from nsightkit.analysis.replay.model import HELD_NS, NEVER, Bool, Int, Unplayable, kinds_of, place
-from nsightkit.analysis.replay.operations import Operations, Program
+from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Unplayable, kinds_of, place
+from nsightkit.analysis.replay.operations import Program
 
 __all__ = ["Gathered", "StreamWaits", "collectives", "read"]
 
@@ -21,6 +21,8 @@ _WAIT_EVENT, _RECORD_EVENT = re.compile(r"StreamWaitEvent"), re.compile(r"EventR
 _LATE_NS = 3_000
 #: ... by one that ended at most this long before; so many of them are looked at.
 _AFTER_NS, _LOOKED_AT = 25_000, 12
+#: An operation may begin this much before the end of what it waits for: timestamps are not exact.
+_EARLY_NS = 500
 #: From the end of one operation to the start of one that waits for it, where the trace has no example.
 _USUAL_NS = 1_500
 #: Share of operations with inferred waits above which the streams are in doubt.
@@ -78,75 +80,53 @@ def read(program: Program, latencies: Latencies) -> StreamWaits:
     ------
     Unplayable
     """
-    operations = program.operations
-    start, end = operations.start, operations.end
-    explained = np.maximum(operations.before + latencies.gap, latencies.ready)
+    start, end, first = program.start, program.end, program.first
+    explained = np.maximum(program.before + latencies.gap, latencies.ready)
     told, told_of = _recorded(program)
     until = explained.copy()
     np.maximum.at(until, told, end[told_of])
-    late = (start > until + _LATE_NS) & (operations.linked | ~operations.first)
-    waits, on = _just_ended(operations, np.flatnonzero(late), explained)
-    if len(np.unique(waits)) > _GUESSED * len(start):
+    waits = np.flatnonzero((start > until + _LATE_NS) & (program.linked | ~first))
+    waits, on = _just_ended(program, waits, explained[waits])
+    if len(waits) > _GUESSED * len(start):
         raise Unplayable(
             "too many of its operations seem to wait for other streams, and it records none of these waits"
         )
-    waiting, awaited = np.unique([np.append(waits, told), np.append(on, told_of)], axis=1)
+    waiting, awaited = np.append(waits, told), np.append(on, told_of)
     # Waits that held an operation up; the others were over long before.
     after = start[waiting] - end[awaited]
     binding = after[(after <= _AFTER_NS) & (start[waiting] > explained[waiting] + _LATE_NS)]
-    after_ns = int(np.median(binding)) if len(binding) else _USUAL_NS
+    after_ns = _USUAL_NS
+    if len(binding):
+        after_ns = int(np.median(binding))
     np.maximum.at(explained, waiting, end[awaited] + after_ns)
-    held_ns, free_ns = _held(operations, explained)
-    return StreamWaits(waiting, awaited, after_ns, held_ns, np.maximum(latencies.ready, free_ns), len(waits))
-
-
-def _held(operations: Operations, explained: Int) -> tuple[Int, Int]:
-    """Time that operations lay in their streams with no recorded reason, and from when on each stream is free.
-
-    What held them is work that the recording does not contain; it takes its time in any replay.
-    """
-    first = operations.first
-    late_ns = np.where(first & ~operations.linked, 0, operations.start - explained)
+    # What held an operation that nothing explains is work outside the recording; it takes its time in any replay.
+    late_ns = np.where(first & ~program.linked, 0, start - explained)
     held = late_ns > HELD_NS
     # A stream that was busy before the recording began is free when its first operation starts.
-    busy = np.flatnonzero(held & first)
-    free = np.full(len(operations.released_ns), NEVER)
-    free[operations.stream[busy]] = operations.start[busy]
-    return np.where(held & ~first, late_ns, 0), free[operations.stream]
+    ready = np.where(held & first, start, latencies.ready)
+    return StreamWaits(waiting, awaited, after_ns, np.where(held & ~first, late_ns, 0), ready, len(waits))
 
 
-def _just_ended(operations: Operations, late: Int, explained: Int) -> tuple[Int, Int]:
-    """What late operations waited for: what ended just before them, on their thread and device if anything did."""
-    waits, on = [late[:0]], [late[:0]]
-    if operations.stream[0] == operations.stream[-1]:
-        return waits[0], on[0]
-    start, end = operations.start, operations.end
-    for nearness in range(3):
-        left = late
-        at = np.searchsorted(end[operations.by_end], start[left] + 500, side="right") - 1
-        for _ in range(_LOOKED_AT):
-            other = operations.by_end[at]
-            near = (at >= 0) & (start[left] - end[other] <= _AFTER_NS) & (end[other] > explained[left] - _LATE_NS)
-            fits = near & _may_wait(operations, left, other, nearness)
-            waits.append(left[fits])
-            on.append(other[fits])
-            left, at = left[~fits & near], at[~fits & near] - 1
-        late = np.setdiff1d(late, np.concatenate(waits))
-    return np.concatenate(waits), np.concatenate(on)
+def _just_ended(program: Program, late: Int, explained: Int) -> tuple[Int, Int]:
+    """What late operations waited for: the last to end before them on another stream of their device, if one did."""
+    start, end, by_end = program.start[late], program.end, program.by_end
+    last = np.searchsorted(end[by_end], start + _EARLY_NS, side="right") - 1
+    awaited = np.full(len(late), -1)
+    for back in range(_LOOKED_AT):
+        other = by_end[np.maximum(last - back, 0)]
+        fits = (awaited < 0) & (start - end[other] <= _AFTER_NS) & (end[other] > explained - _LATE_NS)
+        fits &= _may_wait(program, late, other)
+        awaited[fits] = other[fits]
+    found = awaited >= 0
+    return late[found], awaited[found]
 
 
-def _may_wait(operations: Operations, left: Int, other: Int, nearness: int) -> Bool:
-    """Whether operations may wait for others: on their device (up to 1) and thread (0 only), if need be on neither."""
-    linked = operations.linked[left]
-    fits = operations.stream[other] != operations.stream[left]
-    fits &= operations.process[other] == operations.process[left]
-    # What is launched later is not waited for.
-    fits &= (operations.begun[other] <= operations.begun[left]) | ~linked
-    if nearness < 2:
-        fits &= operations.device[other] == operations.device[left]
-    if nearness < 1:
-        fits &= linked & (operations.by[other] == operations.by[left])
-    return np.asarray(fits)
+def _may_wait(program: Program, late: Int, other: Int) -> Bool:
+    """Whether operations may wait for others: on other streams of their device and process, launched earlier."""
+    fits = program.stream[other] != program.stream[late]
+    fits &= program.process[other] == program.process[late]
+    fits &= program.device[other] == program.device[late]
+    return np.asarray(fits & ((program.begun[other] <= program.begun[late]) | ~program.linked[late]))
 
 
 def _recorded(program: Program) -> tuple[Int, Int]:
@@ -155,33 +135,22 @@ def _recorded(program: Program) -> tuple[Int, Int]:
     A call that makes a stream wait does not say for what: for the last work that the thread launched on another stream
     before it. The thread's next launch shows the stream.
     """
-    operations, calls = program.operations, program.calls
-    if operations.stream[0] == operations.stream[-1]:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+    calls, order = program.calls, program.by_launch
     # Where no such call was recorded, an event that one stream records before work goes to another tells as much.
     told = matching(calls.names, _WAIT_EVENT)
     if not told.any():
         told = matching(calls.names, _RECORD_EVENT)
-    selected = program.trace.mask("calls")
-    rows = np.flatnonzero(told if selected is None else told & selected)
-    at, other = _launches_around(operations, calls.thread[rows], calls.start[rows])
-    fits = operations.end[other] <= operations.start[at] + 500
-    fits &= operations.process[at] == operations.process[other]
-    return at[fits], other[fits]
-
-
-def _launches_around(operations: Operations, asks: Int, time: Int) -> tuple[Int, Int]:
-    """What threads launched next after some times, and last before that on another stream; where there are both."""
-    order = operations.by_launch
-    thread, stream = operations.by[order], operations.stream[order]
+    thread, stream = program.by[order], program.stream[order]
+    at = np.unique(place(thread, program.begun[order], calls.thread[told], calls.start[told]))
+    at = at[at < len(order)]
+    # Before each launch, the last one of the thread that went to another stream.
     changed = (stream[1:] != stream[:-1]) | (thread[1:] != thread[:-1])
-    last = np.maximum.accumulate(np.append(-1, np.where(changed, np.arange(len(changed)), -1)))
-    at = place(thread, operations.begun[order], asks, time)
-    known = (at < len(order)) & np.isin(asks, thread)
-    at, asks = at[known], asks[known]
-    other = last[at]
-    known = (thread[at] == asks) & (other >= 0) & (thread[other] == asks)
-    return order[at[known]], order[other[known]]
+    before = np.append(-1, np.where(changed, np.arange(len(changed)), -1))
+    other = np.maximum.accumulate(before)[at]
+    same = (other >= 0) & (thread[other] == thread[at])
+    waiting, awaited = order[at[same]], order[other[same]]
+    fits = program.end[awaited] <= program.start[waiting] + _EARLY_NS
+    return waiting[fits], awaited[fits]
 
 
 def collectives(program: Program) -> Gathered:
@@ -195,14 +164,11 @@ def collectives(program: Program) -> Gathered:
     -------
     Gathered
     """
-    operations = program.operations
     none = np.empty(0, np.int64)
-    if len(kinds_of(operations.device)) < 2:
+    if len(kinds_of(program.device)) < 2:
         return Gathered(none, none, none)
-    met = Meetings(program.trace).met
-    starts = operations.start - operations.shift_ns
-    at = np.flatnonzero(np.isin(starts, met["start_ns"]))
-    here = pd.DataFrame({"at": at, "device": operations.device[at], "start_ns": starts[at]})
-    found = met.merge(here.drop_duplicates(["device", "start_ns"]), on=["device", "start_ns"])
+    columns = {"operation": np.arange(len(program.start)), "device": program.device}
+    here = pd.DataFrame({**columns, "start_ns": program.start - program.shift_ns})[program.collective]
+    found = here.merge(Meetings(program.trace).met, on=["device", "start_ns"])
     transfer_ns = (found["end_ns"] - found["until_ns"]).to_numpy(np.int64)
-    return Gathered(found["at"].to_numpy(), found["collective"].to_numpy(np.int64), transfer_ns)
+    return Gathered(found["operation"].to_numpy(), found["collective"].to_numpy(np.int64), transfer_ns)

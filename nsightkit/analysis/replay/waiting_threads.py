@@ -90,14 +90,17 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
         by = _woken_by(facts, silences, others, waits, pause, program.main)
         columns = {"thread": thread, "start_ns": silences.start, "end_ns": silences.end, "by": by}
         found.append(pd.DataFrame(columns)[by >= 0])
-    return pd.concat(found, ignore_index=True)
+    pauses = pd.concat(found, ignore_index=True)
+    # Once is chance.
+    again = pauses.duplicated(["thread", "by"], keep=False)
+    return pauses[again].reset_index(drop=True)
 
 
 def _calls_that_count(program: Program) -> dict[int, Track]:
     """Launches and blocking calls of each thread that has any, by start; the steps' thread also ends its last step."""
-    calls, operations = program.calls, program.operations
+    calls = program.calls
     counts = np.zeros(len(calls.start), bool)
-    counts[operations.launch[operations.linked]] = counts[program.blocking] = True
+    counts[program.launch[program.linked]] = counts[program.blocking] = True
     rows = np.flatnonzero(counts)
     rows = rows[np.argsort(calls.start[rows], kind="stable")]
     tracks = {}

@@ -228,8 +228,8 @@ def _together(schedule: Schedule, changes: Sequence[Change]) -> Change:
     durations_ns, aside = None, None
     for change in changes:
         if change.durations_ns is not None:
-            less = schedule.lasting - change.durations_ns
-            durations_ns = np.maximum((schedule.lasting if durations_ns is None else durations_ns) - less, 0)
+            less = schedule.program.lasting - change.durations_ns
+            durations_ns = np.maximum((schedule.program.lasting if durations_ns is None else durations_ns) - less, 0)
         if change.aside is not None:
             aside = change.aside if aside is None else aside | change.aside
     nothing = ((), ())
@@ -249,11 +249,11 @@ def _of_each(schedule: Schedule, times: Callable[[int], Union]) -> dict[int, Uni
 
 def _even(schedule: Schedule) -> Int:
     """Durations if each device had the same share of the work."""
-    works = (schedule.operations.table == GPU_TABLES.index("kernels")) & ~schedule.program.collective
-    device, _ = pd.factorize(schedule.operations.device, sort=True)
-    total = np.bincount(device, np.where(works, schedule.lasting, 0))
+    works = (schedule.program.table == GPU_TABLES.index("kernels")) & ~schedule.program.collective
+    device, _ = pd.factorize(schedule.program.device, sort=True)
+    total = np.bincount(device, np.where(works, schedule.program.lasting, 0))
     factor = total.mean() / np.maximum(total, 1)
-    return np.where(works, schedule.lasting * factor[device], schedule.lasting).astype(np.int64)
+    return np.where(works, schedule.program.lasting * factor[device], schedule.program.lasting).astype(np.int64)
 
 
 def _work(schedule: Schedule, wanted: set[str]) -> dict[int, Union]:
@@ -267,20 +267,20 @@ def _work(schedule: Schedule, wanted: set[str]) -> dict[int, Union]:
 def _scaled(schedule: Schedule, pattern: Expression, factor: float) -> Int:
     """Durations where operations of some names take another time."""
     whole = schedule.program.trace.whole
-    table, row, operation = (schedule.operations.parts[column].to_numpy() for column in ("table", "row", "operation"))
+    table, row, operation = (schedule.program.parts[column].to_numpy() for column in ("table", "row", "operation"))
     less = np.zeros(len(row))
     for number, name in enumerate(("kernels", "memops")):
         at = np.flatnonzero(table == number)
         taken = whole.table(name, ["duration_ns"])["duration_ns"].to_numpy()[row[at]]
         meant = matching(pd.Series(gaps.names_of(whole, name, row[at])), pattern)
         less[at] = np.where(meant, taken * (1 - factor), 0)
-    less = np.bincount(operation, less, len(schedule.lasting)).astype(np.int64)
-    return np.maximum(schedule.lasting - less, 0)
+    less = np.bincount(operation, less, len(schedule.program.lasting)).astype(np.int64)
+    return np.maximum(schedule.program.lasting - less, 0)
 
 
 def _overlapped_copies(schedule: Schedule) -> Change:
     """Copies aside, and no staging: as from pinned memory."""
-    operations, calls = schedule.operations, schedule.program.calls
+    operations, calls = schedule.program, schedule.program.calls
     copies: Bool = operations.table == GPU_TABLES.index("memops")
     kinds = schedule.program.trace.whole.table("memops", ["kind"])["kind"].iloc[operations.row[copies]]
     copies[copies] = ~kinds.isin(["memset", "DtoD"])  # which the device does by itself
@@ -289,7 +289,7 @@ def _overlapped_copies(schedule: Schedule) -> Change:
     begun = np.minimum(calls.start[call] + schedule.latencies.call_ns, done)
     away = _of_each(schedule, lambda number: intervals.merge(begun[thread == number], done[thread == number]))
     # A copy that mostly queued behind work that the trace does not contain stays where that work is.
-    return Change(aside=copies & (schedule.waits.held_ns <= schedule.lasting), away=away)
+    return Change(aside=copies & (schedule.waits.held_ns <= schedule.program.lasting), away=away)
 
 
 def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
