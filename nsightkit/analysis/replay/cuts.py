@@ -20,8 +20,6 @@ _OF_EVENT = re.compile(r"EventSynchronize")
 _ONLY_WAITS = re.compile(r"Synchronize")
 #: Latencies for traces without an example, ns: typical of CUDA devices.
 _RETURN_NS, _CALL_NS = 6_000, 4_000
-#: A call that does not wait costs at most this much.
-_QUICK_NS = 20_000
 #: A call returns at most this long after what it waited for; and by so much its end may seem to lie before that.
 _AFTER_NS, _EARLY_NS = 25_000, 1_000
 
@@ -139,7 +137,7 @@ def _costs(program: Program, latencies: Latencies, awaited: Int, own: Int) -> tu
         return_ns = int(np.median(returned[inferred]))
     cost = end - start
     if not waited.all():
-        quick_ns = min(int(np.median(cost[~waited])), _QUICK_NS)
+        quick_ns = int(np.median(cost[~waited]))
     cost = np.where(waited, np.minimum(quick_ns, cost), cost)
     # The CPU's part of a copy from pageable memory lies before it: staging.
     cost = np.where(copies & program.staged[own], latencies.ready[own] - start, cost)
@@ -179,13 +177,7 @@ def _awaited(program: Program, last: Int) -> Int:
     ended = program.end[last]
     drained = (last >= 0) & (ended > start) & (ended <= end + _EARLY_NS)
     own = drained & (program.by[last] == thread) & (ended > end - _AFTER_NS)
-    awaited = _latest(last, np.where(own.any(axis=0), own, drained), ended)
-    # An event may lie before the end of its stream.
-    events = np.flatnonzero(matching(calls.names, _OF_EVENT)[rows] & (awaited < 0))
-    before = program.ended_by(end[events])
-    hit = (before >= 0) & (program.end[before] > start[events]) & (program.process[before] == thread[events] >> 24)
-    awaited[events[hit]] = before[hit]
-    return awaited
+    return _latest(last, np.where(own.any(axis=0), own, drained), ended)
 
 
 def _own_copies(program: Program) -> Int:

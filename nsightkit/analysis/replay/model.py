@@ -48,32 +48,39 @@ def place(threads: Int, times: Int, thread: Int, time: Int, side: Literal["left"
     return out
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Change:
     """What is different in a replay; a field left out stays as recorded.
 
     Parameters
     ----------
-    away : dict of int to (ndarray, ndarray)
-        Per thread: disjoint, sorted intervals that fall away, ns on the trace's clock.
+    away : dict of int to list of (ndarray, ndarray)
+        Per thread: intervals that fall away, ns on the trace's clock.
     waits : bool
         Whether blocking calls wait.
     arrivals : bool
         Whether batches that others prepare have to be waited for.
-    hand_overs : bool
-        Whether threads wait for each other.
-    durations_ns : ndarray of int64, optional
-        Durations of the operations, in the order of ``Schedule.operations``.
-    aside : ndarray of bool, optional
+    less_ns : ndarray of int64 or 0
+        How much less time each operation takes.
+    aside : ndarray of bool or False
         Operations that run on a separate stream, for which nothing waits before the step ends.
     """
 
-    away: dict[int, Union] = dataclasses.field(default_factory=dict)
+    away: dict[int, list[Union]] = dataclasses.field(default_factory=dict)
     waits: bool = True
     arrivals: bool = True
-    hand_overs: bool = True
-    durations_ns: Int | None = None
-    aside: Bool | None = None
+    less_ns: Int | int = 0
+    aside: Bool | bool = False
+
+    def take(self, thread: int, start: Int, end: Int) -> None:
+        """Take time of a thread away.
+
+        Parameters
+        ----------
+        thread : int
+        start, end : ndarray of int64
+        """
+        self.away.setdefault(thread, []).append((start, end))
 
 
 @dataclasses.dataclass(frozen=True)

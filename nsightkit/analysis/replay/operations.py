@@ -145,7 +145,7 @@ class Program:
         """Which operations are collectives."""
         kernels = self.trace.whole.table("kernels", ["name", "collective"])
         talks = (categorize(kernels["name"]) == "communication") | (kernels["collective"] != "").to_numpy()
-        return (self.table == _KERNELS) & np.isin(self.row, np.flatnonzero(talks))
+        return np.asarray((self.table == _KERNELS) & np.isin(self.row, np.flatnonzero(talks)))
 
     @functools.cached_property
     def in_step(self) -> Int:
@@ -177,7 +177,7 @@ def read(trace: Trace) -> Program:
     """
     trace.prefetch(_COLUMNS)
     frame = trace.whole.table("calls", ["start_ns", "end_ns", "thread", "name"])
-    calls = Calls(*(frame[name].to_numpy() for name in ("start_ns", "end_ns", "thread")), frame["name"])
+    calls = Calls(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame["thread"].to_numpy(), frame["name"])
     events = _events(trace.whole)
     shift_ns = _behind_launches(events, calls)
     events[["start", "end"]] += shift_ns
@@ -210,7 +210,11 @@ def read(trace: Trace) -> Program:
         selected = selected.copy()
         selected[launch[launch >= 0]] = True
         blocks &= selected
-    blocking = _outermost(calls, np.flatnonzero(blocks & np.isin(calls.thread, threads)))
+    # Of a runtime's call and the driver's inside it, or of one that was recorded twice, the outer one.
+    blocking = np.flatnonzero(blocks & np.isin(calls.thread, threads))
+    blocking = blocking[np.lexsort((-calls.end[blocking], calls.start[blocking]))]
+    outer = intervals.uncovered(calls.start[blocking], calls.end[blocking], calls.thread[blocking]) > 0
+    blocking = blocking[outer]
     if len(blocking) * ops["stream"].nunique() > _MOST_PAIRS:
         raise Unplayable(f"{len(blocking):,} calls may wait for {ops['stream'].nunique():,} streams")
     return Program(
@@ -288,12 +292,3 @@ def _mark_copies(whole: Trace, ops: pd.DataFrame, blocks: Bool) -> None:
     returns = copies["end"] <= copies["done"] + 1_000
     ops.loc[copies.index, "own_copy"] = returns & (pageable | blocks[copies["launch"]])
     ops.loc[copies.index, "staged"] = pageable & (kinds["kind"] != "DtoH").to_numpy()
-
-
-def _outermost(calls: Calls, rows: Int) -> Int:
-    """Of a runtime's call and the driver's inside it, or of one that was recorded twice, the outer one."""
-    rows = rows[np.lexsort((-calls.end[rows], calls.start[rows]))]
-    thread = calls.thread[rows]
-    reach = pd.Series(calls.end[rows]).groupby(thread).cummax()
-    before = reach.groupby(thread).shift(fill_value=NEVER).to_numpy()
-    return rows[calls.end[rows] > before]

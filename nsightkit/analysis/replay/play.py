@@ -69,7 +69,7 @@ def _away(schedule: Stages, change: Change) -> dict[int, intervals.Coverage]:
     """The time of each thread that falls away: what a change takes, and waits for a full queue."""
     away = {}
     for thread, passive in schedule.latencies.passive.items():
-        start, end = intervals.union(passive, change.away.get(thread, ((), ())))
+        start, end = intervals.union(passive, *change.away.get(thread, []))
         away[thread] = intervals.Coverage(np.maximum(start, schedule.program.begin_ns), end)
     return away
 
@@ -97,7 +97,7 @@ class _Setting:
     def departures(self) -> Int:
         """Moments at which these operations are over."""
         meetings = self.meetings
-        return meetings.max(initial=0) + 1 + np.arange(len(meetings))
+        return int(meetings.max(initial=0)) + 1 + np.arange(len(meetings))
 
     @property
     def over(self) -> Int:
@@ -120,16 +120,15 @@ class _Setting:
 
 
 def _lines(setting: _Setting) -> _Lines:
-    schedule, layout, durations = setting.schedule, setting.layout, setting.change.durations_ns
+    schedule, layout, change = setting.schedule, setting.layout, setting.change
     program, waits = schedule.program, schedule.waits
-    lasting, gap = program.lasting, schedule.latencies.gap
-    if durations is not None:
-        lasting, gap = durations, np.where(durations > 0, gap, 0)
+    lasting = np.maximum(program.lasting - change.less_ns, 0)
+    gap = np.where((lasting > 0) | (lasting == program.lasting), schedule.latencies.gap, 0)
     # The latency after the call is the device's; what comes before it is the thread's own time.
     point = np.minimum(program.done, np.maximum(waits.ready, program.begun))
     own = setting.own(program.by, point) + waits.ready - point
     # Beside operations moved aside, one without a launch begins no earlier than it did.
-    otherwise = waits.ready if setting.change.aside is None else program.start
+    otherwise = program.start if np.any(change.aside) else waits.ready
     ready = np.where(program.linked, own, otherwise)[layout.order]
     alone = (lasting + waits.held_ns)[layout.order]
     gap = gap[layout.order]
@@ -148,25 +147,23 @@ def _of_threads(setting: _Setting) -> Iterator[_Waits]:
     begins, returns = setting.own(cuts.thread, cuts.start), setting.own(cuts.thread, cuts.end)
     cost = np.zeros(len(begins), np.int64)
     cost[cuts.blocks] = cuts.cost
-    if change.aside is not None:  # a call whose copy was moved aside is as any call
-        moved = (cuts.copy >= 0) & change.aside[cuts.copy]
-        cost[cuts.blocks[moved]] = schedule.latencies.call_ns
+    # A call whose copy was moved aside is as any call.
+    moved = (cuts.copy >= 0) & (np.zeros(len(schedule.slot), bool) | change.aside)[cuts.copy]
+    cost[cuts.blocks[moved]] = schedule.latencies.call_ns
     # A thread goes on after its cut before, and what the cut costs.
     cut = np.flatnonzero(cuts.thread[1:] == cuts.thread[:-1]) + 1
     yield _Waits(cut, cut - 1, (begins + cost - returns)[cut])
     if change.arrivals:
         # A batch arrives regardless of the thread's delay: the first moment has none.
-        cut = cuts.arrives
-        yield _Waits(cut, 0 * cut, (cuts.end - returns)[cut])
-    if change.hand_overs:
-        # A thread goes on when another one has got to where it was.
-        later = setting.own(cuts.asked, cuts.asked_ns) - returns[cuts.asks]
-        yield _Waits(cuts.asks, cuts.slot(cuts.asked, cuts.asked_ns), later)
+        yield _Waits(cuts.arrives, 0 * cuts.arrives, (cuts.end - returns)[cuts.arrives])
+    # A thread goes on when another one has got to where it was.
+    later = setting.own(cuts.asked, cuts.asked_ns) - returns[cuts.asks]
+    yield _Waits(cuts.asks, cuts.slot(cuts.asked, cuts.asked_ns), later)
     # A call returns when what it waits for is done.
-    cut = cuts.blocks[layout.call]
-    waits = (layout.call >= cuts.calls) | (cuts.start[cut] < schedule.program.begin_ns) | change.waits
-    later = cuts.tail[layout.call] - returns[cut]
-    yield _Waits(cut[waits], setting.over[layout.target[waits]], later[waits])
+    call = cuts.blocks[layout.call]
+    waits = (layout.call >= cuts.calls) | (cuts.start[call] < schedule.program.begin_ns) | change.waits
+    later = cuts.tail[layout.call] - returns[call]
+    yield _Waits(call[waits], setting.over[layout.target[waits]], later[waits])
 
 
 def _of_segments(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
@@ -198,7 +195,9 @@ def _turns(setting: _Setting) -> Int:
     slot = setting.schedule.slot[head]
     turn = np.full(int(setting.departures.max(initial=setting.segments[-1])) + 1, NEVER)
     turn[: len(cuts.end)] = cuts.end
-    turn[setting.segments] = np.maximum(setting.schedule.program.start[head], np.where(slot >= 0, cuts.end[slot], NEVER))
+    turn[setting.segments] = np.maximum(
+        setting.schedule.program.start[head], np.where(slot >= 0, cuts.end[slot], NEVER)
+    )
     np.maximum.at(turn, setting.meetings, turn[setting.segments[layout.meeting]])
     turn[setting.departures] = turn[setting.meetings]
     return turn
@@ -214,7 +213,7 @@ def _walk(setting: _Setting, waits: _Waits) -> Int:
         at[first] = 0
     moments, awaited, later = (column[order].tolist() for column in waits)
     # Operations moved aside may last longer than the recorded turns allow.
-    for _ in range(1 if setting.change.aside is None else _MOST_ROUNDS):
+    for _ in range(_MOST_ROUNDS if np.any(setting.change.aside) else 1):
         changed = False
         for moment, before, after in zip(moments, awaited, later, strict=True):
             time = at[before] + after

@@ -93,15 +93,16 @@ class Schedule(Stages):
         -------
         Played
         """
-        if change.aside is None or not change.aside.any():
-            return play(self, self.layout, dataclasses.replace(change, aside=None))
-        return play(self, lay_out(self, change.aside), change)
+        if np.any(change.aside):
+            return play(self, lay_out(self, np.asarray(change.aside)), change)
+        return play(self, self.layout, change)
 
-    def dispatch(self, launch_ns: int, late: Int) -> dict[int, Union]:
-        """What dispatch between consecutive launches takes beyond a given time.
+    def dispatch(self, thread: int, launch_ns: int, late: Int) -> Union:
+        """What dispatch between consecutive launches of a thread takes beyond a given time.
 
         Parameters
         ----------
+        thread : int
         launch_ns : int
             The time that stays between the starts of two launches.
         late : ndarray of int
@@ -109,12 +110,9 @@ class Schedule(Stages):
 
         Returns
         -------
-        dict of int to tuple of ndarray of int64
-            Disjoint intervals per thread.
+        tuple of ndarray of int64
+            Disjoint intervals.
         """
-        return {thread: self._dispatch_of(thread, launch_ns, late) for thread in self.program.threads.tolist()}
-
-    def _dispatch_of(self, thread: int, launch_ns: int, late: Int) -> Union:
         launched = self.program.launch[self.program.by == thread]
         start = self.program.calls.start[launched]
         order = np.argsort(start, kind="stable")  # few runs, as a rule

@@ -85,8 +85,8 @@ def read(program: Program, latencies: Latencies) -> StreamWaits:
     told, told_of = _recorded(program)
     until = explained.copy()
     np.maximum.at(until, told, end[told_of])
-    waits = np.flatnonzero((start > until + _LATE_NS) & (program.linked | ~first))
-    waits, on = _just_ended(program, waits, explained[waits])
+    late = np.flatnonzero((start > until + _LATE_NS) & (program.linked | ~first))
+    waits, on = _just_ended(program, late, explained[late])
     if len(waits) > _GUESSED * len(start):
         raise Unplayable(
             "too many of its operations seem to wait for other streams, and it records none of these waits"

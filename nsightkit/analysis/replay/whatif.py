@@ -8,7 +8,7 @@ error of the unchanged replay. Above 5 % nothing is predicted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,13 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import Expression, compiled, matching
-from nsightkit.analysis.replay.model import Bool, Change, Int, Played, Union, Unplayable
+from nsightkit.analysis.replay.model import Change, Int, Played, Unplayable
 from nsightkit.analysis.replay.schedule import Schedule, read
-from nsightkit.analysis.replay.waiting_threads import named_times
 from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "WhatIf", "asked", "plain", "rows", "summary"]
+__all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "WhatIf", "asked", "plain", "rows"]
 
 #: Changes that a program's author can make with an ordinary amount of work, and that any trace can be asked about.
 STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
@@ -60,8 +59,6 @@ _LAUNCH_NS = 3_000
 _NUMBER = re.compile(r"(?P<hash>(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})[A-Za-z]*(?:\d+[A-Za-z]+){2,}\d+[A-Za-z0-9]*)|\d+")
 #: Changes with smaller gains get no row.
 _WORTH = 0.002
-#: Times stay within 64 bits up to it; and the most digits of a factor.
-_LARGEST_FACTOR, _LONGEST_FACTOR = 1000, 20
 
 
 def plain(name: str) -> str:
@@ -142,13 +139,16 @@ class WhatIf:
         Parameters
         ----------
         *changes : str
-            As :func:`summary` takes them.
+            As :func:`asked` gives them.
 
         Returns
         -------
         Played
         """
-        return self.playable.play(_together(self.playable, [self._change(change) for change in changes]))
+        change = Change()
+        for name in changes:
+            self._add(name, change)
+        return self.playable.play(change)
 
     def row(self, *changes: str) -> dict[str, Any]:
         """One row of the answer.
@@ -186,32 +186,41 @@ class WhatIf:
         after_ns = max(self.played(*changes).wall_ns, 1)
         return 1 - after_ns / max(self.playable.unchanged.wall_ns, 1)
 
-    def _change(self, name: str) -> Change:
+    def _add(self, name: str, change: Change) -> None:
+        """Add a change to others."""
         known, _, what = name.partition(":")
-        pattern, _, factor = what.rpartition("=")
         schedule = self.playable
-        facts = schedule.facts
+        threads = schedule.program.threads.tolist()
         if known in _LABEL_OF:
-            away = _of_each(schedule, lambda thread: facts.when(thread, [_LABEL_OF[known]]))
-            aside = schedule.program.collective if known == "overlap-communication" else None
-            return Change(away=away, arrivals=known != "no-input-wait", aside=aside)
-        if known == "no-sync":
-            return Change(waits=False)
-        if known == "free-launches":
+            for thread in threads:
+                change.take(thread, *schedule.facts.when(thread, [_LABEL_OF[known]]))
+        if known == "no-input-wait":
+            change.arrivals = False
+        elif known == "no-sync":
+            change.waits = False
+        elif known == "overlap-communication":
+            change.aside = change.aside | schedule.program.collective
+        elif known == "free-launches":
             idle = gaps.causes(self.trace)
             late = idle.loc[idle["cause"] == "launch-overhead", "row"].to_numpy()
-            return Change(away=schedule.dispatch(_LAUNCH_NS, late))
-        if known == "overlap-copies":
-            return _overlapped_copies(schedule)
-        if known == "no-cpu-work":
-            return Change(away=_work(schedule, {plain(what)} if what else set(self.work)))
-        if known == "equal-ranks":
-            return Change(durations_ns=_even(schedule))
-        if known == "scale":
-            return Change(durations_ns=_scaled(schedule, compiled(pattern, "--scale"), float(factor)))
-        without = compiled(what, "--without")
-        away = named_times(self.trace, schedule.program.threads, without.search, "ranges", "ops")
-        return Change(away=away, durations_ns=_scaled(schedule, without, 0.0))
+            for thread in threads:
+                change.take(thread, *schedule.dispatch(thread, _LAUNCH_NS, late))
+        elif known == "overlap-copies":
+            _overlap_copies(schedule, change)
+        elif known == "no-cpu-work":
+            _take_work(schedule, change, {plain(what)} if what else set(self.work))
+        elif known == "equal-ranks":
+            change.less_ns = change.less_ns + _evened(schedule)
+        elif known == "scale":
+            pattern, _, factor = what.rpartition("=")
+            change.less_ns = change.less_ns + _scaled(schedule, compiled(pattern, "--scale"), float(factor))
+        elif known == "without":
+            without = compiled(what, "--without")
+            change.less_ns = change.less_ns + _scaled(schedule, without, 0.0)
+            for thread in threads:
+                for table in ("ranges", "ops"):
+                    events = schedule.facts.named(table, thread, without)
+                    change.take(thread, events.start, events.end)
 
     @property
     @kept
@@ -223,73 +232,50 @@ class WhatIf:
         return {str(name): int(ns) for name, ns in lost_ns.sort_values(ascending=False).items()}
 
 
-def _together(schedule: Schedule, changes: Sequence[Change]) -> Change:
-    """Make one change of several."""
-    durations_ns, aside = None, None
-    for change in changes:
-        if change.durations_ns is not None:
-            less = schedule.program.lasting - change.durations_ns
-            durations_ns = np.maximum((schedule.program.lasting if durations_ns is None else durations_ns) - less, 0)
-        if change.aside is not None:
-            aside = change.aside if aside is None else aside | change.aside
-    nothing = ((), ())
-    return Change(
-        away=_of_each(schedule, lambda thread: intervals.union(*(c.away.get(thread, nothing) for c in changes))),
-        waits=all(change.waits for change in changes),
-        arrivals=all(change.arrivals for change in changes),
-        durations_ns=durations_ns,
-        aside=aside,
-    )
+def _evened(schedule: Schedule) -> Int:
+    """How much less time operations take if each device has the same share of the work."""
+    program = schedule.program
+    works = (program.table == GPU_TABLES.index("kernels")) & ~program.collective
+    work = pd.Series(np.where(works, program.lasting, 0)).groupby(program.device)
+    less = program.lasting * (1 - work.sum().mean() / work.transform("sum").clip(lower=1))
+    return np.where(works, less, 0).astype(np.int64)
 
 
-def _of_each(schedule: Schedule, times: Callable[[int], Union]) -> dict[int, Union]:
-    """Intervals of each thread."""
-    return {thread: times(thread) for thread in schedule.program.threads.tolist()}
-
-
-def _even(schedule: Schedule) -> Int:
-    """Durations if each device had the same share of the work."""
-    works = (schedule.program.table == GPU_TABLES.index("kernels")) & ~schedule.program.collective
-    device, _ = pd.factorize(schedule.program.device, sort=True)
-    total = np.bincount(device, np.where(works, schedule.program.lasting, 0))
-    factor = total.mean() / np.maximum(total, 1)
-    return np.where(works, schedule.program.lasting * factor[device], schedule.program.lasting).astype(np.int64)
-
-
-def _work(schedule: Schedule, wanted: set[str]) -> dict[int, Union]:
-    """Painted work of the launching threads inside events of some names."""
-    tables = ("ranges", "ops", "calls", "os_calls", "samples")
-    trace, facts, threads = schedule.program.trace, schedule.facts, schedule.program.threads
-    named = named_times(trace, threads, lambda name: plain(name) in wanted, *tables)
-    return _of_each(schedule, lambda thread: intervals.common(facts.when(thread, ["work", "enclosed"]), named[thread]))
+def _take_work(schedule: Schedule, change: Change, wanted: set[str]) -> None:
+    """Take away the painted work of the launching threads inside events of some names."""
+    whole, threads = schedule.program.trace.whole, schedule.program.threads
+    for table in ("ranges", "ops", "calls", "os_calls", "samples"):
+        events = whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+        events = events[events["name"].map(plain).isin(wanted) & events["thread"].isin(threads)]
+        for thread, named in events.groupby("thread"):
+            work = schedule.facts.when(int(str(thread)), ["work", "enclosed"])
+            change.take(int(str(thread)), *intervals.common(work, (named["start_ns"], named["end_ns"])))
 
 
 def _scaled(schedule: Schedule, pattern: Expression, factor: float) -> Int:
-    """Durations where operations of some names take another time."""
-    whole = schedule.program.trace.whole
-    table, row, operation = (schedule.program.parts[column].to_numpy() for column in ("table", "row", "operation"))
-    less = np.zeros(len(row))
+    """How much less time operations take if those of some names take another time."""
+    whole, parts = schedule.program.trace.whole, schedule.program.parts
+    less = np.zeros(len(schedule.program.lasting))
     for number, name in enumerate(("kernels", "memops")):
-        at = np.flatnonzero(table == number)
-        taken = whole.table(name, ["duration_ns"])["duration_ns"].to_numpy()[row[at]]
-        meant = matching(pd.Series(gaps.names_of(whole, name, row[at])), pattern)
-        less[at] = np.where(meant, taken * (1 - factor), 0)
-    less = np.bincount(operation, less, len(schedule.program.lasting)).astype(np.int64)
-    return np.maximum(schedule.program.lasting - less, 0)
+        events = parts[parts["table"] == number]
+        events = events[matching(pd.Series(gaps.names_of(whole, name, events["row"].to_numpy())), pattern)]
+        taken = whole.table(name, ["duration_ns"])["duration_ns"].to_numpy()[events["row"]]
+        np.add.at(less, events["operation"], taken * (1 - factor))
+    return less.astype(np.int64)
 
 
-def _overlapped_copies(schedule: Schedule) -> Change:
-    """Copies aside, and no staging: as from pinned memory."""
-    operations, calls = schedule.program, schedule.program.calls
-    copies: Bool = operations.table == GPU_TABLES.index("memops")
-    kinds = schedule.program.trace.whole.table("memops", ["kind"])["kind"].iloc[operations.row[copies]]
-    copies[copies] = ~kinds.isin(["memset", "DtoD"])  # which the device does by itself
-    call = operations.launch[schedule.program.staged & copies]
-    done, thread = calls.end[call], calls.thread[call]
-    begun = np.minimum(calls.start[call] + schedule.latencies.call_ns, done)
-    away = _of_each(schedule, lambda number: intervals.merge(begun[thread == number], done[thread == number]))
+def _overlap_copies(schedule: Schedule, change: Change) -> None:
+    """Move copies aside, and take their staging away: as from pinned memory."""
+    program, calls = schedule.program, schedule.program.calls
+    kinds = program.trace.whole.table("memops", ["kind"])["kind"]
+    moving = np.flatnonzero(~kinds.isin(["memset", "DtoD"]))  # which the device does by itself
+    copies = (program.table == GPU_TABLES.index("memops")) & np.isin(program.row, moving)
+    for thread in program.threads.tolist():
+        call = program.launch[program.staged & copies & (program.by == thread)]
+        begun = np.minimum(calls.start[call] + schedule.latencies.call_ns, calls.end[call])
+        change.take(thread, begun, calls.end[call])
     # A copy that mostly queued behind work that the trace does not contain stays where that work is.
-    return Change(aside=copies & (schedule.waits.held_ns <= schedule.program.lasting), away=away)
+    change.aside = change.aside | (copies & (schedule.waits.held_ns <= program.lasting))
 
 
 def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
@@ -325,39 +311,10 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
     if scale is not None:
         pattern, sign, factor = scale.rpartition("=")
         compiled(pattern, "--scale")
-        if not sign or len(factor) > _LONGEST_FACTOR or not re.fullmatch(r"\d*\.?\d+", factor):
+        if not sign or not re.fullmatch(r"\d{1,3}|\d{0,3}\.\d{1,9}", factor):
             raise UsageError(f"--scale: {scale!r} is not of the form REGEX=F, with a factor such as 0.5")
-        if float(factor) > _LARGEST_FACTOR:
-            raise UsageError(f"--scale: the factor is above {_LARGEST_FACTOR:,}; give one such as 0.5")
         found.append(f"scale:{scale}")
     return found
-
-
-def summary(
-    trace: Trace, changes: Sequence[str] = (), without: str | None = None, scale: str | None = None
-) -> list[dict[str, Any]]:
-    """Predict what changes would gain.
-
-    Parameters
-    ----------
-    trace : Trace
-        Whole or a selection, of which only its own part changes.
-    changes, without, scale
-        As :func:`asked` takes them. Without any, those of :data:`STANDARD` that gain anything. Several: each
-        alone, then all together.
-
-    Returns
-    -------
-    list of dict
-        As :func:`rows` gives them.
-
-    Raises
-    ------
-    UsageError
-        An unknown change, or a malformed expression or factor.
-    """
-    wanted = asked(changes, without, scale)
-    return rows(WhatIf(trace), wanted)
 
 
 def rows(played: WhatIf, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
