@@ -5,28 +5,25 @@ Each program says which verdict is true of it. :func:`true_gains` plays the chan
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+from synthetic import simulator
 from synthetic.planted import ADAM, POINT, REDUCE
 from synthetic.simulator import (
     Action,
     Await,
-    Capture,
     Copy,
-    Cpu,
-    Foreign,
     Graph,
     Launch,
     Load,
     Pop,
-    Profiler,
     Program,
     Push,
     Record,
     Signal,
-    Sleep,
-    Stall,
     Sync,
     WaitEvent,
     play,
@@ -105,10 +102,6 @@ def item(stream: int = 7) -> list[Action]:
     return [Copy("DtoH", 4, 1_200, stream=stream, host="pageable"), Sync(stream=stream)]
 
 
-def _in(name: str, actions: list[Action]) -> list[Action]:
-    return [Push(name), *actions, Pop()]
-
-
 def meet(stream: int, other: int, device: int = 0, shown: bool = True) -> list[Action]:
     """Let another stream wait for what a stream was given so far.
 
@@ -163,24 +156,8 @@ def true_gains(
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-# Loops with one fault, and the decoys beside them.
-
-
-def _starved(load: Load) -> list[Action]:
-    return loop(lambda _: [load, Copy("HtoD", 1 << 16, 9 * _US), *kernels(20, 60)])
-
-
-def _handed_over(forward: list[Action], backward: list[Action], steps: int = 12) -> list[list[Action]]:
-    """The main thread launches forward, autograd's own backward; the main thread waits until that is done."""
-    main = loop(
-        lambda _: [*_in("forward", forward), *_in("backward", [Signal("backward"), Await("done")]), *kernels(2, 80)],
-        steps,
-    )
-    return [main, [action for _ in range(steps) for action in (Await("backward"), *backward, Signal("done"))]]
-
-
 def _ranks(
-    compute: tuple[int, int], reduce_us: int, *, stream: int = COMM, buckets: int = 4, last: int = 0, late_us: int = 0
+    compute: list[int], reduce_us: int, *, stream: int = COMM, buckets: int = 4, last: int = 0, late_us: int = 0
 ) -> list[list[Action]]:
     """Two devices, each with a thread of its own, which reduce their gradients in buckets.
 
@@ -201,210 +178,59 @@ def _ranks(
     return [main, [action for k in range(12) for action in (Await("go"), *step(1, k), Signal("joined"))]]
 
 
-def _streamed(copy_us: float, compute_us: float) -> list[Action]:
-    """Weights of a layer are copied on a stream of their own; the layer's kernels wait for them."""
-    copy = Copy("HtoD", 32 << 20, int(copy_us * _US), stream=COPIES)
-    return loop(lambda _: [copy, *meet(COPIES, 7), *kernels(4, compute_us / 4)] * 8)
+#: Groups of actions that programs name, beside the actions of the simulator; `of` is a group inside.
+_GROUPS: dict[str, Callable[..., list[Action]]] = {
+    "kernels": kernels,
+    "item": item,
+    "meet": meet,
+    "graph": lambda count, ns, **more: [Graph(((GEMM, ns),) * count, **more)],
+    "unnamed load": lambda ns: [Load(ns, name=None)],
+    "repeat": lambda times, of: of * times,
+    "in": lambda name, of: [Push(name), *of, Pop()],
+    "aside": lambda of: after(7, 9, of, shown=False),
+}
 
 
-def _uploading(size: int, us: int, *, staging: int = 0) -> list[Action]:
-    """A batch is copied on the stream of the kernels; the CPU stages it, and waits for it, when that takes time."""
-    host: Literal["pageable", "pinned"] = "pageable" if staging else "pinned"
-    copy = Copy("HtoD", size, us * _US, host=host, staging=staging * _US, blocking=staging > 100)
-    return loop(lambda _: [copy, *kernels(20, 60)])
+def _actions(rows: list[dict[str, Any]], k: int) -> list[Action]:
+    """Read the actions of a step."""
+    texts = {"POINT": POINT, "k": k, "previous": k - 1, "next": k + 1}
+    out: list[Action] = []
+    for row in rows:
+        if k not in row.get("only", [k]) or k in row.get("never", []):
+            continue
+        fields = {key: value for key, value in row.items() if key not in ("do", "only", "never")}
+        if "of" in fields:
+            fields["of"] = _actions(fields["of"], k)
+        for key in ("kernel", "event"):
+            if key in fields:
+                fields[key] = fields[key].format(**texts)
+        if row["do"] in _GROUPS:
+            out += _GROUPS[row["do"]](**fields)
+        else:
+            out.append(getattr(simulator, row["do"])(**fields))
+    return out
 
 
-def _cold(*first: Action, steps: int = 12) -> list[Action]:
-    """What happens in the first step only."""
-    return loop(lambda k: [*(first if k == 0 else ()), *kernels(20, 60)], steps)
+def _thread(row: dict[str, Any]) -> list[Action]:
+    """Read the actions of a thread."""
+    name, out = row.get("range", "step "), []
+    for k in range(row.get("steps", 12)):
+        out += _actions(row.get("before", []), k)
+        step = _actions(row["step"], k)
+        out += [Push(f"{name}{k}"), *step, Pop()] if name else step
+    return out + _actions(row.get("last", []), 0)
 
 
-def _named() -> list[Program]:
-    busy = kernels(20, 60)
-    flat = loop(lambda _: busy)
-    read = Copy("DtoH", 1 << 12, 2 * _US, host="pageable", blocking=True)
-    offload = Copy("DtoH", 16 << 20, 200 * _US)
-    tiny = kernels(100, 3)
-    across = [a for _ in range(2) for a in (*busy[:5], *after(7, 9, kernels(5, 60, stream=9), shown=False))]
-    nodes = tuple([(GEMM, 3_000)] * 100)
-    # The batch of the next step, under the kernels of this one.
-    ahead = Copy("HtoD", 16 << 20, 700 * _US, stream=COPIES)
-    prefetched = loop(lambda k: [WaitEvent(f"batch {k}"), ahead, Record(f"batch {k + 1}", stream=COPIES), *busy])
-    pausing = [*kernels(4, 20, stream=9), Cpu(900 * _US, "bookkeeping")] * 20  # beside a thread that never pauses
-    return [
-        # What fills the time.
-        Program("busy", [flat], "compute-bound"),
-        Program("elementwise", [loop(lambda _: kernels(20, 60, kernel=POINT))], "memory-bound"),
-        Program("dense-kernels", [loop(lambda _: kernels(80, 12))], "compute-bound", "free-launches"),
-        Program(
-            "queue-full",
-            [loop(lambda _: kernels(420, 20, dispatch=2_000), 4)],
-            "compute-bound",
-            "free-launches",
-        ),
-        Program("final-sync", [[*flat, Sync("device")]], "compute-bound", "no-sync"),
-        Program("unseen-waits", [loop(lambda _: across)], "compute-bound", "free-launches"),
-        # Loading.
-        Program("starved-loader", [_starved(Load(2 * _MS))], "input-pipeline"),
-        Program("starved-unnamed", [_starved(Load(2 * _MS, name=None))], "input-pipeline"),
-        Program(
-            "starved-between-steps",
-            [[a for k in range(12) for a in (Load(2 * _MS), Push(f"train_step {k}"), *busy, Pop())]],
-            "input-pipeline",
-        ),
-        Program(
-            "starved-producer",
-            [_starved(Load(loader="workers"))],
-            "input-pipeline",
-            loaders={"workers": (1_700 * _US, 2)},
-        ),
-        Program(
-            "starved-synced",
-            [loop(lambda _: [Load(loader="workers"), *[*kernels(1, 30), *item()] * 20])],
-            "input-pipeline",
-            "no-sync",
-            loaders={"workers": (1_300 * _US, 2)},
-        ),
-        Program(
-            "slow-batches",
-            [loop(lambda k: [Load(8 * _MS if k % 4 == 3 else 20 * _US), *busy], 16, "ProfilerStep#")],
-            "input-pipeline",
-        ),
-        Program("starved-unseen-waits", [loop(lambda _: [Load(2 * _MS), *across])], "input-pipeline", "no-sync"),
-        Program("hidden-loader", [_starved(Load(600 * _US))], "compute-bound", "no-input-wait"),
-        Program(
-            "hidden-producer",
-            [_starved(Load(loader="workers"))],
-            "compute-bound",
-            "no-input-wait",
-            loaders={"workers": (1_000 * _US, 2)},
-        ),
-        # Synchronisation.
-        Program("item-each-layer", [loop(lambda _: [*kernels(1, 30), *item()] * 20)], "synchronization"),
-        Program("blocking-reads", [loop(lambda _: [*kernels(2, 15), read] * 20)], "synchronization"),
-        Program("launch-blocking", [loop(lambda _: [*kernels(1, 40), Sync("device")] * 20)], "synchronization"),
-        Program(
-            "sync-each-step",
-            [loop(lambda _: [*kernels(10, 2), *kernels(30, 20), Sync("device"), Cpu(60 * _US, "log")])],
-            "synchronization",
-        ),
-        Program(
-            "sync-before-cpu",
-            [loop(lambda _: [*kernels(5, 20), *item(), Cpu(6 * _MS, "augment")])],
-            "cpu-work",
-            "no-sync",
-        ),
-        Program(
-            "sync-full-queue",
-            [loop(lambda k: [*busy, Record(f"step {k}"), Sync("event", event=f"step {k - 1}")])],
-            "compute-bound",
-            "no-sync",
-        ),
-        # Launches.
-        Program("tiny-kernels", [loop(lambda _: kernels(60, 3, dispatch=7_000))], "launch-overhead"),
-        Program(
-            "tiny-autograd", [*_handed_over(tiny[:40], [Launch(POINT, 3_000, dispatch=8_000)] * 60)], "launch-overhead"
-        ),
-        Program("graph-replays", [loop(lambda _: [Graph(nodes)])], "compute-bound", "free-launches"),
-        Program("graph-rows", [loop(lambda _: [Graph(nodes, by_node=False)], 60)], "not-enough-data", "free-launches"),
-        # CPU work.
-        Program("preprocess-tail", [loop(lambda _: [*busy, *item(), Cpu(3 * _MS, "preprocess")])], "cpu-work"),
-        Program(
-            "prefetch-layers",
-            [loop(lambda _: [Cpu(900 * _US, "prefetch_layers_[4, 5]"), *kernels(5, 40)] * 3)],
-            "cpu-work",
-            "no-input-wait",
-        ),
-        Program(
-            "sleep-each-layer",
-            [
-                loop(
-                    lambda _: [
-                        action
-                        for number in range(4)
-                        for action in (Sleep(_MS, f"ensure_layer_{number}_weights"), *kernels(5, 10), *item())
-                    ]
-                )
-            ],
-            "cpu-work",
-            "no-sync",
-        ),
-        Program(
-            "hidden-cpu-work", [loop(lambda _: [Cpu(600 * _US, "augment"), *busy])], "compute-bound", "no-cpu-work"
-        ),
-        Program("two-threads", [pausing, kernels(400, 60)], "compute-bound", "no-cpu-work"),
-        Program("hand-over", _handed_over(busy[:8], busy), "compute-bound", "no-input-wait"),
-        # Copies.
-        Program("pageable-batches", [_uploading(16 << 20, 500, staging=1_500)], "memory-transfer"),
-        Program("pinned-on-compute", [_uploading(64 << 20, 900)], "memory-transfer"),
-        Program("offloaded", [loop(lambda _: [*kernels(4, 60), offload] * 5)], "memory-transfer"),
-        Program("prefetched-batches", [prefetched], "compute-bound", "overlap-copies", copy_contention=0.05),
-        Program("small-batches", [_uploading(1 << 20, 40, staging=30)], "compute-bound", "overlap-copies"),
-        Program("weight-streaming", [_streamed(400, 60)], "memory-transfer", "overlap-copies"),
-        Program("weights-ahead", [_streamed(60, 400)], "compute-bound", "overlap-copies"),
-        # Several devices.
-        Program("reduce-exposed", _ranks((60, 60), 900, buckets=1), "communication"),
-        Program("reduce-on-compute", _ranks((60, 60), 250, stream=7), "communication"),
-        Program("reduce-fills", _ranks((20, 20), 900), "communication", "overlap-communication"),
-        Program("reduce-hidden", _ranks((60, 60), 150, last=5), "compute-bound", "overlap-communication"),
-        Program("uneven-ranks", _ranks((30, 90), 40), "imbalance", "overlap-communication"),
-        Program("late-rank", _ranks((60, 60), 40, late_us=2_000), "input-pipeline", "equal-ranks"),
-        Program("even-ranks", _ranks((60, 60), 30), "compute-bound", "equal-ranks"),
-        # What happens once.
-        Program("lazy-loading", [_cold(Launch(POINT, 20 * _US, once=240 * _MS))], "start-up", "free-launches"),
-        Program(
-            "lazy-modules",
-            [_cold(*(Launch(f"{POINT}{n}", 20 * _US, once=4 * _MS, once_call="cuLibraryLoadData") for n in range(6)))],
-            "start-up",
-            "free-launches",
-        ),
-        Program(
-            "lazy-overhead",
-            [
-                _cold(
-                    Launch(
-                        POINT, 20 * _US, once=30 * _MS, once_call="cuModuleLoadData", overhead="Lazy Function Loading"
-                    )
-                )
-            ],
-            "start-up",
-            "no-profiler",
-        ),
-        Program("graph-capture", [_cold(Capture(40 * _MS), steps=12)], "start-up", "free-launches"),
-        Program("compiled-once", [_cold(Cpu(60 * _MS, "inductor_compile", once=True))], "start-up", "no-cpu-work"),
-        Program(
-            "stalling-malloc",
-            [
-                loop(
-                    lambda k: [
-                        Stall(10_000 if k else 12 * _MS),
-                        *busy,
-                        *([] if k else [Sync()]),
-                        Stall(10_000 if k else 6 * _MS, "cudaFree_v3020"),
-                    ]
-                )
-            ],
-            "start-up",
-            "no-sync",
-        ),
-        Program(
-            "hidden-first-call",
-            [loop(lambda k: [*busy, Launch(POINT, 20 * _US, once=700 * _US * (k == 4)), *busy])],
-            "compute-bound",
-            "no-start-up",
-        ),
-        # What the trace does not contain.
-        Program(
-            "held-once", [loop(lambda k: [*([Foreign(40 * _MS)] if k == 3 else []), *busy])], "queued", "free-launches"
-        ),
-        Program("held-each-step", [loop(lambda _: [Foreign(900 * _US), *busy])], "queued", "no-sync"),
-        Program("unnamed-work", [[*kernels(5, 60), Cpu(2 * _MS)] * 12], "unknown", "no-cpu-work"),
-        # The profiler.
-        Program("flushing", [loop(lambda _: [Profiler(1_500 * _US), *busy])], "profiler"),
-        Program(
-            "hidden-flush", [loop(lambda k: [Profiler(600 * _US if k else 0), *busy])], "compute-bound", "no-profiler"
-        ),
-    ]
+def _named() -> Iterator[Program]:
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    for row in rows["program"]:
+        threads = [_thread(thread) for thread in row.get("thread", [row])]
+        loaders = {name: (every, depth) for name, (every, depth) in row.get("loaders", {}).items()}
+        more = {key: row[key] for key in ("decoy_for", "copy_contention") if key in row}
+        yield Program(row["name"], threads, row["bottleneck"], loaders=loaders, **more)
+    for row in rows["ranks"]:
+        name, bottleneck, decoy_for = row.pop("name"), row.pop("bottleneck"), row.pop("decoy_for", None)
+        yield Program(name, _ranks(**row), bottleneck, decoy_for)
 
 
 #: The named programs.

@@ -312,7 +312,7 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
         pattern, sign, factor = scale.rpartition("=")
         compiled(pattern, "--scale")
         if not sign or not re.fullmatch(r"\d{1,3}|\d{0,3}\.\d{1,9}", factor):
-            raise UsageError(f"--scale: {scale!r} is not of the form REGEX=F, with a factor such as 0.5")
+            raise UsageError(f"--scale: {scale!r} is not of the form REGEX=F, with a factor below 1000 such as 0.5")
         found.append(f"scale:{scale}")
     return found
 
