@@ -56,7 +56,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         ``evidence``, ``against``, ``next_steps``
             Sentences. Times in them are on the trace's clock.
         ``changes``
-            What :func:`nsightkit.analysis.replay.whatif.summary` predicts of the changes that gain anything, the
+            What :func:`nsightkit.analysis.replay.whatif.rows` predicts of the changes that gain anything, the
             largest gain first; empty where nothing can be predicted.
         ``headline``
             The answer in one sentence, with its share or, where its removal gains more, with that gain.

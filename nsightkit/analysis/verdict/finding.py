@@ -33,7 +33,7 @@ class Finding:
     replay : WhatIf
     decision : Decision
     changes : sequence of mapping
-        As :func:`nsightkit.analysis.replay.whatif.summary` gives them.
+        As :func:`nsightkit.analysis.replay.whatif.rows` gives them.
     operators : DataFrame
         Operators that arithmetic or the memory bounds, where the answer is one of these.
     named : DataFrame

@@ -64,6 +64,8 @@ def test_random_programs_gain_what_is_predicted(tmp_path: Path) -> None:
         ("starved-loader", (["no-input-wait", "free-launches"],), ["no-input-wait", "free-launches"]),
         ("busy", ([], None, "gemm=0.5"), "scale:gemm=0.5"),
         ("busy", ([], "gemm"), "without:gemm"),
+        # What is waited for gets longer, and so does the whole.
+        ("unseen-waits", ([], None, "gemm=2"), "scale:gemm=2"),
         ("sleep-each-layer", (["no-cpu-work"],), "no-cpu-work"),
         # Names that differ in a number are one.
         ("sleep-each-layer", (["no-cpu-work:ensure_layer_*_weights"],), "no-cpu-work"),
