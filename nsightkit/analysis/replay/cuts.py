@@ -10,7 +10,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.replay.latencies import Latencies
-from nsightkit.analysis.replay.model import NEVER, Bool, Int, place
+from nsightkit.analysis.replay.model import NEVER, Bool, Int, median, place
 from nsightkit.analysis.replay.operations import Program
 
 __all__ = ["Cuts", "read"]
@@ -95,7 +95,8 @@ def read(program: Program, latencies: Latencies, pauses: pd.DataFrame, arrivals:
     rows, cost, tail, own = rows[waits], cost[waits], tail[waits], own[waits]
     # Launches into a full queue wait for the last operation that ended before they returned.
     full = latencies.full
-    room = program.ended_by(program.done[full])
+    room = np.maximum(program.ended_by(program.done[full]), 0)
+    room_ns = median(program.done[full] - program.end[room], 0)
     opening = pd.DataFrame({"thread": program.threads, "start_ns": NEVER, "end_ns": NEVER})
     blocking = pd.DataFrame({"thread": calls.thread[rows], "start_ns": calls.start[rows], "end_ns": calls.end[rows]})
     queue = pd.DataFrame({"thread": program.by[full], "start_ns": program.begun[full], "end_ns": program.done[full]})
@@ -111,7 +112,7 @@ def read(program: Program, latencies: Latencies, pauses: pd.DataFrame, arrivals:
         blocks=blocks,
         calls=len(rows),
         cost=np.append(cost, np.full(len(full), latencies.call_ns)),
-        tail=np.append(tail, program.done[full] - program.end[room]),
+        tail=np.append(tail, np.full(len(full), room_ns)),
         copy=np.append(own, np.full(len(full), -1)),
         target=np.append(target, room),
         call=np.append(call, len(rows) + np.arange(len(full))),
@@ -132,17 +133,13 @@ def _costs(program: Program, latencies: Latencies, awaited: Int, own: Int) -> tu
     # A call that does more than wait, and returns long after the GPU was done, took its time for something else.
     waited = (awaited >= 0) & (matching(calls.names, _ONLY_WAITS)[rows] | copies | (returned <= _AFTER_NS))
     inferred = waited & ~copies
-    return_ns, quick_ns = _RETURN_NS, _CALL_NS
-    if inferred.any():
-        return_ns = int(np.median(returned[inferred]))
     cost = end - start
-    if not waited.all():
-        quick_ns = int(np.median(cost[~waited]))
+    quick_ns = median(cost[~waited], _CALL_NS)
     cost = np.where(waited, np.minimum(quick_ns, cost), cost)
     # The CPU's part of a copy from pageable memory lies before it: staging.
     cost = np.where(copies & program.staged[own], latencies.ready[own] - start, cost)
     # After its copy a call may still have to empty the staging buffer.
-    tail = np.where(copies, np.maximum(returned, 0), return_ns)
+    tail = np.where(copies, np.maximum(returned, 0), median(returned[inferred], _RETURN_NS))
     return cost, tail, int(inferred.sum())
 
 

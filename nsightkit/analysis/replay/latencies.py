@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Union
+from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Union, median
 from nsightkit.analysis.replay.operations import Program
 
 __all__ = ["SLOW_CALL", "Latencies", "read"]
@@ -61,9 +61,7 @@ def read(program: Program) -> Latencies:
     begun, done = program.begun, program.done
     launched = program.linked & ~program.own_copy
     took = done - begun
-    call_ns = _CALL_NS
-    if launched.any():
-        call_ns = int(np.median(took[launched]))
+    call_ns = median(took[launched], _CALL_NS)
     slow = launched & (took > SLOW_CALL * call_ns)
     ready, gap = _ready(program, slow, call_ns)
     full = _into_full_queues(program, np.flatnonzero(slow & (took > _SLOW_NS)))

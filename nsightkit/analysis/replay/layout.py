@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -73,32 +74,47 @@ def lay_out(schedule: Stages, aside: Bool | None = None) -> Layout:
         waiting, awaited = waiting[kept], awaited[kept]
         target, call = _targets_without(schedule, aside)
     position = np.argsort(order)
-    waits, asked, awaits = position[waiting], position[awaited], position[target]
-    meets = position[schedule.gathered.operation]
-    stream, slot, step = stream[order], schedule.slot[order], schedule.program.in_step[order]
+    places = _Places(order, stream[order], position[waiting], position[awaited], position[target])
+    return _segments(schedule, places, call, aside)
+
+
+class _Places(NamedTuple):
+    """Operations and their streams by place, and the places of what waits and is awaited."""
+
+    order: Int
+    stream: Int
+    waiting: Int
+    awaited: Int
+    target: Int
+
+
+def _segments(schedule: Stages, places: _Places, call: Int, aside: Bool | None) -> Layout:
+    order, stream, waiting, awaited, target = places
+    meeting = np.argsort(order)[schedule.gathered.operation]
+    slot, step = schedule.slot[order], schedule.program.in_step[order]
     first = np.append(True, stream[1:] != stream[:-1])
     last = np.append(first[1:] | (step[1:] != step[:-1]), True)
     if aside is not None:
         joined, ended = _at_steps(step, last, aside[order], schedule.program.device[order])
-        waits, asked = np.append(waits, joined), np.append(asked, ended)
+        waiting, awaited = np.append(waiting, joined), np.append(awaited, ended)
     # A segment ends where something asks when it is done, and begins where a launch comes from another slot.
     # Operations without a recorded launch stay in the segment around them: only their order counts.
     ends = first | last
-    ends[asked] = ends[awaits] = ends[meets] = True
+    ends[awaited] = ends[target] = ends[meeting] = True
     begins = first.copy()
     begins[1:] |= ends[:-1] | ((slot[1:] != slot[:-1]) & (slot[1:] >= 0))
-    begins[waits] = begins[meets] = True
+    begins[waiting] = begins[meeting] = True
     head, segment = np.flatnonzero(begins), np.cumsum(begins) - 1
     return Layout(
         order=order,
         head=head,
         tail=np.append(head[1:], len(order)) - 1,
         opens=first[head],
-        waiting=segment[waits],
-        awaited=segment[asked],
-        target=segment[awaits],
+        waiting=segment[waiting],
+        awaited=segment[awaited],
+        target=segment[target],
         call=call,
-        meeting=segment[meets],
+        meeting=segment[meeting],
         ending=segment[last & (step >= 0)],
     )
 

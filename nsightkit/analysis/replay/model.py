@@ -16,6 +16,7 @@ __all__ = [
     "Played",
     "Unplayable",
     "kinds_of",
+    "median",
     "place",
 ]
 
@@ -36,6 +37,13 @@ class Unplayable(Exception):
 def kinds_of(values: Any) -> Int:
     """Sorted distinct values, without hashing each value where there are few."""
     return np.sort(pd.unique(np.asarray(values))).astype(np.int64)
+
+
+def median(values: Int, otherwise: int) -> int:
+    """The median of some values, or a typical one where there are none."""
+    if len(values):
+        return int(np.median(values))
+    return otherwise
 
 
 def place(threads: Int, times: Int, thread: Int, time: Int, side: Literal["left", "right"] = "left") -> Int:

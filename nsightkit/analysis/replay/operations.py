@@ -178,6 +178,37 @@ def read(trace: Trace) -> Program:
     trace.prefetch(_COLUMNS)
     frame = trace.whole.table("calls", ["start_ns", "end_ns", "thread", "name"])
     calls = Calls(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame["thread"].to_numpy(), frame["name"])
+    ops, parts, shift_ns = _operations(trace, calls)
+    linked = ops[ops["launch"] >= 0]
+    windows = steps.windows(trace)
+    main = begin_ns = int(NEVER)
+    if len(windows):
+        main, begin_ns = int(windows["thread"].iloc[0]), int(windows["start_ns"].iloc[0])
+    elif trace is not trace.whole:
+        begin_ns = int(linked["begun"].min())
+    threads = np.union1d(kinds_of(linked["by"]), windows["thread"])
+    if len(threads) > _MOST_THREADS:
+        raise Unplayable(f"{len(threads):,} threads launched its work")
+    blocking = _blocking(trace, calls, linked, threads)
+    if len(blocking) * ops["stream"].nunique() > _MOST_PAIRS:
+        raise Unplayable(f"{len(blocking):,} calls may wait for {ops['stream'].nunique():,} streams")
+    columns = {str(column): values.to_numpy() for column, values in ops.items()}
+    return Program(
+        trace=trace,
+        calls=calls,
+        **columns,
+        parts=parts,
+        shift_ns=shift_ns,
+        threads=threads,
+        blocking=blocking,
+        steps=windows,
+        main=main,
+        begin_ns=begin_ns,
+    )
+
+
+def _operations(trace: Trace, calls: Calls) -> tuple[pd.DataFrame, pd.DataFrame, int]:
+    """The operations with their launches, their parts, and how far the devices' clock had to be moved."""
     events = _events(trace.whole)
     shift_ns = _behind_launches(events, calls)
     events[["start", "end"]] += shift_ns
@@ -193,42 +224,23 @@ def read(trace: Trace) -> Program:
     ops["begun"] = np.where(launch >= 0, calls.start[launch], NEVER)
     ops["done"] = np.where(launch >= 0, calls.end[launch], NEVER)
     ops["by"] = np.where(launch >= 0, calls.thread[launch], -1)
+    _mark_copies(trace.whole, ops, matching(calls.names, BLOCKING))
+    return ops, parts, shift_ns
+
+
+def _blocking(trace: Trace, calls: Calls, linked: pd.DataFrame, threads: Int) -> Int:
+    """Rows of the calls of some threads that wait for the GPU, by start."""
     blocks = matching(calls.names, BLOCKING)
-    _mark_copies(trace.whole, ops, blocks)
-    blocks[launch[ops["own_copy"]]] = True
-    windows = steps.windows(trace)
-    main = begin_ns = int(NEVER)
-    if len(windows):
-        main, begin_ns = int(windows["thread"].iloc[0]), int(windows["start_ns"].iloc[0])
-    elif trace is not trace.whole:
-        begin_ns = int(ops["begun"][launch >= 0].min())
-    threads = np.union1d(kinds_of(ops["by"][launch >= 0]), windows["thread"])
-    if len(threads) > _MOST_THREADS:
-        raise Unplayable(f"{len(threads):,} threads launched its work")
+    blocks[linked["launch"][linked["own_copy"]]] = True
     selected = trace.mask("calls")
     if selected is not None:
         selected = selected.copy()
-        selected[launch[launch >= 0]] = True
+        selected[linked["launch"]] = True
         blocks &= selected
+    rows = np.flatnonzero(blocks & np.isin(calls.thread, threads))
+    rows = rows[np.lexsort((-calls.end[rows], calls.start[rows]))]
     # Of a runtime's call and the driver's inside it, or of one that was recorded twice, the outer one.
-    blocking = np.flatnonzero(blocks & np.isin(calls.thread, threads))
-    blocking = blocking[np.lexsort((-calls.end[blocking], calls.start[blocking]))]
-    outer = intervals.uncovered(calls.start[blocking], calls.end[blocking], calls.thread[blocking]) > 0
-    blocking = blocking[outer]
-    if len(blocking) * ops["stream"].nunique() > _MOST_PAIRS:
-        raise Unplayable(f"{len(blocking):,} calls may wait for {ops['stream'].nunique():,} streams")
-    return Program(
-        trace=trace,
-        calls=calls,
-        **{str(column): values.to_numpy() for column, values in ops.items()},
-        parts=parts,
-        shift_ns=shift_ns,
-        threads=threads,
-        blocking=blocking,
-        steps=windows,
-        main=main,
-        begin_ns=begin_ns,
-    )
+    return rows[intervals.uncovered(calls.start[rows], calls.end[rows], calls.thread[rows]) > 0]
 
 
 def _events(whole: Trace) -> pd.DataFrame:

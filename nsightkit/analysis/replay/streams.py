@@ -11,7 +11,7 @@ import pandas as pd
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.replay.latencies import Latencies
-from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Unplayable, kinds_of, place
+from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Unplayable, kinds_of, median, place
 from nsightkit.analysis.replay.operations import Program
 
 __all__ = ["Gathered", "StreamWaits", "collectives", "read"]
@@ -95,9 +95,7 @@ def read(program: Program, latencies: Latencies) -> StreamWaits:
     # Waits that held an operation up; the others were over long before.
     after = start[waiting] - end[awaited]
     binding = after[(after <= _AFTER_NS) & (start[waiting] > explained[waiting] + _LATE_NS)]
-    after_ns = _USUAL_NS
-    if len(binding):
-        after_ns = int(np.median(binding))
+    after_ns = median(binding, _USUAL_NS)
     np.maximum.at(explained, waiting, end[awaited] + after_ns)
     # What held an operation that nothing explains is work outside the recording; it takes its time in any replay.
     late_ns = np.where(first & ~program.linked, 0, start - explained)
