@@ -49,8 +49,10 @@ def random_program(seed: int) -> Program:
     parts = [action for _ in range(draw.randint(2, 6)) for action in _part(draw, streams, heavy, shown)]
     autograd = _part(draw, streams, heavy, shown) if draw.random() < 0.3 else []
     tail: list[Action] = draw.choice([[], [], item(), [Sync("device")], [Cpu(200 * US, "log")]])
-    uneven, reduce_ns = draw.uniform(0.5, 2), int(draw.uniform(20, 400) * US)
-    buckets, comm = draw.randint(1, 3) if ranks else 0, draw.choice([7, COMM])
+    uneven = draw.uniform(0.5, 2)
+    reduce_ns = int(draw.uniform(20, 400) * US)
+    buckets = draw.randint(1, 3) if ranks else 0
+    comm = draw.choice([7, COMM])
     first: list[Action] = draw.choice(
         [[], [], [], [Launch(POINT, 9_000, once=5 * MS)], [Stall(3 * MS)], [Capture(6 * MS)], [Foreign(4 * MS)]]
     )
@@ -91,7 +93,8 @@ def random_program(seed: int) -> Program:
     lead: list[Action] = draw.choice([[], [], [Load(wait)], [Load(wait, name=None)], [Load(loader="workers")]])
     playing = threads(lead)
     if draw.random() < 0.15:
-        served, pause = kernels(5, heavy, stream=15), int(draw.uniform(10, 30) * heavy * US)
+        served = kernels(5, heavy, stream=15)
+        pause = int(draw.uniform(10, 30) * heavy * US)
         playing.append([*served, Cpu(pause)] * int(min(wall_ns / pause, 200)))
     loaders = {"workers": (int(draw.uniform(0.02, 0.2) * wall_ns / steps), draw.randint(1, 4))}
     return Program(f"random {seed}", playing, "", None, loaders, *contention, jitter)
@@ -111,14 +114,16 @@ def _on_device_1(actions: list[Action], factor: float) -> list[Action]:
 def _part(draw: random.Random, streams: list[int], heavy: float, shown: bool) -> list[Action]:
     """One part of a random step: kernels, and something beside them."""
     stream = draw.choice(streams)
-    us, dispatch = heavy * draw.uniform(0.3, 3), int(draw.uniform(2, 12) * US)
+    us = heavy * draw.uniform(0.3, 3)
+    dispatch = int(draw.uniform(2, 12) * US)
     kernel = GEMM.replace("128x128", f"{draw.choice([64, 128, 256])}x{draw.choice([64, 96, 128, 192])}")
     out = kernels(draw.randint(3, 30), us, kernel=kernel, dispatch=dispatch, stream=stream)
     other = draw.choice(streams)
     if stream != other:
         out += after(stream, other, kernels(draw.randint(2, 10), us, kernel=kernel, stream=other), shown)
         out += kernels(2, us, kernel=kernel, stream=stream)
-    size, ns = 1 << 20, int(draw.uniform(5, 300) * US)
+    size = 1 << 20
+    ns = int(draw.uniform(5, 300) * US)
     beside: list[Callable[[], list[Action]]] = [
         lambda: [
             Cpu(int(draw.uniform(20, 1500) * US), draw.choice(["augment", "log", "prefetch_layers_[4, 5]", None]))

@@ -307,10 +307,13 @@ class _Loop:
     """A training loop on one device: a CPU clock, a GPU clock, and the account of what was planted."""
 
     def __init__(self, seed: int, out: Export, *, device: int = 0, pid: int = PID, scale: float = 1.0) -> None:
-        self.out, self.device, self.scale = out, device, scale
+        self.out = out
+        self.device = device
+        self.scale = scale
         self.random = random.Random(seed)  # no secret
         self.process = Export.process(pid)
-        self.main, self.autograd = Export.thread(pid, pid + device), Export.thread(pid, pid + device + 7)
+        self.main = Export.thread(pid, pid + device)
+        self.autograd = Export.thread(pid, pid + device + 7)
         self.now = 1_000_000_000  # the CPU's clock; an export's clock rarely starts at an event
         self.free = 0  # when the GPU will have done all it was given
         self.work: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by kind, a key of _EXPOSED
@@ -421,9 +424,12 @@ class _Loop:
         ran: list[tuple[int, int]] = []
         exposed = {}
         for kind, bottleneck in _EXPOSED.items():
-            before, ran = ran, union([*ran, *self.work[kind]])
+            before = ran
+            ran = union([*ran, *self.work[kind]])
             exposed[bottleneck] = length(ran) - length(before)
-        span, busy, hidden = ran[-1][1] - ran[0][0], length(ran), length(union(self.aside))
+        span = ran[-1][1] - ran[0][0]
+        busy = length(ran)
+        hidden = length(union(self.aside))
         return {
             "span_ns": span,
             "busy_ns": busy,

@@ -101,7 +101,8 @@ class _AsNsys(Export):
 
     def __init__(self, rank: int, **_: Any) -> None:
         super().__init__()
-        self._process, self._main = Export.process(4000 + rank), Export.thread(4000 + rank, 4000 + rank)
+        self._process = Export.process(4000 + rank)
+        self._main = Export.thread(4000 + rank, 4000 + rank)
 
     def called(
         self, start: int, end: int, name: str, thread: int, kind: str = "", said: Mapping[str, Any] | None = None
@@ -152,7 +153,8 @@ class _AsKineto:
     def called(
         self, start: int, end: int, name: str, thread: int, kind: str = "", said: Mapping[str, Any] | None = None
     ) -> int:
-        tid, correlation = self.pid + thread, next(self._correlations)
+        tid = self.pid + thread
+        correlation = next(self._correlations)
         # The operator that made the call, around it; its number is not a correlation.
         args = {"External id": 1_000_000 + correlation, **(said or {})}
         operator = "record_param_comms" if said else "aten::mm"
@@ -176,7 +178,9 @@ class _AsKineto:
         """PyTorch's profiler records no calls of the operating system."""
 
     def read_back(self, asked: int, over: int, start: int, end: int) -> None:
-        place, copied, waited = (self.pid, self.pid + _MAIN), next(self._correlations), next(self._correlations)
+        place = (self.pid, self.pid + _MAIN)
+        copied = next(self._correlations)
+        waited = next(self._correlations)
         self._add("cuda_runtime", "cudaMemcpyAsync", *place, asked, asked + 2 * _US, correlation=copied)
         self._add("cuda_runtime", "cudaStreamSynchronize", *place, asked + 3 * _US, over, correlation=waited)
         args = {"device": 0, "stream": _COMPUTE, "correlation": copied, "bytes": 4}
@@ -192,7 +196,10 @@ class _Rank:
     """One rank: its CPU's clock, its streams, and what was planted."""
 
     def __init__(self, rank: int, out: _AsNsys | _AsKineto, config: JobConfig) -> None:
-        self.rank, self.out, self.config, self.cause = rank, out, config, config.late.get(rank)
+        self.rank = rank
+        self.out = out
+        self.config = config
+        self.cause = config.late.get(rank)
         self.random = random.Random(f"{config.seed} {rank}")  # no secret
         self.now = _EPOCH_NS
         self.free = dict.fromkeys((_COMPUTE, _GRADIENTS, _LAYERS), 0)
@@ -222,7 +229,8 @@ class _Rank:
 
     def launch(self, name: str, duration: int, thread: int) -> None:
         """One kernel of the compute stream."""
-        begun, self.now = self.now + 3 * _US, self.now + 5 * _US
+        begun = self.now + 3 * _US
+        self.now = self.now + 5 * _US
         correlation = self.note(self.out.called, begun, self.now, "cudaLaunchKernel", thread)
         start = max(self.now + _US, self.free[_COMPUTE])
         self.run(name, start, start + duration, correlation, _COMPUTE)
@@ -235,13 +243,15 @@ class _Rank:
     def arrive(self, kind: str, said: Mapping[str, Any]) -> tuple[int, int]:
         """Launch a collective, and say when its kernel starts here, and by which call."""
         _, _, thread, stream = _KINDS[kind]
-        begun, self.now = self.now + 5 * _US, self.now + 8 * _US
+        begun = self.now + 5 * _US
+        self.now = self.now + 8 * _US
         start = max(self.now + _US, self.free[_COMPUTE], self.free[stream])
         return start, self.note(self.out.called, begun, self.now, "cudaLaunchKernelExC", thread, kind, said)
 
     def read_back(self) -> None:
         """Wait for the loss."""
-        asked, start = self.now + 2 * _US, self.free[_COMPUTE]
+        asked = self.now + 2 * _US
+        start = self.free[_COMPUTE]
         self.free[_COMPUTE] = end = start + 1_200
         self.now = end + 5 * _US
         self.note(self.out.read_back, asked, self.now, self.clock(start), self.clock(end))
@@ -256,7 +266,8 @@ class _Job:
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
-        tp, ranks = config.tensor_parallel, list(range(config.ranks))
+        tp = config.tensor_parallel
+        ranks = list(range(config.ranks))
         self.shares = [ranks[first : first + tp] for first in ranks[::tp]] if tp > 1 else []
         self.worlds = [ranks[first::tp] for first in range(tp)]
         self.groups = {tuple(of): str(number) for number, of in enumerate([*self.worlds, *self.shares])}
@@ -289,7 +300,8 @@ class _Job:
         arrived = {r: self.ranks[r].arrive(kind, said) for r in members}
         starts = {r: start for r, (start, _) in arrived.items()}
         *_, before, last = [members[0], *sorted(members, key=starts.__getitem__)]
-        over, spread = starts[last] + transfer_ns, self.config.end_jitter_ns
+        over = starts[last] + transfer_ns
+        spread = self.config.end_jitter_ns
         ends = {r: over + (self.chance.randint(0, spread) if spread else 0) for r in members}
         kernel, _, _, stream = _KINDS[kind]
         for r, (start, correlation) in arrived.items():
@@ -310,7 +322,8 @@ class _Job:
 
     def kernels(self, one: _Rank, count: int, thread: int, share: float) -> None:
         """Products of a rank, with its share of a step's lateness where it is slow or has more work."""
-        whole, parts = int(_LATE_NS * share), count if one.cause == "slow" else 4
+        whole = int(_LATE_NS * share)
+        parts = count if one.cause == "slow" else 4
         late = [whole * (i + 1) // parts - whole * i // parts for i in range(parts)]
         for number in range(count):
             one.compute(GEMM, 150, thread, late[number] if one.cause == "slow" else 0)

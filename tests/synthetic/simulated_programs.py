@@ -213,7 +213,8 @@ def _actions(rows: list[dict[str, Any]], k: int) -> list[Action]:
 
 def _thread(row: dict[str, Any]) -> list[Action]:
     """Read the actions of a thread."""
-    name, out = row.get("range", "step "), []
+    name = row.get("range", "step ")
+    out = []
     for k in range(row.get("steps", 12)):
         out += _actions(row.get("before", []), k)
         step = _actions(row["step"], k)
@@ -229,7 +230,9 @@ def _named() -> Iterator[Program]:
         more = {key: row[key] for key in ("decoy_for", "copy_contention") if key in row}
         yield Program(row["name"], threads, row["bottleneck"], loaders=loaders, **more)
     for row in rows["ranks"]:
-        name, bottleneck, decoy_for = row.pop("name"), row.pop("bottleneck"), row.pop("decoy_for", None)
+        name = row.pop("name")
+        bottleneck = row.pop("bottleneck")
+        decoy_for = row.pop("decoy_for", None)
         yield Program(name, _ranks(**row), bottleneck, decoy_for)
 
 

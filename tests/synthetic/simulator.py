@@ -380,7 +380,8 @@ class Played:
             Replaced when it exists.
         """
         out = Export(gpus=max(op.device for op in self.ops) + 1)
-        process, main = Export.process(PID), Export.thread(PID, PID)
+        process = Export.process(PID)
+        main = Export.thread(PID, PID)
         for call in self.calls:
             if call.waits_on:
                 device, stream = call.waits_on
@@ -432,7 +433,8 @@ class _Simulation:
     """One play: a heap of events, the threads and streams, and the program's changes where an action is carried out."""
 
     def __init__(self, program: Program, seed: int, changes: Sequence[str]) -> None:
-        self.program, self.seed = program, seed
+        self.program = program
+        self.seed = seed
         self.changes = {name: of for name, _, of in (change.partition(":") for change in changes)}
         self.now = 1_000_000_000  # an export's clock rarely starts at an event
         self.events: list[tuple[int, int, Callable[[], None]]] = []
@@ -443,7 +445,8 @@ class _Simulation:
         self.running: dict[int, list[Op]] = defaultdict(list)
         self.recorded: dict[str, list[Op]] = {}
         self.arrived: dict[int, list[Op]] = defaultdict(list)
-        self.signalled, self.awaited = Counter[str](), Counter[str]()  # the first await takes the first signal
+        self.signalled = Counter[str]()
+        self.awaited = Counter[str]()  # the first await takes the first signal
         self.batches: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of a loader: ready, taken
         self.aside: dict[int, list[Op]] = defaultdict(list)  # what a change moved aside, the last of each step
         launches = [a for a in itertools.chain.from_iterable(program.threads) if isinstance(a, Launch | Graph)]
@@ -477,7 +480,8 @@ class _Simulation:
 
     def _settle(self) -> None:
         """Something has happened: let go on what waited for it."""
-        blocked, self.blocked = self.blocked, []
+        blocked = self.blocked
+        self.blocked = []
         for condition, steps in blocked:
             if condition():
                 self._go_on(steps)
@@ -541,7 +545,8 @@ class _Simulation:
         self._spent(thread, begun, a.name, "clock_nanosleep" if isinstance(a, Sleep) else "")
 
     def _load(self, thread: _Thread, a: Load) -> _Steps:
-        begun, until = self.now, self.now + self._lasting(thread, a.ns)
+        begun = self.now
+        until = self.now + self._lasting(thread, a.ns)
         if a.loader:
             every, depth = self.program.loaders[a.loader]
             batches = self.batches[a.loader]
@@ -556,7 +561,8 @@ class _Simulation:
         self._spent(thread, begun, a.name, "poll" if a.loader else "read")
 
     def _launch(self, thread: _Thread, a: Launch | Graph | Copy) -> _Steps:
-        op, (name, call) = self._operation(thread, a), _CALLS[type(a)]
+        op = self._operation(thread, a)
+        (name, call) = _CALLS[type(a)]
         dispatch = self._lasting(thread, a.dispatch if isinstance(a, Launch) else DISPATCH_NS, "dispatch")
         call = self._lasting(thread, call, "call")
         if "free-launches" in self.changes:  # from the beginning of a call to that of the next
@@ -608,14 +614,16 @@ class _Simulation:
 
     def _until(self, thread: _Thread, ops: Sequence[Op]) -> _Steps:
         """A blocking call returns: a latency after the last of what it waits for."""
-        look, latency = self.now + LOOK_NS, self._draw(RETURN_NS, thread.number, thread.at, "return", spread=4)
+        look = self.now + LOOK_NS
+        latency = self._draw(RETURN_NS, thread.number, thread.at, "return", spread=4)
         yield lambda: all(op.end >= 0 for op in ops)
         yield max([look, *(op.end + latency for op in ops)])
 
     def _sync(self, thread: _Thread, a: Sync) -> _Steps:
         if "no-sync" in self.changes:
             return
-        begun, streams = self.now, self.streams
+        begun = self.now
+        streams = self.streams
         every = [s for (device, number), s in streams.items() if device == a.device and number < 1000]
         ops = {
             "stream": streams[a.device, a.stream].tail,
@@ -650,7 +658,8 @@ class _Simulation:
         self._settle()
 
     def _await(self, thread: _Thread, a: Await) -> _Steps:
-        begun, number = self.now, self.awaited[a.name]
+        begun = self.now
+        number = self.awaited[a.name]
         self.awaited[a.name] += 1
         if self.signalled[a.name] > number:
             return
@@ -687,8 +696,10 @@ class _Simulation:
     def _enqueue(self, thread: _Thread, op: Op) -> _Steps:
         stream = self.streams[op.device, op.stream]
         yield lambda: len(stream.queue) < QUEUE
-        op.queued, op.ready = self.now, self.now + self._draw(START_NS, thread.number, thread.at, "start", spread=2)
-        op.waits, stream.waits = stream.waits, []
+        op.queued = self.now
+        op.ready = self.now + self._draw(START_NS, thread.number, thread.at, "start", spread=2)
+        op.waits = stream.waits
+        stream.waits = []
         if op.stream < 1000:
             op.waits += self.aside[op.device][stream.aside :]
             stream.aside = len(self.aside[op.device])
@@ -707,7 +718,8 @@ class _Simulation:
 
     def _begin(self, op: Op) -> None:
         op.start = op.since = self.now
-        ending, a = [op], op.action
+        ending = [op]
+        a = op.action
         if isinstance(a, Launch) and a.key is not None and "equal-ranks" not in self.changes:
             arrived = self.arrived[a.key]
             arrived.append(op)
@@ -728,7 +740,8 @@ class _Simulation:
             rate = 1.0 if op.kind == "copy" else 1 / slow
             if rate != op.rate:
                 op.left -= (self.now - op.since) * op.rate
-                op.rate, op.since = rate, self.now
+                op.rate = rate
+                op.since = self.now
                 self.at(self.now + math.ceil(op.left / rate - 1e-6), partial(self._end, op, rate, self.now))
 
     def _end(self, op: Op, rate: float | None = None, since: int | None = None) -> None:

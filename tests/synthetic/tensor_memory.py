@@ -140,7 +140,8 @@ class _Items(TensorMemory):
         for number, (_, change) in enumerate(self.changes):
             level += change
             if level > highest:
-                highest, place = level, number
+                highest = level
+                place = number
         items = dict.fromkeys(ITEMS, 0)
         for row, change in self.changes[: place + 1]:
             item = row["item"]

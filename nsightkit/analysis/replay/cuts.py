@@ -84,7 +84,8 @@ def read(program: Program, latencies: Latencies, pauses: pd.DataFrame, arrivals:
     -------
     Cuts
     """
-    calls, rows = program.calls, program.blocking
+    calls = program.calls
+    rows = program.blocking
     last = _last_launched(program, pauses)
     own = _own_copies(program)
     awaited = np.where(own >= 0, own, _awaited(program, last))
@@ -92,7 +93,10 @@ def read(program: Program, latencies: Latencies, pauses: pd.DataFrame, arrivals:
     target, call = _targets(program, last, awaited)
     # A call that waits for nothing is as any other.
     waits, call = np.unique(call, return_inverse=True)
-    rows, cost, tail, own = rows[waits], cost[waits], tail[waits], own[waits]
+    rows = rows[waits]
+    cost = cost[waits]
+    tail = tail[waits]
+    own = own[waits]
     # Launches into a full queue wait for the last operation that ended before they returned.
     full = latencies.full
     room = np.maximum(program.ended_by(program.done[full]), 0)
@@ -126,8 +130,10 @@ def read(program: Program, latencies: Latencies, pauses: pd.DataFrame, arrivals:
 
 def _costs(program: Program, latencies: Latencies, awaited: Int, own: Int) -> tuple[Int, Int, int]:
     """What blocking calls take before they wait, and after; and how many waits were inferred."""
-    calls, rows = program.calls, program.blocking
-    start, end = calls.start[rows], calls.end[rows]
+    calls = program.calls
+    rows = program.blocking
+    start = calls.start[rows]
+    end = calls.end[rows]
     returned = end - program.end[awaited]
     copies = own >= 0
     # A call that does more than wait, and returns long after the GPU was done, took its time for something else.
@@ -148,7 +154,8 @@ def _last_launched(program: Program, pauses: pd.DataFrame) -> Int:
 
     A call waits for the work of its thread, and of those that hand over to it: others go on at their own pace.
     """
-    calls, rows = program.calls, program.blocking
+    calls = program.calls
+    rows = program.blocking
     handed = set(zip(pauses["thread"], pauses["by"], strict=True))
     linked = np.flatnonzero(program.linked)
     ops = pd.DataFrame({"stream": program.stream[linked], "by": program.by[linked]}, linked)
@@ -169,8 +176,11 @@ def _latest(last: Int, fits: Bool, time: Int) -> Int:
 
 def _awaited(program: Program, last: Int) -> Int:
     """The operation that each call waited for: the last to drain, first of its thread's; -1 for none."""
-    calls, rows = program.calls, program.blocking
-    start, end, thread = calls.start[rows], calls.end[rows], calls.thread[rows]
+    calls = program.calls
+    rows = program.blocking
+    start = calls.start[rows]
+    end = calls.end[rows]
+    thread = calls.thread[rows]
     ended = program.end[last]
     drained = (last >= 0) & (ended > start) & (ended <= end + _EARLY_NS)
     own = drained & (program.by[last] == thread) & (ended > end - _AFTER_NS)
@@ -186,8 +196,10 @@ def _own_copies(program: Program) -> Int:
 
 def _targets(program: Program, last: Int, awaited: Int) -> tuple[Int, Int]:
     """Operations that blocking calls wait for, and the position of each one's call."""
-    calls, rows = program.calls, program.blocking
-    of_device, of_event = matching(calls.names, _OF_DEVICE)[rows], matching(calls.names, _OF_EVENT)[rows]
+    calls = program.calls
+    rows = program.blocking
+    of_device = matching(calls.names, _OF_DEVICE)[rows]
+    of_event = matching(calls.names, _OF_EVENT)[rows]
     # A call that did not wait, and might in another schedule: for what was launched last.
     latest = _latest(last, last >= 0, program.begun[last])
     target = np.where((awaited < 0) & ~of_event, latest, awaited)
@@ -195,7 +207,8 @@ def _targets(program: Program, last: Int, awaited: Int) -> tuple[Int, Int]:
     # A wait for a device is one for all streams with work since the thread's last such wait.
     wide = np.flatnonzero(of_device)
     wide = wide[np.argsort(calls.thread[rows[wide]], kind="stable")]
-    thread, launched = calls.thread[rows[wide]], last[:, wide]
+    thread = calls.thread[rows[wide]]
+    launched = last[:, wide]
     given = _latest(launched, program.by[launched] == thread, program.begun[launched])
     fits = (launched >= 0) & ((program.device[launched] == program.device[given]) | (given < 0))
     fits[:, 1:] &= (launched[:, 1:] != launched[:, :-1]) | (thread[1:] != thread[:-1])

@@ -58,7 +58,8 @@ def read(program: Program) -> Latencies:
     -------
     Latencies
     """
-    begun, done = program.begun, program.done
+    begun = program.begun
+    done = program.done
     launched = program.linked & ~program.own_copy
     took = done - begun
     call_ns = median(took[launched], _CALL_NS)
@@ -74,8 +75,12 @@ def read(program: Program) -> Latencies:
 
 def _ready(program: Program, slow: Bool, call_ns: int) -> tuple[Int, Int]:
     """When operations could start, and the gap behind the one before each in its queue: medians of its kind."""
-    linked, start, begun, done = program.linked, program.start, program.begun, program.done
-    own_copy, before = program.own_copy, program.before
+    linked = program.linked
+    start = program.start
+    begun = program.begun
+    done = program.done
+    own_copy = program.own_copy
+    before = program.before
     meanwhile = program.staged & (start < done)  # staged piece by piece
     kind = 8 * program.table + 4 * meanwhile + 2 * program.staged + own_copy
     idle = linked & (program.device_before < begun) & ~meanwhile
@@ -104,7 +109,8 @@ def _medians(values: Int, kind: Int, sample: Bool, otherwise: int) -> Int:
 
 def _into_full_queues(program: Program, slow: Int) -> Int:
     """Slow launches that found hundreds of operations in the queue."""
-    launches, ends = np.sort(program.begun[program.linked]), np.sort(program.end)
+    launches = np.sort(program.begun[program.linked])
+    ends = np.sort(program.end)
     begun = program.begun[slow]
     waiting = np.searchsorted(launches, begun) - np.searchsorted(ends, begun)
     return slow[waiting >= _DEEP]

@@ -62,8 +62,10 @@ def lay_out(schedule: Stages, aside: Bool | None = None) -> Layout:
     Layout
     """
     stream = schedule.program.stream
-    waiting, awaited = schedule.waits.waiting, schedule.waits.awaited
-    target, call = schedule.cuts.target, schedule.cuts.call
+    waiting = schedule.waits.waiting
+    awaited = schedule.waits.awaited
+    target = schedule.cuts.target
+    call = schedule.cuts.call
     order = np.arange(len(stream))
     if aside is not None:
         device, _ = pd.factorize(schedule.program.device)
@@ -71,7 +73,8 @@ def lay_out(schedule: Stages, aside: Bool | None = None) -> Layout:
         order = np.lexsort((np.where(aside, schedule.program.start, 0), stream))
         # Nothing waits for operations moved aside.
         kept = ~aside[waiting] & ~aside[awaited]
-        waiting, awaited = waiting[kept], awaited[kept]
+        waiting = waiting[kept]
+        awaited = awaited[kept]
         target, call = _targets_without(schedule, aside)
     position = np.argsort(order)
     places = _Places(order, stream[order], position[waiting], position[awaited], position[target])
@@ -91,12 +94,14 @@ class _Places(NamedTuple):
 def _segments(schedule: Stages, places: _Places, call: Int, aside: Bool | None) -> Layout:
     order, stream, waiting, awaited, target = places
     meeting = np.argsort(order)[schedule.gathered.operation]
-    slot, step = schedule.slot[order], schedule.program.in_step[order]
+    slot = schedule.slot[order]
+    step = schedule.program.in_step[order]
     first = np.append(True, stream[1:] != stream[:-1])
     last = np.append(first[1:] | (step[1:] != step[:-1]), True)
     if aside is not None:
         joined, ended = _at_steps(step, last, aside[order], schedule.program.device[order])
-        waiting, awaited = np.append(waiting, joined), np.append(awaited, ended)
+        waiting = np.append(waiting, joined)
+        awaited = np.append(awaited, ended)
     # A segment ends where something asks when it is done, and begins where a launch comes from another slot.
     # Operations without a recorded launch stay in the segment around them: only their order counts.
     ends = first | last
@@ -104,7 +109,8 @@ def _segments(schedule: Stages, places: _Places, call: Int, aside: Bool | None) 
     begins = first.copy()
     begins[1:] |= ends[:-1] | ((slot[1:] != slot[:-1]) & (slot[1:] >= 0))
     begins[waiting] = begins[meeting] = True
-    head, segment = np.flatnonzero(begins), np.cumsum(begins) - 1
+    head = np.flatnonzero(begins)
+    segment = np.cumsum(begins) - 1
     return Layout(
         order=order,
         head=head,
@@ -121,7 +127,8 @@ def _segments(schedule: Stages, places: _Places, call: Int, aside: Bool | None) 
 
 def _targets_without(schedule: Stages, aside: Bool) -> tuple[Int, Int]:
     """What calls wait for if nothing waits for operations moved aside, but for those before them in their stream."""
-    program, cuts = schedule.program, schedule.cuts
+    program = schedule.program
+    cuts = schedule.cuts
     last = np.maximum.accumulate(np.where(aside, -1, np.arange(len(aside))))
     last[program.stream[last] != program.stream] = -1
     target = last[cuts.target]

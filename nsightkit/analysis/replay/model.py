@@ -51,7 +51,8 @@ def place(threads: Int, times: Int, thread: Int, time: Int, side: Literal["left"
     out = np.zeros(len(thread), np.int32)
     for number in kinds_of(thread).tolist():
         of_thread = thread == number
-        low, high = int(np.searchsorted(threads, number)), int(np.searchsorted(threads, number, "right"))
+        low = int(np.searchsorted(threads, number))
+        high = int(np.searchsorted(threads, number, "right"))
         out[of_thread] = low + np.searchsorted(times[low:high], time[of_thread], side=side)
     return out
 

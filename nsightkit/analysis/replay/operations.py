@@ -183,7 +183,8 @@ def read(trace: Trace) -> Program:
     windows = steps.windows(trace)
     main = begin_ns = int(NEVER)
     if len(windows):
-        main, begin_ns = int(windows["thread"].iloc[0]), int(windows["start_ns"].iloc[0])
+        main = int(windows["thread"].iloc[0])
+        begin_ns = int(windows["start_ns"].iloc[0])
     elif trace is not trace.whole:
         begin_ns = int(linked["begun"].min())
     threads = np.union1d(kinds_of(linked["by"]), windows["thread"])

@@ -120,8 +120,11 @@ class _Setting:
 
 
 def _lines(setting: _Setting) -> _Lines:
-    schedule, layout, change = setting.schedule, setting.layout, setting.change
-    program, waits = schedule.program, schedule.waits
+    schedule = setting.schedule
+    layout = setting.layout
+    change = setting.change
+    program = schedule.program
+    waits = schedule.waits
     lasting = np.maximum(program.lasting - change.less_ns, 0)
     gap = np.where((lasting > 0) | (lasting == program.lasting), schedule.latencies.gap, 0)
     # The latency after the call is the device's; what comes before it is the thread's own time.
@@ -133,7 +136,8 @@ def _lines(setting: _Setting) -> _Lines:
     alone = (lasting + waits.held_ns)[layout.order]
     gap = gap[layout.order]
     total = np.cumsum(alone + gap)
-    end, behind = total[layout.tail], (total - alone)[layout.head]
+    end = total[layout.tail]
+    behind = (total - alone)[layout.head]
     return _Lines(
         ready=end + np.maximum.reduceat(ready + alone - total, layout.head),
         lasting=end - behind + gap[layout.head],
@@ -143,8 +147,12 @@ def _lines(setting: _Setting) -> _Lines:
 
 
 def _of_threads(setting: _Setting) -> Iterator[_Waits]:
-    schedule, layout, change, cuts = setting.schedule, setting.layout, setting.change, setting.schedule.cuts
-    begins, returns = setting.own(cuts.thread, cuts.start), setting.own(cuts.thread, cuts.end)
+    schedule = setting.schedule
+    layout = setting.layout
+    change = setting.change
+    cuts = setting.schedule.cuts
+    begins = setting.own(cuts.thread, cuts.start)
+    returns = setting.own(cuts.thread, cuts.end)
     cost = np.zeros(len(begins), np.int64)
     cost[cuts.blocks] = cuts.cost
     # A call whose copy was moved aside is as any call.
@@ -167,12 +175,17 @@ def _of_threads(setting: _Setting) -> Iterator[_Waits]:
 
 
 def _of_segments(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
-    schedule, layout, segments, over = setting.schedule, setting.layout, setting.segments, setting.over
-    program, head = schedule.program, layout.order[layout.head]
+    schedule = setting.schedule
+    layout = setting.layout
+    segments = setting.segments
+    over = setting.over
+    program = schedule.program
+    head = layout.order[layout.head]
     # A segment begins when it has been launched, ...
     yield _Waits(segments, np.maximum(schedule.slot[head], 0), lines.ready)
     # ... behind the one before it in its stream, or what was there before, ...
-    opens, after = np.flatnonzero(layout.opens), np.flatnonzero(~layout.opens)
+    opens = np.flatnonzero(layout.opens)
+    after = np.flatnonzero(~layout.opens)
     free = np.where(program.first[head], program.before[head], NEVER)  # a new stream was not there before
     yield _Waits(segments[opens], 0 * opens, (free + lines.lasting)[opens])
     yield _Waits(segments[after], over[after - 1], lines.lasting[after])
@@ -190,7 +203,8 @@ def _of_collectives(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
 
 def _turns(setting: _Setting) -> Int:
     """When each moment was in the recording: its turn in the replay."""
-    layout, cuts = setting.layout, setting.schedule.cuts
+    layout = setting.layout
+    cuts = setting.schedule.cuts
     head = layout.order[layout.head]
     slot = setting.schedule.slot[head]
     turn = np.full(int(setting.departures.max(initial=setting.segments[-1])) + 1, NEVER)
@@ -227,15 +241,19 @@ def _walk(setting: _Setting, waits: _Waits) -> Int:
 
 def _played(setting: _Setting, lines: _Lines, at: Int) -> Played:
     """When the window and its steps ended."""
-    layout, program, steps = setting.layout, setting.schedule.program, setting.schedule.program.steps
+    layout = setting.layout
+    program = setting.schedule.program
+    steps = setting.schedule.program.steps
     over = at[setting.over]
     if not len(steps):
         begin = (over - lines.first)[layout.opens].min()
         return Played(int(over.max() - begin), np.empty(0, np.int64))
-    first_ns, begin_ns = int(steps["start_ns"].iloc[0]), int(steps["begin_ns"].iloc[0])
+    first_ns = int(steps["start_ns"].iloc[0])
+    begin_ns = int(steps["begin_ns"].iloc[0])
     moments = np.append(first_ns, steps["cpu_end_ns"])
     reached = setting.reached(np.full(len(moments), program.main), moments, at)
-    begin, ends = int(reached[0]), np.maximum.accumulate(reached[1:])
+    begin = int(reached[0])
+    ends = np.maximum.accumulate(reached[1:])
     # Work ends the step that it is launched in now.
     last = layout.order[layout.tail[layout.ending]]
     step = np.searchsorted(ends, setting.reached(program.by[last], program.begun[last], at), side="right")

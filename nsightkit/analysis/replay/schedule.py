@@ -116,7 +116,8 @@ class Schedule(Stages):
         launched = self.program.launch[self.program.by == thread]
         start = self.program.calls.start[launched]
         order = np.argsort(start, kind="stable")  # few runs, as a rule
-        launched, start = launched[order], start[order]
+        launched = launched[order]
+        start = start[order]
         if len(start) < 2:
             return start[:0], start[:0]
         other = self._no_dispatch(thread)
@@ -131,7 +132,9 @@ class Schedule(Stages):
 
     def _no_dispatch(self, thread: int) -> intervals.Coverage:
         """When a thread did not dispatch: painted otherwise, in calls that wait or stage, in pauses."""
-        cuts, calls, program = self.cuts, self.program.calls, self.program
+        cuts = self.cuts
+        calls = self.program.calls
+        program = self.program
         waits = np.append(program.blocking, program.launch[program.staged])
         waits = waits[calls.thread[waits] == thread]
         asks = cuts.asks[cuts.thread[cuts.asks] == thread]

@@ -80,7 +80,9 @@ def read(program: Program, latencies: Latencies) -> StreamWaits:
     ------
     Unplayable
     """
-    start, end, first = program.start, program.end, program.first
+    start = program.start
+    end = program.end
+    first = program.first
     explained = np.maximum(program.before + latencies.gap, latencies.ready)
     told, told_of = _recorded(program)
     until = explained.copy()
@@ -91,7 +93,8 @@ def read(program: Program, latencies: Latencies) -> StreamWaits:
         raise Unplayable(
             "too many of its operations seem to wait for other streams, and it records none of these waits"
         )
-    waiting, awaited = np.append(waits, told), np.append(on, told_of)
+    waiting = np.append(waits, told)
+    awaited = np.append(on, told_of)
     # Waits that held an operation up; the others were over long before.
     after = start[waiting] - end[awaited]
     binding = after[(after <= _AFTER_NS) & (start[waiting] > explained[waiting] + _LATE_NS)]
@@ -107,7 +110,9 @@ def read(program: Program, latencies: Latencies) -> StreamWaits:
 
 def _just_ended(program: Program, late: Int, explained: Int) -> tuple[Int, Int]:
     """What late operations waited for: the last to end before them on another stream of their device, if one did."""
-    start, end, by_end = program.start[late], program.end, program.by_end
+    start = program.start[late]
+    end = program.end
+    by_end = program.by_end
     last = np.searchsorted(end[by_end], start + _EARLY_NS, side="right") - 1
     awaited = np.full(len(late), -1)
     for back in range(_LOOKED_AT):
@@ -133,12 +138,14 @@ def _recorded(program: Program) -> tuple[Int, Int]:
     A call that makes a stream wait does not say for what: for the last work that the thread launched on another stream
     before it. The thread's next launch shows the stream.
     """
-    calls, order = program.calls, program.by_launch
+    calls = program.calls
+    order = program.by_launch
     # Where no such call was recorded, an event that one stream records before work goes to another tells as much.
     told = matching(calls.names, _WAIT_EVENT)
     if not told.any():
         told = matching(calls.names, _RECORD_EVENT)
-    thread, stream = program.by[order], program.stream[order]
+    thread = program.by[order]
+    stream = program.stream[order]
     at = np.unique(place(thread, program.begun[order], calls.thread[told], calls.start[told]))
     at = at[at < len(order)]
     # Before each launch, the last one of the thread that went to another stream.
@@ -146,7 +153,8 @@ def _recorded(program: Program) -> tuple[Int, Int]:
     before = np.append(-1, np.where(changed, np.arange(len(changed)), -1))
     other = np.maximum.accumulate(before)[at]
     same = (other >= 0) & (thread[other] == thread[at])
-    waiting, awaited = order[at[same]], order[other[same]]
+    waiting = order[at[same]]
+    awaited = order[other[same]]
     fits = program.end[awaited] <= program.start[waiting] + _EARLY_NS
     return waiting[fits], awaited[fits]
 

@@ -68,11 +68,14 @@ def _calls_that_count(program: Program) -> dict[int, Track]:
     tracks = {}
     for thread in np.unique(calls.thread[rows]).tolist():
         own = rows[calls.thread[rows] == thread]
-        start, end = calls.start[own], calls.end[own]
+        start = calls.start[own]
+        end = calls.end[own]
         if thread == program.main:
             # A thread that waits for others in the end has no call after that, but its last step ends.
             over = int(program.steps["cpu_end_ns"].iloc[-1])
-            start, end, own = np.append(start, over), np.append(end, over), np.append(own, -1)
+            start = np.append(start, over)
+            end = np.append(end, over)
+            own = np.append(own, -1)
         tracks[thread] = Track(start, end, own)
     return tracks
 
@@ -102,7 +105,8 @@ def _silences(facts: Threads, thread: int, calls: dict[int, Track], pause: float
 
 def _woken_by(facts: Threads, start: Int, end: Int, others: dict[int, Track], pause: float, main: int) -> Int:
     """The thread that ended each silence, -1 for none; of several the steps' thread, or the most frequent."""
-    hits, often = {}, {}
+    hits = {}
+    often = {}
     for other, track in others.items():
         fills = _fills(track, start, end, pause)
         hits[other] = fills | _acted(facts, other, start, end)
@@ -122,12 +126,16 @@ def _fills(calls: Track, start: Int, end: Int, pause: float) -> Bool:
 
     A thread that works in short bursts pauses inside the window as it does around it.
     """
-    low, high = np.searchsorted(calls.start, start), np.searchsorted(calls.start, end)
-    first, last = np.minimum(low, len(calls) - 1), np.maximum(high - 1, 0)
-    before, after = np.append(NEVER, calls.end)[low], np.append(calls.start, -NEVER)[high]
+    low = np.searchsorted(calls.start, start)
+    high = np.searchsorted(calls.start, end)
+    first = np.minimum(low, len(calls) - 1)
+    last = np.maximum(high - 1, 0)
+    before = np.append(NEVER, calls.end)[low]
+    after = np.append(calls.start, -NEVER)[high]
     around_ns = np.minimum(calls.start[first] - before, after - calls.end[last])
     gaps = np.append(0, calls.start[1:] - calls.end[:-1])
-    silent_ns, pauses = np.cumsum(np.where(gaps > pause, gaps, 0)), np.cumsum(gaps > pause)
+    silent_ns = np.cumsum(np.where(gaps > pause, gaps, 0))
+    pauses = np.cumsum(gaps > pause)
     inside_ns = silent_ns[last] - silent_ns[first]
     usual_ns = inside_ns / np.maximum(pauses[last] - pauses[first], 1)
     alone = (around_ns > pause) & (around_ns > _LONGER * usual_ns)

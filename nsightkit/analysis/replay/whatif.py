@@ -109,7 +109,8 @@ class WhatIf:
         except Unplayable as reason:
             self.refused = str(reason)
             return
-        self.wall_ns, self.error = self.schedule.recorded.wall_ns, self.schedule.error
+        self.wall_ns = self.schedule.recorded.wall_ns
+        self.error = self.schedule.error
         if self.error > MOST_ERROR:
             self.refused = (
                 f"replaying the unchanged trace is {100 * self.error:.1f} % off the recording: "
@@ -243,7 +244,8 @@ def _evened(schedule: Schedule) -> Int:
 
 def _take_work(schedule: Schedule, change: Change, wanted: set[str]) -> None:
     """Take away the painted work of the launching threads inside events of some names."""
-    whole, threads = schedule.program.trace.whole, schedule.program.threads
+    whole = schedule.program.trace.whole
+    threads = schedule.program.threads
     for table in ("ranges", "ops", "calls", "os_calls", "samples"):
         events = whole.table(table, ["start_ns", "end_ns", "thread", "name"])
         events = events[events["name"].map(plain).isin(wanted) & events["thread"].isin(threads)]
@@ -254,7 +256,8 @@ def _take_work(schedule: Schedule, change: Change, wanted: set[str]) -> None:
 
 def _scaled(schedule: Schedule, pattern: Expression, factor: float) -> Int:
     """How much less time operations take if those of some names take another time."""
-    whole, parts = schedule.program.trace.whole, schedule.program.parts
+    whole = schedule.program.trace.whole
+    parts = schedule.program.parts
     less = np.zeros(len(schedule.program.lasting))
     for number, name in enumerate(("kernels", "memops")):
         events = parts[parts["table"] == number]
@@ -266,7 +269,8 @@ def _scaled(schedule: Schedule, pattern: Expression, factor: float) -> Int:
 
 def _overlap_copies(schedule: Schedule, change: Change) -> None:
     """Move copies aside, and take their staging away: as from pinned memory."""
-    program, calls = schedule.program, schedule.program.calls
+    program = schedule.program
+    calls = schedule.program.calls
     kinds = program.trace.whole.table("memops", ["kind"])["kind"]
     moving = np.flatnonzero(~kinds.isin(["memset", "DtoD"]))  # which the device does by itself
     copies = (program.table == GPU_TABLES.index("memops")) & np.isin(program.row, moving)

@@ -64,7 +64,8 @@ def test_a_model_without_waits_is_found_out(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["item-each-layer", "hand-over"])
 def test_streams_that_are_not_what_they_seem_cannot_be_played(tmp_path: Path, name: str) -> None:
     """Kernels and copies dealt out to streams at random: each seems to wait for the one before it."""
-    trace, draw = _trace(tmp_path, simulated_programs.PROGRAMS[name]), np.random.default_rng(3)
+    trace = _trace(tmp_path, simulated_programs.PROGRAMS[name])
+    draw = np.random.default_rng(3)
     dealt = {}
     for table in ("kernels", "memops"):
         frame = trace.table(table)

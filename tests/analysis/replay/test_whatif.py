@@ -182,7 +182,8 @@ def test_pages_that_move_stand_in_no_stream(tmp_path: Path) -> None:
 
 def test_many_streams_and_syncs_cost_what_they_hold(tmp_path: Path) -> None:
     """A wait for the device holds for streams that have had no work since the last one: pairs are not listed again."""
-    out, now = Export(), 1_000 * US
+    out = Export()
+    now = 1_000 * US
     for number in range(300):
         launch = out.call("cudaLaunchKernel", THREAD, now, now + 5 * US)
         out.kernel("k", now + 8 * US, now + 18 * US, launch, PROCESS, stream=number % 100)
@@ -261,7 +262,8 @@ def test_the_starved_resnet_beside_what_four_loader_workers_gave(shared_traces: 
     walls = [steps.summary(trace)["wall_ns"] for trace in (before, after)]
     # Workers are not loading that takes no time: the first step waits for them to start, and each batch is still handed
     # over by the main thread. The replay gives the bound that the whole and the median step stay below.
-    whole, median = walls[0].sum() / walls[1].sum(), walls[0].median() / walls[1].median()
+    whole = walls[0].sum() / walls[1].sum()
+    median = walls[0].median() / walls[1].median()
     assert whole < median < row["speedup"] < 1.2 * median
     # What is left in the second capture is not loading.
     assert WhatIf(after).row("no-input-wait")["speedup"] < 1.05
