@@ -46,6 +46,8 @@ _KINDS = {
 }
 #: The true clock's time of the first event.
 _EPOCH_NS = 5_000_000_000
+#: A collective ends on each rank up to this much later than on the first.
+_END_NS = 3_000
 #: By how much a late rank is late in each step.
 _LATE_NS = 2_000_000
 
@@ -64,18 +66,13 @@ class JobConfig:
         An SQLite export, or the JSON of PyTorch's profiler.
     offsets_ns : mapping of int to int
         What each rank's clock shows more than the true one.
-    drift_ppm : mapping of int to float
-        By how much each rank's clock is too fast.
     jitter : float
         Share by which every kernel's duration differs at random.
-    end_jitter_ns : int
-        A collective ends on each rank up to this much later than on the first.
     tensor_parallel : int
         Ranks that share a layer: they gather its output in a process group of their own, and gradients are added up
         among ranks with the same share. 1: all ranks are in one group.
     missing_steps : mapping of int to int
         Steps at the start that a rank's capture lacks.
-    seed : int
     """
 
     late: Mapping[int, Late] = dataclasses.field(default_factory=dict)
@@ -83,15 +80,10 @@ class JobConfig:
     steps: int = 12
     layers: int = 6
     kind: Literal["nsys", "kineto"] = "nsys"
-
     offsets_ns: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    drift_ppm: Mapping[int, float] = dataclasses.field(default_factory=dict)
     jitter: float = 0.02
-    end_jitter_ns: int = 3_000
     tensor_parallel: int = 1
     missing_steps: Mapping[int, int] = dataclasses.field(default_factory=dict)
-
-    seed: int = 0
 
 
 class _AsNsys(Export):
@@ -200,7 +192,7 @@ class _Rank:
         self.out = out
         self.config = config
         self.cause = config.late.get(rank)
-        self.random = random.Random(f"{config.seed} {rank}")  # no secret
+        self.random = random.Random(f"0 {rank}")  # no secret
         self.now = _EPOCH_NS
         self.free = dict.fromkeys((_COMPUTE, _GRADIENTS, _LAYERS), 0)
         self.ran: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by stream
@@ -208,8 +200,7 @@ class _Rank:
 
     def clock(self, time: int) -> int:
         """What this rank's clock shows."""
-        drift_ns = self.config.drift_ppm.get(self.rank, 0.0) * 1e-6 * (time - _EPOCH_NS)
-        return time + self.config.offsets_ns.get(self.rank, 0) + round(drift_ns)
+        return time + self.config.offsets_ns.get(self.rank, 0)
 
     def note(self, happened: Callable[..., int | None], start: int, end: int, *details: Any) -> int:
         """Have the capture note something, if it is on; gives the correlation id of a call."""
@@ -278,7 +269,7 @@ class _Job:
         ]
         make = {"nsys": _AsNsys, "kineto": _AsKineto}[config.kind]
         self.ranks = [_Rank(rank, make(rank, world=config.ranks, groups=described), config) for rank in ranks]
-        self.chance = random.Random(f"{config.seed} ends")  # no secret
+        self.chance = random.Random("0 ends")  # no secret
         self.sequence: dict[tuple[int, ...], int] = defaultdict(int)
         self.truth: list[dict[str, Any]] = []
 
@@ -301,15 +292,12 @@ class _Job:
         starts = {r: start for r, (start, _) in arrived.items()}
         *_, before, last = [members[0], *sorted(members, key=starts.__getitem__)]
         over = starts[last] + transfer_ns
-        spread = self.config.end_jitter_ns
-        ends = {r: over + (self.chance.randint(0, spread) if spread else 0) for r in members}
+        ends = {r: over + self.chance.randint(0, _END_NS) for r in members}
         kernel, _, _, stream = _KINDS[kind]
         for r, (start, correlation) in arrived.items():
             self.ranks[r].run(kernel, start, ends[r], correlation, stream, said)
         self.truth.append(
             {
-                "kind": kind,
-                "group": members,
                 "step": step,
                 "sequence": self.sequence[key],
                 "bytes": 4 * elements,

@@ -65,7 +65,11 @@ def read(program: Program) -> Latencies:
     call_ns = median(took[launched], _CALL_NS)
     slow = launched & (took > SLOW_CALL * call_ns)
     ready, gap = _ready(program, slow, call_ns)
-    full = _into_full_queues(program, np.flatnonzero(slow & (took > _SLOW_NS)))
+    # Slow launches that found hundreds of operations in the queue.
+    full = np.flatnonzero(slow & (took > _SLOW_NS))
+    launched_before = np.searchsorted(np.sort(begun[program.linked]), begun[full])
+    ended_before = np.searchsorted(program.end[program.by_end], begun[full])
+    full = full[launched_before - ended_before >= _DEEP]
     passive = {}
     for thread in program.threads.tolist():
         own = full[program.by[full] == thread]
@@ -105,12 +109,3 @@ def _medians(values: Int, kind: Int, sample: Bool, otherwise: int) -> Int:
     """The median of the sampled values of its kind, for each operation."""
     medians = pd.Series(values[sample]).groupby(kind[sample]).median()
     return medians.reindex(kind, fill_value=otherwise).to_numpy().astype(np.int64)
-
-
-def _into_full_queues(program: Program, slow: Int) -> Int:
-    """Slow launches that found hundreds of operations in the queue."""
-    launches = np.sort(program.begun[program.linked])
-    ends = np.sort(program.end)
-    begun = program.begun[slow]
-    waiting = np.searchsorted(launches, begun) - np.searchsorted(ends, begun)
-    return slow[waiting >= _DEEP]

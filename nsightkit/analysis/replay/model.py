@@ -15,7 +15,6 @@ __all__ = [
     "Change",
     "Played",
     "Unplayable",
-    "kinds_of",
     "median",
     "place",
 ]
@@ -34,11 +33,6 @@ class Unplayable(Exception):
     """No schedule can be made of a trace; the message says why."""
 
 
-def kinds_of(values: Any) -> Int:
-    """Sorted distinct values, without hashing each value where there are few."""
-    return np.sort(pd.unique(np.asarray(values))).astype(np.int64)
-
-
 def median(values: Int, otherwise: int) -> int:
     """The median of some values, or a typical one where there are none."""
     if len(values):
@@ -49,7 +43,7 @@ def median(values: Int, otherwise: int) -> int:
 def place(threads: Int, times: Int, thread: Int, time: Int, side: Literal["left", "right"] = "left") -> Int:
     """Positions of moments of some threads among times that are in order of thread and time."""
     out = np.zeros(len(thread), np.int32)
-    for number in kinds_of(thread).tolist():
+    for number in pd.unique(thread).tolist():
         of_thread = thread == number
         low = int(np.searchsorted(threads, number))
         high = int(np.searchsorted(threads, number, "right"))

@@ -11,7 +11,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import categorize
 from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.replay.model import NEVER, Bool, Int, Unplayable, kinds_of
+from nsightkit.analysis.replay.model import NEVER, Bool, Int, Unplayable
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.names import BLOCKING, UNIFIED
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -151,12 +151,7 @@ class Program:
     def in_step(self) -> Int:
         """The step that each operation was launched in, -1 for none."""
         number = steps.number(self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.begun)
-        return np.where(self.of_steps, number, -1).astype(np.int32)
-
-    @functools.cached_property
-    def of_steps(self) -> Bool:
-        """Operations of the steps' process."""
-        return np.asarray(self.process == self.main >> 24)
+        return np.where(self.process == self.main >> 24, number, -1).astype(np.int32)
 
 
 def read(trace: Trace) -> Program:
@@ -187,7 +182,7 @@ def read(trace: Trace) -> Program:
         begin_ns = int(windows["start_ns"].iloc[0])
     elif trace is not trace.whole:
         begin_ns = int(linked["begun"].min())
-    threads = np.union1d(kinds_of(linked["by"]), windows["thread"])
+    threads = np.union1d(linked["by"].unique(), windows["thread"])
     if len(threads) > _MOST_THREADS:
         raise Unplayable(f"{len(threads):,} threads launched its work")
     blocking = _blocking(trace, calls, linked, threads)

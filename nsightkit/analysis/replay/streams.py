@@ -11,7 +11,7 @@ import pandas as pd
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.replay.latencies import Latencies
-from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Unplayable, kinds_of, median, place
+from nsightkit.analysis.replay.model import HELD_NS, Int, Unplayable, median, place
 from nsightkit.analysis.replay.operations import Program
 
 __all__ = ["Gathered", "StreamWaits", "collectives", "read"]
@@ -118,18 +118,14 @@ def _just_ended(program: Program, late: Int, explained: Int) -> tuple[Int, Int]:
     for back in range(_LOOKED_AT):
         other = by_end[np.maximum(last - back, 0)]
         fits = (awaited < 0) & (start - end[other] <= _AFTER_NS) & (end[other] > explained - _LATE_NS)
-        fits &= _may_wait(program, late, other)
+        fits &= program.stream[other] != program.stream[late]
+        fits &= program.process[other] == program.process[late]
+        fits &= program.device[other] == program.device[late]
+        # What is launched later is not waited for.
+        fits &= (program.begun[other] <= program.begun[late]) | ~program.linked[late]
         awaited[fits] = other[fits]
     found = awaited >= 0
     return late[found], awaited[found]
-
-
-def _may_wait(program: Program, late: Int, other: Int) -> Bool:
-    """Whether operations may wait for others: on other streams of their device and process, launched earlier."""
-    fits = program.stream[other] != program.stream[late]
-    fits &= program.process[other] == program.process[late]
-    fits &= program.device[other] == program.device[late]
-    return np.asarray(fits & ((program.begun[other] <= program.begun[late]) | ~program.linked[late]))
 
 
 def _recorded(program: Program) -> tuple[Int, Int]:
@@ -171,7 +167,7 @@ def collectives(program: Program) -> Gathered:
     Gathered
     """
     none = np.empty(0, np.int64)
-    if len(kinds_of(program.device)) < 2:
+    if len(pd.unique(program.device)) < 2:
         return Gathered(none, none, none)
     columns = {"operation": np.arange(len(program.start)), "device": program.device}
     here = pd.DataFrame({**columns, "start_ns": program.start - program.shift_ns})[program.collective]

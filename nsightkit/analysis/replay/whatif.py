@@ -244,14 +244,15 @@ def _evened(schedule: Schedule) -> Int:
 
 def _take_work(schedule: Schedule, change: Change, wanted: set[str]) -> None:
     """Take away the painted work of the launching threads inside events of some names."""
-    whole = schedule.program.trace.whole
-    threads = schedule.program.threads
+    parts = []
     for table in ("ranges", "ops", "calls", "os_calls", "samples"):
-        events = whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-        events = events[events["name"].map(plain).isin(wanted) & events["thread"].isin(threads)]
-        for thread, named in events.groupby("thread"):
-            work = schedule.facts.when(int(str(thread)), ["work", "enclosed"])
-            change.take(int(str(thread)), *intervals.common(work, (named["start_ns"], named["end_ns"])))
+        events = schedule.program.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+        parts.append(events[events["name"].map(plain).isin(wanted)])
+    named = pd.concat(parts)
+    for thread in schedule.program.threads.tolist():
+        own = named[named["thread"] == thread]
+        work = schedule.facts.when(thread, ["work", "enclosed"])
+        change.take(thread, *intervals.common(work, (own["start_ns"], own["end_ns"])))
 
 
 def _scaled(schedule: Schedule, pattern: Expression, factor: float) -> Int:
