@@ -375,9 +375,9 @@ def job(folder: str | os.PathLike[str], late: Mapping[int, Late] | None = None, 
     Returns
     -------
     dict
-        What is true by construction, times on the true clock: ``paths``; ``collectives``, each a dict of ``kind``,
-        ``group`` (its ranks), ``step, sequence, bytes, starts`` and ``ends`` (by rank), ``last`` (the rank that came
-        last), ``late_ns`` (how much later than the one before); ``compute_ns, communication_ns, exposed_ns`` by rank.
+        What is true by construction, times on the true clock: ``paths``; ``collectives``, each a dict of
+        ``step, sequence, bytes, starts`` and ``ends`` (by rank), ``last`` (the rank that came last), ``late_ns`` (how
+        much later than the one before); ``compute_ns, communication_ns, exposed_ns`` by rank.
     """
     config = JobConfig(late or {}, **options)
     planted = _Job(config)
