@@ -1,4 +1,4 @@
-"""The stages of a schedule, held together: what is laid out and played."""
+"""The stages of a schedule, held together: what is laid out and replayed."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
     for thread in calls:
         others = {other: calls[other] for other in calls if other != thread and other >> 24 == thread >> 24}
         if others:
-            start, end = _silences(facts, thread, calls, pause)
+            start, end = _silences(facts, thread, calls[thread], others, pause)
             by = _woken_by(facts, start, end, others, pause, program.main)
             silences = pd.DataFrame({"thread": thread, "start_ns": start, "end_ns": end, "by": by})
             found.append(silences[by >= 0])
@@ -80,16 +80,14 @@ def _calls_that_count(program: Program) -> dict[int, Track]:
     return tracks
 
 
-def _silences(facts: Threads, thread: int, calls: dict[int, Track], pause: float) -> tuple[Int, Int]:
+def _silences(facts: Threads, thread: int, own: Track, others: dict[int, Track], pause: float) -> tuple[Int, Int]:
     """Times longer than a pause without an event of the thread."""
     # Named work is not a silence; a range in which another thread is at work may be.
     begun, done = facts.own_work(thread)
     handed = np.zeros(len(begun), bool)
-    for other, track in calls.items():
-        if other != thread and other >> 24 == thread >> 24:
-            handed |= _fills(track, begun, done, pause)
+    for track in others.values():
+        handed |= _fills(track, begun, done, pause)
     handed &= 2 * facts.sleeps(thread).covered(begun, done) < done - begun
-    own = calls[thread]
     acted, rested = intervals.union(
         (own.start, np.maximum(own.end, own.start + 1)),
         (begun[~handed], done[~handed]),

@@ -7,6 +7,7 @@ error of the unchanged replay. Above 5 % nothing is predicted.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -322,12 +323,12 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
     return found
 
 
-def rows(played: WhatIf, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
+def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Predict what changes would gain that :func:`asked` has checked.
 
     Parameters
     ----------
-    played : WhatIf
+    replay : WhatIf
     wanted : sequence of str
 
     Returns
@@ -336,11 +337,13 @@ def rows(played: WhatIf, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
         ``change, wall_ns, predicted_ns, speedup, replay_error``, the largest gain first, and all of several together
         last. Where nothing can be predicted, a row for each requested change, with None for unknown values.
     """
-    if played.refused is not None:
+    if replay.refused is not None:
         unknown = dict.fromkeys(("predicted_ns", "speedup"))
-        return [{"change": c, "wall_ns": played.wall_ns, **unknown, "replay_error": played.error} for c in wanted]
-    found = [played.row(change) for change in wanted or STANDARD]
-    found.sort(key=lambda row: -(row["speedup"] or 0))
+        return [{"change": c, "wall_ns": replay.wall_ns, **unknown, "replay_error": replay.error} for c in wanted]
+    found = [replay.row(change) for change in wanted or STANDARD]
+    found.sort(key=operator.itemgetter("speedup"), reverse=True)
     if not wanted:
-        return [row for row in found if row["speedup"] is None or row["speedup"] >= 1 + _WORTH]
-    return found + ([played.row(*wanted)] if len(wanted) > 1 else [])
+        return [row for row in found if row["speedup"] >= 1 + _WORTH]
+    if len(wanted) > 1:
+        found.append(replay.row(*wanted))
+    return found
