@@ -186,8 +186,9 @@ def read(trace: Trace) -> Program:
     if len(threads) > _MOST_THREADS:
         raise Unplayable(f"{len(threads):,} threads launched its work")
     blocking = _blocking(trace, calls, linked, threads)
-    if len(blocking) * ops["stream"].nunique() > _MOST_PAIRS:
-        raise Unplayable(f"{len(blocking):,} calls may wait for {ops['stream'].nunique():,} streams")
+    lines = linked.groupby(["stream", "by"]).ngroups
+    if len(blocking) * lines > _MOST_PAIRS:
+        raise Unplayable(f"{len(blocking):,} calls may wait for {lines:,} streams")
     columns = {str(column): values.to_numpy() for column, values in ops.items()}
     return Program(
         trace=trace,
