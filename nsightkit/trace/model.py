@@ -160,8 +160,7 @@ def lost_work(names: pd.Series[Any] | pd.Categorical[Any]) -> list[str]:
 class TraceMeta:
     """What is known about the capture itself.
 
-    ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty), and ``MPI`` where a
-    launcher of MPI started the program and its calls were not traced;
+    ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty);
     ``notes`` are remarks on data quality, one sentence each. ``private`` holds the file's names of people and
     machines, for :mod:`nsightkit.trace.clean` to find in other texts: a name or a secret, and which (``user``,
     ``host``, ``secret``). It is never shown or written.
@@ -405,8 +404,7 @@ class FrameSource:
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`Source`."""
-        frame = self._frames[table] if table in self._frames else complete(table)
-        return frame[[column for column in columns if column in frame]]
+        return complete(table, self._frames.get(table), columns)
 
     def first_ns(self) -> int:
         """See :class:`Source`."""
@@ -456,7 +454,7 @@ def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
 NEUTRAL = {"parent": -1, "sequence": -1, "forward_thread": -1}
 
 
-def complete(table: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
+def complete(table: str, frame: pd.DataFrame | None = None, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """A frame with the model's columns; absent ones get their neutral value. Times have none and stay absent.
 
     Parameters
@@ -465,16 +463,20 @@ def complete(table: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
         A key of :data:`TABLES`.
     frame : DataFrame, optional
         No rows when omitted.
+    columns : iterable of str, optional
+        Only these.
     """
-    frame = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
-    given: dict[Any, Any] = ({"end_thread": frame["thread"]} if "thread" in frame else {}) | dict(frame.items())
-    n = len(frame)
-    columns: dict[str, Any] = {}
-    for column, dtype in TABLES[table].items():
+    given = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
+    n = len(given)
+    made: dict[str, Any] = {}
+    for column in TABLES[table] if columns is None else columns:
+        dtype = TABLES[table][column]
         if column in given:
-            columns[column] = boundary.converted(given[column], dtype)
+            made[column] = boundary.converted(given[column], dtype)
+        elif column == "end_thread" and "thread" in given:
+            made[column] = given["thread"]
         elif dtype == "category":
-            columns[column] = categorical(np.zeros(n, np.int8), [""])
+            made[column] = categorical(np.zeros(n, np.int8), [""])
         elif column not in TIME_COLUMNS or not n:
-            columns[column] = np.full(n, NEUTRAL.get(column, 0), dtype)
-    return pd.DataFrame(columns, copy=False)
+            made[column] = np.full(n, NEUTRAL.get(column, 0), dtype)
+    return pd.DataFrame(made, pd.RangeIndex(n), copy=False)

@@ -1,7 +1,7 @@
 """The tables of an Nsight Systems export, which may be anybody's: an SQLite database or a folder of Parquet files.
 
-Columns are streamed through ADBC or Parquet into numpy arrays on demand: for 5 M kernels this
-takes about a tenth of the CPU time of ``pandas.read_sql``.
+Columns of integers go through ADBC or Parquet straight into numpy arrays, because ``pandas.read_sql`` takes ten times
+the CPU time for 5 million kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,13 @@ from nsightkit.errors import TraceError, reading
 from nsightkit.trace import parquet, programs
 from nsightkit.trace.files import require_regular
 
-__all__ = ["EXPORT_AGAIN", "NO_EVENT", "NULL", "ParquetDir", "Sqlite", "Tables"]
+__all__ = ["EXPORT_AGAIN", "NULL", "ParquetDir", "Rows", "Sqlite", "Tables"]
 
 Array = npt.NDArray[Any]
 
 EXPORT_AGAIN = "export the report with nsys export --type sqlite"
 #: How a NULL among integers is given.
 NULL = np.iinfo(np.int64).min
-#: The start of no event.
-NO_EVENT = np.iinfo(np.int64).max
 
 #: Rows that a table of details may have, and bytes of a text that are kept.
 _MOST_RECORDS = 1 << 18
@@ -46,12 +44,19 @@ _CAREFUL = ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON", "
 _SECONDS = 4.0
 _BYTES_PER_SECOND = 5 << 20
 #: Steps of SQLite between two looks at the time.
-_STEPS = 1000
+_STEPS = 10_000
 #: A value may be this much longer than the file: SQL and what is bound to it count, too.
 _VALUE_BYTES = 16 << 20
-#: Rows that ADBC gives at a time, of integers and with texts. It takes the columns' types from the first of them.
+#: Rows that ADBC gives at a time. It takes the columns' types from the first of them.
 _BATCH_ROWS = 4096
-_TEXT_ROWS = 512
+
+
+class Rows(NamedTuple):
+    """The rows of a table with these integers in a column, or with any others."""
+
+    column: str
+    numbers: tuple[int, ...]
+    others: bool = False
 
 
 class Tables:
@@ -76,54 +81,24 @@ class Tables:
         """Give a small table's rows; none where it is absent."""
         raise NotImplementedError
 
-    def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:
-        """Turn the errors of a damaged file into one that names it."""
+    def first(self, table: str, rows: Rows | None = None) -> int | None:
+        """Give the least start of a table, or of some of its rows; None without rows."""
         raise NotImplementedError
 
-    def _batches(self, table: str, integers: Sequence[str], texts: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Give columns of integers, then columns of texts, some rows at a time."""
-        raise NotImplementedError
-
-    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
+    def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
         """Integer columns, NULL as :data:`NULL`."""
-        parts = {column: [np.empty(0, np.int64)] for column in columns}
-        with self._guard(table):
-            for batch in self._batches(table, columns, ()):
-                for part, values in zip(parts.values(), batch.columns, strict=True):
-                    part.append(_as_int64(values))
-        # One by one: memory holds no column but this twice.
-        return {column: np.concatenate(parts.pop(column)) for column in columns}
+        raise NotImplementedError
 
-    def texts(self, table: str, column: str, kinds: Collection[int]) -> tuple[Array, list[str]]:
-        """A text column as codes into texts, NULL as "", of the rows with these `eventType`."""
-        _, codes, texts = self._chosen(table, "eventType", column, np.array(list(kinds)))
-        return codes, texts
+    def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
+        """Key and text, NULL as "", of the rows with a wanted key. Long texts are cut."""
+        raise NotImplementedError
 
     def strings(self, ids: Array) -> dict[int, str]:
         """Texts of the string ids that have one."""
         if "StringIds" not in self.tables:
             return {}
-        numbers, codes, texts = self._chosen("StringIds", "id", "value", ids)
-        return dict(zip(numbers.tolist(), map(texts.__getitem__, codes.tolist()), strict=True))
-
-    def _chosen(self, table: str, integer: str, text: str, wanted: Array) -> tuple[Array, Array, list[str]]:
-        """An integer and a text of the rows with a wanted integer: numbers, codes, texts. Texts may be equal."""
-        numbers = [np.empty(0, np.int64)]
-        codes = [np.empty(0, np.int64)]
-        texts: list[str] = []
-        with self._guard(table):
-            for batch in self._batches(table, [integer], [text]):
-                number = _as_int64(batch.column(0))
-                chosen = np.isin(number, wanted)
-                column = batch.column(1).filter(pa.array(chosen))
-                if not pa.types.is_dictionary(column.type):
-                    column = column.cast(pa.binary()).fill_null(b"").dictionary_encode()
-                numbers.append(number[chosen])
-                # A NULL of a dictionary has no code: it gets that of the empty text after the batch.
-                codes.append(np.asarray(column.indices.fill_null(len(column.dictionary))) + len(texts))
-                shortened = pc.binary_slice(column.dictionary.cast(pa.binary()), 0, _TEXT_BYTES)
-                texts += [*map(_decoded, shortened.to_pylist()), ""]
-        return np.concatenate(numbers), np.concatenate(codes).astype(np.int64), texts
+        numbers, texts = self.texts("StringIds", "id", "value", set(ids.tolist()))
+        return dict(zip(numbers, texts, strict=True))
 
 
 class Sqlite(Tables):
@@ -132,7 +107,7 @@ class Sqlite(Tables):
     SQLite would run views, virtual tables and computed columns. And it trusts the file: crafted pages can give the same
     rows without end, or one long text for every row. But no two rows share bytes in a file that SQLite wrote, so
     rows and bytes beyond the file's size are an error, and so is reading for longer than any file of its size takes.
-    Identifiers come from constants of this package and are quoted; values are bound.
+    Identifiers come from constants of this package and are quoted.
 
     Parameters
     ----------
@@ -151,7 +126,7 @@ class Sqlite(Tables):
         # Immutable: SQLite would look for journals and create files.
         self._uri = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1"
         self._size = path.stat().st_size
-        with self._connected("sqlite_master") as connection:
+        with self._connected() as connection:
             for kind, name, sql in self._rows(connection, "sqlite_master", "SELECT type, name, sql FROM sqlite_master"):
                 if kind in (b"table", b"view"):
                     self._learn(connection, _decoded(name), _decoded(sql))
@@ -179,20 +154,73 @@ class Sqlite(Tables):
         if not names:
             return []
         query = f"{_query(table, map(_quoted, names))} LIMIT {_MOST_RECORDS + 1}"
-        with self._connected(table) as connection:
+        with self._connected() as connection:
             rows = list(self._rows(connection, table, query))
         _require_few(self.path, len(rows))
         return [dict(zip(names, map(_decoded_text, row), strict=True)) for row in rows]
 
-    def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - all are in one file
+    def first(self, table: str, rows: Rows | None = None) -> int | None:
+        """See :class:`Tables`."""
+        some = f"{_query(table, ['start'], rows)} LIMIT {self._most_rows(table) + 1}"
+        with self._connected() as connection:
+            first: int | None = connection.execute(f"SELECT min(start) FROM ({some})").fetchone()[0]  # noqa: S608
+        return first
+
+    def _most_rows(self, table: str) -> int:
+        """Rows that fit in the file: each has its length and the type of each column."""
+        return self._size // (len(self.tables[table]) + 1)
+
+    def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
+        """See :class:`Tables`."""
+        from adbc_driver_sqlite import dbapi
+
+        self._require_integers(table, columns)
+        # Rows are numbered from 1. Memory takes the pages that are filled.
+        space = min(self._last_row(table), self._most_rows(table))
+        found = {column: np.empty(space, np.int64) for column in columns}
+        deadline = self._deadline()
+        filled = 0
+        with self._guard(), dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
+            for pragma in _CAREFUL:
+                cursor.execute(f"PRAGMA {pragma}")
+            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
+            cursor.execute(_query(table, map(_quoted, columns), rows))
+            for batch in cursor.fetch_record_batch():
+                if time.thread_time() > deadline:
+                    raise TraceError(self.path, f"has a damaged table {table}: it takes too long to read", EXPORT_AGAIN)
+                place = slice(filled, filled + len(batch))
+                filled += len(batch)
+                self._require_possible(table, filled <= space)
+                for values, part in zip(found.values(), batch.columns, strict=True):
+                    values[place] = _as_int64(part)
+        return {column: values[:filled] for column, values in found.items()}
+
+    def _last_row(self, table: str) -> int:
+        with self._connected() as connection:
+            return connection.execute(f"SELECT max(rowid) FROM {_quoted(table)}").fetchone()[0] or 0  # noqa: S608
+
+    def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
+        """See :class:`Tables`."""
+        numbers = []
+        texts = []
+        known: dict[bytes | None, str] = {}  # so that equal texts are one object
+        query = _query(table, [_quoted(key), f"substr(CAST({_quoted(column)} AS BLOB), 1, {_TEXT_BYTES})"])
+        with self._connected() as connection:
+            for number, raw in self._rows(connection, table, query):
+                if number in wanted:
+                    numbers.append(number)
+                    texts.append(known.setdefault(raw, _decoded(raw)))
+        return numbers, texts
+
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
         remedy = "copy it again, or export it again with nsys export --type sqlite"
         return reading(self.path, "is damaged or is not an Nsight Systems export", remedy)
 
     @contextlib.contextmanager
-    def _connected(self, table: str) -> Iterator[sqlite3.Connection]:
+    def _connected(self) -> Iterator[sqlite3.Connection]:
         """A connection that gives up on what is too long or takes too long for a file of this size."""
         deadline = self._deadline()
-        with self._guard(table), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
+        with self._guard(), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
             connection.text_factory = bytes
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(_VALUE_BYTES + self._size, 2**31 - 1))
             connection.set_progress_handler(lambda: time.thread_time() > deadline, _STEPS)
@@ -208,56 +236,23 @@ class Sqlite(Tables):
             for value in row:
                 if isinstance(value, bytes):
                     held_bytes += len(value)
-            self._require_possible(table, held_bytes)
+            self._require_possible(table, held_bytes <= self._size)
             yield row
-
-    def _batches(self, table: str, integers: Sequence[str], texts: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        from adbc_driver_sqlite import dbapi
-
-        self._require_integers(table, integers)
-        expressions = [_quoted(column) for column in integers]
-        for column in texts:
-            # A blob that is never NULL: ADBC takes a column's type from its first rows, and text may be no UTF-8.
-            blob = f"coalesce(CAST({_quoted(column)} AS BLOB), x'')"
-            expressions.append(f"CAST(substr({blob}, 1, {_TEXT_BYTES}) AS BLOB)")
-        batch_rows = _TEXT_ROWS if texts else _BATCH_ROWS
-        deadline = self._deadline()
-        row_bytes = len(self.tables[table]) + 1  # a row starts with its length and with the type of each column
-        held_bytes = 0
-        with dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
-            for pragma in _CAREFUL:
-                cursor.execute(f"PRAGMA {pragma}")
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": batch_rows})
-            cursor.execute(_query(table, expressions))
-            for batch in cursor.fetch_record_batch():
-                if not len(batch):  # no rows, no types
-                    continue
-                held_bytes += len(batch) * row_bytes
-                for text in batch.columns[len(integers) :]:
-                    held_bytes += pc.sum(pc.binary_length(text)).as_py()
-                self._require_possible(table, held_bytes)
-                if time.thread_time() > deadline:
-                    raise TraceError(self.path, f"has a damaged table {table}: it takes too long to read", EXPORT_AGAIN)
-                yield batch
 
     def _require_integers(self, table: str, columns: Sequence[str]) -> None:
         """Refuse anything else than integers in the first rows.
 
         ADBC would make a column of texts of any length of them. In later rows they are an error.
         """
-        if not columns:
-            return
         types = [f"typeof({_quoted(column)})" for column in columns]
-        with self._connected(table) as connection:
+        with self._connected() as connection:
             rows = connection.execute(f"{_query(table, types)} LIMIT {_BATCH_ROWS}").fetchall()
         if not set().union(*rows).issubset((b"integer", b"null")):
-            raise self._other_than_integers(table)
+            problem = f"has a table {table} with text or fractions in place of integers"
+            raise TraceError(self.path, problem, EXPORT_AGAIN)
 
-    def _other_than_integers(self, table: str) -> TraceError:
-        return TraceError(self.path, f"has a table {table} with text or fractions in place of integers", EXPORT_AGAIN)
-
-    def _require_possible(self, table: str, held_bytes: int) -> None:
-        if held_bytes > self._size:
+    def _require_possible(self, table: str, is_possible: bool) -> None:
+        if not is_possible:
             problem = f"has a damaged table {table}: it gives more than the {self._size:,} bytes of the file"
             raise TraceError(self.path, problem, EXPORT_AGAIN)
 
@@ -282,18 +277,45 @@ class ParquetDir(Tables):
         """See :class:`Tables`."""
         if table not in self.tables:
             return []
+        rows = self._table(table, self.columns(table))
+        _require_few(self.tables[table], len(rows))
+        return list(rows.to_pylist())
+
+    def first(self, table: str, rows: Rows | None = None) -> int | None:
+        """See :class:`Tables`."""
+        starts = self.integers(table, ["start"], rows)["start"]
+        return int(starts.min()) if len(starts) else None
+
+    def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
+        """See :class:`Tables`."""
+        read = self._table(table, list(dict.fromkeys([*columns, rows.column] if rows else columns)))
         with self._guard(table):
-            rows = parquet.read_table(self.tables[table], self.columns(table))
-            _require_few(self.tables[table], len(rows))
-            return list(rows.to_pylist())
+            found = {column: _as_int64(read[column]) for column in read.column_names}
+        if rows:
+            chosen = np.isin(found[rows.column], rows.numbers, invert=rows.others)
+            return {column: found[column][chosen] for column in columns}
+        return found
+
+    def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
+        """See :class:`Tables`."""
+        read = self._table(table, [key, column])
+        read = read.filter(pa.array(np.isin(_as_int64(read[key]), np.array(list(wanted), np.int64))))
+        texts: list[str] = []
+        for chunk in read[column].chunks:
+            # A column of nothing has no dictionary, and a NULL no code: it gets that of the empty text at the end.
+            codes = chunk if pa.types.is_dictionary(chunk.type) else chunk.cast(pa.string()).dictionary_encode()
+            shortened = pc.binary_slice(codes.dictionary.cast(pa.binary()), 0, _TEXT_BYTES)
+            known = [*map(_decoded, shortened.to_pylist()), ""]
+            texts += map(known.__getitem__, codes.indices.fill_null(len(known) - 1).to_pylist())
+        return read[key].to_pylist(), texts
+
+    def _table(self, table: str, columns: list[str]) -> pa.Table:
+        with self._guard(table):
+            return parquet.read_table(self.tables[table], columns)
 
     def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:
         remedy = "export it again with nsys export --type parquetdir"
         return reading(self.path / f"{table}.parquet", "is not a readable Parquet table", remedy)
-
-    def _batches(self, table: str, integers: Sequence[str], texts: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        columns = [*integers, *texts]
-        yield from parquet.read_table(self.tables[table], columns).to_batches()
 
 
 def _require_settled(path: Path) -> None:
@@ -322,9 +344,14 @@ def _require_few(path: Path, rows: int) -> None:
         raise TraceError(path, f"has a table of details with over {_MOST_RECORDS:,} rows", EXPORT_AGAIN)
 
 
-def _query(table: str, expressions: Iterable[str]) -> str:
+def _query(table: str, expressions: Iterable[str], rows: Rows | None = None) -> str:
     # An index has another order than the rows.
-    return f"SELECT {', '.join(expressions)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608
+    query = f"SELECT {', '.join(expressions)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608
+    if rows:
+        query += (
+            f" WHERE {_quoted(rows.column)} {'NOT IN' if rows.others else 'IN'} ({', '.join(map(str, rows.numbers))})"
+        )
+    return query
 
 
 def _quoted(identifier: str) -> str:
@@ -341,11 +368,11 @@ def _decoded_text(value: Any) -> Any:
     return _decoded(value) if isinstance(value, bytes) else value
 
 
-def _as_int64(column: pa.Array) -> Array:
-    """A copy of an Arrow column as int64, NULL as :data:`NULL`."""
+def _as_int64(column: pa.Array | pa.ChunkedArray) -> Array:
+    """An Arrow column as int64, NULL as :data:`NULL`."""
     # Numbers that do not fit are wrong anyway; a text is refused.
     is_safe = not (pa.types.is_temporal(column.type) or pa.types.is_unsigned_integer(column.type))
     numbers = column if column.type == pa.int64() else column.cast(pa.int64(), safe=is_safe)
     if numbers.null_count:
         numbers = numbers.fill_null(int(NULL))
-    return np.array(numbers, np.int64)
+    return np.asarray(numbers)

@@ -210,12 +210,11 @@ class _StoreSource:
         """See :class:`~nsightkit.trace.model.Source`."""
         file = self._folder / f"{table}.parquet"
         if not os.path.lexists(file):
-            return complete(table)[list(columns)]
+            return complete(table, None, columns)
         with reading(file, "is not a readable Parquet table", "convert the original trace again"):
             known = set(columns).intersection(schema_names(file))
             frame = _frame(read_table(file, [*known] or ["start_ns"]))
-            whole = complete(table, frame)
-            return whole[[column for column in columns if column in whole]]
+            return complete(table, frame, columns)
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""

@@ -208,7 +208,7 @@ def test_text_behind_many_integers_is_refused(tmp_path):
 def test_reading_ends_after_a_time(export, monkeypatch):
     monkeypatch.setattr(nsys_tables, "_SECONDS", -1e6)
     with pytest.raises(nsightkit.TraceError, match="takes too long to read"):
-        nsightkit.load(export)
+        nsightkit.load(export)["kernels"]
 
 
 # -- what cells hold ----------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_a_name_of_megabytes_is_cut(export):
 @pytest.mark.parametrize("column", ["deviceId", "gridX", "registersPerThread"])
 def test_a_number_beyond_32_bits_is_not_another_number(export, column):
     database(export, f"UPDATE {KERNELS} SET {column} = 4294967297 WHERE rowid = 5")
-    with pytest.raises(nsightkit.TraceError, match=r"4,294,967,297 stands where numbers of 32 bits do"):
+    with pytest.raises(nsightkit.TraceError, match="holds int64 where int32 is expected"):
         nsightkit.load(export)["kernels"]
 
 

@@ -266,6 +266,24 @@ def busy(trace: Trace) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def span_ns(trace: Trace) -> int:
+    """Sum of the devices' spans: :func:`busy` without ordering the operations.
+
+    Parameters
+    ----------
+    trace : Trace
+    """
+    parts = []
+    for name in GPU_TABLES:
+        parts.append(
+            trace.table(name, ["device", "start_ns", "end_ns"])
+            .groupby("device")
+            .agg({"start_ns": "min", "end_ns": "max"})
+        )
+    of_device = pd.concat(parts).groupby(level=0).agg({"start_ns": "min", "end_ns": "max"})
+    return int((of_device["end_ns"] - of_device["start_ns"]).sum())
+
+
 def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
     """The idle intervals of each device between its first and last operation.
 
@@ -286,7 +304,9 @@ def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.Da
     device, start = ops["device"].to_numpy(), ops["start_ns"].to_numpy()
     reach = ops.groupby("device")["end_ns"].cummax().to_numpy()
     after = np.flatnonzero((start[1:] > reach[:-1]) & (device[1:] == device[:-1])) + 1
-    return pd.DataFrame({"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after], "after": after})
+    return pd.DataFrame(
+        {"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after], "after": after.astype(np.int32)}
+    )
 
 
 def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) -> Int:
@@ -306,33 +326,30 @@ def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) 
     ndarray of int64
         Row in ``trace.whole``'s ``calls``; -1 where the launch was not recorded.
     """
-    processes = np.asarray(process, np.int64)
     identities = np.asarray(correlation, np.int64)
-    if not trace.whole.size("calls"):
+    keys, rows = _launches(trace.whole)
+    if not len(keys):
         return np.full(len(identities), -1, np.int64)
-    owners, ids, pairs, rows = _launches(trace.whole)
-    owner, owned = _places(owners, processes)
-    number, numbered = _places(ids, identities)
-    place, recorded = _places(pairs, owner * len(ids) + number)
-    return np.where(owned & numbered & recorded & (identities != 0), rows[place], -1)
+    key = _identity(process, identities)
+    place = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+    return np.where((keys[place] == key) & (identities != 0), rows[place], -1)
 
 
 @kept
-def _launches(whole: Trace) -> tuple[Int, Int, Int, Int]:
-    """Processes and correlation ids of calls, the pairs of their numbers in order, and the outermost call of each."""
+def _launches(whole: Trace) -> tuple[Int, Int]:
+    """The identities of calls in order, and the row of the outermost call of each."""
     calls = whole.table("calls", ["thread", "correlation", "start_ns", "end_ns"])
-    owners, owner = np.unique(calls["thread"].to_numpy() >> 24, return_inverse=True)
-    ids, number = np.unique(calls["correlation"].to_numpy(), return_inverse=True)
-    pair = owner * len(ids) + number
-    outermost_first = np.lexsort((-calls["end_ns"].to_numpy(), calls["start_ns"].to_numpy(), pair))
-    pairs, first = np.unique(pair[outermost_first], return_index=True)
-    return owners, ids, pairs, outermost_first[first]
+    key = _identity(calls["thread"].to_numpy() >> 24, calls["correlation"])
+    rows = np.lexsort((-calls["end_ns"].to_numpy(), calls["start_ns"].to_numpy(), key)).astype(np.int32)
+    key = key[rows]
+    is_first = np.append(True, key[1:] != key[:-1])[: len(key)]
+    return key[is_first], rows[is_first]
 
 
-def _places(ordered: Int, values: Int) -> tuple[Int, npt.NDArray[np.bool_]]:
-    """Where values stand among ordered ones, and whether they are there."""
-    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    return place, ordered[place] == values
+def _identity(process: npt.ArrayLike, correlation: npt.ArrayLike) -> Int:
+    """One number for a process and a correlation id, which has 32 bits in CUDA's traces."""
+    # An odd factor, so that wider ids of two processes meet by chance only.
+    return np.asarray(process, np.int64) * ((1 << 40) + 15) + np.asarray(correlation, np.int64)
 
 
 def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import union_categoricals
 
-from nsightkit.analysis.core.intervals import busy, chunks, gpu_intervals, idle_intervals, launches_of, selected
+from nsightkit.analysis.core.intervals import chunks, gpu_intervals, idle_intervals, launches_of, selected, span_ns
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline import steps
@@ -75,7 +75,7 @@ def _by_cause(trace: Trace, min_ns: int, data_loading: str) -> pd.DataFrame:
     total_ns = np.bincount(cause, weights=gaps["end_ns"] - gaps["start_ns"], minlength=len(CAUSES))
     table = pd.DataFrame({"cause": pd.Categorical(CAUSES, categories=CAUSES), "count": count})
     table["total_ns"] = total_ns.astype(np.int64)
-    table["share_of_span"] = total_ns / max(busy(trace)["span_ns"].sum(), 1)
+    table["share_of_span"] = total_ns / max(span_ns(trace), 1)
     return table[count > 0].sort_values("total_ns", ascending=False, ignore_index=True)
 
 

@@ -93,7 +93,7 @@ class Track:
     def _longest(self) -> Int:
         """Position of the event that lasts longest among those up to each."""
         reach = np.maximum.accumulate(self.end)
-        positions = np.where(self.end == reach, np.arange(len(reach)), 0)
+        positions = np.where(self.end == reach, np.arange(len(reach), dtype=np.int32), 0)
         return np.asarray(np.maximum.accumulate(positions))
 
     def open_at(self, at: Int) -> Int:

@@ -200,7 +200,10 @@ def _handed_over(threads: Threads, group: _Group) -> Int:
     ends = []
     for thread in (group.thread, group.other):
         calls = threads.calls(thread)
-        ends.append(np.append(calls.end, _NEVER)[np.searchsorted(calls.start, group.begun) - 1])
+        last = np.searchsorted(calls.start, group.begun) - 1
+        end = np.full(len(last), _NEVER)
+        end[last >= 0] = calls.end[last[last >= 0]]
+        ends.append(end)
     here, there = ends
     return np.where(there > here, np.clip(there, group.dry, group.begun), group.dry)
 
@@ -257,8 +260,9 @@ def _synchronization(threads: Threads, group: _Group, over: Int) -> Int:
         at = blocking.open_at(group.dry - 1)
         hit = np.flatnonzero((at >= 0) & (until > group.dry))
         row = blocking.row[at[hit]]
-        last = np.searchsorted(gave, blocking.start[at[hit]])
-        since = np.append(blocking.start[0], gave)[last]
+        last = np.searchsorted(gave, blocking.start[at[hit]]) - 1
+        since = np.full(len(last), blocking.start[0])
+        since[last >= 0] = gave[last[last >= 0]]
         enough = 2 * blocking.covered(since, until[hit]) >= gap[hit]
         # The upload that ends the gap is staging, not waiting.
         uploads = (row == group.launch[hit]) & threads.pageable("HtoD")[row]

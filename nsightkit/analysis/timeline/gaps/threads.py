@@ -38,6 +38,7 @@ _SETTLED = 2
 #: How many answers about single threads to keep; bounds memory for traces with thousands of threads.
 _KEPT = 20_000
 _NEVER = np.iinfo(np.int64).max
+_ALL = slice(None)
 
 
 @kept
@@ -80,17 +81,18 @@ class Threads:
         return frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
 
     @kept
-    def _by_thread(self, table: str) -> tuple[Int, Int]:
-        """Rows of a table thread by thread, and the thread of each."""
+    def _by_thread(self, table: str) -> tuple[Int, Int, Int]:
+        """Rows of a table thread by thread, the threads, and where each one's rows begin and the last one's end."""
         thread = self.trace.table(table, ["thread"])["thread"].to_numpy()
         order = np.argsort(thread, kind="stable").astype(np.int32)
-        return order, thread[order]
+        threads, count = np.unique(thread, return_counts=True)
+        return order, threads, np.append(0, np.cumsum(count))
 
     def _rows_of(self, table: str, first: int, last: int) -> Int:
         """Rows of the threads from `first` to `last`."""
-        order, thread = self._by_thread(table)
-        low, high = np.searchsorted(thread, first, "left"), np.searchsorted(thread, last, "right")
-        return order[int(low) : int(high)]
+        order, threads, begin = self._by_thread(table)
+        low, high = np.searchsorted(threads, first, "left"), np.searchsorted(threads, last, "right")
+        return order[begin[low] : begin[high]]
 
     def _track(self, table: str, rows: Int) -> Track:
         start, end = self._times(table)
@@ -106,16 +108,15 @@ class Threads:
         """The events of all threads of a process."""
         return self._track(table, self._rows_of(table, process << 24, (process << 24) + 0xFFFFFF))
 
-    @kept
-    def _flag(self, table: str, expression: Expression) -> Bool:
-        """Per row of a table: whether its name matches."""
+    def _flag(self, table: str, expression: Expression, rows: Int | slice = _ALL) -> Bool:
+        """Per row of a table, or of some rows: whether its name matches."""
         codes = self.trace.table(table, ["name"])["name"].cat.codes.to_numpy()
-        return np.asarray(_matches(self.trace, table, expression)[codes])
+        return np.asarray(_matches(self.trace, table, expression)[codes[rows]])
 
     def _matching(self, table: str, track: Track, expression: Expression) -> Track:
         if not len(track):
             return track
-        return track.subset(self._flag(table, expression)[track.row])
+        return track.subset(self._flag(table, expression, track.row))
 
     @kept
     def named(self, table: str, thread: int, expression: Expression) -> Track:
@@ -144,8 +145,7 @@ class Threads:
     def launches(self, thread: int) -> Int:
         """Starts of the calls that give a device work and do not block."""
         calls = self.calls(thread)
-        launches = self._flag("calls", LAUNCHES) & ~self._blocks()
-        return calls.start[launches[calls.row]]
+        return calls.start[self._flag("calls", LAUNCHES, calls.row) & ~self._blocks()[calls.row]]
 
     @kept
     def gave_work(self, thread: int) -> Int:
@@ -167,8 +167,8 @@ class Threads:
     def _calls_of_label(self, thread: int) -> list[Layer]:
         """Calls that neither enqueue work nor are cheap, and copy calls that move pageable memory."""
         calls = self.calls(thread)
-        cheap = self._flag("calls", names.CHEAP)[calls.row] & (calls.end - calls.start < _HEAVY_NS)
-        others = calls.subset(~(self._flag("calls", names.ENQUEUES)[calls.row] | cheap))
+        cheap = self._flag("calls", names.CHEAP, calls.row) & (calls.end - calls.start < _HEAVY_NS)
+        others = calls.subset(~(self._flag("calls", names.ENQUEUES, calls.row) | cheap))
         copies = self.named("calls", thread, names.COPY)
         staged = copies.subset(self.pageable("HtoD", "DtoH", "HtoH", "DtoD", "PtoP")[copies.row])
         return [Layer("work", "call", others), Layer("staging", "call", staged)]
@@ -189,7 +189,7 @@ class Threads:
         if self.several and len(waits):
             everywhere = self._calls_of_fed(thread >> 24).of(waits.start, waits.end)
             handed = everywhere > calls.covered(waits.start, waits.end)
-            handed &= self._flag("os_calls", names.FOR_A_THREAD)[waits.row]
+            handed &= self._flag("os_calls", names.FOR_A_THREAD, waits.row)
         return [
             Layer("silence", "os_call", self.named("os_calls", thread, names.TERMINAL)),
             Layer("silence", "os_call", waits.subset(handed)),
@@ -206,7 +206,7 @@ class Threads:
     def _work(self, thread: int) -> list[Layer]:
         """Sleeps, and operators of some length and ranges without a launch."""
         ranges, ops = self.events("ranges", thread), self.events("ops", thread)
-        operator = self._flag("ranges", OPERATOR_RANGE)[ranges.row]
+        operator = self._flag("ranges", OPERATOR_RANGE, ranges.row)
         dispatch = operator & (ranges.end - ranges.start < _HEAVY_NS)
         heavy = ops.end - ops.start >= _HEAVY_NS
         return [
@@ -292,8 +292,8 @@ class Threads:
 
     def _overheads(self, track: Track) -> tuple[Track, Track]:
         """Overhead records of the profiler, and those about code that the driver loads."""
-        loads = self._flag("overhead", names.LOADS)[track.row]
-        full = self._flag("overhead", names.FULL)[track.row]
+        loads = self._flag("overhead", names.LOADS, track.row)
+        full = self._flag("overhead", names.FULL, track.row)
         return track.subset(~loads & ~full), track.subset(loads)
 
     @kept
@@ -407,7 +407,7 @@ class Threads:
         """When any thread of a process that gave a device work was in a call."""
         calls = self._of_process("calls", process)
         thread = self.trace.table("calls", ["thread"])["thread"].to_numpy()[calls.row]
-        fed = pd.unique(thread[self._flag("calls", LAUNCHES)[calls.row]])
+        fed = pd.unique(thread[self._flag("calls", LAUNCHES, calls.row)])
         return calls.subset(np.isin(thread, fed)).coverage
 
     @kept
