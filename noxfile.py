@@ -165,7 +165,7 @@ def record(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure reading and analysing big traces against the alternatives."""
-    _install(session, "test", "parity")
+    _install(session, "test")
     session.run("python", "tests/bench/run.py", *session.posargs)
 
 

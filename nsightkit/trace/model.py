@@ -10,7 +10,9 @@ import collections
 import dataclasses
 import functools
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
 import numpy as np
@@ -33,86 +35,11 @@ __all__ = [
     "categorical",
 ]
 
-_TIMES = {"start_ns": "int64", "end_ns": "int64"}
-_GPU_ROW = {**_TIMES, "device": "int32", "stream": "int64", "process": "int64", "correlation": "int64"}
-_CPU_ROW = {**_TIMES, "process": "int64", "thread": "int64"}
-
-#: Pandas dtype of every column of every table. ``process`` is the operating system's process id;
-#: ``thread`` is ``process << 24 | thread id`` (or an ordinal where the source's id does not fit in 24
-#: bits), so a thread is unique in a trace. ``correlation`` joins a GPU operation to the call that
-#: launched it, *within one process*; 0 says that the source recorded none. ``graph_node`` is 0 outside CUDA graphs.
-TABLES: dict[str, dict[str, str]] = {
-    # Kernels that ran on a GPU. `collective` and `sequence` are the framework's description of a collective's kernel
-    # (the `record_param_comms` of PyTorch: kind, process group, elements), a JSON object, "" for none; and
-    # the collective's number in its process group, -1 for none.
-    "kernels": {
-        **_GPU_ROW,
-        "name": "category",  # demangled, with template arguments: what tells two GEMMs apart
-        "short_name": "category",
-        **{f"{what}_{axis}": "int32" for what in ("grid", "block") for axis in "xyz"},
-        "registers": "int32",  # per thread
-        "static_shared_bytes": "int32",
-        "dynamic_shared_bytes": "int32",
-        "graph_node": "int64",
-        "collective": "category",
-        "sequence": "int64",
-    },
-    # Copies and memsets. `kind`: HtoD, DtoH, DtoD, HtoH, PtoP, memset, other.
-    # `src_kind`/`dst_kind`: pageable, pinned, device, array, managed, unknown; a memset has only dst_kind.
-    "memops": {
-        **_GPU_ROW,
-        "kind": "category",
-        "bytes": "int64",
-        "src_kind": "category",
-        "dst_kind": "category",
-        "graph_node": "int64",
-    },
-    # Replays of whole CUDA graphs, where the capture recorded them as one interval rather than by node.
-    "graphs": {**_GPU_ROW, "graph_id": "int64"},
-    # CUDA runtime and driver API calls, names without the `_v7000` suffix. `kernel`: what it launches, where the source
-    # records it (ROCm's profiler does), else "".
-    "calls": {**_CPU_ROW, "correlation": "int64", "name": "category", "kernel": "category"},
-    # Synchronisation activity, seen from the GPU's side. `kind`: event, stream-wait-event, stream, context.
-    "syncs": {**_GPU_ROW, "kind": "category"},
-    # Annotations of the program: NVTX push/pop and start/end ranges, `record_function` blocks.
-    # `kind`: pushpop, startend, annotation. `level` is the nesting depth on its thread (0 outermost);
-    # `parent` the row of the enclosing range in this table, -1 for none. Start/end ranges do not nest: 0 and -1.
-    # A range still open at the end of the capture ends with the last range end (as nsys has it) and has `open` set.
-    "ranges": {
-        **_CPU_ROW,
-        "end_thread": "int64",  # where an end-range was called; equals `thread` for the rest
-        "name": "category",
-        "domain": "category",  # "" for the default domain
-        "kind": "category",
-        "open": "bool",
-        "level": "int32",
-        "parent": "int64",
-    },
-    # Framework operators (PyTorch's `aten::mm`, …); `correlation` is Kineto's External id, 0 for none.
-    # `inputs`: JSON of [dims, types, concrete values], each a list with one entry an input; "" where not recorded.
-    # `sequence` joins the backward pass to the forward pass: autograd's number of the node that the operator made, or
-    # runs. `forward_thread` is 0 for the former, and autograd's number of the forward pass's thread for the latter.
-    # Both are -1 where autograd was not involved.
-    "ops": {
-        **_CPU_ROW,
-        "correlation": "int64",
-        "name": "category",
-        "inputs": "category",
-        "sequence": "int64",
-        "forward_thread": "int64",
-    },
-    # Python functions as PyTorch's profiler records them (with_stack=True): `train.py(12): forward`, where line 12 is
-    # the one at which the function begins; `<built-in method …>`; and calls of modules, `nn.Module: Linear_3`.
-    "frames": {**_CPU_ROW, "name": "category"},
-    # Calls of the operating system (poll, read, pthread_cond_wait, …), and of MPI (`MPI_*`) and UCX (`ucp_*`).
-    "os_calls": {**_CPU_ROW, "name": "category"},
-    # Time the profiler itself took on a thread (process -1, thread -1 where the source does not name it).
-    "overhead": {**_CPU_ROW, "name": "category"},
-    # Samples of running threads. Each covers the time until its thread's next one, or, where that is more than two
-    # sampling periods away, for one period. `name`: the innermost function that has a name, of the C library and the
-    # kernel only where no other has one; else the module; "" where no call chain was recorded.
-    "samples": {**_CPU_ROW, "name": "category"},
-}
+#: Pandas dtype of every column of every table. ``tables.toml`` says what each holds.
+TABLES: dict[str, dict[str, str]] = {}
+_MODEL = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+for _table, _columns in _MODEL["tables"].items():
+    TABLES[_table] = _MODEL["rows"][_columns.pop("rows")] | _columns
 
 #: Tables of events. Samples and stacks are not events: no trace starts at one, and none lacks them.
 EVENT_TABLES = tuple(table for table in TABLES if table not in ("samples", "frames"))
@@ -124,7 +51,7 @@ GPU_TABLES = ("kernels", "memops", "graphs")
 LAUNCHES = re.compile(r"Launch(?!HostFunc)|^(cuda|hip|cu)(Memcpy|Memset)")
 
 #: Columns that lie on the trace's clock.
-TIME_COLUMNS = tuple(_TIMES)
+TIME_COLUMNS = ("start_ns", "end_ns")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -235,7 +235,10 @@ class NsysSource:
     # -- names --------------------------------------------------------------------------------------------------
 
     def _strings(self, ids: Array) -> list[str]:
-        texts = self._tables.strings(ids)
+        texts = {}
+        if "StringIds" in self._tables.tables:
+            numbers, found = self._tables.texts("StringIds", "id", "value", set(ids.tolist()))
+            texts = dict(zip(numbers, found, strict=True))
         return [texts.get(number, f"#{number}") for number in ids.tolist()]
 
     def _names(self, ids: Array, ending: re.Pattern[str] | None = None) -> pd.Categorical:

@@ -13,7 +13,7 @@ import time
 import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -59,49 +59,7 @@ class Rows(NamedTuple):
     others: bool = False
 
 
-class Tables:
-    """An export's tables.
-
-    Parameters
-    ----------
-    path : Path
-    tables : dict
-        What is known about each table, by its name.
-    """
-
-    def __init__(self, path: Path, tables: dict[str, Any]) -> None:
-        self.path = path
-        self.tables = tables
-
-    def columns(self, table: str) -> list[str]:
-        """Give a table's columns; none where it is absent."""
-        raise NotImplementedError
-
-    def records(self, table: str) -> list[dict[str, Any]]:
-        """Give a small table's rows; none where it is absent."""
-        raise NotImplementedError
-
-    def first(self, table: str, rows: Rows | None = None) -> int | None:
-        """Give the least start of a table, or of some of its rows; None without rows."""
-        raise NotImplementedError
-
-    def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
-        """Integer columns, NULL as :data:`NULL`."""
-        raise NotImplementedError
-
-    def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
-        """Key and text, NULL as "", of the rows with a wanted key. Long texts are cut."""
-        raise NotImplementedError
-
-    def strings(self, ids: Array) -> dict[int, str]:
-        """Texts of the string ids that have one."""
-        if "StringIds" not in self.tables:
-            return {}
-        numbers, texts = self.texts("StringIds", "id", "value", set(ids.tolist()))
-        return dict(zip(numbers, texts, strict=True))
-
-
-class Sqlite(Tables):
+class Sqlite:
     """An export in SQLite: only plain tables are read, and no more of them than the file can hold.
 
     SQLite would run views, virtual tables and computed columns. And it trusts the file: crafted pages can give the same
@@ -120,7 +78,8 @@ class Sqlite(Tables):
 
     def __init__(self, path: Path, read: Collection[str], export: programs.Export | None = None) -> None:
         _require_settled(path)
-        super().__init__(path, {})
+        self.path = path
+        self.tables: dict[str, list[str]] = {}  # columns by table
         self._read = read
         self._export = export
         # Immutable: SQLite would look for journals and create files.
@@ -145,11 +104,11 @@ class Sqlite(Tables):
             raise TraceError(self.path, f"has a {problem} in place of the table {table}", EXPORT_AGAIN)
 
     def columns(self, table: str) -> list[str]:
-        """See :class:`Tables`."""
+        """Give a table's columns; none where it is absent."""
         return list(self.tables.get(table, []))
 
     def records(self, table: str) -> list[dict[str, Any]]:
-        """See :class:`Tables`."""
+        """Give a small table's rows; none where it is absent."""
         names = self.columns(table)
         if not names:
             return []
@@ -160,7 +119,7 @@ class Sqlite(Tables):
         return [dict(zip(names, map(_decoded_text, row), strict=True)) for row in rows]
 
     def first(self, table: str, rows: Rows | None = None) -> int | None:
-        """See :class:`Tables`."""
+        """Give the least start of a table, or of some of its rows; None without rows."""
         some = f"{_query(table, ['start'], rows)} LIMIT {self._most_rows(table) + 1}"
         with self._connected() as connection:
             first: int | None = connection.execute(f"SELECT min(start) FROM ({some})").fetchone()[0]  # noqa: S608
@@ -171,7 +130,7 @@ class Sqlite(Tables):
         return self._size // (len(self.tables[table]) + 1)
 
     def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
-        """See :class:`Tables`."""
+        """Give integer columns, NULL as :data:`NULL`."""
         from adbc_driver_sqlite import dbapi
 
         self._require_integers(table, columns)
@@ -200,7 +159,7 @@ class Sqlite(Tables):
             return connection.execute(f"SELECT max(rowid) FROM {_quoted(table)}").fetchone()[0] or 0  # noqa: S608
 
     def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
-        """See :class:`Tables`."""
+        """Give key and text, NULL as "", of the rows with a wanted key. Long texts are cut."""
         numbers = []
         texts = []
         known: dict[bytes | None, str] = {}  # so that equal texts are one object
@@ -260,21 +219,22 @@ class Sqlite(Tables):
         return time.thread_time() + _SECONDS + self._size / _BYTES_PER_SECOND
 
 
-class ParquetDir(Tables):
+class ParquetDir:
     """An export as a folder of Parquet files (``nsys export --type parquetdir``), one a table."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, {file.stem: file for file in path.glob("*.parquet")})
+        self.path = path
+        self.tables = {file.stem: file for file in path.glob("*.parquet")}
 
     def columns(self, table: str) -> list[str]:
-        """See :class:`Tables`."""
+        """Give a table's columns; none where it is absent."""
         if table not in self.tables:
             return []
         with self._guard(table):
             return parquet.schema_names(self.tables[table])
 
     def records(self, table: str) -> list[dict[str, Any]]:
-        """See :class:`Tables`."""
+        """Give a small table's rows; none where it is absent."""
         if table not in self.tables:
             return []
         rows = self._table(table, self.columns(table))
@@ -282,12 +242,12 @@ class ParquetDir(Tables):
         return list(rows.to_pylist())
 
     def first(self, table: str, rows: Rows | None = None) -> int | None:
-        """See :class:`Tables`."""
+        """Give the least start of a table, or of some of its rows; None without rows."""
         starts = self.integers(table, ["start"], rows)["start"]
         return int(starts.min()) if len(starts) else None
 
     def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
-        """See :class:`Tables`."""
+        """Give integer columns, NULL as :data:`NULL`."""
         read = self._table(table, list(dict.fromkeys([*columns, rows.column] if rows else columns)))
         with self._guard(table):
             found = {column: _as_int64(read[column]) for column in read.column_names}
@@ -297,7 +257,7 @@ class ParquetDir(Tables):
         return found
 
     def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
-        """See :class:`Tables`."""
+        """Give key and text, NULL as "", of the rows with a wanted key. Long texts are cut."""
         read = self._table(table, [key, column])
         read = read.filter(pa.array(np.isin(_as_int64(read[key]), np.array(list(wanted), np.int64))))
         texts: list[str] = []
@@ -316,6 +276,10 @@ class ParquetDir(Tables):
     def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:
         remedy = "export it again with nsys export --type parquetdir"
         return reading(self.path / f"{table}.parquet", "is not a readable Parquet table", remedy)
+
+
+#: An export of either form.
+Tables: TypeAlias = Sqlite | ParquetDir
 
 
 def _require_settled(path: Path) -> None:

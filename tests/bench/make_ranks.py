@@ -6,7 +6,6 @@ Eight ranks are written, one of them late, each on a clock of its own; the other
 from __future__ import annotations
 
 import os
-import sqlite3
 from pathlib import Path
 
 from synthetic.planted_ranks import job
@@ -46,14 +45,3 @@ def make(folder: Path, ranks: int) -> Path:
             os.link(distinct / f"rank{rank % _DISTINCT}.sqlite", link)
         draft.rename(out)
     return out
-
-
-def events(folder: Path) -> int:
-    """Count the events of the first trace in a folder of ranks."""
-    with sqlite3.connect(folder / "rank0.sqlite") as connection:
-        tables = [
-            name
-            for (name,) in connection.execute("SELECT name FROM sqlite_master")
-            if name.startswith(("CUPTI_ACTIVITY", "NVTX_EVENTS", "OSRT"))
-        ]
-        return sum(connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables)
