@@ -20,17 +20,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError
-from nsightkit.trace.files import available_bytes, require_regular
+from nsightkit.trace.files import require_regular
 
 __all__ = ["read_table", "schema_names"]
 
 #: A file may expand to `_SMALL_BYTES` plus `_RATIO` times its size. Real traces expand to at most 50 times their size.
 _SMALL_BYTES = 64 << 20
 _RATIO = 128
-#: Every value becomes an int64, a float64 or a dictionary code.
-_VALUE_BYTES = 8
-#: Every row counts with all columns of the model's widest table, because missing columns are filled in.
-_ROW_BYTES = 20 * _VALUE_BYTES
+#: Every row counts with all columns of the model's widest table, of eight bytes: missing columns are filled in.
+_ROW_BYTES = 20 * 8
 #: Overhead of a dictionary entry beside its text.
 _ENTRY_BYTES = 16
 
@@ -43,7 +41,7 @@ _ENCODING = {_DATA: 2, _DICTIONARY: 2, _DATA_V2: 4}
 _ENCODINGS = {0, 2, 3, 5, 8, 9}
 
 # Types in Thrift's compact protocol.
-_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _, _STRUCT = range(1, 13)
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _, _BINARY, _LIST, _SET, _, _STRUCT = range(1, 13)
 _INTEGERS = (_I16, _I32, _I64)
 #: Element types of the footer's lists, by depth and field. pyarrow assumes these and ignores the type in the file.
 _ELEMENTS = {
@@ -78,7 +76,7 @@ def schema_names(path: str | os.PathLike[str]) -> list[str]:
 
 
 def read_table(path: str | os.PathLike[str], columns: list[str]) -> pa.Table:
-    """Read columns of a Parquet file if its contents are in proportion to its size and fit in memory.
+    """Read columns of a Parquet file if its contents are in proportion to its size.
 
     Parameters
     ----------
@@ -106,7 +104,7 @@ def read_table(path: str | os.PathLike[str], columns: list[str]) -> pa.Table:
         for name in columns:
             if name not in texts and name not in numbers:
                 raise ValueError(f"column {name} is missing or has an unsupported type")
-        _require_proportion(Path(path), tuple(texts + numbers), columns)
+        _require_proportion(Path(path), tuple(texts + numbers))
         opened.seek(0)
         table = pq.ParquetFile(opened, read_dictionary=texts).read(columns, use_threads=False)
     for name in columns:
@@ -139,49 +137,40 @@ def _require_texts(column: pa.ChunkedArray) -> None:
 # -- expanded size ----------------------------------------------------------------------------------------------
 
 
-def _require_proportion(path: Path, readable: tuple[str, ...], columns: list[str]) -> None:
-    """Refuse a file that expands out of proportion, or whose requested columns do not fit in memory."""
+def _require_proportion(path: Path, readable: tuple[str, ...]) -> None:
+    """Refuse a file that expands out of proportion."""
     state = path.stat()
     try:
-        rows, page_bytes = _unpacked(path, readable, state.st_size, state.st_mtime_ns, state.st_ino)
+        unpacked = _unpacked(path, readable, state.st_size, state.st_mtime_ns, state.st_ino)
     except KeyError as error:
         raise ValueError("the footer or a page header lacks a field") from error
-    unpacked = rows * _ROW_BYTES + sum(page_bytes.values())
     if unpacked > _SMALL_BYTES + _RATIO * state.st_size:
         problem = f"expands to {unpacked / 1e9:,.1f} GB, far more than a real trace of its size"
         raise TraceError(path, problem, "export or convert it again")
-    needed = rows * _VALUE_BYTES * len(columns)
-    for name in columns:
-        needed += page_bytes[name]
-    free = available_bytes()
-    if needed > free:
-        problem = f"needs {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free"
-        raise TraceError(path, problem, "use a larger machine")
 
 
 @functools.lru_cache(maxsize=256)  # callers read a table a few columns at a time
-def _unpacked(path: Path, columns: tuple[str, ...], *_content: int) -> tuple[int, dict[str, int]]:
-    """Count the rows of a file and the unpacked page bytes of each column; check that footer and pages agree."""
+def _unpacked(path: Path, columns: tuple[str, ...], size: int, *_content: int) -> int:
+    """Count the bytes that some columns take in memory; check that footer and pages agree."""
     with path.open("rb") as stream:
         schema = pq.ParquetFile(stream).schema
         names = [schema.column(place).path for place in range(len(schema))]
         if len(set(names)) < len(names):
             raise ValueError("two columns have the same name")
         footer = _footer(stream)
-        rows = packed = 0
-        pages = dict.fromkeys(columns, 0)
+        rows = packed = unpacked = 0
         for group in footer[4, _LIST]:
             rows += group[3, _I64]
             for name, chunk in zip(names, group[1, _LIST], strict=True):
-                if name in pages:
+                if name in columns:
                     details = chunk[3, _STRUCT]
                     packed += details[7, _I64]
-                    if packed > path.stat().st_size:
+                    if packed > size:
                         raise ValueError("columns overlap")
-                    pages[name] += _pages(stream, details, group[3, _I64])
+                    unpacked += _pages(stream, details, group[3, _I64])
     if rows != footer[3, _I64]:
         raise ValueError("the footer has inconsistent row counts")
-    return rows, pages
+    return unpacked + rows * _ROW_BYTES
 
 
 def _footer(stream: BinaryIO) -> _Struct:
@@ -257,8 +246,6 @@ def _value(stream: BinaryIO, kind: int, depth: int, field: int) -> Any:
         return _integer(stream, kind)
     if kind in (_TRUE, _FALSE, _BYTE):
         return _byte(stream)
-    if kind == _DOUBLE:
-        return [_byte(stream) for _ in range(8)]
     if kind == _BINARY:
         return stream.seek(_varint(stream), os.SEEK_CUR)
     if kind == _STRUCT and depth < _DEPTH:

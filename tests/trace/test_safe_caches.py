@@ -351,12 +351,6 @@ class TestParquet:
             parquet._struct(io.BytesIO(footer))
         assert time.monotonic() - began < 5
 
-    def test_more_than_the_free_memory_is_refused(self, tmp_path, monkeypatch):
-        pq.write_table(pa.table({"start_ns": np.arange(1000)}), tmp_path / "t.parquet")
-        monkeypatch.setattr(parquet, "available_bytes", lambda: 1000)
-        with pytest.raises(nsightkit.TraceError, match="of memory"):
-            read_table(tmp_path / "t.parquet", ["start_ns"])
-
     def test_damage_is_an_error(self, tmp_path):
         file = tmp_path / "t.parquet"
         table = pa.table({"start_ns": np.arange(2000), "name": [f"name {i % 9}" for i in range(2000)]})
