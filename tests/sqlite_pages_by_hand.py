@@ -32,10 +32,9 @@ def record(*values: int | str | bytes | None) -> bytes:
     return varint(len(types) + 1) + types + body
 
 
-def cell(row: int, content: bytes, size: int | None = None, overflow: int | None = None) -> bytes:
-    """A cell of a leaf: `size` is what it claims, `overflow` the page where it goes on."""
-    more = b"" if overflow is None else overflow.to_bytes(4, "big")
-    return varint(len(content) if size is None else size) + varint(row) + content + more
+def cell(row: int, content: bytes) -> bytes:
+    """A cell of a leaf."""
+    return varint(len(content)) + varint(row) + content
 
 
 def leaf(cells: Sequence[bytes], page_size: int, *, header: int = 0, shared: int = 1) -> bytes:
@@ -53,11 +52,11 @@ def leaf(cells: Sequence[bytes], page_size: int, *, header: int = 0, shared: int
     return bytes(page)
 
 
-def interior(children: Sequence[int], page_size: int, *, header: int = 0, step: int = 1) -> bytes:
-    """An interior page of a table; `step` is how far apart the row numbers of its children are."""
+def interior(children: Sequence[int], page_size: int) -> bytes:
+    """An interior page of a table."""
     page = bytearray(page_size)
     *others, last = children
-    cells = [child.to_bytes(4, "big") + varint(step * (place + 1) - 1) for place, child in enumerate(others)]
+    cells = [child.to_bytes(4, "big") + varint(place) for place, child in enumerate(others)]
     places, end = [], page_size
     for content in cells:
         end -= len(content)
@@ -65,8 +64,8 @@ def interior(children: Sequence[int], page_size: int, *, header: int = 0, step: 
         places.append(end)
     start = b"\5\0\0" + len(places).to_bytes(2, "big") + (end % 65536).to_bytes(2, "big") + b"\0"
     start += last.to_bytes(4, "big") + b"".join(place.to_bytes(2, "big") for place in places)
-    assert header + len(start) <= end
-    page[header : header + len(start)] = start
+    assert len(start) <= end
+    page[: len(start)] = start
     return bytes(page)
 
 

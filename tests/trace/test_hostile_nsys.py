@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import resource
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,64 +16,27 @@ import pyarrow.parquet as pq
 import pytest
 import sqlite_pages_by_hand as by_hand
 import stand_in_nsight
+from child import command
 from sqlite_pages_by_hand import cell, interior, leaf, record
 from synthetic.planted import training
 
 import nsightkit
-from nsightkit.trace import nsys_tables
+from nsightkit.trace import nsys, nsys_tables
 from nsightkit.trace.model import Gpu
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 #: A table of kernels with one row, in place of what is replaced.
 PLAIN = f"CREATE TABLE {KERNELS} (start INTEGER, end INTEGER)"
 TIMES = "start INTEGER, end INTEGER"
-CPU_S, MEMORY_MB = 10, 1000
-
-READ_ALL = """
-import re, resource, sys
-import nsightkit
-from nsightkit.trace.model import TABLES
-
-memory = 6 << 30
-resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-try:
-    trace = nsightkit.load(sys.argv[1], cache=False)
-    for table in TABLES:
-        trace.table(table)
-    trace.summary()
-except nsightkit.TraceError as error:
-    print("refused:", error)
-else:
-    print("read")
-# Not ru_maxrss, which counts the process that this one was forked from.
-print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) // 1024)
-"""
-
-
-def run(script: str, path: Path) -> str:
-    """Run a script about a trace in a separate process, which is killed if it takes too long."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        preexec_fn=limit,
-    )
-    assert done.returncode == 0, f"{done.returncode} {done.stderr[-2000:]}"
-    return done.stdout
 
 
 def outcome(path: Path) -> str:
-    """Read all of a trace, and give what came of it."""
-    told, memory = run(READ_ALL, path).splitlines()
-    assert int(memory) < MEMORY_MB, told
-    return told
+    """Read all of a trace in a process of its own, and give what it was refused for."""
+    ended = command("convert", path, path.with_name("out.parquet"), address_space_bytes=6 << 30)
+    assert ended.cpu_s < 10, ended.error
+    assert ended.peak_bytes < 1 << 30, ended.error
+    assert ended.code in (0, 2), ended.error
+    return ended.error if ended.code else ""
 
 
 def database(path: Path, *statements: str) -> Path:
@@ -107,7 +67,6 @@ PROGRAMS = {
     ],
     "view of details": [PLAIN, f"CREATE VIEW TARGET_INFO_GPU AS SELECT start AS id, 'x' AS name FROM ({ENDLESS})"],
     "virtual table": [PLAIN, "CREATE VIRTUAL TABLE StringIds USING fts5(id, value)"],
-    "virtual table of kernels": [STRINGS, f"CREATE VIRTUAL TABLE {KERNELS} USING rtree(id, start, end)"],
     "computed column": [
         PLAIN,
         "CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT)",
@@ -125,16 +84,15 @@ def test_what_sqlite_would_have_to_run_is_refused(tmp_path, kind):
     except sqlite3.OperationalError as error:
         pytest.skip(f"this SQLite has no such module ({error})")
     told = outcome(path)
-    assert told.startswith(f"refused: {path}: has a ")
+    assert f"{path}: has a " in told
     assert "in place of the table" in told
-    assert "\n" not in told
 
 
 @pytest.mark.parametrize("sql", [f"CREATE VIEW {KERNELS} AS {ENDLESS}", f"CREATE TABLE hidden AS {ENDLESS}"])
 def test_the_schema_does_not_tell_what_a_view_is(tmp_path, sql):
     change = f"UPDATE sqlite_master SET sql = '{sql}' WHERE name = '{KERNELS}'"
     path = database(tmp_path / "t.sqlite", STRINGS, PLAIN, "PRAGMA writable_schema = ON", change)
-    assert outcome(path).startswith("refused:")
+    assert str(path) in outcome(path)
 
 
 # -- pages that SQLite never wrote ----------------------------------------------------------------------------------
@@ -195,7 +153,7 @@ PAGES: dict[str, Callable[[Path], Path]] = {
 def test_pages_that_give_more_than_the_file_holds_are_refused(tmp_path, kind):
     path = PAGES[kind](tmp_path / "t.sqlite")
     assert path.stat().st_size < 1_200_000
-    assert outcome(path).startswith(f"refused: {path}: ")
+    assert str(path) in outcome(path)
 
 
 def test_text_behind_many_integers_is_refused(tmp_path):
@@ -270,7 +228,7 @@ def test_a_folder_of_parquet_that_unpacks_to_gigabytes(tmp_path):
     value = pa.DictionaryArray.from_arrays(indices, same.dictionary)
     folder = parquet_folder(tmp_path / "f", StringIds=pa.table({"id": np.arange(3000), "value": value}))
     assert sum(file.stat().st_size for file in folder.iterdir()) < 100_000
-    assert outcome(folder) == "read"
+    assert not outcome(folder)
 
 
 @pytest.mark.parametrize("table", [KERNELS, "StringIds", "META_DATA_EXPORT"])
@@ -283,16 +241,8 @@ def test_a_fifo_in_a_folder_of_parquet_is_not_opened(tmp_path, table):
 
 def test_a_fifo_is_no_database(tmp_path):
     os.mkfifo(tmp_path / "t.sqlite")
-    script = """
-import sys
-import nsightkit
-from nsightkit.trace import nsys
-try:
-    nsys.open_sqlite(sys.argv[1])
-except nsightkit.TraceError as error:
-    print(error)
-"""
-    assert "is not a regular file" in run(script, tmp_path / "t.sqlite")
+    with pytest.raises(nsightkit.TraceError, match="is not a regular file"):
+        nsys.open_sqlite(tmp_path / "t.sqlite")
 
 
 # -- reports --------------------------------------------------------------------------------------------------------
