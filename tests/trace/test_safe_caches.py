@@ -22,7 +22,6 @@ from nsightkit.trace.model import Trace, TraceMeta
 from nsightkit.trace.parquet import read_table, schema_names
 
 OTHER_USER = 12345
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +66,6 @@ def names_in(trace):
     return nsightkit.load(trace)["kernels"]["name"].astype(str).tolist()
 
 
-def kept_by_user(tmp_path):
-    return list((tmp_path / "user" / "nsightkit").rglob("kernels.name.parquet"))
-
-
 class TestCache:
     def test_is_private(self, trace):
         nsightkit.load(trace)["kernels"]
@@ -94,10 +89,10 @@ class TestCache:
             if os.geteuid():
                 pytest.skip("only root can give files to another user")
             os.chown(cache, OTHER_USER, OTHER_USER)
-        before = contents(tmp_path / "home"), contents(trace.parent)
+        before = contents(home), contents(trace.parent)
         assert names_in(trace) == names_in(trace)
-        assert (contents(tmp_path / "home"), contents(trace.parent)) == before
-        assert kept_by_user(tmp_path)
+        assert (contents(home), contents(trace.parent)) == before
+        assert list((tmp_path / "user" / "nsightkit").rglob("kernels.name.parquet"))
 
     def test_a_link_in_place_of_the_columns_is_not_followed(self, trace, home):
         nsightkit.load(trace)["kernels"]
@@ -134,17 +129,10 @@ class TestCache:
         assert contents(home) == before
         assert stat.S_IMODE(home.stat().st_mode) == 0o755
 
-    def planted(self, cache):
-        """Replace the kernel names in a cache."""
-        (file,) = cache.rglob("kernels.name.parquet")
-        frame = pd.read_parquet(file)
-        frame["name"] = pd.Categorical(["planted"] * len(frame))
-        with file.open("wb") as stream:
-            store._write_parquet(frame, stream, "none")
-
     def test_one_that_came_with_an_archive_is_not_trusted(self, trace, tmp_path, monkeypatch):
         truth = names_in(trace)
-        self.planted(beside(trace))
+        (file,) = beside(trace).rglob("kernels.name.parquet")
+        pd.read_parquet(file).assign(name="planted").astype("category").to_parquet(file)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "victim"))
         assert names_in(trace) == truth
 
@@ -155,13 +143,6 @@ class TestStore:
         kernels = pd.DataFrame({"start_ns": [10, 20], "end_ns": [15, 25], "name": ["a", "b"]})
         store.write(Trace.from_frames({"kernels": kernels}, TraceMeta(tool="test")), tmp_path / "s.parquet")
         return tmp_path / "s.parquet"
-
-    def test_is_replaced_only_on_request(self, folder):
-        with pytest.raises(nsightkit.TraceError, match="exists; give"):
-            store.write(Trace.from_frames({}), folder)
-        assert len(nsightkit.load(folder)["kernels"]) == 2
-        store.write(Trace.from_frames({}), folder, overwrite=True)
-        assert len(nsightkit.load(folder)["kernels"]) == 0
 
     @pytest.mark.parametrize("name", [".git/", "events.parquet", "kernels.parquet.bak", "calls.parquet"])
     def test_with_other_files_is_not_replaced(self, folder, home, name):
@@ -178,20 +159,18 @@ class TestStore:
         assert contents(folder) == before
 
     @pytest.mark.parametrize("name", ["trace.json", "kernels.parquet"])
-    @pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "loop", "folder"])
+    @pytest.mark.parametrize("kind", ["fifo", "/dev/zero"])
     def test_of_special_files_is_refused_at_once(self, folder, name, kind):
         file = folder / name
         file.unlink()
         if kind == "fifo":
             os.mkfifo(file)
-        elif kind == "folder":
-            file.mkdir()
         else:
-            file.symlink_to(file if kind == "loop" else kind)
+            file.symlink_to(kind)
         ended = ask(folder)
         assert ended.code == 2, ended.error
         assert str(folder) in ended.error
-        assert "regular" in ended.error or kind in ("loop", "folder")
+        assert "regular" in ended.error
 
     @pytest.mark.parametrize("text", ["[" * 200_000, '{"meta": ' * 200_000, " " * (17 << 20) + "{}"])
     def test_of_a_hostile_index_is_refused(self, folder, text):
@@ -248,7 +227,6 @@ PLAIN = {"use_dictionary": False, "compression": "zstd"}
 #: Tables, how often each is written, and how.
 BOMBS = {
     "constant": (ZEROS, 100, {}),
-    "zeros": (ZEROS, 80, PLAIN),
     "one long text": (one_text("x" * 20_000_000, 1000), 20, {"compression": "zstd", "store_schema": False}),
     "long texts": (texts(1_000_000, 10, "i"), 100, PLAIN),
     "texts by prefix": (texts(100_000, 100), 8, PLAIN | {"column_encoding": {"name": "DELTA_BYTE_ARRAY"}}),
