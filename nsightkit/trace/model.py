@@ -368,13 +368,10 @@ def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
     """
     used = np.zeros(len(texts), bool)
     used[codes] = True
-    if not used.all() or len(set(texts)) < len(texts):
-        place: dict[str, int] = {}
-        numbers = (place.setdefault(t, len(place)) if u else 0 for t, u in zip(texts, used, strict=True))
-        codes, texts = np.fromiter(numbers, np.int32)[codes], list(place)
-    small = np.int8 if len(texts) < 128 else np.int16 if len(texts) < 32768 else np.int32
+    place = np.zeros(len(texts), np.int32)
+    place[used], distinct = pd.factorize(np.array(texts, object)[used])
     # Named dtype: an empty list would give another one, and categories of two dtypes do not join.
-    return pd.Categorical.from_codes(codes.astype(small, copy=False), pd.Index(list(texts), dtype="str"))
+    return pd.Categorical.from_codes(place[codes], pd.Index(distinct, dtype="str"))
 
 
 #: Values of a column of numbers that a source lacks, if not 0.

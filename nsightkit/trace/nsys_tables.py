@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace import parquet, programs
@@ -260,14 +259,10 @@ class ParquetDir:
         """Give key and text, NULL as "", of the rows with a wanted key. Long texts are cut."""
         read = self._table(table, [key, column])
         read = read.filter(pa.array(np.isin(_as_int64(read[key]), np.array(list(wanted), np.int64))))
-        texts: list[str] = []
-        for chunk in read[column].chunks:
-            # A column of nothing has no dictionary, and a NULL no code: it gets that of the empty text at the end.
-            codes = chunk if pa.types.is_dictionary(chunk.type) else chunk.cast(pa.string()).dictionary_encode()
-            shortened = pc.binary_slice(codes.dictionary.cast(pa.binary()), 0, _TEXT_BYTES)
-            known = [*map(_decoded, shortened.to_pylist()), ""]
-            texts += map(known.__getitem__, codes.indices.fill_null(len(known) - 1).to_pylist())
-        return read[key].to_pylist(), texts
+        coded = read[column].cast(pa.dictionary(pa.int32(), pa.binary())).to_pandas()
+        known = [_decoded(text[:_TEXT_BYTES]) for text in coded.cat.categories]
+        known.append("")  # of NULL, whose code is -1
+        return read[key].to_pylist(), [known[code] for code in coded.cat.codes]
 
     def _table(self, table: str, columns: list[str]) -> pa.Table:
         with self._guard(table):
@@ -289,9 +284,8 @@ def _require_settled(path: Path) -> None:
         head = stream.read(100)
     page_bytes = int.from_bytes(head[16:18], "big")
     whole_bytes = int.from_bytes(head[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
-    is_current = head[24:28] == head[92:96]  # else an old SQLite wrote it, and the number of pages is not valid
     size_bytes = path.stat().st_size
-    if len(head) < 100 or (is_current and size_bytes < whole_bytes):
+    if len(head) < 100 or size_bytes < whole_bytes:
         problem = f"is truncated ({size_bytes:,} of {whole_bytes:,} bytes)"
         raise TraceError(path, problem, "copy it again, or export it again with nsys export --type sqlite")
     for suffix in ("-wal", "-journal"):

@@ -438,24 +438,22 @@ def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str]) -> Pa
     command = shlex.join(_export_command("nsys", report, report.with_suffix(".sqlite")))
     try:
         nsys = NSYS.require()
-    except NsightkitError as error:
-        problem = f"has to be exported first and no usable nsys is here ({error})"
-        raise TraceError(report, problem, f"run where nsys is: {command}") from error
-    try:
         with drafted(out) as whole:
             done = run(_export_command(str(nsys), report.absolute(), whole), _EXPORT_S, env=environment())
             # The exit code says little; the file says all.
             if not _is_sqlite(whole):
                 message = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
-                problem = f"nsys {dotted(NSYS.version(nsys))} cannot export it ({message})"
+                problem = f"{nsys} cannot export it ({message})"
                 remedy = "check that it is whole, and that a newer nsys did not write it"
                 raise TraceError(report, problem, f"{remedy}, then run it by hand: {command}")
     except subprocess.TimeoutExpired as error:
         problem = f"nsys export was not done within {_EXPORT_S:g} s"
         raise TraceError(report, problem, f"run it by hand: {command}") from error
-    except UsageError as error:
-        remedy = "free some space or make the folder writable, or export it elsewhere and give the .sqlite"
-        raise TraceError(report, f"cannot be exported ({error})", remedy) from error
+    except TraceError:
+        raise
+    except NsightkitError as error:
+        problem = f"has to be exported first, which failed ({error})"
+        raise TraceError(report, problem, f"run where nsys and space are: {command}") from error
     return Path(out)
 
 
