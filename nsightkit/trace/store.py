@@ -243,8 +243,9 @@ def open_store(folder: str | os.PathLike[str]) -> Source:
 def _version() -> str:
     """Tell this version of the readers from any other: what it kept is of no use to other code."""
     digest = hashlib.blake2b(digest_size=8)
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(file.read_bytes())
+    for file in sorted(Path(__file__).parent.iterdir()):
+        if file.suffix in (".py", ".toml"):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

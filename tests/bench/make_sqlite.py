@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-_PID = 4242
-_GLOBAL_PID = (1 << 56) | (_PID << 24)
-_MAIN = _GLOBAL_PID | _PID
+#: Threads of process 4242, whose ranges export.sql has on the first.
+_MAIN = 1 << 56 | 4242 << 24 | 4242
 _BACKWARD = _MAIN + 9
 _LAUNCH, _COPY, _SYNCHRONIZE = 1, 2, 3
 _FIRST_KERNEL, _KERNELS = 10, 68
@@ -24,12 +23,6 @@ _FIRST_RANGE = 100
 _LAYERS = 20
 _OPERATIONS = 20
 _EVERY = 50
-
-_ON_DEVICE = {"deviceId": 0, "contextId": 1, "greenContextId": 0, "streamId": 7, "globalPid": _GLOBAL_PID}
-_OF_KERNELS = dict.fromkeys(("gridY", "gridZ", "blockY", "blockZ", "launchType"), 1)
-_OF_KERNELS |= dict.fromkeys(("staticSharedMemory", "dynamicSharedMemory", "cacheConfig", "sharedMemoryLimitConfig"), 0)
-_OF_KERNELS |= dict.fromkeys(("localMemoryPerThread", "localMemoryTotal"), 0)
-_OF_KERNELS |= {"registersPerThread": 32, "blockX": 256, "sharedMemoryExecuted": 102_400}
 
 
 def make(path: Path, kernels: int = 5_000_000, seed: int = 7, *, waits: bool = False) -> None:
@@ -69,19 +62,17 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7, *, waits: bool = F
     thread = np.where(is_backward, _BACKWARD, _MAIN)
     correlation = np.arange(kernels) + 1000
     name = rng.integers(0, _KERNELS, kernels) + _FIRST_KERNEL
-    of_kernels = {"correlationId": correlation, "gridId": correlation, "gridX": rng.integers(1, 4096, kernels)}
-    of_kernels |= dict.fromkeys(("demangledName", "shortName", "mangledName"), name)
     stream = np.where(rng.random(kernels) < (0 if waits else 0.1), 13, 7)
-    ran = pd.DataFrame(
-        {"start": end - duration, "end": end, **_ON_DEVICE, **of_kernels, **_OF_KERNELS, "streamId": stream}
-    )
+    ran = pd.DataFrame({"start": end - duration, "end": end, "streamId": stream, "correlationId": correlation})
+    ran = ran.assign(gridId=correlation, gridX=rng.integers(1, 4096, kernels))
+    ran = ran.assign(demangledName=name, shortName=name, mangledName=name)
 
     at = np.sort(rng.choice(kernels - 1, kernels // 50, replace=False))
     number = np.arange(len(at)) + kernels + 1000
-    copied = pd.DataFrame({"start": end[at] + 50, "end": end[at] + 750, **_ON_DEVICE, "correlationId": number})
-    copied = copied.assign(bytes=4096, copyKind=1, srcKind=1, dstKind=2, streamId=13 if waits else 7)
+    copied = pd.DataFrame({"start": end[at] + 50, "end": end[at] + 750, "correlationId": number})
+    copied["streamId"] = 13 if waits else 7
 
-    waited = syncs[["start", "end"]].assign(**_ON_DEVICE, syncType=3, eventId=0)
+    waited = syncs[["start", "end"]].assign(streamId=7)
     waited["correlationId"] = np.arange(len(syncs)) + kernels + len(at) + 1000
 
     calls = [
@@ -95,7 +86,7 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7, *, waits: bool = F
         "CUPTI_ACTIVITY_KIND_MEMCPY": copied,
         "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": waited,
         "NVTX_EVENTS": _ranges(steps, per_step, launched, returned),
-        "ANALYSIS_DETAILS": pd.DataFrame({"globalVid": [1], "duration": end[-1], "startTime": 0, "stopTime": end[-1]}),
+        "ANALYSIS_DETAILS": pd.DataFrame({"duration": end[-1:], "stopTime": end[-1:]}),
         "StringIds": _strings(),
     }
     path.unlink(missing_ok=True)
@@ -111,7 +102,7 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7, *, waits: bool = F
 
 def _calls(name: int, start: np.ndarray, end: np.ndarray, thread: np.ndarray, correlation: np.ndarray) -> pd.DataFrame:
     calls = pd.DataFrame({"start": start, "end": end, "globalTid": thread, "correlationId": correlation})
-    return calls.assign(eventClass=0, returnValue=0, nameId=name)
+    return calls.assign(nameId=name)
 
 
 def _ranges(steps: int, per_step: int, launched: np.ndarray, returned: np.ndarray) -> pd.DataFrame:
@@ -132,7 +123,7 @@ def _ranges(steps: int, per_step: int, launched: np.ndarray, returned: np.ndarra
         margin = 300 - 100 * level
         times = {"start": launched[first + begin] - margin, "end": returned[first + finish] + margin}
         parts.append(pd.DataFrame(times).assign(textId=_FIRST_RANGE + name))
-    return pd.concat(parts).assign(eventType=59, globalTid=_MAIN, domainId=0)
+    return pd.concat(parts)
 
 
 def _strings() -> pd.DataFrame:
