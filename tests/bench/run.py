@@ -20,7 +20,6 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import make_kineto  # noqa: E402 # beside the tests, which use it too
-import make_ranks  # noqa: E402
 import make_sqlite  # noqa: E402
 
 _KERNELS_SQL = """
@@ -66,7 +65,7 @@ def cases(folder: Path, kernels: int) -> list[Case]:
     idle = [sys.executable, "-c", _IDLE_SQL, str(export)]
     loop = [sys.executable, "-c", _JSON, str(kineto)]
     whatif_gaps = [sys.executable, "-m", "nsightkit", "gaps", str(waiting)]
-    made = [
+    return [
         Case(f"kernels of {kernels:,}, against SQL", ["kernels", str(export)], of_kernels),
         Case("gaps, against SQL for idle time without causes", ["gaps", str(export)], idle),
         Case("ranges, against kernels in SQL", ["ranges", str(export)], of_kernels),
@@ -76,11 +75,6 @@ def cases(folder: Path, kernels: int) -> list[Case]:
         Case(f"kernels of {kernels // 5:,} Kineto events, against a loop", ["kernels", str(kineto)], loop),
         Case("start-up, against import pandas", ["--help"], [sys.executable, "-c", "import pandas"]),
     ]
-    for ranks in (16, 64, 256):
-        command = ["ranks", str(make_ranks.make(folder, ranks)), "--no-cache", "--workers"]
-        one = [sys.executable, "-m", "nsightkit", *command, "0"]
-        made.append(Case(f"{ranks} ranks by two workers, against one process", [*command, "2"], one))
-    return made
 
 
 def measured(command: list[str]) -> tuple[float, float]:

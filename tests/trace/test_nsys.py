@@ -1,6 +1,7 @@
 """The Nsight Systems reader: every schema at hand, pages against SQL, parquetdir, damaged and foreign files."""
 
 import contextlib
+import itertools
 import random
 import re
 import sqlite3
@@ -311,39 +312,38 @@ def test_a_sample_lasts_until_the_next_one_or_for_a_period(tmp_path):
     assert set(samples["name"]) == {"work", "more"}  # another program is not the trace's
 
 
-TIMED = "start INTEGER NOT NULL, end INTEGER, globalTid INTEGER, textId INTEGER"
-#: Tables as Nsight Systems 2023.4 writes them: name, columns behind those of TIMED, and rows of start, end and text.
-MESSAGES = [
-    ("MPI_COLLECTIVES_EVENTS", 5, [(100, 180, "MPI_Allreduce")]),
-    ("MPI_P2P_EVENTS", 5, [(200, 210, "MPI_Isend"), (215, 216, "MPI_Irecv")]),
+#: Tables as Nsight Systems 2023.4 writes them: start, end and name of each row.
+MESSAGES = {
+    "MPI_COLLECTIVES_EVENTS": [(100, 180, "MPI_Allreduce")],
+    "MPI_P2P_EVENTS": [(200, 210, "MPI_Isend"), (215, 216, "MPI_Irecv")],
     # A row per request.
-    ("MPI_START_WAIT_EVENTS", 1, [(220, 300, "MPI_Waitall"), (220, 300, "MPI_Waitall"), (300, 301, "MPI_Wait")]),
+    "MPI_START_WAIT_EVENTS": [(220, 300, "MPI_Waitall"), (220, 300, "MPI_Waitall"), (300, 301, "MPI_Wait")],
     # Still open when the capture ended.
-    ("MPI_OTHER_EVENTS", 0, [(50, 90, "MPI_Init"), (400, None, "MPI_Finalize")]),
-    ("UCP_EVENTS", 0, [(60, 70, "ucp_init_version")]),
-    ("UCP_SUBMIT_EVENTS", 4, [(201, 202, "ucp_tag_send_nbx")]),
-    # In flight, on no thread.
-    ("UCP_PROGRESS_EVENTS", 4, [(201, 260, "ucp_tag_send_nbx")]),
-]
+    "MPI_OTHER_EVENTS": [(50, 90, "MPI_Init"), (400, None, "MPI_Finalize")],
+    "UCP_EVENTS": [(60, 70, "ucp_init_version")],
+    "UCP_SUBMIT_EVENTS": [(201, 202, "ucp_tag_send_nbx")],
+}
 
 
 def test_calls_of_mpi_and_ucx_are_host_calls(tmp_path):
     out = Export()
     thread = Export.thread(7, 9)
-    expected = []
-    statements = ["CREATE TABLE MPI_RANKS (globalTid INTEGER NOT NULL, rank INTEGER NOT NULL)"]
-    statements.append(f"INSERT INTO MPI_RANKS VALUES ({thread}, 3)")
-    for table, others, rows in MESSAGES:
-        columns = "".join(f", other_{number} INTEGER" for number in range(others))
-        statements.append(f"CREATE TABLE {table} ({TIMED}{columns})")
-        for number, (start, end, name) in enumerate(rows):
-            values = [start, "NULL" if end is None else end, thread, out.string(name), *[number] * others]
-            statements.append(f"INSERT INTO {table} VALUES ({', '.join(map(str, values))})")
-            if table != "UCP_PROGRESS_EVENTS":
-                expected.append((name, start - 50, (end or start) - 50, 7 << 24 | 9))
-    path = change(out.write(tmp_path / "t.sqlite"), *statements)
+    tables = {"MPI_RANKS": pd.DataFrame({"globalTid": [thread], "rank": 3})}
+    for table, rows in MESSAGES.items():
+        frame = pd.DataFrame(rows, columns=["start", "end", "name"]).astype({"end": "Int64"})
+        tables[table] = frame.assign(globalTid=thread, textId=frame.pop("name").map(out.string))
+    # In flight, on no thread.
+    tables["UCP_PROGRESS_EVENTS"] = tables["UCP_EVENTS"]
+    path = out.write(tmp_path / "t.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for table, frame in tables.items():
+            frame.to_sql(table, connection, index=False)
     trace = nsightkit.load(path)
-    calls = trace.table("os_calls", ["name", "start_ns", "end_ns", "thread"])
-    assert sorted(calls.itertuples(index=False, name=None)) == sorted(set(expected))
+    calls = trace.table("os_calls", ["start_ns", "end_ns", "name"])
+    expected = set()
+    for start, end, name in itertools.chain.from_iterable(MESSAGES.values()):
+        expected.add((start - 50, (end or start) - 50, name))
+    assert sorted(calls.itertuples(index=False, name=None)) == sorted(expected)
+    assert set(trace["os_calls"]["thread"]) == {7 << 24 | 9}
     assert trace.meta.distributed == {"rank": 3}
     assert trace.recorded("os_calls")
