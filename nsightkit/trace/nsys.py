@@ -7,7 +7,6 @@ nothing assumed. ``nsys.toml`` says which table and column is which of the model
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
@@ -54,22 +53,7 @@ _FRAMES = "SAMPLING_CALLCHAINS"
 _MPI_RANKS = "MPI_RANKS"
 #: nsys writes no table without events, so any CUDA table proves that CUDA was traced, and none proves nothing.
 _OF_CUDA = (*GPU_TABLES, "calls", "syncs")
-#: Tables that count as recorded if the capture's options name such events.
-_ASKED_FOR = {"ranges": "NvtxEvents", "os_calls": "OSRuntime"}
-
 _EXPORT_FACTS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-#: Tables that also identify an export, and tables of further details.
-_OTHERS = ("StringIds", "ANALYSIS_DETAILS", *_EXPORT_FACTS)
-_DETAILS = (
-    "META_DATA_CAPTURE",
-    "TARGET_INFO_SYSTEM_ENV",
-    "TARGET_INFO_GPU",
-    "TARGET_INFO_CUDA_DEVICE",
-    "DIAGNOSTIC_EVENT",
-    "ThreadNames",
-    _FRAMES,
-    _MPI_RANKS,
-)
 
 #: NVTX_EVENTS.eventType of start/end ranges, and of the announcement of a domain.
 _START_END = (60, 71)
@@ -85,23 +69,6 @@ _SYSTEM = re.compile(r"(.*/)?((libc|libpthread|ld|ld-linux[\w-]*)[-.]|\[)")
 _CALL_VERSION = re.compile(r"_v\d{4,}$")
 #: Letters of a fact about the capture that are kept.
 _FACT = 200
-
-#: Severities of diagnostics that are warnings or errors, and what those say that mean lost data.
-_SERIOUS = (2, 3)
-_LOST = {
-    r"^Not all CUDA events might have been collected": "not all CUDA events may have been collected",
-    r"^Not all NVTX events might have been collected": "not all NVTX events may have been collected",
-    r"^Not all OS runtime libraries events might have been collected": "not all OS calls may have been collected",
-    r"\bCUPTI_ERROR_": "CUDA's tracing library reported an error, so operations of a GPU may be missing",
-    r"\b(lost|dropped)\b": "events were lost",
-}
-
-#: Variables in which launchers tell a process its place in a job, in order of preference: of torchrun, of PMI (MPICH,
-#: Cray), of Open MPI, of Slurm.
-_PLACES = {
-    "rank": ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
-    "world_size": ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
-}
 
 
 class NsysSource:
@@ -338,7 +305,7 @@ class NsysSource:
         traced_cuda = any(map(self._present, _OF_CUDA))
         missing = []
         for table in EVENT_TABLES:
-            is_recorded = bool(self._present(table)) or _ASKED_FOR.get(table) in asked
+            is_recorded = bool(self._present(table)) or _FACTS["asked"].get(table) in asked
             if table in _OF_CUDA:
                 is_recorded = traced_cuda and not (table in GPU_TABLES and is_lost)
             if not is_recorded:
@@ -362,7 +329,7 @@ class NsysSource:
         """Rank and world size out of the environment that nsys keeps whole; nothing else of it."""
         numbers = dict(re.findall(r"(?<!\w)(\w+)=[\"']?(\d{1,7})(?!\w)", environment))
         place: dict[str, Any] = {}
-        for what, variables in _PLACES.items():
+        for what, variables in _FACTS["places"].items():
             for variable in variables:
                 if variable in numbers:
                     place.setdefault(what, int(numbers[variable]))
@@ -397,10 +364,10 @@ class NsysSource:
     def _warnings(self) -> Iterator[str]:
         """What nsys itself said was lost, in words of ours: its own are anybody's text, with paths in it."""
         rows = self._tables.records("DIAGNOSTIC_EVENT")
-        texts = [str(row.get("text")) for row in rows if row.get("severity") in _SERIOUS]
-        for sign, loss in _LOST.items():
-            if any(re.search(sign, text) for text in texts):
-                yield f"Nsight Systems warned that {loss}."
+        texts = [str(row.get("text")) for row in rows if row.get("severity") in (2, 3)]  # warnings and errors
+        for warning in _FACTS["warnings"]:
+            if any(re.search(warning["sign"], text) for text in texts):
+                yield f"Nsight Systems warned that {warning['loss']}."
 
     def _lost_work(self) -> list[str]:
         if not self._present("calls"):
@@ -436,7 +403,7 @@ def _behind(table: str) -> list[str]:
 def _require_export(tables: Tables) -> None:
     """Refuse a database without an export's tables, or without the columns of every schema."""
     present = [source for source in _SOURCES if source in tables.tables]
-    if not present and not any(table in tables.tables for table in _OTHERS):
+    if not present and not any(table in tables.tables for table in _FACTS["identify"]):
         raise TraceError(tables.path, "is a database, but not an Nsight Systems export", EXPORT_AGAIN)
     for source in present:
         needed = ["start", "globalTid" if source == _SAMPLES else "end"]
@@ -527,31 +494,37 @@ def _or_zero(values: Array) -> Array:
 # -- opening ----------------------------------------------------------------------------------------------------
 
 
-def open_sqlite(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
+def open_sqlite(path: Path, *, cache: bool = True, export: programs.Export | None = None) -> Source:
     """Open an Nsight Systems SQLite export.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
     cache : bool
         Keep the columns that were read in a Parquet cache when the export is big.
+    export : Export, optional
+        Of a report, held as long as its file is read.
 
     Raises
     ------
     TraceError
         Truncated, damaged, or the database of another program.
     """
-    return _opened(Path(path), cache)
+
+    def open_export() -> NsysSource:
+        return NsysSource(Sqlite(path, {*_SOURCES, *_FACTS["identify"], *_FACTS["details"]}, export))
+
+    return store.cached(path, open_export, "nsys" if cache else None)
 
 
-def open_report(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
-    """Open a ``.nsys-rep`` by way of its SQLite export.
+def open_report(path: Path, *, cache: bool = True) -> Source:
+    """Open a ``.nsys-rep`` by way of its SQLite export, which is kept in the user's cache folder.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
     cache : bool
-        Keep the export in the user's cache folder, and its columns as :func:`open_sqlite` does.
+        Without it the export is a temporary file.
 
     Raises
     ------
@@ -559,26 +532,19 @@ def open_report(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
         No usable nsys is installed, or it cannot read the report.
     """
     export = programs.exported(path, cache=cache)
-    return _opened(export.path, cache, export)
+    return open_sqlite(export.path, cache=cache, export=export)
 
 
-def _opened(path: Path, cache: bool, export: programs.Export | None = None) -> Source:
-    def open_export() -> NsysSource:
-        return NsysSource(Sqlite(path, {*_SOURCES, *_OTHERS, *_DETAILS}, export))
-
-    return store.cached(path, open_export, "nsys" if cache else None)
-
-
-def open_parquetdir(path: str | os.PathLike[str]) -> Source:
+def open_parquetdir(path: Path) -> Source:
     """Open a folder written by ``nsys export --type parquetdir``.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
 
     Raises
     ------
     TraceError
         The folder holds no tables of Nsight Systems, or one is unreadable.
     """
-    return NsysSource(ParquetDir(Path(path)))
+    return NsysSource(ParquetDir(path))
