@@ -112,7 +112,7 @@ def docs_live(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments go to pytest."""
-    _install(session, "test", "parity", "docs")
+    _install(session, "test", "docs")
     # A file stays in one process, for what its tests share. nsys itself loses its helper process now and then where
     # all processors are busy: that failure, and no other, is tried again.
     again = ["--reruns", "2", "--only-rerun", "nsys wrote no report", "--only-rerun", "could not import its raw"]

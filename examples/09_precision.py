@@ -297,13 +297,11 @@ runs["fp32"]
 
 # fold: How the table and the figure are made
 from nsightkit.analysis.timeline import kernels as gpu_kernels
-from nsightkit.analysis.timeline import operators
 
 
 def categories(run):
-    """Time per step and kind of work: GPU kernels, else CPU operators."""
-    of = gpu_kernels if run.trace.recorded("kernels") else operators
-    table = of.summary(run.trace, by="category").set_index("name")
+    """Time per step and kind of work of the GPU's kernels."""
+    table = gpu_kernels.summary(run.trace, by="category").set_index("name")
     return table["total_ns"] / len(run.trace.steps())
 
 
@@ -320,7 +318,7 @@ if complete:
             row["median step (ms)"] = step_ns / 1e6
             row["times fp32"] = runs["fp32"].median("step_ns") / step_ns
             row["peak (GB)"] = run.median("peak_bytes") / 1e9
-        row["share in GEMMs"] = kinds.get("GEMM", 0) / kinds.sum()
+            row["share in GEMMs"] = kinds.get("GEMM", 0) / kinds.sum()
         rows.append(row)
     table = pd.DataFrame(rows)
     mode = runs["fp32"].mode

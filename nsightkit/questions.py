@@ -228,12 +228,12 @@ def where(
     places = analysis.summary(trace, by, capture)
     remarks = _missing(trace, "kernels", "calls")
     if places.by is None and trace.size("kernels"):
-        remarks.append(analysis.remedy(by))
+        remarks.append(analysis.REMEDY)
     return _table(
         trace,
         places.rows,
         top,
-        notes=[analysis.note(places)],
+        notes=[places.note] if places.note else [],
         remarks=remarks,
         empty="no kernels, or no such places recorded",
     )

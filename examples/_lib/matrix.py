@@ -10,7 +10,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.noise import Estimate
 from nsightkit.analysis.roofline import envelope
-from nsightkit.analysis.timeline import kernels, operators, overview, ranges, steps
+from nsightkit.analysis.timeline import kernels, overview, ranges, steps
 from nsightkit.configurations import Configuration
 from nsightkit.trace.model import Trace
 
@@ -61,18 +61,6 @@ def cost(run: Measurement) -> envelope.Envelope:
     return envelope.envelope(Configuration(run.name, intent="", **chosen))
 
 
-def work(trace: Trace, by: str = "name") -> pd.DataFrame:
-    """Rank the kernels of a trace, or the CPU's operators without a GPU.
-
-    Parameters
-    ----------
-    trace : Trace
-    by : {"name", "category"}
-    """
-    of = kernels if trace.recorded("kernels") else operators
-    return of.summary(trace, by=by)
-
-
 def row(run: Measurement) -> dict[str, float | None]:
     """Sum up one run.
 
@@ -118,7 +106,7 @@ def by_kind(traces: Mapping[str, Trace]) -> pd.DataFrame:
     """
     columns = {}
     for name, trace in traces.items():
-        totals = work(trace, by="category").set_index("name")["total_ns"]
+        totals = kernels.summary(trace, by="category").set_index("name")["total_ns"]
         main = totals.reindex(list(_KINDS)).fillna(0)
         main["(others)"] = totals.sum() - main.sum()
         columns[name] = main

@@ -132,7 +132,7 @@ def samples(trace: Trace, match: str | None = None) -> Samples:
 def _figures(trace: Trace, windows: pd.DataFrame, whole: dict[str, Any]) -> pd.DataFrame:
     """Times of the whole: wall, busy and idle, and the GPU's work by kind."""
     process = int(windows["process"].iloc[0]) if len(windows) else 0
-    times = steps.divided(trace, steps.timed(windows), process)
+    times = steps.divided(trace, windows, process)
     totals = pd.Series({name: whole[str(name)] for name in times}, dtype="float64")
     if len(windows):
         totals = totals.fillna({"wall_ns": times["wall_ns"].sum()})

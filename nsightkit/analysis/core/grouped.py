@@ -34,7 +34,7 @@ def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values(["total_ns", "name"], ascending=[False, True], kind="stable", ignore_index=True)
 
 
-def check_grouping(what: str, by: str, sort: str, top: int | None) -> None:
+def check_grouping(what: str, by: str, sort: str) -> None:
     """Refuse options that a table by name or category does not have.
 
     Parameters
@@ -42,7 +42,6 @@ def check_grouping(what: str, by: str, sort: str, top: int | None) -> None:
     what : str
         Of what the table is, for the message: ``kernels``.
     by, sort : str
-    top : int, optional
 
     Raises
     ------
@@ -51,11 +50,9 @@ def check_grouping(what: str, by: str, sort: str, top: int | None) -> None:
     for verb, given, known in (("grouped", by, ("name", "category")), ("sorted", sort, ("time", "count"))):
         if given not in known:
             raise UsageError(f"{what} can be {verb} by {' or '.join(known)}, not by {given!r}")
-    if top is not None and top < 0:
-        raise UsageError(f"a table cannot have {top} rows")
 
 
-def ranked_groups(table: pd.DataFrame, sort: str, top: int | None) -> pd.DataFrame:
+def ranked_groups(table: pd.DataFrame, sort: str) -> pd.DataFrame:
     """Put a table of durations in order, with the share that each row has of all of them.
 
     Parameters
@@ -63,11 +60,9 @@ def ranked_groups(table: pd.DataFrame, sort: str, top: int | None) -> pd.DataFra
     table : DataFrame
         ``name``, ``category`` and :data:`STATISTICS`.
     sort : {"time", "count"}
-    top : int, optional
-        Only the first so many rows; shares stay those of all.
     """
     total = int(table["total_ns"].sum())
     table = table.assign(share=table["total_ns"] / total if total else 0.0)
     keys = ["total_ns", "count"] if sort == "time" else ["count", "total_ns"]
     table = table.sort_values(keys, ascending=False, kind="stable", ignore_index=True)
-    return table[["name", "category", *STATISTICS, "share"]].head(len(table) if top is None else top)
+    return table[["name", "category", *STATISTICS, "share"]]

@@ -14,10 +14,7 @@ __all__ = ["summary"]
 
 
 def summary(
-    trace: Trace,
-    by: Literal["name", "category"] = "name",
-    sort: Literal["time", "count"] = "time",
-    top: int | None = None,
+    trace: Trace, by: Literal["name", "category"] = "name", sort: Literal["time", "count"] = "time"
 ) -> pd.DataFrame:
     """Sum kernel time by kernel name or by category of work.
 
@@ -31,8 +28,6 @@ def summary(
         A row for each demangled name, or for each kind of work (:mod:`nsightkit.analysis.core.categories`).
     sort : {"time", "count"}
         Largest total time, or most launches, first.
-    top : int, optional
-        Only the first so many rows; shares stay those of all kernel time.
 
     Returns
     -------
@@ -43,19 +38,12 @@ def summary(
     Raises
     ------
     UsageError
-        `by` or `sort` is something else, or `top` is negative.
+        `by` or `sort` is something else.
     """
-    check_grouping("kernels", by, sort, top)
-    # Small, and all that a second look needs.
-    table = trace.derived(f"kernels-by-{by}", lambda: _durations(trace, by))
-    table = table.astype({"name": object})
-    table["category"] = table["name"] if by == "category" else categorize(table["name"])
-    return ranked_groups(table.astype({"category": object}), sort, top)
-
-
-def _durations(trace: Trace, by: str) -> pd.DataFrame:
-    """Statistics by name, or by category as the name."""
+    check_grouping("kernels", by, sort)
     events = trace.table("kernels", ["name", "duration_ns"])
     if by == "category":
         events["name"] = categorize(events["name"])
-    return durations_by_name(events).astype({"name": "category"})
+    table = durations_by_name(events)
+    table["category"] = table["name"] if by == "category" else categorize(table["name"])
+    return ranked_groups(table.astype({"category": object}), sort)

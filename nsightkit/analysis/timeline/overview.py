@@ -65,44 +65,43 @@ def summary(trace: Trace) -> dict[str, Any]:
     """
     table = intervals.busy(trace).set_index("device")
     for key, name in _TABLE_OF.items():
-        durations = trace.table(name, ["device", "duration_ns"]).groupby("device")["duration_ns"]
-        table[key] = durations.size() if key == "kernel_count" else durations.sum()
+        by = trace.table(name, ["device", "duration_ns"]).groupby("device")["duration_ns"]
+        table[key] = by.size() if key == "kernel_count" else by.sum()
     table = table.fillna(0).astype(np.int64)
-    whole = _figures(trace, table.sum())
-    whole |= _window(trace) | {"wall_ns": None, "lead_ns": None, "tail_ns": None}
+    figures: dict[str, Any] = dict.fromkeys(_ORDER)
+    figures |= _window(trace)
+    if left_out(trace) is None and any(trace.recorded(name) for name in GPU_TABLES):
+        figures |= _figures(trace, table.sum())
+        figures["wall_ns"] = 0
     if len(table):
-        first, last = int(table["span_start_ns"].min()), int(table["span_end_ns"].max())
+        first = int(table["span_start_ns"].min())
+        last = int(table["span_end_ns"].max())
         begin, end = captured_window(trace)
-        whole |= {"wall_ns": last - first, "lead_ns": max(first - begin, 0), "tail_ns": max(end - last, 0)}
-    elif left_out(trace) is not None:
-        whole |= dict.fromkeys([*_TABLE_OF, "span_ns", "busy_ns", "idle_ns"])
-    elif any(trace.recorded(name) for name in GPU_TABLES):
-        whole["wall_ns"] = 0
-    else:
-        whole |= dict.fromkeys(("span_ns", "busy_ns", "idle_ns"))
-    figures: dict[str, Any] = {key: whole[key] for key in _ORDER}
-    figures["devices"] = _devices(trace, table)
+        figures["wall_ns"] = last - first
+        figures["lead_ns"] = max(first - begin, 0)
+        figures["tail_ns"] = max(end - last, 0)
+    names = {gpu.device: gpu.name for gpu in trace.meta.gpus}
+    devices = []
+    for device in table.index.tolist():
+        row = table.loc[device]
+        about = _figures(trace, row)
+        about["device"] = device
+        about["name"] = names.get(device)
+        about["start_ns"] = int(row["span_start_ns"])
+        about["end_ns"] = int(row["span_end_ns"])
+        devices.append(about)
+    figures["devices"] = devices
     figures["tool"] = trace.meta.tool
     figures["tool_version"] = trace.meta.tool_version
     figures["missing"] = list(trace.meta.missing)
     return figures
 
 
-def _devices(trace: Trace, table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The figures of each device."""
-    names = {gpu.device: gpu.name for gpu in trace.meta.gpus}
-    devices = []
-    for device in table.index.tolist():
-        row = table.loc[device]
-        begin, end = int(row["span_start_ns"]), int(row["span_end_ns"])
-        about = {"device": device, "name": names.get(device), "start_ns": begin, "end_ns": end}
-        devices.append(about | _figures(trace, row))
-    return devices
-
-
 def _figures(trace: Trace, row: pd.Series) -> dict[str, Any]:
     """Times and shares of a device, or of the sum over all."""
-    figures: dict[str, Any] = {key: int(row[key]) for key in ("span_ns", "busy_ns", "idle_ns")}
+    figures: dict[str, Any] = {}
+    for key in ("span_ns", "busy_ns", "idle_ns"):
+        figures[key] = int(row[key])
     for key, name in _TABLE_OF.items():
         figures[key] = int(row[key]) if trace.recorded(name) else None
     span, kernel, memop = figures["span_ns"], figures["kernel_ns"], figures["memop_ns"]
@@ -147,11 +146,12 @@ def note(trace: Trace, figures: dict[str, Any]) -> str | None:
     nothing = left_out(trace)
     if nothing is not None:
         return nothing
-    span, window_ns, idle = figures["span_ns"], figures["window_ns"], figures["window_idle_ns"]
-    if not span or not window_ns or idle is None:
+    span_ns, window_ns, idle_ns = figures["span_ns"], figures["window_ns"], figures["window_idle_ns"]
+    if not span_ns or not window_ns or idle_ns is None:
         return None
     devices = steps.devices(trace, int(steps.find(trace)["process"].iloc[0]))
-    of_span, of_window = figures["idle_ns"] / span, idle / (len(devices) * window_ns)
+    of_span = figures["idle_ns"] / span_ns
+    of_window = idle_ns / (len(devices) * window_ns)
     if abs(of_span - of_window) <= _APART:
         return None
     return (
@@ -160,10 +160,10 @@ def note(trace: Trace, figures: dict[str, Any]) -> str | None:
     )
 
 
-def _window(trace: Trace) -> dict[str, int | None]:
-    """How long the steps last, and for how much of it the devices of their process were idle."""
+def _window(trace: Trace) -> dict[str, int]:
+    """How long the steps last, and for how much of it the devices of their process were idle; nothing without steps."""
     table = steps.summary(trace)
-    window: dict[str, int | None] = {"window_ns": None, "window_idle_ns": None}
+    window = {}
     if len(table):
         window["window_ns"] = int(table["wall_ns"].sum())
         if table["idle_ns"].notna().all():
@@ -189,5 +189,8 @@ def captured_window(trace: Trace) -> tuple[int, int]:
     if whole.meta.window_ns is not None:
         begin, end = whole.meta.window_ns
         return begin - whole.t0_ns, end - whole.t0_ns
-    ends = [int(whole.table(t, ["end_ns"])["end_ns"].max()) for t in EVENT_TABLES if whole.size(t)]
-    return 0, max(ends, default=0)
+    latest = 0
+    for table in EVENT_TABLES:
+        if whole.size(table):
+            latest = max(latest, int(whole.table(table, ["end_ns"])["end_ns"].max()))
+    return 0, latest

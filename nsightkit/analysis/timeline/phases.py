@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import Rule, attributable, holders
+from nsightkit.analysis.timeline.ranges import Rule, around, attributable
 from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.nesting import nesting
 
 __all__ = ["PHASES", "UNATTRIBUTED", "summary"]
-
-Int = npt.NDArray[np.int64]
 
 #: Phases of a training step as programs usually call them.
 PHASES = r"(?i)^(data|data_?load(er)?|copy|to_device|forward|loss|backward|optimizer(_step)?|zero_grad)$"
@@ -55,67 +51,46 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     """
     recorded = attributable(trace, rule)
     ranges = trace.whole.table("ranges", ["start_ns", "end_ns", "thread", "name"])
-    phases = _outermost(ranges[matching(ranges["name"], compiled(match, "match"))])
+    phases = ranges[matching(ranges["name"], compiled(match, "match"))].astype({"name": "str"})
+    level, _ = nesting(phases["thread"], phases["start_ns"], phases["end_ns"])
+    phases = phases[level == 0]
     selected = trace.mask("ranges")
-    shown = phases if selected is None else phases[selected[phases.index.to_numpy()]]
-    length = (shown["end_ns"] - shown["start_ns"]).groupby(shown["name"].astype("str"))
+    shown = phases if selected is None else phases[selected[phases.index]]
+    length = (shown["end_ns"] - shown["start_ns"]).groupby(shown["name"])
     cpu = pd.DataFrame({"count": length.size(), "cpu_ns": length.sum()})
-    gpu = pd.DataFrame(columns=["gpu_ns", "kernel_count"], dtype=np.int64)
-    if recorded:
-        gpu = _gpu(trace, phases, rule)
-    table = cpu.join(gpu, how="outer").fillna(0).astype("int64")
-    unattributed = table.reindex([UNATTRIBUTED], fill_value=0)
-    table = table.drop(index=UNATTRIBUTED, errors="ignore")
+    table = cpu.join(_gpu(trace, phases, rule), how="outer").fillna(0)
     table = table.sort_values(["gpu_ns", "cpu_ns"], ascending=False, kind="stable")
-    table = pd.concat([table, unattributed]).astype("Int64").rename_axis("phase").reset_index()
+    order = [*table.index.drop(UNATTRIBUTED), UNATTRIBUTED]
+    table = table.loc[order].astype("Int64").rename_axis("phase").reset_index()
     table.loc[table.index[-1], "cpu_ns"] = _outside(trace, shown)
-    table["share_of_busy"] = (table["gpu_ns"] / (table["gpu_ns"].sum() or np.nan)).astype("float64")
+    busy_ns = int(table["gpu_ns"].sum())
+    table["share_of_busy"] = table["gpu_ns"].astype("float64") / (busy_ns or np.nan)
     if not recorded:
         table[["gpu_ns", "kernel_count"]] = pd.NA
     table["rule"] = rule
     return table.astype({"phase": "str", "count": "int64"})
 
 
-def _outside(trace: Trace, phases: pd.DataFrame) -> Any:
-    """Time of the steps outside of phases, on the CPU; NA without steps."""
+def _outside(trace: Trace, phases: pd.DataFrame) -> int | None:
+    """Time of the steps outside of phases, on the CPU; None without steps."""
     windows = steps.find(trace)
     if windows.empty:
-        return pd.NA
+        return None
     inside = intervals.Coverage(windows["start_ns"], windows["end_ns"]).of(phases["start_ns"], phases["end_ns"])
     return int((windows["end_ns"] - windows["start_ns"]).sum()) - int(inside.sum())
 
 
-def _outermost(ranges: pd.DataFrame) -> pd.DataFrame:
-    """The ranges inside no other range of their thread; in order of thread and time."""
-    ordered = ranges.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False], kind="stable")
-    reach = ordered.groupby("thread")["end_ns"].cummax().groupby(ordered["thread"]).shift()
-    return ordered[reach.isna() | (ordered["start_ns"] >= reach)]
-
-
 def _gpu(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:
-    """Busy time and kernels of each phase, ``gpu_ns`` and ``kernel_count``, by its name."""
+    """Busy time and kernels of each phase, and of none: ``gpu_ns`` and ``kernel_count`` by name."""
     ops = intervals.gpu_intervals(trace)
     launch = intervals.launches_of(trace, ops["table"], ops["row"])
-    owner = np.full(len(ops), -1, np.int64)
-    owner[launch >= 0] = _phase_of_calls(trace, phases, launch[launch >= 0], rule)
-    names = np.append(phases["name"].astype("str").to_numpy(object), UNATTRIBUTED)[owner]
+    known = launch >= 0
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[known]]
+    phase = np.full(len(ops), -1, np.int64)
+    phase[known] = around(trace, phases, calls, rule)
+    names = np.append(phases["name"].to_numpy(object), UNATTRIBUTED)[phase]
     work = pd.DataFrame({"gpu_ns": intervals.uncovered(ops["start_ns"], ops["end_ns"], ops["device"])})
-    work["kernel_count"] = ops["table"] == GPU_TABLES.index("kernels")
-    return work.groupby(names).sum()
-
-
-def _phase_of_calls(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule) -> Int:
-    """Position of the phase in which each call lies, -1 for none."""
-    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch]
-    begun, done = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
-    # At -1 stands none, before and after all times.
-    start = np.append(phases["start_ns"].to_numpy(), np.iinfo(np.int64).min)
-    end = np.append(phases["end_ns"].to_numpy(), np.iinfo(np.int64).min)
-    last = np.full(len(calls), -1, np.int64)
-    for candidates, launches in holders(trace, phases.index.to_numpy(), calls["thread"].to_numpy(), rule):
-        ordered = candidates[np.argsort(start[candidates], kind="stable")]
-        at = np.searchsorted(start[ordered], begun[launches], side="right") - 1
-        phase = np.append(ordered, -1)[at]
-        later = start[phase] > start[last[launches]]
-        last[launches] = np.where(later, phase, last[launches])
-    return np.where((end[last] >= done) & (end[last] > begun), last, -1)
+    work["kernel_count"] = (ops["table"] == GPU_TABLES.index("kernels")).astype(int)
+    sums = work.groupby(names).sum()
+    unattributed = sums.index.union([UNATTRIBUTED])
+    return sums.reindex(unattributed, fill_value=0)

@@ -16,7 +16,7 @@ from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, compiled
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace
 
-__all__ = ["COLLECTIVE_RANGE", "COLUMNS", "attributable", "exclusive_ns", "holders", "instances", "summary"]
+__all__ = ["COLLECTIVE_RANGE", "COLUMNS", "around", "attributable", "holders", "instances", "summary"]
 
 Int = npt.NDArray[np.int64]
 Rule = Literal["window", "thread"]
@@ -24,15 +24,6 @@ Rule = Literal["window", "thread"]
 _GPU_COLUMNS = ["gpu_ns", "gpu_span_ns", "kernel_count"]
 COLUMNS = ["name", "domain", "count", "total_ns", "exclusive_ns", "median_ns", *_GPU_COLUMNS, "rule"]
 
-_GPU_SIDE = ["start_ns", "end_ns", "process", "correlation"]
-#: What attribution looks at; one pass a table.
-_COLUMNS = {
-    "kernels": _GPU_SIDE,
-    "memops": _GPU_SIDE,
-    "graphs": _GPU_SIDE,
-    "calls": ["start_ns", "end_ns", "thread", "correlation"],
-    "ranges": ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain", "level", "parent"],
-}
 #: (range, operation) pairs looked at together; bounds memory.
 _PAIRS = 1_000_000
 
@@ -79,24 +70,19 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
         `match` is not a regular expression, or `rule` is unknown.
     """
     known = attributable(trace, rule)
-    # Small, and all that a second look needs.
-    table = trace.derived(f"range-names-{rule}", lambda: _by_name(trace, rule))
+    each = instances(trace, rule)
     if match is not None:
-        table = table[matching(table["name"], compiled(match, "match"))]
-    table = table.assign(name=table["name"].astype("str"), domain=table["domain"].astype("str"), rule=rule)
+        each = each[matching(each["name"], compiled(match, "match"))]
+    by = each.groupby(["name", "domain"], observed=True, sort=False)
+    table = by[["total_ns", "exclusive_ns", *_GPU_COLUMNS]].sum()
+    table["count"] = by.size()
+    table["median_ns"] = by["total_ns"].median()
+    table["rule"] = rule
+    table = table.reset_index().astype({"name": "str", "domain": "str"})
     if not known:
         table[_GPU_COLUMNS] = pd.NA
         table = table.astype(dict.fromkeys(_GPU_COLUMNS, "Int64"))
     return table.sort_values(["total_ns", "name"], ascending=[False, True], ignore_index=True)[COLUMNS]
-
-
-def _by_name(trace: Trace, rule: Rule) -> pd.DataFrame:
-    """Sum the instances of each range."""
-    by = instances(trace, rule).groupby(["name", "domain"], observed=True, sort=False)
-    sums = by[["total_ns", "exclusive_ns", *_GPU_COLUMNS]].sum()
-    sums["count"] = by.size()
-    sums["median_ns"] = by["total_ns"].median()
-    return sums.reset_index()
 
 
 def attributable(trace: Trace, rule: Rule) -> bool:
@@ -135,13 +121,12 @@ def instances(trace: Trace, rule: Rule = "window") -> pd.DataFrame:
         ``row`` (in ``trace.whole.ranges``), ``name, domain, start_ns, end_ns, process, thread, total_ns,
         exclusive_ns, gpu_ns, gpu_span_ns, kernel_count``; the last three are 0 without GPU work.
     """
-    figures = trace.derived(f"ranges-{rule}", lambda: _gpu_figures(trace, rule))
     columns = ["name", "domain", "start_ns", "end_ns", "process", "thread", "end_thread"]
     ranges = trace.whole.table("ranges", columns)
     ranges.insert(0, "row", np.arange(len(ranges)))
     ranges["total_ns"] = ranges["end_ns"] - ranges["start_ns"]
-    ranges["exclusive_ns"] = exclusive_ns(trace.whole)
-    ranges[_GPU_COLUMNS] = figures[_GPU_COLUMNS]
+    ranges["exclusive_ns"] = _exclusive_ns(trace.whole)
+    ranges[_GPU_COLUMNS] = _gpu_figures(trace, rule)
     selected = trace.mask("ranges")
     if selected is not None:
         ranges = ranges[selected]
@@ -193,6 +178,33 @@ def _alike(column: Int, other: Int) -> Iterator[tuple[Int, Int]]:
             yield np.asarray(positions), np.asarray(others[value])
 
 
+def around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFrame, rule: Rule = "window") -> Int:
+    """Find the innermost of some ranges in which each call lies.
+
+    Parameters
+    ----------
+    trace : Trace
+    ranges : DataFrame
+        ``start_ns, end_ns`` of rows of ``trace.whole.ranges``, by their row.
+    calls : DataFrame
+        ``start_ns, end_ns, thread``.
+    rule : {"window", "thread"}
+
+    Returns
+    -------
+    ndarray of int64
+        Position in `ranges` for each call, -1 for none.
+    """
+    begun = np.append(ranges["start_ns"].to_numpy(), np.iinfo(np.int64).min)
+    position = np.full(len(calls), -1, np.int64)
+    for candidates, launches in holders(trace, ranges.index.to_numpy(), calls["thread"].to_numpy(), rule):
+        inner = intervals.innermost(calls.iloc[launches], ranges.iloc[candidates])
+        inner = np.append(candidates, -1)[inner]
+        known = position[launches]
+        position[launches] = np.where(begun[inner] > begun[known], inner, known)
+    return position
+
+
 @kept
 def _own(whole: Trace) -> npt.NDArray[np.bool_]:
     """Which ranges are the program's own: those on threads with ranges of their own, but not a library's."""
@@ -203,9 +215,9 @@ def _own(whole: Trace) -> npt.NDArray[np.bool_]:
     outermost = outermost[~outermost["thread"].isin(_pool(whole, outermost))]
     ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name"])
     nodes = ops[matching(ops["name"], _AUTOGRAD)]
-    workers = outermost[outermost["thread"].isin(nodes["thread"])]
-    outermost = outermost.drop(workers.index[intervals.enclosing(workers, nodes) >= 0])
-    return np.asarray(~library & ranges["thread"].isin(outermost["thread"]).to_numpy())
+    of_program = intervals.enclosing(outermost, nodes) < 0
+    threads = outermost["thread"][of_program].unique()
+    return np.asarray(~library & ranges["thread"].isin(threads).to_numpy())
 
 
 def _pool(whole: Trace, outermost: pd.DataFrame) -> npt.NDArray[np.int64]:
@@ -217,27 +229,15 @@ def _pool(whole: Trace, outermost: pd.DataFrame) -> npt.NDArray[np.int64]:
     return np.setdiff1d(idle["thread"], idle["thread"][alone])
 
 
-def exclusive_ns(trace: Trace) -> Int:
-    """Own time of each range: its duration minus that of its children on the same thread.
-
-    Parameters
-    ----------
-    trace : Trace
-        The whole one.
-
-    Returns
-    -------
-    ndarray of int64
-        One value a row of ``trace.ranges``. Over the ranges of one thread these sum to the time that
-        thread spent inside any range.
-    """
-    ranges = trace.table("ranges", ["start_ns", "end_ns", "parent"])
-    length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy(copy=True)
+def _exclusive_ns(whole: Trace) -> Int:
+    """Own time of each range: its duration minus that of its children on the same thread."""
+    ranges = whole.table("ranges", ["start_ns", "end_ns", "duration_ns", "parent"])
+    own_ns = ranges["duration_ns"].to_numpy(copy=True)
     children = ranges[ranges["parent"] >= 0]
-    above = children["parent"].to_numpy()
-    inside = np.minimum(children["end_ns"].to_numpy(), ranges["end_ns"].to_numpy()[above]) - children["start_ns"]
-    np.subtract.at(length, above, inside)
-    return length
+    parent = children["parent"].to_numpy()
+    until = np.minimum(children["end_ns"].to_numpy(), ranges["end_ns"].to_numpy()[parent])
+    np.subtract.at(own_ns, parent, until - children["start_ns"].to_numpy())
+    return own_ns
 
 
 def _operations(trace: Trace, rule: Rule) -> pd.DataFrame:
@@ -250,58 +250,64 @@ def _operations(trace: Trace, rule: Rule) -> pd.DataFrame:
     if not attributable(trace, rule):
         counts[:] = False
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[counts]]
-    calls = calls.set_axis(["begun", "done", "thread"], axis="columns").reset_index(drop=True)
-    ops = ops.loc[counts, ["start_ns", "end_ns", "table"]].reset_index(drop=True)
-    ops["kernel"] = ops.pop("table") == GPU_TABLES.index("kernels")
-    return ops.join(calls).sort_values("begun", kind="stable", ignore_index=True)
+    ops = ops[counts]
+    table = pd.DataFrame({"start_ns": ops["start_ns"].to_numpy(), "end_ns": ops["end_ns"].to_numpy()})
+    table["kernel"] = ops["table"].to_numpy() == GPU_TABLES.index("kernels")
+    table["begun"] = calls["start_ns"].to_numpy()
+    table["done"] = calls["end_ns"].to_numpy()
+    table["thread"] = calls["thread"].to_numpy()
+    return table.sort_values("begun", kind="stable", ignore_index=True)
 
 
+@kept
 def _gpu_figures(trace: Trace, rule: Rule) -> pd.DataFrame:
     """What the GPU work of each range of the whole trace comes to."""
-    trace.whole.prefetch(_COLUMNS)
     ops = _operations(trace, rule)
     begun = ops["begun"].to_numpy()
+    done = ops["done"].to_numpy()
     ranges = trace.whole.table("ranges", ["start_ns", "end_ns"])
-    figures = pd.DataFrame(0, ranges.index, _GPU_COLUMNS, dtype=np.int64)
+    start = ranges["start_ns"].to_numpy()
+    end = ranges["end_ns"].to_numpy()
     # Blocks of launches that begin in a range: the range, and from where to where in `members`.
     members = [np.empty(0, np.int64)]
     blocks = [np.empty((3, 0), np.int64)]
     before = 0
     for candidates, launches in holders(trace, np.arange(len(ranges)), ops["thread"].to_numpy(), rule):
-        low = np.searchsorted(begun[launches], ranges["start_ns"].to_numpy()[candidates], side="left")
-        high = np.searchsorted(begun[launches], ranges["end_ns"].to_numpy()[candidates], side="right")
-        blocks.append(np.stack((candidates, before + low, before + high)))
+        low = before + np.searchsorted(begun[launches], start[candidates], side="left")
+        high = before + np.searchsorted(begun[launches], end[candidates], side="right")
+        blocks.append(np.stack((candidates, low, high)))
         members.append(launches)
         before += len(launches)
-    block = np.concatenate(blocks, axis=1)
-    block = block[:, block[2] > block[1]]
-    block = block[:, np.argsort(block[0], kind="stable")]
     member = np.concatenate(members)
+    block = pd.DataFrame(np.concatenate(blocks, axis=1).T, columns=["range", "low", "high"])
+    block["pairs"] = block["high"] - block["low"]
+    block = block[block["pairs"] > 0].sort_values("range", kind="stable")
     # A range's blocks stay together.
-    heads = np.flatnonzero(np.diff(block[0], prepend=-1))
-    part = np.cumsum(block[2] - block[1])[heads] // _PAIRS
-    for blocks_of_part in np.split(block, heads[1:][np.diff(part) > 0], axis=1):
-        pairs = _pairs(blocks_of_part, member)
-        inside = ops["done"].to_numpy()[pairs["row"]] <= ranges["end_ns"].to_numpy()[pairs["range"]]
-        sums = _sums(pairs[inside], ops)
+    part = block["pairs"].cumsum() // _PAIRS
+    part = part.groupby(block["range"]).transform("first")
+    figures = pd.DataFrame(0, ranges.index, _GPU_COLUMNS, dtype=np.int64)
+    for _, some in block.groupby(part):
+        pairs = _pairs(some, member)
+        pairs = pairs[done[pairs["row"]] <= end[pairs["range"]]]
+        sums = _sums(pairs, ops)
         figures.loc[sums.index] = sums
     return figures
 
 
-def _pairs(blocks: Int, member: Int) -> pd.DataFrame:
+def _pairs(blocks: pd.DataFrame, member: Int) -> pd.DataFrame:
     """Each range with each operation that was launched in it: ``range`` and ``row``."""
-    owner, low, high = blocks
-    count = high - low
-    owner = np.repeat(owner, count)
-    nth = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-    return pd.DataFrame({"range": owner, "row": member[np.repeat(low, count) + nth]})
+    count = blocks["pairs"].to_numpy()
+    first = np.cumsum(count) - count
+    shift = np.repeat(blocks["low"].to_numpy() - first, count)
+    owner = np.repeat(blocks["range"].to_numpy(), count)
+    return pd.DataFrame({"range": owner, "row": member[shift + np.arange(len(owner))]})
 
 
 def _sums(pairs: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
     """Union, span and kernels of each range's operations."""
     owner = pairs["range"].to_numpy()
-    work = ops[["start_ns", "end_ns", "kernel"]].iloc[pairs["row"].to_numpy()]
-    work["gpu_ns"] = intervals.uncovered(work["start_ns"], work["end_ns"], owner)
+    work = ops.iloc[pairs["row"]]
+    work = work.assign(gpu_ns=intervals.uncovered(work["start_ns"], work["end_ns"], owner))
     by = work.groupby(owner)
     sums = by[["gpu_ns"]].sum()
     sums["gpu_span_ns"] = by["end_ns"].max() - by["start_ns"].min()

@@ -11,7 +11,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import holders
+from nsightkit.analysis.timeline.ranges import around
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
 
@@ -85,16 +85,16 @@ def select(
 def _on_device(trace: Trace, device: int) -> dict[str, _Mask]:
     """Flag the operations of a device."""
     masks = {}
-    present = set()
+    present: set[int] = set()
     for table in _DEVICE_TABLES:
         if trace.whole.size(table):
-            devices = trace.whole.table(table, ["device"])["device"].to_numpy()
-            masks[table] = devices == device
+            devices = trace.whole.table(table, ["device"])["device"]
+            masks[table] = (devices == device).to_numpy()
             if table in GPU_TABLES:
-                present.update(np.unique(devices).tolist())
+                present.update(devices.unique().tolist())
     if device not in present:
-        known = f"it has {', '.join(map(str, sorted(present)))}" if present else "it has no GPU operations"
-        raise UsageError(f"--device: the trace has no device {device}; {known}")
+        known = ", ".join(map(str, sorted(present))) or "no GPU operations"
+        raise UsageError(f"--device: the trace has no device {device}; it has {known}")
     return masks
 
 
@@ -125,44 +125,36 @@ def _in_ranges(trace: Trace, within: str) -> dict[str, _Mask]:
         common = ranges["name"].astype("str").value_counts().index[:3]
         known = ", ".join(repr(name) for name in common) or "no ranges"
         raise UsageError(f"--within: no range matches {within!r}; there are {known}")
-    return _inside(trace, ranges[matches].assign(row=np.flatnonzero(matches)))
+    windows = ranges[matches]
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
+    return _inside(trace, windows, around(trace, windows, calls) >= 0)
 
 
 def _in_last_steps(trace: Trace, count: int) -> dict[str, _Mask]:
     """Flag what was launched, or ran, in the last steps."""
     if count < 1:
         raise UsageError(f"--last-steps must be at least 1, not {count}")
-    windows = steps.find(trace.whole)
+    windows = steps.find(trace.whole).tail(count)
     if windows.empty:
         raise UsageError(
             "--last-steps: the trace has no step ranges (ProfilerStep#N, or ranges with 'step' in their name)"
         )
-    return _inside(trace, windows.tail(count))
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "process"])
+    return _inside(trace, windows, _in_process(windows, calls))
 
 
-def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
-    """Flag the GPU operations launched in some windows of processes, and the CPU events inside them.
-
-    Windows that are ranges come with their ``row``: a launch must be inside a range that may hold launches of its
-    thread.
-    """
+def _inside(trace: Trace, windows: pd.DataFrame, called: _Mask) -> dict[str, _Mask]:
+    """Flag the CPU events inside some windows of processes, and the GPU operations of the calls that are flagged."""
     whole = trace.whole
     masks = {}
     for table in _CPU_TABLES:
         if whole.size(table):
             masks[table] = _in_process(windows, whole.table(table, ["start_ns", "end_ns", "process"]))
-    called = masks.get("calls", np.zeros(0, bool)).copy()
-    if "row" in windows:
-        candidates = np.flatnonzero(called)
-        calls = whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[candidates]
-        called[:] = False
-        for ranges, launches in holders(trace, windows["row"].to_numpy(), calls["thread"].to_numpy()):
-            called[candidates[launches]] |= _contained(windows.iloc[ranges], calls.iloc[launches])
+    called = np.append(called, False)  # at -1, the last: an unknown launch
     for table in _DEVICE_TABLES:
         if whole.size(table):
             ids = whole.table(table, ["process", "correlation"])
-            launch = intervals.launch_of(whole, ids["process"], ids["correlation"])
-            masks[table] = np.append(called, False)[launch]  # -1, the last: unknown launch
+            masks[table] = called[intervals.launch_of(whole, ids["process"], ids["correlation"])]
     return masks
 
 

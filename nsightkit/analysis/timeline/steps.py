@@ -23,12 +23,11 @@ __all__ = [
     "outliers",
     "phases",
     "summary",
-    "timed",
     "windows",
 ]
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
-_STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
+_NAMED_STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
 # Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`. Warm-up steps
 # are not counted either.
 _PART = re.compile(r"optim|sched|zero_grad|warm[-_ ]?up", re.IGNORECASE)
@@ -47,6 +46,8 @@ _ROBUST_Z = 3.5
 _RELATIVE = 0.05
 #: Fewer steps than this have no median to be far from.
 _ENOUGH = 4
+#: With more steps than this, a GPU that lags behind shows in their times.
+_FEW = 2
 #: What a device takes to start a queued operation, at most.
 QUEUED_NS = 20_000
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
@@ -84,64 +85,53 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "process", "thread"])
-    kinds = _kinds(ranges["name"].cat.categories, match)
-    ranges["kind"] = kinds.reindex(ranges["name"].astype(object)).to_numpy()
+    ranges["step"] = ranges["name"].astype(object)
+    kinds = _kinds(ranges["name"].cat.categories.astype(str).tolist(), match)
+    ranges["kind"] = ranges["step"].map(kinds)
     steps = ranges.dropna(subset="kind").sort_values("start_ns", kind="stable")
     # The kind of step, and the thread, that most of the time was spent in.
     for column in ("kind", "thread"):
         time = (steps["end_ns"] - steps["start_ns"]).groupby(steps[column], sort=False).sum()
         steps = steps[steps[column].isin(time.nlargest(1).index)]
-    steps["step"] = steps["name"].astype(object)
-    is_inner = steps["end_ns"] <= steps["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
-    steps = steps[~is_inner].reset_index(drop=True)
+    reach = steps["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
+    steps = steps[steps["end_ns"] > reach].reset_index(drop=True)
     steps = steps[~_stubs(trace, steps)].reset_index(drop=True)
-    steps["end_ns"] = steps["start_ns"].shift(-1, fill_value=steps["end_ns"].max() if len(steps) else 0)
+    last = steps["end_ns"].max() if len(steps) else 0
+    steps["end_ns"] = steps["start_ns"].shift(-1, fill_value=last)
     return steps[["step", "start_ns", "end_ns", "process", "thread"]]
 
 
-def _kinds(names: pd.Index, match: str | None) -> pd.Series:
-    """The kind of step of each range name, None for no step."""
+def _kinds(names: list[str], match: str | None) -> dict[str, str]:
+    """The kind of step of each range name that is a step's."""
     if match is not None:
         pattern = compiled(match, "--match")
-        kinds = ["" if pattern.search(str(name)) else None for name in names]
-        return pd.Series(kinds, names, dtype=object)
-    for kind_of in (_profiler_step, _named_step, _vllm_step):
-        kinds = [kind_of(str(name)) for name in names]
-        if any(kinds):
+        return {name: "" for name in names if pattern.search(name)}
+    kinds: dict[str, str] = {}
+    for expression in (_PROFILER_STEP, _NAMED_STEP, _VLLM):
+        for name in names:
+            if expression.search(name) and not _PART.search(name):
+                is_iteration = _VLLM.match(name) or _SGLANG.match(name)
+                kinds[name] = "iteration" if is_iteration else re.sub(r"\d+", "#", name)
+        if kinds:
             break
-    return pd.Series(kinds, names, dtype=object)
-
-
-def _profiler_step(name: str) -> str | None:
-    return "ProfilerStep" if _PROFILER_STEP.match(name) else None
-
-
-def _named_step(name: str) -> str | None:
-    if _SGLANG.match(name):
-        return "SGLang"
-    if _STEP.search(name) and not _PART.search(name):
-        return re.sub(r"\d+", "#", name)
-    return None
-
-
-def _vllm_step(name: str) -> str | None:
-    return "vLLM" if _VLLM.match(name) else None
+    return kinds
 
 
 def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Flag the step ranges, in order of time, that are stubs of the profiler."""
     length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy()
-    stubs = np.zeros(len(ranges), bool)
-    if not (length < _STUB * length.max(initial=0)).any():  # nearly always: no need to read who launched what
-        return stubs
+    is_short: npt.NDArray[np.bool_] = length < _STUB * length.max(initial=0)
+    if not is_short.any():  # nearly always: no need to read who launched what
+        return is_short
     # Of the whole trace: a step that launched nothing on the device that is looked at is a step.
     launched = np.zeros(len(ranges), bool)
     for table in GPU_TABLES:
         step = launched_in(trace.whole, table, ranges)
         launched[step[step >= 0]] = True
-    if launched.any():
-        stubs = ~launched & (length < _STUB * np.median(length[launched]))
-    return stubs
+    if not launched.any():
+        return launched
+    is_short = length < _STUB * np.median(length[launched])
+    return is_short & ~launched
 
 
 @kept
@@ -174,17 +164,23 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     table = find(trace, match)
-    begin = table["start_ns"].to_numpy()[:1]
-    if trace is not trace.whole and len(table):
-        every = windows(trace.whole, match)
-        begin = np.append(begin, every.loc[every["start_ns"] == begin[0], "begin_ns"])[-1:]
-    elif len(table):
-        begin = np.maximum(begin, _reached(trace, table))
-    end = np.maximum(_ends(trace, table), begin)
     table["cpu_end_ns"] = table["end_ns"]
-    table["begin_ns"] = np.append(begin, end[:-1])
-    table["end_ns"] = end
+    table["begin_ns"] = table["start_ns"]
+    if len(table):
+        begin = _begin(trace, table, match)
+        end = np.maximum(_ends(trace, table), begin)
+        table["end_ns"] = end
+        table["begin_ns"] = np.append(begin, end[:-1])
     return table[["step", "start_ns", "cpu_end_ns", "begin_ns", "end_ns", "process", "thread"]]
+
+
+def _begin(trace: Trace, table: pd.DataFrame, match: str | None) -> int:
+    """Where the first step's time begins; a selection's first step begins where it does in the whole trace."""
+    start = int(table["start_ns"].iloc[0])
+    if trace is trace.whole:
+        return max(start, _reached(trace, table))
+    begins = windows(trace.whole, match).set_index("start_ns")["begin_ns"]
+    return int(begins.get(start, start))
 
 
 def _reached(trace: Trace, windows: pd.DataFrame) -> int:
@@ -199,22 +195,21 @@ def _reached(trace: Trace, windows: pd.DataFrame) -> int:
     first = ops[ops["launch"] >= 0].groupby("device")["start_ns"].min()
     before = ops.loc[ops["start_ns"] < ops["device"].map(first), "end_ns"]
     if len(before):
-        return int(before.max()) if before.max() < windows["end_ns"].iloc[-1] else 0
-    if first.empty or len(windows) > _ENOUGH - 2:
+        reached = int(before.max())
+        return reached if reached < windows["end_ns"].iloc[-1] else 0
+    if first.empty or len(windows) > _FEW:
         return 0
     ops = ops.drop_duplicates("device")
     calls = trace.table("calls", ["start_ns", "end_ns"]).iloc[ops["launch"]]
-    begins = ops["start_ns"].to_numpy()
-    in_first_step = calls["start_ns"].between(windows["start_ns"].iloc[0], windows["end_ns"].iloc[0], inclusive="left")
-    waited = begins - calls["end_ns"] > QUEUED_NS
-    return int(begins.min()) if (in_first_step & waited).all() else 0
+    begun = calls["start_ns"].to_numpy()
+    waited = ops["start_ns"].to_numpy() - calls["end_ns"].to_numpy() > QUEUED_NS
+    waited &= (begun >= windows["start_ns"].iloc[0]) & (begun < windows["end_ns"].iloc[0])
+    return int(ops["start_ns"].min()) if waited.all() else 0
 
 
 def _ends(trace: Trace, windows: pd.DataFrame) -> npt.NDArray[np.int64]:
     """Where steps end, each with what it launched, and none before an earlier one."""
     end = windows["end_ns"].to_numpy(copy=True)
-    if windows.empty:
-        return end
     for table in GPU_TABLES:
         step = launched_in(trace, table, windows)
         op_end = trace.table(table, ["end_ns"])["end_ns"].to_numpy()
@@ -228,7 +223,7 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
     Parameters
     ----------
     windows : DataFrame
-        ``start_ns`` and ``end_ns`` of steps in order of time: those of :func:`find`, or of :func:`timed`.
+        ``start_ns`` and ``end_ns`` of steps in order of time: as :func:`find` gives them.
     time_ns : array_like of int
 
     Returns
@@ -240,22 +235,6 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
     end = np.append(windows["end_ns"].to_numpy(), np.iinfo(np.int64).min)
     at = np.searchsorted(windows["start_ns"].to_numpy(), time, side="right") - 1
     return np.where(time < end[at], at, -1)
-
-
-def timed(windows: pd.DataFrame) -> pd.DataFrame:
-    """Give the time that each step takes; steps follow one another without a gap.
-
-    Parameters
-    ----------
-    windows : DataFrame
-        As :func:`windows` gives them.
-
-    Returns
-    -------
-    DataFrame
-        ``start_ns`` and ``end_ns``.
-    """
-    return pd.DataFrame({"start_ns": windows["begin_ns"], "end_ns": windows["end_ns"]})
 
 
 def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[np.intp]:
@@ -273,7 +252,7 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
     ndarray of intp
         Row of `windows`; -1 for what was launched in none, or by another process.
     """
-    cpu_end = windows["cpu_end_ns" if "cpu_end_ns" in windows else "end_ns"]
+    cpu_end = windows.get("cpu_end_ns", windows["end_ns"])
     step = number(windows.assign(end_ns=cpu_end), intervals.launched(trace, table))
     process = trace.table(table, ["process"])["process"].to_numpy()
     is_own = np.isin(process, windows["process"].to_numpy()[:1])
@@ -283,13 +262,13 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
 
 
 def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
-    """Divide windows into the time in which the GPU worked, and the rest.
+    """Divide the time of steps into that in which the GPU worked, and the rest.
 
     Parameters
     ----------
     trace : Trace
     windows : DataFrame
-        ``start_ns`` and ``end_ns``, as :func:`timed` gives them.
+        As :func:`windows` gives them.
     process : int
         Whose devices count.
 
@@ -299,7 +278,8 @@ def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
         ``wall_ns, busy_ns, idle_ns``: with several devices sums over them. The last two are NA where no GPU table was
         recorded.
     """
-    start, end = windows["start_ns"].to_numpy(), windows["end_ns"].to_numpy()
+    start = windows["begin_ns"]
+    end = windows["end_ns"]
     parts = pd.DataFrame({"wall_ns": end - start, "busy_ns": pd.NA, "idle_ns": pd.NA})
     if len(windows) and any(trace.recorded(table) for table in GPU_TABLES):
         used = devices(trace, process)
@@ -349,10 +329,9 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     """
     table = windows(trace, match)
     process = int(table["process"].iloc[0]) if len(table) else 0
-    parts = divided(trace, timed(table), process)
     steps = pd.DataFrame({"step": table["step"], "start_ns": table["begin_ns"]})
-    steps = steps.join(parts)
-    steps["outlier"] = outliers(parts["wall_ns"].to_numpy())
+    steps = steps.join(divided(trace, table, process))
+    steps["outlier"] = outliers(steps["wall_ns"].to_numpy())
     return steps.join(_served(trace, table))
 
 
@@ -382,60 +361,51 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
-    """Phase, tokens and sequences of each step: as its own name says, else as the annotations in it do."""
-    served = [_iteration(name) for name in windows["step"]]
-    step = np.arange(len(windows))
-    if len(windows) and not any(served):
-        notes = _annotations(trace, int(windows["thread"].iloc[0]))
-        served = [_iteration(name) for name in notes["name"]]
-        step = number(windows.assign(end_ns=windows["cpu_end_ns"]), notes["start_ns"])
+    """Phase, tokens and sequences of each step: as an inference server annotates the iterations in it."""
+    notes = _annotations(trace, windows["thread"])
+    at = number(windows.assign(end_ns=windows["cpu_end_ns"]), notes["start_ns"])
     rows = []
-    for number_of_step, iteration in zip(step, served, strict=True):
-        if iteration is not None and number_of_step >= 0:
-            rows.append((number_of_step, *iteration))
+    for step, name in zip(at, notes["name"], strict=True):
+        if step >= 0:
+            rows.append((step, *_iteration(name)))
     table = pd.DataFrame(rows, columns=["at", "phase", "tokens", "sequences"])
     by = table.astype({"phase": object, "tokens": "Int64", "sequences": "Int64"}).groupby("at")
-    phase = by["phase"].first()
-    # A sum with an unknown part is unknown.
-    is_known = by["tokens"].count() == by.size()
-    answer = pd.DataFrame(
-        {
-            "phase": phase.where(by["phase"].nunique() <= 1, "mixed"),
-            "tokens": by["tokens"].sum().where(is_known),
-            "sequences": by["sequences"].max(),
-        }
-    ).reindex(range(len(windows)))
-    answer["phase"] = answer["phase"].astype(object).where(answer["phase"].notna(), None)
-    return answer.astype({"tokens": "Int64", "sequences": "Int64"})
+    served = by[["phase"]].first()
+    served.loc[by["phase"].nunique() > 1, "phase"] = "mixed"
+    served["tokens"] = by["tokens"].sum(min_count=1)
+    served["sequences"] = by["sequences"].max()
+    served = served.reindex(range(len(windows)))
+    served["phase"] = served["phase"].astype(object).where(served["phase"].notna(), None)
+    return served.astype({"tokens": "Int64", "sequences": "Int64"})
 
 
-def _annotations(trace: Trace, thread: int) -> pd.DataFrame:
-    """An inference server's annotations of its iterations on a thread."""
+def _annotations(trace: Trace, threads: pd.Series) -> pd.DataFrame:
+    """An inference server's annotations of its iterations on some threads."""
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "thread"])
-    ranges = ranges[(ranges["thread"] == thread) & matching(ranges["name"], _VLLM, _SGLANG)]
+    ranges = ranges[ranges["thread"].isin(threads) & matching(ranges["name"], _VLLM, _SGLANG)]
     ranges = ranges.sort_values(["start_ns", "end_ns"], ascending=[True, False], kind="stable")
     # A server may annotate the same iteration twice, one range in the other.
     outer = ranges[ranges["end_ns"] > ranges["end_ns"].cummax().shift(fill_value=-1)]
     return outer.astype({"name": str})
 
 
-def _iteration(name: str) -> tuple[str | None, int | None, int] | None:
-    """Phase, tokens and sequences that an inference server's annotation states; None for any other range."""
-    vllm, sglang = _VLLM.match(name), _SGLANG.match(name)
-    if vllm:
-        prefills, prefilled, decodes, decoded = (int(group) for group in vllm.groups())
-        phase = None
-        if prefills and decodes:
-            phase = "mixed"
-        elif prefills or decodes:
-            phase = "prefill" if prefills else "decode"
-        return phase, prefilled + decoded, prefills + decodes
+def _iteration(name: str) -> tuple[str | None, int | None, int]:
+    """Phase, tokens and sequences that an inference server's annotation states."""
+    sglang = _SGLANG.match(name)
     if sglang:
         mode, sequences, tokens = sglang.groups()
         if mode == "DECODE" and tokens is None:
             tokens = sequences  # in plain decoding every sequence gets one token
         return _MODES.get(mode), None if tokens is None else int(tokens), int(sequences)
-    return None
+    prefills, prefilled, decodes, decoded = map(int, _VLLM.findall(name)[0])
+    phase = None
+    if prefills and decodes:
+        phase = "mixed"
+    elif prefills:
+        phase = "prefill"
+    elif decodes:
+        phase = "decode"
+    return phase, prefilled + decoded, prefills + decodes
 
 
 def devices(trace: Trace, process: int) -> list[int]:

@@ -16,16 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import enclosing, innermost, launch_of
+from nsightkit.analysis.core.intervals import enclosing, launch_of
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import OPERATOR_RANGE, matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import holders
+from nsightkit.analysis.timeline.gaps.names import BEGIN_CAPTURE, END_CAPTURE
+from nsightkit.analysis.timeline.ranges import around
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["COLUMNS", "KINDS", "UNATTRIBUTED", "By", "Where", "note", "remedy", "summary"]
+__all__ = ["COLUMNS", "KINDS", "REMEDY", "UNATTRIBUTED", "By", "Where", "summary"]
 
 Int = npt.NDArray[np.int64]
 Object = npt.NDArray[np.object_]
@@ -34,19 +35,16 @@ By = Literal["module", "line", "op", "range"]
 COLUMNS = ["where", "phase", "count", "gpu_ns", "share", "top_kernels"]
 #: Kinds of place, the finest first.
 KINDS: tuple[By, ...] = ("module", "line", "op", "range")
-_WITH_STACK = "torch.profiler.profile(with_stack=True)"
-#: What records places of a kind, or of any.
-_REMEDIES = {
-    None: f"no module, line, operator or range was recorded: use {_WITH_STACK}, or NVTX ranges with Nsight Systems",
-    "module": f"no modules were recorded: use {_WITH_STACK}",
-    "line": f"no Python functions were recorded: use {_WITH_STACK}",
-    "op": "no operators were recorded: use torch.profiler, or torch.autograd.profiler.emit_nvtx() with Nsight Systems",
-    "range": "no ranges inside steps were recorded: name parts of a step with NVTX or torch.profiler.record_function",
-}
+#: How to record places.
+REMEDY = (
+    "no such places were recorded: use torch.profiler.profile(with_stack=True), or name parts of a step with NVTX "
+    "ranges and Nsight Systems"
+)
 #: The row of the kernels that belong to nothing that is known.
 UNATTRIBUTED = "unattributed"
 
 _MODULE = "nn.Module: "
+_IS_MODULE = re.compile(f"^{_MODULE}")
 _STANDARD = "|".join(re.escape(name) for name in sorted(sys.stdlib_module_names))
 #: Functions that are not the program's: modules' own rows, Python's, PyTorch's, Triton's, and what these generate.
 _LIBRARY = re.compile(
@@ -55,14 +53,16 @@ _LIBRARY = re.compile(
 )
 #: Operators that run nodes of the backward pass.
 _NODE = re.compile(r"^(torch::)?autograd::|Backward\d*$")
+#: An operator's name as `emit_nvtx` writes it, and its sequence number.
+_EMITTED = r"^([^,]*)(?:, seq = (\d{1,18})(?!\d))?"
 _PHASE = re.compile(r"(?i)^(?:(forward|loss|backward)|optimizer(?:_step)?|zero_grad|Optimizer\.(?:step|zero_grad)#.*)$")
 _LAUNCH = re.compile(r"(?<!Graph)Launch(?!HostFunc)")
 _REPLAY = re.compile("GraphLaunch")
-_BEGIN = re.compile("StreamBeginCapture")
-_END = re.compile("StreamEndCapture")
 _TIMES = ["start_ns", "end_ns", "thread"]
 _PLACE = ["where", "phase"]
 _TOP = 3
+#: A kind of place divides the time if it holds this share of it, and this share outside its largest place.
+_HELD, _APART = 0.5, 0.05
 
 
 class Where(NamedTuple):
@@ -76,20 +76,13 @@ class Where(NamedTuple):
         known. Without rows the trace has no kernels, or records no such places.
     by : str or None
         The kind of place; None where the trace records none.
-    early_ns : int
-        Time of kernels whose launch is not in the trace; they are unattributed.
-    replayed_ns : int
-        Time of kernels of graph replays.
-    replayed, joined : int
-        Their number, and how many of them were joined to a capture; None where none was given.
+    note : str
+        How the rows were made, and what they leave out.
     """
 
     rows: pd.DataFrame
     by: By | None
-    early_ns: int
-    replayed_ns: int
-    replayed: int
-    joined: int | None
+    note: str
 
 
 def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) -> Where:
@@ -117,72 +110,46 @@ def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) ->
     """
     if by is not None and by not in KINDS:
         raise UsageError(f"kernel time can be divided by {', '.join(KINDS)}, not by {by!r}")
+    sources = [trace.whole]
     if capture is not None:
+        sources.append(capture.whole)
         _captured(capture.whole)
+    best = Where(pd.DataFrame(columns=COLUMNS), None, "")
+    most = (-1.0, -1.0)
+    if not trace.size("kernels"):
+        return best
     kernels = _kernels(trace.whole)
-    mask = trace.mask("kernels")
-    chosen = np.ones(len(kernels), bool) if mask is None else mask
-    replays = kernels[chosen & kernels["replayed"]]
-    early = kernels[chosen & (kernels["launch"] < 0)]
-    answer = Where(
-        rows=pd.DataFrame(columns=COLUMNS),
-        by=None,
-        early_ns=int(early["duration_ns"].sum()),
-        replayed_ns=int(replays["duration_ns"].sum()),
-        replayed=len(replays),
-        joined=None,
-    )
-    most = (-1, -1)
     for kind in KINDS if by is None else (by,):
-        sources = [trace.whole] if capture is None else [trace.whole, capture.whole]
-        if not chosen.any() or all(_places(source, kind).empty for source in sources):
+        if all(_places(source, kind).empty for source in sources):
             continue
-        placed = _placed(trace.whole, kernels, kind)
+        placed = kernels.join(_located(trace.whole, kernels["launch"], kind), on="launch")
         if capture is not None:
             _place_by_capture(placed, capture.whole, kind)
-        placed = placed[chosen]
+        mask = trace.mask("kernels")
+        if mask is not None:
+            placed = placed[mask]
         rows = _rows(placed)
-        times = rows.loc[rows["where"] != UNATTRIBUTED, "gpu_ns"]
-        attributed, apart = int(times.sum()), int(times[1:].sum())
-        if (apart, attributed) > most:
-            most = apart, attributed
-            joined = None if capture is None else int(placed["joined"].sum())
-            answer = answer._replace(rows=rows, by=kind, joined=joined)
-        total = int(rows["gpu_ns"].sum())
-        if attributed >= total / 2 and apart >= total / 20:
+        shares = rows.loc[rows["where"] != UNATTRIBUTED, "share"]
+        held = float(shares.sum())
+        apart = float(shares[1:].sum())
+        if (apart, held) > most:
+            best = Where(rows, kind, _note(placed, kind, capture is not None))
+            most = (apart, held)
+        if held >= _HELD and apart >= _APART:
             break
-    return answer
+    return best
 
 
-def note(answer: Where) -> str:
-    """Describe how the rows were made, and what they leave out.
-
-    Parameters
-    ----------
-    answer : Where
-    """
-    total = int(answer.rows["gpu_ns"].sum()) or 1
-    lost = int(answer.rows.loc[answer.rows["where"] == UNATTRIBUTED, "gpu_ns"].sum())
-    unattributed = f"{100 * lost / total:.1f} % {UNATTRIBUTED}"
-    if answer.early_ns:
-        unattributed += f" (launch not recorded: {100 * answer.early_ns / total:.1f} %)"
-    parts = [f"by {answer.by}", unattributed]
-    if answer.joined is not None:
-        parts.append(f"{answer.joined:,} of {answer.replayed:,} kernels of graph replays joined to their capture")
-    elif answer.replayed:
-        share = 100 * answer.replayed_ns / total
-        parts.append(f"{share:.0f} % runs in CUDA graphs and counts where they were launched (see --graph-from)")
-    return " · ".join(parts)
-
-
-def remedy(by: By | None) -> str:
-    """Name what a trace without places of a kind, or of any kind, lacks, and how to record it.
-
-    Parameters
-    ----------
-    by : str, optional
-    """
-    return _REMEDIES[by]
+def _note(placed: pd.DataFrame, kind: By, has_capture: bool) -> str:
+    """Describe how the rows were made, and what they leave out."""
+    total_ns = max(int(placed["duration_ns"].sum()), 1)
+    lost_ns = int(placed.loc[placed["where"].isna(), "duration_ns"].sum())
+    note = f"by {kind} · {100 * lost_ns / total_ns:.1f} % {UNATTRIBUTED}"
+    replayed_ns = int(placed.loc[placed["replayed"], "duration_ns"].sum())
+    if replayed_ns and not has_capture:
+        share = 100 * replayed_ns / total_ns
+        note += f" · {share:.0f} % runs in CUDA graphs and counts where they were launched (see --graph-from)"
+    return note
 
 
 def _kernels(whole: Trace) -> pd.DataFrame:
@@ -194,51 +161,47 @@ def _kernels(whole: Trace) -> pd.DataFrame:
     return kernels
 
 
-def _placed(whole: Trace, kernels: pd.DataFrame, kind: By) -> pd.DataFrame:
-    """Add ``where`` and ``phase`` of their launches to kernels."""
-    calls, at = np.unique(kernels["launch"], return_inverse=True)
-    return kernels.join(_located(whole, calls, kind).iloc[at].reset_index(drop=True))
-
-
 def _rows(placed: pd.DataFrame) -> pd.DataFrame:
     """Sum kernels by place and phase."""
     kernels = placed[["name", "where", "phase"]].astype(object)
     kernels["gpu_ns"] = placed["duration_ns"]
     kernels["count"] = 1
-    lost = kernels["where"].isna()
-    kernels.loc[lost, _PLACE] = UNATTRIBUTED, None
+    kernels.loc[kernels["where"].isna(), _PLACE] = UNATTRIBUTED, None
     kernels.loc[-1] = None, UNATTRIBUTED, None, 0, 0  # so that there is such a row
     sums = kernels.groupby([*_PLACE, "name"], dropna=False)[["gpu_ns", "count"]].sum().reset_index()
     sums = sums.sort_values("gpu_ns", ascending=False, kind="stable")
     by = sums.groupby(_PLACE, dropna=False)
     rows = by[["count", "gpu_ns"]].sum().astype("int64")
     rows["share"] = rows["gpu_ns"] / max(int(rows["gpu_ns"].sum()), 1)
-    rows["top_kernels"] = by["name"].agg(lambda names: names.dropna().head(_TOP).tolist())
+    rows["top_kernels"] = by["name"].agg(_top_names)
     rows = rows.reset_index()
     rows["phase"] = rows["phase"].astype(object).where(rows["phase"].notna(), None)
     return rows.sort_values(["gpu_ns", "where"], ascending=[False, True], kind="stable", ignore_index=True)[COLUMNS]
 
 
+def _top_names(names: pd.Series) -> list[str]:
+    return names.dropna().head(_TOP).tolist()
+
+
 # --- from a call to its place --------------------------------------------------------------------------------------
 
 
-def _located(whole: Trace, rows: Int, kind: By) -> pd.DataFrame:
-    """Give ``where`` and ``phase`` of some calls; None where unknown, as for row -1."""
-    known = np.flatnonzero(rows >= 0)
-    calls = whole.table("calls", _TIMES).iloc[rows[known]]
+def _located(whole: Trace, rows: pd.Series, kind: By) -> pd.DataFrame:
+    """Give ``where`` and ``phase`` of some calls, by their row; None where unknown."""
+    known = np.unique(rows[rows >= 0])
+    calls = whole.table("calls", _TIMES).loc[known]
     node = enclosing(calls, _nodes(whole))
     maker = np.append(_makers(whole), -1)[node]
-    where, phase = np.full((2, len(rows)), None, object)
-    where[known] = _names_of_places(whole, calls, kind, node, maker)
-    phase[known] = _phases(whole, calls, node, maker)
-    return pd.DataFrame({"where": where, "phase": phase})
+    where = _names_of_places(whole, calls, kind, node, maker)
+    phase = _phases(whole, calls, node, maker)
+    return pd.DataFrame({"where": where, "phase": phase}, calls.index)
 
 
 def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, maker: Int) -> Object:
     """The place of each call, given its node of the backward pass and the node's maker (-1 for none)."""
     places = _places(whole, kind)
     if kind == "range":
-        return _values(places["name"], _open_ranges(whole, calls, places))
+        return _values(places["name"], around(whole, places, calls))
     made = _made(whole)
     at = enclosing(calls, places)
     # What was open before the node is what called for the backward pass. What a node computes again of the forward
@@ -259,7 +222,7 @@ def _phases(whole: Trace, calls: pd.DataFrame, node: Int, maker: Int) -> Object:
     ranges = whole.table("ranges", [*_TIMES, "name"])
     ranges = ranges[matching(ranges["name"], _PHASE)]
     names = ranges["name"].astype(str).str.lower().str.extract("(forward|loss|backward)")[0].fillna("optimizer")
-    at = _open_ranges(whole, calls, ranges)
+    at = around(whole, ranges, calls)
     differentiated = _made(whole).iloc[np.unique(maker[maker >= 0])]
     forward = enclosing(calls, _places(whole, "module")) >= 0
     forward |= enclosing(calls, differentiated) >= 0
@@ -267,17 +230,6 @@ def _phases(whole: Trace, calls: pd.DataFrame, node: Int, maker: Int) -> Object:
     phases[forward & (at < 0)] = "forward"
     phases[node >= 0] = "backward"
     return phases
-
-
-def _open_ranges(whole: Trace, calls: pd.DataFrame, ranges: pd.DataFrame) -> Int:
-    """Position of the innermost range around each call by the rule ``window``, -1 for none."""
-    open_range = np.full(len(calls), -1, np.int64)
-    for candidates, launches in holders(whole, ranges.index.to_numpy(), calls["thread"].to_numpy()):
-        around = innermost(calls.iloc[launches], ranges.iloc[candidates])
-        around = np.append(candidates, -1)[around]
-        later = _begun(ranges, around) > _begun(ranges, open_range[launches])
-        open_range[launches] = np.where(later, around, open_range[launches])
-    return open_range
 
 
 def _values(values: pd.Series, at: Int) -> Object:
@@ -305,8 +257,8 @@ def _places(whole: Trace, kind: By) -> pd.DataFrame:
     frames = whole.table("frames", [*_TIMES, "name"])
     if kind == "line":
         return frames[~matching(frames["name"], _LIBRARY)]
-    is_module = matching(frames["name"], re.compile(f"^{_MODULE}"))
-    return _with_paths(frames[is_module].reset_index(drop=True))
+    modules = frames[matching(frames["name"], _IS_MODULE)]
+    return _with_paths(modules.reset_index(drop=True))
 
 
 @kept
@@ -319,7 +271,7 @@ def _operators(whole: Trace) -> pd.DataFrame:
     if ops.empty:
         ranges = whole.table("ranges", [*_TIMES, "process", "name"])
         ops = ranges[matching(ranges["name"], OPERATOR_RANGE)].reset_index(drop=True)
-        parts = ops["name"].astype(str).str.extract(r"^([^,]*)(?:, seq = (\d{1,18})(?!\d))?")
+        parts = ops["name"].astype(str).str.extract(_EMITTED)
         ops["name"] = parts[0].astype("category")
         ops["sequence"] = parts[1].fillna("-1").astype("int64")
         ops["forward_thread"] = -1
@@ -383,18 +335,14 @@ def _with_paths(modules: pd.DataFrame) -> pd.DataFrame:
 
 @kept
 def _captured(whole: Trace) -> pd.DataFrame:
-    """Launches while a graph was captured: ``row`` in the calls, ``graph`` (which capture), ``kernel``; in order."""
+    """Launches while a graph was captured: ``row`` in the calls, ``graph`` (which capture), ``name``; in order."""
     calls = whole.table("calls", [*_TIMES, "name", "kernel"])
-    kernels = whole.table("kernels", ["process", "correlation"])
     calls["row"] = calls.index
-    calls["ran"] = False
-    ran = launch_of(whole, kernels["process"], kernels["correlation"])
-    calls.loc[ran[ran >= 0], "ran"] = True  # what runs at once is not captured
     calls = calls.sort_values(["thread", "start_ns"], kind="stable")
-    calls["begun"] = matching(calls["name"], _BEGIN)
-    calls["ended"] = matching(calls["name"], _END)
+    calls["begun"] = matching(calls["name"], BEGIN_CAPTURE)
+    calls["ended"] = matching(calls["name"], END_CAPTURE)
     count = calls.groupby("thread")[["begun", "ended"]].cumsum()
-    launches = calls[(count["begun"] > count["ended"]) & ~calls["ran"] & matching(calls["name"], _LAUNCH)]
+    launches = calls[(count["begun"] > count["ended"]) & matching(calls["name"], _LAUNCH)]
     if launches.empty:
         raise UsageError(
             f"{whole.path}: holds no capture of a CUDA graph (kernel launches between cudaStreamBeginCapture and "
@@ -402,38 +350,36 @@ def _captured(whole: Trace) -> pd.DataFrame:
         )
     level, _ = nesting(launches["thread"], launches["start_ns"], launches["end_ns"])
     launches = launches.assign(graph=count["begun"])[level == 0]  # a driver's call lies within the runtime's
-    graph = launches.groupby(["thread", "graph"]).ngroup().to_numpy()
-    kernel = launches["kernel"].astype(str).to_numpy()
-    return pd.DataFrame({"row": launches["row"].to_numpy(), "graph": graph, "kernel": kernel})
+    graph = launches.groupby(["thread", "graph"]).ngroup()
+    name = launches["kernel"].astype(str).to_numpy()
+    return pd.DataFrame({"row": launches["row"].to_numpy(), "graph": graph.to_numpy(), "name": name})
 
 
 def _place_by_capture(placed: pd.DataFrame, capture: Trace, kind: By) -> None:
-    """Give kernels of replays the places of their launches in a capture, and ``joined`` to all kernels.
+    """Give kernels of replays the places of their launches in a capture.
 
     A capture fits a replay with as many kernels, and if the capture names them, with as many of each name. Where
     several fit, they must agree on the places.
     """
     captured = _captured(capture)
-    captured = captured.join(_located(capture, captured["row"].to_numpy(), kind))
-    is_named = bool((captured["kernel"] != "").all())
-    fitting: dict[object, list[pd.DataFrame]] = {}
+    captured = captured.join(_located(capture, captured["row"], kind), on="row")
+    is_named = bool((captured["name"] != "").all())
+    captures: dict[object, list[pd.DataFrame]] = {}
     for _, launches in captured.groupby("graph"):
-        ordered, key = _ordered(launches, launches["kernel"], is_named)
-        fitting.setdefault(key, []).append(ordered)
-    placed["joined"] = False
+        ordered, key = _ordered(launches, is_named)
+        captures.setdefault(key, []).append(ordered)
     placed.loc[placed["replayed"], _PLACE] = None
     kernels = placed[placed["replayed"]].sort_values("start_ns", kind="stable")
     for _, replay in kernels.groupby("launch"):
-        ordered, key = _ordered(replay, replay["name"].astype(str), is_named)
-        captures = fitting.get(key, [])
-        if len({tuple(launches["where"]) for launches in captures}) == 1:
-            placed.loc[ordered.index, _PLACE] = captures[0][_PLACE].to_numpy()
-            placed.loc[ordered.index, "joined"] = True
+        ordered, key = _ordered(replay, is_named)
+        fitting = captures.get(key, [])
+        if len({tuple(launches["where"]) for launches in fitting}) == 1:
+            placed.loc[ordered.index, _PLACE] = fitting[0][_PLACE].to_numpy()
 
 
-def _ordered(rows: pd.DataFrame, names: pd.Series, is_named: bool) -> tuple[pd.DataFrame, object]:
+def _ordered(rows: pd.DataFrame, is_named: bool) -> tuple[pd.DataFrame, object]:
     """Order a graph's kernels by name, where they have names; and what a capture and its replays have in common."""
     if not is_named:
         return rows, len(rows)
-    names = names.sort_values(kind="stable")
-    return rows.loc[names.index], tuple(names)
+    rows = rows.astype({"name": str}).sort_values("name", kind="stable")
+    return rows, tuple(rows["name"])

@@ -62,14 +62,8 @@ def test_before_the_first_launch_and_after_the_last_operation(tmp_path, first, l
     assert gaps.summary(trace).empty  # between the first operation and the last there is no gap
 
 
-def test_without_steps_there_is_no_window(tmp_path: Path) -> None:
-    trace = _laid(tmp_path, [(0, 5, 20), (300, 305, 320)])
-    assert in_window(trace).equals(gaps.causes(trace))
-
-
 def test_a_window_begins_where_the_gpu_got_to_the_first_step(tmp_path: Path) -> None:
     """The GPU was still at work that was launched before the recording: that is not idle time of the step."""
     trace = _laid(tmp_path, [(10, 8_000, 9_000)], ("range", "step", 0, 100))
-    windows = steps.windows(trace)
-    assert (windows["begin_ns"].iloc[0], windows["end_ns"].iloc[-1]) == (8_000 * US, 9_000 * US)
+    assert steps.windows(trace)["begin_ns"].tolist() == [8_000 * US]
     assert in_window(trace).empty

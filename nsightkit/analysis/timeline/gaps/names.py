@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "ASLEEP",
-    "BEGIN_CAPTURE",
-    "BLOCKING",
-    "BUILDS",
-    "CHEAP",
-    "COMPILES",
-    "COPY",
-    "DATA",
-    "DATA_LOADING",
-    "END_CAPTURE",
-    "ENQUEUES",
-    "FIRST_TIMES",
-    "FOR_A_THREAD",
-    "FULL",
-    "LOADS",
-    "MESSAGES",
-    "OS_WAIT",
-    "SETS_UP",
-    "TERMINAL",
-    "UNIFIED",
-]
-
 _OF_DATA = (
     r"(data|batch|sample|input)(e?s)?(?![a-z])(?![\s_-]*(?!from|for|async|wait|time|queue|iter|load|fetch|next)[a-z])"
 )
 #: Names of ranges and operators in which a program waits for its data. Weights, layers and embeddings are not data.
-DATA_LOADING = (
+DATA = re.compile(
     r"(?i)data[\s_-]*load|(?<![a-z])load(ing)?[\s_-]*(the[\s_-]*)?(next[\s_-]*)?" + _OF_DATA + r"|"
     r"(next|get|fetch|read|wait|prefetch)(ing)?[\s_-]*(for[\s_-]*)?(the[\s_-]*|next[\s_-]*)?" + _OF_DATA + r"|"
     r"(data|batch|sample|input)[\s_-]*(pipeline|wait|fetch|prefetch)|^(data|batch|dataset)([\s_-]*time)?$|"
     r"data[\s_-]*time\b|\b__next__\b|^next\(|collate"
 )
-DATA = re.compile(DATA_LOADING)
 
+ANY = re.compile(".")
 #: Sleeps, which the program chose.
 ASLEEP = re.compile(r"^((clock_)?nanosleep|u?sleep)(64)?$")
 #: Input from a person at a terminal.
@@ -70,9 +47,9 @@ CHEAP = re.compile(
     r"OccupancyMax|FuncGetAttribute|FuncSetAttribute|PointerGetAttribute"
 )
 
-#: Overhead records about the driver: code that is loaded or compiled, and a full command buffer.
+#: Overhead records about code that the driver loads or compiles; and all about the driver, a full queue included.
 LOADS = re.compile(r"(?i)(module|function)s? loading|driver compiler|^dl(open|close)\b")
-FULL = re.compile(r"(?i)command buffer")
+DRIVER = re.compile(LOADS.pattern + "|command buffer")
 #: Calls that load or build code, and calls that build a graph.
 BUILDS = re.compile(
     r"^cu(Module|Library)Load|^(cuda|hip)(Module|Library)Load|^cuLink(Create|Add|Complete)|^(nvrtc|hiprtc)CompileProgram"

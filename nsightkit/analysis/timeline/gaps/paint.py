@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from nsightkit.analysis.core.intervals import Coverage, common, merge
+from nsightkit.analysis.core.intervals import Coverage, merge
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["EVIDENCE", "LABELS", "TABLE_OF", "Layer", "Paint", "Track", "outside", "paint", "together"]
+__all__ = ["CAUSE_OF_LABEL", "EVIDENCE", "LABELS", "TABLE_OF", "Layer", "Paint", "Track", "paint", "together"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -31,21 +32,23 @@ TABLE_OF = {
     "sample": "samples",
 }
 EVIDENCE = ("none", *TABLE_OF)
-#: Labels; where two hold equally much of a wait, the first names it. ``enclosed`` is a silence longer than dispatch
-#: takes, with a range or an operator around it, or with samples of the running thread.
-LABELS = (
-    "profiler",
-    "once",
-    "compile",
-    "faults",
-    "data",
-    "staging",
-    "messages",
-    "work",
-    "dispatch",
-    "enclosed",
-    "silence",
-)
+#: Labels, and the cause of a gap that each names; where two hold equally much of a wait, the first names it.
+#: ``enclosed`` is a silence longer than dispatch takes, with a range or an operator around it, or with samples of the
+#: running thread.
+CAUSE_OF_LABEL = {
+    "profiler": "profiler",
+    "once": "start-up",
+    "compile": "recompilation",
+    "faults": "memory-transfer",
+    "data": "input-pipeline",
+    "staging": "memory-transfer",
+    "messages": "communication",
+    "work": "cpu-work",
+    "dispatch": "launch-overhead",
+    "enclosed": "cpu-work",
+    "silence": "unknown",
+}
+LABELS = tuple(CAUSE_OF_LABEL)
 _DISPATCH = LABELS.index("dispatch")
 _ENCLOSED = LABELS.index("enclosed")
 
@@ -69,12 +72,20 @@ class Track:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def length(self) -> Int:
+        """How long each event lasts."""
+        return self.end - self.start
+
+    def at(self, positions: Int | slice) -> Track:
+        """Keep the events at some positions."""
+        return Track(self.start[positions], self.end[positions], self.row[positions])
+
     def subset(self, keep: Bool) -> Track:
         """Keep the events that a mask selects."""
-        at = np.flatnonzero(keep)
-        if len(at) == len(self):
+        if keep.all():
             return self
-        return Track(self.start[at], self.end[at], self.row[at])
+        return self.at(np.flatnonzero(keep))
 
     @functools.cached_property
     def coverage(self) -> Coverage:
@@ -87,27 +98,14 @@ class Track:
 
     def inside(self, times: Int) -> Int:
         """The number of sorted times within each event."""
-        return np.asarray(np.searchsorted(times, self.end) - np.searchsorted(times, self.start))
-
-    @functools.cached_property
-    def _longest(self) -> Int:
-        """Position of the event that lasts longest among those up to each."""
-        reach = np.maximum.accumulate(self.end)
-        positions = np.where(self.end == reach, np.arange(len(reach), dtype=np.int32), 0)
-        return np.asarray(np.maximum.accumulate(positions))
-
-    def open_at(self, at: Int) -> Int:
-        """Position of the longest event open at each time, -1 for none."""
-        i = np.searchsorted(self.start, at, side="right") - 1
-        begun = np.flatnonzero(i >= 0)
-        longest = self._longest[i[begun]]
-        i[begun] = np.where(self.end[longest] > at[begun], longest, -1)
-        return i
+        before = np.searchsorted(times, self.start)
+        return np.searchsorted(times, self.end) - before
 
     @functools.cached_property
     def parent(self) -> Int:
         """Position of the event around each event, -1 for none."""
-        return nesting(np.zeros(len(self), np.int64), self.start, self.end)[1]
+        _, parent = nesting(np.zeros(len(self), np.int64), self.start, self.end)
+        return parent
 
     def innermost_at(self, at: Int) -> Int:
         """Position of the last event to begin among those open at each time, -1 for none."""
@@ -126,20 +124,19 @@ def together(*tracks: Track) -> Track:
     end = np.concatenate([track.end for track in tracks])
     row = np.concatenate([track.row for track in tracks])
     order = np.argsort(start, kind="stable")
-    return Track(start[order], end[order], row[order])
-
-
-def outside(track: Track, other: Track) -> Union:
-    """The union of some events without that of others."""
-    return common((track.start, track.end), (other.start, other.end), outside=True)
+    return Track(start, end, row).at(order)
 
 
 class Layer(NamedTuple):
-    """Events that paint a label of `LABELS`; `kind`, of `EVIDENCE`, names their table."""
+    """Events that paint a label of `LABELS`; `kind`, of `EVIDENCE`, names their table.
+
+    A quiet layer paints silences only.
+    """
 
     label: str
     kind: str
     track: Track
+    is_quiet: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,34 +175,35 @@ class Paint:
         held[_DISPATCH] = np.maximum(end - start, 0) - held.sum(axis=0)
         return held
 
-    def union(self, *labels: str, kinds: Sequence[str] = EVIDENCE) -> Union:
+    def union(self, labels: Sequence[str], kinds: Sequence[str] = EVIDENCE) -> Union:
         """When the thread's time had one of some labels, by events of some kinds."""
         chosen = np.isin(self.label, [LABELS.index(label) for label in labels])
         chosen &= np.isin(self.kind, [EVIDENCE.index(kind) for kind in kinds])
         return merge(self.start[chosen], self.end[chosen])
 
-    def overlaps(self, start: Int, end: Int, label: Int) -> tuple[Int, Int, Int]:
-        """Find the pieces of a given label in each window: window, piece and overlap in ns."""
+    def overlaps(self, start: Int, end: Int, label: Int) -> pd.DataFrame:
+        """Find the pieces of a given label in each window: ``window, kind, row, overlap_ns``."""
         first = np.searchsorted(self.end, start, side="right")
-        count = np.maximum(np.searchsorted(self.start, end) - first, 0)
+        last = np.searchsorted(self.start, end)
+        count = np.maximum(last - first, 0)
         window = np.repeat(np.arange(len(start)), count)
-        piece = np.arange(len(window)) + np.repeat(first - np.cumsum(count) + count, count)
+        shift = first - np.cumsum(count) + count
+        piece = np.arange(len(window)) + shift[window]
         same = self.label[piece] == label[window]
-        window, piece = window[same], piece[same]
-        overlap_ns = np.minimum(self.end[piece], end[window]) - np.maximum(self.start[piece], start[window])
-        return window, piece, overlap_ns
+        window = window[same]
+        piece = piece[same]
+        begun = np.maximum(self.start[piece], start[window])
+        ended = np.minimum(self.end[piece], end[window])
+        columns = {"window": window, "kind": self.kind[piece], "row": self.row[piece], "overlap_ns": ended - begun}
+        return pd.DataFrame(columns)
 
 
 def paint(layers: Sequence[Layer]) -> Paint:
-    """Paint a thread's time, each layer over those before it; the innermost event of a layer shows.
-
-    ``enclosed`` paints silences only.
-    """
-    layers = [layer for layer in layers if len(layer.track)]
-    tracks = [layer.track for layer in layers]
-    edges = np.unique(
-        np.concatenate([np.zeros(0, np.int64), *(track.start for track in tracks), *(track.end for track in tracks)])
-    )
+    """Paint a thread's time, each layer over those before it; the innermost event of a layer shows."""
+    edges = np.zeros(0, np.int64)
+    for layer in layers:
+        edges = np.concatenate([edges, layer.track.start, layer.track.end])
+    edges = np.unique(edges)
     begun = edges[:-1]
     label = np.full(len(begun), _DISPATCH, np.int8)
     kind = np.zeros(len(begun), np.int8)
@@ -213,7 +211,7 @@ def paint(layers: Sequence[Layer]) -> Paint:
     for layer in layers:
         event = layer.track.innermost_at(begun)
         at = np.flatnonzero(event >= 0)
-        if layer.label == "enclosed":
+        if layer.is_quiet:
             at = at[label[at] >= _ENCLOSED]
         label[at] = LABELS.index(layer.label)
         kind[at] = EVIDENCE.index(layer.kind)
