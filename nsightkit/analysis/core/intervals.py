@@ -68,12 +68,15 @@ def merge(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int, Int]:
     start, end : ndarray of int64
     """
     starts, ends = np.asarray(start, np.int64), np.asarray(end, np.int64)
-    rows = np.flatnonzero(ends > starts)
-    rows = rows[np.argsort(starts[rows], kind="stable")]  # near-linear: exports are runs of ordered rows
-    starts = starts[rows]
-    reach = np.maximum.accumulate(ends[rows])
+    is_ordered = (starts[1:] >= starts[:-1]).all() and (ends > starts).all()
+    if not is_ordered:
+        rows = np.flatnonzero(ends > starts)
+        rows = rows[np.argsort(starts[rows], kind="stable")]  # near-linear: exports are runs of ordered rows
+        starts = starts[rows]
+        ends = ends[rows]
+    reach = np.maximum.accumulate(ends)
     apart = np.flatnonzero(starts[1:] > reach[:-1])
-    return starts[np.append(0, apart + 1)[: len(rows)]], reach[np.append(apart, -1)[: len(rows)]]
+    return starts[np.append(0, apart + 1)[: len(starts)]], reach[np.append(apart, -1)[: len(starts)]]
 
 
 def union(*parts: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[Int, Int]:

@@ -85,10 +85,10 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "process", "thread"])
-    ranges["step"] = ranges["name"].astype(object)
     kinds = _kinds(ranges["name"].cat.categories.astype(str).tolist(), match)
-    ranges["kind"] = ranges["step"].map(kinds)
-    steps = ranges.dropna(subset="kind").sort_values("start_ns", kind="stable")
+    steps = ranges[ranges["name"].isin(kinds)].sort_values("start_ns", kind="stable")
+    steps["step"] = steps["name"].astype(object)
+    steps["kind"] = steps["step"].map(kinds)
     # The kind of step, and the thread, that most of the time was spent in.
     for column in ("kind", "thread"):
         time = (steps["end_ns"] - steps["start_ns"]).groupby(steps[column], sort=False).sum()

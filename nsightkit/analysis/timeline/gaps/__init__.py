@@ -187,8 +187,9 @@ def _decide(whole: Trace) -> pd.DataFrame:
     gaps["table"] = table[after]
     gaps["row"] = row[after]
     gaps["process"] = ops["process"].to_numpy()[after]
+    del ops  # as large as the trace
     threads = Threads(whole)
-    parts = []
+    answers = []
     for chunk in chunks(max(len(after), 1)):
         part = gaps.iloc[chunk].reset_index(drop=True)
         part["launch"] = launches_of(whole, part["table"], part["row"]).astype(np.int32)
@@ -196,8 +197,11 @@ def _decide(whole: Trace) -> pd.DataFrame:
         if threads.several:
             fed = after[chunk] - 1
             part["before"] = launches_of(whole, table[fed], row[fed]).astype(np.int32)
-        parts.append(part.join(decide(threads, part)))
-    return pd.concat(parts, ignore_index=True)
+        answers.append(decide(threads, part).assign(launch=part["launch"]))
+    del gaps["process"]
+    for column in ("cause", "source", "source_row", "launch"):
+        gaps[column] = np.concatenate([answer.pop(column).to_numpy() for answer in answers])
+    return gaps
 
 
 def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFrame:

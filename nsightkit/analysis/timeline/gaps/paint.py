@@ -94,6 +94,8 @@ class Track:
 
     def covered(self, start: Int, end: Int) -> Int:
         """How much of each window the events cover, in ns."""
+        if not len(start):
+            return start
         return self.coverage.of(start, end)
 
     def inside(self, times: Int) -> Int:

@@ -85,18 +85,19 @@ class Threads:
     # --- the tables, thread by thread ---
 
     @kept
-    def _by_thread(self, table: str) -> tuple[Int, Track]:
-        """The events of a table by thread and start, and their threads."""
+    def _by_thread(self, table: str) -> tuple[Int, Int, Track]:
+        """The threads of a table, where the events of each begin and those of the last end, and the events by thread."""
         events = self.trace.table(table, ["thread", "start_ns", "end_ns"])
-        order = np.lexsort((events["start_ns"], events["thread"])).astype(np.int32)
-        events = events.take(order)
-        track = Track(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), order)
-        return events["thread"].to_numpy(), track
+        thread = events["thread"].to_numpy()
+        start = events["start_ns"].to_numpy()
+        order = np.lexsort((start, thread)).astype(np.int32)
+        threads, count = np.unique(thread, return_counts=True)
+        return threads, np.append(0, np.cumsum(count)), Track(start[order], events["end_ns"].to_numpy()[order], order)
 
     def _between(self, table: str, first: int, last: int) -> Track:
         """The events of the threads from `first` up to `last`, thread by thread."""
-        thread, events = self._by_thread(table)
-        low, high = np.searchsorted(thread, (first, last))
+        threads, begin, events = self._by_thread(table)
+        low, high = begin[np.searchsorted(threads, (first, last))]
         return events.at(slice(int(low), int(high)))
 
     @kept
@@ -198,6 +199,8 @@ class Threads:
 
     def _without_launch(self, track: Track, thread: int) -> Track:
         """Events in which their thread neither launched nor waited for the GPU."""
+        if not len(track):
+            return track
         busy = track.inside(self.launches(thread)) + track.inside(self.blocking(thread).start)
         return track.subset(busy == 0)
 
