@@ -337,9 +337,9 @@ before
 
 
 # fold: How the table is made
-def per_step(run):
+def per_step(trace):
     """Phases with their CPU and GPU time in a mean step."""
-    table, count = phases.summary(run.trace), len(run.trace.steps())
+    table, count = phases.summary(trace), len(trace.steps())
     return pd.DataFrame(
         {
             "phase": table["phase"],
@@ -353,7 +353,7 @@ def per_step(run):
 
 shown = pd.DataFrame()
 if before and after:
-    shown = per_step(before)
+    shown = per_step(before.trace)
 plots.table(shown, missing="no GPU") if len(shown) else None
 
 # %%
@@ -365,7 +365,7 @@ clock = "GPU (ms)" if on_gpu else "CPU (ms)"
 if before and after:
     times = []
     for run in (before, after):
-        phase_times = per_step(run)
+        phase_times = per_step(run.trace)
         phase_times["ns"] = phase_times[clock].astype(float) * 1e6
         times.append(phase_times)
     plots.before_after(
@@ -392,28 +392,17 @@ after
 # which takes time.
 
 # fold: How they are compared
-from nsightkit.analysis.compare import two_tools
-
-
-def beside(one, other):
-    """Compare two traces of a program, with times in milliseconds."""
-    tools = {"torch.profiler": one, "Nsight Systems": other}
-    table = two_tools.compare(tools, top=4)
-    time = table["figure"].str.endswith("_ns")
-    table["figure"] = table["figure"].str.replace("_ns", " (ms)")
-    table["figure"] = table["figure"].str.replace("_", " ")
-    for tool in tools:
-        table[tool] = table[tool].where(~time, table[tool] / 1e6)
-    return table
-
-
 compared = pd.DataFrame()
 if before.nsys_trace is not None:
-    compared = beside(before.trace, before.nsys_trace)
+    columns = ["phase", "CPU (ms)", "GPU (ms)", "kernels"]
+    compared = per_step(before.trace)[columns].merge(
+        per_step(before.nsys_trace)[columns],
+        on="phase",
+        suffixes=(", torch.profiler", ", Nsight Systems"),
+    )
 elif "notice" in before.provenance.get("nsys", {}):
     print("not under Nsight Systems:", before.provenance["nsys"]["notice"])
-signed = {"difference": "{:+.1%}"}
-plots.table(compared, signed) if len(compared) else None
+plots.table(compared) if len(compared) else None
 
 # %%
 # The answer from the two runs: how long backward takes, and which part of
@@ -441,7 +430,7 @@ def part_times(run):
 
 said = ""
 if before and after:
-    spent = per_step(before).set_index("phase")[clock]
+    spent = per_step(before.trace).set_index("phase")[clock]
     ratio = float(spent["backward"] / spent["forward"])
     as_expected = 1.6 <= round(ratio, 1) <= 1.7
     took = part_times(before).astype(float).fillna(0)

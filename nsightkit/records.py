@@ -226,8 +226,7 @@ class Check(Record):
         title = f"{Path(self['baseline']).name} · {runs} · tolerance {100 * self['tolerance']:g} %"
         yield from _rows(rows, columns, top=len(rows), title=title)
         if self["new"]:
-            names = ", ".join(row["metric"] for row in self["new"][:_MOST])
-            yield f"not in the baseline: {names}"
+            yield f"not in the baseline: {', '.join(self['new'][:_MOST])}"
         yield from self["notes"]
 
 

@@ -187,8 +187,8 @@ def test_expectations_are_judged_by_their_data() -> None:
     summary = pd.DataFrame({"TFLOP/s": 100.0, "share idle": 0.1}, index=models)
     summary.loc["latency_bound", "TFLOP/s"], summary.loc["compute_bound", "TFLOP/s"] = 5.0, 400.0
     kinds = pd.DataFrame({name: {"GEMM": 6.0, "attention": 1.0, "(others)": 3.0} for name in models})
-    ratios = {"model_b": Estimate(0.8, 0.7, 0.9, (50, 50)), "misaligned_dims": Estimate(0.9, 0.7, 1.2, (50, 50))}
-    ratios["bad_head_size"] = Estimate(1.0, 0.98, 1.02, (50, 50))
+    ratios = {"model_b": Estimate(0.8, 0.7, 0.9), "misaligned_dims": Estimate(0.9, 0.7, 1.2)}
+    ratios["bad_head_size"] = Estimate(1.0, 0.98, 1.02)
     outcome = matrix.judged(summary, kinds, 0.7, ratios).set_index("model")["outcome"]
     assert outcome["model_b"] == outcome["bad_head_size"] == outcome["latency_bound"] == "holds"
     assert outcome["misaligned_dims"] == "not shown"

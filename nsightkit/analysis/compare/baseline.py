@@ -9,12 +9,12 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
-from nsightkit.analysis.compare.runs import Amount, Condition, Kind, Metric, Run, Unit, decoded
+from nsightkit.analysis.compare.runs import Amount, Float, Kind, Run, decoded
 from nsightkit.analysis.core.noise import thinned
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.safe import json_text
@@ -24,10 +24,8 @@ __all__ = ["MOST_RUNS", "Baseline", "Kept", "make", "read", "require_alike", "wr
 
 #: A baseline remembers so many runs; older ones go.
 MOST_RUNS = 20
-#: Samples kept of a run: enough for the median and its interval, few enough to read; fewer where they only inform.
-_KEPT, _KEPT_OF_OTHERS = 40, 9
-#: How many of the longest kernels are kept.
-_KERNELS = 10
+#: Samples kept of a run: enough for the median and its interval, few enough to read.
+_KEPT = 40
 _REMEDY = "restore it from version control, or remove it and write a new one with --update"
 
 
@@ -38,9 +36,8 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ----------
     value : float
         The median of all samples, for a reader.
-    unit : {"ns", "bytes", "count"}
     gate : bool
-        Whether a regression fails the check; may be edited.
+        Whether it is checked; may be edited.
     tolerance : float or None
         Replaces the command's; may be edited.
     runs : tuple of tuple of float
@@ -48,7 +45,6 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     value: Amount
-    unit: Unit
     gate: bool
     tolerance: Annotated[float, msgspec.Meta(ge=0, le=100)] | None
     runs: Annotated[tuple[Annotated[tuple[Amount, ...], msgspec.Meta(min_length=1)], ...], msgspec.Meta(min_length=1)]
@@ -70,7 +66,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: Literal[2]
     of: Kind
-    conditions: dict[Condition, str | None]
+    conditions: dict[str, str | None]
     metrics: Annotated[dict[str, Kept], msgspec.Meta(min_length=1)]
 
     @property
@@ -98,38 +94,32 @@ def make(runs: Sequence[Run], before: Baseline | None = None, *, add: bool = Fal
     Raises
     ------
     UsageError
-        The runs are not alike, or one lacks a metric that can fail.
+        The runs are not alike, or one lacks a metric.
     """
-    old = dict(before.metrics) if before else {}
-    longest = sorted(runs[0].metrics, key=lambda name: -float(np.median(runs[0].metrics[name].samples)))
-    kernels = [name for name in longest if name.startswith("kernel/")]
-    metrics = old if add else {}
-    for name, metric in sorted(runs[0].metrics.items()):
-        if not metric.gate and name in kernels[_KERNELS:] and name not in old:
-            continue
+    old = before.metrics if before else {}
+    metrics = dict(old) if add else {}
+    for name in sorted(runs[0].metrics):
         measured = [run.metrics[name] for run in runs if name in run.metrics]
-        if metric.gate and len(measured) < len(runs):
+        if len(measured) < len(runs):
             raise UsageError(f"{name} was measured in {len(measured)} of {len(runs)} runs; leave the others out")
         metrics[name] = _kept(measured, old.get(name), add)
-    made = Baseline(2, runs[0].of, dict(runs[0].conditions), metrics)
+    made = Baseline(2, runs[0].of, runs[0].conditions, metrics)
     require_alike(before if before and add else made, runs)
     return made
 
 
-def _kept(measured: Sequence[Metric], old: Kept | None, add: bool) -> Kept:
+def _kept(measured: Sequence[Float], old: Kept | None, add: bool) -> Kept:
     """Keep a metric's samples of some runs, with those of the baseline if they are added to it."""
-    gate, tolerance = measured[0].gate, None
+    gate, tolerance = True, None
     runs: list[tuple[float, ...]] = []
     if old:
         gate, tolerance = old.gate, old.tolerance
-        if add:
-            runs += old.runs
-    for metric in measured:
-        chosen = np.sort(thinned(metric.samples, _KEPT if gate else _KEPT_OF_OTHERS))
+        runs += old.runs if add else ()
+    for samples in measured:
         # As many digits as a reader needs.
-        runs.append(tuple(float(f"{sample:.7g}") for sample in chosen))
+        runs.append(tuple(float(f"{sample:.7g}") for sample in np.sort(thinned(samples, _KEPT))))
     runs = runs[-MOST_RUNS:]
-    return Kept(float(np.median(np.concatenate(runs))), measured[0].unit, gate, tolerance, tuple(runs))
+    return Kept(float(np.median(np.concatenate(runs))), gate, tolerance, tuple(runs))
 
 
 def require_alike(baseline: Baseline, runs: Sequence[Run]) -> None:
@@ -150,7 +140,7 @@ def require_alike(baseline: Baseline, runs: Sequence[Run]) -> None:
             raise UsageError(
                 f"a baseline of {baseline.of} and a run of {run.of} share no metrics; give files of one kind"
             )
-        for name in get_args(Condition):
+        for name in ("gpu", "tool", "selection"):
             was, now = baseline.conditions.get(name), run.conditions.get(name)
             # An unknown GPU may be the same one; a selection that is not named is the whole trace.
             if was != now and (name == "selection" or (was and now)):

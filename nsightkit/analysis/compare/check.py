@@ -4,20 +4,19 @@ A change counts when it exceeds the tolerance *and* noise, by the rule that ``di
 (:func:`nsightkit.analysis.core.noise.judge`): the spread of the steps of a run, and the spread of runs where a side has
 several. With one run per side the latter is unknown, and only the tolerance covers it.
 
-The intervals of all metrics that can fail hold together at 99 %: each has its share of the one per cent. That is why
-few metrics gate, and the others only inform.
+The intervals of all metrics hold together at 99 %: each has its share of the one per cent. That is why there are few.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from nsightkit.analysis.compare.baseline import Baseline, Kept, require_alike
-from nsightkit.analysis.compare.runs import Run
+from nsightkit.analysis.compare.baseline import Baseline, require_alike
+from nsightkit.analysis.compare.runs import Run, unit_of
 from nsightkit.analysis.compare.samples import judge
 from nsightkit.analysis.core import noise
 from nsightkit.errors import UsageError
@@ -52,25 +51,23 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
     Returns
     -------
     dict
-        ``passed``; ``decided``, False where a metric that can fail seems worse within noise; ``tolerance``, ``runs``,
+        ``passed``; ``decided``, False where a metric seems worse within noise; ``tolerance``, ``runs``,
         ``baseline_runs``, ``notes``; lists of metrics:
 
         ``regressions``, ``improvements``
-            Those that can fail and changed.
+            Those that changed.
         ``missing``
-            Those that can fail and that one of the runs lacks: a failure.
+            Those that one of the runs lacks: a failure.
         ``undecided``
-            Those that can fail and are worse by more than the tolerance, but within noise.
+            Those that are worse by more than the tolerance, but within noise.
         ``gates``
-            All that can fail and were measured.
-        ``informing``
-            Those that cannot fail and changed, the largest change first.
+            All that were measured.
         ``new``
-            Those that can fail and that the baseline lacks.
+            Names that the baseline lacks.
 
-        Each has ``metric, unit, gate, status`` (``ok``, ``regression``, ``improvement``, ``inconclusive``,
-        ``missing``), ``before`` and ``after`` (medians), ``ratio`` with its interval ``low`` to ``high``, ``limit``
-        (the ratio from which it would count), ``tolerance`` and ``samples`` (of both sides); None is unknown.
+        Each has ``metric, unit, status`` (``ok``, ``regression``, ``improvement``, ``inconclusive``, ``missing``),
+        ``before`` and ``after`` (medians), ``ratio`` with its interval ``low`` to ``high``, ``limit`` (the ratio from
+        which it would count), ``tolerance`` and ``samples`` (of both sides); None is unknown.
 
     Raises
     ------
@@ -81,107 +78,73 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
     if not 0 <= tolerance < math.inf:
         raise UsageError(f"--tolerance: {tolerance:g} is not a share from 0 on; 0.05 is 5 %")
     require_alike(baseline, runs)
-    units = [kept.unit for kept in baseline.metrics.values() if kept.gate]
-    if not units:
+    checked = {name: kept for name, kept in baseline.metrics.items() if kept.gate}
+    if not checked:
         raise UsageError("no metric of the baseline can fail: set gate to true for one, or replace it with --update")
-    confidence = 1 - (1 - CONFIDENCE) / max(units.count("ns"), 1)
-    by_status: dict[str, list[dict[str, Any]]] = {status: [] for status in _STATUSES}
-    gates, informing = [], []
-    for name, kept in baseline.metrics.items():
-        measured = [run.metrics[name].samples for run in runs if name in run.metrics]
-        row = _row(name, kept, measured, tolerance)
-        if len(measured) < len(runs):
-            row["status"] = "missing"
-        else:
-            change = _change(kept, measured, confidence)
-            if change.noise is None and baseline.of == "ncu":
-                # Most reports hold one launch of a kernel, and its time is not a step's, which waits for many things.
-                change = noise.Change(change.value, noise=0.0)
-                row["tolerance"] = max(row["tolerance"], _SINGLE_LAUNCH)
-            row |= _judged(row, change)
-        if kept.gate:
-            by_status[row["status"]].append(row)
-            if row["status"] != "missing":
-                gates.append(row)
-        elif row["status"] in ("regression", "improvement"):
-            informing.append(row)
-    informing.sort(key=lambda row: -abs(row["after"] - row["before"]))
-    new = []
-    for name, metric in runs[0].metrics.items():
-        if metric.gate and name not in baseline.metrics:
-            new.append({"metric": name})
+    times = [unit_of(name) for name in checked].count("ns")
+    confidence = 1 - (1 - CONFIDENCE) / max(times, 1)
+    rows: dict[str, list[dict[str, Any]]] = {status: [] for status in _STATUSES}
+    for name, kept in checked.items():
+        row: dict[str, Any] = dict.fromkeys(("after", "ratio", "low", "high", "limit"))
+        row |= {"metric": name, "unit": unit_of(name), "status": "missing", "before": _median(kept.runs)}
+        row["tolerance"] = tolerance if kept.tolerance is None else kept.tolerance
+        measured = [run.metrics[name] for run in runs if name in run.metrics]
+        row["samples"] = [sum(map(len, kept.runs)), sum(map(len, measured))]
+        if len(measured) == len(runs):
+            row["after"] = _median(measured)
+            _judge(row, _change(kept.runs, measured, row["unit"], confidence), single=baseline.of == "ncu")
+        rows[row["status"]].append(row)
     notes = []
     if baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
         notes.append(f"{noise.ONE_RUN} Add runs to the baseline with --add.")
-    failing = by_status["regression"] + by_status["missing"] + by_status["inconclusive"]
     return {
-        "passed": not failing,
-        "decided": not by_status["inconclusive"],
+        "passed": not (rows["regression"] or rows["missing"] or rows["inconclusive"]),
+        "decided": not rows["inconclusive"],
         "tolerance": tolerance,
         "runs": len(runs),
         "baseline_runs": baseline.runs,
-        "regressions": by_status["regression"],
-        "improvements": by_status["improvement"],
-        "missing": by_status["missing"],
-        "undecided": by_status["inconclusive"],
-        "gates": gates,
-        "informing": informing,
-        "new": new,
+        "regressions": rows["regression"],
+        "improvements": rows["improvement"],
+        "missing": rows["missing"],
+        "undecided": rows["inconclusive"],
+        "gates": rows["regression"] + rows["inconclusive"] + rows["improvement"] + rows["ok"],
+        "new": sorted(set(runs[0].metrics).difference(baseline.metrics)),
         "notes": notes,
     }
 
 
-def _row(name: str, kept: Kept, after: _Runs, tolerance: float) -> dict[str, Any]:
-    """Facts about one metric."""
-    row: dict[str, Any] = dict.fromkeys(("after", "ratio", "low", "high", "limit"))
-    if after:
-        row["after"] = _median(after)
-    if kept.tolerance is not None:
-        tolerance = kept.tolerance
-    return row | {
-        "metric": name,
-        "unit": kept.unit,
-        "gate": kept.gate,
-        "status": "ok",
-        "before": _median(kept.runs),
-        "tolerance": tolerance,
-        "samples": [sum(map(np.size, kept.runs)), sum(map(np.size, after))],
-    }
-
-
-def _change(kept: Kept, after: _Runs, confidence: float) -> noise.Change:
+def _change(before: _Runs, after: _Runs, unit: str, confidence: float) -> noise.Change:
     """Tell the change of a metric from noise."""
-    if kept.unit == "ns":
-        return judge(kept.runs, after, confidence)
+    if unit == "ns":
+        return judge(before, after, confidence)
     # Bytes and counts are the same in every run: a change lies beyond everything that the baseline saw.
-    seen = np.concatenate(kept.runs)
-    was = _median(kept.runs)
+    seen = np.concatenate(before)
+    was = _median(before)
     value = _median(after) - was
-    reach = float(seen.max() - was if value > 0 else was - seen.min())
-    return noise.Change(value, noise=reach)
+    return noise.Change(value, noise=float(seen.max() - was if value > 0 else was - seen.min()))
 
 
-def _judged(row: Mapping[str, Any], change: noise.Change) -> dict[str, Any]:
-    """Judge a change by the tolerance and by noise."""
-    judged: dict[str, Any] = {}
+def _judge(row: dict[str, Any], change: noise.Change, *, single: bool) -> None:
+    """Judge a change by the tolerance and by noise; `single`: one launch is enough."""
+    limit = change.noise
+    if limit is None and single:
+        limit, row["tolerance"] = 0.0, max(row["tolerance"], _SINGLE_LAUNCH)
     was, tolerance = row["before"], row["tolerance"]
     is_worse, is_better = row["after"] > 0, False
     if was >= _NOTHING:
-        ratio = 1 + change.value / was
-        is_worse, is_better = ratio > 1 + tolerance, ratio < 1 / (1 + tolerance)
-        judged["ratio"] = ratio
-        if change.low is not None and change.high is not None:
-            judged["low"], judged["high"] = 1 + change.low / was, 1 + change.high / was
-        if change.noise is not None:
-            judged["limit"] = 1 + max(tolerance, change.noise / was)
-    if change.word == noise.CHANGED:
-        if is_worse:
-            judged["status"] = "regression"
-        elif is_better:
-            judged["status"] = "improvement"
+        row["ratio"] = 1 + change.value / was
+        is_worse, is_better = row["ratio"] > 1 + tolerance, row["ratio"] < 1 / (1 + tolerance)
+        for key, bound in (("low", change.low), ("high", change.high)):
+            row[key] = None if bound is None else 1 + bound / was
+        row["limit"] = None if limit is None else 1 + max(tolerance, limit / was)
+    is_sure = limit is not None and abs(change.value) > limit
+    row["status"] = "ok"
+    if is_worse and is_sure:
+        row["status"] = "regression"
     elif is_worse and row["unit"] == "ns":
-        judged["status"] = "inconclusive"
-    return judged
+        row["status"] = "inconclusive"
+    elif is_better and is_sure:
+        row["status"] = "improvement"
 
 
 def _median(runs: _Runs) -> float:

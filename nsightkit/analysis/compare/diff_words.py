@@ -16,22 +16,9 @@ __all__ = ["described", "percent", "sections", "sentences"]
 
 Row = Mapping[str, Any]
 
-#: Figures of captures and of memory snapshots.
-_FIGURES = {
-    "wall_ns": "wall",
-    "busy_ns": "GPU busy",
-    "idle_ns": "GPU idle",
-    "kernel_ns": "kernels",
-    "memop_ns": "copies and memsets",
-    "graph_ns": "graph replays",
-    "allocated_bytes": "allocated",
-    "reserved_bytes": "reserved",
-    "reserved_and_unused_bytes": "reserved and unused",
-}
+_FIGURES = {"wall_ns": "wall", "busy_ns": "GPU busy", "idle_ns": "GPU idle"}
 #: From this ratio on, a change is written as a multiple.
 _MULTIPLE = 10
-#: Longest name in a sentence.
-_LONGEST = 80
 #: One of two captures did more work if kernels with most of the shared time ran more often in it, by more than this.
 _MORE_OFTEN, _MOST = 1.05, 0.75
 
@@ -65,13 +52,10 @@ def described(captures: Sequence[Samples]) -> dict[str, Any]:
     captures : sequence of Samples
         The first is described; the steps of all are counted.
     """
-    trace = captures[0].trace
-    gpus = dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name)
     facts = {
-        "gpus": list(gpus),
+        "gpus": sorted({gpu.name for gpu in captures[0].trace.meta.gpus if gpu.name}),
         "captures": len(captures),
         "steps": sum(len(capture.windows) for capture in captures),
-        "graph_replays": trace.size("graphs"),
     }
     return facts | captures[0].overview
 
@@ -82,7 +66,7 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> dic
     Parameters
     ----------
     facts : mapping
-        ``before`` and ``after`` (:func:`described`), ``figures``, ``changes``, ``unit``, ``least_ns``.
+        ``before`` and ``after`` (:func:`described`), ``figures``, ``changes``, ``unit``.
     kernels : DataFrame
         The table of kernels.
     verdicts : sequence of mapping
@@ -91,35 +75,27 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> dic
     Returns
     -------
     dict
-        ``headline, outcome, where, moved, bottleneck, warnings``.
+        ``headline, outcome, moved, bottleneck, warnings``.
     """
     outcome, headline = _outcome(facts)
-    where = _where(facts)
-    warnings = _about_sides(facts["before"], facts["after"])
+    warnings = list(_about_sides(facts["before"], facts["after"]))
     if facts["unit"] == "trace":
         warnings.append(
-            "Whole captures are compared, because one has no steps or most GPU work outside them. Kernels launched "
-            "equally often are judged by their launches, nothing else is; --match names the ranges that are steps."
+            "Whole captures are compared, because one has no steps. That does not tell a change from noise; --match "
+            "names the ranges that are steps."
         )
-    shared = kernels[(kernels["before_count"] > 0) & (kernels["after_count"] > 0)]
-    if len(kernels) and shared.empty:
-        warnings.append("The captures share no kernels, so they may be of different programs.")
-    warnings += _other_kernels(kernels, facts["least_ns"])
-    if facts["unit"] == "trace" and _is_other_work(shared):
-        headline, where = f"With different amounts of work: {headline}", ""
-        before, after = shared["before_count"].sum(), shared["after_count"].sum()
-        warnings.append(
-            "The captures hold different amounts of work, so their times do not compare: the kernels of both were "
-            f"launched {before:,} times before and {after:,} times after."
-        )
-    if _differ(facts["before"], facts["after"], "gpus"):
-        headline = f"On different GPUs: {headline}"
-    moved, text = _bottleneck(facts, verdicts)
+        more = _other_work(kernels)
+        if more:
+            headline = f"With different amounts of work: {headline}"
+            warnings.append(more)
+    warnings += _other_kernels(kernels)
     was, now = (answer["bottleneck"] for answer in verdicts)
+    moved, text = _moved(facts, was, now)
+    shares = [share_text(answer["share_of_span"] or 0) for answer in verdicts]
+    text += f": {was} ({shares[0]} of the time) before, {now} ({shares[1]} of the time) after."
     return {
         "headline": headline,
         "outcome": outcome,
-        "where": where,
         "moved": moved,
         "bottleneck": {"before": was, "after": now, "text": text},
         "warnings": warnings,
@@ -131,100 +107,73 @@ def _outcome(facts: Row) -> tuple[str, str]:
     if not facts["figures"] or not facts["figures"][0]["before_ns"]:
         return "inconclusive", "Nothing to compare: one of the captures holds neither steps nor GPU work."
     row = facts["figures"][0]
-    steps = f"{facts['before']['steps']} and {facts['after']['steps']} steps"
-    subject = "the step time"
-    too_few = f"{steps} are too few to tell a change from noise"
+    subject, basis = "the step time", f"{facts['before']['steps']} and {facts['after']['steps']} steps"
     if facts["unit"] == "trace":
-        subject = "the time from the first GPU operation to the last"
-        too_few = "captures without steps do not show how much of that is noise"
-    change = f"{subject} went from {time_text(row['before_ns'])} to {time_text(row['after_ns'])}"
-    change += f" ({percent(row['change'])})"
-    if row["significance"] == noise.INCONCLUSIVE:
-        return "inconclusive", f"Inconclusive: {change}; {too_few}."
-    interval = _interval(row)
-    evidence = f"95 % interval {interval}, {steps}" if interval else steps
+        subject, basis = "the time from the first GPU operation to the last", "whole captures"
+    if _interval(row):
+        basis = f"95 % interval {_interval(row)}, {basis}"
+    outcome = "inconclusive"
     if row["significance"] == noise.WITHIN_NOISE:
-        return "no change", f"No change beyond noise: {change}; {evidence}."
-    if abs(row["delta_ns"]) < facts["least_ns"]:
-        return "no change", f"No change that matters: {change}; {evidence}."
-    outcome = "faster" if row["delta_ns"] < 0 else "slower"
-    sentence = f"{outcome.capitalize()}: {change}, beyond noise; {evidence}."
-    if facts["before"]["captures"] == facts["after"]["captures"] == 1:
-        sentence += f" {noise.ONE_RUN}"
-    return outcome, sentence
+        outcome = "no change"
+    elif row["significance"] == noise.CHANGED:
+        outcome = "faster" if row["delta_ns"] < 0 else "slower"
+        if facts["before"]["captures"] == facts["after"]["captures"] == 1:
+            basis += f". {noise.ONE_RUN.removesuffix('.')}"
+    change = f"{subject} went from {time_text(row['before_ns'])} to {time_text(row['after_ns'])}"
+    return outcome, f"{outcome.capitalize()}: {change} ({percent(row['change'])}); {basis}."
 
 
-def _where(facts: Row) -> str:
-    """Name the cause of idle time or the kernel that surely changed most."""
-    for row in facts["changes"]:
-        if row["table"] in ("gaps", "kernels") and row["significance"] == noise.CHANGED:
-            name, delta = _name(row), row["delta_ns"]
-            if len(name) > _LONGEST:
-                name = f"{name[:_LONGEST]}…"
-            return f"Largest change: {name}, {'+' if delta > 0 else ''}{time_text(delta)}."
-    return ""
-
-
-def _bottleneck(facts: Row, verdicts: Sequence[Row]) -> tuple[bool | None, str]:
-    """Answer whether the bottleneck moved, and write which it was and is."""
-    causes = []
-    texts = []
-    for answer in verdicts:
-        causes.append(answer["bottleneck"])
-        texts.append(f"{answer['bottleneck']} ({share_text(answer['share_of_span'] or 0)} of the time)")
-    if "not-enough-data" in causes:
-        return None, f"Whether the bottleneck moved is unknown: {causes[0]} before, {causes[1]} after."
-    if causes[0] == causes[1]:
-        return False, f"The bottleneck did not move: {texts[0]} before, {texts[1]} after."
+def _moved(facts: Row, was: str, now: str) -> tuple[bool | None, str]:
+    """Answer whether the bottleneck moved, with the beginning of a sentence."""
+    if "not-enough-data" in (was, now):
+        return None, "Whether the bottleneck moved is unknown"
+    if was == now:
+        return False, "The bottleneck did not move"
     for row in facts["changes"]:
         # The verdicts rest on these: without a change here, they differ by noise.
-        if row["table"] == "figures" or row.get("cause") in causes:
-            return True, f"The bottleneck moved from {texts[0]} to {texts[1]}."
-    return False, f"The verdicts differ by no more than noise: {texts[0]} before, {texts[1]} after."
+        if row["table"] == "figures" or row.get("cause") in (was, now):
+            return True, "The bottleneck moved"
+    return False, "The verdicts differ by no more than noise"
 
 
 # ---------------------------------------------------------------- warnings
 
 
-def _differ(before: Row, after: Row, key: str) -> bool:
-    """Whether both sides state something, and disagree."""
-    return bool(before[key] and after[key] and before[key] != after[key])
-
-
-def _about_sides(before: Row, after: Row) -> list[str]:
+def _about_sides(before: Row, after: Row) -> Iterator[str]:
     """Name what differs besides the program."""
-    warnings = []
-    if _differ(before, after, "gpus"):
-        warnings.append(f"Different GPUs: {', '.join(before['gpus'])} before, {', '.join(after['gpus'])} after.")
-    if _differ(before, after, "tool"):
-        tools = f"{before['tool']} before, {after['tool']} after"
-        warnings.append(f"Different profilers: {tools}; each slows the CPU in its own way.")
+    for key, what in (("gpus", "GPUs"), ("tool", "profilers")):
+        was, now = before[key], after[key]
+        if was and now and was != now:
+            yield f"Different {what}: {_listed(was)} before, {_listed(now)} after."
     for name, side, other in (("before", before, after), ("after", after, before)):
         lacking = [table for table in side["missing"] if table not in other["missing"]]
         if lacking:
-            warnings.append(f"The capture {name} did not record {', '.join(lacking)}; these are not compared.")
-        if side["graph_replays"]:
-            warnings.append(
-                f"The capture {name} holds {side['graph_replays']:,} CUDA-graph replays without their kernels, so "
-                "compare the GPU's busy time; nsys profile --cuda-graph-trace=node records the kernels."
-            )
-    return warnings
+            yield f"The capture {name} did not record {_listed(lacking)}; these are not compared."
 
 
-def _is_other_work(shared: pd.DataFrame) -> bool:
-    """Whether one of two captures did more work; a library that chose other kernels does not count."""
+def _listed(names: str | Sequence[str]) -> str:
+    return names if isinstance(names, str) else ", ".join(names)
+
+
+def _other_work(kernels: pd.DataFrame) -> str:
+    """Warn that one of two captures did more work; a library that chose other kernels does not count."""
+    shared = kernels[(kernels["before_count"] > 0) & (kernels["after_count"] > 0)]
     times = shared["after_count"] / shared["before_count"]
     weight = shared["before_total_ns"] / shared["before_total_ns"].sum()
-    return bool(max(weight[times > _MORE_OFTEN].sum(), weight[times < 1 / _MORE_OFTEN].sum()) >= _MOST)
+    if max(weight[times > _MORE_OFTEN].sum(), weight[times < 1 / _MORE_OFTEN].sum()) < _MOST:
+        return ""
+    return (
+        "The captures hold different amounts of work, so their times do not compare: the kernels of both were "
+        f"launched {shared['before_count'].sum():,} times before and {shared['after_count'].sum():,} times after."
+    )
 
 
-def _other_kernels(kernels: pd.DataFrame, least_ns: float) -> Iterator[str]:
+def _other_kernels(kernels: pd.DataFrame) -> Iterator[str]:
     """Warn of kernels of one kind that took each other's place."""
-    is_large = (kernels["significance"] == noise.CHANGED) & (kernels["delta_ns"].abs() >= least_ns)
-    changed = kernels[is_large & (kernels["before_count"] != kernels["after_count"])]
-    totals = kernels.groupby("category")[["before_ns", "after_ns"]].sum()
-    for category, delta in changed.groupby("category", sort=False)["delta_ns"]:
-        was, now = totals.loc[[category]].to_numpy()[0].tolist()
+    is_exchanged = (kernels["significance"] == noise.CHANGED) & (kernels["before_count"] != kernels["after_count"])
+    for category, delta in kernels[is_exchanged].groupby("category", sort=False)["delta_ns"]:
+        alike = kernels[kernels["category"] == category]
+        was, now = int(alike["before_ns"].sum()), int(alike["after_ns"].sum())
         if delta.min() < 0 < delta.max() and abs(now - was) < delta.abs().max() / 2:
             yield f"A library chose other {category} kernels: {time_text(was)} before, {time_text(now)} after in all."
 
@@ -238,7 +187,7 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[dict[str, An
     Parameters
     ----------
     comparison : mapping
-        What :func:`nsightkit.analysis.compare.diff.summary` or :func:`nsightkit.analysis.memory.diff.summary` returned.
+        What :func:`nsightkit.analysis.compare.diff.summary` returned.
     top : int
         Rows of each table.
 
@@ -247,38 +196,29 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[dict[str, An
     tuple
         A title, rows, and how many there are in all.
     """
-    if "sites" in comparison:
-        unit, least = "bytes", 1
-        tables = {"memory": comparison["figures"]}
-        for table, title in (("categories", "By category"), ("sites", "By line")):
-            tables[title] = [row for row in comparison[table] if row["delta_bytes"]]
-    else:
-        unit, least = "ns", comparison["least_ns"]
-        tables = {
-            f"per {comparison['unit']}": comparison["figures"],
-            "GPU idle, by cause": comparison["gaps"],
-        }
-        for table in ("kernels", "ranges"):
-            tables[table.capitalize()] = [row for row in comparison["changes"] if row["table"] == table]
+    tables = {f"per {comparison['unit']}": comparison["figures"], "GPU idle, by cause": comparison["gaps"]}
+    for table in ("kernels", "ranges"):
+        tables[table.capitalize()] = [row for row in comparison["changes"] if row["table"] == table]
     for title, rows in tables.items():
-        large = [row for row in rows if max(row[f"before_{unit}"], row[f"after_{unit}"]) >= least]
-        yield title, [_shown(row, unit) for row in large[:top]], len(large)
+        large = [row for row in rows if max(row["before_ns"], row["after_ns"]) >= comparison["least_ns"]]
+        yield title, [_shown(row) for row in large[:top]], len(large)
+
+
+def _shown(row: Row) -> dict[str, Any]:
+    """Choose and name the columns of a row."""
+    return {
+        "name": _name(row),
+        "before_ns": row["before_ns"],
+        "after_ns": row["after_ns"],
+        "delta_ns": row["delta_ns"],
+        "change": "-" if _is_unknown(row["change"]) else percent(row["change"]),
+        "interval": _interval(row),
+        "significance": row["significance"],
+    }
 
 
 def _is_unknown(value: Any) -> bool:
     return value is None or bool(pd.isna(value))
-
-
-def _shown(row: Row, unit: str) -> dict[str, Any]:
-    """Choose and name the columns of a row."""
-    shown = {"name": _name(row)}
-    for key in (f"before_{unit}", f"after_{unit}", f"delta_{unit}"):
-        shown[key] = row[key]
-    shown["change"] = "-" if _is_unknown(row["change"]) else percent(row["change"])
-    if unit == "ns":
-        shown["interval"] = _interval(row)
-        shown["significance"] = row["significance"]
-    return shown
 
 
 def _interval(row: Row) -> str:
@@ -294,18 +234,9 @@ def _name(row: Row) -> str:
     if "cause" in row:
         return str(row["cause"])
     name = _FIGURES.get(row["name"]) or plain(row["name"])
-    remarks = []
-    if isinstance(row.get("before_names"), list):  # of kernels
-        name = _first(row["after_names"] or row["before_names"])
-        if row["match"] == "normalised":
-            name = f"{_first(row['before_names'])} → {name}"
-    elif isinstance(row.get("clock"), str):
-        remarks.append(row["clock"])
-    if row.get("match") in ("appeared", "disappeared"):
-        remarks.append(row["match"])
-    return f"{name} ({', '.join(remarks)})" if remarks else name
-
-
-def _first(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return short_name(names[0]) + more
+    if "category" in row:
+        name = short_name(name)
+    for remark in (row.get("clock"), row.get("match")):
+        if remark not in (None, "name"):
+            name += f" ({remark})"
+    return name

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.compare.match import plain_kernel
-from nsightkit.analysis.compare.samples import Samples, samples
+from nsightkit.analysis.compare.samples import Samples, cut
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
 from nsightkit.errors import TraceError, UsageError, reading
@@ -29,54 +29,18 @@ from nsightkit.trace.files import require_regular
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.open import kind_of
 
-__all__ = [
-    "Amount",
-    "Condition",
-    "Kind",
-    "Metric",
-    "Run",
-    "Unit",
-    "decoded",
-    "of_bench",
-    "of_report",
-    "of_samples",
-    "of_trace",
-    "read",
-]
+__all__ = ["Amount", "Kind", "Run", "decoded", "of_bench", "of_report", "of_samples", "of_trace", "read", "unit_of"]
 
 Float = npt.NDArray[np.float64]
 Kind = Literal["trace", "bench", "ncu", "samples"]
-Unit = Literal["ns", "bytes", "count"]
-#: What figures hold for; `selection` is which part of a trace.
-Condition = Literal["gpu", "tool", "selection"]
 #: No time in nanoseconds and no number of bytes is larger.
 LARGEST = 1e18
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
-#: In an Nsight Compute report, kernels that take less of the profiled time than this cannot fail.
+#: In an Nsight Compute report, kernels that take less of the profiled time than this do not count.
 _SMALL = 0.01
 #: Longest name of a metric.
 _LONGEST = 200
-_FORMAT = 1
 _AGAIN = "measure again with nsightkit bench --out-json"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Metric:
-    """One thing that was measured in a run.
-
-    Parameters
-    ----------
-    samples : ndarray of float
-        At least one.
-    unit : {"ns", "bytes", "count"}
-        Bytes and counts are the same in every run, so one sample is enough.
-    gate : bool
-        Whether a regression fails the check; the others inform.
-    """
-
-    samples: Float
-    unit: Unit
-    gate: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,14 +50,26 @@ class Run:
     Parameters
     ----------
     of : {"trace", "bench", "ncu", "samples"}
-    conditions : mapping of str to str or None
+    conditions : dict of str to str or None
         ``gpu``, ``tool`` and ``selection`` (which part of a trace); None is unknown.
-    metrics : mapping of str to Metric
+    metrics : mapping of str to ndarray of float
+        The samples of each, one at least. Names end in their unit (:func:`unit_of`).
     """
 
     of: Kind
-    conditions: Mapping[Condition, str | None]
-    metrics: Mapping[str, Metric]
+    conditions: dict[str, str | None]
+    metrics: Mapping[str, Float]
+
+
+def unit_of(metric: str) -> str:
+    """Tell the unit of a metric by the end of its name: ``ns``, ``bytes`` or ``count``.
+
+    Parameters
+    ----------
+    metric : str
+    """
+    unit = metric.rpartition("_")[2]
+    return unit if unit in ("ns", "bytes") else "count"
 
 
 def read(
@@ -129,13 +105,13 @@ def read(
     kind = kind_of(path)
     is_bench = kind == "json" and _is_bench(path)
     is_report = kind in ("ncu-rep", "ncu-csv") or (kind == "other" and path.suffix == ".csv")
-    if not is_bench and not is_report:
-        return of_trace(opened(path), match, selection)
-    if match is not None or selection is not None:
+    if (is_bench or is_report) and (match is not None or selection is not None):
         raise UsageError(f"{path}: is not a trace, so no part of it can be selected")
-    return (
-        of_report(ncu_reports.read(path)) if is_report else of_bench(decoded(path, "a benchmark", Bench, _AGAIN), path)
-    )
+    if is_report:
+        return of_report(ncu_reports.read(path))
+    if is_bench:
+        return of_bench(decoded(path, "a benchmark", Bench, _AGAIN), path)
+    return of_trace(opened(path), match, selection)
 
 
 def _is_bench(path: Path) -> bool:
@@ -183,10 +159,8 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
     """Take a trace's metrics, one sample per step.
 
     ``step/time_ns`` is the time from the end of one step to the end of the next, its work on the GPU included
-    (:func:`nsightkit.analysis.timeline.steps.windows`). ``step/busy_ns``, ``step/kernel_count`` and
-    ``step/copied_bytes`` can fail as well. ``step/idle_ns``, ``gap/CAUSE/idle_ns`` and ``kernel/NAME/gpu_ns`` (by
-    :func:`nsightkit.analysis.compare.match.plain_kernel`) inform. A trace without steps has one sample of each, its
-    sums, named ``trace/…``.
+    (:func:`nsightkit.analysis.timeline.steps.windows`); with it come ``step/busy_ns``, ``step/kernel_count`` and
+    ``step/copied_bytes``. A trace without steps has one sample of each, its sums, named ``trace/…``.
 
     Parameters
     ----------
@@ -207,40 +181,29 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
     TraceError
         The trace has neither steps nor GPU work.
     """
-    capture = samples(trace, match)
-    prefix = "trace"
+    capture = cut(trace, match)
+    figures = capture.tables["figures"]
     if len(capture.windows):
-        prefix = "step"
+        prefix, figures = "step", figures.drop(columns=["count", "total"])
     elif match is not None:
         raise UsageError(f"--match: no range matches {match!r}; give a name that `nsightkit ranges` lists")
     elif not any(trace.size(table) for table in GPU_TABLES):
         raise TraceError(trace.path or "trace", "has neither steps nor GPU work, so nothing compares", "record more")
-    figures = capture.tables["figures"]
-    metrics = {}
-    for name in figures.index.intersection(["wall_ns", "busy_ns", "idle_ns"]):
-        label = f"{prefix}/{name.replace('wall', 'time')}"
-        metrics[label] = Metric(_samples(capture, figures.loc[name]), "ns", gate=name != "idle_ns")
+    else:
+        prefix, figures = "trace", figures[["total"]]
+    metrics = {f"{prefix}/time_ns": figures.loc["wall_ns"].to_numpy(np.float64)}
+    if "busy_ns" in figures.index:
+        metrics[f"{prefix}/busy_ns"] = figures.loc["busy_ns"].to_numpy(np.float64)
     if trace.recorded("kernels"):
         launched = pd.Series(1, index=range(trace.size("kernels")))
-        metrics[f"{prefix}/kernel_count"] = Metric(_in_steps(capture, "kernels", launched), "count")
-        kernels = capture.tables["kernels"]
-        for name, row in kernels.groupby(kernels.index.map(_kernel_label)).sum().iterrows():
-            metrics[f"{name}/gpu_ns"] = Metric(_samples(capture, row), "ns", gate=False)
-        for cause, row in capture.tables["gaps"].iterrows():
-            metrics[f"gap/{cause}/idle_ns"] = Metric(_samples(capture, row), "ns", gate=False)
+        metrics[f"{prefix}/kernel_count"] = _in_steps(capture, "kernels", launched)
     if trace.recorded("memops"):
         copies = trace.table("memops", ["kind", "bytes"])
         copied = copies["bytes"].where(copies["kind"] != "memset", 0)
-        metrics[f"{prefix}/copied_bytes"] = Metric(_in_steps(capture, "memops", copied), "bytes")
+        metrics[f"{prefix}/copied_bytes"] = _in_steps(capture, "memops", copied)
     used = intervals.gpu_intervals(trace)["device"].unique()
     cards = _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used)
     return Run("trace", {"gpu": cards, "tool": trace.meta.tool, "selection": selection}, metrics)
-
-
-def _samples(capture: Samples, row: pd.Series) -> Float:
-    """A row's sum in each step; its total without steps."""
-    values = row.iloc[2:] if len(capture.windows) else row[["total"]]
-    return values.to_numpy(np.float64)
 
 
 def _in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
@@ -249,10 +212,6 @@ def _in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
         return np.array([float(values.sum())])
     step = steps.launched_in(capture.trace, table, capture.windows)
     return np.bincount(step[step >= 0], values[step >= 0], len(capture.windows)).astype(np.float64)
-
-
-def _kernel_label(name: str) -> str:
-    return f"kernel/{plain(plain_kernel(name))[:_LONGEST]}"
 
 
 # ---------------------------------------------------------------- benchmarks, reports, and other samples
@@ -270,7 +229,6 @@ class _Cell(msgspec.Struct):
     compiled: bool
     nvtx: bool
     annotate_mha: bool
-    status: str
     samples_ns: list[Amount]
     peak_allocated_bytes: Amount | None
 
@@ -293,13 +251,12 @@ class Bench(msgspec.Struct):
     rows: list[_Cell]
 
 
-def of_bench(document: Bench | Mapping[str, Any], path: str | Path = "benchmark") -> Run:
+def of_bench(bench: Bench, path: str | Path = "benchmark") -> Run:
     """Take a benchmark's metrics: the step times of each cell, and its peak memory.
 
     Parameters
     ----------
-    document : Bench or mapping
-        What :func:`nsightkit.capture.bench.bench` gives.
+    bench : Bench
     path : path-like
         Where it is from, for messages.
 
@@ -311,20 +268,14 @@ def of_bench(document: Bench | Mapping[str, Any], path: str | Path = "benchmark"
     Raises
     ------
     TraceError
-        It is not such a document, or no cell ran.
+        No cell ran.
     """
-    with reading(None):
-        bench = msgspec.convert(document, Bench)
-    metrics: dict[str, Metric] = {}
+    metrics = {}
     for cell in bench.rows:
-        name = f"bench/{cell.name}"
-        if cell.status != "ok" or not cell.samples_ns:
-            continue
-        if f"{name}/step_ns" in metrics:
-            raise TraceError(path, f"measures {cell.name} twice", "keep one of the two")
-        metrics[f"{name}/step_ns"] = Metric(np.array(cell.samples_ns), "ns")
-        if cell.peak_allocated_bytes is not None:  # unknown on a CPU
-            metrics[f"{name}/peak_allocated_bytes"] = Metric(np.array([cell.peak_allocated_bytes]), "bytes")
+        if cell.samples_ns:
+            metrics[f"bench/{cell.name}/step_ns"] = np.array(cell.samples_ns)
+            if cell.peak_allocated_bytes is not None:  # unknown on a CPU
+                metrics[f"bench/{cell.name}/peak_allocated_bytes"] = np.array([cell.peak_allocated_bytes])
     if not metrics:
         raise TraceError(path, "is a benchmark of which no cell ran", "its rows say why; measure again")
     return Run("bench", {"gpu": "none" if bench.device == "cpu" else bench.gpu, "tool": "nsightkit bench"}, metrics)
@@ -340,7 +291,9 @@ def of_report(report: ncu_reports.Report) -> Run:
     Returns
     -------
     Run
-        Kernels are named as in :func:`of_trace`; one that was launched with several grids, also by the grid.
+        Kernels that take a hundredth of the time or more, by
+        :func:`nsightkit.analysis.compare.match.plain_kernel`; one that was launched with several grids, also by the
+        grid.
 
     Raises
     ------
@@ -351,13 +304,13 @@ def of_report(report: ncu_reports.Report) -> Run:
     if launches.empty:
         raise TraceError(report.path, "holds no kernel times", "profile again with ncu --section SpeedOfLight")
     grid = launches["grid"].astype(str)
-    kernel = launches["kernel"].astype(str).map(_kernel_label)
+    kernel = launches["kernel"].astype(str).map(lambda name: f"kernel/{plain(plain_kernel(name))[:_LONGEST]}")
     several = grid.groupby(kernel).transform("nunique") > 1
     kernel = kernel.where(~several, kernel + " grid " + grid)
-    least_ns = _SMALL * float(launches["time_ns"].sum())
     metrics = {}
     for name, times in launches["time_ns"].groupby(kernel):
-        metrics[f"{name}/time_ns"] = Metric(times.to_numpy(np.float64), "ns", gate=float(times.sum()) >= least_ns)
+        if times.sum() >= _SMALL * launches["time_ns"].sum():
+            metrics[f"{name}/time_ns"] = times.to_numpy(np.float64)
     return Run("ncu", {"gpu": _cards(launches["gpu"].dropna().unique()), "tool": "Nsight Compute"}, metrics)
 
 
@@ -367,7 +320,7 @@ def of_samples(samples: Mapping[str, npt.ArrayLike], gpu: str | None = None) -> 
     Parameters
     ----------
     samples : mapping of str to array_like of float
-        By a name that ends in its unit, ``_ns`` or ``_bytes``; others are counts. All can fail.
+        By a name that ends in its unit, ``_ns`` or ``_bytes``; others are counts.
     gpu : str, optional
 
     Returns
@@ -381,15 +334,9 @@ def of_samples(samples: Mapping[str, npt.ArrayLike], gpu: str | None = None) -> 
     """
     metrics = {}
     for name, values in samples.items():
-        unit: Unit = "count"
-        if name.endswith("_ns"):
-            unit = "ns"
-        elif name.endswith("_bytes"):
-            unit = "bytes"
-        checked = np.array(values, dtype=np.float64).ravel()
-        if not len(checked) or not ((checked >= 0) & (checked <= LARGEST)).all():
+        metrics[name] = np.array(values, dtype=np.float64).ravel()
+        if not len(metrics[name]) or not ((metrics[name] >= 0) & (metrics[name] <= LARGEST)).all():
             raise UsageError(f"{name}: samples are numbers from 0 to {LARGEST:g}, and at least one")
-        metrics[name] = Metric(checked, unit)
     return Run("samples", {"gpu": gpu}, metrics)
 
 

@@ -17,14 +17,11 @@ import pandas as pd
 from nsightkit.analysis.compare.match import plain_range
 from nsightkit.analysis.core import intervals, noise
 from nsightkit.analysis.timeline import gaps, overview, ranges, steps
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.model import Trace
 
-__all__ = ["Samples", "judge", "ordinary", "samples"]
+__all__ = ["Samples", "cut", "judge", "ordinary", "samples"]
 
 Float = npt.NDArray[np.float64]
-
-#: Figures of the GPU's work, by the table that holds it.
-_WORK = dict(zip(GPU_TABLES, ("kernel_ns", "memop_ns", "graph_ns"), strict=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,15 +46,6 @@ class Samples:
     windows: pd.DataFrame
     tables: dict[str, pd.DataFrame]
 
-    @property
-    def outside(self) -> float:
-        """Share of the GPU's work that was launched outside the steps; 0 without steps."""
-        work = self.tables["figures"].reindex(list(_WORK.values())).fillna(0)
-        total = float(work["total"].sum())
-        if not total or self.windows.empty:
-            return 0.0
-        return 1 - float(work.iloc[:, 2:].to_numpy().sum()) / total
-
 
 def ordinary(runs: Sequence[npt.ArrayLike]) -> list[Float]:
     """Leave the outliers out of the samples of each run: a stall now and then is not noise.
@@ -73,7 +61,7 @@ def ordinary(runs: Sequence[npt.ArrayLike]) -> list[Float]:
     return kept
 
 
-def judge(before: Sequence[npt.ArrayLike], after: Sequence[npt.ArrayLike], confidence: float = 0.95) -> noise.Change:
+def judge(before: Sequence[npt.ArrayLike], after: Sequence[npt.ArrayLike], confidence: float = 0.99) -> noise.Change:
     """Tell a change from noise by the samples that are not outliers (:func:`nsightkit.analysis.core.noise.judge`).
 
     Parameters
@@ -87,8 +75,8 @@ def judge(before: Sequence[npt.ArrayLike], after: Sequence[npt.ArrayLike], confi
     return noise.judge(first, second, confidence, left_out=left_out)
 
 
-def samples(trace: Trace, match: str | None = None) -> Samples:
-    """Cut a capture into its steps, and add up what happened in each.
+def cut(trace: Trace, match: str | None = None) -> Samples:
+    """Cut a capture into its steps, with the table ``figures`` alone.
 
     Parameters
     ----------
@@ -107,59 +95,76 @@ def samples(trace: Trace, match: str | None = None) -> Samples:
         `match` is not a regular expression.
     """
     windows = steps.windows(trace, match)
-    if windows.empty and trace is not trace.whole:
+    is_part = windows.empty and trace is not trace.whole
+    if is_part:
         # A filter such as --within drops the steps' own ranges: take the steps in which something selected began.
         windows = steps.windows(trace.whole, match)
         starts = [trace.table(table, ["start_ns"])["start_ns"] for table in ("ranges", "calls", "ops")]
         touched = np.unique(_begun_in(windows, np.concatenate(starts)))
         windows = windows.iloc[touched[touched >= 0]].reset_index(drop=True)
-    whole = overview.summary(trace)
-    tables = {"figures": _figures(trace, windows, whole)}
+    capture = Samples(trace, overview.summary(trace), windows, {})
+    figures = _figures(capture)
+    if is_part:
+        # Other work, which the filter left out, may have run in what looks idle.
+        figures = figures.drop(index="idle_ns", errors="ignore")
+    capture.tables["figures"] = figures
+    return capture
+
+
+def samples(trace: Trace, match: str | None = None) -> Samples:
+    """Cut a capture into its steps, and add up what happened in each.
+
+    Parameters
+    ----------
+    trace, match
+        As for :func:`cut`.
+
+    Returns
+    -------
+    Samples
+
+    Raises
+    ------
+    UsageError
+        As for :func:`cut`.
+    """
+    capture = cut(trace, match)
     if trace.recorded("kernels"):
-        names = trace.table("kernels", ["name"])["name"]
-        tables["kernels"] = _launched(trace, windows, "kernels", names)
-        tables["gaps"] = _gaps(trace, windows, match)
+        kernels = trace.table("kernels", ["name", "duration_ns"])
+        step = steps.launched_in(trace, "kernels", capture.windows)
+        capture.tables["kernels"] = _summed(capture, kernels["name"], kernels["duration_ns"], step)
+        capture.tables["gaps"] = _gaps(capture, match)
     if trace.recorded("ranges"):
         instances = ranges.instances(trace)
         names = instances["name"].map({name: plain_range(str(name)) for name in instances["name"].cat.categories})
-        step = _begun_in(windows, instances["start_ns"])
-        tables["ranges CPU"] = _summed(names, instances["total_ns"], step, len(windows))
+        step = _begun_in(capture.windows, instances["start_ns"])
+        capture.tables["ranges CPU"] = _summed(capture, names, instances["total_ns"], step)
         if trace.recorded("kernels") and trace.recorded("calls"):
-            tables["ranges GPU"] = _summed(names, instances["gpu_ns"], step, len(windows))
-    return Samples(trace, whole, windows, tables)
+            capture.tables["ranges GPU"] = _summed(capture, names, instances["gpu_ns"], step)
+    return capture
 
 
-def _figures(trace: Trace, windows: pd.DataFrame, whole: dict[str, Any]) -> pd.DataFrame:
-    """Times of the whole: wall, busy and idle, and the GPU's work by kind."""
-    process = int(windows["process"].iloc[0]) if len(windows) else 0
-    times = steps.divided(trace, windows, process)
-    totals = pd.Series({name: whole[str(name)] for name in times}, dtype="float64")
+def _figures(capture: Samples) -> pd.DataFrame:
+    """Times of the whole: wall, busy and idle."""
+    windows = capture.windows
+    process = int(windows["process"].max()) if len(windows) else 0
+    times = steps.divided(capture.trace, windows, process)
+    table = times.astype("float64").T
+    table.insert(0, "count", 0)
+    table.insert(1, "total", pd.Series(capture.overview).reindex(table.index).astype("float64"))
     if len(windows):
-        totals = totals.fillna({"wall_ns": times["wall_ns"].sum()})
-        if trace is not trace.whole and steps.windows(trace).empty:
-            totals["idle_ns"] = np.nan  # other work, which the filter left out, may have run
-    parts = [pd.DataFrame({"count": 0, "total": totals}).join(times.astype("float64").T).dropna()]
-    for table, name in _WORK.items():
-        if trace.recorded(table):
-            everything = pd.Series(name, index=range(trace.size(table)), dtype="category")
-            parts.append(_launched(trace, windows, table, everything).reindex([name], fill_value=0))
-    return pd.concat(parts)
+        table["total"] = table["total"].fillna({"wall_ns": times["wall_ns"].sum()})
+    return table.dropna()
 
 
-def _launched(trace: Trace, windows: pd.DataFrame, table: str, names: pd.Series) -> pd.DataFrame:
-    """Add up the time of a GPU table by name."""
-    duration = trace.table(table, ["duration_ns"])["duration_ns"]
-    return _summed(names, duration, steps.launched_in(trace, table, windows), len(windows))
-
-
-def _gaps(trace: Trace, windows: pd.DataFrame, match: str | None) -> pd.DataFrame:
+def _gaps(capture: Samples, match: str | None) -> pd.DataFrame:
     """Add up idle time by cause; in steps also what lies before the first operation and after the last."""
-    causes = gaps.causes(trace)
-    groups = (causes["end_ns"] - causes["start_ns"]).groupby(causes["cause"], observed=False)
+    windows = capture.windows
+    causes = gaps.causes(capture.trace)
+    groups = (causes["end_ns"] - causes["start_ns"]).groupby(causes["cause"].astype(str))
     table = pd.DataFrame({"count": groups.size(), "total": groups.sum()})
-    table.index = table.index.astype(str)
     table = table.reindex(list(gaps.CAUSES), columns=["count", "total", *range(len(windows))], fill_value=0)
-    idle = gaps.in_window(trace) if match is None else causes
+    idle = gaps.in_window(capture.trace) if match is None else causes
     for (cause, _), gap in idle.groupby(["cause", "device"], observed=True):
         covered = intervals.Coverage(gap["start_ns"], gap["end_ns"])
         table.loc[str(cause), list(range(len(windows)))] += covered.of(windows["begin_ns"], windows["end_ns"])
@@ -171,13 +176,11 @@ def _begun_in(windows: pd.DataFrame, start_ns: npt.ArrayLike) -> npt.NDArray[np.
     return steps.number(windows.assign(end_ns=windows["cpu_end_ns"]), start_ns)
 
 
-def _summed(names: pd.Series, values: pd.Series, step: npt.ArrayLike, count: int) -> pd.DataFrame:
+def _summed(capture: Samples, names: pd.Series, values: pd.Series, step: npt.ArrayLike) -> pd.DataFrame:
     """Add up values by name: their number, their total, and the sum in each step (-1: outside)."""
     groups = values.groupby(names, observed=True)
     table = pd.DataFrame({"count": groups.size(), "total": groups.sum()})
-    number = np.asarray(step, np.intp)
-    chosen = number >= 0
-    inside = values[chosen].groupby([names[chosen], number[chosen]], observed=True).sum().unstack()
-    table = table.join(inside.reindex(columns=range(count))).fillna(0)
+    in_steps = values.groupby([names, np.asarray(step)], observed=True).sum().unstack()
+    table = table.join(in_steps.reindex(columns=range(len(capture.windows)))).fillna(0)
     table.index = table.index.astype(str)
     return table

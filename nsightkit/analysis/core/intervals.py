@@ -5,7 +5,7 @@ All functions work on whole columns; none loops over events.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,10 @@ Int = npt.NDArray[np.int64]
 
 #: Rows looked at together; bounds memory.
 _CHUNK = 1 << 18
+
+
+def _whole(values: npt.ArrayLike) -> Int:
+    return np.asarray(values, np.int64)
 
 
 def chunks(n: int) -> Iterator[slice]:
@@ -85,17 +89,15 @@ def union(*parts: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[Int, Int]:
     Parameters
     ----------
     *parts : tuple of array_like of int
-        Starts and ends of each set.
+        Starts and ends of each set; one at least.
 
     Returns
     -------
     start, end : ndarray of int64
         Disjoint and sorted.
     """
-    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for start, end in parts:
-        starts.append(np.asarray(start, np.int64))
-        ends.append(np.asarray(end, np.int64))
+    starts = [_whole(start) for start, _ in parts]
+    ends = [_whole(end) for _, end in parts]
     return merge(np.concatenate(starts), np.concatenate(ends))
 
 
@@ -113,13 +115,12 @@ def uncovered(start: npt.ArrayLike, end: npt.ArrayLike, key: npt.ArrayLike) -> I
     ndarray of int64
         In the order of the rows.
     """
-    s, e, k = np.asarray(start, np.int64), np.asarray(end, np.int64), np.asarray(key)
-    order = np.lexsort((s, k))
-    ordered = pd.Series(e[order]).groupby(k[order])
-    before = ordered.cummax().groupby(k[order]).shift(fill_value=np.iinfo(np.int64).min).to_numpy()
-    out = np.empty(len(s), np.int64)
-    out[order] = np.maximum(e[order] - np.maximum(s[order], before), 0)
-    return out
+    columns = {"start": _whole(start), "end": _whole(end), "key": np.asarray(key)}
+    rows = pd.DataFrame(columns).sort_values(["key", "start"], kind="stable")
+    reach = rows.groupby("key")["end"].cummax()
+    before = reach.groupby(rows["key"]).shift(fill_value=np.iinfo(np.int64).min)
+    added = rows["end"] - np.maximum(rows["start"], before)
+    return np.asarray(added.clip(lower=0).sort_index(), np.int64)
 
 
 def union_length(start: npt.ArrayLike, end: npt.ArrayLike) -> int:
@@ -149,7 +150,8 @@ class Coverage:
 
     def __init__(self, start: npt.ArrayLike, end: npt.ArrayLike) -> None:
         self.start, self.end = merge(start, end)
-        self._before = np.concatenate(([0], np.cumsum(self.end - self.start)))
+        self._until = np.append(np.iinfo(np.int64).min, self.end)
+        self._before = np.append(0, np.cumsum(self.end - self.start))
 
     def before(self, t: Int) -> Int:
         """Covered length before each moment.
@@ -163,11 +165,8 @@ class Coverage:
         ndarray of int64
         """
         i = np.searchsorted(self.start, t, side="right")
-        if not len(self.start):
-            return np.zeros(np.shape(t), np.int64)
-        open_ns = np.maximum(self.end[np.maximum(i - 1, 0)] - t, 0)
-        covered = self._before[i] - np.where(i > 0, open_ns, 0)
-        return np.asarray(covered, np.int64)
+        still_open = np.maximum(self._until[i], t) - t
+        return np.asarray(self._before[i] - still_open, np.int64)
 
     def of(self, start: npt.ArrayLike, end: npt.ArrayLike) -> Int:
         """Covered length of each window.
@@ -181,8 +180,8 @@ class Coverage:
         -------
         ndarray of int64
         """
-        s = np.asarray(start, np.int64)
-        e = np.maximum(np.asarray(end, np.int64), s)
+        s = _whole(start)
+        e = np.maximum(_whole(end), s)
         return self.before(e) - self.before(s)
 
 
@@ -260,13 +259,14 @@ def busy(trace: Trace) -> pd.DataFrame:
     """
     rows = []
     for device, ops in gpu_intervals(trace).groupby("device"):
-        first, last = int(ops["start_ns"].min()), int(ops["end_ns"].max())
         computing = ops[ops["table"] != GPU_TABLES.index("memops")]
         busy_ns = union_length(ops["start_ns"], ops["end_ns"])
         compute_ns = union_length(computing["start_ns"], computing["end_ns"])
-        rows.append((device, first, last, last - first, busy_ns, last - first - busy_ns, compute_ns))
-    columns = ["device", "span_start_ns", "span_end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns"]
-    return pd.DataFrame(rows, columns=columns)
+        rows.append((device, ops["start_ns"].min(), ops["end_ns"].max(), busy_ns, compute_ns))
+    table = pd.DataFrame(rows, columns=["device", "span_start_ns", "span_end_ns", "busy_ns", "compute_ns"])
+    table["span_ns"] = table["span_end_ns"] - table["span_start_ns"]
+    table["idle_ns"] = table["span_ns"] - table["busy_ns"]
+    return table
 
 
 def span_ns(trace: Trace) -> int:
@@ -425,12 +425,17 @@ def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: npt.NDArray[np.b
     meant = np.zeros(len(both), bool)
     meant[: len(outer)] = True if chosen is None else chosen
     around = above[len(outer) :]
+    _climb(around, above, lambda rows: meant[around[rows]])
+    return around
+
+
+def _climb(around: Int, above: Int, fits: Callable[[Int], npt.NDArray[np.bool_]]) -> None:
+    """Go from each interval that does not fit to the one around it: as often as they nest."""
     climbing = np.flatnonzero(around >= 0)
-    while len(climbing):  # as often as the outer ones nest
-        climbing = climbing[~meant[around[climbing]]]
+    while len(climbing):
+        climbing = climbing[~fits(climbing)]
         around[climbing] = above[around[climbing]]
         climbing = climbing[around[climbing] >= 0]
-    return around
 
 
 def _tolerance(times: pd.Series) -> int:
@@ -458,11 +463,7 @@ def innermost(inner: pd.DataFrame, outer: pd.DataFrame) -> Int:
     _, above = nesting(np.zeros(len(low), np.int64), low, high)
     need = np.maximum(end - tolerance, start + (end > start))
     around = np.searchsorted(low, start, side="right") - 1
-    climbing = np.flatnonzero(around >= 0)
-    while len(climbing):  # as often as the outer ones nest
-        climbing = climbing[high[around[climbing]] < need[climbing]]
-        around[climbing] = above[around[climbing]]
-        climbing = climbing[around[climbing] >= 0]
+    _climb(around, above, lambda rows: high[around[rows]] >= need[rows])
     return np.append(order, -1)[around]
 
 

@@ -25,8 +25,6 @@ _LONGEST = 1000
 #: Instructions of a compiled expression. A search takes at most some 25 ns for each of them and each character.
 _MOST_INSTRUCTIONS = 2000
 _MOST_BYTES = 1 << 20
-#: RE2's messages about features that take more than linear time.
-_UNSUPPORTED = re.compile(r"invalid perl operator: \(\?(<?[=!]|P)|invalid escape sequence: \\[1-9]")
 
 
 class Expression(Hashable, Protocol):
@@ -60,19 +58,13 @@ class Pattern:
         try:
             self._compiled = re2.compile(expression, options)
         except re2.error as error:
-            raise ValueError(_reason(error)) from error
+            raise ValueError(error.args[0].decode("utf-8", "replace")) from error
         if self._compiled.programsize > _MOST_INSTRUCTIONS:
             raise ValueError("its repeats make it too large")
 
     def search(self, name: str, /) -> object:
         """Find it in a name; None where it is not."""
         return self._compiled.search(name.encode("utf-8", "replace"))
-
-
-def _reason(error: Exception) -> str:
-    """Give RE2's reason, which comes as bytes."""
-    reason = error.args[0].decode("utf-8", "replace")
-    return "lookaround and back references are not supported" if _UNSUPPORTED.match(reason) else str(reason)
 
 
 @functools.lru_cache(256)

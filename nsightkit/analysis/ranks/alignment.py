@@ -7,7 +7,6 @@ A late arrival changes the start of a collective, but not this difference.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -128,22 +127,18 @@ def _in_order(rows: pd.DataFrame) -> list[pd.DataFrame]:
 def _shift(reference: Int, other: Int, limit_ns: float) -> int | None:
     """How many collectives one rank recorded before the other's first; None if no shift lets the ends fit."""
     best = None
-    least = math.inf
-    low = max(1 - len(other), -_MOST_SHIFT)
-    high = min(len(reference), _MOST_SHIFT)
     enough = max(_LEAST_PAIRS, len(other) / 2)
     if len(reference) == len(other):
         enough = min(enough, len(other))
-    for shift in sorted(range(low, high), key=abs):
+    for shift in sorted(range(max(1 - len(other), -_MOST_SHIFT), min(len(reference), _MOST_SHIFT)), key=abs):
         at = np.arange(max(0, -shift), min(len(other), len(reference) - shift))
-        if len(at) < enough:
-            continue
-        apart = reference[at + shift] - other[at]
-        spread_ns = float(np.quantile(np.abs(apart - np.median(apart)), _CLOSE))
-        # Steps repeat: another shift has to fit much better.
-        if spread_ns < least / 2:
-            best, least = shift, spread_ns
-    return best if least <= limit_ns else None
+        if len(at) >= enough:
+            apart = reference[at + shift] - other[at]
+            spread_ns = float(np.quantile(np.abs(apart - np.median(apart)), _CLOSE))
+            if spread_ns <= limit_ns:
+                # Steps repeat: another shift has to fit much better.
+                best, limit_ns = shift, spread_ns / 2 - 1
+    return best
 
 
 def _fits(arrivals: pd.DataFrame) -> bool:
@@ -184,29 +179,21 @@ def align(arrivals: pd.DataFrame, ranks: Iterable[int], files: Mapping[int, str]
     ends = arrivals[arrivals["kind"].isin(SYNCHRONIZING)]
     clocks = pd.DataFrame({"island": -1, "offset_ns": 0}, pd.Index(sorted(ranks), name="rank"))
     for first in clocks.index:
-        if clocks.loc[first, "island"] < 0:
-            clocks.loc[first, "island"] = first
-            _tie(clocks, ends, first)
+        fresh = pd.Index([first] if clocks.loc[first, "island"] < 0 else [])
+        while len(fresh):
+            clocks.loc[fresh, "island"] = first
+            # Collectives tie further ranks to the ones that are placed.
+            island = ends["rank"].map(clocks["island"])
+            here = placed(ends[island == first], clocks).groupby("collective")["end_ns"].median()
+            apart = (ends["end_ns"] - ends["collective"].map(here))[island < 0]
+            offset = apart.groupby(ends["rank"]).median().dropna().round().astype(np.int64)
+            clocks.loc[offset.index, "offset_ns"] = offset
+            fresh = offset.index
     if files is not None:
-        of_file = clocks.index.map(files)
-        clocks["offset_ns"] = clocks.groupby(of_file)["offset_ns"].transform("first")
+        clocks["offset_ns"] = clocks.groupby(clocks.index.map(files))["offset_ns"].transform("first")
     apart = _residuals(placed(ends, clocks)).abs()
     clocks["spread_ns"] = _MAD_TO_SIGMA * apart.groupby(ends["rank"]).median()
     return clocks
-
-
-def _tie(clocks: pd.DataFrame, ends: pd.DataFrame, first: int) -> None:
-    """Add the offsets of all ranks that collectives tie to one, directly or through others."""
-    waiting = [first]
-    while waiting and (clocks["island"] < 0).any():
-        rank = waiting.pop(0)
-        here = ends[ends["rank"] == rank].set_index("collective")["end_ns"]
-        fresh = ends[ends["rank"].map(clocks["island"]) < 0]
-        apart = fresh["end_ns"] - fresh["collective"].map(here)
-        offset = apart.groupby(fresh["rank"]).median().dropna().round().astype(np.int64)
-        clocks.loc[offset.index, "offset_ns"] = offset + int(clocks["offset_ns"].loc[rank])
-        clocks.loc[offset.index, "island"] = first
-        waiting += offset.index.tolist()
 
 
 def placed(rows: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:

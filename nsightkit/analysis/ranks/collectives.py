@@ -86,8 +86,7 @@ def collectives(trace: Trace) -> pd.DataFrame:
     A GPU collective is its kernel: NCCL's, RCCL's, NVSHMEM's, DeepEP's, or a custom all-reduce on any stream. From its
     start it waits for the kernels of the other ranks. PyTorch's description of it (``record_param_comms``) gives kind
     and size. Otherwise the annotation around the launch (``nccl:all_reduce``, NCCL's own ranges) gives the kind, then
-    the kernel's name. A CPU collective is PyTorch's annotation of it (``gloo:all_reduce``), or the operator
-    (``_C::shm_allreduce`` of vLLM).
+    the kernel's name. A CPU collective is PyTorch's annotation of it (``gloo:all_reduce``).
 
     Parameters
     ----------
@@ -127,18 +126,17 @@ def totals(trace: Trace) -> dict[str, int | None]:
         devices, None if unknown.
     """
     devices = compute_intervals(trace)
-    names = ("compute_ns", "communication_ns", "overlapped_ns", "exposed_ns")
     if not devices:
-        return dict.fromkeys(names)
+        return dict.fromkeys(("compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"))
     table = collectives(trace)
     compute, talk, both = 0, 0, 0
     for device, computing in devices.items():
         rows = table[table["device"] == device]
-        talking = (rows["start_ns"], rows["end_ns"])
-        compute += intervals.union_length(computing.start, computing.end)
-        talk += intervals.union_length(*talking)
-        both += intervals.union_length(*intervals.common(talking, (computing.start, computing.end)))
-    return dict(zip(names, (compute, talk, both, talk - both), strict=True))
+        talking = intervals.Coverage(rows["start_ns"], rows["end_ns"])
+        compute += int((computing.end - computing.start).sum())
+        talk += int((talking.end - talking.start).sum())
+        both += int(computing.of(talking.start, talking.end).sum())
+    return {"compute_ns": compute, "communication_ns": talk, "overlapped_ns": both, "exposed_ns": talk - both}
 
 
 @kept
@@ -156,28 +154,19 @@ def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
         Without GPU work, device -1: the operators that neither communicate nor wait. Empty if neither was recorded.
     """
     kernels = trace.table("kernels", _WORK)
-    computes = categorize(kernels["name"]) != "communication"
-    graphs = trace.table("graphs", ["device", "start_ns", "end_ns"])
-    work = pd.concat([kernels[computes], graphs])
+    kernels["computes"] = categorize(kernels["name"]) != "communication"
+    work = pd.concat([kernels, trace.table("graphs", _WORK[:3]).assign(computes=True)])
     by_device = {}
-    for device in pd.concat([kernels["device"], graphs["device"]]).unique().tolist():
-        rows = work[work["device"] == device]
+    for device in work["device"].unique().tolist():
+        rows = work[(work["device"] == device) & work["computes"]]
         by_device[device] = intervals.Coverage(rows["start_ns"], rows["end_ns"])
     if not by_device and trace.size("ops"):
-        by_device[-1] = _computing_on_cpu(trace)
+        ops = trace.table("ops", _EVENTS)
+        # Gloo's own threads run operators too: they are part of the collective.
+        talks = ops["thread"].isin(_annotations(trace)["thread"]).to_numpy()
+        ops = ops[~talks & ~matching(ops["name"], _WAITING)]
+        by_device[-1] = intervals.Coverage(ops["start_ns"], ops["end_ns"])
     return by_device
-
-
-def _computing_on_cpu(trace: Trace) -> intervals.Coverage:
-    annotations, operators = _cpu_events(trace)
-    ops = trace.table("ops", _EVENTS)
-    # Gloo's own threads run operators too: they are part of the collective.
-    talks = ops["thread"].isin(annotations["thread"]).to_numpy()
-    ops = ops[~talks & ~matching(ops["name"], _WAITING)]
-    computing = intervals.merge(ops["start_ns"], ops["end_ns"])
-    # vLLM's collective is an operator inside others, on the thread that computes.
-    talking = (operators["start_ns"], operators["end_ns"])
-    return intervals.Coverage(*intervals.common(computing, talking, outside=True))
 
 
 # ---------------------------------------------------------------- where they run
@@ -241,16 +230,12 @@ def _message_bytes(description: dict[str, Any]) -> int:
 
 
 def _on_cpu(trace: Trace) -> pd.DataFrame:
-    events = pd.concat(_cpu_events(trace))
+    events = _annotations(trace)
     unknown = dict.fromkeys(("device", "group_size", "sequence", "bytes"), -1)
-    return events.assign(where="CPU", group="", ranks="", **unknown)
+    return events.assign(where="CPU", group="", ranks="", kind=events["name"].astype(object).map(kind_of), **unknown)
 
 
-def _cpu_events(trace: Trace) -> list[pd.DataFrame]:
-    """CPU collectives among the annotations, and among the operators."""
-    tables = []
-    for name in ("ranges", "ops"):
-        events = trace.table(name, _EVENTS)
-        events = events[matching(events["name"], CPU_COLLECTIVE)]
-        tables.append(events.assign(kind=events["name"].astype(object).map(kind_of)))
-    return tables
+def _annotations(trace: Trace) -> pd.DataFrame:
+    """PyTorch's ranges around CPU collectives."""
+    ranges = trace.table("ranges", _EVENTS)
+    return ranges[matching(ranges["name"], CPU_COLLECTIVE)]

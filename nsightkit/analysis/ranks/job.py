@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import re
@@ -16,13 +17,12 @@ from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import uncovered
 from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.ranks import alignment, lateness
-from nsightkit.analysis.ranks.one_rank import Look, look
+from nsightkit.analysis.ranks.one_rank import Look, look, rank_of
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.trace import store
 from nsightkit.trace.model import Trace
@@ -34,13 +34,9 @@ FEW = 4
 #: How long to wait for a scheduler.
 ANSWER_S = 20
 
-#: Clocks of PyTorch's profiler show the time of day, and agree to minutes between machines.
-_APART_NS = 300 * 10**9
-
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 #: Larger JSON documents are traces.
 _SMALL_BYTES = 1 << 16
-_RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
 _DIGITS = re.compile(r"(\d+)")
 _FOLDER = "give a folder with a .json, .json.gz, .sqlite or .nsys-rep for each rank"
 _REMEDY = "give each job its own folder"
@@ -53,18 +49,17 @@ class Job:
     Parameters
     ----------
     ranks : DataFrame
-        One row per rank: ``rank, rank_from`` (``trace``, ``name`` of the file, or ``order``), ``file, tool, steps``,
-        ``span_ns, busy_ns, idle_ns, compute_ns, communication_ns, overlapped_ns``,
-        ``exposed_ns, collectives``, ``late_ns`` (how much later than the middle rank it arrived, over all
-        collectives), ``waited_ns`` (its wait for others in collectives), ``clock_offset_ns`` (its clock minus the
-        lowest rank's) and ``clock_spread_ns`` (how far the ends of a collective still lie apart; NA if nothing ties its
-        clock to others).
+        One row per rank: ``rank, file, tool, steps, span_ns, busy_ns, idle_ns, compute_ns, communication_ns``,
+        ``overlapped_ns, exposed_ns, collectives``, ``late_ns`` (how much later than the middle rank it arrived, over
+        all collectives), ``waited_ns`` (its wait for others in collectives), ``clock_offset_ns`` (its clock minus the
+        lowest rank's) and ``clock_spread_ns`` (how far the ends of a collective still lie apart; NA if nothing ties
+        its clock to others).
     stragglers : DataFrame
         See :func:`nsightkit.analysis.ranks.lateness.find`.
     collectives : DataFrame
-        One row per matched collective: ``collective, group, kind, step, ranks`` (seen), ``bytes, start_ns`` (first
-        arrival), ``arrived_ns`` (last arrival), ``end_ns, last_rank, wait_ns`` (sum over ranks), ``transfer_ns`` (last
-        arrival to end; NA if ranks of the group are missing), ``total_ns, exposed_ns`` (means over ranks).
+        One row per matched collective, by its start: ``group, kind, bytes, ranks`` (seen), ``last_rank, wait_ns`` (sum
+        over ranks), ``transfer_ns`` (last arrival to mean end; NA if ranks of the group are missing), ``total_ns``,
+        ``exposed_ns`` (means over ranks).
     arrivals : DataFrame
         One row per rank and collective: ``collective, group, group_id, kind, rank, step, start_ns, end_ns, wait_ns``,
         ``exposed_ns``.
@@ -104,43 +99,31 @@ class Job:
         Returns
         -------
         DataFrame
-            ``group, kind, bytes, count, last_rank`` (most often the last), ``total_ns, wait_ns, transfer_ns``,
-            ``exposed_ns`` (sums per rank); by falling ``total_ns``.
+            ``group, kind, bytes, count, total_ns, wait_ns, transfer_ns, exposed_ns`` (sums per rank); by falling
+            ``total_ns``.
         """
         table = self.collectives.assign(wait_ns=self.collectives["wait_ns"] / self.collectives["ranks"])
         by = table.groupby(["group", "kind", "bytes"], dropna=False)
-        kinds = by.size().to_frame("count")
-        kinds["last_rank"] = by["last_rank"].agg(_most_often)
-        for column in ("total_ns", "wait_ns", "transfer_ns", "exposed_ns"):
-            # A sum with unknown parts is unknown.
-            kinds[column] = by[column].sum().where(by[column].count() == kinds["count"])
+        kinds = by[["total_ns", "wait_ns", "transfer_ns", "exposed_ns"]].sum(min_count=1)
+        kinds.insert(0, "count", by.size())
         return kinds.reset_index().sort_values("total_ns", ascending=False, ignore_index=True)
 
-    def summary(self, each: bool = False) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Give everything as plain values.
-
-        Parameters
-        ----------
-        each : bool
-            List every collective instead of sums by kind.
 
         Returns
         -------
         dict
-            ``ranks, stragglers, collectives, lost, notes``, lists; and ``gain_ns``.
+            ``ranks, stragglers, collectives`` (by kind), ``lost, notes``, lists; and ``gain_ns``.
         """
         return {
             "ranks": self.ranks.to_dict("records"),
             "stragglers": self.stragglers.to_dict("records"),
-            "collectives": (self.collectives if each else self.kinds()).to_dict("records"),
+            "collectives": self.kinds().to_dict("records"),
             "lost": self.lost,
             "notes": self.notes,
             "gain_ns": self.gain_ns,
         }
-
-
-def _most_often(last: pd.Series) -> Any:
-    return last.mode().get(0, pd.NA)
 
 
 def survey(
@@ -196,7 +179,8 @@ def survey(
     for file in files:
         answer = answers[file]
         if isinstance(answer, str):
-            lost.append({"file": str(file), "ranks": _rank_of(file), "reason": answer})
+            rank = rank_of(file)
+            lost.append({"file": str(file), "ranks": [] if rank is None else [rank], "reason": answer})
         else:
             looks += answer
     if not looks:
@@ -230,10 +214,9 @@ def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
     """
     folder = Path(folder)
     try:
-        traces = _traces(folder)
+        traces = [path for path in folder.iterdir() if _is_trace(path)]
         if not traces:
-            for inner in filter(Path.is_dir, folder.iterdir()):
-                traces += _traces(inner)
+            traces = [path for path in folder.glob("*/*") if _is_trace(path)]
     except OSError as error:
         raise TraceError(folder, f"cannot be listed ({error.strerror})", _FOLDER) from error
     if not traces:
@@ -246,31 +229,18 @@ def _by_number(path: Path) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in _DIGITS.split(str(path))]
 
 
-def _traces(folder: Path) -> list[Path]:
-    paths = [path for path in folder.iterdir() if _is_trace(path)]
-    exported = {path.with_suffix(".nsys-rep") for path in paths if path.suffix == ".sqlite"}
-    return [path for path in paths if path not in exported]
-
-
 def _is_trace(path: Path) -> bool:
     if path.name.startswith(".") or path.suffix == ".nsightkit-cache":
         return False
     if path.is_dir():
         return store.is_store(path) or any(path.glob("*.parquet"))
-    if not path.name.endswith(_SUFFIXES):
-        return False
-    if path.suffix != ".json" or _rank_of(path) or path.stat().st_size > _SMALL_BYTES:
-        return True
+    if path.suffix == ".nsys-rep":
+        return not path.with_suffix(".sqlite").exists()
+    if path.suffix != ".json" or rank_of(path) is not None or path.stat().st_size > _SMALL_BYTES:
+        return path.name.endswith(_SUFFIXES)
     # Other documents, such as source.json, lie beside the traces.
     text = path.read_bytes()
     return b"traceEvents" in text or not text.startswith(b"{")
-
-
-def _rank_of(path: Path | str) -> list[int]:
-    """The rank in a file's name, or in that of its folder."""
-    path = Path(path)
-    match = _RANK.search(path.name) or _RANK.search(path.parent.name)
-    return [int(match[1])] if match else []
 
 
 # ---------------------------------------------------------------- all of them
@@ -295,36 +265,36 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     UsageError
         The traces are of several jobs.
     """
-    claimed: set[int] = set()
-    for entry in lost:
-        claimed.update(entry["ranks"])
     _require_one_job(looks)
-    crew = _numbered(looks, claimed)
-    sizes = [entry.world_size for entry in looks if entry.world_size]
-    world = max([*sizes, max(crew) + 1])
-    absent = sorted(set(range(world)).difference(crew, claimed))
-    missing = [dict(entry) for entry in lost]
+    crew = _numbered(looks)
+    world = max([*(entry.world_size or 0 for entry in looks), max(crew) + 1])
+    absent = set(range(world)).difference(crew)
+    missing = []
+    for trace in lost:
+        absent.difference_update(trace["ranks"])
+        missing.append(dict(trace))
     if absent:
-        missing.append({"file": None, "ranks": absent, "reason": f"no trace (the job has {world} ranks)"})
-    collectives = {}
+        missing.append({"file": None, "ranks": sorted(absent), "reason": f"no trace (the job has {world} ranks)"})
     captures = {}
-    spent = {}
-    for rank, look_at in crew.items():
-        collectives[rank] = look_at.collectives
-        captures[rank] = str(rank) if look_at.process is None else look_at.file
-        spent[rank] = look_at.steps.set_index("step")
+    for rank, entry in crew.items():
+        captures[rank] = str(rank) if entry.process is None else entry.file
+    collectives = {rank: entry.collectives for rank, entry in crew.items()}
     arrivals, clocks, notes = alignment.together(collectives, captures)
-    arrivals = _with_waits(arrivals)
-    steps = pd.concat(spent, names=["rank"])
+    by = arrivals.groupby("collective")
+    wait = (by["start_ns"].transform("max") - arrivals["start_ns"]).astype("Int64")
+    # A capture that begins within a step does not know its number.
+    arrivals = arrivals.assign(
+        wait_ns=wait.where(arrivals["kind"].isin(alignment.SYNCHRONIZING)), step=by["step"].transform("max")
+    )
+    steps = pd.concat({rank: entry.steps.set_index("step") for rank, entry in crew.items()}, names=["rank"])
     watched_ns = float(steps.pop("wall_ns").groupby(level="rank").sum().median())
     # Lateness must exceed what the clocks' uncertainty may feign.
     floors = 3 * clocks["spread_ns"].fillna(0)
     stragglers, gain_ns = lateness.find(arrivals, steps, floors, watched_ns)
-    complete = world if len(crew) == world else -1
     return Job(
         ranks=_ranks(crew, clocks, arrivals),
         stragglers=stragglers,
-        collectives=_collectives(arrivals, complete),
+        collectives=_collectives(arrivals, world if len(crew) == world else -1),
         arrivals=arrivals,
         lost=missing,
         notes=notes,
@@ -337,74 +307,43 @@ def _require_one_job(looks: Sequence[Look]) -> None:
     sizes = sorted({entry.world_size for entry in looks if entry.world_size})
     if len(sizes) > 1:
         raise UsageError(f"the traces are of several jobs, of {sizes[0]} and of {sizes[1]} ranks; {_REMEDY}")
-    starts = [entry.t0_ns for entry in looks if entry.tool == "pytorch-profiler"]
-    apart_ns = max(starts, default=0) - min(starts, default=0)
-    if apart_ns > _APART_NS:
-        minutes = apart_ns / 60e9
-        raise UsageError(f"the traces are of several jobs, which began {minutes:,.0f} minutes apart; {_REMEDY}")
 
 
-def _numbered(looks: Sequence[Look], claimed: set[int]) -> dict[int, Look]:
-    """Give each rank its number: the trace's, or that of the file's name, or the next that is free."""
+def _numbered(looks: Sequence[Look]) -> dict[int, Look]:
+    """Give each rank its number: its own, or the next that is free."""
     crew: dict[int, Look] = {}
-    unnumbered: list[Look] = []
     for entry in looks:
-        of_name = _rank_of(entry.file) if entry.process is None else []
-        if entry.rank is not None:
-            rank, source = entry.rank, "trace"
-        elif of_name:
-            rank, source = of_name[0], "name"
-        else:
-            unnumbered.append(entry)
+        if entry.rank is None:
             continue
-        if rank in crew:
-            names = f"{Path(crew[rank].file).name} and {Path(entry.file).name}"
-            raise UsageError(f"{names} are both of rank {rank}; {_REMEDY}")
-        crew[rank] = dataclasses.replace(entry, rank_from=source)
-    # The number that an unreadable file claims stays free for it.
-    taken = claimed.union(crew)
-    rank = 0
-    for entry in unnumbered:
-        while rank in taken:
-            rank += 1
-        taken.add(rank)
-        crew[rank] = entry
+        if entry.rank in crew:
+            names = f"{Path(crew[entry.rank].file).name} and {Path(entry.file).name}"
+            raise UsageError(f"{names} are both of rank {entry.rank}; {_REMEDY}")
+        crew[entry.rank] = entry
+    free = (rank for rank in itertools.count() if rank not in crew)
+    for entry in looks:
+        if entry.rank is None:
+            crew[next(free)] = entry
     return dict(sorted(crew.items()))
-
-
-def _with_waits(arrivals: pd.DataFrame) -> pd.DataFrame:
-    """Add the wait of each rank in each collective, and give collectives one step on all ranks."""
-    by = arrivals.groupby("collective")
-    wait = (by["start_ns"].transform("max") - arrivals["start_ns"]).astype("Int64")
-    wait = wait.where(arrivals["kind"].isin(alignment.SYNCHRONIZING))
-    # A capture that begins within a step does not know its number.
-    return arrivals.assign(wait_ns=wait, step=by["step"].transform("max"))
 
 
 def _collectives(arrivals: pd.DataFrame, world: int) -> pd.DataFrame:
     """One row per collective. `world`: the number of ranks if all were seen, else -1."""
     ordered = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable")
-    ordered["total_ns"] = ordered["end_ns"] - ordered["start_ns"]
-    ordered["arrived_ns"] = ordered["start_ns"]
-    by = ordered.groupby("collective")
-    table = by[["group", "kind", "step", "group_size", "start_ns"]].first()
+    by = ordered.assign(total_ns=ordered["end_ns"] - ordered["start_ns"]).groupby("collective")
+    table = by[["group", "kind", "bytes", "group_size", "start_ns"]].first()
+    table["bytes"] = table["bytes"].where(table["bytes"] >= 0)
+    table["group"] = table["group"].replace("", None)
     table["ranks"] = by.size()
-    table["bytes"] = by["bytes"].max()
-    table[["arrived_ns", "last_rank"]] = by[["arrived_ns", "rank"]].last()
-    table[["end_ns", "total_ns", "exposed_ns"]] = by[["end_ns", "total_ns", "exposed_ns"]].mean()
+    table["last_rank"] = by["rank"].last()
     table["wait_ns"] = by["wait_ns"].sum()
     # A group of unknown size is complete if all ranks of the job are in it.
     size = table["group_size"].where(table["group_size"] > 0, world)
-    table["transfer_ns"] = (table["end_ns"] - table["arrived_ns"]).where(table["ranks"] == size)
-    waits = table["kind"].isin(alignment.SYNCHRONIZING)
+    table["transfer_ns"] = (by["end_ns"].mean() - by["start_ns"].last()).where(table["ranks"] == size)
     of_waiting = ["last_rank", "wait_ns", "transfer_ns"]
-    table[of_waiting] = table[of_waiting].where(waits)
-    known = ["step", "bytes"]
-    table[known] = table[known].where(table[known] >= 0)
-    whole = [*of_waiting, *known, "end_ns", "total_ns", "exposed_ns"]
-    table[whole] = table[whole].astype("Float64").round().astype("Int64")
-    table["group"] = table["group"].replace("", None)
-    return table.drop(columns="group_size").reset_index().sort_values(["start_ns", "collective"], ignore_index=True)
+    table[of_waiting] = table[of_waiting].where(table["kind"].isin(alignment.SYNCHRONIZING))
+    table[["total_ns", "exposed_ns"]] = by[["total_ns", "exposed_ns"]].mean()
+    table = _whole(table, [*of_waiting, "bytes", "total_ns", "exposed_ns"]).sort_values("start_ns", kind="stable")
+    return table.drop(columns=["group_size", "start_ns"]).reset_index(drop=True)
 
 
 def _ranks(crew: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFrame) -> pd.DataFrame:
@@ -412,16 +351,18 @@ def _ranks(crew: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFram
     rows = []
     for rank, entry in crew.items():
         steps = int((entry.steps["step"] >= 0).sum())
-        row = {"rank": rank, "rank_from": entry.rank_from, "file": entry.name, "tool": entry.tool, "steps": steps}
+        row = {"rank": rank, "file": entry.name, "tool": entry.tool, "steps": steps}
         rows.append(row | entry.figures | {"collectives": len(entry.collectives)})
     table = pd.DataFrame(rows).set_index("rank")
     waits = arrivals.assign(late_ns=lateness.lateness(arrivals), waited_ns=waited(arrivals))
-    by_rank = waits.groupby("rank")[["late_ns", "waited_ns"]]
-    table[["late_ns", "waited_ns"]] = by_rank.sum(min_count=1)
+    table = table.join(waits.groupby("rank")[["late_ns", "waited_ns"]].sum(min_count=1))
     table = table.join(clocks[["offset_ns", "spread_ns"]].add_prefix("clock_"))
-    times = [str(name) for name in table if str(name).endswith("_ns")]
-    table[times] = table[times].astype("Float64").round().astype("Int64")
-    return table.reset_index()
+    return _whole(table, [name for name in table if str(name).endswith("_ns")]).reset_index()
+
+
+def _whole(table: pd.DataFrame, columns: Sequence[Any]) -> pd.DataFrame:
+    """Round some columns to whole numbers; what is unknown stays so."""
+    return table.assign(**table[columns].astype("Float64").round().astype("Int64"))
 
 
 def waited(arrivals: pd.DataFrame) -> pd.Series:
@@ -433,9 +374,8 @@ def waited(arrivals: pd.DataFrame) -> pd.Series:
         See :class:`Job`.
     """
     wait = arrivals["wait_ns"].astype("Int64")
-    start = arrivals["start_ns"].to_numpy(np.int64)
-    end = start + wait.fillna(0).to_numpy(np.int64)
-    return wait.where(wait.isna(), uncovered(start, end, arrivals["rank"]))
+    end = arrivals["start_ns"] + wait.fillna(0)
+    return wait.where(wait.isna(), uncovered(arrivals["start_ns"], end, arrivals["rank"]))
 
 
 # ---------------------------------------------------------------- where they are read
@@ -467,13 +407,14 @@ def _answers(
     files: Sequence[Path], cache: bool | None, scheduler: str | None, workers: int | None
 ) -> Iterator[tuple[Path, list[Look] | str]]:
     """Read the files, and give the answers in the order in which they come."""
-    here = scheduler is None and (workers == 0 or (workers is None and len(files) <= FEW))
-    if here or not files:
+    if workers is None:
+        workers = 0 if len(files) <= FEW else os.cpu_count() or 1
+    if scheduler is None and not workers:
         for file in files:
             yield file, attempt(str(file), cache)
         return
     waiting = set(files)
-    with _executor(scheduler, min(workers or os.cpu_count() or 1, len(files))) as executor:
+    with _executor(scheduler, workers) as executor:
         futures = {executor.submit(attempt, str(file), cache): file for file in files}
         for future in as_completed(futures):
             if not future.cancelled() and future.exception() is None:
@@ -490,23 +431,20 @@ def _answers(
 @contextlib.contextmanager
 def _executor(scheduler: str | None, workers: int) -> Iterator[Executor]:
     """Processes of this machine or of a Dask scheduler, with one interface."""
-    if scheduler is not None:
-        with _dask_client(scheduler) as client:
-            yield client.get_executor(pure=False, retries=1)
+    if scheduler is None:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            yield pool
         return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
-def _dask_client(scheduler: str) -> Any:
     try:
         from distributed import Client
+
+        client: Any = Client(scheduler, timeout=ANSWER_S, set_as_default=False)  # type: ignore[no-untyped-call]
     except ImportError as error:
         raise UsageError("--scheduler needs Dask, which is not installed: pip install 'nsightkit[ranks]'") from error
-    try:
-        return Client(scheduler, timeout=ANSWER_S, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TimeoutError) as error:
         raise UsageError(f"--scheduler: no Dask scheduler answers at {scheduler!r}") from error
+    with client:
+        yield client.get_executor(pure=False, retries=1)
 
 
 def _error_text(error: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.intervals import uncovered
 from nsightkit.analysis.core.text import time_text
-from nsightkit.analysis.ranks.one_rank import COUNT, TIME, WAITING
+from nsightkit.analysis.ranks.one_rank import TIME, WAITING
 
 __all__ = ["COLUMNS", "chances", "find", "lateness"]
 
@@ -27,9 +27,6 @@ _EXPLAINED = 0.25
 #: Other ranks delay a rank if its wait in another group is this share of its lateness.
 _HELD_UP_SHARE = 0.5
 _HELD_UP = "waiting in"
-_UNKNOWN = {"cause": "not explained", "extra_ns": None, "count_ratio": None}
-#: Up to this difference a rank runs as many kernels as the others.
-_SAME_COUNT = 0.02
 
 COLUMNS = [
     "rank",
@@ -41,7 +38,6 @@ COLUMNS = [
     "unit",
     "gain_ns",
     "extra_ns",
-    "count_ratio",
     "text",
 ]
 
@@ -94,7 +90,7 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
         exceeds the others' most; ``waiting in …`` with the group and the rank that delay it; or ``not explained``);
         ``late_ns`` (:func:`lateness`, summed) and ``median_late_ns`` over the ``late_units`` of ``units`` (``unit``:
         step or collective) in which it was late; ``gain_ns`` (the most that the job would save with this rank on
-        time); ``extra_ns`` (the excess of the cause); ``count_ratio`` (its kernels over the others'); ``text``.
+        time); ``extra_ns`` (the excess of the cause); ``text``.
     gain_ns : int
         The most that the job would save with all stragglers on time.
     """
@@ -109,34 +105,32 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
         others = units.columns.drop(list(stragglers), errors="ignore")
         if others.empty:
             others = units.columns.drop([rank])
-        row: dict[str, Any] = {"rank": rank, "late_ns": int(table["late"][table["rank"] == rank].sum())}
-        row |= _figures(units[rank].dropna(), str(units.index.name))
-        row["gain_ns"] = _time_saved(table, [rank])
-        reason, excess_ns = _reason(rank, steps, others)
-        if excess_ns < _EXPLAINED * row["late_ns"]:
-            reason = _held_up(table, rank, group)
-            excess_ns = math.inf if reason is _UNKNOWN else 0
-        else:
+        by_unit = units[rank].dropna()
+        late = by_unit[by_unit > 0]
+        row: dict[str, Any] = {
+            "rank": rank,
+            "late_ns": int(table["late"][table["rank"] == rank].sum()),
+            "median_late_ns": int(late.median()),
+            "late_units": len(late),
+            "units": len(by_unit),
+            "unit": str(units.index.name),
+            "gain_ns": _time_saved(table, [rank]),
+        }
+        excess = _excess(rank, steps, others)
+        excess_ns = float(excess.clip(lower=0).sum())
+        if excess_ns >= _EXPLAINED * row["late_ns"]:
+            row |= {"cause": str(excess.idxmax()).removeprefix(TIME), "extra_ns": int(excess.max())}
             # On time, it saves at most what it spends more than the others.
             row["gain_ns"] = min(row["gain_ns"], int(excess_ns))
+        else:
+            row["cause"], row["extra_ns"] = _held_up(table, rank, group)
+            excess_ns = math.inf if row["extra_ns"] is None else 0
         excess_of_all += excess_ns
-        row |= reason
         row["text"] = _text(row)
         rows.append(row)
     rows.sort(key=lambda row: (row["cause"].startswith(_HELD_UP), -row["late_ns"]))
     gain_ns = min(_time_saved(table, list(stragglers)), excess_of_all)
     return pd.DataFrame(rows, columns=COLUMNS), int(gain_ns)
-
-
-def _figures(late_by_unit: pd.Series, unit: str) -> dict[str, Any]:
-    """How late a rank is in a step, and how often."""
-    late = late_by_unit[late_by_unit > 0]
-    return {
-        "median_late_ns": int(late.median()),
-        "late_units": len(late),
-        "units": len(late_by_unit),
-        "unit": unit,
-    }
 
 
 # ---------------------------------------------------------------- chance
@@ -204,7 +198,7 @@ def chances(units: pd.DataFrame) -> pd.Series:
 # ---------------------------------------------------------------- cost
 
 
-def _time_saved(table: pd.DataFrame, ranks: list[int]) -> int:
+def _time_saved(table: pd.DataFrame, ranks: Sequence[int]) -> int:
     """Time in which other ranks waited for these and did nothing else."""
     by = table.groupby("collective")
     arrived = by["start_ns"].max()
@@ -219,54 +213,38 @@ def _time_saved(table: pd.DataFrame, ranks: list[int]) -> int:
 # ---------------------------------------------------------------- cause
 
 
-def _reason(rank: int, steps: pd.DataFrame, others: pd.Index) -> tuple[dict[str, Any], float]:
-    """The part of its time that exceeds the median of the others most, and the sum of all excess."""
-    together = steps[steps.index.get_level_values("rank").isin([rank, *others])]
-    # Only steps that all of them recorded.
+def _excess(rank: int, steps: pd.DataFrame, others: pd.Index) -> pd.Series:
+    """By how much each part of its time exceeds the median of the others, in the steps that all of them recorded."""
+    together = steps[steps.index.get_level_values("rank").isin([rank, *others])].drop(columns=WAITING, errors="ignore")
     recorded = together.groupby(level="step").transform("size")
     together = together[recorded == len(others) + 1].fillna(0)
-    own = pd.Series(together.xs(rank, level="rank").sum())
-    usual = pd.Series(together.drop(index=rank, level="rank").groupby(level="step").median().sum())
-    is_time = together.columns.str.startswith(TIME) & (together.columns != WAITING)
-    extra = (own - usual)[is_time]
-    part = str(extra.idxmax())
-    count = part.replace(TIME, COUNT)
-    ratio = float(own[count] / usual[count]) if usual.get(count) else None
-    reason = {"cause": part.removeprefix(TIME), "extra_ns": int(extra[part]), "count_ratio": ratio}
-    return reason, float(extra.clip(lower=0).sum())
+    own = together.xs(rank, level="rank").sum()
+    usual = together.drop(index=rank, level="rank").groupby(level="step").median().sum()
+    return pd.Series(own - usual)
 
 
-def _held_up(table: pd.DataFrame, rank: int, group: int) -> dict[str, Any]:
-    """Another group in which a rank waits for others so long that this makes it late."""
-    rows = table[table["rank"] == rank]
+def _held_up(table: pd.DataFrame, rank: int, group: int) -> tuple[str, int | None]:
+    """Another group in which a rank waits for others so long that this makes it late, and for how long."""
+    rows = table[table["rank"] == rank].astype({"wait_ns": "float64"})
     late_ns = rows["late"][rows["group_id"] == group].sum()
-    elsewhere = rows[rows["group_id"] != group].astype({"wait_ns": "float64"})
-    by_group = elsewhere.groupby("group_id")["wait_ns"].sum()
-    if by_group.max() < _HELD_UP_SHARE * late_ns or by_group.empty:
-        return _UNKNOWN
-    there = elsewhere[elsewhere["group_id"] == by_group.idxmax()]
+    waited = rows[rows["group_id"] != group].groupby("group_id")["wait_ns"].sum()
+    if waited.empty or waited.max() < _HELD_UP_SHARE * late_ns:
+        return "not explained", None
+    there = rows[rows["group_id"] == waited.idxmax()]
     last = table.sort_values("start_ns").groupby("collective")["rank"].last()
     whom = there.groupby(there["collective"].map(last))["wait_ns"].sum().idxmax()
-    cause = f"{_HELD_UP} process group {there['group'].iloc[0]} for rank {whom}"
-    return _UNKNOWN | {"cause": cause, "extra_ns": int(by_group.max())}
+    return f"{_HELD_UP} process group {there['group'].iloc[0]} for rank {whom}", int(waited.max())
 
 
 def _text(row: Mapping[str, Any]) -> str:
     """One sentence for a person: how late the rank is, and where its time goes."""
     often = f"{row['late_units']} of {row['units']} {row['unit']}s"
     late = f"Rank {row['rank']} is late by {time_text(row['median_late_ns'])} per {row['unit']}, in {often}"
-    cause, ratio = row["cause"], row["count_ratio"]
     if row["extra_ns"] is None:
         return f"{late}; the traces do not show why."
-    extra = time_text(row["extra_ns"])
+    extra, cause = time_text(row["extra_ns"]), row["cause"]
     if cause.startswith(_HELD_UP):
         return f"{late}, after {cause} ({extra})."
-    place = f"in {cause}"
     if cause.startswith("idle, "):
-        name = CAUSES[cause.removeprefix("idle, ")].name
-        place = f"idle ({name.removeprefix('idle: ')})"
-    elif ratio is not None and abs(ratio - 1) <= _SAME_COUNT:
-        place += ", with as many kernels that take longer"
-    elif ratio is not None:
-        place += f", with {ratio:.2f}x as many kernels"
-    return f"{late}; it spends {extra} more than the others {place}."
+        cause = f"idle ({CAUSES[cause.removeprefix('idle, ')].name.removeprefix('idle: ')})"
+    return f"{late}; it spends {extra} more than the others in {cause}."

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +24,17 @@ from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.trace import load
 from nsightkit.trace.model import TABLES, Trace
 
-__all__ = ["COUNT", "TIME", "WAITING", "Look", "look", "time_spent"]
+__all__ = ["TIME", "WAITING", "Look", "look", "rank_of", "time_spent"]
 
-#: Prefixes of the columns: time spent, and kernels that began.
-TIME, COUNT = "time: ", "count: "
+#: Prefix of the columns of time spent.
+TIME = "time: "
 _BOUNDS = ["device", "start_ns", "end_ns"]
 _MOST_RANKS = 1 << 20
+_RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
 _TALK = "kernels of communication"
-_KERNELS = [f"kernels of {category}" for category in CATEGORIES if category != "communication"]
 #: The time of a device by part, in order of precedence.
-_PARTS = [*_KERNELS, "CUDA graphs", "copies", _TALK]
+_PARTS = [f"kernels of {category}" for category in CATEGORIES if category != "communication"]
+_PARTS += ["CUDA graphs", "copies", _TALK]
 #: In collectives a rank waits for others: it does not decide this time itself.
 WAITING = TIME + _TALK
 
@@ -45,10 +48,9 @@ class Look:
     file : str
     process : int or None
         Of a capture that holds several ranks.
-    rank, world_size : int or None
-        As the trace has them.
-    t0_ns : int
-        The trace's time zero on its source's clock.
+    rank : int or None
+        As the trace has it, or the name of the file.
+    world_size : int or None
     tool : str
     figures : dict
         ``span_ns, busy_ns, idle_ns`` of :func:`nsightkit.analysis.timeline.overview.summary`, and
@@ -58,20 +60,16 @@ class Look:
     steps : DataFrame
         ``step`` (its number), ``wall_ns`` and the columns of
         :func:`nsightkit.analysis.ranks.one_rank.time_spent`. One row, -1, for a trace without steps.
-    rank_from : str
-        The source of its number: ``trace``, ``name`` of the file, or ``order``.
     """
 
     file: str
     process: int | None
     rank: int | None
     world_size: int | None
-    t0_ns: int
     tool: str
     figures: dict[str, int | None]
     collectives: pd.DataFrame
     steps: pd.DataFrame
-    rank_from: str = "order"
 
     @property
     def name(self) -> str:
@@ -121,19 +119,34 @@ def _look(trace: Trace, file: str, process: int | None) -> Look:
     collectives = communication.collectives(trace)
     step = steps.number(windows, collectives["start_ns"])
     figures = overview.summary(trace)
-    # The environment of a capture of several ranks is that of their launcher.
-    distributed = trace.meta.distributed if process is None else {}
+    rank, world_size = None, None
+    # The environment and the name of a capture of several ranks are those of their launcher.
+    if process is None:
+        world_size = _number(trace.meta.distributed.get("world_size"))
+        rank = _number(trace.meta.distributed.get("rank"))
+        rank = rank_of(file) if rank is None else rank
     return Look(
         file=file,
         process=process,
-        rank=_number(distributed.get("rank")),
-        world_size=_number(distributed.get("world_size")),
-        t0_ns=int(trace.t0_ns),
+        rank=rank,
+        world_size=world_size,
         tool=trace.meta.tool,
         figures={name: figures[name] for name in ("span_ns", "busy_ns", "idle_ns")} | communication.totals(trace),
         collectives=collectives.assign(step=np.append(windows["step"], -1)[step]),
         steps=windows[["step", "wall_ns"]].join(time_spent(trace, windows["start_ns"], windows["end_ns"])),
     )
+
+
+def rank_of(path: str | os.PathLike[str]) -> int | None:
+    """Find the rank in a file's name, or in that of its folder.
+
+    Parameters
+    ----------
+    path : path-like
+    """
+    path = Path(path)
+    match = _RANK.search(path.name) or _RANK.search(path.parent.name)
+    return int(match[1]) if match else None
 
 
 def _number(value: Any) -> int | None:
@@ -145,14 +158,11 @@ def _number(value: Any) -> int | None:
 
 def _windows(trace: Trace) -> pd.DataFrame:
     """Steps with their numbers; the whole trace, as step -1, if it has none."""
-    windows = steps.summary(trace)[["start_ns", "wall_ns"]]
-    if len(windows):
-        return windows.assign(step=windows.index, end_ns=windows["start_ns"] + windows["wall_ns"])
-    begin, end = overview.captured_window(trace)
-    figures = overview.summary(trace)
-    begin += figures["lead_ns"] or 0
-    end -= figures["tail_ns"] or 0
-    return pd.DataFrame({"step": [-1], "start_ns": [begin], "end_ns": [end], "wall_ns": [end - begin]})
+    windows = steps.summary(trace)[["start_ns", "wall_ns"]].rename_axis("step").reset_index()
+    if windows.empty:
+        begin, end = overview.captured_window(trace)
+        windows = pd.DataFrame({"step": [-1], "start_ns": [begin], "wall_ns": [end - begin]})
+    return windows.assign(end_ns=windows["start_ns"] + windows["wall_ns"])
 
 
 # ---------------------------------------------------------------- the parts of a step
@@ -172,8 +182,7 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
     DataFrame
         One row per window. Columns ``time: …`` in nanoseconds: ``kernels of GEMM`` and the like, ``CUDA graphs``,
         ``copies``, ``kernels of communication``, ``idle, input-pipeline`` and the like, ``time outside all GPU work``;
-        they add up to the windows' length times the number of devices. Columns ``count: kernels of GEMM`` and the like:
-        how many began. Without GPU work ``time: range NAME`` and
+        they add up to the windows' length times the number of devices. Without GPU work ``time: range NAME`` and
         ``time: no range``, which add up to the windows' length.
     """
     low, high = np.asarray(start, np.int64), np.asarray(end, np.int64)
@@ -181,8 +190,7 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
     if not len(work):
         return _time_in_ranges(trace, low, high)
     idle = gaps.causes(trace)
-    idle_parts = [f"idle, {cause}" for cause in gaps.CAUSES]
-    spent = pd.DataFrame(0, range(len(low)), _PARTS + idle_parts)
+    spent = pd.DataFrame(0, range(len(low)), [*_PARTS, *(f"idle, {cause}" for cause in gaps.CAUSES)])
     for device, rows in work.groupby("device"):
         covered = np.zeros(len(low), np.int64)
         for number, part in enumerate(_PARTS):
@@ -192,13 +200,8 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
             covered = until
         for cause, gap in idle[idle["device"] == device].groupby("cause", observed=True):
             spent[f"idle, {cause}"] += Coverage(gap["start_ns"], gap["end_ns"]).of(low, high)
-    whole = (high - low) * work["device"].nunique()
-    spent["time outside all GPU work"] = whole - spent.sum(axis=1)
-    spent = spent.add_prefix(TIME)
-    for number, part in enumerate(_KERNELS):
-        begun = np.sort(work["start_ns"][work["part"] == number])
-        spent[COUNT + part] = np.searchsorted(begun, high) - np.searchsorted(begun, low)
-    return spent
+    spent["time outside all GPU work"] = (high - low) * work["device"].nunique() - spent.sum(axis=1)
+    return spent.add_prefix(TIME)
 
 
 def _gpu_work(trace: Trace) -> pd.DataFrame:

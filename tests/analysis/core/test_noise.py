@@ -8,20 +8,13 @@ import numpy as np
 import pytest
 
 from nsightkit.analysis.core import noise
-from nsightkit.errors import UsageError
 
 
-@pytest.mark.parametrize(("n", "m"), [(3, 4), (4, 4), (5, 7), (1, 9), (6, 3), (7, 5)])
+@pytest.mark.parametrize(("n", "m"), [(3, 4), (4, 4), (1, 9), (7, 5)])
 def test_the_rank_sum_is_counted_out(n, m):
     sums = [sum(ranks) - n * (n + 1) // 2 for ranks in itertools.combinations(range(1, n + m + 1), n)]
     share = np.cumsum(np.bincount(sums, minlength=n * m + 1)) / len(sums)
     assert noise.rank_margin(n, m, 0.025) == int((share <= 0.025).sum())
-
-
-def test_many_samples_take_the_normal_approximation():
-    exact = noise.rank_margin(50, 50, 0.025)
-    assert abs(exact - (1250 - 1.959964 * np.sqrt(2500 * 101 / 12))) < 2
-    assert noise.rank_margin(51, 50, 0.025) > exact
 
 
 @pytest.mark.parametrize("count", [6, 15, 60])
@@ -35,42 +28,15 @@ def test_intervals_hold_as_often_as_they_say(count):
     assert misses[1] >= 20, "no wider than need be"
 
 
-def test_a_change_is_seen():
-    rng = np.random.default_rng(1)
-    before, after = rng.normal(100, 1, 20), rng.normal(108, 1, 20)
-    found = noise.ratio(before, after)
-    assert found.value == pytest.approx(1.08, abs=0.01)
-    assert found.excludes(1)
-    assert noise.shift(before, after).value == pytest.approx(8, abs=1)
-    assert noise.shift(before, after).counts == (20, 20)
-
-
-def test_a_thousand_samples_and_more():
+def test_many_and_few_samples():
     rng = np.random.default_rng(2)
-    found = noise.shift(rng.normal(0, 1, 5000), rng.normal(1, 1, 3000))
-    assert found.counts == (5000, 3000)
-    assert found.value == pytest.approx(1, abs=0.1)
+    assert noise.shift(rng.normal(0, 1, 5000), rng.normal(1, 1, 3000)).value == pytest.approx(1, abs=0.1)
     whole = noise.median(np.arange(20_001))
-    assert whole.value == 10_000
-    assert whole.high - whole.low == pytest.approx(2 * 1.96 * np.sqrt(20_001) / 2, rel=0.02)
-
-
-def test_too_few_samples_have_no_interval():
-    assert noise.median([1, 2, 3, 4, 5]).low is None
-    assert noise.median([1, 2, 3, 4, 5, 6]).low == 1
+    assert (whole.value, whole.high - whole.low) == (10_000, pytest.approx(1.96 * np.sqrt(20_001), rel=0.02))
+    assert (noise.median([1, 2, 3, 4, 5]).low, noise.median([1, 2, 3, 4, 5, 6]).low) == (None, 1)
     single = noise.shift([1.0], [2.0])
-    assert single == noise.Estimate(1.0, None, None, (1, 1))
+    assert single == noise.Estimate(1.0)
     assert not single.excludes(0)
-
-
-@pytest.mark.parametrize("wrong", [[], [float("nan")]])
-def test_what_is_no_sample(wrong):
-    with pytest.raises(UsageError, match="samples"):
-        noise.median(wrong)
-    with pytest.raises(UsageError, match="above 0"):
-        noise.ratio([0.0, 1.0], [1.0])
-    with pytest.raises(UsageError, match="confidence"):
-        noise.shift([1.0], [1.0], confidence=95)
 
 
 @pytest.mark.parametrize(
@@ -78,52 +44,41 @@ def test_what_is_no_sample(wrong):
     [(5, 0.025, 2.571), (5, 0.0005, 6.869), (10, 0.005, 3.169), (30, 0.01, 2.457)],
 )
 def test_quantiles_are_those_of_the_tables(degrees, tail, quantile):
-    assert noise._student_quantile(tail, degrees) == pytest.approx(quantile, rel=0.03)
+    assert noise._student_quantile(tail, degrees) == pytest.approx(quantile, rel=0.02)
 
 
 @pytest.mark.parametrize(("spread", "most"), [(0.003, 10), (0.007, 15), (0.02, 50)])
 def test_runs_without_a_change_lie_within_what_runs_differ_by(spread, most):
     rng = np.random.default_rng(7)
-    groups = rng.normal(0, spread, (2000, 8))
-    beyond = sum(
-        abs(runs[:5].mean() - runs[5:].mean()) > noise.between_runs(runs[:5], runs[5:], 0.99) for runs in groups
-    )
+    beyond = 0
+    for runs in rng.normal(1, spread, (2000, 8)):
+        beyond += abs(runs[:5].mean() - runs[5:].mean()) > noise.between_runs(runs[:5], runs[5:], 0.99)
     assert beyond <= most, "1 %, more where runs differ by more than is usual"
 
 
 def test_one_run_each_says_nothing_of_others():
     assert noise.between_runs([1.0], [2.0]) is None
-    few, many = (noise.between_runs([0.0] * n, [0.0] * n) for n in (2, 10))
+    few, many = (noise.between_runs([1.0] * n, [1.0] * n) for n in (2, 10))
     assert few > many > 0, "runs that agree by chance are not taken for runs that must"
-
-
-def test_what_runs_differ_by_widens_what_steps_say():
-    rng = np.random.default_rng(4)
-    before, after = rng.normal(100, 0.5, (2, 30)), rng.normal(101, 0.5, (2, 30))
-    alone, several = noise.judge(before[:1], after[:1]), noise.judge(before, after)
-    steps = noise.shift(before.ravel(), after.ravel())
-    assert several.high - several.value > 1.2 * (steps.high - steps.value)
-    assert (alone.word, several.word) == (noise.CHANGED, noise.WITHIN_NOISE)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "word"),
     [
         ([[10, 11, 12, 13, 14]], [[10, 11, 12, 13, 15]], noise.WITHIN_NOISE),
-        ([[10, 11, 12, 13]], [[30, 31, 32, 33]], noise.CHANGED),
         ([[10, 11, 12]], [[30, 31, 32]], noise.INCONCLUSIVE),  # too few samples
         ([[10], [10.1], [9.9], [10]], [[20]], noise.CHANGED),  # runs of one step each are samples
         ([[10], [10.1]], [[20]], noise.INCONCLUSIVE),  # one difference is not a spread
         ([[10] * 9, [20] * 9], [[21] * 9], noise.WITHIN_NOISE),  # runs differ by as much
         ([[0] * 5], [[0] * 5], noise.WITHIN_NOISE),
+        ([[57, 61, 56, 62, 48]], [[0, 0, 0, 0]], noise.CHANGED),  # each step waited before, and none after
+        ([[0, 57, 61, 56, 62, 48]], [[0, 0, 0, 0]], noise.WITHIN_NOISE),  # not in each
+        ([[10, 11, 12, 13]], [[14, 15, 16, 17]], noise.WITHIN_NOISE),  # above it, and as near as its own steps are
     ],
 )
 def test_three_words(before, after, word):
     before, after = ([np.array(run, float) for run in side] for side in (before, after))
-    change = noise.judge(before, after)
-    assert change.word == word
-    assert (change.noise is None) == (word == noise.INCONCLUSIVE)
-    assert noise.judge(after, before).word == word
+    assert noise.judge(before, after, 0.995).word == noise.judge(after, before, 0.995).word == word
 
 
 @pytest.mark.parametrize("left_out", [False, True])
@@ -138,34 +93,11 @@ def test_no_change_is_rarely_called_one(left_out):
     assert changed <= 35, "5 % at the most, and luck"
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "word"),
-    [
-        ([57, 61, 56, 62, 48], [0, 0, 0, 0], noise.CHANGED),  # each step waited before, and none after
-        ([0, 57, 61, 56, 62, 48], [0, 0, 0, 0], noise.WITHIN_NOISE),  # not in each
-        ([10, 11, 12, 13], [14, 15, 16, 17], noise.WITHIN_NOISE),  # above it, and as near as its own steps are
-        ([10, 11, 12, 13], [17, 18, 19, 20], noise.CHANGED),
-        ([10, 11, 12], [17, 18, 19, 20], noise.INCONCLUSIVE),  # too few
-    ],
-)
-def test_what_lies_apart_needs_no_ranks(before, after, word):
-    sides = [[np.array(side, float)] for side in (before, after)]
-    assert noise.judge(*sides, 0.995).word == word
-
-
 def test_series_without_a_change_do_not_lie_apart():
     """Less often than one in a hundred rows, however few the steps: four a side are the worst."""
     rng = np.random.default_rng(3)
     for draw in (rng.normal, rng.exponential, rng.uniform):
         alarms = 0
-        for _ in range(2000):
-            before, after = draw(size=(2, 4))
+        for before, after in draw(size=(2000, 2, 4)):
             alarms += noise.judge([before], [after], 0.995).word == noise.CHANGED
         assert alarms <= 20, draw
-
-
-def test_thinning_keeps_the_extremes_and_the_middle():
-    values = np.arange(1001.0)[::-1]
-    kept = noise.thinned(values, 11)
-    assert kept.tolist() == [0, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]
-    assert noise.thinned(values[:11], 11).tolist() == values[:11].tolist()

@@ -21,7 +21,6 @@ OFFSETS = {0: 0, 1: 3_000_000, 2: -1_500_000_000, 3: 250}
     [
         # A rank that is late in every step has a clock that is no worse for it.
         ({"kind": "kineto", "late": {2: "data"}}, 12, 48),
-        ({"kind": "nsys", "late": {2: "data"}}, 12, 48),
         # Ranks 0 and 3 share no process group; 0 and 1 share layers, 1 and 3 gradients.
         ({"kind": "kineto", "tensor_parallel": 2, "jitter": 0.05}, 48, 96),
         # Nothing numbers the collectives of an nsys export: the shift is found by the ends.

@@ -92,9 +92,6 @@ def test_kernels_are_described_by_themselves_and_by_what_launched_them(tmp_path)
         ("ncclDevKernel_Reduce_Sum_f32_RING_LL", "reduce"),
         ("nccl:_reduce_scatter_base", "reduce_scatter"),
         ("nccl:all_to_all, op_id = 991144", "all_to_all"),
-        ("gloo:all_reduce", "all_reduce"),
-        ("_C::shm_allreduce", "all_reduce"),
-        ("ncclAlltoAll", "all_to_all"),
         ("allgather_into_tensor_coalesced", "all_gather"),
         ("ncclGroupEnd", "other"),
     ],
@@ -127,49 +124,24 @@ def test_a_kernel_communicates_by_its_name_on_any_stream(tmp_path, name, kind):
 MAIN, GLOO = 5 << 24 | 1, 5 << 24 | 9
 
 
-@pytest.mark.parametrize(
-    ("ranges", "ops", "collectives", "compute_ns"),
-    [
-        # Gloo works in threads of its own, and PyTorch annotates the work there. Waiting is not computation.
-        (
-            [("backward", 0, 1_000, MAIN), ("gloo:all_reduce", 100, 600, GLOO), ("gloo:broadcast", 700, 800, GLOO)],
-            [("aten::mm", 0, 200, MAIN), ("c10d::barrier", 350, 900, MAIN), ("aten::copy_", 400, 500, GLOO)],
-            [["all_reduce", 100, 400], ["broadcast", 700, 100]],
-            200,
-        ),
-        # vLLM on a CPU: an operator inside others, on the thread that computes.
-        (
-            [("execute_model", 0, 1_000, MAIN)],
-            [
-                ("aten::mm", 0, 300, MAIN),
-                ("vllm::all_reduce", 300, 520, MAIN),
-                ("_C::shm_allreduce", 310, 510, MAIN),
-                ("aten::mm", 600, 900, MAIN),
-            ],
-            [["all_reduce", 310, 200]],
-            300 + 20 + 300,
-        ),
-    ],
-    ids=["gloo", "vllm"],
-)
-def test_collectives_on_a_cpu(ranges, ops, collectives, compute_ns):
+def test_collectives_on_a_cpu():
+    """Gloo works in threads of its own, and PyTorch annotates the work there. Waiting is not computation."""
+    tables = {
+        "ranges": [
+            ("backward", 0, 1_000, MAIN), ("gloo:all_reduce", 100, 600, GLOO), ("gloo:broadcast", 700, 800, GLOO)
+        ],
+        "ops": [("aten::mm", 0, 200, MAIN), ("c10d::barrier", 350, 900, MAIN), ("aten::copy_", 400, 500, GLOO)],
+    }  # fmt: skip
     frames = {}
-    for name, rows in (("ranges", ranges), ("ops", ops)):
+    for name, rows in tables.items():
         frame = pd.DataFrame(rows, columns=["name", "start_ns", "end_ns", "thread"])
         frames[name] = frame.assign(process=5).astype({"name": "category"})
     trace = Trace.from_frames(frames, TraceMeta(missing=["kernels", "memops", "graphs", "calls"]))
     table = communication.collectives(trace)
-    assert table[["kind", "start_ns", "exposed_ns"]].to_numpy().tolist() == collectives
+    rows = [["all_reduce", 100, 400], ["broadcast", 700, 100]]
+    assert table[["kind", "start_ns", "exposed_ns"]].to_numpy().tolist() == rows
     totals = communication.totals(trace)
-    assert totals["compute_ns"] == compute_ns
-    assert totals["communication_ns"] == (table["end_ns"] - table["start_ns"]).sum()
-    assert totals["exposed_ns"] == table["exposed_ns"].sum()
-
-
-def test_without_events_nothing_is_known():
-    trace = Trace.from_frames({})
-    assert len(communication.collectives(trace)) == 0
-    assert set(communication.totals(trace).values()) == {None}
+    assert (totals["compute_ns"], totals["communication_ns"], totals["exposed_ns"]) == (200, 600, 500)
 
 
 #: Rank and the share of its communication that overlaps computation, in per cent, as HTA 0.5.0 prints it.
