@@ -395,7 +395,7 @@ def test_real_captures(shared_traces: Path, gate: Any) -> None:
     few, many = (next(shared_traces.glob(f"kineto/resnet50_num_workers_{n}__*")) for n in (0, 4))
     assert gate(many, "--update")[0] == 0
     assert gate(many)[0] == 0
-    code, document, err = gate(few)
+    code, document, _ = gate(few)
     # Two of the six steps with workers stand out; each other one is 47 ms shorter than any without.
     assert (code, metrics_of(document["regressions"])) == (1, ["step/time_ns"])
     assert document["regressions"][0]["ratio"] == pytest.approx(177.4 / 125.2, abs=0.01)  # medians of ordinary steps
