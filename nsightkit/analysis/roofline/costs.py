@@ -10,25 +10,21 @@ GEMM            2MNK                         s(MK + KN + MN)
 attention       4BhdST, half of it causal    s·Bd(2hS + 2gT)
 convolution     2NKCRSPQ                     s(NCHW + KCRS + NKPQ)
 RMSNorm         4MH                          2sMH
-layer norm      8MH                          2sMH
 rotary          3MH                          2sMH
 softmax         5MN                          2sMN
 SwiGLU          5MF                          3sMF
-GELU and bias   8MF                          2sMF
 residual        MH                           3sMH
 embedding       0                            2sMH
-cross-entropy   5MV                          sMV
-AdamW           12 a parameter               28 a parameter, fp32 throughout
 =============== ============================ ==============================
 
 Weights of norms, biases and statistics are left out: they are thousandths of the rest. Causal attention of equal
 contexts is counted as exactly half of the square, which is what a kernel that skips masked tiles approaches.
 
-What a framework operator must do is read from its name and the shapes, types and values of its inputs, which PyTorch's
-profiler records with ``record_shapes=True``. Operators that only call others (``aten::linear``) are not counted, or
-their work would count twice. Operators on lists of tensors (``_foreach``, fused optimizers) have no cost here, since
-the lists' types are not recorded. Attention whose mask was not recorded counts as causal, the least that it can be, so
-that no share of the speed of light comes out too high.
+What a framework operator must do is read from its name (``costs.toml``) and the shapes, types and values of its inputs,
+which PyTorch's profiler records with ``record_shapes=True``. Operators that only call others (``aten::linear``) are not
+counted, or their work would count twice. Operators on lists of tensors (``_foreach``, fused optimizers) have no cost
+here, since the lists' types are not recorded. Attention whose mask was not recorded counts as causal, the least that it
+can be, so that no share of the speed of light comes out too high.
 """
 
 from __future__ import annotations
@@ -37,23 +33,12 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from nsightkit.errors import UsageError
-
-__all__ = [
-    "BYTES_OF",
-    "Operation",
-    "adamw_cost",
-    "attention_cost",
-    "cost",
-    "element_bytes",
-    "elementwise_cost",
-    "gemm_cost",
-    "layer_costs",
-]
+__all__ = ["Operation", "attention_cost", "cost", "elementwise_cost", "gemm_cost", "layer_costs"]
 
 #: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic, stored as fp32.
 BYTES_OF: Mapping[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -97,14 +82,6 @@ class Operation:
         return dataclasses.replace(self, name=name)
 
 
-def element_bytes(precision: str) -> int:
-    """Bytes of an element of a precision; an unknown one is refused."""
-    try:
-        return BYTES_OF[precision]
-    except KeyError:
-        raise UsageError(f"no precision is called {precision!r}; there are {', '.join(BYTES_OF)}") from None
-
-
 def gemm_cost(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM") -> Operation:
     """Cost of the product of an m x k and a k x n matrix.
 
@@ -118,7 +95,7 @@ def gemm_cost(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM
     -------
     Operation
     """
-    return Operation(name, 2 * m * n * k, element_bytes(precision) * (m * k + k * n + m * n), precision)
+    return Operation(name, 2 * m * n * k, BYTES_OF[precision] * (m * k + k * n + m * n), precision)
 
 
 def attention_cost(
@@ -151,79 +128,47 @@ def attention_cost(
     Returns
     -------
     Operation
-
-    Raises
-    ------
-    UsageError
-        Causal attention with fewer keys than queries.
     """
     keys = context if keys is None else keys
     kv_heads = heads if kv_heads is None else kv_heads
     scores = context * keys
     if causal:
-        if keys < context:
-            raise UsageError(f"causal attention of {context} queries needs as many keys, not {keys}")
         # Everything before the last positions, and half of their square; a single query sees every key.
         scores = context * (keys - context) + max(context * context // 2, 1)
-    moved = element_bytes(precision) * batch * d_head * (2 * heads * context + 2 * kv_heads * keys)
+    moved = BYTES_OF[precision] * batch * d_head * (2 * heads * context + 2 * kv_heads * keys)
     return Operation(name, 4 * batch * heads * d_head * scores, moved, precision)
 
 
-#: Operations that go through whole tensors: name, FLOPs an element, tensors read or written, usual precision.
+#: Operations that go through whole tensors: name, FLOPs an element, tensors read or written.
 _ELEMENTWISE = {
-    "rms_norm": ("RMSNorm", 4, 2, "bf16"),  # square, sum, and two products
-    "layer_norm": ("layer norm", 8, 2, "bf16"),  # mean, variance, scale and shift
-    "rotary": ("rotary", 3, 2, "bf16"),  # two products and a sum; the width is that of queries and keys together
-    "softmax": ("softmax", 5, 2, "bf16"),  # maximum, difference, exponential, sum, quotient
-    "swiglu": ("SwiGLU", 5, 3, "bf16"),  # ``silu(gate) * up``: two tensors are read, one is written
-    "gelu": ("GELU", 8, 2, "bf16"),  # bias and GELU in its tanh form
-    "residual": ("residual", 1, 3, "bf16"),  # sum of two tensors
-    "embedding": ("embedding", 0, 2, "bf16"),  # a row of the table for each token
-    "cross_entropy": ("cross-entropy", 5, 1, "fp32"),  # the logits are read once and never written again
+    "rms_norm": ("RMSNorm", 4, 2),  # square, sum, and two products
+    "rotary": ("rotary", 3, 2),  # two products and a sum; the width is that of queries and keys together
+    "softmax": ("softmax", 5, 2),  # maximum, difference, exponential, sum, quotient
+    "swiglu": ("SwiGLU", 5, 3),  # ``silu(gate) * up``: two tensors are read, one is written
+    "residual": ("residual", 1, 3),  # sum of two tensors
+    "embedding": ("embedding", 0, 2),  # a row of the table for each token
 }
 
 
-def elementwise_cost(
-    kind: str, rows: int, width: int, precision: str | None = None, name: str | None = None
-) -> Operation:
+def elementwise_cost(kind: str, rows: int, width: int, precision: str = "bf16", name: str | None = None) -> Operation:
     """Cost of an operation that goes through whole tensors, each element once.
 
     Parameters
     ----------
-    kind : str
-        ``rms_norm``, ``layer_norm``, ``rotary`` (its width is that of queries and keys together), ``softmax`` (over
-        rows), ``swiglu``, ``gelu`` (with its bias), ``residual``, ``embedding`` (a row of the table for each token) or
-        ``cross_entropy`` (its width is the size of the vocabulary).
+    kind : {"rms_norm", "rotary", "softmax", "swiglu", "residual", "embedding"}
     rows, width : int
-    precision : str, optional
-        ``bf16`` when omitted, ``fp32`` for ``cross_entropy``.
+        The width of ``rotary`` is that of queries and keys together.
+    precision : str
     name : str, optional
 
     Returns
     -------
     Operation
     """
-    called, flops, tensors, usual = _ELEMENTWISE[kind]
-    moved = tensors * element_bytes(precision or usual) * rows * width
+    usual, flops, tensors = _ELEMENTWISE[kind]
+    elements = rows * width
     # Such kernels compute in fp32 on the ordinary cores, for all types of tensors.
-    return Operation(name or called, flops * rows * width, moved, "fp32")
-
-
-def adamw_cost(parameters: int, precision: str = "fp32", name: str = "AdamW") -> Operation:
-    """Cost of AdamW: it reads weight, gradient and both moments, writes all but the gradient, 7 numbers a parameter.
-
-    Parameters
-    ----------
-    parameters : int
-    precision : str
-        Of all four.
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return Operation(name, 12 * parameters, 7 * element_bytes(precision) * parameters, "fp32")
+    return Operation(name or usual, flops * elements, tensors * BYTES_OF[precision] * elements, "fp32")
 
 
 def layer_costs(
@@ -254,9 +199,8 @@ def layer_costs(
     list of Operation
         In the order they run.
     """
-    if hidden % heads:
-        raise UsageError(f"hidden {hidden} is not a multiple of {heads} heads")
-    rows, d_head = batch * context, hidden // heads
+    rows = batch * context
+    d_head = hidden // heads
     kv_width = d_head * (heads if kv_heads is None else kv_heads)
     return [
         elementwise_cost("rms_norm", rows, hidden, precision, "RMSNorm 1"),
@@ -287,10 +231,6 @@ _PRECISIONS = {
 _OTHER_BYTES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
 
 
-def _is_shape(dims: object) -> bool:
-    return isinstance(dims, list) and all(type(n) is int and n >= 0 for n in dims)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Inputs:
     """The recorded inputs of one operator."""
@@ -301,10 +241,10 @@ class _Inputs:
 
     def shape(self, i: int) -> list[int]:
         """Give the shape of an input, which must be a tensor."""
-        dims = self.dims[i]
-        if not _is_shape(dims):
+        shape = self.dims[i]
+        if not all(type(extent) is int and extent >= 0 for extent in shape):
             raise ValueError("not a tensor")
-        return list(dims)
+        return list(shape)
 
     def elements(self, i: int) -> int:
         return math.prod(self.shape(i))
@@ -323,20 +263,17 @@ class _Inputs:
 
     def numbers(self, i: int) -> list[int]:
         """Give a recorded list of numbers, such as strides."""
-        return [int(number) for number in json.loads(str(self.values[i]))]
+        return [int(number) for number in json.loads(self.values[i])]
 
-    def flag(self, i: int) -> bool | None:
-        """Give a recorded flag; None where values were not recorded."""
-        if i >= len(self.values) or self.values[i] in ("", None):
-            return None
-        return str(self.values[i]) in ("True", "1", "true")
+    def is_flag(self, i: int, *texts: str) -> bool:
+        """Whether a flag was recorded, as one of these texts."""
+        return i < len(self.values) and str(self.values[i]) in texts
 
     def label(self) -> str:
         """Write the shapes of the first tensors, and their precision."""
-        shapes = [dims for dims in self.dims if dims]
-        words = ["x".join(map(str, dims)) for dims in shapes[:3]]
+        words = ["x".join(map(str, dims)) for dims in self.dims if dims]
         precisions = [_PRECISIONS[kind] for kind in self.types if kind in _PRECISIONS]
-        return " ".join([*words, *(precisions or self.types)[:1]])
+        return " ".join(words[:3] + (precisions or list(self.types))[:1])
 
 
 def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
@@ -350,73 +287,68 @@ def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
     return Operation("", product.flops * count, product.bytes * count, product.unit)
 
 
-def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -> Operation:
+def _attention(given: _Inputs, q: int, causal: int) -> Operation:
     """Fused attention: queries, keys and values are inputs `q` and the two after it, each (B, heads, T, d)."""
     batch, heads, context, width = given.shape(q)
     _, kv_heads, keys, _ = given.shape(q + 1)
     precision = given.precision(q)
     # A mask that was not recorded counts as causal: the least that it can be.
-    is_causal = given.flag(causal) is not False and keys >= context
-    forward = attention_cost(batch, heads, context, width, precision, causal=is_causal, keys=keys, kv_heads=kv_heads)
-    if not backward:
-        return forward
+    is_causal = keys >= context and not given.is_flag(causal, "False", "0", "false")
+    return attention_cost(batch, heads, context, width, precision, causal=is_causal, keys=keys, kv_heads=kv_heads)
+
+
+def _attention_backward(given: _Inputs, causal: int) -> Operation:
+    """Gradients of attention: queries, keys and values are the inputs from the second."""
+    forward = _attention(given, 1, causal)
     # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
     # Reads queries, keys, values, the result and its gradient; writes three gradients.
-    moved = BYTES_OF[precision] * batch * width * (4 * heads * context + 4 * kv_heads * keys)
-    return Operation("", forward.flops * 5 // 2, moved, precision)
+    return Operation("", forward.flops * 5 // 2, forward.bytes * 2, forward.unit)
 
 
 def _convolution(given: _Inputs, padding: int) -> Operation:
     """Convolution; strides and dilations are the two inputs after `padding`."""
     batch, _, *extents = given.shape(0)
     filters, _, *kernel = given.shape(1)
-    places = batch
-    pads, strides, dilations = (given.numbers(padding + i) for i in range(3))
+    results = batch * filters
+    pads = given.numbers(padding)
+    strides = given.numbers(padding + 1)
+    dilations = given.numbers(padding + 2)
     for extent, width, pad, stride, dilation in zip(extents, kernel, pads, strides, dilations, strict=True):
-        places *= (extent + 2 * pad - dilation * (width - 1) - 1) // stride + 1
-    return _convolved(given, 0, 1, filters * places, 1)
+        results *= (extent + 2 * pad - dilation * (width - 1) - 1) // stride + 1
+    return _convolved(given, 0, results, 1)
 
 
 def _convolution_backward(given: _Inputs) -> Operation:
-    """Gradients of a convolution: of its input, its weights, or both."""
-    passes = 1  # the least, where it was not recorded
-    if len(given.values) > 10:
-        wanted = str(given.values[10])
-        passes = wanted.partition(",")[0].count("True") + wanted.split(",")[1].count("True")
-    return _convolved(given, 1, 2, given.elements(0), passes)
+    """Gradients of a convolution: of its input, its weights, or both; one where that was not recorded."""
+    both = given.is_flag(10, "[True, True, False]", "[True, True, True]")
+    return _convolved(given, 1, given.elements(0), 2 if both else 1)
 
 
-def _convolved(given: _Inputs, image: int, weight: int, results: int, passes: int) -> Operation:
+def _convolved(given: _Inputs, image: int, results: int, passes: int) -> Operation:
     """Passes over an image that multiply each result with the filter behind it: 2·N·K·C·R·S·P·Q FLOPs each."""
     precision = given.precision(image)
-    depth = math.prod(given.shape(weight)[1:])  # channels of a group, and the filter's extents
-    moved = BYTES_OF[precision] * (given.elements(image) + given.elements(weight) + results)
+    depth = math.prod(given.shape(image + 1)[1:])  # channels of a group, and the filter's extents
+    moved = BYTES_OF[precision] * (given.elements(image) + given.elements(image + 1) + results)
     return Operation("", 2 * passes * results * depth, passes * moved, precision)
 
 
-def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int | None = None) -> Operation:
+def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int = -1) -> Operation:
     """One result of the largest shape, every tensor read once; a scalar costs nothing.
 
     The input `widens`, where there is one, tells whether bf16 and fp16 tensors give a result in fp32.
     """
-    largest = read = result_bytes = 0
-    for i, dims in enumerate(given.dims[:inputs]):
-        kind = given.types[i]
-        if dims and (kind in _PRECISIONS or kind in _OTHER_BYTES):
-            largest = max(largest, given.elements(i))
-            read += given.moved(i)
-            if kind in _PRECISIONS:
-                result_bytes = max(result_bytes, given.size(i))
-    if widens is not None and given.flag(widens):
+    tensors = [i for i, dims in enumerate(given.dims[:inputs]) if dims]
+    largest = max(given.elements(i) for i in tensors)
+    result_bytes = max(given.size(i) for i in tensors if given.types[i] in _PRECISIONS)
+    if widens >= 0 and given.is_flag(widens, "True", "1", "true"):
         result_bytes = BYTES_OF["fp32"]
-    if not result_bytes:
-        raise ValueError("no tensor of numbers")
+    read = sum(given.moved(i) for i in tensors)
     return Operation("", flops * largest, read + result_bytes * largest, "fp32")
 
 
 def _reduction(given: _Inputs) -> Operation:
     """Read all; what is left of it depends on values that may not be recorded, and is left out."""
-    return Operation("", given.elements(0), given.elements(0) * BYTES_OF[given.precision()], "fp32")
+    return Operation("", given.elements(0), given.moved(0), "fp32")
 
 
 def _moves(given: _Inputs, inputs: int) -> Operation:
@@ -428,50 +360,18 @@ def _embedding(given: _Inputs) -> Operation:
     return elementwise_cost("embedding", given.elements(1), given.shape(0)[-1], given.precision())
 
 
-# Which input is which: the schemas in PyTorch's native_functions.yaml, 2.4 to 2.13. FLOPs of norms' gradients are
-# twice those of the norms.
-_MASK_AT = {
-    "flash_attention": (4, 11),
-    "efficient_attention": (6, 11),
-    "cudnn_attention": (6, 14),
-    "flash_attention_for_cpu": (4, 7),
-}
-_COSTS: dict[str, Callable[[_Inputs], Operation]] = {
-    "mm": _matrices,
-    "bmm": _matrices,
-    "addmm": partial(_matrices, left=1, right=2),
-    "baddbmm": partial(_matrices, left=1, right=2),
-    "_scaled_mm": _matrices,
-    "cudnn_convolution": partial(_convolution, padding=2),
-    "miopen_convolution": partial(_convolution, padding=3),
-    "convolution_backward": _convolution_backward,
-    "_softmax": partial(_elementwise, inputs=1, flops=5, widens=2),
-    "_log_softmax": partial(_elementwise, inputs=1, flops=5, widens=2),
+_RULES = {
+    "matrices": _matrices,
+    "attention": _attention,
+    "attention-backward": _attention_backward,
+    "convolution": _convolution,
+    "convolution-backward": _convolution_backward,
+    "elementwise": _elementwise,
+    "reduction": _reduction,
+    "moves": _moves,
     "embedding": _embedding,
-    "copy_": partial(_moves, inputs=2),
-    "fill": partial(_moves, inputs=1),
-    "sum": _reduction,
-    "mean": _reduction,
 }
-for _kind, (_forward, _backward) in _MASK_AT.items():
-    _name = f"_scaled_dot_product_{_kind}"
-    _COSTS[_name] = partial(_attention, q=0, causal=_forward)
-    _COSTS[f"{_name}_backward"] = partial(_attention, q=1, causal=_backward, backward=True)
-#: Elementwise operators by the tensors that they read, and FLOPs an element.
-_ELEMENTWISE_OPERATORS = {
-    (1, 1): "neg sqrt rsqrt abs reciprocal relu square pow",
-    (1, 4): "silu sigmoid tanh exp log sin cos _fused_rms_norm",
-    (1, 8): "gelu native_layer_norm",
-    (2, 0): "masked_fill",
-    (2, 1): "add sub rsub mul div maximum minimum threshold_backward",
-    (2, 4): "_softmax_backward_data _log_softmax_backward_data",
-    (2, 8): "silu_backward _fused_rms_norm_backward",
-    (2, 16): "gelu_backward native_layer_norm_backward",
-    (3, 0): "where",
-}
-for (_inputs, _flops), _names in _ELEMENTWISE_OPERATORS.items():
-    for _name in _names.split():
-        _COSTS[_name] = partial(_elementwise, inputs=_inputs, flops=_flops)
+_OPERATORS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: FLOPs or bytes of one operator, beyond which a file is not to be believed.
 _MOST = 1 << 52
 _IN_PLACE = re.compile(r"(?<!^copy)_$")
@@ -493,12 +393,13 @@ def cost(name: str, inputs: str) -> Operation | None:
         Named after the operator, its shapes and their precision. None where the inputs were not recorded or do not
         determine the cost.
     """
-    reckon = _COSTS.get(_IN_PLACE.sub("", name.removeprefix("aten::")))
-    if reckon is None or not name.startswith("aten::") or not inputs:
+    rule = _OPERATORS.get(_IN_PLACE.sub("", name.removeprefix("aten::")))
+    if rule is None or not name.startswith("aten::") or not inputs:
         return None
     try:
         given = _Inputs(*json.loads(inputs))
-        operation = reckon(given)
+        places = {place: number for place, number in rule.items() if place != "rule"}
+        operation = _RULES[rule["rule"]](given, **places)
         label = given.label()
     # Files are untrusted: anything but shapes has no cost.
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):

@@ -27,6 +27,7 @@ their most.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterable
 
@@ -34,17 +35,15 @@ import pandas as pd
 
 from nsightkit.configurations import MATRIX, Configuration
 
-__all__ = ["ALIGNMENT", "Envelope", "alignment", "envelope", "summary"]
+__all__ = ["ALIGNMENT", "Envelope", "envelope", "misaligned", "summary"]
 
 #: Elements. bf16 and fp16 GEMMs load 16 B at a time: K and the leading dimensions must be multiples of this.
 ALIGNMENT = 8
 #: Widest head flash attention has a kernel for, and the widths it has kernels for.
 _FLASH_HEADS = (32, 64, 96, 128, 192, 256)
 
-_COLUMNS = (
-    *("config", "params", "state_bytes", "activation_bytes", "logits_bytes", "peak_bytes"),
-    *("fwd_flops", "train_flops", "aligned", "notes"),
-)
+#: Dimensions of GEMMs and attention; `tokens` is the K of each gradient of a weight.
+_DIMENSIONS = ("d_model", "d_ff", "vocabulary", "tokens", "d_head", "context")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +54,6 @@ class Envelope:
     ----------
     configuration : Configuration
     params : int
-    gemm_params : int
-        Weights that a GEMM reads: all but the embedding and the norms.
     state_bytes, cache_bytes, activation_bytes, score_bytes, logits_bytes : int
         The memory ledger; `activation_bytes` is without scores, `score_bytes` what writing them out adds.
     attention_flops, head_flops, fwd_flops : int
@@ -65,7 +62,6 @@ class Envelope:
 
     configuration: Configuration
     params: int
-    gemm_params: int
     state_bytes: int
     cache_bytes: int
     activation_bytes: int
@@ -108,28 +104,28 @@ def envelope(configuration: Configuration) -> Envelope:
     Envelope
     """
     c = configuration
-    d, d_ff, layers, tokens, vocabulary = c.d_model, c.d_ff, c.layers, c.tokens, c.vocabulary
-    layer_gemm = 4 * d * d + 3 * d * d_ff
-    params = 2 * vocabulary * d + layers * (layer_gemm + 2 * d) + d
-    gemm_params = layers * layer_gemm + vocabulary * d
-    attention_flops = layers * 4 * c.batch * c.context**2 * d
+    layer_gemm = c.d_model * (4 * c.d_model + 3 * c.d_ff)
+    head_gemm = c.vocabulary * c.d_model
+    params = 2 * head_gemm + c.layers * (layer_gemm + 2 * c.d_model) + c.d_model
+    gemm_params = c.layers * layer_gemm + head_gemm
+    scores = c.layers * c.batch * c.context**2
+    attention_flops = 4 * scores * c.d_model
     return Envelope(
         configuration=c,
         params=params,
-        gemm_params=gemm_params,
         state_bytes=16 * params,
         cache_bytes=2 * gemm_params,
-        activation_bytes=layers * tokens * (36 * d + 8 * d_ff + 4 * c.heads),
-        score_bytes=10 * layers * c.batch * c.heads * c.context**2,
-        logits_bytes=14 * tokens * vocabulary,
+        activation_bytes=c.layers * c.tokens * (36 * c.d_model + 8 * c.d_ff + 4 * c.heads),
+        score_bytes=10 * scores * c.heads,
+        logits_bytes=14 * c.tokens * c.vocabulary,
         attention_flops=attention_flops,
-        head_flops=2 * tokens * d * vocabulary,
-        fwd_flops=2 * tokens * gemm_params + attention_flops,
+        head_flops=2 * c.tokens * head_gemm,
+        fwd_flops=2 * c.tokens * gemm_params + attention_flops,
     )
 
 
-def alignment(configuration: Configuration) -> dict[str, bool]:
-    """Check which dimensions suit bf16 and fp16 tensor cores.
+def misaligned(configuration: Configuration) -> list[str]:
+    """List the dimensions that do not suit bf16 and fp16 tensor cores.
 
     The rule is 16 bytes, which is 8 elements; larger powers of two only make fuller tiles.
 
@@ -139,12 +135,9 @@ def alignment(configuration: Configuration) -> dict[str, bool]:
 
     Returns
     -------
-    dict of str to bool
-        ``d_model``, ``d_ff`` and ``vocabulary`` are leading dimensions of weights and activations, ``tokens`` is
-        the K of each weight gradient, ``d_head`` and ``context`` are dimensions of attention.
+    list of str
     """
-    names = ("d_model", "d_ff", "vocabulary", "tokens", "d_head", "context")
-    return {name: getattr(configuration, name) % ALIGNMENT == 0 for name in names}
+    return [name for name in _DIMENSIONS if getattr(configuration, name) % ALIGNMENT]
 
 
 def summary(configurations: Iterable[Configuration] = MATRIX) -> pd.DataFrame:
@@ -165,32 +158,40 @@ def summary(configurations: Iterable[Configuration] = MATRIX) -> pd.DataFrame:
     rows = []
     for configuration in configurations:
         cost = envelope(configuration)
-        memory = (cost.state_bytes, cost.activation_bytes, cost.logits_bytes, cost.peak_bytes())
-        aligned = all(alignment(configuration).values())
-        row = (configuration.name, cost.params, *memory, cost.fwd_flops, cost.train_flops, aligned, _notes(cost))
+        row = {
+            "config": configuration.name,
+            "params": cost.params,
+            "state_bytes": cost.state_bytes,
+            "activation_bytes": cost.activation_bytes,
+            "logits_bytes": cost.logits_bytes,
+            "peak_bytes": cost.peak_bytes(),
+            "fwd_flops": cost.fwd_flops,
+            "train_flops": cost.train_flops,
+            "aligned": not misaligned(configuration),
+            "notes": _notes(cost),
+        }
         rows.append(row)
-    return pd.DataFrame(rows, columns=pd.Index(_COLUMNS))
+    return pd.DataFrame(rows)
 
 
 def _notes(cost: Envelope) -> list[str]:
     c = cost.configuration
     notes = [c.intent]
-    off = [f"{name} {getattr(c, name)}" for name, fits in alignment(c).items() if not fits]
+    off = [f"{name} {getattr(c, name)}" for name in misaligned(c)]
     if off:
         notes.append(f"not a multiple of {ALIGNMENT}: {', '.join(off)}")
-    kernels = [width for width in _FLASH_HEADS if width >= c.d_head]
-    if not kernels:
+    if c.d_head > _FLASH_HEADS[-1]:
+        peak = f"{cost.peak_bytes(scores=True) / 1e9:.2f} GB"
         notes.append(
             f"head size {c.d_head} is above {_FLASH_HEADS[-1]}: no flash attention, so scores are stored and the "
-            f"peak is {cost.peak_bytes(scores=True) / 1e9:.2f} GB"
+            f"peak is {peak}"
         )
-    elif kernels[0] != c.d_head:
+    elif c.d_head not in _FLASH_HEADS:
+        kernel = _FLASH_HEADS[bisect.bisect(_FLASH_HEADS, c.d_head)]
         notes.append(
-            f"head size {c.d_head} runs flash attention's kernel for {kernels[0]}: {1 - c.d_head / kernels[0]:.1%} of "
+            f"head size {c.d_head} runs flash attention's kernel for {kernel}: {1 - c.d_head / kernel:.1%} of "
             f"attention's work is padding, and attention is {cost.attention_flops / cost.fwd_flops:.1%} of the FLOPs"
         )
-    if c.rotated != c.d_head:
-        notes.append(f"odd head size: {c.rotated} of its {c.d_head} channels are rotated")
     head = cost.head_flops / cost.fwd_flops
     if head > 1 / 3:
         notes.append(f"the output head is {head:.1%} of the FLOPs")

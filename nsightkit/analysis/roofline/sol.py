@@ -22,18 +22,17 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from nsightkit import hardware
 from nsightkit.analysis.core.intervals import enclosing, launch_of
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.roofline.costs import (
-    BYTES_OF,
     Operation,
-    adamw_cost,
     attention_cost,
     cost,
     elementwise_cost,
@@ -45,16 +44,13 @@ from nsightkit.hardware import Gpu
 from nsightkit.trace.model import Trace
 
 __all__ = [
-    "BYTES_OF",
     "Group",
     "Operation",
     "Rates",
-    "adamw_cost",
     "attention_cost",
     "bounds",
     "ceiling",
     "ceilings",
-    "coverage",
     "datasheet",
     "elementwise_cost",
     "gemm_cost",
@@ -69,17 +65,10 @@ __all__ = [
 # cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)
 #: Operators that multiply in TF32 where it is allowed.
-_PRODUCTS = (
-    *("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::cudnn_convolution", "aten::miopen_convolution"),
-    "aten::convolution_backward",
-)
+_PRODUCTS = re.compile(r"aten::(mm|bmm|addmm|baddbmm|cudnn_convolution|miopen_convolution|convolution_backward) ")
 #: How often a transfer goes through the memory.
 _TENSORS_MOVED = {"copy": 2, "triad": 3, "read": 1}
-_BOUNDS = ("name", "flops", "bytes", "intensity", "bound", "bound_ns", "source")
-_JUDGED = (
-    *("name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured", "impossible"),
-    *("unit", "source", "note"),
-)
+_JUDGED = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +107,7 @@ class Rates:
         if not operation.flops:
             return 0.0
         if operation.unit not in self.tflops:
-            known = ", ".join(self.tflops)
-            raise UsageError(f"{self.source} has no rate of {operation.unit} for {operation.name}; it has {known}")
+            raise UsageError(f"{self.source} has no rate of {operation.unit} for {operation.name}")
         return operation.flops / self.tflops[operation.unit] / 1e3
 
     def memory_ns(self, operation: Operation) -> float:
@@ -167,16 +155,15 @@ def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
     dict
         ``unit`` (``memory`` for a transfer), ``tflops`` and ``gb_per_s``, of which one is None, and ``what`` ran.
     """
-    kind = str(parameters.get("kind", "gemm"))
-    if kind != "gemm":
-        gb_per_s = _TENSORS_MOVED[kind] * int(parameters["megabytes"]) * 10**6 / time_ns
-        what = f"{kind} of {parameters['megabytes']:,} MB"
-        return {"unit": "memory", "tflops": None, "gb_per_s": gb_per_s, "what": what}
+    if "megabytes" in parameters:
+        kind = parameters["kind"]
+        megabytes = parameters["megabytes"]
+        gb_per_s = _TENSORS_MOVED[kind] * megabytes * 10**6 / time_ns
+        return {"unit": "memory", "tflops": None, "gb_per_s": gb_per_s, "what": f"{kind} of {megabytes:,} MB"}
     m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
     zeros = " of zeros" if parameters.get("zeros") else ""
     tflops = 2 * m * n * k / time_ns / 1e3
-    what = f"GEMM {m}x{k} {k}x{n}{zeros}"
-    return {"unit": parameters["precision"], "tflops": tflops, "gb_per_s": None, "what": what}
+    return {"unit": parameters["precision"], "tflops": tflops, "gb_per_s": None, "what": f"GEMM {m}x{k} {k}x{n}{zeros}"}
 
 
 def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
@@ -194,13 +181,12 @@ def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
     Rates
         Without transfers the bandwidth is NaN.
     """
-    best: dict[str, float] = {}
+    best: dict[str, float] = {"memory": float("nan")}
     for row in rows:
-        unit = row["unit"]
-        rate = row["gb_per_s"] if unit == "memory" else row["tflops"]
+        rate = row["gb_per_s"] if row["unit"] == "memory" else row["tflops"]
         if "of zeros" not in str(row["what"]):
-            best[unit] = float(np.fmax(best.get(unit, 0.0), rate))
-    gb_per_s = best.pop("memory", float("nan"))
+            best[row["unit"]] = float(np.fmax(best.get(row["unit"], 0.0), rate))
+    gb_per_s = best.pop("memory")
     return Rates(source, best, gb_per_s)
 
 
@@ -223,18 +209,15 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
     """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
-        cards = {str(row["gpu"]) for row in rows}
-        if len(cards) != 1 or not all(str(row["source"]).startswith("measured") for row in rows):
-            raise ValueError("not the measurement of one card")
-        rates = ceilings([{**row, "what": row["source"]} for row in rows], f"measured on {cards.pop()}")
-        if not rates.gb_per_s > 0:
-            raise ValueError("no bandwidth in it")
+        (card,) = {str(row["gpu"]) for row in rows}
+        if not all(str(row["source"]).startswith("measured") for row in rows):
+            raise ValueError("not measured")
+        return ceilings([row | {"what": row["source"]} for row in rows], f"measured on {card}")
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror})", "check the path") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         remedy = "write one with 'nsightkit peaks --measure --format json'"
-        raise TraceError(path, f"is not a list of ceilings ({error})", remedy) from error
-    return rates
+        raise TraceError(path, f"is not a list of one card's ceilings ({error})", remedy) from error
 
 
 def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
@@ -248,7 +231,7 @@ def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``name, flops, bytes, intensity, bound`` (``compute`` or ``memory``), ``bound_ns``, ``source`` of the rates.
+        ``name, flops, bytes, intensity, bound`` (``compute`` or ``memory``), ``bound_ns, compute_ns, memory_ns``.
 
     Raises
     ------
@@ -257,20 +240,23 @@ def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
     """
     rows = []
     for operation in operations:
+        compute_ns = rates.compute_ns(operation)
+        memory_ns = rates.memory_ns(operation)
         needs = (operation.name, operation.flops, operation.bytes, operation.intensity)
-        rows.append((*needs, rates.bound(operation), rates.bound_ns(operation), rates.source))
-    return pd.DataFrame(rows, columns=pd.Index(_BOUNDS))
+        rows.append((*needs, rates.bound(operation), max(compute_ns, memory_ns), compute_ns, memory_ns))
+    columns = ["name", "flops", "bytes", "intensity", "bound", "bound_ns", "compute_ns", "memory_ns"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def judge(
-    operations: Sequence[Operation], time_ns: Sequence[float], sheet: Rates, measured: Rates | None = None
+    operations: Sequence[Operation], time_ns: npt.ArrayLike, sheet: Rates, measured: Rates | None = None
 ) -> pd.DataFrame:
     """Compare measured times with what the card could do.
 
     Parameters
     ----------
     operations : sequence of Operation, length n
-    time_ns : sequence of float, length n
+    time_ns : array_like of float, length n
         What each took.
     sheet : Rates
         Of the card's datasheet.
@@ -281,54 +267,36 @@ def judge(
     -------
     DataFrame
         ``name, flops, bytes, intensity, bound`` (at datasheet rates), ``time_ns, sol_datasheet, sol_measured`` (NaN
-        without ceilings), ``impossible``, ``unit``, ``source`` of `sheet`, ``note``. `impossible` is true where the
-        time is shorter than the arithmetic takes at the datasheet's rate, or than the traffic takes that cannot have
-        stayed in the level-2 cache: then the time, the shape or the clock is wrong. A cache of n bytes can hold n that
-        are read, and keep n that are written. The note also says where a time is shorter than measured ceilings allow,
-        which is not a mistake: they are what one program reached.
+        without ceilings), ``impossible``, ``note``. `impossible` is true where the time is shorter than the arithmetic
+        takes at the datasheet's rate, or than the traffic takes that cannot have stayed in the level-2 cache: then the
+        time, the shape or the clock is wrong. A cache of n bytes can hold n that are read, and keep n that are written.
     """
+    table = bounds(operations, sheet)
     times = np.asarray(time_ns, dtype=float)
-    if len(times) != len(operations):
-        raise UsageError(f"{len(operations)} operations and {len(times)} times do not belong together")
-    if (times <= 0).any():
-        raise UsageError("a measured time must be positive")
-    table = bounds(operations, sheet).assign(time_ns=times, unit=[operation.unit for operation in operations])
-    ceiling_ns = []
-    notes = []
-    for operation, lasting in zip(operations, times, strict=True):
-        least_ns = _ceiling_ns(operation, sheet, measured)
-        ceiling_ns.append(least_ns)
-        notes.append(_note(operation, lasting, sheet, least_ns))
+    table["time_ns"] = times
     table["sol_datasheet"] = table["bound_ns"] / times
-    table["sol_measured"] = np.array(ceiling_ns, float) / times
-    table["impossible"] = np.array([impossible for impossible, _ in notes], bool)
-    table["note"] = np.array([note for _, note in notes], object)
-    return table[list(_JUDGED)]
-
-
-def _ceiling_ns(operation: Operation, sheet: Rates, measured: Rates | None) -> float:
-    """Give the least time by measured ceilings; NaN without the ceiling of its unit."""
-    if measured is None:
-        return float("nan")
-    if operation.unit in measured.tflops or not operation.flops:
-        return measured.bound_ns(operation)
-    return measured.memory_ns(operation) if sheet.bound(operation) == "memory" else float("nan")
-
-
-def _note(operation: Operation, time_ns: float, sheet: Rates, ceiling_ns: float) -> tuple[bool, str]:
-    """Say whether a time is impossible, and what is remarkable about it."""
-    peak_ns = sheet.compute_ns(operation)
-    if peak_ns > time_ns:
-        rate = operation.flops / time_ns / 1e3
-        return True, f"would be {rate:,.0f} TFLOP/s, {peak_ns / time_ns:.1f} times the peak"
-    if operation.bytes - 2 * sheet.l2_bytes > time_ns * sheet.gb_per_s:
-        return True, "above the memory's bandwidth, and too large for the L2 cache: is every byte read?"
-    fits = operation.bytes <= sheet.l2_bytes
-    above_ceiling = ceiling_ns > time_ns
-    if sheet.memory_ns(operation) > time_ns or (above_ceiling and fits and sheet.bound(operation) == "memory"):
-        tensors = "its tensors fit" if fits else "part of its tensors fits"
-        return False, f"{tensors} the L2 cache: quicker than the memory, as they may be"
-    return False, "quicker than the ceilings measured on this card" if above_ceiling else ""
+    table["sol_measured"] = np.nan
+    if measured is not None:
+        units = pd.Series([operation.unit for operation in operations], dtype=object)
+        compute_ns = table["flops"] / units.map(dict(measured.tflops)).astype(float) / 1e3
+        # Where the memory is the bound, the arithmetic needs no ceiling.
+        compute_ns = compute_ns.where(compute_ns.notna() | (table["bound"] == "compute"), 0.0)
+        table["sol_measured"] = np.maximum(compute_ns, table["bytes"] / measured.gb_per_s) / times
+    beyond_peak = table["compute_ns"] > times
+    beyond_memory = table["bytes"] - 2 * sheet.l2_bytes > times * sheet.gb_per_s
+    rates = (table["flops"] / times / 1e3).map("would be {:,.0f} TFLOP/s".format)
+    excess = (table["compute_ns"] / times).map(", {:.1f} times the peak".format)
+    table["note"] = np.select(
+        [beyond_peak, beyond_memory, table["memory_ns"] > times],
+        [
+            rates + excess,
+            "above the memory's bandwidth, and too large for the L2 cache: is every byte read?",
+            "partly in the L2 cache: quicker than the memory, as it may be",
+        ],
+        "",
+    )
+    table["impossible"] = beyond_peak | beyond_memory
+    return table[[*_JUDGED, "impossible", "note"]]
 
 
 def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None) -> pd.DataFrame:
@@ -358,14 +326,15 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
     UsageError
         No such card is listed, or the trace names no card and `gpu` does neither.
     """
-    kinds = [group for group in groups(trace) if group.time_ns > 0]
+    kinds = pd.DataFrame(groups(trace), columns=list(Group._fields))
+    kinds = kinds[kinds["time_ns"] > 0].reset_index(drop=True)
     sheet = Rates("datasheet", {}, 1.0)
-    if kinds:
+    if len(kinds):
         sheet = datasheet(hardware.find(gpu or _gpu_of(trace)))
-    calls = np.array([group.calls for group in kinds], np.int64)
-    times = np.array([group.time_ns for group in kinds], np.int64)
-    operations = [_on(sheet, group.operation) for group in kinds]
-    table = judge(operations, (times / calls).tolist(), sheet, measured)  # what fits the cache is a matter of one call
+    calls = kinds["calls"].to_numpy(np.int64)
+    times = kinds["time_ns"].to_numpy(np.int64)
+    operations = [_on(sheet, operation) for operation in kinds["operation"]]
+    table = judge(operations, times / calls, sheet, measured)  # what fits the cache is a matter of one call
     table[["flops", "bytes"]] = table[["flops", "bytes"]].mul(calls, axis=0)
     table = table.assign(time_ns=times, count=calls)
     return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True)
@@ -374,24 +343,6 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
 def _on(sheet: Rates, operation: Operation) -> Operation:
     """Give an operation on the unit of a card that does it: without such tensor cores, on its ordinary ones."""
     return operation if operation.unit in sheet.tflops else dataclasses.replace(operation, unit="fp32")
-
-
-def coverage(table: pd.DataFrame, trace: Trace) -> float:
-    """Give the share of the kernel time whose operators have a known cost.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From :func:`summary` of that trace.
-    trace : Trace
-
-    Returns
-    -------
-    float
-        NaN without kernel time.
-    """
-    kernel_ns = float(trace.table("kernels", ["duration_ns"])["duration_ns"].sum())
-    return float(table["time_ns"].sum()) / kernel_ns if kernel_ns else float("nan")
 
 
 def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
@@ -422,8 +373,7 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
     return pd.Categorical(bound, pd.Index(["", "compute", "memory"]))
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """The kernels of operators of one name and one set of shapes.
 
     Attributes
@@ -452,45 +402,29 @@ def groups(trace: Trace) -> Iterator[Group]:
     ------
     Group
     """
-    if not trace.size("kernels") or not trace.whole.size("ops"):
-        return
     ops = trace.whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
-    operations, operation_of = _operations(ops)
-    known = operation_of >= 0
-    if not known.any():
-        return
+    kinds = ops.groupby(["name", "inputs"], observed=True).ngroup()
+    operations = {}
+    for row in ops[~kinds.duplicated()].itertuples():
+        operation = cost(str(row.name), str(row.inputs))
+        if operation is not None:
+            operations[kinds[row.Index]] = operation
     kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
+    if kernels.empty or not operations:
+        return
+    is_tf32 = matching(kernels["name"], _TF32)
     call = launch_of(trace, kernels["process"], kernels["correlation"])
     launched = np.flatnonzero(call >= 0)
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-    operator = enclosing(calls, ops, known)[call[launched]]
-    launched, operator = launched[operator >= 0], operator[operator >= 0]
-    rows = pd.DataFrame({"row": launched, "operator": operator, "number": operation_of[operator]})
-    rows["time_ns"] = kernels["duration_ns"].to_numpy()[launched]
-    rows["tf32"] = matching(kernels["name"], _TF32)[launched]
-    for number, members in rows.groupby("number"):
-        operation = operations[int(str(number))]
-        if operation.unit == "fp32" and operation.name.startswith(_PRODUCTS) and members["tf32"].any():
+    operator = enclosing(calls, ops, kinds.isin(operations).to_numpy())[call[launched]]
+    rows = pd.DataFrame({"kernel": launched, "operator": operator})[operator >= 0]
+    for kind, members in rows.groupby(kinds.to_numpy()[rows["operator"]]):
+        operation = operations[kind]
+        chosen = members["kernel"].to_numpy()
+        if operation.unit == "fp32" and _PRODUCTS.match(operation.name) and is_tf32[chosen].any():
             operation = dataclasses.replace(operation, unit="tf32")
-        calls_made = members["operator"].nunique()
-        yield Group(operation, members["row"].to_numpy(), calls_made, int(members["time_ns"].sum()))
-
-
-def _operations(ops: pd.DataFrame) -> tuple[list[Operation], np.ndarray]:
-    """Give the operations of known cost, and the number of each operator's among them, -1 for none."""
-    names, inputs = ops["name"].cat, ops["inputs"].cat
-    # One number for both: unique pairs are 10x slower.
-    width = len(inputs.categories)
-    pairs = names.codes.to_numpy(np.int64) * width + inputs.codes.to_numpy(np.int64)
-    kind_of, pairs = pd.factorize(pairs, sort=True)
-    operations: list[Operation] = []
-    number_of_kind = np.full(len(pairs), -1, np.int64)
-    for kind, pair in enumerate(pairs.tolist()):
-        operation = cost(str(names.categories[pair // width]), str(inputs.categories[pair % width]))
-        if operation is not None:
-            number_of_kind[kind] = len(operations)
-            operations.append(operation)
-    return operations, number_of_kind[kind_of]
+        time_ns = int(kernels["duration_ns"].to_numpy()[chosen].sum())
+        yield Group(operation, chosen, members["operator"].nunique(), time_ns)
 
 
 def _gpu_of(trace: Trace) -> str:

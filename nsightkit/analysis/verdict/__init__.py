@@ -16,7 +16,6 @@ from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.timeline import overview
 from nsightkit.analysis.verdict import account, advice, finding, words
 from nsightkit.analysis.verdict.account import BOTTLENECKS, LOSSES, WORK, Account
-from nsightkit.analysis.verdict.advice import CAPTURE
 from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
 from nsightkit.trace.model import GPU_TABLES, Trace
 
@@ -26,12 +25,6 @@ __all__ = ["BOTTLENECKS", "CHANGE_OF", "summary"]
 _FEW_OPERATIONS = 50
 #: Changes that save less than this are left out; so is named work that saves less; and how many names are asked about.
 _ANY, _WORTH, _NAMES = 0.002, 0.01, 3
-
-#: Keys of an answer.
-_KEYS = (
-    *("bottleneck", "share_of_span", "confidence", "evidence", "against", "next_steps", "changes", "headline"),
-    *("replay_error", "total_ns", "span_ns", "t0_ns", "candidates", "busy", "named", "longest"),
-)
 
 
 def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
@@ -80,26 +73,40 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     """
     if gpu is not None:
         hardware.find(gpu)
-    count = sum(trace.size(table) for table in GPU_TABLES)
-    if not count:
-        return _nothing(trace, _why_no_work(trace))
-    amounts = account.make(trace, gpu)
-    if not amounts.span_ns or not amounts.devices:
-        return _nothing(trace, "no GPU work lasts any time")
-    answer = _judged(trace, amounts)
-    if count >= _FEW_OPERATIONS or answer["bottleneck"] == "not-enough-data":
-        return answer
-    doubt = f"{count} GPU operations are too few to judge a program by; alone they suggest {answer['bottleneck']}"
-    return {
-        **answer,
+    answer: dict[str, Any] = {
         "bottleneck": "not-enough-data",
-        "headline": CAUSES["not-enough-data"].sentence,
         "share_of_span": None,
-        "total_ns": None,
         "confidence": "low",
-        "against": [doubt, *answer["against"]],
-        "next_steps": [f"capture several steps after the warm-up: {_again(trace)}"],
+        "evidence": [],
+        "against": list(trace.meta.notes),
+        "next_steps": [],
+        "changes": [],
+        "headline": CAUSES["not-enough-data"].sentence,
+        "replay_error": None,
+        "total_ns": None,
+        "span_ns": None,
+        "t0_ns": trace.t0_ns,
+        "candidates": [],
+        "busy": [],
+        "named": [],
+        "longest": [],
     }
+    count = sum(trace.size(table) for table in GPU_TABLES)
+    if not count or not sum(trace.table(table, ["duration_ns"])["duration_ns"].sum() for table in GPU_TABLES):
+        left_out = overview.left_out(trace)
+        answer["evidence"] = [left_out or "no work was recorded on a GPU"]
+        answer["next_steps"] = [f"capture the GPU's work, while a step runs on it: {advice.again(trace)}"]
+        if left_out:
+            answer["next_steps"] = ["leave out the filters, or widen them"]
+        return answer
+    judged = _judged(trace, account.make(trace, gpu))
+    if count < _FEW_OPERATIONS:
+        doubt = f"{count} GPU operations are too few to judge a program by; alone they suggest {judged['bottleneck']}"
+        for key in ("bottleneck", "headline", "share_of_span", "total_ns", "confidence"):
+            judged[key] = answer[key]
+        judged["against"].insert(0, doubt)
+        judged["next_steps"] = [f"capture several steps after the warm-up: {advice.again(trace)}"]
+    return answer | judged
 
 
 def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
@@ -119,7 +126,6 @@ def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
         "replay_error": replay.error,
         "total_ns": found.time_ns,
         "span_ns": amounts.span_ns,
-        "t0_ns": trace.t0_ns,
         "candidates": amounts.ranked(LOSSES),
         "busy": amounts.ranked(WORK),
         "named": found.named.to_dict("records"),
@@ -131,11 +137,11 @@ def _changes(amounts: Account, replay: WhatIf) -> list[dict[str, Any]]:
     """The standard changes, the changes for causes that occur, and the largest names of CPU work."""
     if replay.refused is not None:
         return []
-    wanted = [*whatif.STANDARD]
+    wanted = set(whatif.STANDARD)
     for cause, change in CHANGE_OF.items():
-        if amounts.total_ns[cause] > 0 and change not in wanted:
-            wanted.append(change)
-    changes = [change for change in wanted if replay.saved(change) >= _ANY]
+        if amounts.total_ns[cause] > 0:
+            wanted.add(change)
+    changes = [change for change in whatif.CHANGES if change in wanted and replay.saved(change) >= _ANY]
     if amounts.total_ns["cpu-work"] > 0 and len(replay.work) > 1:
         whole_steps = {whatif.plain(name) for name in amounts.steps["step"]}  # their ranges name no work
         names = [name for name in replay.work if name not in whole_steps]
@@ -144,27 +150,3 @@ def _changes(amounts: Account, replay: WhatIf) -> list[dict[str, Any]]:
                 changes.append(f"no-cpu-work:{name}")
     changes.sort(key=lambda change: -replay.saved(change))
     return [replay.row(change) for change in changes]
-
-
-def _again(trace: Trace) -> str:
-    return CAPTURE["torch" if "torch" in trace.meta.tool.lower() else "nsys"]
-
-
-def _why_no_work(trace: Trace) -> str:
-    left_out = overview.left_out(trace)
-    if left_out:
-        return left_out
-    traced = any(trace.recorded(table) for table in GPU_TABLES)
-    return "nothing ran on a GPU while this was captured" if traced else "no GPU work was traced"
-
-
-def _nothing(trace: Trace, reason: str) -> dict[str, Any]:
-    step = f"capture the GPU's work, while a step runs on it: {_again(trace)}"
-    if overview.left_out(trace) is not None:
-        step = "leave out the filters, or widen them"
-    answer: dict[str, Any] = dict.fromkeys(_KEYS)
-    answer |= {"bottleneck": "not-enough-data", "confidence": "low", "evidence": [reason], "next_steps": [step]}
-    answer |= {"headline": CAUSES["not-enough-data"].sentence, "against": list(trace.meta.notes), "t0_ns": trace.t0_ns}
-    for key in ("changes", "candidates", "busy", "named", "longest"):
-        answer[key] = []
-    return answer

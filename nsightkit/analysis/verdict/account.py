@@ -19,29 +19,31 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.timeline import gaps, steps
-from nsightkit.analysis.timeline.gaps import in_window
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["BOTTLENECKS", "CODE", "ENDS", "FEW_STEPS", "IDLE", "LOSSES", "PARTS", "WORK", "Account", "make", "of"]
+__all__ = ["BOTTLENECKS", "FEW_STEPS", "IDLE", "LAYERS", "LOSSES", "PARTS", "WORK", "Account", "make"]
 
 Int = npt.NDArray[np.int64]
 
 #: Every answer there is: the causes of idle time, then what fills busy time.
 BOTTLENECKS = tuple(causes.CAUSES)
-CODE = {slug: code for code, slug in enumerate(BOTTLENECKS)}
-#: One column more than answers: what a device lay idle before its span or after it, while others worked.
-ENDS = len(BOTTLENECKS)
 IDLE = tuple(cause.slug for cause in causes.IDLE)
 #: What time is lost to (collectives that nothing hides count like idle time), and what else fills it.
 LOSSES = (*IDLE, "communication", "imbalance")
 WORK = ("compute-bound", "memory-bound", "not-enough-data")
-_COMPUTE = CODE["compute-bound"]
-_MEMORY = CODE["memory-bound"]
-_UNDECIDED = CODE["not-enough-data"]
-_COMMUNICATION = CODE["communication"]
-_IMBALANCE = CODE["imbalance"]
 
-#: The bound of a kernel by its category, for kernels without shapes; other categories are bound by memory.
+#: What a moment counts for, by what runs in it: where several run, the first counts. The layer without an answer is
+#: what a filter left out, which hides a copy all the same; below it are copies and memsets.
+LAYERS = ("compute-bound", "memory-bound", "not-enough-data", "imbalance", "communication", *IDLE)
+_HIDDEN = len(LAYERS)
+LAYERS += ("", "memory-transfer", "memory-bound")
+_COMPUTE = LAYERS.index("compute-bound")
+_MEMORY = LAYERS.index("memory-bound")
+_UNDECIDED = LAYERS.index("not-enough-data")
+_IMBALANCE = LAYERS.index("imbalance")
+_COMMUNICATION = LAYERS.index("communication")
+
+#: The layer of a kernel by its category, for kernels without shapes; other categories are bound by memory.
 _OF_CATEGORY = {
     "GEMM": _COMPUTE,
     "convolution": _COMPUTE,
@@ -56,6 +58,7 @@ _FEW_ROWS = re.compile(r"gemv|decode|split_?kv|paged", re.IGNORECASE)
 _FEW_SEQUENCES = 128
 #: With fewer steps, tenths of the time replace them.
 FEW_STEPS, PARTS = 3, 10
+_EVENT = ["device", "start_ns", "end_ns"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,48 +72,32 @@ class Account:
         Name of the card, where shapes are known and the trace does not name it.
     steps : DataFrame
         As :func:`nsightkit.analysis.timeline.steps.windows` has them.
-    spans : DataFrame
-        As :func:`nsightkit.analysis.core.intervals.busy` has them, by device.
     devices : list of int
-    collectives : Meetings
     edges : ndarray of int64, shape (parts + 1,)
         Of the parts of the time that is judged: steps, or tenths of it where there are fewer than three.
     span_ns : int
-        What `amounts` sum to but for :data:`ENDS`: the sum over devices of the window or, without steps, of their
-        spans.
-    gaps : DataFrame
-        Idle time with its causes.
+        The sum over devices of the window or, without steps, of their spans.
     decodes : bool
         Whether the time is mostly a server's that decodes few sequences at once.
     kernels : DataFrame
-        Every kernel with its ``category``, the answer it speaks for (``fills``), and whether its operator's shape said
-        so (``by_shape``).
-    amounts : ndarray of int64, shape (parts, devices, answers + 1)
-        Nanoseconds; the last column is :data:`ENDS`.
+        Every kernel with its ``category``, its ``layer``, and whether its operator's shape decided it (``by_shape``).
+    events : DataFrame
+        What lasts: ``device, start_ns, end_ns, duration_ns, kind, name``, the ``row`` in the table of its kind, and
+        its ``layer``, the place in :data:`LAYERS`.
+    by_part : DataFrame
+        Nanoseconds by part (rows) and answer (columns), over all devices.
     """
 
     trace: Trace
     gpu: str | None
     steps: pd.DataFrame
-    spans: pd.DataFrame
     devices: list[int]
-    collectives: Meetings
     edges: Int
     span_ns: int
-    gaps: pd.DataFrame
     decodes: bool
     kernels: pd.DataFrame
-    amounts: Int
-
-    @property
-    def begin(self) -> int:
-        """Where what is judged begins."""
-        return int(self.edges[0])
-
-    @property
-    def end(self) -> int:
-        """Where what is judged ends."""
-        return int(self.edges[-1])
+    events: pd.DataFrame
+    by_part: pd.DataFrame
 
     @property
     def are_steps(self) -> bool:
@@ -118,20 +105,15 @@ class Account:
         return len(self.steps) >= FEW_STEPS
 
     @functools.cached_property
-    def by_part(self) -> Int:
-        """Nanoseconds by part and answer, over all devices."""
-        return np.asarray(self.amounts.sum(axis=1))
-
-    @functools.cached_property
     def total_ns(self) -> dict[str, int]:
         """Nanoseconds by answer."""
-        total = self.by_part.sum(axis=0)
-        return {name: int(of(total, name)) for name in BOTTLENECKS}
+        return {name: int(time_ns) for name, time_ns in self.by_part.sum().items()}
 
-    @functools.cached_property
+    @property
     def idle_ns(self) -> int:
-        """Time in which no device had work."""
-        return int((self.gaps["end_ns"] - self.gaps["start_ns"]).sum())
+        """Time in which a device had no work."""
+        is_idle = self.events["layer"].isin([LAYERS.index(cause) for cause in IDLE])
+        return int(self.events.loc[is_idle, "duration_ns"].sum())
 
     def share(self, name: str) -> float:
         """Give the share of the time that an answer takes.
@@ -142,27 +124,6 @@ class Account:
             One of :data:`BOTTLENECKS`.
         """
         return min(self.total_ns[name] / max(self.span_ns, 1), 1.0)
-
-    def waited(self, name: str) -> pd.DataFrame:
-        """Give the gaps of a cause.
-
-        Parameters
-        ----------
-        name : str
-        """
-        return self.gaps[(self.gaps["cause"] == name).to_numpy()]
-
-    @functools.cached_property
-    def exposed_copies(self) -> pd.DataFrame:
-        """Copies that run for most of their time without a kernel beside them, with their rows as index."""
-        parts = []
-        for device in self.devices:
-            copies, _ = _memops(self.trace, device)
-            work = pd.concat([_on(self.trace.whole, table, device) for table in ("kernels", "graphs")])
-            hidden_ns = Coverage(work["start_ns"], work["end_ns"]).of(copies["start_ns"], copies["end_ns"])
-            lasting_ns = (copies["end_ns"] - copies["start_ns"]).to_numpy()
-            parts.append(copies[2 * hidden_ns < lasting_ns])
-        return pd.concat(parts)
 
     def moments(self, name: str) -> pd.DataFrame:
         """Find when an answer took its time.
@@ -175,38 +136,24 @@ class Account:
         Returns
         -------
         DataFrame
-            ``device, start_ns, end_ns, kind, name, row, duration_ns``; the row is that in the table of its kind.
+            Rows of `events`. Copies are those that run for most of their time without a kernel beside them.
         """
-        waited = self.waited(name)
-        # A copy that was waited for is a row of the whole trace, and ran on another device.
-        waited = waited.assign(row=waited["row"].where(waited["kind"] != "copy", -1))
-        kernels = self.kernels[(self.kernels["fills"] == CODE[name]).to_numpy()]
-        parts = [waited, kernels.assign(kind="kernel", row=kernels.index)]
-        if name == "imbalance":
-            for device in self.devices:
-                waiting = self.collectives.waiting(device)
-                parts.append(waiting.assign(name="waiting in " + waiting["kind"], kind="none", row=-1))
-            parts.append(self._ends())
-        elif name == "not-enough-data":
-            parts.append(self.trace.table("graphs").assign(kind="graph", name="graph replay", row=-1))
-        elif name == "memory-transfer":
-            parts.append(_as_moments(self.exposed_copies))
-        elif name == "memory-bound":
-            memops = self.trace.table("memops")
-            parts.append(_as_moments(memops[memops["kind"] == "memset"]))
-        columns = ["device", "start_ns", "end_ns", "kind", "name", "row"]
-        moments = pd.concat([part[columns].astype({"kind": object, "name": object}) for part in parts])
-        inside = (moments["end_ns"] > self.begin) & (moments["start_ns"] < self.end)
-        moments = moments[inside].reset_index(drop=True)
-        return moments.assign(duration_ns=moments["end_ns"] - moments["start_ns"])
+        layers = [layer for layer, answer in enumerate(LAYERS) if answer == name]
+        events = self.events
+        is_inside = (events["end_ns"] > self.edges[0]) & (events["start_ns"] < self.edges[-1])
+        moments = events[events["layer"].isin(layers) & is_inside]
+        if name == "memory-transfer":
+            moments = moments[~self._hidden_copies(moments)]
+        return moments.reset_index(drop=True)
 
-    def _ends(self) -> pd.DataFrame:
-        """When a device had nothing to do before its first operation or after its last, while others worked."""
-        before = self.spans.assign(start_ns=self.begin, end_ns=self.spans["span_start_ns"], name="no work yet")
-        after = self.spans.assign(start_ns=self.spans["span_end_ns"], end_ns=self.end, name="no more work")
-        ends = pd.concat([before, after]).reset_index().assign(kind="none", row=-1)
-        lasting = (ends["end_ns"] > ends["start_ns"]) & (len(self.steps) == 0)
-        return ends[lasting]
+    def _hidden_copies(self, moments: pd.DataFrame) -> pd.Series[bool]:
+        is_hidden = pd.Series(False, moments.index)
+        works = self.events["kind"].isin(["kernel", "graph"])
+        for device, copies in moments[moments["layer"] > _HIDDEN].groupby("device"):
+            work = self.events[works & (self.events["device"] == device)]
+            hidden_ns = Coverage(work["start_ns"], work["end_ns"]).of(copies["start_ns"], copies["end_ns"])
+            is_hidden[copies.index] = 2 * hidden_ns >= copies["duration_ns"]
+        return is_hidden
 
     def ranked(self, names: Iterable[str]) -> list[dict[str, Any]]:
         """Rank answers by time.
@@ -221,11 +168,10 @@ class Account:
             ``bottleneck, total_ns, share_of_span``, by falling time.
         """
         rows = []
-        for name in names:
-            time_ns = self.total_ns[name]
-            if time_ns > 0:
-                rows.append({"bottleneck": name, "total_ns": time_ns, "share_of_span": self.share(name)})
-        return sorted(rows, key=lambda row: -row["total_ns"])
+        for name in sorted(names, key=lambda name: -self.total_ns[name]):
+            if self.total_ns[name]:
+                rows.append({"bottleneck": name, "total_ns": self.total_ns[name], "share_of_span": self.share(name)})
+        return rows
 
 
 def make(trace: Trace, gpu: str | None = None) -> Account:
@@ -238,42 +184,40 @@ def make(trace: Trace, gpu: str | None = None) -> Account:
         Name of the card, where shapes are known and the trace does not name it.
     """
     windows = steps.windows(trace)
-    spans = intervals.busy(trace).set_index("device")
-    devices = spans.index.tolist()
+    spans = intervals.busy(trace)
+    devices = spans["device"].tolist()
     collectives = Meetings(trace)
-    owners = [trace.table(table, ["process"])["process"].unique() for table in GPU_TABLES]
+    owners = pd.concat([trace.table(table, ["process"]) for table in GPU_TABLES])["process"]
     # Devices work together that are one process's, or that all run collectives.
-    together = len(collectives.devices) == len(devices) or len(np.unique(np.concatenate(owners))) == 1
+    together = len(collectives.devices) == len(devices) or owners.nunique() == 1
     if len(windows) and not together:
         used = steps.devices(trace, int(windows["process"].iloc[0]))
         devices = [device for device in devices if device in used]
     edges, span_ns = _judged(windows, spans, len(devices))
-    idle = in_window(trace)
-    idle = idle[idle["device"].isin(devices)].reset_index(drop=True)
     decodes = _decodes(trace)
     kernels = _kernels(trace, gpu, decodes)
-    amounts = np.zeros((len(edges) - 1, len(devices), ENDS + 1), np.int64)
-    for number, device in enumerate(devices):
-        amounts[:, number] = _filled(trace, device, kernels, collectives.waiting(device), edges)
-        here = idle[idle["device"] == device]
-        for cause in here["cause"].unique():
-            waited = here[here["cause"] == cause]
-            lost_ns = Coverage(waited["start_ns"], waited["end_ns"]).of(edges[:-1], edges[1:])
-            amounts[:, number, CODE[cause]] += lost_ns
-        if together and not len(windows):
-            span = Coverage(spans.loc[[device], "span_start_ns"], spans.loc[[device], "span_end_ns"])
-            amounts[:, number, ENDS] = np.diff(edges) - span.of(edges[:-1], edges[1:])
-    return Account(
-        trace, gpu, windows, spans, devices, collectives, edges, span_ns, idle, decodes, kernels, amounts
-    )  # fmt: skip
+    parts = [kernels.assign(kind="kernel", row=kernels.index), *_other_work(trace), _idle(trace)]
+    for device in collectives.devices:
+        waiting = collectives.waiting(device)
+        parts.append(waiting.assign(name="waiting in " + waiting["kind"], kind="none", row=-1, layer=_IMBALANCE))
+    if together and not len(windows):
+        parts += _ends(spans, edges)
+    columns = [*_EVENT, "kind", "name", "row", "layer"]
+    events = pd.concat([part[columns].astype({"kind": object, "name": object}) for part in parts])
+    events = events[events["device"].isin(devices)].reset_index(drop=True)
+    events["duration_ns"] = events["end_ns"] - events["start_ns"]
+    by_part = sum(_by_part(here, edges) for _, here in events.groupby("device"))
+    return Account(trace, gpu, windows, devices, edges, span_ns, decodes, kernels, events, by_part)
 
 
 def _judged(windows: pd.DataFrame, spans: pd.DataFrame, devices: int) -> tuple[Int, int]:
     """Give the edges of what is judged, and how long it is over all devices."""
-    begin, end = int(spans["span_start_ns"].min()), int(spans["span_end_ns"].max())
+    begin = int(spans["span_start_ns"].min())
+    end = int(spans["span_end_ns"].max())
     span_ns = int(spans["span_ns"].sum())
     if len(windows):
-        begin, end = int(windows["begin_ns"].iloc[0]), int(windows["end_ns"].iloc[-1])
+        begin = int(windows["begin_ns"].iloc[0])
+        end = int(windows["end_ns"].iloc[-1])
         span_ns = (end - begin) * devices
     if len(windows) >= FEW_STEPS:
         return np.append(begin, windows["end_ns"].to_numpy()), span_ns
@@ -287,77 +231,64 @@ def _decodes(trace: Trace) -> bool:
 
 
 def _kernels(trace: Trace, gpu: str | None, decodes: bool) -> pd.DataFrame:
-    """Every kernel, the code of its answer, and whether its operator's shape decided."""
-    table = trace.table("kernels", ["device", "start_ns", "end_ns", "name", "collective"])
+    """Every kernel, its layer, and whether its operator's shape decided."""
+    table = trace.table("kernels", [*_EVENT, "name", "collective"])
     category = categorize(table["name"])
-    codes = np.array([_OF_CATEGORY.get(name, _MEMORY) for name in category.categories], np.int64)
-    fills = codes[category.codes]
+    layers = np.array([_OF_CATEGORY.get(name, _MEMORY) for name in category.categories], np.int64)
+    layer = layers[category.codes]
     few_rows = matching(table["name"], _FEW_ROWS) | decodes
-    fills[(fills == _COMPUTE) & few_rows] = _MEMORY
-    bound = sol.kernel_bounds(trace, gpu).codes
-    by_shape = bound > 0
-    fills[by_shape] = np.array([_UNDECIDED, _COMPUTE, _MEMORY])[bound[by_shape]]
+    layer[(layer == _COMPUTE) & few_rows] = _MEMORY
+    bound = sol.kernel_bounds(trace, gpu)
     # What a collective's kernel reduces on the way is not an operator of the model.
     communicates = (category == "communication") | (table["collective"] != "").to_numpy()
-    fills[communicates] = _COMMUNICATION
-    by_shape &= ~communicates
-    return table.drop(columns="collective").assign(category=category, fills=fills, by_shape=by_shape)
+    layer[bound == "compute"] = _COMPUTE
+    layer[bound == "memory"] = _MEMORY
+    layer[communicates] = _COMMUNICATION
+    by_shape = (bound != "") & ~communicates
+    return table.assign(category=category, layer=layer, by_shape=by_shape)
 
 
-def _filled(trace: Trace, device: int, kernels: pd.DataFrame, waiting: pd.DataFrame, edges: Int) -> Int:
-    """What fills the busy time of a device, in ns by part and answer: where several run, the first counts."""
-    here = kernels[(kernels["device"] == device).to_numpy()]
-    copies, memsets = _memops(trace, device)
-    layers: list[tuple[int | None, pd.DataFrame]] = []
-    for code in (_COMPUTE, _MEMORY, _UNDECIDED):
-        layers.append((code, here[here["fills"] == code]))
-    layers.append((_UNDECIDED, _on(trace, "graphs", device)))
-    layers.append((_IMBALANCE, waiting))
-    layers.append((_COMMUNICATION, here[here["fills"] == _COMMUNICATION]))
-    if trace is not trace.whole:  # what a filter left out hides a copy all the same
-        layers.append((None, _on(trace.whole, "kernels", device)))
-        layers.append((None, _on(trace.whole, "graphs", device)))
-    layers.append((CODE["memory-transfer"], copies))
-    layers.append((_MEMORY, memsets))
-    amounts = np.zeros((len(edges) - 1, ENDS + 1), np.int64)
+def _other_work(trace: Trace) -> list[pd.DataFrame]:
+    """Graph replays, copies and memsets, and what a filter left out."""
+    graphs = trace.table("graphs", _EVENT)
+    parts = [graphs.assign(kind="graph", name="graph replay", row=-1, layer=_UNDECIDED)]
+    memops = trace.table("memops", [*_EVENT, "kind"])
+    names = memops["kind"].astype(str)
+    layer = np.where(names == "memset", _HIDDEN + 2, _HIDDEN + 1)
+    parts.append(memops.assign(kind="copy", name=names.map(gaps.memop_name), row=memops.index, layer=layer))
+    if trace is not trace.whole:
+        for table in ("kernels", "graphs"):
+            events = trace.whole.table(table, _EVENT)
+            parts.append(events.assign(kind="kernel", name="", row=-1, layer=_HIDDEN))
+    return parts
+
+
+def _idle(trace: Trace) -> pd.DataFrame:
+    """Gaps with their causes."""
+    idle = gaps.in_window(trace)
+    layer = idle["cause"].astype(object).map(LAYERS.index).astype(np.int64)
+    # A copy that was waited for is a row of the whole trace, and ran on another device.
+    row = idle["row"].where(idle["kind"] != "copy", -1)
+    return idle.assign(layer=layer, row=row)
+
+
+def _ends(spans: pd.DataFrame, edges: Int) -> list[pd.DataFrame]:
+    """When a device had nothing to do before its first operation or after its last, while others worked."""
+    same = {"kind": "none", "row": -1, "layer": _IMBALANCE}
+    before = spans.assign(start_ns=edges[0], end_ns=spans["span_start_ns"], name="no work yet", **same)
+    after = spans.assign(start_ns=spans["span_end_ns"], end_ns=edges[-1], name="no more work", **same)
+    return [ends[ends["end_ns"] > ends["start_ns"]] for ends in (before, after)]
+
+
+def _by_part(events: pd.DataFrame, edges: Int) -> pd.DataFrame:
+    """Nanoseconds of a device by part and answer: what each layer covers beyond those above it."""
+    amounts = pd.DataFrame(0, range(len(edges) - 1), list(BOTTLENECKS))
     covered = Coverage([], [])
-    before = np.zeros(len(edges) - 1, np.int64)
-    for answer, events in layers:
-        covered = Coverage(*intervals.union((covered.start, covered.end), (events["start_ns"], events["end_ns"])))
+    before = covered.of(edges[:-1], edges[1:])
+    for layer, here in events.groupby("layer"):
+        covered = Coverage(*intervals.union((covered.start, covered.end), (here["start_ns"], here["end_ns"])))
         now = covered.of(edges[:-1], edges[1:])
-        if answer is not None:
-            amounts[:, answer] += now - before
+        if layer != _HIDDEN:
+            amounts[LAYERS[layer]] += now - before
         before = now
     return amounts
-
-
-def _memops(trace: Trace, device: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Copies of a device, and memsets: those write its memory at its full rate."""
-    memops = _on(trace, "memops", device, "kind", "src_kind", "dst_kind", "bytes")
-    memset = (memops["kind"] == "memset").to_numpy()
-    return memops[~memset], memops[memset]
-
-
-def _on(trace: Trace, table: str, device: int, *more: str) -> pd.DataFrame:
-    frame = trace.table(table, ["device", "start_ns", "end_ns", *more])
-    return frame[frame["device"] == device]
-
-
-def _as_moments(memops: pd.DataFrame) -> pd.DataFrame:
-    names = memops["kind"].astype(str).map(gaps.memop_name)
-    return memops.assign(name=names, kind="copy", row=memops.index)
-
-
-def of(amounts: npt.NDArray[Any], name: str) -> Any:
-    """One answer's time; lying idle at the ends is imbalance as well.
-
-    Parameters
-    ----------
-    amounts : ndarray
-        Answers and :data:`ENDS` along the last axis.
-    name : str
-        One of :data:`BOTTLENECKS`.
-    """
-    if name == "imbalance":
-        return amounts[..., _IMBALANCE] + amounts[..., ENDS]
-    return amounts[..., CODE[name]]

@@ -12,7 +12,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay.whatif import WhatIf, plain
 from nsightkit.analysis.verdict.account import IDLE, Account
-from nsightkit.analysis.verdict.rules import LEAST, Decision, bounded
+from nsightkit.analysis.verdict.rules import Decision, bounded
 from nsightkit.trace.model import GPU_TABLES
 
 __all__ = ["Finding", "find"]
@@ -71,23 +71,9 @@ class Finding:
         """Whether the answer is a cause of idle time."""
         return self.name in IDLE
 
-    @property
-    def whole(self) -> str:
-        """What shares are of, in words."""
-        return "the steps" if len(self.account.steps) else "the time"
-
     def is_step(self, name: object) -> bool:
         """Whether a name is that of whole steps, which names no work."""
         return name in set(self.account.steps["step"])
-
-    def other_changes(self) -> list[Mapping[str, Any]]:
-        """Other changes above the threshold, without parts of changes."""
-        others = []
-        for row in self.changes:
-            apart = row["change"] != self.decision.change and ":" not in row["change"]
-            if apart and self.replay.saved(row["change"]) >= LEAST:
-                others.append(row)
-        return others
 
 
 def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence[Mapping[str, Any]]) -> Finding:
@@ -101,16 +87,16 @@ def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence
     changes : sequence of mapping
     """
     events = account.moments(decision.name).sort_values("duration_ns", ascending=False, kind="stable")
+    longest = events[["device", "start_ns", "end_ns", "kind", "name"]].head(_MOMENTS)
     events["name"] = _without_numbers(events)
     events["inside"] = _inside(account, events)
-    by_name = events.groupby(["kind", "name"], sort=False)["duration_ns"]
-    named = pd.DataFrame(by_name.agg(count="size", total_ns="sum"))
-    by_place = events.groupby(["kind", "name", "inside"])["duration_ns"].sum().reset_index("inside")
-    by_place = by_place[2 * by_place["duration_ns"] > named["total_ns"].reindex(by_place.index)]
-    named["inside"] = by_place["inside"].astype(object)
-    named["inside"] = named["inside"].astype(object).where(named["inside"].notna(), None)
-    named = named.reset_index().sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
-    longest = events.head(_MOMENTS).drop(columns=["row", "duration_ns", "inside"]).reset_index(drop=True)
+    keys = ["kind", "name"]
+    named = events.groupby(keys, sort=False)["duration_ns"].agg(count="size", total_ns="sum")
+    places = events.groupby([*keys, "inside"])["duration_ns"].sum().reset_index("inside")
+    places = places[2 * places["duration_ns"] > named["total_ns"].reindex(places.index)]
+    named["inside"] = places["inside"].astype(object)
+    named = named.astype({"inside": object}).where(named.notna(), None).reset_index()
+    named = named.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
     operators = bounded(account, decision.name)
     return Finding(account, replay, decision, changes, operators, named.head(_NAMES), longest)
 
@@ -129,13 +115,11 @@ def _inside(account: Account, events: pd.DataFrame) -> np.ndarray:
     launch = intervals.launches_of(account.trace, events["kind"].map(_LAUNCHED).fillna(-1), events["row"])
     call = np.where(events["kind"] == "call", events["row"], launch).astype(np.int64)
     places = np.flatnonzero(call >= 0)
-    if not len(places):
-        return inside
     whole = account.trace.whole
     calls = whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call[places]]
     for table in ("ranges", "ops"):  # an operator says more than a range
         outer = whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-        if len(outer):
+        if len(outer) and len(calls):
             meant = ~outer["name"].isin(set(account.steps["step"])).to_numpy(bool)
             around = intervals.enclosing(calls, outer, meant)
             inside[places[around >= 0]] = outer["name"].astype(object).to_numpy()[around[around >= 0]]

@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import count_text, share_text
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.roofline import sol
-from nsightkit.analysis.verdict.account import CODE, FEW_STEPS, IDLE, LOSSES, PARTS, WORK, Account, of
+from nsightkit.analysis.verdict.account import FEW_STEPS, IDLE, LAYERS, LOSSES, PARTS, WORK, Account
 from nsightkit.errors import UsageError
 
 __all__ = ["CHANGE_OF", "LEAST", "Decision", "bounded", "by_shape", "decide", "rate"]
@@ -22,6 +21,8 @@ __all__ = ["CHANGE_OF", "LEAST", "Decision", "bounded", "by_shape", "decide", "r
 CHANGE_OF = {slug: cause.change for slug, cause in CAUSES.items() if cause.change is not None}
 #: Causes without a change.
 _UNEXPLAINED = ("queued", "unknown")
+#: What can fill the time.
+_FILLS = (*WORK, "communication", "imbalance", "memory-transfer")
 #: What holds or gains less than this does not hold a run back.
 LEAST = 0.05
 #: Where the GPUs work for this part of the time and no change gains, that work is the answer.
@@ -40,6 +41,9 @@ _ROUGH = 0.02
 _PART = 0.5
 #: What fewer parts of the run than this have is in doubt, and what fewer than half of them have more so.
 _MOST = 0.75
+
+#: Why an answer may be wrong, and its weight: doubts of weight 2 together make its confidence low, any makes it medium.
+_Doubt = tuple[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,14 +76,6 @@ class Decision:
     level: str = "high"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Doubt:
-    """Why an answer may be wrong: doubts of weight 2 together make its confidence low, any makes it medium."""
-
-    text: str
-    weight: int = 1
-
-
 def decide(account: Account, replay: WhatIf) -> Decision:
     """Name the bottleneck.
 
@@ -93,13 +89,13 @@ def decide(account: Account, replay: WhatIf) -> Decision:
     Decision
     """
     decision = _by_shares(account) if replay.refused is not None else _by_gains(account, replay)
-    doubts = list(_doubts(account, replay, decision))
+    doubts = [*_of_replay(replay, decision), *_of_moments(account, replay, decision), *_of_kind(account, decision)]
     level = "high"
     if doubts or decision.name == "queued":
         level = "medium"
-    if sum(doubt.weight for doubt in doubts) > 1 or decision.name in ("unknown", "not-enough-data"):
+    if sum(weight for _, weight in doubts) > 1 or decision.name in ("unknown", "not-enough-data"):
         level = "low"
-    return dataclasses.replace(decision, doubts=tuple(doubt.text for doubt in doubts), level=level)
+    return dataclasses.replace(decision, doubts=tuple(text for text, _ in doubts), level=level)
 
 
 def _by_gains(account: Account, replay: WhatIf) -> Decision:
@@ -107,14 +103,14 @@ def _by_gains(account: Account, replay: WhatIf) -> Decision:
     if "communication" in gains:  # beside other kernels collectives would still wait for the last device
         gains["communication"] = min(gains["communication"], account.share("communication"))
     best = max(gains.values(), default=0.0)
-    unexplained = _unexplained(account)
+    unexplained = _largest(account, _UNEXPLAINED)
     share = account.share(unexplained)
     if share >= LEAST and share > best and (best >= LEAST or not _is_full(account)):
         return Decision(unexplained)
     if best < LEAST:
-        return Decision(_filling(account))
+        return Decision(_largest(account, _FILLS))
     tied = [name for name, gain in gains.items() if gain >= _TIE * best]
-    name = max(tied, key=lambda tie: account.total_ns[tie])
+    name = _largest(account, tied)
     tied.remove(name)
     change = CHANGE_OF[name]
     return Decision(name, change, gains[name], tuple(tied), _steps_that_gain(replay, change))
@@ -122,26 +118,19 @@ def _by_gains(account: Account, replay: WhatIf) -> Decision:
 
 def _by_shares(account: Account) -> Decision:
     """Without a replay: the largest loss, if it is worth the name."""
-    largest = max(LOSSES, key=lambda name: account.total_ns[name])
+    largest = _largest(account, LOSSES)
     if account.share(largest) < LEAST or (largest in _UNEXPLAINED and _is_full(account)):
-        return Decision(_filling(account))
+        return Decision(_largest(account, _FILLS))
     return Decision(largest)
 
 
-def _unexplained(account: Account) -> str:
-    """The larger of what waited in a queue and what has no cause."""
-    return max(_UNEXPLAINED, key=lambda cause: account.total_ns[cause])
+def _largest(account: Account, names: tuple[str, ...] | list[str]) -> str:
+    return max(names, key=lambda name: account.total_ns[name])
 
 
 def _is_full(account: Account) -> bool:
     """Whether the GPUs are at work for nearly all of the time."""
-    names = (*WORK, "communication", "imbalance", "memory-transfer")
-    return sum(account.total_ns[name] for name in names) >= _FULL * account.span_ns
-
-
-def _filling(account: Account) -> str:
-    """What fills most of the time."""
-    return max((*WORK, "communication", "imbalance", "memory-transfer"), key=lambda name: account.total_ns[name])
+    return sum(account.total_ns[name] for name in _FILLS) >= _FULL * account.span_ns
 
 
 def _steps_that_gain(replay: WhatIf, change: str) -> tuple[int, int] | None:
@@ -156,98 +145,89 @@ def _steps_that_gain(replay: WhatIf, change: str) -> tuple[int, int] | None:
 # ---------------------------------------------------------------- confidence
 
 
-def _doubts(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
-    """Why the answer may be wrong."""
+def _of_replay(replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
+    """Doubts about the predictions."""
     if replay.refused is not None:
-        yield _Doubt(f"nothing is predicted: {replay.refused}", 2)
+        yield f"nothing is predicted: {replay.refused}", 2
     elif replay.error is not None and replay.error > _ROUGH:
-        yield _Doubt(f"replaying the unchanged trace is {share_text(replay.error)} off the recording")
+        yield f"replaying the unchanged trace is {share_text(replay.error)} off the recording", 1
     if decision.ties:
-        yield _Doubt(f"removing {' or '.join(decision.ties)} would help about as much")
+        yield f"removing {' or '.join(decision.ties)} would help about as much", 1
+
+
+def _of_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
+    """Doubts about when time was lost, and time that was lost to something else."""
     if decision.name in LOSSES:
         yield from _seldom(account, decision)
-    if replay.refused is None:
-        yield from _disagreeing(account, decision)
-    unexplained = _unexplained(account)
+    if decision.change is not None:
+        others = [name for name in CHANGE_OF if name not in decision.ties]
+        largest = _largest(account, others)
+        if account.total_ns[largest] > max(account.total_ns[decision.name], LEAST * account.span_ns):
+            yield f"{largest} takes {share_text(account.share(largest))}, though removing it gains less", 1
+    elif replay.refused is None and decision.name not in _UNEXPLAINED:
+        lost_ns = sum(account.total_ns[name] for name in IDLE if name not in (decision.name, *_UNEXPLAINED))
+        if lost_ns >= 2 * LEAST * account.span_ns:
+            weight = 2 if lost_ns > account.total_ns[decision.name] else 1
+            share = lost_ns / account.span_ns
+            yield f"{share_text(share)} of the time was lost, though no single change recovers it", weight
+    unexplained = _largest(account, _UNEXPLAINED)
     share = account.share(unexplained)
     if decision.name not in _UNEXPLAINED and share >= LEAST and share > _DOUBT * max(decision.gain, LEAST):
-        yield _Doubt(f"{share_text(share)} of the time is idle for no recorded reason ({unexplained})")
-    if decision.name == "cpu-work" and _only_steps_name_it(account):
-        waits = "" if account.trace.recorded("os_calls") else " (waits were not recorded)"
-        yield _Doubt(f"only the step's own range covers this time: the thread may have waited{waits}")
+        yield f"{share_text(share)} of the time is idle for no recorded reason ({unexplained})", 1
+
+
+def _of_kind(account: Account, decision: Decision) -> Iterator[_Doubt]:
+    """Doubts that one kind of answer has."""
+    name = decision.name
+    if name == "cpu-work" and _only_steps_name_it(account):
+        yield "only the step's own range covers this time: the thread may have waited", 1
     if decision.change is not None and decision.gain < _NEAR * LEAST:
-        yield _Doubt(f"the change saves {share_text(decision.gain)}, close to the 5 % threshold")
+        yield f"the change saves {share_text(decision.gain)}, close to the 5 % threshold", 1
     profiled = account.share("profiler")
-    if decision.name != "profiler" and profiled >= LEAST:
-        yield _Doubt(f"the profiler itself took {share_text(profiled)} of the time and may distort the rest")
-    if decision.name in _BOUNDS and by_shape(account, decision.name) < 0.5 and not account.decodes:
-        yield _Doubt("judged by kernel names, without shapes")
-    reached = rate(bounded(account, decision.name))
+    if name != "profiler" and profiled >= LEAST:
+        yield f"the profiler itself took {share_text(profiled)} of the time and may distort the rest", 1
+    if name in _BOUNDS and by_shape(account, name) < 0.5 and not account.decodes:
+        yield "judged by kernel names, without shapes", 1
+    reached = rate(bounded(account, name))
     if reached is not None and reached < _SLOW:
-        yield _Doubt(f"operators reach {100 * reached:.0f} % of the datasheet's rate: something else may limit them")
-    if decision.name == "launch-overhead" and _is_watched(account):
-        text = "the profiler recorded the CPU too, which inflates launch overhead: time steps without it"
-        yield _Doubt(text, 0)
-
-
-def _is_watched(account: Account) -> bool:
-    """Whether the profiler spent time on each operator, Python function or OS call between launches."""
-    return any(account.trace.whole.size(table) for table in ("ops", "frames", "os_calls", "samples"))
+        yield f"operators reach {share_text(reached)} of the datasheet's rate: something else may limit them", 1
+    if name == "launch-overhead":
+        # The profiler spent time on each operator, Python function or OS call between launches.
+        whole = account.trace.whole
+        if any(whole.size(table) for table in ("ops", "frames", "os_calls", "samples")):
+            yield "the profiler recorded the CPU too, which inflates launch overhead: time steps without it", 0
 
 
 def _seldom(account: Account, decision: Decision) -> Iterator[_Doubt]:
     """Doubts where few moments or few parts of the run lose time to the answer."""
     lost_ns = account.total_ns[decision.name]
     if 2 * account.moments(decision.name)["duration_ns"].max() > lost_ns > 0:
-        yield _Doubt("seen once: one interval accounts for over half of it", 2)
+        yield "seen once: one interval accounts for over half of it", 2
         return
     count = len(account.steps)
     if count and not account.are_steps:
-        yield _Doubt(f"the trace holds {count_text(count, 'step')}, so this may not repeat")
-    losing = _parts_that_lose(account, decision.name)
-    some, every, text = int(losing.sum()), len(losing), _where(account, losing)
+        yield f"the trace holds {count_text(count, 'step')}, so this may not repeat", 1
+    # Parts that lose at least half as much to it as all do on average.
+    share = account.by_part[decision.name] / account.by_part.sum(axis=1).clip(lower=1)
+    losing = (share >= _PART * lost_ns / max(account.span_ns, 1)).to_numpy()
+    some = int(losing.sum())
+    every = len(losing)
+    text = _where(account, losing)
     if decision.gaining is not None:
         some, every = decision.gaining
         text = f"only {some:,} of {every:,} steps would gain from the change"
     if some < _MOST * every:
-        yield _Doubt(text, 2 if 2 * some < every else 1)
-
-
-def _disagreeing(account: Account, decision: Decision) -> Iterator[_Doubt]:
-    """Where time was lost that no change gives back."""
-    of_answer_ns = account.total_ns[decision.name]
-    if decision.change is not None:
-        others = [name for name in CHANGE_OF if name not in decision.ties]
-        largest = max(others, key=lambda name: account.total_ns[name])
-        if account.total_ns[largest] > max(of_answer_ns, LEAST * account.span_ns):
-            yield _Doubt(f"{largest} takes {share_text(account.share(largest))}, though removing it gains less")
-        return
-    if decision.name in _UNEXPLAINED:
-        return
-    lost_ns = 0
-    for name in IDLE:
-        if name != decision.name and name not in _UNEXPLAINED:
-            lost_ns += account.total_ns[name]
-    if lost_ns >= 2 * LEAST * account.span_ns:
-        text = f"{share_text(lost_ns / account.span_ns)} of the time was lost, though no single change recovers it"
-        yield _Doubt(text, 2 if lost_ns > of_answer_ns else 1)
+        yield text, 2 if 2 * some < every else 1
 
 
 def _only_steps_name_it(account: Account) -> bool:
     """Whether only the range around a whole step covers half of the CPU work."""
-    work = account.waited("cpu-work")
-    lasting_ns = (work["end_ns"] - work["start_ns"]).to_numpy()
-    of_steps = work["name"].astype(object).isin(set(account.steps["step"])).to_numpy(bool)
-    return bool(2 * lasting_ns[of_steps].sum() >= lasting_ns.sum() > 0)
+    work = account.moments("cpu-work")
+    of_steps = work["name"].isin(set(account.steps["step"]))
+    return bool(2 * work.loc[of_steps, "duration_ns"].sum() >= work["duration_ns"].sum() > 0)
 
 
-def _parts_that_lose(account: Account, name: str) -> npt.NDArray[np.bool_]:
-    """Which steps, or tenths of the time, lose at least half as much to a cause as all do on average."""
-    share = of(account.by_part, name) / np.maximum(account.by_part.sum(axis=1), 1)
-    return np.asarray(share >= _PART * account.total_ns[name] / max(account.span_ns, 1))
-
-
-def _where(account: Account, losing: npt.NDArray[np.bool_]) -> str:
+def _where(account: Account, losing: np.ndarray) -> str:
     """Which parts of the run are meant."""
     some = int(losing.sum())
     if account.are_steps:
@@ -273,21 +253,19 @@ def bounded(account: Account, name: str) -> pd.DataFrame:
         table = sol.summary(account.trace, account.gpu)
     except UsageError:
         return pd.DataFrame()
-    return table[table["bound"] == name.removesuffix("-bound")].reset_index(drop=True)
+    return table[table["bound"] == name.removesuffix("-bound")]
 
 
 def rate(table: pd.DataFrame) -> float | None:
     """The share of the datasheet's rate that operators reach, weighted by time."""
-    if table.empty:
+    if table.empty or table["impossible"].all():
         return None
-    possible = table[~table["impossible"].to_numpy(bool)]
-    if possible.empty:
-        return None
+    possible = table[~table["impossible"]]
     return float(np.average(possible["sol_datasheet"], weights=possible["time_ns"]))
 
 
 def by_shape(account: Account, name: str) -> float:
     """The share of the time of an answer's kernels that shapes decided."""
-    kernels = account.kernels[(account.kernels["fills"] == CODE[name]).to_numpy()]
+    kernels = account.kernels[account.kernels["layer"] == LAYERS.index(name)]
     lasting_ns = kernels["end_ns"] - kernels["start_ns"]
     return float(lasting_ns[kernels["by_shape"]].sum() / max(lasting_ns.sum(), 1))

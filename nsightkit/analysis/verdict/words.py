@@ -8,7 +8,7 @@ from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import count_text, share_text, short_name, time_text
 from nsightkit.analysis.replay.whatif import plain
 from nsightkit.analysis.verdict.finding import Finding
-from nsightkit.analysis.verdict.rules import LEAST, rate
+from nsightkit.analysis.verdict.rules import rate
 
 __all__ = ["against", "evidence", "headline"]
 
@@ -53,15 +53,12 @@ def headline(finding: Finding) -> str:
     ----------
     finding : Finding
     """
-    sentence, change = CAUSES[finding.name].sentence, finding.decision.change
+    sentence = CAUSES[finding.name].sentence
+    change = finding.decision.change
     if change is not None and finding.decision.gain > max(1.25 * finding.share, finding.share + 0.02):
         speedup = finding.replay.row(change)["speedup"]
-        if speedup is not None:
-            return f"{sentence}; without that, the run is predicted to be {speedup:.2f}x faster"
+        return f"{sentence}; without that, the run is predicted to be {speedup:.2f}x faster"
     return f"{sentence}, {share_text(finding.share)} of the time"
-
-
-# ---------------------------------------------------------------- what speaks for it
 
 
 def evidence(finding: Finding) -> Iterator[str]:
@@ -72,21 +69,18 @@ def evidence(finding: Finding) -> Iterator[str]:
     finding : Finding
     """
     account = finding.account
+    whole = "the steps" if len(account.steps) else "the time"
     takes = _TAKES.get(finding.name, f"{finding.name} takes")
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
-    yield f"{takes} {share_text(finding.share)} of {finding.whole} ({times})"
-    if finding.name != "communication" and account.share("communication") >= LEAST:
-        lost = f"{share_text(account.share('communication'))} of {finding.whole}"
-        amount = time_text(account.total_ns["communication"])
-        yield f"Also lost: collectives that no other kernel overlaps take {lost} ({amount})"
-    yield f"The GPU is idle {share_text(account.idle_ns / max(account.span_ns, 1))} of {finding.whole}"
-    yield from _prediction(finding)
+    yield f"{takes} {share_text(finding.share)} of {whole} ({times})"
+    yield f"The GPU is idle {share_text(account.idle_ns / max(account.span_ns, 1))} of {whole}"
+    if finding.replay.refused is None:
+        yield _prediction(finding)
     yield from _names(finding)
     moments = []
     for device, start_ns, end_ns in finding.longest[["device", "start_ns", "end_ns"]].itertuples(index=False):
-        if end_ns - start_ns > _LITTLE * finding.time_ns:
-            where = f" on device {device}" if len(account.devices) > 1 else ""
-            moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
+        where = f" on device {device}" if len(account.devices) > 1 else ""
+        moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
     if moments:
         yield f"Longest: {'; '.join(moments)}"
     if finding.name == "memory-bound" and account.decodes:
@@ -96,37 +90,34 @@ def evidence(finding: Finding) -> Iterator[str]:
         yield f"Operators with known shapes run at {share_text(reached)} of the datasheet's rate"
 
 
-def _prediction(finding: Finding) -> Iterator[str]:
+def _prediction(finding: Finding) -> str:
     """The predicted gain of the change that decided, else of the best change."""
-    decision, replay = finding.decision, finding.replay
-    if replay.refused is not None:
-        return
+    decision = finding.decision
     if decision.change is None:
-        best = max(finding.changes, key=lambda row: row["speedup"] or 0, default=None)
-        if best is None or not best["speedup"] or replay.saved(best["change"]) < _LITTLE:
-            yield "No common change is predicted to help"
-        else:
-            yield f"Predicted: at most {best['speedup']:.2f}x faster ({best['change']})"
-        return
-    row = replay.row(decision.change)
+        if not finding.changes or not finding.changes[0]["speedup"]:
+            return "No common change is predicted to help"
+        best = finding.changes[0]
+        return f"Predicted: at most {best['speedup']:.2f}x faster ({best['change']})"
+    row = finding.replay.row(decision.change)
     times = f"{time_text(row['predicted_ns'])} instead of {time_text(row['wall_ns'])}"
     text = f"Predicted with {decision.change}: {times}, {row['speedup']:.2f}x faster"
-    if decision.gaining is not None and 2 * decision.gaining[0] > decision.gaining[1]:
-        text += f", in {decision.gaining[0]:,} of {decision.gaining[1]:,} steps"
-    yield text
+    if decision.gaining is not None:
+        gaining, every = decision.gaining
+        text += f", in {gaining:,} of {every:,} steps"
+    return text
 
 
 def _names(finding: Finding) -> Iterator[str]:
     """The names behind it."""
     gains = {row["change"]: row["speedup"] for row in finding.changes}
     for row in finding.named.head(_NAMED).to_dict("records"):
-        kind, name = row["kind"], row["name"]
+        kind = row["kind"]
+        name = row["name"]
         if not name or row["total_ns"] <= _LITTLE * finding.time_ns:
             continue
         moment = "gap" if finding.is_idle and kind != "copy" else _MOMENTS.get(kind, "gap")
-        count = count_text(row["count"], moment)
-        text = f"{time_text(row['total_ns'])} in {count}: "
-        if kind == "range" and finding.is_step(name):
+        text = f"{time_text(row['total_ns'])} in {count_text(row['count'], moment)}: "
+        if finding.is_step(name):
             text += f"only the step's own range, {_called(name)}, covers this time"
         else:
             text += _KIND.get(kind, "") + _called(name)
@@ -136,9 +127,6 @@ def _names(finding: Finding) -> Iterator[str]:
         if gain:
             text += f"; {gain:.2f}x faster without it"
         yield text
-
-
-# ---------------------------------------------------------------- what speaks against it
 
 
 def against(finding: Finding) -> Iterator[str]:
