@@ -10,28 +10,39 @@ block may be unknown; its remainder is then left out.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["events_of", "free_space", "held_blocks", "segments_of", "total_by_event"]
+__all__ = ["events_of", "free_space", "held_blocks", "kept", "segments_of", "total_by_event"]
 
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize, kLargeBuffer.
 _MIN_BLOCK_BYTES, _SMALL_BYTES, _LARGE_BUFFER_BYTES = 512, 1 << 20, 20 << 20
 _FAR = 1 << 62
 _Ints = npt.NDArray[np.int64]
+_Answer = Callable[[Snapshot, int], pd.DataFrame]
 
 
+def kept(function: _Answer) -> _Answer:
+    """Memoise an answer per snapshot and device; treat the result as read-only."""
+
+    @functools.wraps(function)
+    def answer(snapshot: Snapshot, device: int) -> pd.DataFrame:
+        table: pd.DataFrame = snapshot.derived((function.__name__, device), lambda: function(snapshot, device))
+        return table
+
+    return answer
+
+
+@kept
 def events_of(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """Give the events of a device, numbered from 0."""
-
-    def select() -> pd.DataFrame:
-        return snapshot.events[snapshot.events["device"] == device].reset_index(drop=True)
-
-    events: pd.DataFrame = snapshot.derived(("events", device), select)
-    return events
+    return snapshot.events[snapshot.events["device"] == device].reset_index(drop=True)
 
 
 def segments_of(snapshot: Snapshot, device: int) -> pd.DataFrame:
@@ -50,7 +61,7 @@ def total_by_event(count: int, blocks: pd.DataFrame, amount: str, last: str) -> 
 # ---------------------------------------------------------------- lifetimes
 
 
-def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, begin: str, ask: str, ends: tuple[str, ...]) -> pd.DataFrame:
+def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, phase_of: dict[str, str]) -> pd.DataFrame:
     """Pair the events at each address; what is there at the end is taken as freed just after the last event.
 
     `at_end` has ``address, requested_bytes, size_bytes, stack, pending``. The result has ``first``, the event
@@ -58,55 +69,40 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, begin: str, ask: str,
     never), and a ``size_bytes`` of -1 if it is unknown.
     """
     count = len(events)
-    action = events["action"]
-    event = pd.Series(events.index, dtype=np.int64)
-    is_end = action.isin(ends)
-    recorded = events[["address"]].copy()
-    recorded["requested_bytes"] = events["size_bytes"]
-    recorded["size_bytes"] = -1
-    recorded["stack"] = events["stack"].where(action == begin, -1)
-    recorded["first"] = event.where(action == begin, -1)
-    recorded["free_requested"] = event.where(action == ask, -1)
-    recorded["free_completed"] = event.where(is_end, -1)
-    recorded = recorded[action.isin([begin, ask, *ends])]
-    staying = at_end.assign(first=-1, free_completed=count)
-    staying["free_requested"] = np.where(at_end["pending"], -1, count)
-    rows = pd.concat([recorded, staying[recorded.columns]]).astype(np.int64)
-    rows = rows.sort_values("address", kind="stable")
-    before = rows.shift(fill_value=-1)
-    is_new_address = rows["address"] != before["address"]
-    is_head = is_new_address | (rows["first"] >= 0) | (before["free_completed"] >= 0)
-    rules = dict.fromkeys(rows, "max")
-    rules["requested_bytes"] = "first"
-    table = rows.groupby(is_head.cumsum().to_numpy()).agg(rules)
-    # The ring buffer may have dropped an allocation, and recording may have skipped either kind of free.
-    asked = table["free_requested"]
+    phase = events["action"].astype(object).map(phase_of)
+    recorded = events[["address", "stack"]].assign(requested_bytes=events["size_bytes"], size_bytes=-1, pending=False)
+    recorded["stack"] = recorded["stack"].where(phase == "first", -1)
+    recorded = recorded.assign(phase=phase, event=events.index).dropna(subset="phase")
+    staying = at_end[["address", "stack", "requested_bytes", "size_bytes", "pending"]]
+    rows = pd.concat([recorded, staying.assign(phase="free_completed", event=count)])
+    rows = rows.sort_values("address", kind="stable", ignore_index=True)
+    before = rows.shift()
+    is_head = (rows["phase"] == "first") | (rows["address"] != before["address"])
+    is_head |= before["phase"] == "free_completed"
+    for name in ("first", "free_requested", "free_completed"):
+        rows[name] = rows["event"].where(rows["phase"] == name, -1).astype(np.int64)
+    blocks = rows.drop(columns=["phase", "event"]).groupby(is_head.cumsum())
+    table = blocks.max().assign(requested_bytes=blocks["requested_bytes"].first())
+    # Recording may have skipped either kind of free.
     completed = table["free_completed"]
-    completed = completed.mask(completed < 0, asked)
-    table["free_completed"] = completed.mask(completed < 0, count)
-    is_old = table["first"] < 0
-    previous_end = table.groupby("address")["free_completed"].shift(fill_value=-1)
-    table["first"] = table["first"].mask(is_old, previous_end)
+    completed = completed.where(completed >= 0, table["free_requested"])
+    table["free_completed"] = completed.where(completed >= 0, count)
     # Old blocks that are pending at the end, or only complete here, were freed before the first event.
-    is_pending = is_old & ((completed == count) | bool((action == ask).any()))
-    is_unasked = (asked < 0) & ~is_pending
-    table["free_requested"] = asked.mask(is_unasked, table["free_completed"])
+    was_freed = (table["first"] < 0) & ((completed < count) | table["pending"])
+    is_unasked = (table["free_requested"] < 0) & ~was_freed
+    table["free_requested"] = table["free_requested"].mask(is_unasked, table["free_completed"])
     return table.sort_values(["first", "address"], kind="stable", ignore_index=True)
 
 
+@kept
 def _held_segments(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """List the lifetimes of ordinary segments."""
-
-    def compute() -> pd.DataFrame:
-        segments = segments_of(snapshot, device)
-        segments = segments[~segments["expandable"]]
-        at_end = segments.assign(requested_bytes=segments["total_bytes"], size_bytes=-1, stack=-1, pending=False)
-        table = _lifetimes(events_of(snapshot, device), at_end, "segment_alloc", "", ("segment_free",))
-        table["end"] = table["address"] + table["requested_bytes"]
-        return table
-
-    held: pd.DataFrame = snapshot.derived(("segments", device), compute)
-    return held
+    segments = segments_of(snapshot, device)
+    segments = segments[~segments["expandable"]]
+    at_end = segments.assign(requested_bytes=segments["total_bytes"], size_bytes=-1, pending=False)
+    phase_of = {"segment_alloc": "first", "segment_free": "free_completed"}
+    table = _lifetimes(events_of(snapshot, device), at_end, phase_of)
+    return table.assign(end=table["address"] + table["requested_bytes"])
 
 
 def held_blocks(snapshot: Snapshot, device: int) -> pd.DataFrame:
@@ -117,9 +113,10 @@ def held_blocks(snapshot: Snapshot, device: int) -> pd.DataFrame:
     blocks = snapshot.blocks
     is_held = (blocks["device"] == device) & (blocks["state"] != "inactive")
     at_end = blocks[is_held].drop_duplicates("address")
-    at_end["pending"] = at_end["state"] == "active_pending_free"
-    ends = ("free_completed", "free")
-    table = _lifetimes(events_of(snapshot, device), at_end, "alloc", "free_requested", ends)
+    at_end = at_end.assign(pending=at_end["state"] == "active_pending_free")
+    phase_of = {"alloc": "first", "free_requested": "free_requested"}
+    phase_of |= dict.fromkeys(("free_completed", "free"), "free_completed")
+    table = _lifetimes(events_of(snapshot, device), at_end, phase_of).drop(columns="pending")
     return _sized(snapshot, device, table)
 
 
@@ -137,9 +134,8 @@ def _sized(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.DataFrame
     large = table[rounded > _SMALL_BYTES]
     gone = large[is_gone[large.index]]
     most_split = snapshot.settings.get("max_split_size", -1)
-    limit = np.full(len(gone), _SMALL_BYTES)
-    if most_split > 0:
-        limit[gone["size_bytes"] >= most_split] = _LARGE_BUFFER_BYTES
+    is_whole = (gone["size_bytes"] >= most_split) & (most_split > 0)
+    limit = np.where(is_whole, _LARGE_BUFFER_BYTES, _SMALL_BYTES)
     segments = _held_segments(snapshot, device)
     to_block = _distances(large, gone, limit)
     to_segment_end = _distances(segments.assign(address=segments["end"]), gone, limit)
@@ -150,16 +146,13 @@ def _sized(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.DataFrame
 
 def _rounded(snapshot: Snapshot, requested: _Ints) -> _Ints:
     """Round sizes as DeviceCachingAllocator::round_size does."""
-    unit = np.full(len(requested), _MIN_BLOCK_BYTES)
     divisions = snapshot.settings.get("roundup_power2_divisions", {})
     exponent = np.frexp(requested)[1].astype(np.int64) - 1
     # The setting names sizes in MiB: the first holds for all smaller blocks, the last for all larger ones.
-    place_of = np.clip(exponent - 20, 0, 15)
-    for place in range(16):
-        parts = divisions.get(str(1 << place), 0)
-        if parts > 1:
-            is_divided = (place_of == place) & (requested > _MIN_BLOCK_BYTES * parts)
-            unit[is_divided] = (1 << exponent[is_divided]) // parts
+    parts_by_place = np.array([divisions.get(str(1 << place), 0) for place in range(16)], np.int64)
+    parts = parts_by_place[np.clip(exponent - 20, 0, 15)]
+    is_divided = (parts > 1) & (requested > _MIN_BLOCK_BYTES * parts)
+    unit = np.where(is_divided, (1 << exponent) // np.maximum(parts, 1), _MIN_BLOCK_BYTES)
     rounded: _Ints = np.maximum(-(-requested // unit) * unit, _MIN_BLOCK_BYTES)
     return rounded
 
@@ -181,10 +174,8 @@ def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> 
         gap = places[place[asking]] - begin[asking]
         asking = asking[gap <= limit[asking]]
         # The last boundary at this address that began by then; it may have ended.
-        key = place[asking] * stride + moment[asking]
-        row = np.searchsorted(keys, key, side="right") - 1
-        is_at_place = (row >= 0) & (place_of[row] == place[asking])
-        is_there = is_at_place & (last[row] > moment[asking])
+        row = np.searchsorted(keys, place[asking] * stride + moment[asking], side="right") - 1
+        is_there = (row >= 0) & (place_of[row] == place[asking]) & (last[row] > moment[asking])
         there = asking[is_there]
         distance[there] = places[place[there]] - begin[there]
         asking = asking[~is_there]
@@ -198,15 +189,13 @@ def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> 
 def _mapped(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
     """List what of the expandable segments was mapped after an event: start from the end and undo later mappings."""
     segments = segments_of(snapshot, device)
-    at_end = segments[segments["expandable"]].assign(sign=1)
-    at_end["size_bytes"] = at_end["total_bytes"]
+    at_end = segments[segments["expandable"]]
     later = events_of(snapshot, device).iloc[event + 1 :]
     signs = later["action"].astype(object).map({"segment_map": -1, "segment_unmap": 1})
     later = later.assign(sign=signs).dropna(subset="sign")
-    parts = pd.concat([at_end, later])
+    parts = pd.concat([at_end.assign(sign=1, size_bytes=at_end["total_bytes"]), later])
     ends = parts.assign(address=parts["address"] + parts["size_bytes"], sign=-parts["sign"])
-    edges = pd.concat([parts, ends])
-    depth = edges.groupby("address")["sign"].sum().cumsum()
+    depth = pd.concat([parts, ends]).groupby("address")["sign"].sum().cumsum()
     change = np.diff((depth > 0).to_numpy(int), prepend=0)
     return pd.DataFrame({"address": depth.index[change > 0], "end": depth.index[change < 0]}, dtype=np.int64)
 
@@ -219,18 +208,16 @@ def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) 
     """
     held = _held_segments(snapshot, device)
     is_held = (held["first"] <= event) & (event < held["free_completed"])
-    mapped = _mapped(snapshot, device, event)
-    segments = pd.concat([held.loc[is_held, ["address", "end"]], mapped])
-    begin = segments["address"].to_numpy()
-    end = segments["end"].to_numpy()
+    segments = pd.concat([held.loc[is_held, ["address", "end"]], _mapped(snapshot, device, event)])
     blocks = np.sort(live["address"])
-    is_empty = np.searchsorted(blocks, begin) == np.searchsorted(blocks, end)
-    releasable = int((end - begin)[is_empty].sum())
+    is_empty = np.searchsorted(blocks, segments["address"]) == np.searchsorted(blocks, segments["end"])
+    releasable = int((segments["end"] - segments["address"])[is_empty].sum())
     # Free space runs from a segment's begin or a block's end to the next block's begin or the segment's end.
-    block_ends = live["address"] + live["size_bytes"]
-    starts = np.append(begin, block_ends)
-    stops = np.append(blocks, end)
+    starts = np.append(segments["address"], live["address"] + live["size_bytes"])
+    stops = np.append(blocks, segments["end"])
     free = np.sort(stops) - np.sort(starts)
-    space = {"inactive_split_bytes": int(free.sum()) - releasable, "releasable_bytes": releasable}
-    space["largest_free_block_bytes"] = int(free.max(initial=0))
-    return space
+    return {
+        "inactive_split_bytes": int(free.sum()) - releasable,
+        "releasable_bytes": releasable,
+        "largest_free_block_bytes": int(free.max(initial=0)),
+    }

@@ -13,13 +13,12 @@ none. Autocast's copies need C++ frames; without them they are among the activat
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.memory.blocks import events_of, total_by_event
+from nsightkit.analysis.memory.blocks import events_of
 from nsightkit.trace.snapshot import Snapshot
 
 __all__ = ["CATEGORIES", "categorize", "sites_of"]
@@ -85,25 +84,17 @@ _Texts = npt.NDArray[np.object_]
 # ---------------------------------------------------------------- what stacks say
 
 
-def _matches(snapshot: Snapshot, patterns: Mapping[str, str]) -> dict[str, _Bools]:
-    """Check which frames each pattern matches."""
-    texts = snapshot.frames["filename"] + "\n" + snapshot.frames["name"]
-    matches = {}
-    for sign, pattern in patterns.items():
-        found = texts.map(re.compile(pattern).search)
-        matches[sign] = found.notna().to_numpy()
-    return matches
-
-
 def _signs(snapshot: Snapshot) -> dict[str, _Bools]:
     """Check which stacks carry each sign; one more at the end, for blocks without a stack, carries none."""
-    heads = snapshot.stack_bounds[:-1]
+    texts = snapshot.frames["filename"] + "\n" + snapshot.frames["name"]
     signs = {}
-    for sign, matches in _matches(snapshot, _ANYWHERE).items():
-        is_in_stack = np.logical_or.reduceat(matches[snapshot.stack_frames], heads)
+    for sign, pattern in _ANYWHERE.items():
+        matches = texts.map(re.compile(pattern).search).notna().to_numpy()
+        is_in_stack = np.logical_or.reduceat(matches[snapshot.stack_frames], snapshot.stack_bounds[:-1])
         signs[sign] = np.append(is_in_stack, False)
-    for sign, matches in _matches(snapshot, _AT_SITE).items():
-        signs[sign][:-1] |= matches[_site_frames(snapshot)]
+    sites = texts.iloc[_site_frames(snapshot)]
+    for sign, pattern in _AT_SITE.items():
+        signs[sign][:-1] |= sites.map(re.compile(pattern).search).notna().to_numpy()
     signs["forward"] |= signs["logits"]
     return signs
 
@@ -137,7 +128,10 @@ def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> _Texts:
     rules["before recording"] = ~is_recorded & is_bare
     category = np.select(list(rules.values()), list(rules), "unknown").astype(object)
     category = np.where(category == "kept", kept, category)
-    category[_is_copy_of_weight(table, category, signs["cast"])] = "autocast copies"
+    # Autocast's copies are half as large as a weight; its other casts are not.
+    is_weight = np.isin(category, ["weights", "before recording"])
+    halves = table["requested_bytes"][is_weight] / 2
+    category[signs["cast"] & table["requested_bytes"].isin(halves)] = "autocast copies"
     return category
 
 
@@ -163,55 +157,30 @@ def _is_kept(table: pd.DataFrame, events: pd.DataFrame, phase: npt.NDArray[np.st
     return is_kept
 
 
-def _is_copy_of_weight(table: pd.DataFrame, category: _Texts, casts: _Bools) -> _Bools:
-    """Tell autocast's copies of weights from its other casts.
-
-    A copy is half as large as its weight, and there are at most as many copies at once as weights of that size.
-    """
-    is_weight = np.isin(category, ["weights", "before recording"])
-    halves = (table["requested_bytes"][is_weight] / 2).value_counts()
-    is_copy = np.zeros(len(table), bool)
-    for size, blocks in table[casts].groupby("requested_bytes"):
-        last = int(blocks["free_requested"].max())
-        at_once = total_by_event(last, blocks.assign(number=1), "number", "free_requested").max()
-        is_copy[blocks.index] = at_once <= halves.get(size, 0)
-    return is_copy
-
-
 # ---------------------------------------------------------------- who allocated it
 
 _LIBRARY = re.compile(r"(?:^|[/\\])(?:(?:site|dist)-packages[/\\]|lib[/\\]python\d)|^<|torchinductor_|^torch[/\\]")
 _FOLDERS = re.compile(r".*[/\\]")
-
-
-def _is_python(filename: str) -> bool:
-    return filename.endswith(".py") or filename.startswith("<")
+_PYTHON = re.compile(r"\.py$|^<")
 
 
 def _frame_text(name: str, filename: str, line: int) -> str:
     """Write a frame without its folders: they name people and machines."""
-    if not _is_python(filename):
+    if not _PYTHON.search(filename):
         return name.partition("(")[0][:120] or "no name"
     return f"{_FOLDERS.sub('', filename)}:{line} {name}"[:160]
 
 
-def _score(name: str, filename: str) -> int:
-    """Rank frames by how telling they are: the user's own Python, any Python, a C++ operator."""
-    if _is_python(filename):
-        return 2 if _LIBRARY.search(filename) else 3
-    return int(name.startswith("at::_ops::"))
-
-
 def _site_frames(snapshot: Snapshot) -> _Ints:
     """Give each stack's most telling frame; of equals the innermost."""
-    scores = []
-    for name, filename in zip(snapshot.frames["name"], snapshot.frames["filename"], strict=True):
-        scores.append(_score(name, filename))
+    # The user's own Python, any Python, a C++ operator.
+    filenames = snapshot.frames["filename"]
+    is_python = filenames.str.contains(_PYTHON)
+    is_operator = snapshot.frames["name"].str.startswith("at::_ops::")
+    scores = np.select([is_python & ~filenames.str.contains(_LIBRARY), is_python, is_operator], [3, 2, 1], 0)
     lengths = np.diff(snapshot.stack_bounds)
-    frames = pd.DataFrame({"frame": snapshot.stack_frames})
-    frames["stack"] = np.repeat(np.arange(len(lengths)), lengths)
-    frames["score"] = np.array(scores, np.int64)[snapshot.stack_frames]
-    best = frames.groupby("stack")["score"].idxmax()
+    frames = pd.DataFrame({"frame": snapshot.stack_frames, "score": scores[snapshot.stack_frames]})
+    best = frames.groupby(np.repeat(np.arange(len(lengths)), lengths))["score"].idxmax()
     return frames["frame"].to_numpy()[best]
 
 
@@ -219,10 +188,5 @@ def sites_of(snapshot: Snapshot, stacks: _Ints) -> _Texts:
     """Name the frame that allocated, for each stack number."""
     frames: _Ints = snapshot.derived("site frames", lambda: _site_frames(snapshot))
     numbers, place = np.unique(stacks, return_inverse=True)
-    names = []
-    for number in numbers:
-        name = "no stack"
-        if number >= 0:
-            name = _frame_text(*snapshot.frames.iloc[frames[number]])
-        names.append(name)
+    names = [_frame_text(*snapshot.frames.iloc[frames[number]]) if number >= 0 else "no stack" for number in numbers]
     return np.array(names, object)[place]

@@ -38,15 +38,15 @@ Sources:
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import functools
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.memory.step import ITEMS, MOMENTS, OPTIMIZERS, Options, run
+from nsightkit.analysis.memory.step import ITEMS, MOMENTS, OPTIMIZERS, WORDS, Options, run
 from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration
 from nsightkit.hardware import Gpu
@@ -57,45 +57,10 @@ __all__ = [
     "OPTIMIZERS",
     "kv_bytes_per_token",
     "largest_context",
-    "largest_contexts",
     "moments",
     "predict",
     "serving",
 ]
-
-#: When an item is alive, and its size in words. The last three are taken from the device on top of it; none of them
-#: follows from the model.
-_WORDS = {
-    "weights": ("always", "4 B per parameter"),
-    "gradients": ("from the backward pass to zero_grad", "4 B per parameter"),
-    "optimizer states": ("always, after the first step", "per parameter 8 B with AdamW, 4 B with momentum"),
-    "activations": (
-        "from the forward pass until their derivative is done",
-        (
-            "per layer and token (36 x d_model + 8 x d_ff + 4 x heads + 8) B in bf16, "
-            "(40 x d_model + 16 x d_ff + 4 x heads + 8) B in fp32; naive attention adds its scores"
-        ),
-    ),
-    "logits": (
-        "from the output head through the backward pass",
-        "tokens x vocabulary x 2 B in bf16 or 4 B in fp32, and up to 12 B for the loss in fp32",
-    ),
-    "temporary buffers": ("within an operator or a few", "the widest operators; 4 B per parameter in AdamW's step"),
-    "autocast cache": ("from the forward pass until their derivative is done", "2 B per weight of a GEMM"),
-    "communication buckets": ("always, with more than one rank", "4 B per parameter: a copy of every gradient"),
-    "inputs and tables": ("always", "tokens of 4 batches; tables of rotary positions and of the causal mask"),
-    "library workspaces": ("always, after the first GEMM", "cuBLAS's workspace, per thread that launches"),
-    "allocator slack": (
-        "held back by the allocator, for the next step",
-        "reserved - allocated - fragmentation; measured only",
-    ),
-    "fragmentation": (
-        "free, in segments of which another part is in use",
-        "free parts of segments in use; measured only",
-    ),
-    "CUDA context": ("as long as the process", "used on the device - reserved; measured only"),
-}
-
 
 #: Share of a GPU's memory that serving takes.
 _USABLE = 0.9
@@ -161,15 +126,11 @@ def predict(configuration: Configuration, **how: Any) -> pd.DataFrame:
     """
     table = moments(configuration, **how).set_index("moment")
     moment = str(table["total_bytes"].idxmax())
-    peak = table.loc[moment]
-    largest = table.max().to_dict()
-    ledger = pd.DataFrame({"item": list(_WORDS)})
-    ledger["predicted_bytes"] = ledger["item"].map(dict(peak)).astype("Int64")
-    ledger["largest_bytes"] = ledger["item"].map(largest).astype("Int64")
-    ledger["moment"] = moment
-    ledger["alive"] = [alive for alive, _ in _WORDS.values()]
-    ledger["formula"] = [formula for _, formula in _WORDS.values()]
-    return ledger
+    ledger = pd.DataFrame(WORDS).T[["alive", "formula"]].rename_axis("item")
+    ledger.insert(0, "predicted_bytes", table.loc[moment].astype("Int64"))
+    ledger.insert(1, "largest_bytes", table.max().astype("Int64"))
+    ledger.insert(2, "moment", moment)
+    return ledger.reset_index()
 
 
 def largest_context(configuration: Configuration, limit_bytes: float, *, multiple: int = 64, **how: Any) -> int:
@@ -191,45 +152,16 @@ def largest_context(configuration: Configuration, limit_bytes: float, *, multipl
     int
         Tokens; 0 when not even `multiple` fits.
     """
-    return largest_contexts(configuration, [limit_bytes], multiple=multiple, **how)[0]
 
-
-def largest_contexts(
-    configuration: Configuration, limits_bytes: Iterable[float], *, multiple: int = 64, **how: Any
-) -> list[int]:
-    """Forecast the longest context whose step fits, for each of several limits: each context is worked out once.
-
-    Parameters
-    ----------
-    configuration, multiple, **how
-        As for :func:`largest_context`.
-    limits_bytes : iterable of float
-
-    Returns
-    -------
-    list of int
-        Tokens.
-    """
-
-    @functools.cache
-    def peak_bytes(count: int) -> float:
+    def is_too_long(count: int) -> bool:
         longer = dataclasses.replace(configuration, context=count * multiple)
-        return float(moments(longer, **how)["total_bytes"].max())
+        return bool(moments(longer, **how)["total_bytes"].max() > limit_bytes)
 
-    contexts = []
-    for limit in limits_bytes:
-        too_long = 1
-        while peak_bytes(too_long) <= limit:
-            too_long *= 2
-        fits = too_long // 2
-        while too_long - fits > 1:
-            middle = (fits + too_long) // 2
-            if peak_bytes(middle) <= limit:
-                fits = middle
-            else:
-                too_long = middle
-        contexts.append(fits * multiple)
-    return contexts
+    too_long = 1
+    while not is_too_long(too_long):
+        too_long *= 2
+    lengths = range(too_long // 2 + 1, too_long)
+    return multiple * (too_long // 2 + bisect.bisect_left(lengths, True, key=is_too_long))
 
 
 def kv_bytes_per_token(layers: int, kv_heads: int, d_head: int, *, element_bytes: float = 2) -> float:

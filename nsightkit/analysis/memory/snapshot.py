@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.text import count_text
-from nsightkit.analysis.memory.blocks import events_of, free_space, held_blocks, segments_of, total_by_event
+from nsightkit.analysis.memory.blocks import events_of, free_space, held_blocks, kept, segments_of, total_by_event
 from nsightkit.analysis.memory.categories import CATEGORIES, categorize, sites_of
 from nsightkit.errors import UsageError
 from nsightkit.trace.snapshot import Snapshot
@@ -28,7 +27,6 @@ __all__ = ["CATEGORIES", "allocations", "at", "bands", "growth", "ranges", "site
 
 #: What adds to the reserved bytes, and what takes from them.
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-_Ints = npt.NDArray[np.int64]
 Moment = int | Literal["start", "peak", "oom", "end"]
 
 
@@ -56,14 +54,13 @@ def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     UsageError
         The snapshot has no such device.
     """
-    device = _device(snapshot, device)
+    return _allocations(snapshot, _device(snapshot, device))
 
-    def compute() -> pd.DataFrame:
-        table = held_blocks(snapshot, device)
-        return table.assign(category=categorize(snapshot, device, table))
 
-    allocations: pd.DataFrame = snapshot.derived(("allocations", device), compute)
-    return allocations
+@kept
+def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    table = held_blocks(snapshot, device)
+    return table.assign(category=categorize(snapshot, device, table))
 
 
 def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
@@ -86,42 +83,39 @@ def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     UsageError
         The snapshot has no such device.
     """
-    device = _device(snapshot, device)
+    return _timeline(snapshot, _device(snapshot, device))
 
-    def compute() -> pd.DataFrame:
-        events = events_of(snapshot, device)
-        blocks = allocations(snapshot, device)
-        count = len(events)
-        # What is reserved is known at the end, and walked back from there.
-        signs = events["action"].astype(object).map(_RESERVING).fillna(0)
-        changes = signs.astype(np.int64) * events["size_bytes"]
-        change = np.append(0, np.cumsum(changes))
-        at_end = int(segments_of(snapshot, device)["total_bytes"].sum())
-        table = pd.DataFrame({"event": np.arange(-1, count)})
-        table["allocated_bytes"] = total_by_event(count, blocks, "size_bytes", "free_requested")
-        table["active_bytes"] = total_by_event(count, blocks, "size_bytes", "free_completed")
-        table["requested_bytes"] = total_by_event(count, blocks, "requested_bytes", "free_completed")
-        table["reserved_bytes"] = at_end + change - change[-1]
-        return table
 
-    amounts: pd.DataFrame = snapshot.derived(("timeline", device), compute)
-    return amounts
+@kept
+def _timeline(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    events = events_of(snapshot, device)
+    blocks = _allocations(snapshot, device)
+    count = len(events)
+    # What is reserved is known at the end, and walked back from there.
+    signs = events["action"].astype(object).map(_RESERVING).fillna(0).astype(np.int64)
+    change = np.append(0, np.cumsum(signs * events["size_bytes"]))
+    at_end = int(segments_of(snapshot, device)["total_bytes"].sum())
+    table = pd.DataFrame({"event": np.arange(-1, count)})
+    table["allocated_bytes"] = total_by_event(count, blocks, "size_bytes", "free_requested")
+    table["active_bytes"] = total_by_event(count, blocks, "size_bytes", "free_completed")
+    table["requested_bytes"] = total_by_event(count, blocks, "requested_bytes", "free_completed")
+    table["reserved_bytes"] = at_end + change - change[-1]
+    return table
 
 
 def _device(snapshot: Snapshot, device: int | None) -> int:
     """Give the device that was asked for, or else the one with the highest peak."""
-    devices = range(snapshot.devices)
-    if not devices:
+    if not snapshot.devices:
         raise UsageError("the snapshot is empty: no device, no segment, no event")
     if device is None:
-        peaks = [timeline(snapshot, number)["allocated_bytes"].max() for number in devices]
+        peaks = [_timeline(snapshot, number)["allocated_bytes"].max() for number in range(snapshot.devices)]
         return int(np.argmax(peaks))
-    if device not in devices:
-        raise UsageError(f"the snapshot has no device {device}, only devices 0 to {devices[-1]}")
+    if not 0 <= device < snapshot.devices:
+        raise UsageError(f"the snapshot has no device {device}, only devices 0 to {snapshot.devices - 1}")
     return device
 
 
-def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points: int = 1500) -> pd.DataFrame:
+def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000) -> pd.DataFrame:
     """Stack the largest allocations over time: what PyTorch's memory_viz draws.
 
     Each allocation is a band as high as its block; it lies on the bands that began before it, and sinks when one of
@@ -133,9 +127,7 @@ def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points
     device : int, optional
         Default: the device with the highest peak.
     top : int, default 1000
-        How many allocations get a band; all others are one band on top.
-    points : int, default 1500
-        In how many stretches of equally many events the band of the others is given, each at its highest total.
+        How many allocations get a band; all others are one band on top, at its highest until a band begins or goes.
 
     Returns
     -------
@@ -151,33 +143,29 @@ def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points
     blocks = allocations(snapshot, device)
     allocated = timeline(snapshot, device)["allocated_bytes"].to_numpy()
     count = len(allocated) - 1
-    lasting = blocks[blocks["first"] < blocks["free_requested"]]
-    largest = lasting.nlargest(top, "size_bytes").sort_index()
+    largest = blocks.nlargest(top, "size_bytes").sort_index()
     first = largest["first"].to_numpy()
     last = largest["free_requested"].to_numpy()
-    size = largest["size_bytes"].to_numpy()
     moments = np.unique([-1, count, *first, *last])
+    begin = moments[:-1, None]
     # One row for each moment, one column for each band.
-    is_live = (first <= moments[:, None]) & (moments[:, None] < last)
-    tops = np.cumsum(is_live * size, axis=1)
-    bottoms = np.where(is_live, tops - size, -1)
-    moves = np.diff(bottoms, axis=0, prepend=-1) != 0
-    band, row = np.nonzero((is_live & moves).T)
-    table = pd.DataFrame({"band": band, "from_event": moments[row]})
-    next_move = table.groupby("band")["from_event"].shift(-1)
-    table["to_event"] = next_move.fillna(pd.Series(last[band])).astype(np.int64)
-    table["bottom_bytes"] = bottoms[row, band]
+    heights = np.where((first <= begin) & (begin < last), largest["size_bytes"], 0)
+    tops = np.cumsum(heights, axis=1)
+    row, band = np.nonzero(heights)
+    table = pd.DataFrame({"band": band, "from_event": moments[row], "to_event": moments[row + 1]})
+    table["bottom_bytes"] = (tops - heights)[row, band]
     table["top_bytes"] = tops[row, band]
     table["category"] = largest["category"].to_numpy()[band]
+    # While a band stays where it is, it is one row.
+    table = table.sort_values(["band", "from_event"], ignore_index=True)
+    lies = table[["band", "bottom_bytes"]]
+    stretch = (lies != lies.shift()).any(axis=1).cumsum()
+    last_moment = table.groupby(stretch)["to_event"].max()
+    table = table.groupby(stretch).first().assign(to_event=last_moment)
 
-    heights = (is_live * size).sum(axis=1)
-    even = np.floor(np.linspace(-1, count, points, endpoint=False))
-    cuts = np.union1d(moments[:-1], even.astype(np.int64))
-    moment = np.searchsorted(moments, cuts, side="right") - 1
-    others = pd.DataFrame({"band": len(largest), "from_event": cuts})
-    others["to_event"] = np.append(cuts[1:], count)
-    others["bottom_bytes"] = heights[moment]
-    others["top_bytes"] = np.maximum.reduceat(allocated, cuts + 1)
+    others = pd.DataFrame({"band": top, "from_event": moments[:-1], "to_event": moments[1:]})
+    others["bottom_bytes"] = heights.sum(axis=1)
+    others["top_bytes"] = np.maximum.reduceat(allocated, moments[:-1] + 1)
     others["category"] = None
     return pd.concat([table, others], ignore_index=True)
 
@@ -210,8 +198,7 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
     """
     event = _event(snapshot, moment, device)
     blocks = allocations(snapshot, device)
-    is_live = (blocks["first"] <= event) & (event < blocks["free_completed"])
-    live = blocks[is_live].copy()
+    live = blocks[(blocks["first"] <= event) & (event < blocks["free_completed"])].copy()
     live["pending"] = live["free_requested"] <= event
     live["site"] = sites_of(snapshot, live["stack"].to_numpy())
     return live.sort_values(["size_bytes", "address"], ascending=[False, True], ignore_index=True)
@@ -219,22 +206,18 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
 
 def _event(snapshot: Snapshot, moment: Moment | str, device: int | None) -> int:
     """Give the number of the event after which a moment is; -1 for the state before the first."""
-    device = _device(snapshot, device)
-    events = events_of(snapshot, device)
-    if moment == "start":
-        return -1
-    if moment == "end":
-        return len(events) - 1
-    if moment == "peak":
-        return int(timeline(snapshot, device)["allocated_bytes"].argmax()) - 1
-    if moment == "oom":
-        failures = np.flatnonzero(events["action"] == "oom")
-        if not len(failures):
-            raise UsageError(f"the snapshot holds no out-of-memory error of device {device}")
-        return int(failures[-1])
-    if isinstance(moment, str) or not -1 <= moment < len(events):
-        raise UsageError(f"unknown moment {moment!r}: give peak, oom, start, end or an event below {len(events)}")
-    return moment
+    over_time = timeline(snapshot, device)
+    count = len(over_time) - 1
+    events = {"start": -1, "end": count - 1, "peak": int(over_time["allocated_bytes"].argmax()) - 1}
+    failures = np.flatnonzero(events_of(snapshot, _device(snapshot, device))["action"] == "oom")
+    if len(failures):
+        events["oom"] = int(failures[-1])
+    event = events.get(moment) if isinstance(moment, str) else moment
+    if event is None or not -1 <= event < count:
+        raise UsageError(
+            f"the snapshot has no moment {moment!r}: give {', '.join(events)} or the number of an event below {count}"
+        )
+    return event
 
 
 def sites(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -> pd.DataFrame:
@@ -305,12 +288,11 @@ def ranges(snapshot: Snapshot, match: str = "", device: int | None = None) -> pd
     marks = marks[is_chosen].sort_values("time_ns", kind="stable")
     rows = []
     begins: dict[str, list[int]] = defaultdict(list)
-    mark: Any
-    for mark in marks.itertuples():
-        if mark.stage.upper() == "START":
-            begins[mark.name].append(mark.time_ns)
-        elif begins[mark.name]:  # ranges of one name may nest
-            rows.append((mark.name, begins[mark.name].pop(), mark.time_ns))
+    for name, stage, time_ns in marks[["name", "stage", "time_ns"]].itertuples(index=False):
+        if stage.upper() == "START":
+            begins[name].append(time_ns)
+        elif begins[name]:  # ranges of one name may nest
+            rows.append((name, begins[name].pop(), time_ns))
     table = pd.DataFrame(rows, columns=["name", "begin", "end"])
     table = table.sort_values("begin", kind="stable", ignore_index=True)
     time = events_of(snapshot, device)["time_ns"].to_numpy()
@@ -340,20 +322,14 @@ def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = N
     Raises
     ------
     UsageError
-        The device or event does not exist, or there is only one moment.
+        The device or event does not exist.
     """
-    if len(moments) < 2:
-        raise UsageError("growth needs two or more moments")
     levels = {}
     for number, moment in enumerate(moments):
         levels[number] = sites(snapshot, moment, device).set_index(["site", "category"])["bytes"]
-    held = pd.DataFrame(levels).fillna(0)
-    steps = held.diff(axis=1).iloc[:, 1:].astype(np.int64)
-    table = steps.index.to_frame(index=False)
-    table["grown_bytes"] = steps.sum(axis=1).to_numpy()
-    table["least_bytes"] = steps.min(axis=1).to_numpy()
-    has_changed = (steps != 0).any(axis=1).to_numpy()
-    table = table[has_changed]
+    steps = pd.DataFrame(levels).fillna(0).diff(axis=1).iloc[:, 1:].astype(np.int64)
+    steps = steps[(steps != 0).any(axis=1)]
+    table = pd.DataFrame({"grown_bytes": steps.sum(axis=1), "least_bytes": steps.min(axis=1)}).reset_index()
     return table.sort_values(["least_bytes", "grown_bytes"], ascending=False, kind="stable", ignore_index=True)
 
 
@@ -400,44 +376,44 @@ def summary(
     if moment is None:
         moment = "peak" if is_recorded else "end"
     live = at(snapshot, moment, device)
-    categories = _summed(live, ["category"])
-    lines = _summed(live, ["site", "category"])[:top]
-    answer: dict[str, Any] = {"peak_bytes": None, "reserved_at_peak_bytes": None}
-    if is_recorded:
-        peak = over_time.iloc[over_time["allocated_bytes"].argmax()]
-        answer["peak_bytes"] = int(peak["allocated_bytes"])
-        answer["reserved_at_peak_bytes"] = int(peak["reserved_bytes"])
-    answer["by_category"] = categories.to_dict("records")
-    answer["top_sites"] = lines.to_dict("records")
-    answer["fragmentation"] = _fragmentation(snapshot, device, moment)
-    answer["oom"] = _out_of_memory(snapshot, device)
-    answer["moment"] = moment
-    answer["device"] = device
-    answer["devices"] = snapshot.devices
-    answer["events"] = len(over_time) - 1
-    answer["notes"] = _notes(snapshot, device)
-    return answer
+    peak = over_time.loc[over_time["allocated_bytes"].idxmax()]
+    return {
+        "peak_bytes": int(peak["allocated_bytes"]) if is_recorded else None,
+        "reserved_at_peak_bytes": int(peak["reserved_bytes"]) if is_recorded else None,
+        "by_category": _summed(live, ["category"]).to_dict("records"),
+        "top_sites": _summed(live, ["site", "category"])[:top].to_dict("records"),
+        "fragmentation": _fragmentation(snapshot, device, moment),
+        "oom": _out_of_memory(snapshot, device),
+        "moment": moment,
+        "device": device,
+        "devices": snapshot.devices,
+        "events": len(over_time) - 1,
+        "notes": _notes(snapshot, device),
+    }
 
 
 def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> dict[str, Any]:
     event = _event(snapshot, moment, device)
-    live = at(snapshot, event, device)
     now = timeline(snapshot, device).iloc[event + 1].astype(object)
     reserved = now["reserved_bytes"]
     allocated = now["allocated_bytes"]
-    slack = reserved - allocated
-    lost = {"reserved_bytes": reserved, "allocated_bytes": allocated, "slack_bytes": slack}
-    lost["share"] = slack / reserved if reserved else None
-    lost["pending_bytes"] = now["active_bytes"] - allocated
-    return lost | free_space(snapshot, device, event, live)
+    lost = {
+        "reserved_bytes": reserved,
+        "allocated_bytes": allocated,
+        "slack_bytes": reserved - allocated,
+        "share": (reserved - allocated) / reserved if reserved else None,
+        "pending_bytes": now["active_bytes"] - allocated,
+    }
+    return lost | free_space(snapshot, device, event, at(snapshot, event, device))
 
 
 def _out_of_memory(snapshot: Snapshot, device: int) -> dict[str, Any] | None:
     """Describe the last out-of-memory error."""
     events = events_of(snapshot, device)
-    if not (events["action"] == "oom").any():
+    failures = events[events["action"] == "oom"]
+    if failures.empty:
         return None
-    failure = events.iloc[_event(snapshot, "oom", device)]
+    failure = failures.iloc[-1]
     oom = _fragmentation(snapshot, device, "oom")
     device_free = int(failure["device_free_bytes"])
     oom["site"] = sites_of(snapshot, failure[["stack"]].to_numpy(np.int64))[0]
@@ -459,8 +435,4 @@ def _notes(snapshot: Snapshot, device: int) -> list[str]:
         notes.append(f"{blocks} from before the first event; an earlier peak is not in this snapshot")
     if not len(snapshot.stack_frames):
         notes.append("no call stacks were recorded, so nothing can be attributed")
-    counted = segments_of(snapshot, device)["allocated_bytes"]
-    at_end = over_time["allocated_bytes"].iloc[-1]
-    if (counted >= 0).all() and counted.sum() != at_end:
-        notes.append(f"the events end at {at_end:,} allocated bytes, torch's own counter at {counted.sum():,}")
     return notes

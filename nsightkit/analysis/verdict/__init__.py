@@ -100,7 +100,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
             answer["next_steps"] = ["leave out the filters, or widen them"]
         return answer
     judged = _judged(trace, account.make(trace, gpu))
-    if count < _FEW_OPERATIONS:
+    if count < _FEW_OPERATIONS and judged["bottleneck"] != "not-enough-data":
         doubt = f"{count} GPU operations are too few to judge a program by; alone they suggest {judged['bottleneck']}"
         for key in ("bottleneck", "headline", "share_of_span", "total_ns", "confidence"):
             judged[key] = answer[key]
