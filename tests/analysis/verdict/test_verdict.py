@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import random
 from collections import Counter
@@ -22,15 +21,12 @@ import nsightkit
 from nsightkit import cli
 from nsightkit.analysis import verdict
 from nsightkit.analysis.timeline import gaps, overview
-from nsightkit.analysis.timeline import steps as trace_steps
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.analysis.verdict import rules, words
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Gpu, Trace, TraceMeta
 
 US, MS = 1_000, 1_000_000
-#: Of the second, forward and backward are launched by different threads.
-SEEDS = (0, 2)
 #: What Kineto has no events for cannot be found in what it wrote.
 IN_KINETO = [fault for fault in BOTTLENECK_OF if fault not in ("starved-unnamed", "graphs")]
 
@@ -42,43 +38,31 @@ def amounts(found: dict[str, Any]) -> dict[str, int]:
 # ---------------------------------------------------------------- the confusion table
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", list(BOTTLENECK_OF))
-def test_every_fault_and_every_decoy(tmp_path: Path, fault: Fault | None, seed: int) -> None:
-    vary = random.Random(1000 * seed + 7)
-    truth = training(
-        tmp_path / "t.sqlite",
-        fault,
-        steps=vary.randint(5, 9),
-        layers=vary.randint(3, 7),
-        seed=seed,
-        scale=vary.uniform(0.6, 1.8),
-        one_thread=vary.random() < 0.4,
-    )
+def test_every_fault_and_every_decoy(tmp_path: Path, fault: Fault | None) -> None:
+    """The amounts are those that were planted, and the same run in the other format has the same."""
+    truth = training(tmp_path / "t.sqlite", fault, steps=6, layers=4, seed=2, scale=0.8, one_thread=fault == "sync")
     trace = nsightkit.load(tmp_path / "t.sqlite")
     found = verdict.summary(trace)
     assert found["bottleneck"] == truth["bottleneck"] == BOTTLENECK_OF[fault]
-    if seed == SEEDS[0] and fault in IN_KINETO:  # the same run in the other format
+    got = amounts(found)
+    if fault in IN_KINETO:
         again = verdict.summary(nsightkit.load(make_kineto.from_trace(tmp_path / "t.json", trace)))
         assert again["bottleneck"] == found["bottleneck"]
-        assert amounts(again) == amounts(found)
+        assert amounts(again) == got
     if fault == "untraced":
         assert found["share_of_span"] is None
         return
     lost, busy = Counter(truth["gaps"]), truth["exposed"]
     lost["memory-transfer"] += busy["memory-transfer"]
-    got = amounts(found)
     # Shares are of the window: the steps whole, with what the devices lay idle at its ends.
-    window = trace_steps.windows(trace)
-    wall = int(window["end_ns"].iloc[-1] - window["begin_ns"].iloc[0])
-    assert found["span_ns"] == wall * len(overview.summary(trace)["devices"])
     ends = found["span_ns"] - truth["span_ns"]
+    little = 0.002 * truth["span_ns"]
     for cause in set(gaps.CAUSES) - {"communication"}:
         # The planter knows when the device ran dry; what ended the wait may count for the next cause in line.
-        at_ends = got.get(cause, 0) - lost[cause]
-        assert -0.002 * truth["span_ns"] <= at_ends <= max(ends, 0) + 0.002 * truth["span_ns"], cause
-    assert got.get("communication", 0) == busy["communication"]
-    assert got.get("imbalance", 0) == busy["imbalance"]
+        assert -little <= got.get(cause, 0) - lost[cause] <= max(ends, 0) + little, cause
+    for cause in ("communication", "imbalance"):
+        assert got.get(cause, 0) == busy[cause]
     assert sum(got.values()) == pytest.approx(found["span_ns"], abs=0.01 * truth["span_ns"])
     assert found["share_of_span"] == pytest.approx(found["total_ns"] / found["span_ns"])
     assert found["replay_error"] < 0.01
@@ -110,92 +94,6 @@ def test_the_launching_operator_or_range_is_named(tmp_path: Path) -> None:
     found = verdict.summary(nsightkit.load(tmp_path / "t.sqlite"))
     assert found["named"][0]["name"] == "cudaStreamSynchronize"
     assert found["named"][0]["inside"] == "forward"
-
-
-# ---------------------------------------------------------------- the rule
-
-
-class Rows:
-    """Predictions laid down beside amounts, for the rule alone."""
-
-    def __init__(self, refused: str | None, gains: dict[str, float]) -> None:
-        self.refused, self.gains, self.error = refused, gains, 0.0
-        self.each_ns = np.full(5, 1000)
-        self.playable = SimpleNamespace(unchanged=self)
-
-    def played(self, change: str) -> Any:
-        return SimpleNamespace(each_ns=self.each_ns * (1 - self.gains[change]))
-
-    def saved(self, change: str) -> float:
-        return self.gains[change]
-
-
-def by_hand(amounts: dict[str, int], span: int, gains: dict[str, float] | None) -> tuple[str, list[str]]:
-    """The contract, spelled out: what is lost weighs what its removal gains."""
-    lost = {name: amounts[name] for name in [*gaps.CAUSES, "communication", "imbalance"]}
-    filling = ("compute-bound", "memory-bound", "not-enough-data", "communication", "imbalance", "memory-transfer")
-    fills = {name: amounts[name] for name in filling}
-    if gains is None:  # shares alone: what is named must itself reach 5 %
-        largest = max(lost, key=lambda n: lost[n])
-        return (largest if lost[largest] >= 0.05 * span else max(fills, key=lambda n: fills[n])), []
-    weight = {name: gains[change] for name, change in rules.CHANGE_OF.items() if lost[name]}
-    if "communication" in weight:
-        weight["communication"] = min(weight["communication"], lost["communication"] / span)
-    best = max(weight.values(), default=0)
-    dark = max(("queued", "unknown"), key=lambda name: lost[name])
-    if lost[dark] / span >= 0.05 and lost[dark] / span > best:
-        return dark, []
-    if best < 0.05:
-        return max(fills, key=lambda name: fills[name]), []
-    ties = [name for name in weight if weight[name] >= 0.9 * best]
-    name = max(ties, key=lambda tie: lost[tie])
-    return name, [tie for tie in ties if tie != name]
-
-
-def laid_account(amounts: dict[str, int], span: int) -> Any:
-    """Amounts in five equal steps, without moments."""
-    columns = np.array([*amounts.values(), 0])
-    nothing = pd.DataFrame({"start_ns": [], "end_ns": [], "name": [], "duration_ns": [], "kind": [], "row": []})
-    return SimpleNamespace(
-        trace=Trace.from_frames({}, TraceMeta()),
-        total_ns=amounts,
-        share=lambda name: amounts[name] / span,
-        span_ns=span,
-        by_part=np.tile(columns, (5, 1)),
-        steps=pd.DataFrame({"step": ["step"] * 5}),
-        are_steps=True,
-        decodes=True,
-        waited=lambda name: nothing,
-        moments=lambda name: nothing,
-        kernels=nothing.assign(fills=[], by_shape=[]),
-        gpu=None,
-    )
-
-
-def test_the_rule_is_the_contract() -> None:
-    """By hand, over random amounts and gains: the largest gain; ties by lost time; what nobody explains; what fills."""
-    rng = np.random.default_rng(3)
-    seen = Counter()
-    for _ in range(400):
-        count = len(verdict.BOTTLENECKS)
-        values = (rng.integers(0, 100, count) * rng.choice([0, 1, 5], count) * 1000).tolist()
-        amounts = dict(zip(verdict.BOTTLENECKS, values, strict=True))
-        span = max(sum(values), 1)
-        gains = {change: float(rng.choice([0, 0.01, 0.06, 0.2, 0.21, 0.5])) for change in rules.CHANGE_OF.values()}
-        refused = bool(rng.random() < 0.2)
-        found = rules.decide(laid_account(amounts, span), Rows("why" if refused else None, gains))
-        want, ties = by_hand(amounts, span, None if refused else gains)
-        assert (found.name, list(found.ties)) == (want, ties)
-        assert found.level == "low" or not refused
-        assert found.level != "high" or not found.ties
-        seen[want] += 1
-    assert len(seen) >= 11
-
-
-def test_many_small_losses_do_not_make_one_of_them_the_bottleneck() -> None:
-    """Six causes of 2 % each, without a replay: what fills the time is the answer."""
-    amounts = dict.fromkeys(verdict.BOTTLENECKS, 0) | dict.fromkeys(gaps.CAUSES[:6], 20) | {"compute-bound": 880}
-    assert rules.decide(laid_account(amounts, 1000), Rows("why", {})).name == "compute-bound"
 
 
 # ---------------------------------------------------------------- laid out by hand
@@ -462,12 +360,11 @@ def test_silences_are_not_the_answer_where_the_device_is_busy(tmp_path: Path, si
         ("void deep_ep::intranode::dispatch<8>(int4*)", "communication"),
         ("void vllm::cross_device_reduce_1stage<float, 2>(P)", "communication"),
         ("mystery", "not-enough-data"),
-        ("residual_of_my_solver", "not-enough-data"),
         ("my_reduce_kernel", "not-enough-data"),
     ],
 )
-def test_bound_by_name(tmp_path: Path, name: str, bottleneck: str) -> None:
-    found = steady(name=name).answer(tmp_path)
+def test_bound_by_name(name: str, bottleneck: str) -> None:
+    found = verdict.summary(filled({name: 100}))
     assert found["bottleneck"] == bottleneck
     if bottleneck == "not-enough-data":
         assert "capture ncu" in found["next_steps"][0]
@@ -483,20 +380,6 @@ def test_collectives_are_a_loss_whatever_stream_they_run_on(tmp_path: Path) -> N
     found = laid.answer(tmp_path)
     assert (found["bottleneck"], found["confidence"]) == ("communication", "high")
     assert found["changes"][0]["speedup"] == pytest.approx(1.5, rel=0.06)  # but for the last one, nothing runs beside
-    # On the compute stream, beside a larger loss: its share is said.
-    laid = Laid()
-    for _ in range(10):
-        with laid.step():
-            for _ in range(4):
-                laid.kernel(100)
-            laid.kernel(150, NCCL)
-            laid.gap("cpu-work", 800)
-            laid.kernel(10)
-    found = laid.answer(tmp_path)
-    assert found["bottleneck"] == "cpu-work"
-    lost = {row["bottleneck"]: row["total_ns"] for row in found["candidates"]}
-    assert lost["communication"] == 1500 * US
-    assert any(text.startswith("Also lost: collectives") for text in found["evidence"])
 
 
 # ---------------------------------------------------------------- advice
@@ -518,49 +401,45 @@ def filled(kernels: dict[str, float], gpu: Gpu | None = None, inputs: Any = None
         "calls": calls.assign(thread=1 << 24 | 1, process=1, correlation=numbers),
         "kernels": run.assign(correlation=numbers),
     }
-    meta = TraceMeta(tool="planted", gpus=[gpu] if gpu else [], missing=["os_calls"])
+    meta = TraceMeta(tool="pytorch-profiler", gpus=[gpu] if gpu else [], missing=["os_calls"])
     return Trace.from_frames(frames, meta)
 
 
-A100, V100, UNKNOWN = Gpu(0, "NVIDIA A100-SXM4-80GB"), Gpu(0, "Tesla V100-SXM2-16GB"), Gpu(0, None)
-GTX, FUTURE = Gpu(0, "GTX 1650", compute_capability="7.5"), Gpu(0, "RTX 9000", compute_capability="12.0")
+A100, V100, UNLISTED = Gpu(0, "NVIDIA A100-SXM4-80GB"), Gpu(0, "Tesla V100-SXM2-16GB"), Gpu(0, "RTX 9000")
 SGEMM, HALF_GEMM = "ampere_sgemm_128x64_tn", "ampere_bf16_s16816gemm_bf16_128x128_ldg8_tn"
 TF32_GEMM = "cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4"
 SIMT, UNALIGNED = "cutlass_80_simt_sgemm_128x32_8x5_nn_align1", "cutlass_80_tensorop_f16_s16816gemm_nn_align2"
 FMHA = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(P)"
 BF16 = "c10::BFloat16"
+SQUARES = ("mm", [[4096, 4096], [4096, 4096]], BF16)
+#: Kernels and µs, the card, operators; and what advice must have, and must not have.
+ADVICE = [
+    (({SGEMM: 100}, A100), ["allow TF32, or autocast to BF16"], []),
+    (({SGEMM: 100}, V100), ["autocast to FP16"], ["TF32", "BF16"]),
+    (({SGEMM: 100}, UNLISTED), [], ["TF32", "BF16", "FP16"]),
+    # One small kernel on ordinary cores beside the others' TF32 or BF16.
+    (({TF32_GEMM: 100, SGEMM: 20}, A100), ["autocast to BF16"], ["allow TF32"]),
+    (({HALF_GEMM: 100, SGEMM: 20}, A100), [], ["TF32", "autocast"]),
+    (({FMHA: 85, HALF_GEMM: 15}, A100), ["autocast to BF16"], ["TF32"]),
+    # Sizes: the recorded ones count; without them aligned kernels of tensor cores.
+    (({SIMT: 100}, A100), [], ["multiples of 8"]),
+    (({UNALIGNED: 100}, A100), ["multiples of 8"], []),
+    (({UNALIGNED: 100, HALF_GEMM: 200}, A100), [], ["multiples of 8"]),
+    (({UNALIGNED: 200}, A100, SQUARES), [], ["multiples of 8"]),
+    (({HALF_GEMM: 200}, A100, ("mm", [[4096, 4095], [4095, 4096]], BF16)), ["multiples of 8"], []),
+    (({HALF_GEMM: 200}, A100, ("mm", [[3137, 4096], [4096, 4096]], BF16)), [], ["multiples of 8"]),
+    # Layouts and softmaxes: above a tenth of the time.
+    (({HALF_GEMM: 82, "void nchwToNhwcKernel<__half>(int)": 18}, A100), ["channels_last"], []),
+    (({HALF_GEMM: 95, "void nchwToNhwcKernel<__half>(int)": 5}, A100), [], ["channels_last"]),
+    (({"cunn_SoftMaxForward": 60, POINT: 40}, A100), ["fused attention"], []),
+    (({"cunn_SoftMaxForward": 4, POINT: 96}, A100), [], ["fused attention"]),
+    # A card that is not listed: the shapes are there.
+    (({HALF_GEMM: 200}, UNLISTED, SQUARES), ["--gpu NAME"], ["record shapes"]),
+    (({HALF_GEMM: 200}, UNLISTED), ["record shapes"], ["--gpu NAME"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "present", "absent"),
-    [
-        (({SGEMM: 100}, A100), ["allow TF32, or autocast to BF16"], []),
-        (({SGEMM: 100}, V100), ["autocast to FP16"], ["TF32", "BF16"]),
-        (({SGEMM: 100}, GTX), [], ["TF32", "BF16", "FP16"]),
-        (({SGEMM: 100}, FUTURE), ["allow TF32"], []),
-        (({SGEMM: 100}, UNKNOWN), [], ["TF32", "BF16", "FP16"]),
-        # One small kernel on ordinary cores beside the others' TF32 or BF16.
-        (({TF32_GEMM: 100, SGEMM: 20}, A100), ["autocast to BF16"], ["allow TF32"]),
-        (({HALF_GEMM: 100, SGEMM: 20}, A100), [], ["TF32", "autocast"]),
-        (({FMHA: 85, HALF_GEMM: 15}, A100), ["autocast to BF16"], ["TF32"]),
-        # Sizes: the recorded ones count; without them aligned kernels of tensor cores.
-        (({SIMT: 100}, A100), [], ["multiples of 8"]),
-        (({UNALIGNED: 100}, A100), ["multiples of 8"], []),
-        (({UNALIGNED: 100, HALF_GEMM: 200}, A100), [], ["multiples of 8"]),
-        (({UNALIGNED: 200}, A100, ("mm", [[4096, 4096], [4096, 4096]], BF16)), [], ["multiples of 8"]),
-        (({HALF_GEMM: 200}, A100, ("mm", [[4096, 4095], [4095, 4096]], BF16)), ["multiples of 8"], []),
-        (({HALF_GEMM: 200}, A100, ("mm", [[3137, 4096], [4096, 4096]], BF16)), [], ["multiples of 8"]),
-        # Layouts: above a tenth of the time.
-        (({HALF_GEMM: 82, "void nchwToNhwcKernel<__half>(int)": 18}, A100), ["channels_last"], []),
-        (({HALF_GEMM: 95, "void nchwToNhwcKernel<__half>(int)": 5}, A100), [], ["channels_last"]),
-        # Softmaxes: by the time they take.
-        (({"cunn_SoftMaxForward": 60, POINT: 40}, A100), ["fused attention"], []),
-        (({"cunn_SoftMaxForward": 4, POINT: 96}, A100), [], ["fused attention"]),
-        # A card that is not listed: the shapes are there.
-        (({HALF_GEMM: 200}, FUTURE, ("mm", [[4096, 4096], [4096, 4096]], BF16)), ["--gpu NAME"], ["record shapes"]),
-        (({HALF_GEMM: 200}, FUTURE), ["record shapes"], ["--gpu NAME"]),
-    ],
-)
+@pytest.mark.parametrize(("given", "present", "absent"), ADVICE)
 def test_advice_rests_on_shapes_and_the_majority_of_time(given: Any, present: list[str], absent: list[str]) -> None:
     text = "\n".join(verdict.summary(filled(*given))["next_steps"])
     assert [advice for advice in present if advice not in text] == [], text
@@ -568,27 +447,23 @@ def test_advice_rests_on_shapes_and_the_majority_of_time(given: Any, present: li
 
 
 @pytest.mark.parametrize(
-    ("host", "size", "pinned"),
+    ("kind", "host", "advice"),
     [
-        ("pageable", 1 << 20, True),
-        ("pinned", 1 << 20, False),
-        ("unknown", 3_040_000, True),
-        ("unknown", 12 << 20, False),
+        ("HtoD", "pageable", "pinned memory without waiting"),
+        ("HtoD", "pinned", "stream of its own"),
+        ("DtoH", "pinned", "read back less"),
     ],
 )
-def test_copies_at_pageable_speed_ask_for_pinned_memory(tmp_path: Path, host: str, size: int, pinned: bool) -> None:
+def test_copies_get_the_advice_of_their_kind(tmp_path: Path, kind: str, host: str, advice: str) -> None:
     laid = Laid()
     for _ in range(12):
         with laid.step():
             for _ in range(5):
                 laid.kernel(200)
-            laid.copy(800, size=size)
-    trace = laid.trace(tmp_path)
-    rows = {table: trace[table] for table in ("kernels", "memops", "calls", "ranges")}
-    rows["memops"] = rows["memops"].assign(src_kind=host)
-    found = verdict.summary(Trace.from_frames(rows, trace.meta))
+            laid.copy(800, kind, host)
+    found = laid.answer(tmp_path)
     assert found["bottleneck"] == "memory-transfer"
-    assert ("pinned memory" in found["next_steps"][0]) == pinned
+    assert advice in found["next_steps"][0]
 
 
 def test_abstaining_says_what_to_record(tmp_path: Path) -> None:
@@ -602,9 +477,7 @@ def test_abstaining_says_what_to_record(tmp_path: Path) -> None:
     assert "predicted" not in " ".join(blind["next_steps"])
     silent = steady(("unknown", 800), steps=False).answer(tmp_path)
     for found, what in ((blind, "the CPU side"), (silent, "OS calls")):
-        (step,) = found["next_steps"][:1]
-        assert what in step
-        assert step.endswith("nsightkit capture nsys -o more -- COMMAND")
+        assert what in found["next_steps"][0]
 
 
 def shaped(kind: str, us: float, gpu: str | None = "NVIDIA H200") -> Trace:
@@ -721,7 +594,7 @@ def test_no_gpu_work(missing: bool) -> None:
         found = verdict.summary(Trace.from_frames({"ranges": ranges}, TraceMeta(tool=tool, missing=absent)))
         assert (found["bottleneck"], found["share_of_span"], found["confidence"]) == ("not-enough-data", None, "low")
         assert command in found["next_steps"][0]
-        assert list(found) == list(verdict.summary(shaped("mm", 200)))
+        assert set(found) == set(verdict.summary(shaped("mm", 200)))
     kernels = pd.DataFrame({"start_ns": [5], "end_ns": [5], "name": ["k"]})
     assert verdict.summary(Trace.from_frames({"kernels": kernels}, TraceMeta()))["bottleneck"] == "not-enough-data"
 
@@ -739,31 +612,12 @@ def test_a_filter_does_not_uncover_a_copy(tmp_path: Path) -> None:
     assert all(row["bottleneck"] != "memory-transfer" for row in found["candidates"])
 
 
-# ---------------------------------------------------------------- real traces
-
-
-@functools.cache
-def loaded(shared_traces: Path, name: str) -> Trace:
-    (path,) = shared_traces.glob(name)
-    return nsightkit.load(path, cache=False)
-
-
-def test_resnet_without_loader_workers(shared_traces: Path) -> None:
-    """torch-tb-profiler finds a third of each step in the DataLoader; here it is what of it left the GPU idle."""
-    found = verdict.summary(loaded(shared_traces, "kineto/resnet50_num_workers_0__*.gz"))
-    assert (found["bottleneck"], found["confidence"]) == ("input-pipeline", "medium")  # launches gain as much
-    assert 0.25 < found["share_of_span"] < 0.334
-    assert "DataLoader" in found["named"][0]["name"]
-    assert "pinned memory" not in " ".join(found["next_steps"])
-    after = verdict.summary(loaded(shared_traces, "kineto/resnet50_num_workers_4__*.gz"))
-    assert "input-pipeline" not in amounts(after)
-    # Before the first step's first operation a copy from pageable memory runs for 40 of 45 ms on the CPU.
-    assert amounts(after)["memory-transfer"] > 45 * MS
+# ---------------------------------------------------------------- a real trace
 
 
 def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: Path) -> None:
     """Its weights take 3.2 s of copies before the first kernel; its loop is products in FP32."""
-    trace = loaded(shared_traces, "cs336-zx3xyy/result_2_7B_nvtx.sqlite")
+    trace = nsightkit.load(shared_traces / "cs336-zx3xyy" / "result_2_7B_nvtx.sqlite", cache=False)
     found = verdict.summary(trace)
     assert found["bottleneck"] == "memory-transfer"
     assert found["named"][0]["inside"] == "init_model"
@@ -771,13 +625,3 @@ def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: 
     loop = verdict.summary(select(trace, within="^benchmark_loop$"))
     assert loop["bottleneck"] == "compute-bound"
     assert "TF32" in loop["next_steps"][0]
-
-
-def test_collectives_of_eight_ranks_are_in_the_verdict(shared_traces: Path) -> None:
-    """Neither trace overlaps them: 357 ms of five steps without buckets, which launch overhead outweighs."""
-    trace = nsightkit.load(shared_traces.parent / "cases" / "v100-no-buckets" / "rank.json.gz", cache=False)
-    found = verdict.summary(trace)
-    lost = {row["bottleneck"]: row for row in found["candidates"]}
-    assert lost["communication"]["total_ns"] == pytest.approx(357 * MS, rel=0.01)
-    share = f"{100 * lost['communication']['share_of_span']:.1f} %"
-    assert any(share in text and "collectives" in text for text in found["evidence"])
