@@ -42,7 +42,6 @@ GRADIENTS = [RESULT, IMAGE, FILTERS, *[[]] * 8], [BF16] * 3 + [""] * 8
     [
         ("aten::mm", ([[3, 5], [5, 7]], [BF16, BF16]), 210, 2 * (15 + 35 + 21)),
         ("aten::addmm", ([[7], [3, 5], [5, 7], [], []], ["float"] * 3 + ["Scalar"] * 2), 210, 4 * 71),
-        ("aten::bmm", ([[4, 3, 5], [4, 5, 7]], ["c10::Half"] * 2), 840, 4 * 2 * 71),
         (
             "aten::_scaled_mm",
             ([[16, 32], [32, 48]], ["c10::Float8_e4m3fn"] * 2),
@@ -51,11 +50,9 @@ GRADIENTS = [RESULT, IMAGE, FILTERS, *[[]] * 8], [BF16] * 3 + [""] * 8
         ),
         # A mask that was not recorded: the least it can be.
         (FLASH, ([*QKV, [], [], [], []], FLASH_TYPES), SQUARE // 2, 2 * 2 * 16 * 8 * 64 * 4),
-        (FLASH, ([*QKV, [], [], [], []], FLASH_TYPES, ["", "", "", "0.", "True"]), SQUARE // 2, 131_072),
         (FLASH, ([*QKV, [], [], [], []], FLASH_TYPES, ["", "", "", "0.", "False"]), SQUARE, 131_072),
         (f"{FLASH}_backward", ([QKV[0]] * 5 + [[]] * 8, [BF16] * 5 + [""] * 8), SQUARE // 2 * 5 // 2, 262_144),
         ("aten::add_", ([[4, 100], [100], []], [BF16, BF16, "Scalar"]), 400, 2 * (400 + 100 + 400)),
-        ("aten::mul", ([[4, 100], []], ["float", "Scalar"]), 400, 4 * 800),
         ("aten::copy_", ([[8, 8], [8, 8], []], ["float", BF16, "Scalar"]), 0, 64 * 6),
         # A mask has a byte an element; what is filled is only written.
         ("aten::masked_fill", ([[8, 8], [8, 8], []], [BF16, "bool", "Scalar"]), 0, 64 * 5),
@@ -66,27 +63,17 @@ GRADIENTS = [RESULT, IMAGE, FILTERS, *[[]] * 8], [BF16] * 3 + [""] * 8
         ("aten::_softmax", (*SCORES, ["", "-1", "True"]), 160, 32 * 6),
         ("aten::embedding", ([[100, 16], [2, 5], [], [], []], TABLE), 0, 2 * 4 * 10 * 16),
         ("aten::cudnn_convolution", CONVOLVED, CONVOLUTION_FLOPS, CONVOLUTION_BYTES),
-        # Groups: each filter sees its own channels. One dimension, dilated: (100 + 2 - 2 * 2 - 1) + 1 results.
-        (
-            "aten::cudnn_convolution",
-            ([[1, 8, 10, 10], [8, 1, 3, 3]], [BF16] * 2, ["", "", "[1, 1]", "[1, 1]", "[1, 1]", "8"]),
-            *(2 * 8 * 9 * 100, 2 * (800 + 72 + 800)),
-        ),
+        # One dimension, dilated: (100 + 2 - 2 * 2 - 1) + 1 results.
         (
             "aten::cudnn_convolution",
             ([[1, 4, 100], [6, 4, 3]], ["float"] * 2, ["", "", "[1]", "[1]", "[2]", "1"]),
             *(2 * 6 * 4 * 3 * 98, 4 * (400 + 72 + 6 * 98)),
         ),
-        # Both gradients, one of them, and the least where that was not recorded.
+        # Both gradients, and the least where that was not recorded.
         (
             "aten::convolution_backward",
             (*GRADIENTS, [*[""] * 10, "[True, True, False]"]),
             *(2 * CONVOLUTION_FLOPS, 2 * CONVOLUTION_BYTES),
-        ),
-        (
-            "aten::convolution_backward",
-            (*GRADIENTS, [*[""] * 10, "[False, True, True]"]),
-            *(CONVOLUTION_FLOPS, CONVOLUTION_BYTES),
         ),
         ("aten::convolution_backward", (*GRADIENTS, []), CONVOLUTION_FLOPS, CONVOLUTION_BYTES),
     ],
@@ -105,8 +92,6 @@ def test_costs_by_hand(name: str, given: tuple, flops: int, moved: int) -> None:
         ("aten::mm", inputs([[3, 5], [5, 7]], [])),  # types are never assumed
         ("aten::_foreach_add_", inputs([[[8, 8], [3]]] * 2, ["TensorList"] * 2)),  # of unknown type
         ("aten::cudnn_convolution", inputs(CONVOLVED[0], CONVOLVED[1])),  # of unknown stride
-        ("aten::cudnn_convolution", inputs([IMAGE, FILTERS], [BF16] * 2, ["", "", "[3]", "[0]", "[1]"])),
-        ("aten::mm", inputs([[3, -5], [-5, 7]], ["float"] * 2)),
         ("aten::mm", inputs([[3, 5], [5, 7]], ["c10::complex<float>"] * 2)),
         ("aten::add", inputs([[], []], ["Scalar", "Scalar"])),
         ("mine::mm", inputs([[3, 5], [5, 7]], ["float"] * 2)),
@@ -159,11 +144,6 @@ def test_a_planted_trace_is_judged_exactly() -> None:
     assert unknown["sol_measured"].isna().sum() == 1
 
 
-def test_the_share_of_known_cost() -> None:
-    """The stranger took a millisecond of 1.31: what is said of the rest is said of 23.7 % of the kernel time."""
-    assert sol.coverage(sol.summary(planted()), planted()) == pytest.approx(310 / 1310)
-
-
 def test_the_card_must_be_known() -> None:
     with pytest.raises(UsageError, match="--gpu"):
         sol.summary(planted(gpu=None))
@@ -171,15 +151,13 @@ def test_the_card_must_be_known() -> None:
         sol.summary(planted(gpu="Voodoo 2"))
 
 
-def test_nothing_recorded_gives_nothing() -> None:
+@pytest.mark.parametrize("absent", ["kernels", "ops"])
+def test_nothing_recorded_gives_nothing(absent: str) -> None:
     trace = planted()
-    for absent in ("kernels", "ops"):
-        frames = {t: trace.table(t) for t in ("ops", "calls", "kernels") if t != absent}
-        table = sol.summary(Trace.from_frames(frames, TraceMeta(tool="planted", missing=[absent])))
-        assert table.empty
-        assert list(table.columns)[:9] == [
-            "name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured", "impossible",
-        ]  # fmt: skip
+    frames = {table: trace.table(table) for table in ("ops", "calls", "kernels") if table != absent}
+    table = sol.summary(Trace.from_frames(frames, TraceMeta(tool="planted", missing=[absent])))
+    assert table.empty
+    assert list(table.columns) == list(sol.summary(trace).columns)
 
 
 def test_operators_of_pytorch_are_counted_as_it_counts_them(tmp_path: Path) -> None:
@@ -198,9 +176,12 @@ def test_operators_of_pytorch_are_counted_as_it_counts_them(tmp_path: Path) -> N
         step()
     profiling.export_chrome_trace(str(tmp_path / "t.json"))
     ops = nsightkit.load(tmp_path / "t.json", cache=False).table("ops", ["name", "inputs"])
-    found = [cost(str(row.name_), str(row.inputs)) for row in ops.rename(columns={"name": "name_"}).itertuples()]
-    products = [one for one in found if one is not None and one.unit == "fp32" and ("mm" in one.name)]
-    assert sum(one.flops for one in products) == counter.get_total_flops()
+    flops = 0
+    for name, given in ops.itertuples(index=False):
+        operation = cost(str(name), str(given))
+        if operation is not None and "mm" in operation.name:
+            flops += operation.flops
+    assert flops == counter.get_total_flops()
 
 
 def test_a_real_trace_stays_below_the_speed_of_light(shared_traces: Path) -> None:

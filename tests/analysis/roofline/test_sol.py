@@ -91,35 +91,13 @@ def test_a_cached_tensor_may_beat_the_memory_and_a_large_one_not() -> None:
     assert "is every byte read?" in table["note"][1]
 
 
-def test_no_operation_is_above_its_ceilings_without_a_note() -> None:
-    """Conservation: whatever the times, above 100 % of a ceiling there is a remark, and above the peak a flag."""
+def test_above_the_peak_a_time_is_impossible_and_a_share_of_ceilings_is_exact() -> None:
     layer = sol.layer_costs(1, 2048, 4096, 32, 11008)
-    for hurry in (0.3, 0.5, 0.78, 0.9, 1.0, 1.1, 3.0):
-        times = [hurry * MEASURED.bound_ns(operation) for operation in layer]
-        table = sol.judge(layer, times, H200, MEASURED)
-        assert (table["sol_measured"] > 1 - 1e-9).all() == (hurry <= 1)
-        above = (table["sol_measured"] > 1) | (table["sol_datasheet"] > 1)
-        assert (table.loc[above, "note"] != "").all()
-        assert (table.loc[~above, "note"] == "").all()
+    for hurry in (0.3, 0.78, 1.0, 3.0):
+        table = sol.judge(layer, [hurry * MEASURED.bound_ns(operation) for operation in layer], H200, MEASURED)
+        assert table["sol_measured"].tolist() == pytest.approx([1 / hurry] * len(layer))
         compute = table["bound"] == "compute"
         assert (table.loc[compute, "impossible"] == (table.loc[compute, "sol_datasheet"] > 1)).all()
-        small = ~compute & (table["bytes"] <= H200.l2_bytes)
-        assert (table.loc[small & above, "note"].str.contains("L2")).all()
-        assert not table.loc[small, "impossible"].any()
-    assert (sol.judge(layer, [MEASURED.bound_ns(o) / 1.1 for o in layer], H200, MEASURED)["note"] != "").all()
-
-
-def test_what_cannot_be_judged_is_refused() -> None:
-    operation = sol.gemm_cost(8, 8, 8)
-    with pytest.raises(UsageError, match="do not belong together"):
-        sol.judge([operation], [1.0, 2.0], H200)
-    with pytest.raises(UsageError, match="must be positive"):
-        sol.judge([operation], [0.0], H200)
+        assert (table["note"] != "").tolist() == (table["sol_datasheet"] > 1).tolist()
     with pytest.raises(UsageError, match="no rate of fp8 for GEMM"):
         sol.bounds([sol.gemm_cost(8, 8, 8, "fp8")], MEASURED)
-    with pytest.raises(UsageError, match="no precision is called 'int3'"):
-        sol.gemm_cost(8, 8, 8, "int3")
-    with pytest.raises(UsageError, match="as many keys"):
-        sol.attention_cost(1, 1, 8, 8, keys=4)
-    with pytest.raises(UsageError, match="multiple"):
-        sol.layer_costs(1, 8, 10, 3, 8)
