@@ -126,11 +126,10 @@ def predict(configuration: Configuration, **how: Any) -> pd.DataFrame:
     """
     table = moments(configuration, **how).set_index("moment")
     moment = str(table["total_bytes"].idxmax())
-    ledger = pd.DataFrame(WORDS).T[["alive", "formula"]].rename_axis("item")
-    ledger.insert(0, "predicted_bytes", table.loc[moment].astype("Int64"))
-    ledger.insert(1, "largest_bytes", table.max().astype("Int64"))
-    ledger.insert(2, "moment", moment)
-    return ledger.reset_index()
+    amounts = pd.DataFrame({"predicted_bytes": table.T[moment], "largest_bytes": table.max()}).astype("Int64")
+    ledger = amounts.reindex(list(WORDS)).assign(moment=moment)
+    words = pd.DataFrame(WORDS).T[["alive", "formula"]]
+    return ledger.join(words).rename_axis("item").reset_index()
 
 
 def largest_context(configuration: Configuration, limit_bytes: float, *, multiple: int = 64, **how: Any) -> int:

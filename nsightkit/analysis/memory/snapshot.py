@@ -376,7 +376,7 @@ def summary(
     if moment is None:
         moment = "peak" if is_recorded else "end"
     live = at(snapshot, moment, device)
-    peak = over_time.loc[over_time["allocated_bytes"].idxmax()]
+    peak = over_time.iloc[over_time["allocated_bytes"].argmax()]
     return {
         "peak_bytes": int(peak["allocated_bytes"]) if is_recorded else None,
         "reserved_at_peak_bytes": int(peak["reserved_bytes"]) if is_recorded else None,

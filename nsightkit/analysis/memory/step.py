@@ -24,6 +24,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -34,7 +35,7 @@ __all__ = ["ITEMS", "MOMENTS", "OPTIMIZERS", "WORDS", "Options", "run"]
 
 _STEP = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: Items of the ledger: ``alive``, ``formula`` and ``divided_from`` of each.
-WORDS: Mapping[str, Mapping[str, object]] = _STEP["items"]
+WORDS: Mapping[str, Mapping[str, Any]] = _STEP["items"]
 #: What the allocator gives out, by item.
 ITEMS = tuple(WORDS)[:-3]
 #: Moments of a step: a "peak" is the highest of a phase, an "end" comes after it.

@@ -34,7 +34,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +360,7 @@ def _embedding(given: _Inputs) -> Operation:
     return elementwise_cost("embedding", given.elements(1), given.shape(0)[-1], given.precision())
 
 
-_RULES = {
+_RULES: Mapping[str, Callable[..., Operation]] = {
     "matrices": _matrices,
     "attention": _attention,
     "attention-backward": _attention_backward,

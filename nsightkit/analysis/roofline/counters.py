@@ -191,7 +191,7 @@ def _chosen(report: Report, kernel: str | None, within: str | None) -> list[_Fin
             raise UsageError(f"no launch is inside a range that {within!r} finds; {known}")
     if kernel is not None:
         launches = launches[matching(launches["kernel"].astype("category"), compiled(kernel, "kernel"))]
-    return [_Findings(launch, report.metrics[row]) for row, launch in launches.iterrows()]
+    return [_Findings(report.launches.loc[row], report.metrics[row]) for row in launches.index.tolist()]
 
 
 # ---------------------------------------------------------------- what is found
@@ -244,8 +244,9 @@ class _Findings:
             for stall in values:
                 samples = self.metrics.get(stall.sampled)
                 values[stall] = float(samples) if isinstance(samples, (int, float)) else math.nan
-        shares = pd.Series(values).dropna()
-        return (shares / shares.sum()).to_dict() if shares.sum() else {}, source
+        known = {stall: value for stall, value in values.items() if value >= 0}
+        total = sum(known.values())
+        return {stall: value / total for stall, value in known.items() if total}, source
 
     def say(self, answer: str, **values: object) -> None:
         """Note an answer of ``counters.toml``, with the values it rests on."""

@@ -405,10 +405,11 @@ def groups(trace: Trace) -> Iterator[Group]:
     ops = trace.whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
     kinds = ops.groupby(["name", "inputs"], observed=True).ngroup()
     operations = {}
-    for row in ops[~kinds.duplicated()].itertuples():
-        operation = cost(str(row.name), str(row.inputs))
+    firsts = ops[["name", "inputs"]].assign(kind=kinds)[~kinds.duplicated()]
+    for name, inputs, kind in firsts.itertuples(index=False):
+        operation = cost(str(name), str(inputs))
         if operation is not None:
-            operations[kinds[row.Index]] = operation
+            operations[int(kind)] = operation
     kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
     if kernels.empty or not operations:
         return
@@ -418,8 +419,9 @@ def groups(trace: Trace) -> Iterator[Group]:
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
     operator = enclosing(calls, ops, kinds.isin(operations).to_numpy())[call[launched]]
     rows = pd.DataFrame({"kernel": launched, "operator": operator})[operator >= 0]
-    for kind, members in rows.groupby(kinds.to_numpy()[rows["operator"]]):
-        operation = operations[kind]
+    rows["kind"] = kinds.to_numpy()[rows["operator"]]
+    for kind, operation in operations.items():
+        members = rows[rows["kind"] == kind]
         chosen = members["kernel"].to_numpy()
         if operation.unit == "fp32" and _PRODUCTS.match(operation.name) and is_tf32[chosen].any():
             operation = dataclasses.replace(operation, unit="tf32")

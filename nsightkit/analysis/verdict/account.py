@@ -107,7 +107,7 @@ class Account:
     @functools.cached_property
     def total_ns(self) -> dict[str, int]:
         """Nanoseconds by answer."""
-        return {name: int(time_ns) for name, time_ns in self.by_part.sum().items()}
+        return {name: int(self.by_part[name].sum()) for name in BOTTLENECKS}
 
     @property
     def idle_ns(self) -> int:
@@ -144,7 +144,8 @@ class Account:
         moments = events[events["layer"].isin(layers) & is_inside]
         if name == "memory-transfer":
             moments = moments[~self._hidden_copies(moments)]
-        return moments.reset_index(drop=True)
+        moments = moments.reset_index(drop=True)
+        return moments
 
     def _hidden_copies(self, moments: pd.DataFrame) -> pd.Series[bool]:
         is_hidden = pd.Series(False, moments.index)
@@ -201,12 +202,12 @@ def make(trace: Trace, gpu: str | None = None) -> Account:
         waiting = collectives.waiting(device)
         parts.append(waiting.assign(name="waiting in " + waiting["kind"], kind="none", row=-1, layer=_IMBALANCE))
     if together and not len(windows):
-        parts += _ends(spans, edges)
+        parts.append(_ends(spans, edges))
     columns = [*_EVENT, "kind", "name", "row", "layer"]
     events = pd.concat([part[columns].astype({"kind": object, "name": object}) for part in parts])
     events = events[events["device"].isin(devices)].reset_index(drop=True)
     events["duration_ns"] = events["end_ns"] - events["start_ns"]
-    by_part = sum(_by_part(here, edges) for _, here in events.groupby("device"))
+    by_part = pd.concat([_by_part(here, edges) for _, here in events.groupby("device")]).groupby(level=0).sum()
     return Account(trace, gpu, windows, devices, edges, span_ns, decodes, kernels, events, by_part)
 
 
@@ -272,12 +273,12 @@ def _idle(trace: Trace) -> pd.DataFrame:
     return idle.assign(layer=layer, row=row)
 
 
-def _ends(spans: pd.DataFrame, edges: Int) -> list[pd.DataFrame]:
+def _ends(spans: pd.DataFrame, edges: Int) -> pd.DataFrame:
     """When a device had nothing to do before its first operation or after its last, while others worked."""
-    same = {"kind": "none", "row": -1, "layer": _IMBALANCE}
-    before = spans.assign(start_ns=edges[0], end_ns=spans["span_start_ns"], name="no work yet", **same)
-    after = spans.assign(start_ns=spans["span_end_ns"], end_ns=edges[-1], name="no more work", **same)
-    return [ends[ends["end_ns"] > ends["start_ns"]] for ends in (before, after)]
+    before = spans.assign(start_ns=edges[0], end_ns=spans["span_start_ns"], name="no work yet")
+    after = spans.assign(start_ns=spans["span_end_ns"], end_ns=edges[-1], name="no more work")
+    ends = pd.concat([before, after]).assign(kind="none", row=-1, layer=_IMBALANCE)
+    return ends[ends["end_ns"] > ends["start_ns"]]
 
 
 def _by_part(events: pd.DataFrame, edges: Int) -> pd.DataFrame:
@@ -285,10 +286,13 @@ def _by_part(events: pd.DataFrame, edges: Int) -> pd.DataFrame:
     amounts = pd.DataFrame(0, range(len(edges) - 1), list(BOTTLENECKS))
     covered = Coverage([], [])
     before = covered.of(edges[:-1], edges[1:])
-    for layer, here in events.groupby("layer"):
+    for layer, answer in enumerate(LAYERS):
+        here = events[events["layer"] == layer]
+        if here.empty:
+            continue
         covered = Coverage(*intervals.union((covered.start, covered.end), (here["start_ns"], here["end_ns"])))
         now = covered.of(edges[:-1], edges[1:])
-        if layer != _HIDDEN:
-            amounts[LAYERS[layer]] += now - before
+        if answer:
+            amounts[answer] += now - before
         before = now
     return amounts

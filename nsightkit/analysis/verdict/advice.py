@@ -112,7 +112,7 @@ def _advice(finding: Finding, slug: str) -> str:
         kind, name = finding.named.loc[0, ["kind", "name"]]
         if finding.is_step(name):
             return "put NVTX or record_function ranges around the parts of a step to find out what this is"
-        if kind == "call" and _ALLOCATES.search(name):
+        if kind == "call" and _ALLOCATES.search(str(name)):
             return "allocate once and use the memory again (PyTorch: no empty_cache() in the loop)"
     if slug == "launch-overhead":
         if trace.size("graphs") or matching(trace.whole.table("calls", ["name"])["name"], _GRAPH_LAUNCH).any():

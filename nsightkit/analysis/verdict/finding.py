@@ -91,12 +91,12 @@ def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence
     events["name"] = _without_numbers(events)
     events["inside"] = _inside(account, events)
     keys = ["kind", "name"]
-    named = events.groupby(keys, sort=False)["duration_ns"].agg(count="size", total_ns="sum")
+    named = pd.DataFrame(events.groupby(keys, sort=False)["duration_ns"].agg(count="size", total_ns="sum"))
     places = events.groupby([*keys, "inside"])["duration_ns"].sum().reset_index("inside")
     places = places[2 * places["duration_ns"] > named["total_ns"].reindex(places.index)]
-    named["inside"] = places["inside"].astype(object)
-    named = named.astype({"inside": object}).where(named.notna(), None).reset_index()
-    named = named.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
+    inside = places["inside"].astype(object).reindex(named.index)
+    named["inside"] = inside.where(inside.notna(), None)
+    named = named.reset_index().sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
     operators = bounded(account, decision.name)
     return Finding(account, replay, decision, changes, operators, named.head(_NAMES), longest)
 
