@@ -420,8 +420,8 @@ def groups(trace: Trace) -> Iterator[Group]:
     operator = enclosing(calls, ops, kinds.isin(operations).to_numpy())[call[launched]]
     rows = pd.DataFrame({"kernel": launched, "operator": operator})[operator >= 0]
     rows["kind"] = kinds.to_numpy()[rows["operator"]]
-    for kind, operation in operations.items():
-        members = rows[rows["kind"] == kind]
+    for kind, members in rows.groupby("kind"):
+        operation = operations[int(str(kind))]
         chosen = members["kernel"].to_numpy()
         if operation.unit == "fp32" and _PRODUCTS.match(operation.name) and is_tf32[chosen].any():
             operation = dataclasses.replace(operation, unit="tf32")

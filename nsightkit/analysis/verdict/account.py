@@ -144,8 +144,7 @@ class Account:
         moments = events[events["layer"].isin(layers) & is_inside]
         if name == "memory-transfer":
             moments = moments[~self._hidden_copies(moments)]
-        moments = moments.reset_index(drop=True)
-        return moments
+        return pd.DataFrame(moments.reset_index(drop=True))
 
     def _hidden_copies(self, moments: pd.DataFrame) -> pd.Series[bool]:
         is_hidden = pd.Series(False, moments.index)
