@@ -18,7 +18,7 @@ MAY = {
     "analysis.timeline": {"trace", "analysis.core"},
     "analysis.ranks": {"trace", "analysis.core", "analysis.timeline"},
     "analysis.roofline": {"trace", "analysis.core", "analysis.timeline"},
-    "analysis.memory": {"trace", "analysis.core", "analysis.roofline", "analysis.compare"},
+    "analysis.memory": {"trace", "analysis.core", "analysis.roofline"},
     "analysis.replay": {"trace", "analysis.core", "analysis.timeline", "analysis.ranks"},
     "analysis.verdict": {
         *("trace", "analysis.core", "analysis.timeline", "analysis.ranks", "analysis.roofline", "analysis.replay"),

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import make_snapshot
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,10 +15,8 @@ from synthetic import planted
 import nsightkit
 from nsightkit.analysis.compare import diff
 from nsightkit.analysis.core import noise
-from nsightkit.analysis.memory import diff as diff_memory
 from nsightkit.analysis.timeline import selection
 from nsightkit.trace import Trace, TraceMeta
-from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace.model import Gpu
 
 US = 1_000
@@ -301,30 +298,3 @@ def test_resnet_with_and_without_loader_workers(shared_traces: Path) -> None:
         (swapped,) = [kernel for kernel in summary["kernels"] if name in kernel["name"]]
         assert [swapped["before_count"], swapped["after_count"]] == launches
     assert [warning[:23] for warning in summary["warnings"]] == ["A library chose other c"]
-
-
-# ---------------------------------------------------------------- memory
-
-
-def test_lines_that_moved_are_the_same_lines() -> None:
-    def program_of(moved: int, file: str) -> snapshots.Snapshot:
-        memory = make_snapshot.Allocator()
-        for name, line, size in (("forward", 10 + moved, 4), ("forward", 10 + moved, 2), (file, 1, 3)):
-            memory.malloc(size << 20, frames=[{"name": name, "filename": f"{name}.py", "line": line}])
-        return snapshots.from_object(memory.snapshot(), file)
-
-    found = diff_memory.summary(program_of(0, "old"), program_of(4, "new"))
-    sites = {site["name"]: (site["match"], site["delta_bytes"]) for site in found["sites"]}
-    assert sites == {
-        "forward.py:14 forward": ("normalised", 0),
-        "old.py:1 old": ("disappeared", -(3 << 20)),
-        "new.py:1 new": ("appeared", 3 << 20),
-    }
-    assert found["outcome"] == "no change"
-
-
-def test_real_snapshots(shared_traces: Path) -> None:
-    files = sorted(shared_traces.glob("cs336-*-memsnap/*.pickle"))
-    found = diff_memory.summary(*(snapshots.read(file) for file in files))
-    for table in ("sites", "categories"):
-        assert found["figures"][0]["delta_bytes"] == sum(shown["delta_bytes"] for shown in found[table])
