@@ -83,14 +83,12 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, phase_of: dict[str, s
         rows[name] = rows["event"].where(rows["phase"] == name, -1).astype(np.int64)
     blocks = rows.drop(columns=["phase", "event"]).groupby(is_head.cumsum())
     table = blocks.max().assign(requested_bytes=blocks["requested_bytes"].first())
-    # Recording may have skipped either kind of free.
     completed = table["free_completed"]
-    completed = completed.where(completed >= 0, table["free_requested"])
     table["free_completed"] = completed.where(completed >= 0, count)
     # Old blocks that are pending at the end, or only complete here, were freed before the first event.
     was_freed = (table["first"] < 0) & ((completed < count) | table["pending"])
-    is_unasked = (table["free_requested"] < 0) & ~was_freed
-    table["free_requested"] = table["free_requested"].mask(is_unasked, table["free_completed"])
+    asked = table["free_requested"]
+    table["free_requested"] = asked.where((asked >= 0) | was_freed, table["free_completed"])
     return table.sort_values(["first", "address"], kind="stable", ignore_index=True)
 
 

@@ -40,10 +40,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.memory.step import ITEMS, MOMENTS, OPTIMIZERS, WORDS, Options, run
@@ -163,27 +163,23 @@ def largest_context(configuration: Configuration, limit_bytes: float, *, multipl
     return multiple * (too_long // 2 + bisect.bisect_left(lengths, True, key=is_too_long))
 
 
-def kv_bytes_per_token(layers: int, kv_heads: int, d_head: int, *, element_bytes: float = 2) -> float:
+def kv_bytes_per_token(layers: int, kv_heads: int, d_head: int) -> int:
     """Size of the keys and values that serving keeps for each token of each sequence.
 
     Parameters
     ----------
     layers, kv_heads, d_head : int
         With grouped-query attention there are fewer heads of keys and values than of queries.
-    element_bytes : float
-        2 for fp16 and bf16, 1 for an 8-bit cache.
 
     Returns
     -------
-    float
-        ``2 · layers · kv_heads · d_head · element_bytes``.
+    int
+        In bf16 or fp16: ``2 · layers · kv_heads · d_head · 2``.
     """
-    return 2 * layers * kv_heads * d_head * element_bytes
+    return 4 * layers * kv_heads * d_head
 
 
-def serving(
-    configuration: Configuration, gpu: Gpu, contexts: Iterable[int], *, kv_heads: int | None = None
-) -> pd.DataFrame:
+def serving(configuration: Configuration, gpu: Gpu, contexts: Iterable[int]) -> pd.DataFrame:
     """Estimate how many sequences of a length a GPU can serve at once, with weights and cache in bf16.
 
     Parameters
@@ -195,35 +191,25 @@ def serving(
         fragmentation.
     contexts : iterable of int
         Tokens a sequence, prompt and answer.
-    kv_heads : int, optional
-        Heads of keys and values; as many as of queries when omitted.
 
     Returns
     -------
     DataFrame
-        ``gpu, context, weights_bytes, kv_bytes_per_sequence, prefill_bytes, decode_bytes, largest_batch``. One prompt
-        at a time is prefilled; what one layer needs for it (in bf16 three of the width and three of the MLP's, or in
-        attention eight of the width) lasts a moment. Decoding needs as much for one token of each sequence, and its
-        logits in bf16 and in fp32. Missing when not even the weights fit.
+        ``gpu, context, weights_bytes, kv_bytes_per_sequence, prefill_bytes, decode_bytes, largest_batch``. While a
+        batch is decoded, one prompt at a time is prefilled; what one layer needs for it (in bf16 three of the width and
+        three of the MLP's, or in attention eight of the width) lasts a moment. Decoding needs as much for one token of
+        each sequence, and its logits in bf16 and in fp32. Missing when not even the weights fit.
     """
     c = configuration
     weights = 2 * envelope(c).params
-    room = _USABLE * max(gpu.memory_gb) * 1e9 - weights
-    attention = 16 * c.d_model  # bytes per token in flight
-    mlp = 6 * c.d_model + 6 * c.d_ff
-    layer = max(attention, mlp)
-    logits = 6 * c.vocabulary
+    layer = max(16 * c.d_model, 6 * c.d_model + 6 * c.d_ff)  # bytes per token: attention, MLP
     table = pd.DataFrame({"gpu": gpu.name, "context": list(contexts), "weights_bytes": weights})
-    token = kv_bytes_per_token(c.layers, kv_heads or c.heads, c.d_head)
-    table["kv_bytes_per_sequence"] = token * table["context"]
-    table["prefill_bytes"] = layer * table["context"] + logits
-    table["decode_bytes"] = layer + logits
-    # The cache of a whole batch, and on top the larger of a prompt's prefill and a step of decoding.
-    cache = table["kv_bytes_per_sequence"]
-    batch_at_prefill = (room - table["prefill_bytes"]) // cache
-    batch_at_decode = room // (cache + table["decode_bytes"])
-    batch = np.minimum(batch_at_prefill, batch_at_decode)
+    table["kv_bytes_per_sequence"] = kv_bytes_per_token(c.layers, c.heads, c.d_head) * table["context"]
+    table["prefill_bytes"] = layer * table["context"]
+    table["decode_bytes"] = layer + 6 * c.vocabulary
+    room = _USABLE * max(gpu.memory_gb) * 1e9 - weights
     if room <= 0:
-        batch = batch * np.nan
+        room = math.nan
+    batch = (room - table["prefill_bytes"]) // (table["kv_bytes_per_sequence"] + table["decode_bytes"])
     table["largest_batch"] = batch.clip(0).astype("Int64")
     return table

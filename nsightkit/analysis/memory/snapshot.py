@@ -10,7 +10,6 @@ a block was allocated.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from nsightkit.analysis.memory.categories import CATEGORIES, categorize, sites_o
 from nsightkit.errors import UsageError
 from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["CATEGORIES", "allocations", "at", "bands", "growth", "ranges", "sites", "summary", "timeline"]
+__all__ = ["CATEGORIES", "at", "bands", "growth", "ranges", "sites", "summary", "timeline"]
 
 #: What adds to the reserved bytes, and what takes from them.
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
@@ -33,14 +32,14 @@ Moment = int | Literal["start", "peak", "oom", "end"]
 # ---------------------------------------------------------------- over time
 
 
-def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
+@kept
+def allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """List every allocation the snapshot knows of, with its lifetime, size and category.
 
     Parameters
     ----------
     snapshot : Snapshot
-    device : int, optional
-        Default: the device with the highest peak.
+    device : int
 
     Returns
     -------
@@ -48,17 +47,7 @@ def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
         ``address, requested_bytes, size_bytes`` (of the block), ``first, free_requested, free_completed`` (rows of the
         device's events: the event that begins it, or -1 if it is older than the first, and the events that end it, or
         the number of events if it is there at the end), ``stack, category``. In order of `first`, then of address.
-
-    Raises
-    ------
-    UsageError
-        The snapshot has no such device.
     """
-    return _allocations(snapshot, _device(snapshot, device))
-
-
-@kept
-def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     table = held_blocks(snapshot, device)
     return table.assign(category=categorize(snapshot, device, table))
 
@@ -89,7 +78,7 @@ def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
 @kept
 def _timeline(snapshot: Snapshot, device: int) -> pd.DataFrame:
     events = events_of(snapshot, device)
-    blocks = _allocations(snapshot, device)
+    blocks = allocations(snapshot, device)
     count = len(events)
     # What is reserved is known at the end, and walked back from there.
     signs = events["action"].astype(object).map(_RESERVING).fillna(0).astype(np.int64)
@@ -140,8 +129,9 @@ def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000) -> pd.
     UsageError
         The snapshot has no such device.
     """
+    device = _device(snapshot, device)
     blocks = allocations(snapshot, device)
-    allocated = timeline(snapshot, device)["allocated_bytes"].to_numpy()
+    allocated = _timeline(snapshot, device)["allocated_bytes"].to_numpy()
     count = len(allocated) - 1
     largest = blocks.nlargest(top, "size_bytes").sort_index()
     first = largest["first"].to_numpy()
@@ -196,6 +186,7 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
     UsageError
         The device or event does not exist, or the snapshot holds no out-of-memory error.
     """
+    device = _device(snapshot, device)
     event = _event(snapshot, moment, device)
     blocks = allocations(snapshot, device)
     live = blocks[(blocks["first"] <= event) & (event < blocks["free_completed"])].copy()
@@ -204,12 +195,12 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
     return live.sort_values(["size_bytes", "address"], ascending=[False, True], ignore_index=True)
 
 
-def _event(snapshot: Snapshot, moment: Moment | str, device: int | None) -> int:
+def _event(snapshot: Snapshot, moment: Moment | str, device: int) -> int:
     """Give the number of the event after which a moment is; -1 for the state before the first."""
-    over_time = timeline(snapshot, device)
+    over_time = _timeline(snapshot, device)
     count = len(over_time) - 1
     events = {"start": -1, "end": count - 1, "peak": int(over_time["allocated_bytes"].argmax()) - 1}
-    failures = np.flatnonzero(events_of(snapshot, _device(snapshot, device))["action"] == "oom")
+    failures = np.flatnonzero(events_of(snapshot, device)["action"] == "oom")
     if len(failures):
         events["oom"] = int(failures[-1])
     event = events.get(moment) if isinstance(moment, str) else moment
@@ -274,8 +265,8 @@ def ranges(snapshot: Snapshot, match: str = "", device: int | None = None) -> pd
     -------
     DataFrame
         ``name, from_event, to_event``: the last event before the range began and the last before it ended, so that both
-        are moments for :func:`at`; in order of time. A range that did not end, or that began before the recording,
-        is left out.
+        are moments for :func:`at`; in order of time. A range that did not end, that began before the recording, or
+        that holds another of its name, is left out.
 
     Raises
     ------
@@ -286,20 +277,15 @@ def ranges(snapshot: Snapshot, match: str = "", device: int | None = None) -> pd
     marks = snapshot.annotations
     is_chosen = (marks["device"] == device) & marks["name"].str.contains(match)
     marks = marks[is_chosen].sort_values("time_ns", kind="stable")
-    rows = []
-    begins: dict[str, list[int]] = defaultdict(list)
-    for name, stage, time_ns in marks[["name", "stage", "time_ns"]].itertuples(index=False):
-        if stage.upper() == "START":
-            begins[name].append(time_ns)
-        elif begins[name]:  # ranges of one name may nest
-            rows.append((name, begins[name].pop(), time_ns))
-    table = pd.DataFrame(rows, columns=["name", "begin", "end"])
-    table = table.sort_values("begin", kind="stable", ignore_index=True)
+    marks["stage"] = marks["stage"].str.upper()
+    following = marks.groupby("name", observed=True)[["stage", "time_ns"]].shift(-1)
+    has_end = (marks["stage"] == "START") & (following["stage"] == "END")
+    table = marks.assign(end_ns=following["time_ns"])[has_end]
     time = events_of(snapshot, device)["time_ns"].to_numpy()
     # Times are whole microseconds: an event at the time of a range's end was before it, as freeing is.
-    table["from_event"] = np.searchsorted(time, table["begin"], side="left") - 1
-    table["to_event"] = np.searchsorted(time, table["end"], side="right") - 1
-    return table[["name", "from_event", "to_event"]]
+    table["from_event"] = np.searchsorted(time, table["time_ns"], side="left") - 1
+    table["to_event"] = np.searchsorted(time, table["end_ns"], side="right") - 1
+    return table[["name", "from_event", "to_event"]].reset_index(drop=True)
 
 
 def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = None) -> pd.DataFrame:
@@ -371,7 +357,7 @@ def summary(
         The device, event or out-of-memory error does not exist.
     """
     device = _device(snapshot, device)
-    over_time = timeline(snapshot, device)
+    over_time = _timeline(snapshot, device)
     is_recorded = len(over_time) > 1
     if moment is None:
         moment = "peak" if is_recorded else "end"
@@ -394,7 +380,7 @@ def summary(
 
 def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> dict[str, Any]:
     event = _event(snapshot, moment, device)
-    now = timeline(snapshot, device).iloc[event + 1].astype(object)
+    now = _timeline(snapshot, device).iloc[event + 1].astype(object)
     reserved = now["reserved_bytes"]
     allocated = now["allocated_bytes"]
     lost = {
@@ -425,7 +411,7 @@ def _out_of_memory(snapshot: Snapshot, device: int) -> dict[str, Any] | None:
 
 def _notes(snapshot: Snapshot, device: int) -> list[str]:
     """List what the snapshot does not hold."""
-    over_time = timeline(snapshot, device)
+    over_time = _timeline(snapshot, device)
     before = int((allocations(snapshot, device)["first"] < 0).sum())
     notes = []
     if len(over_time) == 1:

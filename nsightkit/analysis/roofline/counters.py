@@ -106,9 +106,9 @@ def occupancy_limiter(limits: Mapping[str, float]) -> str | None:
     str or None
         Its name; several that are equal are joined with ``+``. None unless all four are known.
     """
-    least = min(limits.values())
     if not math.isfinite(sum(limits.values())):
         return None
+    least = min(limits.values())
     return "+".join(name for name, blocks in limits.items() if blocks == least)
 
 

@@ -182,16 +182,11 @@ def _notes(cost: Envelope) -> list[str]:
         notes.append(f"not a multiple of {ALIGNMENT}: {', '.join(off)}")
     if c.d_head > _FLASH_HEADS[-1]:
         peak = f"{cost.peak_bytes(scores=True) / 1e9:.2f} GB"
-        notes.append(
-            f"head size {c.d_head} is above {_FLASH_HEADS[-1]}: no flash attention, so scores are stored and the "
-            f"peak is {peak}"
-        )
+        notes.append(f"no flash attention takes heads of {c.d_head}, so scores are stored and the peak is {peak}")
     elif c.d_head not in _FLASH_HEADS:
         kernel = _FLASH_HEADS[bisect.bisect(_FLASH_HEADS, c.d_head)]
-        notes.append(
-            f"head size {c.d_head} runs flash attention's kernel for {kernel}: {1 - c.d_head / kernel:.1%} of "
-            f"attention's work is padding, and attention is {cost.attention_flops / cost.fwd_flops:.1%} of the FLOPs"
-        )
+        padding = f"{1 - c.d_head / kernel:.1%} of its work is padding"
+        notes.append(f"heads of {c.d_head} run flash attention's kernel for {kernel}: {padding}")
     head = cost.head_flops / cost.fwd_flops
     if head > 1 / 3:
         notes.append(f"the output head is {head:.1%} of the FLOPs")

@@ -284,12 +284,11 @@ def judge(
         table["sol_measured"] = np.maximum(compute_ns, table["bytes"] / measured.gb_per_s) / times
     beyond_peak = table["compute_ns"] > times
     beyond_memory = table["bytes"] - 2 * sheet.l2_bytes > times * sheet.gb_per_s
-    rates = (table["flops"] / times / 1e3).map("would be {:,.0f} TFLOP/s".format)
-    excess = (table["compute_ns"] / times).map(", {:.1f} times the peak".format)
+    rates = (table["flops"] / times / 1e3).map("would be {:,.0f} TFLOP/s, above the peak".format)
     table["note"] = np.select(
         [beyond_peak, beyond_memory, table["memory_ns"] > times],
         [
-            rates + excess,
+            rates,
             "above the memory's bandwidth, and too large for the L2 cache: is every byte read?",
             "partly in the L2 cache: quicker than the memory, as it may be",
         ],

@@ -51,7 +51,6 @@ _FP32_TENSORS = re.compile(r"sgemm|scudnn|simt|tf32|tensorop_s1688|f32f32_f32f32
 _UNALIGNED = re.compile(r"^(?!.*simt).*align[12](?!\d)", re.IGNORECASE)
 #: Matmuls in 16 bits, by operator and shapes as recorded: a row-major K or N that is not a multiple of 8.
 _PRODUCT = re.compile(r"^aten::(?:add|b|badd)?mm\b.* (?:\d+x)*(\d+) (?:\d+x)*(\d+) (?:fp16|bf16)$")
-_LAYOUT = re.compile(r"n[ch]\w*to_?n[hc]\w*|AddPadding", re.IGNORECASE)
 #: Kernels that hold less of the kernel time than this are not worth advice.
 _WORTH = 0.1
 _HALF = {"bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
@@ -150,12 +149,7 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
     yield from _precision(finding)
     if _has_odd_sizes(finding):
         yield "most of the time in these matmuls has sizes that are not multiples of 8: pad them"
-    kernels_ns = _time_ns(finding)
-    layout_ns = _time_ns(finding, pattern=_LAYOUT)
-    if layout_ns > _WORTH * kernels_ns:
-        share = share_text(layout_ns / kernels_ns)
-        yield f"{share} of the kernel time converts layouts: keep tensors in channels_last (PyTorch: memory_format)"
-    if _time_ns(finding, "softmax") > _WORTH * kernels_ns:
+    if _time_ns(finding, "softmax") > _WORTH * _time_ns(finding):
         fused = "use a fused attention that never writes its scores (PyTorch: scaled_dot_product_attention)"
         yield f"if these softmaxes belong to attention, {fused}"
     reached = rate(finding.operators)
@@ -166,8 +160,6 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
         )
     elif finding.name == "memory-bound" and finding.account.decodes:
         yield "decode more sequences at once, which share each reading of the weights; or use narrower weights"
-    elif finding.name == "memory-bound" and _is_compiled(finding):
-        yield "the program is compiled already: use narrower types, or larger batches"
     else:
         yield CAUSES[finding.name].advice
     if by_shape(finding.account, finding.name) < 0.5:

@@ -12,7 +12,7 @@ from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import count_text, share_text
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.roofline import sol
-from nsightkit.analysis.verdict.account import FEW_STEPS, IDLE, LAYERS, LOSSES, PARTS, WORK, Account
+from nsightkit.analysis.verdict.account import FEW_STEPS, IDLE, LAYERS, LOSSES, WORK, Account
 from nsightkit.errors import UsageError
 
 __all__ = ["CHANGE_OF", "LEAST", "Decision", "bounded", "by_shape", "decide", "rate"]
@@ -232,11 +232,10 @@ def _where(account: Account, losing: np.ndarray) -> str:
     some = int(losing.sum())
     if account.are_steps:
         return f"only {some:,} of {len(losing):,} steps lose much time to it"
-    if not losing[:some].all():
-        return f"the loss is concentrated in {some} tenths of the time"
-    first = "half" if 2 * some == PARTS else f"{some} tenths"
-    rest = f"exclude it with --time {int(account.edges[some])}:"
-    return f"the loss is concentrated in the first {first} of the time, which may be set-up ({rest})"
+    text = f"the loss is concentrated in {some} tenths of the time"
+    if losing[:some].all():
+        text += f", the first ones, which may be set-up (exclude them with --time {int(account.edges[some])}:)"
+    return text
 
 
 # ---------------------------------------------------------------- how far from the bound

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import count_text, share_text, short_name, time_text
-from nsightkit.analysis.replay.whatif import plain
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import rate
 
@@ -100,16 +99,11 @@ def _prediction(finding: Finding) -> str:
         return f"Predicted: at most {best['speedup']:.2f}x faster ({best['change']})"
     row = finding.replay.row(decision.change)
     times = f"{time_text(row['predicted_ns'])} instead of {time_text(row['wall_ns'])}"
-    text = f"Predicted with {decision.change}: {times}, {row['speedup']:.2f}x faster"
-    if decision.gaining is not None:
-        gaining, every = decision.gaining
-        text += f", in {gaining:,} of {every:,} steps"
-    return text
+    return f"Predicted with {decision.change}: {times}, {row['speedup']:.2f}x faster"
 
 
 def _names(finding: Finding) -> Iterator[str]:
     """The names behind it."""
-    gains = {row["change"]: row["speedup"] for row in finding.changes}
     for row in finding.named.head(_NAMED).to_dict("records"):
         kind = row["kind"]
         name = row["name"]
@@ -123,9 +117,6 @@ def _names(finding: Finding) -> Iterator[str]:
             text += _KIND.get(kind, "") + _called(name)
         if row["inside"]:
             text += f", mostly inside {_called(row['inside'])}"
-        gain = gains.get(f"no-cpu-work:{plain(name)}")
-        if gain:
-            text += f"; {gain:.2f}x faster without it"
         yield text
 
 

@@ -77,9 +77,7 @@ def test_the_published_layer_is_impossible() -> None:
     table = sol.judge(operations, [printed[op.name] for op in operations], h100).set_index("name")
     assert table["impossible"].all()
     assert (table["sol_datasheet"] > 2).all()
-    needed = {"QKV": "2,425", "gate and up": "2,736", "down": "2,716", "output projection": "2,147"}
-    for name, tflops in needed.items():
-        assert table.loc[name, "note"].startswith(f"would be {tflops} TFLOP/s, 2.")
+    assert table.loc["QKV", "note"] == "would be 2,425 TFLOP/s, above the peak"
 
 
 def test_a_cached_tensor_may_beat_the_memory_and_a_large_one_not() -> None:
