@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,81 +24,29 @@ def inputs(dims: list, types: list, values: list | None = None) -> str:
     return json.dumps([dims, types, values or []])
 
 
-FLASH = "aten::_scaled_dot_product_flash_attention"
-#: Queries, keys and values of eight heads of 64 positions, 16 wide, and the FLOPs of all their scores.
-QKV = [[2, 8, 64, 16]] * 3
-SQUARE = 4 * 2 * 8 * 16 * 64 * 64
-FLASH_TYPES = [BF16] * 3 + ["Scalar"] * 3 + [""]
-SCORES = [[4, 8], [], []], [BF16, "Scalar", "Scalar"]
-TABLE = ["float", "long int", "Scalar", "Scalar", "Scalar"]
-#: 8 images of 3 channels, 64 filters of 7 x 7 with stride 2 and padding 3: 112 x 112 results.
-IMAGE, FILTERS, RESULT = [8, 3, 224, 224], [64, 3, 7, 7], [8, 64, 112, 112]
-CONVOLVED = [IMAGE, FILTERS, *[[]] * 7], [BF16, BF16, *[""] * 7], ["", "", "[3, 3]", "[2, 2]", "[1, 1]", "1", *[""] * 3]
-CONVOLUTION_FLOPS = 2 * 8 * 64 * 3 * 7 * 7 * 112 * 112
-CONVOLUTION_BYTES = 2 * (8 * 3 * 224 * 224 + 64 * 3 * 7 * 7 + 8 * 64 * 112 * 112)
-GRADIENTS = [RESULT, IMAGE, FILTERS, *[[]] * 8], [BF16] * 3 + [""] * 8
+ROWS = tomllib.loads(Path(__file__).with_name("costs.toml").read_text(encoding="utf-8"))["row"]
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "flops", "moved"),
-    [
-        ("aten::mm", ([[3, 5], [5, 7]], [BF16, BF16]), 210, 2 * (15 + 35 + 21)),
-        ("aten::addmm", ([[7], [3, 5], [5, 7], [], []], ["float"] * 3 + ["Scalar"] * 2), 210, 4 * 71),
-        (
-            "aten::_scaled_mm",
-            ([[16, 32], [32, 48]], ["c10::Float8_e4m3fn"] * 2),
-            2 * 16 * 32 * 48,
-            16 * 32 + 32 * 48 + 16 * 48,
-        ),
-        # A mask that was not recorded: the least it can be.
-        (FLASH, ([*QKV, [], [], [], []], FLASH_TYPES), SQUARE // 2, 2 * 2 * 16 * 8 * 64 * 4),
-        (FLASH, ([*QKV, [], [], [], []], FLASH_TYPES, ["", "", "", "0.", "False"]), SQUARE, 131_072),
-        (f"{FLASH}_backward", ([QKV[0]] * 5 + [[]] * 8, [BF16] * 5 + [""] * 8), SQUARE // 2 * 5 // 2, 262_144),
-        ("aten::add_", ([[4, 100], [100], []], [BF16, BF16, "Scalar"]), 400, 2 * (400 + 100 + 400)),
-        ("aten::copy_", ([[8, 8], [8, 8], []], ["float", BF16, "Scalar"]), 0, 64 * 6),
-        # A mask has a byte an element; what is filled is only written.
-        ("aten::masked_fill", ([[8, 8], [8, 8], []], [BF16, "bool", "Scalar"]), 0, 64 * 5),
-        ("aten::fill_", ([[8, 8], []], ["long int", "Scalar"]), 0, 64 * 8),
-        ("aten::mean", ([[8, 8], [], [], []], ["float", "ScalarList", "Scalar", ""]), 64, 64 * 4),
-        # 16-bit scores whose softmax is taken in fp32, by the third input.
-        ("aten::_softmax", (*SCORES, ["", "-1", "False"]), 160, 32 * 4),
-        ("aten::_softmax", (*SCORES, ["", "-1", "True"]), 160, 32 * 6),
-        ("aten::embedding", ([[100, 16], [2, 5], [], [], []], TABLE), 0, 2 * 4 * 10 * 16),
-        ("aten::cudnn_convolution", CONVOLVED, CONVOLUTION_FLOPS, CONVOLUTION_BYTES),
-        # One dimension, dilated: (100 + 2 - 2 * 2 - 1) + 1 results.
-        (
-            "aten::cudnn_convolution",
-            ([[1, 4, 100], [6, 4, 3]], ["float"] * 2, ["", "", "[1]", "[1]", "[2]", "1"]),
-            *(2 * 6 * 4 * 3 * 98, 4 * (400 + 72 + 6 * 98)),
-        ),
-        # Both gradients, and the least where that was not recorded.
-        (
-            "aten::convolution_backward",
-            (*GRADIENTS, [*[""] * 10, "[True, True, False]"]),
-            *(2 * CONVOLUTION_FLOPS, 2 * CONVOLUTION_BYTES),
-        ),
-        ("aten::convolution_backward", (*GRADIENTS, []), CONVOLUTION_FLOPS, CONVOLUTION_BYTES),
-    ],
-)
-def test_costs_by_hand(name: str, given: tuple, flops: int, moved: int) -> None:
-    found = cost(name, inputs(*given))
+@pytest.mark.parametrize("row", ROWS)
+def test_costs_by_hand(row: dict[str, Any]) -> None:
+    found = cost(row["name"], inputs(row["dims"], row["types"], row.get("values")))
     assert found is not None
-    assert (found.flops, found.bytes) == (flops, moved)
+    assert (found.flops, found.bytes) == (row["flops"], row["bytes"])
 
 
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("aten::linear", inputs([[3, 5], [7, 5]], ["float"] * 2)),  # calls others
+        ("aten::linear", '[[[3, 5], [7, 5]], ["float", "float"], []]'),  # calls others
         ("aten::mm", ""),
-        ("aten::mm", inputs([[3, 5], [5, 7]], [])),  # types are never assumed
-        ("aten::_foreach_add_", inputs([[[8, 8], [3]]] * 2, ["TensorList"] * 2)),  # of unknown type
-        ("aten::cudnn_convolution", inputs(CONVOLVED[0], CONVOLVED[1])),  # of unknown stride
-        ("aten::mm", inputs([[3, 5], [5, 7]], ["c10::complex<float>"] * 2)),
-        ("aten::add", inputs([[], []], ["Scalar", "Scalar"])),
-        ("mine::mm", inputs([[3, 5], [5, 7]], ["float"] * 2)),
+        ("aten::mm", "[[[3, 5], [5, 7]], [], []]"),  # types are never assumed
+        ("aten::mm", '[[[3, -5], [-5, 7]], ["float", "float"], []]'),
+        ("aten::mm", '[[[3, 5], [5, 7]], ["c10::complex<float>", "float"], []]'),
+        ("aten::mm", '[[[1099511627776, 1099511627776], [1099511627776, 7]], ["float", "float"], []]'),
+        ("aten::cudnn_convolution", '[[[8, 3, 4, 4], [6, 3, 1, 1]], ["float", "float"], []]'),  # of unknown stride
+        ("aten::add", '[[[], []], ["Scalar", "Scalar"], []]'),
+        ("mine::mm", '[[[3, 5], [5, 7]], ["float", "float"], []]'),
         ("aten::mm", "not json"),
-        ("aten::mm", inputs([[1 << 40, 1 << 40], [1 << 40, 7]], ["float"] * 2)),
         ("aten::mm", "[" * 100_000),
     ],
 )
