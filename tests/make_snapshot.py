@@ -16,8 +16,8 @@ T0_US = 1_700_000_000_000_000
 class Allocator:
     """One device's allocator; ``truth`` has a row after each event: allocated, active, requested, reserved."""
 
-    def __init__(self, *, expandable: bool = False, max_split: int = -1, divisions: int = 0) -> None:
-        self.expandable, self.max_split, self.divisions = expandable, max_split, divisions
+    def __init__(self, *, expandable: bool = False) -> None:
+        self.expandable = expandable
         self.segments: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
         self.truth: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)]
@@ -58,13 +58,7 @@ class Allocator:
         return split, whole, largest
 
     def rounded(self, size: int) -> int:
-        if size < 512:
-            return 512
-        if self.divisions > 1 and size > 512 * self.divisions:
-            floor = 1 << (size.bit_length() - 1)
-            step = floor // self.divisions
-            return -(-size // step) * step
-        return -(-size // 512) * 512
+        return max(-(-size // 512), 1) * 512
 
     def malloc(self, requested: int, stream: int = 0, frames: Any = (), **more: Any) -> int:
         size = self.rounded(requested)
@@ -74,7 +68,7 @@ class Allocator:
         if kind == "small" or segment["is_expandable"]:
             splits = rest >= 512
         else:
-            splits = (self.max_split < 0 or size < self.max_split) and rest > MIB
+            splits = rest > MIB
         if splits:
             at = segment["blocks"].index(block)
             block["size"] = size
@@ -98,10 +92,6 @@ class Allocator:
         if not found:
             return None
         best = min(found, key=lambda f: f[:2])
-        if 0 < self.max_split <= size and best[0] > size + 20 * MIB:
-            return None
-        if 0 < self.max_split <= best[0] and size < self.max_split:
-            return None
         return best[2], best[3]
 
     def _grow(self, size: int, kind: str, stream: int, frames: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -205,13 +195,13 @@ class Allocator:
                 "blocks": [dict(block) for block in segment["blocks"]],
             }
             segments.append(segment | amounts)
-        sizes = {str(1 << i): self.divisions for i in range(16)}
+        sizes = {str(1 << i): 0 for i in range(16)}
         return {
             "segments": segments,
             "device_traces": [self.events if keep is None else self.events[len(self.events) - keep :]],
             "allocator_settings": {
                 "PYTORCH_CUDA_ALLOC_CONF": "",
-                "max_split_size": self.max_split,
+                "max_split_size": -1,
                 "expandable_segments": self.expandable,
                 "roundup_power2_divisions": sizes,
             },

@@ -21,8 +21,8 @@ from nsightkit.trace.snapshot import Snapshot
 
 __all__ = ["events_of", "free_space", "held_blocks", "kept", "segments_of", "total_by_event"]
 
-# c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize, kLargeBuffer.
-_MIN_BLOCK_BYTES, _SMALL_BYTES, _LARGE_BUFFER_BYTES = 512, 1 << 20, 20 << 20
+# c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize.
+_MIN_BLOCK_BYTES, _SMALL_BYTES = 512, 1 << 20
 _FAR = 1 << 62
 _Ints = npt.NDArray[np.int64]
 _Answer = Callable[[Snapshot, int], pd.DataFrame]
@@ -97,7 +97,7 @@ def _held_segments(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """List the lifetimes of ordinary segments."""
     segments = segments_of(snapshot, device)
     segments = segments[~segments["expandable"]]
-    at_end = segments.assign(requested_bytes=segments["total_bytes"], size_bytes=-1, pending=False)
+    at_end = segments.assign(requested_bytes=segments["total_bytes"], size_bytes=-1, stack=-1, pending=False)
     phase_of = {"segment_alloc": "first", "segment_free": "free_completed"}
     table = _lifetimes(events_of(snapshot, device), at_end, phase_of)
     return table.assign(end=table["address"] + table["requested_bytes"])
@@ -123,40 +123,24 @@ def held_blocks(snapshot: Snapshot, device: int) -> pd.DataFrame:
 
 def _sized(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.DataFrame:
     """Work out the sizes of blocks that are gone by the end."""
-    rounded = _rounded(snapshot, table["requested_bytes"].to_numpy())
+    units = -(-table["requested_bytes"] // _MIN_BLOCK_BYTES)
+    rounded = units.clip(lower=1) * _MIN_BLOCK_BYTES
     is_gone = table["size_bytes"] < 0
     table["size_bytes"] = table["size_bytes"].where(~is_gone, rounded)
-    is_mapped = (events_of(snapshot, device)["action"] == "segment_map").any()
-    if is_mapped or segments_of(snapshot, device)["expandable"].any():
+    if _has_expandable(snapshot, device):
         return table  # expandable segments split off any remainder
     large = table[rounded > _SMALL_BYTES]
     gone = large[is_gone[large.index]]
-    most_split = snapshot.settings.get("max_split_size", -1)
-    is_whole = (gone["size_bytes"] >= most_split) & (most_split > 0)
-    limit = np.where(is_whole, _LARGE_BUFFER_BYTES, _SMALL_BYTES)
     segments = _held_segments(snapshot, device)
-    to_block = _distances(large, gone, limit)
-    to_segment_end = _distances(segments.assign(address=segments["end"]), gone, limit)
+    to_block = _distances(large, gone)
+    to_segment_end = _distances(segments.assign(address=segments["end"]), gone)
     remainder = np.minimum(to_block, to_segment_end)
-    table.loc[gone.index, "size_bytes"] += np.where(remainder <= limit, remainder, 0)
+    table.loc[gone.index, "size_bytes"] += np.where(remainder <= _SMALL_BYTES, remainder, 0)
     return table
 
 
-def _rounded(snapshot: Snapshot, requested: _Ints) -> _Ints:
-    """Round sizes as DeviceCachingAllocator::round_size does."""
-    divisions = snapshot.settings.get("roundup_power2_divisions", {})
-    exponent = np.frexp(requested)[1].astype(np.int64) - 1
-    # The setting names sizes in MiB: the first holds for all smaller blocks, the last for all larger ones.
-    parts_by_place = np.array([divisions.get(str(1 << place), 0) for place in range(16)], np.int64)
-    parts = parts_by_place[np.clip(exponent - 20, 0, 15)]
-    is_divided = (parts > 1) & (requested > _MIN_BLOCK_BYTES * parts)
-    unit = np.where(is_divided, (1 << exponent) // np.maximum(parts, 1), _MIN_BLOCK_BYTES)
-    rounded: _Ints = np.maximum(-(-requested // unit) * unit, _MIN_BLOCK_BYTES)
-    return rounded
-
-
-def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> _Ints:
-    """Measure from the end of each block to the next boundary when it was allocated, if that is within `limit`."""
+def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame) -> _Ints:
+    """Measure from the end of each block to the next boundary when it was allocated, if that is within 1 MiB."""
     boundaries = boundaries.sort_values(["address", "first"])
     last = boundaries["free_completed"].to_numpy()
     places, place_of = np.unique(boundaries["address"], return_inverse=True)
@@ -170,7 +154,7 @@ def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> 
     asking = np.arange(len(blocks))
     while len(asking):
         gap = places[place[asking]] - begin[asking]
-        asking = asking[gap <= limit[asking]]
+        asking = asking[gap <= _SMALL_BYTES]
         # The last boundary at this address that began by then; it may have ended.
         row = np.searchsorted(keys, place[asking] * stride + moment[asking], side="right") - 1
         is_there = (row >= 0) & (place_of[row] == place[asking]) & (last[row] > moment[asking])
@@ -184,38 +168,25 @@ def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame, limit: _Ints) -> 
 # ---------------------------------------------------------------- free space
 
 
-def _mapped(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
-    """List what of the expandable segments was mapped after an event: start from the end and undo later mappings."""
-    segments = segments_of(snapshot, device)
-    at_end = segments[segments["expandable"]]
-    later = events_of(snapshot, device).iloc[event + 1 :]
-    signs = later["action"].astype(object).map({"segment_map": -1, "segment_unmap": 1})
-    later = later.assign(sign=signs).dropna(subset="sign")
-    parts = pd.concat([at_end.assign(sign=1, size_bytes=at_end["total_bytes"]), later])
-    ends = parts.assign(address=parts["address"] + parts["size_bytes"], sign=-parts["sign"])
-    depth = pd.concat([parts, ends]).groupby("address")["sign"].sum().cumsum()
-    change = np.diff((depth > 0).to_numpy(int), prepend=0)
-    return pd.DataFrame({"address": depth.index[change > 0], "end": depth.index[change < 0]}, dtype=np.int64)
+def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) -> tuple[int, int | None]:
+    """Measure the free space of ordinary segments after an event, when the blocks of `live` were active.
 
-
-def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) -> dict[str, int]:
-    """Measure the free space after an event, when the blocks of `live` were active.
-
-    Give the free bytes in segments that hold live blocks (``inactive_split_bytes``) and in segments that hold none
-    (``releasable_bytes``), and ``largest_free_block_bytes``.
+    Give the bytes of segments without live blocks, and the largest free block; None where a segment is expandable.
     """
     held = _held_segments(snapshot, device)
-    is_held = (held["first"] <= event) & (event < held["free_completed"])
-    segments = pd.concat([held.loc[is_held, ["address", "end"]], _mapped(snapshot, device, event)])
+    segments = held[(held["first"] <= event) & (event < held["free_completed"])]
     blocks = np.sort(live["address"])
     is_empty = np.searchsorted(blocks, segments["address"]) == np.searchsorted(blocks, segments["end"])
     releasable = int((segments["end"] - segments["address"])[is_empty].sum())
+    if _has_expandable(snapshot, device):
+        return releasable, None
     # Free space runs from a segment's begin or a block's end to the next block's begin or the segment's end.
     starts = np.append(segments["address"], live["address"] + live["size_bytes"])
     stops = np.append(blocks, segments["end"])
     free = np.sort(stops) - np.sort(starts)
-    return {
-        "inactive_split_bytes": int(free.sum()) - releasable,
-        "releasable_bytes": releasable,
-        "largest_free_block_bytes": int(free.max(initial=0)),
-    }
+    return releasable, int(free.max(initial=0))
+
+
+def _has_expandable(snapshot: Snapshot, device: int) -> bool:
+    is_mapped = (events_of(snapshot, device)["action"] == "segment_map").any()
+    return bool(is_mapped or segments_of(snapshot, device)["expandable"].any())

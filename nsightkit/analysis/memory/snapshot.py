@@ -348,8 +348,8 @@ def summary(
 
         ``fragmentation``: ``reserved_bytes, allocated_bytes, slack_bytes`` (their difference), ``share`` (of reserved),
         and the parts of the slack: ``pending_bytes`` (freed, waiting for another stream), ``inactive_split_bytes``
-        (free, but in segments that hold live blocks), ``releasable_bytes`` (whole free segments, which ``empty_cache``
-        gives back); ``largest_free_block_bytes``.
+        (free, but in expandable segments or in segments that hold live blocks), ``releasable_bytes`` (whole free
+        segments, which ``empty_cache`` gives back); ``largest_free_block_bytes`` (None where segments are expandable).
 
     Raises
     ------
@@ -383,14 +383,17 @@ def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> dict[str,
     now = _timeline(snapshot, device).iloc[event + 1].astype(object)
     reserved = now["reserved_bytes"]
     allocated = now["allocated_bytes"]
-    lost = {
+    releasable, largest = free_space(snapshot, device, event, at(snapshot, event, device))
+    return {
         "reserved_bytes": reserved,
         "allocated_bytes": allocated,
         "slack_bytes": reserved - allocated,
         "share": (reserved - allocated) / reserved if reserved else None,
         "pending_bytes": now["active_bytes"] - allocated,
+        "inactive_split_bytes": reserved - now["active_bytes"] - releasable,
+        "releasable_bytes": releasable,
+        "largest_free_block_bytes": largest,
     }
-    return lost | free_space(snapshot, device, event, at(snapshot, event, device))
 
 
 def _out_of_memory(snapshot: Snapshot, device: int) -> dict[str, Any] | None:
@@ -419,6 +422,9 @@ def _notes(snapshot: Snapshot, device: int) -> list[str]:
     elif before:
         blocks = count_text(before, "block")
         notes.append(f"{blocks} from before the first event; an earlier peak is not in this snapshot")
+    divisions = snapshot.settings.get("roundup_power2_divisions", {})
+    if max(divisions.values(), default=0) > 1 or snapshot.settings.get("max_split_size", -1) > 0:
+        notes.append("the allocator's settings round blocks up; freed blocks are counted without that")
     if not len(snapshot.stack_frames):
         notes.append("no call stacks were recorded, so nothing can be attributed")
     return notes

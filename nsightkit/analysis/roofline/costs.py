@@ -179,9 +179,7 @@ def layer_costs(
     d_ff: int,
     precision: str = "bf16",
     *,
-    causal: bool = True,
     keys: int | None = None,
-    kv_heads: int | None = None,
 ) -> list[Operation]:
     """List what the operations of a transformer layer's forward pass cost, unfused but for QKV and gate and up.
 
@@ -189,10 +187,8 @@ def layer_costs(
     ----------
     batch, context, hidden, heads, d_ff : int
     precision : str
-    causal : bool
     keys : int, optional
         Positions attended to, for decoding with a cache of `keys` positions.
-    kv_heads : int, optional
 
     Returns
     -------
@@ -201,12 +197,11 @@ def layer_costs(
     """
     rows = batch * context
     d_head = hidden // heads
-    kv_width = d_head * (heads if kv_heads is None else kv_heads)
     return [
         elementwise_cost("rms_norm", rows, hidden, precision, "RMSNorm 1"),
-        gemm_cost(rows, hidden + 2 * kv_width, hidden, precision, "QKV"),
-        elementwise_cost("rotary", rows, hidden + kv_width, precision, "rotary q, k"),
-        attention_cost(batch, heads, context, d_head, precision, causal=causal, keys=keys, kv_heads=kv_heads),
+        gemm_cost(rows, 3 * hidden, hidden, precision, "QKV"),
+        elementwise_cost("rotary", rows, 2 * hidden, precision, "rotary q, k"),
+        attention_cost(batch, heads, context, d_head, precision, keys=keys),
         gemm_cost(rows, hidden, hidden, precision, "output projection"),
         elementwise_cost("residual", rows, hidden, precision, "residual 1"),
         elementwise_cost("rms_norm", rows, hidden, precision, "RMSNorm 2"),

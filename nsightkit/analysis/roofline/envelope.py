@@ -27,7 +27,6 @@ their most.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Iterable
 
@@ -39,8 +38,8 @@ __all__ = ["ALIGNMENT", "Envelope", "envelope", "misaligned", "summary"]
 
 #: Elements. bf16 and fp16 GEMMs load 16 B at a time: K and the leading dimensions must be multiples of this.
 ALIGNMENT = 8
-#: Widest head flash attention has a kernel for, and the widths it has kernels for.
-_FLASH_HEADS = (32, 64, 96, 128, 192, 256)
+#: Widest head flash attention has a kernel for.
+_FLASH_HEAD = 256
 
 #: Dimensions of GEMMs and attention; `tokens` is the K of each gradient of a weight.
 _DIMENSIONS = ("d_model", "d_ff", "vocabulary", "tokens", "d_head", "context")
@@ -180,13 +179,9 @@ def _notes(cost: Envelope) -> list[str]:
     off = [f"{name} {getattr(c, name)}" for name in misaligned(c)]
     if off:
         notes.append(f"not a multiple of {ALIGNMENT}: {', '.join(off)}")
-    if c.d_head > _FLASH_HEADS[-1]:
+    if c.d_head > _FLASH_HEAD:
         peak = f"{cost.peak_bytes(scores=True) / 1e9:.2f} GB"
         notes.append(f"no flash attention takes heads of {c.d_head}, so scores are stored and the peak is {peak}")
-    elif c.d_head not in _FLASH_HEADS:
-        kernel = _FLASH_HEADS[bisect.bisect(_FLASH_HEADS, c.d_head)]
-        padding = f"{1 - c.d_head / kernel:.1%} of its work is padding"
-        notes.append(f"heads of {c.d_head} run flash attention's kernel for {kernel}: {padding}")
     head = cost.head_flops / cost.fwd_flops
     if head > 1 / 3:
         notes.append(f"the output head is {head:.1%} of the FLOPs")

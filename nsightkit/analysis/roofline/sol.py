@@ -209,15 +209,12 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
     """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
-        (card,) = {str(row["gpu"]) for row in rows}
-        if not all(str(row["source"]).startswith("measured") for row in rows):
+        if not all(row["source"].startswith("measured") for row in rows):
             raise ValueError("not measured")
-        return ceilings([row | {"what": row["source"]} for row in rows], f"measured on {card}")
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror})", "check the path") from error
-    except (ValueError, KeyError, TypeError) as error:
+        return ceilings([row | {"what": row["source"]} for row in rows], f"measured on {rows[0]['gpu']}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         remedy = "write one with 'nsightkit peaks --measure --format json'"
-        raise TraceError(path, f"is not a list of one card's ceilings ({error})", remedy) from error
+        raise TraceError(path, f"is not a list of ceilings ({error})", remedy) from error
 
 
 def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:

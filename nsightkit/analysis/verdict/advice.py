@@ -9,7 +9,6 @@ from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.core.text import share_text
-from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LEAST, by_shape, rate
 from nsightkit.errors import UsageError
@@ -26,19 +25,11 @@ _CAPTURE = {
 }
 #: Kernels that reach this share of the datasheet's rate are as fast as such kernels get.
 _GOOD = 0.8
-#: A program is compiled if compiled regions take this part of its time, or their kernels this part of the kernels'.
-_COMPILES = 0.05
 #: Ranges and kernels that a compiler made.
 _COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
 _ALLOCATES = re.compile(r"Malloc|Free|Alloc")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")
-#: Advice on copies by what most of them are.
-_ON_COPIES = {
-    "pageable": "copy from pinned memory without waiting (PyTorch: pin_memory=True, non_blocking=True)",
-    "HtoD": CAUSES["memory-transfer"].advice,
-    "DtoH": "read back less, or into pinned memory on a separate stream",
-    "other": "avoid these copies, or overlap them with kernels",
-}
+_PINNED = "copy from pinned memory without waiting (PyTorch: pin_memory=True, non_blocking=True)"
 #: Where copies or collectives fill the time, and running them beside other work would gain little.
 _LESS = {
     "memory-transfer": "copy less: keep on the device what fits there, or send narrower types",
@@ -49,8 +40,6 @@ _FP32_CORES = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|scudnn|simt|f32f32_f32f32", 
 _FP32_TENSORS = re.compile(r"sgemm|scudnn|simt|tf32|tensorop_s1688|f32f32_f32f32|fmha_cutlass\w*_f32", re.IGNORECASE)
 #: Tensor-core kernels for odd sizes; kernels of ordinary cores (simt) have such names for all sizes.
 _UNALIGNED = re.compile(r"^(?!.*simt).*align[12](?!\d)", re.IGNORECASE)
-#: Matmuls in 16 bits, by operator and shapes as recorded: a row-major K or N that is not a multiple of 8.
-_PRODUCT = re.compile(r"^aten::(?:add|b|badd)?mm\b.* (?:\d+x)*(\d+) (?:\d+x)*(\d+) (?:fp16|bf16)$")
 #: Kernels that hold less of the kernel time than this are not worth advice.
 _WORTH = 0.1
 _HALF = {"bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
@@ -102,7 +91,10 @@ def _advice(finding: Finding, slug: str) -> str:
     """One sentence that fits a cause and this program."""
     trace = finding.account.trace
     if slug == "memory-transfer":
-        return _ON_COPIES[_kind_of_copies(finding)]
+        copies = trace.table("memops", ["src_kind", "dst_kind", "duration_ns"])
+        is_pageable = (copies["src_kind"] == "pageable") | (copies["dst_kind"] == "pageable")
+        if 2 * copies.loc[is_pageable, "duration_ns"].sum() > copies["duration_ns"].sum():
+            return _PINNED
     if slug == "unknown":
         if not trace.recorded("calls"):
             return f"record the CPU side, the calls that launch the GPU's work first of all: {_CAPTURE['nsys']}"
@@ -121,19 +113,6 @@ def _advice(finding: Finding, slug: str) -> str:
     return CAUSES[slug].advice
 
 
-def _kind_of_copies(finding: Finding) -> str:
-    """What most of the copies that kernels wait for are."""
-    moments = finding.account.moments("memory-transfer")
-    moments = moments[(moments["kind"] == "copy") & (moments["row"] >= 0)]
-    copies = finding.account.trace.table("memops", ["kind", "src_kind", "duration_ns"]).loc[moments["row"]]
-    if copies.empty:
-        return "pageable"
-    kinds = copies["kind"].astype(str).str.partition(" ")[0]
-    kinds = kinds.mask((kinds == "HtoD") & (copies["src_kind"] == "pageable").to_numpy(), "pageable")
-    kind = str(copies["duration_ns"].groupby(kinds).sum().idxmax())
-    return kind if kind in _ON_COPIES else "other"
-
-
 # ---------------------------------------------------------------- kernels that fill the time
 
 
@@ -147,7 +126,7 @@ def _record_more(finding: Finding) -> str:
 
 def _faster_kernels(finding: Finding) -> Iterator[str]:
     yield from _precision(finding)
-    if _has_odd_sizes(finding):
+    if 2 * _time_ns(finding, "GEMM", pattern=_UNALIGNED) > _time_ns(finding, "GEMM"):
         yield "most of the time in these matmuls has sizes that are not multiples of 8: pad them"
     if _time_ns(finding, "softmax") > _WORTH * _time_ns(finding):
         fused = "use a fused attention that never writes its scores (PyTorch: scaled_dot_product_attention)"
@@ -202,22 +181,6 @@ def _precision(finding: Finding) -> Iterator[str]:
         yield f"matmuls and attention run {where}: {', or '.join(ways)}"
 
 
-def _has_odd_sizes(finding: Finding) -> bool:
-    """Whether most GEMM time has sizes that are not multiples of 8; without shapes the kernels' names tell."""
-    odd_ns = _time_ns(finding, "GEMM", pattern=_UNALIGNED)
-    whole_ns = _time_ns(finding, "GEMM")
-    groups = list(sol.groups(finding.account.trace))
-    if groups:
-        odd_ns = whole_ns = 0
-    for group in groups:
-        widths = _PRODUCT.match(group.operation.name)
-        if widths is not None:
-            whole_ns += group.time_ns
-            if any(int(width) % 8 for width in widths.groups()):
-                odd_ns += group.time_ns
-    return 2 * odd_ns > whole_ns
-
-
 def _card(finding: Finding) -> hardware.Gpu | None:
     """The card, where it is listed."""
     names = [finding.account.gpu, *(gpu.name for gpu in finding.account.trace.meta.gpus)]
@@ -231,13 +194,9 @@ def _card(finding: Finding) -> hardware.Gpu | None:
 
 
 def _is_compiled(finding: Finding) -> bool:
-    """Whether a compiler made a part of the program that counts."""
-    account = finding.account
-    if _time_ns(finding, pattern=_COMPILED) > _COMPILES * _time_ns(finding):
-        return True
-    for table in ("ranges", "ops"):
-        events = account.trace.table(table, ["name", "duration_ns"])
-        compiled_ns = events.loc[matching(events["name"], _COMPILED), "duration_ns"].sum()
-        if compiled_ns > _COMPILES * (account.edges[-1] - account.edges[0]):
+    """Whether a compiler made a part of the program."""
+    trace = finding.account.trace
+    for table in ("kernels", "ranges", "ops"):
+        if matching(trace.table(table, ["name"])["name"], _COMPILED).any():
             return True
     return False

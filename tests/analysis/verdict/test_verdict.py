@@ -412,7 +412,6 @@ def test_advice_rests_on_shapes_and_the_majority_of_time(row: dict[str, Any]) ->
     [
         ("HtoD", "pageable", "pinned memory without waiting"),
         ("HtoD", "pinned", "stream of its own"),
-        ("DtoH", "pinned", "read back less"),
     ],
 )
 def test_copies_get_the_advice_of_their_kind(tmp_path: Path, kind: str, host: str, advice: str) -> None:
