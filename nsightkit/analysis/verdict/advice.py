@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.names import matching
@@ -25,6 +27,8 @@ _CAPTURE = {
 }
 #: Kernels that reach this share of the datasheet's rate are as fast as such kernels get.
 _GOOD = 0.8
+#: A program is compiled if compiled regions take this part of its time, or their kernels this part of the kernels'.
+_COMPILES = 0.05
 #: Ranges and kernels that a compiler made.
 _COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
 _ALLOCATES = re.compile(r"Malloc|Free|Alloc")
@@ -141,13 +145,14 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
         yield "decode more sequences at once, which share each reading of the weights; or use narrower weights"
     else:
         yield CAUSES[finding.name].advice
-    if by_shape(finding.account, finding.name) < 0.5:
-        if "torch" in finding.account.trace.meta.tool.lower():
+    account = finding.account
+    if account.kernels["by_shape"].any() and _card(finding) is None:
+        yield "the card is not listed: name the nearest one (nsightkit peaks) with --gpu NAME"
+    elif by_shape(account, finding.name) < 0.5 and not account.decodes:
+        if "torch" in account.trace.meta.tool.lower():
             yield f"record shapes, to learn how far the operators are from their bound: {_CAPTURE['shapes']}"
         else:
             yield _record_more(finding)
-    elif _card(finding) is None:
-        yield "the card is not listed: name the nearest one (nsightkit peaks) with --gpu NAME"
 
 
 def _time_ns(finding: Finding, *categories: str, pattern: re.Pattern[str] | None = None) -> int:
@@ -194,9 +199,11 @@ def _card(finding: Finding) -> hardware.Gpu | None:
 
 
 def _is_compiled(finding: Finding) -> bool:
-    """Whether a compiler made a part of the program."""
+    """Whether a compiler made a part of the program that counts."""
     trace = finding.account.trace
-    for table in ("kernels", "ranges", "ops"):
-        if matching(trace.table(table, ["name"])["name"], _COMPILED).any():
-            return True
-    return False
+    shares = [_time_ns(finding, pattern=_COMPILED) / max(_time_ns(finding), 1)]
+    for table in ("ranges", "ops"):
+        events = trace.table(table, ["name", "duration_ns"])
+        compiled_ns = events.loc[matching(events["name"], _COMPILED), "duration_ns"].sum()
+        shares.append(compiled_ns / np.ptp(finding.account.edges))
+    return max(shares) > _COMPILES
