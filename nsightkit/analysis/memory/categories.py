@@ -21,24 +21,8 @@ import pandas as pd
 from nsightkit.analysis.memory.blocks import events_of
 from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["CATEGORIES", "categorize", "sites_of"]
+__all__ = ["categorize", "sites_of"]
 
-#: What a block can be; the order in which figures stack them.
-CATEGORIES = (
-    "weights",
-    "optimizer states",
-    "gradients",
-    "activations",
-    "logits",
-    "autocast copies",
-    "KV cache",
-    "communication",
-    "workspaces",
-    "inputs",
-    "temporary",
-    "before recording",
-    "unknown",
-)
 #: What a frame in any place of the stack says, by a pattern of its file, a line break and its function.
 _ANYWHERE = {
     "forward": r"\n_?forward$|nn[/\\]modules[/\\]module\.py\n(_wrapped)?_call_impl$",

@@ -18,11 +18,11 @@ import pandas as pd
 
 from nsightkit.analysis.core.text import count_text
 from nsightkit.analysis.memory.blocks import events_of, free_space, held_blocks, kept, segments_of, total_by_event
-from nsightkit.analysis.memory.categories import CATEGORIES, categorize, sites_of
+from nsightkit.analysis.memory.categories import categorize, sites_of
 from nsightkit.errors import UsageError
 from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["CATEGORIES", "at", "bands", "growth", "ranges", "sites", "summary", "timeline"]
+__all__ = ["at", "bands", "growth", "ranges", "sites", "summary", "timeline"]
 
 #: What adds to the reserved bytes, and what takes from them.
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}

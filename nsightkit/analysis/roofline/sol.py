@@ -54,6 +54,7 @@ __all__ = [
     "datasheet",
     "elementwise_cost",
     "gemm_cost",
+    "gpu_of",
     "groups",
     "judge",
     "kernel_bounds",
@@ -326,7 +327,7 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
     kinds = kinds[kinds["time_ns"] > 0].reset_index(drop=True)
     sheet = Rates("datasheet", {}, 1.0)
     if len(kinds):
-        sheet = datasheet(hardware.find(gpu or _gpu_of(trace)))
+        sheet = datasheet(hardware.find(gpu or gpu_of(trace)))
     calls = kinds["calls"].to_numpy(np.int64)
     times = kinds["time_ns"].to_numpy(np.int64)
     operations = [_on(sheet, operation) for operation in kinds["operation"]]
@@ -359,7 +360,7 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
     """
     bound = np.full(trace.size("kernels"), "", dtype=object)
     try:
-        sheets = [datasheet(hardware.find(gpu or _gpu_of(trace)))]
+        sheets = [datasheet(hardware.find(gpu or gpu_of(trace)))]
     except UsageError:
         sheets = [datasheet(card) for card in hardware.GPUS]
     for group in groups(trace):
@@ -425,7 +426,18 @@ def groups(trace: Trace) -> Iterator[Group]:
         yield Group(operation, chosen, members["operator"].nunique(), time_ns)
 
 
-def _gpu_of(trace: Trace) -> str:
+def gpu_of(trace: Trace) -> str:
+    """Name the card of a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Raises
+    ------
+    UsageError
+        The trace does not name it.
+    """
     for gpu in trace.meta.gpus:
         if gpu.name:
             return gpu.name

@@ -11,6 +11,7 @@ from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.core.text import share_text
+from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LEAST, by_shape, rate
 from nsightkit.errors import UsageError
@@ -188,14 +189,11 @@ def _precision(finding: Finding) -> Iterator[str]:
 
 def _card(finding: Finding) -> hardware.Gpu | None:
     """The card, where it is listed."""
-    names = [finding.account.gpu, *(gpu.name for gpu in finding.account.trace.meta.gpus)]
-    for name in names:
-        if name:
-            try:
-                return hardware.find(name)
-            except UsageError:
-                return None
-    return None
+    account = finding.account
+    try:
+        return hardware.find(account.gpu or sol.gpu_of(account.trace))
+    except UsageError:
+        return None
 
 
 def _is_compiled(finding: Finding) -> bool:

@@ -37,7 +37,7 @@ _NEAR = 1.25
 _BOUNDS, _SLOW = ("compute-bound", "memory-bound"), 0.25
 #: A replay that is off by more than this is worth a doubt, though it predicts.
 _ROUGH = 0.02
-#: A step gains from a change if it saves this part of what all of them save on average.
+#: A step gains from a change if it saves this part of the average; a part of the run loses likewise.
 _PART = 0.5
 #: What fewer parts of the run than this have is in doubt, and what fewer than half of them have more so.
 _MOST = 0.75
@@ -60,8 +60,6 @@ class Decision:
         Share of the wall time that it saves; 0 where nothing was predicted.
     ties : tuple of str
         Answers that weigh as much.
-    gaining : tuple of int or None
-        How many steps gain from the change, and of how many.
     doubts : tuple of str
         Sentences.
     level : {"high", "medium", "low"}
@@ -71,7 +69,6 @@ class Decision:
     change: str | None = None
     gain: float = 0.0
     ties: tuple[str, ...] = ()
-    gaining: tuple[int, int] | None = None
     doubts: tuple[str, ...] = ()
     level: str = "high"
 
@@ -112,8 +109,7 @@ def _by_gains(account: Account, replay: WhatIf) -> Decision:
     tied = [name for name, gain in gains.items() if gain >= _TIE * best]
     name = _largest(account, tied)
     tied.remove(name)
-    change = CHANGE_OF[name]
-    return Decision(name, change, gains[name], tuple(tied), _steps_that_gain(replay, change))
+    return Decision(name, CHANGE_OF[name], gains[name], tuple(tied))
 
 
 def _by_shares(account: Account) -> Decision:
@@ -133,15 +129,6 @@ def _is_full(account: Account) -> bool:
     return sum(account.total_ns[name] for name in _FILLS) >= _FULL * account.span_ns
 
 
-def _steps_that_gain(replay: WhatIf, change: str) -> tuple[int, int] | None:
-    before = replay.playable.unchanged.each_ns
-    if len(before) < FEW_STEPS:
-        return None
-    saved = before - replay.played(change).each_ns
-    gaining = saved >= _PART * saved.mean()
-    return int(gaining.sum()), len(saved)
-
-
 # ---------------------------------------------------------------- confidence
 
 
@@ -158,7 +145,7 @@ def _of_replay(replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
 def _of_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
     """Doubts about when time was lost, and time that was lost to something else."""
     if decision.name in LOSSES:
-        yield from _seldom(account, decision)
+        yield from _seldom(account, replay, decision)
     if decision.change is not None:
         others = [name for name in CHANGE_OF if name not in decision.ties]
         largest = _largest(account, others)
@@ -198,7 +185,7 @@ def _of_kind(account: Account, decision: Decision) -> Iterator[_Doubt]:
             yield "the profiler recorded the CPU too, which inflates launch overhead: time steps without it", 0
 
 
-def _seldom(account: Account, decision: Decision) -> Iterator[_Doubt]:
+def _seldom(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
     """Doubts where few moments or few parts of the run lose time to the answer."""
     lost_ns = account.total_ns[decision.name]
     if 2 * account.moments(decision.name)["duration_ns"].max() > lost_ns > 0:
@@ -207,17 +194,16 @@ def _seldom(account: Account, decision: Decision) -> Iterator[_Doubt]:
     count = len(account.steps)
     if count and not account.are_steps:
         yield f"the trace holds {count_text(count, 'step')}, so this may not repeat", 1
-    # Parts that lose at least half as much to it as all do on average.
-    share = account.by_part[decision.name] / account.by_part.sum(axis=1).clip(lower=1)
-    losing = (share >= _PART * lost_ns / max(account.span_ns, 1)).to_numpy()
-    some = int(losing.sum())
-    every = len(losing)
-    text = _where(account, losing)
-    if decision.gaining is not None:
-        some, every = decision.gaining
-        text = f"only {some:,} of {every:,} steps would gain from the change"
-    if some < _MOST * every:
-        yield text, 2 if 2 * some < every else 1
+    if decision.change is not None and len(replay.playable.unchanged.each_ns) >= FEW_STEPS:
+        saved = replay.playable.unchanged.each_ns - replay.played(decision.change).each_ns
+        concerned = saved >= _PART * saved.mean()
+        text = f"only {int(concerned.sum()):,} of {len(concerned):,} steps would gain from the change"
+    else:
+        share = account.by_part[decision.name] / account.by_part.sum(axis=1).clip(lower=1)
+        concerned = (share >= _PART * lost_ns / max(account.span_ns, 1)).to_numpy()
+        text = _where(account, concerned)
+    if concerned.mean() < _MOST:
+        yield text, 2 if concerned.mean() < 0.5 else 1
 
 
 def _only_steps_name_it(account: Account) -> bool:

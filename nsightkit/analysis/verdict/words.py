@@ -82,8 +82,6 @@ def evidence(finding: Finding) -> Iterator[str]:
         moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
     if moments:
         yield f"Longest: {'; '.join(moments)}"
-    if finding.name == "memory-bound" and account.decodes:
-        yield "The server decodes few sequences at once: each matmul reads its weights for a few rows"
     reached = rate(finding.operators)
     if reached is not None:
         yield f"Operators with known shapes run at {share_text(reached)} of the datasheet's rate"
@@ -110,11 +108,8 @@ def _names(finding: Finding) -> Iterator[str]:
         if not name or row["total_ns"] <= _LITTLE * finding.time_ns:
             continue
         moment = "gap" if finding.is_idle and kind != "copy" else _MOMENTS.get(kind, "gap")
-        text = f"{time_text(row['total_ns'])} in {count_text(row['count'], moment)}: "
-        if finding.is_step(name):
-            text += f"only the step's own range, {_called(name)}, covers this time"
-        else:
-            text += _KIND.get(kind, "") + _called(name)
+        count = count_text(row["count"], moment)
+        text = f"{time_text(row['total_ns'])} in {count}: {_KIND.get(kind, '')}{_called(name)}"
         if row["inside"]:
             text += f", mostly inside {_called(row['inside'])}"
         yield text
@@ -132,6 +127,4 @@ def against(finding: Finding) -> Iterator[str]:
     if finding.changes and inferred:
         dependencies = "dependency was" if inferred == 1 else "dependencies were"
         yield f"{inferred:,} {dependencies} inferred, not recorded"
-    if finding.is_idle and not finding.account.trace.recorded("calls"):
-        yield "the calls that launched the GPU's work were not recorded"
     yield from finding.account.trace.meta.notes

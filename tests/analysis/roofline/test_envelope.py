@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from nsightkit import cli
 from nsightkit.analysis.roofline.envelope import envelope, misaligned, summary
 from nsightkit.configurations import MATRIX, SIZES, VARIANTS, find
 
@@ -95,12 +92,3 @@ def test_the_notes_say_what_the_figures_leave_out() -> None:
     assert "63.7%" in notes["vocab_bottleneck"]
     assert "vocabulary 50257" in notes["vocab_bottleneck"]
     assert "multiple of 8:" not in notes["vocab_aligned"]
-
-
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["envelope", "--config", "vocab_aligned", "--config", "2.7B", "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [list(row) for row in rows] == [COLUMNS.split()] * 2
-    assert rows[1]["peak_bytes"] == envelope(find("2.7B")).peak_bytes()
-    assert cli.run(["envelope", "--config", "huge"]) == 2
-    assert "no configuration is called 'huge'" in capsys.readouterr().err

@@ -63,12 +63,6 @@ def test_decoding_is_the_weights() -> None:
     assert sol.attention_cost(1, 1, 4, 1, keys=10).flops == 4 * (4 * 6 + 8)
 
 
-def test_grouped_queries_move_fewer_keys() -> None:
-    dense, grouped = (sol.attention_cost(1, 32, 1, 128, keys=4096, kv_heads=heads) for heads in (32, 8))
-    assert dense.flops == grouped.flops
-    assert dense.bytes - grouped.bytes == 2 * 128 * 2 * 24 * 4096
-
-
 def test_the_published_layer_is_impossible() -> None:
     """Times that have been printed for an H100, which would need more than twice its peak."""
     h100 = sol.datasheet(hardware.find("H100 SXM"))
