@@ -7,8 +7,6 @@ import pytest
 from nsightkit.analysis.roofline.envelope import envelope, misaligned, summary
 from nsightkit.configurations import MATRIX, SIZES, VARIANTS, find
 
-COLUMNS = "config params state_bytes activation_bytes logits_bytes peak_bytes fwd_flops train_flops aligned notes"
-
 #: params M; state, activations (flash, naive), logits, peak (flash, naive) in GiB; TFLOP forward and training; share of
 #: attention and of the head in %; ms of a step at an RTX 4090's and an H200's 16-bit peak. An independent calculation,
 #: as printed.
