@@ -69,16 +69,15 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, phase_of: dict[str, s
     never), and a ``size_bytes`` of -1 if it is unknown.
     """
     count = len(events)
-    phase = events["action"].astype(object).map(phase_of)
+    phase = events["action"].map(phase_of).astype("category")
     recorded = events[["address", "stack"]].assign(requested_bytes=events["size_bytes"], size_bytes=-1, pending=False)
     recorded["stack"] = recorded["stack"].where(phase == "first", -1)
     recorded = recorded.assign(phase=phase, event=events.index).dropna(subset="phase")
     staying = at_end[["address", "stack", "requested_bytes", "size_bytes", "pending"]]
     rows = pd.concat([recorded, staying.assign(phase="free_completed", event=count)])
     rows = rows.sort_values("address", kind="stable", ignore_index=True)
-    before = rows.shift()
-    is_head = (rows["phase"] == "first") | (rows["address"] != before["address"])
-    is_head |= before["phase"] == "free_completed"
+    is_head = (rows["phase"] == "first") | (rows["address"] != rows["address"].shift(fill_value=-1))
+    is_head |= rows["phase"].shift() == "free_completed"
     for name in ("first", "free_requested", "free_completed"):
         rows[name] = rows["event"].where(rows["phase"] == name, -1).astype(np.int64)
     blocks = rows.drop(columns=["phase", "event"]).groupby(is_head.cumsum())
