@@ -86,7 +86,7 @@ class Threads:
 
     @kept
     def _by_thread(self, table: str) -> tuple[Int, Int, Track]:
-        """The threads of a table, where the events of each begin and those of the last end, and the events by thread."""
+        """The threads, where the events of each begin and those of the last end, and the events by thread."""
         events = self.trace.table(table, ["thread", "start_ns", "end_ns"])
         thread = events["thread"].to_numpy()
         start = events["start_ns"].to_numpy()
