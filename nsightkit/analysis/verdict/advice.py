@@ -34,7 +34,9 @@ _COMPILES = 0.05
 _COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
 _ALLOCATES = re.compile(r"Malloc|Free|Alloc")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")
-_PINNED = "copy from pinned memory without waiting (PyTorch: pin_memory=True, non_blocking=True)"
+_PINNED = "copy from or into pinned memory without waiting (PyTorch: pin_memory=True, non_blocking=True)"
+#: Large copies to or from the host that are slower than this use pageable memory: PCIe 3 moves 12 GB/s.
+_PAGEABLE_GB_PER_S, _LARGE_COPY = 6.0, 1 << 20
 #: Where copies or collectives fill the time, and running them beside other work would gain little.
 _LESS = {
     "memory-transfer": "copy less: keep on the device what fits there, or send narrower types",
@@ -43,11 +45,16 @@ _LESS = {
 #: Products in FP32 on ordinary cores, and products and attention of FP32 tensors on any.
 _FP32_CORES = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|scudnn|simt|f32f32_f32f32", re.IGNORECASE)
 _FP32_TENSORS = re.compile(r"sgemm|scudnn|simt|tf32|tensorop_s1688|f32f32_f32f32|fmha_cutlass\w*_f32", re.IGNORECASE)
-#: Tensor-core kernels for odd sizes; kernels of ordinary cores (simt) have such names for all sizes.
-_UNALIGNED = re.compile(r"^(?!.*simt).*align[12](?!\d)", re.IGNORECASE)
+#: Matmuls in 16 bits, by operator and recorded shapes, whose last extents are K and N. Names of kernels tell no sizes:
+#: those of ordinary cores end in align1 whatever they multiply.
+_PRODUCT = re.compile(r"^aten::(?:add|b|badd)?mm\b.* (?:\d+x)*(\d+) (?:\d+x)*(\d+) (?:fp16|bf16)$")
+_LAYOUT = re.compile(r"n[ch]\w*to_?n[hc]\w*|AddPadding", re.IGNORECASE)
 #: Kernels that hold less of the kernel time than this are not worth advice.
 _WORTH = 0.1
 _HALF = {"bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
+#: Compute capabilities with which NVIDIA's tensor cores multiply in all of these, for cards that are not listed.
+_ALL_PRECISIONS = re.compile(r"([89]|1\d)\.\d")
+_AMD = re.compile(r"\bamd\b|instinct|\bmi\d|gfx", re.IGNORECASE)
 
 
 def next_steps(finding: Finding) -> Iterator[str]:
@@ -95,11 +102,8 @@ def _gain(finding: Finding, change: str | None) -> str:
 def _advice(finding: Finding, slug: str) -> str:
     """One sentence that fits a cause and this program."""
     trace = finding.account.trace
-    if slug == "memory-transfer":
-        copies = trace.table("memops", ["src_kind", "dst_kind", "duration_ns"])
-        is_pageable = (copies["src_kind"] == "pageable") | (copies["dst_kind"] == "pageable")
-        if 2 * copies.loc[is_pageable, "duration_ns"].sum() > copies["duration_ns"].sum():
-            return _PINNED
+    if slug == "memory-transfer" and _is_pageable(finding):
+        return _PINNED
     if slug == "unknown":
         if not trace.recorded("calls"):
             return f"record the CPU side, the calls that launch the GPU's work first of all: {_CAPTURE['nsys']}"
@@ -118,6 +122,19 @@ def _advice(finding: Finding, slug: str) -> str:
     return CAUSES[slug].advice
 
 
+def _is_pageable(finding: Finding) -> bool:
+    """Whether most exposed copies use pageable memory of the host, by its recorded kind or else by their rate."""
+    moments = finding.account.moments("memory-transfer")
+    rows = moments.loc[(moments["kind"] == "copy") & (moments["row"] >= 0), "row"]
+    columns = ["kind", "src_kind", "dst_kind", "bytes", "duration_ns"]
+    copies = finding.account.trace.table("memops", columns).loc[rows]
+    host = copies["src_kind"].astype(str).where(copies["kind"] == "HtoD", copies["dst_kind"].astype(str))
+    of_host = copies["kind"].isin(["HtoD", "DtoH"])
+    is_slow = (copies["bytes"] >= _LARGE_COPY) & (copies["bytes"] < _PAGEABLE_GB_PER_S * copies["duration_ns"])
+    is_pageable = of_host & ((host == "pageable") | ((host != "pinned") & is_slow))
+    return bool(2 * copies.loc[is_pageable, "duration_ns"].sum() > copies["duration_ns"].sum())
+
+
 # ---------------------------------------------------------------- kernels that fill the time
 
 
@@ -130,10 +147,16 @@ def _record_more(finding: Finding) -> str:
 
 
 def _faster_kernels(finding: Finding) -> Iterator[str]:
+    shaped = list(sol.groups(finding.account.trace))
+    kernels_ns = _time_ns(finding)
     yield from _precision(finding)
-    if 2 * _time_ns(finding, "GEMM", pattern=_UNALIGNED) > _time_ns(finding, "GEMM"):
+    if _has_odd_sizes(shaped):
         yield "most of the time in these matmuls has sizes that are not multiples of 8: pad them"
-    if _time_ns(finding, "softmax") > _WORTH * _time_ns(finding):
+    layout_ns = _time_ns(finding, pattern=_LAYOUT)
+    if layout_ns > _WORTH * kernels_ns:
+        share = share_text(layout_ns / kernels_ns)
+        yield f"{share} of the kernel time converts layouts: keep tensors in channels_last (PyTorch: memory_format)"
+    if _time_ns(finding, "softmax") > _WORTH * kernels_ns:
         fused = "use a fused attention that never writes its scores (PyTorch: scaled_dot_product_attention)"
         yield f"if these softmaxes belong to attention, {fused}"
     reached = rate(finding.operators)
@@ -147,7 +170,7 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
     else:
         yield CAUSES[finding.name].advice
     account = finding.account
-    if account.kernels["by_shape"].any() and _card(finding) is None:
+    if shaped and _card(finding) is None:
         yield "the card is not listed: name the nearest one (nsightkit peaks) with --gpu NAME"
     elif by_shape(account, finding.name) < 0.5 and not account.decodes:
         if "torch" in account.trace.meta.tool.lower():
@@ -166,20 +189,30 @@ def _time_ns(finding: Finding, *categories: str, pattern: re.Pattern[str] | None
     return int((kernels["end_ns"] - kernels["start_ns"]).sum())
 
 
+def _has_odd_sizes(shaped: list[sol.Group]) -> bool:
+    """Whether most of the time of matmuls with recorded shapes has sizes that are not multiples of 8."""
+    odd_ns = 0
+    whole_ns = 0
+    for group in shaped:
+        widths = _PRODUCT.match(group.operation.name)
+        if widths is not None:
+            whole_ns += group.time_ns
+            if any(int(width) % 8 for width in widths.groups()):
+                odd_ns += group.time_ns
+    return 2 * odd_ns > whole_ns
+
+
 def _precision(finding: Finding) -> Iterator[str]:
     """Narrower types that the card multiplies in, where most of the time says that they would help."""
-    card = _card(finding)
-    if card is None:
-        return
     kernels_ns = _time_ns(finding)
     products_ns = _time_ns(finding, "GEMM", "convolution")
     on_cores_ns = _time_ns(finding, "GEMM", "convolution", pattern=_FP32_CORES)
     fp32_ns = _time_ns(finding, "GEMM", "convolution", "attention", pattern=_FP32_TENSORS)
     on_cores = 2 * on_cores_ns > products_ns
     ways = []
-    if on_cores and on_cores_ns > _WORTH * kernels_ns and card.supports("tf32"):
+    if on_cores and on_cores_ns > _WORTH * kernels_ns and _supports(finding, "tf32"):
         ways.append("allow TF32")
-    halves = [way for precision, way in _HALF.items() if card.supports(precision)]
+    halves = [way for precision, way in _HALF.items() if _supports(finding, precision)]
     if 2 * fp32_ns > kernels_ns:
         ways += halves[:1]
     if ways:
@@ -194,6 +227,18 @@ def _card(finding: Finding) -> hardware.Gpu | None:
         return hardware.find(account.gpu or sol.gpu_of(account.trace))
     except UsageError:
         return None
+
+
+def _supports(finding: Finding, precision: str) -> bool:
+    """Whether the card's tensor cores multiply in a precision; unknown cards do not."""
+    card = _card(finding)
+    if card is not None:
+        return card.supports(precision)
+    account = finding.account
+    gpus = account.trace.meta.gpus
+    if account.gpu or not gpus or not gpus[0].name or _AMD.search(gpus[0].name):
+        return False
+    return _ALL_PRECISIONS.fullmatch(gpus[0].compute_capability or "") is not None
 
 
 def _is_compiled(finding: Finding) -> bool:

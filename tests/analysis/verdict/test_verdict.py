@@ -21,6 +21,7 @@ from synthetic.planted import BOTTLENECK_OF, Export, Fault, training
 import nsightkit
 from nsightkit import cli
 from nsightkit.analysis import verdict
+from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.timeline import gaps, overview
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.analysis.verdict import rules, words
@@ -402,26 +403,36 @@ ADVICE = tomllib.loads(Path(__file__).with_name("advice.toml").read_text(encodin
 @pytest.mark.parametrize("row", ADVICE)
 def test_advice_rests_on_shapes_and_the_majority_of_time(row: dict[str, Any]) -> None:
     operator = (*row["operator"], BF16) if "operator" in row else None
-    text = "\n".join(verdict.summary(filled(row["kernels"], Gpu(0, row["gpu"]), operator))["next_steps"])
+    gpu = Gpu(0, row["gpu"], compute_capability=row.get("capability"))
+    text = "\n".join(verdict.summary(filled(row["kernels"], gpu, operator))["next_steps"])
     assert [advice for advice in row.get("present", ()) if advice not in text] == [], text
     assert [advice for advice in row.get("absent", ()) if advice in text] == [], text
 
 
 @pytest.mark.parametrize(
-    ("kind", "host", "advice"),
+    ("host", "size", "advice"),
     [
-        ("HtoD", "pageable", "pinned memory without waiting"),
-        ("HtoD", "pinned", "stream of its own"),
+        ("pageable", 1 << 20, "pinned memory without waiting"),
+        ("pinned", 1 << 20, "stream of its own"),
+        ("", 3_040_000, "pinned memory without waiting"),  # 3.8 GB/s
+        ("", 12 << 20, "stream of its own"),
     ],
 )
-def test_copies_get_the_advice_of_their_kind(tmp_path: Path, kind: str, host: str, advice: str) -> None:
+@pytest.mark.parametrize("kind", ["HtoD", "DtoH"])
+def test_copies_at_pageable_speed_ask_for_pinned_memory(
+    tmp_path: Path, kind: str, host: str, size: int, advice: str
+) -> None:
     laid = Laid()
     for _ in range(12):
         with laid.step():
             for _ in range(5):
                 laid.kernel(200)
-            laid.copy(800, kind, host)
-    found = laid.answer(tmp_path)
+            laid.copy(800, kind, host or "pinned", size)
+    trace = laid.trace(tmp_path)
+    rows = {table: trace[table] for table in ("kernels", "memops", "calls", "ranges")}
+    if not host:
+        rows["memops"] = rows["memops"].assign(src_kind="", dst_kind="")
+    found = verdict.summary(Trace.from_frames(rows, trace.meta))
     assert found["bottleneck"] == "memory-transfer"
     assert advice in found["next_steps"][0]
 
@@ -471,6 +482,8 @@ def test_an_unknown_card_is_no_obstacle() -> None:
         found = verdict.summary(shaped(kind, 200, None))
         assert found["bottleneck"] == bottleneck
         assert "--gpu NAME" in " ".join(found["next_steps"])
+    with pytest.raises(UsageError, match="with --gpu"):
+        sol.summary(shaped("mm", 200, "RTX 9000"))
     named = verdict.summary(shaped("mm", 200, None), gpu="H200")
     assert any("datasheet" in text for text in named["evidence"])
     with pytest.raises(UsageError, match="Voodoo"):
@@ -570,7 +583,15 @@ def test_a_filter_does_not_uncover_a_copy(tmp_path: Path) -> None:
     assert all(row["bottleneck"] != "memory-transfer" for row in found["candidates"])
 
 
-# ---------------------------------------------------------------- a real trace
+# ---------------------------------------------------------------- real traces
+
+
+def test_an_odd_number_of_tokens_asks_for_padding() -> None:
+    """3,137 tokens in TimeSformer, after the CPU has prepared the input."""
+    case = Path(__file__).parents[3] / "docs" / "cases" / "odd-tokens" / "timesformer-h100.parquet"
+    found = verdict.summary(select(nsightkit.load(case, cache=False), time_ns=(222 * MS, None)))
+    assert found["bottleneck"] == "memory-bound"
+    assert "multiples of 8" in found["next_steps"][0]
 
 
 def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: Path) -> None:
