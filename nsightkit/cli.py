@@ -81,6 +81,8 @@ def _parser_of(command: Command) -> _Parser:
     if name != "mcp":
         forms = "Text for people (the default), CSV of a table, or JSON."
         parser.add_argument("-f", "--format", choices=get_args(Format), default="text", help=forms)
+        cached = "Keep nothing of big traces in the user's cache, and read nothing from it."
+        parser.add_argument("--no-cache", action="store_true", help=cached)
     return parser
 
 
@@ -183,6 +185,8 @@ def _run(words: Sequence[str]) -> int:
         raise UsageError(f"unknown command {name!r}; nsightkit --help lists them")
     values = _parsed(COMMANDS[name], rest)
     form = values.pop("format", "text")
+    if values.pop("no_cache", False):
+        os.environ["NSIGHTKIT_NO_CACHE"] = "1"  # for worker processes too
     try:
         result = COMMANDS[name].run(values)
     finally:

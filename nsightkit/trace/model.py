@@ -87,7 +87,8 @@ def lost_work(names: pd.Series[Any] | pd.Categorical[Any]) -> list[str]:
 class TraceMeta:
     """What is known about the capture itself.
 
-    ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty);
+    ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty), and ``MPI`` where a
+    launcher of MPI started the program and its calls were not traced;
     ``notes`` are remarks on data quality, one sentence each. ``private`` holds the file's names of people and
     machines, for :mod:`nsightkit.trace.clean` to find in other texts: a name or a secret, and which (``user``,
     ``host``, ``secret``). It is never shown or written.

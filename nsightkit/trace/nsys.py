@@ -47,6 +47,8 @@ _LABELS |= dict.fromkeys(("srcKind", "dstKind", "memKind"), _LABELS["memory"])
 _NVTX = "NVTX_EVENTS"
 _SAMPLES = "COMPOSITE_EVENTS"
 _WAITS = "MPI_START_WAIT_EVENTS"
+#: Variables that only launchers of MPI set: MPICH and Cray, Open MPI, PMIx.
+_OF_MPI = re.compile(r"(?<!\w)(PMI_RANK|OMPI_COMM_WORLD_RANK|PMIX_RANK)=")
 #: Columns that tell which rows are kept.
 _NEEDED = {_SAMPLES: ("globalTid",), _WAITS: ("start", "end", "globalTid", "textId")}
 _FRAMES = "SAMPLING_CALLCHAINS"
@@ -310,7 +312,17 @@ class NsysSource:
                 is_recorded = traced_cuda and not (table in GPU_TABLES and is_lost)
             if not is_recorded:
                 missing.append(table)
+        if asked and self._is_without_mpi():
+            missing.append("MPI")
         return missing
+
+    def _is_without_mpi(self) -> bool:
+        """Whether a launcher of MPI started the program, by its environment, and its calls were not traced."""
+        environment = str(self._facts(["TARGET_INFO_SYSTEM_ENV"]))
+        options = self._facts(["META_DATA_CAPTURE"])
+        is_traced = ("MPI_TRACE_OPTIONS:COLLECT_MPI_TRACE", "true") in options
+        was_called = any(table.startswith("MPI_") and table != _MPI_RANKS for table in self._tables.tables)
+        return bool(_OF_MPI.search(environment)) and not is_traced and not was_called
 
     def _window(self) -> tuple[int, int] | None:
         """The captured window, if the export records one; clocks of several machines cannot be told apart."""

@@ -31,7 +31,7 @@ _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="ut
 #: Every category, in the order tables show them when times are equal.
 CATEGORIES: tuple[str, ...] = tuple(_FILE["categories"])
 #: Collectives on a CPU: PyTorch's annotations of Gloo, MPI and UCC.
-CPU_COLLECTIVE = re.compile(r"^(gloo|mpi|ucc):")
+CPU_COLLECTIVE = re.compile(r"^(gloo|mpi|ucc):|\bshm_(all_?reduce|(all_)?gather|send|recv)")
 
 
 def _expression(parts: str | list[str]) -> re.Pattern[str]:

@@ -86,7 +86,8 @@ def collectives(trace: Trace) -> pd.DataFrame:
     A GPU collective is its kernel: NCCL's, RCCL's, NVSHMEM's, DeepEP's, or a custom all-reduce on any stream. From its
     start it waits for the kernels of the other ranks. PyTorch's description of it (``record_param_comms``) gives kind
     and size. Otherwise the annotation around the launch (``nccl:all_reduce``, NCCL's own ranges) gives the kind, then
-    the kernel's name. A CPU collective is PyTorch's annotation of it (``gloo:all_reduce``).
+    the kernel's name. A CPU collective is PyTorch's annotation of it (``gloo:all_reduce``), or the operator
+    (``_C::shm_allreduce`` of vLLM).
 
     Parameters
     ----------
@@ -161,12 +162,21 @@ def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
         rows = work[(work["device"] == device) & work["computes"]]
         by_device[device] = intervals.Coverage(rows["start_ns"], rows["end_ns"])
     if not by_device and trace.size("ops"):
-        ops = trace.table("ops", _EVENTS)
-        # Gloo's own threads run operators too: they are part of the collective.
-        talks = ops["thread"].isin(_annotations(trace)["thread"]).to_numpy()
-        ops = ops[~talks & ~matching(ops["name"], _WAITING)]
-        by_device[-1] = intervals.Coverage(ops["start_ns"], ops["end_ns"])
+        by_device[-1] = _computing_on_cpu(trace)
     return by_device
+
+
+def _computing_on_cpu(trace: Trace) -> intervals.Coverage:
+    """When operators ran that neither communicate nor wait."""
+    ops = trace.table("ops", _EVENTS)
+    # Gloo's own threads run operators too: they are part of the collective.
+    talks = ops["thread"].isin(_cpu_collectives(trace, "ranges")["thread"]).to_numpy()
+    ops = ops[~talks & ~matching(ops["name"], _WAITING)]
+    computing = intervals.merge(ops["start_ns"], ops["end_ns"])
+    # vLLM's collective is an operator inside others, on the thread that computes.
+    operators = _cpu_collectives(trace, "ops")
+    talking = (operators["start_ns"], operators["end_ns"])
+    return intervals.Coverage(*intervals.common(computing, talking, outside=True))
 
 
 # ---------------------------------------------------------------- where they run
@@ -230,12 +240,12 @@ def _message_bytes(description: dict[str, Any]) -> int:
 
 
 def _on_cpu(trace: Trace) -> pd.DataFrame:
-    events = _annotations(trace)
+    events = pd.concat([_cpu_collectives(trace, "ranges"), _cpu_collectives(trace, "ops")])
     unknown = dict.fromkeys(("device", "group_size", "sequence", "bytes"), -1)
     return events.assign(where="CPU", group="", ranks="", kind=events["name"].astype(object).map(kind_of), **unknown)
 
 
-def _annotations(trace: Trace) -> pd.DataFrame:
-    """PyTorch's ranges around CPU collectives."""
-    ranges = trace.table("ranges", _EVENTS)
-    return ranges[matching(ranges["name"], CPU_COLLECTIVE)]
+def _cpu_collectives(trace: Trace, table: str) -> pd.DataFrame:
+    """CPU collectives among PyTorch's ranges, or among its operators."""
+    events = trace.table(table, _EVENTS)
+    return events[matching(events["name"], CPU_COLLECTIVE)]

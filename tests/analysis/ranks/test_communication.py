@@ -124,24 +124,40 @@ def test_a_kernel_communicates_by_its_name_on_any_stream(tmp_path, name, kind):
 MAIN, GLOO = 5 << 24 | 1, 5 << 24 | 9
 
 
-def test_collectives_on_a_cpu():
-    """Gloo works in threads of its own, and PyTorch annotates the work there. Waiting is not computation."""
-    tables = {
-        "ranges": [
-            ("backward", 0, 1_000, MAIN), ("gloo:all_reduce", 100, 600, GLOO), ("gloo:broadcast", 700, 800, GLOO)
-        ],
-        "ops": [("aten::mm", 0, 200, MAIN), ("c10d::barrier", 350, 900, MAIN), ("aten::copy_", 400, 500, GLOO)],
-    }  # fmt: skip
+#: Gloo works in threads of its own, and PyTorch annotates the work there. Waiting is not computation.
+ON_GLOO = {
+    "ranges": [
+        ("backward", 0, 1_000, MAIN), ("gloo:all_reduce", 100, 600, GLOO), ("gloo:broadcast", 700, 800, GLOO)
+    ],
+    "ops": [("aten::mm", 0, 200, MAIN), ("c10d::barrier", 350, 900, MAIN), ("aten::copy_", 400, 500, GLOO)],
+}  # fmt: skip
+#: vLLM on a CPU: an operator inside others, on the thread that computes.
+OF_VLLM = {
+    "ranges": [("execute_model", 0, 1_000, MAIN)],
+    "ops": [
+        ("aten::mm", 0, 300, MAIN), ("vllm::all_reduce", 300, 520, MAIN), ("_C::shm_allreduce", 310, 510, MAIN),
+        ("aten::mm", 600, 900, MAIN),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tables", "rows", "total"),
+    [
+        (ON_GLOO, [["all_reduce", 100, 400], ["broadcast", 700, 100]], (200, 600, 500)),
+        (OF_VLLM, [["all_reduce", 310, 200]], (620, 200, 200)),
+    ],
+)
+def test_collectives_on_a_cpu(tables, rows, total):
     frames = {}
-    for name, rows in tables.items():
-        frame = pd.DataFrame(rows, columns=["name", "start_ns", "end_ns", "thread"])
+    for name, events in tables.items():
+        frame = pd.DataFrame(events, columns=["name", "start_ns", "end_ns", "thread"])
         frames[name] = frame.assign(process=5).astype({"name": "category"})
     trace = Trace.from_frames(frames, TraceMeta(missing=["kernels", "memops", "graphs", "calls"]))
     table = communication.collectives(trace)
-    rows = [["all_reduce", 100, 400], ["broadcast", 700, 100]]
     assert table[["kind", "start_ns", "exposed_ns"]].to_numpy().tolist() == rows
     totals = communication.totals(trace)
-    assert (totals["compute_ns"], totals["communication_ns"], totals["exposed_ns"]) == (200, 600, 500)
+    assert (totals["compute_ns"], totals["communication_ns"], totals["exposed_ns"]) == total
 
 
 #: Rank and the share of its communication that overlaps computation, in per cent, as HTA 0.5.0 prints it.
