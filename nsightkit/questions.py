@@ -319,7 +319,7 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
     )
 
 
-def verdict(trace: "Trace", *, gpu: str | None = None) -> "Verdict":
+def verdict(trace: "Trace", *, gpu: str | None = None, all: bool = False) -> "Verdict":  # noqa: A002 - the option
     """Name the bottleneck, with evidence, and estimate what fixing it would gain.
 
     Parameters
@@ -327,6 +327,8 @@ def verdict(trace: "Trace", *, gpu: str | None = None) -> "Verdict":
     trace : Trace
     gpu : NAME, optional
         The card. Default: the card named in the trace.
+    all : bool
+        Print all evidence and doubts. Default: text has the first three of each; JSON always has all.
 
     Examples
     --------
@@ -336,7 +338,7 @@ def verdict(trace: "Trace", *, gpu: str | None = None) -> "Verdict":
     from nsightkit.analysis import verdict as analysis
     from nsightkit.records import About, Verdict
 
-    return Verdict(analysis.summary(trace, gpu), About(title_of(trace)))
+    return Verdict(analysis.summary(trace, gpu), About(title_of(trace), top=None if all else 3))
 
 
 def whatif(

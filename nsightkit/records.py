@@ -108,9 +108,9 @@ class Verdict(Record):
 
     def parts(self) -> Iterator[Part]:
         """Give one sentence, where the time went, what to try, the evidence and the doubts."""
-        yield self.about.title
         yield self["headline"]
         yield f"{self['bottleneck']} (confidence: {self['confidence']})"
+        yield self.about.title
         facts = []
         for part in sorted([*self["busy"], *self["candidates"]], key=lambda part: -part["share_of_span"]):
             if part["share_of_span"] >= _SMALL:
@@ -122,12 +122,20 @@ class Verdict(Record):
         gains = [row for row in self["changes"] if (row["speedup"] or 0) >= _LEAST_GAIN]
         if gains:
             yield from _rows(gains, ("change", "predicted_ns", "speedup"))
-        for heading, texts in (("Try", "next_steps"), ("Why", "evidence"), ("Doubts", "against")):
-            if self[texts]:
-                yield ""
-                yield heading
-            for text in self[texts]:
-                yield f"- {text}"
+        yield from self._sentences("Try", self["next_steps"], None)
+        yield from self._sentences("Why", self["evidence"], self.about.top)
+        yield from self._sentences("Doubts", self["against"], self.about.top)
+
+    def _sentences(self, heading: str, sentences: list[str], top: int | None) -> Iterator[str]:
+        """List sentences below a heading, the first ones or all."""
+        if sentences:
+            yield ""
+            yield heading
+        for text in sentences[:top]:
+            yield f"- {text}"
+        left_out = len(sentences[top:]) if top is not None else 0
+        if left_out:
+            yield f"  and {left_out} more with --all"
 
 
 class Memory(Record):

@@ -121,7 +121,7 @@ def test_a_trace_without_gpu_work_says_what_it_lacks():
     ops = pd.DataFrame({"start_ns": [0, 10], "end_ns": [90, 40], "name": ["a", "b"], "process": 1, "thread": 1 << 24})
     meta = TraceMeta(tool="torch", missing=["kernels", "memops", "graphs", "calls", "os_calls", "ranges"])
     page = read(report.html({"a": Trace.from_frames({"ops": ops}, meta)}))
-    assert "The trace does not say what holds the run back" in page.get_text()
+    assert "The trace holds too little to name a bottleneck" in page.get_text()
     assert [section["id"] for section in page.select("section")] == ["answer", "summary", "timeline"]
     assert dict(tables(page, "summary")[0])["GPU busy"] == "not recorded"
 

@@ -7,10 +7,12 @@ gains 5 %, what fills the time is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
+from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.timeline import overview
@@ -94,7 +96,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     count = sum(trace.size(table) for table in GPU_TABLES)
     if not count or not sum(trace.table(table, ["duration_ns"])["duration_ns"].sum() for table in GPU_TABLES):
         left_out = overview.left_out(trace)
-        answer["evidence"] = [left_out or "no work was recorded on a GPU"]
+        answer["evidence"] = [left_out or "no work was recorded on a GPU", *_on_the_cpu(trace)]
         answer["next_steps"] = [f"capture the GPU's work, while a step runs on it: {advice.again(trace)}"]
         if left_out:
             answer["next_steps"] = ["leave out the filters, or widen them"]
@@ -107,6 +109,16 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         judged["against"].insert(0, doubt)
         judged["next_steps"] = [f"capture several steps after the warm-up: {advice.again(trace)}"]
     return answer | judged
+
+
+def _on_the_cpu(trace: Trace) -> Iterator[str]:
+    """Where the operators of a program without GPU work ran, if it called no CUDA."""
+    operators = trace.table("ops", ["name", "duration_ns"])
+    if trace.size("calls") or operators.empty:
+        return
+    times = operators.groupby("name", observed=True)["duration_ns"].sum()
+    longest = f"{times.idxmax()}, {time_text(int(times.max()))} in all"
+    yield f"PyTorch ran on the CPU (longest operator: {longest}): check that model and data are on the GPU"
 
 
 def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:

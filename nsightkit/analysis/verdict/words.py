@@ -52,6 +52,8 @@ def headline(finding: Finding) -> str:
     ----------
     finding : Finding
     """
+    if finding.name == "not-enough-data":
+        return f"Kernels whose limit the trace does not show fill {share_text(finding.share)} of the time"
     sentence = CAUSES[finding.name].sentence
     change = finding.decision.change
     if change is not None and finding.decision.gain > max(1.25 * finding.share, finding.share + 0.02):
@@ -61,7 +63,7 @@ def headline(finding: Finding) -> str:
 
 
 def evidence(finding: Finding) -> Iterator[str]:
-    """What speaks for the answer.
+    """What speaks for the answer, the most telling first.
 
     Parameters
     ----------
@@ -72,9 +74,6 @@ def evidence(finding: Finding) -> Iterator[str]:
     takes = _TAKES.get(finding.name, f"{finding.name} takes")
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
     yield f"{takes} {share_text(finding.share)} of {whole} ({times})"
-    yield f"The GPU is idle {share_text(account.idle_ns / max(account.span_ns, 1))} of {whole}"
-    if finding.replay.refused is None:
-        yield _prediction(finding)
     yield from _names(finding)
     moments = []
     for device, start_ns, end_ns in finding.longest[["device", "start_ns", "end_ns"]].itertuples(index=False):
@@ -82,6 +81,9 @@ def evidence(finding: Finding) -> Iterator[str]:
         moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
     if moments:
         yield f"Longest: {'; '.join(moments)}"
+    yield f"The GPU is idle {share_text(account.idle_ns / max(account.span_ns, 1))} of {whole}"
+    if finding.replay.refused is None:
+        yield _prediction(finding)
     reached = rate(finding.operators)
     if reached is not None:
         yield f"Operators with known shapes run at {share_text(reached)} of the datasheet's rate"

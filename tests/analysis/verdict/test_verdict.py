@@ -604,3 +604,12 @@ def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: 
     loop = verdict.summary(select(trace, within="^benchmark_loop$"))
     assert loop["bottleneck"] == "compute-bound"
     assert "TF32" in loop["next_steps"][0]
+
+
+def test_a_program_that_runs_on_the_cpu_is_told_so() -> None:
+    """Operators, and no CUDA call: the model was never moved to the GPU."""
+    rows = [("aten::mm", 0, 700), ("aten::add", 700, 900)]
+    ops = pd.DataFrame(rows, columns=["name", "start_ns", "end_ns"]).astype({"name": "category"})
+    answer = verdict.summary(Trace.from_frames({"ops": ops.assign(thread=1 << 24, process=1)}))
+    assert answer["bottleneck"] == "not-enough-data"
+    assert "aten::mm, 700 ns in all" in answer["evidence"][1]
