@@ -22,7 +22,7 @@ from nsightkit.trace.model import Trace
 
 _TOOL = Path(__file__).parents[1] / "tools" / "fuzz.py"
 _FORMATS = ("store", "sqlite", "parquetdir", "kineto", "ncu", "snapshot")
-_INPUTS = 250
+_INPUTS = 120
 _MIB = 1 << 20
 
 

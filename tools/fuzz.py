@@ -516,7 +516,7 @@ class Snapshot:
     def __init__(self) -> None:
         self.seeds = [
             pickle.dumps(make_snapshot.random_program(seed, 60, **settings).snapshot(), protocol)
-            for seed, protocol, settings in ((1, 4, {}), (2, 2, {"expandable": True}), (3, 5, {"max_split": 1 << 21}))
+            for seed, protocol, settings in ((1, 4, {}), (2, 2, {"expandable": True}), (3, 5, {}))
         ]
 
     def make(self, rng: random.Random, folder: Path) -> Path:
@@ -680,6 +680,8 @@ def work(numbers: range, makers: dict[str, Any], options: argparse.Namespace, do
         for number in numbers:
             if time.monotonic() > options.until:
                 break
+            if number % 1_000 == 0:
+                print(f"input {number:,}", file=sys.stderr, flush=True)
             done[:8] = struct.pack("q", number)
             kind = kinds[number % len(kinds)]
             failure = try_input(kind, makers[kind], number, options.questions, options.keep)
@@ -689,7 +691,7 @@ def work(numbers: range, makers: dict[str, Any], options: argparse.Namespace, do
                 lines.flush()
 
 
-def run(numbers: range, options: argparse.Namespace) -> list[Failure]:
+def run(numbers: range, options: argparse.Namespace) -> tuple[list[Failure], int]:
     """Try inputs, in a child process that may die of one.
 
     Parameters
@@ -702,7 +704,10 @@ def run(numbers: range, options: argparse.Namespace) -> list[Failure]:
     Returns
     -------
     list of Failure
+    int
+        How many inputs were tried; fewer than asked for if the time was over.
     """
+    first = numbers.start
     kinds = options.format or list(FORMATS)
     makers = {kind: FORMATS[kind]() for kind in kinds}
     done = mmap.mmap(-1, 8)
@@ -723,7 +728,7 @@ def run(numbers: range, options: argparse.Namespace) -> list[Failure]:
             numbers = range(number + 1, numbers.stop)
         if out.exists():
             failures += [Failure(*json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines()]
-    return failures
+    return failures, struct.unpack("q", done[:8])[0] - first + 1
 
 
 def main() -> int:
@@ -738,10 +743,10 @@ def main() -> int:
     options = parser.parse_args()
     began, used = time.monotonic(), os.times()
     options.until = began + options.seconds
-    failures = run(range(options.seed, options.seed + options.count), options)
+    failures, tried = run(range(options.seed, options.seed + options.count), options)
     spent = os.times()
     cpu = spent.children_user + spent.children_system - used.children_user - used.children_system
-    print(f"{options.count:,} inputs asked for, {time.monotonic() - began:.0f} s, {cpu:.0f} s of CPU")
+    print(f"{tried:,} of {options.count:,} inputs, {time.monotonic() - began:.0f} s, {cpu:.0f} s of CPU")
     causes = collections.Counter(
         (failure.format, failure.error.partition(":")[0], failure.where) for failure in failures
     )

@@ -216,7 +216,7 @@ def test_script_and_trace_can_be_downloaded(page, built):
     assert links["This text"].read_text(encoding="utf-8") == "kept"
     assert links["That text"].read_text(encoding="utf-8") == "kept, too"  # two files of one name
     events = json.loads(gzip.decompress(links["The trace (Chrome JSON)"].read_bytes()))["traceEvents"]
-    assert [event["name"] for event in events if event.get("cat") == "kernel"] == ["k"]
+    assert [event["name"] for event in events if event.get("cat") == "kernels"] == ["k"]
 
 
 def test_no_page_asks_for_anything_elsewhere(built):

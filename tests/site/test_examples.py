@@ -17,8 +17,12 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 
-@pytest.mark.parametrize("mode", ["small", "replay"])
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+# Building the site runs every page in replay; one of them shows that a script does it, too.
+@pytest.mark.parametrize(
+    ("script", "mode"),
+    [(SCRIPTS[1], "replay"), *((script, "small") for script in SCRIPTS)],
+    ids=lambda value: Path(value).stem,
+)
 def test_a_page_runs_as_a_script_from_anywhere(script: Path, mode: str, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
