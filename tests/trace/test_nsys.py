@@ -347,6 +347,8 @@ def test_calls_of_mpi_and_ucx_are_host_calls(tmp_path):
     assert set(trace["os_calls"]["thread"]) == {7 << 24 | 9}
     assert trace.meta.distributed == {"rank": 3}
     assert trace.recorded("os_calls")
+
+
 @pytest.mark.parametrize(
     ("variable", "option", "missing"),
     [("PMI_RANK=3", None, True), ("OMPI_COMM_WORLD_RANK=3", "true", False), ("RANK=3", None, False)],
@@ -360,5 +362,3 @@ def test_mpi_that_was_not_traced_is_named(export, variable, option, missing):
         statements.append(f"INSERT INTO META_DATA_CAPTURE VALUES ('MPI_TRACE_OPTIONS:COLLECT_MPI_TRACE', '{option}')")
     trace = nsightkit.load(change(export, *statements))
     assert ("MPI" in trace.meta.missing) == missing
-
-

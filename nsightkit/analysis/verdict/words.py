@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import count_text, share_text, short_name, time_text
 from nsightkit.analysis.verdict.finding import Finding
-from nsightkit.analysis.verdict.rules import rate
+from nsightkit.analysis.verdict.rules import LEAST, rate
 
 __all__ = ["against", "evidence", "headline"]
 
@@ -74,6 +74,10 @@ def evidence(finding: Finding) -> Iterator[str]:
     takes = _TAKES.get(finding.name, f"{finding.name} takes")
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
     yield f"{takes} {share_text(finding.share)} of {whole} ({times})"
+    exposed = account.share("communication")
+    if finding.name != "communication" and exposed >= LEAST:
+        amount = time_text(account.total_ns["communication"])
+        yield f"Also lost: collectives that no other kernel overlaps take {share_text(exposed)} of {whole} ({amount})"
     yield from _names(finding)
     moments = []
     for device, start_ns, end_ns in finding.longest[["device", "start_ns", "end_ns"]].itertuples(index=False):

@@ -613,3 +613,12 @@ def test_a_program_that_runs_on_the_cpu_is_told_so() -> None:
     answer = verdict.summary(Trace.from_frames({"ops": ops.assign(thread=1 << 24, process=1)}))
     assert answer["bottleneck"] == "not-enough-data"
     assert "aten::mm, 700 ns in all" in answer["evidence"][1]
+
+
+def test_collectives_that_launch_overhead_outweighs_are_in_the_verdict(shared_traces: Path) -> None:
+    """Nothing overlaps 357 ms of collectives in five steps without buckets."""
+    trace = nsightkit.load(shared_traces.parent / "cases" / "v100-no-buckets" / "rank.json.gz", cache=False)
+    found = verdict.summary(trace)
+    assert found["bottleneck"] == "launch-overhead"
+    assert amounts(found)["communication"] == pytest.approx(357 * MS, rel=0.01)
+    assert "collectives that no other kernel overlaps" in found["evidence"][1]
