@@ -79,6 +79,8 @@ _CATEGORIES = {
     "trace": "captures",  # what the profiler recorded, from start to end: no table of the model
 }
 _GPU_SIDE = ("kernels", "memops", "syncs")
+#: The process to which torch.autograd.profiler, before Kineto, writes its operators.
+_OLD_PROFILER = "CPU functions"
 #: Any of these tables shows, where it has rows, that a table was recorded; for the rest only its own rows do.
 _SHOWN_BY = {
     **dict.fromkeys(GPU_TABLES, (*_GPU_SIDE, "calls")),
@@ -383,6 +385,7 @@ class _Reader:
         self._path = path
         self._head = _Document()
         self._left_out = 0
+        self._is_old = False
         self._whole_us = True
         self._thread_names: dict[int, str] = {}  # by code of the thread
         self._numberings = collections.defaultdict[Any, _Numbering](_Numbering)
@@ -413,6 +416,8 @@ class _Reader:
                     table = "ranges"
                 if table is not None:
                     rows[table].append(event)
+                elif event.pid == _OLD_PROFILER:
+                    self._is_old = True
             elif event.ph == "M" and event.name == "thread_name":
                 thread = self._numberings["thread"][event.pid, event.tid]
                 self._thread_names[thread] = _text(event.args.name).strip()
@@ -454,6 +459,8 @@ class _Reader:
             raise TraceError(self._path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
         if not self._parts and not self._head.schema_version:
             problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
+            if self._is_old:
+                problem = "is an export of torch.autograd.profiler before PyTorch 1.8.1, which records no kernels"
             raise TraceError(self._path, problem, _REMEDY)
         threads = _thread_ids(self._numberings["thread"])
         frames = self._frames(threads)
@@ -496,7 +503,7 @@ class _Reader:
     def _spell_out(self, table: str, frame: pd.DataFrame) -> None:
         """Replace numbers of things by their texts."""
         if table == "kernels":
-            sizes = np.array(list(map(_six, self._numbering(table, "sizes"))))
+            sizes = np.array(list(map(_six, self._numbering(table, "sizes")))).reshape(-1, len(_SIZES))
             frame[_SIZES] = sizes[frame["sizes"]]
         if table == "ranges":
             frame["kind"] = categorical(np.zeros(len(frame), np.int8), ["annotation"])
@@ -601,12 +608,29 @@ def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
 
     Arrow's decimals have 128 bits: nothing passes through a float.
     """
-    texts = pa.array([str(number, "utf-8", "replace") for number in raw], pa.string())
-    us = pc.struct_field(pc.extract_regex(texts, _MICROSECONDS), "us").cast(pa.decimal128(33, 17))
+    texts = [str(number, "utf-8", "replace") for number in raw]
+    us = _decimals(texts)
+    if us.null_count:
+        us = _decimals(list(map(_without_exponent, texts)))
     column = pc.round(pc.multiply(us, decimal.Decimal(1000))).cast(pa.int64())
     ns = np.asarray(column.fill_null(0))
     is_time = np.asarray(column.is_valid()) & (np.abs(ns) < _BEYOND_NS)
     return np.where(is_time, ns, 0), is_time
+
+
+def _decimals(texts: list[str]) -> Any:
+    return pc.struct_field(pc.extract_regex(pa.array(texts, pa.string()), _MICROSECONDS), "us").cast(
+        pa.decimal128(33, 17)
+    )
+
+
+def _without_exponent(text: str) -> str:
+    """Write out 1.5e+09, as C++ prints by default; any other text as it is."""
+    with contextlib.suppress(decimal.InvalidOperation):
+        number = decimal.Decimal(text)
+        if number.is_finite() and abs(number.adjusted()) < len(str(_BEYOND_NS)):
+            return f"{number:f}"
+    return text
 
 
 def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:

@@ -110,6 +110,7 @@ def test_objects_nested_in_args_do_not_break_the_slices(tmp_path, monkeypatch):
         ("1623143089861123", 1623143089861123000),
         ("12.5", 12500),
         ('"12.25"', 12250),
+        ("1.5e+09", 1500000000000),
         ("1212075528731.1101", 1212075528731110),  # a float's digits, printed by another exporter
         ("1212075528731.1099", 1212075528731110),
         *[(text, None) for text in ("null", "true", "-5", '"soon"', '"nan"', "1e300", "1" + "0" * 17, "1" * 5000)],
@@ -125,6 +126,11 @@ def test_times_are_exact_or_left_out_and_counted(tmp_path, text, ns):
     else:
         assert trace.t0_ns == ns
         assert trace["kernels"]["end_ns"].tolist() == [1]
+
+
+def test_without_a_usable_time_nothing_is_left(tmp_path):
+    trace = load(tmp_path, [kernel(ts=None), kernel(ts=-5)])
+    assert trace.size("kernels") == 0
 
 
 @pytest.mark.parametrize("dur", [-7, None, 1e17, "x"])
@@ -337,9 +343,13 @@ def test_truncated(planted, tmp_path, share, pack):
     [
         (b'{"schemaVersion": 1}', "no traceEvents"),
         (b'[{"name": "aten::add", "ph": "X", "ts": 1.0, "dur": 2.0, "pid": "CPU functions"}]', r"autograd.*1\.8\.1"),
+        (
+            b'{"traceEvents": [{"name": "mm", "ph": "X", "ts": 1, "dur": 2, "pid": "CPU functions"}]}',
+            r"autograd.*1\.8\.1",
+        ),
         (b'{"traceEvents": [{"cat": "blink", "ph": "X", "ts": 1, "dur": 2}]}', "not of PyTorch's profiler"),
     ],
-    ids=["no-events", "old-autograd", "browser"],
+    ids=["no-events", "old-autograd-list", "old-autograd", "browser"],
 )
 def test_other_json_is_named(tmp_path, text, problem):
     with pytest.raises(TraceError, match=problem):
