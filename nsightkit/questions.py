@@ -113,11 +113,15 @@ def title_of(trace: "Trace") -> str:
 
 
 def _missing(trace: "Trace", *needs: str) -> list[str]:
-    """Name the tables that an answer needs and the trace lacks."""
+    """Name the tables that an answer needs and the trace lacks, or the filters emptied."""
+    remarks = []
     absent = [table for table in needs if not trace.recorded(table)]
-    if not absent:
-        return []
-    return [f"the trace does not record {' or '.join(absent)}; figures that need them are left out"]
+    if absent:
+        remarks.append(f"the trace does not record {' or '.join(absent)}; figures that need them are left out")
+    emptied = [table for table in needs if trace.whole.size(table)]
+    if emptied and not any(map(trace.size, emptied)):
+        remarks.append(f"the filters leave none of its {' or '.join(emptied)}")
+    return remarks
 
 
 def _table(trace: "Trace", rows: "pd.DataFrame", top: int | None, **about: "Any") -> "Table":

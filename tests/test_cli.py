@@ -153,6 +153,9 @@ def test_not_recorded_is_null_with_one_line_on_stderr(saved: Save, run: Run) -> 
     code, out, err = run("memops", path, "-f", "json")
     assert (code, json.loads(out)) == (0, [])
     assert "does not record memops" in one_line(err)
+    code, out, err = run("kernels", saved(), "--time", "1ms:2ms", "-f", "json")
+    assert (code, json.loads(out)) == (0, [])
+    assert one_line(err).endswith("the filters leave none of its kernels\n")
 
 
 def test_bytes_that_are_no_utf8_come_out_as_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
