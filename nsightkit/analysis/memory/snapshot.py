@@ -178,7 +178,7 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
     Returns
     -------
     DataFrame
-        The rows of :func:`allocations` with ``site`` (who allocated it) and ``pending`` (freed, but waiting for another
+        The rows of ``allocations`` with ``site`` (who allocated it) and ``pending`` (freed, but waiting for another
         stream: active, not allocated), the largest first.
 
     Raises

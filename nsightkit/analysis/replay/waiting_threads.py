@@ -55,9 +55,10 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
             silences = pd.DataFrame({"thread": thread, "start_ns": start, "end_ns": end, "by": by})
             found.append(silences[by >= 0])
     pauses = pd.concat(found, ignore_index=True)
-    # Once is chance.
-    again = pauses.duplicated(["thread", "by"], keep=False)
-    return pauses[again].reset_index(drop=True)
+    if len(program.steps) > 1:
+        # In several steps, once is chance.
+        pauses = pauses[pauses.duplicated(["thread", "by"], keep=False)].reset_index(drop=True)
+    return pauses
 
 
 def _calls_that_count(program: Program) -> dict[int, Track]:

@@ -254,6 +254,12 @@ def test_where_nothing_can_be_played_nothing_is_predicted(tmp_path: Path) -> Non
     assert (row["predicted_ns"], row["speedup"]) == (None, None)
 
 
+def test_one_step_in_which_autograd_s_thread_is_handed_work_once() -> None:
+    """Without the hand-over, backward would stay where it was recorded and free launches would gain 1.24x."""
+    rank = nsightkit.load(Path(__file__).parents[3] / "docs/cases/v100-eight-ranks/worker0.parquet")
+    assert rank.whatif("free-launches")["speedup"].iloc[0] == pytest.approx(1.55, abs=0.02)
+
+
 def test_the_starved_resnet_beside_what_four_loader_workers_gave(shared_traces: Path) -> None:
     folder = shared_traces / "kineto"
     before, after = (nsightkit.load(next(folder.glob(f"*workers_{n}__*")), cache=False) for n in (0, 4))
