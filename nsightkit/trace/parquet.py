@@ -32,10 +32,8 @@ _ROW_BYTES = 20 * 8
 #: Overhead of a dictionary entry beside its text.
 _ENTRY_BYTES = 16
 
-#: Page types, the header field with each type's details, and the field of the encoding in those details.
+#: Page types.
 _DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)
-_DETAILS = {_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}
-_ENCODING = {_DATA: 2, _DICTIONARY: 2, _DATA_V2: 4}
 #: PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT. The others can
 #: expand a few bytes to any amount of text.
 _ENCODINGS = {0, 2, 3, 5, 8, 9}
@@ -43,6 +41,26 @@ _ENCODINGS = {0, 2, 3, 5, 8, 9}
 # Types in Thrift's compact protocol.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _, _BINARY, _LIST, _SET, _, _STRUCT = range(1, 13)
 _INTEGERS = (_I16, _I32, _I64)
+# Fields by number and type, as in the format's parquet.thrift: of the footer, ...
+_FOOTER_ROWS = (3, _I64)
+_FOOTER_GROUPS = (4, _LIST)
+# ... of a row group, ...
+_GROUP_CHUNKS = (1, _LIST)
+_GROUP_ROWS = (3, _I64)
+# ... of one column in it, ...
+_CHUNK_COLUMN = (3, _STRUCT)
+_COLUMN_VALUES = (5, _I64)
+_COLUMN_PACKED = (7, _I64)
+_COLUMN_DATA = (9, _I64)
+_COLUMN_DICTIONARY = (11, _I64)
+# ... and of a page's header.
+_PAGE_TYPE = (1, _I32)
+_PAGE_UNPACKED = (2, _I32)
+_PAGE_PACKED = (3, _I32)
+#: The field with the details of each type of page, and in these the fields of the values and of the encoding.
+_DETAILS = {_DATA: (5, _STRUCT), _DICTIONARY: (7, _STRUCT), _DATA_V2: (8, _STRUCT)}
+_VALUES = (1, _I32)
+_ENCODING = {_DATA: (2, _I32), _DICTIONARY: (2, _I32), _DATA_V2: (4, _I32)}
 #: Element types of the footer's lists, by depth and field. pyarrow assumes these and ignores the type in the file.
 _ELEMENTS = {
     **dict.fromkeys([(0, 2), (0, 4), (0, 5), (0, 7), (1, 1), (1, 4), (3, 8), (3, 13)], (_STRUCT,)),
@@ -151,7 +169,10 @@ def _require_proportion(path: Path, readable: tuple[str, ...]) -> None:
 
 @functools.lru_cache(maxsize=256)  # callers read a table a few columns at a time
 def _unpacked(path: Path, columns: tuple[str, ...], size: int, *_content: int) -> int:
-    """Count the bytes that some columns take in memory; check that footer and pages agree."""
+    """Count the bytes that some columns take in memory; check that footer and pages agree.
+
+    A file whose `size` or content (time and inode stand for it) is another is counted again.
+    """
     with path.open("rb") as stream:
         schema = pq.ParquetFile(stream).schema
         names = [schema.column(place).path for place in range(len(schema))]
@@ -159,16 +180,17 @@ def _unpacked(path: Path, columns: tuple[str, ...], size: int, *_content: int) -
             raise ValueError("two columns have the same name")
         footer = _footer(stream)
         rows = packed = unpacked = 0
-        for group in footer[4, _LIST]:
-            rows += group[3, _I64]
-            for name, chunk in zip(names, group[1, _LIST], strict=True):
+        for group in footer[_FOOTER_GROUPS]:
+            rows += group[_GROUP_ROWS]
+            for name, chunk in zip(names, group[_GROUP_CHUNKS], strict=True):
                 if name in columns:
-                    details = chunk[3, _STRUCT]
-                    packed += details[7, _I64]
+                    column = chunk[_CHUNK_COLUMN]
+                    packed += column[_COLUMN_PACKED]
+                    # Columns that share bytes would have the same pages counted again and again.
                     if packed > size:
                         raise ValueError("columns overlap")
-                    unpacked += _pages(stream, details, group[3, _I64])
-    if rows != footer[3, _I64]:
+                    unpacked += _pages(stream, column, group[_GROUP_ROWS])
+    if rows != footer[_FOOTER_ROWS]:
         raise ValueError("the footer has inconsistent row counts")
     return unpacked + rows * _ROW_BYTES
 
@@ -180,12 +202,12 @@ def _footer(stream: BinaryIO) -> _Struct:
     return _struct(io.BytesIO(stream.read(size)))
 
 
-def _pages(stream: BinaryIO, chunk: _Struct, rows: int) -> int:
-    """Unpacked bytes of a column chunk's pages, which must hold exactly `rows` values."""
-    values = chunk[5, _I64]
-    packed = chunk[7, _I64]
-    begin = chunk[9, _I64]
-    dictionary = chunk.get((11, _I64), 0)
+def _pages(stream: BinaryIO, column: _Struct, rows: int) -> int:
+    """Unpacked bytes of a column's pages in one row group, which must hold exactly `rows` values."""
+    values = column[_COLUMN_VALUES]
+    packed = column[_COLUMN_PACKED]
+    begin = column[_COLUMN_DATA]
+    dictionary = column.get(_COLUMN_DICTIONARY, 0)
     if 0 < dictionary < begin:
         begin = dictionary
     if begin < 0 or packed < 0 or values != rows:
@@ -195,16 +217,16 @@ def _pages(stream: BinaryIO, chunk: _Struct, rows: int) -> int:
     stream.seek(begin)
     while values > 0:
         header = _struct(stream)
-        kind = header[1, _I32]
-        unpacked = header[2, _I32]
-        packed = header[3, _I32]
+        kind = header[_PAGE_TYPE]
+        unpacked = header[_PAGE_UNPACKED]
+        packed = header[_PAGE_PACKED]
         if unpacked < 0 or not 0 <= packed <= end - stream.tell():
             raise ValueError("a page header is damaged")
         total += unpacked
         if kind != _INDEX:
-            details = header[_DETAILS[kind], _STRUCT]
-            entries = details[1, _I32]
-            if entries < 0 or details[_ENCODING[kind], _I32] not in _ENCODINGS:
+            details = header[_DETAILS[kind]]
+            entries = details[_VALUES]
+            if entries < 0 or details[_ENCODING[kind]] not in _ENCODINGS:
                 raise ValueError("a page has an unsupported encoding")
             if kind == _DICTIONARY:
                 total += entries * _ENTRY_BYTES
