@@ -146,8 +146,8 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
     InteractiveTimeline
     """
     names: _Names = {}
-    parts: list[pd.DataFrame] = []
-    pages: list[dict[str, Any]] = []
+    parts: list[pd.DataFrame] = []  # the events of each lane; a lane's number is its place here
+    charts: list[dict[str, Any]] = []
     sentences = []
     for label, found in traces.items():
         first_ns = min((int(lane.start.min()) for lane in found.lanes), default=0)
@@ -159,10 +159,12 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
             row["lanes"].append(len(parts))
             parts.append(_events(lane, len(parts), first_ns, names))
         facts = {"label": short(label), "leftOut": found.left_out, "rows": list(rows.values())}
-        pages.append({**facts, "first": first_ns, "span": span_ns})
-        sentences.append(in_words(found.lanes, f"{title}: {short(label)}" if label else title, span_ns))
-    events = pd.concat(parts, ignore_index=True) if parts else items(*np.zeros((3, 0), np.int64))
-    data = _fitted({"title": title, "traces": pages}, events, list(names), most_bytes)
+        charts.append({**facts, "first": first_ns, "span": span_ns})
+        heading = f"{title}: {short(label)}" if label else title
+        sentences.append(in_words(found.lanes, heading, span_ns))
+    none = np.zeros(0, np.int64)
+    events = pd.concat(parts, ignore_index=True) if parts else items(start=none, length=none, name=none)
+    data = _fitted({"title": title, "traces": charts}, events, list(names), most_bytes)
     return InteractiveTimeline(data, " ".join(sentences))
 
 

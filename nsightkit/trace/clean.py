@@ -188,13 +188,18 @@ class TextCleaner:
         return given if cleaned == value else json.dumps(cleaned, separators=(",", ":"))
 
     def _cleaned(self, text: str) -> str:
-        if "\0" in text and _ENTRY.search(text):
+        if "\0" in text and _ENTRY.search(text):  # an environment is replaced as a whole
             return "[environment]"
         if _HINTS.search(text):
             for pattern, replacement in _PATTERNS:
                 text = pattern.sub(replacement, text)
             text = _PATH.sub(_shortened, text)
-        return self._names.sub(lambda match: f"[{self._kinds.get(match[0].lower(), 'user')}]", text)
+        return self._names.sub(self._placeholder, text)
+
+    def _placeholder(self, match: re.Match[str]) -> str:
+        # A pattern that ignores case takes more letters for the same than `lower` does, as the long s and s.
+        kind = self._kinds.get(match[0].lower(), "user")
+        return f"[{kind}]"
 
 
 def _shortened(match: re.Match[str]) -> str:

@@ -349,7 +349,7 @@ def _stored(columns: Iterable[str]) -> list[str]:
 
 
 def capability(major: int | None, minor: int | None) -> str | None:
-    """Compute capability as Gpu has it.
+    """Compute capability as Gpu has it; None if it is unknown, as where the major version is 0.
 
     Parameters
     ----------

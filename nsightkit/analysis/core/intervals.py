@@ -164,9 +164,10 @@ class Coverage:
         -------
         ndarray of int64
         """
-        i = np.searchsorted(self.start, t, side="right")
-        still_open = np.maximum(self._until[i], t) - t
-        return np.asarray(self._before[i] - still_open, np.int64)
+        begun = np.searchsorted(self.start, t, side="right")
+        # Of the intervals that have begun, all count in whole but the last one, of which a part may lie after `t`.
+        after = np.maximum(self._until[begun], t) - t
+        return np.asarray(self._before[begun] - after, np.int64)
 
     def of(self, start: npt.ArrayLike, end: npt.ArrayLike) -> Int:
         """Covered length of each window.
@@ -209,8 +210,10 @@ def common(
     # Of each interval, the first of the others that reaches into it, and how many do.
     first = np.searchsorted(high, start, side="right")
     count = np.maximum(np.searchsorted(low, end) - first, 0)
+    # A row for each pair: an interval of `one` with each of its others, which follow each other from `first` on.
+    pairs_before = np.cumsum(count) - count
     mine = np.repeat(np.arange(len(start)), count)
-    theirs = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count - first, count)
+    theirs = np.arange(len(mine)) + np.repeat(first - pairs_before, count)
     return merge(np.maximum(start[mine], low[theirs]), np.minimum(end[mine], high[theirs]))
 
 
@@ -329,13 +332,15 @@ def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) 
     ndarray of int64
         Row in ``trace.whole``'s ``calls``; -1 where the launch was not recorded.
     """
-    identities = np.asarray(correlation, np.int64)
-    keys, rows = _launches(trace.whole)
-    if not len(keys):
-        return np.full(len(identities), -1, np.int64)
-    key = _identity(process, identities)
-    place = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
-    return np.where((keys[place] == key) & (identities != 0), rows[place], -1)
+    correlations = np.asarray(correlation, np.int64)
+    known, rows = _launches(trace.whole)
+    if not len(known):
+        return np.full(len(correlations), -1, np.int64)
+    wanted = _identity(process, correlations)
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    # Correlation 0 is that of calls and operations without an id: it joins nothing.
+    found = (known[place] == wanted) & (correlations != 0)
+    return np.where(found, rows[place], -1)
 
 
 @kept

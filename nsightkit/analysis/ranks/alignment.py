@@ -64,7 +64,9 @@ def together(
     clocks = align(arrivals, ranks, files)
     notes = []
     if not _fits(placed(arrivals, clocks)):
-        arrivals = arrivals[arrivals["limit_ns"].isna()]
+        # Numbers match for certain, so they have no limit; only what was matched by its order can be wrong.
+        is_numbered = arrivals["limit_ns"].isna()
+        arrivals = arrivals[is_numbered]
         clocks = align(arrivals, ranks, files)
         notes.append(
             "The traces do not number their collectives, whose ends do not fit one process group: they were left out. "

@@ -139,11 +139,17 @@ def _targets_without(schedule: Stages, aside: Bool) -> tuple[Int, Int]:
 
 
 def _at_steps(step: Int, last: Bool, moved: Bool, device: Int) -> tuple[Int, Int]:
-    """Places where a step's work begins on a stream, and where what was moved aside before ends on its device."""
-    begins = np.flatnonzero(np.append(True, last[:-1]) & (step > 0) & ~moved)
-    ends = np.flatnonzero(last & moved)
-    ends = ends[np.lexsort((step[ends], device[ends]))]
+    """Places where a step's work begins on a stream, and where what was moved aside before ends on its device.
+
+    The arguments have a value for each place; `last` is true where a stream's work of a step ends.
+    """
+    is_first = np.append(True, last[:-1])
+    begins = np.flatnonzero(is_first & (step > 0) & ~moved)
+    # By device and step, as one number: the end before a begin is then that of the nearest earlier step.
     key = (device.astype(np.int64) << 32) + step
-    before = np.searchsorted(key[ends], key[begins]) - 1
-    same = (before >= 0) & (device[ends[before]] == device[begins])
-    return begins[same], ends[before[same]]
+    ends = np.flatnonzero(last & moved)
+    ends = ends[np.argsort(key[ends], kind="stable")]
+    before = np.searchsorted(key[ends], key[begins], side="left") - 1
+    # Where a device has no earlier end, this is one of the device before, or -1.
+    on_device = (before >= 0) & (device[ends[before]] == device[begins])
+    return begins[on_device], ends[before[on_device]]

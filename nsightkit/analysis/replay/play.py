@@ -135,13 +135,15 @@ def _lines(setting: _Setting) -> _Lines:
     ready = np.where(program.linked, own, otherwise)[layout.order]
     alone = (lasting + waits.held_ns)[layout.order]
     gap = gap[layout.order]
-    total = np.cumsum(alone + gap)
-    end = total[layout.tail]
-    behind = (total - alone)[layout.head]
+    # An operation takes `alone`, from when it is ready and `gap` has passed since the end before it. So a segment ends
+    # at the latest of what its operations allow: that one is ready, then it and all behind it run without a pause.
+    ends = np.cumsum(alone + gap)  # as if all operations stood in one stream that never pauses
+    end = ends[layout.tail]
+    start = (ends - alone)[layout.head]
     return _Lines(
-        ready=end + np.maximum.reduceat(ready + alone - total, layout.head),
-        lasting=end - behind + gap[layout.head],
-        alone=end - behind,
+        ready=end + np.maximum.reduceat(ready + alone - ends, layout.head),
+        lasting=end - start + gap[layout.head],
+        alone=end - start,
         first=lasting[layout.order[layout.head]],
     )
 
@@ -196,9 +198,13 @@ def _of_segments(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
 
 def _of_collectives(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
     """A device leaves a collective when the last one has arrived, and it has done its work."""
-    meeting = setting.layout.meeting
-    yield _Waits(setting.meetings, setting.segments[meeting], -lines.first[meeting])
-    yield _Waits(setting.departures, setting.meetings, setting.schedule.gathered.transfer_ns)
+    # Each operation of a collective is a segment by itself. Its device arrives where it begins: its own time before
+    # its end.
+    operations = setting.segments[setting.layout.meeting]
+    own_ns = lines.first[setting.layout.meeting]
+    yield _Waits(moment=setting.meetings, awaited=operations, later=-own_ns)
+    transfer_ns = setting.schedule.gathered.transfer_ns
+    yield _Waits(moment=setting.departures, awaited=setting.meetings, later=transfer_ns)
 
 
 def _turns(setting: _Setting) -> Int:

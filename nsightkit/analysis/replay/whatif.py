@@ -189,35 +189,36 @@ class WhatIf:
         return 1 - after_ns / max(self.playable.unchanged.wall_ns, 1)
 
     def _add(self, name: str, change: Change) -> None:
-        """Add a change to others."""
-        known, _, what = name.partition(":")
+        """Add the change of a name, as :func:`asked` gives it, to what a replay changes."""
+        key, _, argument = name.partition(":")
         schedule = self.playable
         threads = schedule.program.threads.tolist()
-        if known in _LABEL_OF:
+        # Two keys take away a label and change something else as well: both conditions are tried.
+        if key in _LABEL_OF:
             for thread in threads:
-                change.take(thread, *schedule.facts.when(thread, [_LABEL_OF[known]]))
-        if known == "no-input-wait":
+                change.take(thread, *schedule.facts.when(thread, [_LABEL_OF[key]]))
+        if key == "no-input-wait":
             change.arrivals = False
-        elif known == "no-sync":
+        elif key == "no-sync":
             change.waits = False
-        elif known == "overlap-communication":
+        elif key == "overlap-communication":
             change.aside = change.aside | schedule.program.collective
-        elif known == "free-launches":
+        elif key == "free-launches":
             idle = gaps.causes(self.trace)
             late = idle.loc[idle["cause"] == "launch-overhead", "row"].to_numpy()
             for thread in threads:
                 change.take(thread, *schedule.dispatch(thread, _LAUNCH_NS, late))
-        elif known == "overlap-copies":
+        elif key == "overlap-copies":
             _overlap_copies(schedule, change)
-        elif known == "no-cpu-work":
-            _take_work(schedule, change, {plain(what)} if what else set(self.work))
-        elif known == "equal-ranks":
+        elif key == "no-cpu-work":
+            _take_work(schedule, change, {plain(argument)} if argument else set(self.work))
+        elif key == "equal-ranks":
             change.less_ns = change.less_ns + _evened(schedule)
-        elif known == "scale":
-            pattern, _, factor = what.rpartition("=")
+        elif key == "scale":
+            pattern, _, factor = argument.rpartition("=")
             change.less_ns = change.less_ns + _scaled(schedule, compiled(pattern, "--scale"), float(factor))
-        elif known == "without":
-            without = compiled(what, "--without")
+        elif key == "without":
+            without = compiled(argument, "--without")
             change.less_ns = change.less_ns + _scaled(schedule, without, 0.0)
             for thread in threads:
                 for table in ("ranges", "ops"):

@@ -232,9 +232,10 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
         Row of `windows`; -1 for a moment in none of them.
     """
     time = np.asarray(time_ns, np.int64)
+    begun = np.searchsorted(windows["start_ns"].to_numpy(), time, side="right") - 1
+    # Before all steps this is -1, which picks the last end: add one that no moment comes before.
     end = np.append(windows["end_ns"].to_numpy(), np.iinfo(np.int64).min)
-    at = np.searchsorted(windows["start_ns"].to_numpy(), time, side="right") - 1
-    return np.where(time < end[at], at, -1)
+    return np.where(time < end[begun], begun, -1)
 
 
 def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[np.intp]:

@@ -93,8 +93,9 @@ def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence
     keys = ["kind", "name"]
     named = pd.DataFrame(events.groupby(keys, sort=False)["duration_ns"].agg(count="size", total_ns="sum"))
     places = events.groupby([*keys, "inside"])["duration_ns"].sum().reset_index("inside")
-    places = places[2 * places["duration_ns"] > named["total_ns"].reindex(places.index)]
-    inside = places["inside"].astype(object).reindex(named.index)
+    # Only one place can hold more than half of a name's time: names in `most` are unique, as `reindex` needs them.
+    most = places[2 * places["duration_ns"] > named["total_ns"].reindex(places.index)]
+    inside = most["inside"].astype(object).reindex(named.index)
     named["inside"] = inside.where(inside.notna(), None)
     named = named.reset_index().sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
     operators = bounded(account, decision.name)
