@@ -261,6 +261,7 @@ _NOISE = random.Random(0).randbytes(100_000)
 #: By the file's name: its bytes, or what makes it.
 BAD: dict[str, bytes | Callable[[Path], None]] = {
     "empty.sqlite": b"",
+    "pointer.nsys-rep": b"version https://git-lfs.github.com/spec/v1\noid",
     "random.json.gz": b"\x1f\x8b" + _NOISE,
     "garbage.sqlite": b"SQLite format 3\x00" + _NOISE[:50_000],
     "foreign.sqlite": lambda path: _sqlite(path, "CREATE TABLE customers (id INTEGER)"),
@@ -283,6 +284,7 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(name: str, tmp_path: P
     line = one_line(err)
     assert str(path).replace("\n", "\\n").replace("\x1b", "\\x1b") in line
     assert ";" in line  # problem; remedy
+    assert ("git lfs pull" in line) == name.startswith("pointer")
 
 
 @pytest.mark.parametrize(("error", "code"), [(ValueError("a\nb"), 3), (MemoryError(), 2), (KeyboardInterrupt(), 130)])

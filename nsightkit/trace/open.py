@@ -14,6 +14,7 @@ __all__ = ["caching", "kind_of", "load"]
 #: What files are by their first bytes, and, where these do not tell, by the end of their names.
 _FIRST_BYTES = {
     rb"\Z": "empty",
+    rb"version https://git-lfs": "pointer",
     rb"SQLite format 3\0": "sqlite",
     rb"\x1f\x8b|[\xef\xbb\xbf \t\r\n]*[{\[]": "json",
 }
@@ -69,7 +70,7 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     -------
     str
         ``sqlite``, ``json``, ``parquetdir``, ``store``, ``snapshot``, ``ncu-csv``, ``nsys-rep``, ``ncu-rep``,
-        ``unfinished``, ``empty``; ``absent``, ``special`` (no regular file), ``folder`` and ``other`` are nothing that
+        ``unfinished``, ``pointer`` (of Git LFS), ``empty``; ``absent``, ``special`` (no regular file), ``folder`` and ``other`` are nothing that
         is known here. It may still be damaged.
     """
     path = Path(path)
@@ -114,6 +115,7 @@ _REFUSED = {
     "absent": ("no such file", "check the path"),
     "special": ("is not a regular file", f"give {_SOURCES}"),
     "folder": ("is a folder without trace tables", f"give {_SOURCES}"),
+    "pointer": ("is a pointer of Git LFS, not the file itself", "run `git lfs pull`"),
     "empty": ("is empty", "capture it again, the profiler was probably stopped before it wrote"),
     "unfinished": (
         "is an unfinished Nsight Systems report",
