@@ -70,8 +70,8 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     -------
     str
         ``sqlite``, ``json``, ``parquetdir``, ``store``, ``snapshot``, ``ncu-csv``, ``nsys-rep``, ``ncu-rep``,
-        ``unfinished``, ``pointer`` (of Git LFS), ``empty``; ``absent``, ``special`` (no regular file), ``folder`` and ``other`` are nothing that
-        is known here. It may still be damaged.
+        ``unfinished``, ``pointer`` (of Git LFS), ``empty``; ``absent``, ``special`` (no regular file), ``folder`` and
+        ``other`` are nothing that is known here. It may still be damaged.
     """
     path = Path(path)
     if path.is_dir():
