@@ -104,15 +104,26 @@ def _require_free(out: Path, overwrite: bool, traces: "list[Path]", folder: bool
 # ---------------------------------------------------------------- reading
 
 
-def diff(
-    selection: Selection,
-    before: Path,
-    after: Path,
-    *,
-    also_before: list[Path] | None = None,
-    also_after: list[Path] | None = None,
-    top: int | None = None,
-) -> "Diff":
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class More:
+    """What else a comparison takes.
+
+    Parameters
+    ----------
+    also_before : TRACE, optional
+        Another capture of what BEFORE is of; repeatable.
+    also_after : TRACE, optional
+        Another capture of what AFTER is of; repeatable.
+    match : REGEX, optional
+        The ranges that are steps. Default: ranges that are named like steps.
+    """
+
+    also_before: list[Path] | None = None
+    also_after: list[Path] | None = None
+    match: str | None = None
+
+
+def diff(selection: Selection, before: Path, after: Path, more: More, *, top: int | None = None) -> "Diff":
     """Compare two captures: what changed, by how much, and whether that is more than noise.
 
     Parameters
@@ -121,18 +132,15 @@ def diff(
         A trace.
     after : AFTER
         A trace of the same program, after the change.
-    also_before : TRACE, optional
-        Another capture of what BEFORE is of; repeatable.
-    also_after : TRACE, optional
-        Another capture of what AFTER is of; repeatable.
     top : int, optional
         Rows of each table in text. Default: 8.
     """
     first, second = opened(before, selection), opened(after, selection)
-    more_before = [opened(path, selection) for path in also_before or ()]
-    more_after = [opened(path, selection) for path in also_after or ()]
+    others = {}
+    for side, paths in (("also_before", more.also_before), ("also_after", more.also_after)):
+        others[side] = [opened(path, selection) for path in paths or ()]
     progress("comparing")
-    changes = questions.diff(first, second, top=top, also_before=more_before, also_after=more_after)
+    changes = questions.diff(first, second, top=top, match=more.match, **others)
     changes.about.title = " · ".join([changes.about.title, *selection.words])
     changes.about.not_recorded = {"before": first.meta.missing, "after": second.meta.missing}
     return changes
