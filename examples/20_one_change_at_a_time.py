@@ -226,8 +226,7 @@ plots.table(
 #   needs more captures, not more steps.
 # * A profiler slows down the CPU. Where the CPU sets the pace, measure the
 #   step without a profiler, and use the profile to locate the difference.
-# * The comparison ignores the loss, memory and other sizes. ``diff`` also
-#   compares two memory snapshots.
+# * The comparison ignores the loss, memory and other sizes.
 # * The arithmetic of the false alarms assumes normally distributed runs. Runs
 #   made one after the other miss how the machine behaves at another hour, or
 #   after a driver update: make a baseline at several times.

@@ -4,8 +4,9 @@ Where both captures have steps, figures are per step, so captures of different l
 steps, without outliers. The rows also hold totals over whole captures, which add up to each trace's own.
 
 Each row is judged by the rule that ``check`` uses too (:func:`nsightkit.analysis.core.noise.judge`): it *changed*,
-stayed *within noise*, or is *inconclusive*. There are many rows, so each is judged at 99 %, and what changed by less
-than a hundredth of a step counts as noise. Captures without steps have one figure of each kind, which is inconclusive.
+stayed *within noise*, or is *inconclusive*. The times of the step are judged at 95 %. There are many other rows, so
+each is judged at 99 %, and what changed by less than a hundredth of a step counts as noise. Captures without steps have
+one figure of each kind, which is inconclusive.
 """
 
 from __future__ import annotations
@@ -190,9 +191,9 @@ def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
         ``figures``, ``kernels``, ``ranges``, ``gaps``
             The tables, as lists of rows with :data:`COLUMNS`. ``before_count`` and ``before_total_ns`` are of the whole
             capture, ``before_ns`` is the median over the steps, ``delta_ns`` the difference of the medians, ``low_ns``
-            to ``high_ns`` the 95 % interval of the shift, ``change`` the difference relative to before, and
-            ``significance`` *changed*, *within noise* or *inconclusive*, at 99 %. ``match`` is how names were paired
-            (:mod:`nsightkit.analysis.compare.match`).
+            to ``high_ns`` the interval of the shift (95 % for ``figures``, else 99 %), ``change`` the difference
+            relative to before, and ``significance`` *changed*, *within noise* or *inconclusive*. ``match`` is how names
+            were paired (:mod:`nsightkit.analysis.compare.match`).
 
     Raises
     ------
@@ -210,13 +211,15 @@ def _rows(before: Sequence[Samples], after: Sequence[Samples], table: str, unit:
     pairs = pair(_occurring(before[0], table), _occurring(after[0], table), plain)
     first = [_sums(capture.tables[table], [names.before for names in pairs]) for capture in before]
     second = [_sums(capture.tables[table], [names.after for names in pairs]) for capture in after]
+    confidence = 0.95 if table == "figures" else 0.99  # of many rows some would change by chance
     rows = []
     for number, (matched, was, now) in enumerate(pairs):
         name = (now or was)[0]
         row = {"name": name, "cause": name, "match": matched, "before_names": was, "after_names": now}
         if table == "kernels":
             row["category"] = category_of(name)
-        rows.append(row | _judged([sums[number] for sums in first], [sums[number] for sums in second], unit))
+        sides = [sums[number] for sums in first], [sums[number] for sums in second]
+        rows.append(row | _judged(*sides, confidence if unit == "step" else None))
     return rows
 
 
@@ -237,15 +240,16 @@ def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
     return sums.reindex(range(len(groups)), fill_value=0).to_numpy(np.float64)
 
 
-def _judged(before: Sequence[Float], after: Sequence[Float], unit: str) -> dict[str, Any]:
-    """Judge a figure of both sides: the number, the total and the samples of each capture."""
+def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float | None) -> dict[str, Any]:
+    """Judge a figure of both sides: the number, the total and the samples of each capture; None: it has no samples."""
     change, word = noise.Change(0), noise.INCONCLUSIVE
     was, now = round(before[0][1]), round(after[0][1])
     row: dict[str, Any] = {"before_total_ns": was, "after_total_ns": now}
     row |= {"before_count": round(before[0][0]), "after_count": round(after[0][0])}
-    if unit == "step":
+    if confidence is not None:
         first, second = ([figures[2:] for figures in captures] for captures in (before, after))
-        change, word = judge(first, second, 0.95), judge(first, second).word
+        change = judge(first, second, confidence)
+        word = change.word
         was, now = (round(float(np.median(np.concatenate(ordinary(runs))))) for runs in (first, second))
     delta = now - was
     row |= {"before_ns": was, "after_ns": now, "delta_ns": delta, "significance": word}

@@ -148,14 +148,14 @@ def test_captures_of_different_length_compare() -> None:
 
 def test_noise_is_not_called_a_change() -> None:
     """Of pairs without a change, a step's time at most once in ten, and of all rows fewer."""
-    traces = [program(count=10, jitter=0.08, seed=seed) for seed in range(11)]
+    traces = [program(count=10, jitter=0.08, seed=seed) for seed in range(21)]
     alarms, significances = 0, []
     for before, after in itertools.pairwise(traces):
         found = diff.compare(before, after)
         alarms += row(found, "figures", "wall_ns")["significance"] == "changed"
         for table in found.tables.values():
             significances += table["significance"].tolist()
-    assert alarms <= 1
+    assert alarms <= 2
     assert significances.count("changed") / len(significances) < 0.04
 
 
