@@ -351,19 +351,18 @@ class Sqlite:
         self.seeds: list[bytes] = []
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "t.sqlite"
-            for waits in (False, True):
-                make_sqlite.make(path, 2 * ROWS, waits=waits)
-                connection = sqlite3.connect(path)
-                connection.executescript(self._MORE)
-                self.seeds.append(path.read_bytes())
-                for table in self.tables(connection):  # without constraints any value can stand anywhere
-                    connection.execute(f"CREATE TABLE other AS SELECT * FROM {table}")
-                    connection.execute(f"DROP TABLE {table}")
-                    connection.execute(f"ALTER TABLE other RENAME TO {table}")
-                connection.commit()
-                connection.execute("VACUUM")
-                connection.close()
-                self.seeds.append(path.read_bytes())
+            make_sqlite.make(path, 2 * ROWS)
+            connection = sqlite3.connect(path)
+            connection.executescript(self._MORE)
+            self.seeds.append(path.read_bytes())
+            for table in self.tables(connection):  # without constraints any value can stand anywhere
+                connection.execute(f"CREATE TABLE other AS SELECT * FROM {table}")
+                connection.execute(f"DROP TABLE {table}")
+                connection.execute(f"ALTER TABLE other RENAME TO {table}")
+            connection.commit()
+            connection.execute("VACUUM")
+            connection.close()
+            self.seeds.append(path.read_bytes())
 
     @staticmethod
     def tables(connection: sqlite3.Connection) -> list[str]:

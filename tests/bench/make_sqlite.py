@@ -19,13 +19,12 @@ _BACKWARD = _MAIN + 9
 _LAUNCH, _COPY, _SYNCHRONIZE = 1, 2, 3
 _FIRST_KERNEL, _KERNELS = 10, 68
 _FIRST_RANGE = 100
-#: Layers of a step, operations of a layer; kernels between two waits.
+#: Layers of a step, operations of a layer.
 _LAYERS = 20
 _OPERATIONS = 20
-_EVERY = 50
 
 
-def make(path: Path, kernels: int = 5_000_000, seed: int = 7, *, waits: bool = False) -> None:
+def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
     """Write the export.
 
     Parameters
@@ -35,8 +34,6 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7, *, waits: bool = F
     kernels : int
         How many kernels; the other tables keep their proportions.
     seed : int
-    waits : bool
-        One thread and one stream of kernels, and every 50 kernels a synchronisation that does wait: 100,000 of them.
     """
     rng = np.random.default_rng(seed)
     steps = max(1, kernels // 2000)
@@ -48,29 +45,25 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7, *, waits: bool = F
     call_ns = rng.integers(1500, 2400, kernels)
     usual_ns = rng.choice([900, 1700, 2600, 5200, 11_000], kernels, p=[0.3, 0.3, 0.25, 0.1, 0.05])
     duration = usual_ns + rng.integers(0, 400, kernels)
-    if waits:
-        launched, end, syncs = _waiting(apart, call_ns, duration)
-    else:
-        launched = np.cumsum(apart)
-        total = np.cumsum(duration)
-        end = total + np.maximum.accumulate(launched + call_ns + 1200 - (total - duration))
-        at = np.sort(rng.choice(kernels - 1, kernels // 100, replace=False))
-        begun = launched[at] + call_ns[at] + 700
-        syncs = pd.DataFrame({"at": at, "start": begun, "end": begun + 900})
+    launched = np.cumsum(apart)
+    total = np.cumsum(duration)
+    end = total + np.maximum.accumulate(launched + call_ns + 1200 - (total - duration))
+    at = np.sort(rng.choice(kernels - 1, kernels // 100, replace=False))
+    begun = launched[at] + call_ns[at] + 700
+    syncs = pd.DataFrame({"at": at, "start": begun, "end": begun + 900})
     returned = launched + call_ns
-    is_backward = (np.arange(kernels) % per_step >= per_step // 3) & (not waits)
+    is_backward = np.arange(kernels) % per_step >= per_step // 3
     thread = np.where(is_backward, _BACKWARD, _MAIN)
     correlation = np.arange(kernels) + 1000
     name = rng.integers(0, _KERNELS, kernels) + _FIRST_KERNEL
-    stream = np.where(rng.random(kernels) < (0 if waits else 0.1), 13, 7)
+    stream = np.where(rng.random(kernels) < 0.1, 13, 7)
     ran = pd.DataFrame({"start": end - duration, "end": end, "streamId": stream, "correlationId": correlation})
     ran = ran.assign(gridId=correlation, gridX=rng.integers(1, 4096, kernels))
     ran = ran.assign(demangledName=name, shortName=name, mangledName=name)
 
     at = np.sort(rng.choice(kernels - 1, kernels // 50, replace=False))
     number = np.arange(len(at)) + kernels + 1000
-    copied = pd.DataFrame({"start": end[at] + 50, "end": end[at] + 750, "correlationId": number})
-    copied["streamId"] = 13 if waits else 7
+    copied = pd.DataFrame({"start": end[at] + 50, "end": end[at] + 750, "correlationId": number, "streamId": 7})
 
     waited = syncs[["start", "end"]].assign(streamId=7)
     waited["correlationId"] = np.arange(len(syncs)) + kernels + len(at) + 1000
@@ -135,28 +128,6 @@ def _strings() -> pd.DataFrame:
     for number in range(_OPERATIONS):
         texts[_FIRST_RANGE + 1 + _LAYERS + number] = f"op_{number}"
     return pd.DataFrame({"id": list(texts), "value": list(texts.values())})
-
-
-def _waiting(
-    apart: np.ndarray, call_ns: np.ndarray, duration: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, pd.DataFrame]:
-    """Launch and run kernels in order, with a wait for the last one every so many: launches, ends, waits."""
-    launched = np.empty_like(apart)
-    end = np.empty_like(apart)
-    waits = []
-    now = free = 0
-    for low in range(0, len(apart), _EVERY):
-        part = slice(low, low + _EVERY)
-        launched[part] = now + np.cumsum(apart[part])
-        total = np.cumsum(duration[part])
-        ready = launched[part] + call_ns[part] + 1200 - (total - duration[part])
-        end[part] = total + np.maximum(np.maximum.accumulate(ready), free)
-        last = min(low + _EVERY, len(apart)) - 1
-        free = end[last]
-        begun = launched[last] + call_ns[last] + 700
-        now = max(free, begun) + 6000
-        waits.append((last, begun, now))
-    return launched, end, pd.DataFrame(waits, columns=["at", "start", "end"])
 
 
 if __name__ == "__main__":

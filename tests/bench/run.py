@@ -1,6 +1,6 @@
 """What reading and analysing big traces costs, beside the named alternative, in the same run.
 
-``nox -s bench`` makes the traces in ``.bench/`` (1 GB) and measures whole processes: CPU seconds (user and system)
+``nox -s bench`` makes the traces in ``.bench/`` (700 MB) and measures whole processes: CPU seconds (user and system)
 and the largest resident set, as the operating system accounts for them. Every case runs several times in turn with its
 alternative; the table shows medians. Options: ``--kernels N`` for a smaller export, ``--repeat N``, ``--only NAME``.
 """
@@ -55,23 +55,19 @@ class Case(NamedTuple):
 def cases(folder: Path, kernels: int) -> list[Case]:
     """What is compared; makes the traces it needs."""
     export = folder / f"export-{kernels}.sqlite"
-    waiting = folder / f"waiting-{kernels}.sqlite"
     kineto = folder / f"kineto-{kernels // 25}.json"
     if not kineto.exists():
         make_sqlite.make(export, kernels)
-        make_sqlite.make(waiting, kernels, waits=True)
         make_kineto.write(kineto, kernels=kernels // 25)
     of_kernels = [sys.executable, "-c", _KERNELS_SQL, str(export)]
     idle = [sys.executable, "-c", _IDLE_SQL, str(export)]
     loop = [sys.executable, "-c", _JSON, str(kineto)]
-    whatif_gaps = [sys.executable, "-m", "nsightkit", "gaps", str(waiting)]
     return [
         Case(f"kernels of {kernels:,}, against SQL", ["kernels", str(export)], of_kernels),
         Case("gaps, against SQL for idle time without causes", ["gaps", str(export)], idle),
         Case("ranges, against kernels in SQL", ["ranges", str(export)], of_kernels),
         Case("kernels again, from the cache, against SQL", ["kernels", str(export)], of_kernels, is_warm=True),
         Case("gaps again, from the cache, against SQL", ["gaps", str(export)], idle, is_warm=True),
-        Case(f"whatif with {kernels // 50:,} waits, against gaps", ["whatif", str(waiting)], whatif_gaps),
         Case(f"kernels of {kernels // 5:,} Kineto events, against a loop", ["kernels", str(kineto)], loop),
         Case("start-up, against import pandas", ["--help"], [sys.executable, "-c", "import pandas"]),
     ]
