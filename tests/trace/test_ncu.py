@@ -46,13 +46,6 @@ def actions(path: Path):
     return [action for one in ncu_report.load_report(str(path)) for action in one]
 
 
-def planted(**ours: float) -> ncu.Report:
-    """A report of one launch, its metrics by our names."""
-    by_name = {m.name: m for m in ncu_metrics.METRICS}
-    metrics: dict[str, ncu.Value] = {by_name[name].nvidia[0]: value for name, value in ours.items()}
-    return ncu.from_metrics("planted", [{"kernel": "k"}], [metrics], {})
-
-
 HEADER = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size",
           "Grid Size", "Device", "CC"]  # fmt: skip
 
@@ -342,74 +335,6 @@ def test_the_occupancy_limiter_is_the_smallest_of_four_block_counts(limits, expe
     assert analysis.occupancy_limiter(dict(zip(analysis.LIMITS, limits, strict=True))) == expected
 
 
-MEMORY = {"sm_pct": 30, "memory_pct": 90}
-LOW_DRAM = MEMORY | {"dram_pct": 20}
-BUSY_L1 = LOW_DRAM | {"l1_pct": 90}
-COMPUTE = {"sm_pct": 90, "memory_pct": 30}
-IDLE = {"sm_pct": 20, "memory_pct": 30}
-LIMITS = dict(zip((f"limit_{name}_blocks" for name in analysis.LIMITS), (1, 9, 9, 16), strict=True))
-STALLS = {f"stall_{stall.reason}": 0.0 for stall in ncu_metrics.STALLS} | {"stall_selected": 1.0}
-STALLED = "90 % of a warp's time between two instructions is"
-
-
-@pytest.mark.parametrize(
-    ("metrics", "present", "absent"),
-    [
-        ({"sm_pct": 30.25, "memory_pct": 91.5}, [f"30.2 % (sm__throughput{SOL})", "91.5 % (gpu__compute_memory"], []),
-        ({"sm_pct": 30}, [f"gpu__compute_memory_throughput{SOL}", "SpeedOfLight"], ["sm__throughput"]),
-        (IDLE | {"waves": 0.5, "grid_blocks": 64}, ["too small", "64 blocks (launch__grid_size)", "more blocks"], []),
-        (MEMORY | {"waves": 0.5}, [], ["too small"]),  # NVIDIA's rule asks only where neither side is used
-        (
-            LOW_DRAM | {"l2_pct": 90, "l1_pct": 40, "l2_hit_pct": 97},
-            ["DRAM is not", "L2 is the busiest level", "97.0 % hits (lts__t_sector_hit_rate.pct)", "larger tiles"],
-            [],
-        ),
-        (
-            BUSY_L1 | {"l2_pct": 30, "bank_conflicts": 50, "shared_wavefronts": 100},
-            ["50 % of the passes through shared memory are bank conflicts", "pad or swizzle"],
-            [],
-        ),
-        (
-            BUSY_L1 | {"global_load_sectors": 3200, "global_load_requests": 100},
-            ["32.0 sectors a request", "coalesce"],
-            [],
-        ),
-        (MEMORY | {"dram_pct": 90}, ["DRAM bandwidth itself is the limit", "move fewer bytes"], []),
-        (
-            COMPUTE | {"tensor_pct": 0, "fma_pct": 90, "alu_pct": 10},
-            ["the busiest other pipe is FMA: 90.0 %", "TF32, BF16 or FP16"],
-            [],
-        ),
-        (COMPUTE | {"tensor_pct": 30, "alu_pct": 85}, ["ALU", "multiples of 8"], ["occupancy"]),
-        (  # a report without the sum of all types
-            COMPUTE | {"tensor_16bit_pct": 85, "fma_pct": 3},
-            ["the tensor cores are busy: 85.0 % (sm__pipe_tensor_op_hmma_cycles_active"],
-            [],
-        ),
-        (
-            IDLE | LIMITS | {"theoretical_occupancy_pct": 12.5, "occupancy_pct": 12},
-            ["registers 1, shared_mem 9, warps 9, blocks 16", "__launch_bounds__"],
-            [],
-        ),
-        (IDLE | {"theoretical_occupancy_pct": 100, "occupancy_pct": 40}, ["end at different times"], []),
-        (
-            IDLE | STALLS | {"issue_pct": 10, "stall_long_scoreboard": 9.0},
-            [f"{STALLED} long_scoreboard, 9 warps an issue (smsp__average", "in flight"],
-            [],
-        ),
-        # stalls matter only where the scheduler fails to issue
-        (IDLE | STALLS | {"issue_pct": 95, "stall_barrier": 9.0}, [], ["barrier"]),
-    ],
-)
-def test_what_is_said_of_planted_counters(metrics: dict[str, float], present: list[str], absent: list[str]) -> None:
-    row = analysis.summary(planted(**metrics)).iloc[0]
-    text = "\n".join([*row["evidence"], *row["next_steps"]])
-    for words in present:
-        assert words in text
-    for words in absent:
-        assert words not in text
-
-
 def test_launches_are_chosen_by_their_names_and_the_ranges_around_them(shared_traces: Path) -> None:
     report = ncu.read(shared_traces / REPORTS[3])
     assert analysis.summary(report)["time_ns"].is_monotonic_decreasing
@@ -422,7 +347,7 @@ def test_launches_are_chosen_by_their_names_and_the_ranges_around_them(shared_tr
     with pytest.raises(UsageError, match="there are check_results, daxpy, init_data, run_test"):
         analysis.summary(report, within="absent")
     with pytest.raises(UsageError, match="run ncu with --nvtx"):
-        analysis.stalls(planted(sm_pct=1), within="any")
+        analysis.stalls(ncu.from_metrics("planted", [{"kernel": "k"}], [{}], {}), within="any")
 
 
 # -- whatever NVIDIA's package does ---------------------------------------------------------------------------------

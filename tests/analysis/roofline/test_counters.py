@@ -98,3 +98,64 @@ def test_the_last_wave_is_asked_for_in_every_class(used: dict[str, float], waves
     assert (f"the last wave leaves up to {empty} % of the SMs' time empty" in evidence) == bool(empty)
     assert evidence.count("last wave") == bool(empty)
     assert ("fill whole waves" in steps) == bool(empty)
+
+
+SOL = ".avg.pct_of_peak_sustained_elapsed"
+MEMORY = {"sm_pct": 30, "memory_pct": 90}
+LOW_DRAM = MEMORY | {"dram_pct": 20}
+BUSY_L1 = LOW_DRAM | {"l1_pct": 90}
+COMPUTE = {"sm_pct": 90, "memory_pct": 30}
+QUIET = {"sm_pct": 20, "memory_pct": 30}
+LIMITS = dict(zip((f"limit_{name}_blocks" for name in counters.LIMITS), (1, 9, 9, 16), strict=True))
+STALLS = {f"stall_{stall.reason}": 0.0 for stall in ncu_metrics.STALLS} | {"stall_selected": 1.0}
+STALLED = "90 % of a warp's time between two instructions is"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "present", "absent"),
+    [
+        ({"sm_pct": 30.25, "memory_pct": 91.5}, [f"30.2 % (sm__throughput{SOL})", "91.5 % (gpu__compute_memory"], []),
+        ({"sm_pct": 30}, [f"gpu__compute_memory_throughput{SOL}", "SpeedOfLight"], ["sm__throughput"]),
+        (QUIET | {"waves": 0.5, "grid_blocks": 64}, ["too small", "64 blocks (launch__grid_size)", "more blocks"], []),
+        (MEMORY | {"waves": 0.5}, [], ["too small"]),  # NVIDIA's rule asks only where neither side is used
+        (
+            LOW_DRAM | {"l2_pct": 90, "l1_pct": 40, "l2_hit_pct": 97},
+            ["DRAM is not", "L2 is the busiest level", "97.0 % hits (lts__t_sector_hit_rate.pct)", "larger tiles"],
+            [],
+        ),
+        (
+            BUSY_L1 | {"l2_pct": 30, "bank_conflicts": 50, "shared_wavefronts": 100},
+            ["50 % of the passes through shared memory are bank conflicts", "pad or swizzle"],
+            [],
+        ),
+        (
+            BUSY_L1 | {"global_load_sectors": 3200, "global_load_requests": 100},
+            ["32.0 sectors a request", "coalesce"],
+            [],
+        ),
+        (MEMORY | {"dram_pct": 90}, ["DRAM bandwidth itself is the limit", "move fewer bytes"], []),
+        (COMPUTE | {"tensor_pct": 30, "alu_pct": 85}, ["ALU", "multiples of 8"], ["occupancy"]),
+        (  # a report without the sum of all types
+            COMPUTE | {"tensor_16bit_pct": 85, "fma_pct": 3},
+            ["the tensor cores are busy: 85.0 % (sm__pipe_tensor_op_hmma_cycles_active"],
+            [],
+        ),
+        (
+            QUIET | LIMITS | {"theoretical_occupancy_pct": 12.5, "occupancy_pct": 12},
+            ["registers 1, shared_mem 9, warps 9, blocks 16", "__launch_bounds__"],
+            [],
+        ),
+        (QUIET | {"theoretical_occupancy_pct": 100, "occupancy_pct": 40}, ["end at different times"], []),
+        (
+            QUIET | STALLS | {"issue_pct": 10, "stall_long_scoreboard": 9.0},
+            [f"{STALLED} long_scoreboard, 9 warps an issue (smsp__average", "in flight"],
+            [],
+        ),
+        # stalls matter only where the scheduler fails to issue
+        (QUIET | STALLS | {"issue_pct": 95, "stall_barrier": 9.0}, [], ["barrier"]),
+    ],
+)
+def test_what_is_said_of_planted_counters(metrics: dict[str, float], present: list[str], absent: list[str]) -> None:
+    text = "\n".join(told(**metrics)[1:])
+    assert [words for words in present if words not in text] == [], text
+    assert [words for words in absent if words in text] == [], text
