@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic.planted import Export, training
+from synthetic.planted import Export
 
 import nsightkit
 from nsightkit.analysis.core import intervals
@@ -22,18 +22,6 @@ PID = 77
 PROCESS = Export.process(PID)
 MAIN, OTHER = Export.thread(PID, PID), Export.thread(PID, PID + 1)
 STRANGER = Export.thread(99, 99)
-
-
-@pytest.mark.parametrize("fault", ["starved", "sync", "tiny", "pageable"])
-def test_planted_training(tmp_path, fault):
-    truth = training(tmp_path / "t.sqlite", fault, seed=1)
-    trace = nsightkit.load(tmp_path / "t.sqlite")
-    found = gaps.summary(trace).set_index("cause")["total_ns"].to_dict()
-    assert sum(found.values()) == truth["idle_ns"]
-    for cause, planted in truth["gaps"].items():
-        assert found[cause] == pytest.approx(planted, rel=0.02)
-    long = gaps.find(trace, min_ns=1_000_000)
-    assert (long["duration_ns"] >= 1_000_000).all()
 
 
 class Case:
