@@ -11,7 +11,6 @@ from random_programs import random_program
 from synthetic import simulated_programs
 from synthetic.simulator import (
     QUEUE,
-    Await,
     Copy,
     Cpu,
     Launch,
@@ -84,21 +83,6 @@ def _calls_return_after_what_they_wait_for(run: Played) -> None:
                     assert op.queued >= call.start or op.end < call.end
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("busy", [c for c in simulated_programs.CHANGE_OF.values() if c != "free-launches"]),
-        ("sleep-each-layer", ["no-cpu-work:absent", "no-input-wait", "without:absent", "scale:absent=3", "scale:.=1"]),
-        ("starved-loader", ["no-cpu-work", "no-start-up", "no-sync"]),
-        ("reduce-exposed", ["overlap-copies", "no-sync", "no-profiler"]),
-    ],
-)
-def test_a_change_without_an_object_changes_nothing(name: str, changes: list[str]) -> None:
-    unchanged = [(op.start, op.end) for op in play(NAMED[name], 4).ops]
-    for change in changes:
-        assert [(op.start, op.end) for op in play(NAMED[name], 4, change).ops] == unchanged, change
-
-
 #: By hand, without jitter: 4 µs of dispatch, a start 4 µs after the call began, 1 µs between operations of a stream.
 #: The parts of a step, and with each change the time in µs from its begin to its end.
 BY_HAND = [
@@ -166,19 +150,3 @@ def test_a_producer_keeps_as_many_batches_as_it_may() -> None:
     # One batch each 100 us, of which launching takes 8.
     assert waits[:10] == [0, 0, 84_000, *[92_000] * 5, 0, 0]
     assert waits[10] > 0
-
-
-def test_copies_aside_hold_up_the_next_step_only() -> None:
-    step = [Launch("a", 100 * US), Copy("HtoD", 1, 80 * US), Launch("b", 100 * US)]
-    program = _exact(*[a for k in range(3) for a in (Push(f"step {k}"), *step, Pop())])
-    run = play(program, change="overlap-copies")
-    for k in (1, 2):
-        copy = run.ops[3 * k - 2]
-        assert copy.start < run.ops[3 * k - 3].end
-        assert run.ops[3 * k].start >= copy.end
-
-
-@pytest.mark.parametrize("actions", [[Await("nobody")], [Launch("reduce", US, key=0), Launch("reduce", US, key=0)]])
-def test_a_program_that_waits_for_ever_is_refused(actions: list[Any]) -> None:
-    with pytest.raises(ValueError, match="never happens"):
-        play(_exact(*actions))
