@@ -388,14 +388,3 @@ def test_bad_files_are_one_line(tmp_path: Path, gate: Any) -> None:
         code, document, err = gate(*arguments)
         assert (code, document, err.count("\n")) == (2, None, 1), err
         assert says in err
-
-
-def test_real_captures(shared_traces: Path, gate: Any) -> None:
-    """ResNet-50 with and without workers that load data; known: 0.14 and 0.18 s per step, the rest waits for data."""
-    few, many = (next(shared_traces.glob(f"kineto/resnet50_num_workers_{n}__*")) for n in (0, 4))
-    assert gate(many, "--update")[0] == 0
-    assert gate(many)[0] == 0
-    code, document, _ = gate(few)
-    # Two of the six steps with workers stand out; each other one is 47 ms shorter than any without.
-    assert (code, metrics_of(document["regressions"])) == (1, ["step/time_ns"])
-    assert document["regressions"][0]["ratio"] == pytest.approx(177.4 / 125.2, abs=0.01)  # medians of ordinary steps

