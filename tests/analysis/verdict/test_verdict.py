@@ -9,7 +9,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import make_kineto
@@ -24,7 +23,6 @@ from nsightkit.analysis import verdict
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.timeline import gaps, overview
 from nsightkit.analysis.timeline.selection import select
-from nsightkit.analysis.verdict import rules, words
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Gpu, Trace, TraceMeta
 
@@ -84,13 +82,6 @@ def test_what_an_answer_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert found["headline"] == f"The GPU waits for data, {100 * found['share_of_span']:.1f} % of the time"
     (named,) = found["named"]
     assert (named["kind"], named["name"], named["count"]) == ("range", "dataload", 12)
-
-
-def test_the_launching_operator_or_range_is_named(tmp_path: Path) -> None:
-    training(tmp_path / "t.sqlite", "sync")
-    found = verdict.summary(nsightkit.load(tmp_path / "t.sqlite"))
-    assert found["named"][0]["name"] == "cudaStreamSynchronize"
-    assert found["named"][0]["inside"] == "forward"
 
 
 # ---------------------------------------------------------------- laid out by hand
@@ -262,21 +253,6 @@ def test_few_operations(tmp_path: Path) -> None:
     assert (found["share_of_span"], found["total_ns"]) == (None, None)
     assert "10 GPU operations are too few" in found["against"][0]
     assert "nightkit"[1:] in found["next_steps"][0]
-
-
-@pytest.mark.parametrize(
-    ("share", "gain", "end"),
-    [
-        (0.002, 0.107, "; without that, the run is predicted to be 1.12x faster"),
-        (0.33, 0.33, ", 33.0 % of the time"),
-        (0.33, 0.1, ", 33.0 % of the time"),
-    ],
-)
-def test_the_headline_prints_the_gain_where_the_share_contradicts_it(share: float, gain: float, end: str) -> None:
-    decision = rules.Decision("synchronization", "no-sync", gain)
-    replay = SimpleNamespace(row=lambda _: {"speedup": 1 / (1 - gain)})
-    finding = SimpleNamespace(name=decision.name, decision=decision, replay=replay, share=share)
-    assert words.headline(finding).endswith(f"giving it more work{end}")
 
 
 @pytest.mark.parametrize(("record", "confidence"), [(False, "high"), (True, "medium")])
