@@ -247,16 +247,9 @@ nsightkit.load({str(starved.path)!r}).report({str(tmp_path / "r.html")!r})
     assert (tmp_path / "r.html").stat().st_size > 50_000
 
 
-@pytest.mark.parametrize(
-    ("name", "until_ns"),
-    [
-        ("nsys-ai/mfu_2gpu_before.sqlite", 100_000_000),
-        ("hta/cpu_only__rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz", None),
-        ("tracelens/h100__facebook_timesformer-base-finetuned-k400__1016002.json.gz", None),
-    ],
-)
-def test_real_traces(shared_traces, name, until_ns):
-    text = report.html({"a": nsightkit.load(shared_traces / name, cache=False).time(0, until_ns)})
+def test_a_real_trace(shared_traces):
+    path = shared_traces / "tracelens/h100__facebook_timesformer-base-finetuned-k400__1016002.json.gz"
+    text = report.html({"a": nsightkit.load(path, cache=False)})
     assert "/home/" not in text
     assert len(text) < 5_000_000
 
