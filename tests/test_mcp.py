@@ -133,16 +133,6 @@ def test_options_and_filters_are_the_commands(ask: Ask, path: Path, capsys: pyte
     assert json.loads(text)["of"].endswith("run.sqlite · --device 0 · --within step 9 · --last-steps 3")
 
 
-def test_two_traces(ask: Ask, path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    after = play(simulated_programs.PROGRAMS["sync-each-step"], seed=1).write(folder / "after.sqlite")
-    expected, _ = command(capsys, "diff", str(path), str(after))
-    said = json.loads(ask("diff", before=str(path), after=str(after))[0])
-    assert [said[key] for key in ("headline", "outcome", "moved")] == [
-        expected[key] for key in ("headline", "outcome", "moved")
-    ]
-    assert said["not_recorded"] == {side: expected[side]["missing"] for side in ("before", "after")}
-
-
 @pytest.mark.parametrize("name", [*QUESTIONS, "diff"])
 def test_an_answer_has_at_most_4_kb_whatever_names_a_trace_holds(name: str, ask: Ask, hostile: Path) -> None:
     given = {"trace": str(hostile)} if name != "diff" else {"before": str(hostile), "after": str(hostile)}

@@ -111,15 +111,6 @@ def test_times_that_no_gpu_can_have_are_flagged() -> None:
     assert climb.changes(runs, against)["outcome"].tolist() == ["more than predicted"]
 
 
-def test_a_small_run_has_times_and_no_shares() -> None:
-    runs = {"unfused": measured(30, None), "sdpa": measured(20, None)}
-    against = climb.bounds("prefill", runs["unfused"])
-    assert climb.table(runs, against)[["sol_datasheet", "sol_measured"]].isna().all(axis=None)
-    assert climb.changes(runs, against)["outcome"].tolist() == ["faster"]
-    nothing = climb.table({}, against)
-    assert climb.answer("a layer", nothing, climb.changes({}, against)) == "no rung was measured yet."
-
-
 # -- the sweep of attention
 
 

@@ -44,13 +44,6 @@ def test_distributions_are_the_empirical_ones() -> None:
     assert "median 3 µs of 3" in figure.get_label()
 
 
-def test_share_curves_say_their_ends() -> None:
-    figure = figures.share_curves([1e3, 1e6], {HOSTILE: [0.25, 1.0], "b": [1, 1]}, {HOSTILE: 0.2}, title="shares")
-    drawn(figure)
-    assert "25.0% at 1 µs to 100.0% at 1 ms" in figure.get_label()
-    assert "true share 20.0%" in figure.get_label()
-
-
 def test_changes_and_their_intervals_lie_where_they_are() -> None:
     rows = pd.DataFrame(
         [
@@ -120,11 +113,3 @@ def test_every_kernel_lies_in_the_region_of_its_class() -> None:
         x, y = regions[row.classification]
         assert tints[int(row.sm_pct), int(row.memory_pct)] == tints[int(y), int(x)]
     assert "at 93 % of compute and 45 % of memory" in figure.get_label()
-
-
-def test_lateness_is_a_dot_a_step() -> None:
-    frame = pd.DataFrame({"rank": [0, 1] * 4, "step": np.repeat(range(4), 2)})
-    figure = figures.rank_lateness(frame, pd.Series([0.0, 2e6] * 4), title="T")
-    dots = [collection.get_offsets()[:, 0].tolist() for collection in drawn(figure).collections]
-    assert dots == [[0.0] * 4, [2.0] * 4]
-    assert "rank 1 2 ms" in figure.get_label()

@@ -52,18 +52,3 @@ def test_late_ranks_are_named(late: dict[int, str]) -> None:
     for row in stragglers.itertuples():
         assert row.median_late_ns == pytest.approx(2e6, rel=0.1)
         assert ("input" in row.cause) == (late[row.rank] == "data")
-
-
-def test_events_keep_what_they_were_given() -> None:
-    events = synthetic.Events()
-    call = events.call("cudaLaunchKernel", 0, 10)
-    events.kernel(synthetic.GEMM, 20, 50, call)
-    events.range("inner", 2, 5)
-    events.range("outer", 1, 60)
-    events.graph(60, 90, events.call("cudaGraphLaunch", 50, 55))
-    trace = events.trace()
-    kernel = trace.table("kernels").iloc[0]
-    assert (kernel["end_ns"] - kernel["start_ns"], kernel["short_name"]) == (30, "Kernel2")
-    levels = trace.table("ranges", ["name", "level"]).set_index("name")["level"]
-    assert (levels["outer"], levels["inner"]) == (0, 1)
-    assert trace.summary()["graph_ns"] == 30

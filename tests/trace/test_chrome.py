@@ -4,7 +4,6 @@ import collections
 import gzip
 import json
 
-import numpy as np
 import pandas as pd
 import pytest
 from make_interleaved import interleaved
@@ -97,15 +96,6 @@ def test_an_export_is_reproducible_and_not_read_as_a_trace(tmp_path):
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
     with pytest.raises(TraceError, match=r"a\.json\.gz: is a timeline that nsightkit wrote.*Perfetto.*\.parquet"):
         nsightkit.load(tmp_path / "a.json.gz", cache=False)
-
-
-def test_a_selection_exports_only_itself(tmp_path):
-    trace = interleaved()
-    chosen = trace.masked({"kernels": (trace["kernels"]["device"] == 1).to_numpy(), "os_calls": np.zeros(9, bool)})
-    slices = drawn(exported(chosen, tmp_path / "o.json"))
-    assert slices["kernels"] == recorded(chosen, "kernels")
-    assert 0 < len(slices["kernels"]) < trace.size("kernels")
-    assert not slices["os_calls"]
 
 
 def test_functions_that_began_before_the_capture_have_no_negative_times(tmp_path):
