@@ -110,9 +110,6 @@ class _AsNsys(Export):
     def marked(self, start: int, end: int, name: str) -> None:
         self.range(name, self._main, start, end)
 
-    def waited(self, start: int, end: int) -> None:
-        self.os_call("poll", self._main, start, end)
-
     def read_back(self, asked: int, over: int, start: int, end: int) -> None:
         correlation = self.call("cudaMemcpyAsync_v3020", self._main, asked, asked + 2 * _US)
         self.copy("DtoH", start, end, correlation, self._process, 4, stream=_COMPUTE)
@@ -165,9 +162,6 @@ class _AsKineto:
 
     def marked(self, start: int, end: int, name: str) -> None:
         self._add("user_annotation", re.sub(r"^step ", "ProfilerStep#", name), self.pid, self.pid, start, end)
-
-    def waited(self, start: int, end: int) -> None:
-        """PyTorch's profiler records no calls of the operating system."""
 
     def read_back(self, asked: int, over: int, start: int, end: int) -> None:
         place = (self.pid, self.pid + _MAIN)
@@ -327,7 +321,6 @@ class _Job:
             one.written = number >= config.missing_steps.get(one.rank, 0)
             start = one.now
             one.now += 200 * _US + batch + (_LATE_NS if one.cause == "data" else 0)
-            one.note(one.out.waited, start + 20 * _US, one.now - 20 * _US)
             one.mark("dataload", start + 500, one.now)
         forward = {one: one.now for one in self.ranks}
         for _ in range(config.layers):
