@@ -172,7 +172,9 @@ def _last_call(threads: Threads, thread: int, time: Int) -> Int:
     """When the last call that a thread began before each time ended."""
     calls = threads.calls(thread)
     last = np.searchsorted(calls.start, time) - 1
-    return np.append(calls.end, _NEVER)[last]
+    ended = np.full(len(time), _NEVER)
+    ended[last >= 0] = calls.end[last[last >= 0]]
+    return ended
 
 
 def _evidence(threads: Threads, group: _Group, label: Int, parts: list[_Part]) -> tuple[Int, Int]:
@@ -211,8 +213,9 @@ def _synchronization(threads: Threads, group: _Group, handed: Int) -> Int:
         at = np.flatnonzero((waiting >= 0) & (until > group.dry))
         call = waiting[at]
         launches = threads.launches(thread)
-        before = np.searchsorted(launches, blocking.start[call])
-        since = np.append(blocking.start[0], launches)[before]
+        last = np.searchsorted(launches, blocking.start[call]) - 1
+        since = np.full(len(call), blocking.start[0])
+        since[last >= 0] = launches[last[last >= 0]]
         enough = 2 * blocking.covered(since, until[at]) >= gap_ns[at]
         # The upload that ends the gap is staging, not waiting.
         row = blocking.row[call]
