@@ -266,10 +266,10 @@ def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _script() -> str:
     """Name the page that called :func:`measure`."""
-    file = sys._getframe(2).f_globals.get("__file__")
-    if not file:
+    frame = sys._getframe(2)
+    place = Path(frame.f_globals.get("__file__") or frame.f_code.co_filename)  # sphinx-gallery sets no __file__
+    if "__file__" not in frame.f_globals and place.parent.name != "examples":
         return "its script"
-    place = Path(file)
     # Other folders may be named after a person.
     return f"examples/{place.name}" if place.parent.name == "examples" else place.name
 
