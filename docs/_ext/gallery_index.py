@@ -16,8 +16,8 @@ _SOLVED, _EXACT, _PREDICTED = "Solved on real traces", "Exact", "Predictions"
 _GROUPS = {
     _SOLVED: "Captures from named GPUs, by us (*measured*) or by others (*case file*), analysed by the page's code.",
     _EXACT: "Arithmetic that comes out the same on every machine.",
-    _PREDICTED: "No GPU has answered these yet. Each page has the arithmetic, the nearest case file, and one line to "
-    "measure it on your card.",
+    _PREDICTED: "We have not run these on a GPU yet. Each page has the arithmetic, the nearest case file, and one "
+    "command to measure it on your card.",
 }
 _CARD = """
    .. grid-item-card:: {title}

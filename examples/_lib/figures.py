@@ -109,8 +109,10 @@ def share_curves(
         if label in levels:
             true = f"true share {levels[label]:.1%}"
             axes.axhline(levels[label], color=colour, linewidth=0.9)
-            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top"}
-            axes.annotate(true, (1, levels[label]), (0, -4), color=colour, **place, **_BESIDE)
+            low = levels[label] < 0.1  # below such a line are the labels of the axis
+            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right"}
+            place["va"] = "bottom" if low else "top"
+            axes.annotate(true, (1, levels[label]), (0, 2 if low else -4), color=colour, **place, **_BESIDE)
             sentences.append((f"{label}, level", true))
     _time_axis(axes, "length of a window", periods[0], periods[-1])
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

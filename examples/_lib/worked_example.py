@@ -60,9 +60,11 @@ def chart(times: dict[str, float], last: str) -> Figure:
     axes.set(ylim=(len(shown) - 0.4, -0.6), xlim=(0, times[BEFORE] * 1.12), xlabel="time of a step (ms)")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    handles = [Patch(facecolor=BLUE, edgecolor=BLUE, label="recorded")]
-    if len(shown) > 1:
-        handles.append(Patch(facecolor="none", edgecolor=BLUE, label="predicted by the replay"))
-    figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    if len(shown) > 1:  # grey, because the newest row has another colour than the rest
+        handles = [
+            Patch(facecolor="grey", edgecolor="grey", label="recorded"),
+            Patch(facecolor="none", edgecolor="grey", label="predicted by the replay"),
+        ]
+        figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
     figure.set_label("Time of a step: " + "; ".join(f"{row} {times[row]:.0f} ms" for row in shown))
     return figure
