@@ -70,8 +70,8 @@ print(f"one thread fills {1 / slots:.5%} of {slots:,} thread slots")
 #    the run several times faster, and GPU-Util reads full before and after.
 
 # %%
-# Evidence: what do four busy programs have in common?
-# ----------------------------------------------------
+# Evidence: does the busy share predict the gain?
+# -----------------------------------------------
 # *Busy* is the union of all kernels, copies and graph replays over the span of
 # the trace. GPU-Util counts kernels only, so we show both. The last two
 # columns are the change that gains most in a replay of the trace, and its
@@ -108,12 +108,11 @@ table = pd.DataFrame([described(*row) for row in programs.items()])
 plots.table(table, {"speedup": "{:.2f}"})
 
 # %%
-# None of the first three columns predicts the last. The A100 model runs
-# kernels all the time and none of the changes that remove waiting helps: its
-# kernels themselves are slow. The H100 is busy as well, but with copies;
-# kernels run for only a few percent of its time, and its GPU-Util should read
-# that low. The other two have idle time, yet no single change wins all of it
-# back.
+# Neither share predicts the gain. The A100 model runs kernels all the time,
+# and no change that removes waiting helps: its kernels themselves are slow.
+# The H100 is busy as well, but with copies. Kernels run for only a few percent
+# of its time, and its GPU-Util should read that low. The other two have idle
+# time, yet no single change wins all of it back.
 #
 # What would GPU-Util have shown? No reading was recorded with these traces, so
 # we play the driver. We cut each trace into windows and count the windows that

@@ -124,10 +124,11 @@ plots.before_after(
 # The gaps that waited for data have closed: the loader's share of the idle
 # time between operations fell from
 # :measured:`02_starved_input_pipeline.waited:.0%` of the span to
-# :measured:`02_starved_input_pipeline.waits:.0%`. The verdict on the second
-# run still charges :measured:`02_starved_input_pipeline.first_ms:.0f` ms to
-# loading. That is the wait for the very first batch. It comes before the first
-# GPU operation, so the bars, which start there, do not contain it.
+# :measured:`02_starved_input_pipeline.waits:.0%`. The second run still waits
+# :measured:`02_starved_input_pipeline.first_ms:.0f` ms for its first batch.
+# That wait ends with the first GPU operation, so the bars, which start there,
+# do not contain it. The verdict does, and counts most of it under copies,
+# because the CPU is inside a blocking copy from pageable memory.
 #
 # Did the steps get as much faster as predicted?
 
