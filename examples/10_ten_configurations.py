@@ -484,9 +484,9 @@ findings = headline(
     otherwise=(
         f"on an H200, launching a step should cost more than its FLOPs for "
         f"{waits[5]} of the ten models if a launch takes 5 µs, and for "
-        f"{waits[20]} if it takes 20. In a profiled program on an A100 (case "
-        f"file) it took {real_us:.0f}. What limits the others is still to be "
-        "measured."
+        f"{waits[20]} if it takes 20 µs. In a profiled program on an A100 "
+        f"(case file) a launch took {real_us:.0f} µs. What limits the others "
+        "is still to be measured."
     ),
     badge="predicted for an H200",
     **answers,

@@ -37,8 +37,8 @@ allocated it.
 #    the graph keeps the tensors that derivatives need: for ``exp`` its result,
 #    for the product both factors. No backward pass ever starts from this
 #    number, so they are never freed. The error names the line that asks for a
-#    block that no longer fits. That is up to chance and rarely the line at
-#    fault.
+#    block that no longer fits. Any allocation can be the first to fail, so the
+#    error rarely names the line at fault.
 
 # %%
 # Evidence: what does a healthy step look like?
@@ -192,8 +192,9 @@ plots.memory_stacks(
 #   libraries use memory outside it.
 # * The history is a ring buffer. When it is full it drops its oldest events,
 #   and the blocks they describe appear as ``before recording``.
-# * Categories are guessed from call stacks, as a reading aid. Three steps show
-#   growth, not intent.
+# * Categories are guessed from call stacks, as a reading aid.
+# * Three steps can show that memory grows. They cannot show whether the
+#   program means to keep it.
 
 # %%
 # Run it yourself

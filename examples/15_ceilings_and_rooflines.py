@@ -2,9 +2,9 @@
 How fast could this operation be?
 =================================
 
-An operation takes some time. What is the limit of this card for it, is the
-datasheet a fair yardstick, and which operations of a layer are far from their
-limit?
+A profile shows how long each operation of a layer takes. How fast could this
+card run them, is the datasheet a fair yardstick, and which operations are far
+from their limit?
 
 .. in-short::
 """
@@ -110,13 +110,13 @@ plots.roofline(
 )
 
 # %%
-# We see three things. The scale is close to its roof and still a loss, because
-# it need not exist. The softmax is at a fifth of its roof and takes more time
-# than any other operator. The two matmuls of attention are at about a third of
-# theirs: their odd number of tokens allows only kernels that load one element
-# at a time, with names that end in ``align1``. (The linear layers have other
-# shapes and another roof, so their higher share does not measure the cost of
-# the odd size.)
+# We see three things. The scale is close to its roof, yet fused attention
+# would save all of its time. The softmax is at a fifth of its roof and takes
+# more time than any other operator. The two matmuls of attention are at about
+# a third of theirs: their odd number of tokens allows only kernels that load
+# one element at a time, with names that end in ``align1``. (The linear layers
+# have other shapes and another roof, so their higher share does not measure
+# the cost of the odd size.)
 
 # fold: How the table is made
 NAMED = {"name": "operator", "time_ns": "time (ms)", "bound": "bound by"}
@@ -212,8 +212,9 @@ plots.table(at_clock)
 #
 # Judge a long matmul by a ceiling measured on the same card, or by the speed
 # of light at its settled clock. Against the datasheet, a very good one looks a
-# fifth short. Above :measured:`15_ceilings_and_rooflines.above:,.0f` TFLOP/s
-# an H200 has no clock that would explain it, so the measurement is wrong.
+# fifth short. More than :measured:`15_ceilings_and_rooflines.above:,.0f`
+# TFLOP/s on an H200 would need a clock that the card does not have, so such a
+# measurement is wrong.
 #
 # :doc:`/guide/speed_of_light` explains the method. In the guide's worked
 # example it is the question after :ref:`step 6 <example-left>`, once the GPU

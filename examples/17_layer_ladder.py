@@ -114,7 +114,7 @@ plots.table(
 # %%
 # Evidence: which rungs do real programs show?
 # --------------------------------------------
-# Other people's programs show two of its rungs.
+# Published traces of other programs show two rungs of the ladder.
 #
 # *The first rung, on an H100.* A video model with unfused attention:
 

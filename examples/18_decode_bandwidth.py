@@ -62,7 +62,7 @@ figures.ladder(
 # To use the bandwidth, enough bytes have to be in flight. Little's law gives
 # the number from the latency of one load, which we assume here:
 
-# fold: Bytes under way
+# fold: Bytes in flight
 LATENCY_NS = 800  # assumed: what one load from this memory takes, under load
 under_way = h200.gb_per_s * LATENCY_NS
 sms = hardware.find("H200").multiprocessors

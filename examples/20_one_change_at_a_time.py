@@ -134,9 +134,9 @@ def show(summary):
 show(of_first.summary())
 
 # %%
-# One of these lines is the lesson of this page. A library chose other
-# convolution kernels in the second run. Their time came out the same here, but
-# it could have differed, and the code change had nothing to do with it.
+# Watch for lines like the last one: a library chose other convolution kernels
+# in the second run. They took about as long here. Had they been slower or
+# faster, we would have credited the loader with the difference.
 
 # %%
 # Evidence: and the second pair?
@@ -155,7 +155,7 @@ show(of_second)
 # %%
 # Change one thing: capture steps, alternately
 # --------------------------------------------
-# One line in the program adds what the second pair lacks:
+# The second pair has no step ranges. One line in the program adds them:
 #
 # .. code-block:: diff
 #
