@@ -109,7 +109,7 @@ def share_curves(
         if label in levels:
             true = f"true share {levels[label]:.1%}"
             axes.axhline(levels[label], color=colour, linewidth=0.9)
-            low = levels[label] < 0.1  # below such a line are the labels of the axis
+            low = levels[label] < 0.3  # below such a line are the axis and other labels
             place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right"}
             place["va"] = "bottom" if low else "top"
             axes.annotate(true, (1, levels[label]), (0, 2 if low else -4), color=colour, **place, **_BESIDE)
