@@ -173,7 +173,7 @@ if only := os.environ.get("NSIGHTKIT_ONLY", ""):
     sphinx_gallery_conf |= {"ignore_pattern": rf"^(?!(?:.*[/\\])?{re.escape(only)}\.py$)"}
     autosummary_generate = False
     nitpicky = False
-    suppress_warnings = ["ref.doc", "myst.xref_missing"]
+    suppress_warnings = ["ref.doc", "ref.ref", "myst.xref_missing"]
 
 # What needs to know where the site or the repository lives is off until that is known.
 if site_url:
