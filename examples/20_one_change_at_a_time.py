@@ -31,8 +31,8 @@ second = [case("pair-that-proves-nothing", side) for side in sides]
 second[0]
 
 # %%
-# Predict: how many steps, and how many false alarms?
-# ---------------------------------------------------
+# Predict: how many steps are enough?
+# -----------------------------------
 # Suppose that every step after a change is faster than every step before it.
 # Even if the change did nothing, chance would sometimes order the steps like
 # that. How many steps per side make that less likely than one in twenty?
@@ -42,46 +42,6 @@ second[0]
 #    :measured:`20_one_change_at_a_time.enough` per side, if the two sides do
 #    not overlap: of all ways to pick which steps are *before*, two separate
 #    them like that. Steps that overlap need more.
-#
-# A CI job compares the mean of one run with yesterday's, with a tolerance of
-# five per cent. Runs of one program differ: say with a standard deviation of
-# one per cent, two, or four. How many unchanged runs does the job fail, and
-# how many runs that are eight per cent slower does it let pass?
-#
-# .. dropdown:: Answer
-#
-#    The difference of two runs varies by the root of two times the spread of
-#    a run. From that the two shares follow. With four per cent the rule is
-#    little better than a coin, and more steps per run do not help: a run as a
-#    whole is a single draw of a clock, a memory placement and the machine's
-#    other work.
-#
-#    .. list-table::
-#       :header-rows: 1
-#
-#       * - runs differ by
-#         - fails though unchanged
-#         - lets a slower run pass
-#       * - one per cent
-#         - :measured:`20_one_change_at_a_time.alarm_1:.1%`
-#         - :measured:`20_one_change_at_a_time.missed_1:.1%`
-#       * - two per cent
-#         - :measured:`20_one_change_at_a_time.alarm_2:.1%`
-#         - :measured:`20_one_change_at_a_time.missed_2:.1%`
-#       * - four per cent
-#         - :measured:`20_one_change_at_a_time.alarm_4:.1%`
-#         - :measured:`20_one_change_at_a_time.missed_4:.1%`
-
-# fold: The arithmetic
-from statistics import NormalDist
-
-TOLERANCE, SLOWDOWN = 0.05, 0.08
-shares = {}
-for percent in (1, 2, 4):
-    difference = NormalDist(0, percent / 100 * 2**0.5)
-    missed = difference.cdf(TOLERANCE - SLOWDOWN)
-    shares[f"alarm_{percent}"] = 1 - difference.cdf(TOLERANCE)
-    shares[f"missed_{percent}"] = missed
 
 # %%
 # Evidence: what does the first pair show?
@@ -175,8 +135,50 @@ show(of_second)
 # %%
 # Keep the gain: a gate in CI
 # ---------------------------
-# A gain that nobody guards is lost in a later commit. ``nsightkit check``
-# compares a run with a baseline of several runs, each in a new process:
+# A gain that nobody guards is lost in a later commit. Most CI jobs compare the
+# mean of one run with yesterday's, with a tolerance of five per cent. Runs of
+# one program differ: say with a standard deviation of one per cent, two, or
+# four. How many unchanged runs does the job fail, and how many runs that are
+# eight per cent slower does it let pass?
+#
+# .. dropdown:: Answer
+#
+#    The difference of two runs varies by the root of two times the spread of
+#    a run. From that the two shares follow. With four per cent the rule is
+#    little better than a coin, and more steps per run do not help: a run as a
+#    whole is a single draw of a clock, a memory placement and the machine's
+#    other work.
+#
+#    .. list-table::
+#       :header-rows: 1
+#
+#       * - runs differ by
+#         - fails though unchanged
+#         - lets a slower run pass
+#       * - one per cent
+#         - :measured:`20_one_change_at_a_time.alarm_1:.1%`
+#         - :measured:`20_one_change_at_a_time.missed_1:.1%`
+#       * - two per cent
+#         - :measured:`20_one_change_at_a_time.alarm_2:.1%`
+#         - :measured:`20_one_change_at_a_time.missed_2:.1%`
+#       * - four per cent
+#         - :measured:`20_one_change_at_a_time.alarm_4:.1%`
+#         - :measured:`20_one_change_at_a_time.missed_4:.1%`
+
+# fold: The arithmetic
+from statistics import NormalDist
+
+TOLERANCE, SLOWDOWN = 0.05, 0.08
+shares = {}
+for percent in (1, 2, 4):
+    difference = NormalDist(0, percent / 100 * 2**0.5)
+    missed = difference.cdf(TOLERANCE - SLOWDOWN)
+    shares[f"alarm_{percent}"] = 1 - difference.cdf(TOLERANCE)
+    shares[f"missed_{percent}"] = missed
+
+# %%
+# ``nsightkit check`` compares a run with a baseline of several runs, each in a
+# new process:
 #
 # .. code-block:: console
 #
