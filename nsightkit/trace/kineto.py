@@ -631,12 +631,14 @@ _ONE_NUMBER_A_LINE = (
 
 
 def _thousandths(raw: list[msgspec.Raw]) -> Any:
-    """Numbers of at most three decimals, as profilers write them; nothing if any is different."""
+    """Numbers of at most three decimals, as profilers write them; nothing if any is different, or too large for ns."""
     lines = pa.BufferReader(b"\n".join(raw) + b"\n")
     try:
-        return pacsv.read_csv(lines, *_ONE_NUMBER_A_LINE)["us"].combine_chunks()
+        us = pacsv.read_csv(lines, *_ONE_NUMBER_A_LINE)["us"].combine_chunks()
     except pa.ArrowInvalid:
         return ()
+    largest = pc.max(pc.abs(us)).as_py() or 0
+    return us if largest * 1000 < _BEYOND_NS else ()
 
 
 def _decimals(texts: list[str]) -> Any:
