@@ -216,7 +216,7 @@ class _Findings:
         """Give a value with NVIDIA's name for it, so that it can be found again in the report."""
         value = self[name]
         metric = _METRICS[name]
-        reported = [candidate for candidate in metric.nvidia if candidate in self.metrics]
+        reported = [candidate for candidate in metric.nvidia if candidate in self.metrics] or metric.nvidia
         text = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
         if metric.unit == "%":
             text = f"{value:.1f} %"
