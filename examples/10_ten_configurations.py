@@ -165,74 +165,12 @@ small
 # first, and which last.
 
 # %%
-# Evidence: what happens with odd sizes on a real GPU?
-# ----------------------------------------------------
-# TimeSformer on an H100 has 3,137 tokens, an odd number, and unfused
-# attention.
-
-odd = case("odd-tokens", "timesformer-h100")
-reached = odd.trace.sol().head(6)
-odd
-
-# %%
-# We compare its six longest operations with the time that the H100's datasheet
-# allows for their FLOPs and bytes:
-
-# fold: How the figure is drawn
-TITLE = "What 3,137 tokens reach on an H100 (case file)"
-named = reached["name"].str.removeprefix("aten::").str.removesuffix(" bf16")
-share = reached["sol_datasheet"]
-figure, axes = plt.subplots(figsize=(7.6, 3.2), layout="constrained")
-COLOURS = {"memory": ("#2f7fc1", None), "compute": ("#d9690f", "//")}
-for bound, (colour, hatch) in COLOURS.items():
-    rows = (reached["bound"] == bound).to_numpy()
-    look = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-    label = f"limited by {bound}"
-    place = rows.nonzero()[0]
-    bars = axes.barh(place, share[rows], 0.66, label=label, **look)
-    shown = [
-        f"{part:.0%}, {ns / 1e6:.1f} ms"
-        for part, ns in zip(share[rows], reached["time_ns"][rows], strict=True)
-    ]
-    axes.bar_label(bars, shown, padding=4, fontsize=9)
-axes.set_yticks(range(len(named)), list(named), fontsize=9)
-axes.invert_yaxis()
-axes.set(xlim=(0, 1.2), xlabel="share of what the datasheet allows")
-axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-axes.spines[["top", "right"]].set_visible(False)
-figure.suptitle(TITLE, x=0.01, ha="left", fontsize="large")
-figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
-said = ", ".join(f"{n} {v:.0%}" for n, v in zip(named, share, strict=True))
-figure.set_label(f"{TITLE}, bars: {said}.")
-
-# %%
-# The matmuls of attention (``bmm``) are at a third of their bound, the linear
-# layers (``addmm``) at three quarters. Part of that distance has nothing to do
-# with oddness: the two have different shapes, at which the ``bmm`` are
-# limited by memory and the ``addmm`` by compute, so these are shares of
-# different roofs. The names of the kernels are the better evidence:
-
-# fold: How the table is made
-top = odd.trace.kernels().head(4)
-short = top["name"].str.extract(r"(cutlass_\w+|sm90_\w+|cunn_\w+|\w+kernel)")
-ran = pd.DataFrame({"kernel": short[0].str[:60], "count": top["count"]})
-ran["time (ms)"] = top["total_ns"] / 1e6
-ran["share"] = top["share"]
-plots.table(ran, {"time (ms)": "{:.1f}"})
-
-# %%
-# ``align1`` in a kernel's name: rows of the scores have 3,137 elements, so no
-# sixteen-byte load fits, and a kernel written for an older GPU runs. The
-# ``addmm`` have 25,089 rows, which is odd as well, but their inner dimensions
-# are multiples of 64, and Hopper's own kernels run. The dimension that has to
-# be aligned is the contiguous one.
-
-# %%
 # Change one thing: a control for each suspect
 # --------------------------------------------
-# Three of the ten models change more than their names suggest.
-# ``misaligned_dims`` has odd widths, but also heads of 257, which flash
+# Odd sizes are another suspicion: :doc:`15_ceilings_and_rooflines` has a model
+# whose attention reads rows of 3,137 elements, one element at a time. But
+# three of the ten models change more than their names suggest.
+# ``misaligned_dims`` has odd widths, and also heads of 257, which flash
 # attention does not support:
 #
 # .. code-block:: diff
@@ -276,13 +214,11 @@ plots.table(pd.DataFrame(expected, columns=["model", "expected"]))
 # %%
 # Limits
 # ------
-# * Everything derived from sizes is a prediction. Two case files, of other
-#   programs, support two of the suspicions: launches and odd sizes.
+# * Everything derived from sizes is a prediction. A case file of another
+#   program supports one of the suspicions, launches.
 # * The number of launches is assumed, and the cost of one depends on the CPU,
 #   on PyTorch and on the profiler. A compiler or a CUDA graph merges many
 #   launches into one.
-# * The H100 trace is one capture, without an aligned control. Fused attention
-#   would remove its softmax and its scores altogether.
 # * FLOPs are those of the formulas, with attention as a full square. They
 #   compare models, not kernels.
 
@@ -307,23 +243,12 @@ plots.table(pd.DataFrame(expected, columns=["model", "expected"]))
 # The guide's :ref:`worked example <worked-example>` shows the next step: a
 # trace that names the bottleneck.
 
-downloads = {"TimeSformer with 3,137 tokens on an H100": odd.trace}
+downloads = {"a transformer with a batch of two, on an A100": small.trace}
 
 # %%
 # Exercises
 # ---------
-# 1. In the trace of TimeSformer, which share of all kernel time is unfused
-#    attention: softmax, the two ``bmm`` and the ``mul``? How much faster could
-#    the kernels be, at most, with fused attention?
-#
-#    .. dropdown:: Answer
-#
-#       ``nsightkit sol`` has the times. It is
-#       :measured:`10_ten_configurations.attention:.0%`, so at most
-#       :measured:`10_ten_configurations.at_most:.1f` times faster if fused
-#       attention took no time. It takes some, because its matmuls remain.
-#
-# 2. ``deep_sequential`` has layers as wide as ``vocab_bottleneck``, eight
+# 1. ``deep_sequential`` has layers as wide as ``vocab_bottleneck``, eight
 #    times more layers, and half the batch. Why does it break even earlier?
 #
 #    .. dropdown:: Answer
@@ -335,7 +260,7 @@ downloads = {"TimeSformer with 3,137 tokens on an H100": odd.trace}
 #       :measured:`10_ten_configurations.deep_us:.1f` µs, and the other at
 #       :measured:`10_ten_configurations.vocab_us:.1f` µs.
 #
-# 3. Heads of 56 are said to be bad. Why do we expect no difference for
+# 2. Heads of 56 are said to be bad. Why do we expect no difference for
 #    ``bad_head_size``?
 #
 #    .. dropdown:: Answer
@@ -345,15 +270,10 @@ downloads = {"TimeSformer with 3,137 tokens on an H100": odd.trace}
 #       matters where attention does.
 
 # fold: How the answers are worked out
-attention = reached["name"].str.contains("_softmax|bmm|aten::mul ")
-attention = float(reached.loc[attention, "time_ns"].sum())
-attention /= odd.trace.summary()["kernel_ns"]
 of = costs.set_index("config")["breaks even (µs)"]
 answers = {
     "launch_bound": int(late.sum()),
     "worst": float(LAUNCH_US / of["latency_bound"]),
-    "attention": attention,
-    "at_most": 1 / (1 - attention),
     "deep_us": float(of["deep_sequential"]),
     "vocab_us": float(of["vocab_bottleneck"]),
 }
