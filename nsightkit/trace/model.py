@@ -11,9 +11,9 @@ import dataclasses
 import functools
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pandas as pd
@@ -278,20 +278,6 @@ class Trace:
             known = whole._columns[name]
             shift = whole.t0_ns if len(frame) and not dtypes.keys().isdisjoint(TIME_COLUMNS) else 0
             known.update(boundary.admitted(self.path, name, frame, dtypes, known, shift))
-
-    def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """What an analysis derived from the trace, computed once.
-
-        Parameters
-        ----------
-        name : str
-            What it is.
-        compute : callable
-            Makes it.
-        """
-        if name not in self.memo:
-            self.memo[name] = compute()
-        return cast("pd.DataFrame", self.memo[name])
 
     def mask(self, table: str) -> np.ndarray | None:
         """The rows of the whole table that this selection keeps; None when it keeps all.

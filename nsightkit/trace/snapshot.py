@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,24 +97,7 @@ class Snapshot:
     annotations: pd.DataFrame
     settings: dict[str, Any]
     devices: int
-    _derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
-
-    def derived(self, what: Any, compute: Callable[[], Any]) -> Any:
-        """Keep what an analysis worked out, for the next one that needs it.
-
-        Parameters
-        ----------
-        what : hashable
-        compute : callable
-
-        Returns
-        -------
-        object
-            What `compute` returned, now or before.
-        """
-        if what not in self._derived:
-            self._derived[what] = compute()
-        return self._derived[what]
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @uncollected()

@@ -12,7 +12,9 @@ __all__ = ["kept"]
 class Remembers(Protocol):
     """Whatever answers can be kept with, such as a trace."""
 
-    memo: dict[Any, Any]
+    @property
+    def memo(self) -> dict[Any, Any]:
+        """Answers by what was asked."""
 
 
 S = TypeVar("S", bound=Remembers)

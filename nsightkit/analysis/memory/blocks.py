@@ -10,33 +10,19 @@ block may be unknown; its remainder is then left out.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nsightkit.analysis.core.kept import kept
 from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["events_of", "free_space", "held_blocks", "kept", "segments_of", "total_by_event"]
+__all__ = ["events_of", "free_space", "held_blocks", "segments_of", "total_by_event"]
 
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize.
 _MIN_BLOCK_BYTES, _SMALL_BYTES = 512, 1 << 20
 _FAR = 1 << 62
 _Ints = npt.NDArray[np.int64]
-_Answer = Callable[[Snapshot, int], pd.DataFrame]
-
-
-def kept(function: _Answer) -> _Answer:
-    """Memoise an answer per snapshot and device; treat the result as read-only."""
-
-    @functools.wraps(function)
-    def answer(snapshot: Snapshot, device: int) -> pd.DataFrame:
-        table: pd.DataFrame = snapshot.derived((function.__name__, device), lambda: function(snapshot, device))
-        return table
-
-    return answer
 
 
 @kept

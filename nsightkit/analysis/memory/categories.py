@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.memory.blocks import events_of
 from nsightkit.trace.snapshot import Snapshot
 
@@ -155,6 +156,7 @@ def _frame_text(name: str, filename: str, line: int) -> str:
     return f"{_FOLDERS.sub('', filename)}:{line} {name}"[:160]
 
 
+@kept
 def _site_frames(snapshot: Snapshot) -> _Ints:
     """Give each stack's most telling frame; of equals the innermost."""
     # The user's own Python, any Python, a C++ operator.
@@ -170,7 +172,7 @@ def _site_frames(snapshot: Snapshot) -> _Ints:
 
 def sites_of(snapshot: Snapshot, stacks: _Ints) -> _Texts:
     """Name the frame that allocated, for each stack number."""
-    frames: _Ints = snapshot.derived("site frames", lambda: _site_frames(snapshot))
+    frames = _site_frames(snapshot)
     numbers, place = np.unique(stacks, return_inverse=True)
     names = [_frame_text(*snapshot.frames.iloc[frames[number]]) if number >= 0 else "no stack" for number in numbers]
     return np.array(names, object)[place]

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.text import count_text
-from nsightkit.analysis.memory.blocks import events_of, free_space, held_blocks, kept, segments_of, total_by_event
+from nsightkit.analysis.memory.blocks import events_of, free_space, held_blocks, segments_of, total_by_event
 from nsightkit.analysis.memory.categories import categorize, sites_of
 from nsightkit.errors import UsageError
 from nsightkit.trace.snapshot import Snapshot
