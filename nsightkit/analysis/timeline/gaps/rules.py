@@ -171,10 +171,15 @@ def _handed_over(threads: Threads, group: _Group) -> Int:
 def _last_call(threads: Threads, thread: int, time: Int) -> Int:
     """When the last call that a thread began before each time ended."""
     calls = threads.calls(thread)
-    last = np.searchsorted(calls.start, time) - 1
-    ended = np.full(len(time), _NEVER)
-    ended[last >= 0] = calls.end[last[last >= 0]]
-    return ended
+    return _latest(calls.start, calls.end, time, _NEVER)
+
+
+def _latest(moments: Int, values: Int, time: Int, otherwise: int) -> Int:
+    """The value of the last moment before each time; no array as long as the trace is copied for it."""
+    last = np.searchsorted(moments, time) - 1
+    latest = np.full(len(time), otherwise)
+    latest[last >= 0] = values[last[last >= 0]]
+    return latest
 
 
 def _evidence(threads: Threads, group: _Group, label: Int, parts: list[_Part]) -> tuple[Int, Int]:
@@ -213,9 +218,7 @@ def _synchronization(threads: Threads, group: _Group, handed: Int) -> Int:
         at = np.flatnonzero((waiting >= 0) & (until > group.dry))
         call = waiting[at]
         launches = threads.launches(thread)
-        last = np.searchsorted(launches, blocking.start[call]) - 1
-        since = np.full(len(call), blocking.start[0])
-        since[last >= 0] = launches[last[last >= 0]]
+        since = _latest(launches, launches, blocking.start[call], blocking.start[0])
         enough = 2 * blocking.covered(since, until[at]) >= gap_ns[at]
         # The upload that ends the gap is staging, not waiting.
         row = blocking.row[call]
