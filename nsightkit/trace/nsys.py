@@ -303,7 +303,8 @@ class NsysSource:
 
     def _missing(self, is_lost: bool) -> list[str]:
         """Tables that were not recorded."""
-        asked = {value for name, value in self._facts(["META_DATA_CAPTURE"]) if name == "CAPTURE_EVENT_TYPE"}
+        options = self._facts(["META_DATA_CAPTURE"])
+        asked = {value for name, value in options if name == "CAPTURE_EVENT_TYPE"}
         traced_cuda = any(map(self._present, _OF_CUDA))
         missing = []
         for table in EVENT_TABLES:
@@ -312,17 +313,16 @@ class NsysSource:
                 is_recorded = traced_cuda and not (table in GPU_TABLES and is_lost)
             if not is_recorded:
                 missing.append(table)
-        if asked and self._is_without_mpi():
+        is_traced = ("MPI_TRACE_OPTIONS:COLLECT_MPI_TRACE", "true") in options
+        if asked and not is_traced and self._lacks_mpi():
             missing.append("MPI")
         return missing
 
-    def _is_without_mpi(self) -> bool:
-        """Whether a launcher of MPI started the program, by its environment, and its calls were not traced."""
+    def _lacks_mpi(self) -> bool:
+        """Whether a launcher of MPI started the program, by its environment, and none of its calls are here."""
         environment = str(self._facts(["TARGET_INFO_SYSTEM_ENV"]))
-        options = self._facts(["META_DATA_CAPTURE"])
-        is_traced = ("MPI_TRACE_OPTIONS:COLLECT_MPI_TRACE", "true") in options
         was_called = any(table.startswith("MPI_") and table != _MPI_RANKS for table in self._tables.tables)
-        return bool(_OF_MPI.search(environment)) and not is_traced and not was_called
+        return bool(_OF_MPI.search(environment)) and not was_called
 
     def _window(self) -> tuple[int, int] | None:
         """The captured window, if the export records one; clocks of several machines cannot be told apart."""
