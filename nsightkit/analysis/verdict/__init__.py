@@ -112,13 +112,16 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
 
 
 def _on_the_cpu(trace: Trace) -> Iterator[str]:
-    """Where the operators of a program without GPU work ran, if it called no CUDA."""
+    """What a capture with operators and without any CUDA call may mean."""
     operators = trace.table("ops", ["name", "duration_ns"])
-    if trace.size("calls") or operators.empty:
+    if trace.whole.size("calls") or operators.empty:
         return
     times = operators.groupby("name", observed=True)["duration_ns"].sum()
     longest = f"{times.idxmax()}, {time_text(int(times.max()))} in all"
-    yield f"PyTorch ran on the CPU (longest operator: {longest}): check that model and data are on the GPU"
+    yield (
+        f"PyTorch's operators called no CUDA (longest: {longest}): check that model and data are on the GPU, and that "
+        "the profiler records CUDA"
+    )
 
 
 def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
