@@ -103,13 +103,13 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "notebook_extensions": set(),  # myst-nb would claim the notebooks
     "write_computation_times": False,  # that page loads scripts from three CDNs
-    "min_reported_time": 1_000_000,  # the time of a replay says nothing; the provenance block has the real one
+    "min_reported_time": 1_000_000,  # replays are quick; the provenance block has the workload's time
     "show_signature": False,
     "thumbnail_size": (280, 196),  # all of them are on one page
     "download_all_examples": True,
     "remove_config_comments": True,
     "backreferences_dir": None,
-    "inspect_global_variables": False,  # code links functions and classes; every variable to Python's dict helps nobody
+    "inspect_global_variables": False,  # else every variable links to its type, such as dict
     "copyfile_regex": "",
     "parallel": True,
 }
@@ -166,7 +166,7 @@ llms_txt_summary = "A guide to GPU profiling whose pages are executed investigat
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
-# One page in seconds, for whoever is writing it: the rest of the site is not there, and links to it lead nowhere.
+# One page in seconds for its author: the rest of the site is not built, and links to it lead nowhere.
 if only := os.environ.get("NSIGHTKIT_ONLY", ""):
     root_doc = "gallery/index"
     exclude_patterns += ["*.md", "guide", "reference"]

@@ -97,7 +97,7 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
 def show(figure: Figure) -> Any:
     """Display a figure from a notebook page, in both modes.
 
-    The images are part of the page: a notebook cell has no place of its own for files.
+    The images are embedded in the page: a notebook cell cannot save files beside it.
     """
     import tempfile
 
