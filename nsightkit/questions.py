@@ -332,7 +332,7 @@ def verdict(trace: "Trace", *, gpu: str | None = None, all: bool = False) -> "Ve
     gpu : NAME, optional
         The card. Default: the card named in the trace.
     all : bool
-        Print all evidence and doubts. Default: text has the first three of each; JSON always has all.
+        Print all evidence, doubts and predicted changes. Default: text has the first three of each; JSON has all.
 
     Examples
     --------

@@ -109,8 +109,7 @@ class Verdict(Record):
     def parts(self) -> Iterator[Part]:
         """Give one sentence, where the time went, what to try, the evidence and the doubts."""
         yield self["headline"]
-        yield f"{self['bottleneck']} (confidence: {self['confidence']})"
-        yield self.about.title
+        yield f"{self['bottleneck']}, confidence {self['confidence']} · {self.about.title}"
         facts = []
         for part in sorted([*self["busy"], *self["candidates"]], key=lambda part: -part["share_of_span"]):
             if part["share_of_span"] >= _SMALL:
@@ -119,12 +118,13 @@ class Verdict(Record):
         if facts:
             yield ""
             yield facts
-        gains = [row for row in self["changes"] if (row["speedup"] or 0) >= _LEAST_GAIN]
-        if gains:
-            yield from _rows(gains, ("change", "predicted_ns", "speedup"))
-        yield from self._sentences("Try", self["next_steps"], None)
-        yield from self._sentences("Why", self["evidence"], self.about.top)
-        yield from self._sentences("Doubts", self["against"], self.about.top)
+        top = self.about.top
+        yield from self._sentences("Try", self["next_steps"], top)
+        if top is None:
+            gains = [row for row in self["changes"] if (row["speedup"] or 0) >= _LEAST_GAIN]
+            yield from _rows(gains, ("change", "predicted_ns", "speedup"), title="All predicted changes")
+        yield from self._sentences("Why", self["evidence"], top)
+        yield from self._sentences("Doubts", self["against"], top)
 
     def _sentences(self, heading: str, sentences: list[str], top: int | None) -> Iterator[str]:
         """List sentences below a heading, the first ones or all."""

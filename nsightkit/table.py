@@ -46,7 +46,8 @@ SHOWN_ROWS = 20
 WIDTH = 100
 #: A name is not cut below this many characters.
 _LEAST_NAME = 16
-_BAR_CELLS = 8
+#: Characters of a bar of the whole: beside labelled values, and in a table.
+_LONG_BAR, _SHORT_BAR = 32, 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -375,7 +376,7 @@ class Table(pd.DataFrame, Printed):
                 column = dataclasses.replace(column, unit="word")
             columns.append((column, [self._text(column, value) for value in values]))
             if name in ("share", "share_of_span"):
-                columns.append((_BAR, [_bar(value) for value in values]))
+                columns.append((_BAR, [_bar(value, _SHORT_BAR) for value in values]))
         return columns
 
     def _text(self, column: Column, value: Any) -> str:
@@ -470,7 +471,7 @@ def _columns(facts: Sequence[Fact]) -> Columns:
     """Lay facts out as columns: labels, values, and shares with bars."""
     shares = []
     for fact in facts:
-        shares.append("" if fact.share is None else f"{share_text(fact.share):>7} {_bar(fact.share)}")
+        shares.append("" if fact.share is None else f"{share_text(fact.share):>7} {_bar(fact.share, _LONG_BAR)}")
     labels, values = [plain(fact.label) for fact in facts], [plain(fact.value) for fact in facts]
     return [(_BAR, labels), (Column("", "", "value"), values), (_BAR, shares)]
 
@@ -522,7 +523,7 @@ def _cut(name: str, width: int) -> str:
     return name if len(name) <= width else f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
 
 
-def _bar(share: float | None) -> str:
+def _bar(share: float | None, cells: int) -> str:
     """Draw a share as a bar of eighths of a character."""
-    full, rest = divmod(round(min(max(share or 0.0, 0.0), 1.0) * _BAR_CELLS * 8), 8)
+    full, rest = divmod(round(min(max(share or 0.0, 0.0), 1.0) * cells * 8), 8)
     return ("█" * full + _EIGHTHS[rest]).rstrip()

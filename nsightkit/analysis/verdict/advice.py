@@ -10,7 +10,7 @@ import numpy as np
 from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.core.text import share_text
+from nsightkit.analysis.core.text import share_text, short_name
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LEAST, by_shape, rate
@@ -58,7 +58,7 @@ _AMD = re.compile(r"\bamd\b|instinct|\bmi\d|gfx", re.IGNORECASE)
 
 
 def next_steps(finding: Finding) -> Iterator[str]:
-    """Say what to change first, and what that would gain.
+    """Say what to change, the largest predicted gain first.
 
     Parameters
     ----------
@@ -74,13 +74,13 @@ def next_steps(finding: Finding) -> Iterator[str]:
     if decision.change is None and finding.replay.refused is None and finding.name in _LESS:
         yield _LESS[finding.name]
         return
-    yield _advice(finding, finding.name) + _gain(finding, decision.change)
+    if decision.change is None or finding.replay.refused is not None:
+        yield _advice(finding, finding.name)
     causes = {change: slug for slug, change in CHANGE_OF.items()}
     for row in finding.changes:
         change = row["change"]
-        if change in causes and change != decision.change and finding.replay.saved(change) >= LEAST:
-            yield f"then {causes[change]}: {_advice(finding, causes[change])}{_gain(finding, change)}"
-            return
+        if change in causes and finding.replay.saved(change) >= LEAST:
+            yield f"{_advice(finding, causes[change])} ({change}, predicted {row['speedup']:.2f}x faster)"
 
 
 def again(trace: Trace) -> str:
@@ -93,12 +93,6 @@ def again(trace: Trace) -> str:
     return _CAPTURE["torch" if "torch" in trace.meta.tool.lower() else "nsys"]
 
 
-def _gain(finding: Finding, change: str | None) -> str:
-    if change is None or finding.replay.refused is not None:
-        return ""
-    return f": predicted {finding.replay.row(change)['speedup']:.2f}x"
-
-
 def _advice(finding: Finding, slug: str) -> str:
     """One sentence that fits a cause and this program."""
     trace = finding.account.trace
@@ -108,7 +102,11 @@ def _advice(finding: Finding, slug: str) -> str:
         if not trace.recorded("calls"):
             return f"record the CPU side, the calls that launch the GPU's work first of all: {_CAPTURE['nsys']}"
         return f"{CAUSES['unknown'].advice}: {_CAPTURE['nsys']}"
-    if slug == "cpu-work" and len(finding.named):
+    if slug == "cpu-work" and slug != finding.name:
+        named = [row["change"] for row in finding.changes if row["change"].startswith(f"{CHANGE_OF[slug]}:")]
+        if named:
+            return f"shorten this CPU work, or move it off the thread that launches: {_after_colon(named[0])}"
+    elif slug == "cpu-work" and len(finding.named):
         kind, name = finding.named.loc[0, ["kind", "name"]]
         if finding.is_step(name):
             return "put NVTX or record_function ranges around the parts of a step to find out what this is"
@@ -120,6 +118,11 @@ def _advice(finding: Finding, slug: str) -> str:
         if _is_compiled(finding):
             return "the program is compiled already: capture it into graphs (mode='reduce-overhead')"
     return CAUSES[slug].advice
+
+
+def _after_colon(change: str) -> str:
+    """The name in a change that takes away named work, as a sentence can hold it."""
+    return short_name(change.partition(":")[2])
 
 
 def _is_pageable(finding: Finding) -> bool:

@@ -78,7 +78,7 @@ def test_what_an_answer_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     first = found["changes"][0]
     assert first["change"] == "no-input-wait"
     assert first["speedup"] == pytest.approx(found["span_ns"] / (found["span_ns"] - found["total_ns"]), rel=0.03)
-    assert found["next_steps"][0].endswith(f"predicted {first['speedup']:.2f}x")
+    assert found["next_steps"][0].endswith(f"(no-input-wait, predicted {first['speedup']:.2f}x faster)")
     assert found["headline"] == f"The GPU waits for data, {100 * found['share_of_span']:.1f} % of the time"
     (named,) = found["named"]
     assert (named["kind"], named["name"], named["count"]) == ("range", "dataload", 12)
