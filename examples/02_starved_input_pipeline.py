@@ -111,12 +111,15 @@ for run, how in ((alone, "in the process"), (four, "by four workers")):
         levels=0,
         title=f"ResNet-50, loaded {how} (case file)",
     )
-plots.before_after(
-    alone.trace.gaps(),
-    four.trace.gaps(),
-    key="cause",
-    value="total_ns",
-    labels=("loaded in the process", "four workers"),
+
+
+def idle(run):
+    """The idle time of the GPU by cause."""
+    return run.trace.gaps().set_index("cause")["total_ns"]
+
+
+plots.stacks(
+    {"loaded in the process": idle(alone), "four workers": idle(four)},
     title="GPU idle time by cause, ResNet-50 on a V100 (case file)",
 )
 
@@ -311,12 +314,8 @@ if before and after:
         title=f"Step times with and without workers ({after.mode})",
     )
 if before.trace.recorded("kernels"):
-    plots.before_after(
-        before.trace.gaps(),
-        after.trace.gaps(),
-        key="cause",
-        value="total_ns",
-        labels=("no workers", "with workers"),
+    plots.stacks(
+        {"no workers": idle(before), "with workers": idle(after)},
         title=f"GPU idle time by cause ({before.mode})",
     )
 after

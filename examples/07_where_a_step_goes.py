@@ -363,16 +363,12 @@ plots.table(shown, missing="no GPU") if len(shown) else None
 on_gpu = before.trace.recorded("kernels")
 clock = "GPU (ms)" if on_gpu else "CPU (ms)"
 if before and after:
-    times = []
-    for run in (before, after):
-        phase_times = per_step(run.trace)
-        phase_times["ns"] = phase_times[clock].astype(float) * 1e6
-        times.append(phase_times)
-    plots.before_after(
-        *times,
-        key="phase",
-        value="ns",
-        labels=("unfused", "fused"),
+    times = {}
+    for run, how in ((before, "unfused"), (after, "fused")):
+        phase_times = per_step(run.trace).set_index("phase")[clock]
+        times[how] = phase_times.astype(float) * 1e6
+    plots.stacks(
+        times,
         title=f"Phases with either attention ({after.mode})",
         axis="GPU busy time per step" if on_gpu else "CPU time per step",
     )

@@ -99,8 +99,10 @@ def moments(model, **how):
     return {str(m): row[list(ledger.ITEMS)] for m, row in table.iterrows()}
 
 
-plots.memory_stacks(
-    moments(model, **HOW), title="Moments of an fp32 step (predicted)"
+plots.stacks(
+    moments(model, **HOW),
+    quantity="memory",
+    title="Moments of an fp32 step (predicted)",
 )
 
 # %%
@@ -175,8 +177,10 @@ for context in (512, 1024, 2048):
         table = ledger.predict(longer, **how).set_index("item")
         items = table["predicted_bytes"].dropna().astype(float)
         stacks[f"{context:,}, {name.rpartition(', ')[2]}"] = items
-plots.memory_stacks(
-    stacks, title="What the peak is made of, by context (predicted)"
+plots.stacks(
+    stacks,
+    quantity="memory",
+    title="What the peak is made of, by context (predicted)",
 )
 
 # %%

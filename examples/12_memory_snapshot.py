@@ -48,6 +48,8 @@ allocated it.
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 60 s
+from _lib import figures
+
 from nsightkit import plots
 from nsightkit.analysis.memory import snapshot as snapshots
 from nsightkit.guide import case
@@ -63,7 +65,7 @@ step
 # too thin to see.
 
 over_time = snapshots.timeline(step.snapshot)
-plots.memory_timeline(
+figures.memory_timeline(
     snapshots.bands(step.snapshot),
     over_time,
     title="Memory of one training step (case file)",
@@ -156,8 +158,9 @@ for number in range(1, fits + 2):
     name = f"step {number}" + (", too much" if number > fits else "")
     stacks[name] = ours.copy()
     stacks[name]["kept by mistake"] = number * held(sizes)
-plots.memory_stacks(
+plots.stacks(
     stacks,
+    quantity="memory",
     title=f"Peak of a step, limit {limit_bytes / 1e9:.0f} GB (predicted)",
 )
 
@@ -312,7 +315,7 @@ after = measure(
 
 def timeline(run, what):
     """Draw all allocations over time."""
-    plots.memory_timeline(
+    figures.memory_timeline(
         snapshots.bands(run.snapshot),
         snapshots.timeline(run.snapshot),
         title=f"Memory, {what} ({run.mode})",

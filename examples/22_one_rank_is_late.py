@@ -21,6 +21,8 @@ do we find the late one?
 
 # record: 60 s
 # sphinx_gallery_thumbnail_number = 1
+from _lib import figures
+
 from nsightkit import plots
 from nsightkit.analysis.ranks import job as ranks
 from nsightkit.guide import case
@@ -56,7 +58,7 @@ eight[0]
 # end. The others wait for the rank with the shortest bars:
 
 job = ranks.survey([run.path for run in eight], workers=0)
-plots.rank_arrivals(job.arrivals, title="One step, eight V100 (case file)")
+figures.rank_arrivals(job.arrivals, title="One step, eight V100 (case file)")
 
 # %%
 # In order, with the last rank of each:
@@ -99,7 +101,7 @@ for sentence in job.findings():
 
 # fold: How the job is made
 import pandas as pd
-from _lib import figures, synthetic
+from _lib import synthetic
 
 from nsightkit.analysis.ranks import lateness
 
@@ -256,7 +258,7 @@ if before and after:
     own = ranks.survey(late_rank.traces(before.rows))
     calmer = ranks.survey(late_rank.traces(after.rows))
     title = f"Who waits for whom ({before.mode})"
-    plots.rank_arrivals(own.arrivals, title=title)
+    figures.rank_arrivals(own.arrivals, title=title)
 before
 
 # %%
@@ -265,7 +267,7 @@ before
 # fold: How the figures are drawn
 if before and after:
     title = f"With both on time ({after.mode})"
-    plots.rank_arrivals(calmer.arrivals, title=title)
+    figures.rank_arrivals(calmer.arrivals, title=title)
     steps_ns = [late_rank.step_ns(run.rows) for run in (before, after)]
     plots.step_times(
         dict(zip(("one rank late", "both on time"), steps_ns, strict=True)),

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
 from nsightkit.analysis.core.text import short_name
+from nsightkit.analysis.ranks.job import waited
 from nsightkit.analysis.roofline.counters import classify
 from nsightkit.plots import style
 from nsightkit.plots.looks import (
@@ -21,11 +24,13 @@ from nsightkit.plots.looks import (
     DARK_GREY,
     GREEN,
     GREY,
+    MEMORY,
     OCHRE,
     PURPLE,
     RED,
     VERMILION,
     amount,
+    byte_unit,
     duration,
     spoken,
     time_unit,
@@ -275,6 +280,51 @@ def _draw_limit(axes: Any, limit_bytes: float) -> None:
     axes.annotate(text, (0, limit_bytes), (4, 4), xycoords=("axes fraction", "data"), **_BESIDE)
 
 
+_OTHERS = "smaller allocations"
+
+
+def memory_timeline(bands: pd.DataFrame, timeline: pd.DataFrame, *, title: str) -> Figure:
+    """Draw every large allocation as a band over the allocator's events, stacked, as PyTorch's memory_viz draws it.
+
+    The x axis counts events, so that a moment with many allocations is as wide as it is busy.
+
+    Parameters
+    ----------
+    bands : DataFrame
+        As :func:`nsightkit.analysis.memory.snapshot.bands` returns it.
+    timeline : DataFrame
+        As :func:`nsightkit.analysis.memory.snapshot.timeline` returns it: a line for what is reserved.
+    title : str
+    """
+    figure, axes = style.new_figure(4.2, title)
+    if bands.empty or not bands["top_bytes"].max() > 0:
+        return style.nothing(figure, axes, title, "nothing was allocated")
+    allocated = float(bands["top_bytes"].max())
+    highest = max(allocated, float(timeline["reserved_bytes"].max()))
+    size, unit = byte_unit(highest)
+    categories = bands["category"].astype(object).fillna(_OTHERS).astype(str)
+    handles: list[Any] = []
+    for name in MEMORY:
+        rows = bands[categories == name]
+        if rows.empty:
+            continue
+        colour, hatch = style.look_of(name)
+        low, high = rows["bottom_bytes"] / size, rows["top_bytes"] / size
+        corners: Any = style.rectangles(rows["from_event"], rows["to_event"], low, high)
+        # Small ones lie close together: white edges would fill their area.
+        edge = "face" if name == _OTHERS else "white"
+        axes.add_collection(PolyCollection(corners, facecolor=colour, edgecolor=edge, linewidth=0.15, hatch=hatch))
+        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name))
+    reserved = timeline["reserved_bytes"] / size
+    handles += axes.step(timeline["event"], reserved, where="post", color="black", linewidth=1.2, label="reserved")
+    axes.legend(handles=handles[::-1], frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    last = int(bands["to_event"].max())
+    axes.set(xlim=(bands["from_event"].min(), last), ylim=(0, 1.06 * highest / size))
+    axes.set(xlabel="allocator event", ylabel=f"allocated ({unit})")
+    what = f"allocations stacked over {last:,} allocator events; the highest point is at {amount(allocated)}"
+    return style.described(figure, f"{title}: {what}.")
+
+
 _LINE = ["implementation", "precision"]
 
 
@@ -449,3 +499,43 @@ def rank_lateness(arrivals: pd.DataFrame, late_ns: pd.Series, *, title: str) -> 
     axes.grid(axis="y", color=DARK_GREY, alpha=0.15)
     style.legend(figure, 2)
     return style.described(figure, f"{title}, dots, one a step; medians: {spoken(pairs)}.")
+
+
+def rank_arrivals(arrivals: pd.DataFrame, *, title: str) -> Figure:
+    """Draw two steps of all ranks on one clock: in each collective the wait for the last rank, and the transfer.
+
+    The steps are from the middle of the run; where no steps are known, two collectives are.
+
+    Parameters
+    ----------
+    arrivals : DataFrame
+        Of :class:`nsightkit.analysis.ranks.job.Job`.
+    title : str
+    """
+    known = arrivals[arrivals["wait_ns"].notna()]
+    waits = waited(known).groupby(known["rank"]).sum()
+    figure, axes = style.new_figure(1.9 + 0.28 * len(waits), title)
+    if waits.empty:
+        return style.nothing(figure, axes, title, "no collectives that ranks wait in")
+    numbers = known["step" if (known["step"] >= 0).all() else "collective"]
+    every = np.sort(numbers.unique())
+    middle = max(len(every) // 2 - 1, 0)
+    drawn = known[numbers.isin(every[middle : middle + 2])]
+    start = drawn["start_ns"].to_numpy(float) - drawn["start_ns"].min()
+    length = (drawn["end_ns"] - drawn["start_ns"]).to_numpy(float)
+    wait = drawn["wait_ns"].to_numpy(float)
+    size, unit = time_unit((start + length).max())
+    row = np.searchsorted(waits.index, drawn["rank"])
+    look: dict[str, Any] = {"height": 0.62, "edgecolor": "white", "linewidth": 0.3}
+    axes.barh(row, wait, left=start, color=OCHRE, hatch="//", label="waiting for the last rank", **look)
+    axes.barh(row, length - wait, left=start + wait, color=BLUE, label="transfer, all ranks there", **look)
+    last = wait == 0
+    axes.plot(start[last], row[last], "k>", markersize=6, label="came last", linestyle="none")
+    names = [f"rank {rank}" for rank in waits.index]
+    style.name_rows(axes, names)
+    style.in_unit(axes.xaxis, size)
+    axes.set(xlim=(0, None), ylim=(len(waits) - 0.5, -0.5), xlabel=f"time ({unit})")
+    style.legend(figure, 3)
+    pairs = zip(names, waits.map(duration), strict=True)
+    shown = "a row of bars a rank, from its arrival at each collective to its end"
+    return style.described(figure, f"{title}, {shown}. Waited over the whole run: {spoken(pairs)}.")

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nsightkit.plots._bars import bars, panels
     from nsightkit.plots._curves import step_times
-    from nsightkit.plots._memory import memory_timeline
-    from nsightkit.plots._ranks import rank_arrivals
     from nsightkit.plots._roofline import roofline
-    from nsightkit.plots._stacks import before_after, memory_stacks, share_bars
+    from nsightkit.plots._stacks import share_bars, stacks
     from nsightkit.plots._tables import table
     from nsightkit.plots._timeline import interactive_timeline, timeline
     from nsightkit.plots.packing import InteractiveTimeline
@@ -24,14 +22,11 @@ if TYPE_CHECKING:
 __all__ = [
     "InteractiveTimeline",
     "bars",
-    "before_after",
     "interactive_timeline",
-    "memory_stacks",
-    "memory_timeline",
     "panels",
-    "rank_arrivals",
     "roofline",
     "share_bars",
+    "stacks",
     "step_times",
     "table",
     "timeline",
@@ -41,14 +36,11 @@ __all__ = [
 _MODULES = {
     "InteractiveTimeline": "packing",
     "bars": "_bars",
-    "before_after": "_stacks",
     "interactive_timeline": "_timeline",
-    "memory_stacks": "_stacks",
-    "memory_timeline": "_memory",
     "panels": "_bars",
-    "rank_arrivals": "_ranks",
     "roofline": "_roofline",
     "share_bars": "_stacks",
+    "stacks": "_stacks",
     "step_times": "_curves",
     "table": "_tables",
     "timeline": "_timeline",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import cycle
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -52,65 +52,31 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
     return _described(figure, shares, title, "{:.0%}".format)
 
 
-def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the memory is made of") -> Figure:
-    """Bytes by item, one stacked bar each, to see totals and parts beside each other.
+def stacks(
+    columns: Mapping[str, pd.Series],
+    *,
+    quantity: Literal["time", "memory"] = "time",
+    axis: str = "",
+    title: str = "Parts and their sums",
+) -> Figure:
+    """Stack the parts of each whole, one bar a whole, to see totals and parts beside each other.
 
     Parameters
     ----------
     columns : mapping of str to Series
-        One bar each: bytes, by item. Missing and negative values have no length; an item too small to see in any bar
-        has no place in the legend.
-    title : str, default "What the memory is made of"
+        One bar each: nanoseconds or bytes of its parts, by name. Missing and negative values have no length; a part
+        too small to see in any bar has no place in the legend.
+    quantity : {"time", "memory"}
+    axis : str, optional
+        Label of the x axis. Default: the quantity.
+    title : str, default "Parts and their sums"
 
     Returns
     -------
     matplotlib.figure.Figure
     """
-    items = style.side_by_side(columns).clip(lower=0)
-    return _stacks(items, title, "memory", byte_unit, amount)
-
-
-def before_after(
-    before: pd.DataFrame,
-    after: pd.DataFrame,
-    *,
-    key: str = "cause",
-    value: str = "total_ns",
-    labels: tuple[str, str] = ("before", "after"),
-    title: str = "Before and after",
-    axis: str = "time",
-) -> Figure:
-    """Two results as stacked bars, to see whether the bottleneck moved.
-
-    Parameters
-    ----------
-    before, after : DataFrame
-        Results of the same analysis, one row a ``key``.
-    key : str, default "cause"
-        The column that names a row.
-    value : str, default "total_ns"
-        The column drawn, in nanoseconds.
-    labels : tuple of str, default ("before", "after")
-    title : str, default "Before and after"
-    axis : str, default "time"
-        What the times are, for the x axis.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
-    both = {label: frame.set_index(key)[value] for label, frame in zip(labels, (before, after), strict=True)}
-    return _stacks(style.side_by_side(both), title, axis, time_unit, duration)
-
-
-def _stacks(
-    parts: pd.DataFrame,
-    title: str,
-    axis: str,
-    unit_of: Callable[[float], tuple[float, str]],
-    write: Callable[[float], str],
-) -> Figure:
-    """Draw a bar a column, with its sum."""
+    unit_of, write = (time_unit, duration) if quantity == "time" else (byte_unit, amount)
+    parts = style.side_by_side(columns).clip(lower=0)
     totals = parts.sum()
     parts = parts[(parts > 1e-3 * totals.max()).any(axis=1)]
     figure, axes = style.new_figure(1.9 + 0.5 * max(parts.shape[1], 1), title)
@@ -119,7 +85,7 @@ def _stacks(
     size, unit = unit_of(totals.max())
     segments = _stacked(axes, parts / size)
     axes.bar_label(segments[-1], totals.map(write), padding=4, fontsize=9)
-    axes.set(xlim=(0, 1.14 * totals.max() / size), xlabel=f"{axis} ({unit})")
+    axes.set(xlim=(0, 1.14 * totals.max() / size), xlabel=f"{axis or quantity} ({unit})")
     style.legend(figure, 4)
     return _described(figure, parts, title, write)
 

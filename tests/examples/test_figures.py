@@ -113,3 +113,20 @@ def test_every_kernel_lies_in_the_region_of_its_class() -> None:
         x, y = regions[row.classification]
         assert tints[int(row.sm_pct), int(row.memory_pct)] == tints[int(y), int(x)]
     assert "at 93 % of compute and 45 % of memory" in figure.get_label()
+
+
+def test_waiting_and_transfer_are_as_long_as_they_last() -> None:
+    """One collective a step; rank 1 comes 2 ms after the others, and the transfer takes 1 ms."""
+    frame = pd.DataFrame({"rank": list(range(3)) * 4, "step": np.repeat(range(4), 3)})
+    wait = np.where(frame["rank"] == 1, 0, 2_000_000)
+    start = 10_000_000 * frame["step"] + 2_000_000 - wait
+    frame = frame.assign(collective=frame["step"], start_ns=start, end_ns=start + wait + 1_000_000)
+    arrivals = frame.assign(wait_ns=pd.array(wait, "Int64"))
+    figure = figures.rank_arrivals(arrivals, title=HOSTILE)
+    waits, transfers = drawn(figure).containers
+    assert [bar.get_width() for bar in waits] == [2e6, 0, 2e6] * 2
+    assert {bar.get_width() for bar in transfers} == {1e6}
+    # Steps from the middle, drawn from their first arrival on.
+    assert {bar.get_x() for bar in waits} == {0, 2e6, 10e6, 12e6}
+    assert "rank 0 8 ms, rank 1 0 ns, rank 2 8 ms" in figure.get_label()
+    assert "no collectives" in figures.rank_arrivals(arrivals[:0], title="T").get_label()

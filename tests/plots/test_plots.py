@@ -57,15 +57,6 @@ def _trace(count=100):
     return Trace.from_frames(frames)
 
 
-def _arrivals(ranks=3):
-    """One collective a step; rank 1 comes 2 ms after the others, and the transfer takes 1 ms."""
-    frame = pd.DataFrame({"rank": list(range(ranks)) * 4, "step": np.repeat(range(4), ranks)})
-    wait = np.where(frame["rank"] == 1, 0, 2_000_000)
-    start = 10_000_000 * frame["step"] + 2_000_000 - wait
-    frame = frame.assign(collective=frame["step"], start_ns=start, end_ns=start + wait + 1_000_000)
-    return frame.assign(wait_ns=pd.array(wait, "Int64"))
-
-
 def _texts(figure):
     figure.canvas.draw()
     return [text.get_text() for text in figure.findobj(mpl.text.Text)]
@@ -93,13 +84,11 @@ def test_colours_stand_out_from_light_and_dark_pages(page):
     [
         (plots.bars, (GAPS,), (GAPS[:0],)),
         (plots.bars, (KERNELS,), (KERNELS[:0],)),
-        (plots.before_after, (GAPS, GAPS), (GAPS[:0], GAPS[:0])),
         (plots.step_times, ({HOSTILE: [1.0, 2.0]},), ({},)),
         (plots.timeline, (_trace(),), (Trace.from_frames({}),)),
         (plots.share_bars, ({HOSTILE: BYTES},), ({"a": BYTES * 0},)),
-        (plots.memory_stacks, ({HOSTILE: BYTES},), ({"a": BYTES[:0]},)),
+        (plots.stacks, ({HOSTILE: BYTES},), ({"a": BYTES[:0]},)),
         (plots.roofline, (OPERATORS, [SHEET], "bf16"), (OPERATORS[:0], [SHEET], "bf16")),
-        (plots.rank_arrivals, (_arrivals(),), (_arrivals()[:0],)),
     ],
 )
 def test_hostile_names_are_text_and_nothing_to_draw_is_said(draw, arguments, nothing):
@@ -121,8 +110,8 @@ def test_bars_draw_every_row_and_lose_no_time():
     assert "15 others" in _texts(figure)
 
 
-def test_before_after_aligns_rows_by_name():
-    figure = plots.before_after(GAPS, GAPS.iloc[[2]].assign(total_ns=7_000_000), labels=("a", "b"))
+def test_stacks_align_parts_by_name():
+    figure = plots.stacks({"a": GAPS.set_index("cause")["total_ns"], "b": pd.Series({"input-pipeline": 7_000_000})})
     assert _widths(figure.axes[0]) == [[2, 0], [40, 7]]  # what is too small to see is left out
     assert "b (input-pipeline 7 ms)" in figure.get_label()
 
@@ -199,15 +188,3 @@ def test_roofline_points_and_roofs():
     assert [[15.0, 60.0], [3000.0, 60.0]] in lines.values()  # the ceiling begins where the memory's roof passes it
     assert len(lines) == 4  # a copy has no FLOPs
     assert "matrix 500 TFLOP/s" in figure.get_label()
-
-
-def test_waiting_and_transfer_are_as_long_as_they_last():
-    figure = plots.rank_arrivals(_arrivals())
-    (axes,) = figure.axes
-    assert _widths(axes) == [[2e6, 0, 2e6] * 2, [1e6] * 6]
-    # Steps from the middle, drawn from their first arrival on.
-    assert {bar.get_x() for bar in axes.containers[0]} == {0, 2e6, 10e6, 12e6}
-    assert "rank 0 8 ms, rank 1 0 ns, rank 2 8 ms" in figure.get_label()
-    labels = [text.get_text() for text in plots.rank_arrivals(_arrivals(200)).axes[0].get_yticklabels()]
-    assert labels[:2] == ["rank 0", "rank 1"]
-    assert len(labels) == 24
