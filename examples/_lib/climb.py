@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 LAUNCH_US = 5.0
 #: Rows and columns of a large GEMM's tile on Hopper.
 TILE = (128, 256)
+#: Large GEMMs by precision: the name of the measurement, timed steps, and steps before them.
+_GEMMS = {"bf16": ("before", 200, 800), "fp32": ("fp32", 60, 60), "fp8": ("fp8", 200, 1200)}
 _COLUMNS = ["rung", "time_ns", "speedup", "sol_datasheet", "sol_measured", "gb_per_s", "impossible"]
 _METRICS = ["relative_error", "sm_clock_mhz"]
 
@@ -167,6 +169,31 @@ def gpu_of(run: Measurement) -> Gpu | None:
         return hardware.find(run.gpu)
     except UsageError:
         return None
+
+
+def ceilings(*parts: str) -> list[Measurement]:
+    """Give the ceilings that page 15 measures, for the pages that compare with them: the same sizes and names.
+
+    Parameters
+    ----------
+    *parts : str
+        A precision of GEMMs, or a kind of transfer.
+    """
+    from nsightkit.guide import measure
+    from nsightkit.workloads import ceilings
+
+    runs = []
+    for part in parts:
+        workload, gpu, small = ceilings.copy, {"megabytes": 4_000, "kind": part}, {"megabytes": 16, "kind": part}
+        steps, warmup, name = 200, 300, part
+        if part in _GEMMS:
+            name, steps, warmup = _GEMMS[part]
+            workload = ceilings.gemm
+            gpu = {**dict.fromkeys("mnk", 8192), "precision": part}
+            small = {**dict.fromkeys("mnk", 256), "precision": part}
+        how = {"gpu": gpu, "small": small, "steps": steps, "warmup": warmup}
+        runs.append(measure(f"ceilings/{name}", workload, **how, profile=None))
+    return runs
 
 
 def bounds(mode: str, first: Measurement, ceilings: Iterable[Measurement] = ()) -> Bounds:

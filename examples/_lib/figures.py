@@ -171,7 +171,7 @@ def change_intervals(rows: pd.DataFrame, *, title: str, top: int = 12) -> Figure
 
 
 def ladder(rungs: pd.DataFrame, lines: Mapping[str, float], measured: pd.Series | None = None, *, title: str) -> Figure:
-    """Draw the least time of each rung as a bar, and below it what was measured, or a place for it.
+    """Draw the least time of each rung as a bar, and below it what was measured.
 
     Parameters
     ----------
@@ -180,33 +180,39 @@ def ladder(rungs: pd.DataFrame, lines: Mapping[str, float], measured: pd.Series 
     lines : mapping of str to float
         Times in nanoseconds to draw as lines, by what they are.
     measured : Series of float, optional
-        Nanoseconds by rung; a rung that is not in it is awaiting a GPU.
+        Nanoseconds by rung; a rung that is not in it is awaiting a GPU. Without any, the bars are a prediction alone.
     title : str
     """
-    figure, axes = style.new_figure(2.0 + 0.62 * len(rungs), title)
+    row_height, shift = (0.62, 0.2) if measured is not None else (0.4, 0.0)
+    figure, axes = style.new_figure(2.0 + row_height * len(rungs), title)
     table = rungs.set_index("rung")[["lower_ns", "least_ns"]].astype(float)
     table["took_ns"] = np.nan if measured is None else measured.reindex(table.index)
     longest = float(max(table.max(axis=None), *lines.values()))
     size, unit = time_unit(longest)
     rows = np.arange(len(table))
     lower, fusing = table["lower_ns"] / size, (table["least_ns"] - table["lower_ns"]) / size
-    axes.barh(rows - 0.2, lower, height=0.34, color=BLUE, label="at best, predicted")
+    height = 0.34 if shift else 0.6
+    axes.barh(rows - shift, lower, height=height, color=BLUE, label="at best, predicted")
     if fusing.any():
         look = {"color": BLUE, "hatch": "//", "alpha": 0.6, "edgecolor": "white"}
-        axes.barh(rows - 0.2, fusing, height=0.34, left=lower, label="what fusing can still remove", **look)
+        axes.barh(rows - shift, fusing, height=height, left=lower, label="what fusing can still remove", **look)
     if measured is not None:
         axes.barh(rows + 0.2, table["took_ns"].fillna(0) / size, height=0.34, color=VERMILION, label="measured")
     words = []
     for row, rung in enumerate(table.itertuples()):
-        best, outcome, colour = duration(rung.lower_ns), "awaiting a GPU", DARK_GREY
+        best = duration(rung.lower_ns)
         if rung.least_ns > rung.lower_ns:
             best = f"{best} to {duration(rung.least_ns)}"
-        if np.isfinite(rung.took_ns):
-            outcome, colour = duration(rung.took_ns), "white"
         # Inside the bars: behind their ends the lines would run through the words.
-        axes.annotate(best, (0, row - 0.2), (5, 0), va="center", color="white", **_BESIDE)
-        axes.annotate(outcome, (0, row + 0.2), (5, 0), va="center", color=colour, **_BESIDE)
-        words.append((rung.Index, f"{best} at best, {outcome}"))
+        axes.annotate(best, (0, row - shift), (5, 0), va="center", color="white", **_BESIDE)
+        sentence = f"{best} at best"
+        if measured is not None:
+            outcome, colour = "awaiting a GPU", DARK_GREY
+            if np.isfinite(rung.took_ns):
+                outcome, colour = duration(rung.took_ns), "white"
+            axes.annotate(outcome, (0, row + shift), (5, 0), va="center", color=colour, **_BESIDE)
+            sentence += f", {outcome}"
+        words.append((rung.Index, sentence))
     goals = {label: duration(time_ns) for label, time_ns in lines.items()}
     for (label, time_ns), dashes in zip(lines.items(), ("--", ":", "-."), strict=False):
         text = style.plain(f"{label}: {goals[label]}", 70)

@@ -1,21 +1,30 @@
-"""Ten models: what a run of each amounts to, and what was expected of it (page 10)."""
+"""Ten models: what a faster card can gain, what a run of each amounts to, and what was expected of it (page 10)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.noise import Estimate
 from nsightkit.analysis.roofline import envelope
 from nsightkit.analysis.timeline import kernels, overview, ranges, steps
-from nsightkit.configurations import Configuration
+from nsightkit.configurations import MATRIX, VARIANTS, Configuration
+from nsightkit.plots import style
+from nsightkit.plots.looks import BLUE, GREY, VERMILION, spoken
 from nsightkit.trace.model import Trace
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nsightkit.api import Trace as LoadedTrace
     from nsightkit.guide import Measurement
+
+#: Assumed: launches of a layer in a training step, and the CPU time of each.
+LAUNCHES, LAUNCH_US = 100, 5.0
 
 #: What was expected of each, before any of them ran.
 EXPECTED = {
@@ -32,6 +41,91 @@ EXPECTED = {
 }
 _KINDS = ("GEMM", "attention", "elementwise", "memory-like", "optimizer")
 _SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
+
+
+def on_a_faster_card(trace: LoadedTrace, faster: float) -> dict[str, Any]:
+    """Replay a trace with faster kernels.
+
+    Parameters
+    ----------
+    trace : Trace
+    faster : float
+        How many times faster.
+
+    Returns
+    -------
+    dict
+        A column of the page's table each.
+    """
+    seen = trace.summary()
+    calls = trace["calls"]
+    launches = calls.loc[calls["name"].astype(str).str.contains("Launch"), "start_ns"].sort_values()
+    return {
+        "share busy": seen["busy_ns"] / seen["span_ns"],
+        "speedup": trace.whatif(scale=f".={1 / faster:.4f}")["speedup"].iloc[0],
+        "verdict": trace.verdict()["bottleneck"],
+        "from launch to launch (µs)": launches.diff().median() / 1e3,
+    }
+
+
+def plan(models: Iterable[Configuration], slow_tflops: float, fast_tflops: float) -> pd.DataFrame:
+    """Predict a training step of each model on two cards: its FLOPs at their rates, and its launches.
+
+    Parameters
+    ----------
+    models : iterable of Configuration
+    slow_tflops, fast_tflops : float
+        The datasheets' rates, of an A100 and an H200.
+
+    Returns
+    -------
+    DataFrame
+        The columns of the page's table, and the launch cost at which a model ``breaks even`` on the faster card.
+    """
+    models = list(models)
+    costs = envelope.summary(models)
+    table = pd.DataFrame({"model": costs["config"], "parameters (M)": costs["params"] / 1e6})
+    launches = pd.Series([model.layers * LAUNCHES for model in models])
+    launch_ms = launches * LAUNCH_US / 1e3
+    slow_ms, fast_ms = (costs["train_flops"] / rate / 1e9 for rate in (slow_tflops, fast_tflops))
+    table["A100 (ms)"], table["H200 (ms)"], table["launches (ms)"] = slow_ms, fast_ms, launch_ms
+    table["batch"] = [model.batch for model in models]
+    table["speedup"] = slow_ms.clip(lower=launch_ms) / fast_ms.clip(lower=launch_ms)
+    table["batch to fill an H200"] = (table["batch"] * launch_ms / fast_ms).apply(math.ceil)
+    table["breaks even (µs)"] = fast_ms * 1e3 / launches
+    return table
+
+
+def figure(costs: pd.DataFrame, *, title: str) -> Figure:
+    """Draw a row for each model: the time of its FLOPs on both cards, and of its launches.
+
+    Parameters
+    ----------
+    costs : DataFrame
+        Of :func:`plan`.
+    title : str
+    """
+    shown = costs.sort_values("speedup", kind="stable")
+    rows = range(len(shown))
+    figure, axes = style.new_figure(1.6 + 0.34 * len(shown), title)
+    for row, model in zip(rows, shown.to_dict("records"), strict=True):
+        axes.plot([model["A100 (ms)"], model["H200 (ms)"]], [row, row], color=GREY, linewidth=1.5, zorder=1)
+    axes.scatter(shown["A100 (ms)"], rows, s=46, facecolors="white", edgecolors=BLUE, label="FLOPs, A100")
+    axes.scatter(shown["H200 (ms)"], rows, s=46, color=BLUE, label="FLOPs, H200", zorder=3)
+    look = {"s": 260, "color": VERMILION, "marker": "|", "linewidths": 3}
+    axes.scatter(shown["launches (ms)"], rows, label="launches, on both", **look)
+    style.name_rows(axes, shown["model"])
+    ticks = [0.05, 0.2, 1, 5, 20]
+    axes.set(xscale="log", ylim=(len(shown) - 0.5, -0.5), xlabel="time in a training step (ms)")
+    axes.xaxis.set_ticks(ticks, [f"{value:g}" for value in ticks])
+    axes.xaxis.set_ticks([], minor=True)
+    axes.grid(axis="y", color=GREY, alpha=0.2)
+    style.legend(figure, 3)
+    columns = ("launches (ms)", "A100 (ms)", "H200 (ms)")
+    words = [
+        (model["model"], ", ".join(f"{model[name]:.2f}" for name in columns)) for model in shown.to_dict("records")
+    ]
+    return style.described(figure, f"{title}, milliseconds of launches and of FLOPs on both: {spoken(words, most=12)}.")
 
 
 def sizes(model: Configuration, divisor: int = 1) -> dict[str, Any]:
@@ -90,6 +184,59 @@ def row(run: Measurement) -> dict[str, float | None]:
         "peak (GB)": None if peak is None else peak / 1e9,
         "peak, predicted (GB)": predicted_peak / 1e9,
     }
+
+
+def summary(runs: Mapping[str, Measurement]) -> pd.DataFrame:
+    """Give one row for each of the ten models, of :func:`row`."""
+    table = pd.DataFrame({model.name: row(runs[model.name]) for model in MATRIX}).T.astype(float)
+    table.insert(0, "step (ms)", table.pop("step_ns") / 1e6)
+    return table.dropna(axis="columns", how="all").rename_axis("model")
+
+
+def _rate(runs: Mapping[str, Measurement], model: str, other: str) -> Estimate:
+    """Give the ratio of two models' FLOP/s, with its interval."""
+    per_flop = []
+    for name in (model, other):
+        per_flop.append(runs[name].values("step_ns") / cost(runs[name]).train_flops)
+    return noise.ratio(*per_flop)
+
+
+def controls(runs: Mapping[str, Measurement]) -> pd.DataFrame:
+    """Compare models with their controls by FLOP/s, because their FLOPs differ a little.
+
+    Parameters
+    ----------
+    runs : mapping of str to Measurement
+
+    Returns
+    -------
+    DataFrame
+        ``model, control, ratio of FLOP/s, from, to, differs``.
+    """
+    rows = []
+    for control in VARIANTS:
+        ratio = _rate(runs, control.control_of, control.name)
+        row = {"model": control.control_of, "control": control.name, "ratio of FLOP/s": ratio.value}
+        rows.append({**row, "from": ratio.low, "to": ratio.high, "differs": ratio.excludes(1)})
+    return pd.DataFrame(rows)
+
+
+def outcomes(runs: Mapping[str, Measurement], summary: pd.DataFrame, kinds: pd.DataFrame) -> pd.DataFrame:
+    """Compare each expectation with the runs; see :func:`judged`."""
+    pairs = {"model_b": "model_a", "misaligned_dims": "aligned_dims", "bad_head_size": "head_size_96"}
+    ratios = {model: _rate(runs, model, other) for model, other in pairs.items()}
+    return judged(summary, kinds, tail_share(runs["vocab_bottleneck"].trace), ratios)
+
+
+def answer(outcome: pd.DataFrame, summary: pd.DataFrame) -> str:
+    """Say in a sentence how many expectations held, and how far apart the models' rates are."""
+    counted = outcome["outcome"].value_counts()
+    order = summary["TFLOP/s"].sort_values()
+    return (
+        f"of {len(outcome)} expectations {counted.get('holds', 0)} held and {counted.get('does not hold', 0)} failed; "
+        f"not shown either way: {counted.get('not shown', 0)}. Between the slowest for its FLOPs, {order.index[0]}, and "
+        f"the quickest, {order.index[-1]}, lies a factor of {order.iloc[-1] / order.iloc[0]:.0f}."
+    )
 
 
 def by_kind(traces: Mapping[str, Trace]) -> pd.DataFrame:
