@@ -25,7 +25,6 @@ import pandas as pd
 from _lib import matrix
 
 from nsightkit import hardware, plots
-from nsightkit.analysis.roofline import envelope
 from nsightkit.configurations import MATRIX, VARIANTS
 from nsightkit.guide import case, headline, measure
 from nsightkit.workloads import lm
@@ -272,7 +271,8 @@ if len(summary):
     kinds = matrix.by_kind({m.name: runs[m.name].trace for m in MATRIX})
     title = f"Where the time goes ({runs['model_a'].mode})"
     plots.share_bars(dict(kinds.items()), title=title)
-plots.table(summary.reset_index()) if len(summary) else None
+shown = summary.dropna(axis="columns", how="all").reset_index()
+plots.table(shown) if len(summary) else None
 
 # %%
 # Models and controls, compared by FLOP/s. A ratio differs if its interval

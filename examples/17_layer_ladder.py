@@ -96,9 +96,10 @@ plots.table(table, dict.fromkeys(bounds, "{:.2f}x"))
 # :measured:`17_layer_ladder.crossed` of the nine cells promise less than a
 # tenth, and we can cross them out. TimeSformer's
 # :measured:`17_layer_ladder.video_compile:.2f`\ x for ``compile`` is mostly
-# the softmax, which flash attention removes along with its matmuls. Qwen is the opposite case: its norms and rotary embedding are
-# written as chains of small operations, and
-# :measured:`17_layer_ladder.small:.0%` of the kernel time is in them.
+# the softmax, which flash attention removes along with its matmuls. Qwen is
+# the opposite case: its norms and rotary embedding are written as chains of
+# small operations, and :measured:`17_layer_ladder.small:.0%` of the kernel
+# time is in them.
 
 # %%
 # Change one thing: does the bound hold?
@@ -173,13 +174,14 @@ figures.ladder(on_paper, LINES, title=TITLE)
 # Each bar is the least time of the layer with one more change. ``unfused``
 # writes its scores to memory, ``sdpa`` keeps them on the chip and skips the
 # masked half, and that is worth more than all later changes together:
-# :measured:`17_layer_ladder.sdpa_gain:.2f`\ x. ``fused`` computes q, k and v in
-# one matmul and gate and up in another. This saves few bytes, but the gate's
-# last wave of tiles wastes less: :measured:`17_layer_ladder.gate:.0%` of the
-# multiprocessors have work on average, and :measured:`17_layer_ladder.both:.0%`
-# in the larger matmul. ``compiled`` ends between the two times of the last
-# bar. A CUDA graph adds nothing: even the unfused layer has only
-# :measured:`17_layer_ladder.launches:.0f` launches for two milliseconds.
+# :measured:`17_layer_ladder.sdpa_gain:.2f`\ x. ``fused`` computes q, k and v
+# in one matmul and gate and up in another. This saves few bytes, but the
+# gate's last wave of tiles wastes less: :measured:`17_layer_ladder.gate:.0%`
+# of the multiprocessors have work on average, and
+# :measured:`17_layer_ladder.both:.0%` in the larger matmul. ``compiled`` ends
+# between the two times of the last bar. A CUDA graph adds nothing: even the
+# unfused layer has only :measured:`17_layer_ladder.launches:.0f` launches for
+# two milliseconds.
 #
 # The lines are two goals with the same number. The best bf16 matmul published
 # for this chip reaches :measured:`17_layer_ladder.ceiling:.0%` of the
@@ -267,8 +269,8 @@ downloads |= {"Qwen on an H100": qwen.trace}
 #
 #       The four operators take :measured:`17_layer_ladder.attention:.0%` of
 #       the kernel time. One fused operator at its bound would leave all
-#       kernels :measured:`17_layer_ladder.with_sdpa:.1f`\ x faster. No attention
-#       kernel reaches its bound, so expect less.
+#       kernels :measured:`17_layer_ladder.with_sdpa:.1f`\ x faster. No
+#       attention kernel reaches its bound, so expect less.
 #
 # 2. TimeSformer's step takes much longer than its kernels. Is flash attention
 #    worth as much for the step?

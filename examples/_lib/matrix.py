@@ -190,7 +190,7 @@ def summary(runs: Mapping[str, Measurement]) -> pd.DataFrame:
     """Give one row for each of the ten models, of :func:`row`."""
     table = pd.DataFrame({model.name: row(runs[model.name]) for model in MATRIX}).T.astype(float)
     table.insert(0, "step (ms)", table.pop("step_ns") / 1e6)
-    return table.dropna(axis="columns", how="all").rename_axis("model")
+    return table.rename_axis("model")
 
 
 def _rate(runs: Mapping[str, Measurement], model: str, other: str) -> Estimate:
@@ -234,8 +234,8 @@ def answer(outcome: pd.DataFrame, summary: pd.DataFrame) -> str:
     order = summary["TFLOP/s"].sort_values()
     return (
         f"of {len(outcome)} expectations {counted.get('holds', 0)} held and {counted.get('does not hold', 0)} failed; "
-        f"not shown either way: {counted.get('not shown', 0)}. Between the slowest for its FLOPs, {order.index[0]}, and "
-        f"the quickest, {order.index[-1]}, lies a factor of {order.iloc[-1] / order.iloc[0]:.0f}."
+        f"not shown either way: {counted.get('not shown', 0)}. Between the slowest for its FLOPs, {order.index[0]}, "
+        f"and the quickest, {order.index[-1]}, lies a factor of {order.iloc[-1] / order.iloc[0]:.0f}."
     )
 
 
