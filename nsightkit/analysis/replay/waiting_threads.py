@@ -44,7 +44,7 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
         ``thread, start_ns, end_ns, by``.
     """
     calls = _calls_that_count(program)
-    paces = [float(np.median(np.diff(track.start))) for track in calls.values() if len(track) > 1]
+    paces = [_pace(track) for track in calls.values() if len(track) > 1]
     pause = max(_PAUSE * min(paces, default=0.0), HELD_NS)
     found = [pd.DataFrame(columns=["thread", "start_ns", "end_ns", "by"], dtype=np.int64)]
     for thread in calls:
@@ -79,6 +79,11 @@ def _calls_that_count(program: Program) -> dict[int, Track]:
             own = np.append(own, -1)
         tracks[thread] = Track(start, end, own)
     return tracks
+
+
+def _pace(calls: Track) -> float:
+    """The usual time from one call to the next."""
+    return float(np.median(np.diff(calls.start))) if len(calls) > 1 else 0.0
 
 
 def _silences(facts: Threads, thread: int, own: Track, others: dict[int, Track], pause: float) -> tuple[Int, Int]:
@@ -123,8 +128,10 @@ def _woken_by(facts: Threads, start: Int, end: Int, others: dict[int, Track], pa
 def _fills(calls: Track, start: Int, end: Int, pause: float) -> Bool:
     """Whether each window holds all calls between two pauses, and they take up half of it.
 
-    A thread that works in short bursts pauses inside the window as it does around it.
+    A thread that works in short bursts pauses inside the window as it does around it, and one that works slowly makes
+    no pause between two calls at its own pace.
     """
+    pause = max(pause, _PAUSE * _pace(calls))
     low = np.searchsorted(calls.start, start)
     high = np.searchsorted(calls.start, end)
     first = np.minimum(low, len(calls) - 1)

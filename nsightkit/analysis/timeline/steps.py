@@ -364,7 +364,9 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
 def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
     """Phase, tokens and sequences of each step: as an inference server annotates the iterations in it."""
     notes = _annotations(trace, windows["thread"])
-    at = number(windows.assign(end_ns=windows["cpu_end_ns"]), notes["start_ns"])
+    # By its middle: an annotation may begin before the range that counts as the step.
+    middle_ns = (notes["start_ns"] + notes["end_ns"]) // 2
+    at = number(windows.assign(end_ns=windows["cpu_end_ns"]), middle_ns)
     rows = []
     for step, name in zip(at, notes["name"], strict=True):
         if step >= 0:

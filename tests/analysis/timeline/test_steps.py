@@ -112,11 +112,14 @@ def test_a_profilers_step_serves_what_is_annotated_in_it() -> None:
         ("execute_context_1(64)_generation_0(0)", 110, 120),
         ("execute_context_0(0)_generation_5(5)", 130, 140),
         ("ProfilerStep#3", 200, 300),
+        ("execute_context_0(0)_generation_3(3)", 305, 405),  # around a step
+        ("ProfilerStep#4", 310, 400),
+        ("step[DECODE bs=3]", 320, 390),
     ]
     table = steps.summary(_trace(ranges))
-    assert table["phase"].tolist() == ["decode", "mixed", None]
-    assert table["tokens"].tolist() == [4, 69, pd.NA]
-    assert table["sequences"].tolist() == [4, 5, pd.NA]
+    assert table["phase"].tolist() == ["decode", "mixed", None, "decode"]
+    assert table["tokens"].tolist() == [4, 69, pd.NA, 3]
+    assert table["sequences"].tolist() == [4, 5, pd.NA, 3]
 
 
 def test_several_devices_add_up_and_other_processes_do_not_count() -> None:
