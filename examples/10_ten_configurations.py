@@ -12,9 +12,10 @@ rent one?
 # %%
 # The symptom: a busy GPU, and no gain
 # ------------------------------------
-# Here are seven programs, each from a published trace. The left panel has the
-# number that people check before they upgrade, the share of time in which the
-# GPU is busy. For the right panel we replay each trace with kernels
+# Here are seven programs, each from a published trace
+# (:doc:`/case_sources` has their authors). The left panel has the number that
+# people check before they upgrade, the share of time in which the GPU is busy.
+# For the right panel we replay each trace with kernels
 # :measured:`10_ten_configurations.faster:.1f` times faster, the ratio of an
 # H200's bf16 rate to an A100's:
 

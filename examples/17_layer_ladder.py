@@ -13,8 +13,8 @@ a lot in one program and nothing in the next. Which one does yours need?
 # -------------------------------------------------
 # TimeSformer, a video model with unfused attention, and Qwen with flash
 # attention, both in bf16 on an H100; and a language model of 2.7 billion
-# parameters in fp32 on an A100. Their authors published the traces. Where does
-# each spend the time of its kernels?
+# parameters in fp32 on an A100. Their authors published the traces
+# (:doc:`/case_sources`). Where does each spend the time of its kernels?
 
 # record: 400 s
 # sphinx_gallery_thumbnail_number = 1
