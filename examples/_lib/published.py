@@ -10,6 +10,7 @@ import pandas as pd
 from nsightkit import hardware
 from nsightkit.analysis.roofline import counters, sol
 from nsightkit.analysis.roofline.sol import Rates
+from nsightkit.trace.ncu import Report
 
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: Published rates: TFLOP/s, or GB/s of the memory; what ran, in words and in short, and who published it.
@@ -41,21 +42,36 @@ def rates(gpu: str) -> Rates:
     return Rates("reported", tflops, sheet.gb_per_s, sheet.l2_bytes)
 
 
-def rates_table() -> pd.DataFrame:
-    """List the reported rates.
+def shares() -> pd.DataFrame:
+    """Give the reported rates as shares of the datasheet: the range for each unit.
 
     Returns
     -------
     DataFrame
-        ``figure, rate, source``.
+        ``unit, lowest, highest, rates``.
     """
-    rows = []
+    found = []
     for reported in REPORTED.itertuples():
-        gpu = hardware.find(reported.gpu).name.split()[0]
-        unit = "GB/s" if reported.unit == "memory" else "TFLOP/s"
-        rate = f"{reported.rate:,.1f} {unit}"
-        rows.append((f"{gpu} {reported.unit}, {reported.short}", rate, reported.source))
-    return pd.DataFrame(rows, columns=["figure", "rate", "source"])
+        gpu = hardware.find(reported.gpu)
+        peak = gpu.gb_per_s if reported.unit == "memory" else gpu.peak(reported.unit).tflops
+        found.append({"unit": reported.unit, "share": reported.rate / peak})
+    by_unit = pd.DataFrame(found).groupby("unit")["share"]
+    table = by_unit.agg(lowest="min", highest="max", rates="size").sort_values("highest", ascending=False)
+    for column in ("lowest", "highest"):
+        table[column] = table[column].map("{:.0%}".format)
+    return table.reset_index()
+
+
+def sources() -> pd.DataFrame:
+    """List who published which of the reported rates.
+
+    Returns
+    -------
+    DataFrame
+        ``source, figures``.
+    """
+    names = REPORTED["gpu"] + " " + REPORTED["unit"] + ", " + REPORTED["short"]
+    return names.groupby(REPORTED["source"], sort=False).agg("; ".join).rename("figures").reset_index()
 
 
 def counted(launches: pd.DataFrame) -> pd.DataFrame:
@@ -72,6 +88,29 @@ def counted(launches: pd.DataFrame) -> pd.DataFrame:
     """
     classes = map(counters.classify, launches["sm_pct"], launches["memory_pct"])
     return launches.assign(classification=list(classes))
+
+
+def matmuls(report: Report) -> pd.DataFrame:
+    """Give the kernels of the case ``ncu-esmm``, the slowest first, with what a report shows without counters.
+
+    Parameters
+    ----------
+    report : Report
+
+    Returns
+    -------
+    DataFrame
+        By kernel: the columns of the launches, ``share of cuBLAS's speed``, ``share of warp slots``, ``blocks per SM``.
+    """
+    launches = report.launches.copy()
+    launches["name"] = launches["kernel"].str.extract(r"(\w+)[<(]|(\w+_nn)").bfill(axis=1)[0]
+    launches = launches.sort_values("time_ns", ascending=False, kind="stable")
+    launches = launches.drop_duplicates("name", keep="last").set_index("name")
+    launches = launches.rename(index={"ampere_sgemm_128x64_nn": "cuBLAS"})
+    launches["share of cuBLAS's speed"] = launches.loc["cuBLAS", "time_ns"] / launches["time_ns"]
+    launches["share of warp slots"] = launches["theoretical_occupancy_pct"] / 100
+    launches["blocks per SM"] = launches["grid_blocks"] / launches["sm_count"]
+    return launches
 
 
 def on_h200() -> pd.DataFrame:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from _lib import climb
 from _lib.limiters import CASES, HELD
 from nsightkit.analysis.roofline import counters, sol
-from nsightkit.analysis.roofline.sol import Operation
+from nsightkit.analysis.roofline.sol import Operation, Rates
 from nsightkit.analysis.timeline import ranges
 from nsightkit.trace.model import Trace
 from nsightkit.trace.ncu import Report
+
+if TYPE_CHECKING:
+    from nsightkit.guide import Measurement
 
 
 def operations(sizes: Mapping[str, Any]) -> dict[str, Operation]:
@@ -106,3 +110,65 @@ def waits(report: Report, table: pd.DataFrame, most: int = 5) -> dict[str, pd.Se
     top = whole.loc[order[:most]]
     top.loc["(other)"] = whole.loc[order[most:]].sum()
     return {name: top[name] for name in shares}
+
+
+def under(run: Measurement) -> tuple[pd.DataFrame, list[Rates]]:
+    """Compare the times of the six with the roofs of the GPU that ran them: the datasheet's, and the measured ones.
+
+    Parameters
+    ----------
+    run : Measurement
+
+    Returns
+    -------
+    (DataFrame, list of Rates)
+        Both empty where the GPU is not listed, or was a CPU.
+    """
+    roofs = climb.ceilings("bf16", "fp32", "copy")
+    card = climb.gpu_of(run)
+    if card is None:
+        return pd.DataFrame(), []
+    rates = [sol.datasheet(card)]
+    if all(roofs) and all(roof.gpu == run.gpu for roof in roofs):
+        reached = [sol.ceiling(roof.parameters, roof.median("step_ns")) for roof in roofs]
+        rates.append(sol.ceilings(reached, "measured here"))
+    time_ns = times(run.trace)
+    costs = operations(run.parameters)
+    return sol.judge([costs[name] for name in time_ns.index], time_ns, rates[0], rates[-1]), rates
+
+
+def compared(few: Measurement, many: Measurement) -> pd.DataFrame:
+    """Give the times of both runs in microseconds, and their ratio; empty if one was not measured."""
+    if not (few and many):
+        return pd.DataFrame()
+    table = pd.DataFrame({"few rows (µs)": times(few.trace) / 1e3, "many rows (µs)": times(many.trace) / 1e3})
+    table["ratio"] = table["many rows (µs)"] / table["few rows (µs)"]
+    return table.rename_axis("name").reset_index()
+
+
+def answer(took: pd.DataFrame, was: pd.DataFrame, now: pd.DataFrame) -> str:
+    """Say whether the additions differ as their bytes do, and whether the rule finds what each kernel was built for.
+
+    Parameters
+    ----------
+    took : DataFrame
+        Of :func:`compared`.
+    was, now : DataFrame
+        Of :func:`counted`, for few rows and for many.
+    """
+    sector, number = 32, 4  # bytes
+    wasted = (sector + number) / (number + number)
+    few_us = took.set_index("name")["few rows (µs)"]
+    softmax = 1 / took.set_index("name").loc["softmax", "ratio"]
+    said = (
+        f"adding one number from each sector takes {few_us['strided'] / few_us['add']:.1f}x as long (bytes predict "
+        f"{wasted:.1f}x), and the softmax over few rows {softmax:.1f}x as long as over many."
+    )
+    if not (len(was) and len(now)):
+        return said + " Counters were not available, so the rule gives no limiter."
+    seen, then = (table.set_index("name")["classification"] for table in (was, now))
+    as_built = sum(seen[name] == CASES[name] for name in seen.index)
+    return said + (
+        f" The rule gives {as_built} of {len(seen)} kernels the limiter they were built for. With few rows the softmax "
+        f"is {seen.get('softmax', 'unknown')}, with many rows {then.get('softmax', 'unknown')}."
+    )

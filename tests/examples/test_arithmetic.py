@@ -195,7 +195,10 @@ def test_published_rates_are_below_the_datasheet() -> None:
         peak = gpu.gb_per_s if reported.unit == "memory" else gpu.peak(reported.unit).tflops
         assert 0 < reported.rate < peak
     assert published.rates("H200").tflops["bf16"] == 794.5
-    assert len(published.rates_table()) == len(published.REPORTED)
+    shares = published.shares().set_index("unit")
+    assert shares["rates"].sum() == len(published.REPORTED)
+    assert shares.loc["bf16", "highest"] == "87%"
+    assert published.sources()["figures"].str.count(";").sum() == len(published.REPORTED) - len(published.sources())
     assert published.counted(published.ADDITIONS)["classification"].iloc[0] == "memory-bound"
 
 
