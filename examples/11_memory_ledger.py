@@ -2,63 +2,61 @@
 Will the training step fit in memory?
 =====================================
 
-A GPU is full, and the weights are a fraction of it. What is the rest, how does
-it grow with the context, and what would have to shrink for more to fit?
+A run ends with ``torch.OutOfMemoryError``, and the weights are a fraction of
+the card. What is the rest, how does it grow with the context, and what has to
+shrink for more to fit?
 
 .. in-short::
 """
 
 # %%
-# The symptom
-# -----------
-# ``torch.OutOfMemoryError`` after a doubled context. The model computes
-# attention as in the textbook:
-#
-# .. code-block:: python
-#
-#    scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-#    weights = F.softmax(scores.masked_fill(future, -math.inf), dim=-1)
-#    attended = weights @ v
-#
-# ``scores`` holds one number for each pair of tokens, in every layer and every
-# head, until the backward pass has used it. On this page we work out by
-# arithmetic what such a step needs on an H200, with AdamW, in fp32 first:
+# The symptom: weights are a small part
+# -------------------------------------
+# Here is a step of a language model with 129 million parameters, as its author
+# recorded it on a GPU: in fp32, 32 sequences of 256 tokens, forward and
+# backward. Beside it is a *ledger*, what we predict for the same step from
+# seven numbers, the sizes of the model and its batch:
 
-# sphinx_gallery_thumbnail_number = 2
 # record: 120 s
+# sphinx_gallery_thumbnail_number = 1
+# fold: How the prediction and the recording are compared
 import dataclasses
 
 import pandas as pd
-from _lib import figures
+from _lib import figures, ledgers, memory_steps
 
 from nsightkit import hardware, plots
 from nsightkit.analysis.memory import ledger
 from nsightkit.configurations import find
+from nsightkit.guide import case, headline, measure
 
-model = find("medium")
-HOW = {"precision": "fp32", "attention": "sdpa", "mode": "train"}
-print(f"{model.intent}, {model.layers} layers")
-print(f"{model.tokens:,} tokens per step")
+step = case("memory-snapshot", "step")
+small = dataclasses.replace(find("small"), batch=32, context=256)
+both = ledgers.against_snapshot(small, step.snapshot)
+plots.stacks(
+    dict(both.items()),
+    quantity="memory",
+    title="A step at its peak, predicted and recorded (case file)",
+)
+step
 
 # %%
-# Predict: when is it fullest, and what does the context cost?
-# ------------------------------------------------------------
-# A memory ledger has three columns: an item, its size, and when it is alive.
-# The last one decides. The peak is a maximum over moments, not a sum over
-# everything that ever exists.
-#
-# Weights, gradients, AdamW's two moments, and the activations kept for
-# backward: which of them are fully allocated at the fullest moment of a step
-# without gradient accumulation?
+# Predict: when is a step fullest?
+# --------------------------------
+# A ledger has three columns: an item, its size, and when it is alive. The last
+# one decides, because the peak is a maximum over moments, not a sum over
+# everything that ever exists. Weights, gradients, AdamW's two moments, and the
+# activations kept for backward: which of them are fully allocated at the
+# fullest moment of a step without gradient accumulation?
 #
 # .. dropdown:: Answer
 #
 #    All but the gradients. The fullest moment is the start of the backward
 #    pass: all activations still exist, and no weight has its gradient yet.
 #    From then on gradients are added while activations are freed. With
-#    gradient accumulation this changes: from the second micro-batch on, the
-#    gradients of the earlier ones are there from the start and add to the
-#    peak.
+#    gradient accumulation, or without ``zero_grad``, the old gradients are
+#    there from the start and add to the peak. That is so in the recording
+#    above.
 #
 # And when the context doubles: how does each item change, with naive
 # attention?
@@ -66,53 +64,40 @@ print(f"{model.tokens:,} tokens per step")
 # .. dropdown:: Answer
 #
 #    Weights and moments stay the same. Activations double with the number of
-#    tokens. Scores grow fourfold. So the total barely grows while the context
-#    is short, and nearly fourfold when it is long: the last doubling costs
-#    more than everything before it.
+#    tokens. Scores, one for each pair of tokens, grow fourfold. So the total
+#    barely grows while the context is short, and nearly fourfold when it is
+#    long.
 
 # %%
-# Evidence: which items fill the peak?
-# ------------------------------------
-# We walk through a step on paper. Every operator allocates its result, and
-# autograd keeps the tensors that derivatives need:
+# Evidence: can a ledger be trusted?
+# ----------------------------------
+# In gigabytes, item by item:
 
 # fold: How the table is made
-table = ledger.predict(model, **HOW)
-sizes = {
-    "at the peak (GB)": table["predicted_bytes"] / 1e9,
-    "at most (GB)": table["largest_bytes"] / 1e9,
-}
-GB = dict.fromkeys(sizes, "{:,.2f}")
-shown = table.assign(**sizes)[["item", *sizes, "alive"]]
-plots.table(shown[table["largest_bytes"].fillna(1) > 0], GB)
+shown = (both / 1e9).rename_axis("item").reset_index()
+plots.table(shown, dict.fromkeys(both, "{:.2f}"))
 
 # %%
-# The last three lines follow from no formula, so they have no size here. The
-# allocator holds memory that it has not handed out (slack), some of it in
-# pieces between blocks in use (fragmentation). The CUDA context is outside the
-# allocator. The same step, moment by moment:
-
-
-def moments(model, **how):
-    """Bytes by item at each moment, as a mapping for stacked bars."""
-    table = ledger.moments(model, **how).set_index("moment")
-    return {str(m): row[list(ledger.ITEMS)] for m, row in table.iterrows()}
-
-
-plots.stacks(
-    moments(model, **HOW),
-    quantity="memory",
-    title="Moments of an fp32 step (predicted)",
-)
-
-# %%
-# An item that is large only at another moment than the peak can grow for free,
-# and shrinking it gains nothing.
+# Weights and gradients agree within
+# :measured:`11_memory_ledger.states_off:.0%`. The activations are
+# :measured:`11_memory_ledger.missing_gb:.1f` GB larger than predicted, and the
+# recording shows why: it has the line of each block. The author wrote softmax
+# and SiLU by hand, and each keeps a tensor per layer that PyTorch's own
+# function does not: the exponentials, and the sigmoid. Both have
+# :measured:`11_memory_ledger.kept_mb:.0f` MB in each of twelve layers. (The
+# loss is hand-written, too, and keeps less than we count.) With the two
+# tensors the ledger's activations are
+# :measured:`11_memory_ledger.still_off:.0%` short. And it has found something
+# to change: ``F.softmax`` and ``F.silu`` would save
+# :measured:`11_memory_ledger.saved_gb:.1f` GB of
+# :measured:`11_memory_ledger.peak_gb:.1f`.
 
 # %%
 # Evidence: which context fills a GPU?
 # ------------------------------------
-# The same arithmetic at contexts that double, for four ways to run the step:
+# Now we can ask about steps that have not run. A model of 423 million
+# parameters, with AdamW and a batch of four, at contexts that double. These
+# are predictions for an H200:
 
 RUNS = {
     "training, bf16, naive": {"attention": "naive"},
@@ -120,39 +105,31 @@ RUNS = {
     "training, fp32, SDPA": {"precision": "fp32"},
     "forward only, bf16, SDPA": {"mode": "fwd"},
 }
-LENGTHS = [2**power for power in range(7, 16)]
-
-
-def peaks(model, lengths, **how):
-    """Predicted peak at each context."""
-    longer = [dataclasses.replace(model, context=c) for c in lengths]
-    return [ledger.moments(c, **how)["total_bytes"].max() for c in longer]
-
-
-H200 = max(hardware.find("H200").memory_gb) * 1e9
-print(f"memory of an H200: {H200 / 1e9:.0f} GB")
-figures.memory_curves(
-    {name: (LENGTHS, peaks(model, LENGTHS, **RUNS[name])) for name in RUNS},
-    {},
-    H200,
-    title="Peak of a step, medium model on an H200 (predicted)",
-)
 
 # %%
-# On logarithmic axes a line that doubles with the context has slope one, and a
-# line that grows with its square has slope two. Each curve starts flat and
-# ends in its own slope. It meets the limit at the longest context that fits.
-# The table has that context, rounded down to a multiple of 64, for three
-# cards:
+
+# fold: How the figure is made
+model = find("medium")
+LENGTHS = [2**power for power in range(7, 16)]
+H200 = max(hardware.find("H200").memory_gb) * 1e9
+curves = {
+    name: (LENGTHS, ledgers.peaks(model, LENGTHS, **how))
+    for name, how in RUNS.items()
+}
+TITLE = "Peak of a step, 423 M parameters on an H200 (predicted)"
+figures.memory_curves(curves, {}, H200, title=TITLE)
+
+# %%
+# Each curve starts flat and ends in its own slope: one where memory grows with
+# the context, two where it grows with its square. The longest context that
+# fits, rounded down to a multiple of 64:
 
 # fold: How the table is made
-CARDS = ("RTX 4090", "A100 80 GB SXM", "H200")
 forecast = pd.DataFrame({"run": list(RUNS)})
-for card in CARDS:
+for card in ("RTX 4090", "A100 80 GB SXM", "H200"):
     room = max(hardware.find(card).memory_gb) * 1e9
-    forecast[card] = [
-        ledger.largest_context(model, room, **how) for how in RUNS.values()
-    ]
+    longest = [ledger.largest_context(model, room, **h) for h in RUNS.values()]
+    forecast[card] = longest
 plots.table(forecast)
 
 # %%
@@ -167,135 +144,74 @@ plots.table(forecast)
 #    -attended = weights @ v
 #    +attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 #
-# The items of the peak, with both, at three contexts:
-
-# fold: How the figure is drawn
-stacks = {}
-for context in (512, 1024, 2048):
-    for name, how in list(RUNS.items())[:2]:
-        longer = dataclasses.replace(model, context=context)
-        table = ledger.predict(longer, **how).set_index("item")
-        items = table["predicted_bytes"].dropna().astype(float)
-        stacks[f"{context:,}, {name.rpartition(', ')[2]}"] = items
-plots.stacks(
-    stacks,
-    quantity="memory",
-    title="What the peak is made of, by context (predicted)",
-)
-
-# %%
-# In naive attention the scores overtake everything else between the first and
-# the last context. The usual first attempt is bf16, and it saves less than we
-# might hope. Under autocast weights and AdamW's moments stay fp32, and copies
-# of the weights are added. Only the activations kept for backward shrink,
-# apart from the residual path and the norms, which stay fp32
-# (:doc:`06_what_autocast_casts`). Each switch at
+# On an H200 that is worth a factor of
+# :measured:`11_memory_ledger.longer:.1f` in context, more than any precision.
+# The usual first attempt is bf16, and it saves less than we might hope: under
+# autocast, weights and AdamW's moments stay fp32, and copies of the weights
+# are added (:doc:`06_what_autocast_casts`). At
 # :measured:`11_memory_ledger.worth_context:,.0f` tokens:
 
 # fold: How the table is made
 WORTH_CONTEXT = 4096
 worth = pd.DataFrame({"run": list(RUNS)})
-worth["peak (GB)"] = [
-    peaks(model, [WORTH_CONTEXT], **how)[0] / 1e9 for how in RUNS.values()
-]
-worth["share of the first"] = worth["peak (GB)"] / worth["peak (GB)"][0]
-plots.table(worth, {"peak (GB)": "{:,.1f}"})
+peaks = [ledgers.peaks(model, [WORTH_CONTEXT], **h)[0] for h in RUNS.values()]
+worth["peak (GB)"] = [peak / 1e9 for peak in peaks]
+worth["of the first"] = worth["peak (GB)"] / worth["peak (GB)"][0]
+plots.table(worth, {"peak (GB)": "{:,.1f}", "of the first": "{:.0%}"})
 
 # %%
 # How much do several GPUs save?
 # ------------------------------
-# With many GPUs, each one can hold a part of the states. Stage 1 of ZeRO
-# divides the optimizer's states among the ranks, stage 2 also the gradients,
-# stage 3 also the weights. ZeRO leaves each rank's activations alone. To
-# divide those, use a smaller batch per rank, tensor, sequence or context
-# parallelism, or pipeline stages (ZeRO-R partitions activation checkpoints
-# too). On eight ranks, in bf16:
+# Each rank can hold a part of the states. Stage 1 of ZeRO divides the
+# optimizer's states among the ranks, stage 2 also the gradients, stage 3 also
+# the weights. On eight ranks, in bf16, at 512 tokens:
 
 # fold: How the table is made
-rows = []
-for stage in range(4):
-    rank = ledger.predict(model, stage=stage, ranks=8)
-    rank_gb = rank.set_index("item")["predicted_bytes"].dropna() / 1e9
-    row = {"stage": stage, "weights (GB)": rank_gb["weights"]}
-    row["AdamW's moments (GB)"] = rank_gb["optimizer states"]
-    row["exchange buffers (GB)"] = rank_gb["communication buckets"]
-    row["the rest (GB)"] = rank_gb.sum() - sum(list(row.values())[1:])
-    row["peak of a rank (GB)"] = rank_gb.sum()
-    rows.append(row | {"at": rank["moment"][0]})
-ranks = pd.DataFrame(rows)
-plots.table(ranks, dict.fromkeys(ranks.columns[1:-1], "{:,.2f}"))
+stages = ledgers.by_stage(model, ranks=8)
+plots.table(stages, dict.fromkeys(stages.columns[1:], "{:.2f}"))
 
 # %%
-# Gradients do not appear in the table: in a step without accumulation the peak
-# comes before they exist, so stage 2 gains nothing here.
-
-# %%
-# And serving instead of training?
-# --------------------------------
-# Serving has no gradients and no optimizer. Instead it keeps the keys and
-# values of every token of every sequence. How many sequences of a given length
-# fit at once, for the largest model of this guide with bf16 weights, in nine
-# tenths of a GPU?
-
-# fold: How the table is made
-SERVED = [1024, 4096, 16_384, 65_536]
-served = pd.concat(
-    ledger.serving(find("10B"), hardware.find(gpu), SERVED)
-    for gpu in ("RTX 4090", "A100 80 GB SXM", "H100 SXM5", "H200 SXM")
-)
-fits = served.pivot(index="gpu", columns="context", values="largest_batch")
-plots.table(
-    fits.rename(columns="{:,} tokens".format).rename_axis("GPU").reset_index(),
-    missing="weights do not fit",
-)
+# Stage 2 gains nothing here, because the peak comes before the gradients
+# exist. ZeRO leaves the activations of each rank alone. To divide those, use a
+# smaller batch per rank, tensor, sequence or context parallelism, or pipeline
+# stages (ZeRO-R partitions activation checkpoints too).
 
 # %%
 # Verdict
 # -------
-# Attention decides how far the context can grow. With naive attention memory
-# runs out several times earlier, and no precision makes up for a square. With
-# fused attention the peak grows with the number of tokens, so a context twice
-# as long fits with half the batch.
-#
-# Most of the rest is not weights either. AdamW holds twice their size, and the
-# activations are larger than both. To make room, shrink the items that are
-# alive at the fullest moment: activations, by a smaller batch, checkpointing
-# or bf16. The chapter :doc:`/guide/memory` checks such a ledger step by step.
-# The guide's :ref:`worked example <example-left>` asks for time what we asked
-# here for memory.
+# Write the ledger before the run: items, sizes, and who is alive at the
+# fullest moment. To make room, shrink what is alive then. Gradients and
+# temporary buffers are not. Activations are: with naive attention by their
+# square, and no precision makes up for that. With fused attention a context
+# twice as long fits with half the batch. If a recorded step is larger than its
+# ledger, look for lines that keep more than they need. The chapter
+# :doc:`/guide/memory` explains each item. The guide's
+# :ref:`worked example <example-left>` asks for time what we asked here for
+# memory.
 
 # %%
 # Limits
 # ------
-# * This is arithmetic for an H200, checked against PyTorch's operators; a
-#   cuBLAS workspace is smaller on other cards. *Measured here* replaces it
-#   once it has run on a GPU.
+# * One recorded step of a program that we did not write. Its snapshot does not
+#   name the GPU. The sizes of the model follow from its blocks, and weights
+#   and gradients were there before the recording began.
+# * All other figures are arithmetic for an H200, checked against PyTorch's
+#   operators.
 # * We predict tensors. Near the limit a real allocator fails earlier: it holds
 #   free memory in pieces, none of them large enough. The CUDA context takes a
 #   part of the card, too.
-# * One micro-batch per step. Gradient accumulation adds the gradients to the
-#   peak. The peak of a step is not the peak of a program: a first step may
-#   need more, and so may an evaluation or a checkpoint between steps.
-# * The model is this guide's, in eager mode. A compiler fuses operators and
-#   keeps other tensors; checkpointing keeps fewer and recomputes them. For
-#   ranks and serving, add the layouts and buffers of the framework.
-# * Causal attention needs half of the scores. Naive attention still allocates
-#   all of them, because the mask is applied afterwards.
+# * The peak of a step is not the peak of a program: a first step may need
+#   more, and so may an evaluation or a checkpoint between steps.
+# * A compiler fuses operators and keeps other tensors; checkpointing keeps
+#   fewer and recomputes them.
 
 # %%
 # Run it yourself
 # ---------------
-# To run this page's script (without a GPU it runs a tiny CPU version):
-#
-# .. code-block:: console
-#
-#    $ python examples/11_memory_ledger.py
-#
-# The ledger of your own model, and the memory it needs to be served:
+# The ledger of your own model:
 #
 # .. code-block:: python
 #
-#    from nsightkit import hardware
 #    from nsightkit.analysis.memory import ledger
 #    from nsightkit.configurations import Configuration
 #
@@ -305,20 +221,27 @@ plots.table(
 #    ledger.predict(mine, precision="bf16", optimizer="sgd")
 #    ledger.moments(mine, stage=3, ranks=8)
 #    ledger.largest_context(mine, limit_bytes=80e9)
-#    ledger.serving(mine, hardware.find("L4"), [4096])
 #
-# The same as a table on the terminal, and a measured peak:
+# A recorded step, and a measured peak:
 #
 # .. code-block:: console
 #
-#    $ nsightkit envelope --config medium
+#    $ nsightkit memory snapshot.pickle
 #    $ nsightkit bench --size medium --mode train --precision bf16
+#
+# To run this page's script (without a GPU it runs a tiny CPU version):
+#
+# .. code-block:: console
+#
+#    $ python examples/11_memory_ledger.py
+
+downloads = {"the recorded step": step.path}
 
 # %%
 # Exercises
 # ---------
-# 1. A bf16 step of this model has a batch of four. How much does a batch of
-#    two save, and a batch of one on top of that? Use ``ledger.moments``.
+# 1. A bf16 step of the larger model has a batch of four, at 512 tokens. How
+#    much does a batch of two save, and a batch of one on top of that?
 #
 #    .. dropdown:: Answer
 #
@@ -328,8 +251,8 @@ plots.table(
 #       the fullest moment is the optimizer's step, which does not depend on
 #       the batch.
 #
-# 2. Which of these lowers the peak of the bf16 step: fused AdamW, or SGD
-#    without momentum?
+# 2. Which of these lowers the peak of that step: fused AdamW, or SGD without
+#    momentum?
 #
 #    .. dropdown:: Answer
 #
@@ -338,55 +261,25 @@ plots.table(
 #       at any moment, and the peak falls to
 #       :measured:`11_memory_ledger.sgd:.2f` GB.
 #
-# 3. A model has 32 layers, 32 heads of width 128 for queries and 8 for keys
-#    and values. How many bytes of cache does a token need in bf16?
+# 3. Serving keeps keys and values instead of gradients. A model has 32 layers
+#    and 8 heads of width 128 for keys and values. How many bytes does a token
+#    need in bf16? And how many sequences of 4,096 tokens of this guide's
+#    largest model fit on an H100 with bf16 weights?
 #
 #    .. dropdown:: Answer
 #
-#       Two (keys and values) times 32 layers, 8 heads, 128 channels and 2:
-#       131,072. ``ledger.kv_bytes_per_token(32, 8, 128)`` agrees.
-#
-# 4. The table of contexts above is for a batch of four. How long may the
-#    context be on an H200 with a batch of one, with naive attention and with
-#    SDPA? Guess the two factors first.
-#
-#    .. dropdown:: Answer
-#
-#       :measured:`11_memory_ledger.naive_1:,.0f` tokens with naive
-#       attention, a factor of
-#       :measured:`11_memory_ledger.naive_gain:.1f`, and
-#       :measured:`11_memory_ledger.sdpa_1:,.0f` with SDPA, a factor
-#       of :measured:`11_memory_ledger.sdpa_gain:.1f`. With a quarter
-#       of the batch, a quantity that grows with the square allows twice the
-#       context, and a linear one four times.
-#
-# 5. At which context do the scores of the naive step take as much memory as
-#    weights and moments together? The ledger counts six bytes for each score:
-#    use 16 heads, 24 layers, a batch of four and 423 million parameters.
-#
-#    .. dropdown:: Answer
-#
-#       At about 740. Weights and moments are twelve bytes per parameter. The
-#       scores are the product of 6, 4, 16, 24 and the square of the context.
-#       So that square is twelve times 423 million, divided by 9,216.
-
+#       Two (keys and values) by 32 layers, 8 heads, 128 channels and two
+#       bytes: 131,072. ``ledger.serving`` counts
+#       :measured:`11_memory_ledger.served:.0f` sequences.
 
 # fold: How the answers are worked out
-def peak_gb(batch=model.batch, **how):
-    """Predicted peak of a bf16 step."""
+GPU = hardware.find("H100 SXM5")
+fits = ledger.serving(find("10B"), GPU, [4096])["largest_batch"].iloc[0]
+answers = {"served": int(fits)}
+for batch in (4, 2, 1):
     other = dataclasses.replace(model, batch=batch)
-    return ledger.moments(other, **how)["total_bytes"].max() / 1e9
-
-
-answers = {f"batch_{batch}": peak_gb(batch) for batch in (4, 2, 1)}
-answers["sgd"] = peak_gb(optimizer="sgd")
-single = dataclasses.replace(model, batch=1)
-naive_1 = ledger.largest_context(single, H200, attention="naive")
-sdpa_1 = ledger.largest_context(single, H200)
-naive_4, sdpa_4, fp32_4, _ = forecast["H200"]
-answers |= {"naive_1": naive_1, "naive_gain": naive_1 / naive_4}
-answers |= {"sdpa_1": sdpa_1, "sdpa_gain": sdpa_1 / sdpa_4}
-answers["worth_context"] = WORTH_CONTEXT
+    answers[f"batch_{batch}"] = ledgers.peak_gb(other)
+answers["sgd"] = ledgers.peak_gb(model, optimizer="sgd")
 
 # %%
 # Measured here
@@ -396,18 +289,14 @@ answers["worth_context"] = WORTH_CONTEXT
 # The allocator does not know the purpose of a tensor, but it counts bytes. So
 # we measure the peak and the end of each phase and compare them with the same
 # moments of the ledger. A CPU has no such counter; there we only count
-# weights, gradients and AdamW's moments. The fp32 step:
+# weights, gradients and AdamW's moments.
 
-from _lib import memory_steps
-
-from nsightkit.guide import headline, measure
-
-# The model of the predictions above: 423 M parameters, whose weights and
-# moments take 12 B each, 5.1 GB. Every run fits a GPU of 16 GB.
+# 423 M parameters, whose weights and moments take 12 B each, 5.1 GB. Every run
+# of these fits a GPU of 16 GB.
 sizes = dict(batch=4, context=512, d_model=1024, layers=24, d_ff=4096)
 sizes |= dict(heads=16, vocabulary=10_000)
-small = dict(batch=4, context=64, d_model=128, layers=2, d_ff=384)
-small |= dict(heads=4, vocabulary=512)
+little = dict(batch=4, context=64, d_model=128, layers=2, d_ff=384)
+little |= dict(heads=4, vocabulary=512)
 
 
 def watched(part, **how):
@@ -416,7 +305,7 @@ def watched(part, **how):
         f"ledger/{part}",
         memory_steps.run,
         gpu=dict(**sizes, **how),
-        small=dict(**small, **how),
+        small=dict(**little, **how),
         steps=3,
         warmup=1,
         profile=None,
@@ -429,86 +318,27 @@ steps = {"fp32": before, "bf16": after}
 before
 
 # %%
-# Predicted and measured, moment by moment:
+# Predicted and measured, moment by moment in fp32; then the fullest moment of
+# each step, and the two amounts that follow from no formula: the allocator's
+# extra memory and the CUDA context:
 
-
-# fold: How predicted and measured are compared
-def ran(run):
-    """The model and the way that ran, as the prediction has them."""
-    cell = {name: run.parameters[name] for name in sizes}
-    if isinstance(cell["context"], list):
-        del cell["context"]  # a row has its own
-    how = {name: run.parameters[name] for name in HOW}
-    if run.gpu:
-        how["capability"] = run.provenance["gpu"]["compute_capability"]
-    else:
-        how["device"] = "cpu"
-    return dataclasses.replace(model, **cell), how
-
-
-def compared(run):
-    """One row per moment of the step, in bytes."""
-    sized, how = ran(run)
-    table = ledger.moments(sized, **how)[["moment", "total_bytes"]]
-    table = table.rename(columns={"total_bytes": "predicted"})
-    metrics = table["moment"].str.replace(" ", "_") + "_bytes"
-    table["measured"] = [run.median(metric) for metric in metrics]
-    table["difference"] = table["measured"] - table["predicted"]
-    return table
-
-
-def in_mb(table):
-    """The same in megabytes, as it is shown."""
-    columns = ["predicted", "measured", "difference"]
-    shown = {f"{name} (MB)": table[name] / 1e6 for name in columns}
-    plots.table(
-        table[["moment"]].assign(**shown), dict.fromkeys(shown, "{:,.3f}")
-    )
-
-
-if before.gpu and after.gpu:
-    ledgers = {name: compared(run) for name, run in steps.items()}
-    in_mb(ledgers["fp32"])
+counted = bool(before.gpu and after.gpu)
+plots.table(ledgers.compared(before, megabytes=True)) if counted else None
 
 # %%
-# The fullest moment of each step, and the two amounts that follow from no
-# formula: the allocator's extra memory and the CUDA context:
-
-
-# fold: How the table is made
-def beyond(name):
-    """One row: the peak of a step, and what lies outside of it."""
-    run, table = steps[name], ledgers[name]
-    peak = table.loc[table["measured"].idxmax()]
-    return {
-        "run": name,
-        "fullest": peak["moment"],
-        "predicted (MB)": peak["predicted"] / 1e6,
-        "measured (MB)": peak["measured"] / 1e6,
-        "held beyond (MB)": (run.median("reserved_bytes") - peak["measured"])
-        / 1e6,
-        "CUDA context (MB)": run.median("context_bytes") / 1e6,
-    }
-
-
-if before.gpu and after.gpu:
-    whole = pd.DataFrame(beyond(name) for name in steps)
-    plots.table(whole, dict.fromkeys(whole.columns[2:], "{:,.1f}"))
-after
+plots.table(ledgers.fullest(steps)) if counted else None
 
 # %%
 # Then one model at contexts that double until memory runs out: two steps at
-# each context, because AdamW's moments appear in the first step. The peak is
-# read from PyTorch's allocator in the second step. A CPU has no such counter,
-# so there the script only shows that the steps run.
+# each context, because AdamW's moments appear in the first step.
 
 # 423 M parameters: weights and moments take 5.1 GB at any context. The naive
 # scores take 6 B x 4 x 16 x 24 x context²: 39 GB at 2,048 and 155 GB at
 # 4,096, which ends naive attention on a card of 80 GB or 141 GB. With SDPA
 # a token keeps about 1.8 MB: out of memory after 8,192 or 16,384 tokens.
 grown = {name: size for name, size in sizes.items() if name != "context"}
-small = dict(batch=2, d_model=64, layers=2, d_ff=192, heads=4)
-small |= dict(vocabulary=512)
+tiny = dict(batch=2, d_model=64, layers=2, d_ff=192, heads=4)
+tiny |= dict(vocabulary=512)
 
 
 def grow(part, **how):
@@ -517,7 +347,7 @@ def grow(part, **how):
         f"memory-context/{part}",
         memory_steps.contexts,
         gpu=dict(**grown, **how, context=LENGTHS),
-        small=dict(**small, **how, context=[32, 64, 128]),
+        small=dict(**tiny, **how, context=[32, 64, 128]),
     )
 
 
@@ -529,112 +359,24 @@ naive
 
 # %%
 # Predictions as lines, measurements as points; a cross is where memory ran
-# out.
+# out. A forecast is right if it is between the last context that fitted and
+# the first that did not:
 
-
-# fold: How predicted and measured are compared
-def at_contexts(run):
-    """One row per context: measured, and predicted."""
-    sized, how = ran(run)
-    table = run.rows.copy()
-    table["predicted_bytes"] = peaks(sized, table["context"], **how)
-    table["error"] = table["predicted_bytes"] / table["peak_bytes"] - 1
-    return table
-
-
-def curves(tables, limit):
-    """Draw predicted lines, measured points and failures."""
-    lines, points, failed = {}, {}, {}
-    for name, table in tables.items():
-        lines[name] = (table["context"], table["predicted_bytes"])
-        fitted = table[table["status"] == "ok"]
-        points[name] = (fitted["context"], fitted["peak_bytes"])
-        if len(fitted) < len(table):
-            failed[name] = table["context"].iloc[-1]
-    return figures.memory_curves(
-        lines,
-        points,
-        limit,
-        failed,
-        title=f"Peak of a step against context ({fused.mode})",
-    )
-
-
+outcome = ledgers.forecasts(runs) if on_gpu else pd.DataFrame()
 if on_gpu:
-    tables = {name: at_contexts(run) for name, run in runs.items()}
-    limit = min(table["limit_bytes"].min() for table in tables.values())
-    curves(tables, limit)
-fused
+    title = f"Peak of a step against context ({fused.mode})"
+    figures.memory_curves(*ledgers.curves(runs), title=title)
+plots.table(outcome) if on_gpu else None
 
 # %%
-# The forecast next to the measurement. Contexts double, so a forecast is right
-# if it is between the last context that fitted and the first that did not:
-
-
-# fold: How the table is made
-def forecast_of(name, run):
-    """One row: the forecast, the last that fitted, the first that did not."""
-    sized, how = ran(run)
-    table = tables[name]
-    room = table["limit_bytes"].min()
-    longest = ledger.largest_context(sized, room, **how)
-    fitted = table.loc[table["status"] == "ok", "context"].max()
-    failed = table.loc[table["status"] == "oom", "context"].min()
-    row = {"run": name, "forecast": longest, "fitted": int(fitted)}
-    row["did not fit"] = "none" if pd.isna(failed) else int(failed)
-    row["holds"] = longest >= fitted and not longest >= failed
-    return row
-
-
-if on_gpu:
-    outcome = pd.DataFrame(forecast_of(n, run) for n, run in runs.items())
-    plots.table(outcome)
-
-# %%
-# The answer from the runs:
-
-
 # fold: How the answer is put together
-def as_predicted(run):
-    """Whether weights, gradients and moments have the predicted sizes."""
-    sized, how = ran(run)
-    table = ledger.predict(sized, **how).set_index("item")["largest_bytes"]
-    for item in ("weights", "gradients", "optimizer states"):
-        counted = run.median(f"{item.replace(' ', '_')}_bytes")
-        # A GPU's blocks are multiples of 512 bytes.
-        if abs(table[item] - counted) > 1e-3 * counted:
-            return False
-    return True
-
-
 said = ""
 if before and after:
-    right = sum(as_predicted(run) for run in steps.values())
-    said = (
-        f"weights, gradients and AdamW's moments are as large as predicted "
-        f"in {right} of {len(steps)} runs."
-    )
-if before.gpu and after.gpu:
-    off = pd.concat(ledgers.values())
-    error = (off["predicted"] / off["measured"] - 1).abs().max()
-    peaks_mb = whole.set_index("run")["measured (MB)"]
-    saved = 1 - peaks_mb["bf16"] / peaks_mb["fp32"]
-    said = (
-        f"{len(off)} moments were predicted within {max(error, 1e-3):.1%}. "
-        f"bf16 autocast saves {saved:.0%} of fp32's peak."
-    )
-if on_gpu:
-    errors = pd.concat(table["error"] for table in tables.values())
-    held = int(outcome["holds"].sum())
-    said += (
-        f" {outcome['fitted'][0]:,} tokens fitted with naive attention and "
-        f"{outcome['fitted'][1]:,} with fused attention; {held} of "
-        f"{len(outcome)} forecasts hold."
-    )
-items_gb = (
-    ledger.predict(model, **HOW).set_index("item")["predicted_bytes"] / 1e9
-)
-bf16_gb = peak_gb()
+    said = ledgers.answer(steps, runs if on_gpu else {})
+predicted, recorded = both["predicted"], both["recorded"]
+missing = recorded["activations"] - predicted["activations"]
+kept = ledgers.kept_by_hand(small)
+naive_4, sdpa_4 = forecast["H200"][:2]
 findings = headline(
     said,
     before,
@@ -642,12 +384,21 @@ findings = headline(
     naive,
     fused,
     otherwise=(
-        f"a step of the medium model needs {items_gb.sum():.1f} GB in fp32, "
-        f"{items_gb['weights']:.1f} GB of it weights; bf16 autocast saves "
-        f"{1 - bf16_gb / items_gb.sum():.0%}. An H200 should hold contexts up "
-        f"to {naive_4:,} tokens with naive attention and up to {sdpa_4:,} "
-        f"with fused attention, {sdpa_4 / naive_4:.1f}x longer."
+        f"work it out before. From its sizes, a step recorded on a GPU should "
+        f"peak at {predicted.sum() / 1e9:.1f} GB, and it peaked at "
+        f"{recorded.sum() / 1e9:.1f}: two hand-written functions kept "
+        f"{2 * kept / 1e9:.1f} GB. By the same arithmetic, a larger model on "
+        f"an H200 fits {naive_4:,} tokens with naive attention and "
+        f"{sdpa_4:,} with fused attention (predicted)."
     ),
-    badge="predicted for an H200",
+    badge="case file; predicted for an H200",
+    states_off=recorded.iloc[0] / predicted.iloc[0] - 1,
+    missing_gb=missing / 1e9,
+    kept_mb=kept / small.layers / 1e6,
+    still_off=(missing - 2 * kept) / recorded["activations"],
+    saved_gb=2 * kept / 1e9,
+    peak_gb=recorded.sum() / 1e9,
+    longer=sdpa_4 / naive_4,
+    worth_context=WORTH_CONTEXT,
     **answers,
 )
