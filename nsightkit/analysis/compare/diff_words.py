@@ -21,6 +21,8 @@ _FIGURES = {"wall_ns": "wall", "busy_ns": "GPU busy", "idle_ns": "GPU idle"}
 _MULTIPLE = 10
 #: One of two captures did more work if kernels with most of the shared time ran more often in it, by more than this.
 _MORE_OFTEN, _MOST = 1.05, 0.75
+#: Graphs of unknown content that take this part of the busy time are worth a warning.
+_IN_GRAPHS = 0.05
 
 
 def percent(share: float) -> str:
@@ -86,7 +88,7 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> dic
         )
         more = _other_work(kernels)
         if more:
-            headline = f"With different amounts of work: {headline}"
+            headline = f"{headline.removesuffix('.')}; the captures hold different amounts of work."
             warnings.append(more)
     warnings += _other_kernels(kernels)
     was, now = (answer["bottleneck"] for answer in verdicts)
@@ -149,6 +151,12 @@ def _about_sides(before: Row, after: Row) -> Iterator[str]:
         lacking = [table for table in side["missing"] if table not in other["missing"]]
         if lacking:
             yield f"The capture {name} did not record {_listed(lacking)}; these are not compared."
+        graphs_ns = side["graph_ns"] or 0
+        if graphs_ns > _IN_GRAPHS * (side["busy_ns"] or 0) and not other["graph_ns"]:
+            yield (
+                f"The capture {name} holds {time_text(graphs_ns)} of CUDA graphs without their kernels: what seems "
+                "to be missing there may run in them. Compare the busy time, or record with --cuda-graph-trace=node."
+            )
 
 
 def _listed(names: str | Sequence[str]) -> str:

@@ -215,6 +215,14 @@ def test_a_selection_is_compared_step_by_step(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- warnings
 
 
+def test_kernels_may_hide_in_graphs() -> None:
+    after = program(missing=[])
+    graphs = after.table("kernels", ["start_ns", "end_ns", "device", "stream", "correlation"])
+    after = Trace.from_frames({"graphs": graphs, "ranges": after.table("ranges")}, meta=after.meta)
+    warnings = diff.summary(program(), after)["warnings"]
+    assert sum("of CUDA graphs without their kernels" in warning for warning in warnings) == 1
+
+
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
@@ -247,7 +255,7 @@ def test_what_else_differs(before: dict[str, Any], after: dict[str, Any], expect
     assert len(summary["warnings"]) == len(expected), summary["warnings"]
     for warning, start in zip(summary["warnings"], expected, strict=True):
         assert warning.startswith(start)
-    assert summary["headline"].startswith("With different amounts of work: ") == ("count" in after)
+    assert summary["headline"].endswith("; the captures hold different amounts of work.") == ("count" in after)
 
 
 def test_what_was_not_recorded_is_not_compared() -> None:
