@@ -522,6 +522,9 @@ def steps(
     if len(rows):
         median, outliers = time_text(float(rows["wall_ns"].median())), int(rows["outlier"].sum())
         notes.append(f"{count_text(len(rows), 'step')}, median {median}, {count_text(outliers, 'outlier')}")
+    compilers = analysis.recompiled(trace, analysis.find(trace, match))
+    if compilers is not None:
+        notes.append(compilers)
     for phase in analysis.phases(rows).to_dict("records"):
         notes.append(_phase_text(phase))
         if floor_ns is not None and phase["phase"] == "decode":

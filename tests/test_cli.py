@@ -34,7 +34,7 @@ COLUMNS = {
     "gaps": "cause count total_ns share_of_span",
     "memops": "kind src_kind dst_kind count bytes total_ns gb_per_s",
     "calls": "name count total_ns mean_ns median_ns min_ns max_ns std_ns",
-    "steps": "step start_ns wall_ns busy_ns idle_ns outlier phase tokens sequences",
+    "steps": "step start_ns wall_ns busy_ns idle_ns outlier phase tokens sequences compile_ns regions",
 }
 Run = Callable[..., tuple[int, str, str]]
 Save = Callable[..., str]

@@ -86,8 +86,7 @@ def test_the_published_table() -> None:
     rows: list[Any] = []
     for source in ("planted", "played", "real"):
         rows += TABLE[source].values()
-    # No trace at hand recompiles in a settled step; test_gaps.py has one laid by hand.
-    assert {row[0] for row in rows} == set(verdict.BOTTLENECKS) - {"recompilation"}
+    assert {row[0] for row in rows} == set(verdict.BOTTLENECKS)
     assert set(TABLE["played"]) == set(simulated_programs.PROGRAMS)
     assert not [row for row in rows if row[4] == "wrong, high"]
     kinds = [row[4] for row in rows]

@@ -293,6 +293,8 @@ def _qualified(ranges: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 #: How the header, the units and the launches of a page begin; other lines are the program's or ncu's.
 _RECORD = re.compile(r'"(?:ID|\d{0,18})","')
 _NUMBER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)(\.\d+)?([eE][+-]?\d+)?")
+#: A number whose decimals follow a comma, as some locales have it.
+_COMMA = re.compile(r"[+-]?\d{1,3}(?:\D?\d{3})*,\d+|[+-]?\d+,\d+")
 _MISSING = ("", "n/a", "nan", "-nan", "inf", "-inf", "no data")
 
 
@@ -319,6 +321,10 @@ def _read_csv(path: Path, text: str) -> Report:
         if not page_units:
             problem = "is not ncu's raw page: it has no row of units, and its numbers could mean anything"
             raise TraceError(path, problem, f"print the raw page: {_RAW_PAGE}")
+        for cell in record:
+            if _COMMA.fullmatch(cell) and not _NUMBER.fullmatch(cell):
+                problem = f"has numbers with a decimal comma ({cell})"
+                raise TraceError(path, problem, f"export it in another locale: LC_ALL=C {_RAW_PAGE}")
         identities.append(_identity(row))
         metrics.append(_values(row, page_units, units))
     if not metrics:

@@ -29,6 +29,7 @@ Fault = Literal[
     "pinned",
     "augment",
     "overhead",
+    "recompiled",
     "elementwise",
     "reduce",
     "uneven",
@@ -53,6 +54,7 @@ BOTTLENECK_OF: dict[Fault | None, str] = {
     "pinned": "memory-transfer",
     "augment": "cpu-work",
     "overhead": "profiler",
+    "recompiled": "recompilation",
     "elementwise": "memory-bound",
     "reduce": "communication",
     "uneven": "imbalance",
@@ -499,6 +501,8 @@ def training(
         The main thread prepares each batch itself, in a range ``augment``.
     ``overhead``
         The profiler writes its buffers out while the device has nothing to do.
+    ``recompiled``
+        Shapes change in each step from the fourth on, and torch.compile compiles for them.
     ``elementwise``
         Layers are norms and sums of tensors: the memory bounds them.
     ``reduce``
@@ -550,7 +554,7 @@ def training(
     loops = [_Loop(seed, out, scale=scale)]
     if fault == "uneven":
         loops.append(_Loop(seed + 1, out, device=1, pid=PID + seed % 2, scale=scale / 2))
-    for _ in range(steps):
+    for number in range(steps):
         with contextlib.ExitStack() as opened:
             for loop in loops:
                 opened.enter_context(loop.range("step"))
@@ -559,6 +563,8 @@ def training(
                     loop.replay(loop.lasting(_LAYER_US * layers))
                     continue
                 _load(loop, fault, _LAYER_US * layers + _OPTIMIZER_US)
+                if fault == "recompiled" and number > 2:
+                    _compile(loop, number)
                 with loop.range("forward"):
                     _layers(loop, fault, layers, _FORWARD, 100, loop.main)
                     if fault == "prefetched":
@@ -620,6 +626,15 @@ def _load(loop: _Loop, fault: Fault | None, step_us: float) -> None:
             loop.upload(64 << 20, loop.lasting(0.35 * step_us), host="pinned")
         else:
             loop.upload(1 << 16, 9 * _US, host="pinned")
+
+
+def _compile(loop: _Loop, number: int) -> None:
+    """Compile the model again, with the ranges of torch.compile."""
+    with loop.range("_compile.compile_inner (dynamo_timed)"):
+        with loop.range(f"entire_frame_compile_data: fn_name=_compile.compile_inner, compile_id=0/{number - 2}"):
+            loop.now += 1 * _US
+        loop.now += loop.lasting(20_000)
+    loop.cause = "recompilation"
 
 
 def _wait(loop: _Loop, ns: int) -> None:

@@ -239,6 +239,13 @@ def test_a_page_is_read_whatever_kernels_are_called(tmp_path: Path, kernel: str,
     assert "launch__func_cache_config" not in report.metrics[1]
 
 
+@pytest.mark.parametrize("cell", ["431,84", "1.234,5", "1.234.567,89", "1\u202f234,50", "-0,123456"])
+def test_a_page_with_decimal_commas_is_refused(tmp_path: Path, cell: str) -> None:
+    page = raw(RAW | {"gpu__time_duration.sum": ("usecond", ["1.234", cell])}, ["k", "k"])
+    with pytest.raises(TraceError, match=r"decimal comma .*LC_ALL=C ncu"):
+        read_text(tmp_path / "x.csv", page)
+
+
 def read_text(path: Path, text: str) -> ncu.Report:
     path.write_text(text)
     return ncu.read(path)

@@ -11,6 +11,8 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import compiled, matching
+from nsightkit.analysis.core.text import count_text, time_text
+from nsightkit.analysis.timeline import compiler
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = [
@@ -18,15 +20,17 @@ __all__ = [
     "devices",
     "divided",
     "find",
+    "is_settled",
     "launched_in",
     "number",
     "outliers",
     "phases",
+    "recompiled",
     "summary",
     "windows",
 ]
 
-_PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
+_PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _NAMED_STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
 # Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`. Warm-up steps
 # are not counted either.
@@ -46,10 +50,14 @@ _ROBUST_Z = 3.5
 _RELATIVE = 0.05
 #: Fewer steps than this have no median to be far from.
 _ENOUGH = 4
+#: A program is settled when this many steps are over.
+_SETTLED = 2
 #: With more steps than this, a GPU that lags behind shows in their times.
 _FEW = 2
 #: What a device takes to start a queued operation, at most.
 QUEUED_NS = 20_000
+#: Compiled frames that a sentence names.
+_FRAMES = 3
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_SIGMA = 1.4826
 
@@ -132,6 +140,22 @@ def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
         return launched
     is_short = length < _STUB * np.median(length[launched])
     return is_short & ~launched
+
+
+def is_settled(steps: pd.Series) -> npt.NDArray[np.bool_]:
+    """Flag the steps before which at least two were over, so that a compiler that runs in them compiles again.
+
+    PyTorch's profiler counts the steps before the recording too.
+
+    Parameters
+    ----------
+    steps : Series of str
+        Names of all steps, in order of time.
+    """
+    before = np.arange(len(steps))
+    if len(steps) and (first := _PROFILER_STEP.match(steps.iloc[0])):
+        before += int(first[1])
+    return before >= _SETTLED
 
 
 @kept
@@ -309,7 +333,8 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``step, start_ns, wall_ns, busy_ns, idle_ns, outlier, phase, tokens, sequences``, in order of time.
+        ``step, start_ns, wall_ns, busy_ns, idle_ns, outlier, phase, tokens, sequences, compile_ns, regions``, in order
+        of time.
 
         ``busy_ns`` is the time in which the GPU worked, for any process; with several devices (those the
         steps' process used) it is the sum over them, and ``idle_ns`` is devices times ``wall_ns`` less it. Both are NA
@@ -323,6 +348,9 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
         annotate their iterations; None and NA without annotations. Of a step that holds several iterations, the
         tokens are summed and the most sequences of any are given.
 
+        ``compile_ns`` is the CPU time of compilers that began in the step, ``regions`` how often it entered code that
+        torch.compile made. Both are NA where no step has any.
+
     Raises
     ------
     UsageError
@@ -333,7 +361,50 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     steps = pd.DataFrame({"step": table["step"], "start_ns": table["begin_ns"]})
     steps = steps.join(divided(trace, table, process))
     steps["outlier"] = outliers(steps["wall_ns"].to_numpy())
-    return steps.join(_served(trace, table))
+    return steps.join(_served(trace, table)).join(_compiled(trace, table))
+
+
+def _compiled(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
+    """What compilers took in each step, and how many compiled regions it entered."""
+    compiles = compiler.compiles(trace)
+    regions = compiler.regions(trace)
+    compile_ns = _by_step(windows, compiles, compiles["end_ns"] - compiles["start_ns"])
+    entered = _by_step(windows, regions, pd.Series(1, regions.index))
+    return pd.DataFrame({"compile_ns": compile_ns, "regions": entered})
+
+
+def recompiled(trace: Trace, windows: pd.DataFrame) -> str | None:
+    """Say how long compilers ran in settled steps, and which frames they compiled how often.
+
+    Parameters
+    ----------
+    trace : Trace
+    windows : DataFrame
+        As :func:`find` or :func:`windows` gives them.
+    """
+    events = compiler.compiles(trace)
+    at = number(windows, events["start_ns"])
+    is_again = (at >= 0) & np.append(is_settled(windows["step"]), False)[at]
+    if not is_again.any():
+        return None
+    events = events[is_again]
+    took = events["end_ns"] - events["start_ns"]
+    rows = np.unique(at[is_again])
+    first, last = windows["step"].iloc[rows[[0, -1]]]
+    where = f" ({first} to {last})" if first != last else ""
+    text = f"Compilers ran for {time_text(int(took.sum()))} in {count_text(len(rows), 'step')}{where}"
+    frames = took.groupby(events["frame"]).agg(["size", "sum"]).nlargest(_FRAMES, "sum")
+    parts = []
+    for frame, count, total_ns in frames.itertuples():
+        parts.append(f"frame {frame} {count_text(count, 'time')}, {time_text(total_ns)}")
+    return f"{text}: {'; '.join(parts)}" if parts else text
+
+
+def _by_step(windows: pd.DataFrame, events: pd.DataFrame, amount: pd.Series) -> pd.Series:
+    """Sum an amount of events over the steps that they begin in; NA where no step has any."""
+    at = number(windows.assign(end_ns=windows["cpu_end_ns"]), events["start_ns"])
+    sums = amount[at >= 0].groupby(at[at >= 0]).sum()
+    return sums.reindex(windows.index, fill_value=0 if len(sums) else None).astype("Int64")
 
 
 def phases(rows: pd.DataFrame) -> pd.DataFrame:

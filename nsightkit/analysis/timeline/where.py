@@ -335,21 +335,27 @@ def _with_paths(modules: pd.DataFrame) -> pd.DataFrame:
 
 @kept
 def _captured(whole: Trace) -> pd.DataFrame:
-    """Launches while a graph was captured: ``row`` in the calls, ``graph`` (which capture), ``name``; in order."""
+    """Launches while a graph was captured: ``row`` in the calls, ``graph`` (which capture), ``name``; in order.
+
+    A launch whose kernel ran at once went to a stream that was not captured.
+    """
     calls = whole.table("calls", [*_TIMES, "name", "kernel"])
     calls["row"] = calls.index
     calls = calls.sort_values(["thread", "start_ns"], kind="stable")
     calls["begun"] = matching(calls["name"], BEGIN_CAPTURE)
     calls["ended"] = matching(calls["name"], END_CAPTURE)
     count = calls.groupby("thread")[["begun", "ended"]].cumsum()
+    calls["graph"] = count["begun"]
     launches = calls[(count["begun"] > count["ended"]) & matching(calls["name"], _LAUNCH)]
+    level, outer = nesting(launches["thread"], launches["start_ns"], launches["end_ns"])
+    ran = np.isin(launches["row"], _kernels(whole)["launch"])
+    ran[outer[ran & (level > 0)]] = True  # a driver's call lies within the runtime's
+    launches = launches[(level == 0) & ~ran]
     if launches.empty:
         raise UsageError(
             f"{whole.path}: holds no capture of a CUDA graph (kernel launches between cudaStreamBeginCapture and "
             "cudaStreamEndCapture); give a trace of the program's start"
         )
-    level, _ = nesting(launches["thread"], launches["start_ns"], launches["end_ns"])
-    launches = launches.assign(graph=count["begun"])[level == 0]  # a driver's call lies within the runtime's
     graph = launches.groupby(["thread", "graph"]).ngroup()
     name = launches["kernel"].astype(str).to_numpy()
     return pd.DataFrame({"row": launches["row"].to_numpy(), "graph": graph.to_numpy(), "name": name})

@@ -12,6 +12,7 @@ from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.core.text import share_text, short_name
 from nsightkit.analysis.roofline import sol
+from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LEAST, by_shape, rate
 from nsightkit.errors import UsageError
@@ -115,6 +116,10 @@ def _advice(finding: Finding, slug: str) -> str:
     if slug == "launch-overhead":
         if trace.size("graphs") or matching(trace.whole.table("calls", ["name"])["name"], _GRAPH_LAUNCH).any():
             return "the program replays graphs already: put what is still launched one by one into them"
+        regions = steps.summary(trace)["regions"]
+        if regions.sum() > len(regions):
+            entered = f"a step enters {regions.mean():.0f} compiled regions"
+            return f"{entered}: look for graph breaks (TORCH_LOGS=graph_breaks), then use mode='reduce-overhead'"
         if _is_compiled(finding):
             return "the program is compiled already: capture it into graphs (mode='reduce-overhead')"
     return CAUSES[slug].advice

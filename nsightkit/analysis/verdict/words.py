@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import count_text, share_text, short_name, time_text
+from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import LEAST, rate
 
@@ -79,6 +80,9 @@ def evidence(finding: Finding) -> Iterator[str]:
         amount = time_text(account.total_ns["communication"])
         yield f"Also lost: collectives that no other kernel overlaps take {share_text(exposed)} of {whole} ({amount})"
     yield from _names(finding)
+    compilers = steps.recompiled(account.trace, account.steps)
+    if compilers is not None and account.share("recompilation") >= LEAST:
+        yield compilers
     moments = []
     for device, start_ns, end_ns in finding.longest[["device", "start_ns", "end_ns"]].itertuples(index=False):
         where = f" on device {device}" if len(account.devices) > 1 else ""

@@ -12,7 +12,7 @@ from synthetic.planted import Export
 
 import nsightkit
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.timeline import gaps, phases
+from nsightkit.analysis.timeline import compiler, gaps, phases
 from nsightkit.analysis.timeline.gaps import names
 from nsightkit.analysis.timeline.gaps.paint import LABELS
 from nsightkit.analysis.timeline.gaps.threads import Threads
@@ -139,7 +139,7 @@ SHORT = [
             "next_batch|load the next batch|enumerate(DataLoader)#_Single.__next__|data_time|collate_fn",
             "load_state_dict|prefetch_layers_[4, 5]|get_input_embeddings|get_batch_size",
         ),
-        (names.COMPILES, "inductor_compile (dynamo_timed)|Nvrtc::CompileProgram", "Torch-Compiled Region: 0/0"),
+        (compiler.COMPILES, "inductor_compile (dynamo_timed)|Nvrtc::CompileProgram", "Torch-Compiled Region: 0/0"),
         (names.LOADS, "Lazy Function Loading|Driver Compiler", "Command Buffer Full"),
         (names.MESSAGES, "ucp_worker_progress|nvshmem_barrier_all|MPI_Wait", "MPI_Init|ncclCommInitRank"),
         (names.OS_WAIT, "fread|poll|futex|pthread_cond_wait", "usleep|read_and_wait"),

@@ -16,6 +16,7 @@ from nsightkit.trace.model import Trace, TraceMeta
 P = 7
 MAIN, OTHER = P << 24 | 1, P << 24 | 2
 COLUMNS = ["step", "start_ns", "wall_ns", "busy_ns", "idle_ns", "outlier", "phase", "tokens", "sequences"]
+COLUMNS += ["compile_ns", "regions"]
 
 
 def _trace(ranges: list[tuple[str, int, int]], thread: int = MAIN, **tables: pd.DataFrame) -> Trace:
@@ -205,3 +206,26 @@ def test_the_first_step_begins_where_work_of_before_the_recording_ends() -> None
         part = steps.windows(select(trace, **filtered))
         whole = steps.windows(trace).tail(len(part))
         assert part[["begin_ns", "end_ns"]].to_numpy().tolist() == whole[["begin_ns", "end_ns"]].to_numpy().tolist()
+
+
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        (0, "30 ns in 1 step: frame 1 1 time, 30 ns"),
+        (7, "90 ns in 2 steps (ProfilerStep#7 to ProfilerStep#9): frame 0 2 times, 60 ns; frame 1 1 time, 30 ns"),
+    ],
+)
+def test_compilers_and_compiled_regions(first: int, text: str) -> None:
+    """A profiler that starts at its eighth step sees a program that has settled."""
+    ranges = [(f"ProfilerStep#{first + step}", 100 * step, 100 * step + 99) for step in range(3)]
+    for start, frame, number in ((10, 0, 1), (50, 0, 1), (220, 1, 2)):
+        ranges.append(("_compile.compile_inner (dynamo_timed)", start, start + 30))
+        ranges.append((f"dynamo_data: compile_id={frame}/{number}", start + 1, start + 2))
+        ranges.append(("inductor_compile", start + 5, start + 25))
+    # A graph break begins a region inside the one that it breaks.
+    ranges += [("Torch-Compiled Region: 0/1", 110, 150), ("Torch-Compiled Region: 1/2", 130, 149)]
+    trace = _trace(ranges)
+    table = steps.summary(trace)
+    assert table["compile_ns"].tolist() == [60, 0, 30]
+    assert table["regions"].tolist() == [0, 2, 0]
+    assert steps.recompiled(trace, steps.windows(trace)) == f"Compilers ran for {text}"

@@ -266,6 +266,21 @@ def test_without_names_order_and_count_decide_and_captures_must_agree() -> None:
         assert sums(trace, "line", others) == {(where.UNATTRIBUTED, None): 3}
 
 
+@pytest.mark.parametrize("driver", [False, True])
+def test_a_kernel_that_runs_during_a_capture_was_not_captured(driver: bool) -> None:
+    """Another stream ran the first of three kernels; its launch is the runtime's call, or the driver's inside it."""
+    capture = captures("xab")
+    calls = capture["calls"]
+    if driver:
+        inner = calls[1:2].assign(start_ns=calls["start_ns"] + 1, end_ns=calls["end_ns"] - 1, correlation=99)
+        calls = pd.concat([calls, inner.assign(name="hipModuleLaunchKernel")], ignore_index=True)
+    ran = pd.DataFrame({"start_ns": [30], "end_ns": [35], "process": [7], "correlation": [99 if driver else 2]})
+    frames = {"calls": calls, "frames": capture["frames"], "kernels": ran.assign(name="x")}
+    capture = Trace.from_frames(frames, TraceMeta(tool="planted"), "capture.json")
+    found = sums(replays([("a", 100), ("b", 200)]), "line", capture)
+    assert found == {("model.py(1): a", None): 1, ("model.py(1): b", None): 2, (where.UNATTRIBUTED, None): 0}
+
+
 def test_a_trace_without_a_capture_is_refused() -> None:
     trace = replays([("a", 100)])
     with pytest.raises(UsageError, match="holds no capture of a CUDA graph"):

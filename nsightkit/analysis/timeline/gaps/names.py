@@ -57,12 +57,6 @@ BUILDS = re.compile(
 SETS_UP = re.compile(
     r"Graph(Exec)?Instantiate|^ncclComm(Init|Split)|(?i:cuda_?graph[\s_-]*captur)|CUDAGraphNode\.record"
 )
-#: Names under which compilers record themselves.
-COMPILES = re.compile(
-    r"(?i)\(dynamo_timed\)|_compile\.(compile_inner|<locals>)|\b(inductor|backend|triton|jit|nvrtc)[\s_.:]*compil|"
-    r"nvrtc::|\bcompile_?fx\b|\bcompile_?(kernel|fusion|program|module|graph)\b|::compile\w*|async_compile|triton\.compile|"
-    r"\bautotun(e|ing)|^Xla(Compile|EmitGpuAsm|Autotuner)"
-)
 BEGIN_CAPTURE, END_CAPTURE = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
 #: Calls that may have to set something up before they do what they are for.
 FIRST_TIMES = re.compile(r"Launch(?!HostFunc)|Malloc|Free|Alloc|Create|Register|DeviceProp|Occupancy|SetDevice")

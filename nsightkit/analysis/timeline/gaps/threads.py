@@ -11,7 +11,7 @@ import numpy.typing as npt
 from nsightkit.analysis.core.intervals import Coverage, common, gpu_intervals, launch_of, merge
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, Expression, matching
-from nsightkit.analysis.timeline import steps
+from nsightkit.analysis.timeline import compiler, steps
 from nsightkit.analysis.timeline.gaps import names
 from nsightkit.analysis.timeline.gaps.paint import EVIDENCE, LABELS, TABLE_OF, Layer, Paint, Track, paint, together
 from nsightkit.analysis.timeline.overview import captured_window
@@ -33,8 +33,6 @@ EAGER_NS = 500_000
 _HEAVY_NS = 100_000
 #: Pages of managed memory that move one after another, at most this far apart, are one run of faults.
 _PAGES_NS = 100_000
-#: A program is settled when this many steps are over.
-_SETTLED = 2
 #: How many answers about single threads to keep; bounds memory for traces with thousands of threads.
 _KEPT = 20_000
 #: What names alone tell, by label and kind of evidence.
@@ -45,7 +43,7 @@ _BY_NAME = (
     ("messages", "range", names.MESSAGES),
 )
 _SET_UPS = (("once", "op", names.SETS_UP), ("once", "range", names.SETS_UP), ("once", "call", names.SETS_UP))
-_COMPILERS = (("op", names.COMPILES), ("range", names.COMPILES), ("call", names.BUILDS))
+_COMPILERS = (("op", compiler.COMPILES), ("range", compiler.COMPILES), ("call", names.BUILDS))
 
 
 N = TypeVar("N", int, Int)
@@ -270,8 +268,9 @@ class Threads:
     @kept
     def _settled(self) -> int:
         """When the program is settled: from then on a compiler recompiles."""
-        begun = steps.find(self.trace)["start_ns"]
-        return int(begun.iloc[_SETTLED]) if len(begun) > _SETTLED else np.iinfo(np.int64).max
+        found = steps.find(self.trace)
+        settled = found.loc[steps.is_settled(found["step"]), "start_ns"]
+        return int(settled.min()) if len(settled) else np.iinfo(np.int64).max
 
     def _once(self, thread: int) -> Iterator[Layer]:
         """Compilers, before and after the program is settled; captures, communicators, first calls, code that loads."""

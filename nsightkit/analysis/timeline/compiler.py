@@ -1,0 +1,83 @@
+"""What compilers did while the program ran: which frames of torch.compile they compiled, and which regions ran."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+
+from nsightkit.analysis.core.kept import kept
+from nsightkit.analysis.core.names import matching
+from nsightkit.trace.model import Trace
+
+__all__ = ["COMPILES", "compiles", "regions"]
+
+#: Names under which compilers record themselves.
+COMPILES = re.compile(
+    r"(?i)\(dynamo_timed\)|_compile\.(compile_inner|<locals>)|\b(inductor|backend|triton|jit|nvrtc)[\s_.:]*compil|"
+    r"nvrtc::|\bcompile_?fx\b|\bcompile_?(kernel|fusion|program|module|graph)\b|::compile\w*|async_compile|triton\.compile|"
+    r"^entire_(frame|backward)_compile$|\bautotun(e|ing)|^Xla(Compile|EmitGpuAsm|Autotuner)"
+)
+#: What a compiled frame records itself as, each time that it runs.
+_REGION = re.compile("^Torch-Compiled Region")
+#: Dynamo's number of a frame, and how often it had compiled that frame before.
+_FRAME = re.compile(r"\bcompile_id=\D?(\d+)/(\d+)")
+
+
+@kept
+def compiles(trace: Trace) -> pd.DataFrame:
+    """Find when compilers ran, each time as a whole.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    DataFrame
+        ``start_ns, end_ns, thread, frame``, in order of time; ``frame`` is Dynamo's number of the frame, NA where it is
+        not recorded.
+    """
+    events = _named(trace, COMPILES)
+    reach = events.groupby("thread")["end_ns"].cummax().groupby(events["thread"]).shift(fill_value=-1)
+    events = events[events["end_ns"] > reach].reset_index(drop=True)
+    names = trace.table("ranges", ["name", "start_ns", "thread"])
+    names = names[matching(names["name"], _FRAME)].sort_values("start_ns")
+    names["frame"] = names["name"].astype(str).str.extract(_FRAME)[0].astype("Int64")
+    first = pd.merge_asof(
+        events[["start_ns", "thread"]],
+        names[["start_ns", "thread", "frame"]].assign(named_ns=names["start_ns"]),
+        on="start_ns",
+        by="thread",
+        direction="forward",
+    )
+    events["frame"] = first["frame"].where(first["named_ns"] <= events["end_ns"])
+    return events
+
+
+@kept
+def regions(trace: Trace) -> pd.DataFrame:
+    """Find when compiled code ran.
+
+    A graph break begins another region, inside the one that it breaks, and so does a call of another compiled function.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    DataFrame
+        ``start_ns, end_ns, thread``, in order of time.
+    """
+    return _named(trace, _REGION)
+
+
+def _named(trace: Trace, expression: re.Pattern[str]) -> pd.DataFrame:
+    """Operators and ranges whose name matches, in order of time."""
+    columns = ["start_ns", "end_ns", "thread"]
+    parts = []
+    for table in ("ops", "ranges"):
+        events = trace.table(table, ["name", *columns])
+        parts.append(events.loc[matching(events["name"], expression), columns])
+    return pd.concat(parts).sort_values(["start_ns", "end_ns"], ascending=[True, False], ignore_index=True)
