@@ -2,19 +2,17 @@
 How long can the context get before attention breaks?
 =====================================================
 
-Naive attention needs memory that grows with the square of the context, so at
-some context it fails. At which one, and what moves that limit: a compiler, a
-fused kernel, or a smaller type?
+Attention runs out of memory at some context. At which one, and what moves that
+limit: a larger card, a smaller type, a compiler, or a fused kernel?
 
 .. in-short::
 """
 
 # %%
-# The symptom
-# -----------
-# We run attention by itself, with no model around it: one head of width 64, a
-# batch of eight, forward and backward, at one context after the other until
-# memory runs out:
+# The symptom: a square
+# ---------------------
+# This is attention as in the textbook. ``scores`` has an element for each pair
+# of tokens, in every head of every sequence:
 #
 # .. code-block:: python
 #
@@ -22,21 +20,36 @@ fused kernel, or a smaller type?
 #        scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
 #        scores = scores.masked_fill(future, -math.inf)
 #        return F.softmax(scores, dim=-1) @ v
+#
+# Programs that people run still do this. Two vision models recorded the shapes
+# of their scores on an H100. The last column is our prediction, the most
+# tokens whose forward pass of attention alone fits the card's 80 gigabytes:
+
+# sphinx_gallery_thumbnail_number = 1
+# record: 240 s
+# fold: How the table is made
+import pandas as pd
+from _lib import figures, sweep
+
+from nsightkit import hardware, plots
+from nsightkit.guide import case, headline, measure
+from nsightkit.workloads import attention as workload
+
+H100 = 1e9 * max(hardware.find("H100 SXM").memory_gb)
+programs = sweep.naive_programs(
+    {
+        "TimeSformer": case("odd-tokens", "timesformer-h100").trace,
+        "OWLv2": case("odd-tokens", "owlv2-h100").trace,
+    },
+    H100,
+)
+plots.table(programs, {"one matrix (GB)": "{:.2f}"})
 
 # %%
 # Predict: how many matrices at once?
 # -----------------------------------
-# One number decides: the size of one matrix of scores, which has an element
-# for each pair of tokens. In fp32 at 16,384 tokens it is:
-
-# sphinx_gallery_thumbnail_number = 1
-# record: 240 s
-batch, context = 8, 16_384
-print(f"{batch * context**2 * 4 / 2**30:g} GiB")
-
-# %%
-# How many of them exist at the same time in the forward pass, and how many in
-# the backward pass? And how much further does bf16 get?
+# How many matrices of scores exist at the same time in the forward pass, and
+# how many in the backward pass? And how much further does bf16 get than fp32?
 #
 # .. dropdown:: Answer
 #
@@ -46,50 +59,17 @@ print(f"{batch * context**2 * 4 / 2**30:g} GiB")
 #    further by the square root of two.
 
 # %%
-# Evidence: can we predict where it breaks?
-# -----------------------------------------
+# Evidence: where does each kind of attention break?
+# --------------------------------------------------
 # The operators determine which tensors exist when, so the peak at each context
-# is arithmetic. For an H200:
-
-from _lib import figures, sweep
-
-from nsightkit import hardware, plots
-
-H200 = 1e9 * max(hardware.find("H200").memory_gb)
-CONTEXTS = [2**power for power in range(10, 18)]
-
-naive = sweep.footprint("naive", "fp32", d=64, context=context)
-print(f"forward  {naive.forward_peak / 2**30:5.1f} GiB")
-print(f"backward {naive.backward_peak / 2**30:5.1f} GiB")
-
-# %%
-# And for other implementations. Each ends where its curve meets the limit:
+# is arithmetic. One head of width 64, a batch of eight, on an H200. Each line
+# ends where it meets the limit:
 
 # fold: How the figure is drawn
-import itertools
-
-import pandas as pd
-
-COLUMNS = {
-    "fp32": ("naive", "naive-compiled", "math", "efficient"),
-    "bf16": ("naive", "naive-compiled", "math", "flash"),
-}
-DRAWN = [(name, "fp32") for name in COLUMNS["fp32"] if name != "math"]
-DRAWN += [("flash", "bf16")]
-WAYS = ("forward", "backward")
-rows = []
-for (name, kind), c, way in itertools.product(DRAWN, CONTEXTS, WAYS):
-    needed = sweep.footprint(name, kind, d=64, context=c).peak(way)
-    row = {"implementation": name, "precision": kind, "d": 64, "context": c}
-    row |= {"direction": way, "peak_bytes": needed, "status": "ok"}
-    rows.append(row)
-planned = pd.concat(
-    sweep.forecast(H200, name, kind, d=[64], contexts=CONTEXTS)
-    for kind, names in COLUMNS.items()
-    for name in names
-)
+H200 = 1e9 * max(hardware.find("H200").memory_gb)
+planned = sweep.plan(H200)
 figures.sweep(
-    pd.DataFrame(rows),
+    sweep.curves(),
     "peak_bytes",
     limit_bytes=H200,
     forecast=planned,
@@ -107,43 +87,36 @@ figures.sweep(
 # .. code-block:: diff
 #
 #    -attended = attention(q, k, v)
-#    +attended = torch.compile(attention, dynamic=False)(q, k, v)
-#
-# .. code-block:: diff
-#
-#    -attended = attention(q, k, v)
 #    +with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
 #    +    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 #
-# The longest context that fits an H200, to the token:
+# What would the other changes buy? The longest context that fits an H200, in
+# tokens; the last column compares the backward pass with the first row:
 
 # fold: How the table is made
-fits = planned.set_index(["implementation", "precision", "direction"])
-fits = fits["largest_context"].unstack()[list(WAYS)]
-fits["ratio to the first"] = (
-    fits["backward"] / fits.loc[("naive", "fp32"), "backward"]
-)
-fits = fits.loc[[(n, k) for k, names in COLUMNS.items() for n in names]]
-plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
+fits = sweep.longest(planned)
+plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}x"})
 
 # %%
-# The compiler works in place and needs one matrix less. A fused kernel never
-# writes the matrix, so its memory grows linearly with the context. ``math``,
-# PyTorch's fallback, computes bf16 in fp32, so bf16 gains nothing there.
+# The compiler works in place and needs one matrix less. ``math``, PyTorch's
+# fallback, computes bf16 in fp32, so bf16 gains nothing there.
 #
-# The largest numbers of the table describe a single head with nothing else on
-# the card. They show that memory no longer limits attention itself. In a
-# model, the activations of its other layers run out long before that:
+# The fused kernels are not in the table. They never write the matrix, so their
+# memory grows linearly with the context, and it no longer limits attention.
+# The activations of a model's other layers run out long before:
 # :doc:`11_memory_ledger` has those limits.
 
 # %%
 # Verdict
 # -------
-# bf16 and a compiler move the limit by a factor below two. Only a kernel
-# without a matrix of scores removes it. After that time becomes the limit,
-# because it still grows with the square. None of this matters for the
-# convolutions of the guide's :ref:`worked example <example-left>`; the chapter
-# :doc:`/guide/memory` shows how to find out which case yours is.
+# Take the bytes of one matrix of scores, batch by heads by the square of the
+# context by the size of the type, and divide the free memory by three of them
+# (by two for inference). A larger card, bf16 and a compiler each move that
+# limit by a factor below two. Only a kernel without a matrix of scores removes
+# it. After that time becomes the limit, because it still grows with the
+# square. None of this matters for the convolutions of the guide's
+# :ref:`worked example <example-left>`; the chapter :doc:`/guide/memory` shows
+# how to find out which case yours is.
 
 # %%
 # Limits
@@ -151,6 +124,8 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 # * Attention alone, one head, without projections or a model. A model's other
 #   tensors take their share of memory first; :doc:`11_memory_ledger`
 #   counts them.
+# * The two programs did not run out of memory, and we did not run them. Their
+#   shapes are recorded, the limits are predicted.
 # * The limit is the capacity in the datasheet. A CUDA context and the
 #   allocator's rounding take some of it, and fused kernels have their
 #   workspaces.
@@ -184,7 +159,7 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 #
 #    .. dropdown:: Answer
 #
-#       :measured:`14_attention_until_it_breaks.cards:.2f` times further: the
+#       :measured:`14_attention_until_it_breaks.cards:.2f`\ x as far: the
 #       square root of the ratio of the memories. Where memory grows with the
 #       square, a larger card buys little context.
 #
@@ -196,9 +171,7 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 #       Each head has its own matrix, so the naive limits shrink by about the
 #       square root of eight: backward from
 #       :measured:`14_attention_until_it_breaks.heads_1:,.0f` tokens to
-#       :measured:`14_attention_until_it_breaks.heads_8:,.0f`. The width of all
-#       heads together stays the same, and so do the limits of flash attention,
-#       nearly: it adds only one number per row and head.
+#       :measured:`14_attention_until_it_breaks.heads_8:,.0f`.
 #
 # 3. The mask ``future`` also has an element for each pair of tokens. Why is it
 #    not counted eight times?
@@ -209,19 +182,18 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}"})
 #       so it is a thirty-second of the scores in fp32. ``is_causal`` needs no
 #       mask.
 
+
 # fold: How the answers are worked out
-
-
-def longest(limit, **sizes):
+def broken_at(limit, **sizes):
     """Longest context of the naive backward pass in fp32."""
-    found = sweep.forecast(
-        limit, "naive", "fp32", d=[64], contexts=CONTEXTS, **sizes
+    table = sweep.forecast(
+        limit, "naive", "fp32", d=[64], contexts=[], **sizes
     )
-    return int(found.set_index("direction").loc["backward", "largest_context"])
+    return int(table.set_index("direction").loc["backward", "largest_context"])
 
 
-answers = {"heads_1": longest(H200), "heads_8": longest(H200, heads=8)}
-answers["cards"] = longest(H200) / longest(80e9)
+answers = {"heads_1": broken_at(H200), "heads_8": broken_at(H200, heads=8)}
+answers["cards"] = broken_at(H200) / broken_at(H100)
 
 # %%
 # Measured here
@@ -233,9 +205,6 @@ answers["cards"] = longest(H200) / longest(80e9)
 # SDPA's back ends one at a time, because PyTorch's choice depends on its
 # version and the GPU. On a CPU the script times tiny sizes and measures no
 # memory.
-
-from nsightkit.guide import headline, measure
-from nsightkit.workloads import attention as workload
 
 # A matrix of scores is 8 x S² x 4 B = 34 GB at 32,768 in fp32. Forward needs
 # two, which fit 80 GB, and backward three, which do not. Flash attention
@@ -271,24 +240,15 @@ first
 
 # %%
 # Time in fp32. Where a line is flat, the launches take the time, not the
-# arithmetic.
+# arithmetic. Then memory, with the predicted limits and the measured ones:
 
-# fold: How the figure is drawn
+# fold: How the figures are drawn
 tables = {name: sweep.cells(run.rows) for name, run in runs.items()}
 ladder = ["naive-fp32", "naive-compiled-fp32", "efficient-fp32"]
 lines = pd.concat(tables[name] for name in ladder)
 if len(lines):
-    figures.sweep(
-        lines,
-        "median_ns",
-        title=f"Time of attention, fp32 ({first.mode})",
-    )
-runs["flash-bf16"]
-
-# %%
-# Memory, with the predicted limits and the measured ones:
-
-# fold: How the figure is drawn
+    title = f"Time of attention, fp32 ({first.mode})"
+    figures.sweep(lines, "median_ns", title=title)
 if on_gpu:
     limit = first.provenance["gpu"]["memory_gib"] * 2**30
     ends = sweep.ends(pd.concat(tables.values()), limit)
@@ -299,80 +259,25 @@ if on_gpu:
         forecast=ends,
         title=f"Memory of attention to its end ({first.mode})",
     )
+runs["flash-bf16"]
 
 # %%
-# The slopes at the long end of each line: one is O(S), two is O(S²).
+# The slopes at the long end of each line: one is O(S), two is O(S²). Then the
+# speedup of each change, at the longest context that both sides have:
 
-# fold: How the table is made
 if on_gpu:
     slopes = sweep.exponents(pd.concat(tables.values())).drop(columns="d")
     plots.table(slopes, {"time": "{:.2f}", "memory": "{:.2f}"})
 
 # %%
-# The speedup of each change, at the longest context that both sides have:
-
-# fold: How the table is made
-CHANGES = [
-    ("naive-fp32", "naive-compiled-fp32"),
-    ("naive-compiled-fp32", "efficient-fp32"),
-    ("naive-fp32", "naive-tf32"),
-    ("naive-fp32", "naive-bf16"),
-    ("naive-bf16", "naive-compiled-bf16"),
-    ("naive-bf16", "efficient-bf16"),
-    ("naive-bf16", "flash-bf16"),
-    ("naive-bf16", "cudnn-bf16"),
-]
-
-
-def times(name, way):
-    """Median times of what ran, by context."""
-    table = tables[name]
-    fine = (table["direction"] == way) & (table["status"] == "ok")
-    return table[fine].set_index("context")["median_ns"]
-
-
-rows = []
-for (old, new), way in itertools.product(CHANGES, WAYS):
-    speedup = (times(old, way) / times(new, way)).dropna()
-    if len(speedup):
-        row = {"from": old, "to": new, "direction": way}
-        row["at context"] = speedup.index[-1]
-        row["speedup"] = speedup.iloc[-1]
-        rows.append(row)
-if rows:
-    plots.table(pd.DataFrame(rows), {"speedup": "{:.2f}x"})
+speedups = sweep.speedups(tables)
+plots.table(speedups, {"speedup": "{:.2f}x"}) if len(speedups) else None
 
 # %%
-# The answer from the runs:
-
 # fold: How the answer is put together
-status = pd.concat(table["status"] for table in tables.values())
-said = (
-    f"{(status == 'ok').sum()} of {len(status)} cells ran on a CPU, which "
-    f"cannot run the others."
-)
-
-
-def last(name, way):
-    """Longest context at which a direction was fine."""
-    contexts = times(name, way).index
-    return int(contexts.max()) if len(contexts) else 0
-
-
+said = "a CPU runs no cell of the table out of memory."
 if on_gpu:
-    near = tables["naive-fp32"]
-    near = near[near["status"] == "ok"].groupby("direction").tail(2)
-    error = near["error"].abs().max()
-    known = ends[ends["outcome"] != "not reached"]
-    right = int((known["outcome"] == "as predicted").sum())
-    said = (
-        f"naive attention in fp32 went forward up to a context of "
-        f"{last('naive-fp32', 'forward'):,} and backward up to "
-        f"{last('naive-fp32', 'backward'):,}, of those tried; flash attention "
-        f"in bf16 up to {last('flash-bf16', 'backward'):,}. {right} of "
-        f"{len(known)} lines ended, or did not, as forecast, and peaks near "
-        f"the end were predicted within {max(error, 1e-3):.1%}."
-    )
+    said = sweep.answer(tables, ends)
 ends_at = fits["backward"]
 findings = headline(
     said,

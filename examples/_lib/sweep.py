@@ -10,16 +10,38 @@ was read from the code that inductor generates for fp32; those of fused kernels 
 
 from __future__ import annotations
 
+import itertools
+import json
 import tomllib
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from nsightkit.api import Trace
+
 _LINE = ["implementation", "precision", "d", "direction"]
+_DIRECTIONS = ("forward", "backward")
+#: What the page's table compares, and the contexts of its figure.
+_COMPARED = {
+    "fp32": ("naive", "naive-compiled", "math", "efficient"),
+    "bf16": ("naive", "naive-compiled", "math", "flash"),
+}
+_TRIED = [2**power for power in range(10, 18)]
+#: One change each: from, to.
+_CHANGES = [
+    ("naive-fp32", "naive-compiled-fp32"),
+    ("naive-compiled-fp32", "efficient-fp32"),
+    ("naive-fp32", "naive-tf32"),
+    ("naive-fp32", "naive-bf16"),
+    ("naive-bf16", "naive-compiled-bf16"),
+    ("naive-bf16", "efficient-bf16"),
+    ("naive-bf16", "flash-bf16"),
+    ("naive-bf16", "cudnn-bf16"),
+]
 _CONTEXTS = range(1, 2**40)
 #: By implementation and direction, how many of E, L, R and S² live at the same time.
 _PEAKS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -107,7 +129,7 @@ def forecast(
     """
     rows = []
     for width in d:
-        for direction in ("forward", "backward"):
+        for direction in _DIRECTIONS:
 
             def exceeds(context: int, width: int = width, direction: str = direction) -> bool:
                 sizes = {"d": width, "context": context, "batch": batch, "heads": heads}
@@ -119,6 +141,60 @@ def forecast(
             rows.append((implementation, precision, width, direction, largest, longer))
     table = pd.DataFrame(rows, columns=[*_LINE, "largest_context", "context"])
     return table.astype({"context": "Int64"})
+
+
+def plan(limit_bytes: float) -> pd.DataFrame:
+    """Predict where each implementation of the page's table runs out; see :func:`forecast`."""
+    lines = [(name, precision) for precision, names in _COMPARED.items() for name in names]
+    return pd.concat(forecast(limit_bytes, *line, d=[64], contexts=_TRIED) for line in lines)
+
+
+def curves() -> pd.DataFrame:
+    """Predict the peaks of the page's figure, as rows of a sweep."""
+    lines = [("naive", "fp32"), ("naive-compiled", "fp32"), ("efficient", "fp32"), ("flash", "bf16")]
+    rows = []
+    for (name, precision), context, direction in itertools.product(lines, _TRIED, _DIRECTIONS):
+        peak = footprint(name, precision, d=64, context=context).peak(direction)
+        row = {"implementation": name, "precision": precision, "d": 64, "context": context}
+        rows.append({**row, "direction": direction, "peak_bytes": peak, "status": "ok"})
+    return pd.DataFrame(rows)
+
+
+def longest(planned: pd.DataFrame) -> pd.DataFrame:
+    """Give the longest contexts of :func:`plan` for what writes the scores to memory, and the ratio to the first."""
+    table = planned.set_index(["implementation", "precision", "direction"])["largest_context"].unstack()
+    table = table[list(_DIRECTIONS)]
+    table["to the first"] = table["backward"] / table.loc[("naive", "fp32"), "backward"]
+    order = [(name, precision) for precision, names in _COMPARED.items() for name in names]
+    return table.loc[[line for line in order if line[0] not in ("efficient", "flash")]]
+
+
+def naive_programs(traces: Mapping[str, Trace], limit_bytes: float) -> pd.DataFrame:
+    """Read the largest scores of programs in bf16, and predict where the forward pass of such attention breaks.
+
+    Parameters
+    ----------
+    traces : mapping of str to Trace
+    limit_bytes : float
+
+    Returns
+    -------
+    DataFrame
+        ``program, matrices, tokens, one matrix (GB), longest (tokens)``.
+    """
+    rows = []
+    for name, trace in traces.items():
+        operators = trace["ops"]
+        inputs = operators.loc[operators["name"] == "aten::_softmax", "inputs"].astype(str).unique()
+        shapes = [json.loads(text)[0][0] for text in inputs]
+        shape = max(shapes, key=np.prod)
+        tokens, matrices = shape[-1], int(np.prod(shape[:-2]))
+        row = {"program": name, "matrices": matrices, "tokens": tokens}
+        row["one matrix (GB)"] = 2 * np.prod(shape) / 1e9
+        table = forecast(limit_bytes, "naive", "bf16", d=[64 * matrices], contexts=[], batch=1, heads=matrices)
+        row["longest (tokens)"] = table.set_index("direction").loc["forward", "largest_context"]
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def cells(rows: pd.DataFrame) -> pd.DataFrame:
@@ -201,3 +277,53 @@ def exponents(table: pd.DataFrame) -> pd.DataFrame:
             slopes = (rise["median_ns"] / rise["context"], rise["peak_bytes"] / rise["context"])
             rows.append((*line, cell["context"].iloc[-1], *slopes))
     return pd.DataFrame(rows, columns=[*_LINE, "context", "time", "memory"])
+
+
+def _times(table: pd.DataFrame, direction: str) -> pd.Series:
+    """Give the median times of what ran, by context."""
+    fine = (table["direction"] == direction) & (table["status"] == "ok")
+    return table[fine].set_index("context")["median_ns"]
+
+
+def speedups(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Give the speedup of each change, at the longest context that both sides have.
+
+    Parameters
+    ----------
+    tables : mapping of str to DataFrame
+        Of :func:`cells`, by implementation and precision.
+    """
+    rows = []
+    for (old, new), direction in itertools.product(_CHANGES, _DIRECTIONS):
+        ratio = (_times(tables[old], direction) / _times(tables[new], direction)).dropna()
+        if len(ratio):
+            row = {"from": old, "to": new, "direction": direction}
+            rows.append({**row, "at context": ratio.index[-1], "speedup": ratio.iloc[-1]})
+    return pd.DataFrame(rows)
+
+
+def answer(tables: Mapping[str, pd.DataFrame], ended: pd.DataFrame) -> str:
+    """Say how far each attention got, and how many forecasts were right.
+
+    Parameters
+    ----------
+    tables : mapping of str to DataFrame
+        Of :func:`cells`.
+    ended : DataFrame
+        Of :func:`ends`.
+    """
+    near = tables["naive-fp32"]
+    near = near[near["status"] == "ok"].groupby("direction").tail(2)
+    error = near["error"].abs().max()
+    known = ended[ended["outcome"] != "not reached"]
+    right = (known["outcome"] == "as predicted").sum()
+    far = {}
+    for name, direction in itertools.product(("naive-fp32", "flash-bf16"), _DIRECTIONS):
+        contexts = _times(tables[name], direction).index
+        far[name, direction] = int(contexts.max()) if len(contexts) else 0
+    return (
+        f"naive attention in fp32 went forward up to a context of {far['naive-fp32', 'forward']:,} and backward up to "
+        f"{far['naive-fp32', 'backward']:,}, of those tried; flash attention in bf16 up to "
+        f"{far['flash-bf16', 'backward']:,}. {right} of {len(known)} lines ended, or did not, as forecast, and peaks "
+        f"near the end were predicted within {max(error, 1e-3):.1%}."
+    )
