@@ -9,8 +9,8 @@ from halved. Which of its tensors are bf16, and what decides that?
 """
 
 # %%
-# The symptom
-# -----------
+# The symptom: a tenth saved, not a half
+# --------------------------------------
 # The usual lines, and a question that few programs ask:
 #
 # .. code-block:: python
@@ -21,17 +21,40 @@ from halved. Which of its tensors are bf16, and what decides that?
 #    optimizer.step()
 #    print({p.dtype for p in model.parameters()})  # {torch.float32}
 #
-# Autocast never changes a tensor. It changes operations. PyTorch has two lists
-# for each device: operations computed in the lower precision, and operations
-# computed in fp32. An operation on neither list follows its inputs and takes
-# the wider type if they differ.
+# What a step of a model with 423 million parameters holds at its peak, in fp32
+# and under autocast, from the ledger of :doc:`11_memory_ledger`:
+
+# sphinx_gallery_thumbnail_number = 1
+# record: 20 s
+# fold: How the figure is made
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from _lib import autocast, autocast_types
+
+from nsightkit import plots
+from nsightkit.analysis.memory import ledger
+from nsightkit.configurations import find
+from nsightkit.guide import headline, measure
+
+peaks = {}
+for precision in ("fp32", "bf16"):
+    table = ledger.predict(find("medium"), precision=precision)
+    peaks[precision] = table.set_index("item")["predicted_bytes"].dropna()
+TITLE = "A training step at its peak (exact arithmetic)"
+plots.stacks(peaks, quantity="memory", title=TITLE)
 
 # %%
 # Predict: which of these are bf16?
 # ---------------------------------
-# On a GPU, under bf16 autocast: the weights, their gradients, AdamW's moments,
-# the output of a linear layer, of a softmax, of ``F.layer_norm``, the sum on
-# the residual path, the logits, the loss.
+# Autocast never changes a tensor. It changes operations. PyTorch has two lists
+# for each device: operations computed in the lower precision, and operations
+# computed in fp32. An operation on neither list follows its inputs and takes
+# the wider type if they differ.
+#
+# On a GPU, under bf16 autocast, which of these are bf16: the weights, their
+# gradients, AdamW's moments, the output of a linear layer, of a softmax, of
+# ``F.layer_norm``, the sum on the residual path, the logits, the loss?
 #
 # .. dropdown:: Answer
 #
@@ -41,61 +64,22 @@ from halved. Which of its tensors are bf16, and what decides that?
 #    the weights. We derive the rest below.
 
 # %%
-# Evidence: what do CUDA's lists contain?
-# ---------------------------------------
-# PyTorch ships a header that contains the lists, even in a CPU build:
+# Evidence: what do CUDA's lists say about a model?
+# -------------------------------------------------
+# PyTorch ships the lists in a header, even in a CPU build. For the operations
+# of a transformer:
 
-# sphinx_gallery_thumbnail_number = 1
-# record: 20 s
-import re
-from pathlib import Path
-
-import torch
-
-GIVES = {
-    "LOWER_PRECISION_FP": "half precision",
-    "FP32": "fp32",
-    "FP32_SET_OPT_DTYPE": "fp32",
-}
-header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
-lists = r"#define AT_FORALL_(\w+)\(_\)((?:.*\\\n)+.*)"
-cuda = {
-    operation: GIVES[name]
-    for name, text in re.findall(lists, header.read_text(encoding="utf-8"))
-    for operation in re.findall(r"_\((\w+)", text)
-    if name in GIVES
-}
+# fold: How the lists are read
+cuda = autocast_types.cuda_lists()
+listed = {"half precision": [], "fp32": [], "none": []}
+for name in autocast_types.OF_A_TRANSFORMER:
+    listed[cuda.get(name, "none")].append(name)
+rows = [(kind, ", ".join(names)) for kind, names in listed.items()]
+plots.table(pd.DataFrame(rows, columns=["list", "operations"]))
 
 # %%
-# For the operations of a transformer:
-
-# fold: How the table is made
-import pandas as pd
-from _lib import autocast_types
-
-from nsightkit import plots
-
-TRIED = (
-    *("linear", "matmul", "scaled_dot_product_attention"),
-    *("softmax", "log_softmax", "nll_loss", "layer_norm", "rms_norm"),
-    *("pow", "rsqrt", "exp", "sum", "mean", "gelu"),
-)
-rows = [
-    {
-        "operation": name,
-        "list": cuda.get(name, "none"),
-        "from bf16": autocast_types.result(cuda, name, "half precision"),
-        "from fp32": autocast_types.result(cuda, name, "fp32"),
-    }
-    for name in TRIED
-]
-print("PyTorch", torch.__version__.partition("+")[0])
-plots.table(pd.DataFrame(rows))
-
-# %%
-# ``rms_norm`` is on the list in newer versions only. From the lists follows
-# the type of every tensor in a model. In this model a norm follows each
-# projection, so that its norms receive bf16:
+# From the lists follows the type of every tensor in a model. In this one a
+# norm follows each projection, so that its norms receive bf16:
 
 # fold: How the table is made
 model = autocast_types.in_model(cuda, "written")
@@ -121,12 +105,10 @@ plots.table(pd.DataFrame(rows, columns=["output of", "type", "because"]))
 #
 # Both versions return fp32 on a GPU: the first because of its weight, the
 # second because of the list. They differ in the tensors that autograd keeps
-# for backward. We write the list's casts as ``.float()`` here, so that the
-# bytes can be counted on any machine:
+# for backward. We count their bytes, with the list's casts as ``.float()`` so
+# that this works on any machine:
 
-import torch.nn.functional as F
-from torch.autograd.graph import saved_tensors_hooks
-
+# fold: How the figure is made
 weight, bias = torch.ones(2, 4096, requires_grad=True)
 
 
@@ -143,70 +125,17 @@ def fused(x):
     return F.layer_norm(x.float(), weight.shape, weight, bias)
 
 
-def kept(norm, x):
-    """Bytes that are kept for backward, each storage once, by type."""
-    storages = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        bits = "fp32" if tensor.itemsize == 4 else "half precision"
-        storages[storage.data_ptr()] = (bits, storage.nbytes())
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        norm(x)
-    sizes = pd.DataFrame(storages.values(), columns=["type", "bytes"])
-    return sizes.groupby("type")["bytes"].sum().to_dict()
-
-
-# %%
-# For fp32 inputs, and for the bf16 output of a projection:
-
-# fold: How the figure is drawn
-import matplotlib.pyplot as plt
-
-PARTS = {"fp32": ("#2f7fc1", None), "half precision": ("#d9690f", "//")}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def draw_kept(sizes, title, axis):
-    """Stacked bars of what is kept, by type."""
-    height = 1.6 + 0.36 * len(sizes)
-    figure, axes = plt.subplots(figsize=(7.6, height), layout="constrained")
-    said = []
-    for row, (name, parts) in enumerate(sizes.items()):
-        left = 0.0
-        for part, (colour, hatch) in PARTS.items():
-            label = part if row == 0 else None
-            look = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-            size = parts.get(part, 0.0)
-            axes.barh(row, size, 0.7, left=left, label=label, **look)
-            left += size
-        axes.text(left, row, f"  {left:.1f}", va="center", fontsize=9)
-        said.append(f"{name} {left:.1f}")
-    axes.set_yticks(range(len(sizes)), list(sizes))
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set_xlabel(axis)
-    axes.set_title(title, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    place = "outside lower center"
-    figure.legend(frameon=False, fontsize=9, loc=place, ncols=2)
-    figure.set_label(f"{title}, stacked bars, {axis}: {', '.join(said)}.")
-
-
-KEPT = {}
+kept = {}
 for norm in (written, fused):
-    for kind, dtype in DTYPES.items():
+    for kind, dtype in ("fp32", torch.float32), ("bf16", torch.bfloat16):
         x = torch.ones(512, 4096, dtype=dtype, requires_grad=True)
-        found = kept(norm, x)
-        KEPT[f"{norm.__name__}, {kind}"] = {
-            bits: size / x.numel() for bits, size in found.items()
-        }
-draw_kept(
-    KEPT,
-    "What a norm keeps for backward, with CUDA's casts (exact)",
-    "bytes for each element of the input",
+        sizes = autocast_types.saved_by(norm, x) / x.numel()
+        kept[f"{norm.__name__}, {kind}"] = sizes
+plots.stacks(
+    kept,
+    quantity="memory",
+    axis="kept for each element",
+    title="What a norm keeps for backward, with CUDA's casts (exact)",
 )
 
 # %%
@@ -219,18 +148,14 @@ draw_kept(
 # %%
 # Verdict
 # -------
-# Weights, gradients and AdamW's moments cost the same as in fp32:
-
-STATE = {"weights": 4, "gradients": 4, "AdamW's moments": 8}
-print(f"{sum(STATE.values())} bytes a parameter:", STATE)
-
-# %%
-# Only the tensors kept for backward shrink, to half at most, and those on the
-# fp32 list or with an fp32 operand do not shrink. Casting costs memory as
-# well: a bf16 copy of each weight is kept until backward.
-# :doc:`11_memory_ledger` adds up a whole step, and :doc:`09_precision` asks
-# what bf16 does to its time. (The :ref:`worked example <example-left>` of the
-# guide ran in fp32.)
+# Autocast casts the operands of matmuls, and whatever follows them on no list.
+# Weights, gradients and AdamW's moments cost the same as in fp32: four numbers
+# of fp32 per parameter. Only the tensors kept for backward shrink, to half at
+# most, and those on the fp32 list or with an fp32 operand do not shrink.
+# Casting costs memory as well: a bf16 copy of each weight is kept until
+# backward. If memory is the problem, look for hand-written norms and losses
+# first. :doc:`09_precision` asks what bf16 does to the time. (The
+# :ref:`worked example <example-left>` of the guide ran in fp32.)
 
 # %%
 # Limits
@@ -300,12 +225,8 @@ print(f"{sum(STATE.values())} bytes a parameter:", STATE)
 #
 # A small language model in which a norm follows each projection. Forward hooks
 # record the types of outputs, tensor hooks those of gradients, and
-# ``saved_tensors_hooks`` the bytes kept. First with the hand-written norm:
-
-# fold: How the runs are compared
-from _lib import autocast
-
-from nsightkit.guide import headline, measure
+# ``saved_tensors_hooks`` the bytes kept; with the hand-written norm and with
+# the fused one.
 
 # Types are the same at any size; bytes are not. With 4,096 tokens of width
 # 1024 a layer keeps tens of tensors of 8 MB (bf16) and its scores, 67 MB. The
@@ -328,124 +249,36 @@ after = measure(
 before
 
 # %%
-# Then with the fused one:
-
-after
-
-# %%
-# The types of single operations under autocast and of the model's tensors,
-# compared with the list of the device that ran them:
+# The types of the model's tensors, compared with the list of the device that
+# ran it; then the bytes kept for backward, by type:
 
 # fold: How the tables are made
-by_bits = autocast_types.by_bits
-
-
-def rules_of(run):
-    """Give the list of the device, as the version that measured has it."""
-    if run.gpu is None:
-        return autocast_types.CPU
-    rules = dict(cuda)
-    listed = run.rows.loc[run.rows["what"] == "listed", "value"]
-    if not (listed == 1).any():
-        rules.pop("rms_norm", None)
-    return rules
-
-
-def right_operations(run, rules):
-    """Say for each operation that was tried whether the list gave its type."""
-    tried = run.rows[run.rows["what"] == "operation"]
-    right = []
-    for row in tried.itertuples():
-        expected = autocast_types.result(rules, row.name, by_bits(row.input))
-        right.append(by_bits(row.type) == expected)
-    return right
-
-
-def types_in_model(run, rules):
-    """Give the expected and the observed types of the model's tensors."""
-    norm = run.parameters["norm"]
-    expected = {}
-    for name, (kind, _) in autocast_types.in_model(rules, norm).items():
-        expected[name] = kind
-    frame = pd.DataFrame({"expected": expected})
-    for what in ("output", "gradient"):
-        observed = autocast_types.types(run.rows, what)
-        for precision in observed.columns.drop("fp32", errors="ignore"):
-            frame[f"{what}, {precision}"] = observed[precision]
-    frame.insert(0, "norm", norm)
-    return frame.rename_axis("tensor").reset_index()
-
-
-right, tensors = [], pd.DataFrame()
-if before and after:
-    rules = rules_of(before)
-    right = right_operations(before, rules)
-    tables = [types_in_model(run, rules) for run in (before, after)]
-    tensors = pd.concat(tables)
-    for column in tensors.filter(like="output"):
-        right += list(tensors[column].map(by_bits) == tensors["expected"])
-plots.table(tensors) if right else None
+ran = [before, after] if before and after else []
+tensors = autocast_types.compared(ran, cuda)
+if ran:
+    columns = autocast_types.kept_by_run(ran)
+    title = f"What backward needs, by norm ({after.mode})"
+    plots.stacks(columns, quantity="memory", title=title)
+plots.table(tensors) if ran else None
 
 # %%
-# The tensors that belong to the parameters, and those kept for backward:
+# The tensors that belong to the parameters:
 
-# fold: How the tables are made
-OWNED = ("parameter", "parameter gradient", "optimizer")
-
-
-def kept_by_type(run):
-    """MiB that are kept for backward, by type, for each precision."""
-    table = autocast_types.kept(run.rows) / 2**20
-    return table.groupby(table.index.str.split(", ").str[-1]).sum()
-
-
-sizes_kept, owned = {}, pd.DataFrame()
-if before and after:
-    for run in (before, after):
-        for precision, parts in kept_by_type(run).items():
-            name = f"{run.parameters['norm']}, {precision}"
-            sizes_kept[name] = parts.to_dict()
-    draw_kept(
-        sizes_kept,
-        f"What backward needs, by norm ({after.mode})",
-        "MiB of a step",
-    )
-    rows = before.rows[before.rows["what"].isin(OWNED)]
-    by_type = rows.groupby(["what", "precision", "type"], sort=False)
-    owned = by_type["bytes"].sum().reset_index()
+owned = autocast_types.owned(before)
 plots.table(owned, {"bytes": "{:,.0f}"}) if len(owned) else None
 
 # %%
-# The answer from the runs:
-
 # fold: How the answer is put together
-said = ""
-if before and after:
-    total = {name: sum(parts.values()) for name, parts in sizes_kept.items()}
-    cast = next(p for p in before.rows["precision"].unique() if p != "fp32")
-    was = total[f"written, {cast}"] / total["written, fp32"]
-    now = total[f"fused, {cast}"] / total["written, fp32"]
-    losses = []
-    for run in (before, after):
-        losses.append(run.rows.loc[run.rows["what"] == "loss", "value"])
-    apart = abs(losses[0].to_numpy() - losses[1].to_numpy()).max()
-    stayed = "stayed" if set(owned["type"]) == {"fp32"} else "did not all stay"
-    lists = "a CPU" if before.gpu is None else "CUDA"
-    said = (
-        f"parameters, their gradients and the optimizer's state {stayed} "
-        f"fp32. What {cast} keeps for backward took {was:.0%} of fp32's "
-        f"bytes, and {now:.0%} with a fused norm; the losses differ by at "
-        f"most {apart:.1g}. {sum(right)} of {len(right)} types were as the "
-        f"lists for {lists} say."
-    )
-exact = {name: sum(parts.values()) for name, parts in KEPT.items()}
+exact = {name: sizes.sum() for name, sizes in kept.items()}
+saved = 1 - peaks["bf16"].sum() / peaks["fp32"].sum()
 findings = headline(
-    said,
+    autocast_types.answer(ran, cuda) if ran else "",
     before,
     after,
     otherwise=(
-        f"weights, gradients and AdamW's moments stay fp32; the outputs of "
-        f"matmuls are bf16. A hand-written norm keeps "
+        f"the operands of matmuls. Weights, gradients and AdamW's moments "
+        f"stay fp32, so a step of a model with 423 M parameters saves "
+        f"{saved:.0%} of its memory. A hand-written norm keeps "
         f"{exact['written, bf16']:.0f} bytes per element under autocast "
         f"and {exact['written, fp32']:.0f} in fp32; a fused one keeps "
         f"{exact['fused, bf16']:.0f}."
