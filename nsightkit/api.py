@@ -101,7 +101,7 @@ def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
 
 
 def diff(before: Trace | str | os.PathLike[str], after: Trace | str | os.PathLike[str], **options: Any) -> Diff:
-    """Compare two captures: what changed, by how much, and whether that is more than noise.
+    """Compare two captures, and separate changes from noise.
 
     Parameters
     ----------

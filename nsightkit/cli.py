@@ -81,7 +81,7 @@ def _parser_of(command: Command) -> _Parser:
     if name != "mcp":
         forms = "Text for people (the default), CSV of a table, or JSON."
         parser.add_argument("-f", "--format", choices=get_args(Format), default="text", help=forms)
-        cached = "Keep nothing of big traces in the user's cache, and read nothing from it."
+        cached = "Neither write nor read the cache of large traces."
         parser.add_argument("--no-cache", action="store_true", help=cached)
     return parser
 

@@ -33,7 +33,7 @@ __all__ = ["command_of", "opened"]
 #: Traces, and selections from them, that stay open.
 _OPEN = 4
 _TRACE = options.Option(
-    "trace", Path, "The trace; put -- before a name with a leading dash.", "TRACE", is_positional=True
+    "trace", Path, "Trace to read.", "TRACE", is_positional=True
 )
 
 
@@ -111,11 +111,11 @@ class More:
     Parameters
     ----------
     also_before : TRACE, optional
-        Another capture of what BEFORE is of; repeatable.
+        Another capture of the program before the change; repeatable.
     also_after : TRACE, optional
-        Another capture of what AFTER is of; repeatable.
+        Another capture of the program after the change; repeatable.
     match : REGEX, optional
-        The ranges that are steps. Default: ranges that are named like steps.
+        Ranges to treat as steps. Default: ranges that are named like steps.
     """
 
     also_before: list[Path] | None = None
@@ -124,7 +124,7 @@ class More:
 
 
 def diff(selection: Selection, before: Path, after: Path, more: More, *, top: int | None = None) -> "Diff":
-    """Compare two captures: what changed, by how much, and whether that is more than noise.
+    """Compare two captures, and separate changes from noise.
 
     Parameters
     ----------
@@ -153,11 +153,11 @@ class Kept:
     Parameters
     ----------
     baseline : FILE
-        What earlier runs measured; kept with the program.
+        File with the results of earlier runs; keep it in the repository.
     update : bool
-        Write the baseline: these runs replace the old ones.
+        Write the baseline, replacing earlier runs.
     add : bool
-        Write the baseline: these runs join the old ones.
+        Write the baseline, adding to earlier runs.
     """
 
     baseline: Path
@@ -177,7 +177,7 @@ def check(
     tolerance : float
         Largest change that passes: 0.05 is 5 %. The baseline may allow more.
     match : REGEX, optional
-        The ranges that are steps. Default: those named so.
+        Ranges to treat as steps. Default: ranges that are named like steps.
     """
     from nsightkit.analysis.compare import baseline as baselines
     from nsightkit.analysis.compare import runs as metrics
@@ -214,7 +214,7 @@ def ranks(
     scheduler: str | None = None,
     top: int | None = None,
 ) -> "Ranks":
-    """Find late ranks in a distributed job, what they cost the others, and why.
+    """Find late ranks in a distributed job, their cost, and its cause.
 
     Parameters
     ----------
@@ -258,12 +258,12 @@ def mcp() -> None:
 
 
 def convert(selection: Selection, trace: Path, out: Path, *, overwrite: bool = False) -> "Written":
-    """Write a trace, or a part of one, for a timeline viewer or as Parquet tables, without private data.
+    """Write a trace or a part of it, without private data, for Perfetto or as Parquet tables.
 
     Parameters
     ----------
     trace : TRACE
-        The trace; put -- before a name with a leading dash.
+        Trace to read.
     out : OUT
         NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder.
     overwrite : bool
@@ -288,12 +288,12 @@ def convert(selection: Selection, trace: Path, out: Path, *, overwrite: bool = F
 
 
 def report(selection: Selection, traces: list[Path], *, output: Path, overwrite: bool = False) -> "Written":
-    """Write one HTML file to send: the answer, tables and a timeline of one or more traces, without private data.
+    """Write an HTML file to share: verdict, tables and timeline of one or more traces, without private data.
 
     Parameters
     ----------
     traces : TRACE
-        Traces of any kind; several lie side by side.
+        Traces to show, side by side.
     output : FILE.HTML
         The page to write.
     overwrite : bool
@@ -318,7 +318,7 @@ def _written(document: "dict[str, Any]", traces: "list[Trace]") -> "Written":
 
 
 def demo(out: Path = Path("nsightkit-demo")) -> "Table":
-    """Write two real traces to try: ResNet-50 in training on a V100, before its loader had workers and after.
+    """Write two real traces to try: ResNet-50 training on a V100, without loader workers and with four.
 
     Parameters
     ----------
@@ -330,8 +330,11 @@ def demo(out: Path = Path("nsightkit-demo")) -> "Table":
 
     rows = []
     for case in cases.demo(out):
-        rows.append({"trace": str(case.path), "gpu": case.source["gpu"], "from": case.url})
-    return Table.of(rows)
+        row = {"trace": str(case.path), "gpu": case.source["gpu"], "from": case.source["repository"], "url": case.url}
+        rows.append(row)
+    before, after = (row["trace"] for row in rows)
+    notes = [f"Try: nsightkit verdict {before}", f"     nsightkit diff {before} {after}"]
+    return Table.of(rows, hidden=("url",), notes=notes)
 
 
 # ---------------------------------------------------------------- this machine, and arithmetic
@@ -353,7 +356,7 @@ def peaks(gpu: str | None = None, *, measure: bool = False, top: int | None = No
     Parameters
     ----------
     gpu : GPU, optional
-        As a driver or a trace names it. Default: all that are known.
+        Name of the GPU, as in the driver or a trace. Default: all known GPUs.
     measure : bool
         Measure this machine's GPU instead: a GEMM of each precision and a copy, half a minute.
     top : int, optional
@@ -378,7 +381,7 @@ def peaks(gpu: str | None = None, *, measure: bool = False, top: int | None = No
 
 
 def envelope(*, config: list[str] | None = None, top: int | None = None) -> "Table":
-    """Estimate parameters, memory and FLOPs of a model. Default: the matrix of ten configurations.
+    """Estimate parameters, memory and FLOPs of a model. Default: the guide's ten configurations.
 
     Parameters
     ----------
@@ -406,7 +409,7 @@ class Model:
     size : NAME, optional
         A model's size; repeatable. Default: small on a GPU, smoke without one.
     config : NAME, optional
-        A configuration of the matrix, or a control of one; repeatable.
+        One of the guide's configurations or controls; repeatable.
     ctx : N, optional
         Context length; repeatable. Default: the model's own.
     batch : int, optional
@@ -446,14 +449,14 @@ def bench(
     out_json: Path | None = None,
     overwrite: bool = False,
 ) -> "Bench":
-    """Time a language model's steps, each combination of the repeatable options in a separate process.
+    """Time the steps of a language model; each combination of options runs in its own process.
 
     Parameters
     ----------
     warmup : int
-        Steps before the first sample.
+        Warm-up steps.
     steps : int
-        Steps timed.
+        Timed steps.
     device : NAME, optional
         cpu, cuda or cuda:N. Default: a GPU if there is one.
     out_json : FILE, optional
@@ -525,7 +528,7 @@ class Recording:
 
 
 def capture_nsys(recording: Recording, words: "list[str]") -> "Written":
-    """Run a program under Nsight Systems; nsys gets every other option before the --."""
+    """Run a program under Nsight Systems; other options before the -- go to nsys."""
     from nsightkit.capture import nsys, profiling
 
     nsys_args, program = profiling.split(words)
@@ -533,7 +536,7 @@ def capture_nsys(recording: Recording, words: "list[str]") -> "Written":
 
 
 def capture_ncu(recording: Recording, words: "list[str]") -> "Written":
-    """Run a program under Nsight Compute, which replays its kernels; ncu gets every other option before the --."""
+    """Run a program under Nsight Compute; other options before the -- go to ncu."""
     from nsightkit.capture import ncu, profiling
 
     ncu_args, program = profiling.split(words)
@@ -543,7 +546,7 @@ def capture_ncu(recording: Recording, words: "list[str]") -> "Written":
 def capture_torch(
     recording: Recording, words: "list[str]", *, record_shapes: bool = False, with_stack: bool = False
 ) -> "Written":
-    """Run a whole Python program under torch.profiler.
+    """Run a Python program under torch.profiler.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ class Selection:
     device : int, optional
         Only GPU operations of device N.
     within : REGEX, optional
-        Only what was launched inside ranges of that name.
+        Only operations launched inside matching ranges.
     time : A:B, optional
         Only events that start in this window of the trace: ns, or with a unit (1.5ms:2s); a side may be empty.
     last_steps : int, optional
@@ -135,7 +135,7 @@ def _table(trace: "Trace", rows: "pd.DataFrame", top: int | None, **about: "Any"
 
 
 def summary(trace: "Trace") -> "Summary":
-    """Show how long, how busy and how dense the GPU's work was, and what was not recorded.
+    """Show the GPU's busy and idle time, and list what was not recorded.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def kernels(
     sort: Literal["time", "count"] = "time",
     top: int | None = None,
 ) -> "Table":
-    """Show which kernels took the GPU's time.
+    """Show the kernels, or kinds of kernels, with the most GPU time.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def where(
     graph_from: Path | None = None,
     top: int | None = None,
 ) -> "Table":
-    """Show which module, line, operator or range of the program the kernels' time belongs to.
+    """Show the modules, lines, operators or ranges that launched the kernels.
 
     Parameters
     ----------
@@ -250,13 +250,13 @@ def ranges(
     rule: Literal["window", "thread"] = "window",
     top: int | None = None,
 ) -> "Table":
-    """Show what each NVTX or record_function range cost, on the CPU and on the GPU.
+    """Show the time of each NVTX or record_function range, on the CPU and on the GPU.
 
     Parameters
     ----------
     trace : Trace
     match : REGEX, optional
-        Only ranges whose name this finds.
+        Only ranges with a matching name.
     rule : {"window", "thread"}
         Which GPU work counts: launched inside the range on its own thread (thread, as nsys does), or also by threads
         without ranges, such as autograd's, while it is open (window).
@@ -285,7 +285,7 @@ def ranges(
 
 
 def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | None = None) -> "Table":
-    """Explain why the GPU was idle: each gap has one cause, with evidence.
+    """Explain the GPU's idle time: one cause per gap, with evidence.
 
     Parameters
     ----------
@@ -293,7 +293,7 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
     min_us : float
         Leave out gaps shorter than this.
     each : bool
-        Every gap with its cause and evidence, not sums by cause.
+        List every gap with its cause and evidence.
     top : int, optional
         Only the first N rows. Default: all; text shows 20.
 
@@ -348,7 +348,7 @@ def verdict(trace: "Trace", *, gpu: str | None = None, all: bool = False) -> "Ve
 def whatif(
     trace: "Trace", *changes: str, without: str | None = None, scale: str | None = None, top: int | None = None
 ) -> "Table":
-    """Predict what a change would gain, by replaying the recorded run with it.
+    """Predict the gain of a change by replaying the recorded run with it.
 
     Parameters
     ----------
@@ -358,9 +358,9 @@ def whatif(
         no-start-up, no-recompilation, no-profiler, equal-ranks; several: each alone, then all together. Default: those
         of the first five that gain anything.
     without : REGEX, optional
-        GPU operations, ranges and operators whose name this finds take no time.
+        Set the duration of matching GPU operations, ranges and operators to zero.
     scale : REGEX=F, optional
-        GPU operations whose name this finds last F times their duration, such as 0.5.
+        Multiply the duration of matching GPU operations by F, such as 0.5.
     top : int, optional
         Only the first N rows. Default: all; text shows 20.
 
@@ -403,7 +403,7 @@ def _basis(replay: "WhatIf") -> list[str]:
 
 
 def memops(trace: "Trace", *, top: int | None = None) -> "Table":
-    """Show what copies and memsets moved, and how fast.
+    """Show bytes and bandwidth of copies and memsets.
 
     Parameters
     ----------
@@ -423,7 +423,7 @@ def memops(trace: "Trace", *, top: int | None = None) -> "Table":
 
 
 def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None, top: int | None = None) -> "Table":
-    """Show how close operators with recorded shapes came to the speed of light.
+    """Compare operators with the card's speed of light; needs recorded shapes.
 
     Parameters
     ----------
@@ -431,7 +431,7 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
     gpu : NAME, optional
         The card. Default: the card named in the trace.
     ceilings : FILE, optional
-        That card's own ceilings, as peaks --measure wrote them.
+        Measured ceilings of that card, from peaks --measure --format json.
     top : int, optional
         Only the first N rows. Default: all; text shows 20.
 
@@ -472,7 +472,7 @@ def _about_sol(rows: "pd.DataFrame", trace: "Trace") -> list[str]:
 
 
 def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table":
-    """Show the time spent in CUDA API calls, or in calls of the operating system.
+    """Show the time spent in CUDA API calls or in operating system calls.
 
     Parameters
     ----------
@@ -497,13 +497,13 @@ def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table
 def steps(
     trace: "Trace", *, match: str | None = None, weights_gb: float | None = None, top: int | None = None
 ) -> "Table":
-    """Show how long each step took, how busy the GPU was, what it served, and which steps stand out.
+    """Show the time, GPU busy time and tokens of each step, and mark outliers.
 
     Parameters
     ----------
     trace : Trace
     match : REGEX, optional
-        The ranges that are steps. Default: those named so.
+        Ranges to treat as steps. Default: ranges that are named like steps.
     weights_gb : GB, optional
         Weights that a decode step reads (active experts only), for the least time it can take on this card.
     top : int, optional
@@ -568,7 +568,7 @@ def _phase_text(phase: "dict[Any, Any]") -> str:
 
 
 def diff(before: "Trace", after: "Trace", *, top: int | None = None, **options: "Any") -> "Diff":
-    """Show what changed between two captures, by how much, and whether that is more than noise.
+    """Compare two captures, and separate changes from noise.
 
     Parameters
     ----------
@@ -586,7 +586,7 @@ def diff(before: "Trace", after: "Trace", *, top: int | None = None, **options: 
 
 
 def memory(snapshot: Path, *, device: int | None = None, at: str | None = None, top: int | None = None) -> "Memory":
-    """Show what the GPU's memory held at its peak, who allocated it, and what was lost between blocks.
+    """Show the contents of GPU memory at its peak, the lines that allocated them, and fragmentation.
 
     Parameters
     ----------
@@ -609,14 +609,14 @@ def memory(snapshot: Path, *, device: int | None = None, at: str | None = None, 
 
 
 def ncu(report: Path, *, kernel: str | None = None, within: str | None = None, top: int | None = None) -> "Counters":
-    """Show what bounds each kernel that Nsight Compute profiled, on what evidence, and what to try next.
+    """Show the limiter of each profiled kernel, the counters behind it, and next steps.
 
     Parameters
     ----------
     report : REPORT
         An .ncu-rep, or what ncu --csv --page=raw printed.
     kernel : REGEX, optional
-        Only kernels whose name this finds.
+        Only kernels with a matching name.
     within : REGEX, optional
         Only launches inside NVTX ranges of that name (ncu --nvtx).
     top : int, optional

@@ -126,6 +126,11 @@ class Verdict(Record):
         yield from self._sentences("Why", self["evidence"], top)
         yield from self._sentences("Doubts", self["against"], top)
 
+    def _repr_html_(self) -> str:
+        from nsightkit import card
+
+        return f"<style>{card.css()}</style>{card.html(self, self.about.title)}"
+
     def _sentences(self, heading: str, sentences: list[str], top: int | None) -> Iterator[str]:
         """List sentences below a heading, the first ones or all."""
         if sentences:

@@ -26,7 +26,7 @@ MAY = {
     "analysis.compare": {"trace", "analysis.core", "analysis.timeline", "analysis.verdict"},
     "capture": {"trace", "workloads", "analysis.roofline"},
     "plots": {"trace", "analysis", "table"},
-    "report": {"trace", "analysis", "plots", "questions", "table"},
+    "report": {"trace", "analysis", "plots", "questions", "table", "card"},
     "guide": {"trace", "workloads", "capture", "api"},
 }
 EVERYWHERE = {"", "errors", "safe", "hardware", "configurations", "version"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
 
 from measured import look_up
-from PIL import Image
 from sphinx.application import Sphinx
+from sphinx.util import rst
 
 #: Groups by what a page's answer rests on; the badge decides, so a page that gets a recording moves by itself.
 _SOLVED, _EXACT, _PREDICTED = "Solved on real traces", "Exact", "Predictions"
@@ -24,20 +25,13 @@ _CARD = """
       :link: {stem}
       :link-type: doc
       :class-card: nsightkit-card
-{figures}
+
       :badge:`{stem}.badge`
-{measure}
-      :measured:`{stem}.verdict`
+
+      {answer}
 """
-_MEASURE = """
-      Measure it: ``python examples/{stem}.py``
-"""
-_FIGURE = """
-      .. image:: images/thumb/{name}
-         :alt: A figure of the page
-         :class: only-{mode}
-         :loading: lazy
-"""
+#: What a reader's eye looks for; no part of a name such as H100 or ResNet-50.
+_NUMBER = re.compile(r"(?<![\w.,-])\d+(?:[.,]\d+)*(?:%|x\b| (?:[nmµ]?s|GB)\b)?(?!\w)")
 
 
 def _write(app: Sphinx) -> None:
@@ -52,8 +46,8 @@ def _write(app: Sphinx) -> None:
         parts.append("\n".join([f".. _{label}:", "", group, "-" * len(group), "", about]))
         if not pages:
             continue
-        cards = [_card(path, gallery / "images", group) for path in pages]
-        parts.append("\n".join([".. grid:: 1 2 2 3", "   :gutter: 3", *cards]))
+        cards = [_card(path) for path in pages]
+        parts.append("\n".join([".. grid:: 1 1 2 2", "   :gutter: 3", *cards]))
         trees += [
             ".. toctree::",
             "   :hidden:",
@@ -80,23 +74,15 @@ def _group(script: Path) -> str:
     return _EXACT if badge.startswith("exact") else _SOLVED
 
 
-def _card(script: Path, images: Path, group: str) -> str:
-    """Give the card of a page; its figure, where it has one, is kept small, for a light and for a dark page."""
-    source = script.read_text(encoding="utf-8")
-    chosen = re.search(r"^# sphinx_gallery_thumbnail_number = (\d+)$", source, re.MULTILINE)
-    number = int(chosen[1]) if chosen else 1
-    figures = ""
-    for mode, ending in (("light", ""), ("dark", "_dark")):
-        drawn = images / f"sphx_glr_{script.stem}_{number:03d}{ending}.png"
-        if drawn.is_file():
-            name = f"{script.stem}{ending}.png"
-            with Image.open(drawn) as image:
-                image.thumbnail((480, 480))
-                image.quantize(64, Image.Quantize.FASTOCTREE).save(images / "thumb" / name)
-            figures += _FIGURE.format(name=name, mode=mode)
-    docstring = ast.get_docstring(ast.parse(source)) or ""
-    measure = _MEASURE.format(stem=script.stem) if group == _PREDICTED else ""
-    return _CARD.format(title=docstring.splitlines()[0], stem=script.stem, figures=figures, measure=measure)
+def _card(script: Path) -> str:
+    """Give the card of a page: its question, its evidence, and the first sentence of its answer."""
+    docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    answer = ""
+    with contextlib.suppress(OSError, KeyError):
+        answer = look_up(f"{script.stem}.verdict")[0]
+    sentence = re.split(r"(?<=[.?]) (?=[A-Z])", answer)[0]
+    marked = _NUMBER.sub(r"\\ **\g<0>**\\ ", rst.escape(sentence))
+    return _CARD.format(title=docstring.splitlines()[0], stem=script.stem, answer=marked)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -134,9 +134,9 @@ class Settings:
     device : str, optional
         ``"cpu"`` or a CUDA device; by default CUDA when there is one.
     warmup : int
-        Steps before the first sample. With 0 the first sample includes all first-use costs.
+        Warm-up steps. With 0 the first sample includes all first-use costs.
     steps : int
-        Steps timed.
+        Timed steps.
     timeout_s : float
         Time limit of a cell.
     """

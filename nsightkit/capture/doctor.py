@@ -100,7 +100,7 @@ def _package(name: str, status: str, remedy: str) -> _Finding:
 def _gpu() -> _Finding:
     name = gpu_name()
     if name is None:
-        return "missing", "torch sees none", "without one, recordings are shown and workloads run small on the CPU"
+        return "missing", "torch sees none", "only capturing and measuring need one; reading traces does not"
     return "ok", name, ""
 
 

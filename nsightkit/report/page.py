@@ -13,13 +13,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from nsightkit import questions
+from nsightkit import card, questions
 from nsightkit.analysis.core.text import share_text, time_text
 from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import UsageError
 from nsightkit.plots.lanes import Most, all_lanes
 from nsightkit.plots.packing import pack, program, short
-from nsightkit.report.card import card_of
 from nsightkit.report.sides import Side, sides_of
 from nsightkit.report.tables import SECTIONS, Listing, Section, listings
 from nsightkit.safe import plain
@@ -106,11 +105,17 @@ def html(traces: Mapping[str, Trace], *, selection: str = "") -> str:
         title=title,
         selection=selection,
         sides=sides,
-        cards=[card_of(side.trace) for side in sides],
+        answers=[_answer(side) for side in sides],
         facts=[questions.summary(side.trace).facts() for side in sides],
         sections=_sections(sides),
         timeline=timeline.html(script=False),
     )
+
+
+def _answer(side: Side) -> tuple[Mapping[str, Any], Markup]:
+    """The verdict, and its card."""
+    verdict = questions.verdict(side.trace)
+    return verdict, Markup(card.html(verdict, unfolded=True))  # noqa: S704 - the card escapes what it shows
 
 
 def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing]]]:
@@ -137,6 +142,7 @@ def _rendered(**context: Any) -> str:
     environment.filters["digest"] = _digest
     folder = files("nsightkit.report")
     own = {name: (folder / f"report.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
+    own["css"] = card.css() + own["css"]
     template = environment.get_template("page.html")
     return template.render(**context, own=own, viewer=program(), version=__version__)
 
