@@ -197,7 +197,7 @@ if repo_url:
     html_theme_options["icon_links"] = [{"name": "Source", "url": repo_url, "icon": "fa-solid fa-code-branch"}]
 
 
-def _with_address(app, name, source):
+def _with_address(_app, _name, source):
     """Let visitors install from the repository, instead of from a clone."""
     text = re.sub(r"path/to/nsightkit(\[[\w,]+\])", rf"nsightkit\1 @ git+{repo_url}", source[0])
     source[0] = re.sub("path/to/nsightkit( +# your clone)?", f"git+{repo_url}", text)

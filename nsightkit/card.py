@@ -13,7 +13,6 @@ from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import share_text, time_text
 from nsightkit.safe import plain
 
-
 #: Parts of the time below this share round to nothing.
 SMALL = 0.001
 

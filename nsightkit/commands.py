@@ -32,9 +32,7 @@ __all__ = ["command_of", "opened"]
 
 #: Traces, and selections from them, that stay open.
 _OPEN = 4
-_TRACE = options.Option(
-    "trace", Path, "Trace to read.", "TRACE", is_positional=True
-)
+_TRACE = options.Option("trace", Path, "Trace to read.", "TRACE", is_positional=True)
 
 
 def command_of(function: "Callable[..., Any]") -> Command:

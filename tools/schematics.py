@@ -260,9 +260,9 @@ def symptoms() -> Drawing:
     drawing.text(196, 82, "yes", "end")
     drawing.text(564, 82, "no")
     drawing.arrow(230, 87, 150, 128)
-    drawing.arrow(530, 87, 610, 128)
+    drawing.arrow(530, 87, 585, 128)
     drawing.box(40, 130, 220, 34, OCHRE, "What does the GPU wait for?")
-    drawing.box(500, 130, 220, 34, OCHRE, "What fills the busy time?")
+    drawing.box(420, 130, 330, 34, OCHRE, "What fills the busy time?")
     left = (
         (VERMILION, "data", "gallery/02_starved_input_pipeline.html"),
         (PURPLE, "launches", "gallery/04_tiny_kernels.html"),
@@ -277,10 +277,12 @@ def symptoms() -> Drawing:
         (GREEN, "copies: pin, overlap, drop", "guide/kernels.html"),
         (RED, "one kernel: read its counters", "guide/inside_one_kernel.html"),
     )
-    for number, (colour, label, target) in enumerate(left):
-        drawing.link(60, 180 + 42 * number, 180, 32, colour, label, target)
-    for number, (colour, label, target) in enumerate(right):
-        drawing.link(460, 180 + 42 * number, 300, 32, colour, label, target)
+    for x, width, leaves in ((80, 180, left), (460, 290, right)):
+        stem = x - 24
+        drawing.parts.append(f'<path d="M{stem} 164V{196 + 42 * (len(leaves) - 1)}" stroke="{GREY}" stroke-width="1.3"/>')
+        for number, (colour, label, target) in enumerate(leaves):
+            drawing.arrow(stem, 196 + 42 * number, x, 196 + 42 * number)
+            drawing.link(x, 180 + 42 * number, width, 32, colour, label, target)
     return drawing
 
 

@@ -31,7 +31,7 @@ _CARD = """
       {answer}
 """
 #: What a reader's eye looks for; no part of a name such as H100 or ResNet-50.
-_NUMBER = re.compile(r"(?<![\w.,-])\d+(?:[.,]\d+)*(?:%|x\b| (?:[nmµ]?s|GB)\b)?(?!\w)")
+_NUMBER = re.compile(r"(?<![\w.,-])\d+(?:[.,]\d+)*(?:\\?%|x\b| (?:[nmµ]?s|GB)\b)?(?!\w)")
 
 
 def _write(app: Sphinx) -> None:
@@ -75,13 +75,15 @@ def _group(script: Path) -> str:
 
 
 def _card(script: Path) -> str:
-    """Give the card of a page: its question, its evidence, and the first sentence of its answer."""
+    """Give the card of a page: its question, its evidence, and its answer up to the first number."""
     docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
     answer = ""
     with contextlib.suppress(OSError, KeyError):
         answer = look_up(f"{script.stem}.verdict")[0]
-    sentence = re.split(r"(?<=[.?]) (?=[A-Z])", answer)[0]
-    marked = _NUMBER.sub(r"\\ **\g<0>**\\ ", rst.escape(sentence))
+    first, *others = re.split(r"(?<=[.?]) (?=[A-Z])", answer)
+    if others and not _NUMBER.search(first):
+        first = f"{first} {others[0]}"
+    marked = _NUMBER.sub(r"\\ **\g<0>**\\ ", rst.escape(first))
     return _CARD.format(title=docstring.splitlines()[0], stem=script.stem, answer=marked)
 
 

@@ -28,7 +28,7 @@ from nsightkit.hardware import GPUS, Gpu
 USABLE = 0.9
 #: Width, heads, MLP width and vocabulary of the layer whose operations are shown, and its cached tokens in decoding.
 WIDTH, HEADS, MLP, VOCABULARY, CACHED = 4096, 32, 14_336, 128_256, 4096
-_PRECISIONS = {"16-bit autocast": "bf16", "FP32": "fp32"}
+_PRECISIONS = {"bf16 autocast": "bf16", "fp32": "fp32"}
 _ATTENTION = {"fused": "sdpa", "unfused": "naive"}
 _MOMENTS = {"forward": "in the forward pass", "backward": "in the backward pass", "optimizer": "in the optimizer step"}
 
@@ -170,7 +170,7 @@ def roofline_grid() -> Grid:
         Axis("Card", [gpu.name for gpu in cards], [gpu.name for gpu in cards].index("H200 SXM")),
         Axis("Operation", names, names.index("gate and up projections")),
         Axis("Tokens at once", [f"{n:,}" for n in counts], 4, slides=True),
-        Axis("Precision", ["16 bits", "FP32"]),
+        Axis("Precision", ["bf16 or fp16", "fp32"]),
     )
     answers = []
     for card, name, count, is_fp32 in _settings(axes):
