@@ -279,7 +279,9 @@ def symptoms() -> Drawing:
     )
     for x, width, leaves in ((80, 180, left), (460, 290, right)):
         stem = x - 24
-        drawing.parts.append(f'<path d="M{stem} 164V{196 + 42 * (len(leaves) - 1)}" stroke="{GREY}" stroke-width="1.3"/>')
+        drawing.parts.append(
+            f'<path d="M{stem} 164V{196 + 42 * (len(leaves) - 1)}" stroke="{GREY}" stroke-width="1.3"/>'
+        )
         for number, (colour, label, target) in enumerate(leaves):
             drawing.arrow(stem, 196 + 42 * number, x, 196 + 42 * number)
             drawing.link(x, 180 + 42 * number, width, 32, colour, label, target)
