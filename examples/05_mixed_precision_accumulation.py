@@ -10,55 +10,49 @@ part of the sum needs more bits: the numbers that are added, or the total?
 """
 
 # %%
-# The symptom
-# -----------
+# The symptom: a total that stops
+# -------------------------------
 # A running sum hides in many places of a training loop: gradients accumulated
 # over small batches, a mean loss, a weight that is updated step by step. We
 # use the simplest one:
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 15 s
+# fold: Imports
+import pandas as pd
 import torch
+from _lib import accumulation, totals
+
+from nsightkit import plots
+from nsightkit.guide import headline, measure
+
+# %%
 
 
 def add_up(dtype, count=1000):
     """Add a hundredth to a total of this type, and keep each total."""
     total, addend = torch.zeros(2, dtype=dtype)
     addend += 0.01
-    totals = []
+    seen = []
     for _ in range(count):
         total += addend
-        totals.append(float(total))
-    return totals
+        seen.append(float(total))
+    return seen
 
+
+DTYPES = {"fp32": torch.float32}
+DTYPES |= {"fp16": torch.float16, "bf16": torch.bfloat16}
+sums = {kind: add_up(dtype) for kind, dtype in DTYPES.items()}
+totals.draw(sums, "A hundredth, added a thousand times (exact)")
 
 # %%
 # Predict: where does a total stop?
 # ---------------------------------
-# A floating-point type has a fixed number of significant bits. Between two
-# powers of two its numbers are evenly spaced, and the spacing doubles at each
-# power. Every result is rounded to the nearest of these numbers. With that we
-# can work out every sum on this page before adding anything.
-
-import math
-
-BITS = {"fp32": 24, "fp16": 11, "bf16": 8}
-
-
-def spacing(value, kind):
-    """Distance between the numbers of a type around a value."""
-    return 2.0 ** (math.frexp(value)[1] - BITS[kind])
-
-
-def rounded(value, kind):
-    """Give the nearest number of a type; a tie goes to the even one."""
-    step = spacing(value, kind)
-    return round(value / step) * step
-
-
-# %%
-# With bf16's eight bits, at which total does adding 0.01 change nothing? And
-# does an fp16 total, with eleven bits, reach 10?
+# A floating-point type has a fixed number of significant bits: 24 in fp32, 11
+# in fp16 and 8 in bf16. Between two powers of two its numbers are evenly
+# spaced, and the spacing doubles at each power. Every result is rounded to the
+# nearest of these numbers. With bf16's eight bits, at which total does adding
+# 0.01 change nothing? And does an fp16 total reach 10?
 #
 # .. dropdown:: Answer
 #
@@ -70,102 +64,29 @@ def rounded(value, kind):
 # %%
 # Evidence: can we predict every sum to the last bit?
 # ---------------------------------------------------
-# The same arithmetic on paper, for totals and addends of several types:
+# The bends of the bf16 line are at powers of two, where the spacing doubles,
+# and it goes flat at the total we predicted. That is one number. We can do the
+# same rounding on paper for each of the thousand additions, and compare with
+# the program. Its result is the same on a CPU and on a GPU:
 
-count, block = 1000, 25
-
-
-def running(total, added, block=1):
-    """Work out the total after each block of additions."""
-    held, now, totals = rounded(0.01, added), 0.0, []
-    for _ in range(count // block):
-        part = 0.0
-        for _ in range(block):
-            part = rounded(part + held, total)
-        now = rounded(now + part, total)
-        totals.append(now)
-    return totals
-
+predicted = totals.predicted()
+for kind, seen in sums.items():
+    same = sum(map(float.__eq__, seen, predicted[kind]))
+    print(f"{kind}: {seen[-1]:.4f}, {same} of {len(seen)} totals are equal")
 
 # %%
-# The sum of each combination, and where its error comes from:
+# On paper we can also mix types. Where does the error of each combination come
+# from?
 
-# fold: How the table is made
-import pandas as pd
-
-from nsightkit import plots
-
-TYPES = {  # of the total, of the addend
-    "fp32": ("fp32", "fp32"),
-    "fp16": ("fp16", "fp16"),
-    "fp32 of fp16": ("fp32", "fp16"),
-    "fp32 of widened fp16": ("fp32", "fp16"),
-    "bf16": ("bf16", "bf16"),
-    "fp32 of bf16": ("fp32", "bf16"),
-}
-predicted = {name: running(*types) for name, types in TYPES.items()}
-rows = []
-for name, (total, added) in TYPES.items():
-    if "widened" not in name:
-        of_addends = count * rounded(0.01, added)
-        row = {"total": total, "addends": added, "sum": predicted[name][-1]}
-        row["error of the addends"] = of_addends - 10
-        rows.append(row | {"error of adding": row["sum"] - of_addends})
-formats = dict.fromkeys(rows[0].keys() - {"total", "addends"}, "{:+z.4f}")
-plots.table(pd.DataFrame(rows), formats | {"sum": "{:.4f}"})
+errors = totals.errors(predicted)
+looks = dict.fromkeys(errors.columns[3:], "{:+z.4f}")
+plots.table(errors, looks | {"sum": "{:.4f}"})
 
 # %%
 # The addend is rounded once, when it is stored, and a thousand of them carry
 # that error a thousand times. An fp32 total adds almost nothing to it. A bf16
 # or fp16 total adds a new error in every addition, and that error is by far
 # the larger one.
-
-# fold: How the figure is drawn
-import matplotlib.pyplot as plt
-
-LOOKS = {"fp32": "#7d8590", "fp16": "#2f7fc1", "bf16": "#d9690f"}
-
-
-def draw_totals(series, title):
-    """Totals against the number of additions, named at their ends."""
-    figure, axes = plt.subplots(figsize=(7.6, 3.6), layout="constrained")
-    said = []
-    for (kind, totals), shift in zip(series.items(), (7, -7, 0), strict=True):
-        line = "--" if kind == "fp16" else "-"
-        axes.plot(totals, line, color=LOOKS[kind], lw=2)
-        end = (len(totals), totals[-1])
-        axes.annotate(
-            f"{kind}: {totals[-1]:.4f}",
-            end,
-            (6, shift),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
-        said.append(f"{kind} ends at {totals[-1]:.4f}")
-    axes.set(xlabel="additions", ylabel="total", xlim=(0, 1.2 * count))
-    axes.set_xticks(range(0, count + 1, 200))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, loc="left")
-    figure.set_label(f"{title}: {', '.join(said)}.")
-
-
-draw_totals(
-    {kind: predicted[kind] for kind in BITS},
-    "A hundredth, added a thousand times (exact)",
-)
-
-# %%
-# The bends are at powers of two, where the spacing doubles. The bf16 line goes
-# flat at the total we predicted. So far all of this is paper. Does the program
-# at the top of the page agree, in each of its thousand totals? Its result is
-# the same on a CPU and on a GPU:
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-for kind, dtype in zip(BITS, DTYPES, strict=True):
-    totals = add_up(dtype)
-    same = sum(map(float.__eq__, totals, predicted[kind]))
-    print(f"{kind}: {totals[-1]:.4f}, {same} of {count} totals are equal")
 
 # %%
 # Change one thing: the order
@@ -186,16 +107,14 @@ for kind, dtype in zip(BITS, DTYPES, strict=True):
 # By the same arithmetic:
 
 # fold: How the table is made
-in_blocks = {name: running(*types, block) for name, types in TYPES.items()}
-orders = {
-    "one chain": predicted,
-    f"blocks of {block}": in_blocks,
-}
+block = 25
+in_blocks = totals.predicted(block)
+orders = {"one chain": predicted, f"blocks of {block}": in_blocks}
 rows = [
-    {"order": name} | {kind: sums[kind][-1] for kind in BITS}
-    for name, sums in orders.items()
+    {"order": name} | {kind: seen[kind][-1] for kind in DTYPES}
+    for name, seen in orders.items()
 ]
-plots.table(pd.DataFrame(rows), dict.fromkeys(BITS, "{:.4f}"))
+plots.table(pd.DataFrame(rows), dict.fromkeys(DTYPES, "{:.4f}"))
 
 # %%
 # PyTorch's own ``sum`` and ``mean`` go further: they keep fp32 totals
@@ -209,7 +128,8 @@ plots.table(pd.DataFrame(rows), dict.fromkeys(BITS, "{:.4f}"))
 # -------
 # The total needs the bits. Rounding the addends costs a proportional error
 # once. Rounding the total costs an error in every addition, until an addition
-# no longer changes anything.
+# no longer changes anything. So keep every running total of your loop in fp32,
+# for addends of any type, and print it once next to a float64 sum.
 
 # %%
 # Limits
@@ -280,13 +200,7 @@ plots.table(pd.DataFrame(rows), dict.fromkeys(BITS, "{:.4f}"))
 # -------------
 # .. own-run::
 #
-# The same sums on a real device, and a matmul of the same addends. First in
-# one chain:
-
-# fold: How the runs are compared
-from _lib import accumulation
-
-from nsightkit.guide import headline, measure
+# The same sums on a real device, in one chain and in blocks.
 
 # Six chains of 1,000 additions that depend on each other: 6,000 launches of
 # 5 µs are 30 ms. The result does not depend on the device.
@@ -302,24 +216,10 @@ after = measure(
     gpu=dict(block=block),
     small=dict(block=block),
 )
-
-
-def totals_of(run, name):
-    """Give the running totals of one sum."""
-    return run.rows.loc[run.rows["sum"] == name, "total"].tolist()
-
-
 if before and after:
-    draw_totals(
-        {kind: totals_of(before, kind) for kind in BITS},
-        f"A hundredth, added a thousand times ({before.mode})",
-    )
+    title = f"A hundredth, added a thousand times ({before.mode})"
+    totals.draw({k: totals.of(before, k) for k in DTYPES}, title)
 before
-
-# %%
-# Then in blocks:
-
-after
 
 # %%
 # Each element of a matmul is also a sum of a thousand terms. If it equals the
@@ -327,26 +227,14 @@ after
 # than its operands have. That rules out a half-precision total; it does not
 # prove an fp32 one.
 
-# fold: How the table is made
-products = pd.DataFrame()
-if before and after:
-    rows = []
-    for kind in ("fp16", "bf16"):
-        inside = totals_of(before, f"fp32 of {kind}")[-1]
-        row = {"operands": kind, "with an fp32 total": rounded(inside, kind)}
-        row["with a total of its type"] = totals_of(before, kind)[-1]
-        row["matmul"] = totals_of(before, f"matmul {kind}")[0]
-        rows.append(row)
-    products = pd.DataFrame(rows)
-formats = dict.fromkeys(products.columns[1:], "{:.4f}")
-plots.table(products, formats) if len(products) else None
+matmuls = totals.matmuls(before) if before and after else pd.DataFrame()
+looks = dict.fromkeys(matmuls.columns[1:], "{:.4f}")
+plots.table(matmuls, looks) if len(matmuls) else None
 
 # %%
-# The answer from the runs, bit by bit:
-
 # fold: How the answer is put together
-last = {kind: predicted[kind][-1] for kind in BITS}
-now = {kind: in_blocks[kind][-1] for kind in BITS}
+last = {kind: seen[-1] for kind, seen in predicted.items()}
+now = {kind: seen[-1] for kind, seen in in_blocks.items()}
 answer = (
     f"instead of 10, the sum is {last['fp32']:.4f} in fp32, "
     f"{last['fp16']:.4f} in fp16 and {last['bf16']:.4f} in bf16. Added in "
@@ -355,13 +243,7 @@ answer = (
 )
 said = ""
 if before and after:
-    right = 0
-    for name in TYPES:
-        right += totals_of(before, name)[-1] == predicted[name][-1]
-        right += totals_of(after, name)[-1] == in_blocks[name][-1]
-    count_of_sums = 2 * len(TYPES)
-    said = (
-        f"{answer} {right} of {count_of_sums} sums match the prediction "
-        "exactly."
-    )
+    right = totals.right(before, last) + totals.right(after, now)
+    said = f"{answer} {right} of {2 * len(last)} sums match the prediction "
+    said += "exactly."
 findings = headline(said, before, after, otherwise=answer, badge="exact")

@@ -31,43 +31,16 @@ phase?
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 90 s
-# fold: How the step is made
+# fold: How the step is made and drawn
 import pandas as pd
-from _lib import synthetic
+from _lib import two_clocks
 
 from nsightkit import plots
 from nsightkit.analysis.timeline import phases
+from nsightkit.guide import case, headline, measure
+from nsightkit.workloads import lm
 
-main, autograd = synthetic.MAIN, synthetic.AUTOGRAD
-plan = {  # phase: launching thread, launches, time between, kernel, its name
-    "forward": (main, 60, 25_000, 50_000, "128x256"),
-    "backward": (autograd, 120, 10_000, 55_000, "256x128"),
-    "optimizer": (main, 10, 10_000, 40_000, None),
-}
-gemm = "void cutlass::Kernel2<tensorop_bf16_s16816gemm_{}_nn>(T1::Params)"
-adam = "void multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>(T1)"
-events = synthetic.Events()
-now, free, true_ns = 1_000, 0, {}
-for phase, (thread, launches, every_ns, kernel_ns, tile) in plan.items():
-    begin = now
-    if phase == "optimizer":  # a value is read back first
-        now = max(now, free) + 5_000
-        events.wait("cudaStreamSynchronize", begin + 500, now)
-    for _ in range(launches):
-        now += every_ns
-        call = events.call("cudaLaunchKernel", now - 4_000, now, thread)
-        start = max(now + 1_500, free)
-        free = start + kernel_ns
-        name = gemm.format(tile) if tile else adam
-        events.kernel(name, start, free, call)
-    events.range(phase, begin, now + 100)
-    now += 200
-    true_ns[phase] = launches * kernel_ns
-events.range("step", 900, now)
-one_step = events.trace()
-
-# %%
-
+one_step, true_ns = two_clocks.one_step()
 window = phases.summary(one_step).set_index("phase")
 thread = phases.summary(one_step, rule="thread").set_index("phase")
 plots.share_bars(
@@ -109,8 +82,6 @@ plots.share_bars(
 # --------------------------------------------
 # The parts of attention in three passes, as the program's author marked them:
 
-from nsightkit.guide import case
-
 annotated = case("a100-cuda-graphs", "eager-nvtx")
 loop = annotated.trace.within("^benchmark_loop$")
 ranges = loop.ranges().set_index("name")
@@ -129,21 +100,11 @@ annotated
 # the loop by itself, in order:
 
 # fold: How the kernels of each softmax are found
-import numpy as np
-
-marked = loop["ranges"].query("name == 'computing softmax'")
-marked = marked.sort_values("start_ns")
-calls = loop["calls"][["correlation", "start_ns"]]
-kernels = loop["kernels"][["correlation", "start_ns", "end_ns"]]
-launched = kernels.merge(calls, on="correlation", suffixes=("", "_call"))
-place = np.searchsorted(marked["start_ns"], launched["start_ns_call"]) - 1
-ends = marked["end_ns"].to_numpy()[place]
-inside = (place >= 0) & (launched["start_ns_call"] < ends)
-ran = (launched["end_ns"] - launched["start_ns"])[inside]
+softmaxes = two_clocks.instances(loop, "computing softmax")
 plots.step_times(
     {
-        "CPU time": marked["end_ns"] - marked["start_ns"],
-        "GPU busy time": ran.groupby(place[inside]).sum(),
+        "CPU time": softmaxes.cpu_ns,
+        "GPU busy time": softmaxes.gpu_ns,
     },
     each="softmax",
     title="Each softmax of three passes, A100 (case file)",
@@ -208,7 +169,7 @@ table = pd.DataFrame(
         "GPU, rule window (ms)": window["gpu_ns"] / 1e6,
         "GPU, rule thread (ms)": thread["gpu_ns"] / 1e6,
     }
-).reindex([*plan, phases.UNATTRIBUTED])
+).reindex([*true_ns, phases.UNATTRIBUTED])
 table = table.fillna({"true (ms)": 0}).rename_axis("phase").reset_index()
 plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 
@@ -303,9 +264,6 @@ downloads = {
 # With unfused attention we expect the backward pass to take between 1.6 and
 # 1.7 forward passes.
 
-from nsightkit.guide import headline, measure
-from nsightkit.workloads import lm
-
 # 8,192 tokens: 12.8 TFLOP, or 30 to 40 ms. Written out, attention makes a
 # matrix of 134 M scores in each layer. That is 537 MB in fp32, which about ten
 # kernels read or write in either direction: 12 ms more in the forward pass
@@ -333,53 +291,25 @@ after = measure(
 before
 
 # %%
-# The phases on both clocks. The last row is the time outside all phases.
+# The phases of the first run on both clocks, and time per phase with either
+# attention. The last row is the time outside all phases.
 
-
-# fold: How the table is made
-def per_step(trace):
-    """Phases with their CPU and GPU time in a mean step."""
-    table, count = phases.summary(trace), len(trace.steps())
-    return pd.DataFrame(
-        {
-            "phase": table["phase"],
-            "CPU (ms)": table["cpu_ns"] / count / 1e6,
-            "GPU (ms)": table["gpu_ns"] / count / 1e6,
-            "kernels": table["kernel_count"] / count,
-            "share of GPU busy": table["share_of_busy"],
-        }
-    )
-
-
+# fold: How the table and the figures are made
+runs = {"unfused": before, "fused": after}
+on_gpu = before.trace.recorded("kernels")
 shown = pd.DataFrame()
 if before and after:
-    shown = per_step(before.trace)
-plots.table(shown, missing="no GPU") if len(shown) else None
-
-# %%
-# Time per phase and step times, with either attention:
-
-# fold: How the figures are drawn
-on_gpu = before.trace.recorded("kernels")
-clock = "GPU (ms)" if on_gpu else "CPU (ms)"
-if before and after:
-    times = {}
-    for run, how in ((before, "unfused"), (after, "fused")):
-        phase_times = per_step(run.trace).set_index("phase")[clock]
-        times[how] = phase_times.astype(float) * 1e6
+    shown = two_clocks.per_step(before.trace)
     plots.stacks(
-        times,
+        {name: two_clocks.phase_ns(run) for name, run in runs.items()},
         title=f"Phases with either attention ({after.mode})",
         axis="GPU busy time per step" if on_gpu else "CPU time per step",
     )
     plots.step_times(
-        {
-            "unfused": before.values("step_ns"),
-            "fused": after.values("step_ns"),
-        },
+        {name: run.values("step_ns") for name, run in runs.items()},
         title=f"Step times with either attention ({after.mode})",
     )
-after
+plots.table(shown, missing="no GPU") if len(shown) else None
 
 # %%
 # **Do two profilers agree?** PyTorch's profiler and Nsight Systems both learn
@@ -387,69 +317,15 @@ after
 # differences. CPU times need not: PyTorch's profiler records each operator,
 # which takes time.
 
-# fold: How they are compared
-compared = pd.DataFrame()
-if before.nsys_trace is not None:
-    columns = ["phase", "CPU (ms)", "GPU (ms)", "kernels"]
-    compared = per_step(before.trace)[columns].merge(
-        per_step(before.nsys_trace)[columns],
-        on="phase",
-        suffixes=(", torch.profiler", ", Nsight Systems"),
-    )
-elif "notice" in before.provenance.get("nsys", {}):
-    print("not under Nsight Systems:", before.provenance["nsys"]["notice"])
+compared = two_clocks.two_profilers(before)
 plots.table(compared) if len(compared) else None
 
 # %%
-# The answer from the two runs: how long backward takes, and which part of
-# attention takes the most time for its FLOPs:
-
 # fold: How the answer is put together
-PARTS = ["qkv_projections", "rope", "qk_mask", "softmax", "attention_v"]
-PARTS += ["output_projection"]
-
-
-def part_flops(sizes):
-    """FLOPs of attention's forward parts; two of them have no matmul."""
-    tokens = sizes["batch"] * sizes["context"]
-    projection = 2 * sizes["layers"] * tokens * sizes["d_model"] ** 2
-    scores = 2 * sizes["layers"] * tokens * sizes["context"] * sizes["d_model"]
-    flops = [3 * projection, 0, scores, 0, scores, projection]
-    return pd.Series(flops, index=PARTS)
-
-
-def part_times(run):
-    """Time of attention's forward parts."""
-    table = run.trace.ranges(match=f"^({'|'.join(PARTS)})$").set_index("name")
-    return table["gpu_ns" if on_gpu else "total_ns"].reindex(PARTS)
-
-
-said = ""
-if before and after:
-    spent = per_step(before.trace).set_index("phase")[clock]
-    ratio = float(spent["backward"] / spent["forward"])
-    as_expected = 1.6 <= round(ratio, 1) <= 1.7
-    took = part_times(before).astype(float).fillna(0)
-    took_share = took / took.sum()
-    flops_share = part_flops(before.parameters)
-    flops_share /= flops_share.sum()
-    most = (took_share - flops_share).idxmax()
-    was, now = before.median("step_ns"), after.median("step_ns")
-    said = (
-        f"with unfused attention, backward takes {ratio:.1f}x as long as "
-        f"forward, {'as' if as_expected else 'not as'} expected. {most} "
-        f"takes {took_share[most]:.0%} of attention's forward time and has "
-        f"{flops_share[most]:.0%} of its FLOPs. A step takes "
-        f"{was / 1e6:.1f} ms unfused and {now / 1e6:.1f} ms fused."
-    )
-
 softmax = shares.loc["computing softmax"]
 whole_attention = parts["gpu_ns"].sum() / loop.summary()["busy_ns"]
-late = (marked["end_ns"] - marked["start_ns"]).to_numpy() > 1_000_000
-begun = marked["start_ns"].iloc[late.argmax()]
-waiting = (launched["start_ns_call"] < begun) & (launched["end_ns"] > begun)
 findings = headline(
-    said,
+    two_clocks.answer(before, after) if before and after else "",
     before,
     after,
     otherwise=(
@@ -462,6 +338,6 @@ findings = headline(
     badge=annotated.label,
     attention=whole_attention,
     without=1 / (1 - whole_attention),
-    ahead=float(late.argmax()),
-    queued=float(waiting.sum()),
+    ahead=softmaxes.ahead,
+    queued=softmaxes.queued,
 )

@@ -10,56 +10,53 @@ it gains?
 """
 
 # %%
-# The symptom
-# -----------
-# A language model with 2.7 billion parameters was recorded on an A100. Where a
-# program names no precision, PyTorch computes in fp32. TF32, in which tensor
-# cores multiply fp32 matrices with shortened mantissas, is off by default:
-#
-# .. code-block:: python
-#
-#    model = Transformer(...).to("cuda")
-#    logits = model(tokens)
+# The symptom: no tensor core in sight
+# ------------------------------------
+# Where a program names no precision, PyTorch computes in fp32, and TF32, in
+# which tensor cores multiply fp32 matrices with shortened mantissas, is off by
+# default. So which unit do real programs use? Here are five that others
+# recorded. The name of a kernel from one of the common libraries reveals its
+# unit:
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 90 s
-import re
-
-import pandas as pd
+# fold: How the kernels are told apart
+from _lib import precisions
 
 from nsightkit import hardware, plots
-from nsightkit.guide import case
+from nsightkit.guide import case, headline, measure
+from nsightkit.workloads import lm
 
-model = case("a100-cuda-graphs", "eager")
-card = hardware.find(model.source["gpu"])
-model
+CASES = {
+    "2.7 B model, A100": ("a100-cuda-graphs", "eager"),
+    "ResNet-50, V100": ("v100-starved-loader", "workers-4"),
+    "copying job, H100": ("h100-all-copies", "two-gpus-1s"),
+    "TimeSformer, H100": ("odd-tokens", "timesformer-h100"),
+    "Qwen, H100": ("two-cards", "qwen-h100"),
+}
+bars = {}
+for program, which in CASES.items():
+    kernels = case(*which).trace.kernels()
+    units = map(precisions.unit, kernels["name"], kernels["category"])
+    shares = kernels.groupby(list(units))["share"].sum()
+    bars[program] = shares.sort_index(ascending=False)
+plots.share_bars(bars, title="Kernel time by unit (case file)")
 
 # %%
-# The peaks of that card in its datasheet, for dense matrices:
-
-# fold: How the table is made
-peaks = pd.DataFrame(
-    [(p.unit, p.tflops, p.tflops / card.peak("fp32").tflops)
-     for p in card.peaks],
-    columns=["precision", "peak (TFLOP/s)", "vs. fp32"],
-)  # fmt: skip
-plots.table(peaks, {"vs. fp32": "{:.0f}x"})
+# Three of the five run their matmuls in fp32 on the ordinary cores, two of
+# those on cards whose tensor cores support TF32. (A V100 has neither TF32 nor
+# bf16, but fp16. The ResNet in this figure is the guide's
+# :ref:`worked example <example-left>`.) A GPU can be full of work on the wrong
+# unit, and no utilization shows it.
 
 # %%
 # Predict: how much faster is a step?
 # -----------------------------------
 # Only matmuls and attention run on tensor cores. If they are a share ``g`` of
 # the time and get ``r`` times faster, Amdahl's law gives the speedup of the
-# step. The rest moves bytes. bf16 halves them at most, so ``rest`` is two at
-# most:
-
-
-def gain(g, r, rest=1):
-    """Speed-up of a step whose share g gets r times and the rest times."""
-    return 1 / (g / r + (1 - g) / rest)
-
-
-# %%
+# step: 1 / (g / r + (1 - g)). The rest moves bytes, and bf16 halves them at
+# most.
+#
 # Half of a step is matmuls. How much faster can TF32 make it, which multiplies
 # eight times faster? And bf16, with sixteen?
 #
@@ -76,50 +73,12 @@ def gain(g, r, rest=1):
 #    gradients. Any other difference has to be measured, and repeated.
 
 # %%
-# Evidence: which unit ran the matmuls?
-# -------------------------------------
-# The name of a kernel from one of the common libraries reveals its unit:
+# Evidence: what could the first program gain?
+# --------------------------------------------
+# The language model on the A100 has 2.7 billion parameters. All of its GEMMs
+# have "sgemm" in their names, single precision:
 
-TENSOR = r"tensorop|hmma|s1688|s16816|bf16bf16|f16f16|nvjet|flash|fmha"
-ORDINARY = r"sgemm|scudnn|ffma|<float"
-
-
-def unit(name, category):
-    """Tell from a kernel's name which unit of the GPU multiplies."""
-    if category in ("GEMM", "attention") and re.search(TENSOR, name):
-        return "tensor cores, bf16 or fp16"
-    if category == "GEMM" and re.search(ORDINARY, name):
-        return "ordinary cores, fp32"
-    return "(other kernels)"
-
-
-# %%
-# Five programs recorded by others, and the time of their kernels:
-
-CASES = {
-    "2.7 B model, A100": ("a100-cuda-graphs", "eager"),
-    "ResNet-50, V100": ("v100-starved-loader", "workers-4"),
-    "copying job, H100": ("h100-all-copies", "two-gpus-1s"),
-    "TimeSformer, H100": ("odd-tokens", "timesformer-h100"),
-    "Qwen, H100": ("two-cards", "qwen-h100"),
-}
-bars = {}
-for program, which in CASES.items():
-    kernels = case(*which).trace.kernels()
-    units = map(unit, kernels["name"], kernels["category"])
-    shares = kernels.groupby(list(units))["share"].sum()
-    bars[program] = shares.sort_index(ascending=False)
-plots.share_bars(bars, title="Kernel time by unit (case file)")
-
-# %%
-# Three of the five run their matmuls in fp32 on the ordinary cores, two of
-# those on cards whose tensor cores support TF32. (A V100 has neither TF32 nor
-# bf16, but fp16. The ResNet in this figure is the guide's
-# :ref:`worked example <example-left>`.) A GPU can be full of work on the wrong
-# unit, and no utilization shows it.
-#
-# All of the model's GEMMs have "sgemm" in their names, single precision:
-
+model = case("a100-cuda-graphs", "eager")
 named = model.trace.kernels().query("category == 'GEMM'")
 plots.table(named[["name", "count", "share"]])
 
@@ -128,20 +87,17 @@ plots.table(named[["name", "count", "share"]])
 # with its matmuls sped up by the ratio of the peaks and everything else
 # unchanged. The replay also knows whether launches can keep up.
 
+# fold: How the table is made
+card = hardware.find(model.source["gpu"])
 g = bars["2.7 B model, A100"]["ordinary cores, fp32"]
-rows = []
-for kind in ("tf32", "bf16"):
-    r = card.peak(kind).tflops / card.peak("fp32").tflops
-    played = model.trace.whatif(scale=f"sgemm={1 / r}")["speedup"].iloc[0]
-    halved = gain(g, r, 2) if kind == "bf16" else None
-    rows.append((kind, r, gain(g, r), played, halved))
-names = ["precision", "matmuls", "Amdahl", "replay", "rest halved, too"]
-bounds = pd.DataFrame(rows, columns=names).set_index("precision")
-shown = dict.fromkeys(names[1:], "{:.1f}")
-plots.table(bounds.reset_index(), shown, missing="not in TF32")
+bounds = precisions.bounds(model.trace, card, g)
+looks = dict.fromkeys(bounds.columns, "{:.1f}")
+plots.table(bounds.reset_index(), looks, missing="not in TF32")
+model
 
 # %%
-# All columns but the first are speedups.
+# The first column is the ratio of the peaks in the card's datasheet, and the
+# others are speedups of the whole pass.
 
 # %%
 # Change one thing: the precision
@@ -158,34 +114,17 @@ plots.table(bounds.reset_index(), shown, missing="not in TF32")
 # fp16 has a small range, and its training needs a
 # ``torch.amp.GradScaler("cuda")``; bf16 does not.
 #
-# And memory? Autocast casts the inputs of matmuls and keeps weights, gradients
-# and the optimizer's moments in fp32. It even adds copies of the weights. Only
-# the activations kept for backward can shrink. We count the model that this
-# page measures on a GPU, from formulas:
-
-# fold: How the ledger is worked out
-from nsightkit.analysis.roofline.envelope import envelope
-from nsightkit.configurations import Configuration
-
-SIZES = dict(batch=8, context=512, d_model=1024, layers=24, d_ff=4096)
-SIZES |= dict(heads=16, vocabulary=10_000)
-counted = envelope(Configuration(name="cell", intent="", **SIZES))
-ledger = {
-    "weights, gradients, AdamW: fp32 as before": counted.state_bytes,
-    "bf16 copies of the weights: added": counted.cache_bytes,
-    "activations: in bf16": counted.activation_bytes,
-    "logits and loss": counted.logits_bytes,
-}
-rows = [(name, size / 1e9) for name, size in ledger.items()]
-plots.table(pd.DataFrame(rows, columns=["with bf16 autocast", "GB"]))
+# And memory? Autocast keeps weights, gradients and the optimizer's moments in
+# fp32, and adds copies of the weights: :doc:`06_what_autocast_casts` counts
+# what is left to save.
 
 # %%
 # Verdict
 # -------
 # A bf16 step is not sixteen times faster, because only part of it is matmuls.
 # It can still be several times faster, and one line decides whether the
-# matmuls use the tensor cores. Look at the kernels' names before anything
-# else.
+# matmuls use the tensor cores. Look for ``sgemm`` in the names of your kernels
+# before anything else.
 
 # %%
 # Limits
@@ -235,7 +174,7 @@ downloads = {"the model in fp32, case file": model.trace}
 #       because ``ffma`` is the fp32 multiply-add. In the second name
 #       ``align1`` means that the kernel cannot assume any alignment beyond one
 #       element, so it loads one element at a time:
-#       :doc:`10_ten_configurations`.
+#       :doc:`15_ceilings_and_rooflines`.
 #
 # 2. In TimeSformer's trace the matmuls already run in bf16. How much can a
 #    faster precision still gain there?
@@ -264,12 +203,11 @@ downloads = {"the model in fp32, case file": model.trace}
 # The same training step in fp32, TF32, bf16 and fp16, and bf16 twice: the
 # difference between the two bf16 runs is chance.
 
-from nsightkit.guide import headline, measure
-from nsightkit.workloads import lm
-
 # 4,096 tokens: 10.2 TFLOP a step. fp32 on ordinary cores: 0.2 s at
 # 50 TFLOP/s. TF32: 35 to 45 ms. bf16: 23 to 30 ms, against
 # 24 layers x 125 launches x 5 µs = 15 ms for the CPU: the GPU is the slower.
+SIZES = dict(batch=8, context=512, d_model=1024, layers=24, d_ff=4096)
+SIZES |= dict(heads=16, vocabulary=10_000)
 SMALL = dict(batch=4, context=64, d_model=64, layers=2, d_ff=384)
 SMALL |= dict(heads=4, vocabulary=512)
 RUNS = {
@@ -292,108 +230,34 @@ runs["fp32"]
 
 # %%
 # A CPU has no tensor cores, so only a GPU's times in other precisions are
-# shown.
-
+# shown. We widen the interval of fp16 against bf16 by the difference between
+# the two bf16 runs (:doc:`/definitions`, "Noise").
 
 # fold: How the table and the figure are made
-from nsightkit.analysis.timeline import kernels as gpu_kernels
-
-
-def categories(run):
-    """Time per step and kind of work of the GPU's kernels."""
-    table = gpu_kernels.summary(run.trace, by="category").set_index("name")
-    return table["total_ns"] / len(run.trace.steps())
-
-
 complete = all(runs.values())
 on_gpu = complete and all(run.gpu for run in runs.values())
-kind_ns, table = {}, pd.DataFrame()
 if complete:
-    rows = []
-    for name, run in runs.items():
-        kinds = kind_ns[name] = categories(run)
-        row = {"precision": name}
-        if on_gpu:
-            step_ns = run.median("step_ns")
-            row["median step (ms)"] = step_ns / 1e6
-            row["times fp32"] = runs["fp32"].median("step_ns") / step_ns
-            row["peak (GB)"] = run.median("peak_bytes") / 1e9
-            row["share in GEMMs"] = kinds.get("GEMM", 0) / kinds.sum()
-        rows.append(row)
-    table = pd.DataFrame(rows)
-    mode = runs["fp32"].mode
-    plots.share_bars(kind_ns, title=f"A step by kind of work ({mode})")
-plots.table(table) if complete else None
+    title = f"A step by kind of work ({runs['fp32'].mode})"
+    kind_ns = {n: precisions.by_kind(run) for n, run in runs.items()}
+    plots.share_bars(kind_ns, title=title)
+plots.table(precisions.table(runs)) if on_gpu else None
 
 # %%
-
-runs["bf16"]
-
-# %%
-# The answer from the runs. We widen the interval of fp16 against bf16 by the
-# difference between the two bf16 runs (:doc:`/definitions`, "Noise").
-
 # fold: How the answer is put together
-from nsightkit.analysis.core import noise
-from nsightkit.errors import UsageError
-
-
-def tensor_core_gain(run):
-    """Peak of bf16 over fp32's on the GPU of a run; None if unknown."""
-    try:
-        own = hardware.find(run.gpu or "")
-    except UsageError:
-        return None
-    bf16 = own.peak("bf16")
-    return None if bf16 is None else bf16.tflops / own.peak("fp32").tflops
-
-
-def bound_of(run):
-    """Speedup that bf16 can bring, from Amdahl's law and a replay."""
-    times = tensor_core_gain(run)
-    if times is None:
-        return "no bound known"
-    pattern = "gemm|gemv|nvjet|cutlass|cublas|attention|flash|fmha"
-    replay = run.trace.whatif(scale=f"{pattern}={1 / times:.3f}")
-    products = kind_ns["fp32"].reindex(["GEMM", "attention"]).sum()
-    share = min(products / run.median("step_ns"), 1)
-    bound = f"at most {gain(share, times, 2):.1f}"
-    speedup = replay["speedup"].iloc[0]
-    return bound if pd.isna(speedup) else f"{bound}, replay {speedup:.1f}"
-
-
-def fp16_against_bf16():
-    """Tell how much longer fp16 takes than two runs in bf16 from noise."""
-    steps = {name: run.values("step_ns") for name, run in runs.items()}
-    return noise.judge([steps["bf16"], steps["bf16, again"]], [steps["fp16"]])
-
-
 said = "a CPU has no tensor cores; times are not compared."
 if on_gpu:
-    faster = table.set_index("precision")["times fp32"]
-    share = table.set_index("precision")["share in GEMMs"]
-    differ = fp16_against_bf16()
-    apart = differ.value / runs["bf16"].median("step_ns")
-    said = (
-        f"a step in TF32, bf16 and fp16 is {faster['tf32']:.2f}x, "
-        f"{faster['bf16']:.2f}x and {faster['fp16']:.2f}x faster than in "
-        f"fp32 (bf16 expected: {bound_of(runs['fp32'])}). GEMMs are "
-        f"{share['fp32']:.0%} of the time in fp32 and {share['bf16']:.0%} in "
-        f"bf16. fp16 takes {abs(apart):.1%} "
-        f"{'more' if apart > 0 else 'less'} time than bf16, which is "
-        f"{'' if differ.word == noise.CHANGED else 'not '}more than noise."
-    )
+    said = precisions.answer(runs)
 tf32 = bounds.loc["tf32"]
 fast = bars["TimeSformer, H100"]["tensor cores, bf16 or fp16"]
 findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"a language model on an A100 spent {g:.0%} of its kernel time in "
-        "fp32 matmuls on ordinary cores. TF32 multiplies "
-        f"{tf32['matmuls']:.0f}x faster there. The rest stays as it was, so "
-        f"the whole pass would be {tf32['replay']:.1f}x faster at most "
-        "(replay). bf16 and fp16 have the same peak."
+        f"only its matmuls become faster. A language model on an A100 spent "
+        f"{g:.0%} of its kernel time in fp32 matmuls on ordinary cores. TF32 "
+        f"multiplies {tf32['matmuls']:.0f}x faster there. The rest stays as "
+        f"it was, so the whole pass would be {tf32['replay']:.1f}x faster at "
+        "most (replay)."
     ),
     badge=model.label,
     timesformer=fast,

@@ -48,11 +48,16 @@ allocated it.
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 60 s
-from _lib import figures
+# fold: Imports
+import torch
+from _lib import autocast_types, figures, leak, leaked
 
 from nsightkit import plots
 from nsightkit.analysis.memory import snapshot as snapshots
-from nsightkit.guide import case
+from nsightkit.guide import case, headline, measure
+
+# %%
+
 
 step = case("memory-snapshot", "step")
 account = snapshots.summary(step.snapshot)
@@ -101,65 +106,29 @@ plots.bars(
 # We have no recording of the leak yet, so we count it. ``saved_tensors_hooks``
 # lists the tensors in its graph, on any machine:
 
-import torch
-from torch.autograd.graph import saved_tensors_hooks
 
-
-def kept(logits):
-    """Bytes that the graph of the entropy holds for each logit."""
-    storages = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        logarithms = logits.float().log_softmax(-1)
-        entropy = -(logarithms.exp() * logarithms).sum(-1).mean()
-    del entropy
-    return sum(storages.values()) / logits.numel()
+def entropy(logits):
+    """What the hook keeps."""
+    logarithms = logits.float().log_softmax(-1)
+    return -(logarithms.exp() * logarithms).sum(-1).mean()
 
 
 logits = torch.randn(512, 4096, dtype=torch.bfloat16, requires_grad=True)
-print(f"{kept(logits):.0f} bytes per logit with the graph")
-print(f"{kept(logits.detach()):.0f} bytes without it")
+for name, given in ("with", logits), ("without", logits.detach()):
+    kept = autocast_types.saved_by(entropy, given).sum() / logits.numel()
+    print(f"{kept:.0f} bytes per logit {name} the graph")
 
 # %%
 # Two fp32 tensors of tokens by vocabulary, every step. For the model that this
 # page runs on a GPU, with a limit that we set low on purpose, the peak of each
 # step becomes:
 
+# fold: How the figure is drawn
 sizes = dict(batch=8, context=1024, d_model=1024, layers=4, d_ff=4096)
 sizes |= dict(heads=16, vocabulary=32_000)
 limit_bytes = 16_000_000_000
-
-# fold: How the figure is drawn
-import dataclasses
-
-import pandas as pd
-
-from nsightkit.analysis.memory import ledger
-from nsightkit.configurations import find
-
-
-def held(sizes):
-    """Bytes per step that the graph of the entropy holds."""
-    tokens = sizes["batch"] * sizes["context"]
-    return kept(logits) * tokens * sizes["vocabulary"]
-
-
-model = dataclasses.replace(find("medium"), **sizes)
-ours = ledger.predict(model, precision="bf16").set_index("item")
-ours = ours["predicted_bytes"].dropna().astype(float)
-fits = int((limit_bytes - ours.sum()) // held(sizes))
-stacks = {}
-for number in range(1, fits + 2):
-    name = f"step {number}" + (", too much" if number > fits else "")
-    stacks[name] = ours.copy()
-    stacks[name]["kept by mistake"] = number * held(sizes)
 plots.stacks(
-    stacks,
+    leaked.until_full(sizes, limit_bytes),
     quantity="memory",
     title=f"Peak of a step, limit {limit_bytes / 1e9:.0f} GB (predicted)",
 )
@@ -282,10 +251,6 @@ answers["silu"] = float(lines[lines.index.str.endswith(" silu")].sum()) / 2
 # otherwise its blocks would have no owner. A CPU has no memory snapshot, so
 # there the script only shows that the steps run.
 
-from _lib import leak
-
-from nsightkit.guide import headline, measure
-
 # The graph keeps 8 B x 8,192 tokens x 32,000 = 2.1 GB every step. Few layers,
 # because each adds events to the file and none to the leak. Weights, moments
 # and activations take less than the limit, so some steps fit before the error.
@@ -312,48 +277,14 @@ after = measure(
     profile="memory",
 )
 
-
-def timeline(run, what):
-    """Draw all allocations over time."""
-    figures.memory_timeline(
-        snapshots.bands(run.snapshot),
-        snapshots.timeline(run.snapshot),
-        title=f"Memory, {what} ({run.mode})",
-    )
-
-
-if before.snapshot:
-    timeline(before, "each number kept with its graph")
+ran = {
+    "each number kept with its graph": before,
+    "the bare numbers kept": after,
+}
+for what, run in ran.items():
+    if run.snapshot:
+        leaked.timeline(run, what)
 before
-
-# %%
-# And with only the numbers kept:
-
-if after.snapshot:
-    timeline(after, "the bare numbers kept")
-after
-
-# %%
-# The lines that grew in every step, with the fault and without it. Without it
-# there are the entropies, and the losses that the training loop keeps: each
-# number costs one smallest block.
-
-
-# fold: How the table is made
-def grown(run):
-    """What grew in every step, by line."""
-    ends = snapshots.ranges(run.snapshot, "^step$")["to_event"]
-    table = snapshots.growth(run.snapshot, ends.tolist())
-    return table[table["least_bytes"] > 0]
-
-
-if before.snapshot and after.snapshot:
-    tables = {"with the graph": grown(before), "without": grown(after)}
-    shown = pd.concat(tables, names=["kept"]).reset_index(level=0)
-    shown = shown[["kept", "site", "category", "least_bytes"]]
-    names = {"least_bytes": "grown each step (bytes)"}
-    shown = shown.rename(columns=names)
-    plots.table(shown, {"grown each step (bytes)": "{:,.0f}"})
 
 # %%
 # The faulty run once more, with less memory, until it runs out. After the
@@ -369,54 +300,26 @@ full = measure(
     profile="memory",
 )
 if full.snapshot:
-    timeline(full, "until it is full")
+    leaked.timeline(full, "until it is full")
 full
 
 # %%
-# The error is an event like any other, so we can look at the moment before it:
-
-
-# fold: How the table is made
-def at_the_error(full, blamed):
-    """What failed, and who held the memory then."""
-    oom = snapshots.summary(full.snapshot)["oom"]
-    holders = snapshots.sites(full.snapshot, "oom").set_index("site")["bytes"]
-    at_fault = holders[holders.index.isin(blamed)].sum()
-    return {
-        "steps that were finished": int(full.median("steps")),
-        "the line that failed": oom["site"],
-        "it asked for (MB)": f"{oom['requested_bytes'] / 1e6:,.1f}",
-        "allocated then (MB)": f"{oom['allocated_bytes'] / 1e6:,.1f}",
-        "by the lines that grew (MB)": f"{at_fault / 1e6:,.1f}",
-        "limit (MB)": f"{full.parameters['limit_bytes'] / 1e6:,.1f}",
-    }
-
+# The lines that grew in every step, with the fault and without it; and the
+# moment before the error, which is an event like any other. Without the fault
+# there are the entropies, and the losses that the training loop keeps: each
+# number costs one smallest block.
 
 on_gpu = bool(before.snapshot and after.snapshot and full.snapshot)
-if on_gpu:
-    expected = held(before.parameters)
-    much = tables["with the graph"]
-    much = much[much["least_bytes"] > 0.01 * expected]
-    blamed = list(dict.fromkeys(much["site"]))
-    facts = pd.Series(at_the_error(full, blamed)).rename_axis("at the error")
-    plots.table(facts.reset_index(name=""))
+plots.table(leaked.growth(before, after)) if on_gpu else None
 
 # %%
-# The answer from the runs:
+plots.table(leaked.at_the_error(before, full)) if on_gpu else None
 
+# %%
 # fold: How the answer is put together
 said = "the steps ran; a CPU's memory has no snapshot."
 if on_gpu:
-    growth, rest = (int(t["least_bytes"].sum()) for t in tables.values())
-    agrees = abs(growth / expected - 1) < 0.01
-    failed = facts["the line that failed"]
-    said = (
-        f"memory grew by {growth / 1e6:,.1f} MB every step, "
-        f"{'as' if agrees else 'not as'} predicted ({expected / 1e6:,.1f} "
-        f"MB). The snapshot names {' and '.join(blamed)}. Without the graph "
-        f"it grew by {rest:,} bytes. The error came from {failed}, which is "
-        f"{'' if failed in blamed else 'not '}one of the lines at fault."
-    )
+    said = leaked.answer(before, after, full)
 share = {kind["category"]: kind["share"] for kind in account["by_category"]}
 findings = headline(
     said,
@@ -424,11 +327,11 @@ findings = headline(
     after,
     full,
     otherwise=(
-        f"a healthy step ends where it began: {begin / 1e3:.1f} GB before and "
-        f"after, {account['peak_bytes'] / 1e9:.1f} GB at its peak, "
-        f"{share['activations']:.0%} of that activations. One number kept "
-        f"with its graph can hold {kept(logits):.0f} bytes per logit, every "
-        "step (counted)."
+        f"something from each step is kept, and the snapshot names the line. "
+        f"A healthy step ends where it began: {begin / 1e3:.1f} GB before and "
+        f"after, {account['peak_bytes'] / 1e9:.1f} GB at its peak. One number "
+        f"kept with its graph can hold {leaked.BYTES_PER_LOGIT} bytes per "
+        "logit, every step (counted)."
     ),
     badge=step.label,
     **answers,
