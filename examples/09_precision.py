@@ -10,8 +10,8 @@ it gains?
 """
 
 # %%
-# The symptom: no tensor core in sight
-# ------------------------------------
+# The symptom: matmuls on the wrong unit
+# --------------------------------------
 # Where a program names no precision, PyTorch computes in fp32, and TF32, in
 # which tensor cores multiply fp32 matrices with shortened mantissas, is off by
 # default. So which unit do real programs use? Here are five that others
@@ -93,11 +93,12 @@ g = bars["2.7 B model, A100"]["ordinary cores, fp32"]
 bounds = precisions.bounds(model.trace, card, g)
 looks = dict.fromkeys(bounds.columns, "{:.1f}")
 plots.table(bounds.reset_index(), looks, missing="not in TF32")
-model
 
 # %%
 # The first column is the ratio of the peaks in the card's datasheet, and the
 # others are speedups of the whole pass.
+
+model
 
 # %%
 # Change one thing: the precision
