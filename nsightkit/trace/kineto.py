@@ -143,9 +143,9 @@ class _Args(msgspec.Struct, rename=_RENAMED, frozen=True, gc=False):
     bytes: Any = 0
     sequence: Any = -1
     forward_thread: Any = -1
-    kernel: Any = None
     name: Any = None  # of metadata events
     # Left undecoded, as many events share few distinct ones.
+    kernel: msgspec.Raw = _ABSENT
     grid: msgspec.Raw = _ABSENT
     block: msgspec.Raw = _ABSENT
     input_dims: msgspec.Raw = _ABSENT
@@ -279,7 +279,7 @@ def _documents(path: _Path) -> Iterator[_Document]:
             raise TraceError(path, problem, "export it again with export_chrome_trace")
         if cut is not None:
             try:
-                document = decode(head + cut[1] + b"]}")
+                document = decode(b"".join((head, memoryview(rest)[: cut.end(1)], b"]}")))
             except msgspec.ValidationError:
                 raise
             except _BROKEN:
@@ -315,26 +315,22 @@ def _table_of(category: str) -> str | None:
     return _CATEGORIES.get(lower)
 
 
-def _launched_kernel(event: _Event) -> str:
-    return _text(event.args.kernel)
+def _things(column: str, events: list[_Event]) -> Iterable[Any]:
+    """What a column of numbers of distinct things is made of, of each event: tuples where several members make it."""
+    if column == "collective":
+        return ["" if event.args.collective is None else _collective(event.args) for event in events]
+    parts = []
+    for member in _MEMBERS[column]:
+        part = map(operator.attrgetter(member), events)
+        parts.append(part if column in _ON_CPU else map(bytes, part))
+    return zip(*parts, strict=True) if len(parts) > 1 else parts[0]
 
 
-def _sizes(event: _Event) -> tuple[bytes, bytes]:
-    return bytes(event.args.grid), bytes(event.args.block)
-
-
-def _inputs(event: _Event) -> tuple[bytes, ...]:
-    args = event.args
-    return bytes(args.input_dims), bytes(args.input_types), bytes(args.input_values)
-
-
-def _collective(event: _Event) -> str:
-    """Describe the collective that a kernel or an operator belongs to, as JSON; "" where it belongs to none."""
-    if event.args.collective is None:
-        return ""
+def _collective(args: _Args) -> str:
+    """Describe the collective that a kernel or an operator belongs to, as JSON."""
     known = {}
     for field, name in _COLLECTIVE.items():
-        value = getattr(event.args, field)
+        value = getattr(args, field)
         if value is not None:
             known[name] = value
     return json.dumps(known, separators=(",", ":"))
@@ -363,19 +359,25 @@ _NUMBERS = {
 }
 #: Old versions say the device by the process only, and the stream by the thread.
 _INSTEAD = {"device": operator.attrgetter("pid"), "stream": operator.attrgetter("tid")}
-_name = operator.attrgetter("name")
-_ON_CPU: dict[str, Callable[[_Event], Any]] = {"thread": operator.attrgetter("pid", "tid"), "name": _name}
-#: Columns of anything else: numbers of distinct things until all things are known.
-_THINGS: dict[str, dict[str, Callable[[_Event], Any]]] = {
-    "kernels": {"name": _name, "sizes": _sizes, "collective": _collective},
-    "memops": {"name": _name},
-    "syncs": {"name": _name},
-    "calls": {**_ON_CPU, "kernel": _launched_kernel},
+#: Columns of anything else, which are numbers of distinct things until all things are known, and what these are of.
+_ON_CPU = ("thread", "name")
+_MEMBERS = {
+    "thread": ("pid", "tid"),
+    "name": ("name",),
+    "kernel": ("args.kernel",),
+    "sizes": ("args.grid", "args.block"),
+    "inputs": ("args.input_dims", "args.input_types", "args.input_values"),
+}
+_THINGS = {
+    "kernels": ("name", "sizes", "collective"),
+    "memops": ("name",),
+    "syncs": ("name",),
+    "calls": (*_ON_CPU, "kernel"),
     "ranges": _ON_CPU,
-    "ops": {**_ON_CPU, "inputs": _inputs, "collective": _collective},
+    "ops": (*_ON_CPU, "inputs", "collective"),
     "frames": _ON_CPU,
     "overhead": _ON_CPU,
-    "captures": {},
+    "captures": (),
 }
 
 
@@ -413,7 +415,7 @@ class _Reader:
         for event in events:
             if event.ph == "X":
                 table = _table_of(event.cat)
-                if table == "ops" and _ANNOTATION.match(event.name):
+                if table == "ops" and "#" in event.name and _ANNOTATION.match(event.name):
                     table = "ranges"
                 if table is not None:
                     rows[table].append(event)
@@ -444,8 +446,8 @@ class _Reader:
                 places = map(_INSTEAD[column], events)
                 values = [place if value is None else value for value, place in zip(values, places, strict=True)]
             columns[column] = _integers(values, NEUTRAL.get(column, 0))
-        for column, thing in _THINGS[table].items():
-            columns[column] = self._numbering(table, column).codes(map(thing, events))
+        for column in _THINGS[table]:
+            columns[column] = self._numbering(table, column).codes(_things(column, events))
         self._parts[table].append(columns)
 
     def _numbering(self, table: str, column: str) -> _Numbering:
@@ -485,7 +487,8 @@ class _Reader:
                 raise TraceError(self._path, f"has {count:,} {noun}, more than {most:,}", "capture less at a time")
         frames: dict[str, pd.DataFrame] = {}
         for table, parts in self._parts.items():
-            frame = pd.concat(map(pd.DataFrame, parts), ignore_index=True)
+            columns = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
+            frame = pd.DataFrame(columns, copy=False)
             parts.clear()
             if "thread" in frame:
                 frame["thread"] = threads[frame["thread"]]
@@ -616,9 +619,11 @@ def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
         us = _decimals(texts)
         if us.null_count:
             us = _decimals(list(map(_without_exponent, texts)))
-    column = pc.round(pc.multiply(us, decimal.Decimal(1000))).cast(pa.int64())
-    ns = np.asarray(column.fill_null(0))
-    is_time = np.asarray(column.is_valid()) & (np.abs(ns) < _BEYOND_NS)
+        us = pc.round(us, 3).cast(pa.decimal128(33, 3))
+    # Each decimal is stored as a whole number of its last digit, in two halves of 64 bits.
+    halves = np.frombuffer(us.buffers()[1], np.int64, 2 * len(us))
+    ns = halves[::2]
+    is_time = np.asarray(us.is_valid()) & (halves[1::2] == ns >> 63) & (np.abs(ns) < _BEYOND_NS)
     return np.where(is_time, ns, 0), is_time
 
 
@@ -626,19 +631,16 @@ def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
 _ONE_NUMBER_A_LINE = (
     pacsv.ReadOptions(column_names=["us"], use_threads=False, block_size=CHUNK_BYTES),
     pacsv.ParseOptions(ignore_empty_lines=False),
-    pacsv.ConvertOptions(column_types={"us": pa.decimal128(25, 3)}, null_values=["", "null"], strings_can_be_null=True),
+    pacsv.ConvertOptions(column_types={"us": pa.decimal128(38, 3)}, null_values=["", "null"], strings_can_be_null=True),
 )
 
 
 def _thousandths(raw: list[msgspec.Raw]) -> Any:
-    """Numbers of at most three decimals, as profilers write them; nothing if any is different, or too large for ns."""
+    """Numbers of at most three decimals, as profilers write them; nothing if any is different."""
     lines = pa.BufferReader(b"\n".join(raw) + b"\n")
-    try:
-        us = pacsv.read_csv(lines, *_ONE_NUMBER_A_LINE)["us"].combine_chunks()
-    except pa.ArrowInvalid:
-        return ()
-    largest = pc.max(pc.abs(us)).as_py() or 0
-    return us if largest * 1000 < _BEYOND_NS else ()
+    with contextlib.suppress(pa.ArrowInvalid):
+        return pacsv.read_csv(lines, *_ONE_NUMBER_A_LINE)["us"].combine_chunks()
+    return ()
 
 
 def _decimals(texts: list[str]) -> Any:
@@ -670,10 +672,14 @@ def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63
 
 def _integers(values: list[Any], default: int) -> _Ints:
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        column = np.array(values, dtype=np.int64)
-        if column.ndim == 1:  # lists of the same length make a table
-            return column
+        return np.fromiter(values, np.int64, len(values))
     return np.array([_int(value, default) for value in values], dtype=np.int64)
+
+
+def _launched_kernel(raw: bytes) -> str:
+    with contextlib.suppress(ValueError, *_BROKEN):  # a number no Python takes
+        return _text(msgspec.json.decode(raw or b"null"))
+    return ""
 
 
 def _call_name(name: str) -> str:
@@ -786,7 +792,7 @@ _TEXTS: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
         "dst_kind": ("name", _target_kind),
     },
     "syncs": {"kind": ("name", _sync_kind)},
-    "calls": {"name": ("name", _call_name), "kernel": ("kernel", str)},
+    "calls": {"name": ("name", _call_name), "kernel": ("kernel", _launched_kernel)},
     "ops": {"name": ("name", str), "inputs": ("inputs", _inputs_text)},
 }
 _NAMES: dict[str, tuple[str, Callable[[Any], str]]] = {"name": ("name", str)}
