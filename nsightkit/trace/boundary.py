@@ -19,7 +19,7 @@ from pandas.api.types import is_integer_dtype, is_string_dtype
 
 from nsightkit.errors import TraceError
 
-__all__ = ["admitted", "check_meta", "converted", "on_clock"]
+__all__ = ["admitted", "check_meta", "converted", "on_clock", "on_trace_clock"]
 
 _Path = str | os.PathLike[str] | None
 _REMEDY = "export or convert the original trace again"
@@ -50,14 +50,9 @@ _ROWS = ("parent", "level")
 
 
 def admitted(
-    path: _Path,
-    table: str,
-    frame: pd.DataFrame,
-    dtypes: Mapping[str, str],
-    known: Mapping[str, pd.Series],
-    t0_ns: int,
+    path: _Path, table: str, frame: pd.DataFrame, dtypes: Mapping[str, str], rows: int | None = None
 ) -> dict[str, pd.Series]:
-    """Check columns that a source gave, and move their times to the trace's clock.
+    """Check columns that a source gave.
 
     Parameters
     ----------
@@ -67,11 +62,9 @@ def admitted(
     frame : DataFrame
         What the source gave. Its columns are taken out one by one, so that memory holds each once.
     dtypes : mapping of str to str
-        The columns that were asked for, with the model's dtype of each.
-    known : mapping of str to Series
-        The table's columns that the trace holds already.
-    t0_ns : int
-        The trace's time zero on the source's clock.
+        The columns that were asked for, with the model's dtype of each; of the times, both or none.
+    rows : int, optional
+        How many rows the table's other columns have.
 
     Returns
     -------
@@ -82,22 +75,43 @@ def admitted(
     TraceError
         A column is absent, or holds what the model does not allow.
     """
-    size = len(next(iter(known.values()), frame))
+    size = len(frame) if rows is None else rows
     columns: dict[str, pd.Series] = {}
     for column, dtype in dtypes.items():
         if column not in frame:
             raise TraceError(path or "trace", f"lacks the column {table}.{column}", _REMEDY)
         values = converted(frame.pop(column), dtype)
-        problem = _problem(column, values, dtype, size)
-        if column in _TIMES and size and not problem:
-            problem = _problem_of_times(values.to_numpy(), t0_ns)
-            values = values - t0_ns if t0_ns and not problem else values
-        _refuse(path, table, column, problem)
+        _refuse(path, table, column, _problem(column, values, dtype, size))
         columns[column] = values
-    both = {**known, **columns}
-    if size and both.keys() >= _TIMES and not _TIMES.isdisjoint(columns):
-        _refuse(path, table, "end_ns", _problem_of_durations(both["start_ns"].to_numpy(), both["end_ns"].to_numpy()))
+    if size and "end_ns" in columns:
+        _refuse(path, table, "end_ns", _problem_of_durations(columns["start_ns"], columns["end_ns"]))
     return columns
+
+
+def on_trace_clock(path: _Path, table: str, columns: Mapping[str, pd.Series], t0_ns: int) -> dict[str, pd.Series]:
+    """Move a table's times from the source's clock to the trace's.
+
+    Parameters
+    ----------
+    path : path-like or None
+    table : str
+    columns : mapping of str to Series
+        Admitted, with at least one row.
+    t0_ns : int
+        The trace's time zero on the source's clock.
+
+    Raises
+    ------
+    TraceError
+        A time is too far from the trace's first event.
+    """
+    moved = {}
+    for column in sorted(_TIMES):
+        times = columns[column]
+        if int(times.min()) - t0_ns < -_SPAN_NS or int(times.max()) - t0_ns > _SPAN_NS:
+            _refuse(path, table, column, "is over 100 days from the trace's first event")
+        moved[column] = times - t0_ns
+    return moved
 
 
 def converted(values: pd.Series, dtype: str) -> pd.Series:
@@ -196,6 +210,9 @@ def _problem(column: str, values: pd.Series, dtype: str, size: int) -> str | Non
         return None
     if dtype == "category":
         return _problem_of_texts(values.array)
+    if column in _TIMES:
+        is_time = values.min() > -_LIMIT_NS and values.max() < _LIMIT_NS
+        return None if is_time else "is outside the range of times"
     least = _LEAST.get(column)
     if least is None:
         return None
@@ -230,18 +247,10 @@ def _problem_of_texts(values: Any) -> str | None:
     return None
 
 
-def _problem_of_times(times: npt.NDArray[np.int64], t0_ns: int) -> str | None:
-    """What is wrong with times on the source's clock."""
-    low, high = int(times.min()), int(times.max())
-    if low <= -_LIMIT_NS or high >= _LIMIT_NS:
-        return "is outside the range of times"
-    if low - t0_ns < -_SPAN_NS or high - t0_ns > _SPAN_NS:
-        return "is over 100 days from the trace's first event"
-    return None
-
-
-def _problem_of_durations(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> str | None:
-    """What is wrong with starts and ends of the same events, on the trace's clock."""
+def _problem_of_durations(starts: pd.Series, ends: pd.Series) -> str | None:
+    """What is wrong with starts and ends of the same events."""
+    start = starts.to_numpy()
+    end = ends.to_numpy()
     early = end < start
     if early.any():
         return f"is before start_ns in {int(early.sum()):,} rows, first in row {int(early.argmax())}"

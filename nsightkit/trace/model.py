@@ -142,6 +142,8 @@ class Trace:
         self._source = source
         self.path = path
         self._columns: dict[str, dict[str, pd.Series]] = collections.defaultdict(dict)
+        #: tables whose times are on the trace's clock; those of others are on the source's until they are asked for
+        self._on_clock: set[str] = set()
         self._masks: dict[str, np.ndarray] = {}
         # Not itself: what refers to itself is kept until the collector comes, and this may be all tables of a trace.
         self._selected_from: Trace | None = None
@@ -198,7 +200,11 @@ class Trace:
         table : str
             A key of :data:`TABLES`.
         """
-        return len(self.table(table, ["start_ns"]))
+        mask = self._masks.get(table)
+        if mask is not None:
+            return int(mask.sum())
+        self.prefetch({table: TIME_COLUMNS})
+        return len(self.whole._columns[table]["start_ns"])
 
     def recorded(self, table: str) -> bool:
         """Whether the source recorded this table (an empty recorded table says "none happened").
@@ -244,6 +250,8 @@ class Trace:
         wanted = list(TABLES[name]) if columns is None else list(columns)
         stored = _stored(wanted)
         self.prefetch({name: stored})
+        if name in self._masks or not set(TIME_COLUMNS).isdisjoint(wanted):
+            self.whole._put_on_clock(name)
         held = self.whole._columns[name]
         if name in self._masks:
             whole, held = held, self._columns[name]
@@ -266,18 +274,23 @@ class Trace:
             Columns of each table.
         """
         whole = self.whole
-        fresh = {}
         for name, given in wanted.items():
-            absent = [column for column in _stored(given) if column not in whole._columns[name]]
-            dtypes = {column: TABLES[name][column] for column in absent}
-            if dtypes:
-                with reading(self.path):
-                    fresh[name] = dtypes, whole._source.read(name, absent)
-        # The source knows its first event cheaply once the tables are read: shift only now.
-        for name, (dtypes, frame) in fresh.items():
             known = whole._columns[name]
-            shift = whole.t0_ns if len(frame) and not dtypes.keys().isdisjoint(TIME_COLUMNS) else 0
-            known.update(boundary.admitted(self.path, name, frame, dtypes, known, shift))
+            dtypes = {column: TABLES[name][column] for column in _stored(given) if column not in known}
+            if dtypes:
+                rows = len(next(iter(known.values()))) if known else None
+                with reading(self.path):
+                    frame = whole._source.read(name, list(dtypes))
+                known.update(boundary.admitted(self.path, name, frame, dtypes, rows))
+
+    def _put_on_clock(self, name: str) -> None:
+        """Count a table's times from the trace's first event, which only its source knows, at some cost."""
+        columns = self._columns[name]
+        if name in self._on_clock or TIME_COLUMNS[0] not in columns:
+            return
+        if len(columns[TIME_COLUMNS[0]]):
+            columns |= boundary.on_trace_clock(self.path, name, columns, self.t0_ns)
+        self._on_clock.add(name)
 
     def mask(self, table: str) -> np.ndarray | None:
         """The rows of the whole table that this selection keeps; None when it keeps all.
@@ -327,10 +340,10 @@ class FrameSource:
 
 
 def _stored(columns: Iterable[str]) -> list[str]:
-    """The columns that a source is asked for. A duration is made of a start and an end."""
+    """The columns that a source is asked for. Starts and ends come together, as each makes sense with the other."""
     stored: dict[str, None] = {}
     for column in columns:
-        stored.update(dict.fromkeys(TIME_COLUMNS if column == "duration_ns" else (column,)))
+        stored.update(dict.fromkeys(TIME_COLUMNS if column in ("duration_ns", *TIME_COLUMNS) else (column,)))
     return list(stored)
 
 

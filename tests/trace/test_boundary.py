@@ -101,13 +101,12 @@ def test_bytes_that_are_no_text_in_a_store(tmp_path: Path) -> None:
         nsightkit.load(folder).table("kernels", ["name"])
 
 
-def test_a_start_that_comes_after_its_end_was_read() -> None:
+def test_starts_and_ends_are_checked_together() -> None:
     frames = _frames()
     frames["kernels"]["end_ns"] -= 850
     trace = Trace.from_frames(frames)
-    assert len(trace.table("kernels", ["end_ns"])) == _ROWS
     with pytest.raises(TraceError, match=r"kernels\.end_ns that is before start_ns in 4 rows"):
-        trace.table("kernels", ["start_ns"])
+        trace.table("kernels", ["end_ns"])
 
 
 def test_times_are_never_made_up() -> None:

@@ -239,9 +239,12 @@ def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
         part = trace.table(name, columns)
         if len(part) or not number:
             parts.append(part.assign(table=np.int8(number), row=np.arange(len(part), dtype=np.int32)))
-    ops = pd.concat(parts, ignore_index=True)
-    order = np.lexsort((ops["start_ns"], ops["device"]))
-    return ops.take(order).reset_index(drop=True)
+    # Column by column: pandas takes three times as long, and copies all columns before the first is done with.
+    ops = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
+    order = np.lexsort((ops["start_ns"], ops["device"])).astype(np.int32)
+    for column in ops:
+        ops[column] = ops[column][order]
+    return pd.DataFrame(ops, copy=False)
 
 
 def busy(trace: Trace) -> pd.DataFrame:
@@ -310,9 +313,8 @@ def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.Da
     device, start = ops["device"].to_numpy(), ops["start_ns"].to_numpy()
     reach = ops.groupby("device")["end_ns"].cummax().to_numpy()
     after = np.flatnonzero((start[1:] > reach[:-1]) & (device[1:] == device[:-1])) + 1
-    return pd.DataFrame(
-        {"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after], "after": after.astype(np.int32)}
-    )
+    columns = {"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after]}
+    return pd.DataFrame({**columns, "after": after.astype(np.int32)}, copy=False)
 
 
 def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) -> Int:
@@ -380,8 +382,10 @@ def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
     for number, name in enumerate(GPU_TABLES):
         places = np.flatnonzero(tables == number)
         if len(places):
-            frame = trace.table(name, ["process", "correlation"]).iloc[rows[places]]
-            launch[places] = launch_of(trace, frame["process"], frame["correlation"])
+            operations = trace.table(name, ["process", "correlation"])
+            process = operations["process"].to_numpy()[rows[places]]
+            correlation = operations["correlation"].to_numpy()[rows[places]]
+            launch[places] = launch_of(trace, process, correlation)
     return launch
 
 

@@ -113,9 +113,10 @@ def matching(names: pd.Series, *patterns: Expression) -> npt.NDArray[np.bool_]:
     -------
     ndarray of bool
     """
-    # One entry more: an empty list of categories must still be indexable.
     flags = [any(_finds(pattern, name) for pattern in patterns) for name in names.cat.categories.astype(str).tolist()]
-    return np.array([*flags, False])[names.cat.codes.to_numpy()]
+    if not any(flags):
+        return np.zeros(len(names), bool)
+    return np.array(flags)[names.cat.codes.to_numpy()]
 
 
 @functools.lru_cache(1 << 16)

@@ -34,7 +34,7 @@ _COLUMNS = {
     "memops": [*_GPU_COLUMNS, "kind", "src_kind", "dst_kind"],
     "graphs": _GPU_COLUMNS,
     "calls": [*_CPU_COLUMNS, "correlation"],
-    "ranges": _CPU_COLUMNS,
+    "ranges": [*_CPU_COLUMNS, "process", "domain"],
     "ops": _CPU_COLUMNS,
     "os_calls": _CPU_COLUMNS,
     "overhead": _CPU_COLUMNS,

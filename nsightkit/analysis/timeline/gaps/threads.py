@@ -114,7 +114,8 @@ class Threads:
         events = self.events(table, thread)
         if not len(events):
             return events
-        return events.subset(self._flag(table, expression)[events.row])
+        flag = self._flag(table, expression)
+        return events.subset(flag[events.row]) if flag.any() else events.at(slice(0))
 
     def _layers(self, thread: int, rows: Iterable[tuple[str, str, Expression]]) -> Iterator[Layer]:
         """Layers of a thread's events by their names; rows of label, kind of evidence and expression."""
@@ -144,8 +145,9 @@ class Threads:
     @kept
     def launches(self, thread: int) -> Int:
         """Starts of the calls that give a device work and do not block."""
-        launches = self.named("calls", thread, LAUNCHES)
-        return launches.start[~self._blocks()[launches.row]]
+        calls = self.calls(thread)
+        flag = self._flag("calls", LAUNCHES) & ~self._blocks()
+        return calls.start[flag[calls.row]]
 
     @kept
     def pageable(self, *kinds: str) -> Bool:
@@ -251,9 +253,10 @@ class Threads:
     @kept
     def _loader(self, process: int) -> Track:
         """Ranges of libraries that load data on separate threads."""
-        ranges = self.trace.table("ranges", ["name", "domain", "process", "start_ns", "end_ns"])
+        ranges = self.trace.table("ranges", ["name", "domain", "thread", "start_ns", "end_ns"])
         loads = matching(ranges["name"], LOADER_RANGE) | matching(ranges["domain"], LOADER_RANGE)
-        ranges = ranges[loads & (ranges["process"] == process).to_numpy()].sort_values("start_ns")
+        ranges = ranges[loads]
+        ranges = ranges[ranges["thread"].to_numpy() >> 24 == process].sort_values("start_ns")
         return Track(ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy(), ranges.index.to_numpy())
 
     # --- the profiler, what happens once, and pages ---
@@ -305,11 +308,12 @@ class Threads:
     @kept
     def _first(self) -> Bool:
         """Per call: whether it is long and the first of its name in its process, or long beside others of its name."""
-        calls = self.trace.table("calls", ["process", "duration_ns", "name"])
+        calls = self.trace.table("calls", ["thread", "duration_ns", "name"])
         length = calls["duration_ns"].to_numpy()
         long = self._flag("calls", names.FIRST_TIMES) & (length >= _ONCE_NS)
         if not long.any():
             return long
+        calls["process"] = calls["thread"].to_numpy() >> 24
         # A call that launches a new kernel may load its code: leave it out of the ordinary ones.
         kernels = self.trace.table("kernels", ["process", "correlation", "name"]).drop_duplicates(["process", "name"])
         loads = launch_of(self.trace, kernels["process"], kernels["correlation"])
