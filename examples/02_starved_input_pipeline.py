@@ -130,7 +130,7 @@ plots.stacks(
 # :measured:`02_starved_input_pipeline.waits:.0%`. The second run still waits
 # :measured:`02_starved_input_pipeline.first_ms:.0f` ms for its first batch.
 # That wait ends with the first GPU operation, so the bars, which start there,
-# do not contain it. The verdict does, and counts most of it under copies,
+# do not contain it. The verdict does, and counts it mostly under copies,
 # because the CPU is inside a blocking copy from pageable memory.
 #
 # Did the steps get as much faster as predicted?

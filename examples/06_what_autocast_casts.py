@@ -148,7 +148,7 @@ plots.stacks(
 # %%
 # Verdict
 # -------
-# Autocast casts the operands of matmuls, and whatever follows them on no list.
+# Autocast casts the operands of matmuls. Operations on no list follow them.
 # Weights, gradients and AdamW's moments cost the same as in fp32: four numbers
 # of fp32 per parameter. Only the tensors kept for backward shrink, to half at
 # most, and those on the fp32 list or with an fp32 operand do not shrink.

@@ -200,7 +200,7 @@ answers["cards"] = broken_at(H200) / broken_at(H100)
 # -------------
 # .. own-run::
 #
-# Each implementation runs at all contexts. Each direction has a separate
+# Each implementation runs at every context. Each direction has a separate
 # status: where backward runs out of memory, forward is still timed. We pin
 # SDPA's back ends one at a time, because PyTorch's choice depends on its
 # version and the GPU. On a CPU the script times tiny sizes and measures no
@@ -213,7 +213,7 @@ TRIED = [256, 1024, 4096, 8192, 16_384, 32_768, 65_536]
 
 
 def swept(implementation, precision, context=TRIED):
-    """Measure one implementation at all contexts."""
+    """Measure one implementation at every context."""
     how = dict(implementation=implementation, precision=precision)
     return measure(
         f"attention-sweep/{implementation}-{precision}",

@@ -172,7 +172,7 @@ plots.table(
 # %%
 # Verdict
 # -------
-# Divide what the shapes need by the datasheet's rates, and compare with the
+# Work out what the shapes need at the datasheet's rates, and compare with the
 # time. Start with the operator that has the most time above its bound, here
 # the :measured:`15_ceilings_and_rooflines.most_to_gain`, and ask first whether
 # it is needed. Judge a long matmul by a ceiling measured on the same card:

@@ -47,7 +47,7 @@ plots.share_bars(kinds, title="Kernel time of three transformers (case file)")
 # Flash attention replaces the matmuls and the softmax of attention with one
 # kernel. ``torch.compile`` fuses elementwise operations, norms and copies. A
 # CUDA graph removes the waits for launches. For each program: which of the
-# three could be worth more than a tenth?
+# three could gain more than a tenth?
 #
 # .. dropdown:: Answer
 #
@@ -123,8 +123,8 @@ print(f"measured: {compiled:.3f}x faster")
 marked
 
 # %%
-# The bound holds, and the change got most of it. What this program needs is on
-# no list of fusions: its matmuls run in fp32, without tensor cores
+# The bound holds, and the change came close to it. This program needs
+# something else, because its matmuls run in fp32, without tensor cores
 # (:doc:`09_precision`).
 
 # %%
@@ -232,7 +232,7 @@ plots.table(
 # ------
 # * One capture each of programs that we did not write. Only ``compile`` was
 #   tried, on one of them.
-# * A bound says what a change can gain at most. A change can exceed it by a
+# * A bound is the most that a change can gain. A change can exceed it by a
 #   side effect, such as a higher clock.
 # * Traces of PyTorch's profiler slow the CPU, so waits for launches look
 #   longer than they are.

@@ -36,10 +36,10 @@ step.trace.verdict()
 # Predict: how many bytes does a step need?
 # -----------------------------------------
 # A dense model reads all of its weights once per step. A mixture of experts
-# reads those that its tokens were routed to: here each of the 32 sequences
-# chooses 4 of 32 experts, in every layer. The experts have four-bit weights,
-# and everything else is bf16. How many of the experts does a step read? And
-# which is larger: the experts, the other weights, or the caches?
+# reads the experts that its tokens were routed to: here each of the 32
+# sequences chooses 4 of 32 experts, in every layer. The experts have four-bit
+# weights, and everything else is bf16. How many of the experts does a step
+# read? And which is larger: the experts, the other weights, or the caches?
 #
 # .. dropdown:: Answer
 #
@@ -118,7 +118,7 @@ plots.table(both, dict.fromkeys(["ms", "per token (µs)"], "{:,.1f}"))
 # Both keep the GPU busy with nearly the same kernels, and a token of the
 # decode step costs :measured:`18_decode_bandwidth.cheaper:.0f` times a token
 # of the other. The limit moves from bytes to arithmetic. How far does a batch
-# help before the caches, which nobody shares, take over? For a dense layer
+# help before the caches take over, which no sequence shares? For a dense layer
 # 4,096 wide with 2,048 tokens per sequence, on an H200, we predict:
 
 # fold: How the table is made

@@ -72,8 +72,8 @@ figures.limiter_map(added, title="Four additions on a Tesla T4 (reported)")
 # that the memory's percentage falls to
 # :measured:`19_which_limiter.eight_pct:.0f`. By the rule it now waits.
 #
-# So the rule is the first question and not the last. The bytes used of each
-# sector, a table further down in the same report, name the fault.
+# So the rule is only the first question. The bytes used of each sector, in a
+# table further down in the same report, name the fault.
 
 # %%
 # Change one thing: which thread adds which number
@@ -151,7 +151,7 @@ plots.table(
 # The higher of two utilizations names the limiter, and it does not name the
 # fault. For a memory-bound kernel, look at the bytes it moves and at how many
 # of each sector it uses. For one that waits, look at the grid first. Without
-# counters there is no limiter, and the grid is still in the report. Before you
+# counters we cannot name the limiter, but the report has the grid. Before you
 # open Nsight Compute, make sure that a single kernel is the problem: in the
 # guide's :ref:`worked example <example-left>` it was not. The chapter
 # :doc:`/guide/inside_one_kernel` explains the counters one by one.
