@@ -22,12 +22,13 @@ change, and how does a CI job keep a gain without false alarms?
 import textwrap
 
 import pandas as pd
-from _lib import figures
+from _lib import figures, pairs
 
 from nsightkit import plots
 from nsightkit.analysis.compare import baseline, check, diff
 from nsightkit.analysis.compare import runs as run_metrics
-from nsightkit.guide import case
+from nsightkit.guide import case, headline, measure
+from nsightkit.workloads import training
 
 first = [case("v100-starved-loader", f"workers-{n}") for n in (0, 4)]
 sides = ("before", "after")
@@ -71,25 +72,9 @@ second[0]
 
 
 # fold: How the figure is drawn
-def changed(found):
-    """Figures, causes and ranges of a comparison, one below the other."""
-    tables = found.tables
-    parts = [
-        tables["figures"],
-        tables["gaps"].rename(columns={"cause": "name"}),
-        tables["kernels"].head(5),
-        tables["ranges"].head(5),
-    ]
-    rows = pd.concat([part.astype(object) for part in parts if len(part)])
-    largest = rows[["before_ns", "after_ns"]].max(axis=1)
-    rows = rows[largest >= 0.01 * largest.iloc[0]]
-    names = rows["name"].str.removesuffix("_ns").str.split("#").str[0]
-    return rows.assign(name=names).reset_index(drop=True)
-
-
 of_first = diff.compare(*(run.trace for run in first))
 title = "A data loader with four workers (V100, case file)"
-figures.change_intervals(changed(of_first), title=title, top=9)
+figures.change_intervals(pairs.changed(of_first), title=title, top=9)
 
 # %%
 # Idle time and the loader's range fell far beyond the noise, and the GPU's own
@@ -341,9 +326,6 @@ less = {
 # processes, each captured twice and alternately. The gate takes the two
 # captures with workers as its baseline and judges one without.
 
-from nsightkit.guide import headline, measure
-from nsightkit.workloads import training
-
 # One process decodes a batch in about 80 ms, and a step takes an H100 20 to
 # 25 ms. Twelve workers deliver a batch every 7 ms.
 sizes = dict(vocabulary=32_000, hidden=1024, layers=8, heads=16)
@@ -375,62 +357,22 @@ before
 # unchanged program.
 
 # fold: How the figures are drawn
+said = ""
 if all(runs.values()):
     plots.step_times(
         {name: each.values("step_ns") for name, each in runs.items()},
         title=f"Alternating captures ({after.mode})",
     )
-    same = diff.compare(before.trace, again.trace)
-    found = diff.compare(
-        before.trace,
-        after.trace,
-        also_before=[again.trace],
-        also_after=[after_again.trace],
-    )
-    held = [after.values("step_ns"), after_again.values("step_ns")]
-    held = [run_metrics.of_samples({"step_ns": steps}) for steps in held]
-    slower = run_metrics.of_samples({"step_ns": again.values("step_ns")})
-    [caught] = check.compare(baseline.make(held), [slower])["gates"]
+    found = pairs.alternating(runs)
     title = f"Before and after, two captures each ({after.mode})"
-    figures.change_intervals(changed(found), title=title, top=14)
+    figures.change_intervals(pairs.changed(found), title=title, top=14)
+    said = pairs.answer(runs, found)
 after
 
 # %%
-# The answer from the runs:
-
 # fold: How the answer is put together
 from math import comb
 
-AGREED = {
-    "no change": "agree within the noise of their steps",
-    "inconclusive": "have too few steps each to be distinguished",
-    "faster": "differ by more than their steps do",
-    "slower": "differ by more than their steps do",
-}
-OUTCOME = {
-    "faster": "the change made a step faster",
-    "slower": "the change made a step slower",
-    "no change": "no change of the step time is beyond the noise",
-    "inconclusive": "the steps are too few to judge their time",
-}
-said = ""
-if all(runs.values()):
-    apart = again.median("step_ns") / before.median("step_ns") - 1
-    summary = found.summary()
-    wall = found.tables["figures"].iloc[0]
-    moved = found.tables["kernels"]["significance"] == "changed"
-    predicted = before.trace.whatif("no-input-wait")["speedup"].iloc[0]
-    by_replay = "unknown"
-    if pd.notna(predicted):
-        by_replay = f"{1 / predicted - 1:+.1%}"
-    said = (
-        f"two captures of one program {AGREED[same.summary()['outcome']]} "
-        f"({apart:+.1%} without a profiler); {OUTCOME[summary['outcome']]} "
-        f"({wall['change']:+.1%}; the replay predicted {by_replay}). "
-        f"{moved.sum()} of {len(moved)} kernels changed by more than noise. "
-        f"{summary['bottleneck']['text']} The gate reports the step without "
-        f"workers as: {caught['status']} ({caught['ratio'] - 1:+.0%})."
-    )
 step = of_first.tables["figures"].iloc[0]
 worse = gates.set_index("metric").loc["step/time_ns"]
 enough = next(n for n in range(2, 99) if 2 / comb(2 * n, n) < 0.05)
