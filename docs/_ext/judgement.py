@@ -15,6 +15,8 @@ from sphinx.util.docutils import SphinxDirective
 from nsightkit import plots
 
 _FILE = Path(__file__).resolve().parent.parent / "judgement.json"
+#: What the file calls each kind of run, and what the page does.
+_SOURCES = {"planted": "synthetic", "played": "simulated", "real": "real"}
 _COLUMNS = ["truth", "answer", "confidence", "is_refused", "kind"]
 
 
@@ -27,9 +29,9 @@ def runs(document: dict[str, Any]) -> pd.DataFrame:
         What the file holds.
     """
     frames = []
-    for source in ("planted", "played", "real"):
+    for source, name in _SOURCES.items():
         rows = pd.DataFrame(list(document[source].values()), columns=_COLUMNS)
-        frames.append(rows.assign(source=source))
+        frames.append(rows.assign(source=name))
     return pd.concat(frames, ignore_index=True)
 
 
