@@ -464,7 +464,7 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
 def _about_sol(rows: "pd.DataFrame", trace: "Trace") -> list[str]:
     """Describe what operators of known cost cover, with remarks on some."""
     kernels_ns = trace.table("kernels", ["duration_ns"])["duration_ns"].sum()
-    parts = [f"operators of known cost hold {share_text(rows['time_ns'].sum() / kernels_ns)} of the kernel time"]
+    parts = [f"operators with a known cost take {share_text(rows['time_ns'].sum() / kernels_ns)} of the kernel time"]
     # In a column they would take the room of all others.
     for text, count in rows["note"].replace("", None).value_counts().items():
         parts.append(f"{count_text(int(count), 'row')}: {text}")

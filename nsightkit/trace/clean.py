@@ -313,7 +313,7 @@ def left_out(traces: Iterable[Trace]) -> list[str]:
         changed += _cleaner(trace).changed
     if changed:
         sentences.append(f"texts with paths shortened, or users, hosts, addresses or secrets replaced: {changed:,}")
-    sentences.append("not recognised: secrets of an unusual form, confidential names of ranges, kernels and files")
+    sentences.append("check the names before you share them: unusual secrets and confidential words are not recognized")
     return sentences
 
 
