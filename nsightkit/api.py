@@ -107,7 +107,7 @@ def diff(before: Trace | str | os.PathLike[str], after: Trace | str | os.PathLik
     ----------
     before, after : Trace or path-like
     **options
-        As :func:`nsightkit.questions.diff` takes them.
+        Of :func:`nsightkit.questions.diff`.
 
     Examples
     --------

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, get_args
 
 from nsightkit import commands, questions
 from nsightkit.errors import UsageError, in_words
-from nsightkit.options import REQUIRED, Command, Option
+from nsightkit.options import REQUIRED, Command, Option, options_of
 from nsightkit.output import Format, discard_stdout, note, stop_progress, write
 from nsightkit.safe import plain
 from nsightkit.version import __version__
@@ -27,7 +27,7 @@ __all__ = ["COMMANDS", "help_of", "main", "run"]
 
 _PANELS = {
     "Ask about a trace": list(questions.QUESTIONS.values()),
-    "Ask about other files": [*questions.FILES.values(), commands.diff, commands.check, commands.ranks, commands.mcp],
+    "Ask about other files": [*questions.FILES.values(), questions.diff, commands.check, commands.ranks, commands.mcp],
     "Write": [commands.convert, commands.report, commands.demo],
     "Capture": [commands.doctor, commands.capture_nsys, commands.capture_ncu, commands.capture_torch],
     "Estimate and measure": [commands.peaks, commands.envelope, commands.bench],
@@ -40,6 +40,9 @@ _ABOUT = (
     "PyTorch profiler .json or .json.gz, or a folder that `nsightkit convert` wrote."
 )
 _SHORT = {"output": "-o", "format": "-f"}
+_FILTERS = options_of(questions.Selection)
+#: What argparse calls the number of values of an argument: by whether it is a list, and required.
+_COUNTS = {(True, True): "+", (True, False): "*", (False, True): None, (False, False): "?"}
 
 
 # ---------------------------------------------------------------- parsers
@@ -77,7 +80,7 @@ def _parser_of(command: Command) -> _Parser:
         parser.usage = f"nsightkit {name} [options]{others} -- COMMAND..."
     filters = parser.add_argument_group("filters")
     for option in command.options:
-        _add(filters if option.group == "selection" else parser, option)
+        _add(filters if option in _FILTERS else parser, option)
     if name != "mcp":
         forms = "Text for people (the default), CSV of a table, or JSON."
         parser.add_argument("-f", "--format", choices=get_args(Format), default="text", help=forms)
@@ -89,9 +92,9 @@ def _parser_of(command: Command) -> _Parser:
 def _add(parser: argparse._ActionsContainer, option: Option) -> None:
     """Add one option or argument to a parser."""
     text = option.help.replace("%", "%%")
-    if option.default not in (None, False, REQUIRED, []) and "Default" not in text:
+    if option.default not in (None, False, REQUIRED, ()) and "Default" not in text:
         text = f"{text.removesuffix('.')} (default: {option.default})."
-    given: dict[str, Any] = {"help": text}
+    given: dict[str, Any] = {"help": text, "default": [] if option.is_list else option.default}
     if option.kind is bool:
         given["action"] = "store_true"
     else:
@@ -99,22 +102,14 @@ def _add(parser: argparse._ActionsContainer, option: Option) -> None:
         given["choices"] = option.choices or None
         given["metavar"] = None if option.choices else option.metavar
     if option.is_positional:
-        if option.is_list:
-            given["nargs"] = "+" if option.is_required else "*"
-        elif not option.is_required:
-            given |= {"nargs": "?", "default": option.default}
-        parser.add_argument(option.name, **given)
+        parser.add_argument(option.name, nargs=_COUNTS[option.is_list, option.is_required], **given)
         return
     if option.is_list:
         given["action"] = "append"
-    if option.is_required:
-        given["required"] = True
-    else:
-        given["default"] = option.default
     flags = [f"--{option.name.replace('_', '-')}"]
     if option.name in _SHORT:
         flags.insert(0, _SHORT[option.name])
-    parser.add_argument(*flags, **given)
+    parser.add_argument(*flags, required=option.is_required, **given)
 
 
 def _natural(text: str) -> int:

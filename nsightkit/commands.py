@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
     from nsightkit.api import Trace
     from nsightkit.capture.profiling import Captured
-    from nsightkit.records import Bench, Check, Diff, Ranks, Written
+    from nsightkit.records import Bench, Check, Ranks, Written
     from nsightkit.table import Table
 
 __all__ = ["command_of", "opened"]
 
 #: Traces, and selections from them, that stay open.
 _OPEN = 4
-_TRACE = options.Option("trace", Path, "Trace to read.", "TRACE", is_positional=True)
 
 
 def command_of(function: "Callable[..., Any]") -> Command:
@@ -41,25 +40,28 @@ def command_of(function: "Callable[..., Any]") -> Command:
     Parameters
     ----------
     function : callable
-        One of this module, or a question to a trace, whose command also takes the trace and the filters.
+        If it takes traces, the command also takes the filters.
     """
-    name, text = function.__name__.replace("_", " "), options.summary_of(function)
-    own = options.options_of(function)
-    if function not in questions.QUESTIONS.values():
-        return Command(name, text, own, functools.partial(options.call, function))
-    filters = [dataclasses.replace(option, group="selection") for option in options.options_of(Selection)]
-    return Command(name, text, [_TRACE, *own, *filters], functools.partial(_ask, function))
+    taken = options.options_of(function)
+    run = functools.partial(options.call, function)
+    if any(option.is_trace for option in taken):
+        taken += options.options_of(Selection)
+        run = functools.partial(_ask, function)
+    return Command(function.__name__.replace("_", " "), options.summary_of(function), taken, run)
 
 
 def _ask(question: "Callable[..., Any]", values: "Mapping[str, Any]") -> "Any":
-    """Open the trace, select, and ask."""
-    selection = Selection(**{field.name: values[field.name] for field in dataclasses.fields(Selection)})
-    trace = opened(values["trace"], selection)
-    progress(f"analysing {values['trace'].name}")
-    own = {option.name: values[option.name] for option in options.options_of(question)}
-    result = question(trace, *own.pop("changes", ()), **own)
+    """Open the traces, select, and ask."""
+    selection = options.call(Selection, values)
+    given = dict(values)
+    for option in options.options_of(question):
+        if option.is_trace and option.is_list:
+            given[option.name] = [opened(path, selection) for path in values[option.name]]
+        elif option.is_trace:
+            given[option.name] = opened(values[option.name], selection)
+    progress("analysing")
+    result = options.call(question, given)
     result.about.title = " · ".join([result.about.title, *selection.words])
-    result.about.not_recorded = trace.meta.missing
     return result
 
 
@@ -100,48 +102,6 @@ def _require_free(out: Path, overwrite: bool, traces: "list[Path]", folder: bool
 
 
 # ---------------------------------------------------------------- reading
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class More:
-    """What else a comparison takes.
-
-    Parameters
-    ----------
-    also_before : TRACE, optional
-        Another capture of the program before the change; repeatable.
-    also_after : TRACE, optional
-        Another capture of the program after the change; repeatable.
-    match : REGEX, optional
-        Ranges to treat as steps. Default: ranges that are named like steps.
-    """
-
-    also_before: list[Path] | None = None
-    also_after: list[Path] | None = None
-    match: str | None = None
-
-
-def diff(selection: Selection, before: Path, after: Path, more: More, *, top: int | None = None) -> "Diff":
-    """Compare two captures, and separate changes from noise.
-
-    Parameters
-    ----------
-    before : BEFORE
-        A trace.
-    after : AFTER
-        A trace of the same program, after the change.
-    top : int, optional
-        Rows of each table in text. Default: 8.
-    """
-    first, second = opened(before, selection), opened(after, selection)
-    others = {}
-    for side, paths in (("also_before", more.also_before), ("also_after", more.also_after)):
-        others[side] = [opened(path, selection) for path in paths or ()]
-    progress("comparing")
-    changes = questions.diff(first, second, top=top, match=more.match, **others)
-    changes.about.title = " · ".join([changes.about.title, *selection.words])
-    changes.about.not_recorded = {"before": first.meta.missing, "after": second.meta.missing}
-    return changes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,12 +204,18 @@ def ranks(
     return Ranks.of(job, place, top)
 
 
-def mcp() -> None:
-    """Serve these questions to an agent over stdin and stdout (Model Context Protocol)."""
+def mcp(*folders: Path) -> None:
+    """Serve these questions to an agent over stdin and stdout (Model Context Protocol).
+
+    Parameters
+    ----------
+    *folders : FOLDER
+        Answer only about files below these folders, symbolic links followed. Default: any file.
+    """
     from nsightkit.mcp import serve
 
-    functions = [*questions.QUESTIONS.values(), diff, *questions.FILES.values()]
-    serve([command_of(function) for function in functions])
+    functions = [*questions.QUESTIONS.values(), questions.diff, *questions.FILES.values()]
+    serve([command_of(function) for function in functions], folders)
 
 
 # ---------------------------------------------------------------- writing
@@ -555,9 +521,7 @@ def capture_torch(
     """
     from nsightkit.capture import profiling, torch_profiler
 
-    unknown, program = profiling.split(words)
-    if unknown:
-        raise UsageError(f"unrecognized arguments: {' '.join(unknown)} (nsightkit capture torch --help)")
+    _, program = profiling.split(words)
     options = {"record_shapes": record_shapes, "with_stack": with_stack, **vars(recording)}
     return _captured(torch_profiler.profile_command(program, **options))
 

@@ -16,6 +16,9 @@ __all__ = ["REQUIRED", "Command", "Option", "call", "options_of", "summary_of"]
 REQUIRED = inspect.Parameter.empty
 #: Placeholders of values in help.
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
+_A_TRACE = "Trace to read."
+#: Annotations of a trace and of several, and what a person types for them.
+_TRACES: dict[Any, Any] = {"Trace": Path, "Sequence[Trace]": list[Path]}
 #: A parameter in a numpydoc docstring: names, type, indented text.
 _PARAMETER = re.compile(r"^([\w*, ]+) : (.+)\n((?:    .*(?:\n|\Z))+)", re.MULTILINE)
 
@@ -41,8 +44,8 @@ class Option:
         It takes several values.
     is_positional : bool
         It is given by its place.
-    group : str
-        The parameter that takes it, where that is a set of options.
+    is_trace : bool
+        The function takes the trace, or traces, that the value names.
     """
 
     name: str
@@ -53,7 +56,7 @@ class Option:
     choices: tuple[str, ...] = ()
     is_list: bool = False
     is_positional: bool = False
-    group: str = ""
+    is_trace: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -95,10 +98,10 @@ def options_of(function: Callable[..., Any]) -> list[Option]:
     Parameters
     ----------
     function : callable
-        Annotated with types of what a person can type (bool, int, float, str, Path, choices, or lists of them), or with
-        a dataclass of such fields, whose options it takes. A parameter with a quoted annotation (``"Trace"``) takes
-        something else and is left out. A type in capital letters in the docstring (``REGEX``) is the placeholder in
-        help.
+        Annotated with types of what a person can type (bool, int, float, str, Path, choices, or lists of them), with
+        ``"Trace"`` or ``"Sequence[Trace]"``, or with a dataclass of such fields, whose options it takes. A parameter
+        with another quoted annotation takes something else and is left out. A type in capital letters in the docstring
+        (``REGEX``) is the placeholder in help.
     """
     described = {}
     for names, kind, text in _PARAMETER.findall(inspect.getdoc(function) or ""):
@@ -108,36 +111,31 @@ def options_of(function: Callable[..., Any]) -> list[Option]:
     for name, parameter in inspect.signature(function).parameters.items():
         annotation = parameter.annotation
         if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-            for option in options_of(annotation):
-                options.append(dataclasses.replace(option, group=name))
-        elif not isinstance(annotation, str):
+            options += options_of(annotation)
+        elif not isinstance(annotation, str) or annotation in _TRACES:
             options.append(_option(parameter, *described.get(name, ("", ""))))
     return options
 
 
 def _option(parameter: inspect.Parameter, described: str, text: str) -> Option:
-    kind, choices, is_list = _kind(parameter.annotation)
-    default = parameter.default
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        is_list, default = True, []
+    kind, default, choices = parameter.annotation, parameter.default, ()
+    is_list = parameter.kind is parameter.VAR_POSITIONAL
+    if is_list:
+        default = ()
+    is_trace = kind in _TRACES
+    if is_trace:
+        kind, text = _TRACES[kind], text or _A_TRACE
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = get_args(kind)[0]
+    if get_origin(kind) is list:
+        kind, is_list = get_args(kind)[0], True
+    if get_origin(kind) is Literal:
+        kind, choices = str, get_args(kind)
     placeholder = described.partition(",")[0]
     if not placeholder.isupper():
-        placeholder = _METAVARS.get(kind, "")
+        placeholder = "TRACE" if is_trace else _METAVARS.get(kind, "")
     is_positional = parameter.kind is not parameter.KEYWORD_ONLY
-    return Option(parameter.name, kind, text, placeholder, default, choices, is_list, is_positional)
-
-
-def _kind(annotation: Any) -> tuple[type, tuple[str, ...], bool]:
-    """The type of one value, its choices, and whether there can be several."""
-    origin, members = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return _kind(members[0])
-    if origin is list:
-        kind, choices, _ = _kind(members[0])
-        return kind, choices, True
-    if origin is Literal:
-        return str, members, False
-    return annotation, (), False
+    return Option(parameter.name, kind, text, placeholder, default, choices, is_list, is_positional, is_trace)
 
 
 def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
@@ -149,11 +147,9 @@ def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     values : mapping
         By the name of the option or parameter.
     """
-    given = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    bound = inspect.signature(function).bind_partial()
+    for name, parameter in bound.signature.parameters.items():
         annotation = parameter.annotation
-        if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-            given[name] = annotation(**{field.name: values[field.name] for field in dataclasses.fields(annotation)})
-        else:
-            given[name] = values[name]
-    return function(**given)
+        is_group = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+        bound.arguments[name] = call(annotation, values) if is_group else values[name]
+    return function(*bound.args, **bound.kwargs)

@@ -128,7 +128,7 @@ def _table(trace: "Trace", rows: "pd.DataFrame", top: int | None, **about: "Any"
     """Make the answer of a question to a trace."""
     from nsightkit.table import Table
 
-    return Table.of(rows, top, title=title_of(trace), **about)
+    return Table.of(rows, top, title=title_of(trace), not_recorded=trace.meta.missing, **about)
 
 
 # ---------------------------------------------------------------- questions to a trace
@@ -155,7 +155,7 @@ def summary(trace: "Trace") -> "Summary":
     if note is not None:
         notes.insert(0, note)
     remarks = _missing(trace, "kernels", "memops", "graphs")
-    return Summary(figures, About(title_of(trace), notes=notes, remarks=remarks))
+    return Summary(figures, About(title_of(trace), notes, remarks, not_recorded=trace.meta.missing))
 
 
 def kernels(
@@ -342,7 +342,8 @@ def verdict(trace: "Trace", *, gpu: str | None = None, all: bool = False) -> "Ve
     from nsightkit.analysis import verdict as analysis
     from nsightkit.records import About, Verdict
 
-    return Verdict(analysis.summary(trace, gpu), About(title_of(trace), top=None if all else 3))
+    about = About(title_of(trace), top=None if all else 3, not_recorded=trace.meta.missing)
+    return Verdict(analysis.summary(trace, gpu), about)
 
 
 def whatif(
@@ -567,22 +568,39 @@ def _phase_text(phase: "dict[Any, Any]") -> str:
 # ---------------------------------------------------------------- questions to two traces, and to other files
 
 
-def diff(before: "Trace", after: "Trace", *, top: int | None = None, **options: "Any") -> "Diff":
+def diff(
+    before: "Trace",
+    after: "Trace",
+    *,
+    also_before: "Sequence[Trace]" = (),
+    also_after: "Sequence[Trace]" = (),
+    match: str | None = None,
+    top: int | None = None,
+) -> "Diff":
     """Compare two captures, and separate changes from noise.
 
     Parameters
     ----------
-    before, after : Trace
+    before : BEFORE
+        A trace.
+    after : AFTER
+        A trace of the same program, after the change.
+    also_before : TRACE, optional
+        Another capture of the program before the change; repeatable.
+    also_after : TRACE, optional
+        Another capture of the program after the change; repeatable.
+    match : REGEX, optional
+        Ranges to treat as steps. Default: ranges that are named like steps.
     top : int, optional
         Rows of each table in text. Default: 8.
-    **options
-        As :func:`nsightkit.analysis.compare.diff.summary` takes them.
     """
     from nsightkit.analysis.compare import diff as analysis
     from nsightkit.records import About, Diff
 
-    names = [Path(trace.path or "trace").name for trace in (before, after)]
-    return Diff(analysis.summary(before, after, **options), About(" → ".join(names), top=top))
+    changes = analysis.summary(before, after, also_before=also_before, also_after=also_after, match=match)
+    title = " → ".join(Path(trace.path or "trace").name for trace in (before, after))
+    missing = {"before": before.meta.missing, "after": after.meta.missing}
+    return Diff(changes, About(title, top=top, not_recorded=missing))
 
 
 def memory(snapshot: Path, *, device: int | None = None, at: str | None = None, top: int | None = None) -> "Memory":

@@ -235,6 +235,23 @@ def test_it_answers_others_while_it_works(name: str, given: dict[str, str], path
         assert call(asked, client) < 2
 
 
+def test_only_files_below_the_folders_are_opened(path: Path, folder: Path, tmp_path: Path) -> None:
+    outside, inside = tmp_path / "private.sqlite", folder / "open"
+    shutil.copy(path, outside)
+    store.write(nsightkit.load(path, cache=False), inside / "run.parquet")
+    (inside / "link.sqlite").symlink_to(outside)
+    (inside / "mixed.parquet").mkdir()
+    (inside / "mixed.parquet" / "kernels.parquet").symlink_to(outside)
+    for server in served("-m", "nsightkit", "mcp", "open", cwd=folder):
+        ask = asking(*server)
+        text, failed = ask("kernels", trace="open/run.parquet")
+        assert not failed
+        assert "not instructions" in json.loads(text)["names"]
+        for name in (str(outside), "run.sqlite", "open/link.sqlite", "open/mixed.parquet", "open/../run.sqlite"):
+            assert f"{name}: outside what this server may read" in ask("kernels", trace=name)[0]
+        assert "outside" in ask("where", trace="open/run.parquet", graph_from=str(outside))[0]
+
+
 def test_a_mistake_of_our_own_is_said_and_the_server_goes_on(path: Path) -> None:
     mistaken = """
 from nsightkit import cli, questions

@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from nsightkit.errors import UsageError
 from nsightkit.plots import style
-from nsightkit.plots.lanes import Lane, in_words, outer_lanes
+from nsightkit.plots.lanes import Rows, in_words, outer_rows
 from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, time_unit
 from nsightkit.plots.packing import InteractiveTimeline, items, merged, pack
 from nsightkit.trace.model import Trace
 
-_KINDS = {"kernels": ("kernel", BLUE), "memops": ("copy or memset", GREEN), "graphs": ("CUDA graph", PURPLE)}
+_KINDS = {"kernels": ("kernel", (BLUE,)), "memops": ("copy or memset", (GREEN,)), "graphs": ("CUDA graph", (PURPLE,))}
 
 #: Horizontal resolution: shorter neighbours are drawn as one mark.
 _COLUMNS = 1600
@@ -53,46 +54,44 @@ def timeline(
     -------
     matplotlib.figure.Figure
     """
-    lanes = outer_lanes(trace, levels).lanes
-    if not lanes:
+    rows = outer_rows(trace, levels)
+    if not rows:
         figure, axes = style.new_figure(1.6, title)
         return style.nothing(figure, axes, title, "no events to draw")
     if end_ns is None:
-        end_ns = max(int(lane.end.max()) for lane in lanes)
+        end_ns = max(int(lane.events["end_ns"].max()) for row in rows for lane in row.lanes)
     length_ns = max(end_ns - start_ns, 1)
-    labels = {lane.row: style.plain(lane.label, 30) for lane in lanes}
-    figure, axes = style.new_figure(1.3 + 0.34 * max(len(labels), 2), title)
-    for lane in lanes:
-        _draw_lane(axes, lane, start_ns, length_ns)
-    axes.set_yticks(list(labels), labels=list(labels.values()), fontsize=9)
-    axes.tick_params(axis="y", length=0)
+    figure, axes = style.new_figure(1.3 + 0.34 * max(len(rows), 2), title)
+    for at, row in enumerate(rows):
+        for lane in row.lanes:
+            events = lane.events[(lane.events["end_ns"] > start_ns) & (lane.events["start_ns"] < start_ns + length_ns)]
+            start = (events["start_ns"].to_numpy() - start_ns).clip(0)
+            end = (events["end_ns"].to_numpy() - start_ns).clip(max=length_ns)
+            _draw_marks(axes, at, lane.table, items(start, end - start, start), length_ns)
+            if lane.table not in _KINDS:
+                _write_names(axes, at, start, end, events["name"].to_numpy(), length_ns)
+    style.name_rows(axes, [row.label for row in rows], 30)
     scale, unit = time_unit(length_ns)
     since = f" since {duration(start_ns)}" if start_ns else ""
     axes.set_xlabel(f"time{since} ({unit})")
     style.in_unit(axes.xaxis, scale)
-    axes.set(xlim=(0, length_ns), ylim=(max(labels) + 0.6, -0.6))
+    axes.set(xlim=(0, length_ns), ylim=(len(rows) - 0.4, -0.6))
     style.legend(figure, 3)
-    return style.described(figure, in_words(lanes, title, length_ns))
+    return style.described(figure, in_words(rows, title, length_ns))
 
 
-def _draw_lane(axes: Any, lane: Lane, first: int, length_ns: int) -> None:
-    inside = (lane.end > first) & (lane.start < first + length_ns)
-    start = (lane.start[inside] - first).clip(0)
-    end = (lane.end[inside] - first).clip(max=length_ns)
+def _draw_marks(axes: Any, row: int, table: str, events: pd.DataFrame, length_ns: int) -> None:
+    """Draw events, those of a column together."""
     column_ns = max(length_ns // _COLUMNS, 1)
-    marks = merged(items(start, end - start, lane.names.codes[inside]), column_ns)
+    marks = merged(events, column_ns)
     share = (marks["busy"] / marks["length"].clip(1)).clip(upper=1)
     # At least a column wide: a 2 µs kernel in a 10 s window must not vanish.
     right = marks["start"] + marks["length"].clip(column_ns)
-    bottom = lane.row + _HALF
+    bottom = row + _HALF
     corners: Any = style.rectangles(marks["start"], right, bottom - 2 * _HALF * share, bottom)
-    if lane.table in _KINDS:
-        kind, colour = _KINDS[lane.table]
-        axes.add_collection(PolyCollection(corners, facecolor=colour, label=kind))
-    else:
-        # Two shades of grey in turn: adjacent ranges must not read as one.
-        axes.add_collection(PolyCollection(corners, facecolors=[GREY, DARK_GREY]))
-        _write_names(axes, lane.row, start, end, lane.names[inside], length_ns)
+    # Two shades of grey in turn for names: adjacent ranges must not read as one.
+    kind, colours = _KINDS.get(table, ("", (GREY, DARK_GREY)))
+    axes.add_collection(PolyCollection(corners, facecolors=colours, label=kind))
 
 
 def _write_names(axes: Any, row: int, start: np.ndarray, end: np.ndarray, names: Any, length_ns: int) -> None:
@@ -136,7 +135,5 @@ def interactive_timeline(
     """
     if not traces:
         raise UsageError("an interactive timeline needs a trace")
-    lanes = {}
-    for label, trace in traces.items():
-        lanes[label] = outer_lanes(trace, levels)._replace(left_out="")
-    return pack(lanes, title=title, most_bytes=most_bytes)
+    rows = {label: Rows(outer_rows(trace, levels)) for label, trace in traces.items()}
+    return pack(rows, title=title, most_bytes=most_bytes)

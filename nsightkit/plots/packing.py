@@ -12,7 +12,7 @@ import dataclasses
 import html
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.categories import categorize
-from nsightkit.plots.lanes import IDLE, Lane, Lanes, in_words
+from nsightkit.plots.lanes import IDLE, Lane, Rows, in_words
 from nsightkit.plots.looks import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY, GREY
 from nsightkit.safe import plain
 from nsightkit.trace.model import GPU_TABLES
@@ -35,8 +35,6 @@ COLOURS = {
     "CUDA call": "#5f8596",
     **{f"idle: {cause}": colour for cause, colour in CAUSE_COLOURS.items()},
 }
-
-_KIND_OF_TABLE = {"graphs": "CUDA graph", "calls": "CUDA call"}
 
 #: Longest text in one place; kernels fused by a compiler have been seen with 3,000 characters.
 _LONGEST = 400
@@ -53,15 +51,27 @@ _Names = dict[tuple[str, str], int]
 # ---------------------------------------------------------------- events
 
 
-def _events(lane: Lane, number: int, first_ns: int, names: _Names) -> pd.DataFrame:
+def _events(lane: Lane, first_ns: int, names: _Names) -> pd.DataFrame:
     """A lane's events as they were recorded."""
-    texts = [*map(str, lane.names.categories), ""]  # events without a name have code -1: the last
+    codes, texts = pd.factorize(lane.events["name"])
     numbers = []
-    for text, kind in zip(texts, _kinds(lane.table, texts), strict=True):
+    for text, kind in _named(lane.table, [*map(str, texts), ""]):  # events without a name have code -1: the last
         numbers.append(names.setdefault((short(text), kind), len(names)))
-    start = lane.start.astype(np.int64)
-    length = lane.end.astype(np.int64) - start
-    return items(start - first_ns, length, np.array(numbers)[lane.names.codes], number)
+    start, end = lane.events["start_ns"].to_numpy(np.int64), lane.events["end_ns"].to_numpy(np.int64)
+    return items(start - first_ns, end - start, np.array(numbers)[codes])
+
+
+def _named(table: str, names: list[str]) -> Iterable[tuple[str, str]]:
+    """Names as they are shown, each with its kind."""
+    if table == "kernels":
+        return zip(names, categorize(pd.Index(names, dtype="str")), strict=True)
+    if table == "memops":
+        return [(name, name) if name == "memset" else (f"copy {name}", "copy") for name in names]
+    if table == "graphs":
+        return [(f"CUDA graph {name}", "CUDA graph") for name in names]
+    if table == IDLE:
+        return [(name, f"idle: {name}") for name in names]
+    return [(name, "CUDA call" if table == "calls" else "CPU") for name in names]
 
 
 def short(text: str) -> str:
@@ -75,18 +85,7 @@ def short(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
-def _kinds(table: str, texts: list[str]) -> list[str]:
-    if table == "kernels":
-        categories: list[str] = categorize(pd.Index(texts, dtype="str")).tolist()
-        return categories
-    if table == IDLE:
-        return [f"idle: {text}" for text in texts]
-    if table == "memops":
-        return [text.partition(" ")[0] for text in texts]  # "copy HtoD", "memset"
-    return [_KIND_OF_TABLE.get(table, "CPU")] * len(texts)
-
-
-def items(start: np.ndarray, length: np.ndarray, name: np.ndarray, lane: int = 0) -> pd.DataFrame:
+def items(start: np.ndarray, length: np.ndarray, name: np.ndarray) -> pd.DataFrame:
     """Make a table of what is drawn: events, or runs of events drawn as one.
 
     Parameters
@@ -95,14 +94,13 @@ def items(start: np.ndarray, length: np.ndarray, name: np.ndarray, lane: int = 0
         Nanoseconds, since the trace's first event.
     name : array of int
         The name of a run is that of its longest event.
-    lane : int
 
     Returns
     -------
     DataFrame
         Also with ``busy``, the sum of the events' durations, and ``number``, how many there are; by start.
     """
-    columns = {"lane": lane, "start": start, "length": length, "busy": length, "number": 1, "name": name}
+    columns = {"lane": 0, "start": start, "length": length, "busy": length, "number": 1, "name": name}
     return pd.DataFrame(columns).sort_values("start", kind="stable", ignore_index=True)
 
 
@@ -130,12 +128,12 @@ def merged(events: pd.DataFrame, cell_ns: int) -> pd.DataFrame:
 # ---------------------------------------------------------------- the page's data
 
 
-def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> InteractiveTimeline:
+def pack(traces: Mapping[str, Rows], *, title: str, most_bytes: int) -> InteractiveTimeline:
     """Pack a timeline: the traces above each other on one time axis, each from its own start.
 
     Parameters
     ----------
-    traces : mapping of str to Lanes
+    traces : mapping of str to Rows
         The rows of each trace, by label.
     title : str
     most_bytes : int
@@ -149,21 +147,24 @@ def pack(traces: Mapping[str, Lanes], *, title: str, most_bytes: int) -> Interac
     parts: list[pd.DataFrame] = []  # the events of each lane; a lane's number is its place here
     charts: list[dict[str, Any]] = []
     sentences = []
-    for label, found in traces.items():
-        first_ns = min((int(lane.start.min()) for lane in found.lanes), default=0)
-        last_ns = max((int(lane.end.max()) for lane in found.lanes), default=0)
+    for label, (rows, left_out) in traces.items():
+        lanes = [lane.events for row in rows for lane in row.lanes]
+        first_ns = min((int(events["start_ns"].min()) for events in lanes), default=0)
+        last_ns = max((int(events["end_ns"].max()) for events in lanes), default=0)
         span_ns = max(last_ns - first_ns, 1)
-        rows: dict[int, dict[str, Any]] = {}
-        for lane in found.lanes:
-            row = rows.setdefault(lane.row, {"label": lane.label, "gpu": lane.table in GPU_TABLES, "lanes": []})
-            row["lanes"].append(len(parts))
-            parts.append(_events(lane, len(parts), first_ns, names))
-        facts = {"label": short(label), "leftOut": found.left_out, "rows": list(rows.values())}
+        shown = []
+        for row in rows:
+            numbers = []
+            for lane in row.lanes:
+                numbers.append(len(parts))
+                parts.append(_events(lane, first_ns, names).assign(lane=len(parts)))
+            shown.append({"label": row.label, "gpu": row.lanes[0].table in GPU_TABLES, "lanes": numbers})
+        facts = {"label": short(label), "leftOut": left_out, "rows": shown}
         charts.append({**facts, "first": first_ns, "span": span_ns})
         heading = f"{title}: {short(label)}" if label else title
-        sentences.append(in_words(found.lanes, heading, span_ns))
+        sentences.append(in_words(rows, heading, span_ns))
     none = np.zeros(0, np.int64)
-    events = pd.concat(parts, ignore_index=True) if parts else items(start=none, length=none, name=none)
+    events = pd.concat(parts, ignore_index=True) if parts else items(none, none, none)
     data = _fitted({"title": title, "traces": charts}, events, list(names), most_bytes)
     return InteractiveTimeline(data, " ".join(sentences))
 

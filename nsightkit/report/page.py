@@ -17,7 +17,7 @@ from nsightkit import card, questions
 from nsightkit.analysis.core.text import share_text, time_text
 from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import UsageError
-from nsightkit.plots.lanes import Most, all_lanes
+from nsightkit.plots.lanes import Most, all_rows
 from nsightkit.plots.packing import pack, program, short
 from nsightkit.report.sides import Side, sides_of
 from nsightkit.report.tables import SECTIONS, Listing, Section, listings
@@ -97,10 +97,10 @@ def html(traces: Mapping[str, Trace], *, selection: str = "") -> str:
     title = f"GPU profile: {sides[0].label}"
     if len(sides) > 1:
         title = f"GPU profiles: {len(sides)} traces side by side"
-    lanes = {}
+    rows = {}
     for side in sides:
-        lanes[side.label] = all_lanes(side.trace, _MOST, gaps.causes(side.trace))
-    timeline = pack(lanes, title="Timeline", most_bytes=_TIMELINE_BYTES)
+        rows[side.label] = all_rows(side.trace, _MOST, gaps.causes(side.trace))
+    timeline = pack(rows, title="Timeline", most_bytes=_TIMELINE_BYTES)
     return _rendered(
         title=title,
         selection=selection,
