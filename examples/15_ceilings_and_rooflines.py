@@ -21,7 +21,7 @@ datasheet a fair limit?
 # sphinx_gallery_thumbnail_number = 1
 # fold: How the trace is opened, and the figure is made
 import pandas as pd
-from _lib import climb, published, yardsticks
+from _lib import climb, clocks, published, yardsticks
 
 from nsightkit import hardware, plots
 from nsightkit.analysis.core import noise
@@ -152,11 +152,13 @@ case("h200-matmul", "3-setmaxnreg")
 h200 = hardware.find("H200")
 bf16 = h200.peak("bf16")
 highest = h200.peak("fp32").clock_mhz
-most = h200.at_clock("bf16", highest)
+most = clocks.at_clock(h200, "bf16", highest)
 reached = library["flops"] / library["time_ns"] / 1e3
-clocks = [highest, bf16.clock_mhz, 1700, 1550]
-at_clock = pd.DataFrame({"clock (MHz)": clocks})
-at_clock["could do (TFLOP/s)"] = [h200.at_clock("bf16", c) for c in clocks]
+mhz = [highest, bf16.clock_mhz, 1700, 1550]
+at_clock = pd.DataFrame({"clock (MHz)": mhz})
+at_clock["could do (TFLOP/s)"] = [
+    clocks.at_clock(h200, "bf16", clock) for clock in mhz
+]
 at_clock["share that cuBLAS reached"] = reached / at_clock.iloc[:, 1]
 plots.table(
     at_clock,

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, get_args
 from nsightkit import commands, questions
 from nsightkit.errors import UsageError, in_words
 from nsightkit.options import REQUIRED, Command, Option, options_of
-from nsightkit.output import Format, discard_stdout, note, stop_progress, write
+from nsightkit.output import Format, discard_stdout, note, progress, write
 from nsightkit.safe import plain
 from nsightkit.version import __version__
 
@@ -185,7 +185,7 @@ def _run(words: Sequence[str]) -> int:
     try:
         result = COMMANDS[name].run(values)
     finally:
-        stop_progress()
+        progress("")
     if result is None:
         return 0
     write(result, form)

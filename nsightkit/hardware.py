@@ -2,7 +2,7 @@
 
 All rates are dense: structured sparsity doubles them and helps no dense work. ``fp16`` and ``bf16`` are tensor cores
 that accumulate in fp32, as PyTorch does; on GeForce cards the often quoted rate with fp16 accumulation is twice that.
-Peaks assume the boost clock; :meth:`Gpu.at_clock` gives the rate at the clock that was measured.
+Peaks assume the boost clock; at another clock a unit does multiprocessors x FLOPs per clock x clock.
 
 The peak tables of libraries are not used: torch lists sparse rates and those of other cards, Triton half of Hopper's.
 """
@@ -10,14 +10,13 @@ The peak tables of libraries are not used: torch lists sparse rates and those of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from nsightkit.errors import UsageError
 
-__all__ = ["GPUS", "SLOWDOWNS", "Gpu", "Peak", "find", "rows", "slowed_by"]
+__all__ = ["GPUS", "Gpu", "Peak", "find", "rows"]
 
 
 class Peak(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,26 +100,6 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Tell whether the card has tensor cores for a precision; ``fp32`` runs on the ordinary cores of every card."""
         return precision != "fp32" and self.peak(precision) is not None
 
-    def at_clock(self, unit: str, clock_mhz: float, accumulate: str = "fp32") -> float | None:
-        """Compute the rate of a unit at another clock.
-
-        Parameters
-        ----------
-        unit, accumulate : str
-            As for :meth:`peak`.
-        clock_mhz : float
-            The SM clock that was measured.
-
-        Returns
-        -------
-        float or None
-            TFLOP/s: multiprocessors x FLOPs per clock x clock. None where the rate per clock is unknown.
-        """
-        peak = self.peak(unit, accumulate)
-        if peak is None or peak.flops_per_clock is None:
-            return None
-        return self.multiprocessors * peak.flops_per_clock * clock_mhz / 1e6
-
     def ridge(self, unit: str) -> float | None:
         """Compute the arithmetic intensity above which the unit, not the memory, is the limit.
 
@@ -194,38 +173,3 @@ def rows(gpu: Gpu) -> list[dict[str, object]]:
         table.append(dict(zip(columns, values, strict=True)))
     memory = (gpu.name, "memory", None, None, gpu.gb_per_s, None, gpu.bandwidth_source)
     return [*table, dict(zip(columns, memory, strict=True))]
-
-
-#: Why a GPU's clock is below what it could be: bits of the mask that NVML (``nvmlClocksEventReason…``) and nvidia-smi
-#: report. The first means nothing to do, the second that a person set the clock.
-SLOWDOWNS = {
-    0x1: "idle",
-    0x2: "clock set by an application",
-    0x4: "power limit",
-    0x8: "hardware slowdown",
-    0x10: "in step with other GPUs",
-    0x20: "heat",
-    0x40: "heat, by hardware",
-    0x80: "external power brake",
-    0x100: "clock set for a display",
-}
-
-
-def slowed_by(masks: Iterable[float]) -> str | None:
-    """Summarize why a GPU's clock was held down.
-
-    Parameters
-    ----------
-    masks : iterable of float
-        Readings of the mask.
-
-    Returns
-    -------
-    str or None
-        Reasons present in at least half of the readings, ``nothing`` if no reason is, None without readings.
-    """
-    read = [int(mask) for mask in masks]
-    if not read:
-        return None
-    often = [why for bit, why in SLOWDOWNS.items() if 2 * sum(bool(mask & bit) for mask in read) >= len(read)]
-    return ", ".join(often) or "nothing"

@@ -13,11 +13,9 @@ from nsightkit.errors import UsageError
 from nsightkit.safe import plain
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from nsightkit.table import Record, Table
 
-__all__ = ["Format", "discard_stdout", "note", "progress", "stop_progress", "write"]
+__all__ = ["Format", "discard_stdout", "note", "progress", "write"]
 
 Format = Literal["text", "csv", "json"]
 
@@ -33,12 +31,10 @@ def write(result: Table | Record | str, form: Format = "text") -> None:
     """
     if isinstance(result, str):
         text = result
-    elif form == "json":
-        text = result.json()
     elif form == "text":
         text = _text(result)
-    elif hasattr(result, "csv"):
-        text = result.csv()
+    elif hasattr(result, form):
+        text = getattr(result, form)()
     else:
         raise UsageError("--format csv: CSV is for tables, and this answer is not one; take json or text")
     try:
@@ -74,34 +70,18 @@ def note(text: str) -> None:
     text : str
     """
     with contextlib.suppress(OSError):  # a closed stderr must not lose the answer
+        progress("")
         print(f"nsightkit: {plain(text)}", file=sys.stderr)
 
 
-_status: Status | None = None
-
-
 def progress(text: str) -> None:
-    """Show on a terminal's stderr what is being done, until :func:`stop_progress`.
+    """Show on a terminal's stderr what is being done, in place of what was shown before.
 
     Parameters
     ----------
     text : str
+        Empty when all is done.
     """
-    global _status  # noqa: PLW0603 - a process has one line of progress
-    if not sys.stderr.isatty():
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    if _status is None:
-        _status = Console(stderr=True).status("")
-        _status.start()
-    _status.update(Text(plain(text)))
-
-
-def stop_progress() -> None:
-    """Remove the line of progress."""
-    global _status  # noqa: PLW0603
-    if _status is not None:
-        _status.stop()
-        _status = None
+    if sys.stderr.isatty():
+        room = shutil.get_terminal_size().columns - 1
+        print(f"\r\x1b[2K{plain(text)[:room]}", end="", file=sys.stderr, flush=True)

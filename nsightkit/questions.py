@@ -35,8 +35,9 @@ T = TypeVar("T", bound="Trace")
 #: No trace has a later time: times are 64-bit nanoseconds.
 _LATEST_NS = (1 << 63) - 1
 _LONGEST_WINDOW = 100
-_UNIT_NS = {"": 1, "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
-_MOMENT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+|)\s*(ns|us|µs|μs|ms|s|)\s*")
+_UNIT_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
+_MOMENT = r"\s*(?:(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|μs|ms|s)?\s*)?"
+_WINDOW = re.compile(f"{_MOMENT}:{_MOMENT}")
 
 
 # ---------------------------------------------------------------- parts of a trace
@@ -83,19 +84,17 @@ class Selection:
 
 def _window(text: str) -> tuple[int | None, int | None]:
     """Read ``A:B``; each side is a number of nanoseconds, or a number with a unit, or nothing."""
-    sides = text[:_LONGEST_WINDOW].split(":")
-    moments = [_MOMENT.fullmatch(side) for side in sides]
-    if len(text) > _LONGEST_WINDOW or len(sides) != 2 or None in moments or not "".join(sides).strip():
+    match = _WINDOW.fullmatch(text) if len(text) <= _LONGEST_WINDOW else None
+    if match is None or not (match[1] or match[3]):
         shown = text[:_LONGEST_WINDOW]
         raise UsageError(f"--time: {shown!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
-    begin, end = map(_moment_ns, moments)
-    return begin, end
+    return _moment_ns(match[1], match[2]), _moment_ns(match[3], match[4])
 
 
-def _moment_ns(match: re.Match[str] | None) -> int | None:
-    if match is None or not match[1]:
+def _moment_ns(number: str | None, unit: str | None) -> int | None:
+    if number is None:
         return None
-    return min(round(float(match[1]) * _UNIT_NS[match[2]]), _LATEST_NS)
+    return min(round(float(number) * _UNIT_NS[unit or "ns"]), _LATEST_NS)
 
 
 def title_of(trace: "Trace") -> str:

@@ -127,7 +127,6 @@ def test_progress_names_a_file_safely(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     output.progress("reading \x1b]52;c;eA==\x07\u202e [bold]x")
-    output.stop_progress()
     shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert "\\x1b]52" in shown
     assert "[bold]x" in shown

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from _lib import climb
+from _lib import climb, clocks
 from _lib.climb import Bounds
-from nsightkit import hardware
 from nsightkit.analysis.core.noise import Estimate
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.sol import Rates
@@ -38,13 +37,13 @@ def _ceiling(run: Measurement) -> dict[str, Any]:
     row = {"what": ceiling["what"], "unit": unit, "TFLOP/s": ceiling["tflops"], "GB/s": ceiling["gb_per_s"]}
     row |= {"share of datasheet": None, "share at its clock": None}
     row |= {"clock (MHz)": clock, "power (W)": run.median("power_w")}
-    row["clock limited by"] = hardware.slowed_by(run.values("slowdown_mask")) or "-"
+    row["clock limited by"] = clocks.slowed_by(run.values("slowdown_mask")) or "-"
     if gpu and unit == "memory":
         row["share of datasheet"] = ceiling["gb_per_s"] / gpu.gb_per_s
     elif gpu and gpu.peak(unit):
         row["share of datasheet"] = ceiling["tflops"] / gpu.peak(unit).tflops
         if clock:
-            row["share at its clock"] = ceiling["tflops"] / gpu.at_clock(unit, clock)
+            row["share at its clock"] = ceiling["tflops"] / clocks.at_clock(gpu, unit, clock)
     return row
 
 

@@ -43,7 +43,7 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[dict[str, list[floa
     ------
     dict of str to list
         Filled when the block ends: ``time_s``, the time since the block began, and of the metrics
-        ``gpu_utilization_percent, sm_clock_mhz, power_w, slowdown_mask`` (:data:`nsightkit.hardware.SLOWDOWNS`) those
+        ``gpu_utilization_percent, sm_clock_mhz, power_w, slowdown_mask`` (NVML's ``nvmlClocksEventReason…``) those
         that the GPU has. Empty if nvidia-smi gives no answer.
     """
     readings: dict[str, list[float]] = {}
