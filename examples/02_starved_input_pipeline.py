@@ -120,6 +120,7 @@ def idle(run):
 
 plots.stacks(
     {"loaded in the process": idle(alone), "four workers": idle(four)},
+    quantity="time",
     title="GPU idle time by cause, ResNet-50 on a V100 (case file)",
 )
 
@@ -316,6 +317,7 @@ if before and after:
 if before.trace.recorded("kernels"):
     plots.stacks(
         {"no workers": idle(before), "with workers": idle(after)},
+        quantity="time",
         title=f"GPU idle time by cause ({before.mode})",
     )
 after

@@ -43,7 +43,7 @@ from nsightkit.workloads import lm
 one_step, true_ns = two_clocks.one_step()
 window = phases.summary(one_step).set_index("phase")
 thread = phases.summary(one_step, rule="thread").set_index("phase")
-plots.share_bars(
+plots.stacks(
     {
         "truth": pd.Series(true_ns),
         "CPU time": window["cpu_ns"],
@@ -88,7 +88,7 @@ ranges = loop.ranges().set_index("name")
 names = ["computing attention scores", "computing softmax", "final matmul"]
 parts = ranges.loc[names, ["total_ns", "gpu_ns"]]
 shares = parts / parts.sum()
-plots.share_bars(
+plots.stacks(
     {"CPU time": parts["total_ns"], "GPU busy time": parts["gpu_ns"]},
     title="Attention among its parts, A100 (case file)",
 )
@@ -302,6 +302,7 @@ if before and after:
     shown = two_clocks.per_step(before.trace)
     plots.stacks(
         {name: two_clocks.phase_ns(run) for name, run in runs.items()},
+        quantity="time",
         title=f"Phases with either attention ({after.mode})",
         axis="GPU busy time per step" if on_gpu else "CPU time per step",
     )

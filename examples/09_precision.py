@@ -40,7 +40,7 @@ for program, which in CASES.items():
     units = map(precisions.unit, kernels["name"], kernels["category"])
     shares = kernels.groupby(list(units))["share"].sum()
     bars[program] = shares.sort_index(ascending=False)
-plots.share_bars(bars, title="Kernel time by unit (case file)")
+plots.stacks(bars, title="Kernel time by unit (case file)")
 
 # %%
 # Three of the five run their matmuls in fp32 on the ordinary cores, two of
@@ -240,7 +240,7 @@ on_gpu = complete and all(run.gpu for run in runs.values())
 if complete:
     title = f"A step by kind of work ({runs['fp32'].mode})"
     kind_ns = {n: precisions.by_kind(run) for n, run in runs.items()}
-    plots.share_bars(kind_ns, title=title)
+    plots.stacks(kind_ns, title=title)
 plots.table(precisions.table(runs)) if on_gpu else None
 
 # %%

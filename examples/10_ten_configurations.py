@@ -271,7 +271,7 @@ summary = matrix.summary(runs) if all(runs.values()) else pd.DataFrame()
 if len(summary):
     kinds = matrix.by_kind({m.name: runs[m.name].trace for m in MATRIX})
     title = f"Where the time goes ({runs['model_a'].mode})"
-    plots.share_bars(dict(kinds.items()), title=title)
+    plots.stacks(dict(kinds.items()), title=title)
 shown = summary.dropna(axis="columns", how="all").reset_index()
 plots.table(shown) if len(summary) else None
 

@@ -39,7 +39,7 @@ kinds = {
     name: trace.kernels(by="category").set_index("name")["total_ns"]
     for name, trace in programs.items()
 }
-plots.share_bars(kinds, title="Kernel time of three transformers (case file)")
+plots.stacks(kinds, title="Kernel time of three transformers (case file)")
 
 # %%
 # Predict: which tip pays where?

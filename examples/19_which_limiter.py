@@ -314,7 +314,7 @@ if few_run and many_run and rates:
 if len(was):
     figures.limiter_map(was, title=f"Six kernels ({few_run.mode})")
     title = f"What their warps wait for ({few_run.mode})"
-    plots.share_bars(six_kernels.waits(few_run.ncu_report, was), title=title)
+    plots.stacks(six_kernels.waits(few_run.ncu_report, was), title=title)
 many_run
 
 # %%

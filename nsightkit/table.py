@@ -389,14 +389,11 @@ class Table(pd.DataFrame, Printed):
         rows = self.few()
         if not rows:
             return f"<p>{html.escape(plain(self.about.empty))}</p>"
-        head, body = "", [""] * len(rows)
+        cells = []
         for column, texts in self._shown():
-            if column is _BAR:
-                continue
-            side = "left" if column.is_text else "right"
-            head += _cell("th", side, column.heading)
-            for number, text in enumerate(texts):
-                body[number] += _cell("td", side, text)
+            if column is not _BAR:
+                cells.append([_cell("th", column, column.heading), *(_cell("td", column, text) for text in texts)])
+        head, *body = ("".join(row) for row in zip(*cells, strict=True))
         more = self.about.total - len(rows)
         below = f"{more:,} more rows" if more > 0 else " ".join(self.about.notes)
         shown = f"<thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(body)}</tr></tbody>"
@@ -413,7 +410,8 @@ class Table(pd.DataFrame, Printed):
         return rows.map(_csv_cell).to_csv(index=False, lineterminator="\n")
 
 
-def _cell(tag: str, side: str, text: str) -> str:
+def _cell(tag: str, column: Column, text: str) -> str:
+    side = "left" if column.is_text else "right"
     return f'<{tag} style="text-align: {side}">{html.escape(plain(text))}</{tag}>'
 
 
@@ -448,7 +446,7 @@ def _drawn(part: Any, width: int) -> Any:
     if isinstance(part, str):
         indent = "  " if part.startswith("- ") else ""
         return Text(textwrap.fill(plain(part), width, subsequent_indent=indent, break_on_hyphens=False))
-    columns = _columns(part) if isinstance(part[0], Fact) else part
+    columns = _columns(part, width) if isinstance(part[0], Fact) else part
     room = _room(columns, width)
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     grid.show_header = columns is part
@@ -467,12 +465,13 @@ def _drawn(part: Any, width: int) -> Any:
     return grid
 
 
-def _columns(facts: Sequence[Fact]) -> Columns:
-    """Lay facts out as columns: labels, values, and shares with bars."""
+def _columns(facts: Sequence[Fact], width: int) -> Columns:
+    """Lay facts out as columns: labels, values, and shares with bars as long as there is room for."""
+    labels, values = [plain(fact.label) for fact in facts], [plain(fact.value) for fact in facts]
+    bar = min(width - max(map(len, labels)) - max(map(len, values)) - 13, _LONG_BAR)
     shares = []
     for fact in facts:
-        shares.append("" if fact.share is None else f"{share_text(fact.share):>7} {_bar(fact.share, _LONG_BAR)}")
-    labels, values = [plain(fact.label) for fact in facts], [plain(fact.value) for fact in facts]
+        shares.append("" if fact.share is None else f"{share_text(fact.share):>7} {_bar(fact.share, bar)}")
     return [(_BAR, labels), (Column("", "", "value"), values), (_BAR, shares)]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nsightkit.plots._bars import bars, panels
     from nsightkit.plots._curves import step_times
     from nsightkit.plots._roofline import roofline
-    from nsightkit.plots._stacks import share_bars, stacks
+    from nsightkit.plots._stacks import stacks
     from nsightkit.plots._tables import table
     from nsightkit.plots._timeline import interactive_timeline, timeline
     from nsightkit.plots.packing import InteractiveTimeline
@@ -25,7 +25,6 @@ __all__ = [
     "interactive_timeline",
     "panels",
     "roofline",
-    "share_bars",
     "stacks",
     "step_times",
     "table",
@@ -39,7 +38,6 @@ _MODULES = {
     "interactive_timeline": "_timeline",
     "panels": "_bars",
     "roofline": "_roofline",
-    "share_bars": "_stacks",
     "stacks": "_stacks",
     "step_times": "_curves",
     "table": "_tables",

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from nsightkit.plots import style
-from nsightkit.plots.looks import BLUE, amount, byte_unit, duration, spoken, time_unit
+from nsightkit.plots.looks import BLUE, QUANTITIES, duration, spoken, time_unit
 
 
 def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Figure:
@@ -32,9 +32,8 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     """
     key = str(rows.columns[0])
     share = "share" if "share" in rows else "share_of_span"
-    value, quantity, unit_of, write = "total_ns", "time", time_unit, duration
-    if "bytes" in rows:
-        value, quantity, unit_of, write = "bytes", "memory", byte_unit, amount
+    value, quantity = ("bytes", "memory") if "bytes" in rows else ("total_ns", "time")
+    unit_of, write = QUANTITIES[quantity]
     table = rows.sort_values(value, ascending=False, kind="stable")
     shown = table.head(top).to_dict("records")
     rest = table.iloc[top:]

@@ -34,7 +34,7 @@ def roofline(
     table : DataFrame
         ``name, flops, intensity, time_ns`` and, written beside the name, ``sol_datasheet``, as from
         :func:`nsightkit.analysis.roofline.sol.judge`. Operations without FLOPs have no place here and are left out, and
-        so are those whose bytes are not known. The legend adds a column ``group`` to the name.
+        so are those whose bytes are not known.
     rates : sequence of Rates
         A roof each, such as the datasheet's and the measured one.
     unit : str
@@ -95,8 +95,6 @@ def _draw_points(axes: Any, points: pd.DataFrame, top: int) -> None:
         share = row.get("sol_datasheet", np.nan)
         if np.isfinite(share):
             name += f", {share:.0%}"
-        if "group" in row:
-            name += f" ({style.plain(row['group'])})"
         look = {"linestyle": "none", "marker": marker, "color": colour, "markersize": 7, "markeredgecolor": "white"}
         axes.plot(row["intensity"], row["reached"], label=name, **look)
     rest = points.iloc[top:]

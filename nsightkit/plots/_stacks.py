@@ -12,82 +12,67 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from nsightkit.plots import style
-from nsightkit.plots.looks import DARK_GREY, amount, byte_unit, duration, spoken, time_unit
+from nsightkit.plots.looks import DARK_GREY, QUANTITIES, spoken
 
 #: Of parts without a colour of their own. They also differ without colour: those with the same hatch are five apart.
 _COLOURS, _HATCHES = (*style.SERIES, DARK_GREY), (None, "//", "..", "\\\\", "xx")
+#: A part below this share of the longest bar is too small to see.
+_LEAST = 1e-3
 #: Narrower than this share of its bar, a segment has no room for a number.
 _ROOM = 0.055
-
-
-def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the whole") -> Figure:
-    """Divide each whole among its parts, one bar a whole, to see where they disagree.
-
-    Parameters
-    ----------
-    columns : mapping of str to Series
-        One bar each: its parts, by name. Units may differ between bars, because each is divided by its sum. A bar
-        that sums to zero or holds only missing values is left out.
-    title : str, default "Shares of the whole"
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
-    sizes = style.side_by_side(columns)
-    sizes = sizes.loc[:, sizes.sum() > 0]
-    figure, axes = style.new_figure(1.7 + 0.55 * max(sizes.shape[1], 1), title)
-    if sizes.empty:
-        return style.nothing(figure, axes, title, "nothing to divide in this trace")
-    shares = sizes / sizes.sum()
-    shares = shares[shares.any(axis=1)]
-    for bars in _stacked(axes, shares):
-        numbers = [f"{width:.0%}" if width >= _ROOM else "" for width in bars.datavalues]
-        # On a plate of the segment's colour: a hatch must not run through the digits.
-        plate = {"facecolor": bars[0].get_facecolor(), "edgecolor": "none", "pad": 1.2}
-        axes.bar_label(bars, numbers, label_type="center", fontsize=9, color="white", fontweight="bold", bbox=plate)
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.set(xlim=(0, 1), xlabel="share of the bar's whole")
-    style.legend(figure, 4)
-    return _described(figure, shares, title, "{:.0%}".format)
 
 
 def stacks(
     columns: Mapping[str, pd.Series],
     *,
-    quantity: Literal["time", "memory"] = "time",
+    quantity: Literal["share", "time", "memory"] = "share",
     axis: str = "",
-    title: str = "Parts and their sums",
+    title: str = "Parts of the whole",
 ) -> Figure:
-    """Stack the parts of each whole, one bar a whole, to see totals and parts beside each other.
+    """Divide each whole among its parts, one bar a whole.
 
     Parameters
     ----------
     columns : mapping of str to Series
-        One bar each: nanoseconds or bytes of its parts, by name. Missing and negative values have no length; a part
-        too small to see in any bar has no place in the legend.
-    quantity : {"time", "memory"}
+        One bar each: its parts, by name, in nanoseconds or bytes. Missing and negative values have no length; a part
+        too small to see in any bar has no place in the legend. A bar without any length is left out.
+    quantity : {"share", "time", "memory"}
+        What is drawn: shares of each bar's sum, whatever its unit, or amounts.
     axis : str, optional
         Label of the x axis. Default: the quantity.
-    title : str, default "Parts and their sums"
+    title : str, default "Parts of the whole"
 
     Returns
     -------
     matplotlib.figure.Figure
     """
-    unit_of, write = (time_unit, duration) if quantity == "time" else (byte_unit, amount)
     parts = style.side_by_side(columns).clip(lower=0)
-    totals = parts.sum()
-    parts = parts[(parts > 1e-3 * totals.max()).any(axis=1)]
-    figure, axes = style.new_figure(1.9 + 0.5 * max(parts.shape[1], 1), title)
+    parts = parts.loc[:, parts.any()]
+    figure, axes = style.new_figure(1.8 + 0.53 * max(parts.shape[1], 1), title)
     if parts.empty:
         return style.nothing(figure, axes, title, "nothing to draw")
-    size, unit = unit_of(totals.max())
+    sums = parts.sum()
+    if quantity == "share":
+        parts, size = parts / sums, 1.0
+        write: Callable[[float], str] = "{:.0%}".format
+        axes.set(xlim=(0, 1), xlabel=axis or "share of the bar's whole")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+    else:
+        unit_of, write = QUANTITIES[quantity]
+        size, unit = unit_of(sums.max())
+        axes.set(xlim=(0, 1.14 * sums.max() / size), xlabel=f"{axis or quantity} ({unit})")
+    parts = parts[(parts > _LEAST * parts.sum().max()).any(axis=1)]
     segments = _stacked(axes, parts / size)
-    axes.bar_label(segments[-1], totals.map(write), padding=4, fontsize=9)
-    axes.set(xlim=(0, 1.14 * totals.max() / size), xlabel=f"{axis or quantity} ({unit})")
+    if quantity == "share":
+        _write_shares(axes, segments)
+    else:
+        axes.bar_label(segments[-1], sums.map(write), padding=4, fontsize=9)
     style.legend(figure, 4)
-    return _described(figure, parts, title, write)
+    sentences = []
+    for label, amounts in parts.items():
+        words = amounts[amounts > 0].map(write)
+        sentences.append((label, f"({spoken(words.items(), most=9)})"))
+    return style.described(figure, f"{title}, stacked bars: {spoken(sentences)}.")
 
 
 def _stacked(axes: Any, parts: pd.DataFrame) -> list[Any]:
@@ -105,10 +90,10 @@ def _stacked(axes: Any, parts: pd.DataFrame) -> list[Any]:
     return segments
 
 
-def _described(figure: Figure, parts: pd.DataFrame, title: str, write: Callable[[float], str]) -> Figure:
-    """Write out each bar with its parts."""
-    sentences = []
-    for label, sizes in parts.items():
-        words = sizes[sizes > 0].map(write)
-        sentences.append((label, f"({spoken(words.items(), most=9)})"))
-    return style.described(figure, f"{title}, stacked bars: {spoken(sentences)}.")
+def _write_shares(axes: Any, segments: list[Any]) -> None:
+    """Write its share into each segment that has room."""
+    for bars in segments:
+        numbers = [f"{width:.0%}" if width >= _ROOM else "" for width in bars.datavalues]
+        # On a plate of the segment's colour: a hatch must not run through the digits.
+        plate = {"facecolor": bars[0].get_facecolor(), "edgecolor": "none", "pad": 1.2}
+        axes.bar_label(bars, numbers, label_type="center", fontsize=9, color="white", fontweight="bold", bbox=plate)

@@ -62,6 +62,10 @@ def _three_digits(value: float, size: float, name: str) -> str:
     return f"{rounded:,g} {name}"
 
 
+#: What chooses the unit of an amount, and what writes it.
+QUANTITIES = {"time": (time_unit, duration), "memory": (byte_unit, amount)}
+
+
 def spoken(pairs: Iterable[tuple[object, str]], most: int = 6) -> str:
     """Write out names and values for alternative text."""
     words = [f"{plain(name)[:60]} {value}" for name, value in pairs]

@@ -90,11 +90,10 @@ def nothing(figure: Figure, axes: Any, title: str, what: str) -> Figure:
     return described(figure, f"{title}: {what}.")
 
 
-def legend(figure: Figure, columns: int, handles: Mapping[str, Any] | None = None) -> None:
+def legend(figure: Figure, columns: int) -> None:
     """Name what has a label, each label once, below the axes: inside, no corner is sure to be free."""
-    if handles is None:
-        drawn, labels = figure.axes[0].get_legend_handles_labels()
-        handles = dict(zip(labels, drawn, strict=True))
+    drawn, labels = figure.axes[0].get_legend_handles_labels()
+    handles = dict(zip(labels, drawn, strict=True))
     if handles:
         place: Any = "outside lower center"  # a constrained layout knows it, the types do not
         figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns, frameon=False, fontsize=9)

@@ -86,7 +86,6 @@ def test_colours_stand_out_from_light_and_dark_pages(page):
         (plots.bars, (KERNELS,), (KERNELS[:0],)),
         (plots.step_times, ({HOSTILE: [1.0, 2.0]},), ({},)),
         (plots.timeline, (_trace(),), (Trace.from_frames({}),)),
-        (plots.share_bars, ({HOSTILE: BYTES},), ({"a": BYTES * 0},)),
         (plots.stacks, ({HOSTILE: BYTES},), ({"a": BYTES[:0]},)),
         (plots.roofline, (OPERATORS, [SHEET], "bf16"), (OPERATORS[:0], [SHEET], "bf16")),
     ],
@@ -111,7 +110,8 @@ def test_bars_draw_every_row_and_lose_no_time():
 
 
 def test_stacks_align_parts_by_name():
-    figure = plots.stacks({"a": GAPS.set_index("cause")["total_ns"], "b": pd.Series({"input-pipeline": 7_000_000})})
+    gaps_ns = GAPS.set_index("cause")["total_ns"]
+    figure = plots.stacks({"a": gaps_ns, "b": pd.Series({"input-pipeline": 7_000_000})}, quantity="time")
     assert _widths(figure.axes[0]) == [[2, 0], [40, 7]]  # what is too small to see is left out
     assert "b (input-pipeline 7 ms)" in figure.get_label()
 
@@ -157,13 +157,13 @@ def test_tables_write_and_escape_every_cell_and_heading():
     assert "<i>" not in plots.table(frame, dict.fromkeys(frame, lambda _: "<i>"), missing="<i>")._repr_html_()
 
 
-def test_share_bars_divide_each_whole_and_leave_out_what_was_not_measured():
+def test_stacks_divide_each_whole_and_leave_out_what_was_not_measured():
     columns = {
         HOSTILE: pd.Series({"forward": 1, "optimizer": 2, HOSTILE: 1}),
         "time": pd.Series({"optimizer": 3.0, "(unattributed)": 1.0}),
         "GPU": pd.Series({"forward": pd.NA}, dtype="Int64"),
     }
-    figure = plots.share_bars(columns)
+    figure = plots.stacks(columns)
     (axes,) = figure.axes
     np.testing.assert_allclose(_widths(axes), [[0.25, 0], [0.5, 0.75], [0.25, 0], [0, 0.25]])
     assert {"25%", "50%", "75%", "(unattributed)"} <= set(_texts(figure))
