@@ -23,10 +23,10 @@ from nsightkit.questions import Selection
 if TYPE_CHECKING:
     from typing import Any
 
-    from nsightkit.api import Trace
     from nsightkit.capture.profiling import Captured
     from nsightkit.records import Bench, Check, Ranks, Written
     from nsightkit.table import Table
+    from nsightkit.trace.model import Trace
 
 __all__ = ["command_of", "opened"]
 
@@ -84,7 +84,7 @@ def opened(path: Path, selection: Selection) -> "Trace":
 
 @functools.lru_cache(_OPEN)
 def _opened(path: Path, stamp: object, selection: Selection) -> "Trace":
-    from nsightkit.api import load
+    from nsightkit.trace.open import load
 
     if selection == Selection():
         return load(path)

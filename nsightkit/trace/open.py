@@ -92,20 +92,22 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 
 def _open(path: Path, cache: bool) -> Source:
-    # Readers need msgspec and pyarrow; a machine without them still answers questions without a trace.
-    from nsightkit.trace import kineto, nsys, store
+    # A reader is imported for what it reads: it needs pyarrow and more, which takes time.
+    kind = kind_of(path)
+    if kind == "store":
+        from nsightkit.trace import store
 
-    match kind := kind_of(path):
-        case "sqlite":
-            return nsys.open_sqlite(path, cache=cache)
-        case "nsys-rep":
-            return nsys.open_report(path, cache=cache)
-        case "json":
-            return kineto.open_kineto(path, cache=cache)
-        case "parquetdir":
+        return store.open_store(path)
+    if kind == "json":
+        from nsightkit.trace import kineto
+
+        return kineto.open_kineto(path, cache=cache)
+    if kind in ("sqlite", "nsys-rep", "parquetdir"):
+        from nsightkit.trace import nsys
+
+        if kind == "parquetdir":
             return nsys.open_parquetdir(path)
-        case "store":
-            return store.open_store(path)
+        return nsys.open_sqlite(path, cache=cache) if kind == "sqlite" else nsys.open_report(path, cache=cache)
     problem, remedy = _REFUSED.get(kind, ("is not a trace that nsightkit knows", f"give {_SOURCES}"))
     raise TraceError(path, problem, remedy.format(name=path.name))
 
