@@ -44,20 +44,22 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     if not shown:
         return style.nothing(figure, axes, title, "nothing to draw")
     size, unit = unit_of(max(row[value] for row in shown))
-    words = []
-    for at, row in enumerate(shown):
+    words: list[tuple[object, str]] = []
+    for row in shown:
         group = str(row.get("category", row[key]))
         colour, hatch = style.look_of(group)
         label = style.plain(group) if group not in ("", row[key]) else "_"
-        axes.barh(at, row[value] / size, height=0.68, color=colour, hatch=hatch, edgecolor="white", label=label)
-        words.append(f"{write(row[value])} · {row[share]:.1%} · {row['count']:,.0f}x")
-    for bar, word in zip(axes.containers, words, strict=True):
-        style.label_bars(axes, bar, [word])
-    names = [row[key] for row in shown]
-    style.name_rows(axes, names)
+        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": label}
+        bar = axes.barh(len(words), row[value] / size, height=0.68, **look)
+        text = f"{write(row[value])} · {row[share]:.1%} · {row['count']:,.0f}x"
+        axes.bar_label(bar, [text], padding=4, fontsize=9)
+        words.append((row[key], text))
+    axes.margins(x=0.22)
+    axes.set_xlim(left=0)
+    style.name_rows(axes, [name for name, _ in words])
     axes.set_xlabel(f"{quantity} ({unit})")
     style.legend(figure, 4)
-    return style.described(figure, f"{title}, bars: {spoken(zip(names, words, strict=True))}.")
+    return style.described(figure, f"{title}, bars: {spoken(words)}.")
 
 
 def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by side") -> Figure:

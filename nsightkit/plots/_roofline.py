@@ -19,13 +19,7 @@ _ROOFS = ((DARK_GREY, "-"), (BLUE, "--"), (PURPLE, "-."))
 
 
 def roofline(
-    table: pd.DataFrame,
-    rates: Sequence[Rates],
-    unit: str,
-    *,
-    lower: Sequence[str] = (),
-    title: str = "Roofline",
-    top: int = 12,
+    table: pd.DataFrame, rates: Sequence[Rates], unit: str, *, title: str = "Roofline", top: int = 12
 ) -> Figure:
     """Draw the rate of each operation over its intensity, under one or several roofs.
 
@@ -39,8 +33,6 @@ def roofline(
         A roof each, such as the datasheet's and the measured one.
     unit : str
         Whose peak rate the roofs have.
-    lower : sequence of str
-        Other units, whose ceilings are drawn below that of `unit`, such as the ordinary cores' ``fp32``.
     title : str, default "Roofline"
     top : int, default 12
         How many operations to name, the longest first. The others are small grey points.
@@ -56,18 +48,15 @@ def roofline(
     if points.empty:
         return style.nothing(figure, axes, title, "no operations with FLOPs and a time")
     roofs = [rate for rate in rates if unit in rate.tflops]
-    places = [*points["intensity"], *(_ridge(roof, unit) for roof in roofs)]
+    # The intensities at which memory and compute take equally long.
+    ridges = [roof.tflops[unit] * 1e3 / roof.gb_per_s for roof in roofs]
+    places = [*points["intensity"], *ridges]
     left, right = min(places) / 2, max(places) * 3
-    for roof, (colour, dashes) in zip(roofs, cycle(_ROOFS), strict=False):
-        look = {"color": colour, "linestyle": dashes}
-        peak, ridge = roof.tflops[unit], _ridge(roof, unit)
+    for roof, ridge, (colour, dashes) in zip(roofs, ridges, cycle(_ROOFS), strict=False):
+        peak = roof.tflops[unit]
         label = f"{style.plain(roof.source, 36)}: {peak:,.4g} TFLOP/s, {roof.gb_per_s:,.0f} GB/s"
-        axes.plot([left, ridge, right], [left * peak / ridge, peak, peak], linewidth=1.8, label=label, **look)
-        for other in lower:
-            if other in roof.tflops:
-                ceiling = roof.tflops[other]
-                axes.plot([max(_ridge(roof, other), left), right], [ceiling] * 2, linewidth=0.9, **look)
-                axes.annotate(other, (right, ceiling), (-2, 3), textcoords="offset points", ha="right", fontsize=8)
+        heights = [left * peak / ridge, peak, peak]
+        axes.plot([left, ridge, right], heights, color=colour, linestyle=dashes, linewidth=1.8, label=label)
     _draw_points(axes, points, top)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylabel="reached (TFLOP/s)")
     axes.set_xlabel("arithmetic intensity (FLOPs a byte of compulsory traffic)")
@@ -82,21 +71,16 @@ def roofline(
     return style.described(figure, f"{title}, points under the roofs of {cards or 'no card'}: {words}.")
 
 
-def _ridge(rate: Rates, unit: str) -> float:
-    """The intensity at which memory and compute take equally long."""
-    return rate.tflops[unit] * 1e3 / rate.gb_per_s
-
-
 def _draw_points(axes: Any, points: pd.DataFrame, top: int) -> None:
     """Draw the longest operations, each with its own marker and name, and the others small."""
-    shown = points.head(top).to_dict("records")
-    for row, colour, marker in zip(shown, cycle(style.SERIES), cycle("osD^vPX*<>hd"), strict=False):
+    for row, colour, marker in zip(
+        points.head(top).to_dict("records"), cycle(style.SERIES), cycle("osD^vPX*<>hd"), strict=False
+    ):
         name = style.plain(row["name"].removeprefix("aten::"), 30)
         share = row.get("sol_datasheet", np.nan)
         if np.isfinite(share):
             name += f", {share:.0%}"
-        look = {"linestyle": "none", "marker": marker, "color": colour, "markersize": 7, "markeredgecolor": "white"}
-        axes.plot(row["intensity"], row["reached"], label=name, **look)
+        axes.plot(row["intensity"], row["reached"], marker, color=colour, ms=7, mec="white", label=name)
     rest = points.iloc[top:]
     if len(rest):
         label = f"{len(rest)} shorter ones"

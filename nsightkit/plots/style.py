@@ -99,13 +99,6 @@ def legend(figure: Figure, columns: int) -> None:
         figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns, frameon=False, fontsize=9)
 
 
-def label_bars(axes: Any, bars: Any, labels: Iterable[str]) -> None:
-    """Values at the end of horizontal bars, with room for them."""
-    axes.bar_label(bars, list(labels), padding=4, fontsize=9)
-    axes.margins(x=0.22)
-    axes.set_xlim(left=0)
-
-
 def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:
     """Row names on the y axis, first row on top."""
     labels = [plain(name, longest) for name in names]
