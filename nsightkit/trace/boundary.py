@@ -50,7 +50,7 @@ _ROWS = ("parent", "level")
 
 
 def admitted(
-    path: _Path, table: str, frame: pd.DataFrame, dtypes: Mapping[str, str], rows: int | None = None
+    path: _Path, table: str, frame: pd.DataFrame, dtypes: Mapping[str, str], known: Mapping[str, pd.Series]
 ) -> dict[str, pd.Series]:
     """Check columns that a source gave.
 
@@ -63,8 +63,8 @@ def admitted(
         What the source gave. Its columns are taken out one by one, so that memory holds each once.
     dtypes : mapping of str to str
         The columns that were asked for, with the model's dtype of each; of the times, both or none.
-    rows : int, optional
-        How many rows the table's other columns have.
+    known : mapping of str to Series
+        The table's columns that the trace holds already.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def admitted(
     TraceError
         A column is absent, or holds what the model does not allow.
     """
-    size = len(frame) if rows is None else rows
+    size = len(next(iter(known.values()), frame))
     columns: dict[str, pd.Series] = {}
     for column, dtype in dtypes.items():
         if column not in frame:
@@ -105,13 +105,11 @@ def on_trace_clock(path: _Path, table: str, columns: Mapping[str, pd.Series], t0
     TraceError
         A time is too far from the trace's first event.
     """
-    moved = {}
     for column in sorted(_TIMES):
         times = columns[column]
         if int(times.min()) - t0_ns < -_SPAN_NS or int(times.max()) - t0_ns > _SPAN_NS:
             _refuse(path, table, column, "is over 100 days from the trace's first event")
-        moved[column] = times - t0_ns
-    return moved
+    return {column: columns[column] - t0_ns for column in _TIMES}
 
 
 def converted(values: pd.Series, dtype: str) -> pd.Series:

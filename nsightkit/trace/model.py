@@ -278,10 +278,9 @@ class Trace:
             known = whole._columns[name]
             dtypes = {column: TABLES[name][column] for column in _stored(given) if column not in known}
             if dtypes:
-                rows = len(next(iter(known.values()))) if known else None
                 with reading(self.path):
                     frame = whole._source.read(name, list(dtypes))
-                known.update(boundary.admitted(self.path, name, frame, dtypes, rows))
+                known.update(boundary.admitted(self.path, name, frame, dtypes, known))
 
     def _put_on_clock(self, name: str) -> None:
         """Count a table's times from the trace's first event, which only its source knows, at some cost."""

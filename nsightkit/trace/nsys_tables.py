@@ -119,9 +119,8 @@ class Sqlite:
 
     def first(self, table: str, rows: Rows | None = None) -> int | None:
         """Give the least start of a table, or of some of its rows; None without rows."""
-        some = f"{_query(table, ['start'], rows)} LIMIT {self._most_rows(table) + 1}"
         with self._connected() as connection:
-            first: int | None = connection.execute(f"SELECT min(start) FROM ({some})").fetchone()[0]  # noqa: S608
+            first: int | None = connection.execute(_query(table, ["min(start)"], rows)).fetchone()[0]
         return first
 
     def _most_rows(self, table: str) -> int:
