@@ -596,10 +596,10 @@ def diff(
     from nsightkit.analysis.compare import diff as analysis
     from nsightkit.records import About, Diff
 
-    changes = analysis.summary(before, after, also_before=also_before, also_after=also_after, match=match)
+    compared = analysis.compare(before, after, also_before=also_before, also_after=also_after, match=match)
     title = " → ".join(Path(trace.path or "trace").name for trace in (before, after))
     missing = {"before": before.meta.missing, "after": after.meta.missing}
-    return Diff(changes, About(title, top=top, not_recorded=missing))
+    return Diff(compared.summary(), About(title, top=top, not_recorded=missing))
 
 
 def memory(snapshot: Path, *, device: int | None = None, at: str | None = None, top: int | None = None) -> "Memory":

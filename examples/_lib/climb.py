@@ -294,7 +294,7 @@ def changes(runs: Mapping[str, Measurement], against: Bounds) -> pd.DataFrame:
             outcome = "within the noise"
         elif saved.value < 0:
             outcome = "slower"
-        elif (saved.low or 0) / layers > most_ns:
+        elif saved.low / layers > most_ns:
             outcome = "more than predicted"
         row = {"rung": name, "base": base, "most_us": most_ns / 1e3, "saved_us": saved.value / layers / 1e3}
         rows.append({**row, "outcome": outcome})

@@ -323,6 +323,4 @@ def _equal(ratio: Estimate) -> bool | None:
     """Say whether two models are equally fast; only a narrow interval shows that."""
     if ratio.excludes(1):
         return False
-    if ratio.low is None or ratio.high is None:
-        return None
     return True if ratio.high - ratio.low < 0.1 else None

@@ -52,8 +52,8 @@ def table(runs: Mapping[str, Measurement]) -> pd.DataFrame:
         spread = noise.median(run.values("step_ns"))
         peak_bytes = run.median("peak_bytes")
         row = {"row": name, "median (ms)": median_ns / 1e6}
-        row["from (ms)"] = None if spread.low is None else spread.low / 1e6
-        row["to (ms)"] = None if spread.high is None else spread.high / 1e6
+        row["from (ms)"] = spread.low / 1e6
+        row["to (ms)"] = spread.high / 1e6
         row["floor (ms)"] = None if peak is None else flops / peak.tflops / 1e9 + moved / gpu.gb_per_s / 1e6
         row["tokens/s"] = cell["batch"] * cell["context"] / median_ns * 1e9
         row["peak (GB)"] = None if peak_bytes is None else peak_bytes / 1e9
@@ -78,7 +78,7 @@ def answer(before: Measurement, runs: Mapping[str, Measurement]) -> str:
     forward, backward = (runs[name].values("step_ns") for name in ("forward only", "forward and backward"))
     ratio = noise.ratio(forward, backward)
     interval = "too few steps for an interval"
-    if ratio.low is not None:
+    if np.isfinite(ratio.high):
         interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
     return (
         f"the first step took {steps[0] / others:.1f} medians of the others, and the mean of all steps is "

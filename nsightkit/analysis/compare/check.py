@@ -92,13 +92,19 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
         row["samples"] = [sum(map(len, kept.runs)), sum(map(len, measured))]
         if len(measured) == len(runs):
             row["after"] = _median(measured)
-            _judge(row, _change(kept.runs, measured, row["unit"], confidence), single=baseline.of == "ncu")
+            change = _change(kept.runs, measured, row["unit"], confidence)
+            if baseline.of == "ncu" and math.isinf(change.noise):
+                # One launch is enough.
+                change = noise.Change(change.value, noise=0)
+                row["tolerance"] = max(row["tolerance"], _SINGLE_LAUNCH)
+            _judge(row, change)
         rows[row["status"]].append(row)
     notes = []
     if baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
         notes.append(f"{noise.ONE_RUN} Add runs to the baseline with --add.")
+    failed = rows["regression"] + rows["missing"] + rows["inconclusive"]
     return {
-        "passed": not (rows["regression"] or rows["missing"] or rows["inconclusive"]),
+        "passed": not failed,
         "decided": not rows["inconclusive"],
         "tolerance": tolerance,
         "runs": len(runs),
@@ -108,7 +114,7 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
         "missing": rows["missing"],
         "undecided": rows["inconclusive"],
         "gates": rows["regression"] + rows["inconclusive"] + rows["improvement"] + rows["ok"],
-        "new": sorted(set(runs[0].metrics).difference(baseline.metrics)),
+        "new": sorted(runs[0].metrics.keys() - baseline.metrics.keys()),
         "notes": notes,
     }
 
@@ -124,20 +130,21 @@ def _change(before: _Runs, after: _Runs, unit: str, confidence: float) -> noise.
     return noise.Change(value, noise=float(seen.max() - was if value > 0 else was - seen.min()))
 
 
-def _judge(row: dict[str, Any], change: noise.Change, *, single: bool) -> None:
-    """Judge a change by the tolerance and by noise; `single`: one launch is enough."""
-    limit = change.noise
-    if limit is None and single:
-        limit, row["tolerance"] = 0.0, max(row["tolerance"], _SINGLE_LAUNCH)
-    was, tolerance = row["before"], row["tolerance"]
-    is_worse, is_better = row["after"] > 0, False
+def _judge(row: dict[str, Any], change: noise.Change) -> None:
+    """Judge a change by the tolerance and by noise."""
+    was = row["before"]
+    highest = 1 + row["tolerance"]
+    is_worse = row["after"] > 0
+    is_better = False
     if was >= _NOTHING:
-        row["ratio"] = 1 + change.value / was
-        is_worse, is_better = row["ratio"] > 1 + tolerance, row["ratio"] < 1 / (1 + tolerance)
-        for key, bound in (("low", change.low), ("high", change.high)):
-            row[key] = None if bound is None else 1 + bound / was
-        row["limit"] = None if limit is None else 1 + max(tolerance, limit / was)
-    is_sure = limit is not None and abs(change.value) > limit
+        ratio = 1 + change.value / was
+        is_worse = ratio > highest
+        is_better = ratio < 1 / highest
+        row["ratio"] = ratio
+        limit = max(highest, 1 + change.noise / was)
+        for key, bound in (("low", 1 + change.low / was), ("high", 1 + change.high / was), ("limit", limit)):
+            row[key] = bound if math.isfinite(bound) else None
+    is_sure = abs(change.value) > change.noise
     row["status"] = "ok"
     if is_worse and is_sure:
         row["status"] = "regression"

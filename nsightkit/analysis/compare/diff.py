@@ -12,24 +12,24 @@ one figure of each kind, which is inconclusive.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
+from numpy.typing import NDArray
 
 from nsightkit.analysis import verdict
 from nsightkit.analysis.compare import diff_words as words
 from nsightkit.analysis.compare.match import pair, plain_kernel
-from nsightkit.analysis.compare.samples import Samples, judge, ordinary, samples
+from nsightkit.analysis.compare.samples import Samples, judge, ordinary, samples, tables
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.categories import category_of
 from nsightkit.trace.model import Trace
 
-__all__ = ["COLUMNS", "SIDES", "TABLES", "Comparison", "compare", "summary"]
+__all__ = ["COLUMNS", "TABLES", "Comparison", "compare"]
 
-SIDES = ("before", "after")
 #: Columns of every table, after the ones that name its rows.
 COLUMNS = (
     "before_count",
@@ -55,7 +55,9 @@ TABLES = tuple(_NAMED)
 #: What changed by less than this share of a step does not matter.
 _LEAST_SHARE = 0.01
 
-Float = npt.NDArray[np.float64]
+Float = NDArray[np.float64]
+#: The tables of one capture (:func:`nsightkit.analysis.compare.samples.tables`).
+Capture = Mapping[str, pd.DataFrame]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,18 +84,37 @@ class Comparison:
     tables: dict[str, pd.DataFrame]
 
     def summary(self) -> dict[str, Any]:
-        """Give what :func:`summary` gives.
+        """Summarize what changed.
 
         Returns
         -------
         dict
+            ``headline``
+                One sentence.
+            ``outcome``
+                ``faster``, ``slower``, ``no change`` (within noise, or too small to matter) or ``inconclusive``: of the
+                step time, or of the time from the first GPU operation to the last. With one capture per side it holds
+                for these two captures, not for the programs.
+            ``moved``
+                Whether the bottleneck is another one (:mod:`nsightkit.analysis.verdict`); None where one of the
+                captures does not show it. ``bottleneck`` has both, and a sentence.
+            ``warnings``
+                What makes the captures differ besides the change.
+            ``changes``
+                Rows of all tables that changed or are inconclusive, by a hundredth of a step or more (``least_ns``),
+                the largest first, each with its ``table``.
+            ``unit``, ``before``, ``after``
+                What figures are of, and facts about each side.
+            ``figures``, ``kernels``, ``ranges``, ``gaps``
+                The tables, as lists of rows with :data:`COLUMNS`. ``before_count`` and ``before_total_ns`` are of the
+                whole capture, ``before_ns`` is the median over the steps, ``delta_ns`` the difference of the medians,
+                ``low_ns`` to ``high_ns`` the interval of the shift (95 % for ``figures``, else 99 %), ``change`` the
+                difference relative to before, and ``significance`` *changed*, *within noise* or *inconclusive*.
+                ``match`` is how names were paired (:mod:`nsightkit.analysis.compare.match`).
         """
-        facts: dict[str, Any] = {
-            "unit": self.unit,
-            "least_ns": self.least_ns,
-            "before": words.described(self.before),
-            "after": words.described(self.after),
-        }
+        facts: dict[str, Any] = {"unit": self.unit, "least_ns": self.least_ns}
+        facts["before"] = words.described(self.before)
+        facts["after"] = words.described(self.after)
         changes = []
         for table, frame in self.tables.items():
             facts[table] = frame.to_dict("records")
@@ -101,7 +122,7 @@ class Comparison:
                 if abs(row["delta_ns"]) >= self.least_ns and row["significance"] != noise.WITHIN_NOISE:
                     changes.append({"table": table, **row})
         facts["changes"] = sorted(changes, key=lambda row: -abs(row["delta_ns"]))
-        verdicts = [verdict.summary(self.before[0].trace), verdict.summary(self.after[0].trace)]
+        verdicts = [verdict.summary(captures[0].trace) for captures in (self.before, self.after)]
         return words.sentences(facts, self.tables["kernels"], verdicts) | facts
 
 
@@ -137,80 +158,35 @@ def compare(
     first = [samples(trace, match) for trace in (before, *also_before)]
     second = [samples(trace, match) for trace in (after, *also_after)]
     has_steps = all(len(capture.windows) for capture in first + second)
-    unit = "step" if has_steps else "trace"
-    rows: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES}
-    for table, clock in (("figures", ""), ("kernels", ""), ("ranges", "CPU"), ("ranges", "GPU"), ("gaps", "")):
-        for row in _rows(first, second, f"{table} {clock}".strip(), unit):
-            rows[table].append(row | {"clock": clock})
+    was = [tables(capture) for capture in first]
+    now = [tables(capture) for capture in second]
+    rows = {table: _rows(was, now, table, has_steps) for table in ("figures", "kernels", "gaps")}
+    rows["ranges"] = []
+    for clock in ("CPU", "GPU"):
+        for row in _rows(was, now, f"ranges {clock}", has_steps):
+            rows["ranges"].append(row | {"clock": clock})
     least_ns = 1.0
-    if rows["figures"]:
-        step = rows["figures"][0]
+    for step in rows["figures"][:1]:
         least_ns = max(_LEAST_SHARE * max(step["before_ns"], step["after_ns"]), 1.0)
-    tables = {}
+    compared = {}
     for table, named in _NAMED.items():
         for row in rows[table]:
             if row["significance"] == noise.CHANGED and abs(row["delta_ns"]) < least_ns:
                 row["significance"] = noise.WITHIN_NOISE
         if table != "figures":
             rows[table].sort(key=lambda row: -abs(row["delta_ns"]))
-        frame = pd.DataFrame(rows[table], columns=[*named, *COLUMNS])
-        tables[table] = frame.astype(dict.fromkeys(("low_ns", "high_ns", "change"), "float64"))
-    return Comparison(first, second, unit, least_ns, tables)
+        compared[table] = pd.DataFrame(rows[table], columns=[*named, *COLUMNS])
+    return Comparison(first, second, "step" if has_steps else "trace", least_ns, compared)
 
 
-def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
-    """Summarize what changed between two captures.
-
-    Parameters
-    ----------
-    before, after : Trace
-    **options
-        Of :func:`compare`.
-
-    Returns
-    -------
-    dict
-        ``headline``
-            One sentence.
-        ``outcome``
-            ``faster``, ``slower``, ``no change`` (within noise, or too small to matter) or ``inconclusive``: of the
-            step time, or of the time from the first GPU operation to the last. With one capture per side it holds for
-            these two captures, not for the programs.
-        ``where``
-            Another sentence: the cause of idle time or the kernel that changed most. Empty where none changed.
-        ``moved``
-            Whether the bottleneck is another one (:mod:`nsightkit.analysis.verdict`); None where one of the captures
-            does not show it. ``bottleneck`` has both, and a sentence.
-        ``warnings``
-            What makes the captures differ besides the change.
-        ``changes``
-            Rows of all tables that changed or are inconclusive, by a hundredth of a step or more (``least_ns``), the
-            largest first, each with its ``table``.
-        ``unit``, ``before``, ``after``
-            What figures are of, and facts about each side.
-        ``figures``, ``kernels``, ``ranges``, ``gaps``
-            The tables, as lists of rows with :data:`COLUMNS`. ``before_count`` and ``before_total_ns`` are of the whole
-            capture, ``before_ns`` is the median over the steps, ``delta_ns`` the difference of the medians, ``low_ns``
-            to ``high_ns`` the interval of the shift (95 % for ``figures``, else 99 %), ``change`` the difference
-            relative to before, and ``significance`` *changed*, *within noise* or *inconclusive*. ``match`` is how names
-            were paired (:mod:`nsightkit.analysis.compare.match`).
-
-    Raises
-    ------
-    UsageError
-        As for :func:`compare`.
-    """
-    return compare(before, after, **options).summary()
-
-
-def _rows(before: Sequence[Samples], after: Sequence[Samples], table: str, unit: str) -> list[dict[str, Any]]:
+def _rows(before: Sequence[Capture], after: Sequence[Capture], table: str, has_steps: bool) -> list[dict[str, Any]]:
     """Pair the names of a table, and judge each pair; nothing where a capture lacks the table."""
-    if not all(table in capture.tables for capture in (*before, *after)):
+    if not all(table in capture for capture in (*before, *after)):
         return []
     plain = plain_kernel if table == "kernels" else str
     pairs = pair(_occurring(before[0], table), _occurring(after[0], table), plain)
-    first = [_sums(capture.tables[table], [names.before for names in pairs]) for capture in before]
-    second = [_sums(capture.tables[table], [names.after for names in pairs]) for capture in after]
+    first = [_sums(capture[table], [names.before for names in pairs]) for capture in before]
+    second = [_sums(capture[table], [names.after for names in pairs]) for capture in after]
     confidence = 0.95 if table == "figures" else 0.99  # of many rows some would change by chance
     rows = []
     for number, (matched, was, now) in enumerate(pairs):
@@ -219,16 +195,16 @@ def _rows(before: Sequence[Samples], after: Sequence[Samples], table: str, unit:
         if table == "kernels":
             row["category"] = category_of(name)
         sides = [sums[number] for sums in first], [sums[number] for sums in second]
-        rows.append(row | _judged(*sides, confidence if unit == "step" else None))
+        rows.append(row | _judged(*sides, confidence if has_steps else None))
     return rows
 
 
-def _occurring(capture: Samples, table: str) -> list[str]:
+def _occurring(capture: Capture, table: str) -> list[str]:
     """Names of what occurs by falling total, so that the first can name a group; figures as they are."""
-    frame = capture.tables[table]
+    frame = capture[table]
     if table != "figures":
         frame = frame[frame["count"] > 0].sort_values("total", ascending=False, kind="stable")
-    return [str(name) for name in frame.index]
+    return frame.index.tolist()
 
 
 def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
@@ -242,23 +218,30 @@ def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
 
 def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float | None) -> dict[str, Any]:
     """Judge a figure of both sides: the number, the total and the samples of each capture; None: it has no samples."""
-    change, word = noise.Change(0), noise.INCONCLUSIVE
     was, now = round(before[0][1]), round(after[0][1])
     row: dict[str, Any] = {"before_total_ns": was, "after_total_ns": now}
-    row |= {"before_count": round(before[0][0]), "after_count": round(after[0][0])}
+    row["before_count"] = round(before[0][0])
+    row["after_count"] = round(after[0][0])
+    change = noise.Change(now - was)
     if confidence is not None:
-        first, second = ([figures[2:] for figures in captures] for captures in (before, after))
+        first = [figures[2:] for figures in before]
+        second = [figures[2:] for figures in after]
         change = judge(first, second, confidence)
-        word = change.word
-        was, now = (round(float(np.median(np.concatenate(ordinary(runs))))) for runs in (first, second))
+        was, now = _median(first), _median(second)
     delta = now - was
-    row |= {"before_ns": was, "after_ns": now, "delta_ns": delta, "significance": word}
-    row["change"] = delta / was if was else None
-    if word == noise.CHANGED and change.value * delta < 0:
+    row |= {"before_ns": was, "after_ns": now, "delta_ns": delta, "significance": change.word}
+    row["change"] = delta / was if was else math.nan
+    row["low_ns"] = row["high_ns"] = math.nan
+    if change.word == noise.CHANGED and change.value * delta < 0:
         row["significance"] = noise.WITHIN_NOISE  # a few long steps lead the median another way than most go
-    if change.low is not None and change.high is not None:
+    if math.isfinite(change.high):
         # The median of differences is not quite the difference of medians: the interval holds both. Nothing loses
         # more than all it had.
-        row["low_ns"] = max(min(change.low, delta), -was)
-        row["high_ns"] = max(change.high, delta)
+        row["low_ns"] = max(min(change.low, float(delta)), -float(was))
+        row["high_ns"] = max(change.high, float(delta))
     return row
+
+
+def _median(runs: Sequence[Float]) -> int:
+    """The median of the samples of all runs that do not stand out."""
+    return round(float(np.median(np.concatenate(ordinary(runs)))))

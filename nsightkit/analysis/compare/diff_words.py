@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,12 +55,12 @@ def described(captures: Sequence[Samples]) -> dict[str, Any]:
     captures : sequence of Samples
         The first is described; the steps of all are counted.
     """
-    facts = {
-        "gpus": sorted({gpu.name for gpu in captures[0].trace.meta.gpus if gpu.name}),
-        "captures": len(captures),
-        "steps": sum(len(capture.windows) for capture in captures),
-    }
-    return facts | captures[0].overview
+    first = captures[0]
+    facts = dict(first.overview)
+    facts["gpus"] = sorted({gpu.name for gpu in first.trace.meta.gpus if gpu.name})
+    facts["captures"] = len(captures)
+    facts["steps"] = sum(len(capture.windows) for capture in captures)
+    return facts
 
 
 def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> dict[str, Any]:
@@ -143,14 +144,15 @@ def _moved(facts: Row, was: str, now: str) -> tuple[bool | None, str]:
 
 def _about_sides(before: Row, after: Row) -> Iterator[str]:
     """Name what differs besides the program."""
-    for key, what in (("gpus", "GPUs"), ("tool", "profilers")):
-        was, now = before[key], after[key]
-        if was and now and was != now:
-            yield f"Different {what}: {_listed(was)} before, {_listed(now)} after."
+    gpus = {"before": ", ".join(before["gpus"]), "after": ", ".join(after["gpus"])}
+    tools = {"before": before["tool"], "after": after["tool"]}
+    for what, names in (("GPUs", gpus), ("profilers", tools)):
+        if all(names.values()) and names["before"] != names["after"]:
+            yield f"Different {what}: {names['before']} before, {names['after']} after."
     for name, side, other in (("before", before, after), ("after", after, before)):
-        lacking = [table for table in side["missing"] if table not in other["missing"]]
+        lacking = ", ".join(table for table in side["missing"] if table not in other["missing"])
         if lacking:
-            yield f"The capture {name} did not record {_listed(lacking)}; these are not compared."
+            yield f"The capture {name} did not record {lacking}; these are not compared."
         graphs_ns = side["graph_ns"] or 0
         if graphs_ns > _IN_GRAPHS * (side["busy_ns"] or 0) and not other["graph_ns"]:
             yield (
@@ -159,16 +161,13 @@ def _about_sides(before: Row, after: Row) -> Iterator[str]:
             )
 
 
-def _listed(names: str | Sequence[str]) -> str:
-    return names if isinstance(names, str) else ", ".join(names)
-
-
 def _other_work(kernels: pd.DataFrame) -> str:
     """Warn that one of two captures did more work; a library that chose other kernels does not count."""
     shared = kernels[(kernels["before_count"] > 0) & (kernels["after_count"] > 0)]
     times = shared["after_count"] / shared["before_count"]
-    weight = shared["before_total_ns"] / shared["before_total_ns"].sum()
-    if max(weight[times > _MORE_OFTEN].sum(), weight[times < 1 / _MORE_OFTEN].sum()) < _MOST:
+    more_ns = shared["before_total_ns"][times > _MORE_OFTEN].sum()
+    less_ns = shared["before_total_ns"][times < 1 / _MORE_OFTEN].sum()
+    if max(more_ns, less_ns, 1) < _MOST * shared["before_total_ns"].sum():
         return ""
     return (
         "The captures hold different amounts of work, so their times do not compare: the kernels of both were "
@@ -195,7 +194,7 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[dict[str, An
     Parameters
     ----------
     comparison : mapping
-        What :func:`nsightkit.analysis.compare.diff.summary` returned.
+        What :func:`nsightkit.analysis.compare.diff.Comparison.summary` gives.
     top : int
         Rows of each table.
 
@@ -219,32 +218,28 @@ def _shown(row: Row) -> dict[str, Any]:
         "before_ns": row["before_ns"],
         "after_ns": row["after_ns"],
         "delta_ns": row["delta_ns"],
-        "change": "-" if _is_unknown(row["change"]) else percent(row["change"]),
+        "change": "-" if math.isnan(row["change"]) else percent(row["change"]),
         "interval": _interval(row),
         "significance": row["significance"],
     }
 
 
-def _is_unknown(value: Any) -> bool:
-    return value is None or bool(pd.isna(value))
-
-
 def _interval(row: Row) -> str:
     """The interval of a change, relative to before; empty if unknown."""
     was = row["before_ns"]
-    if _is_unknown(row["low_ns"]) or not was:
+    if math.isnan(row["low_ns"]) or not was:
         return ""
     return f"{percent(row['low_ns'] / was)} to {percent(row['high_ns'] / was)}"
 
 
 def _name(row: Row) -> str:
     """Name a row for people, on one line and safe for a terminal."""
-    if "cause" in row:
-        return str(row["cause"])
-    name = _FIGURES.get(row["name"]) or plain(row["name"])
+    name = row.get("cause") or row["name"]
+    name = _FIGURES.get(name, plain(name))
     if "category" in row:
         name = short_name(name)
-    for remark in (row.get("clock"), row.get("match")):
-        if remark not in (None, "name"):
-            name += f" ({remark})"
+    if "clock" in row:
+        name += f" ({row['clock']})"
+    if row.get("match", "name") != "name":
+        name += f" ({row['match']})"
     return name

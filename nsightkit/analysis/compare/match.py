@@ -8,7 +8,7 @@ compiler gives a fused kernel (``triton_poi_fused_add_3``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 __all__ = ["Pair", "pair", "plain_kernel", "plain_range"]
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
     after: list[str]
 
 
-def pair(before: Sequence[str], after: Sequence[str], plain: Callable[[str], Hashable]) -> list[Pair]:
+def pair(before: Sequence[str], after: Sequence[str], plain: Callable[[str], str]) -> list[Pair]:
     """Pair the names of two traces: the same name first, then the same plain name among the rest.
 
     Parameters
@@ -46,27 +46,19 @@ def pair(before: Sequence[str], after: Sequence[str], plain: Callable[[str], Has
     """
     shared = set(before) & set(after)
     pairs = [Pair("name", [name], [name]) for name in before if name in shared]
-    was = _by_plain_name(before, shared, plain)
-    now = _by_plain_name(after, shared, plain)
-    for key in dict.fromkeys([*was, *now]):
+    groups: dict[str, tuple[list[str], list[str]]] = {}
+    for side, names in enumerate((before, after)):
+        for name in names:
+            if name not in shared:
+                groups.setdefault(plain(name), ([], []))[side].append(name)
+    for was, now in groups.values():
         match = "normalised"
-        if key not in now:
+        if not now:
             match = "disappeared"
-        elif key not in was:
+        elif not was:
             match = "appeared"
-        pairs.append(Pair(match, was.get(key, []), now.get(key, [])))
+        pairs.append(Pair(match, was, now))
     return pairs
-
-
-def _by_plain_name(
-    names: Iterable[str], shared: set[str], plain: Callable[[str], Hashable]
-) -> dict[Hashable, list[str]]:
-    """Group the names that only one side has."""
-    groups: dict[Hashable, list[str]] = {}
-    for name in names:
-        if name not in shared:
-            groups.setdefault(plain(name), []).append(name)
-    return groups
 
 
 _NAMELESS = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\[lambda\(.*?\)[^\]]*\]|\{lambda\(.*?\)[^}]*\}")

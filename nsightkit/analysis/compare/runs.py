@@ -14,11 +14,11 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
 from nsightkit.analysis.compare.match import plain_kernel
-from nsightkit.analysis.compare.samples import Samples, cut
+from nsightkit.analysis.compare.samples import Samples, samples
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
 from nsightkit.errors import TraceError, UsageError, reading
@@ -31,7 +31,7 @@ from nsightkit.trace.open import kind_of
 
 __all__ = ["Amount", "Kind", "Run", "decoded", "of_bench", "of_report", "of_samples", "of_trace", "read", "unit_of"]
 
-Float = npt.NDArray[np.float64]
+Float = NDArray[np.float64]
 Kind = Literal["trace", "bench", "ncu", "samples"]
 #: No time in nanoseconds and no number of bytes is larger.
 LARGEST = 1e18
@@ -181,21 +181,20 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
     TraceError
         The trace has neither steps nor GPU work.
     """
-    capture = cut(trace, match)
-    figures = capture.tables["figures"]
-    if len(capture.windows):
-        prefix, figures = "step", figures.drop(columns=["count", "total"])
-    elif match is not None:
+    capture = samples(trace, match)
+    has_steps = len(capture.windows) > 0
+    if not has_steps and match is not None:
         raise UsageError(f"--match: no range matches {match!r}; give a name that `nsightkit ranges` lists")
-    elif not any(trace.size(table) for table in GPU_TABLES):
+    if not has_steps and not any(trace.size(table) for table in GPU_TABLES):
         raise TraceError(trace.path or "trace", "has neither steps nor GPU work, so nothing compares", "record more")
-    else:
-        prefix, figures = "trace", figures[["total"]]
+    prefix = "step" if has_steps else "trace"
+    columns = capture.windows.index if has_steps else ["total"]
+    figures = capture.figures[columns]
     metrics = {f"{prefix}/time_ns": figures.loc["wall_ns"].to_numpy(np.float64)}
     if "busy_ns" in figures.index:
         metrics[f"{prefix}/busy_ns"] = figures.loc["busy_ns"].to_numpy(np.float64)
     if trace.recorded("kernels"):
-        launched = pd.Series(1, index=range(trace.size("kernels")))
+        launched = pd.Series(1, range(trace.size("kernels")))
         metrics[f"{prefix}/kernel_count"] = _in_steps(capture, "kernels", launched)
     if trace.recorded("memops"):
         copies = trace.table("memops", ["kind", "bytes"])
@@ -211,7 +210,8 @@ def _in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
     if capture.windows.empty:
         return np.array([float(values.sum())])
     step = steps.launched_in(capture.trace, table, capture.windows)
-    return np.bincount(step[step >= 0], values[step >= 0], len(capture.windows)).astype(np.float64)
+    sums = values.groupby(step).sum().reindex(capture.windows.index, fill_value=0)
+    return sums.to_numpy(np.float64)
 
 
 # ---------------------------------------------------------------- benchmarks, reports, and other samples
@@ -314,12 +314,12 @@ def of_report(report: ncu_reports.Report) -> Run:
     return Run("ncu", {"gpu": _cards(launches["gpu"].dropna().unique()), "tool": "Nsight Compute"}, metrics)
 
 
-def of_samples(samples: Mapping[str, npt.ArrayLike], gpu: str | None = None) -> Run:
+def of_samples(measured: Mapping[str, ArrayLike], gpu: str | None = None) -> Run:
     """Take metrics that were measured in another way.
 
     Parameters
     ----------
-    samples : mapping of str to array_like of float
+    measured : mapping of str to array_like of float
         By a name that ends in its unit, ``_ns`` or ``_bytes``; others are counts.
     gpu : str, optional
 
@@ -333,10 +333,12 @@ def of_samples(samples: Mapping[str, npt.ArrayLike], gpu: str | None = None) -> 
         No samples, or one that is not a number from 0 on.
     """
     metrics = {}
-    for name, values in samples.items():
-        metrics[name] = np.array(values, dtype=np.float64).ravel()
-        if not len(metrics[name]) or not ((metrics[name] >= 0) & (metrics[name] <= LARGEST)).all():
+    for name, values in measured.items():
+        numbers = np.array(values, dtype=np.float64).ravel()
+        is_amount = (numbers >= 0) & (numbers <= LARGEST)
+        if not len(numbers) or not is_amount.all():
             raise UsageError(f"{name}: samples are numbers from 0 to {LARGEST:g}, and at least one")
+        metrics[name] = numbers
     return Run("samples", {"gpu": gpu}, metrics)
 
 

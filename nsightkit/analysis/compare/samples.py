@@ -11,48 +11,51 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
+from numpy.typing import NDArray
 
 from nsightkit.analysis.compare.match import plain_range
 from nsightkit.analysis.core import intervals, noise
 from nsightkit.analysis.timeline import gaps, overview, ranges, steps
 from nsightkit.trace.model import Trace
 
-__all__ = ["Samples", "cut", "judge", "ordinary", "samples"]
+__all__ = ["Samples", "judge", "ordinary", "samples", "tables"]
 
-Float = npt.NDArray[np.float64]
+Float = NDArray[np.float64]
+#: The samples of a run, such as one per step.
+Values = Sequence[float] | Float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples:
-    """A capture, cut into its steps.
+    """A capture and its steps.
 
     Parameters
     ----------
     trace : Trace
+    match : str or None
+        Regular expression of the steps' names.
     overview : dict
         As :func:`nsightkit.analysis.timeline.overview.summary` gives it.
     windows : DataFrame
         The steps, as :func:`nsightkit.analysis.timeline.steps.windows` gives them; empty without steps.
-    tables : dict of str to DataFrame
-        ``figures`` (times of the whole), ``kernels``, ``gaps``, ``ranges CPU``, and ``ranges GPU``, as far as they
-        were recorded. Indexed by name, with ``count`` and ``total`` over the whole capture, and a column of sums for
-        each step.
+    figures : DataFrame
+        Times of the whole, one of :func:`tables`: ``wall_ns``, ``busy_ns`` and ``idle_ns``, as far as they are known.
     """
 
     trace: Trace
+    match: str | None
     overview: dict[str, Any]
     windows: pd.DataFrame
-    tables: dict[str, pd.DataFrame]
+    figures: pd.DataFrame
 
 
-def ordinary(runs: Sequence[npt.ArrayLike]) -> list[Float]:
+def ordinary(runs: Sequence[Values]) -> list[Float]:
     """Leave the outliers out of the samples of each run: a stall now and then is not noise.
 
     Parameters
     ----------
-    runs : sequence of array_like of float
+    runs : sequence of sequence of float
     """
     kept = []
     for run in runs:
@@ -61,22 +64,24 @@ def ordinary(runs: Sequence[npt.ArrayLike]) -> list[Float]:
     return kept
 
 
-def judge(before: Sequence[npt.ArrayLike], after: Sequence[npt.ArrayLike], confidence: float = 0.99) -> noise.Change:
+def judge(before: Sequence[Values], after: Sequence[Values], confidence: float = 0.99) -> noise.Change:
     """Tell a change from noise by the samples that are not outliers (:func:`nsightkit.analysis.core.noise.judge`).
 
     Parameters
     ----------
-    before, after : sequence of array_like of float
+    before, after : sequence of sequence of float
         The samples of each run.
     confidence : float
     """
-    first, second = ordinary(before), ordinary(after)
-    left_out = sum(map(np.size, first + second)) < sum(map(np.size, (*before, *after)))
+    first = ordinary(before)
+    second = ordinary(after)
+    measured = sum(map(len, [*before, *after]))
+    left_out = sum(map(len, first + second)) < measured
     return noise.judge(first, second, confidence, left_out=left_out)
 
 
-def cut(trace: Trace, match: str | None = None) -> Samples:
-    """Cut a capture into its steps, with the table ``figures`` alone.
+def samples(trace: Trace, match: str | None = None) -> Samples:
+    """Cut a capture into its steps.
 
     Parameters
     ----------
@@ -100,87 +105,83 @@ def cut(trace: Trace, match: str | None = None) -> Samples:
         # A filter such as --within drops the steps' own ranges: take the steps in which something selected began.
         windows = steps.windows(trace.whole, match)
         starts = [trace.table(table, ["start_ns"])["start_ns"] for table in ("ranges", "calls", "ops")]
-        touched = np.unique(_begun_in(windows, np.concatenate(starts)))
-        windows = windows.iloc[touched[touched >= 0]].reset_index(drop=True)
-    capture = Samples(trace, overview.summary(trace), windows, {})
-    figures = _figures(capture)
+        touched = np.setdiff1d(_begun_in(windows, np.concatenate(starts)), -1)
+        windows = windows.iloc[touched].reset_index(drop=True)
+    whole = overview.summary(trace)
+    figures = _figures(trace, windows, whole)
     if is_part:
         # Other work, which the filter left out, may have run in what looks idle.
         figures = figures.drop(index="idle_ns", errors="ignore")
-    capture.tables["figures"] = figures
-    return capture
+    return Samples(trace, match, whole, windows, figures)
 
 
-def samples(trace: Trace, match: str | None = None) -> Samples:
-    """Cut a capture into its steps, and add up what happened in each.
+def tables(capture: Samples) -> dict[str, pd.DataFrame]:
+    """Add up what happened in a capture, and in each of its steps.
 
     Parameters
     ----------
-    trace, match
-        As for :func:`cut`.
+    capture : Samples
 
     Returns
     -------
-    Samples
-
-    Raises
-    ------
-    UsageError
-        As for :func:`cut`.
+    dict of str to DataFrame
+        ``figures`` (times of the whole), ``kernels``, ``gaps``, ``ranges CPU``, and ``ranges GPU``, as far as they
+        were recorded. Indexed by name, with ``count`` and ``total`` over the whole capture, and a column of sums for
+        each step.
     """
-    capture = cut(trace, match)
+    trace = capture.trace
+    windows = capture.windows
+    result = {"figures": capture.figures}
     if trace.recorded("kernels"):
         kernels = trace.table("kernels", ["name", "duration_ns"])
-        step = steps.launched_in(trace, "kernels", capture.windows)
-        capture.tables["kernels"] = _summed(capture, kernels["name"], kernels["duration_ns"], step)
-        capture.tables["gaps"] = _gaps(capture, match)
+        step = steps.launched_in(trace, "kernels", windows)
+        result["kernels"] = _summed(windows, kernels["name"], kernels["duration_ns"], step)
+        result["gaps"] = _gaps(capture)
     if trace.recorded("ranges"):
         instances = ranges.instances(trace)
-        names = instances["name"].map({name: plain_range(str(name)) for name in instances["name"].cat.categories})
-        step = _begun_in(capture.windows, instances["start_ns"])
-        capture.tables["ranges CPU"] = _summed(capture, names, instances["total_ns"], step)
+        names = instances["name"].map(plain_range)
+        step = _begun_in(windows, instances["start_ns"])
+        result["ranges CPU"] = _summed(windows, names, instances["total_ns"], step)
         if trace.recorded("kernels") and trace.recorded("calls"):
-            capture.tables["ranges GPU"] = _summed(capture, names, instances["gpu_ns"], step)
-    return capture
+            result["ranges GPU"] = _summed(windows, names, instances["gpu_ns"], step)
+    return result
 
 
-def _figures(capture: Samples) -> pd.DataFrame:
+def _figures(trace: Trace, windows: pd.DataFrame, whole: dict[str, Any]) -> pd.DataFrame:
     """Times of the whole: wall, busy and idle."""
-    windows = capture.windows
-    process = int(windows["process"].max()) if len(windows) else 0
-    times = steps.divided(capture.trace, windows, process)
-    table = times.astype("float64").T
-    table.insert(0, "count", 0)
-    table.insert(1, "total", pd.Series(capture.overview).reindex(table.index).astype("float64"))
+    times = steps.divided(trace, windows, windows["process"].max())
+    total = pd.Series(whole).reindex(times.columns).astype("float64")
     if len(windows):
-        table["total"] = table["total"].fillna({"wall_ns": times["wall_ns"].sum()})
-    return table.dropna()
+        total = total.fillna(times[["wall_ns"]].sum())
+    table = pd.DataFrame({"count": 0, "total": total})
+    return table.join(times.astype("float64").T).dropna()
 
 
-def _gaps(capture: Samples, match: str | None) -> pd.DataFrame:
+def _gaps(capture: Samples) -> pd.DataFrame:
     """Add up idle time by cause; in steps also what lies before the first operation and after the last."""
     windows = capture.windows
     causes = gaps.causes(capture.trace)
-    groups = (causes["end_ns"] - causes["start_ns"]).groupby(causes["cause"].astype(str))
+    length = causes["end_ns"] - causes["start_ns"]
+    groups = length.groupby(causes["cause"].astype(str))
     table = pd.DataFrame({"count": groups.size(), "total": groups.sum()})
-    table = table.reindex(list(gaps.CAUSES), columns=["count", "total", *range(len(windows))], fill_value=0)
-    idle = gaps.in_window(capture.trace) if match is None else causes
+    in_steps = pd.DataFrame(0, list(gaps.CAUSES), range(len(windows)))
+    idle = gaps.in_window(capture.trace) if capture.match is None else causes
     for (cause, _), gap in idle.groupby(["cause", "device"], observed=True):
         covered = intervals.Coverage(gap["start_ns"], gap["end_ns"])
-        table.loc[str(cause), list(range(len(windows)))] += covered.of(windows["begin_ns"], windows["end_ns"])
-    return table
+        in_steps.loc[str(cause)] += covered.of(windows["begin_ns"], windows["end_ns"])
+    return table.reindex(in_steps.index, fill_value=0).join(in_steps)
 
 
-def _begun_in(windows: pd.DataFrame, start_ns: npt.ArrayLike) -> npt.NDArray[np.intp]:
+def _begun_in(windows: pd.DataFrame, start_ns: pd.Series | Float) -> NDArray[np.intp]:
     """Number of the step in which something on the CPU began; -1 for none."""
     return steps.number(windows.assign(end_ns=windows["cpu_end_ns"]), start_ns)
 
 
-def _summed(capture: Samples, names: pd.Series, values: pd.Series, step: npt.ArrayLike) -> pd.DataFrame:
+def _summed(windows: pd.DataFrame, names: pd.Series, values: pd.Series, step: NDArray[np.intp]) -> pd.DataFrame:
     """Add up values by name: their number, their total, and the sum in each step (-1: outside)."""
     groups = values.groupby(names, observed=True)
     table = pd.DataFrame({"count": groups.size(), "total": groups.sum()})
-    in_steps = values.groupby([names, np.asarray(step)], observed=True).sum().unstack()
-    table = table.join(in_steps.reindex(columns=range(len(capture.windows)))).fillna(0)
+    in_steps = values.groupby([names, step], observed=True).sum().unstack()
+    table = table.join(in_steps.reindex(columns=range(len(windows)))).fillna(0)
     table.index = table.index.astype(str)
     return table

@@ -5,11 +5,11 @@ All functions work on whole columns; none loops over events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
 from nsightkit.analysis.core.kept import kept
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -34,13 +34,15 @@ __all__ = [
     "union_length",
 ]
 
-Int = npt.NDArray[np.int64]
+Int = NDArray[np.int64]
 
 #: Rows looked at together; bounds memory.
 _CHUNK = 1 << 18
+_EARLIEST = np.iinfo(np.int64).min
+_LATEST = np.iinfo(np.int64).max
 
 
-def _whole(values: npt.ArrayLike) -> Int:
+def _whole(values: ArrayLike) -> Int:
     return np.asarray(values, np.int64)
 
 
@@ -59,7 +61,7 @@ def chunks(n: int) -> Iterator[slice]:
         yield slice(low, min(low + _CHUNK, n))
 
 
-def merge(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int, Int]:
+def merge(start: ArrayLike, end: ArrayLike) -> tuple[Int, Int]:
     """The union of intervals as disjoint, sorted intervals; touching ones become one.
 
     Parameters
@@ -71,7 +73,8 @@ def merge(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int, Int]:
     -------
     start, end : ndarray of int64
     """
-    starts, ends = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    starts = _whole(start)
+    ends = _whole(end)
     is_ordered = (starts[1:] >= starts[:-1]).all() and (ends > starts).all()
     if not is_ordered:
         rows = np.flatnonzero(ends > starts)
@@ -79,11 +82,13 @@ def merge(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int, Int]:
         starts = starts[rows]
         ends = ends[rows]
     reach = np.maximum.accumulate(ends)
-    apart = np.flatnonzero(starts[1:] > reach[:-1])
-    return starts[np.append(0, apart + 1)[: len(starts)]], reach[np.append(apart, -1)[: len(starts)]]
+    apart = starts[1:] > reach[:-1]
+    is_first = np.append(True, apart)[: len(starts)]
+    is_last = np.append(apart, True)[: len(starts)]
+    return starts[is_first], reach[is_last]
 
 
-def union(*parts: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[Int, Int]:
+def union(*parts: tuple[ArrayLike, ArrayLike]) -> tuple[Int, Int]:
     """The union of several sets of intervals.
 
     Parameters
@@ -96,12 +101,11 @@ def union(*parts: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[Int, Int]:
     start, end : ndarray of int64
         Disjoint and sorted.
     """
-    starts = [_whole(start) for start, _ in parts]
-    ends = [_whole(end) for _, end in parts]
+    starts, ends = zip(*parts, strict=True)
     return merge(np.concatenate(starts), np.concatenate(ends))
 
 
-def uncovered(start: npt.ArrayLike, end: npt.ArrayLike, key: npt.ArrayLike) -> Int:
+def uncovered(start: ArrayLike, end: ArrayLike, key: ArrayLike) -> Int:
     """How much of each interval no earlier one with the same key covers: what it adds to their union.
 
     Parameters
@@ -115,15 +119,15 @@ def uncovered(start: npt.ArrayLike, end: npt.ArrayLike, key: npt.ArrayLike) -> I
     ndarray of int64
         In the order of the rows.
     """
-    columns = {"start": _whole(start), "end": _whole(end), "key": np.asarray(key)}
-    rows = pd.DataFrame(columns).sort_values(["key", "start"], kind="stable")
+    rows = pd.DataFrame({"start": _whole(start), "end": _whole(end), "key": np.asarray(key)})
+    rows = rows.sort_values(["key", "start"], kind="stable")
     reach = rows.groupby("key")["end"].cummax()
-    before = reach.groupby(rows["key"]).shift(fill_value=np.iinfo(np.int64).min)
-    added = rows["end"] - np.maximum(rows["start"], before)
-    return np.asarray(added.clip(lower=0).sort_index(), np.int64)
+    before = reach.groupby(rows["key"]).shift(fill_value=_EARLIEST)
+    added = rows["end"] - rows["start"].clip(lower=before)
+    return added.clip(lower=0).sort_index().to_numpy()
 
 
-def union_length(start: npt.ArrayLike, end: npt.ArrayLike) -> int:
+def union_length(start: ArrayLike, end: ArrayLike) -> int:
     """Length of the union of intervals.
 
     Parameters
@@ -148,9 +152,9 @@ class Coverage:
         The intervals; they may overlap.
     """
 
-    def __init__(self, start: npt.ArrayLike, end: npt.ArrayLike) -> None:
+    def __init__(self, start: ArrayLike, end: ArrayLike) -> None:
         self.start, self.end = merge(start, end)
-        self._until = np.append(np.iinfo(np.int64).min, self.end)
+        self._until = np.append(_EARLIEST, self.end)
         self._before = np.append(0, np.cumsum(self.end - self.start))
 
     def before(self, t: Int) -> Int:
@@ -167,9 +171,10 @@ class Coverage:
         begun = np.searchsorted(self.start, t, side="right")
         # Of the intervals that have begun, all count in whole but the last one, of which a part may lie after `t`.
         after = np.maximum(self._until[begun], t) - t
-        return np.asarray(self._before[begun] - after, np.int64)
+        covered: Int = self._before[begun] - after
+        return covered
 
-    def of(self, start: npt.ArrayLike, end: npt.ArrayLike) -> Int:
+    def of(self, start: ArrayLike, end: ArrayLike) -> Int:
         """Covered length of each window.
 
         Parameters
@@ -187,7 +192,7 @@ class Coverage:
 
 
 def common(
-    one: tuple[npt.ArrayLike, npt.ArrayLike], other: tuple[npt.ArrayLike, npt.ArrayLike], *, outside: bool = False
+    one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike], *, outside: bool = False
 ) -> tuple[Int, Int]:
     """The parts of some intervals inside others, or outside them.
 
@@ -205,16 +210,18 @@ def common(
     """
     start, end = merge(*one)
     low, high = merge(*other)
-    if outside:
-        low, high = np.append(np.iinfo(np.int64).min, high), np.append(low, np.iinfo(np.int64).max)
-    # Of each interval, the first of the others that reaches into it, and how many do.
-    first = np.searchsorted(high, start, side="right")
-    count = np.maximum(np.searchsorted(low, end) - first, 0)
-    # A row for each pair: an interval of `one` with each of its others, which follow each other from `first` on.
-    pairs_before = np.cumsum(count) - count
-    mine = np.repeat(np.arange(len(start)), count)
-    theirs = np.arange(len(mine)) + np.repeat(first - pairs_before, count)
-    return merge(np.maximum(start[mine], low[theirs]), np.minimum(end[mine], high[theirs]))
+    # No bound lies between two that follow each other: what is there lies wholly inside, or wholly outside.
+    bounds = np.sort(np.concatenate([start, end, low, high]), kind="stable")
+    keep = _inside(bounds, start, end) & (_inside(bounds, low, high) != outside)
+    kept_from = np.flatnonzero(keep)
+    return merge(bounds[kept_from], bounds[kept_from + 1])
+
+
+def _inside(moments: Int, start: Int, end: Int) -> NDArray[np.bool_]:
+    """Which moments lie in one of some disjoint, sorted intervals."""
+    begun = np.searchsorted(start, moments, side="right")
+    ended = np.searchsorted(end, moments, side="right")
+    return begun > ended
 
 
 def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
@@ -282,15 +289,13 @@ def span_ns(trace: Trace) -> int:
     ----------
     trace : Trace
     """
+    bounds = {"start_ns": "min", "end_ns": "max"}
     parts = []
     for name in GPU_TABLES:
-        parts.append(
-            trace.table(name, ["device", "start_ns", "end_ns"])
-            .groupby("device")
-            .agg({"start_ns": "min", "end_ns": "max"})
-        )
-    of_device = pd.concat(parts).groupby(level=0).agg({"start_ns": "min", "end_ns": "max"})
-    return int((of_device["end_ns"] - of_device["start_ns"]).sum())
+        ops = trace.table(name, ["device", *bounds])
+        parts.append(ops.groupby("device").agg(bounds))
+    spans = pd.concat(parts).groupby("device").agg(bounds)
+    return int((spans["end_ns"] - spans["start_ns"]).sum())
 
 
 def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -310,14 +315,15 @@ def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.Da
         The lengths sum to the idle time.
     """
     ops = gpu_intervals(trace) if intervals is None else intervals
-    device, start = ops["device"].to_numpy(), ops["start_ns"].to_numpy()
+    device = ops["device"].to_numpy()
+    start = ops["start_ns"].to_numpy()
     reach = ops.groupby("device")["end_ns"].cummax().to_numpy()
     after = np.flatnonzero((start[1:] > reach[:-1]) & (device[1:] == device[:-1])) + 1
     columns = {"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after]}
     return pd.DataFrame({**columns, "after": after.astype(np.int32)}, copy=False)
 
 
-def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) -> Int:
+def launch_of(trace: Trace, process: ArrayLike, correlation: ArrayLike) -> Int:
     """The call that launched each operation.
 
     Joined by correlation id *and* process: ids collide between processes. Where a runtime call and
@@ -334,35 +340,33 @@ def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) 
     ndarray of int64
         Row in ``trace.whole``'s ``calls``; -1 where the launch was not recorded.
     """
-    correlations = np.asarray(correlation, np.int64)
+    correlations = _whole(correlation)
     known, rows = _launches(trace.whole)
-    if not len(known):
-        return np.full(len(correlations), -1, np.int64)
     wanted = _identity(process, correlations)
-    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    place = np.searchsorted(known, wanted)
     # Correlation 0 is that of calls and operations without an id: it joins nothing.
-    found = (known[place] == wanted) & (correlations != 0)
-    return np.where(found, rows[place], -1)
+    is_known = (known[place] == wanted) & (correlations != 0)
+    return np.where(is_known, rows[place], -1)
 
 
 @kept
 def _launches(whole: Trace) -> tuple[Int, Int]:
-    """The identities of calls in order, and the row of the outermost call of each."""
+    """The identities of calls in order, and the row of the outermost call of each; with one beyond all others."""
     calls = whole.table("calls", ["thread", "correlation", "start_ns", "end_ns"])
     key = _identity(calls["thread"].to_numpy() >> 24, calls["correlation"])
     rows = np.lexsort((-calls["end_ns"].to_numpy(), calls["start_ns"].to_numpy(), key)).astype(np.int32)
-    key = key[rows]
-    is_first = np.append(True, key[1:] != key[:-1])[: len(key)]
-    return key[is_first], rows[is_first]
+    key = np.append(key[rows], _LATEST)
+    is_first = np.append(True, key[1:] != key[:-1])
+    return key[is_first], np.append(rows, np.int32(-1))[is_first]
 
 
-def _identity(process: npt.ArrayLike, correlation: npt.ArrayLike) -> Int:
+def _identity(process: ArrayLike, correlation: ArrayLike) -> Int:
     """One number for a process and a correlation id, which has 32 bits in CUDA's traces."""
     # An odd factor, so that wider ids of two processes meet by chance only.
-    return np.asarray(process, np.int64) * ((1 << 40) + 15) + np.asarray(correlation, np.int64)
+    return _whole(process) * ((1 << 40) + 15) + _whole(correlation)
 
 
-def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
+def launches_of(trace: Trace, table: ArrayLike, row: ArrayLike) -> Int:
     """The calls that launched some operations of :func:`gpu_intervals`.
 
     Parameters
@@ -389,7 +393,7 @@ def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
     return launch
 
 
-def selected(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+def selected(trace: Trace, table: ArrayLike, row: ArrayLike) -> NDArray[np.bool_]:
     """Which operations of a whole trace's :func:`gpu_intervals` a selection keeps.
 
     Parameters
@@ -412,7 +416,7 @@ def selected(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> npt.NDAr
     return keep
 
 
-def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: npt.NDArray[np.bool_] | None = None) -> Int:
+def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> Int:
     """Find the innermost interval of one table around each of another, on the same thread.
 
     Parameters
@@ -428,52 +432,46 @@ def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: npt.NDArray[np.b
     ndarray of int64
         Position in `outer` for each row of `inner`, -1 where none is around it.
     """
-    columns = ["start_ns", "end_ns", "thread"]
-    both = pd.concat([outer[columns], inner[columns]], ignore_index=True)
-    _, above = nesting(both["thread"], both["start_ns"], both["end_ns"], _tolerance(both["start_ns"]))
-    meant = np.zeros(len(both), bool)
-    meant[: len(outer)] = True if chosen is None else chosen
-    around = above[len(outer) :]
-    _climb(around, above, lambda rows: meant[around[rows]])
+    rows = outer[["thread", "start_ns", "end_ns"]].reset_index(drop=True)
+    asking = inner[["thread", "start_ns", "end_ns"]].reset_index(drop=True)
+    # By how much a call may seem to outlive its operator: old versions of PyTorch round to microseconds.
+    has_nanoseconds = (rows["start_ns"] % 1000).any() or (asking["start_ns"] % 1000).any()
+    tolerance = 0 if has_nanoseconds else 1000
+    _, above = nesting(rows["thread"], rows["start_ns"], rows["end_ns"], tolerance)
+    # The last to begin, the shortest of several; from there outwards.
+    order = rows.sort_values(["start_ns", "end_ns"], ascending=[True, False], kind="stable").rename_axis("row")
+    starts = asking.drop(columns="end_ns").sort_values("start_ns")
+    latest = pd.merge_asof(starts, order[["thread", "start_ns"]].reset_index(), on="start_ns", by="thread")
+    around = np.full(len(asking), -1)
+    around[starts.index] = latest["row"].fillna(-1)
+    is_long = asking["end_ns"] > asking["start_ns"]
+    until = np.asarray(np.maximum(asking["end_ns"] - tolerance, asking["start_ns"] + is_long))
+    end = rows["end_ns"].to_numpy()
+    is_chosen = np.ones(len(rows), bool) if chosen is None else chosen
+    climbing = np.flatnonzero(around >= 0)
+    while len(climbing):
+        candidate = around[climbing]
+        fits = is_chosen[candidate] & (end[candidate] >= until[climbing])
+        climbing = climbing[~fits]
+        around[climbing] = above[candidate[~fits]]
+        climbing = climbing[around[climbing] >= 0]
     return around
 
 
-def _climb(around: Int, above: Int, fits: Callable[[Int], npt.NDArray[np.bool_]]) -> None:
-    """Go from each interval that does not fit to the one around it: as often as they nest."""
-    climbing = np.flatnonzero(around >= 0)
-    while len(climbing):
-        climbing = climbing[~fits(climbing)]
-        around[climbing] = above[around[climbing]]
-        climbing = climbing[around[climbing] >= 0]
-
-
-def _tolerance(times: pd.Series) -> int:
-    """By how much a call may seem to outlive its operator: old versions of PyTorch round to microseconds."""
-    return 0 if (times.to_numpy() % 1000).any() else 1000
-
-
 def innermost(inner: pd.DataFrame, outer: pd.DataFrame) -> Int:
-    """Find the innermost interval of one table around each of another, on all threads.
+    """Find the innermost interval of one table around each of another, on any thread.
 
     Parameters
     ----------
     inner, outer : DataFrame
-        Columns ``start_ns`` and ``end_ns``, in any order of rows.
+        As for :func:`enclosing`.
 
     Returns
     -------
     ndarray of int64
-        Position in `outer` for each row of `inner`, -1 where none is around it.
+        As from :func:`enclosing`.
     """
-    start, end = inner["start_ns"].to_numpy(), inner["end_ns"].to_numpy()
-    tolerance = min(_tolerance(inner["start_ns"]), _tolerance(outer["start_ns"]))
-    order = np.lexsort((-outer["end_ns"].to_numpy(), outer["start_ns"].to_numpy()))
-    low, high = outer["start_ns"].to_numpy()[order], outer["end_ns"].to_numpy()[order]
-    _, above = nesting(np.zeros(len(low), np.int64), low, high)
-    need = np.maximum(end - tolerance, start + (end > start))
-    around = np.searchsorted(low, start, side="right") - 1
-    _climb(around, above, lambda rows: high[around[rows]] >= need[rows])
-    return np.append(order, -1)[around]
+    return enclosing(inner.assign(thread=0), outer.assign(thread=0))
 
 
 def launched(trace: Trace, table: str) -> Int:
@@ -495,4 +493,4 @@ def launched(trace: Trace, table: str) -> Int:
     if not len(calls):
         return rows["start_ns"].to_numpy()
     launch = launch_of(trace, rows["process"], rows["correlation"])
-    return np.where(launch >= 0, calls[np.maximum(launch, 0)], np.iinfo(np.int64).min)
+    return np.where(launch >= 0, calls[launch], _EARLIEST)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
     "CHANGED",
@@ -35,7 +35,7 @@ __all__ = [
     "thinned",
 ]
 
-Float = npt.NDArray[np.float64]
+Float = NDArray[np.float64]
 
 #: The three words for a change.
 CHANGED, WITHIN_NOISE, INCONCLUSIVE = "changed", "within noise", "inconclusive"
@@ -64,22 +64,22 @@ class Estimate:
     Parameters
     ----------
     value : float
-    low, high : float, optional
-        Ends of the interval; None with too few samples.
+    low, high : float
+        Ends of the interval; infinite with too few samples.
     """
 
     value: float
-    low: float | None = None
-    high: float | None = None
+    low: float = -math.inf
+    high: float = math.inf
 
     def excludes(self, value: float) -> bool:
-        """Whether there is an interval, and `value` lies outside it.
+        """Whether `value` lies outside the interval.
 
         Parameters
         ----------
         value : float
         """
-        return self.low is not None and self.high is not None and not self.low <= value <= self.high
+        return not self.low <= value <= self.high
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +90,16 @@ class Change(Estimate):
     ----------
     value, low, high : float
         As for :class:`Estimate`.
-    noise : float, optional
-        The smallest change that would count, up or down; None where none would.
+    noise : float
+        The smallest change that would count, up or down; infinite where none would.
     """
 
-    noise: float | None = None
+    noise: float = math.inf
 
     @property
     def word(self) -> str:
         """:data:`CHANGED`, :data:`WITHIN_NOISE` or :data:`INCONCLUSIVE`."""
-        if self.noise is None:
+        if math.isinf(self.noise):
             return INCONCLUSIVE
         return CHANGED if abs(self.value) > self.noise else WITHIN_NOISE
 
@@ -129,26 +129,25 @@ def judge(
     second = thinned(np.concatenate(after), _MOST_JUDGED)
     error = (1 - confidence) / (_LEFT_OUT if left_out else 1)
     steps = shift(first, second, 1 - error)
-    was, now = ([np.median(samples) for samples in side] for side in (before, after))
-    between = between_runs(was, now, confidence) or 0.0
-    low, high = steps.low, steps.high
-    if low is not None and high is not None:
-        low = steps.value - math.hypot(steps.value - low, between)
-        high = steps.value + math.hypot(high - steps.value, between)
-    elif between and len(before) + len(after) - 2 >= _ENOUGH_RUNS:
-        low, high = steps.value - between, steps.value + between
-    noise = math.inf
+    was = [np.median(samples) for samples in before]
+    now = [np.median(samples) for samples in after]
+    between = between_runs(was, now, confidence)
+    low = steps.value - math.hypot(steps.value - steps.low, between)
+    high = steps.value + math.hypot(steps.high - steps.value, between)
+    if math.isinf(high) and len(was) + len(now) - 2 >= _ENOUGH_RUNS:
+        low = steps.value - between
+        high = steps.value + between
+    noise = steps.value - low if steps.value >= 0 else high - steps.value
     if min(first.size, second.size) >= _ENOUGH:
         # By chance, one of two series of four lies above the other in 2 of 70 orders: ranks alone say little.
         spread = max(np.ptp(first), np.ptp(second))
         room = max(second.min() - first.max(), first.min() - second.max())
-        noise = max(abs(steps.value) + float(spread - room), between)
-    if low is not None and high is not None:
-        noise = min(noise, steps.value - low if steps.value >= 0 else high - steps.value)
-    return Change(steps.value, low, high, None if math.isinf(noise) else noise)
+        apart = abs(steps.value) + float(spread - room)
+        noise = min(noise, max(apart, between))
+    return Change(steps.value, low, high, noise)
 
 
-def median(samples: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
+def median(samples: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Estimate a median, with an interval from order statistics.
 
     The interval runs from the k-th smallest to the k-th largest sample, with k from the binomial distribution
@@ -166,16 +165,13 @@ def median(samples: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
         Fewer than six samples have no interval at 95 %.
     """
     values = np.sort(np.asarray(samples, dtype=np.float64))
-    middle = float(np.median(values))
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     # The normal approximation with the continuity correction.
-    k = math.floor((len(values) + 1 - z * math.sqrt(len(values))) / 2)
-    if k < 1:
-        return Estimate(middle)
-    return Estimate(middle, float(values[k - 1]), float(values[-k]))
+    k = (len(values) + 1 - z * math.sqrt(len(values))) / 2
+    return _between(values, math.floor(k))
 
 
-def shift(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
+def shift(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Estimate what was added from one series to the other, as the median of all pairwise differences.
 
     The estimate of Hodges and Lehmann with the interval of the rank-sum test (Hollander and Wolfe, Nonparametric
@@ -191,16 +187,21 @@ def shift(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
     Estimate
         Without an interval where there are too few samples (fewer than four per side at 95 %).
     """
-    first, second = thinned(np.asarray(before, np.float64)), thinned(np.asarray(after, np.float64))
-    differences = np.sort((second[:, None] - first[None, :]).ravel())
-    middle = float(np.median(differences))
-    margin = rank_margin(len(first), len(second), (1 - confidence) / 2)
-    if not margin:
+    first = thinned(np.asarray(before, np.float64))
+    second = thinned(np.asarray(after, np.float64))
+    differences = np.sort(np.subtract.outer(second, first), axis=None)
+    return _between(differences, rank_margin(len(first), len(second), (1 - confidence) / 2))
+
+
+def _between(ordered: Float, number: int) -> Estimate:
+    """The median, and the interval from the n-th smallest value to the n-th largest; none if n is 0."""
+    middle = float(np.median(ordered))
+    if number < 1:
         return Estimate(middle)
-    return Estimate(middle, float(differences[margin - 1]), float(differences[-margin]))
+    return Estimate(middle, float(ordered[number - 1]), float(ordered[-number]))
 
 
-def ratio(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
+def ratio(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Estimate the ratio of one series to the other: :func:`shift` of the logarithms.
 
     Parameters
@@ -215,12 +216,10 @@ def ratio(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
         After divided by before; an unchanged ratio is 1.
     """
     logs = shift(np.log(before), np.log(after), confidence)
-    low = None if logs.low is None else math.exp(logs.low)
-    high = None if logs.high is None else math.exp(logs.high)
-    return Estimate(math.exp(logs.value), low, high)
+    return Estimate(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high))
 
 
-def between_runs(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95) -> float | None:
+def between_runs(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> float:
     """Estimate how far two groups of runs may lie apart without any change.
 
     Steps of one run share its clock, its placement in memory and its neighbours, so they do not show how another run
@@ -236,18 +235,21 @@ def between_runs(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float 
 
     Returns
     -------
-    float or None
-        Half the width of an interval for the difference of the groups' means; None with one run per side.
+    float
+        Half the width of an interval for the difference of the groups' means; 0 with one run per side, which show
+        nothing of others.
     """
-    first, second = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    first = np.asarray(before, np.float64)
+    second = np.asarray(after, np.float64)
     known = len(first) + len(second) - 2
     if not known:
-        return None
+        return 0.0
     usual = _USUAL * max(first.max(), second.max())
     squares = len(first) * first.var() + len(second) * second.var()
     spread = math.sqrt((_WORTH * usual**2 + squares) / (_WORTH + known))
     of_means = spread * math.sqrt(1 / len(first) + 1 / len(second))
-    return _student_quantile((1 - confidence) / 2, _WORTH + known) * of_means
+    quantile = _student_quantile((1 - confidence) / 2, _WORTH + known)
+    return quantile * of_means
 
 
 def _student_quantile(tail: float, degrees: int) -> float:
@@ -290,7 +292,8 @@ def rank_margin(n: int, m: int, tail: float) -> int:
     """
     if n * m > _EXACT_PAIRS:
         deviation = math.sqrt(n * m * (n + m + 1) / 12)
-        return max(math.floor(n * m / 2 - NormalDist().inv_cdf(1 - tail) * deviation), 0)
+        margin = n * m / 2 - NormalDist().inv_cdf(1 - tail) * deviation
+        return max(math.floor(margin), 0)
     ways = _rank_sums(n, m)
     share = np.cumsum(ways) / ways.sum()
     return int(np.searchsorted(share, tail, side="right"))

@@ -7,10 +7,14 @@ from typing import Literal
 import pandas as pd
 
 from nsightkit.analysis.core.categories import categorize
-from nsightkit.analysis.core.grouped import check_grouping, durations_by_name, ranked_groups
+from nsightkit.analysis.core.grouped import STATISTICS, durations_by_name
+from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
 __all__ = ["summary"]
+
+#: Columns to sort by.
+_KEYS = {"time": ["total_ns", "count"], "count": ["count", "total_ns"]}
 
 
 def summary(
@@ -40,10 +44,17 @@ def summary(
     UsageError
         `by` or `sort` is something else.
     """
-    check_grouping("kernels", by, sort)
+    if by not in ("name", "category"):
+        raise UsageError(f"kernels can be grouped by name or category, not by {by!r}")
+    if sort not in _KEYS:
+        raise UsageError(f"kernels can be sorted by time or count, not by {sort!r}")
     events = trace.table("kernels", ["name", "duration_ns"])
     if by == "category":
         events["name"] = categorize(events["name"])
     table = durations_by_name(events)
-    table["category"] = table["name"] if by == "category" else categorize(table["name"])
-    return ranked_groups(table.astype({"category": object}), sort)
+    table["category"] = table["name"]
+    if by == "name":
+        table["category"] = categorize(table["name"]).astype(object)
+    table["share"] = table["total_ns"] / max(table["total_ns"].sum(), 1)
+    table = table.sort_values(_KEYS[sort], ascending=False, kind="stable", ignore_index=True)
+    return table[["name", "category", *STATISTICS, "share"]]

@@ -251,7 +251,7 @@ def test_kernels_may_hide_in_graphs() -> None:
     ],
 )
 def test_what_else_differs(before: dict[str, Any], after: dict[str, Any], expected: Sequence[str]) -> None:
-    summary = diff.summary(program(**before), program(**after))
+    summary = diff.compare(program(**before), program(**after)).summary()
     assert len(summary["warnings"]) == len(expected), summary["warnings"]
     for warning, start in zip(summary["warnings"], expected, strict=True):
         assert warning.startswith(start)
@@ -261,13 +261,13 @@ def test_what_else_differs(before: dict[str, Any], after: dict[str, Any], expect
 def test_what_was_not_recorded_is_not_compared() -> None:
     frames = {table: program().table(table) for table in ("calls", "ranges")}
     on_cpu = Trace.from_frames(frames, TraceMeta(tool="planted", missing=["kernels", "memops", "graphs", "ops"]))
-    found = diff.summary(on_cpu, on_cpu)
+    found = diff.compare(on_cpu, on_cpu).summary()
     assert [figure["name"] for figure in found["figures"]] == ["wall_ns"]
     assert {table for table in diff.TABLES if found[table]} == {"figures", "ranges"}
     assert (found["moved"], found["outcome"]) == (None, "no change")
-    assert not diff.summary(program(), on_cpu)["kernels"]
+    assert diff.compare(program(), on_cpu).tables["kernels"].empty
     empty = Trace.from_frames({}, TraceMeta(tool="planted"))
-    assert diff.summary(empty, empty)["outcome"] == "inconclusive"
+    assert diff.compare(empty, empty).summary()["outcome"] == "inconclusive"
 
 
 # ---------------------------------------------------------------- real pairs, read by hand
