@@ -219,7 +219,7 @@ def test_kernels_may_hide_in_graphs() -> None:
     after = program(missing=[])
     graphs = after.table("kernels", ["start_ns", "end_ns", "device", "stream", "correlation"])
     after = Trace.from_frames({"graphs": graphs, "ranges": after.table("ranges")}, meta=after.meta)
-    warnings = diff.summary(program(), after)["warnings"]
+    warnings = diff.compare(program(), after).summary()["warnings"]
     assert sum("of CUDA graphs without their kernels" in warning for warning in warnings) == 1
 
 
