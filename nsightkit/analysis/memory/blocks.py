@@ -159,10 +159,12 @@ def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) 
     Give the bytes of segments without live blocks, and the largest free block; None where a segment is expandable.
     """
     held = _held_segments(snapshot, device)
-    segments = held[(held["first"] <= event) & (event < held["free_completed"])]
+    is_there = (held["first"] <= event) & (event < held["free_completed"])
+    segments = held[is_there]
     blocks = np.sort(live["address"])
-    is_empty = np.searchsorted(blocks, segments["address"]) == np.searchsorted(blocks, segments["end"])
-    releasable = int((segments["end"] - segments["address"])[is_empty].sum())
+    before = np.searchsorted(blocks, segments["address"])
+    is_empty = np.searchsorted(blocks, segments["end"]) == before
+    releasable = int(segments["requested_bytes"][is_empty].sum())
     if _has_expandable(snapshot, device):
         return releasable, None
     # Free space runs from a segment's begin or a block's end to the next block's begin or the segment's end.

@@ -83,13 +83,13 @@ def _timeline(snapshot: Snapshot, device: int) -> pd.DataFrame:
     count = len(events)
     # What is reserved is known at the end, and walked back from there.
     signs = events["action"].astype(object).map(_RESERVING).fillna(0).astype(np.int64)
-    change = np.append(0, np.cumsum(signs * events["size_bytes"]))
+    growth = np.append(0, (signs * events["size_bytes"]).cumsum())
     at_end = int(segments_of(snapshot, device)["total_bytes"].sum())
     table = pd.DataFrame({"event": np.arange(-1, count)})
     table["allocated_bytes"] = total_by_event(count, blocks, "size_bytes", "free_requested")
     table["active_bytes"] = total_by_event(count, blocks, "size_bytes", "free_completed")
     table["requested_bytes"] = total_by_event(count, blocks, "requested_bytes", "free_completed")
-    table["reserved_bytes"] = at_end + change - change[-1]
+    table["reserved_bytes"] = at_end - growth[-1] + growth
     return table
 
 
@@ -140,19 +140,20 @@ def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000) -> pd.
     moments = np.unique([-1, count, *first, *last])
     begin = moments[:-1, None]
     # One row for each moment, one column for each band.
-    heights = np.where((first <= begin) & (begin < last), largest["size_bytes"], 0)
+    is_there = (first <= begin) & (begin < last)
+    heights = is_there * largest["size_bytes"].to_numpy()
     tops = np.cumsum(heights, axis=1)
+    bottoms = tops - heights
     row, band = np.nonzero(heights)
     table = pd.DataFrame({"band": band, "from_event": moments[row], "to_event": moments[row + 1]})
-    table["bottom_bytes"] = (tops - heights)[row, band]
+    table["bottom_bytes"] = bottoms[row, band]
     table["top_bytes"] = tops[row, band]
     table["category"] = largest["category"].to_numpy()[band]
     # While a band stays where it is, it is one row.
     table = table.sort_values(["band", "from_event"], ignore_index=True)
     lies = table[["band", "bottom_bytes"]]
-    stretch = (lies != lies.shift()).any(axis=1).cumsum()
-    last_moment = table.groupby(stretch)["to_event"].max()
-    table = table.groupby(stretch).first().assign(to_event=last_moment)
+    stretches = table.groupby((lies != lies.shift()).any(axis=1).cumsum())
+    table = stretches.first().assign(to_event=stretches["to_event"].max())
 
     others = pd.DataFrame({"band": top, "from_event": moments[:-1], "to_event": moments[1:]})
     others["bottom_bytes"] = heights.sum(axis=1)
@@ -190,7 +191,8 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
     device = _device(snapshot, device)
     event = _event(snapshot, moment, device)
     blocks = allocations(snapshot, device)
-    live = blocks[(blocks["first"] <= event) & (event < blocks["free_completed"])].copy()
+    is_live = (blocks["first"] <= event) & (event < blocks["free_completed"])
+    live = blocks[is_live].copy()
     live["pending"] = live["free_requested"] <= event
     live["site"] = sites_of(snapshot, live["stack"].to_numpy())
     return live.sort_values(["size_bytes", "address"], ascending=[False, True], ignore_index=True)
@@ -314,8 +316,9 @@ def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = N
     levels = {}
     for number, moment in enumerate(moments):
         levels[number] = sites(snapshot, moment, device).set_index(["site", "category"])["bytes"]
-    steps = pd.DataFrame(levels).fillna(0).diff(axis=1).iloc[:, 1:].astype(np.int64)
-    steps = steps[(steps != 0).any(axis=1)]
+    held = pd.DataFrame(levels).fillna(0).astype(np.int64)
+    steps = held.diff(axis=1).iloc[:, 1:].astype(np.int64)
+    steps = steps[steps.any(axis=1)]
     table = pd.DataFrame({"grown_bytes": steps.sum(axis=1), "least_bytes": steps.min(axis=1)}).reset_index()
     return table.sort_values(["least_bytes", "grown_bytes"], ascending=False, kind="stable", ignore_index=True)
 
@@ -359,14 +362,18 @@ def summary(
     """
     device = _device(snapshot, device)
     over_time = _timeline(snapshot, device)
-    is_recorded = len(over_time) > 1
+    count = len(over_time) - 1
+    peak_bytes, reserved_bytes = None, None
+    if count:
+        peak = over_time.iloc[over_time["allocated_bytes"].argmax()]
+        peak_bytes = int(peak["allocated_bytes"])
+        reserved_bytes = int(peak["reserved_bytes"])
     if moment is None:
-        moment = "peak" if is_recorded else "end"
+        moment = "peak" if count else "end"
     live = at(snapshot, moment, device)
-    peak = over_time.iloc[over_time["allocated_bytes"].argmax()]
     return {
-        "peak_bytes": int(peak["allocated_bytes"]) if is_recorded else None,
-        "reserved_at_peak_bytes": int(peak["reserved_bytes"]) if is_recorded else None,
+        "peak_bytes": peak_bytes,
+        "reserved_at_peak_bytes": reserved_bytes,
         "by_category": _summed(live, ["category"]).to_dict("records"),
         "top_sites": _summed(live, ["site", "category"])[:top].to_dict("records"),
         "fragmentation": _fragmentation(snapshot, device, moment),
@@ -374,7 +381,7 @@ def summary(
         "moment": moment,
         "device": device,
         "devices": snapshot.devices,
-        "events": len(over_time) - 1,
+        "events": count,
         "notes": _notes(snapshot, device),
     }
 
@@ -384,14 +391,16 @@ def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> dict[str,
     now = _timeline(snapshot, device).iloc[event + 1].astype(object)
     reserved = now["reserved_bytes"]
     allocated = now["allocated_bytes"]
+    active = now["active_bytes"]
+    slack = reserved - allocated
     releasable, largest = free_space(snapshot, device, event, at(snapshot, event, device))
     return {
         "reserved_bytes": reserved,
         "allocated_bytes": allocated,
-        "slack_bytes": reserved - allocated,
-        "share": (reserved - allocated) / reserved if reserved else None,
-        "pending_bytes": now["active_bytes"] - allocated,
-        "inactive_split_bytes": reserved - now["active_bytes"] - releasable,
+        "slack_bytes": slack,
+        "share": slack / reserved if reserved else None,
+        "pending_bytes": active - allocated,
+        "inactive_split_bytes": reserved - active - releasable,
         "releasable_bytes": releasable,
         "largest_free_block_bytes": largest,
     }

@@ -140,8 +140,14 @@ class _Memory:
         self._has_graph = options.mode != "fwd"
         self._alive: dict[str, tuple[str, int]] = {}
         self._by_item = dict.fromkeys(ITEMS, 0)
-        self.is_forward = False
-        self.peak = self.restart()
+        self._moment = ""
+        #: What was alive after each allocation, and at which moment of the step.
+        self.amounts: list[dict[str, Any]] = []
+
+    def note(self, moment: str) -> None:
+        """Note what is alive; up to the next note it is this moment."""
+        self._moment = moment
+        self.amounts.append({"moment": moment, **self._by_item})
 
     def run(self, table: str, layer: int, *filled: str) -> None:
         """Run the operators of a table, with what to fill in."""
@@ -171,22 +177,17 @@ class _Memory:
         unit = _BLOCK_BYTES if self._options.device == "cuda" else 1
         rounded = math.ceil(size / unit) * unit
         self._by_item[item] += rounded
-        if sum(self._by_item.values()) > sum(self.peak.values()):
-            self.peak = dict(self._by_item)
+        self.note(self._moment)
         self.free(name)
         self._alive[name] = item, rounded
 
     def free(self, name: str) -> None:
         """Free a tensor, if there is one of that name and autograd does not keep it."""
         item, size = self._alive.get(name, ("", 0))
-        if item and not (item == "activations" and self.is_forward and self._has_graph):
+        is_kept = item == "activations" and self._has_graph and self._moment == "forward peak"
+        if item and not is_kept:
             del self._alive[name]
             self._by_item[item] -= size
-
-    def restart(self) -> dict[str, int]:
-        """Give what is alive now, and begin to look for the next peak from here."""
-        self.peak = dict(self._by_item)
-        return self.peak
 
 
 # ---------------------------------------------------------------- a step
@@ -200,8 +201,9 @@ def run(configuration: Configuration, options: Options) -> pd.DataFrame:
     memory = _Memory(c, options)
     weights = _weights(c, memory.elements)
     _make_residents(memory, weights, c, options)
-    amounts = [memory.restart()]
-    memory.is_forward = True
+    memory.amounts.clear()
+    memory.note("before the step")
+    memory.note("forward peak")
     memory.run("embedding", 0)
     for layer in range(c.layers):
         memory.run("layer", layer)
@@ -210,24 +212,23 @@ def run(configuration: Configuration, options: Options) -> pd.DataFrame:
         for name in weights:
             memory.free(f"{name}.w")  # the region ends; with a graph the GEMMs keep the copies
     memory.run("loss", c.layers)
-    memory.is_forward = False
-    amounts += [memory.peak, memory.restart()]
+    memory.note("forward end")
     if options.mode != "fwd":
+        memory.note("backward peak")
         memory.run("head-backward", c.layers)
         for layer in reversed(range(c.layers)):
             memory.run("layer-backward", layer)
         memory.run("embedding-backward", 0)
-        amounts += [memory.peak, memory.restart()]
+        memory.note("backward end")
     memory.free("logits")  # a local variable until here
     if options.mode == "train":
-        memory.restart()
         _, transient_bytes = OPTIMIZERS[options.optimizer]
+        memory.note("optimizer peak")
         memory.make("roots", "temporary buffers", transient_bytes * _roots(weights, options))
-        amounts.append(memory.peak)
-    table = pd.DataFrame(amounts, columns=list(ITEMS))
-    table.insert(0, "moment", MOMENTS[: len(table)])
+    table = pd.DataFrame(memory.amounts)
     table.insert(1, "total_bytes", table[list(ITEMS)].sum(axis=1))
-    return table
+    highest = table.groupby("moment", sort=False)["total_bytes"].idxmax()
+    return table.loc[highest].reset_index(drop=True)
 
 
 def _weights(c: Configuration, elements: Mapping[str, float]) -> dict[str, float]:

@@ -8,7 +8,6 @@ A late arrival changes the start of a collective, but not this difference.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -113,14 +112,13 @@ def match(collectives: pd.DataFrame) -> pd.DataFrame:
 
 def _in_order(rows: pd.DataFrame) -> list[pd.DataFrame]:
     """Number the collectives of one kind on each rank as the rank with the most of them does."""
-    tables: Any = dict(list(rows.groupby("rank")))
-    ends = {rank: table["end_ns"].to_numpy() for rank, table in tables.items()}
-    first = max(ends, key=lambda rank: (len(ends[rank]), -rank))
-    usual_ns = np.median(np.diff(ends[first])) if len(ends[first]) > 1 else 0
+    first = rows["rank"].value_counts().sort_index().idxmax()
+    reference = rows["end_ns"][rows["rank"] == first].to_numpy()
+    usual_ns = np.median(np.diff(reference)) if len(reference) > 1 else 0
     limit_ns = max(_SPREAD_NS[rows["where"].iloc[0]], _SPREAD_SHARE * usual_ns)
     parts = []
-    for rank, table in tables.items():
-        shift = 0 if rank == first else _shift(ends[first], ends[rank], limit_ns)
+    for rank, table in rows.groupby("rank"):
+        shift = 0 if rank == first else _shift(reference, table["end_ns"].to_numpy(), limit_ns)
         if shift is not None:
             parts.append(table.assign(nth=np.arange(len(table)) + shift, limit_ns=limit_ns))
     return parts
@@ -132,11 +130,14 @@ def _shift(reference: Int, other: Int, limit_ns: float) -> int | None:
     enough = max(_LEAST_PAIRS, len(other) / 2)
     if len(reference) == len(other):
         enough = min(enough, len(other))
-    for shift in sorted(range(max(1 - len(other), -_MOST_SHIFT), min(len(reference), _MOST_SHIFT)), key=abs):
+    least = max(1 - len(other), -_MOST_SHIFT)
+    most = min(len(reference), _MOST_SHIFT)
+    for shift in sorted(range(least, most), key=abs):
         at = np.arange(max(0, -shift), min(len(other), len(reference) - shift))
         if len(at) >= enough:
             apart = reference[at + shift] - other[at]
-            spread_ns = float(np.quantile(np.abs(apart - np.median(apart)), _CLOSE))
+            residuals = np.abs(apart - np.median(apart))
+            spread_ns = float(np.quantile(residuals, _CLOSE))
             if spread_ns <= limit_ns:
                 # Steps repeat: another shift has to fit much better.
                 best, limit_ns = shift, spread_ns / 2 - 1
@@ -152,8 +153,8 @@ def _fits(arrivals: pd.DataFrame) -> bool:
 
 def _residuals(arrivals: pd.DataFrame) -> pd.Series:
     """How far each end lies from the median end of its collective."""
-    residuals: pd.Series = arrivals["end_ns"] - arrivals.groupby("collective")["end_ns"].transform("median")
-    return residuals
+    median = arrivals.groupby("collective")["end_ns"].transform("median")
+    return arrivals["end_ns"] - median
 
 
 # ---------------------------------------------------------------- clocks
@@ -235,8 +236,6 @@ class Meetings:
     met : DataFrame
         A row for each device in each collective: ``device, start_ns, end_ns, kind``, ``collective`` (its number),
         ``until_ns`` (when the last device arrived).
-    matched : int
-        Collectives that occurred on several devices.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -245,11 +244,10 @@ class Meetings:
         self.devices: list[int] = collectives["device"].unique().tolist()
         arrivals = match(collectives.assign(rank=collectives["device"]))
         by = arrivals.groupby("collective")
-        arrived = by["start_ns"].transform("max")
+        arrivals["until_ns"] = by["start_ns"].transform("max")
         # A collective cannot end on one device before it began on another: such a match is wrong.
-        possible = arrived < by["end_ns"].transform("min")
-        self.met: pd.DataFrame = arrivals.assign(until_ns=arrived)[possible]
-        self.matched = int(self.met["collective"].nunique())
+        is_possible = arrivals["until_ns"] < by["end_ns"].transform("min")
+        self.met = arrivals[is_possible]
 
     def waiting(self, device: int) -> pd.DataFrame:
         """The time from the arrival of a device to the last arrival.
@@ -265,13 +263,3 @@ class Meetings:
         """
         rows = self.met.loc[self.met["device"] == device, ["device", "start_ns", "kind", "until_ns"]]
         return rows.rename(columns={"until_ns": "end_ns"})
-
-    def last(self, device: int) -> int:
-        """How often a device was the last to arrive.
-
-        Parameters
-        ----------
-        device : int
-        """
-        rows = self.met[self.met["device"] == device]
-        return int((rows["start_ns"] == rows["until_ns"]).sum())

@@ -130,14 +130,19 @@ def totals(trace: Trace) -> dict[str, int | None]:
     if not devices:
         return dict.fromkeys(("compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"))
     table = collectives(trace)
-    compute, talk, both = 0, 0, 0
+    compute_ns, communication_ns, overlapped_ns = 0, 0, 0
     for device, computing in devices.items():
         rows = table[table["device"] == device]
         talking = intervals.Coverage(rows["start_ns"], rows["end_ns"])
-        compute += int((computing.end - computing.start).sum())
-        talk += int((talking.end - talking.start).sum())
-        both += int(computing.of(talking.start, talking.end).sum())
-    return {"compute_ns": compute, "communication_ns": talk, "overlapped_ns": both, "exposed_ns": talk - both}
+        compute_ns += intervals.union_length(computing.start, computing.end)
+        communication_ns += intervals.union_length(talking.start, talking.end)
+        overlapped_ns += int(computing.of(talking.start, talking.end).sum())
+    return {
+        "compute_ns": compute_ns,
+        "communication_ns": communication_ns,
+        "overlapped_ns": overlapped_ns,
+        "exposed_ns": communication_ns - overlapped_ns,
+    }
 
 
 @kept
@@ -158,9 +163,9 @@ def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
     kernels["computes"] = categorize(kernels["name"]) != "communication"
     work = pd.concat([kernels, trace.table("graphs", _WORK[:3]).assign(computes=True)])
     by_device = {}
-    for device in work["device"].unique().tolist():
-        rows = work[(work["device"] == device) & work["computes"]]
-        by_device[device] = intervals.Coverage(rows["start_ns"], rows["end_ns"])
+    for device, rows in work.groupby("device"):
+        computing = rows[rows["computes"]]
+        by_device[int(str(device))] = intervals.Coverage(computing["start_ns"], computing["end_ns"])
     if not by_device and trace.size("ops"):
         by_device[-1] = _computing_on_cpu(trace)
     return by_device
@@ -210,21 +215,16 @@ def _annotated_kinds(trace: Trace, kernels: pd.DataFrame) -> pd.Series:
 
 def _descriptions(texts: pd.Series) -> pd.DataFrame:
     """Columns from PyTorch's description of each collective."""
-    rows = [_described(str(text)) for text in texts.cat.categories]
+    rows = []
+    for text in texts.cat.categories:
+        description = json.loads(text) if text else {}
+        size = description.get("Group size")
+        row = {"kind": kind_of(str(description.get("Collective name", "")))}
+        row["group"] = str(description.get("Process Group Name", ""))
+        row["ranks"] = str(description.get("Process Group Ranks", ""))
+        rows.append(row | {"group_size": size if isinstance(size, int) else -1, "bytes": _message_bytes(description)})
     table = pd.DataFrame(rows, columns=["kind", "group", "ranks", "group_size", "bytes"])
     return table.iloc[texts.cat.codes].reset_index(drop=True)
-
-
-def _described(text: str) -> tuple[str, str, str, int, int]:
-    description = json.loads(text) if text else {}
-    size = description.get("Group size")
-    return (
-        kind_of(str(description.get("Collective name", ""))),
-        str(description.get("Process Group Name", "")),
-        str(description.get("Process Group Ranks", "")),
-        size if isinstance(size, int) else -1,
-        _message_bytes(description),
-    )
 
 
 def _message_bytes(description: dict[str, Any]) -> int:

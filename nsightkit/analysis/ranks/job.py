@@ -413,19 +413,21 @@ def _answers(
         for file in files:
             yield file, attempt(str(file), cache)
         return
-    waiting = set(files)
+    lost = {}
     with _executor(scheduler, workers) as executor:
         futures = {executor.submit(attempt, str(file), cache): file for file in files}
         for future in as_completed(futures):
-            if not future.cancelled() and future.exception() is None:
-                waiting.remove(futures[future])
-                yield futures[future], future.result()
-    # A worker that dies takes the others' answers along. Alone, a trace is lost only by itself.
-    for file in waiting:
-        with _executor(scheduler, 1) as executor:
-            future = executor.submit(attempt, str(file), cache)
             error = future.exception()
-        yield file, future.result() if error is None else f"was lost with its worker ({_error_text(error)})"
+            if error is None:
+                yield futures[future], future.result()
+            else:
+                lost[futures[future]] = _error_text(error)
+    # A worker that dies takes the others' answers along. Alone, a trace is lost only by itself.
+    for file, reason in lost.items():
+        if len(files) > 1:
+            yield from _answers([file], cache, scheduler, 1)
+        else:
+            yield file, f"was lost with its worker ({reason})"
 
 
 @contextlib.contextmanager

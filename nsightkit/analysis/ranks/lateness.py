@@ -107,15 +107,9 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
             others = units.columns.drop([rank])
         by_unit = units[rank].dropna()
         late = by_unit[by_unit > 0]
-        row: dict[str, Any] = {
-            "rank": rank,
-            "late_ns": int(table["late"][table["rank"] == rank].sum()),
-            "median_late_ns": int(late.median()),
-            "late_units": len(late),
-            "units": len(by_unit),
-            "unit": str(units.index.name),
-            "gain_ns": _time_saved(table, [rank]),
-        }
+        row: dict[str, Any] = {"rank": rank, "late_ns": int(table["late"][table["rank"] == rank].sum())}
+        row |= {"median_late_ns": int(late.median()), "late_units": len(late)}
+        row |= {"units": len(by_unit), "unit": str(units.index.name), "gain_ns": _time_saved(table, [rank])}
         excess = _excess(rank, steps, others)
         excess_ns = float(excess.clip(lower=0).sum())
         if excess_ns >= _EXPLAINED * row["late_ns"]:
@@ -140,11 +134,13 @@ def _lateness_by_group(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """Lateness of each group's ranks (columns) in each step, or at each collective if steps are too few."""
     result = {}
     for group, rows in table.groupby("group_id"):
+        unit = "collective"
+        units = rows
         in_steps = rows[rows["step"] >= 0]
-        by_step = in_steps["step"].nunique() >= _ENOUGH_STEPS
-        unit = "step" if by_step else "collective"
-        units = in_steps if by_step else rows
-        result[int(str(group))] = units.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")
+        if in_steps["step"].nunique() >= _ENOUGH_STEPS:
+            unit = "step"
+            units = in_steps
+        result[int(str(group))] = units.pivot_table("late", unit, "rank", "sum")
     return result
 
 
@@ -153,13 +149,13 @@ def _late_beyond_chance(units_of: Mapping[int, pd.DataFrame], wall_ns: float) ->
     tests = sum(units.shape[1] for units in units_of.values())
     stragglers: dict[int, int] = {}
     while True:
-        late: list[tuple[float, int, int]] = []
+        late = []
         for group, units in units_of.items():
             rest = units.drop(columns=list(stragglers), errors="ignore")
             late_ns = rest.sum()
-            named = (tests * chances(rest) < _SIGNIFICANT) & (late_ns >= _WORTH * wall_ns)
-            for rank in rest.columns[named].to_numpy(int).tolist():
-                late.append((late_ns[rank], group, rank))
+            is_late = (tests * chances(rest) < _SIGNIFICANT) & (late_ns >= _WORTH * wall_ns)
+            for rank, rank_ns in late_ns[is_late].items():
+                late.append((rank_ns, group, int(str(rank))))
         if not late:
             return stragglers
         # The group in which a rank is latest comes last, and stays.
@@ -215,12 +211,11 @@ def _time_saved(table: pd.DataFrame, ranks: Sequence[int]) -> int:
 
 def _excess(rank: int, steps: pd.DataFrame, others: pd.Index) -> pd.Series:
     """By how much each part of its time exceeds the median of the others, in the steps that all of them recorded."""
-    together = steps[steps.index.get_level_values("rank").isin([rank, *others])].drop(columns=WAITING, errors="ignore")
-    recorded = together.groupby(level="step").transform("size")
+    together = steps.drop(columns=WAITING, errors="ignore").loc[[rank, *others]]
+    recorded = together.groupby("step").transform("size")
     together = together[recorded == len(others) + 1].fillna(0)
-    own = together.xs(rank, level="rank").sum()
-    usual = together.drop(index=rank, level="rank").groupby(level="step").median().sum()
-    return pd.Series(own - usual)
+    usual = together.drop(index=rank, level="rank").groupby("step").median().sum()
+    return together.loc[rank].sum() - usual
 
 
 def _held_up(table: pd.DataFrame, rank: int, group: int) -> tuple[str, int | None]:

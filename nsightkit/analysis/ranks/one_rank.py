@@ -96,8 +96,10 @@ def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -
     TraceError
         The file cannot be read.
     """
-    trace = source if isinstance(source, Trace) else load(source, cache=cache)
-    file = str(trace.path or "trace") if isinstance(source, Trace) else os.fspath(source)
+    if isinstance(source, Trace):
+        trace, file = source, str(source.path or "trace")
+    else:
+        trace, file = load(source, cache=cache), os.fspath(source)
     kernels = trace.table("kernels", ["process", "device"])
     first_device = kernels.groupby("process")["device"].min()
     if len(first_device) < 2:
@@ -118,7 +120,9 @@ def _look(trace: Trace, file: str, process: int | None) -> Look:
     windows = _windows(trace)
     collectives = communication.collectives(trace)
     step = steps.number(windows, collectives["start_ns"])
-    figures = overview.summary(trace)
+    parts = time_spent(trace, windows["start_ns"], windows["end_ns"])
+    whole = overview.summary(trace)
+    figures = {name: whole[name] for name in ("span_ns", "busy_ns", "idle_ns")}
     rank, world_size = None, None
     # The environment and the name of a capture of several ranks are those of their launcher.
     if process is None:
@@ -131,9 +135,9 @@ def _look(trace: Trace, file: str, process: int | None) -> Look:
         rank=rank,
         world_size=world_size,
         tool=trace.meta.tool,
-        figures={name: figures[name] for name in ("span_ns", "busy_ns", "idle_ns")} | communication.totals(trace),
+        figures=figures | communication.totals(trace),
         collectives=collectives.assign(step=np.append(windows["step"], -1)[step]),
-        steps=windows[["step", "wall_ns"]].join(time_spent(trace, windows["start_ns"], windows["end_ns"])),
+        steps=windows[["step", "wall_ns"]].join(parts),
     )
 
 

@@ -95,7 +95,8 @@ def gemm_cost(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM
     -------
     Operation
     """
-    return Operation(name, 2 * m * n * k, BYTES_OF[precision] * (m * k + k * n + m * n), precision)
+    elements = m * k + k * n + m * n
+    return Operation(name, 2 * m * n * k, BYTES_OF[precision] * elements, precision)
 
 
 def attention_cost(
@@ -108,7 +109,6 @@ def attention_cost(
     causal: bool = True,
     keys: int | None = None,
     kv_heads: int | None = None,
-    name: str = "attention",
 ) -> Operation:
     """Cost of scaled dot-product attention that never writes its scores.
 
@@ -123,7 +123,6 @@ def attention_cost(
         Context of keys and values; by default, the context of the queries.
     kv_heads : int, optional
         Heads of keys and values, for grouped queries; those of the queries when omitted.
-    name : str
 
     Returns
     -------
@@ -135,8 +134,10 @@ def attention_cost(
     if causal:
         # Everything before the last positions, and half of their square; a single query sees every key.
         scores = context * (keys - context) + max(context * context // 2, 1)
-    moved = BYTES_OF[precision] * batch * d_head * (2 * heads * context + 2 * kv_heads * keys)
-    return Operation(name, 4 * batch * heads * d_head * scores, moved, precision)
+    flops = 4 * batch * heads * d_head * scores
+    # Queries, the result, keys and values.
+    rows = 2 * heads * context + 2 * kv_heads * keys
+    return Operation("attention", flops, BYTES_OF[precision] * batch * d_head * rows, precision)
 
 
 #: Operations that go through whole tensors: name, FLOPs an element, tensors read or written.
