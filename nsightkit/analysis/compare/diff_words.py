@@ -56,11 +56,10 @@ def described(captures: Sequence[Samples]) -> dict[str, Any]:
         The first is described; the steps of all are counted.
     """
     first = captures[0]
-    facts = dict(first.overview)
-    facts["gpus"] = sorted({gpu.name for gpu in first.trace.meta.gpus if gpu.name})
+    facts: dict[str, Any] = {"gpus": sorted({gpu.name for gpu in first.trace.meta.gpus if gpu.name})}
     facts["captures"] = len(captures)
     facts["steps"] = sum(len(capture.windows) for capture in captures)
-    return facts
+    return facts | first.overview
 
 
 def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> dict[str, Any]:
