@@ -257,14 +257,18 @@ class NsysSource:
         if not set(columns).issubset(self._tables.columns(_FRAMES)):
             return categorical(np.zeros(len(ids), np.int8), [""])
         frames = pd.DataFrame(self._tables.integers(_FRAMES, columns))
-        functions = pd.Series(self._names(frames.pop("symbol").to_numpy())).astype("str")
-        modules = pd.Series(self._names(frames.pop("module").to_numpy())).astype("str")
-        is_unknown = functions.str.match(_NO_FUNCTION)
-        frames["name"] = functions.where(~is_unknown, modules.str.rpartition("/")[2])
-        frames["rank"] = np.where(is_unknown, 2, modules.str.match(_SYSTEM))
+        functions = self._names(frames.pop("symbol").to_numpy())
+        modules = self._names(frames.pop("module").to_numpy())
+        # Names are matched once each: millions of frames have a few thousand.
+        is_unknown = functions.categories.str.match(_NO_FUNCTION)[functions.codes]
+        is_system = modules.categories.str.match(_SYSTEM)[modules.codes]
+        files = [module.rpartition("/")[2] for module in modules.categories]
+        texts = [*functions.categories, *files, ""]
+        module_code = len(functions.categories) + modules.codes.astype(np.int64)
+        frames["name"] = np.where(is_unknown, module_code, functions.codes)
+        frames["rank"] = np.where(is_unknown, 2, is_system)
         best = frames.sort_values(["id", "rank", "stackDepth"]).drop_duplicates("id").set_index("id")["name"]
-        codes, texts = pd.factorize(best.reindex(ids, fill_value=""))
-        return categorical(codes, texts.tolist())
+        return categorical(best.reindex(ids, fill_value=len(texts) - 1).to_numpy(), texts)
 
     def _devices(self, ordinal: Array, global_pid: Array | None) -> Array:
         """GPU numbers of CUDA ordinals."""

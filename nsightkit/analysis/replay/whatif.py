@@ -211,7 +211,8 @@ class WhatIf:
         elif key == "overlap-copies":
             _overlap_copies(schedule, change)
         elif key == "no-cpu-work":
-            _take_work(schedule, change, {plain(argument)} if argument else set(self.work))
+            sampled = not argument and (self._cpu_work["kind"] == "sample").any()
+            _take_work(schedule, change, {plain(argument)} if argument else set(self.work), sampled)
         elif key == "equal-ranks":
             change.less_ns = change.less_ns + _evened(schedule)
         elif key == "scale":
@@ -227,10 +228,16 @@ class WhatIf:
 
     @property
     @kept
+    def _cpu_work(self) -> pd.DataFrame:
+        """Gaps with named CPU work as their cause."""
+        idle = gaps.in_window(self.trace)
+        return idle[(idle["cause"] == "cpu-work").to_numpy() & (idle["name"] != "").to_numpy()]
+
+    @property
+    @kept
     def work(self) -> dict[str, int]:
         """Named CPU work that gaps have as their cause, by :func:`plain` name: idle time in ns, the largest first."""
-        idle = gaps.in_window(self.trace)
-        idle = idle[(idle["cause"] == "cpu-work").to_numpy() & (idle["name"] != "").to_numpy()]
+        idle = self._cpu_work
         lost_ns = (idle["end_ns"] - idle["start_ns"]).groupby(idle["name"].astype(str).map(plain)).sum()
         return {str(name): int(ns) for name, ns in lost_ns.sort_values(ascending=False).items()}
 
@@ -244,12 +251,18 @@ def _evened(schedule: Schedule) -> Int:
     return np.where(works, less, 0).astype(np.int64)
 
 
-def _take_work(schedule: Schedule, change: Change, wanted: set[str]) -> None:
-    """Take away the painted work of the launching threads inside events of some names."""
+def _take_work(schedule: Schedule, change: Change, wanted: set[str], sampled: bool) -> None:
+    """Take away the painted work of the launching threads inside events of some names, and inside all samples.
+
+    A sample names the innermost function, one of many that a piece of work calls.
+    """
     parts = []
     for table in ("ranges", "ops", "calls", "os_calls", "samples"):
         events = schedule.program.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-        parts.append(events[events["name"].map(plain).isin(wanted)])
+        is_wanted = events["name"].map(plain).isin(wanted)
+        if sampled and table == "samples":
+            is_wanted[:] = True
+        parts.append(events[is_wanted])
     named = pd.concat(parts)
     for thread in schedule.program.threads.tolist():
         own = named[named["thread"] == thread]

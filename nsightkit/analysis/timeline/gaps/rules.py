@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import causes
-from nsightkit.analysis.timeline.gaps.paint import CAUSE_OF_LABEL, EVIDENCE, LABELS
+from nsightkit.analysis.timeline.gaps.paint import CAUSE_OF_LABEL, EVIDENCE, LABELS, TABLE_OF
 from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, Threads, unknown
 from nsightkit.analysis.timeline.steps import QUEUED_NS
 
@@ -183,7 +183,7 @@ def _latest(moments: Int, values: Int, time: Int, otherwise: int) -> Int:
 
 
 def _evidence(threads: Threads, group: _Group, label: Int, parts: list[_Part]) -> tuple[Int, Int]:
-    """Kind and row of the event that holds most of the label's time in a piece."""
+    """Kind and row of the longest event of the name that holds most of the label's time."""
     kind = np.zeros(len(label), np.int8)
     row = np.full(len(label), -1, np.int64)
     dispatch = label == _DISPATCH
@@ -194,11 +194,25 @@ def _evidence(threads: Threads, group: _Group, label: Int, parts: list[_Part]) -
     for thread, start, end in parts:
         paint = threads.paint(thread)
         pieces.append(paint.overlaps(start[named], end[named], label[named]))
-    longest = pd.concat(pieces).sort_values("overlap_ns", kind="stable").drop_duplicates("window", keep="last")
+    table = pd.concat(pieces, ignore_index=True)
+    key = ["window", "kind", _names(threads, table)]
+    table["of_name_ns"] = table.groupby(key, sort=False)["overlap_ns"].transform("sum")
+    longest = table.sort_values(["of_name_ns", "overlap_ns"]).drop_duplicates("window", keep="last")
     gap = named[longest["window"]]
     kind[gap] = longest["kind"]
     row[gap] = longest["row"]
     return kind, row
+
+
+def _names(threads: Threads, pieces: pd.DataFrame) -> Int:
+    """A number for the name of each piece, among those of its kind."""
+    code = np.zeros(len(pieces), np.int64)
+    for kind in np.unique(pieces["kind"]).tolist():
+        table = TABLE_OF.get(EVIDENCE[kind])
+        if table is not None and table != "memops":
+            at = np.flatnonzero(pieces["kind"] == kind)
+            code[at] = threads.trace.table(table, ["name"])["name"].cat.codes.to_numpy()[pieces["row"].to_numpy()[at]]
+    return code
 
 
 def _synchronization(threads: Threads, group: _Group, handed: Int) -> Int:
@@ -217,11 +231,13 @@ def _synchronization(threads: Threads, group: _Group, handed: Int) -> Int:
         waiting = blocking.innermost_at(group.dry - 1)
         at = np.flatnonzero((waiting >= 0) & (until > group.dry))
         call = waiting[at]
-        launches = threads.launches(thread)
-        since = _latest(launches, launches, blocking.start[call], blocking.start[0])
+        fed = threads.fed(thread)
+        since = _latest(fed, fed, blocking.start[call], blocking.start[0])
+        row = blocking.row[call]
+        # An upload is work itself: without the waits before it, that work would have ended earlier too.
+        since = np.where(threads.uploads()[row], blocking.start[call], since)
         enough = 2 * blocking.covered(since, until[at]) >= gap_ns[at]
         # The upload that ends the gap is staging, not waiting.
-        row = blocking.row[call]
         is_upload = (row == group.launch[at]) & threads.pageable("HtoD")[row]
         meant = enough & ~is_upload
         rows[at[meant]] = row[meant]

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nsightkit.analysis.core.intervals import Coverage, common, gpu_intervals, launch_of, merge
 from nsightkit.analysis.core.kept import kept
@@ -150,16 +151,32 @@ class Threads:
         return calls.start[flag[calls.row]]
 
     @kept
+    def fed(self, thread: int) -> Int:
+        """Starts of the calls that give a device new work: launches that do not block, and uploads."""
+        launches = self.named("calls", thread, LAUNCHES)
+        return launches.start[~self._blocks()[launches.row] | self.uploads()[launches.row]]
+
+    @kept
+    def uploads(self) -> Bool:
+        """Per call: whether it launched a copy to a device."""
+        memops = self.trace.table("memops", ["process", "correlation", "kind"])
+        return self._launched(memops[memops["kind"] == "HtoD"])
+
+    def _launched(self, memops: pd.DataFrame) -> Bool:
+        """Per call: whether it launched one of some copies."""
+        flag = np.zeros(self.trace.size("calls"), bool)
+        row = launch_of(self.trace, memops["process"], memops["correlation"])
+        flag[row[row >= 0]] = True
+        return flag
+
+    @kept
     def pageable(self, *kinds: str) -> Bool:
         """Per call: whether it launched a copy, of some kinds if given, from or to pageable host memory."""
         memops = self.trace.table("memops", ["process", "correlation", "kind", "src_kind", "dst_kind"])
         copies = memops[(memops["src_kind"] == "pageable") | (memops["dst_kind"] == "pageable")]
         if kinds:
             copies = copies[copies["kind"].isin(kinds)]
-        flag = np.zeros(self.trace.size("calls"), bool)
-        row = launch_of(self.trace, copies["process"], copies["correlation"])
-        flag[row[row >= 0]] = True
-        return flag
+        return self._launched(copies)
 
     def _calls_of_label(self, thread: int) -> Iterator[Layer]:
         """Calls that neither enqueue work nor are cheap, and copy calls that move pageable memory."""
