@@ -222,7 +222,7 @@ def _decoded(path: _Path) -> Source:
     except msgspec.ValidationError as error:
         problem = f"is JSON, but not a Chrome trace ({error})"
         if "got `array`" in str(error):
-            problem = "is a bare list of events, as torch.autograd.profiler exported before PyTorch 1.8.1"
+            problem = "is a bare list, as other tools write and torch.autograd.profiler did before PyTorch 1.8.1"
         raise TraceError(path, problem, _REMEDY) from error
     except _BROKEN as error:
         raise TraceError(path, f"is not valid JSON ({error})", _AGAIN) from error

@@ -211,7 +211,7 @@ class WhatIf:
         elif key == "overlap-copies":
             _overlap_copies(schedule, change)
         elif key == "no-cpu-work":
-            sampled = not argument and (self._cpu_work["kind"] == "sample").any()
+            sampled = not argument and "sample" in set(self._cpu_work["kind"])
             _take_work(schedule, change, {plain(argument)} if argument else set(self.work), sampled)
         elif key == "equal-ranks":
             change.less_ns = change.less_ns + _evened(schedule)

@@ -12,7 +12,7 @@ from typing import Any
 
 from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
-from nsightkit.analysis.core.text import time_text
+from nsightkit.analysis.core.text import count_text, time_text
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.timeline import overview
@@ -103,7 +103,8 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         return answer
     judged = _judged(trace, account.make(trace, gpu))
     if count < _FEW_OPERATIONS and judged["bottleneck"] != "not-enough-data":
-        doubt = f"{count} GPU operations are too few to judge a program by; alone they suggest {judged['bottleneck']}"
+        held = f"the trace holds {count_text(count, 'GPU operation')}"
+        doubt = f"{held}, too few to judge a program by; alone they suggest {judged['bottleneck']}"
         for key in ("bottleneck", "headline", "share_of_span", "total_ns", "confidence"):
             judged[key] = answer[key]
         judged["against"].insert(0, doubt)

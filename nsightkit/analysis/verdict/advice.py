@@ -33,7 +33,8 @@ _GOOD = 0.8
 _COMPILES = 0.05
 #: Ranges and kernels that a compiler made.
 _COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
-_ALLOCATES = re.compile(r"Malloc|Free|Alloc")
+_ALLOCATE_ONCE = "allocate once and use the memory again (PyTorch: no empty_cache() in the loop)"
+_ALLOCATES = re.compile(r"\b(cuda|hip|cu)\w*(Malloc|Free|Alloc)")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")
 _PINNED = "copy from or into pinned memory without waiting (PyTorch: pin_memory=True, non_blocking=True)"
 #: Large copies to or from the host that are slower than this use pageable memory: PCIe 3 moves 12 GB/s.
@@ -105,6 +106,8 @@ def _advice(finding: Finding, slug: str) -> str:
         return f"{CAUSES['unknown'].advice}: {_CAPTURE['nsys']}"
     if slug == "cpu-work" and slug != finding.name:
         named = [row["change"] for row in finding.changes if row["change"].startswith(f"{CHANGE_OF[slug]}:")]
+        if _ALLOCATES.search(next(iter(finding.replay.work), "")):
+            return _ALLOCATE_ONCE
         if named:
             return f"shorten this CPU work, or move it off the thread that launches: {_after_colon(named[0])}"
     elif slug == "cpu-work" and len(finding.named):
@@ -112,7 +115,7 @@ def _advice(finding: Finding, slug: str) -> str:
         if finding.is_step(name):
             return "put NVTX or record_function ranges around the parts of a step to find out what this is"
         if kind == "call" and _ALLOCATES.search(str(name)):
-            return "allocate once and use the memory again (PyTorch: no empty_cache() in the loop)"
+            return _ALLOCATE_ONCE
     if slug == "launch-overhead":
         if trace.size("graphs") or matching(trace.whole.table("calls", ["name"])["name"], _GRAPH_LAUNCH).any():
             return "the program replays graphs already: put what is still launched one by one into them"

@@ -251,7 +251,7 @@ def test_few_operations(tmp_path: Path) -> None:
     found = laid.answer(tmp_path)
     assert (found["bottleneck"], found["confidence"]) == ("not-enough-data", "low")
     assert (found["share_of_span"], found["total_ns"]) == (None, None)
-    assert "10 GPU operations are too few" in found["against"][0]
+    assert "10 GPU operations, too few" in found["against"][0]
     assert "nightkit"[1:] in found["next_steps"][0]
 
 
@@ -411,6 +411,29 @@ def test_copies_at_pageable_speed_ask_for_pinned_memory(
     found = verdict.summary(Trace.from_frames(rows, trace.meta))
     assert found["bottleneck"] == "memory-transfer"
     assert advice in found["next_steps"][0]
+
+
+def test_memory_that_is_allocated_again_and_again(tmp_path: Path) -> None:
+    laid = Laid()
+    for _ in range(10):
+        with laid.step():
+            for _ in range(4):
+                laid.kernel(200)
+            laid.gap("input-pipeline", 900)
+            laid.kernel(200)
+            begun = laid.cpu
+            laid.gap("unknown", 400)
+            laid.out.call("cudaMalloc_v3020", MAIN, begun, laid.cpu)
+    found = laid.answer(tmp_path)
+    assert found["bottleneck"] == "input-pipeline"
+    assert found["next_steps"][1].startswith("allocate once and use the memory again")
+
+
+def test_a_change_with_a_long_name_leaves_room_for_its_gain(tmp_path: Path) -> None:
+    name = "std::mersenne_twister_engine<" + "unsigned long, " * 12 + ">::_M_gen_rand()"
+    text = str(steady(("input-pipeline", 900)).trace(tmp_path).whatif(f"no-cpu-work:{name}"))
+    assert "_gen_rand()" in text
+    assert "1.00x" in text
 
 
 def test_abstaining_says_what_to_record(tmp_path: Path) -> None:
