@@ -354,23 +354,6 @@ def test_a_report_of_one_trace_and_of_two(saved: Save, run: Run, tmp_path: Path)
     assert "GPU profiles: 2 traces side by side" in out.read_text()
 
 
-def test_a_check(saved: Save, run: Run, tmp_path: Path) -> None:
-    before, after = saved(), saved("more.parquet", names=("one", "two", "three", "four"))
-    held = tmp_path / "baseline.json"
-    run("check", before, "--baseline", str(held), "--update")
-    out = run("check", before, "--baseline", str(held))[1]
-    assert out.splitlines()[0] == "baseline.json · 1 run in the baseline, 1 now · tolerance 5 %"
-    assert re.search(r"^ok +step/kernel_count +1 +1 +\+0\.0 % +\+5\.0 %$", out, re.MULTILINE)
-
-    stored = json.loads(held.read_text())
-    stored["metrics"]["step/lost_ns"] = stored["metrics"]["step/time_ns"]
-    held.write_text(json.dumps(stored))
-    code, out, err = run("check", after, "--baseline", str(held))
-    assert code == 1
-    assert re.search(r"^MISSING +step/lost_ns ", out, re.MULTILINE)
-    assert one_line(err) == f"nsightkit: the check against {held} failed: step/lost_ns (missing)\n"
-
-
 # ---------------------------------------------------------------- diff
 
 

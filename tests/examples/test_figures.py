@@ -12,10 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from _lib import counters as synthetic_counters
 from _lib import figures
-
-from nsightkit.analysis.roofline import counters
 
 HOSTILE = "void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$\n<script>"
 
@@ -100,19 +97,6 @@ def test_a_sweep_has_a_panel_a_direction_and_marks_its_ends() -> None:
     }
     assert ends == {"X": [[4096, 3e7]], "|": [[2900, 3e7]]}
     assert "naive, fp32 backward ran out of memory at 4096" in figure.get_label()
-
-
-def test_every_kernel_lies_in_the_region_of_its_class() -> None:
-    table = counters.summary(synthetic_counters.counters()[0])
-    figure = figures.limiter_map(table.assign(name=HOSTILE), title="Six kernels (synthetic)")
-    axes = drawn(figure)
-    regions = {text.get_text(): text.get_position() for text in axes.texts}
-    tints = axes.images[0].get_array()
-    for line, row in zip(axes.lines, table.itertuples(), strict=True):
-        assert line.get_xydata().tolist() == [[row.memory_pct, row.sm_pct]]
-        x, y = regions[row.classification]
-        assert tints[int(row.sm_pct), int(row.memory_pct)] == tints[int(y), int(x)]
-    assert "at 93 % of compute and 45 % of memory" in figure.get_label()
 
 
 def test_waiting_and_transfer_are_as_long_as_they_last() -> None:

@@ -19,7 +19,6 @@ from watched_page import WatchedPage, until
 import nsightkit
 from nsightkit import plots
 from nsightkit.plots import packing
-from nsightkit.trace.model import Trace
 
 bs4 = pytest.importorskip("bs4")
 
@@ -29,12 +28,6 @@ def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("planted") / "starved.sqlite"
     planted.training(path, "starved")
     return nsightkit.load(path)
-
-
-def on_thread(events, **more):
-    """Events ``(start, end, name)`` of one CPU thread."""
-    frame = pd.DataFrame(events, columns=["start_ns", "end_ns", "name"])
-    return frame.assign(thread=5, **more)
 
 
 def unpacked(shown):
@@ -81,33 +74,6 @@ def test_packing_keeps_every_rows_events_and_time_in_so_many_bytes(most_bytes):
     assert rows_of(shown) == truth
     assert len(shown.data) <= most_bytes
     assert (unpacked(shown)["merged"] > 0) == (most_bytes < 10**9)
-
-
-KERNEL = pd.DataFrame({"start_ns": [50], "end_ns": [60], "name": "gemm"})
-RANGE = on_thread([(0, 100, "step")], kind="pushpop")
-OPS = on_thread([(0, 100, "mm"), (10, 40, "copy_"), (50, 90, "mm"), (200, 260, "mm")])
-
-
-@pytest.mark.parametrize(
-    ("frames", "rows"),
-    [
-        ({"ops": OPS}, {"CPU thread 5 ops": (2, 160), "": (2, 70)}),
-        ({"ops": OPS, "ranges": RANGE, "kernels": KERNEL}, {"CPU thread 5": (1, 100), "GPU stream 0": (1, 10)}),
-        (
-            {"ranges": on_thread([(0, 10, "a"), (5, 15, "b")], kind=["pushpop", "startend"])},
-            {"CPU thread 5": (1, 10), "": (1, 10)},
-        ),
-        (
-            {"kernels": KERNEL.assign(device=1), "memops": KERNEL.rename(columns={"name": "kind"})},
-            {"GPU 0 stream 0": (1, 10), "GPU 1 stream 0": (1, 10)},
-        ),
-        ({}, {}),
-    ],
-)
-def test_threads_levels_and_streams_have_rows(frames, rows):
-    shown = plots.interactive_timeline({"": Trace.from_frames(frames)})
-    assert rows_of(shown) == rows
-    assert ("no events" in shown.html(script=False)) == (not rows)
 
 
 def test_hostile_names_stay_text(monkeypatch):

@@ -11,10 +11,8 @@ from random_programs import random_program
 from synthetic import simulated_programs
 from synthetic.simulator import (
     QUEUE,
-    Copy,
     Cpu,
     Launch,
-    Load,
     Op,
     Played,
     Pop,
@@ -35,18 +33,6 @@ US = 1_000
 def _exact(*actions: object, **more: Any) -> Program:
     """One thread without jitter."""
     return Program("exact", [actions], jitter=0.0, **more)  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("program", NAMED.values(), ids=lambda p: p.name)
-def test_a_program_is_limited_by_what_it_declares(program: Program) -> None:
-    gains = simulated_programs.true_gains(program, seed=1)
-    (best, gain), (_, second) = list(gains.items())[:2]
-    if program.bottleneck not in simulated_programs.FILLS or gain >= 1.05:
-        assert best == simulated_programs.CHANGE_OF[program.bottleneck]
-        assert gain > 1.05
-        assert gain > 1.05 * second, "a truth that ties is not one"
-    if program.decoy_for:
-        assert gains[program.decoy_for] < 1.05
 
 
 CHANGED = itertools.cycle(["no-sync", "overlap-copies", "equal-ranks", "overlap-communication"])
@@ -126,20 +112,3 @@ BY_HAND = [
 def test_times_by_hand(step: list[Any], walls_us: dict[str | None, float]) -> None:
     program = _exact(Push("step 0"), *step, Pop())
     assert {change: play(program, change=change).wall_ns / US for change in walls_us} == walls_us
-
-
-def test_kernels_that_run_at_once_slow_each_other_down() -> None:
-    one, two = play(_exact(Launch("a", 100 * US), Launch("b", 100 * US, stream=9), contention=0.5)).ops
-    # Alone for the 8 us until the other one starts; both end 1.5 times as late for what they share.
-    assert (one.end - one.start, two.end - two.start) == (8_000 + 92_000 * 1.5, 92_000 * 1.5 + 8_000)
-    alone, _ = play(_exact(Launch("a", 100 * US), Copy("HtoD", 1, 50 * US, stream=9), copy_contention=0.25)).ops
-    assert alone.end - alone.start == 8_000 + 50_000 + (92_000 - 50_000 / 1.25)
-
-
-def test_a_producer_keeps_as_many_batches_as_it_may() -> None:
-    step = [Load(loader="one"), Launch("a", US)]
-    program = _exact(*step * 8, Cpu(900 * US), *step * 4, loaders={"one": (100 * US, 2)})
-    waits = [end - start for name, _, start, end in play(program).ranges if name == "dataload"]
-    # One batch each 100 us, of which launching takes 8.
-    assert waits[:10] == [0, 0, 84_000, *[92_000] * 5, 0, 0]
-    assert waits[10] > 0

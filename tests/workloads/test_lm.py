@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import pytest
 
@@ -16,7 +15,6 @@ import plain_layer  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from nsightkit.workloads import lm  # noqa: E402
-from nsightkit.workloads.models import rotate  # noqa: E402
 
 SMALL = {"batch": 2, "context": 8, "d_model": 16, "layers": 2, "d_ff": 24, "heads": 2, "vocabulary": 64}
 
@@ -40,11 +38,6 @@ def ranges(**changes: object) -> list[tuple[str, float, float]]:
             run.step()
     events = [(event.name, event.time_range.start, event.time_range.end) for event in watch.events()]
     return sorted(events, key=lambda event: (event[1], -event[2]))
-
-
-def model_of(**changes: object) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return lm.model(lm.LMConfig(**(SMALL | changes)))
 
 
 # -- the envelope is this model's
@@ -132,16 +125,6 @@ def test_it_learns_from_the_seed_on() -> None:
     assert learned[:3] != losses(seed=1)
 
 
-def test_an_odd_head_is_rotated_but_for_one_channel() -> None:
-    model = model_of(d_model=10)  # heads of 5
-    x = torch.randn(1, 2, 8, 5)
-    turned = rotate(x, model.cosine, model.sine)
-    assert torch.equal(turned[..., 4], x[..., 4])
-    assert not torch.allclose(turned[:, :, 1:, :4], x[:, :, 1:, :4])
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
-    assert all(math.isfinite(loss) for loss in losses(d_model=10))
-
-
 # -- what a switch changes
 
 
@@ -193,18 +176,3 @@ def test_it_compiles_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         torch.compiler.reset()
     assert compiled == pytest.approx(losses(), rel=1e-5)
-
-
-def test_it_says_what_it_is_doing() -> None:
-    with lm.run("cpu", **SMALL) as run:
-        assert run.doing == "setup"
-        run.step()
-        assert run.doing == "zero_grad"
-
-        def stop(*_: object) -> None:
-            raise MemoryError
-
-        run.model.head.register_full_backward_hook(stop)
-        with pytest.raises(MemoryError):
-            run.step()
-        assert run.doing == "backward"
