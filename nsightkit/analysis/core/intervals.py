@@ -39,7 +39,6 @@ Int = NDArray[np.int64]
 #: Rows looked at together; bounds memory.
 _CHUNK = 1 << 18
 _EARLIEST = np.iinfo(np.int64).min
-_LATEST = np.iinfo(np.int64).max
 
 
 def _whole(values: ArrayLike) -> Int:
@@ -342,8 +341,10 @@ def launch_of(trace: Trace, process: ArrayLike, correlation: ArrayLike) -> Int:
     """
     correlations = _whole(correlation)
     known, rows = _launches(trace.whole)
+    if not len(known):
+        return np.full(len(correlations), -1, np.int64)
     wanted = _identity(process, correlations)
-    place = np.searchsorted(known, wanted)
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
     # Correlation 0 is that of calls and operations without an id: it joins nothing.
     is_known = (known[place] == wanted) & (correlations != 0)
     return np.where(is_known, rows[place], -1)
@@ -351,13 +352,13 @@ def launch_of(trace: Trace, process: ArrayLike, correlation: ArrayLike) -> Int:
 
 @kept
 def _launches(whole: Trace) -> tuple[Int, Int]:
-    """The identities of calls in order, and the row of the outermost call of each; with one beyond all others."""
+    """The identities of calls in order, and the row of the outermost call of each."""
     calls = whole.table("calls", ["thread", "correlation", "start_ns", "end_ns"])
     key = _identity(calls["thread"].to_numpy() >> 24, calls["correlation"])
     rows = np.lexsort((-calls["end_ns"].to_numpy(), calls["start_ns"].to_numpy(), key)).astype(np.int32)
-    key = np.append(key[rows], _LATEST)
-    is_first = np.append(True, key[1:] != key[:-1])
-    return key[is_first], np.append(rows, np.int32(-1))[is_first]
+    key = key[rows]
+    is_first = np.append(True, key[1:] != key[:-1])[: len(key)]
+    return key[is_first], rows[is_first]
 
 
 def _identity(process: ArrayLike, correlation: ArrayLike) -> Int:
