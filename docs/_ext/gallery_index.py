@@ -31,7 +31,7 @@ _CARD = """
       {answer}
 """
 #: What a reader's eye looks for; no part of a name such as H100 or ResNet-50.
-_NUMBER = re.compile(r"(?<![\w.,-])\d+(?:[.,]\d+)*(?:\\?%|x\b| (?:[nmµ]?s|GB)\b)?(?!\w)")
+_NUMBER = re.compile(r"(?<![\w.,\\-])\d+(?:\\?[.,]\d+)*(?:\\?%|x\b| (?:[nmµ]?s|GB)\b)?(?!\w)")
 
 
 def _write(app: Sphinx) -> None:
