@@ -143,7 +143,6 @@ class Threads:
         calls = self.calls(thread)
         return calls.subset(self._blocks()[calls.row])
 
-    @kept
     def launches(self, thread: int) -> Int:
         """Starts of the calls that give a device work and do not block."""
         calls = self.calls(thread)
@@ -153,8 +152,9 @@ class Threads:
     @kept
     def fed(self, thread: int) -> Int:
         """Starts of the calls that give a device new work: launches that do not block, and uploads."""
-        launches = self.named("calls", thread, LAUNCHES)
-        return launches.start[~self._blocks()[launches.row] | self.uploads()[launches.row]]
+        calls = self.calls(thread)
+        flag = self._flag("calls", LAUNCHES) & (~self._blocks() | self.uploads())
+        return calls.start[flag[calls.row]]
 
     @kept
     def uploads(self) -> Bool:
