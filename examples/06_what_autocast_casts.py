@@ -30,10 +30,9 @@ from halved. Which of its tensors are bf16, and what decides that?
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from _lib import autocast, autocast_types
+from _lib import autocast, autocast_types, ledger
 
 from nsightkit import plots
-from nsightkit.analysis.memory import ledger
 from nsightkit.configurations import find
 from nsightkit.guide import headline, measure
 

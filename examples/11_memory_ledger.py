@@ -23,10 +23,9 @@ shrink for more to fit?
 import dataclasses
 
 import pandas as pd
-from _lib import figures, ledgers, memory_steps
+from _lib import figures, ledger, ledgers, memory_steps
 
 from nsightkit import hardware, plots
-from nsightkit.analysis.memory import ledger
 from nsightkit.configurations import find
 from nsightkit.guide import case, headline, measure
 
@@ -208,11 +207,13 @@ plots.table(stages, dict.fromkeys(stages.columns[1:], "{:.2f}"))
 # %%
 # Run it yourself
 # ---------------
-# The ledger of your own model:
+# The ledger of your own model, in Python from the ``examples`` folder of your
+# clone:
 #
 # .. code-block:: python
 #
-#    from nsightkit.analysis.memory import ledger
+#    from _lib import ledger
+#
 #    from nsightkit.configurations import Configuration
 #
 #    mine = Configuration("mine", batch=8, context=2048, d_model=2048,

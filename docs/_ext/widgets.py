@@ -13,13 +13,13 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from _lib import ledger
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from nsightkit import configurations
 from nsightkit.analysis.core.text import bytes_text, time_text
-from nsightkit.analysis.memory import ledger
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.costs import Operation, attention_cost, gemm_cost, layer_costs
 from nsightkit.hardware import GPUS, Gpu

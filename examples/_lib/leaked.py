@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from _lib import figures
-from nsightkit.analysis.memory import ledger
+from _lib import figures, ledger
 from nsightkit.analysis.memory import snapshot as snapshots
 from nsightkit.configurations import find
 

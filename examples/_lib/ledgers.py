@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from nsightkit.analysis.memory import ledger
+from _lib import ledger
 from nsightkit.analysis.memory import snapshot as snapshots
 from nsightkit.configurations import Configuration, find
 from nsightkit.trace.snapshot import Snapshot

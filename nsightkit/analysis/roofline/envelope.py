@@ -21,7 +21,7 @@ Memory is for bf16 autocast with AdamW in fp32, as in :mod:`nsightkit.workloads.
 It is a rule of thumb for models of this kind. State, cache and logits are counted; the coefficients of the activations
 were fitted to what autograd saves (``torch.autograd.graph.saved_tensors_hooks``), with a margin for the scores. What
 :mod:`nsightkit.workloads.lm` itself keeps, operator by operator and moment by moment, is in
-:mod:`nsightkit.analysis.memory.ledger`: 36d as here, but 6 B a score, and no gradients yet when activations are at
+page 11 of the guide: 36d as here, but 6 B a score, and no gradients yet when activations are at
 their most.
 """
 

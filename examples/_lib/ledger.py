@@ -1,6 +1,6 @@
 r"""Where the memory of a step goes: predicted item by item, moment by moment.
 
-:mod:`nsightkit.analysis.memory.step` runs a step through on paper. What is alive, by item, at each moment of the step,
+:mod:`_lib.ledger_step` runs a step through on paper. What is alive, by item, at each moment of the step,
 and at the highest of them, is the ledger: a maximum over moments, never the sum of everything there ever is.
 
 With M tokens, width d, MLP width F, h heads, context S, batch B, vocabulary V, L layers, P parameters and G of them
@@ -46,7 +46,7 @@ from typing import Any
 
 import pandas as pd
 
-from nsightkit.analysis.memory.step import ITEMS, MOMENTS, OPTIMIZERS, WORDS, Options, run
+from _lib.ledger_step import ITEMS, MOMENTS, OPTIMIZERS, WORDS, Options, run
 from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration
 from nsightkit.hardware import Gpu

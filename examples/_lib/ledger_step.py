@@ -1,7 +1,7 @@
 """One step of the language model on paper: what each operator allocates, and what is alive after it.
 
-The tables of ``step.toml`` list the operators of :mod:`nsightkit.workloads.lm` in the order in which PyTorch 2.13
-dispatches them, and are tested against it. A row is another table's name with what to fill in, or an operator with five
+The tables of ``ledger_step.toml`` list the operators of :mod:`nsightkit.workloads.lm` in the order in which PyTorch
+2.13 dispatches them, and are tested against it. A row is another table's name with what to fill in, or an operator with five
 columns:
 
 - when: ``-`` always, ``fwd`` without a graph, ``16`` under bf16 or fp16 autocast and ``32`` without, ``sdpa`` or
@@ -62,7 +62,7 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """How a step is run; :func:`nsightkit.analysis.memory.ledger.predict` describes each."""
+    """How a step is run; :func:`_lib.ledger.predict` describes each."""
 
     precision: str = "bf16"
     attention: str = "sdpa"
@@ -194,7 +194,7 @@ class _Memory:
 
 
 def run(configuration: Configuration, options: Options) -> pd.DataFrame:
-    """Run a step through, and give its moments as :func:`nsightkit.analysis.memory.ledger.moments` does."""
+    """Run a step through, and give its moments as :func:`_lib.ledger.moments` does."""
     c = configuration
     if options.attention == "sdpa" and options.device == "cuda" and c.d_head > _FLASH_HEAD:
         raise UsageError(f"no fused kernel takes heads of {c.d_head}: predict attention='naive'")

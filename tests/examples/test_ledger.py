@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from _lib import ledger as memory
 
 from nsightkit import hardware
-from nsightkit.analysis.memory import ledger as memory
 from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration, find
 from nsightkit.errors import UsageError
