@@ -1,8 +1,8 @@
 """One step of the language model on paper: what each operator allocates, and what is alive after it.
 
 The tables of ``ledger_step.toml`` list the operators of :mod:`nsightkit.workloads.lm` in the order in which PyTorch
-2.13 dispatches them, and are tested against it. A row is another table's name with what to fill in, or an operator with five
-columns:
+2.13 dispatches them, and are tested against it. A row is another table's name with what to fill in, or an operator with
+five columns:
 
 - when: ``-`` always, ``fwd`` without a graph, ``16`` under bf16 or fp16 autocast and ``32`` without, ``sdpa`` or
   ``naive`` attention, ``copied`` if attention's result comes in another layout than the projection reads, ``softmax32``
