@@ -149,12 +149,20 @@ class Coverage:
     ----------
     start, end : array_like of int
         The intervals; they may overlap.
+
+    Attributes
+    ----------
+    start, end : ndarray of int64
+        Their union, disjoint and sorted.
+    length : int
+        Of the union.
     """
 
     def __init__(self, start: ArrayLike, end: ArrayLike) -> None:
         self.start, self.end = merge(start, end)
         self._until = np.append(_EARLIEST, self.end)
         self._before = np.append(0, np.cumsum(self.end - self.start))
+        self.length = int(self._before[-1])
 
     def before(self, t: Int) -> Int:
         """Covered length before each moment.

@@ -134,8 +134,8 @@ def totals(trace: Trace) -> dict[str, int | None]:
     for device, computing in devices.items():
         rows = table[table["device"] == device]
         talking = intervals.Coverage(rows["start_ns"], rows["end_ns"])
-        compute_ns += intervals.union_length(computing.start, computing.end)
-        communication_ns += intervals.union_length(talking.start, talking.end)
+        compute_ns += computing.length
+        communication_ns += talking.length
         overlapped_ns += int(computing.of(talking.start, talking.end).sum())
     return {
         "compute_ns": compute_ns,

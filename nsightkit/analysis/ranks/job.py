@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,6 @@ def survey(
     scheduler: str | None = None,
     workers: int | None = None,
     *,
-    cache: bool | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Job:
     """Read the traces of all ranks of a job and compare them.
@@ -144,8 +143,6 @@ def survey(
         Address of a Dask scheduler whose workers have nsightkit and see the files under the same paths.
     workers : int, optional
         Processes of this machine; 0 reads the traces in this one. Default: one per core, none for a handful of traces.
-    cache : bool, optional
-        As for :func:`nsightkit.load`.
     progress : callable, optional
         Called with the number of traces read, and of all.
 
@@ -170,19 +167,19 @@ def survey(
             looks += look(source)
         else:
             files.append(Path(source).absolute())
-    answers: dict[Path, list[Look] | str] = {}
-    for file, answer in _answers(files, cache, scheduler, workers):
-        answers[file] = answer
-        if progress is not None:
-            progress(len(answers), len(files))
+    if workers is None:
+        workers = 0 if len(files) <= FEW else os.cpu_count() or 1
     lost: list[dict[str, Any]] = []
-    for file in files:
-        answer = answers[file]
+    for number, answer in enumerate(_answers(files, scheduler, workers)):
+        file = files[number]
+        name = _name(file, files)
         if isinstance(answer, str):
             rank = rank_of(file)
-            lost.append({"file": str(file), "ranks": [] if rank is None else [rank], "reason": answer})
+            lost.append({"file": name, "ranks": [] if rank is None else [rank], "reason": answer})
         else:
-            looks += answer
+            looks += [dataclasses.replace(entry, file=name) for entry in answer]
+        if progress is not None:
+            progress(number + 1, len(files))
     if not looks:
         reason = f"the first, {files[0].name}, {lost[0]['reason']}"
         raise TraceError(files[0].parent, f"none of {len(lost)} traces can be read", reason)
@@ -243,6 +240,11 @@ def _is_trace(path: Path) -> bool:
     return b"traceEvents" in text or not text.startswith(b"{")
 
 
+def _name(file: Path, files: Sequence[Path]) -> str:
+    """The path of a file below the folder that holds all of them."""
+    return os.path.relpath(file, os.path.commonpath([path.parent for path in files]))
+
+
 # ---------------------------------------------------------------- all of them
 
 
@@ -265,14 +267,14 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     UsageError
         The traces are of several jobs.
     """
-    _require_one_job(looks)
+    sizes = sorted({entry.world_size for entry in looks if entry.world_size})
+    if len(sizes) > 1:
+        # The same number does not make the collectives of two jobs the same.
+        raise UsageError(f"the traces are of several jobs, of {sizes[0]} and of {sizes[1]} ranks; {_REMEDY}")
     crew = _numbered(looks)
-    world = max([*(entry.world_size or 0 for entry in looks), max(crew) + 1])
-    absent = set(range(world)).difference(crew)
-    missing = []
-    for trace in lost:
-        absent.difference_update(trace["ranks"])
-        missing.append(dict(trace))
+    world = max([*sizes, max(crew) + 1])
+    missing = list(lost)
+    absent = set(range(world)).difference(crew, *(trace["ranks"] for trace in lost))
     if absent:
         missing.append({"file": None, "ranks": sorted(absent), "reason": f"no trace (the job has {world} ranks)"})
     captures = {}
@@ -302,13 +304,6 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     )
 
 
-def _require_one_job(looks: Sequence[Look]) -> None:
-    """Refuse traces of several jobs: the same number does not make their collectives the same."""
-    sizes = sorted({entry.world_size for entry in looks if entry.world_size})
-    if len(sizes) > 1:
-        raise UsageError(f"the traces are of several jobs, of {sizes[0]} and of {sizes[1]} ranks; {_REMEDY}")
-
-
 def _numbered(looks: Sequence[Look]) -> dict[int, Look]:
     """Give each rank its number: its own, or the next that is free."""
     crew: dict[int, Look] = {}
@@ -328,22 +323,32 @@ def _numbered(looks: Sequence[Look]) -> dict[int, Look]:
 
 def _collectives(arrivals: pd.DataFrame, world: int) -> pd.DataFrame:
     """One row per collective. `world`: the number of ranks if all were seen, else -1."""
-    ordered = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable")
-    by = ordered.assign(total_ns=ordered["end_ns"] - ordered["start_ns"]).groupby("collective")
-    table = by[["group", "kind", "bytes", "group_size", "start_ns"]].first()
+    ordered = arrivals.assign(total_ns=arrivals["end_ns"] - arrivals["start_ns"])
+    ordered = ordered.sort_values(["collective", "start_ns", "rank"], kind="stable")
+    table = ordered.groupby("collective").agg(
+        begin=("start_ns", "first"),
+        arrived=("start_ns", "last"),
+        size=("group_size", "first"),
+        group=("group", "first"),
+        kind=("kind", "first"),
+        bytes=("bytes", "first"),
+        ranks=("rank", "size"),
+        last_rank=("rank", "last"),
+        wait_ns=("wait_ns", "mean"),
+        transfer_ns=("end_ns", "mean"),
+        total_ns=("total_ns", "mean"),
+        exposed_ns=("exposed_ns", "mean"),
+    )
+    table["wait_ns"] *= table["ranks"]
+    # A group of unknown size is complete if all ranks of the job are in it.
+    is_whole = table["ranks"] == table["size"].where(table["size"] > 0, world)
+    table["transfer_ns"] = (table["transfer_ns"] - table["arrived"]).where(is_whole)
+    of_waiting = ["last_rank", "transfer_ns"]
+    table[of_waiting] = table[of_waiting].where(table["wait_ns"].notna())
     table["bytes"] = table["bytes"].where(table["bytes"] >= 0)
     table["group"] = table["group"].replace("", None)
-    table["ranks"] = by.size()
-    table["last_rank"] = by["rank"].last()
-    table["wait_ns"] = by["wait_ns"].sum()
-    # A group of unknown size is complete if all ranks of the job are in it.
-    size = table["group_size"].where(table["group_size"] > 0, world)
-    table["transfer_ns"] = (by["end_ns"].mean() - by["start_ns"].last()).where(table["ranks"] == size)
-    of_waiting = ["last_rank", "wait_ns", "transfer_ns"]
-    table[of_waiting] = table[of_waiting].where(table["kind"].isin(alignment.SYNCHRONIZING))
-    table[["total_ns", "exposed_ns"]] = by[["total_ns", "exposed_ns"]].mean()
-    table = _whole(table, [*of_waiting, "bytes", "total_ns", "exposed_ns"]).sort_values("start_ns", kind="stable")
-    return table.drop(columns=["group_size", "start_ns"]).reset_index(drop=True)
+    table = _whole(table).sort_values("begin", kind="stable", ignore_index=True)
+    return table.drop(columns=["begin", "arrived", "size"])
 
 
 def _ranks(crew: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFrame) -> pd.DataFrame:
@@ -353,16 +358,15 @@ def _ranks(crew: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFram
         steps = int((entry.steps["step"] >= 0).sum())
         row = {"rank": rank, "file": entry.name, "tool": entry.tool, "steps": steps}
         rows.append(row | entry.figures | {"collectives": len(entry.collectives)})
-    table = pd.DataFrame(rows).set_index("rank")
     waits = arrivals.assign(late_ns=lateness.lateness(arrivals), waited_ns=waited(arrivals))
-    table = table.join(waits.groupby("rank")[["late_ns", "waited_ns"]].sum(min_count=1))
-    table = table.join(clocks[["offset_ns", "spread_ns"]].add_prefix("clock_"))
-    return _whole(table, [name for name in table if str(name).endswith("_ns")]).reset_index()
+    sums = waits.groupby("rank")[["late_ns", "waited_ns"]].sum(min_count=1)
+    table = pd.DataFrame(rows).join(sums, on="rank")
+    return _whole(table.join(clocks[["offset_ns", "spread_ns"]].add_prefix("clock_"), on="rank"))
 
 
-def _whole(table: pd.DataFrame, columns: Sequence[Any]) -> pd.DataFrame:
-    """Round some columns to whole numbers; what is unknown stays so."""
-    return table.assign(**table[columns].astype("Float64").round().astype("Int64"))
+def _whole(table: pd.DataFrame) -> pd.DataFrame:
+    """Round to whole numbers; what is unknown stays so."""
+    return table.round().convert_dtypes()
 
 
 def waited(arrivals: pd.DataFrame) -> pd.Series:
@@ -381,14 +385,12 @@ def waited(arrivals: pd.DataFrame) -> pd.Series:
 # ---------------------------------------------------------------- where they are read
 
 
-def attempt(path: str, cache: bool | None) -> list[Look] | str:
+def attempt(path: str) -> list[Look] | str:
     """Reduce one file; an error must not take the other ranks with it.
 
     Parameters
     ----------
     path : str
-    cache : bool, optional
-        As for :func:`nsightkit.load`.
 
     Returns
     -------
@@ -396,38 +398,30 @@ def attempt(path: str, cache: bool | None) -> list[Look] | str:
         The reason if the file cannot be read.
     """
     try:
-        return look(path, cache=cache)
+        return look(path)
     except TraceError as error:
         return f"{error.problem}; {error.remedy}"
     except Exception as error:
         return f"cannot be read as a trace ({_error_text(error)})"
 
 
-def _answers(
-    files: Sequence[Path], cache: bool | None, scheduler: str | None, workers: int | None
-) -> Iterator[tuple[Path, list[Look] | str]]:
-    """Read the files, and give the answers in the order in which they come."""
-    if workers is None:
-        workers = 0 if len(files) <= FEW else os.cpu_count() or 1
+def _answers(files: Sequence[Path], scheduler: str | None, workers: int) -> Iterator[list[Look] | str]:
+    """Read the files, and give the answers in their order."""
     if scheduler is None and not workers:
         for file in files:
-            yield file, attempt(str(file), cache)
+            yield attempt(str(file))
         return
-    lost = {}
     with _executor(scheduler, workers) as executor:
-        futures = {executor.submit(attempt, str(file), cache): file for file in files}
-        for future in as_completed(futures):
+        futures = [executor.submit(attempt, str(file)) for file in files]
+        for file, future in zip(files, futures, strict=True):
             error = future.exception()
             if error is None:
-                yield futures[future], future.result()
+                yield future.result()
+            elif len(files) > 1:
+                # A worker that dies takes the others' answers along. Alone, a trace is lost only by itself.
+                yield from _answers([file], scheduler, 1)
             else:
-                lost[futures[future]] = _error_text(error)
-    # A worker that dies takes the others' answers along. Alone, a trace is lost only by itself.
-    for file, reason in lost.items():
-        if len(files) > 1:
-            yield from _answers([file], cache, scheduler, 1)
-        else:
-            yield file, f"was lost with its worker ({reason})"
+                yield f"was lost with its worker ({_error_text(error)})"
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ _TALK = "kernels of communication"
 #: The time of a device by part, in order of precedence.
 _PARTS = [f"kernels of {category}" for category in CATEGORIES if category != "communication"]
 _PARTS += ["CUDA graphs", "copies", _TALK]
+_PARTS += [f"idle, {cause}" for cause in gaps.CAUSES]
 #: In collectives a rank waits for others: it does not decide this time itself.
 WAITING = TIME + _TALK
 
@@ -77,14 +78,12 @@ class Look:
         return self.file if self.process is None else f"{self.file}#{self.process}"
 
 
-def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -> list[Look]:
+def look(source: str | os.PathLike[str] | Trace) -> list[Look]:
     """Reduce a trace to its figures and small tables.
 
     Parameters
     ----------
     source : path-like or Trace
-    cache : bool, optional
-        As for :func:`nsightkit.load`.
 
     Returns
     -------
@@ -96,10 +95,8 @@ def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -
     TraceError
         The file cannot be read.
     """
-    if isinstance(source, Trace):
-        trace, file = source, str(source.path or "trace")
-    else:
-        trace, file = load(source, cache=cache), os.fspath(source)
+    trace = source if isinstance(source, Trace) else load(source)
+    file = str(trace.path or "trace")
     kernels = trace.table("kernels", ["process", "device"])
     first_device = kernels.groupby("process")["device"].min()
     if len(first_device) < 2:
@@ -193,28 +190,27 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
     work = _gpu_work(trace)
     if not len(work):
         return _time_in_ranges(trace, low, high)
-    idle = gaps.causes(trace)
-    spent = pd.DataFrame(0, range(len(low)), [*_PARTS, *(f"idle, {cause}" for cause in gaps.CAUSES)])
-    for device, rows in work.groupby("device"):
+    spent = pd.DataFrame(0, range(len(low)), _PARTS)
+    for _, rows in work.groupby("device"):
         covered = np.zeros(len(low), np.int64)
-        for number, part in enumerate(_PARTS):
+        for number in np.unique(rows["part"]):
             so_far = rows[rows["part"] <= number]
             until = Coverage(so_far["start_ns"], so_far["end_ns"]).of(low, high)
-            spent[part] += until - covered
+            spent[_PARTS[number]] += until - covered
             covered = until
-        for cause, gap in idle[idle["device"] == device].groupby("cause", observed=True):
-            spent[f"idle, {cause}"] += Coverage(gap["start_ns"], gap["end_ns"]).of(low, high)
     spent["time outside all GPU work"] = (high - low) * work["device"].nunique() - spent.sum(axis=1)
     return spent.add_prefix(TIME)
 
 
 def _gpu_work(trace: Trace) -> pd.DataFrame:
-    """Kernels, graph replays and copies, each with the number of its part."""
+    """Kernels, graph replays, copies and gaps, each with the number of its part."""
     kernels = trace.table("kernels", [*_BOUNDS, "name"])
     kernels["part"] = "kernels of " + pd.Series(categorize(kernels["name"]).astype(object))
     graphs = trace.table("graphs", _BOUNDS).assign(part="CUDA graphs")
     copies = trace.table("memops", _BOUNDS).assign(part="copies")
-    work = pd.concat([kernels, graphs, copies])
+    idle = gaps.causes(trace)
+    idle = idle.assign(part="idle, " + idle["cause"].astype(str))
+    work = pd.concat([kernels, graphs, copies, idle])
     return work.assign(part=pd.Categorical(work["part"], _PARTS).codes)
 
 

@@ -214,7 +214,7 @@ def test_lost_ranks_are_named_and_the_others_answered(folder, tmp_path):
     (tmp_path / "rank4.json").write_bytes(b"")
     (tmp_path / "rank6.json").write_text('{"rank": 6}', encoding="utf-8")
     (tmp_path / "source.json").write_text('{"repository": "somebody/something"}', encoding="utf-8")
-    found = ranks.survey(tmp_path, workers=0, cache=False)
+    found = ranks.survey(tmp_path, workers=0)
     assert found.ranks["rank"].tolist() == [1, 2]
     assert found.stragglers["rank"].tolist() == [2]
     lost = {entry["ranks"][0]: entry["reason"] for entry in found.lost}
@@ -284,11 +284,11 @@ def test_the_rank_that_a_launcher_gave_nsys(tmp_path, text, rank):
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
         connection.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('DeviceEnvironment', ?)", (text,))
-    assert ranks.look(path, cache=False)[0].rank == rank
+    assert ranks.look(path)[0].rank == rank
 
 
 def test_processes_of_one_capture_are_ranks_of_one_node(shared_traces):
-    found = ranks.survey([shared_traces / "nsys-ai/mfu_2gpu_before.sqlite"], workers=0, cache=False)
+    found = ranks.survey([shared_traces / "nsys-ai/mfu_2gpu_before.sqlite"], workers=0)
     assert [name.split("#")[1] for name in found.ranks["file"]] == ["144", "145"]
     assert found.ranks["clock_offset_ns"].tolist() == [0, 0]
     # The ends of 32 collectives fit one clock, and none ends before both have arrived.
@@ -312,11 +312,11 @@ def assert_same(found, other):
 read = ranks.attempt
 
 
-def kills_its_worker(path, cache):
+def kills_its_worker(path):
     """Read a trace, or die if a file beside it says so."""
     if Path(path).with_suffix(".kills").exists():
         os._exit(1)
-    return read(path, cache)
+    return read(path)
 
 
 def test_a_trace_that_kills_its_worker_is_lost_alone(folder, monkeypatch, tmp_path):
