@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,8 +42,14 @@ _WAITING = re.compile(r"^(c10d?::|_?c10d_functional::)?(barrier|wait(_tensor)?)$
 #: As PyTorch calls the types in its descriptions.
 _DTYPE_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "float": 4, "int": 4, "double": 8, "long": 8,
-    "complexfloat": 8, "complexdouble": 16,
+    "complexfloat": 8, "complexdouble": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
+#: What PyTorch's description of a collective holds: words, and numbers.
+_WORDS = ["Collective name", "Process Group Name", "Process Group Ranks"]
+_COUNTS = ["In msg nelems", "Out msg nelems", "Group size"]
+_DESCRIBED = [*_WORDS, *_COUNTS, "dtype"]
+#: Larger numbers in a file are not to be believed.
+_MOST = 1 << 62
 _TEXTS = ("where", "kind", "group", "ranks")
 _NUMBERS = ("device", "start_ns", "end_ns", "group_size", "sequence", "bytes")
 _WORK = ["device", "start_ns", "end_ns", "name"]
@@ -191,11 +196,9 @@ def _on_gpu(trace: Trace) -> pd.DataFrame:
     columns = ["start_ns", "end_ns", "device", "process", "correlation", "name", "collective", "sequence"]
     kernels = trace.table("kernels", columns)
     kernels = kernels[categorize(kernels["name"]) == "communication"].reset_index(drop=True)
-    kind = kernels["name"].astype(object).map(kind_of)
-    annotated = _annotated_kinds(trace, kernels)
-    kind = annotated.where(annotated != "other", kind)
     described = _descriptions(kernels["collective"])
-    described["kind"] = described["kind"].where(described["kind"] != "other", kind)
+    for kind in (_annotated_kinds(trace, kernels), kernels["name"].astype(object).map(kind_of)):
+        described["kind"] = described["kind"].where(described["kind"] != "other", kind)
     return kernels[["device", "start_ns", "end_ns", "sequence"]].join(described).assign(where="GPU")
 
 
@@ -215,28 +218,16 @@ def _annotated_kinds(trace: Trace, kernels: pd.DataFrame) -> pd.Series:
 
 def _descriptions(texts: pd.Series) -> pd.DataFrame:
     """Columns from PyTorch's description of each collective."""
-    rows = []
-    for text in texts.cat.categories:
-        description = json.loads(text) if text else {}
-        size = description.get("Group size")
-        row = {"kind": kind_of(str(description.get("Collective name", "")))}
-        row["group"] = str(description.get("Process Group Name", ""))
-        row["ranks"] = str(description.get("Process Group Ranks", ""))
-        rows.append(row | {"group_size": size if isinstance(size, int) else -1, "bytes": _message_bytes(description)})
-    table = pd.DataFrame(rows, columns=["kind", "group", "ranks", "group_size", "bytes"])
+    rows = [json.loads(text or "{}") for text in texts.cat.categories]
+    described = pd.DataFrame(rows, columns=_DESCRIBED, dtype=object)
+    numbers = described[_COUNTS].apply(pd.to_numeric, errors="coerce")
+    # The larger side: a gather collects n parts into one message, a scatter divides it.
+    elements = numbers[_COUNTS[:2]].max(axis=1)
+    width = described["dtype"].astype(str).str.lower().map(_DTYPE_BYTES).astype("float64")
+    words = described[_WORDS].fillna("").astype(str).set_axis(["kind", "group", "ranks"], axis=1)
+    table = words.assign(kind=words["kind"].map(kind_of), group_size=numbers["Group size"], bytes=elements * width)
+    table[["group_size", "bytes"]] = table[["group_size", "bytes"]].fillna(-1).clip(-1, _MOST)
     return table.iloc[texts.cat.codes].reset_index(drop=True)
-
-
-def _message_bytes(description: dict[str, Any]) -> int:
-    """Bytes of the larger side: a gather collects n parts into one message, a scatter divides it."""
-    elements = -1
-    for side in ("In msg nelems", "Out msg nelems"):
-        count = description.get(side)
-        if isinstance(count, int):
-            elements = max(elements, count)
-    dtype = str(description.get("dtype", "")).lower()
-    width = 1 if dtype.startswith("float8") else _DTYPE_BYTES.get(dtype, -1)
-    return elements * width if min(elements, width) >= 0 else -1
 
 
 def _on_cpu(trace: Trace) -> pd.DataFrame:

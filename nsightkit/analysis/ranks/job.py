@@ -61,8 +61,8 @@ class Job:
         over ranks), ``transfer_ns`` (last arrival to mean end; NA if ranks of the group are missing), ``total_ns``,
         ``exposed_ns`` (means over ranks).
     arrivals : DataFrame
-        One row per rank and collective: ``collective, group, group_id, kind, rank, step, start_ns, end_ns, wait_ns``,
-        ``exposed_ns``.
+        One row per rank and collective, in each collective by arrival: ``collective, group, group_id, kind, rank``,
+        ``last_rank, step, start_ns, end_ns, wait_ns, exposed_ns``.
     lost : list of dict
         Missing or unreadable traces: ``file`` (None for ranks without one), ``ranks``, ``reason``.
     notes : list of str
@@ -282,12 +282,13 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
         captures[rank] = str(rank) if entry.process is None else entry.file
     collectives = {rank: entry.collectives for rank, entry in crew.items()}
     arrivals, clocks, notes = alignment.together(collectives, captures)
+    arrivals = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable", ignore_index=True)
     by = arrivals.groupby("collective")
-    wait = (by["start_ns"].transform("max") - arrivals["start_ns"]).astype("Int64")
+    wait = (by["start_ns"].transform("last") - arrivals["start_ns"]).astype("Int64")
+    arrivals["wait_ns"] = wait.where(arrivals["kind"].isin(alignment.SYNCHRONIZING))
+    arrivals["last_rank"] = by["rank"].transform("last")
     # A capture that begins within a step does not know its number.
-    arrivals = arrivals.assign(
-        wait_ns=wait.where(arrivals["kind"].isin(alignment.SYNCHRONIZING)), step=by["step"].transform("max")
-    )
+    arrivals["step"] = by["step"].transform("max")
     steps = pd.concat({rank: entry.steps.set_index("step") for rank, entry in crew.items()}, names=["rank"])
     watched_ns = float(steps.pop("wall_ns").groupby(level="rank").sum().median())
     # Lateness must exceed what the clocks' uncertainty may feign.
@@ -323,9 +324,8 @@ def _numbered(looks: Sequence[Look]) -> dict[int, Look]:
 
 def _collectives(arrivals: pd.DataFrame, world: int) -> pd.DataFrame:
     """One row per collective. `world`: the number of ranks if all were seen, else -1."""
-    ordered = arrivals.assign(total_ns=arrivals["end_ns"] - arrivals["start_ns"])
-    ordered = ordered.sort_values(["collective", "start_ns", "rank"], kind="stable")
-    table = ordered.groupby("collective").agg(
+    by = arrivals.assign(total_ns=arrivals["end_ns"] - arrivals["start_ns"]).groupby("collective")
+    table = by.agg(
         begin=("start_ns", "first"),
         arrived=("start_ns", "last"),
         size=("group_size", "first"),
@@ -333,7 +333,7 @@ def _collectives(arrivals: pd.DataFrame, world: int) -> pd.DataFrame:
         kind=("kind", "first"),
         bytes=("bytes", "first"),
         ranks=("rank", "size"),
-        last_rank=("rank", "last"),
+        last_rank=("last_rank", "first"),
         wait_ns=("wait_ns", "mean"),
         transfer_ns=("end_ns", "mean"),
         total_ns=("total_ns", "mean"),

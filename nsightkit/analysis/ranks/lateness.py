@@ -96,32 +96,42 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
     """
     table = arrivals.assign(late=lateness(arrivals)).dropna(subset="late")
     table["late"] = table["late"].where(table["late"] > table["rank"].map(floors), 0.0)
+    late_ns = table.groupby("rank")["late"].sum()
     units_of = _lateness_by_group(table)
     stragglers = _late_beyond_chance(units_of, wall_ns)
     rows = []
     excess_of_all = 0.0
     for rank, group in stragglers.items():
         units = units_of[group]
-        others = units.columns.drop(list(stragglers), errors="ignore")
+        others = units.columns.difference(list(stragglers))
         if others.empty:
-            others = units.columns.drop([rank])
+            others = units.columns.drop(rank)
+        excess = _excess(rank, steps, others)
+        excess_ns = float(excess.sum())
+        gain_ns = _time_saved(table, [rank])
+        if excess_ns >= _EXPLAINED * late_ns[rank]:
+            cause = str(excess.idxmax()).removeprefix(TIME)
+            extra_ns: int | None = int(excess.max())
+            # On time, it saves at most what it spends more than the others.
+            gain_ns = min(gain_ns, int(excess_ns))
+        else:
+            cause, extra_ns = _held_up(table, rank, group)
+            excess_ns = math.inf if extra_ns is None else 0
+        excess_of_all += excess_ns
         by_unit = units[rank].dropna()
         late = by_unit[by_unit > 0]
-        row: dict[str, Any] = {"rank": rank, "late_ns": int(table["late"][table["rank"] == rank].sum())}
-        row |= {"median_late_ns": int(late.median()), "late_units": len(late)}
-        row |= {"units": len(by_unit), "unit": str(units.index.name), "gain_ns": _time_saved(table, [rank])}
-        excess = _excess(rank, steps, others)
-        excess_ns = float(excess.clip(lower=0).sum())
-        if excess_ns >= _EXPLAINED * row["late_ns"]:
-            row |= {"cause": str(excess.idxmax()).removeprefix(TIME), "extra_ns": int(excess.max())}
-            # On time, it saves at most what it spends more than the others.
-            row["gain_ns"] = min(row["gain_ns"], int(excess_ns))
-        else:
-            row["cause"], row["extra_ns"] = _held_up(table, rank, group)
-            excess_ns = math.inf if row["extra_ns"] is None else 0
-        excess_of_all += excess_ns
-        row["text"] = _text(row)
-        rows.append(row)
+        row = {
+            "rank": rank,
+            "cause": cause,
+            "late_ns": int(late_ns[rank]),
+            "median_late_ns": int(late.median()),
+            "late_units": len(late),
+            "units": len(by_unit),
+            "unit": str(units.index.name),
+            "gain_ns": gain_ns,
+            "extra_ns": extra_ns,
+        }
+        rows.append(row | {"text": _text(row)})
     rows.sort(key=lambda row: (row["cause"].startswith(_HELD_UP), -row["late_ns"]))
     gain_ns = min(_time_saved(table, list(stragglers)), excess_of_all)
     return pd.DataFrame(rows, columns=COLUMNS), int(gain_ns)
@@ -211,24 +221,22 @@ def _time_saved(table: pd.DataFrame, ranks: Sequence[int]) -> int:
 
 def _excess(rank: int, steps: pd.DataFrame, others: pd.Index) -> pd.Series:
     """By how much each part of its time exceeds the median of the others, in the steps that all of them recorded."""
-    together = steps.drop(columns=WAITING, errors="ignore").loc[[rank, *others]]
-    recorded = together.groupby("step").transform("size")
-    together = together[recorded == len(others) + 1].fillna(0)
-    usual = together.drop(index=rank, level="rank").groupby("step").median().sum()
-    return together.loc[rank].sum() - usual
+    parts = steps.drop(columns=WAITING, errors="ignore").fillna(0)
+    own = parts.loc[rank]
+    together = parts.loc[others].groupby("step")
+    usual = together.median()[together.size() == len(others)]
+    return (own - usual).dropna().sum().clip(lower=0)
 
 
 def _held_up(table: pd.DataFrame, rank: int, group: int) -> tuple[str, int | None]:
-    """Another group in which a rank waits for others so long that this makes it late, and for how long."""
-    rows = table[table["rank"] == rank].astype({"wait_ns": "float64"})
-    late_ns = rows["late"][rows["group_id"] == group].sum()
-    waited = rows[rows["group_id"] != group].groupby("group_id")["wait_ns"].sum()
-    if waited.empty or waited.max() < _HELD_UP_SHARE * late_ns:
-        return "not explained", None
-    there = rows[rows["group_id"] == waited.idxmax()]
-    last = table.sort_values("start_ns").groupby("collective")["rank"].last()
-    whom = there.groupby(there["collective"].map(last))["wait_ns"].sum().idxmax()
-    return f"{_HELD_UP} process group {there['group'].iloc[0]} for rank {whom}", int(waited.max())
+    """Another group in which a rank waits for another so long that this makes it late, and for how long."""
+    rows = table[table["rank"] == rank]
+    is_here = rows["group_id"] == group
+    waited = rows[~is_here].groupby(["group", "last_rank"])["wait_ns"].sum().astype("float64")
+    if waited.max() >= _HELD_UP_SHARE * rows["late"][is_here].sum():
+        name, whom = waited.idxmax()
+        return f"{_HELD_UP} process group {name} for rank {whom}", int(waited.max())
+    return "not explained", None
 
 
 def _text(row: Mapping[str, Any]) -> str:

@@ -117,7 +117,7 @@ def waiting(frame):
     """Add the waits for the last rank, and ends half a millisecond after it."""
     last = frame.groupby("collective")["start_ns"].transform("max")
     times = {"wait_ns": last - frame["start_ns"], "exposed_ns": last + 500_000 - frame["start_ns"]}
-    frame = frame.assign(end_ns=last + 500_000, group_id=0, group="", **times)
+    frame = frame.assign(end_ns=last + 500_000, group_id=0, group="", last_rank=0, **times)
     return frame.astype(dict.fromkeys(times, "Int64"))
 
 
