@@ -395,10 +395,8 @@ def launches_of(trace: Trace, table: ArrayLike, row: ArrayLike) -> Int:
     for number, name in enumerate(GPU_TABLES):
         places = np.flatnonzero(tables == number)
         if len(places):
-            operations = trace.table(name, ["process", "correlation"])
-            process = operations["process"].to_numpy()[rows[places]]
-            correlation = operations["correlation"].to_numpy()[rows[places]]
-            launch[places] = launch_of(trace, process, correlation)
+            operations = trace.table(name, ["process", "correlation"]).iloc[rows[places]]
+            launch[places] = launch_of(trace, operations["process"], operations["correlation"])
     return launch
 
 
