@@ -71,7 +71,7 @@ step
 
 over_time = snapshots.timeline(step.snapshot)
 figures.memory_timeline(
-    snapshots.bands(step.snapshot),
+    figures.bands(step.snapshot),
     over_time,
     title="Memory of one training step (case file)",
 )

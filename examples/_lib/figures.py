@@ -16,6 +16,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, PercentForm
 from numpy.typing import ArrayLike
 
 from nsightkit.analysis.core.text import short_name
+from nsightkit.analysis.memory import snapshot as snapshots
 from nsightkit.analysis.ranks.job import waited
 from nsightkit.analysis.roofline.counters import classify
 from nsightkit.plots import style
@@ -35,6 +36,7 @@ from nsightkit.plots.looks import (
     spoken,
     time_unit,
 )
+from nsightkit.trace.snapshot import Snapshot
 
 _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)))
 #: Colours and dashes of series, which also differ without colour.
@@ -289,6 +291,56 @@ def _draw_limit(axes: Any, limit_bytes: float) -> None:
 _OTHERS = "smaller allocations"
 
 
+def bands(snapshot: Snapshot, top: int = 1000) -> pd.DataFrame:
+    """Stack the largest allocations over time: what PyTorch's memory_viz draws.
+
+    Each allocation is a band as high as its block; it lies on the bands that began before it, and sinks when one of
+    them goes.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        Of which the device with the highest peak is shown.
+    top : int, default 1000
+        How many allocations get a band; all others are one band on top, at its highest until a band begins or goes.
+
+    Returns
+    -------
+    DataFrame
+        ``band`` (from the bottom up; the last is the others'), ``from_event, to_event`` (the first and one past the
+        last after which it lies there), ``bottom_bytes, top_bytes, category`` (missing for the others).
+    """
+    blocks = snapshots.allocations(snapshot, snapshots.summary(snapshot)["device"])
+    allocated = snapshots.timeline(snapshot)["allocated_bytes"].to_numpy()
+    count = len(allocated) - 1
+    largest = blocks.nlargest(top, "size_bytes").sort_index()
+    first = largest["first"].to_numpy()
+    last = largest["free_requested"].to_numpy()
+    moments = np.unique([-1, count, *first, *last])
+    begin = moments[:-1, None]
+    # One row for each moment, one column for each band.
+    is_there = (first <= begin) & (begin < last)
+    heights = is_there * largest["size_bytes"].to_numpy()
+    tops = np.cumsum(heights, axis=1)
+    bottoms = tops - heights
+    row, band = np.nonzero(heights)
+    table = pd.DataFrame({"band": band, "from_event": moments[row], "to_event": moments[row + 1]})
+    table["bottom_bytes"] = bottoms[row, band]
+    table["top_bytes"] = tops[row, band]
+    table["category"] = largest["category"].to_numpy()[band]
+    # While a band stays where it is, it is one row.
+    table = table.sort_values(["band", "from_event"], ignore_index=True)
+    lies = table[["band", "bottom_bytes"]]
+    stretches = table.groupby((lies != lies.shift()).any(axis=1).cumsum())
+    table = stretches.first().assign(to_event=stretches["to_event"].max())
+
+    others = pd.DataFrame({"band": top, "from_event": moments[:-1], "to_event": moments[1:]})
+    others["bottom_bytes"] = heights.sum(axis=1)
+    others["top_bytes"] = np.maximum.reduceat(allocated, moments[:-1] + 1)
+    others["category"] = None
+    return pd.concat([table, others], ignore_index=True)
+
+
 def memory_timeline(bands: pd.DataFrame, timeline: pd.DataFrame, *, title: str) -> Figure:
     """Draw every large allocation as a band over the allocator's events, stacked, as PyTorch's memory_viz draws it.
 
@@ -297,7 +349,7 @@ def memory_timeline(bands: pd.DataFrame, timeline: pd.DataFrame, *, title: str) 
     Parameters
     ----------
     bands : DataFrame
-        As :func:`nsightkit.analysis.memory.snapshot.bands` returns it.
+        As :func:`bands` returns it.
     timeline : DataFrame
         As :func:`nsightkit.analysis.memory.snapshot.timeline` returns it: a line for what is reserved.
     title : str

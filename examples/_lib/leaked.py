@@ -51,7 +51,7 @@ def until_full(sizes: Mapping[str, Any], limit_bytes: float) -> dict[str, pd.Ser
 
 def timeline(run: Measurement, what: str) -> Figure:
     """Draw all allocations of a run over time."""
-    bands, over_time = snapshots.bands(run.snapshot), snapshots.timeline(run.snapshot)
+    bands, over_time = figures.bands(run.snapshot), snapshots.timeline(run.snapshot)
     return figures.memory_timeline(bands, over_time, title=f"Memory, {what} ({run.mode})")
 
 

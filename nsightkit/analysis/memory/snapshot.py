@@ -23,7 +23,7 @@ from nsightkit.analysis.memory.categories import categorize, sites_of
 from nsightkit.errors import UsageError
 from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["at", "bands", "growth", "ranges", "sites", "summary", "timeline"]
+__all__ = ["allocations", "at", "growth", "ranges", "sites", "summary", "timeline"]
 
 #: What adds to the reserved bytes, and what takes from them.
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
@@ -103,63 +103,6 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
     if not 0 <= device < snapshot.devices:
         raise UsageError(f"the snapshot has no device {device}, only devices 0 to {snapshot.devices - 1}")
     return device
-
-
-def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000) -> pd.DataFrame:
-    """Stack the largest allocations over time: what PyTorch's memory_viz draws.
-
-    Each allocation is a band as high as its block; it lies on the bands that began before it, and sinks when one of
-    them goes.
-
-    Parameters
-    ----------
-    snapshot : Snapshot
-    device : int, optional
-        Default: the device with the highest peak.
-    top : int, default 1000
-        How many allocations get a band; all others are one band on top, at its highest until a band begins or goes.
-
-    Returns
-    -------
-    DataFrame
-        ``band`` (from the bottom up; the last is the others'), ``from_event, to_event`` (the first and one past the
-        last after which it lies there), ``bottom_bytes, top_bytes, category`` (missing for the others).
-
-    Raises
-    ------
-    UsageError
-        The snapshot has no such device.
-    """
-    device = _device(snapshot, device)
-    blocks = allocations(snapshot, device)
-    allocated = _timeline(snapshot, device)["allocated_bytes"].to_numpy()
-    count = len(allocated) - 1
-    largest = blocks.nlargest(top, "size_bytes").sort_index()
-    first = largest["first"].to_numpy()
-    last = largest["free_requested"].to_numpy()
-    moments = np.unique([-1, count, *first, *last])
-    begin = moments[:-1, None]
-    # One row for each moment, one column for each band.
-    is_there = (first <= begin) & (begin < last)
-    heights = is_there * largest["size_bytes"].to_numpy()
-    tops = np.cumsum(heights, axis=1)
-    bottoms = tops - heights
-    row, band = np.nonzero(heights)
-    table = pd.DataFrame({"band": band, "from_event": moments[row], "to_event": moments[row + 1]})
-    table["bottom_bytes"] = bottoms[row, band]
-    table["top_bytes"] = tops[row, band]
-    table["category"] = largest["category"].to_numpy()[band]
-    # While a band stays where it is, it is one row.
-    table = table.sort_values(["band", "from_event"], ignore_index=True)
-    lies = table[["band", "bottom_bytes"]]
-    stretches = table.groupby((lies != lies.shift()).any(axis=1).cumsum())
-    table = stretches.first().assign(to_event=stretches["to_event"].max())
-
-    others = pd.DataFrame({"band": top, "from_event": moments[:-1], "to_event": moments[1:]})
-    others["bottom_bytes"] = heights.sum(axis=1)
-    others["top_bytes"] = np.maximum.reduceat(allocated, moments[:-1] + 1)
-    others["category"] = None
-    return pd.concat([table, others], ignore_index=True)
 
 
 # ---------------------------------------------------------------- one moment

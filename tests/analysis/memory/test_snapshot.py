@@ -13,6 +13,7 @@ mpl.use("Agg")
 
 import numpy as np
 import pytest
+from _lib import figures
 from make_snapshot import MIB, TORCH, Allocator, frame, random_program
 
 from nsightkit import cli
@@ -279,7 +280,7 @@ def test_bands_stack_up_to_the_allocated_bytes() -> None:
     snapshot = taken(random_program(51, 200))
     level = analysis.timeline(snapshot, 0)["allocated_bytes"].to_numpy()
     for top in (5, 1000):
-        bands = analysis.bands(snapshot, top=top)
+        bands = figures.bands(snapshot, top)
         for event in range(-1, len(level) - 1, 5):
             now = bands[(bands["from_event"] <= event) & (event < bands["to_event"])].sort_values("band")
             edges = [0, *now["top_bytes"]]
