@@ -29,7 +29,13 @@ CONFIDENCE = 0.99
 TOLERANCE = 0.05
 #: Single launches under Nsight Compute differ by some percent; beyond this they count as different.
 _SINGLE_LAUNCH = 0.10
-_STATUSES = ("ok", "regression", "improvement", "inconclusive", "missing")
+#: Lists of the answer, by the status of their metrics.
+_LISTS = {
+    "regressions": "regression",
+    "improvements": "improvement",
+    "missing": "missing",
+    "undecided": "inconclusive",
+}
 #: Below this, a time or an amount is nothing, and has no ratio.
 _NOTHING = 1e-9
 
@@ -83,13 +89,14 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
         raise UsageError("no metric of the baseline can fail: set gate to true for one, or replace it with --update")
     times = [unit_of(name) for name in checked].count("ns")
     confidence = 1 - (1 - CONFIDENCE) / max(times, 1)
-    rows: dict[str, list[dict[str, Any]]] = {status: [] for status in _STATUSES}
+    rows = []
     for name, kept in checked.items():
+        measured = [run.metrics[name] for run in runs if name in run.metrics]
         row: dict[str, Any] = dict.fromkeys(("after", "ratio", "low", "high", "limit"))
         row |= {"metric": name, "unit": unit_of(name), "status": "missing", "before": _median(kept.runs)}
         row["tolerance"] = tolerance if kept.tolerance is None else kept.tolerance
-        measured = [run.metrics[name] for run in runs if name in run.metrics]
         row["samples"] = [sum(map(len, kept.runs)), sum(map(len, measured))]
+        rows.append(row)
         if len(measured) == len(runs):
             row["after"] = _median(measured)
             change = _change(kept.runs, measured, row["unit"], confidence)
@@ -98,22 +105,20 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
                 change = noise.Change(change.value, noise=0)
                 row["tolerance"] = max(row["tolerance"], _SINGLE_LAUNCH)
             _judge(row, change)
-        rows[row["status"]].append(row)
+    lists = {}
+    for key, status in _LISTS.items():
+        lists[key] = [row for row in rows if row["status"] == status]
     notes = []
     if baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
         notes.append(f"{noise.ONE_RUN} Add runs to the baseline with --add.")
-    failed = rows["regression"] + rows["missing"] + rows["inconclusive"]
     return {
-        "passed": not failed,
-        "decided": not rows["inconclusive"],
+        "passed": not (lists["regressions"] or lists["missing"] or lists["undecided"]),
+        "decided": not lists["undecided"],
         "tolerance": tolerance,
         "runs": len(runs),
         "baseline_runs": baseline.runs,
-        "regressions": rows["regression"],
-        "improvements": rows["improvement"],
-        "missing": rows["missing"],
-        "undecided": rows["inconclusive"],
-        "gates": rows["regression"] + rows["inconclusive"] + rows["improvement"] + rows["ok"],
+        **lists,
+        "gates": [row for row in rows if row["status"] != "missing"],
         "new": sorted(runs[0].metrics.keys() - baseline.metrics.keys()),
         "notes": notes,
     }
@@ -140,10 +145,9 @@ def _judge(row: dict[str, Any], change: noise.Change) -> None:
         ratio = 1 + change.value / was
         is_worse = ratio > highest
         is_better = ratio < 1 / highest
-        row["ratio"] = ratio
         limit = max(highest, 1 + change.noise / was)
-        for key, bound in (("low", 1 + change.low / was), ("high", 1 + change.high / was), ("limit", limit)):
-            row[key] = bound if math.isfinite(bound) else None
+        ratios = {"ratio": ratio, "low": 1 + change.low / was, "high": 1 + change.high / was, "limit": limit}
+        row |= {key: value for key, value in ratios.items() if math.isfinite(value)}
     is_sure = abs(change.value) > change.noise
     row["status"] = "ok"
     if is_worse and is_sure:

@@ -45,14 +45,14 @@ def pair(before: Sequence[str], after: Sequence[str], plain: Callable[[str], str
         Every name of either side is in exactly one.
     """
     shared = set(before) & set(after)
-    pairs = [Pair("name", [name], [name]) for name in before if name in shared]
-    groups: dict[str, tuple[list[str], list[str]]] = {}
+    groups: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
     for side, names in enumerate((before, after)):
         for name in names:
-            if name not in shared:
-                groups.setdefault(plain(name), ([], []))[side].append(name)
-    for was, now in groups.values():
-        match = "normalised"
+            key = ("name", name) if name in shared else ("normalised", plain(name))
+            groups.setdefault(key, ([], []))[side].append(name)
+    pairs = []
+    for key, (was, now) in groups.items():
+        match = key[0]
         if not now:
             match = "disappeared"
         elif not was:
@@ -99,7 +99,8 @@ def plain_kernel(name: str) -> str:
     head, _, arguments = _NAMELESS.sub("", name).partition("<")
     functions = _WORD.findall(head.partition("(")[0])
     words = [functions[-1].lower()] if functions else [name]
-    for word in _WORD.findall(arguments[: _closing(arguments)]):
+    # The call's arguments follow the template's.
+    for word in _WORD.findall(arguments.rpartition(">(")[0] or arguments):
         if not _MACHINERY.match(word.lower()):
             words.append(word.lower())
     plain = [_without_choices(word) for word in words]
@@ -109,19 +110,6 @@ def plain_kernel(name: str) -> str:
 def _without_choices(word: str) -> str:
     parts = [_NUMBERS.sub("", part) for part in word.split("_") if not _CHOICE.fullmatch(part)]
     return "_".join(parts)
-
-
-def _closing(arguments: str) -> int:
-    """Where template arguments end; the call's arguments follow."""
-    depth = 1
-    for position, sign in enumerate(arguments):
-        if sign == "<":
-            depth += 1
-        elif sign == ">" and arguments[position - 1 : position] != "-":
-            depth -= 1
-        if not depth:
-            return position
-    return len(arguments)
 
 
 _ITERATOR = re.compile(r"#_(Single|Multi)Process(ing)?DataLoaderIter\b")

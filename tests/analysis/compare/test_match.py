@@ -58,8 +58,8 @@ def test_the_same_name_goes_first() -> None:
     before = ["volta_sgemm_128x32_nt", "volta_sgemm_64x64_nt", "gone"]
     after = ["volta_sgemm_64x64_nt", "volta_sgemm_128x128_nt", "fresh"]
     assert pair(before, after, plain_kernel) == [
-        ("name", ["volta_sgemm_64x64_nt"], ["volta_sgemm_64x64_nt"]),
         ("normalised", ["volta_sgemm_128x32_nt"], ["volta_sgemm_128x128_nt"]),
+        ("name", ["volta_sgemm_64x64_nt"], ["volta_sgemm_64x64_nt"]),
         ("disappeared", ["gone"], []),
         ("appeared", [], ["fresh"]),
     ]
