@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 LAUNCH_US = 5.0
 #: Rows and columns of a large GEMM's tile on Hopper.
 TILE = (128, 256)
+#: How often a transfer goes through the memory.
+_TENSORS_MOVED = {"copy": 2, "triad": 3, "read": 1}
 #: Large GEMMs by precision: the name of the measurement, timed steps, and steps before them.
 _GEMMS = {"bf16": ("before", 200, 800), "fp32": ("fp32", 60, 60), "fp8": ("fp8", 200, 1200)}
 _COLUMNS = ["rung", "time_ns", "speedup", "sol_datasheet", "sol_measured", "gb_per_s", "impossible"]
@@ -196,6 +198,30 @@ def ceilings(*parts: str) -> list[Measurement]:
     return runs
 
 
+def ceiling(run: Measurement) -> dict[str, Any]:
+    """Give the rate of one operation that was run to find a card's ceiling.
+
+    Parameters
+    ----------
+    run : Measurement
+        Of :mod:`nsightkit.workloads.ceilings`.
+
+    Returns
+    -------
+    dict
+        ``unit`` (``memory`` for a transfer), ``tflops`` and ``gb_per_s``, of which one is None, and ``what`` ran.
+    """
+    parameters, time_ns = run.parameters, run.median("step_ns")
+    if "megabytes" in parameters:
+        kind, megabytes = parameters["kind"], parameters["megabytes"]
+        gb_per_s = _TENSORS_MOVED[kind] * megabytes * 10**6 / time_ns
+        return {"unit": "memory", "tflops": None, "gb_per_s": gb_per_s, "what": f"{kind} of {megabytes:,} MB"}
+    m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
+    zeros = " of zeros" if parameters.get("zeros") else ""
+    tflops = 2 * m * n * k / time_ns / 1e3
+    return {"unit": parameters["precision"], "tflops": tflops, "gb_per_s": None, "what": f"GEMM {m}x{k} {k}x{n}{zeros}"}
+
+
 def bounds(mode: str, first: Measurement, ceilings: Iterable[Measurement] = ()) -> Bounds:
     """Collect what the rungs of a ladder are compared with.
 
@@ -213,7 +239,7 @@ def bounds(mode: str, first: Measurement, ceilings: Iterable[Measurement] = ()) 
     """
     gpu = gpu_of(first)
     sheet = None if gpu is None else sol.datasheet(gpu)
-    reached = [sol.ceiling(run.parameters, run.median("step_ns")) for run in ceilings if run and run.gpu is not None]
+    reached = [ceiling(run) for run in ceilings if run and run.gpu is not None]
     measured = sol.ceilings(reached, "measured on this GPU") if reached else None
     return Bounds(mode, first.parameters, sheet, measured)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def operations(sizes: Mapping[str, Any]) -> dict[str, Operation]:
         "softmax": sol.elementwise_cost("softmax", rows, numbers // rows, "fp32"),
         "chase": Operation("", 2 * walks * held, 4 * walks * (sizes["hops"] + held), "fp32"),
     }
-    return {name: cost.renamed(name) for name, cost in costs.items()}
+    return {name: dataclasses.replace(cost, name=name) for name, cost in costs.items()}
 
 
 def times(trace: Trace) -> pd.Series:
@@ -130,7 +131,7 @@ def under(run: Measurement) -> tuple[pd.DataFrame, list[Rates]]:
         return pd.DataFrame(), []
     rates = [sol.datasheet(card)]
     if all(roofs) and all(roof.gpu == run.gpu for roof in roofs):
-        reached = [sol.ceiling(roof.parameters, roof.median("step_ns")) for roof in roofs]
+        reached = [climb.ceiling(roof) for roof in roofs]
         rates.append(sol.ceilings(reached, "measured here"))
     time_ns = times(run.trace)
     costs = operations(run.parameters)

@@ -68,21 +68,8 @@ class Operation:
         """FLOPs a byte."""
         return self.flops / self.bytes if self.bytes else float("inf")
 
-    def renamed(self, name: str) -> Operation:
-        """Give the same operation another name.
 
-        Parameters
-        ----------
-        name : str
-
-        Returns
-        -------
-        Operation
-        """
-        return dataclasses.replace(self, name=name)
-
-
-def gemm_cost(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM") -> Operation:
+def gemm_cost(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM", batch: int = 1) -> Operation:
     """Cost of the product of an m x k and a k x n matrix.
 
     Parameters
@@ -90,13 +77,15 @@ def gemm_cost(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM
     m, n, k : int
     precision : str
     name : str
+    batch : int
+        How many such products.
 
     Returns
     -------
     Operation
     """
-    elements = m * k + k * n + m * n
-    return Operation(name, 2 * m * n * k, BYTES_OF[precision] * elements, precision)
+    elements = batch * (m * k + k * n + m * n)
+    return Operation(name, 2 * batch * m * n * k, BYTES_OF[precision] * elements, precision)
 
 
 def attention_cost(
@@ -223,8 +212,9 @@ _PRECISIONS = {
     "c10::Float8_e4m3fn": "fp8",
     "c10::Float8_e5m2": "fp8",
 }
-#: Bytes of masks and indices, which do no arithmetic.
-_OTHER_BYTES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
+#: Bytes of an element; masks and indices do no arithmetic.
+_SIZES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
+_SIZES |= {kind: BYTES_OF[precision] for kind, precision in _PRECISIONS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,14 +238,9 @@ class _Inputs:
     def precision(self, i: int = 0) -> str:
         return _PRECISIONS[self.types[i]]
 
-    def size(self, i: int) -> int:
-        """Give the bytes of one element of an input."""
-        kind = self.types[i]
-        return _OTHER_BYTES[kind] if kind in _OTHER_BYTES else BYTES_OF[self.precision(i)]
-
     def moved(self, i: int) -> int:
         """Give the bytes of a whole input."""
-        return self.elements(i) * self.size(i)
+        return self.elements(i) * _SIZES[self.types[i]]
 
     def numbers(self, i: int) -> list[int]:
         """Give a recorded list of numbers, such as strides."""
@@ -278,9 +263,7 @@ def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
     *same, inner, n = given.shape(right)
     if k != inner or batch != same:
         raise ValueError("shapes do not match")
-    product = gemm_cost(m, n, k, given.precision(left))
-    count = math.prod(batch)
-    return Operation("", product.flops * count, product.bytes * count, product.unit)
+    return gemm_cost(m, n, k, given.precision(left), batch=math.prod(batch))
 
 
 def _attention(given: _Inputs, q: int, causal: int) -> Operation:
@@ -306,10 +289,8 @@ def _convolution(given: _Inputs, padding: int) -> Operation:
     batch, _, *extents = given.shape(0)
     filters, _, *kernel = given.shape(1)
     results = batch * filters
-    pads = given.numbers(padding)
-    strides = given.numbers(padding + 1)
-    dilations = given.numbers(padding + 2)
-    for extent, width, pad, stride, dilation in zip(extents, kernel, pads, strides, dilations, strict=True):
+    choices = [given.numbers(padding + i) for i in range(3)]
+    for extent, width, pad, stride, dilation in zip(extents, kernel, *choices, strict=True):
         results *= (extent + 2 * pad - dilation * (width - 1) - 1) // stride + 1
     return _convolved(given, 0, results, 1)
 
@@ -328,28 +309,21 @@ def _convolved(given: _Inputs, image: int, results: int, passes: int) -> Operati
     return Operation("", 2 * passes * results * depth, passes * moved, precision)
 
 
-def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int = -1) -> Operation:
-    """One result of the largest shape, every tensor read once; a scalar costs nothing.
+def _elementwise(given: _Inputs, inputs: int, flops: int, writes: int = 1, widens: int = -1) -> Operation:
+    """Every tensor read once, and one result of the largest shape if `writes`; a scalar costs nothing.
 
-    The input `widens`, where there is one, tells whether bf16 and fp16 tensors give a result in fp32.
+    The input `widens`, where there is one, tells whether bf16 and fp16 tensors give a result in fp32. What a reduction
+    writes depends on values that may not be recorded, and is left out.
     """
     tensors = [i for i, dims in enumerate(given.dims[:inputs]) if dims]
     largest = max(given.elements(i) for i in tensors)
-    result_bytes = max(given.size(i) for i in tensors if given.types[i] in _PRECISIONS)
-    if widens >= 0 and given.is_flag(widens, "True", "1", "true"):
-        result_bytes = BYTES_OF["fp32"]
-    read = sum(given.moved(i) for i in tensors)
-    return Operation("", flops * largest, read + result_bytes * largest, "fp32")
-
-
-def _reduction(given: _Inputs) -> Operation:
-    """Read all; what is left of it depends on values that may not be recorded, and is left out."""
-    return Operation("", given.elements(0), given.moved(0), "fp32")
-
-
-def _moves(given: _Inputs, inputs: int) -> Operation:
-    """Read or write some inputs, and compute nothing."""
-    return Operation("", 0, sum(map(given.moved, range(inputs))), "fp32")
+    moved = sum(given.moved(i) for i in tensors)
+    if writes:
+        result_bytes = max(_SIZES[given.types[i]] for i in tensors if given.types[i] in _PRECISIONS)
+        if widens >= 0 and given.is_flag(widens, "True", "1", "true"):
+            result_bytes = BYTES_OF["fp32"]
+        moved += result_bytes * largest
+    return Operation("", flops * largest, moved, "fp32")
 
 
 def _embedding(given: _Inputs) -> Operation:
@@ -363,8 +337,6 @@ _RULES: Mapping[str, Callable[..., Operation]] = {
     "convolution": _convolution,
     "convolution-backward": _convolution_backward,
     "elementwise": _elementwise,
-    "reduction": _reduction,
-    "moves": _moves,
     "embedding": _embedding,
 }
 _OPERATORS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -398,8 +370,8 @@ def cost(name: str, inputs: str) -> Operation | None:
         operation = _RULES[rule["rule"]](given, **places)
         label = given.label()
     # Files are untrusted: anything but shapes has no cost.
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
     if not 0 < max(operation.flops, operation.bytes) <= _MOST:
         return None
-    return operation.renamed(f"{name} {label}")
+    return dataclasses.replace(operation, name=f"{name} {label}")

@@ -49,7 +49,6 @@ __all__ = [
     "Rates",
     "attention_cost",
     "bounds",
-    "ceiling",
     "ceilings",
     "datasheet",
     "elementwise_cost",
@@ -67,8 +66,6 @@ __all__ = [
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)
 #: Operators that multiply in TF32 where it is allowed.
 _PRODUCTS = re.compile(r"aten::(mm|bmm|addmm|baddbmm|cudnn_convolution|miopen_convolution|convolution_backward) ")
-#: How often a transfer goes through the memory.
-_TENSORS_MOVED = {"copy": 2, "triad": 3, "read": 1}
 _JUDGED = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
 
 
@@ -141,39 +138,13 @@ def datasheet(gpu: Gpu) -> Rates:
     return Rates("datasheet", tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
 
 
-def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
-    """Give the rate of one operation that was run to find a card's ceiling.
-
-    Parameters
-    ----------
-    parameters : mapping
-        Of ``nsightkit.workloads.ceilings``: ``m, n, k, precision`` of a GEMM, ``megabytes, kind`` of a transfer.
-    time_ns : float
-        Of one run.
-
-    Returns
-    -------
-    dict
-        ``unit`` (``memory`` for a transfer), ``tflops`` and ``gb_per_s``, of which one is None, and ``what`` ran.
-    """
-    if "megabytes" in parameters:
-        kind = parameters["kind"]
-        megabytes = parameters["megabytes"]
-        gb_per_s = _TENSORS_MOVED[kind] * megabytes * 10**6 / time_ns
-        return {"unit": "memory", "tflops": None, "gb_per_s": gb_per_s, "what": f"{kind} of {megabytes:,} MB"}
-    m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
-    zeros = " of zeros" if parameters.get("zeros") else ""
-    tflops = 2 * m * n * k / time_ns / 1e3
-    return {"unit": parameters["precision"], "tflops": tflops, "gb_per_s": None, "what": f"GEMM {m}x{k} {k}x{n}{zeros}"}
-
-
 def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
     """Take the best rate of each unit.
 
     Parameters
     ----------
     rows : iterable of mapping
-        From :func:`ceiling`; products of zeros are left out, as no work is like them.
+        ``unit`` (``memory`` for a transfer), ``tflops`` and ``gb_per_s``, of which one is None.
     source : str
         What was measured where and when.
 
@@ -184,9 +155,9 @@ def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
     """
     best: dict[str, float] = {"memory": float("nan")}
     for row in rows:
-        rate = row["gb_per_s"] if row["unit"] == "memory" else row["tflops"]
-        if "of zeros" not in str(row["what"]):
-            best[row["unit"]] = float(np.fmax(best.get(row["unit"], 0.0), rate))
+        unit = row["unit"]
+        rate = row["gb_per_s"] if unit == "memory" else row["tflops"]
+        best[unit] = float(np.fmax(best.get(unit, 0.0), rate))
     gb_per_s = best.pop("memory")
     return Rates(source, best, gb_per_s)
 
@@ -212,7 +183,7 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
         if not all(row["source"].startswith("measured") for row in rows):
             raise ValueError("not measured")
-        return ceilings([row | {"what": row["source"]} for row in rows], f"measured on {rows[0]['gpu']}")
+        return ceilings(rows, f"measured on {rows[0]['gpu']}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         remedy = "write one with 'nsightkit peaks --measure --format json'"
         raise TraceError(path, f"is not a list of ceilings ({error})", remedy) from error
