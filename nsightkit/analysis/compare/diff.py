@@ -52,6 +52,8 @@ _NAMED = {
     "gaps": ["cause"],
 }
 TABLES = tuple(_NAMED)
+#: Tables of captures that one table shows.
+_PARTS = {"ranges": ["ranges CPU", "ranges GPU"]}
 #: What changed by less than this share of a step does not matter.
 _LEAST_SHARE = 0.01
 
@@ -160,22 +162,20 @@ def compare(
     has_steps = all(len(capture.windows) for capture in first + second)
     was = [tables(capture) for capture in first]
     now = [tables(capture) for capture in second]
-    rows = {table: _rows(was, now, table, has_steps) for table in ("figures", "kernels", "gaps")}
-    rows["ranges"] = []
-    for clock in ("CPU", "GPU"):
-        for row in _rows(was, now, f"ranges {clock}", has_steps):
-            rows["ranges"].append(row | {"clock": clock})
     least_ns = 1.0
-    for step in rows["figures"][:1]:
-        least_ns = max(_LEAST_SHARE * max(step["before_ns"], step["after_ns"]), 1.0)
     compared = {}
     for table, named in _NAMED.items():
-        for row in rows[table]:
+        rows = []
+        for part in _PARTS.get(table, [table]):
+            rows += _rows(was, now, part, has_steps)
+        if table != "figures":
+            rows.sort(key=lambda row: -abs(row["delta_ns"]))
+        elif rows:
+            least_ns = max(_LEAST_SHARE * max(rows[0]["before_ns"], rows[0]["after_ns"]), least_ns)
+        for row in rows:
             if row["significance"] == noise.CHANGED and abs(row["delta_ns"]) < least_ns:
                 row["significance"] = noise.WITHIN_NOISE
-        if table != "figures":
-            rows[table].sort(key=lambda row: -abs(row["delta_ns"]))
-        compared[table] = pd.DataFrame(rows[table], columns=[*named, *COLUMNS])
+        compared[table] = pd.DataFrame(rows, columns=[*named, *COLUMNS])
     return Comparison(first, second, "step" if has_steps else "trace", least_ns, compared)
 
 
@@ -192,8 +192,7 @@ def _rows(before: Sequence[Capture], after: Sequence[Capture], table: str, has_s
     for number, (matched, was, now) in enumerate(pairs):
         name = (now or was)[0]
         row = {"name": name, "cause": name, "match": matched, "before_names": was, "after_names": now}
-        if table == "kernels":
-            row["category"] = category_of(name)
+        row |= {"category": category_of(name), "clock": table.rpartition(" ")[2]}
         sides = [sums[number] for sums in first], [sums[number] for sums in second]
         rows.append(row | _judged(*sides, confidence if has_steps else None))
     return rows
@@ -218,10 +217,8 @@ def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
 
 def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float | None) -> dict[str, Any]:
     """Judge a figure of both sides: the number, the total and the samples of each capture; None: it has no samples."""
-    was, now = round(before[0][1]), round(after[0][1])
-    row: dict[str, Any] = {"before_total_ns": was, "after_total_ns": now}
-    row["before_count"] = round(before[0][0])
-    row["after_count"] = round(after[0][0])
+    totals = round(before[0][1]), round(after[0][1])
+    was, now = totals
     change = noise.Change(now - was)
     if confidence is not None:
         first = [figures[2:] for figures in before]
@@ -229,17 +226,28 @@ def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float |
         change = judge(first, second, confidence)
         was, now = _median(first), _median(second)
     delta = now - was
-    row |= {"before_ns": was, "after_ns": now, "delta_ns": delta, "significance": change.word}
-    row["change"] = delta / was if was else math.nan
-    row["low_ns"] = row["high_ns"] = math.nan
-    if change.word == noise.CHANGED and change.value * delta < 0:
-        row["significance"] = noise.WITHIN_NOISE  # a few long steps lead the median another way than most go
+    low = high = math.nan
     if math.isfinite(change.high):
         # The median of differences is not quite the difference of medians: the interval holds both. Nothing loses
         # more than all it had.
-        row["low_ns"] = max(min(change.low, float(delta)), -float(was))
-        row["high_ns"] = max(change.high, float(delta))
-    return row
+        low = max(min(change.low, float(delta)), -float(was))
+        high = max(change.high, float(delta))
+    word = change.word
+    if word == noise.CHANGED and change.value * delta < 0:
+        word = noise.WITHIN_NOISE  # a few long steps lead the median another way than most go
+    return {
+        "before_count": round(before[0][0]),
+        "after_count": round(after[0][0]),
+        "before_total_ns": totals[0],
+        "after_total_ns": totals[1],
+        "before_ns": was,
+        "after_ns": now,
+        "delta_ns": delta,
+        "low_ns": low,
+        "high_ns": high,
+        "change": delta / was if was else math.nan,
+        "significance": word,
+    }
 
 
 def _median(runs: Sequence[Float]) -> int:
