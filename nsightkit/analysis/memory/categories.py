@@ -62,14 +62,13 @@ _KEPT_BY_PHASE = {
 #: Uses that a stack names in any phase; the first match decides.
 _NAMED = ("communication", "workspaces", "KV cache", "inputs", "logits")
 _Ints = npt.NDArray[np.int64]
-_Bools = npt.NDArray[np.bool_]
 _Texts = npt.NDArray[np.object_]
 
 
 # ---------------------------------------------------------------- what stacks say
 
 
-def _signs(snapshot: Snapshot) -> dict[str, _Bools]:
+def _signs(snapshot: Snapshot) -> pd.DataFrame:
     """Check which stacks carry each sign; one more at the end, for blocks without a stack, carries none."""
     texts = snapshot.frames["filename"] + "\n" + snapshot.frames["name"]
     signs = {}
@@ -81,65 +80,57 @@ def _signs(snapshot: Snapshot) -> dict[str, _Bools]:
     for sign, pattern in _AT_SITE.items():
         signs[sign][:-1] |= sites.map(re.compile(pattern).search).notna().to_numpy()
     signs["forward"] |= signs["logits"]
-    return signs
+    return pd.DataFrame(signs)
 
 
 # ---------------------------------------------------------------- categories
 
 
-def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> _Texts:
+def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Series:
     """Decide the category of each of the blocks that :func:`nsightkit.analysis.memory.blocks.held_blocks` lists."""
     events = events_of(snapshot, device)
-    stack = table["stack"].to_numpy()
     all_signs = _signs(snapshot)
-    signs = {sign: stacks[stack] for sign, stacks in all_signs.items()}
-    event_stacks = np.append(events["stack"], -1)
-    freeing_stack = event_stacks[table["free_requested"]]
-    is_zeroed = all_signs["zero_grad"][freeing_stack]
-    is_recorded = (table["first"] >= 0).to_numpy()
-    is_bare = stack < 0
+    signs = all_signs.iloc[table["stack"]].set_index(table.index)
+    freeing_stack = np.append(events["stack"], -1)[table["free_requested"]]
+    is_zeroed = all_signs["zero_grad"].to_numpy()[freeing_stack]
+    is_recorded = table["first"] >= 0
+    is_bare = table["stack"] < 0
     is_native = snapshot.frames["name"].str.contains("::", regex=False).any()
 
-    phases = list(_KEPT_BY_PHASE)
-    phase = np.select([signs[name] for name in phases], phases, "")
+    phases = signs[list(_KEPT_BY_PHASE)]
+    phase = phases.idxmax(axis=1).where(phases.any(axis=1), "")
     if not is_native and (signs["python"] & is_recorded).any():
         phase[is_recorded & is_bare] = "backward"
     is_zeroed_gradient = (phase == "backward") & is_zeroed
     is_kept = _is_kept(table, events, phase) | is_zeroed_gradient
-    kept = pd.Series(phase).map(_KEPT_BY_PHASE).to_numpy(object)
-    rules = {name: signs[name] for name in _NAMED}
-    rules["kept"] = (phase != "") & is_kept
-    rules["temporary"] = phase != ""
+    # The first rule that is true decides.
+    rules = signs[list(_NAMED)].assign(kept=(phase != "") & is_kept, temporary=phase != "")
     rules["before recording"] = ~is_recorded & is_bare
-    category = np.select(list(rules.values()), list(rules), "unknown").astype(object)
-    category = np.where(category == "kept", kept, category)
+    rules["unknown"] = True
+    category = rules.idxmax(axis=1)
+    category = category.mask(category == "kept", phase.map(_KEPT_BY_PHASE))
     # Autocast's copies are half as large as a weight; its other casts are not.
-    is_weight = np.isin(category, ["weights", "before recording"])
+    is_weight = category.isin(["weights", "before recording"])
     halves = table["requested_bytes"][is_weight] / 2
-    category[signs["cast"] & table["requested_bytes"].isin(halves)] = "autocast copies"
-    return category
+    return category.mask(signs["cast"] & table["requested_bytes"].isin(halves), "autocast copies").astype(object)
 
 
-def _is_kept(table: pd.DataFrame, events: pd.DataFrame, phase: npt.NDArray[np.str_]) -> _Bools:
+def _is_kept(table: pd.DataFrame, events: pd.DataFrame, phase: pd.Series) -> pd.Series:
     """Check what is freed only after allocations of another phase have begun, or have failed.
 
     What began before the first event outlives its phase: it survived until the recording began. Blocks that are freed
     only after an out-of-memory error would have stayed longer, so they outlive it too.
     """
-    first = table["first"].to_numpy()
-    freed = table["free_requested"].to_numpy()
-    known = np.flatnonzero((phase != "") & (first >= 0))
-    begin = first[known]
-    runs = pd.Series(phase[known])
-    is_run_begin = (runs != runs.shift()).to_numpy()
-    run_ends = np.append(begin[is_run_begin], len(events))
-    phase_end = run_ends[np.cumsum(is_run_begin)]
-    failures = np.flatnonzero(events["action"] == "oom")
-    failures = np.append(failures, len(events))
-    failure = failures[np.searchsorted(failures, begin)]
-    is_kept = first < 0
-    is_kept[known] = freed[known] >= np.minimum(phase_end, failure)
-    return is_kept
+    is_old = table["first"] < 0
+    known = table[(phase != "") & ~is_old]
+    runs = phase[known.index]
+    is_run_begin = runs != runs.shift()
+    run_ends = np.append(known["first"][is_run_begin], len(events))
+    phase_end = run_ends[is_run_begin.cumsum()]
+    failures = np.append(np.flatnonzero(events["action"] == "oom"), len(events))
+    failure = failures[np.searchsorted(failures, known["first"])]
+    outlives = known["free_requested"] >= np.minimum(phase_end, failure)
+    return is_old | outlives.reindex(table.index, fill_value=False)
 
 
 # ---------------------------------------------------------------- who allocated it
