@@ -112,7 +112,9 @@ def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Serie
     # Autocast's copies are half as large as a weight; its other casts are not.
     is_weight = category.isin(["weights", "before recording"])
     halves = table["requested_bytes"][is_weight] / 2
-    return category.mask(signs["cast"] & table["requested_bytes"].isin(halves), "autocast copies").astype(object)
+    is_copy = signs["cast"] & table["requested_bytes"].isin(halves)
+    decided: pd.Series = category.mask(is_copy, "autocast copies").astype(object)
+    return decided
 
 
 def _is_kept(table: pd.DataFrame, events: pd.DataFrame, phase: pd.Series) -> pd.Series:
@@ -130,7 +132,8 @@ def _is_kept(table: pd.DataFrame, events: pd.DataFrame, phase: pd.Series) -> pd.
     failures = np.append(np.flatnonzero(events["action"] == "oom"), len(events))
     failure = failures[np.searchsorted(failures, known["first"])]
     outlives = known["free_requested"] >= np.minimum(phase_end, failure)
-    return is_old | outlives.reindex(table.index, fill_value=False)
+    is_kept: pd.Series = is_old | outlives.reindex(table.index, fill_value=False)
+    return is_kept
 
 
 # ---------------------------------------------------------------- who allocated it

@@ -248,14 +248,14 @@ def _name(file: Path, files: Sequence[Path]) -> str:
 # ---------------------------------------------------------------- all of them
 
 
-def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Job:
+def combine(looks: Sequence[Look], lost: Sequence[dict[str, Any]] = ()) -> Job:
     """Put the ranks of a job together.
 
     Parameters
     ----------
     looks : sequence of Look
         In the order of their files, which numbers those without a known rank.
-    lost : sequence of mapping
+    lost : sequence of dict
         Traces that cannot be read: ``file, ranks, reason``.
 
     Returns

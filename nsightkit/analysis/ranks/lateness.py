@@ -105,7 +105,7 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
         units = units_of[group]
         others = units.columns.difference(list(stragglers))
         if others.empty:
-            others = units.columns.drop(rank)
+            others = units.columns.drop([rank])
         excess = _excess(rank, steps, others)
         excess_ns = float(excess.sum())
         gain_ns = _time_saved(table, [rank])
@@ -120,7 +120,7 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
         excess_of_all += excess_ns
         by_unit = units[rank].dropna()
         late = by_unit[by_unit > 0]
-        row = {
+        row: dict[str, Any] = {
             "rank": rank,
             "cause": cause,
             "late_ns": int(late_ns[rank]),
@@ -133,8 +133,8 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
         }
         rows.append(row | {"text": _text(row)})
     rows.sort(key=lambda row: (row["cause"].startswith(_HELD_UP), -row["late_ns"]))
-    gain_ns = min(_time_saved(table, list(stragglers)), excess_of_all)
-    return pd.DataFrame(rows, columns=COLUMNS), int(gain_ns)
+    gain_of_all = min(_time_saved(table, list(stragglers)), excess_of_all)
+    return pd.DataFrame(rows, columns=COLUMNS), int(gain_of_all)
 
 
 # ---------------------------------------------------------------- chance
@@ -234,7 +234,7 @@ def _held_up(table: pd.DataFrame, rank: int, group: int) -> tuple[str, int | Non
     is_here = rows["group_id"] == group
     waited = rows[~is_here].groupby(["group", "last_rank"])["wait_ns"].sum().astype("float64")
     if waited.max() >= _HELD_UP_SHARE * rows["late"][is_here].sum():
-        name, whom = waited.idxmax()
+        name, whom = waited.index[int(waited.argmax())]
         return f"{_HELD_UP} process group {name} for rank {whom}", int(waited.max())
     return "not explained", None
 
