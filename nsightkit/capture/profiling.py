@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.trace.output import require_free
+from nsightkit.trace.files import require_free
 from nsightkit.trace.programs import run
 
 __all__ = ["Captured", "choose", "parse", "separate", "split", "target", "unexpanded", "watch"]

@@ -23,9 +23,8 @@ from nsightkit.report.sides import Side, sides_of
 from nsightkit.report.tables import SECTIONS, Listing, Section, listings
 from nsightkit.safe import plain
 from nsightkit.table import column_of
-from nsightkit.trace.files import replacing
+from nsightkit.trace.files import replacing, require_free
 from nsightkit.trace.model import Trace
-from nsightkit.trace.output import require_free
 from nsightkit.version import __version__
 
 #: Of the timeline's events: with the tables, what a mail server lets through unasked, and a browser opens at once.

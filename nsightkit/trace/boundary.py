@@ -32,16 +32,7 @@ _SPAN_NS = 1 << 53
 _LIMIT_SUM = 1 << 61
 
 #: The least value of columns that are not any number.
-_LEAST = {
-    "device": -1,
-    "level": 0,
-    "parent": -1,
-    "bytes": 0,
-    "registers": 0,
-    "static_shared_bytes": 0,
-    "dynamic_shared_bytes": 0,
-    **{f"{what}_{axis}": 0 for what in ("grid", "block") for axis in "xyz"},
-}
+_LEAST = {"device": -1, "level": 0, "parent": -1, "bytes": 0}
 #: Devices of a trace. The largest machines that one process sees have 72.
 _MOST_DEVICES = 1_024
 _TIMES = {"start_ns", "end_ns"}
@@ -123,16 +114,13 @@ def converted(values: pd.Series, dtype: str) -> pd.Series:
     """
     if dtype == "category":
         return _texts(values)
-    if values.dtype == dtype:
+    if values.dtype == dtype or (len(values) and not is_integer_dtype(values)):
         return values
-    if not len(values):
-        return pd.Series(dtype=dtype)
-    low, high = 0, 1
-    if dtype != "bool":
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    if values.hasnans or not is_integer_dtype(values) or values.min() < low or values.max() > high:
-        return values
-    return values.astype(np.dtype(dtype))
+    with contextlib.suppress(TypeError, ValueError):  # missing values
+        numbers = values.astype(np.dtype(dtype))
+        if (numbers == values).all():
+            return numbers
+    return values
 
 
 def on_clock(path: _Path, moment_ns: int) -> int:
@@ -211,20 +199,22 @@ def _problem(column: str, values: pd.Series, dtype: str, size: int) -> str | Non
     if column in _TIMES:
         is_time = values.min() > -_LIMIT_NS and values.max() < _LIMIT_NS
         return None if is_time else "is outside the range of times"
-    least = _LEAST.get(column)
-    if least is None:
-        return None
-    numbers = values.to_numpy()
-    low, high = int(numbers.min()), int(numbers.max())
-    if low < least:
-        return f"holds {low}, less than {least}"
+    return _problem_of_numbers(column, values.to_numpy()) if column in _LEAST else None
+
+
+def _problem_of_numbers(column: str, numbers: npt.NDArray[Any]) -> str | None:
+    """What is wrong with a column that does not hold just any numbers."""
+    low = int(numbers.min())
+    high = int(numbers.max())
+    if low < _LEAST[column]:
+        return f"holds {low}, less than {_LEAST[column]}"
     if column == "device" and high >= _MOST_DEVICES and len(np.unique(numbers)) > _MOST_DEVICES:
         return f"names more than {_MOST_DEVICES:,} devices"
-    if column in _ROWS and high >= size:
-        return f"holds {high}, in a table of {size:,} rows"
+    if column in _ROWS and high >= len(numbers):
+        return f"holds {high}, in a table of {len(numbers):,} rows"
     if column == "parent" and _has_circle(numbers):
         return "goes in a circle"
-    if column == "bytes" and high * size >= _LIMIT_SUM and numbers.sum(dtype=np.float64) >= _LIMIT_SUM:
+    if column == "bytes" and numbers.sum(dtype=np.float64) >= _LIMIT_SUM:
         return "adds up to more than 64 bits hold"
     return None
 
@@ -252,8 +242,7 @@ def _problem_of_durations(starts: pd.Series, ends: pd.Series) -> str | None:
     early = end < start
     if early.any():
         return f"is before start_ns in {int(early.sum()):,} rows, first in row {int(early.argmax())}"
-    longest = int(end.max()) - int(start.min())
-    if longest * len(start) >= _LIMIT_SUM and (end - start).sum(dtype=np.float64) >= _LIMIT_SUM:
+    if end.sum(dtype=np.float64) - start.sum(dtype=np.float64) >= _LIMIT_SUM:
         return "makes durations that add up to more than 64 bits hold"
     return None
 

@@ -21,9 +21,8 @@ import pandas as pd
 
 from nsightkit.safe import json_text
 from nsightkit.trace.clean import clean
-from nsightkit.trace.files import replacing
+from nsightkit.trace.files import replacing, require_free
 from nsightkit.trace.model import TIME_COLUMNS, Trace
-from nsightkit.trace.output import require_free
 
 __all__ = ["write"]
 

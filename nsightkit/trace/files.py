@@ -1,4 +1,4 @@
-"""Files: written so that one is the old one or the whole new one; and how to read big ones with the memory there is."""
+"""Files: where a result may be written, and so that it is the old one or the whole new one; folders of one user."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from typing import BinaryIO
 from nsightkit.errors import TraceError, UsageError, reading
 
 __all__ = [
-    "available_bytes",
     "drafted",
     "is_private",
+    "is_taken",
     "make_private",
     "remove_folder",
     "replacing",
+    "require_free",
     "require_regular",
     "uncollected",
     "user_cache",
@@ -48,6 +49,40 @@ def require_regular(path: str | os.PathLike[str]) -> None:
         raise TraceError(path, "is a folder", "give a file")
     if not stat.S_ISREG(mode):
         raise TraceError(path, "is not a regular file", "give a file that holds the data itself")
+
+
+def require_free(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Raise UsageError unless a file may be written there.
+
+    Parameters
+    ----------
+    path : path-like
+    overwrite : bool
+        An existing file may be replaced. A folder, a link or a device never is.
+    """
+    path = Path(path)
+    if not is_taken(path):
+        return
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder; give a file name")
+    if not path.is_file():
+        raise UsageError(f"{path}: is not a regular file; give another name")
+    if not overwrite:
+        raise UsageError(f"{path}: exists; give another name or --overwrite")
+
+
+def is_taken(path: Path) -> bool:
+    """Whether a result would replace something; raises UsageError for a link, and where nothing can be.
+
+    Parameters
+    ----------
+    path : Path
+    """
+    if not os.path.isdir(path.absolute().parent):  # noqa: PTH112 - a name that is too long is an error of the writer
+        raise UsageError(f"{path}: its folder does not exist; make it first")
+    if os.path.islink(path):  # noqa: PTH114
+        raise UsageError(f"{path}: is a link; give another name")
+    return os.path.lexists(path)
 
 
 @contextmanager
@@ -133,17 +168,13 @@ def user_secret() -> bytes:
         The folder is not private, or the key cannot be written.
     """
     folder = user_cache()
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    state = folder.lstat()
-    if stat.S_ISDIR(state.st_mode) and _is_ours(state):
-        folder.chmod(0o700)  # it may have been created with the default mode
+    folder.parent.mkdir(0o700, parents=True, exist_ok=True)
     make_private(folder)
     file = folder / "key"
-    with suppress(OSError):
-        state = file.lstat()
-        open_to_others = os.name == "posix" and state.st_mode & 0o077
-        if _is_plain(state) and state.st_size == _SECRET_BYTES and not open_to_others:
-            return file.read_bytes()
+    with suppress(FileNotFoundError):
+        secret = file.read_bytes()
+        if len(secret) == _SECRET_BYTES:
+            return secret
     with replacing(file) as stream:
         Path(stream.name).chmod(0o600)
         stream.write(secrets.token_bytes(_SECRET_BYTES))
@@ -166,8 +197,9 @@ def is_private(folder: str | os.PathLike[str]) -> bool:
         state = Path(folder).lstat()
     except OSError:
         return False
-    shared = os.name == "posix" and state.st_mode & 0o022
-    return stat.S_ISDIR(state.st_mode) and _is_ours(state) and not shared
+    if os.name == "posix" and (state.st_mode & 0o022 or state.st_uid != os.geteuid()):
+        return False
+    return stat.S_ISDIR(state.st_mode)
 
 
 def make_private(folder: str | os.PathLike[str]) -> None:
@@ -189,7 +221,7 @@ def make_private(folder: str | os.PathLike[str]) -> None:
 
 
 def remove_folder(folder: str | os.PathLike[str], names: re.Pattern[str]) -> None:
-    """Remove a private folder if it contains only this user's regular files with matching names.
+    """Remove a private folder if it contains only regular files with matching names.
 
     Parameters
     ----------
@@ -203,31 +235,8 @@ def remove_folder(folder: str | os.PathLike[str], names: re.Pattern[str]) -> Non
     with suppress(OSError):
         files = list(folder.iterdir())
         for file in files:
-            if not (names.fullmatch(file.name) and _is_plain(file.lstat())):
+            if not (names.fullmatch(file.name) and stat.S_ISREG(file.lstat().st_mode)):
                 return
         for file in files:
             file.unlink()
         folder.rmdir()
-
-
-def _is_ours(state: os.stat_result) -> bool:
-    return os.name != "posix" or state.st_uid == os.geteuid()
-
-
-def _is_plain(state: os.stat_result) -> bool:
-    """Check the result of lstat: a regular file of this user."""
-    return stat.S_ISREG(state.st_mode) and _is_ours(state)
-
-
-def available_bytes() -> int:
-    """Memory that this process can still get; without a limit where the system does not say."""
-    available = sys.maxsize
-    with suppress(OSError):
-        free = re.search(r"(?m)^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text("ascii"))
-        if free:
-            available = int(free[1]) * 1024
-    with suppress(OSError):
-        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
-        if limit.isdecimal():
-            available = min(available, int(limit))
-    return available

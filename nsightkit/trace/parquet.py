@@ -100,7 +100,6 @@ def read_table(path: str | os.PathLike[str], columns: list[str]) -> pa.Table:
     ----------
     path : path-like
     columns : list of str
-        Other types than numbers, booleans, times and text are refused.
 
     Returns
     -------
@@ -112,30 +111,26 @@ def read_table(path: str | os.PathLike[str], columns: list[str]) -> pa.Table:
     TraceError
         The path is not a regular file, or the file expands to too much.
     ValueError
-        The file is damaged or has columns of other types. pyarrow's own errors pass through.
+        The file is damaged, or has columns of other types than numbers, booleans, times and text. pyarrow's own errors
+        pass through.
     """
     require_regular(path)
     with pa.OSFile(os.fspath(path)) as opened:
         schema = pq.ParquetFile(opened).schema_arrow
-        texts = [field.name for field in schema if _is_text(field.type)]
-        numbers = [field.name for field in schema if _is_number(field.type)]
-        for name in columns:
-            if name not in texts and name not in numbers:
-                raise ValueError(f"column {name} is missing or has an unsupported type")
-        _require_proportion(Path(path), tuple(texts + numbers))
+        if not set(columns).issubset(schema.names) or len(set(schema.names)) < len(schema):
+            raise ValueError("a column is missing, or twice there")
+        texts = []
+        for field in schema:
+            if _is_text(field.type):
+                texts.append(field.name)
+            elif not (pa.types.is_primitive(field.type) or pa.types.is_null(field.type)):
+                raise ValueError(f"column {field.name} has an unsupported type")
+        _require_proportion(Path(path), len(schema))
         opened.seek(0)
         table = pq.ParquetFile(opened, read_dictionary=texts).read(columns, use_threads=False)
-    for name in columns:
-        if name in texts:
-            _require_texts(table[name])
+    for name in set(columns).intersection(texts):
+        _require_texts(table[name])
     return table.select(columns).replace_schema_metadata()
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    types = pa.types
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
-        return True
-    return bool(types.is_temporal(kind) or types.is_null(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -155,11 +150,11 @@ def _require_texts(column: pa.ChunkedArray) -> None:
 # -- expanded size ----------------------------------------------------------------------------------------------
 
 
-def _require_proportion(path: Path, readable: tuple[str, ...]) -> None:
-    """Refuse a file that expands out of proportion."""
+def _require_proportion(path: Path, columns: int) -> None:
+    """Refuse a file that expands out of proportion, or has not so many columns everywhere."""
     state = path.stat()
     try:
-        unpacked = _unpacked(path, readable, state.st_size, state.st_mtime_ns, state.st_ino)
+        unpacked = _unpacked(path, columns, state.st_size, state.st_mtime_ns, state.st_ino)
     except KeyError as error:
         raise ValueError("the footer or a page header lacks a field") from error
     if unpacked > _SMALL_BYTES + _RATIO * state.st_size:
@@ -168,28 +163,25 @@ def _require_proportion(path: Path, readable: tuple[str, ...]) -> None:
 
 
 @functools.lru_cache(maxsize=256)  # callers read a table a few columns at a time
-def _unpacked(path: Path, columns: tuple[str, ...], size: int, *_content: int) -> int:
-    """Count the bytes that some columns take in memory; check that footer and pages agree.
+def _unpacked(path: Path, columns: int, size: int, *_content: int) -> int:
+    """Count the bytes that all columns take in memory; check that footer and pages agree.
 
     A file whose `size` or content (time and inode stand for it) is another is counted again.
     """
     with path.open("rb") as stream:
-        schema = pq.ParquetFile(stream).schema
-        names = [schema.column(place).path for place in range(len(schema))]
-        if len(set(names)) < len(names):
-            raise ValueError("two columns have the same name")
         footer = _footer(stream)
         rows = packed = unpacked = 0
         for group in footer[_FOOTER_GROUPS]:
             rows += group[_GROUP_ROWS]
-            for name, chunk in zip(names, group[_GROUP_CHUNKS], strict=True):
-                if name in columns:
-                    column = chunk[_CHUNK_COLUMN]
-                    packed += column[_COLUMN_PACKED]
-                    # Columns that share bytes would have the same pages counted again and again.
-                    if packed > size:
-                        raise ValueError("columns overlap")
-                    unpacked += _pages(stream, column, group[_GROUP_ROWS])
+            if len(group[_GROUP_CHUNKS]) != columns:
+                raise ValueError("a row group has another number of columns")
+            for chunk in group[_GROUP_CHUNKS]:
+                column = chunk[_CHUNK_COLUMN]
+                packed += column[_COLUMN_PACKED]
+                # Columns that share bytes would have the same pages counted again and again.
+                if packed > size:
+                    raise ValueError("columns overlap")
+                unpacked += _pages(stream, column, group[_GROUP_ROWS])
     if rows != footer[_FOOTER_ROWS]:
         raise ValueError("the footer has inconsistent row counts")
     return unpacked + rows * _ROW_BYTES

@@ -30,6 +30,7 @@ from nsightkit.trace.clean import clean
 from nsightkit.trace.files import (
     drafted,
     is_private,
+    is_taken,
     make_private,
     remove_folder,
     replacing,
@@ -38,7 +39,6 @@ from nsightkit.trace.files import (
     user_secret,
 )
 from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
-from nsightkit.trace.output import is_taken
 from nsightkit.trace.parquet import read_table, schema_names
 
 __all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "require_free", "write"]
@@ -250,20 +250,14 @@ def _version() -> str:
 
 
 def _content_key(path: Path, reader: str) -> str:
-    """Key of a file's content: when it was written, its size, ends and 512 blocks between.
+    """Key of a file's content: which file it is, how long, and when it was written and changed.
 
-    Every write to an SQLite file changes its header, which is among them. Reading all of a large file would
-    cost more than the answers do. The user's secret keeps an archive from bringing a cache that we would trust. The
-    change time (ctime) keeps out a cache that the user once shared and got back modified.
+    The user's secret keeps an archive from bringing a cache that we would trust. The change time (ctime) keeps out a
+    cache that the user once shared and got back modified.
     """
-    digest = hashlib.blake2b(f"{reader} {_version()}".encode(), digest_size=16, key=user_secret())
     state = path.stat()
-    digest.update(f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}".encode())
-    with path.open("rb") as stream:
-        for at in np.linspace(0, max(state.st_size - 4096, 0), 512).astype(np.int64).tolist():
-            stream.seek(at)
-            digest.update(stream.read(4096))
-    return digest.hexdigest()
+    facts = (reader, _version(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16, key=user_secret()).hexdigest()
 
 
 def cache_folder(path: str | os.PathLike[str]) -> Path | None:
@@ -284,11 +278,10 @@ def cache_folder(path: str | os.PathLike[str]) -> Path | None:
     beside = path.with_name(path.name + ".nsightkit-cache")
     named = user_cache() / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
     for folder in (beside, named):
-        if os.path.lexists(folder):
-            usable = is_private(folder) and os.access(folder, os.R_OK | os.W_OK | os.X_OK)
-        else:
-            usable = os.access(folder.parent, os.W_OK | os.X_OK)
-        if usable:
+        is_there = os.path.lexists(folder)
+        if is_there and not is_private(folder):
+            continue
+        if os.access(folder if is_there else folder.parent, os.R_OK | os.W_OK | os.X_OK):
             return folder
     return None
 
@@ -303,9 +296,8 @@ def _content_folder(path: Path, reader: str) -> Path | None:
         folder = cache / key
         if os.path.lexists(folder) and not is_private(folder):
             return None
-        stale = [entry for entry in cache.iterdir() if entry.name != key] if cache.exists() else []
-        for entry in stale:
-            if _CONTENT.fullmatch(entry.name):
+        for entry in cache.iterdir() if cache.exists() else ():
+            if entry.name != key and _CONTENT.fullmatch(entry.name):
                 remove_folder(entry, _CONTENT_FILES)
         return folder
     return None
