@@ -368,15 +368,8 @@ class _CleanSource:
 # ---------------------------------------------------------------- memory snapshots
 
 
-#: What PyTorch's own pages read of a snapshot, beside stacks.
+#: What is kept of a frame.
 _FRAME = ("filename", "line", "name")
-_SEGMENT = (
-    "device address total_size allocated_size active_size requested_size stream segment_type segment_pool_id"
-    " is_expandable"
-)
-_BLOCK = "address size requested_size state"
-_EVENT = "action addr size stream time_us device_free pool_id user_metadata category compile_context"
-_ANNOTATION = "device time_us name stage"
 
 
 def clean_snapshot(taken: Mapping[str, Any]) -> dict[str, Any]:
@@ -393,15 +386,11 @@ def clean_snapshot(taken: Mapping[str, Any]) -> dict[str, Any]:
         Of the same shape. Equal frames and stacks are one object each, which makes the file small.
     """
     copy = _SnapshotCopy()
-    segments = []
-    for segment in taken["segments"]:
-        blocks = copy.rows(segment["blocks"], _BLOCK)
-        segments += [{**row, "blocks": blocks} for row in copy.rows([segment], _SEGMENT)]
     return {
-        "segments": segments,
-        "device_traces": [copy.rows(trace, _EVENT) for trace in taken["device_traces"]],
+        "segments": copy.rows(taken["segments"]),
+        "device_traces": list(map(copy.rows, taken["device_traces"])),
         "allocator_settings": copy.cleaner.value(taken["allocator_settings"]),
-        "external_annotations": copy.rows(taken.get("external_annotations", ()), _ANNOTATION),
+        "external_annotations": copy.rows(taken.get("external_annotations", ())),
     }
 
 
@@ -412,12 +401,17 @@ class _SnapshotCopy:
         self.cleaner = TextCleaner(_this_machine())
         self._equal: dict[Any, Any] = {}
 
-    def rows(self, rows: Iterable[Mapping[str, Any]], keys: str) -> list[dict[str, Any]]:
+    def rows(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         copies = []
         for row in rows:
-            copy = {key: self.cleaner.value(row[key]) for key in keys.split() if key in row}
-            if "frames" in row:
-                copy["frames"] = self._stack(row["frames"])
+            copy: dict[str, Any] = {}
+            for key, value in row.items():
+                if key == "frames":
+                    copy[key] = self._stack(value)
+                elif key == "blocks":
+                    copy[key] = self.rows(value)
+                else:
+                    copy[key] = self.cleaner.value(value)
             copies.append(copy)
         return copies
 

@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
@@ -119,7 +118,7 @@ _RENAMED = {
     **_COLLECTIVE,
     "external_id": "External id",
     "registers": "registers per thread",
-    "shared_bytes": "shared memory",
+    "dynamic_shared_bytes": "shared memory",
     "graph_node": "graph node id",
     "collective_sequence": "Seq",
     "sequence": "Sequence number",
@@ -138,7 +137,7 @@ class _Args(msgspec.Struct, rename=_RENAMED, frozen=True, gc=False):
     correlation: Any = 0
     external_id: Any = 0
     registers: Any = 0
-    shared_bytes: Any = 0  # static and dynamic
+    dynamic_shared_bytes: Any = 0  # and static
     graph_node: Any = 0
     bytes: Any = 0
     sequence: Any = -1
@@ -293,18 +292,16 @@ def _documents(path: _Path) -> Iterator[_Document]:
 # --- from documents to columns -------------------------------------------------------------------------------------
 
 
-class _Numbering(collections.defaultdict[Any, int]):
-    """Numbers distinct things in the order of their first appearance."""
+def _numbering() -> dict[Any, int]:
+    """Number distinct things in the order of their first appearance."""
+    return collections.defaultdict(itertools.count().__next__)
 
-    def __init__(self) -> None:
-        super().__init__(itertools.count().__next__)
 
-    def codes(self, things: Iterable[Any]) -> _Ints:
-        return np.fromiter(map(self.__getitem__, things), np.int64)
-
-    def texts(self, codes: Any, text: Callable[[Any], str]) -> pd.Categorical:
-        """Make a column of texts of a column of codes."""
-        return categorical(np.asarray(codes), list(map(text, self)))
+def _texts(codes: Any, things: Iterable[Any], text: Callable[[Any], str]) -> pd.Categorical:
+    """Make a column of texts of the numbers of things."""
+    used, numbers = pd.factorize(codes)
+    known = list(things)
+    return categorical(used, [text(known[number]) for number in numbers])
 
 
 @functools.lru_cache(1 << 16)
@@ -315,59 +312,59 @@ def _table_of(category: str) -> str | None:
     return _CATEGORIES.get(lower)
 
 
-def _things(column: str, events: list[_Event]) -> Iterable[Any]:
-    """What a column of numbers of distinct things is made of, of each event: tuples where several members make it."""
-    if column == "collective":
-        return ["" if event.args.collective is None else _collective(event.args) for event in events]
-    parts = []
-    for member in _MEMBERS[column]:
-        part = map(operator.attrgetter(member), events)
-        parts.append(part if column in _ON_CPU else map(bytes, part))
-    return zip(*parts, strict=True) if len(parts) > 1 else parts[0]
-
-
-def _collective(args: _Args) -> str:
-    """Describe the collective that a kernel or an operator belongs to, as JSON."""
+def _collective(event: _Event) -> str:
+    """Describe the collective that a kernel or an operator belongs to, as JSON; "" for none."""
+    if event.args.collective is None:
+        return ""
     known = {}
     for field, name in _COLLECTIVE.items():
-        value = getattr(args, field)
+        value = getattr(event.args, field)
         if value is not None:
             known[name] = value
     return json.dumps(known, separators=(",", ":"))
 
 
-#: Columns of numbers, and the members of an event's args that they are.
-_ON_GPU = {"device": "device", "stream": "stream", "correlation": "correlation"}
+def _kernel(event: _Event) -> bytes:
+    return bytes(event.args.kernel)
+
+
+def _sizes(event: _Event) -> tuple[bytes, bytes]:
+    return bytes(event.args.grid), bytes(event.args.block)
+
+
+def _inputs(event: _Event) -> tuple[bytes, bytes, bytes]:
+    args = event.args
+    return bytes(args.input_dims), bytes(args.input_types), bytes(args.input_values)
+
+
+#: Columns of numbers: what of an event's args they are.
+_ON_GPU = ("device", "stream", "correlation")
 _NUMBERS = {
-    "kernels": {
-        **_ON_GPU,
-        "registers": "registers",
-        "dynamic_shared_bytes": "shared_bytes",
-        "graph_node": "graph_node",
-        "sequence": "collective_sequence",
-        "external_id": "external_id",
-    },
-    "memops": {**_ON_GPU, "bytes": "bytes", "graph_node": "graph_node"},
+    "kernels": (
+        *_ON_GPU,
+        "registers",
+        "dynamic_shared_bytes",
+        "graph_node",
+        "collective_sequence",
+        "external_id",
+    ),
+    "memops": (*_ON_GPU, "bytes", "graph_node"),
     "syncs": _ON_GPU,
-    "calls": {"correlation": "correlation"},
-    "ops": {
-        "correlation": "external_id",
-        "sequence": "sequence",
-        "forward_thread": "forward_thread",
-        "collective_sequence": "collective_sequence",
-    },
+    "calls": ("correlation",),
+    "ops": ("external_id", "sequence", "forward_thread", "collective_sequence"),
 }
 #: Old versions say the device by the process only, and the stream by the thread.
 _INSTEAD = {"device": operator.attrgetter("pid"), "stream": operator.attrgetter("tid")}
-#: Columns of anything else, which are numbers of distinct things until all things are known, and what these are of.
-_ON_CPU = ("thread", "name")
-_MEMBERS = {
-    "thread": ("pid", "tid"),
-    "name": ("name",),
-    "kernel": ("args.kernel",),
-    "sizes": ("args.grid", "args.block"),
-    "inputs": ("args.input_dims", "args.input_types", "args.input_values"),
+#: Columns of anything else, which are numbers of distinct things until all things are known, and these things.
+_MADE_OF: dict[str, Callable[[_Event], Any]] = {
+    "thread": operator.attrgetter("pid", "tid"),
+    "name": operator.attrgetter("name"),
+    "kernel": _kernel,
+    "sizes": _sizes,
+    "inputs": _inputs,
+    "collective": _collective,
 }
+_ON_CPU = ("thread", "name")
 _THINGS = {
     "kernels": ("name", "sizes", "collective"),
     "memops": ("name",),
@@ -391,8 +388,8 @@ class _Reader:
         self._is_old = False
         self._whole_us = True
         self._thread_names: dict[int, str] = {}  # by code of the thread
-        self._numberings = collections.defaultdict[Any, _Numbering](_Numbering)
-        self._numberings["collective"].codes([""])  # its code is 0
+        self._numbers = {thing: _numbering() for thing in _MADE_OF}
+        self._numbers["collective"][""]  # is 0
         self._parts = collections.defaultdict[str, list[dict[str, _Ints]]](list)  # columns by table
 
     def add(self, document: _Document) -> None:
@@ -422,7 +419,7 @@ class _Reader:
                 elif event.pid == _OLD_PROFILER:
                     self._is_old = True
             elif event.ph == "M" and event.name == "thread_name":
-                thread = self._numberings["thread"][event.pid, event.tid]
+                thread = self._numbers["thread"][event.pid, event.tid]
                 self._thread_names[thread] = _text(event.args.name).strip()
         for table, of_table in rows.items():
             if of_table:
@@ -440,20 +437,16 @@ class _Reader:
         self._whole_us = self._whole_us and not (start % 1000).any()
         columns = {"start_ns": start, "end_ns": start + np.maximum(duration, 0)}
         arguments = [event.args for event in events]
-        for column, member in _NUMBERS.get(table, {}).items():
-            values = list(map(operator.attrgetter(member), arguments))
+        for column in _NUMBERS.get(table, ()):
+            values = list(map(operator.attrgetter(column), arguments))
             if column in _INSTEAD and None in values:
                 places = map(_INSTEAD[column], events)
                 values = [place if value is None else value for value, place in zip(values, places, strict=True)]
             columns[column] = _integers(values, NEUTRAL.get(column, 0))
         for column in _THINGS[table]:
-            columns[column] = self._numbering(table, column).codes(_things(column, events))
+            number = self._numbers[column].__getitem__
+            columns[column] = np.fromiter(map(number, map(_MADE_OF[column], events)), np.int64)
         self._parts[table].append(columns)
-
-    def _numbering(self, table: str, column: str) -> _Numbering:
-        """Threads and collectives are numbered together for all tables."""
-        shared = column in ("thread", "collective")
-        return self._numberings[column if shared else (table, column)]
 
     # --- from columns to tables ---
 
@@ -466,12 +459,11 @@ class _Reader:
             if self._is_old:
                 problem = "is an export of torch.autograd.profiler before PyTorch 1.8.1, which records no kernels"
             raise TraceError(self._path, problem, _REMEDY)
-        threads = _thread_ids(self._numberings["thread"])
+        threads = _thread_ids(self._numbers["thread"])
         frames = self._frames(threads)
         self._leave_out_clamped(frames)
         window_ns = _window(frames.pop("captures", None))
-        if "kernels" in frames and "ops" in frames:
-            _describe(frames["kernels"], frames["ops"])
+        _describe(frames)
         for table, frame in frames.items():
             self._spell_out(table, frame)
         _give_processes(frames)
@@ -508,7 +500,7 @@ class _Reader:
     def _spell_out(self, table: str, frame: pd.DataFrame) -> None:
         """Replace numbers of things by their texts."""
         if table == "kernels":
-            sizes = np.array(list(map(_six, self._numbering(table, "sizes")))).reshape(-1, len(_SIZES))
+            sizes = np.array(list(map(_six, self._numbers["sizes"]))).reshape(-1, len(_SIZES))
             frame[_SIZES] = sizes[frame["sizes"]]
         if table == "ranges":
             frame["kind"] = categorical(np.zeros(len(frame), np.int8), ["annotation"])
@@ -516,7 +508,7 @@ class _Reader:
             frame["level"], frame["parent"] = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance_ns)
         codes = frame.copy(deep=False)
         for column, (thing, text) in _TEXTS.get(table, _NAMES).items():
-            frame[column] = self._numbering(table, thing).texts(codes[thing], text)
+            frame[column] = _texts(codes[thing], self._numbers[thing], text)
 
     def _meta(self, frames: dict[str, pd.DataFrame]) -> TraceMeta:
         head = self._head
@@ -543,10 +535,18 @@ class _Reader:
         )
 
 
-def _describe(kernels: pd.DataFrame, operators: pd.DataFrame) -> None:
+def _describe(frames: dict[str, pd.DataFrame]) -> None:
     """Complete the kernels' descriptions of their collectives by those of the operators that launched them."""
-    announcing = operators[(operators["collective"] > 0) & (operators["correlation"] > 0)]
-    announcing = announcing.drop_duplicates("correlation", keep="last").set_index("correlation")
+    operators = frames.get("ops")
+    kernels = frames.get("kernels")
+    if operators is not None:
+        operators["correlation"] = operators["external_id"]
+    if kernels is not None:
+        kernels["sequence"] = kernels["collective_sequence"]
+    if operators is None or kernels is None:
+        return
+    announcing = operators[(operators["collective"] > 0) & (operators["external_id"] > 0)]
+    announcing = announcing.drop_duplicates("external_id", keep="last").set_index("external_id")
     for column, announced, absent in (("collective", "collective", 0), ("sequence", "collective_sequence", -1)):
         values = kernels["external_id"].map(announcing[announced]).fillna(absent).astype("int64")
         kernels[column] = kernels[column].where(kernels[column] != absent, values)
@@ -583,7 +583,7 @@ def _private(head: _Document) -> dict[str, str]:
 
 def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
     """``process << 24 | tid`` of every (pid, tid); -1 is the profiler itself. Names get numbers that nothing has."""
-    unnamed = _Numbering()
+    unnamed = _numbering()
     ids = []
     for code, (pid, tid) in enumerate(places):
         process = _int(pid, -2 - unnamed[pid], -1, 1 << 38)
@@ -604,10 +604,6 @@ def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
 
 # --- values --------------------------------------------------------------------------------------------------------
 
-#: Of the text of a number: microseconds of up to 146 years, some exporters' in quotes.
-_MICROSECONDS = r'^"?(?P<us>-?[0-4]?\d{1,15}(?:\.\d{1,17})?)"?$'
-
-
 def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
     """Nanoseconds of JSON numbers in microseconds, exactly, and a mask of the valid ones.
 
@@ -615,11 +611,7 @@ def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
     """
     us = _thousandths(raw)
     if len(us) != len(raw):
-        texts = [str(number, "utf-8", "replace") for number in raw]
-        us = _decimals(texts)
-        if us.null_count:
-            us = _decimals(list(map(_without_exponent, texts)))
-        us = pc.round(us, 3).cast(pa.decimal128(33, 3))
+        us = pa.array(list(map(_decimal, raw)), _US)
     # Each decimal is stored as a whole number of its last digit, in two halves of 64 bits.
     halves = np.frombuffer(us.buffers()[1], np.int64, 2 * len(us))
     ns = halves[::2]
@@ -628,10 +620,11 @@ def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
 
 
 #: How Arrow reads a number a line; of several parsers the fastest.
+_US = pa.decimal128(38, 3)
 _ONE_NUMBER_A_LINE = (
     pacsv.ReadOptions(column_names=["us"], use_threads=False, block_size=CHUNK_BYTES),
     pacsv.ParseOptions(ignore_empty_lines=False),
-    pacsv.ConvertOptions(column_types={"us": pa.decimal128(38, 3)}, null_values=["", "null"], strings_can_be_null=True),
+    pacsv.ConvertOptions(column_types={"us": _US}, null_values=["", "null"], strings_can_be_null=True),
 )
 
 
@@ -643,19 +636,13 @@ def _thousandths(raw: list[msgspec.Raw]) -> Any:
     return ()
 
 
-def _decimals(texts: list[str]) -> Any:
-    return pc.struct_field(pc.extract_regex(pa.array(texts, pa.string()), _MICROSECONDS), "us").cast(
-        pa.decimal128(33, 17)
-    )
-
-
-def _without_exponent(text: str) -> str:
-    """Write out 1.5e+09, as C++ prints by default; any other text as it is."""
-    with contextlib.suppress(decimal.InvalidOperation):
-        number = decimal.Decimal(text)
-        if number.is_finite() and abs(number.adjusted()) < len(str(_BEYOND_NS)):
-            return f"{number:f}"
-    return text
+def _decimal(raw: msgspec.Raw) -> decimal.Decimal | None:
+    """Any number of microseconds, also in quotes or with an exponent, to three decimals; None where it is no time."""
+    with contextlib.suppress(UnicodeDecodeError, decimal.InvalidOperation):
+        us = decimal.Decimal(str(raw, "utf-8").strip('"'))
+        if abs(us) * 1000 < _BEYOND_NS:  # an error where it is not a number
+            return us.quantize(decimal.Decimal("0.001"))
+    return None
 
 
 def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
@@ -703,13 +690,17 @@ def _six(sizes: tuple[bytes, bytes]) -> list[int]:
 
 
 def _inputs_text(parts: tuple[bytes, ...]) -> str:
-    """Give an operator's inputs as one JSON text, however the file spaces them; "" where none are recorded."""
+    """Give an operator's inputs as one JSON text; "" where none are recorded."""
     if not any(parts):
         return ""
-    try:
-        return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":"))
-    except (ValueError, RecursionError):  # a number no Python takes; what its inputs were does not matter then
-        return ""
+    texts = [str(part or b"[]", "utf-8", "replace") for part in parts]
+    return f"[{','.join(texts)}]"
+
+
+#: Template arguments without any in them, how often they nest, and how long a name is looked at.
+_INNERMOST = re.compile("<[^<>]*>")
+_DEEPEST = 20
+_LONGEST = 10_000
 
 
 def short_kernel_name(name: str) -> str:
@@ -725,25 +716,11 @@ def short_kernel_name(name: str) -> str:
     str
         ``reduce_kernel``
     """
-    text = _without_arguments(name.replace("(anonymous namespace)", "").replace("operator()", "operator"))
+    text = name[:_LONGEST].replace("(anonymous namespace)", "").replace("operator()", "operator")
+    for _ in range(_DEEPEST):
+        text = _INNERMOST.sub("", text)
     words = re.split("[<(]", text)[0].split()  # a remaining "<" belongs to a name cut short
-    if not words:
-        return name
-    return words[-1].rsplit("::", 1)[-1] or name
-
-
-def _without_arguments(text: str) -> str:
-    """Drop template arguments: everything between matching angle brackets."""
-    kept: list[str] = []
-    opened: list[int] = []  # of each "<" without its ">", its place in `kept`
-    for piece in re.split("([<>])", text):
-        if piece == ">" and opened:
-            del kept[opened.pop() :]
-            continue
-        if piece == "<":
-            opened.append(len(kept))
-        kept.append(piece)
-    return "".join(kept)
+    return words[-1].rpartition("::")[2] if words else name
 
 
 def _sync_kind(name: str) -> str:

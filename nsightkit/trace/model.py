@@ -317,8 +317,7 @@ class Trace:
         return self.table(name)
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{t} {self.size(t):,}" for t in TABLES if self.recorded(t) and self.size(t))
-        return f"<Trace {self.path or ''} by {self.meta.tool} {self.meta.tool_version or ''}: {sizes or 'no events'}>"
+        return f"<Trace {self.path or ''} by {self.meta.tool} {self.meta.tool_version or ''}>"
 
 
 class FrameSource:

@@ -44,6 +44,8 @@ _SOURCES = _FACTS["sources"]
 _LABELS = _FACTS["labels"]
 _LABELS |= dict.fromkeys(("srcKind", "dstKind", "memKind"), _LABELS["memory"])
 
+#: All tables that are read.
+_READ = {*_SOURCES, *_FACTS["identify"], *_FACTS["details"]}
 _NVTX = "NVTX_EVENTS"
 _SAMPLES = "COMPOSITE_EVENTS"
 _WAITS = "MPI_START_WAIT_EVENTS"
@@ -120,7 +122,7 @@ class NsysSource:
     def _chosen(self, source: str) -> Rows | None:
         """The rows of a table that are events of ours; None for all."""
         rows = _SOURCES[source].get("rows")
-        if rows is None or rows["column"] not in self._tables.columns(source):
+        if rows is None or rows["column"] not in self._tables.tables[source]:
             return None
         return Rows(rows["column"], tuple(rows["numbers"]), rows.get("others", False))
 
@@ -148,10 +150,10 @@ class NsysSource:
         What has not ended yet ends with the latest event.
         """
         wanted = set(columns)
-        if "end" in wanted or wanted.isdisjoint(self._tables.columns(source)):
+        if "end" in wanted or wanted.isdisjoint(self._tables.tables[source]):
             wanted.add("start")
         wanted.update(_NEEDED.get(source, ()))
-        present = sorted(wanted.intersection(self._tables.columns(source)))
+        present = sorted(wanted.intersection(self._tables.tables[source]))
         raw = self._tables.integers(source, present, self._chosen(source))
         if "start" in raw and len(raw["start"]) and source != _SAMPLES:
             self._first[source] = int(raw["start"].min())
@@ -225,7 +227,7 @@ class NsysSource:
         is_plain = ids == NULL
         if is_plain.any() and rows:
             plain = [""] * len(ids)
-            if "text" in self._tables.columns(_NVTX):
+            if "text" in self._tables.tables[_NVTX]:
                 _, plain = self._tables.texts(_NVTX, rows.column, "text", rows.numbers)
             plain_codes, plain_texts = pd.factorize(np.array(plain, object))
             codes = np.where(is_plain, plain_codes + len(texts), codes)
@@ -245,7 +247,7 @@ class NsysSource:
     def _domain_names(self) -> dict[int, str]:
         """Names of domains by process and number."""
         announced = Rows("eventType", (_DOMAIN,))
-        columns = {"domainId", "globalTid", "textId"}.intersection(self._tables.columns(_NVTX))
+        columns = {"domainId", "globalTid", "textId"}.intersection(self._tables.tables[_NVTX])
         events = self._tables.integers(_NVTX, sorted(columns), announced)
         text = events.get("textId", np.full(len(events["domainId"]), NULL))
         names = self._nvtx_names(text, announced)
@@ -254,7 +256,7 @@ class NsysSource:
     def _sample_names(self, ids: Array) -> pd.Categorical:
         """The innermost informative function of each sample, else the module of its innermost frame."""
         columns = ["id", "symbol", "module", "stackDepth"]
-        if not set(columns).issubset(self._tables.columns(_FRAMES)):
+        if not set(columns).issubset(self._tables.tables.get(_FRAMES, ())):
             return categorical(np.zeros(len(ids), np.int8), [""])
         frames = pd.DataFrame(self._tables.integers(_FRAMES, columns))
         functions = self._names(frames.pop("symbol").to_numpy())
@@ -424,7 +426,7 @@ def _require_export(tables: Tables) -> None:
     for source in present:
         needed = ["start", "globalTid" if source == _SAMPLES else "end"]
         for column in needed:
-            if column not in tables.columns(source):
+            if column not in tables.tables[source]:
                 raise TraceError(tables.path, f"has a table {source} without the column {column}", EXPORT_AGAIN)
 
 
@@ -528,7 +530,7 @@ def open_sqlite(path: Path, *, cache: bool = True, export: programs.Export | Non
     """
 
     def open_export() -> NsysSource:
-        return NsysSource(Sqlite(path, {*_SOURCES, *_FACTS["identify"], *_FACTS["details"]}, export))
+        return NsysSource(Sqlite(path, _READ, export))
 
     return store.cached(path, open_export, "nsys" if cache else None)
 
@@ -563,4 +565,4 @@ def open_parquetdir(path: Path) -> Source:
     TraceError
         The folder holds no tables of Nsight Systems, or one is unreadable.
     """
-    return NsysSource(ParquetDir(path))
+    return NsysSource(ParquetDir(path, _READ))

@@ -7,6 +7,7 @@ the CPU time for 5 million kernels.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import sqlite3
 import time
@@ -79,61 +80,57 @@ class Sqlite:
         _require_settled(path)
         self.path = path
         self.tables: dict[str, list[str]] = {}  # columns by table
-        self._read = read
         self._export = export
         # Immutable: SQLite would look for journals and create files.
         self._uri = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1"
         self._size = path.stat().st_size
         with self._connected() as connection:
-            for kind, name, sql in self._rows(connection, "sqlite_master", "SELECT type, name, sql FROM sqlite_master"):
-                if kind in (b"table", b"view"):
-                    self._learn(connection, _decoded(name), _decoded(sql))
+            schema = _query("sqlite_master", ["type", "name", "sql"])
+            for kind, name, sql in self._rows(connection, "sqlite_master", schema):
+                if kind not in (b"table", b"view"):
+                    continue
+                table = _decoded(name)
+                problem = self._learn(connection, table, _decoded(sql))
+                if problem and table in read:
+                    raise TraceError(self.path, f"has a {problem} in place of the table {table}", EXPORT_AGAIN)
 
-    def _learn(self, connection: sqlite3.Connection, table: str, sql: str) -> None:
-        """Note a table's columns, if it is a plain one; refuse one that is read and is not."""
+    def _learn(self, connection: sqlite3.Connection, table: str, sql: str) -> str:
+        """Note a table's columns, if it is a plain one; else give what it is."""
         plain = _PLAIN_TABLE.match(sql)
-        problem = "view or a virtual table"
-        if plain and plain[2] == table:
-            columns = connection.execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
-            problem = "table with computed columns"
-            if not any(hidden for *_, hidden in columns):
-                self.tables[table] = [_decoded(name) for _, name, *_ in columns]
-                return
-        if table in self._read:
-            raise TraceError(self.path, f"has a {problem} in place of the table {table}", EXPORT_AGAIN)
-
-    def columns(self, table: str) -> list[str]:
-        """Give a table's columns; none where it is absent."""
-        return list(self.tables.get(table, []))
+        if not plain or plain[2] != table:
+            return "view or a virtual table"
+        columns = connection.execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
+        if any(hidden for *_, hidden in columns):
+            return "table with computed columns"
+        self.tables[table] = [_decoded(name) for _, name, *_ in columns]
+        return ""
 
     def records(self, table: str) -> list[dict[str, Any]]:
         """Give a small table's rows; none where it is absent."""
-        names = self.columns(table)
+        names = self.tables.get(table)
         if not names:
             return []
-        query = f"{_query(table, map(_quoted, names))} LIMIT {_MOST_RECORDS + 1}"
-        with self._connected() as connection:
-            rows = list(self._rows(connection, table, query))
-        _require_few(self.path, len(rows))
-        return [dict(zip(names, map(_decoded_text, row), strict=True)) for row in rows]
+        records = []
+        for row in self._select(table, map(_quoted, names)):
+            _require_few(self.path, len(records))
+            texts = [_decoded(value) if isinstance(value, bytes) else value for value in row]
+            records.append(dict(zip(names, texts, strict=True)))
+        return records
 
     def first(self, table: str, rows: Rows | None = None) -> int | None:
         """Give the least start of a table, or of some of its rows; None without rows."""
-        with self._connected() as connection:
-            first: int | None = connection.execute(_query(table, ["min(start)"], rows)).fetchone()[0]
+        ((first,),) = self._select(table, ["min(start)"], rows)
         return first
-
-    def _most_rows(self, table: str) -> int:
-        """Rows that fit in the file: each has its length and the type of each column."""
-        return self._size // (len(self.tables[table]) + 1)
 
     def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
         """Give integer columns, NULL as :data:`NULL`."""
         from adbc_driver_sqlite import dbapi
 
         self._require_integers(table, columns)
-        # Rows are numbered from 1. Memory takes the pages that are filled.
-        space = min(self._last_row(table), self._most_rows(table))
+        # Rows are numbered from 1, and each has its length and the type of each column. Memory takes the pages that
+        # are filled.
+        ((last,),) = self._select(table, ["max(rowid)"])
+        space = min(last or 0, self._size // (len(self.tables[table]) + 1))
         found = {column: np.empty(space, np.int64) for column in columns}
         deadline = self._deadline()
         filled = 0
@@ -152,21 +149,16 @@ class Sqlite:
                     values[place] = _as_int64(part)
         return {column: values[:filled] for column, values in found.items()}
 
-    def _last_row(self, table: str) -> int:
-        with self._connected() as connection:
-            return connection.execute(f"SELECT max(rowid) FROM {_quoted(table)}").fetchone()[0] or 0  # noqa: S608
-
     def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
         """Give key and text, NULL as "", of the rows with a wanted key. Long texts are cut."""
         numbers = []
         texts = []
         known: dict[bytes | None, str] = {}  # so that equal texts are one object
-        query = _query(table, [_quoted(key), f"substr(CAST({_quoted(column)} AS BLOB), 1, {_TEXT_BYTES})"])
-        with self._connected() as connection:
-            for number, raw in self._rows(connection, table, query):
-                if number in wanted:
-                    numbers.append(number)
-                    texts.append(known.setdefault(raw, _decoded(raw)))
+        expressions = [_quoted(key), f"substr(CAST({_quoted(column)} AS BLOB), 1, {_TEXT_BYTES})"]
+        for number, raw in self._select(table, expressions):
+            if number in wanted:
+                numbers.append(number)
+                texts.append(known.setdefault(raw, _decoded(raw)))
         return numbers, texts
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
@@ -185,8 +177,12 @@ class Sqlite:
                 connection.execute(f"PRAGMA {pragma}")
             yield connection
 
-    def _rows(self, connection: sqlite3.Connection, table: str, query: str) -> Iterator[tuple[Any, ...]]:
+    def _select(self, table: str, expressions: Iterable[str], rows: Rows | None = None) -> Iterator[tuple[Any, ...]]:
         """Rows of a table, with texts as bytes."""
+        with self._connected() as connection:
+            yield from self._rows(connection, table, _query(table, expressions, rows))
+
+    def _rows(self, connection: sqlite3.Connection, table: str, query: str) -> Iterator[tuple[Any, ...]]:
         held_bytes = 0
         for row in connection.execute(query):
             held_bytes += len(row)
@@ -201,12 +197,11 @@ class Sqlite:
 
         ADBC would make a column of texts of any length of them. In later rows they are an error.
         """
-        types = [f"typeof({_quoted(column)})" for column in columns]
-        with self._connected() as connection:
-            rows = connection.execute(f"{_query(table, types)} LIMIT {_BATCH_ROWS}").fetchall()
-        if not set().union(*rows).issubset((b"integer", b"null")):
-            problem = f"has a table {table} with text or fractions in place of integers"
-            raise TraceError(self.path, problem, EXPORT_AGAIN)
+        types = [f"typeof({_quoted(column)}) NOT IN ('integer', 'null')" for column in columns]
+        for row in itertools.islice(self._select(table, types), _BATCH_ROWS):
+            if any(row):
+                problem = f"has a table {table} with text or fractions in place of integers"
+                raise TraceError(self.path, problem, EXPORT_AGAIN)
 
     def _require_possible(self, table: str, is_possible: bool) -> None:
         if not is_possible:
@@ -220,23 +215,20 @@ class Sqlite:
 class ParquetDir:
     """An export as a folder of Parquet files (``nsys export --type parquetdir``), one a table."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read: Collection[str]) -> None:
         self.path = path
-        self.tables = {file.stem: file for file in path.glob("*.parquet")}
-
-    def columns(self, table: str) -> list[str]:
-        """Give a table's columns; none where it is absent."""
-        if table not in self.tables:
-            return []
-        with self._guard(table):
-            return parquet.schema_names(self.tables[table])
+        self.tables: dict[str, list[str]] = {}  # columns by table
+        for file in path.glob("*.parquet"):
+            if file.stem in read:
+                with self._guard(file.stem):
+                    self.tables[file.stem] = parquet.schema_names(file)
 
     def records(self, table: str) -> list[dict[str, Any]]:
         """Give a small table's rows; none where it is absent."""
         if table not in self.tables:
             return []
-        rows = self._table(table, self.columns(table))
-        _require_few(self.tables[table], len(rows))
+        rows = self._table(table, self.tables[table])
+        _require_few(self.path, len(rows))
         return list(rows.to_pylist())
 
     def first(self, table: str, rows: Rows | None = None) -> int | None:
@@ -246,7 +238,8 @@ class ParquetDir:
 
     def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
         """Give integer columns, NULL as :data:`NULL`."""
-        read = self._table(table, list(dict.fromkeys([*columns, rows.column] if rows else columns)))
+        wanted = [*columns, rows.column] if rows else columns
+        read = self._table(table, list(dict.fromkeys(wanted)))
         with self._guard(table):
             found = {column: _as_int64(read[column]) for column in read.column_names}
         if rows:
@@ -265,7 +258,7 @@ class ParquetDir:
 
     def _table(self, table: str, columns: list[str]) -> pa.Table:
         with self._guard(table):
-            return parquet.read_table(self.tables[table], columns)
+            return parquet.read_table(self.path / f"{table}.parquet", columns)
 
     def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:
         remedy = "export it again with nsys export --type parquetdir"
@@ -282,14 +275,16 @@ def _require_settled(path: Path) -> None:
     with path.open("rb") as stream:
         head = stream.read(100)
     page_bytes = int.from_bytes(head[16:18], "big")
-    whole_bytes = int.from_bytes(head[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
+    if page_bytes == 1:
+        page_bytes = 65536
+    whole_bytes = max(100, int.from_bytes(head[28:32], "big") * page_bytes)
     size_bytes = path.stat().st_size
-    if len(head) < 100 or size_bytes < whole_bytes:
+    if size_bytes < whole_bytes:
         problem = f"is truncated ({size_bytes:,} of {whole_bytes:,} bytes)"
         raise TraceError(path, problem, "copy it again, or export it again with nsys export --type sqlite")
     for suffix in ("-wal", "-journal"):
         # To take it in would write beside the trace, and a journal may name files for SQLite to delete.
-        journal = path.resolve().with_name(path.resolve().name + suffix)
+        journal = Path(f"{path.resolve()}{suffix}")
         if journal.is_file() and journal.stat().st_size:
             problem = f"has changes in {journal.name} that are not in the file yet"
             raise TraceError(path, problem, "close the program that writes it, or export it again")
@@ -297,7 +292,7 @@ def _require_settled(path: Path) -> None:
 
 def _require_few(path: Path, rows: int) -> None:
     """Refuse a table of details that has more rows than any export."""
-    if rows > _MOST_RECORDS:
+    if rows >= _MOST_RECORDS:
         raise TraceError(path, f"has a table of details with over {_MOST_RECORDS:,} rows", EXPORT_AGAIN)
 
 
@@ -305,9 +300,8 @@ def _query(table: str, expressions: Iterable[str], rows: Rows | None = None) -> 
     # An index has another order than the rows.
     query = f"SELECT {', '.join(expressions)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608
     if rows:
-        query += (
-            f" WHERE {_quoted(rows.column)} {'NOT IN' if rows.others else 'IN'} ({', '.join(map(str, rows.numbers))})"
-        )
+        among = "NOT IN" if rows.others else "IN"
+        query += f" WHERE {_quoted(rows.column)} {among} ({', '.join(map(str, rows.numbers))})"
     return query
 
 
@@ -318,11 +312,6 @@ def _quoted(identifier: str) -> str:
 def _decoded(raw: bytes | None) -> str:
     # Real exports hold non-UTF-8 bytes in TEXT columns.
     return (raw or b"").decode("utf-8", "replace")
-
-
-def _decoded_text(value: Any) -> Any:
-    """A cell of SQLite, with text as text."""
-    return _decoded(value) if isinstance(value, bytes) else value
 
 
 def _as_int64(column: pa.Array | pa.ChunkedArray) -> Array:

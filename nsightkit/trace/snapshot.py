@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from nsightkit.trace import snapshot_child
 from nsightkit.trace.files import require_regular, uncollected
 from nsightkit.trace.limited import run_limited
 
-__all__ = ["ACTIONS", "STATES", "Snapshot", "from_object", "read"]
+__all__ = ["ACTIONS", "STATES", "Snapshot", "read"]
 
 #: The events that change what is allocated. ``free`` is an old spelling of a free that needs no waiting.
 ACTIONS = (
@@ -134,30 +133,6 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
         raise TraceError(path, f"{' '.join(tables['problem'].split())}; nothing in it was run", _REMEDY)
     with reading(path, "is a pickle, but not a memory snapshot", _REMEDY):
         return _snapshot(path, tables)
-
-
-@uncollected()
-def from_object(snapshot: Mapping[str, Any], name: str = "snapshot") -> Snapshot:
-    """Make tables of what ``torch.cuda.memory._snapshot()`` returned.
-
-    Parameters
-    ----------
-    snapshot : mapping
-    name : str
-        What errors call it.
-
-    Returns
-    -------
-    Snapshot
-
-    Raises
-    ------
-    TraceError
-        It is not a snapshot.
-    """
-    path = Path(name)
-    with reading(path, "is not a memory snapshot", _REMEDY):
-        return _snapshot(path, snapshot_child.tables(snapshot))
 
 
 def _snapshot(path: Path, tables: dict[str, Any]) -> Snapshot:

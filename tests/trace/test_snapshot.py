@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from child import command
-from make_snapshot import frame, random_program
+from make_snapshot import frame, random_program, tables
 
 import nsightkit
 from nsightkit.analysis.memory import snapshot as analysis
@@ -31,7 +31,7 @@ def test_a_file_and_a_live_snapshot_give_the_same(protocol: int, tmp_path: Path)
     path = tmp_path / "taken"
     path.write_bytes(pickle.dumps(taken, protocol))
     read = reader.read(path)
-    live = reader.from_object(taken)
+    live = tables(taken)
     for table in ("events", "segments", "blocks", "frames", "annotations"):
         pd.testing.assert_frame_equal(getattr(read, table), getattr(live, table))
     assert read.stack_frames.tolist() == live.stack_frames.tolist()
@@ -154,7 +154,7 @@ def test_a_snapshot_that_holds_itself_is_read_or_refused() -> None:
     }
     for table, circle in circles.items():
         with contextlib.suppress(TraceError):
-            analysis.summary(reader.from_object(program() | {table: circle}))
+            analysis.summary(tables(program() | {table: circle}))
 
 
 VALUES = [1 << 70, 1 << 62, 1 << 40, -5, 1.5, float("nan"), None, True, "4", [1], {}, "x" * 100]
@@ -171,4 +171,4 @@ def test_snapshots_of_any_value_are_read_or_refused(value: Any) -> None:
             rows = rows[0] if table == "device_traces" else rows
             rows[0][key] = value
             with contextlib.suppress(NsightkitError):
-                analysis.summary(reader.from_object(taken))
+                analysis.summary(tables(taken))

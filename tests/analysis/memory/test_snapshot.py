@@ -14,7 +14,7 @@ mpl.use("Agg")
 import numpy as np
 import pytest
 from _lib import figures
-from make_snapshot import MIB, TORCH, Allocator, frame, random_program
+from make_snapshot import MIB, TORCH, Allocator, frame, random_program, tables
 
 from nsightkit import cli
 from nsightkit.analysis.memory import snapshot as analysis
@@ -30,7 +30,7 @@ Frames = list[dict[str, Any]]
 
 
 def taken(allocator: Allocator, keep: int | None = None) -> reader.Snapshot:
-    return reader.from_object(allocator.snapshot(keep))
+    return tables(allocator.snapshot(keep))
 
 
 def amounts(snapshot: reader.Snapshot) -> np.ndarray:
@@ -86,7 +86,7 @@ def test_the_fullest_device_answers() -> None:
     found, second = small.snapshot(), large.snapshot()
     found["device_traces"] += second["device_traces"]
     found["segments"] += [segment | {"device": 1} for segment in second["segments"]]
-    snapshot = reader.from_object(found)
+    snapshot = tables(found)
     assert analysis.timeline(snapshot, 0)[AMOUNTS].to_numpy().tolist() == [list(row) for row in small.truth]
     assert analysis.timeline(snapshot)[AMOUNTS].to_numpy().tolist() == [list(row) for row in large.truth]
     with pytest.raises(UsageError, match="devices 0 to 1"):
@@ -116,7 +116,7 @@ def test_the_rule_for_block_sizes_gives_the_sizes_torch_recorded(shared_traces: 
                 freed = {"addr": block["address"], "size": block["requested_size"], "stream": 0, "time_us": 1 << 51}
                 events += [freed | {"action": action} for action in ("free_requested", "free_completed")]
                 block["state"] = "inactive"
-    assert amounts(reader.from_object(found))[-1 - 2 * known, 0] == counted
+    assert amounts(tables(found))[-1 - 2 * known, 0] == counted
 
 
 # ---------------------------------------------------------------- who, and for what
@@ -240,11 +240,11 @@ def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
 
 def test_categories_survive_a_cut_and_say_what_is_not_known() -> None:
     cut = training()[0].snapshot(30)
-    assert categories(reader.from_object(cut))["weights"] == 12  # blocks of the end keep their stacks
+    assert categories(tables(cut))["weights"] == 12  # blocks of the end keep their stacks
     for segment in cut["segments"]:
         for block in segment["blocks"]:
             block["frames"] = []
-    snapshot = reader.from_object(cut)
+    snapshot = tables(cut)
     assert categories(snapshot)["before recording"] >= 12
     assert any("before the first event" in note for note in analysis.summary(snapshot)["notes"])
 
