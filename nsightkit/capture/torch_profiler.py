@@ -58,7 +58,7 @@ def profile_steps(
     from torch.profiler import schedule
 
     steps = schedule(wait=1, warmup=warmup, active=active, repeat=1)
-    with drafted(output) as draft:
+    with drafted(Path(output)) as draft:
         with profiler(schedule=steps, record_shapes=shapes) as running:
             for _ in range(1 + warmup + active):
                 step()

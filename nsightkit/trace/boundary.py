@@ -7,7 +7,6 @@ the model says, such as a damaged file or a wrong frame, ends in an error that n
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -21,7 +20,6 @@ from nsightkit.errors import TraceError
 
 __all__ = ["admitted", "check_meta", "converted", "on_clock", "on_trace_clock"]
 
-_Path = str | os.PathLike[str] | None
 _REMEDY = "export or convert the original trace again"
 
 #: Times of a source, ns: half of what fits in 64 bits, so that they can be subtracted.
@@ -41,13 +39,13 @@ _ROWS = ("parent", "level")
 
 
 def admitted(
-    path: _Path, table: str, frame: pd.DataFrame, dtypes: Mapping[str, str], known: Mapping[str, pd.Series]
+    path: str | None, table: str, frame: pd.DataFrame, dtypes: Mapping[str, str], known: Mapping[str, pd.Series]
 ) -> dict[str, pd.Series]:
     """Check columns that a source gave.
 
     Parameters
     ----------
-    path : path-like or None
+    path : str or None
         Of the trace, for the message.
     table : str
     frame : DataFrame
@@ -79,12 +77,12 @@ def admitted(
     return columns
 
 
-def on_trace_clock(path: _Path, table: str, columns: Mapping[str, pd.Series], t0_ns: int) -> dict[str, pd.Series]:
+def on_trace_clock(path: str | None, table: str, columns: Mapping[str, pd.Series], t0_ns: int) -> dict[str, pd.Series]:
     """Move a table's times from the source's clock to the trace's.
 
     Parameters
     ----------
-    path : path-like or None
+    path : str or None
     table : str
     columns : mapping of str to Series
         Admitted, with at least one row.
@@ -123,12 +121,12 @@ def converted(values: pd.Series, dtype: str) -> pd.Series:
     return values
 
 
-def on_clock(path: _Path, moment_ns: int) -> int:
+def on_clock(path: str | None, moment_ns: int) -> int:
     """Check the start of a source's first event.
 
     Parameters
     ----------
-    path : path-like or None
+    path : str or None
     moment_ns : int
     """
     number: object = moment_ns  # what a damaged file says may be anything
@@ -137,12 +135,12 @@ def on_clock(path: _Path, moment_ns: int) -> int:
     return moment_ns
 
 
-def check_meta(path: _Path, meta: Any, tables: Collection[str]) -> None:
+def check_meta(path: str | None, meta: Any, tables: Collection[str]) -> None:
     """Check what a source says about the capture.
 
     Parameters
     ----------
-    path : path-like or None
+    path : str or None
     meta : TraceMeta
     tables : collection of str
         The model's tables.
@@ -180,7 +178,7 @@ def _texts(values: pd.Series) -> pd.Series:
     return values
 
 
-def _refuse(path: _Path, table: str, column: str, problem: str | None) -> None:
+def _refuse(path: str | None, table: str, column: str, problem: str | None) -> None:
     """Raise the error that a column with a problem is."""
     if problem:
         raise TraceError(path or "trace", f"has a column {table}.{column} that {problem}", _REMEDY)

@@ -10,7 +10,6 @@ picture, so events that do are drawn on a separate track beside it.
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,7 +37,7 @@ _LANES = 128
 _NOT_SHOWN = [*TIME_COLUMNS, "name", "short_name", "pid", "tid", "process", "thread", "end_thread", "level", "parent"]
 
 
-def write(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+def write(trace: Trace, path: Path, *, overwrite: bool = False) -> None:
     """Write a trace as Chrome JSON, for Perfetto or chrome://tracing.
 
     Times are microseconds with three decimals since the trace's first event: viewers hold them as floats, which at
@@ -48,7 +47,7 @@ def write(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False
     Parameters
     ----------
     trace : Trace
-    path : path-like
+    path : Path
         Gzipped when the name ends in ``.gz``.
     overwrite : bool
         Replace an existing file.
@@ -58,7 +57,6 @@ def write(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False
     UsageError
         `path` is there already, or cannot be written.
     """
-    path = Path(path)
     require_free(path, overwrite=overwrite)
     cleaned = clean(trace)
     with replacing(path) as file:

@@ -34,33 +34,32 @@ __all__ = [
 _SECRET_BYTES = 32
 
 
-def require_regular(path: str | os.PathLike[str]) -> None:
+def require_regular(path: Path) -> None:
     """Raise TraceError unless the path is a regular file (after following links).
 
     Opening a FIFO blocks until a writer comes, and reading a device may never end.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
     """
     with reading(path):
-        mode = Path(path).stat().st_mode
+        mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise TraceError(path, "is a folder", "give a file")
     if not stat.S_ISREG(mode):
         raise TraceError(path, "is not a regular file", "give a file that holds the data itself")
 
 
-def require_free(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+def require_free(path: Path, *, overwrite: bool = False) -> None:
     """Raise UsageError unless a file may be written there.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
     overwrite : bool
         An existing file may be replaced. A folder, a link or a device never is.
     """
-    path = Path(path)
     if not is_taken(path):
         return
     if path.is_dir():
@@ -86,12 +85,12 @@ def is_taken(path: Path) -> bool:
 
 
 @contextmanager
-def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
+def drafted(path: Path) -> Iterator[Path]:
     """Give a place beside `path` for a new file or folder, which takes the place of `path` when all is written.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
         An existing file is replaced; a folder only by a folder.
 
     Yields
@@ -104,7 +103,6 @@ def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
     UsageError
         It cannot be written.
     """
-    path = Path(path)
     try:
         # A plain name, unlike `path`: some programs expand %h in the name of their output.
         with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as beside:
@@ -121,12 +119,12 @@ def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a new file, which takes the place of `path` when all is written.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
         As of :func:`drafted`.
 
     Yields
@@ -186,15 +184,15 @@ def user_secret() -> bytes:
 # An archive or a clone can bring folders of any name, and links. A name alone proves nothing.
 
 
-def is_private(folder: str | os.PathLike[str]) -> bool:
+def is_private(folder: Path) -> bool:
     """Check that a path is a real folder, owned by this user and writable only for this user.
 
     Parameters
     ----------
-    folder : path-like
+    folder : Path
     """
     try:
-        state = Path(folder).lstat()
+        state = folder.lstat()
     except OSError:
         return False
     if os.name == "posix" and (state.st_mode & 0o022 or state.st_uid != os.geteuid()):
@@ -202,12 +200,12 @@ def is_private(folder: str | os.PathLike[str]) -> bool:
     return stat.S_ISDIR(state.st_mode)
 
 
-def make_private(folder: str | os.PathLike[str]) -> None:
+def make_private(folder: Path) -> None:
     """Create a folder that only this user can read; accept an existing private one.
 
     Parameters
     ----------
-    folder : path-like
+    folder : Path
 
     Raises
     ------
@@ -215,21 +213,20 @@ def make_private(folder: str | os.PathLike[str]) -> None:
         The folder cannot be created, or something else exists there.
     """
     with suppress(FileExistsError):
-        Path(folder).mkdir(0o700)
+        folder.mkdir(0o700)
     if not is_private(folder):
         raise PermissionError(errno.EPERM, "not a private folder", os.fspath(folder))
 
 
-def remove_folder(folder: str | os.PathLike[str], names: re.Pattern[str]) -> None:
+def remove_folder(folder: Path, names: re.Pattern[str]) -> None:
     """Remove a private folder if it contains only regular files with matching names.
 
     Parameters
     ----------
-    folder : path-like
+    folder : Path
     names : Pattern
         Matches the whole name of a file.
     """
-    folder = Path(folder)
     if not is_private(folder):
         return
     with suppress(OSError):

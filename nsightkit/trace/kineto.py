@@ -15,7 +15,6 @@ import gzip
 import itertools
 import json
 import operator
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -49,7 +48,6 @@ from nsightkit.trace.nesting import nesting
 
 __all__ = ["CHUNK_BYTES", "open_kineto", "short_kernel_name"]
 
-_Path = str | os.PathLike[str]
 _Ints = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
@@ -188,12 +186,12 @@ class _Document(msgspec.Struct, rename="camel"):
     nsightkit: Any = None  # marks what nsightkit.trace.chrome writes
 
 
-def open_kineto(path: _Path, *, cache: bool = True) -> Source:
+def open_kineto(path: Path, *, cache: bool = True) -> Source:
     """Open a PyTorch profiler trace.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
         Chrome JSON as `export_chrome_trace` writes it (any version); gzip is known by its magic bytes, not by the
         name.
     cache : bool, default True
@@ -209,11 +207,11 @@ def open_kineto(path: _Path, *, cache: bool = True) -> Source:
     TraceError
         The file is truncated, not JSON, or JSON of another kind.
     """
-    return store.cached(Path(path), lambda: _decoded(path), "kineto" if cache else None)
+    return store.cached(path, lambda: _decoded(path), "kineto" if cache else None)
 
 
 @uncollected()
-def _decoded(path: _Path) -> Source:
+def _decoded(path: Path) -> Source:
     reader = _Reader(path)
     try:
         for document in _documents(path):
@@ -244,10 +242,10 @@ _SMALL_BYTES = 16 << 20
 _MOST_BYTES = 16 << 20
 
 
-def _blocks(path: _Path) -> Iterator[bytes]:
+def _blocks(path: Path) -> Iterator[bytes]:
     """A file's bytes, unpacked, as long as an honest file could hold them."""
     size = 0
-    with Path(path).open("rb") as file:
+    with path.open("rb") as file:
         is_packed = file.peek(2)[:2] == b"\x1f\x8b"
         stream: Any = gzip.GzipFile(fileobj=file) if is_packed else file
         try:
@@ -263,7 +261,7 @@ def _blocks(path: _Path) -> Iterator[bytes]:
             raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
 
 
-def _documents(path: _Path) -> Iterator[_Document]:
+def _documents(path: Path) -> Iterator[_Document]:
     """Cut the file into small documents of the same shape, each with some of the events, and decode them."""
     decode = msgspec.json.Decoder(_Document).decode
     head = b""
@@ -381,7 +379,7 @@ _THINGS = {
 class _Reader:
     """Columns of the events seen so far."""
 
-    def __init__(self, path: _Path) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._head = _Document()
         self._left_out = 0
@@ -604,6 +602,7 @@ def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
 
 # --- values --------------------------------------------------------------------------------------------------------
 
+
 def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
     """Nanoseconds of JSON numbers in microseconds, exactly, and a mask of the valid ones.
 
@@ -761,7 +760,7 @@ def _memory_kind(name: str, group: int) -> str:
 
 
 #: Of each table, the columns of texts, the things that they are made of, and how. Other tables have names.
-_TEXTS: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
+_TEXTS: dict[str, Any] = {
     "kernels": {"name": ("name", str), "short_name": ("name", short_kernel_name), "collective": ("collective", str)},
     "memops": {
         "kind": ("name", _memop_kind),
@@ -772,4 +771,4 @@ _TEXTS: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
     "calls": {"name": ("name", _call_name), "kernel": ("kernel", _launched_kernel)},
     "ops": {"name": ("name", str), "inputs": ("inputs", _inputs_text)},
 }
-_NAMES: dict[str, tuple[str, Callable[[Any], str]]] = {"name": ("name", str)}
+_NAMES = {"name": ("name", str)}

@@ -7,7 +7,6 @@ the script. Nothing else of nsightkit is imported there, so that it starts fast.
 from __future__ import annotations
 
 import contextlib
-import os
 import runpy
 import signal
 import subprocess
@@ -19,7 +18,7 @@ __all__ = ["run_limited"]
 
 
 def run_limited(
-    script: str | os.PathLike[str],
+    script: str,
     arguments: Sequence[str],
     *,
     memory_bytes: int,
@@ -30,7 +29,8 @@ def run_limited(
 
     Parameters
     ----------
-    script : path-like
+    script : str
+        Its file.
     arguments : sequence of str
     memory_bytes, seconds, output_bytes : int
         Limits of address space, CPU time (and twice that in wall time) and output. Where
@@ -48,7 +48,7 @@ def run_limited(
     """
     limits = [str(memory_bytes), str(seconds), str(output_bytes)]
     # Isolated: neither this folder nor the environment can replace what it imports.
-    command = [sys.executable, "-I", "-S", __file__, *limits, os.fspath(script), *arguments]
+    command = [sys.executable, "-I", "-S", __file__, *limits, script, *arguments]
     with tempfile.TemporaryFile() as output:
         try:
             subprocess.run(

@@ -12,9 +12,9 @@ import sys
 from typing import Any
 
 
-def _metrics(action: Any) -> list[tuple[str, int | float | str, str]]:
+def _metrics(action: Any) -> list[tuple[str, Any, str]]:
     """Name, value and unit of each metric that has a value."""
-    metrics: list[tuple[str, int | float | str, str]] = []
+    metrics: list[tuple[str, Any, str]] = []
     for name in action.metric_names():
         metric = action.metric_by_name(name)
         value = metric.value() if metric and metric.has_value() else None

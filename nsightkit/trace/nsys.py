@@ -43,6 +43,8 @@ _FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 _SOURCES = _FACTS["sources"]
 _LABELS = _FACTS["labels"]
 _LABELS |= dict.fromkeys(("srcKind", "dstKind", "memKind"), _LABELS["memory"])
+#: Columns of the exporter's that fill those of the model, by table of the exporter's.
+_COLUMNS = {source: {**_FACTS["columns"], **facts["columns"]} for source, facts in _SOURCES.items()}
 
 #: All tables that are read.
 _READ = {*_SOURCES, *_FACTS["identify"], *_FACTS["details"]}
@@ -50,14 +52,14 @@ _NVTX = "NVTX_EVENTS"
 _SAMPLES = "COMPOSITE_EVENTS"
 _WAITS = "MPI_START_WAIT_EVENTS"
 #: Variables that only launchers of MPI set: MPICH and Cray, Open MPI, PMIx.
-_OF_MPI = re.compile(r"(?<!\w)(PMI_RANK|OMPI_COMM_WORLD_RANK|PMIX_RANK)=")
+_OF_MPI = {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"}
 #: Columns that tell which rows are kept.
 _NEEDED = {_SAMPLES: ("globalTid",), _WAITS: ("start", "end", "globalTid", "textId")}
 _FRAMES = "SAMPLING_CALLCHAINS"
 _MPI_RANKS = "MPI_RANKS"
 #: nsys writes no table without events, so any CUDA table proves that CUDA was traced, and none proves nothing.
 _OF_CUDA = (*GPU_TABLES, "calls", "syncs")
-_EXPORT_FACTS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+_OF_FACTS = ("TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "META_DATA_EXPORT", "EXPORT_META_DATA")
 
 #: NVTX_EVENTS.eventType of start/end ranges, and of the announcement of a domain.
 _START_END = (60, 71)
@@ -71,6 +73,7 @@ _SYSTEM = re.compile(r"(.*/)?((libc|libpthread|ld|ld-linux[\w-]*)[-.]|\[)")
 
 #: `cudaLaunchKernel_v7000` is cudaLaunchKernel as introduced by CUDA 7.0; `cuGetProcAddress_v2` is another function.
 _CALL_VERSION = re.compile(r"_v\d{4,}$")
+_SMALL = re.compile(r"\d{1,7}")
 #: Letters of a fact about the capture that are kept.
 _FACT = 200
 
@@ -117,7 +120,8 @@ class NsysSource:
 
     def _present(self, table: str) -> list[str]:
         """The exporter's tables behind one of ours, as far as they are there."""
-        return [source for source in _behind(table) if source in self._tables.tables]
+        tables = self._tables.tables
+        return [source for source, facts in _SOURCES.items() if facts["table"] == table and source in tables]
 
     def _chosen(self, source: str) -> Rows | None:
         """The rows of a table that are events of ours; None for all."""
@@ -128,20 +132,20 @@ class NsysSource:
 
     def _part(self, table: str, source: str, columns: Sequence[str]) -> pd.DataFrame:
         """The wanted columns that one of the exporter's tables has."""
-        theirs = {**_FACTS["columns"], **_SOURCES[source]["columns"]}
+        theirs = _COLUMNS[source]
         constants = _SOURCES[source].get("constants", {})
-        made = [column for column in columns if column in theirs and column not in constants]
-        wanted = {theirs[column] for column in made}
-        for column in made:
-            wanted.update(_BESIDE.get(column, ()))
+        wanted: set[str] = set()
+        for column in columns:
+            if column in theirs:
+                wanted.update((theirs[column], *_BESIDE.get(column, ())))
         raw = self._rows(source, wanted)
         part: dict[str, Any] = {}
         size = len(next(iter(raw.values())))
-        for column in made:
-            if theirs[column] in raw:
+        for column in columns:
+            if column in constants:
+                part[column] = categorical(np.zeros(size, np.int8), [constants[column]])
+            elif theirs.get(column) in raw:
                 part[column] = self._converted(table, column, theirs[column], raw)
-        for column in constants:
-            part[column] = categorical(np.zeros(size, np.int8), [constants[column]])
         return complete(table, pd.DataFrame(part, pd.RangeIndex(size), copy=False), columns)
 
     def _rows(self, source: str, columns: Collection[str]) -> dict[str, Array]:
@@ -259,15 +263,14 @@ class NsysSource:
         if not set(columns).issubset(self._tables.tables.get(_FRAMES, ())):
             return categorical(np.zeros(len(ids), np.int8), [""])
         frames = pd.DataFrame(self._tables.integers(_FRAMES, columns))
-        functions = self._names(frames.pop("symbol").to_numpy())
-        modules = self._names(frames.pop("module").to_numpy())
         # Names are matched once each: millions of frames have a few thousand.
+        functions = self._names(frames["symbol"].to_numpy())
+        modules = self._names(frames["module"].to_numpy())
         is_unknown = functions.categories.str.match(_NO_FUNCTION)[functions.codes]
         is_system = modules.categories.str.match(_SYSTEM)[modules.codes]
         files = [module.rpartition("/")[2] for module in modules.categories]
         texts = [*functions.categories, *files, ""]
-        module_code = len(functions.categories) + modules.codes.astype(np.int64)
-        frames["name"] = np.where(is_unknown, module_code, functions.codes)
+        frames["name"] = np.where(is_unknown, len(functions.categories) + modules.codes.astype(int), functions.codes)
         frames["rank"] = np.where(is_unknown, 2, is_system)
         best = frames.sort_values(["id", "rank", "stackDepth"]).drop_duplicates("id").set_index("id")["name"]
         return categorical(best.reindex(ids, fill_value=len(texts) - 1).to_numpy(), texts)
@@ -283,34 +286,40 @@ class NsysSource:
     # -- what the export says about itself ----------------------------------------------------------------------
 
     def _read_meta(self) -> TraceMeta:
-        export = dict(self._facts(_EXPORT_FACTS))
-        environment = dict(self._facts(["TARGET_INFO_SYSTEM_ENV"]))
+        facts = self._facts()
+        known = dict(facts)
         lost = [] if any(map(self._present, GPU_TABLES)) else self._lost_work()
         return TraceMeta(
             tool="Nsight Systems",
-            tool_version=_text(export.get("EXPORT_PRODUCT_VERSION")),
-            schema=_text(export.get("EXPORT_SCHEMA_VERSION")),
-            distributed=self._distributed(str(environment.get("DeviceEnvironment") or "")),
+            tool_version=_text(known.get("EXPORT_PRODUCT_VERSION")),
+            schema=_text(known.get("EXPORT_SCHEMA_VERSION")),
+            distributed=self._distributed(known),
             gpus=self._gpus(),
-            missing=self._missing(bool(lost)),
+            missing=self._missing(facts, bool(lost)),
             notes=[*lost, *self._warnings()],
             window_ns=self._window(),
             thread_names=self._thread_names(),
-            private=self._private(),
+            private=private_names(facts),
         )
 
-    def _facts(self, tables: Sequence[str]) -> list[tuple[str, Any]]:
-        """Names and values of tables that hold these."""
+    def _facts(self) -> list[tuple[str, str]]:
+        """What the export says about program and capture. nsys keeps the program's whole environment."""
         facts = []
-        for table in tables:
+        for table in _OF_FACTS:
             for row in self._tables.records(table):
-                facts.append((str(row.get("name")), row.get("value")))
+                name = str(row.get("name")).rpartition(":")[2]
+                text = str(row.get("value") or "")
+                if "ENVIRON" not in name.upper():
+                    facts.append((name, text))
+                    continue
+                for entry in re.split(r"[\0;\n]", text):
+                    variable, _, setting = entry.partition("=")
+                    facts.append((variable.strip(), setting.strip("\"'")))
         return facts
 
-    def _missing(self, is_lost: bool) -> list[str]:
+    def _missing(self, facts: list[tuple[str, str]], is_lost: bool) -> list[str]:
         """Tables that were not recorded."""
-        options = self._facts(["META_DATA_CAPTURE"])
-        asked = {value for name, value in options if name == "CAPTURE_EVENT_TYPE"}
+        asked = {value for name, value in facts if name == "CAPTURE_EVENT_TYPE"}
         traced_cuda = any(map(self._present, _OF_CUDA))
         missing = []
         for table in EVENT_TABLES:
@@ -319,16 +328,12 @@ class NsysSource:
                 is_recorded = traced_cuda and not (table in GPU_TABLES and is_lost)
             if not is_recorded:
                 missing.append(table)
-        is_traced = ("MPI_TRACE_OPTIONS:COLLECT_MPI_TRACE", "true") in options
-        if asked and not is_traced and self._lacks_mpi():
+        was_launched = not _OF_MPI.isdisjoint(dict(facts))
+        was_called = any(table.startswith("MPI_") and table != _MPI_RANKS for table in self._tables.tables)
+        was_traced = not asked or ("COLLECT_MPI_TRACE", "true") in facts
+        if was_launched and not was_called and not was_traced:
             missing.append("MPI")
         return missing
-
-    def _lacks_mpi(self) -> bool:
-        """Whether a launcher of MPI started the program, by its environment, and none of its calls are here."""
-        environment = str(self._facts(["TARGET_INFO_SYSTEM_ENV"]))
-        was_called = any(table.startswith("MPI_") and table != _MPI_RANKS for table in self._tables.tables)
-        return bool(_OF_MPI.search(environment)) and not was_called
 
     def _window(self) -> tuple[int, int] | None:
         """The captured window, if the export records one; clocks of several machines cannot be told apart."""
@@ -343,14 +348,13 @@ class NsysSource:
         # Of the session's clock, on which collection may begin late, while events count from where it began.
         return 0, stopped - began
 
-    def _distributed(self, environment: str) -> dict[str, Any]:
-        """Rank and world size out of the environment that nsys keeps whole; nothing else of it."""
-        numbers = dict(re.findall(r"(?<!\w)(\w+)=[\"']?(\d{1,7})(?!\w)", environment))
+    def _distributed(self, known: dict[str, str]) -> dict[str, Any]:
+        """Rank and world size out of the program's environment; nothing else of it."""
         place: dict[str, Any] = {}
         for what, variables in _FACTS["places"].items():
-            for variable in variables:
-                if variable in numbers:
-                    place.setdefault(what, int(numbers[variable]))
+            numbers = [known[variable] for variable in variables if _SMALL.fullmatch(known.get(variable, ""))]
+            if numbers:
+                place[what] = int(numbers[0])
         ranks = {row.get("rank") for row in self._tables.records(_MPI_RANKS)}
         if len(ranks) == 1:
             place.setdefault("rank", _number(ranks.pop()))
@@ -364,20 +368,6 @@ class NsysSource:
                 version = capability(_number(row.get("computeMajor")), _number(row.get("computeMinor")))
                 gpus[number] = Gpu(number, _text(row.get("name")), version)
         return [gpu for _, gpu in sorted(gpus.items())]
-
-    def _private(self) -> dict[str, str]:
-        """The export's names of people and machines; nsys keeps the whole environment of the profiled program."""
-        pairs = []
-        for title, value in self._facts(["TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", *_EXPORT_FACTS]):
-            name = title.rpartition(":")[2]
-            text = str(value or "")
-            if "ENVIRON" not in name.upper():
-                pairs.append((name, text))
-                continue
-            for entry in re.split(r"[\0;\n]", text):
-                variable, _, setting = entry.partition("=")
-                pairs.append((variable.strip(), setting))
-        return private_names(pairs)
 
     def _warnings(self) -> Iterator[str]:
         """What nsys itself said was lost, in words of ours: its own are anybody's text, with paths in it."""
@@ -393,14 +383,12 @@ class NsysSource:
         return lost_work(self.read("calls", ["name"])["name"])
 
     def _thread_names(self) -> dict[int, str]:
-        threads = []
-        ids = []
+        names = {}
         for row in self._tables.records("ThreadNames"):
             thread, name = row.get("globalTid"), row.get("nameId")
             if isinstance(thread, int) and isinstance(name, int):
-                threads.append(_thread_of(thread))
-                ids.append(name)
-        return dict(zip(threads, self._strings(np.array(ids, np.int64)), strict=True))
+                names[_thread_of(thread)] = name
+        return dict(zip(names, self._strings(np.array(list(names.values()), np.int64)), strict=True))
 
 
 #: The exporter's columns that a column of ours is made of beside its own.
@@ -411,11 +399,6 @@ _BESIDE = {
     "level": ("globalTid", "eventType"),
     "parent": ("globalTid", "eventType"),
 }
-
-
-def _behind(table: str) -> list[str]:
-    """The exporter's tables behind one of ours."""
-    return [source for source, facts in _SOURCES.items() if facts["table"] == table]
 
 
 def _require_export(tables: Tables) -> None:

@@ -110,7 +110,7 @@ class Sqlite:
         names = self.tables.get(table)
         if not names:
             return []
-        records = []
+        records: list[dict[str, Any]] = []
         for row in self._select(table, map(_quoted, names)):
             _require_few(self.path, len(records))
             texts = [_decoded(value) if isinstance(value, bytes) else value for value in row]
@@ -119,6 +119,7 @@ class Sqlite:
 
     def first(self, table: str, rows: Rows | None = None) -> int | None:
         """Give the least start of a table, or of some of its rows; None without rows."""
+        first: int | None
         ((first,),) = self._select(table, ["min(start)"], rows)
         return first
 

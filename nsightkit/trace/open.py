@@ -59,12 +59,12 @@ def caching() -> bool:
     return os.environ.get("NSIGHTKIT_NO_CACHE", "") not in ("1", "true", "yes")
 
 
-def kind_of(path: str | os.PathLike[str]) -> str:
+def kind_of(path: Path) -> str:
     """Say by its first bytes what a file or folder is.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
 
     Returns
     -------
@@ -73,7 +73,6 @@ def kind_of(path: str | os.PathLike[str]) -> str:
         ``unfinished``, ``pointer`` (of Git LFS), ``empty``; ``absent``, ``special`` (no regular file), ``folder`` and
         ``other`` are nothing that is known here. It may still be damaged.
     """
-    path = Path(path)
     if path.is_dir():
         from nsightkit.trace import store
 

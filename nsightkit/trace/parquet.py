@@ -72,12 +72,12 @@ _DEPTH = 12
 _Struct: TypeAlias = dict[tuple[int, int], Any]
 
 
-def schema_names(path: str | os.PathLike[str]) -> list[str]:
+def schema_names(path: Path) -> list[str]:
     """List the columns of a Parquet file.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
 
     Returns
     -------
@@ -89,16 +89,16 @@ def schema_names(path: str | os.PathLike[str]) -> list[str]:
         The path is not a regular file. pyarrow's own errors about a damaged file pass through.
     """
     require_regular(path)
-    with pa.OSFile(os.fspath(path)) as opened:
+    with pa.OSFile(str(path)) as opened:
         return list(pq.ParquetFile(opened).schema_arrow.names)
 
 
-def read_table(path: str | os.PathLike[str], columns: list[str]) -> pa.Table:
+def read_table(path: Path, columns: list[str]) -> pa.Table:
     """Read columns of a Parquet file if its contents are in proportion to its size.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
     columns : list of str
 
     Returns
@@ -115,7 +115,7 @@ def read_table(path: str | os.PathLike[str], columns: list[str]) -> pa.Table:
         pass through.
     """
     require_regular(path)
-    with pa.OSFile(os.fspath(path)) as opened:
+    with pa.OSFile(str(path)) as opened:
         schema = pq.ParquetFile(opened).schema_arrow
         if not set(columns).issubset(schema.names) or len(set(schema.names)) < len(schema):
             raise ValueError("a column is missing, or twice there")
@@ -125,7 +125,7 @@ def read_table(path: str | os.PathLike[str], columns: list[str]) -> pa.Table:
                 texts.append(field.name)
             elif not (pa.types.is_primitive(field.type) or pa.types.is_null(field.type)):
                 raise ValueError(f"column {field.name} has an unsupported type")
-        _require_proportion(Path(path), len(schema))
+        _require_proportion(path, len(schema))
         opened.seek(0)
         table = pq.ParquetFile(opened, read_dictionary=texts).read(columns, use_threads=False)
     for name in set(columns).intersection(texts):

@@ -415,13 +415,13 @@ def _export_command(nsys: str, report: Path, out: Path) -> list[str]:
     return [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", *names]
 
 
-def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
+def to_sqlite(report: Path, out: Path) -> Path:
     """Export a ``.nsys-rep`` to SQLite; `out` is written atomically.
 
     Parameters
     ----------
-    report : path-like
-    out : path-like
+    report : Path
+    out : Path
         Replaced when it exists.
 
     Returns
@@ -434,7 +434,6 @@ def to_sqlite(report: str | os.PathLike[str], out: str | os.PathLike[str]) -> Pa
     TraceError
         No usable nsys is installed, or it cannot read the report. The remedy is a command to run.
     """
-    report = Path(report)
     command = shlex.join(_export_command("nsys", report, report.with_suffix(".sqlite")))
     try:
         nsys = NSYS.require()
@@ -481,7 +480,7 @@ class Export:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
 
-def exported(report: str | os.PathLike[str], *, cache: bool) -> Export:
+def exported(report: Path, *, cache: bool) -> Export:
     """Give the SQLite export of a ``.nsys-rep``. Nothing is written beside the report, or replaced there.
 
     The user's own export (``x.sqlite`` of ``x.nsys-rep``) is read if it is newer than the report. Otherwise the report
@@ -489,7 +488,7 @@ def exported(report: str | os.PathLike[str], *, cache: bool) -> Export:
 
     Parameters
     ----------
-    report : path-like
+    report : Path
     cache : bool
         Without it, or without a usable cache folder, the export is a temporary file.
 
@@ -503,7 +502,6 @@ def exported(report: str | os.PathLike[str], *, cache: bool) -> Export:
     TraceError
         As :func:`to_sqlite`.
     """
-    report = Path(report)
     with reading(report):
         state = report.stat()
     beside = report.with_suffix(".sqlite")

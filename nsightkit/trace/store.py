@@ -83,7 +83,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 # -- the store --------------------------------------------------------------------------------------------------
 
 
-def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+def write(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
     """Write a trace as a Parquet folder that :func:`nsightkit.load` opens.
 
     The source's clock is kept (``start_ns`` in the files is on it), so that times stay comparable with the
@@ -94,7 +94,7 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
     ----------
     trace : Trace
         With the selection it carries.
-    folder : path-like
+    folder : Path
         New or empty; nothing is left behind when writing fails.
     overwrite : bool
         Replace an existing trace folder, if it contains nothing else.
@@ -104,7 +104,6 @@ def write(trace: Trace, folder: str | os.PathLike[str], *, overwrite: bool = Fal
     TraceError
         The target exists without `overwrite`, is not a trace folder, or contains other files.
     """
-    folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     require_free(folder, overwrite=overwrite)
     trace = clean(trace)
@@ -142,16 +141,15 @@ def _depth(parent: np.ndarray) -> np.ndarray:
     return depth
 
 
-def require_free(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+def require_free(folder: Path, *, overwrite: bool = False) -> None:
     """Raise unless a trace folder may be written there: over nothing, or over an empty folder.
 
     Parameters
     ----------
-    folder : path-like
+    folder : Path
     overwrite : bool
         Also over a trace folder with nothing else in it.
     """
-    folder = Path(folder)
     if not is_taken(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not is_store(folder):
@@ -166,14 +164,14 @@ def require_free(folder: str | os.PathLike[str], *, overwrite: bool = False) -> 
             )
 
 
-def is_store(folder: str | os.PathLike[str]) -> bool:
+def is_store(folder: Path) -> bool:
     """Whether a folder was written by :func:`write`.
 
     Parameters
     ----------
-    folder : path-like
+    folder : Path
     """
-    return bool(_index_of(Path(folder)).get("kind") == "nsightkit trace")
+    return bool(_index_of(folder).get("kind") == "nsightkit trace")
 
 
 def _index_of(folder: Path) -> dict[str, Any]:
@@ -221,19 +219,19 @@ class _StoreSource:
         return self._first
 
 
-def open_store(folder: str | os.PathLike[str]) -> Source:
+def open_store(folder: Path) -> Source:
     """Open a folder written by :func:`write`.
 
     Parameters
     ----------
-    folder : path-like
+    folder : Path
 
     Raises
     ------
     TraceError
         Damaged, or of a format this version does not read.
     """
-    return _StoreSource(Path(folder))
+    return _StoreSource(folder)
 
 
 # -- the cache --------------------------------------------------------------------------------------------------
@@ -260,12 +258,12 @@ def _content_key(path: Path, reader: str) -> str:
     return hashlib.blake2b(repr(facts).encode(), digest_size=16, key=user_secret()).hexdigest()
 
 
-def cache_folder(path: str | os.PathLike[str]) -> Path | None:
+def cache_folder(path: Path) -> Path | None:
     """Where the cache of a trace lies: beside it, or in the user's cache folder when that is read-only.
 
     Parameters
     ----------
-    path : path-like
+    path : Path
         The trace. For a link, the cache lies beside the target, so that all links share it.
 
     Returns
@@ -274,7 +272,7 @@ def cache_folder(path: str | os.PathLike[str]) -> Path | None:
         None when neither place can be written. An existing folder that is not private (a link, another user's, open to
         others) counts as such. The folder may not exist yet.
     """
-    path = Path(path).resolve()
+    path = path.resolve()
     beside = path.with_name(path.name + ".nsightkit-cache")
     named = user_cache() / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
     for folder in (beside, named):

@@ -119,7 +119,7 @@ def test_a_report_of_any_name_is_exported(nsys, report, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     copy = folder / f"{NASTY}.nsys-rep"
     shutil.copy(report, copy)
-    first = programs.exported(copy.name, cache=True).path  # a relative name with a dash first
+    first = programs.exported(Path(copy.name), cache=True).path  # a relative name with a dash first
     assert first.is_relative_to(tmp_path / "cache")
     first.write_bytes(b"half an export")
     assert nsightkit.load(copy).size("os_calls")
