@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from nsightkit import questions
+from nsightkit import trace as traces
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.records import Diff
 from nsightkit.trace import model
-from nsightkit.trace import open as opening
 
 __all__ = ["Trace", "diff", "load"]
 
@@ -97,7 +97,7 @@ def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
     TraceError
         The file is not such a trace, or is damaged.
     """
-    return Trace.of(opening.load(path, cache=cache))
+    return Trace.of(traces.load(path, cache=cache))
 
 
 def diff(before: Trace | str | os.PathLike[str], after: Trace | str | os.PathLike[str], **options: Any) -> Diff:

@@ -84,7 +84,7 @@ def opened(path: Path, selection: Selection) -> "Trace":
 
 @functools.lru_cache(_OPEN)
 def _opened(path: Path, stamp: object, selection: Selection) -> "Trace":
-    from nsightkit.trace.open import load
+    from nsightkit.trace import load
 
     if selection == Selection():
         return load(path)

@@ -225,7 +225,7 @@ def where(
     ['where', 'phase', 'count', 'gpu_ns', 'share', 'top_kernels']
     """
     from nsightkit.analysis.timeline import where as analysis
-    from nsightkit.trace.open import load
+    from nsightkit.trace import load
 
     capture = None if graph_from is None else load(graph_from)
     places = analysis.summary(trace, by, capture)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import getpass
 import json
 import os
@@ -113,7 +114,14 @@ _FORMS = (
     (r"()(?<![\w.-])ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[a-z0-9-]+)*", "host"),
     (r"()(?<![\w.@/-])[a-z][\w-]{0,60}\.(?:[\w-]{1,60}\.){0,8}(?:internal|corp|lan|local)\b", "host"),
 )
-_PATTERNS = [(re.compile(form), rf"\1[{kind}]") for form, kind in _FORMS]
+
+
+@functools.cache
+def _patterns() -> list[tuple[re.Pattern[str], str]]:
+    """Compile the forms, which takes time that a command without texts to clean need not spend."""
+    return [(re.compile(form), rf"\1[{kind}]") for form, kind in _FORMS]
+
+
 #: An entry of an environment, whose entries are joined by zero bytes.
 _ENTRY = re.compile(r"(?:^|\0)[A-Za-z_]\w*=")
 #: A text without any of these matches no pattern.
@@ -191,7 +199,7 @@ class TextCleaner:
         if "\0" in text and _ENTRY.search(text):  # an environment is replaced as a whole
             return "[environment]"
         if _HINTS.search(text):
-            for pattern, replacement in _PATTERNS:
+            for pattern, replacement in _patterns():
                 text = pattern.sub(replacement, text)
             text = _PATH.sub(_shortened, text)
         return self._names.sub(self._placeholder, text)

@@ -115,9 +115,8 @@ def from_metrics(
     rows = []
     for number, (identity, values) in enumerate(zip(identities, metrics, strict=True)):
         row: dict[str, Any] = {**dict.fromkeys(IDENTITY), "id": number, "ranges": (), **identity}
-        row["gpu"] = row["gpu"] or values.get("device__attribute_display_name") or None
-        version: list[Any] = [values.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor")]
-        row["compute_capability"] = row["compute_capability"] or capability(*version)
+        for name, known in _known(values).items():
+            row[name] = row[name] or known
         for metric in ncu_metrics.METRICS:
             reported = next(filter(values.__contains__, metric.nvidia), "")
             value = values.get(reported)
@@ -126,6 +125,26 @@ def from_metrics(
     names = [metric.name for metric in ncu_metrics.METRICS]
     launches = pd.DataFrame(rows, columns=[*IDENTITY, *names])
     return Report(path, launches.astype(dict.fromkeys(names, "float64")), metrics, units)
+
+
+def _known(values: dict[str, Any]) -> dict[str, str | None]:
+    """What metrics say of the identity of a launch."""
+    prefix = "device__attribute_compute_capability_"
+    known = {
+        "gpu": values.get("device__attribute_display_name"),
+        "compute_capability": capability(values.get(prefix + "major"), values.get(prefix + "minor")),
+        "device": _whole(values.get("launch__device_id")),
+        "stream": _whole(values.get("launch__stream_id")),
+    }
+    for what in ("grid", "block"):
+        sizes = [_whole(values.get(f"launch__{what}_dim_{axis}")) for axis in "xyz"]
+        known[what] = None if None in sizes else f"({', '.join(map(str, sizes))})"
+    return known
+
+
+def _whole(value: Value | None) -> str | None:
+    """Write a number of a device, a stream or a dimension."""
+    return str(int(value)) if isinstance(value, (int, float)) else None
 
 
 #: Columns of a page that identify a launch.
@@ -196,52 +215,23 @@ def _range_cell(name: str) -> str:
 SECONDS = 60
 
 
-class _Launched(msgspec.Struct):
-    """A launch as :mod:`nsightkit.trace.ncu_child` prints it."""
-
-    kernel: str
-    ranges: list[tuple[str, str]]  # domain, name
-    metrics: list[tuple[str, int | float | str, str]]  # name, value, unit
-
-
-class _Contents(msgspec.Struct):
-    """A report as :mod:`nsightkit.trace.ncu_child` prints it."""
-
-    launches: list[_Launched] = []
-    problem: str = ""
-
-
 def _read_report(path: Path) -> Report:
     spec = importlib.util.find_spec("ncu_report")
     if spec is None or spec.origin is None:
         problem = "is an Nsight Compute report, which NVIDIA's ncu-report package reads"
         raise TraceError(path, problem, f"pip install 'nsightkit[ncu]', or {_EXPORT}")
     module = Path(spec.origin).absolute()
-    launches = _printed(path, module.parent.parent if spec.submodule_search_locations else module.parent)
+    launches = []
+    for launch in _printed(path, module.parent.parent if spec.submodule_search_locations else module.parent):
+        identity = {"kernel": launch["kernel"], "ranges": _qualified(launch["ranges"])}
+        launches.append((identity, launch["metrics"]))
     if not launches:
         # NVIDIA's reader silently finds nothing in some damaged reports, too.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
-    units: dict[str, str] = {}
-    identities = []
-    metrics = []
-    for launch in launches:
-        values: dict[str, Value] = {}
-        for name, value, unit in launch.metrics:
-            _put(values, units, name, value, unit)
-        metrics.append(values)
-        identity = {
-            "kernel": launch.kernel,
-            "grid": _dimensions(values, "grid"),
-            "block": _dimensions(values, "block"),
-            "device": _whole(values.get("launch__device_id")),
-            "stream": _whole(values.get("launch__stream_id")),
-            "ranges": _qualified(launch.ranges),
-        }
-        identities.append(identity)
-    return from_metrics(str(path), identities, metrics, units)
+    return _report(path, launches)
 
 
-def _printed(path: Path, folder: Path) -> list[_Launched]:
+def _printed(path: Path, folder: Path) -> list[dict[str, Any]]:
     """Have NVIDIA's package read a report in a separate process, as it aborts on some damaged ones."""
     size = path.stat().st_size
     with reading(path, "makes NVIDIA's reader fail: it is damaged, or of a newer ncu", _AGAIN):
@@ -252,32 +242,29 @@ def _printed(path: Path, folder: Path) -> list[_Launched]:
             seconds=SECONDS + size // 1_000_000,
             output_bytes=min(max(64 << 20, 16 * size), 1 << 30),
         )
-        contents = msgspec.json.decode(output, type=_Contents)
-    if contents.problem:
-        problem = " ".join(contents.problem.split())[:160]
+        contents: dict[str, Any] = msgspec.json.decode(output)
+    if "problem" in contents:
+        problem = " ".join(contents["problem"].split())[:160]
         raise TraceError(path, f"is not a report that ncu-report can read ({problem})", _AGAIN)
-    return contents.launches
+    return list(contents["launches"])
 
 
-def _whole(value: Value | None) -> str | None:
-    """Write a number of a device, a stream or a dimension."""
-    return str(int(value)) if isinstance(value, (int, float)) else None
-
-
-def _dimensions(values: dict[str, Value], what: str) -> str | None:
-    sizes = [_whole(values.get(f"launch__{what}_dim_{axis}")) for axis in "xyz"]
-    if None in sizes:
-        return None
-    return f"({', '.join(map(str, sizes))})"
-
-
-def _put(values: dict[str, Value], units: dict[str, str], name: str, value: Value, unit: str) -> None:
-    """Store a value, converted to its base unit."""
-    base, factor = ncu_metrics.base_unit(unit)
-    if factor != 1.0 and not isinstance(value, str):
-        value *= factor
-    values[name] = value
-    units.setdefault(name, base)
+def _report(path: Path, launches: Iterable[tuple[dict[str, Any], Iterable[tuple[str, Value, str]]]]) -> Report:
+    """Make a report of the identity of each launch, and of the name, value and unit of its metrics."""
+    units: dict[str, str] = {}
+    identities = []
+    metrics = []
+    for identity, measured in launches:
+        values: dict[str, Value] = {}
+        for name, value, unit in measured:
+            base, factor = ncu_metrics.base_unit(unit)
+            units.setdefault(name, base)
+            values[name] = value
+            if factor != 1.0 and not isinstance(value, str):
+                values[name] = value * factor
+        identities.append(identity)
+        metrics.append(values)
+    return from_metrics(str(path), identities, metrics, units)
 
 
 def _qualified(ranges: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -302,44 +289,43 @@ def _read_csv(path: Path, text: str) -> Report:
     with reading(path, "is damaged, or is cut short inside a quoted field", _AGAIN):
         records = list(csv.reader(filter(_RECORD.match, text.split("\n")), strict=True))
     header: list[str] = []
-    page_units: dict[str, str] = {}
     units: dict[str, str] = {}
-    identities = []
-    metrics = []
+    launches = []
     for record in records:
         if record[0] == "ID":
             header = record
-            page_units = {}
+            units = {}
             continue
         if len(record) != len(header):
             problem = f"is damaged: a line has {len(record)} fields, the header {len(header)}"
             raise TraceError(path, problem, f"{_AGAIN}, or {_EXPORT}")
         row = dict(zip(header, record, strict=True))
         if not row["ID"]:
-            page_units = row
+            units = row
             continue
-        if not page_units:
+        if not units:
             problem = "is not ncu's raw page: it has no row of units, and its numbers could mean anything"
             raise TraceError(path, problem, f"print the raw page: {_RAW_PAGE}")
         for cell in record:
             if _COMMA.fullmatch(cell) and not _NUMBER.fullmatch(cell):
                 problem = f"has numbers with a decimal comma ({cell})"
                 raise TraceError(path, problem, f"export it in another locale: LC_ALL=C {_RAW_PAGE}")
-        identities.append(_identity(row))
-        metrics.append(_values(row, page_units, units))
-    if not metrics:
+        launches.append((_identity(row), _measured(row, units)))
+    if not launches:
         problem = 'holds no launch on a raw page of Nsight Compute (whose first line starts with "ID")'
         raise TraceError(path, problem, f"check ncu's filters; give an .ncu-rep, or {_EXPORT}")
-    return from_metrics(str(path), identities, metrics, units)
+    return _report(path, launches)
 
 
-def _values(row: dict[str, str], page_units: dict[str, str], units: dict[str, str]) -> dict[str, Value]:
-    values: dict[str, Value] = {}
+def _measured(row: dict[str, str], units: dict[str, str]) -> list[tuple[str, Value, str]]:
+    """Name, value and unit of each metric in a row."""
+    measured = []
     for name, cell in row.items():
         is_metric = " " not in name and not name.startswith("Id:") and name not in ("ID", "Context", *_NAMED)
-        if is_metric and cell.strip().lower() not in _MISSING:
-            _put(values, units, name, _value(cell.strip()), page_units[name])
-    return values
+        text = cell.strip()
+        if is_metric and text.lower() not in _MISSING:
+            measured.append((name, _value(text), units[name]))
+    return measured
 
 
 def _value(text: str) -> Value:

@@ -11,14 +11,14 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import TraceError
-from nsightkit.trace import programs, store
+from nsightkit.trace import store
 from nsightkit.trace.clean import private_names
 from nsightkit.trace.model import (
     EVENT_TABLES,
@@ -34,6 +34,9 @@ from nsightkit.trace.model import (
 )
 from nsightkit.trace.nesting import nesting
 from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NULL, ParquetDir, Rows, Sqlite, Tables
+
+if TYPE_CHECKING:
+    from nsightkit.trace.programs import Export
 
 __all__ = ["open_parquetdir", "open_report", "open_sqlite"]
 
@@ -495,7 +498,7 @@ def _or_zero(values: Array) -> Array:
 # -- opening ----------------------------------------------------------------------------------------------------
 
 
-def open_sqlite(path: Path, *, cache: bool = True, export: programs.Export | None = None) -> Source:
+def open_sqlite(path: Path, *, cache: bool = True, export: Export | None = None) -> Source:
     """Open an Nsight Systems SQLite export.
 
     Parameters
@@ -532,7 +535,9 @@ def open_report(path: Path, *, cache: bool = True) -> Source:
     TraceError
         No usable nsys is installed, or it cannot read the report.
     """
-    export = programs.exported(path, cache=cache)
+    from nsightkit.trace.programs import exported
+
+    export = exported(path, cache=cache)
     return open_sqlite(export.path, cache=cache, export=export)
 
 

@@ -14,15 +14,17 @@ import time
 import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.trace import parquet, programs
 from nsightkit.trace.files import require_regular
+
+if TYPE_CHECKING:
+    from nsightkit.trace.programs import Export
 
 __all__ = ["EXPORT_AGAIN", "NULL", "ParquetDir", "Rows", "Sqlite", "Tables"]
 
@@ -76,7 +78,7 @@ class Sqlite:
         Of a report, held as long as this is: a temporary one goes with it.
     """
 
-    def __init__(self, path: Path, read: Collection[str], export: programs.Export | None = None) -> None:
+    def __init__(self, path: Path, read: Collection[str], export: Export | None = None) -> None:
         _require_settled(path)
         self.path = path
         self.tables: dict[str, list[str]] = {}  # columns by table
@@ -217,6 +219,8 @@ class ParquetDir:
     """An export as a folder of Parquet files (``nsys export --type parquetdir``), one a table."""
 
     def __init__(self, path: Path, read: Collection[str]) -> None:
+        from nsightkit.trace import parquet
+
         self.path = path
         self.tables: dict[str, list[str]] = {}  # columns by table
         for file in path.glob("*.parquet"):
@@ -258,6 +262,8 @@ class ParquetDir:
         return read[key].to_pylist(), [known[code] for code in coded.cat.codes]
 
     def _table(self, table: str, columns: list[str]) -> pa.Table:
+        from nsightkit.trace import parquet
+
         with self._guard(table):
             return parquet.read_table(self.path / f"{table}.parquet", columns)
 

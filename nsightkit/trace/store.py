@@ -23,10 +23,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from nsightkit.errors import NsightkitError, TraceError, UsageError, reading
-from nsightkit.trace.clean import clean
 from nsightkit.trace.files import (
     drafted,
     is_private,
@@ -39,7 +37,6 @@ from nsightkit.trace.files import (
     user_secret,
 )
 from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
-from nsightkit.trace.parquet import read_table, schema_names
 
 __all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "require_free", "write"]
 
@@ -60,6 +57,8 @@ _CONTENT_FILES = re.compile(r"[\w.-]+\.parquet|(meta|first_ns)\.json")
 
 
 def _write_parquet(frame: pd.DataFrame, path: Path | BinaryIO, compression: str) -> None:
+    import pyarrow.parquet as pq
+
     table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()
     # Times and ids grow steadily: deltas of them take a fifth of the space and of the time.
     delta = {n: "DELTA_BINARY_PACKED" for n in table.column_names if str(table[n].type) in ("int64", "int32")}
@@ -104,6 +103,8 @@ def write(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
     TraceError
         The target exists without `overwrite`, is not a trace folder, or contains other files.
     """
+    from nsightkit.trace.clean import clean
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     require_free(folder, overwrite=overwrite)
     trace = clean(trace)
@@ -206,6 +207,8 @@ class _StoreSource:
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
+        from nsightkit.trace.parquet import read_table, schema_names
+
         file = self._folder / f"{table}.parquet"
         if not os.path.lexists(file):
             return complete(table, None, columns)
@@ -332,6 +335,8 @@ class _CachedSource:
 
     def _kept(self, name: str) -> pd.DataFrame | None:
         """Read a table of the cache; None where it is absent or damaged."""
+        import pyarrow.parquet as pq
+
         with contextlib.suppress(Exception):
             return _frame(pq.read_table(self._folder / f"{name}.parquet", use_threads=False))
         return None

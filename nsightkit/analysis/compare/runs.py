@@ -23,11 +23,10 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
 from nsightkit.errors import TraceError, UsageError, reading
 from nsightkit.safe import plain
-from nsightkit.trace import load
+from nsightkit.trace import kind_of, load
 from nsightkit.trace import ncu as ncu_reports
 from nsightkit.trace.files import require_regular
 from nsightkit.trace.model import GPU_TABLES, Trace
-from nsightkit.trace.open import kind_of
 
 __all__ = ["Amount", "Kind", "Run", "decoded", "of_bench", "of_report", "of_samples", "of_trace", "read", "unit_of"]
 
