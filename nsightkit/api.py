@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from nsightkit import questions
 from nsightkit import trace as traces
 from nsightkit.analysis.timeline.selection import select
+from nsightkit.errors import AnyPath
 from nsightkit.records import Diff
 from nsightkit.trace import model
 
@@ -63,7 +63,7 @@ class Trace(model.Trace):
 
     # -- what it writes
 
-    def report(self, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    def report(self, out: AnyPath, *, overwrite: bool = False) -> Path:
         """Write one HTML file to send: the answer, the tables and a timeline, without secrets.
 
         Parameters
@@ -79,7 +79,7 @@ class Trace(model.Trace):
         return Path(out)
 
 
-def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
+def load(path: AnyPath, *, cache: bool | None = None) -> Trace:
     """Open a trace: an Nsight Systems export or report, a PyTorch profiler's JSON, a folder of ``convert``'s.
 
     Parameters
@@ -100,7 +100,7 @@ def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
     return Trace.of(traces.load(path, cache=cache))
 
 
-def diff(before: Trace | str | os.PathLike[str], after: Trace | str | os.PathLike[str], **options: Any) -> Diff:
+def diff(before: Trace | AnyPath, after: Trace | AnyPath, **options: Any) -> Diff:
     """Compare two captures, and separate changes from noise.
 
     Parameters
@@ -115,5 +115,8 @@ def diff(before: Trace | str | os.PathLike[str], after: Trace | str | os.PathLik
     >>> nk.diff(t, t)["moved"]
     False
     """
-    sides = [side if isinstance(side, model.Trace) else load(side) for side in (before, after)]
-    return questions.diff(sides[0], sides[1], **options)
+    if not isinstance(before, model.Trace):
+        before = load(before)
+    if not isinstance(after, model.Trace):
+        after = load(after)
+    return questions.diff(before, after, **options)

@@ -23,7 +23,6 @@ from nsightkit.output import Format, discard_stdout, note, progress, write
 from nsightkit.safe import plain
 from nsightkit.version import __version__
 
-__all__ = ["COMMANDS", "help_of", "main", "run"]
 
 _PANELS = {
     "Ask about a trace": list(questions.QUESTIONS.values()),
@@ -154,13 +153,11 @@ def _parsed(command: Command, words: list[str]) -> dict[str, Any]:
         # The two differ in arguments between options and in what follows "--".
         parse = parser.parse_args if "--" in words else parser.parse_intermixed_args
         return vars(parse(words))
-    from nsightkit.capture.profiling import separate
-
-    own, rest = separate(words)
-    if command.name == "capture torch":
-        border = words.index("--") if "--" in words else len(words)
-        own, rest = words[:border], words[border:]
-    return {**vars(parser.parse_args(own)), "words": rest}
+    border = words.index("--") if "--" in words else len(words)
+    parsed, others = parser.parse_known_args(words[:border])
+    if others and command.name == "capture torch":
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    return {**vars(parsed), "tool_args": others, "program": words[border + 1 :]}
 
 
 def _run(words: Sequence[str]) -> int:

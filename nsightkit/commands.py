@@ -10,7 +10,7 @@ options.
 import dataclasses
 import functools
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nsightkit.table import Table
     from nsightkit.trace.model import Trace
 
-__all__ = ["command_of", "opened"]
 
 #: Traces, and selections from them, that stay open.
 _OPEN = 4
@@ -448,9 +447,14 @@ def bench(
         nvtx=model.nvtx or model.annotate_mha,
         annotate_mha=model.annotate_mha,
     )
-    settings = benchmark.Settings(device, warmup, steps)
     progress("measuring")
-    document = benchmark.bench(cells, settings, lambda done, label: progress(f"{done} of {len(cells)} done: {label}"))
+    document = benchmark.bench(
+        cells,
+        device=device,
+        warmup=warmup,
+        steps=steps,
+        progress=lambda done, label: progress(f"{done} of {len(cells)} done: {label}"),
+    )
     if out_json is not None:
         benchmark.write(document, out_json)
     return Bench.of(document)
@@ -491,24 +495,22 @@ class Recording:
     overwrite: bool = False
 
 
-def capture_nsys(recording: Recording, words: "list[str]") -> "Written":
+def capture_nsys(recording: Recording, tool_args: "Sequence[str]", program: "Sequence[str]") -> "Written":
     """Run a program under Nsight Systems; other options before the -- go to nsys."""
-    from nsightkit.capture import nsys, profiling
+    from nsightkit.capture import nsys
 
-    nsys_args, program = profiling.split(words)
-    return _captured(nsys.profile(program, nsys_args=nsys_args, **vars(recording)))
+    return _captured(nsys.profile(program, nsys_args=tool_args, **vars(recording)))
 
 
-def capture_ncu(recording: Recording, words: "list[str]") -> "Written":
+def capture_ncu(recording: Recording, tool_args: "Sequence[str]", program: "Sequence[str]") -> "Written":
     """Run a program under Nsight Compute; other options before the -- go to ncu."""
-    from nsightkit.capture import ncu, profiling
+    from nsightkit.capture import ncu
 
-    ncu_args, program = profiling.split(words)
-    return _captured(ncu.profile(program, ncu_args=ncu_args, **vars(recording)))
+    return _captured(ncu.profile(program, ncu_args=tool_args, **vars(recording)))
 
 
 def capture_torch(
-    recording: Recording, words: "list[str]", *, record_shapes: bool = False, with_stack: bool = False
+    recording: Recording, program: "Sequence[str]", *, record_shapes: bool = False, with_stack: bool = False
 ) -> "Written":
     """Run a Python program under torch.profiler.
 
@@ -519,9 +521,8 @@ def capture_torch(
     with_stack : bool
         Record modules and Python functions, for `where`; it slows Python down.
     """
-    from nsightkit.capture import profiling, torch_profiler
+    from nsightkit.capture import torch_profiler
 
-    _, program = profiling.split(words)
     options = {"record_shapes": record_shapes, "with_stack": with_stack, **vars(recording)}
     return _captured(torch_profiler.profile_command(program, **options))
 

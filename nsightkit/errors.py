@@ -17,8 +17,10 @@ from pathlib import Path
 
 from nsightkit.safe import plain
 
-__all__ = ["NsightkitError", "TraceError", "UsageError", "in_words", "reading", "require_amount"]
+__all__ = ["AnyPath", "NsightkitError", "TraceError", "UsageError", "in_words", "reading", "require_amount"]
 
+#: A place in the file system, as :func:`open` takes it.
+AnyPath = str | os.PathLike[str]
 #: `sqlite3.SQLITE_FULL`, without a library that few commands need.
 _SQLITE_FULL = 13
 
@@ -47,7 +49,7 @@ class TraceError(NsightkitError):
         What the reader can do about it, in one clause.
     """
 
-    def __init__(self, path: str | os.PathLike[str], problem: str, remedy: str) -> None:
+    def __init__(self, path: AnyPath, problem: str, remedy: str) -> None:
         self.path = os.fspath(path)
         self.problem = problem
         self.remedy = remedy
@@ -77,7 +79,7 @@ def require_amount(name: str, value: float | None) -> None:
 
 @contextlib.contextmanager
 def reading(
-    path: str | os.PathLike[str] | None,
+    path: AnyPath | None,
     problem: str = "cannot be read as a trace",
     remedy: str = "export or capture it again; NSIGHTKIT_DEBUG=1 shows where it failed",
 ) -> Iterator[None]:
@@ -98,12 +100,15 @@ def reading(
     except Exception as error:
         if _is_of_a_full_disk(error):  # the cache's fault, not the file's: the writer names the place
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-        if isinstance(error, OSError) and error.strerror:  # pyarrow's of a damaged file has none
-            problem, remedy = _OF_THE_SYSTEM.get(
-                type(error), (f"cannot be read ({error.strerror})", "check its permissions and the disk")
-            )
+        if isinstance(error, FileNotFoundError):
+            problem, remedy = "no such file", "check the path"
+        elif isinstance(error, IsADirectoryError):
+            problem, remedy = "is a folder", "give a file"
+        elif isinstance(error, OSError) and error.strerror:  # pyarrow's of a damaged file has none
+            problem, remedy = f"cannot be read ({error.strerror})", "check its permissions and the disk"
         else:
-            problem += f" ({' '.join(f'{type(error).__name__}: {error}'.split())[:160].rstrip(': ')})"
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            problem += f" ({words[:160].rstrip(': ')})"
         raise TraceError(path or "trace", problem, remedy) from error
 
 
@@ -140,9 +145,3 @@ def _is_of_a_full_disk(error: Exception) -> bool:
     if getattr(error, "sqlite_errorcode", None) == _SQLITE_FULL:
         return True
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-_OF_THE_SYSTEM: dict[type[OSError], tuple[str, str]] = {
-    FileNotFoundError: ("no such file", "check the path"),
-    IsADirectoryError: ("is a folder", "give a file"),
-}

@@ -78,13 +78,12 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     peaks: tuple[Peak, ...]
 
-    def peak(self, unit: str, accumulate: str = "fp32") -> Peak | None:
-        """Look up the peak of a unit.
+    def peak(self, unit: str) -> Peak | None:
+        """Look up the peak of a unit, with sums in fp32.
 
         Parameters
         ----------
         unit : {"fp32", "tf32", "fp16", "bf16", "fp8", "fp4"}
-        accumulate : {"fp32", "fp16"}
 
         Returns
         -------
@@ -92,7 +91,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             None where the GPU has no such unit.
         """
         for peak in self.peaks:
-            if (peak.unit, peak.accumulate) == (unit, accumulate):
+            if peak.unit == unit and peak.accumulate == "fp32":
                 return peak
         return None
 
@@ -122,6 +121,10 @@ class _Table(msgspec.Struct):
 
 #: The known GPUs, oldest first.
 GPUS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Table).gpu
+
+
+#: The columns of :func:`rows`; what does not apply is None.
+COLUMNS = dict.fromkeys(("gpu", "unit", "accumulate", "tflops", "gb_per_s", "clock_mhz", "source"))
 
 
 def find(name: str) -> Gpu:
@@ -166,10 +169,8 @@ def rows(gpu: Gpu) -> list[dict[str, object]]:
         ``gpu, unit, accumulate, tflops, gb_per_s, clock_mhz, source``; what does not apply is None.
     """
     table: list[dict[str, object]] = []
-    columns = ("gpu", "unit", "accumulate", "tflops", "gb_per_s", "clock_mhz", "source")
     for peak in gpu.peaks:
-        source = peak.source or gpu.source
-        values = (gpu.name, peak.unit, peak.accumulate, peak.tflops, None, peak.clock_mhz, source)
-        table.append(dict(zip(columns, values, strict=True)))
-    memory = (gpu.name, "memory", None, None, gpu.gb_per_s, None, gpu.bandwidth_source)
-    return [*table, dict(zip(columns, memory, strict=True))]
+        row = COLUMNS | {"gpu": gpu.name, "unit": peak.unit, "accumulate": peak.accumulate, "tflops": peak.tflops}
+        table.append(row | {"clock_mhz": peak.clock_mhz, "source": peak.source or gpu.source})
+    memory = {"gpu": gpu.name, "unit": "memory", "gb_per_s": gpu.gb_per_s, "source": gpu.bandwidth_source}
+    return [*table, COLUMNS | memory]

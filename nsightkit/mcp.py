@@ -19,7 +19,6 @@ from nsightkit.options import Command
 from nsightkit.safe import json_text, plain
 from nsightkit.version import __version__
 
-__all__ = ["MOST_BYTES", "Tool", "fitted", "serve"]
 
 #: Length limit of an answer, as UTF-8.
 MOST_BYTES = 4096

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["REQUIRED", "Command", "Option", "call", "options_of", "summary_of"]
 
 #: The default of what must be given.
 REQUIRED = inspect.Parameter.empty

@@ -15,7 +15,6 @@ from nsightkit.safe import plain
 if TYPE_CHECKING:
     from nsightkit.table import Record, Table
 
-__all__ = ["Format", "discard_stdout", "note", "progress", "write"]
 
 Format = Literal["text", "csv", "json"]
 

@@ -6,8 +6,6 @@ import json
 import unicodedata
 from typing import Any
 
-__all__ = ["json_text", "plain"]
-
 
 def plain(text: object) -> str:
     r"""Write text on one line; what a terminal or a page would obey or hide stands there as an escape.

@@ -23,23 +23,18 @@ from nsightkit.configurations import Configuration, find
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace.files import replacing
 
-__all__ = ["FORMAT", "Cell", "Settings", "bench", "cells", "write"]
+__all__ = ["FORMAT", "Cell", "bench", "cells", "write"]
 
 #: Version of the document's layout.
 FORMAT = 1
 _SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
 _SWITCHES = ("mode", "precision", "attention", "compiled", "nvtx", "annotate_mha")
 #: Fields of a row from the child; null where it gives none.
-_RESULTS = (
-    "where",
-    "detail",
-    "first_step_ns",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "clock",
-)
+_RESULTS = ("where", "detail", "first_step_ns", "peak_allocated_bytes", "peak_reserved_bytes", "clock")
 #: Fields of a row computed from its samples.
 _FIGURES = ("median_ns", "mean_ns", "std_ns", "tokens_per_s", "tflops", "mfu_datasheet")
+#: Time limit of a cell.
+_TIMEOUT_S = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,37 +120,25 @@ def cells(
     return made
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How cells are measured.
-
-    Parameters
-    ----------
-    device : str, optional
-        ``"cpu"`` or a CUDA device; by default CUDA when there is one.
-    warmup : int
-        Warm-up steps. With 0 the first sample includes all first-use costs.
-    steps : int
-        Timed steps.
-    timeout_s : float
-        Time limit of a cell.
-    """
-
-    device: str | None = None
-    warmup: int = 5
-    steps: int = 10
-    timeout_s: float = 600.0
-
-
 def bench(
-    chosen: Sequence[Cell], settings: Settings, progress: Callable[[int, str], object] | None = None
+    chosen: Sequence[Cell],
+    *,
+    device: str | None = None,
+    warmup: int = 5,
+    steps: int = 10,
+    progress: Callable[[int, str], object] = lambda done, label: None,
 ) -> dict[str, Any]:
     """Measure cells, one after the other.
 
     Parameters
     ----------
     chosen : sequence of Cell
-    settings : Settings
+    device : str, optional
+        ``"cpu"`` or a CUDA device; by default CUDA when there is one.
+    warmup : int
+        Warm-up steps. With 0 the first sample includes all first-use costs.
+    steps : int
+        Timed steps.
     progress : callable, optional
         Called with the number of finished cells and the label of the next.
 
@@ -172,32 +155,31 @@ def bench(
     document: dict[str, Any] = {
         "format": FORMAT,
         "nsightkit": nsightkit.__version__,
-        "device": _device(settings),
+        "device": _device(device),
         "gpu": None,
-        "warmup": settings.warmup,
-        "steps": settings.steps,
+        "warmup": warmup,
+        "steps": steps,
         "provenance": None,
         "rows": [],
     }
     for number, cell in enumerate(chosen):
         model = cell.configuration
-        if progress is not None:
-            progress(number, f"{model.name} context {model.context} {cell.mode} {cell.precision}")
+        progress(number, f"{model.name} context {model.context} {cell.mode} {cell.precision}")
         try:
-            result = _measure(cell, document, settings.timeout_s)
+            result = _measure(cell, document)
         except NsightkitError as error:  # a failing cell does not stop the others
             result = {"status": "failed", "detail": str(error)}
         document["provenance"] = document["provenance"] or result.pop("provenance", None)
         document["gpu"] = document["gpu"] or result.get("gpu")
         document["rows"].append(_row(cell, result))
-    if progress is not None:
-        progress(len(chosen), "")
+    progress(len(chosen), "")
     return document
 
 
-def _device(settings: Settings) -> str:
+def _device(device: str | None) -> str:
     """Choose the device, and check that it exists."""
-    device = settings.device or ("cuda" if has_gpu() else "cpu")
+    if device is None:
+        return "cuda" if has_gpu() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise UsageError(f"device {device!r} is neither cpu nor cuda nor cuda:N")
     if device != "cpu" and not has_gpu():
@@ -205,7 +187,7 @@ def _device(settings: Settings) -> str:
     return device
 
 
-def _measure(cell: Cell, document: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def _measure(cell: Cell, document: dict[str, Any]) -> dict[str, Any]:
     """Measure a cell in a child process."""
     if cell.precision == "tf32" and document["device"] == "cpu":
         return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
@@ -215,7 +197,7 @@ def _measure(cell: Cell, document: dict[str, Any], timeout_s: float) -> dict[str
     parameters = {name: getattr(cell.configuration, name) for name in _SIZES}
     parameters |= {name: getattr(cell, name) for name in _SWITCHES}
     parameters["annotate"] = parameters.pop("nvtx")
-    return ask_child("nsightkit.capture.bench_child", {**job, "parameters": parameters}, timeout_s)
+    return ask_child("nsightkit.capture.bench_child", {**job, "parameters": parameters}, _TIMEOUT_S)
 
 
 def _row(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:

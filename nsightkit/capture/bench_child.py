@@ -15,8 +15,6 @@ from nsightkit.workloads import lm
 from nsightkit.workloads.out_of_memory import is_out_of_memory
 from nsightkit.workloads.phases import phase
 
-__all__ = ["main"]
-
 
 def main(
     device: str,

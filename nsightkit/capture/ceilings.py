@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from nsightkit import hardware
 from nsightkit.capture.children import has_gpu
 from nsightkit.capture.timing import time_calls
 from nsightkit.errors import NsightkitError
 
-__all__ = ["measure"]
 
 _UNITS = ("fp32", "tf32", "bf16", "fp16", "fp8", "memory")
 #: Rows and columns of the GEMM's square matrices: large enough to fill any card.
@@ -94,6 +94,5 @@ def _run(call: Callable[[], object], what: str) -> tuple[dict[str, Any], float]:
     warmup, repetitions = round(_WARMUP_NS / first_ns), round(_TIMED_NS / first_ns) + 1
     samples = time_calls(call, warmup=warmup, repetitions=repetitions, device="cuda")
     source = f"measured {dt.datetime.now(dt.UTC).date()}: {what}, median of {repetitions}"
-    row: dict[str, Any] = dict.fromkeys(("gpu", "unit", "accumulate", "tflops", "gb_per_s", "clock_mhz", "source"))
-    row |= {"gpu": torch.cuda.get_device_name(), "source": source}
+    row = hardware.COLUMNS | {"gpu": torch.cuda.get_device_name(), "source": source}
     return row, float(np.median(samples))

@@ -16,8 +16,6 @@ from typing import Any
 from nsightkit.errors import NsightkitError
 from nsightkit.trace.programs import run, said, tail
 
-__all__ = ["answer", "ask_child", "child_environment", "gpu_name", "has_driver", "has_gpu"]
-
 
 @functools.cache
 def gpu_name() -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from nsightkit.errors import UsageError
+from nsightkit.errors import AnyPath, UsageError
 from nsightkit.trace.clean import clean_snapshot
 from nsightkit.trace.files import replacing
 
@@ -24,7 +24,7 @@ MAX_ENTRIES = 200_000
 
 @contextlib.contextmanager
 def recording(
-    output: str | os.PathLike[str],
+    output: AnyPath,
     *,
     max_entries: int = MAX_ENTRIES,
     context: Literal["alloc", "all"] = "all",
@@ -74,7 +74,7 @@ def recording(
             record(enabled=None)
 
 
-def write(taken: Mapping[str, Any], output: str | os.PathLike[str]) -> Path:
+def write(taken: Mapping[str, Any], output: AnyPath) -> Path:
     """Write a snapshot without folders, host and user names.
 
     Parameters

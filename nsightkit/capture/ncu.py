@@ -6,14 +6,13 @@ report and by ncu's log.
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nsightkit.capture.profiling import Captured, choose, parse, target, unexpanded, watch
-from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.programs import NCU, tail
 
 __all__ = ["PERMISSION", "profile"]
@@ -42,7 +41,7 @@ _PRIVATE = (
 
 def profile(
     command: Sequence[str],
-    output: str | os.PathLike[str],
+    output: AnyPath,
     *,
     ncu_args: Sequence[str] = (),
     timeout_s: float | None = None,
@@ -81,7 +80,7 @@ def profile(
         No usable ncu, or no report: the counters may not be read, no kernel matched, there is no GPU.
     """
     if not command:
-        raise UsageError("no command given; name the program to profile")
+        raise UsageError("no command given; on the command line, put -- before the program")
     given = parse(ncu_args, _SHORT_NAMES)
     if given.get("--set") == "full" and not any(name in given for name in _FILTERS):
         raise UsageError(

@@ -7,14 +7,13 @@ therefore judged by the report alone.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nsightkit.capture.profiling import Captured, choose, parse, target, unexpanded, watch
-from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.programs import NSYS, environment, to_sqlite
 
 __all__ = ["collector", "importer", "profile"]
@@ -36,7 +35,7 @@ _PRIVATE = "the report holds this machine's environment variables and host name:
 
 def profile(
     command: Sequence[str],
-    output: str | os.PathLike[str],
+    output: AnyPath,
     *,
     nsys_args: Sequence[str] = (),
     timeout_s: float | None = None,
@@ -77,7 +76,7 @@ def profile(
         No usable nsys, or the run left no report.
     """
     if not command:
-        raise UsageError("no command given; name the program to profile")
+        raise UsageError("no command given; on the command line, put -- before the program")
     given = parse(nsys_args, _SHORT_NAMES)
     if given.get("--capture-range-end", "").startswith("repeat"):
         raise UsageError("--capture-range-end=repeat writes several reports; use stop, and capture once for each")

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.files import require_free
 from nsightkit.trace.programs import run
 
-__all__ = ["Captured", "choose", "parse", "separate", "split", "target", "unexpanded", "watch"]
 
-#: Options of `nsightkit capture nsys` and `ncu` themselves; all others are the tool's.
-_OWN_WITH_VALUE = ("-o", "--output", "--timeout-s", "--format")
-_OWN_FLAGS = ("--overwrite", "-h", "--help")
 #: Options of the tools that nsightkit sets itself.
 _RESERVED = ("--output", "--export", "--log-file", "--force-overwrite")
 #: How long an interrupted profiler may take to write its report.
@@ -52,56 +47,6 @@ class Captured:
 
 
 # -- options -----------------------------------------------------------------------------------------------------
-
-
-def separate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate nsightkit's own options from a command line of `capture nsys` or `capture ncu`.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-
-    Returns
-    -------
-    own : list of str
-    rest : list of str
-        The tool's options as written, then ``--`` and the program.
-
-    Examples
-    --------
-    >>> separate(["-o", "run", "--trace", "cuda", "--", "python", "-o"])
-    (['-o', 'run'], ['--trace', 'cuda', '--', 'python', '-o'])
-    """
-    own: list[str] = []
-    rest: list[str] = []
-    words = list(arguments)
-    while words and words[0] != "--":
-        word = words.pop(0)
-        if word in _OWN_WITH_VALUE and words:
-            own += [word, words.pop(0)]
-        elif word in _OWN_FLAGS or word.startswith(("-o", "--output=", "--timeout-s=", "--format=")):
-            own.append(word)
-        else:
-            rest.append(word)
-    return own, rest + words
-
-
-def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split ``[OPTION…] -- PROGRAM [ARGUMENT…]`` into the tool's options and the program.
-
-    Parameters
-    ----------
-    words : list of str
-
-    Raises
-    ------
-    UsageError
-        There is no ``--``.
-    """
-    if "--" not in words:
-        raise UsageError("put -- before the program: nsightkit capture nsys [OPTIONS] -- python train.py")
-    border = words.index("--")
-    return words[:border], words[border + 1 :]
 
 
 def parse(arguments: Sequence[str], short_names: Mapping[str, str]) -> dict[str, str]:
@@ -170,7 +115,7 @@ def unexpanded(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def target(output: str | os.PathLike[str], suffix: str, *, overwrite: bool) -> Path:
+def target(output: AnyPath, suffix: str, *, overwrite: bool) -> Path:
     """Check the name of a capture before anything runs.
 
     Parameters

@@ -21,7 +21,6 @@ from nsightkit.capture.doctor import installed
 from nsightkit.errors import NsightkitError
 from nsightkit.trace.programs import NCU, NSYS, Tool, dotted, said
 
-__all__ = ["FORMAT", "collect", "rows", "slug"]
 
 #: Version of the layout of recordings.
 FORMAT = 1
@@ -79,7 +78,7 @@ def _gpu(device: str) -> dict[str, Any]:
         "memory_gib": round(properties.total_memory / 2**30),
         "compute_capability": f"{properties.major}.{properties.minor}",
     }
-    answers = utilization.ask_smi(device, list(_OF_GPU.values()))
+    answers = utilization.ask_smi(device, _OF_GPU.values())
     return facts | dict(zip(_OF_GPU, answers, strict=False))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from nsightkit.capture import _under_profiler
 from nsightkit.capture._under_profiler import profiler
 from nsightkit.capture.profiling import Captured, target, watch
-from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.files import drafted
 
 __all__ = ["attention_back_ends", "profile_command", "profile_steps", "profiler"]
@@ -30,7 +29,7 @@ _BACK_ENDS = {
 
 def profile_steps(
     step: Callable[[], object],
-    output: str | os.PathLike[str],
+    output: AnyPath,
     *,
     warmup: int = 2,
     active: int = 5,
@@ -67,7 +66,7 @@ def profile_steps(
     return Path(output)
 
 
-def attention_back_ends(trace: str | os.PathLike[str]) -> list[str]:
+def attention_back_ends(trace: AnyPath) -> list[str]:
     """Find which back ends PyTorch's fused attention chose; the choice depends on card, version and sizes.
 
     Parameters
@@ -86,7 +85,7 @@ def attention_back_ends(trace: str | os.PathLike[str]) -> list[str]:
 
 def profile_command(
     command: Sequence[str],
-    output: str | os.PathLike[str],
+    output: AnyPath,
     *,
     record_shapes: bool = False,
     with_stack: bool = False,

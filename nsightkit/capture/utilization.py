@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import functools
-import io
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-
-import pandas as pd
+from collections.abc import Collection, Iterator
 
 from nsightkit.trace.programs import said
 
-__all__ = ["ask_smi", "watching"]
 
 #: Metrics, and nvidia-smi's names for them.
 _FIELDS = {
-    "time_s": "timestamp",
     "gpu_utilization_percent": "utilization.gpu",
     "sm_clock_mhz": "clocks.sm",
     "power_w": "power.draw",
     "slowdown_mask": "clocks_event_reasons.active",
 }
-_STAMP = "%Y/%m/%d %H:%M:%S.%f"
 
 
 @contextlib.contextmanager
@@ -42,49 +34,50 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[dict[str, list[floa
     Yields
     ------
     dict of str to list
-        Filled when the block ends: ``time_s``, the time since the block began, and of the metrics
-        ``gpu_utilization_percent, sm_clock_mhz, power_w, slowdown_mask`` (NVML's ``nvmlClocksEventReason…``) those
-        that the GPU has. Empty if nvidia-smi gives no answer.
+        Filled when the block ends, in the order of time: of the metrics ``gpu_utilization_percent, sm_clock_mhz,
+        power_w, slowdown_mask`` (NVML's ``nvmlClocksEventReason…``) those that the GPU has. Empty if nvidia-smi gives
+        no answer.
     """
     readings: dict[str, list[float]] = {}
-    fields = list(_FIELDS.values())
-    if device == "cpu" or not ask_smi(device, fields):
+    if device == "cpu" or not ask_smi(device, _FIELDS.values()):
         yield readings
         return
-    command = [*_query(device, fields), f"--loop-ms={round(period_s * 1e3)}"]
+    command = _query(device, _FIELDS.values())
+    command.append(f"--loop-ms={round(period_s * 1e3)}")
     if shutil.which("stdbuf"):  # a program may buffer a minute of lines for a pipe
         command = ["stdbuf", "--output=L", *command]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    begin = dt.datetime.now()  # local time, as nvidia-smi writes it
     try:
         yield readings
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            readings |= _read(process.communicate(timeout=10)[0], begin)
+            readings |= _read(process.communicate(timeout=10)[0])
 
 
-def _read(text: str, begin: dt.datetime) -> dict[str, list[float]]:
+def _read(text: str) -> dict[str, list[float]]:
     """Read nvidia-smi's output; values that a GPU does not have are in brackets."""
+    readings: dict[str, list[float]] = {}
     whole_lines = text.rpartition("\n")[0]  # the last may be cut off
-    table = pd.read_csv(io.StringIO(whole_lines), names=list(_FIELDS), dtype=str, skipinitialspace=True)
-    times = pd.to_datetime(table["time_s"], format=_STAMP)
-    table["time_s"] = (times - begin).dt.total_seconds()
-    table["slowdown_mask"] = table["slowdown_mask"].map(functools.partial(int, base=16))
-    numbers = table.apply(pd.to_numeric, errors="coerce")
-    return {str(name): values.dropna().tolist() for name, values in numbers.items() if values.notna().any()}
+    for line in whole_lines.splitlines():
+        for metric, value in zip(_FIELDS, line.split(", "), strict=True):
+            if metric == "slowdown_mask":
+                readings.setdefault(metric, []).append(int(value, 16))
+            elif not value.startswith("["):
+                readings.setdefault(metric, []).append(float(value))
+    return readings
 
 
-def ask_smi(device: str, fields: Sequence[str]) -> list[str]:
+def ask_smi(device: str, fields: Collection[str]) -> list[str]:
     """Ask nvidia-smi about one GPU.
 
     Parameters
     ----------
     device : str
         A CUDA device.
-    fields : sequence of str
+    fields : collection of str
         As nvidia-smi calls them.
 
     Returns
@@ -96,7 +89,7 @@ def ask_smi(device: str, fields: Sequence[str]) -> list[str]:
     return values if len(values) == len(fields) else []
 
 
-def _query(device: str, fields: Sequence[str]) -> list[str]:
+def _query(device: str, fields: Collection[str]) -> list[str]:
     import torch
 
     # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.

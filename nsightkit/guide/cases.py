@@ -124,10 +124,11 @@ def names() -> dict[str, list[str]]:
     dict
         What each case has, by the case's name.
     """
-    return {
-        source.parent.name: list(json.loads(source.read_text(encoding="utf-8"))["paths"])
-        for source in sorted(folder().glob("*/source.json"))
-    }
+    return {place.parent.name: list(_source(place.parent)["paths"]) for place in sorted(folder().glob("*/source.json"))}
+
+
+def _source(place: Path) -> dict[str, Any]:
+    return dict(json.loads((place / "source.json").read_text(encoding="utf-8")))
 
 
 def case(name: str, which: str) -> Case:
@@ -155,7 +156,7 @@ def case(name: str, which: str) -> Case:
             "docs/cases: clone its repository and install it from there, with pip install -e ."
         )
     place = folder() / name
-    return Case(name, which, next(place.glob(f"{which}.*")), json.loads((place / "source.json").read_text("utf-8")))
+    return Case(name, which, next(place.glob(f"{which}.*")), _source(place))
 
 
 def demo(to: Path) -> list[Case]:
@@ -184,5 +185,8 @@ def demo(to: Path) -> list[Case]:
         shutil.rmtree(to, ignore_errors=True)
         why = error.strerror or "not every file could be copied"
         raise UsageError(f"{to} cannot be written ({why}); choose another place") from error
-    found = [case(DEMO, which) for which in names()[DEMO]]
-    return [dataclasses.replace(one, path=to / one.path.name) for one in found]
+    cases = []
+    for which in names()[DEMO]:
+        installed = case(DEMO, which)
+        cases.append(dataclasses.replace(installed, path=to / installed.path.name))
+    return cases

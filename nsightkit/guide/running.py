@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ from nsightkit.trace import store
 if TYPE_CHECKING:
     from nsightkit.api import Trace
 
-__all__ = ["NCU", "NSYS", "PROVENANCE", "ROWS", "SAMPLES", "SNAPSHOT", "TRACE", "Run", "run", "samples_frame"]
 
 #: Names in a measurement's folder.
 PROVENANCE, SAMPLES, ROWS = "provenance.json", "samples.parquet", "rows.parquet"
@@ -54,6 +53,7 @@ _SECTIONS = (
     "SchedulerStats",
     "WarpStateStats",
 )
+_Samples = dict[str, list[float]]
 _TOOL_TIMEOUT_S = 300.0
 #: The largest relative error of a correct result; sums of 8-bit numbers may be further off.
 _LARGEST_ERROR, _LARGEST_ERROR_FP8 = 0.05, 0.12
@@ -171,7 +171,7 @@ def _settings(task: Run) -> Iterator[None]:
 # -- the run itself ---------------------------------------------------------------------------------------------
 
 
-def _measured(task: Run, folder: Path) -> tuple[dict[str, list[float]], list[dict[str, Any]]]:
+def _measured(task: Run, folder: Path) -> tuple[_Samples, list[dict[str, Any]]]:
     """Run the workload: samples by metric, and the rows of a sweep."""
     with contextlib.ExitStack() as recording:
         first_steps = 0
@@ -191,9 +191,9 @@ def _measured(task: Run, folder: Path) -> tuple[dict[str, list[float]], list[dic
             return samples, []
 
 
-def _timed(task: Run, work: Any, first_steps: int) -> dict[str, list[float]]:
+def _timed(task: Run, work: Any, first_steps: int) -> _Samples:
     """Time steps without a profiler, which would slow the CPU down."""
-    samples: dict[str, list[float]] = {}
+    samples: _Samples = {}
     if task.steps:
         with utilization.watching(task.device) as readings:
             times = timing.time_calls(work.step, warmup=task.warmup, repetitions=task.steps, device=task.device)
@@ -209,7 +209,7 @@ def _timed(task: Run, work: Any, first_steps: int) -> dict[str, list[float]]:
     return samples
 
 
-def _gpu_memory() -> dict[str, list[float]]:
+def _gpu_memory() -> _Samples:
     """What the allocator holds and held at most, and what the device holds beyond the allocator."""
     import torch
 
@@ -233,12 +233,12 @@ def _profile(task: Run, work: Any, folder: Path) -> None:
     )
 
 
-def samples_frame(samples: Mapping[str, list[float]]) -> pd.DataFrame:
+def samples_frame(samples: _Samples) -> pd.DataFrame:
     """Make the table of raw samples: ``metric, index, value``.
 
     Parameters
     ----------
-    samples : mapping of str to list of float
+    samples : dict of str to list of float
     """
     parts = [pd.DataFrame({"metric": [], "index": [], "value": []})]
     for metric, values in samples.items():
@@ -247,7 +247,7 @@ def samples_frame(samples: Mapping[str, list[float]]) -> pd.DataFrame:
     return frame.astype({"metric": "str", "index": "int64", "value": "float64"})
 
 
-def _check(task: Run, samples: Mapping[str, list[float]]) -> None:
+def _check(task: Run, samples: _Samples) -> None:
     """Refuse results that cannot be right."""
     limit = _LARGEST_ERROR_FP8 if "fp8" in task.parameters.values() else _LARGEST_ERROR
     for metric, values in samples.items():

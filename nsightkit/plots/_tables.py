@@ -9,8 +9,6 @@ import pandas as pd
 
 from nsightkit.table import Table, column_of
 
-__all__ = ["table"]
-
 
 def table(
     frame: pd.DataFrame, formats: Mapping[str, str | Callable[[Any], object]] | None = None, missing: str = "-"

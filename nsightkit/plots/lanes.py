@@ -107,23 +107,22 @@ def _cpu_rows(trace: Trace, tables: Iterable[str], most: Most) -> tuple[list[Row
     for table in tables:
         frame = trace.table(table, ["start_ns", "end_ns", "thread", "name"])
         if table == "ranges":
-            frame["level"] = trace[table]["level"].to_numpy()
-            frame.loc[(trace[table]["kind"] == "startend").to_numpy(), "level"] = -1  # these overlap instead of nesting
+            nested = trace.table(table, ["level", "kind"])
+            frame["level"] = nested["level"].mask(nested["kind"] == "startend", -1)  # these overlap instead of nesting
         else:
             # Older profilers round to microseconds, so a child can outlive its parent by one.
             frame["level"], _ = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance=1000)
-        frames[table] = frame
+        # A driver's call within one of the runtime's adds nothing to the outer one.
+        levels = 1 if table == "calls" else most.levels
+        frames[table] = frame[frame["level"] < levels]
     outermost = pd.concat([frame[frame["level"] <= 0] for frame in frames.values()])
     busy_ns = (outermost["end_ns"] - outermost["start_ns"]).groupby(outermost["thread"]).sum()
     rows: list[Row] = []
     for thread in busy_ns.nlargest(most.threads).index:
         name = trace.meta.thread_names.get(thread) or f"thread {thread & 0xFFFFFF}"
         for table, frame in frames.items():
-            # A driver's call within one of the runtime's adds nothing to the outer one.
-            levels = 1 if table == "calls" else most.levels
             label = plain(f"CPU {name}{_SUFFIX[table]}")
-            shown = frame[(frame["thread"] == thread) & (frame["level"] < levels)]
-            for _, events in shown.groupby("level"):
+            for _, events in frame[frame["thread"] == thread].groupby("level"):
                 rows.append(Row(label, [Lane(table, events)]))
                 label = ""
     return rows, len(busy_ns)
@@ -132,21 +131,23 @@ def _cpu_rows(trace: Trace, tables: Iterable[str], most: Most) -> tuple[list[Row
 def _gpu_rows(trace: Trace, most: int, idle: pd.DataFrame | None) -> tuple[list[Row], int]:
     """Rows of the streams with most time, and of idle time; and how many streams there are."""
     lanes: dict[Any, list[Lane]] = {}
-    busy_ns: dict[Any, int] = {}
     for table, name in _NAME_COLUMN.items():
         work = trace.table(table, ["start_ns", "end_ns", "device", "stream", name]).rename(columns={name: "name"})
         for place, events in work.groupby(["device", "stream"]):
             lanes.setdefault(place, []).append(Lane(table, events))
-            busy_ns[place] = busy_ns.get(place, 0) + int((events["end_ns"] - events["start_ns"]).sum())
-    shown = sorted(heapq.nlargest(most, busy_ns, key=busy_ns.__getitem__))
+    shown = heapq.nlargest(most, lanes, key=lambda place: _busy_ns(lanes[place]))
     devices = sorted({device for device, _ in lanes})
     rows: list[Row] = []
     for device in devices:
         gpu = f"GPU {device}" if len(devices) > 1 else "GPU"
-        for place in shown:
+        for place in sorted(shown):
             if place[0] == device:
                 rows.append(Row(f"{gpu} stream {place[1]}", lanes[place]))
         if idle is not None and (idle["device"] == device).any():
-            gaps = idle.loc[idle["device"] == device, ["start_ns", "end_ns", "cause"]]
-            rows.append(Row(f"{gpu} idle, by cause", [Lane(IDLE, gaps.rename(columns={"cause": "name"}))]))
+            gaps = idle[idle["device"] == device].rename(columns={"cause": "name"})
+            rows.append(Row(f"{gpu} idle, by cause", [Lane(IDLE, gaps)]))
     return rows, len(lanes)
+
+
+def _busy_ns(lanes: list[Lane]) -> int:
+    return sum(int((lane.events["end_ns"] - lane.events["start_ns"]).sum()) for lane in lanes)

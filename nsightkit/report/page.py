@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +15,7 @@ from markupsafe import Markup
 from nsightkit import card, questions
 from nsightkit.analysis.core.text import share_text, time_text
 from nsightkit.analysis.timeline import gaps
-from nsightkit.errors import UsageError
+from nsightkit.errors import AnyPath, UsageError
 from nsightkit.plots.lanes import Most, all_rows
 from nsightkit.plots.packing import pack, program, short
 from nsightkit.report.sides import Side, sides_of
@@ -34,7 +33,7 @@ _MOST = Most(levels=12, streams=32, threads=24)
 
 
 def write(
-    traces: Mapping[str, Trace], path: str | os.PathLike[str], *, selection: str = "", overwrite: bool = False
+    traces: Mapping[str, Trace], path: AnyPath, *, selection: str = "", overwrite: bool = False
 ) -> int:
     """Write a report.
 

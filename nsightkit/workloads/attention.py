@@ -7,6 +7,7 @@ Shapes are written B (batch), H (heads), T (context), K (head size, ``d_model / 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import statistics
 import time
@@ -156,34 +157,30 @@ class Sweep(Workload):
         times: list[float] = []
         begun = time.perf_counter()
         while len(times) < 2 or (len(times) <= _PASSES and time.perf_counter() - begun < _CELL_S):
-            attended = self.forward(inputs) if direction == "backward" else None
+            work: Callable[[], object] = functools.partial(self.forward, inputs)
+            if direction == "backward":
+                work = functools.partial(self.backward, inputs, self.forward(inputs))
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats(self.device)
-            times.append(self._time_ns(inputs, attended))
+            times.append(self._time_ns(work))
         measured = {"median_ns": statistics.median(times[1:])}
         if on_gpu:
             measured["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
         return measured
 
-    def _time_ns(self, inputs: list[Tensor], attended: Tensor | None) -> float:
-        """Time one pass, on the GPU's clock where there is one: backward if there is an output, else forward."""
+    def _time_ns(self, work: Callable[[], object]) -> float:
+        """Time one pass, on the GPU's clock where there is one."""
         if self.device.type != "cuda":
             start = time.perf_counter_ns()
-            self._pass(inputs, attended)
+            work()
             return float(time.perf_counter_ns() - start)
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
-        self._pass(inputs, attended)
+        work()
         end.record()
         torch.cuda.synchronize(self.device)
         return float(begin.elapsed_time(end) * 1e6)
-
-    def _pass(self, inputs: list[Tensor], attended: Tensor | None) -> None:
-        if attended is None:
-            self.forward(inputs)
-        else:
-            self.backward(inputs, attended)
 
     def _clean(self) -> None:
         """Return the memory of the last cell."""

@@ -13,15 +13,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nsightkit.workloads.models import DTYPES, EPSILON, Workload, fp8_matmul, naive_attention, rotate
+from nsightkit.workloads.models import DTYPES, EPSILON, Samples, Workload, fp8_matmul, naive_attention, rotate
 from nsightkit.workloads.phases import phase
 
 __all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "forward", "reference", "run"]
@@ -66,29 +65,25 @@ class Rung:
 
 
 #: {mode: {name: Rung}}, each in the order of the ladder.
-RUNGS: Mapping[str, Mapping[str, Rung]] = MappingProxyType(
-    {
-        "prefill": {
-            "unfused": Rung("one kernel per operation", None, attention="naive", joined=False),
-            "sdpa": Rung("fused attention", "unfused", joined=False),
-            "fused": Rung("one GEMM for q, k and v, one for gate and up", "sdpa"),
-            "compiled": Rung("torch.compile", "fused", compiled="default"),
-            "autotuned": Rung("GEMM kernels chosen by trial", "compiled", compiled="max-autotune-no-cudagraphs"),
-            "graphed": Rung("a CUDA graph", "compiled", compiled="default", graphed=True),
-            "triton": Rung("SwiGLU in one Triton kernel", "fused", triton=True),
-            "fp8": Rung("GEMMs in fp8", "compiled", compiled="default", fp8=True),
-        },
-        "decode": {
-            "unfused": Rung("one kernel per operation, attention fused", None, joined=False),
-            "fused": Rung("one GEMM for q, k and v, one for gate and up", "unfused"),
-            "compiled": Rung("torch.compile", "fused", compiled="default"),
-            "graphed": Rung("a CUDA graph", "compiled", compiled="default", graphed=True),
-            "triton": Rung(
-                "a Triton GEMV that streams weights", "graphed", compiled="default", graphed=True, triton=True
-            ),
-        },
-    }
-)
+RUNGS = {
+    "prefill": {
+        "unfused": Rung("one kernel per operation", None, attention="naive", joined=False),
+        "sdpa": Rung("fused attention", "unfused", joined=False),
+        "fused": Rung("one GEMM for q, k and v, one for gate and up", "sdpa"),
+        "compiled": Rung("torch.compile", "fused", compiled="default"),
+        "autotuned": Rung("GEMM kernels chosen by trial", "compiled", compiled="max-autotune-no-cudagraphs"),
+        "graphed": Rung("a CUDA graph", "compiled", compiled="default", graphed=True),
+        "triton": Rung("SwiGLU in one Triton kernel", "fused", triton=True),
+        "fp8": Rung("GEMMs in fp8", "compiled", compiled="default", fp8=True),
+    },
+    "decode": {
+        "unfused": Rung("one kernel per operation, attention fused", None, joined=False),
+        "fused": Rung("one GEMM for q, k and v, one for gate and up", "unfused"),
+        "compiled": Rung("torch.compile", "fused", compiled="default"),
+        "graphed": Rung("a CUDA graph", "compiled", compiled="default", graphed=True),
+        "triton": Rung("a Triton GEMV that streams weights", "graphed", compiled="default", graphed=True, triton=True),
+    },
+}
 
 
 _REFERENCE = Rung("one operation after the other", None, attention="naive", joined=False)
@@ -423,7 +418,7 @@ class LayerRun(Workload):
             return self.program()
 
     @torch.inference_mode()
-    def samples(self) -> dict[str, list[float]]:
+    def samples(self) -> Samples:
         """Compare the output of the layers with float64.
 
         Returns

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["gemv", "swiglu"]
 
 #: Columns of a row that one program of SwiGLU takes.
 _SWIGLU_BLOCK = 2048

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nsightkit.workloads.models import Decoder, DecoderConfig, Workload, autocast, marked
+from nsightkit.workloads.models import Decoder, DecoderConfig, Samples, Workload, autocast, marked
 
 __all__ = ["PHASES", "LMConfig", "Run", "model", "run"]
 
@@ -26,47 +26,32 @@ _BATCHES = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class LMConfig:
-    """Sizes of the model and how it runs; the defaults suit a CPU.
+class LMConfig(DecoderConfig):
+    """Sizes of the model, which :class:`nsightkit.workloads.models.DecoderConfig` has, and how it runs.
 
     Parameters
     ----------
     batch : int
         Sequences in one forward pass.
-    context : int
-        Tokens in a sequence.
-    d_model, layers, d_ff, heads, vocabulary : int
     mode : {"fwd", "fwd_bwd", "train"}
         Forward without a graph; forward and backward; or these and a step of AdamW.
     precision : {"fp32", "tf32", "bf16", "fp16"}
         ``bf16`` and ``fp16`` are autocast over fp32 weights, ``fp16`` with a gradient scaler; ``fp32`` has TF32 off.
-    attention : {"sdpa", "naive"}
-        PyTorch's fused attention, or one that writes its scores to memory.
     compiled : bool
         Run the model through ``torch.compile``.
     feed : {"device", "host"}
         Tokens that lie on the device, or a copy from pinned host memory within the step, in a phase ``copy``.
     annotate : bool
         Open ``step`` and its phases for a profiler; within forward the ``loss`` and, unless compiled, the ``head``.
-    annotate_mha : bool
-        Open a phase for each part of attention in the forward pass; autograd marks nothing in the backward pass.
     seed : int
     """
 
     batch: int = 4
-    context: int = 64
-    d_model: int = 64
-    layers: int = 2
-    d_ff: int = 192
-    heads: int = 4
-    vocabulary: int = 512
     mode: Literal["fwd", "fwd_bwd", "train"] = "train"
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    attention: Literal["sdpa", "naive"] = "sdpa"
     compiled: bool = False
     feed: Literal["device", "host"] = "device"
     annotate: bool = True
-    annotate_mha: bool = False
     seed: int = 0
 
 
@@ -152,7 +137,7 @@ class Run(Workload):
             self.doing = name
         return marked(name, self.config.annotate)
 
-    def samples(self) -> dict[str, list[float]]:
+    def samples(self) -> Samples:
         """Give the losses.
 
         Returns
@@ -165,19 +150,8 @@ class Run(Workload):
 
 def model(config: LMConfig) -> Decoder:
     """Build the model of a configuration on the default device."""
-    return Decoder(
-        DecoderConfig(
-            vocabulary=config.vocabulary,
-            width=config.d_model,
-            layers=config.layers,
-            heads=config.heads,
-            context=config.context,
-            d_ff=config.d_ff,
-            attention=config.attention,
-            mark_attention=config.annotate_mha,
-            mark_head=config.annotate and not config.compiled,  # a phase would break the graph in two
-        )
-    )
+    # A phase would break a compiled graph in two.
+    return Decoder(config, mark_head=config.annotate and not config.compiled)
 
 
 def run(device: str, **parameters: Any) -> Run:

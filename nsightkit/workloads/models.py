@@ -22,6 +22,7 @@ __all__ = [
     "EPSILON",
     "Decoder",
     "DecoderConfig",
+    "Samples",
     "Workload",
     "autocast",
     "fp8_matmul",
@@ -38,6 +39,8 @@ DTYPES = {
     "fp16": torch.float16,
     "fp8": torch.float8_e4m3fn,
 }
+#: Raw samples by metric.
+Samples = dict[str, list[float]]
 #: What RMSNorm adds to the mean of squares.
 EPSILON = 1e-6
 
@@ -55,7 +58,7 @@ class Workload(contextlib.ExitStack[None]):
         super().__init__()
         self.device = torch.device(device)
 
-    def samples(self) -> dict[str, list[float]]:
+    def samples(self) -> Samples:
         """Give raw samples by metric, with the unit in the name.
 
         Returns
@@ -189,30 +192,31 @@ def naive_attention(
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes and switches of a decoder.
+    """Sizes and switches of a decoder; the default sizes suit a CPU.
 
     Parameters
     ----------
-    vocabulary, width, layers, heads, context, d_ff : int
+    context : int
+        Tokens in a sequence.
+    d_model, layers, d_ff, heads, vocabulary : int
     attention : {"sdpa", "naive"}
         PyTorch's fused attention, or one that writes its scores to memory.
     style : {"written", "fused", "elementary"}
         How RMSNorm and SiLU are written. ``written``: the norm as a chain of operations. ``fused``: one operation
         each. ``elementary``: both as chains.
-    mark_attention, mark_head : bool
-        Open a phase for each part of attention, and for the output head, in the forward pass.
+    annotate_mha : bool
+        Open a phase for each part of attention in the forward pass; autograd marks nothing in the backward pass.
     """
 
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    context: int
-    d_ff: int
+    context: int = 64
+    d_model: int = 64
+    layers: int = 2
+    d_ff: int = 192
+    heads: int = 4
+    vocabulary: int = 512
     attention: Literal["sdpa", "naive"] = "sdpa"
     style: Literal["written", "fused", "elementary"] = "written"
-    mark_attention: bool = False
-    mark_head: bool = False
+    annotate_mha: bool = False
 
 
 class RMSNorm(nn.Module):
@@ -220,7 +224,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.width))
+        self.weight = nn.Parameter(torch.ones(config.d_model))
         self.style = config.style
 
     def forward(self, x: Tensor) -> Tensor:
@@ -239,11 +243,11 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.naive = config.attention == "naive"
-        self.mark = config.mark_attention
-        self.q = nn.Linear(config.width, config.width, bias=False)
-        self.k = nn.Linear(config.width, config.width, bias=False)
-        self.v = nn.Linear(config.width, config.width, bias=False)
-        self.out = nn.Linear(config.width, config.width, bias=False)
+        self.mark = config.annotate_mha
+        self.q = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.k = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.v = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
         """Attend within x (B, T, D), with rotary tables (T, K // 2) and the mask of the future (T, T)."""
@@ -271,9 +275,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.width, config.d_ff, bias=False)
-        self.up = nn.Linear(config.width, config.d_ff, bias=False)
-        self.down = nn.Linear(config.d_ff, config.width, bias=False)
+        self.gate = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.up = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
         self.elementary = config.style == "elementary"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -305,21 +309,26 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A decoder-only language model with an untied head and no biases.
 
+    Parameters
+    ----------
+    config : DecoderConfig
+    mark_head : bool
+        Open a phase for the output head.
+
     Examples
     --------
-    >>> config = DecoderConfig(vocabulary=512, width=64, layers=2, heads=4, context=64, d_ff=192)
-    >>> tuple(Decoder(config)(torch.ones(4, 64, dtype=torch.int64)).shape)
+    >>> tuple(Decoder(DecoderConfig())(torch.ones(4, 64, dtype=torch.int64)).shape)
     (4, 64, 512)
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, mark_head: bool = False) -> None:
         super().__init__()
-        self.mark = config.mark_head
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.mark = mark_head
+        self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config)
-        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
-        pairs = config.width // config.heads // 2
+        self.head = nn.Linear(config.d_model, config.vocabulary, bias=False)
+        pairs = config.d_model // config.heads // 2
         frequency = 10_000.0 ** (-torch.arange(pairs) / pairs)
         angle = torch.outer(torch.arange(config.context), frequency)
         self.register_buffer("cosine", angle.cos(), persistent=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_out_of_memory"]
 
 #: The CPU's allocator, CUDA itself and libraries beside torch's own allocator (cuBLAS, cuDNN and their kin) raise a
 #: plain RuntimeError. Triton's "out of resource" is about one kernel's shared memory and registers.

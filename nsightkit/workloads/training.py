@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from nsightkit.workloads.models import Decoder, DecoderConfig, Workload, autocast
+from nsightkit.workloads.models import Decoder, DecoderConfig, Samples, Workload, autocast
 from nsightkit.workloads.phases import phase
 
 __all__ = ["Documents", "Training", "TrainingConfig", "run"]
@@ -100,11 +100,12 @@ class Documents(IterableDataset[Tensor]):
 
     def __iter__(self) -> Iterator[Tensor]:
         # A worker prepares whole batches in turn, so its samples are those of every n-th batch.
+        numbers = itertools.count()
         worker = get_worker_info()
-        first = 0 if worker is None else worker.id
-        stride = 1 if worker is None else worker.num_workers
+        if worker is not None:
+            numbers = itertools.count(worker.id, worker.num_workers)
         batch = self.config.batch
-        for number in itertools.count(first, stride):
+        for number in numbers:
             for index in range(number * batch, (number + 1) * batch):
                 yield self.sample(index)
 
@@ -201,7 +202,7 @@ class Training(Workload):
         """Read a value at once (fault ``sync``: it waits until the queue is empty), or leave it on the device."""
         return value.item() if self.config.sync else value.detach()
 
-    def samples(self) -> dict[str, list[float]]:
+    def samples(self) -> Samples:
         """Give what was seen in each step.
 
         Returns
@@ -217,7 +218,7 @@ def _model(config: TrainingConfig) -> Decoder:
     return Decoder(
         DecoderConfig(
             vocabulary=config.vocabulary,
-            width=config.hidden,
+            d_model=config.hidden,
             layers=config.layers,
             heads=config.heads,
             context=config.context,

@@ -11,13 +11,12 @@ import pytest
 from nsightkit import cli
 from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture import bench as benchmark
-from nsightkit.capture.bench import Cell, Settings, bench, cells
+from nsightkit.capture.bench import Cell, bench, cells
 from nsightkit.configurations import find
 from nsightkit.errors import NsightkitError
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 SCHEMA = json.loads(Path(benchmark.__file__).with_name("bench.schema.json").read_text(encoding="utf-8"))
-CPU = Settings(device="cpu", warmup=0, steps=2)
 ANSWER = {
     "status": "ok",
     "gpu": "NVIDIA H200",
@@ -64,7 +63,7 @@ def jobs(monkeypatch):
 )
 def test_figures_are_those_of_the_samples(jobs, monkeypatch, gpu, mode, precision, peak):
     monkeypatch.setitem(ANSWER, "gpu", gpu)
-    document = valid(bench([Cell(find("medium"), mode, precision)], Settings(steps=4)))
+    document = valid(bench([Cell(find("medium"), mode, precision)], steps=4))
     (row,) = document["rows"]
     cost = envelope(find("medium"))
     flops = cost.fwd_flops if mode == "fwd" else cost.train_flops
@@ -79,8 +78,7 @@ def test_figures_are_those_of_the_samples(jobs, monkeypatch, gpu, mode, precisio
 def test_the_child_is_told_sizes_and_switches(jobs):
     told = []
     chosen = cells(["model_b"], contexts=[64, 128], batch=3, attention="naive", nvtx=True, annotate_mha=True)
-    settings = Settings(warmup=0, steps=4)
-    document = valid(bench(chosen, settings, lambda number, text: told.append((number, text))))
+    document = valid(bench(chosen, warmup=0, steps=4, progress=lambda number, text: told.append((number, text))))
     assert [row["context"] for row in document["rows"]] == [64, 128]
     first, second = jobs
     assert (first["describe"], second["describe"]) == (True, False)  # once is enough

@@ -13,26 +13,6 @@ from nsightkit.errors import NsightkitError, UsageError
 
 
 @pytest.mark.parametrize(
-    ("line", "own", "rest"),
-    [
-        ("-o run -t cuda -- python x -o y", "-o run", "-t cuda -- python x -o y"),
-        ("--trace=cuda --output=run -- p", "--output=run", "--trace=cuda -- p"),
-        ("-kregex:foo -orun --overwrite -- p", "-orun --overwrite", "-kregex:foo -- p"),
-        (
-            "--timeout-s 3 -c nvtx --format json -- p --format x",
-            "--timeout-s 3 --format json",
-            "-c nvtx -- p --format x",
-        ),
-        ("--help", "--help", ""),
-        ("-o", "-o", ""),
-        ("-f -- p", "", "-f -- p"),
-    ],
-)
-def test_own_options_are_separated_from_the_tools(line, own, rest):
-    assert profiling.separate(line.split()) == (own.split(), rest.split())
-
-
-@pytest.mark.parametrize(
     ("line", "values"),
     [
         ("--trace=cuda,nvtx -s none", {"--trace": "cuda,nvtx", "--sample": "none"}),
@@ -86,12 +66,12 @@ def test_the_command_line_hands_options_on_as_written(monkeypatch, capsys):
         return captured
 
     monkeypatch.setattr(nsys, "profile", profile)
-    line = "capture nsys -o run -t cuda --overwrite -p 'a' --timeout-s 5 --format json -- python x -o y"
+    line = "capture nsys -o run -t cuda --overwrite -p 'a' -kregex:a --timeout-s 5 --format json -- python x -o y"
     assert cli.run(line.split()) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["trace"] == "t"
     assert err.splitlines() == ["nsightkit: ran nsys 'a b'", "nsightkit: n."]
-    nsys_args = ["-t", "cuda", "-p", "'a'"]
+    nsys_args = ["-t", "cuda", "-p", "'a'", "-kregex:a"]
     rest = {"command": ["python", "x", "-o", "y"], "output": "run", "timeout_s": 5, "overwrite": True}
     assert asked == {"nsys_args": nsys_args, **rest}
 
