@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import share_text, time_text
-from nsightkit.safe import plain
+from nsightkit.safe import Json, plain
 
 #: Parts of the time below this share round to nothing.
 SMALL = 0.001
@@ -27,7 +27,7 @@ class Segment(NamedTuple):
     share: str
 
 
-def html(answer: Mapping[str, Any], title: str = "", *, unfolded: bool = False) -> str:
+def html(answer: Json, title: str = "", *, unfolded: bool = False) -> str:
     """Lay out a verdict; :func:`css` has its looks.
 
     Parameters
@@ -63,7 +63,7 @@ def _template() -> Template:
     return environment.get_template("card.html")
 
 
-def _bar(answer: Mapping[str, Any]) -> Iterator[Segment]:
+def _bar(answer: Json) -> Iterator[Segment]:
     """Where the time went, as one bar; each moment of each device counts once."""
     left = 0.0
     for part in [*answer["busy"], *answer["candidates"]]:

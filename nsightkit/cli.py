@@ -23,7 +23,6 @@ from nsightkit.output import Format, discard_stdout, note, progress, write
 from nsightkit.safe import plain
 from nsightkit.version import __version__
 
-
 _PANELS = {
     "Ask about a trace": list(questions.QUESTIONS.values()),
     "Ask about other files": [*questions.FILES.values(), questions.diff, commands.check, commands.ranks, commands.mcp],
@@ -31,14 +30,13 @@ _PANELS = {
     "Capture": [commands.doctor, commands.capture_nsys, commands.capture_ncu, commands.capture_torch],
     "Estimate and measure": [commands.peaks, commands.envelope, commands.bench],
 }
-_BY_PANEL = {panel: [commands.command_of(function) for function in functions] for panel, functions in _PANELS.items()}
+_BY_PANEL = {panel: list(map(commands.command_of, functions)) for panel, functions in _PANELS.items()}
 #: Every command by the words that call it.
 COMMANDS = {command.name: command for members in _BY_PANEL.values() for command in members}
 _ABOUT = (
     "Turn a GPU profile into an answer. TRACE is an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a "
     "PyTorch profiler .json or .json.gz, or a folder that `nsightkit convert` wrote."
 )
-_SHORT = {"output": "-o", "format": "-f"}
 _FILTERS = options_of(questions.Selection)
 #: What argparse calls the number of values of an argument: by whether it is a list, and required.
 _COUNTS = {(True, True): "+", (True, False): "*", (False, True): None, (False, False): "?"}
@@ -90,7 +88,7 @@ def _parser_of(command: Command) -> _Parser:
 
 def _add(parser: argparse._ActionsContainer, option: Option) -> None:
     """Add one option or argument to a parser."""
-    text = option.help.replace("%", "%%")
+    text, is_required = option.help.replace("%", "%%"), option.default is REQUIRED
     if option.default not in (None, False, REQUIRED, ()) and "Default" not in text:
         text = f"{text.removesuffix('.')} (default: {option.default})."
     given: dict[str, Any] = {"help": text, "default": [] if option.is_list else option.default}
@@ -101,14 +99,13 @@ def _add(parser: argparse._ActionsContainer, option: Option) -> None:
         given["choices"] = option.choices or None
         given["metavar"] = None if option.choices else option.metavar
     if option.is_positional:
-        parser.add_argument(option.name, nargs=_COUNTS[option.is_list, option.is_required], **given)
+        parser.add_argument(option.name, nargs=_COUNTS[option.is_list, is_required], **given)
         return
     if option.is_list:
         given["action"] = "append"
-    flags = [f"--{option.name.replace('_', '-')}"]
-    if option.name in _SHORT:
-        flags.insert(0, _SHORT[option.name])
-    parser.add_argument(*flags, required=option.is_required, **given)
+    flag = f"--{option.name.replace('_', '-')}"
+    flags = ("-o", flag) if option.name == "output" else (flag,)
+    parser.add_argument(*flags, required=is_required, **given)
 
 
 def _natural(text: str) -> int:

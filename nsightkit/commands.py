@@ -46,7 +46,8 @@ def command_of(function: "Callable[..., Any]") -> Command:
     if any(option.is_trace for option in taken):
         taken += options.options_of(Selection)
         run = functools.partial(_ask, function)
-    return Command(function.__name__.replace("_", " "), options.summary_of(function), taken, run)
+    summary, _, _ = (function.__doc__ or "").partition("\n")
+    return Command(function.__name__.replace("_", " "), summary, taken, run)
 
 
 def _ask(question: "Callable[..., Any]", values: "Mapping[str, Any]") -> "Any":
@@ -143,12 +144,14 @@ def check(
     from nsightkit.records import Check
 
     baseline, writes = kept.baseline, kept.update or kept.add
-    held = baselines.read(baseline) if baseline.exists() or not writes else None
+    held = None
+    if baseline.exists() or not writes:
+        held = baselines.read(baseline)
     words = selection.words
     if match is not None:
         words.append(f"--match {match}")
-    open_part = functools.partial(opened, selection=selection)
     selected = " ".join(words) or None
+    open_part = functools.partial(opened, selection=selection)
     runs = []
     for file in files:
         runs.append(metrics.read(file, opened=open_part, match=match, selection=selected))
@@ -309,8 +312,7 @@ def doctor() -> "Table":
     from nsightkit.table import Table
 
     progress("checking")
-    rows = report()
-    return Table.of(rows, len(rows))
+    return Table.of(report())
 
 
 def peaks(gpu: str | None = None, *, measure: bool = False, top: int | None = None) -> "Table":
@@ -334,11 +336,9 @@ def peaks(gpu: str | None = None, *, measure: bool = False, top: int | None = No
         from nsightkit.capture import ceilings
 
         return Table.of(ceilings.measure(echo=note), top)
-    if gpu is not None:
-        rows = hardware.rows(hardware.find(gpu))
-        return Table.of(rows, len(rows) if top is None else top)
+    cards = hardware.GPUS if gpu is None else (hardware.find(gpu),)
     rows = []
-    for card in hardware.GPUS:
+    for card in cards:
         rows += hardware.rows(card)
     return Table.of(rows, top)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-
 #: The default of what must be given.
 REQUIRED = inspect.Parameter.empty
 #: Placeholders of values in help.
@@ -57,11 +56,6 @@ class Option:
     is_positional: bool = False
     is_trace: bool = False
 
-    @property
-    def is_required(self) -> bool:
-        """Whether it has no default."""
-        return self.default is REQUIRED
-
 
 @dataclasses.dataclass(frozen=True)
 class Command:
@@ -79,16 +73,6 @@ class Command:
     help: str
     options: list[Option]
     run: Callable[[Mapping[str, Any]], Any]
-
-
-def summary_of(function: Callable[..., Any]) -> str:
-    """Give the first sentence of a docstring.
-
-    Parameters
-    ----------
-    function : callable
-    """
-    return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 def options_of(function: Callable[..., Any]) -> list[Option]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from nsightkit.analysis.replay.whatif import WhatIf
     from nsightkit.records import Counters, Diff, Memory, Summary, Verdict
+    from nsightkit.safe import Json
     from nsightkit.table import Table
     from nsightkit.trace.model import Trace
 
@@ -104,11 +105,16 @@ def title_of(trace: "Trace") -> str:
     ----------
     trace : Trace
     """
-    gpus = dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name)
-    parts = [*gpus, f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()]
+    parts = gpus_of(trace)
+    parts.append(f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip())
     if trace.path:
         parts.append(Path(trace.path).name)
     return " · ".join(parts)
+
+
+def gpus_of(trace: "Trace") -> list[str]:
+    """List the names of the GPUs of a trace, each once."""
+    return list(dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name))
 
 
 def _missing(trace: "Trace", *needs: str) -> list[str]:
@@ -515,6 +521,7 @@ def steps(
     12
     """
     from nsightkit.analysis.timeline import steps as analysis
+    from nsightkit.table import rows_of
 
     rows = analysis.summary(trace, match=match)
     floor_ns = None if weights_gb is None else _decode_floor_ns(trace, weights_gb)
@@ -525,7 +532,7 @@ def steps(
     compilers = analysis.recompiled(trace, analysis.find(trace, match))
     if compilers is not None:
         notes.append(compilers)
-    for phase in analysis.phases(rows).to_dict("records"):
+    for phase in rows_of(analysis.phases(rows)):
         notes.append(_phase_text(phase))
         if floor_ns is not None and phase["phase"] == "decode":
             ratio = phase["median_ns"] / floor_ns
@@ -546,20 +553,18 @@ def _decode_floor_ns(trace: "Trace", weights_gb: float) -> float:
     from nsightkit import hardware
 
     require_amount("--weights-gb", weights_gb)
-    names = [gpu.name for gpu in trace.meta.gpus if gpu.name]
+    names = gpus_of(trace)
     if not names:
         raise UsageError("--weights-gb: the trace does not name its GPU, so its memory bandwidth is unknown")
     return 1e9 * weights_gb / hardware.find(names[0]).gb_per_s
 
 
-def _phase_text(phase: "dict[Any, Any]") -> str:
+def _phase_text(phase: "Json") -> str:
     """Describe the steps of one phase of an inference server."""
-    import pandas as pd
-
-    text = f"{phase['phase']}: {count_text(int(phase['steps']), 'step')}, median {time_text(float(phase['median_ns']))}"
-    if not pd.isna(phase["idle_ns"]):
-        text += f", idle {time_text(float(phase['idle_ns']))}"
-    if not pd.isna(phase["tokens_per_s"]):
+    text = f"{phase['phase']}: {count_text(phase['steps'], 'step')}, median {time_text(phase['median_ns'])}"
+    if phase["idle_ns"] is not None:
+        text += f", idle {time_text(phase['idle_ns'])}"
+    if phase["tokens_per_s"] is not None:
         text += f", {phase['tokens_per_s']:,.0f} tokens/s"
     return text
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import bytes_text, count_text, share_text, time_text
+from nsightkit.safe import Json, plain
 from nsightkit.table import About, Fact, Part, Record, Table, plain_value
 
 if TYPE_CHECKING:
@@ -75,21 +76,21 @@ class Summary(Record):
             self._time("GPU idle", "idle_ns", span_ns),
             Fact("kernels or graphs running (density)", share=self["density"]),
         ]
+        labels = {"span_ns": "first to last GPU operation (span)"}
         if devices > 1:
-            facts.append(self._time(f"first to last GPU operation (span), sum of {devices} devices", "span_ns"))
-            facts.append(self._time("first to last GPU operation, all devices", "wall_ns"))
-        else:
-            facts.append(self._time("first to last GPU operation (span)", "span_ns"))
+            labels["span_ns"] += f", sum of {devices} devices"
+            labels["wall_ns"] = "first to last GPU operation, all devices"
         if self["window_ns"] is not None:
-            facts.append(self._time("all steps", "window_ns"))
-            facts.append(self._time("GPU idle in the steps", "window_idle_ns"))
-        facts.append(self._time("recorded before the first GPU operation", "lead_ns"))
-        facts.append(self._time("recorded after the last GPU operation", "tail_ns"))
+            labels |= {"window_ns": "all steps", "window_idle_ns": "GPU idle in the steps"}
+        labels["lead_ns"] = "recorded before the first GPU operation"
+        labels["tail_ns"] = "recorded after the last GPU operation"
         kernels = "kernels" if self["kernel_count"] is None else count_text(self["kernel_count"], "kernel")
-        facts.append(self._time(f"{kernels}, summed", "kernel_ns"))
-        facts.append(self._time("copies and memsets, summed", "memop_ns"))
+        labels["kernel_ns"] = f"{kernels}, summed"
+        labels["memop_ns"] = "copies and memsets, summed"
         if self["graph_ns"]:
-            facts.append(self._time("CUDA graphs, summed", "graph_ns"))
+            labels["graph_ns"] = "CUDA graphs, summed"
+        for key, label in labels.items():
+            facts.append(self._time(label, key))
         if self["memory_overhead"] is not None:
             facts.append(Fact("copy and memset time / kernel time", f"{self['memory_overhead']:.3f}"))
         return facts
@@ -158,14 +159,13 @@ class Memory(Record):
         if self["devices"] > 1:
             about.append(f"device {self['device']} of {self['devices']}")
         yield " · ".join([*about, count_text(self["events"], "event")])
-        facts = []
+        reserved = memory["reserved_bytes"]
+        facts = [Fact(f"allocated {when}", bytes_text(memory["allocated_bytes"]))]
         if self["moment"] != "peak":
-            facts.append(Fact("highest allocated", bytes_text(self["peak_bytes"])))
-        facts.append(Fact(f"allocated {when}", bytes_text(memory["allocated_bytes"])))
-        facts.append(Fact("reserved from CUDA", bytes_text(memory["reserved_bytes"])))
+            facts.insert(0, Fact("highest allocated", bytes_text(self["peak_bytes"])))
+        facts.append(Fact("reserved from CUDA", bytes_text(reserved)))
         for label, key in _FREE.items():
-            share = memory[key] / memory["reserved_bytes"] if memory["reserved_bytes"] else None
-            facts.append(Fact(label, bytes_text(memory[key]), share))
+            facts.append(Fact(label, bytes_text(memory[key]), memory[key] / reserved if reserved else None))
         facts.append(Fact("largest free block", bytes_text(memory["largest_free_block_bytes"])))
         yield facts
         columns = ("category", "bytes", "count", "share")
@@ -178,12 +178,10 @@ class Memory(Record):
     def _failure(self) -> str:
         """Describe the out-of-memory error."""
         oom = self["oom"]
-        asked, free = bytes_text(oom["requested_bytes"]), bytes_text(oom["device_free_bytes"])
-        cached, largest = bytes_text(oom["cached_free_bytes"]), bytes_text(oom["largest_free_block_bytes"])
-        return (
-            f"out of memory: {oom['site']} asked for {asked}; CUDA had {free} free, the cache {cached}, its largest "
-            f"block {largest}"
-        )
+        text = f"out of memory: {oom['site']} asked for {bytes_text(oom['requested_bytes'])}"
+        text += f"; CUDA had {bytes_text(oom['device_free_bytes'])} free"
+        text += f", the cache {bytes_text(oom['cached_free_bytes'])}"
+        return f"{text}, its largest block {bytes_text(oom['largest_free_block_bytes'])}"
 
 
 class Diff(Record):
@@ -208,7 +206,7 @@ class Check(Record):
     """How runs compare with a baseline."""
 
     @classmethod
-    def of(cls, comparison: Mapping[str, Any]) -> Self:
+    def of(cls, comparison: Json) -> Self:
         """Judge a comparison.
 
         Parameters
@@ -217,7 +215,7 @@ class Check(Record):
             Of :func:`nsightkit.analysis.compare.check.compare`, with the path of the ``baseline``.
         """
         answer = cls(comparison, About())
-        failed = [*answer["regressions"], *answer["missing"]]
+        failed = answer["regressions"] + answer["missing"]
         if failed:
             named = [f"{row['metric']} ({_changed(row, 'ratio') or row['status']})" for row in failed[:3]]
             if len(failed) > 3:
@@ -232,9 +230,9 @@ class Check(Record):
     def parts(self) -> Iterator[Part]:
         """Give failures first, then passes."""
         columns = ("status", "metric", "baseline", "now", "change", "limit")
-        failing = [*self["regressions"], *self["missing"], *self["undecided"]]
+        failing = self["regressions"] + self["missing"] + self["undecided"]
         passing = [row for row in self["gates"] if row not in failing]
-        rows = [_check_row(row) for row in [*failing, *passing]]
+        rows = [_check_row(row) for row in failing + passing]
         runs = f"{count_text(self['baseline_runs'], 'run')} in the baseline, {self['runs']} now"
         title = f"{Path(self['baseline']).name} · {runs} · tolerance {100 * self['tolerance']:g} %"
         yield from _rows(rows, columns, top=len(rows), title=title)
@@ -243,7 +241,7 @@ class Check(Record):
         yield from self["notes"]
 
 
-def _inconclusive(row: Mapping[str, Any]) -> str:
+def _inconclusive(row: Json) -> str:
     """Explain why a check cannot decide about a metric."""
     before, after = row["samples"]
     change = _changed(row, "ratio") or "more than 0"
@@ -257,7 +255,7 @@ def _inconclusive(row: Mapping[str, Any]) -> str:
 _STATUS = {"regression": "FAILS", "missing": "MISSING"}
 
 
-def _check_row(row: Mapping[str, Any]) -> dict[str, str]:
+def _check_row(row: Json) -> dict[str, str]:
     """One metric of a check, as text."""
     return {
         "status": _STATUS.get(row["status"], row["status"]),
@@ -278,7 +276,7 @@ def _metric_text(value: float | None, unit: str) -> str:
     return bytes_text(value) if unit == "bytes" else f"{value:,.5g}"
 
 
-def _changed(row: Mapping[str, Any], key: str) -> str:
+def _changed(row: Json, key: str) -> str:
     """How much a metric changed, in percent."""
     return "" if row.get(key) is None else f"{100 * (row[key] - 1):+.1f} %"
 
@@ -314,8 +312,7 @@ class Ranks(Record):
     def parts(self) -> Iterator[Part]:
         """Give the findings, the ranks, their collectives and what was lost."""
         top = self.about.top
-        yield self.findings[0]
-        yield from self.findings[1:]
+        yield from self.findings
         yield self.about.title
         # Sums over a whole trace: a step's length beside them would be on another basis.
         spent = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
@@ -331,7 +328,7 @@ class Ranks(Record):
         return Table.of(self.tables["ranks"]).csv()
 
 
-def _lost(trace: Mapping[str, Any]) -> str:
+def _lost(trace: Json) -> str:
     """Name the file or the ranks of a trace that could not be used."""
     if trace["file"] is not None:
         return Path(trace["file"]).name
@@ -342,7 +339,7 @@ class Bench(Record):
     """What a benchmark measured."""
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Self:
+    def of(cls, document: Json) -> Self:
         """Make the answer; what failed is exit code 2.
 
         Parameters
@@ -373,7 +370,7 @@ class Bench(Record):
                 yield f"{cell_name(row)}: {row['detail']}"
 
 
-def cell_name(row: Mapping[str, Any]) -> str:
+def cell_name(row: Json) -> str:
     """Name one measurement of a benchmark.
 
     Parameters
@@ -388,8 +385,6 @@ class Written(Record):
 
     def text(self, width: int = 0) -> str:  # noqa: ARG002
         """Give the path on one line, however long."""
-        from nsightkit.safe import plain
-
         return f"{plain(self.about.title)}\n"
 
 

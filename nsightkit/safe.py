@@ -6,6 +6,9 @@ import json
 import unicodedata
 from typing import Any
 
+#: A JSON object.
+Json = dict[str, Any]
+
 
 def plain(text: object) -> str:
     r"""Write text on one line; what a terminal or a page would obey or hide stands there as an escape.

@@ -20,12 +20,12 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import pandas as pd
 
 from nsightkit.analysis.core.text import bytes_text, digits, share_text, short_name, time_text
-from nsightkit.safe import json_text, plain
+from nsightkit.safe import Json, json_text, plain
 
 __all__ = [
     "About",
@@ -73,15 +73,19 @@ class Column:
     unit: str
 
     @property
-    def is_text(self) -> bool:
-        """Whether it holds words, which are aligned left."""
-        return self.unit in _WORDS
+    def side(self) -> Literal["left", "right"]:
+        """Words are aligned left, numbers right."""
+        if self.unit in _WORDS:
+            return "left"
+        return "right"
 
     def text(self, value: Any) -> str:
         """Write one value as people read it."""
-        if value is None:
-            return "" if self.unit in ("kernels", "outlier") else "-"
-        return UNITS[self.unit](value)
+        if value is not None:
+            return UNITS[self.unit](value)
+        if self.unit in ("kernels", "outlier"):
+            return ""
+        return "-"
 
 
 def _moment_text(value: float) -> str:
@@ -89,10 +93,12 @@ def _moment_text(value: float) -> str:
 
 
 def _large_text(value: float) -> str:
-    for unit, size in (("T", 1e12), ("G", 1e9)):
-        if value >= size:
-            return f"{digits(value / size)} {unit}"
-    return f"{digits(value / 1e6)} M"
+    unit, size = "M", 1e6
+    if value >= 1e12:
+        unit, size = "T", 1e12
+    elif value >= 1e9:
+        unit, size = "G", 1e9
+    return f"{digits(value / size)} {unit}"
 
 
 def _outlier_text(value: bool) -> str:
@@ -100,10 +106,12 @@ def _outlier_text(value: bool) -> str:
 
 
 def _kernels_text(value: Sequence[str]) -> str:
-    return _cut(short_name(value[0]), 24) if value else ""
+    if not value:
+        return ""
+    return _cut(short_name(value[0]), 24)
 
 
-def _evidence_text(value: Mapping[str, Any]) -> str:
+def _evidence_text(value: Json) -> str:
     """Name what ran in a gap, for how long, and what ended the gap."""
     parts = []
     if value.get("name"):
@@ -172,7 +180,7 @@ def column_of(name: str) -> Column:
 # ---------------------------------------------------------------- values
 
 
-def rows_of(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def rows_of(frame: pd.DataFrame) -> Iterator[Json]:
     """Turn a table into one dict a row, of values that JSON takes.
 
     Parameters
@@ -204,8 +212,12 @@ def plain_value(value: Any, key: str = "") -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
-        return round(value) if key.endswith("_ns") else value
-    return None if pd.isna(value) else str(value)
+        if key.endswith("_ns"):
+            return round(value)
+        return value
+    if pd.isna(value):
+        return None
+    return str(value)
 
 
 #: What a spreadsheet takes for the beginning of a formula, in either width.
@@ -219,7 +231,9 @@ def _csv_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = plain(value)
-    return f"'{text}" if _FORMULA.match(text) else text
+    if _FORMULA.match(text):
+        return f"'{text}"
+    return text
 
 
 # ---------------------------------------------------------------- results
@@ -308,7 +322,7 @@ class Record(dict[str, Any], Printed):
     about : About
     """
 
-    def __init__(self, values: Mapping[str, Any], about: About) -> None:
+    def __init__(self, values: Json, about: About) -> None:
         super().__init__(values)
         self.about = about
 
@@ -328,7 +342,7 @@ class Table(pd.DataFrame, Printed):
     _metadata = ["about"]  # noqa: RUF012 - pandas reads it
 
     @classmethod
-    def of(cls, rows: pd.DataFrame | Sequence[Mapping[str, Any]], top: int | None = None, **about: Any) -> Self:
+    def of(cls, rows: pd.DataFrame | Sequence[Json], top: int | None = None, **about: Any) -> Self:
         """Make a table of rows.
 
         Parameters
@@ -339,9 +353,10 @@ class Table(pd.DataFrame, Printed):
         **about
             As :class:`About` takes it.
         """
-        frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows, dtype=object)
-        table = cls(frame if top is None else frame.head(top))
-        table.about = About(**{"top": top, "total": len(frame), **about})
+        if not isinstance(rows, pd.DataFrame):
+            rows = pd.DataFrame(rows, dtype=object)
+        table = cls(rows[:top])
+        table.about = About(**{"top": top, "total": len(rows), **about})
         return table
 
     __repr__ = Printed.__repr__
@@ -359,9 +374,11 @@ class Table(pd.DataFrame, Printed):
             yield f"… {more:,} more (--top N shows more, --format json all)"
         yield from self.about.notes
 
-    def few(self) -> list[dict[str, Any]]:
+    def few(self) -> list[Json]:
         """Give the rows that people see."""
-        return list(rows_of(self.head(SHOWN_ROWS) if self.about.top is None else self))
+        if self.about.top is None:
+            return list(rows_of(self.head(SHOWN_ROWS)))
+        return list(rows_of(self))
 
     def _shown(self) -> Columns:
         """The columns that people see, and their text."""
@@ -383,7 +400,9 @@ class Table(pd.DataFrame, Printed):
         if value is None:
             return self.about.missing or column.text(None)
         form = self.about.formats.get(column.name, column.text)
-        return str(form.format(value) if isinstance(form, str) else form(value))
+        if isinstance(form, str):
+            return form.format(value)
+        return str(form(value))
 
     def _repr_html_(self) -> str:
         rows = self.few()
@@ -395,14 +414,18 @@ class Table(pd.DataFrame, Printed):
                 cells.append([_cell("th", column, column.heading), *(_cell("td", column, text) for text in texts)])
         head, *body = ("".join(row) for row in zip(*cells, strict=True))
         more = self.about.total - len(rows)
-        below = f"{more:,} more rows" if more > 0 else " ".join(self.about.notes)
+        below = " ".join(self.about.notes)
+        if more > 0:
+            below = f"{more:,} more rows"
         shown = f"<thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(body)}</tr></tbody>"
         return f'<table class="dataframe">{shown}</table><p>{html.escape(plain(below))}</p>'
 
     def json(self) -> str:
         """Write one JSON list, with a line for each row."""
-        lines = [json_text(row) for row in rows_of(self)]
-        return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
+        lines = ",\n".join(map(json_text, rows_of(self)))
+        if not lines:
+            return "[]\n"
+        return f"[\n{lines}\n]\n"
 
     def csv(self) -> str:
         """Write a header and all rows."""
@@ -411,8 +434,7 @@ class Table(pd.DataFrame, Printed):
 
 
 def _cell(tag: str, column: Column, text: str) -> str:
-    side = "left" if column.is_text else "right"
-    return f'<{tag} style="text-align: {side}">{html.escape(plain(text))}</{tag}>'
+    return f'<{tag} style="text-align: {column.side}">{html.escape(plain(text))}</{tag}>'
 
 
 # ---------------------------------------------------------------- text
@@ -444,9 +466,13 @@ def _drawn(part: Any, width: int) -> Any:
     from rich.text import Text
 
     if isinstance(part, str):
-        indent = "  " if part.startswith("- ") else ""
+        indent = ""
+        if part.startswith("- "):
+            indent = "  "
         return Text(textwrap.fill(plain(part), width, subsequent_indent=indent, break_on_hyphens=False))
-    columns = _columns(part, width) if isinstance(part[0], Fact) else part
+    columns = part
+    if isinstance(part[0], Fact):
+        columns = _columns(part, width)
     room = _room(columns, width)
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     grid.show_header = columns is part
@@ -455,11 +481,13 @@ def _drawn(part: Any, width: int) -> Any:
         wraps = column.unit == "sentence"
         grid.add_column(
             Text(column.heading),
-            justify="left" if column.is_text else "right",
+            justify=column.side,
             no_wrap=not wraps,
             overflow="fold" if wraps else "ellipsis",
         )
-        cells.append(shortened(texts, room) if column.unit in _NAMES else texts)
+        if column.unit in _NAMES:
+            texts = shortened(texts, room)  # noqa: PLW2901
+        cells.append(texts)
     for row in zip(*cells, strict=True):
         grid.add_row(*map(Text, row))
     return grid
@@ -469,9 +497,10 @@ def _columns(facts: Sequence[Fact], width: int) -> Columns:
     """Lay facts out as columns: labels, values, and shares with bars as long as there is room for."""
     labels, values = [plain(fact.label) for fact in facts], [plain(fact.value) for fact in facts]
     bar = min(width - max(map(len, labels)) - max(map(len, values)) - 13, _LONG_BAR)
-    shares = []
-    for fact in facts:
-        shares.append("" if fact.share is None else f"{share_text(fact.share):>7} {_bar(fact.share, bar)}")
+    shares = [""] * len(facts)
+    for number, fact in enumerate(facts):
+        if fact.share is not None:
+            shares[number] = f"{share_text(fact.share):>7} {_bar(fact.share, bar)}"
     return [(_BAR, labels), (Column("", "", "value"), values), (_BAR, shares)]
 
 
@@ -506,20 +535,29 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
     for name in set(names):
         alike.setdefault(_cut(name, width), []).append(name)
     head = width // 2 - 1
+    room = width - head - 1
     short = {}
     for text, group in alike.items():
         short[group[0]] = text
+        if len(group) == 1:
+            continue
         first = len(os.path.commonprefix(group))  # noqa: RUF071 - names, not paths
-        for name in group if len(group) > 1 else ():
-            rest, room = name[first:], width - head - 1
-            short[name] = f"{name[:head]}…{rest if len(rest) <= room else rest[: room - 1] + '…'}"
+        for name in group:
+            rest = name[first:]
+            if len(rest) > room:
+                rest = f"{rest[: room - 1]}…"
+            short[name] = f"{name[:head]}…{rest}"
     return [short[name] for name in names]
 
 
 def _cut(name: str, width: int) -> str:
     """Cut a name in its middle; a path keeps more of its end, which tells more."""
-    tail = 2 * width // 3 if "/" in name else width // 3
-    return name if len(name) <= width else f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
+    if len(name) <= width:
+        return name
+    tail = width // 3
+    if "/" in name:
+        tail = 2 * width // 3
+    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
 
 
 def _bar(share: float | None, cells: int) -> str:

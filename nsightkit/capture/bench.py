@@ -21,6 +21,7 @@ from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture.children import ask_child, has_gpu
 from nsightkit.configurations import Configuration, find
 from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.safe import Json
 from nsightkit.trace.files import replacing
 
 __all__ = ["FORMAT", "Cell", "bench", "cells", "write"]
@@ -126,8 +127,8 @@ def bench(
     device: str | None = None,
     warmup: int = 5,
     steps: int = 10,
-    progress: Callable[[int, str], object] = lambda done, label: None,
-) -> dict[str, Any]:
+    progress: Callable[[int, str], object] = lambda *_: None,
+) -> Json:
     """Measure cells, one after the other.
 
     Parameters
@@ -152,7 +153,7 @@ def bench(
     UsageError
         The device does not exist.
     """
-    document: dict[str, Any] = {
+    document: Json = {
         "format": FORMAT,
         "nsightkit": nsightkit.__version__,
         "device": _device(device),
@@ -187,7 +188,7 @@ def _device(device: str | None) -> str:
     return device
 
 
-def _measure(cell: Cell, document: dict[str, Any]) -> dict[str, Any]:
+def _measure(cell: Cell, document: Json) -> Json:
     """Measure a cell in a child process."""
     if cell.precision == "tf32" and document["device"] == "cpu":
         return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
@@ -200,9 +201,9 @@ def _measure(cell: Cell, document: dict[str, Any]) -> dict[str, Any]:
     return ask_child("nsightkit.capture.bench_child", {**job, "parameters": parameters}, _TIMEOUT_S)
 
 
-def _row(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+def _row(cell: Cell, result: Json) -> Json:
     model = cell.configuration
-    row: dict[str, Any] = {"config": model.name, "params": envelope(model).params}
+    row: Json = {"config": model.name, "params": envelope(model).params}
     row |= {"batch": model.batch, "context": model.context}
     row |= {name: getattr(cell, name) for name in _SWITCHES}
     row["status"] = result["status"]
@@ -235,7 +236,7 @@ def _peak_tflops(gpu: str, precision: str) -> float | None:
     return float(peak.tflops) if peak else None
 
 
-def write(document: dict[str, Any], path: Path) -> None:
+def write(document: Json, path: Path) -> None:
     """Write a benchmark's document.
 
     Parameters

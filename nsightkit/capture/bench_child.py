@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from typing import Any
 
 import torch
 
 from nsightkit.capture.children import answer
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.timing import time_calls
+from nsightkit.safe import Json
 from nsightkit.workloads import lm
 from nsightkit.workloads.out_of_memory import is_out_of_memory
 from nsightkit.workloads.phases import phase
@@ -18,11 +18,11 @@ from nsightkit.workloads.phases import phase
 
 def main(
     device: str,
-    parameters: dict[str, Any],
+    parameters: Json,
     warmup: int,
     steps: int,
     describe: bool,
-) -> dict[str, Any]:
+) -> Json:
     """Measure a cell.
 
     Parameters
@@ -39,7 +39,7 @@ def main(
     dict
         Fields of the cell's row.
     """
-    result: dict[str, Any] = {}
+    result: Json = {}
     on_gpu = device.startswith("cuda")
     if describe:
         result["provenance"] = collect(device=device, kind="measured" if on_gpu else "smoke")
@@ -56,7 +56,7 @@ def main(
     return result
 
 
-def _measure(device: str, parameters: dict[str, Any], warmup: int, steps: int) -> dict[str, Any]:
+def _measure(device: str, parameters: Json, warmup: int, steps: int) -> Json:
     """Time the steps; when memory runs out, name the phase."""
     running: lm.Run | None = None
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from nsightkit import hardware
 from nsightkit.capture.children import has_gpu
 from nsightkit.capture.timing import time_calls
 from nsightkit.errors import NsightkitError
-
+from nsightkit.safe import Json
 
 _UNITS = ("fp32", "tf32", "bf16", "fp16", "fp8", "memory")
 #: Rows and columns of the GEMM's square matrices: large enough to fill any card.
@@ -27,7 +26,7 @@ _COPY_BYTES = 4_000_000_000
 _WARMUP_NS, _TIMED_NS = 2e9, 3e9
 
 
-def measure(echo: Callable[[str], object]) -> list[dict[str, Any]]:
+def measure(echo: Callable[[str], object]) -> list[Json]:
     """Measure GEMMs in every precision and a copy, one after the other.
 
     Parameters
@@ -59,7 +58,7 @@ def measure(echo: Callable[[str], object]) -> list[dict[str, Any]]:
     return rows
 
 
-def _gemm(precision: Any) -> dict[str, Any]:
+def _gemm(precision: str) -> Json:
     """Multiply two random matrices."""
     import torch
 
@@ -73,7 +72,7 @@ def _gemm(precision: Any) -> dict[str, Any]:
     return row | {"unit": precision, "accumulate": "fp32", "tflops": tflops}
 
 
-def _copy() -> dict[str, Any]:
+def _copy() -> Json:
     """Copy a tensor within the GPU's memory."""
     import torch
 
@@ -86,7 +85,7 @@ def _copy() -> dict[str, Any]:
     return row | {"unit": "memory", "gb_per_s": 2 * megabytes * 10**6 / time_ns}  # read once, written once
 
 
-def _run(call: Callable[[], object], what: str) -> tuple[dict[str, Any], float]:
+def _run(call: Callable[[], object], what: str) -> tuple[Json, float]:
     """Run an operation for seconds; returns a row without its rate, and the median nanoseconds of a call."""
     import torch
 

@@ -8,13 +8,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from nsightkit.errors import NsightkitError
+from nsightkit.safe import Json
 from nsightkit.trace.programs import run, said, tail
+
+#: Begins the line with a child's result, among whatever else is printed there.
+_ANSWER = "nsightkit's child: "
 
 
 @functools.cache
@@ -71,7 +72,7 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def ask_child(module: str, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+def ask_child(module: str, job: Json, timeout_s: float) -> Json:
     """Run ``python -m MODULE``, give it a job, and read its result.
 
     Parameters
@@ -91,30 +92,27 @@ def ask_child(module: str, job: Mapping[str, Any], timeout_s: float) -> dict[str
     NsightkitError
         It left no result; the message has its exit code and last lines.
     """
-    with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
-        result = Path(folder) / "result.json"
-        command = [sys.executable, "-m", module, json.dumps(job), str(result)]
-        try:
-            done = run(command, timeout_s, env=child_environment())
-        except subprocess.TimeoutExpired as error:
-            last_lines = tail(error.output, 3) or "none"
-            raise NsightkitError(f"not done within {timeout_s:g} s; its last lines: {last_lines}") from error
-        if result.is_file():
-            return dict(json.loads(result.read_text(encoding="utf-8")))
+    try:
+        done = run([sys.executable, "-m", module, json.dumps(job)], timeout_s, env=child_environment())
+    except subprocess.TimeoutExpired as error:
+        last_lines = tail(error.output, 3) or "none"
+        raise NsightkitError(f"not done within {timeout_s:g} s; its last lines: {last_lines}") from error
+    for line in done.stdout.splitlines():
+        if line.startswith(_ANSWER):
+            return dict(json.loads(line.removeprefix(_ANSWER)))
     if done.returncode == -9:
         raise NsightkitError("killed; the machine probably ran out of memory")
     hint = "install torch first (pip install 'nsightkit[torch]'); " if "No module named 'torch'" in done.stdout else ""
     raise NsightkitError(f"{hint}exit code {done.returncode}: {tail(done.stdout, 4)}")
 
 
-def answer(main: Callable[..., Mapping[str, Any]]) -> None:
-    """Be the child of :func:`ask_child`: call a function with the job's values, and write the result.
+def answer(main: Callable[..., Json]) -> None:
+    """Be the child of :func:`ask_child`: call a function with the job's values, and print the result.
 
     Parameters
     ----------
     main : callable
         Takes the job's values by name, and returns JSON values.
     """
-    job, result = sys.argv[1:]
-    values = main(**json.loads(job))
-    Path(result).write_text(json.dumps(values), encoding="utf-8")
+    values = main(**json.loads(sys.argv[1]))
+    print(f"\n{_ANSWER}{json.dumps(values)}", flush=True)

@@ -13,7 +13,6 @@ from nsightkit.capture.nsys import importer
 from nsightkit.errors import NsightkitError
 from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, Tool, dotted, environment, said
 
-
 #: Status, finding and remedy.
 _Finding = tuple[str, str, str]
 

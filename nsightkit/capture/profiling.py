@@ -12,7 +12,6 @@ from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.files import require_free
 from nsightkit.trace.programs import run
 
-
 #: Options of the tools that nsightkit sets itself.
 _RESERVED = ("--output", "--export", "--log-file", "--force-overwrite")
 #: How long an interrupted profiler may take to write its report.

@@ -11,16 +11,17 @@ import functools
 import os
 import platform
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 import nsightkit
 from nsightkit.capture import utilization
 from nsightkit.capture.doctor import installed
 from nsightkit.errors import NsightkitError
+from nsightkit.safe import Json
 from nsightkit.trace.programs import NCU, NSYS, Tool, dotted, said
-
 
 #: Version of the layout of recordings.
 FORMAT = 1
@@ -33,7 +34,7 @@ _OF_GPU = {
 }
 
 
-def collect(*, device: str, **facts: Any) -> dict[str, Any]:
+def collect(*, device: str, **facts: Any) -> Json:
     """Describe this machine and its software.
 
     Parameters
@@ -69,7 +70,7 @@ def _version(tool: Tool) -> str | None:
     return None
 
 
-def _gpu(device: str) -> dict[str, Any]:
+def _gpu(device: str) -> Json:
     import torch
 
     properties = torch.cuda.get_device_properties(torch.device(device))
@@ -82,8 +83,8 @@ def _gpu(device: str) -> dict[str, Any]:
     return facts | dict(zip(_OF_GPU, answers, strict=False))
 
 
-def _software() -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def _software() -> Json:
+    facts: Json = {
         "os": platform.system(),
         "python": platform.python_version(),
         "nsightkit": nsightkit.__version__,
@@ -138,7 +139,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "gpu"
 
 
-def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def rows(record: Json) -> list[tuple[str, str]]:
     """Flatten a provenance record into pairs of name and value, for display.
 
     Parameters
@@ -150,10 +151,5 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     list of (str, str)
         Such as ``("gpu name", "NVIDIA H200")``; unknown values are left out.
     """
-    pairs = []
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            pairs += [(f"{name} {inner}".replace("_", " "), text) for inner, text in rows(value)]
-        elif value is not None:
-            pairs.append((name.replace("_", " "), str(value)))
-    return pairs
+    flat = pd.json_normalize(record, sep=" ").iloc[0].dropna()
+    return [(str(name).replace("_", " "), str(value)) for name, value in flat.items()]

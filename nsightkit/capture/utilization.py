@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 
 from nsightkit.trace.programs import said
 
-
 #: Metrics, and nvidia-smi's names for them.
 _FIELDS = {
     "gpu_utilization_percent": "utilization.gpu",

@@ -14,10 +14,11 @@ import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import nsightkit
 from nsightkit.errors import UsageError
+from nsightkit.safe import Json
 from nsightkit.trace import ncu
 from nsightkit.trace import snapshot as snapshots
 
@@ -47,7 +48,7 @@ class Case:
     name: str
     which: str
     path: Path
-    source: dict[str, Any]
+    source: Json
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -127,7 +128,7 @@ def names() -> dict[str, list[str]]:
     return {place.parent.name: list(_source(place.parent)["paths"]) for place in sorted(folder().glob("*/source.json"))}
 
 
-def _source(place: Path) -> dict[str, Any]:
+def _source(place: Path) -> Json:
     return dict(json.loads((place / "source.json").read_text(encoding="utf-8")))
 
 

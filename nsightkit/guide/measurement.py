@@ -7,14 +7,13 @@ import dataclasses
 import functools
 import html
 import json
-import operator
 import os
 import shutil
 import sys
 import tempfile
 import textwrap
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +25,7 @@ from nsightkit.capture import provenance as provenances
 from nsightkit.errors import TraceError, UsageError, reading
 from nsightkit.guide.cases import details
 from nsightkit.guide.running import NCU, NSYS, PROVENANCE, ROWS, SAMPLES, SNAPSHOT, TRACE, Run, run, samples_frame
+from nsightkit.safe import Json
 from nsightkit.trace import TABLES, TraceMeta, ncu
 from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace.files import drafted
@@ -68,8 +68,8 @@ class Measurement:
 
     name: str
     mode: str
-    parameters: dict[str, Any]
-    provenance: dict[str, Any]
+    parameters: Json
+    provenance: Json
     samples: pd.DataFrame
     rows: pd.DataFrame
     folder: Path | None
@@ -149,10 +149,8 @@ class Measurement:
     def label(self) -> str:
         """Where the figures come from, in words."""
         day = str(self.provenance.get("utc", ""))[:10]
-        if self.mode == "measured":
-            return f"measured on {self.gpu}, {day}"
-        if self.mode == "recorded":
-            return f"recorded on {self.gpu}, {day}"
+        if self.mode in ("measured", "recorded"):
+            return f"{self.mode} on {self.gpu}, {day}"
         if self.mode == "small":
             return "small run on this CPU: no GPU results"
         return f"not measured yet: run this page on your GPU (python {self.script})"
@@ -182,8 +180,8 @@ def measure(
     name: str,
     workload: Callable[..., Any],
     *,
-    gpu: Mapping[str, Any],
-    small: Mapping[str, Any],
+    gpu: Json,
+    small: Json,
     revision: int = 1,
     steps: int = 50,
     warmup: int = 10,
@@ -259,7 +257,7 @@ def measure(
     return _recorded(large) or _measured(little)
 
 
-def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(parameters: Json) -> Json:
     """Give parameters as JSON keeps them, so that they compare equal to a recording's."""
     return dict(json.loads(json.dumps(parameters)))
 
@@ -268,10 +266,10 @@ def _script() -> str:
     """Name the page that called :func:`measure`."""
     frame = sys._getframe(2)
     place = Path(frame.f_globals.get("__file__") or frame.f_code.co_filename)  # sphinx-gallery sets no __file__
-    if "__file__" not in frame.f_globals and place.parent.name != "examples":
-        return "its script"
     # Other folders may be named after a person.
-    return f"examples/{place.name}" if place.parent.name == "examples" else place.name
+    if place.parent.name == "examples":
+        return f"examples/{place.name}"
+    return place.name if "__file__" in frame.f_globals else "its script"
 
 
 def _has_gpu() -> bool:
@@ -320,7 +318,7 @@ def _current_or_new(task: Run) -> Measurement:
     place = recordings_folder() / task.name / machine
     if (place / PROVENANCE).is_file():
         measurement = _read(task, place, "recorded" if task.on_gpu else "small")
-        if _stale(task, measurement.provenance) is None:
+        if _stale(task, measurement) is None:
             return measurement
     measurement = _measured(task)
     assert measurement.folder is not None
@@ -332,16 +330,17 @@ def _current_or_new(task: Run) -> Measurement:
 
 def _recorded(task: Run) -> Measurement | None:
     """Find the recording to show: the newest that is current."""
-    found = []
+    recordings = []
     for file in sorted((recordings_folder() / task.name).glob(f"*/{PROVENANCE}")):
         measurement = _read(task, file.parent, "recorded")
         if measurement.gpu is not None:  # a dry run has none
-            is_current = _stale(task, measurement.provenance) is None
-            found.append((is_current, str(measurement.provenance.get("utc")), measurement))
-    if not found:
+            recordings.append(measurement)
+    if not recordings:
         return None
-    *_, shown = max(found, key=operator.itemgetter(0, 1))
-    notice = _stale(task, shown.provenance)
+    recordings.sort(key=lambda recording: str(recording.provenance.get("utc")))
+    current = [recording for recording in recordings if _stale(task, recording) is None]
+    shown = (current or recordings)[-1]
+    notice = _stale(task, shown)
     if notice is None:
         return shown
     if os.environ.get("NSIGHTKIT_PUBLISH") == "1":
@@ -349,13 +348,13 @@ def _recorded(task: Run) -> Measurement | None:
     return dataclasses.replace(shown, notice=f"This recording is stale: {notice}.")
 
 
-def _stale(task: Run, provenance: Mapping[str, Any]) -> str | None:
+def _stale(task: Run, recording: Measurement) -> str | None:
     """Say why a recording no longer belongs to the page; None where it does, or a reviewer accepted it."""
-    if provenance.get("accepted"):
+    if recording.provenance.get("accepted"):
         return None
-    if provenance.get("parameters") != task.parameters:
+    if recording.parameters != task.parameters:
         return "the page's parameters have changed since"
-    if provenance.get("revision") != task.revision:
+    if recording.provenance.get("revision") != task.revision:
         return "the page's revision has changed since"
     return None
 
@@ -363,7 +362,7 @@ def _stale(task: Run, provenance: Mapping[str, Any]) -> str | None:
 def _read(task: Run, folder: Path, mode: str) -> Measurement:
     """Read a measurement's files; traces are read when they are asked for."""
     with reading(folder, "cannot be read", "remove the folder and record again"):
-        provenance: dict[str, Any] = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
+        provenance: Json = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
         samples = pd.read_parquet(folder / SAMPLES)
         rows = pd.read_parquet(folder / ROWS) if (folder / ROWS).exists() else pd.DataFrame()
     return Measurement(task.name, mode, provenance["parameters"], provenance, samples, rows, folder, task.script)
@@ -372,7 +371,7 @@ def _read(task: Run, folder: Path, mode: str) -> Measurement:
 # -- the answer of a page ---------------------------------------------------------------------------------------
 
 
-def headline(said: str, *runs: Measurement, otherwise: str, badge: str, **findings: float | str) -> dict[str, Any]:
+def headline(said: str, *runs: Measurement, otherwise: str, badge: str, **findings: float | str) -> Json:
     """Give a page's answer: what its runs on a GPU say, else what the page can answer without them.
 
     Parameters

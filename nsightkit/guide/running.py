@@ -27,6 +27,7 @@ from nsightkit.capture import memory, ncu, nsys, provenance, timing, torch_profi
 from nsightkit.capture.children import child_environment
 from nsightkit.capture.profiling import Captured
 from nsightkit.errors import NsightkitError
+from nsightkit.safe import Json
 from nsightkit.trace import ncu as reports
 from nsightkit.trace import store
 
@@ -82,7 +83,7 @@ class Run:
 
     name: str
     workload: Callable[..., Any]
-    parameters: dict[str, Any]
+    parameters: Json
     device: str
     revision: int
     warmup: int
@@ -116,7 +117,7 @@ def run(task: Run, folder: Path) -> None:
         A result is wrong.
     """
     begin = time.perf_counter()
-    facts: dict[str, Any] = {}
+    facts: Json = {}
     with _settings(task):
         samples, rows = _measured(task, folder)
     _check(task, samples)
@@ -171,7 +172,7 @@ def _settings(task: Run) -> Iterator[None]:
 # -- the run itself ---------------------------------------------------------------------------------------------
 
 
-def _measured(task: Run, folder: Path) -> tuple[_Samples, list[dict[str, Any]]]:
+def _measured(task: Run, folder: Path) -> tuple[_Samples, list[Json]]:
     """Run the workload: samples by metric, and the rows of a sweep."""
     with contextlib.ExitStack() as recording:
         first_steps = 0
@@ -187,7 +188,13 @@ def _measured(task: Run, folder: Path) -> tuple[_Samples, list[dict[str, Any]]]:
             recording.close()  # the model is still there, and is in the snapshot
             samples = _timed(task, work, first_steps)
             if task.profile is not None:
-                _profile(task, work, folder)
+                torch_profiler.profile_steps(
+                    work.step,
+                    folder / "profile.json",
+                    warmup=2 if task.on_gpu else 1,
+                    active=task.profiled,
+                    shapes=task.profile == "shapes",
+                )
             return samples, []
 
 
@@ -211,26 +218,16 @@ def _timed(task: Run, work: Any, first_steps: int) -> _Samples:
 
 def _gpu_memory() -> _Samples:
     """What the allocator holds and held at most, and what the device holds beyond the allocator."""
-    import torch
+    from torch import cuda
 
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    reserved = torch.cuda.memory_reserved()
+    cuda.synchronize()
+    free, total = cuda.mem_get_info()
+    reserved = cuda.memory_reserved()
     return {
-        "peak_bytes": [torch.cuda.max_memory_allocated()],
+        "peak_bytes": [cuda.max_memory_allocated()],
         "reserved_bytes": [reserved],
         "context_bytes": [total - free - reserved],
     }
-
-
-def _profile(task: Run, work: Any, folder: Path) -> None:
-    torch_profiler.profile_steps(
-        work.step,
-        folder / "profile.json",
-        warmup=2 if task.on_gpu else 1,
-        active=task.profiled,
-        shapes=task.profile == "shapes",
-    )
 
 
 def samples_frame(samples: _Samples) -> pd.DataFrame:
@@ -240,10 +237,11 @@ def samples_frame(samples: _Samples) -> pd.DataFrame:
     ----------
     samples : dict of str to list of float
     """
-    parts = [pd.DataFrame({"metric": [], "index": [], "value": []})]
+    rows = []
     for metric, values in samples.items():
-        parts.append(pd.DataFrame({"metric": metric, "index": range(len(values)), "value": values}))
-    frame = pd.concat(parts, ignore_index=True)
+        for index, value in enumerate(values):
+            rows.append((metric, index, value))
+    frame = pd.DataFrame(rows, columns=["metric", "index", "value"])
     return frame.astype({"metric": "str", "index": "int64", "value": "float64"})
 
 
@@ -263,7 +261,7 @@ def _check(task: Run, samples: _Samples) -> None:
 # -- once more under Nsight Systems or Nsight Compute ------------------------------------------------------------
 
 
-def _under_tool(task: Run, folder: Path) -> dict[str, Any]:
+def _under_tool(task: Run, folder: Path) -> Json:
     """Run the workload under a tool, in a child process; a failure is a notice, for the rest was measured."""
     place = f"{task.workload.__module__}:{task.workload.__qualname__}"
     how = [task.device, str(task.warmup), str(task.profiled)]

@@ -89,18 +89,18 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
 
 def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
     """Draw one column as bars; give their labels."""
-    widths = values.fillna(0)
+    widths, label = values.fillna(0), column
     write = _number
-    axes.set_xlabel(column, fontsize=9)
     if column.endswith("_ns"):
         write = duration
         size, unit = time_unit(widths.max())
         widths = widths / size
-        axes.set_xlabel(f"{column.removesuffix('_ns').replace('_', ' ')} ({unit})", fontsize=9)
+        label = f"{column.removesuffix('_ns').replace('_', ' ')} ({unit})"
     axes.xaxis.set_major_locator(MaxNLocator(3))
     if column.startswith("share"):
         write = "{:.1%}".format
         axes.xaxis.set_major_formatter(PercentFormatter(1))  # its own decimals: small shares need some
+    axes.set_xlabel(label, fontsize=9)
     words = values.map(write, na_action="ignore").fillna("none")
     bars = axes.barh(np.arange(len(values)), widths, color=BLUE, height=0.66)
     axes.bar_label(bars, words.tolist(), padding=3, fontsize=8)

@@ -42,8 +42,9 @@ def roofline(
     matplotlib.figure.Figure
     """
     points = table[(table["flops"] > 0) & table["intensity"].notna()]
-    points = points.sort_values("time_ns", ascending=False, kind="stable").astype({"intensity": float})
-    points["reached"] = points["flops"].astype(float) / points["time_ns"].astype(float) / 1e3
+    points = points.sort_values("time_ns", ascending=False, kind="stable")
+    points = points.astype(dict.fromkeys(("flops", "intensity", "time_ns"), float))
+    points["reached"] = points["flops"] / points["time_ns"] / 1e3
     figure, axes = style.new_figure(5.4, title)
     if points.empty:
         return style.nothing(figure, axes, title, "no operations with FLOPs and a time")

@@ -135,5 +135,7 @@ def interactive_timeline(
     """
     if not traces:
         raise UsageError("an interactive timeline needs a trace")
-    rows = {label: Rows(outer_rows(trace, levels)) for label, trace in traces.items()}
+    rows = {}
+    for label, trace in traces.items():
+        rows[label] = Rows(outer_rows(trace, levels))
     return pack(rows, title=title, most_bytes=most_bytes)

@@ -144,8 +144,8 @@ def _gpu_rows(trace: Trace, most: int, idle: pd.DataFrame | None) -> tuple[list[
             if place[0] == device:
                 rows.append(Row(f"{gpu} stream {place[1]}", lanes[place]))
         if idle is not None and (idle["device"] == device).any():
-            gaps = idle[idle["device"] == device].rename(columns={"cause": "name"})
-            rows.append(Row(f"{gpu} idle, by cause", [Lane(IDLE, gaps)]))
+            gaps = idle.loc[idle["device"] == device, ["start_ns", "end_ns", "cause"]]
+            rows.append(Row(f"{gpu} idle, by cause", [Lane(IDLE, gaps.rename(columns={"cause": "name"}))]))
     return rows, len(lanes)
 
 

@@ -14,7 +14,6 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +21,7 @@ import pandas as pd
 from nsightkit.analysis.core.categories import categorize
 from nsightkit.plots.lanes import IDLE, Lane, Rows, in_words
 from nsightkit.plots.looks import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY, GREY
-from nsightkit.safe import plain
+from nsightkit.safe import Json, plain
 from nsightkit.trace.model import GPU_TABLES
 
 #: Of each kind of event; the viewer draws those of CPU threads in two greys.
@@ -145,7 +144,7 @@ def pack(traces: Mapping[str, Rows], *, title: str, most_bytes: int) -> Interact
     """
     names: _Names = {}
     parts: list[pd.DataFrame] = []  # the events of each lane; a lane's number is its place here
-    charts: list[dict[str, Any]] = []
+    charts: list[Json] = []
     sentences = []
     for label, (rows, left_out) in traces.items():
         lanes = [lane.events for row in rows for lane in row.lanes]
@@ -169,7 +168,7 @@ def pack(traces: Mapping[str, Rows], *, title: str, most_bytes: int) -> Interact
     return InteractiveTimeline(data, " ".join(sentences))
 
 
-def _fitted(page: dict[str, Any], events: pd.DataFrame, names: list[tuple[str, str]], most_bytes: int) -> str:
+def _fitted(page: Json, events: pd.DataFrame, names: list[tuple[str, str]], most_bytes: int) -> str:
     """Pack a page, with so many events merged that it is not larger than it may be."""
     cell_ns = 0
     longest_ns = max(trace["span"] for trace in page["traces"])
@@ -184,7 +183,7 @@ def _fitted(page: dict[str, Any], events: pd.DataFrame, names: list[tuple[str, s
         events = merged(events, cell_ns)
 
 
-def _packed(events: pd.DataFrame, names: list[tuple[str, str]]) -> dict[str, Any]:
+def _packed(events: pd.DataFrame, names: list[tuple[str, str]]) -> Json:
     """Lanes as lists, the names that they use, and the kinds of those."""
     codes, used = pd.factorize(events["name"])
     end = events["start"] + events["length"]

@@ -32,9 +32,7 @@ _TIMELINE_BYTES = 3_000_000
 _MOST = Most(levels=12, streams=32, threads=24)
 
 
-def write(
-    traces: Mapping[str, Trace], path: AnyPath, *, selection: str = "", overwrite: bool = False
-) -> int:
+def write(traces: Mapping[str, Trace], path: AnyPath, *, selection: str = "", overwrite: bool = False) -> int:
     """Write a report.
 
     Parameters

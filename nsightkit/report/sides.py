@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from nsightkit.questions import gpus_of
 from nsightkit.safe import plain
 from nsightkit.trace.clean import clean, clean_text
 from nsightkit.trace.model import Trace
@@ -74,6 +75,6 @@ def sides_of(traces: Mapping[str, Trace]) -> list[Side]:
 
 def _source(trace: Trace) -> str:
     meta = trace.meta
-    cards = " and ".join(dict.fromkeys(gpu.name for gpu in meta.gpus if gpu.name)) or "GPU not named"
+    cards = " and ".join(gpus_of(trace)) or "GPU not named"
     missing = ", ".join(meta.missing) or "nothing"
     return f"{cards} · {meta.tool} {meta.tool_version or ''} · not recorded: {missing}"

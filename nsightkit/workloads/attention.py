@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,8 +57,8 @@ class SweepConfig:
     batch, heads : int
     """
 
-    implementation: Literal["naive", "naive-compiled", "math", "efficient", "flash", "cudnn"]
-    precision: Literal["fp32", "tf32", "bf16"]
+    implementation: str
+    precision: str
     d_model: Sequence[int]
     context: Sequence[int]
     batch: int = 8
@@ -98,12 +99,12 @@ class Sweep(Workload):
             unsupported), ``median_ns``, and ``peak_bytes`` (allocated at the peak of the direction; NaN on a CPU).
         """
         config = self.config
+        row: dict[str, Any] = {"implementation": config.implementation, "precision": config.precision}
+        row |= {"batch": config.batch, "heads": config.heads, "median_ns": math.nan, "peak_bytes": math.nan}
         for d_model in config.d_model:
             for context in config.context:
                 for direction in ("forward", "backward"):
-                    row: dict[str, Any] = {"implementation": config.implementation, "precision": config.precision}
-                    row |= {"d": d_model, "context": context, "batch": config.batch, "heads": config.heads}
-                    row |= {"direction": direction, "median_ns": float("nan"), "peak_bytes": float("nan")}
+                    row |= {"d": d_model, "context": context, "direction": direction}
                     yield row | self._cell(d_model, context, direction)
                     self._clean()
 

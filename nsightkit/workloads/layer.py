@@ -114,7 +114,7 @@ class LayerConfig:
     or 91 µs (H200), and 40 eager launches take 200 µs: decode is launch-bound until it is graphed.
     """
 
-    mode: Literal["prefill", "decode"]
+    mode: str
     rung: str
     batch: int = 1
     context: int = 48
@@ -122,7 +122,7 @@ class LayerConfig:
     heads: int = 4
     d_ff: int = 176
     layers: int = 3
-    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    precision: str = "bf16"
 
 
 class Fp8Weight(NamedTuple):
@@ -179,10 +179,9 @@ def linear(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
     """Multiply x (B, T, columns) with a weight (rows, columns)."""
     if not isinstance(weight, Fp8Weight):
         return F.linear(x, weight)
-    batch, tokens, _ = x.shape
     narrow = _to_fp8(x, weight.input_scale).flatten(0, 1)
     product = fp8_matmul(narrow, weight.values.t(), weight.input_scale, weight.scale, x.dtype)
-    return product.view(batch, tokens, -1)
+    return product.view(*x.shape[:2], -1)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -229,13 +228,12 @@ def forward(
     Tensor
         (B, T, D).
     """
-    batch, tokens, hidden = x.shape
     normed = norm(x, w.norm_1)
     if rung.joined:
         projected = list(kernels.linear(normed, w.qkv).chunk(3, dim=-1))
     else:
         projected = [F.linear(normed, weight) for weight in w.qkv.chunk(3)]
-    q, k, v = [part.view(batch, tokens, shared.heads, -1).transpose(1, 2) for part in projected]
+    q, k, v = [torch.unflatten(part, -1, (shared.heads, -1)).transpose(1, 2) for part in projected]
     q = rotate(q, shared.cosine, shared.sine)
     k = rotate(k, shared.cosine, shared.sine)
     if cache is not None:
@@ -248,8 +246,7 @@ def forward(
     else:
         # is_causal, not a mask: a mask tensor would rule out flash attention. A decoded token sees the whole cache.
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=cache is None)
-    mixed = mixed.transpose(1, 2).reshape(batch, tokens, hidden)
-    x = x + kernels.linear(mixed, w.out)
+    x = x + kernels.linear(mixed.transpose(1, 2).flatten(2), w.out)
     normed = norm(x, w.norm_2)
     if rung.joined:
         fed = kernels.swiglu(kernels.linear(normed, w.gate_up))
@@ -281,10 +278,7 @@ def reference(x: Tensor, weights: Sequence[Weights], shared: Shared, caches: Seq
     exact = shared._replace(cosine=shared.cosine.double(), sine=shared.sine.double())
     for w, cache in zip(weights, caches, strict=True):
         wide = Weights(*(part.double() for part in w))
-        seen = None
-        if cache is not None:
-            keys, values = cache
-            seen = keys.double(), values.double()
+        seen = None if cache is None else (cache[0].double(), cache[1].double())
         x = forward(x, wide, exact, seen, _REFERENCE)
     return x
 

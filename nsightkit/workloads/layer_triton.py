@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-
 #: Columns of a row that one program of SwiGLU takes.
 _SWIGLU_BLOCK = 2048
 #: The interpreter needs no tuning, and tries each configuration slowly.

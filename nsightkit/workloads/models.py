@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import Any, Literal
 
@@ -153,11 +154,9 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     Tensor
         (B, H, T, K).
     """
-    turned = 2 * cosine.shape[-1]
-    first, second = x[..., :turned].chunk(2, dim=-1)
-    parts = [first * cosine - second * sine, second * cosine + first * sine]
-    if turned < x.shape[-1]:
-        parts.append(x[..., turned:])
+    pairs = cosine.shape[-1]
+    first, second, *rest = torch.split(x, pairs, dim=-1)
+    parts = [first * cosine - second * sine, second * cosine + first * sine, *rest]
     return torch.cat(parts, dim=-1).to(x.dtype)
 
 
@@ -244,21 +243,22 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.naive = config.attention == "naive"
         self.mark = config.annotate_mha
-        self.q = nn.Linear(config.d_model, config.d_model, bias=False)
-        self.k = nn.Linear(config.d_model, config.d_model, bias=False)
-        self.v = nn.Linear(config.d_model, config.d_model, bias=False)
-        self.out = nn.Linear(config.d_model, config.d_model, bias=False)
+        projection = functools.partial(nn.Linear, config.d_model, config.d_model, bias=False)
+        self.q = projection()
+        self.k = projection()
+        self.v = projection()
+        self.out = projection()
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
         """Attend within x (B, T, D), with rotary tables (T, K // 2) and the mask of the future (T, T)."""
-        batch, context, width = x.shape
-        shape = (batch, context, self.heads, -1)
+        heads = (self.heads, -1)
         with marked("qkv_projections", self.mark):
-            q = self.q(x).view(shape).transpose(1, 2)
-            k = self.k(x).view(shape).transpose(1, 2)
-            v = self.v(x).view(shape).transpose(1, 2)
+            q = self.q(x).unflatten(-1, heads).transpose(1, 2)
+            k = self.k(x).unflatten(-1, heads).transpose(1, 2)
+            v = self.v(x).unflatten(-1, heads).transpose(1, 2)
         with marked("rope", self.mark):
-            q, k = rotate(q, cosine, sine), rotate(k, cosine, sine)
+            q = rotate(q, cosine, sine)
+            k = rotate(k, cosine, sine)
         if self.naive:
             mixed = naive_attention(q, k, v, future, mark=self.mark)
         else:
@@ -266,7 +266,7 @@ class Attention(nn.Module):
                 # is_causal, not a mask: a mask tensor would rule out flash attention.
                 mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         with marked("output_projection", self.mark):
-            projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, context, width))
+            projected: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return projected
 
 
@@ -301,8 +301,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
         """Pass x (B, T, D) through, with rotary tables (T, K // 2) and the mask of the future (T, T)."""
         x = x + self.attention(self.norm_attention(x), cosine, sine, future)
-        normed = self.norm_mlp(x)
-        fed: Tensor = self.mlp(normed)
+        fed: Tensor = self.mlp(self.norm_mlp(x))
         return x + fed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-
 #: The CPU's allocator, CUDA itself and libraries beside torch's own allocator (cuBLAS, cuDNN and their kin) raise a
 #: plain RuntimeError. Triton's "out of resource" is about one kernel's shared memory and registers.
 _RAN_OUT = re.compile(r"can't allocate memory|not enough memory|out of memory|ALLOC(?:ATION)?_FAILED")

@@ -11,7 +11,7 @@ import itertools
 import time
 import zlib
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +70,7 @@ class TrainingConfig:
     heads: int = 4
     context: int = 64
     batch: int = 4
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: str = "fp32"
     decode_bytes: int = 20_000
     read_ms: float = 0.0
     workers: int = 2
@@ -151,7 +151,16 @@ class Training(Workload):
         self._losses: list[Tensor | float] = []
         self._largest: list[Tensor | float] = []
         torch.manual_seed(0)
-        self.model = _model(config).to(self.device)
+        sizes = DecoderConfig(
+            vocabulary=config.vocabulary,
+            d_model=config.hidden,
+            layers=config.layers,
+            heads=config.heads,
+            context=config.context,
+            d_ff=4 * config.hidden,
+            style="elementary" if config.tiny else "fused",
+        )
+        self.model = Decoder(sizes).to(self.device)
         for block in self.model.blocks:
             block.register_forward_hook(self._watch)
         # Without foreach: each parameter has its own chain of elementary operations.
@@ -212,20 +221,6 @@ class Training(Workload):
         """
         losses = [float(loss) for loss in self._losses]
         return {"loss": losses, "data_wait_ns": [float(wait) for wait in self.data_wait_ns]}
-
-
-def _model(config: TrainingConfig) -> Decoder:
-    return Decoder(
-        DecoderConfig(
-            vocabulary=config.vocabulary,
-            d_model=config.hidden,
-            layers=config.layers,
-            heads=config.heads,
-            context=config.context,
-            d_ff=4 * config.hidden,
-            style="elementary" if config.tiny else "fused",
-        )
-    )
 
 
 def run(device: str, **parameters: Any) -> Training:
