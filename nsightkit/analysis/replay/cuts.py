@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.replay.latencies import Latencies
 from nsightkit.analysis.replay.model import NEVER, Bool, Int, median, place
 from nsightkit.analysis.replay.operations import Program
+from nsightkit.analysis.replay.streams import Streams
 
 __all__ = ["Cuts", "read"]
 
@@ -22,6 +22,8 @@ _ONLY_WAITS = re.compile(r"Synchronize")
 _RETURN_NS, _CALL_NS = 6_000, 4_000
 #: A call returns at most this long after what it waited for; and by so much its end may seem to lie before that.
 _AFTER_NS, _EARLY_NS = 25_000, 1_000
+#: What a cut has that does not wait for the GPU, nor for another thread, nor for a batch.
+_PLAIN = {"cost": 0, "tail": 0, "copy": -1, "by": -1, "is_full": 0, "is_batch": 0}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,17 +36,16 @@ class Cuts:
     Parameters
     ----------
     thread, start, end : ndarray of int64
-    blocks, cost, tail, copy : ndarray of int64
-        Cuts that wait for the GPU; what each takes before it waits, and after; and the copy that it returns with, -1
-        for none.
-    calls : int
-        How many of these are calls that block; the others are launches into a full queue.
-    target, call : ndarray of int64
-        Operations that these wait for, and the position in `blocks` of each one that waits.
-    asks, asked, asked_ns : ndarray of int64
-        Cuts that wait for another thread, which, and for what that had got to at which time.
-    arrives : ndarray of int64
-        Cuts that wait for a batch.
+    cost, tail : ndarray of int64
+        What a call that waits for the GPU takes before it waits, and after.
+    copy : ndarray of int64
+        The copy that the call returns with, -1 for none.
+    asked : ndarray of int64
+        The thread that a cut waits for: until that has got to where it was when the cut ended; -1 for none.
+    is_full, is_batch : ndarray of bool
+        Launches into a full queue, and waits for a batch.
+    target, cut : ndarray of int64
+        Operations that cuts wait for, and the cuts.
     inferred : int
         Waits that the recording does not name.
     """
@@ -52,17 +53,14 @@ class Cuts:
     thread: Int
     start: Int
     end: Int
-    blocks: Int
-    calls: int
     cost: Int
     tail: Int
     copy: Int
-    target: Int
-    call: Int
-    asks: Int
     asked: Int
-    asked_ns: Int
-    arrives: Int
+    is_full: Bool
+    is_batch: Bool
+    target: Int
+    cut: Int
     inferred: int
 
     def slot(self, thread: Int, time: Int) -> Int:
@@ -70,13 +68,13 @@ class Cuts:
         return place(self.thread, self.end, thread, time, side="right") - 1
 
 
-def read(program: Program, latencies: Latencies, pauses: pd.DataFrame, arrivals: pd.DataFrame) -> Cuts:
+def read(program: Program, streams: Streams, pauses: pd.DataFrame, arrivals: pd.DataFrame) -> Cuts:
     """Collect the cuts of all threads.
 
     Parameters
     ----------
     program : Program
-    latencies : Latencies
+    streams : Streams
     pauses, arrivals : DataFrame
         As :mod:`nsightkit.analysis.replay.waiting_threads` gives them.
 
@@ -84,69 +82,74 @@ def read(program: Program, latencies: Latencies, pauses: pd.DataFrame, arrivals:
     -------
     Cuts
     """
-    calls = program.calls
-    rows = program.blocking
-    last = _last_launched(program, pauses)
-    own = _own_copies(program)
-    awaited = np.where(own >= 0, own, _awaited(program, last))
-    cost, tail, inferred = _costs(program, latencies, awaited, own)
-    target, call = _targets(program, last, awaited)
-    # A call that waits for nothing is as any other.
-    waits, call = np.unique(call, return_inverse=True)
-    rows = rows[waits]
-    cost = cost[waits]
-    tail = tail[waits]
-    own = own[waits]
-    # Launches into a full queue wait for the last operation that ended before they returned.
-    full = latencies.full
-    room = np.maximum(program.ended_by(program.done[full]), 0)
-    room_ns = median(program.done[full] - program.end[room], 0)
     opening = pd.DataFrame({"thread": program.threads, "start_ns": NEVER, "end_ns": NEVER})
-    blocking = pd.DataFrame({"thread": calls.thread[rows], "start_ns": calls.start[rows], "end_ns": calls.end[rows]})
-    queue = pd.DataFrame({"thread": program.by[full], "start_ns": program.begun[full], "end_ns": program.done[full]})
-    every = pd.concat([opening, blocking, queue, pauses, arrivals], ignore_index=True)
-    order = np.lexsort((every["end_ns"], every["thread"]))
-    sizes = len(opening), len(blocking) + len(queue), len(pauses)
-    _, blocks, asks, arrives = np.split(np.argsort(order), np.cumsum(sizes))
-    thread, start, end = (every[column].to_numpy(np.int64)[order] for column in opening)
+    blocking, targets, inferred = _blocking(program, streams, pauses)
+    queue, room = _full_queue(program, streams)
+    cuts = pd.concat([opening, blocking, queue, pauses, arrivals.assign(is_batch=1)], ignore_index=True)
+    cuts = cuts.fillna(_PLAIN).astype(np.int64).sort_values(["thread", "end_ns"], kind="stable")
+    # Where each of the calls stands now.
+    position = np.argsort(cuts.index)[len(opening) :]
+    waits = np.append(targets["call"], len(blocking) + np.arange(len(room)))
     return Cuts(
-        thread=thread,
-        start=start,
-        end=end,
-        blocks=blocks,
-        calls=len(rows),
-        cost=np.append(cost, np.full(len(full), latencies.call_ns)),
-        tail=np.append(tail, np.full(len(full), room_ns)),
-        copy=np.append(own, np.full(len(full), -1)),
-        target=np.append(target, room),
-        call=np.append(call, len(rows) + np.arange(len(full))),
-        asks=asks,
-        asked=pauses["by"].to_numpy(np.int64),
-        asked_ns=pauses["end_ns"].to_numpy(np.int64),
-        arrives=arrives,
+        thread=cuts["thread"].to_numpy(),
+        start=cuts["start_ns"].to_numpy(),
+        end=cuts["end_ns"].to_numpy(),
+        cost=cuts["cost"].to_numpy(),
+        tail=cuts["tail"].to_numpy(),
+        copy=cuts["copy"].to_numpy(),
+        asked=cuts["by"].to_numpy(),
+        is_full=cuts["is_full"].to_numpy(bool),
+        is_batch=cuts["is_batch"].to_numpy(bool),
+        target=np.append(targets["target"], room),
+        cut=position[waits],
         inferred=inferred,
     )
 
 
-def _costs(program: Program, latencies: Latencies, awaited: Int, own: Int) -> tuple[Int, Int, int]:
-    """What blocking calls take before they wait, and after; and how many waits were inferred."""
-    calls = program.calls
+def _full_queue(program: Program, streams: Streams) -> tuple[pd.DataFrame, Int]:
+    """Launches into a full queue, and the operation each waits for: the last to end before the call returned."""
+    full = streams.full
+    done = program.done[full]
+    room = np.maximum(program.ended_by(done), 0)
+    queue = pd.DataFrame({"thread": program.by[full], "start_ns": program.begun[full], "end_ns": done})
+    tail = median(done - program.end[room], 0)
+    return queue.assign(cost=streams.call_ns, tail=tail, is_full=1), room
+
+
+def _blocking(program: Program, streams: Streams, pauses: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, int]:
+    """Calls that wait for the GPU; the ``target`` of each ``call``, by position; and how many waits were inferred."""
     rows = program.blocking
-    start = calls.start[rows]
-    end = calls.end[rows]
-    returned = end - program.end[awaited]
-    copies = own >= 0
+    calls = program.calls
+    last = _last_launched(program, pauses)
+    copy = _own_copies(program)
+    awaited = np.where(copy >= 0, copy, _awaited(program, last))
+    targets = _targets(program, last, awaited)
+    table = pd.DataFrame({"thread": calls.thread[rows], "start_ns": calls.start[rows], "end_ns": calls.end[rows]})
+    table["copy"] = copy
+    inferred = _cost(program, streams, table, awaited)
+    # A call that waits for nothing is as any other.
+    waits, targets["call"] = np.unique(targets["call"], return_inverse=True)
+    return table.iloc[waits], targets, inferred
+
+
+def _cost(program: Program, streams: Streams, table: pd.DataFrame, awaited: Int) -> int:
+    """Note what blocking calls take before they wait, and after; give how many waits were inferred."""
+    copy = table["copy"].to_numpy()
+    lasting = (table["end_ns"] - table["start_ns"]).to_numpy()
+    returned = table["end_ns"].to_numpy() - program.end[awaited]
+    is_copy = copy >= 0
+    only_waits = matching(program.calls.names, _ONLY_WAITS)[program.blocking]
     # A call that does more than wait, and returns long after the GPU was done, took its time for something else.
-    waited = (awaited >= 0) & (matching(calls.names, _ONLY_WAITS)[rows] | copies | (returned <= _AFTER_NS))
-    inferred = waited & ~copies
-    cost = end - start
-    quick_ns = median(cost[~waited], _CALL_NS)
-    cost = np.where(waited, np.minimum(quick_ns, cost), cost)
+    waited = (awaited >= 0) & (only_waits | is_copy | (returned <= _AFTER_NS))
+    quick_ns = median(lasting[~waited], _CALL_NS)
+    cost = np.where(waited, np.minimum(quick_ns, lasting), lasting)
     # The CPU's part of a copy from pageable memory lies before it: staging.
-    cost = np.where(copies & program.staged[own], latencies.ready[own] - start, cost)
+    staged_ns = streams.ready[copy] - table["start_ns"]
+    table["cost"] = np.where(is_copy & program.staged[copy], staged_ns, cost)
     # After its copy a call may still have to empty the staging buffer.
-    tail = np.where(copies, np.maximum(returned, 0), median(returned[inferred], _RETURN_NS))
-    return cost, tail, int(inferred.sum())
+    inferred = waited & ~is_copy
+    table["tail"] = np.where(is_copy, np.maximum(returned, 0), median(returned[inferred], _RETURN_NS))
+    return int(inferred.sum())
 
 
 def _last_launched(program: Program, pauses: pd.DataFrame) -> Int:
@@ -156,13 +159,13 @@ def _last_launched(program: Program, pauses: pd.DataFrame) -> Int:
     """
     calls = program.calls
     rows = program.blocking
-    handed = set(zip(pauses["thread"], pauses["by"], strict=True))
+    handed = pauses[["thread", "by"]].drop_duplicates()
     linked = np.flatnonzero(program.linked)
     ops = pd.DataFrame({"stream": program.stream[linked], "by": program.by[linked]}, linked)
     last = []
     for (_, by), group in ops.groupby(["stream", "by"]):
         launched = group.index.to_numpy()
-        related = [thread for thread in program.threads.tolist() if thread == by or (thread, by) in handed]
+        related = [by, *handed.loc[handed["by"] == by, "thread"]]
         before = np.append(launched, -1)[np.searchsorted(program.begun[launched], calls.start[rows]) - 1]
         last.append(np.where(np.isin(calls.thread[rows], related), before, -1))
     return np.stack(last)
@@ -178,12 +181,10 @@ def _awaited(program: Program, last: Int) -> Int:
     """The operation that each call waited for: the last to drain, first of its thread's; -1 for none."""
     calls = program.calls
     rows = program.blocking
-    start = calls.start[rows]
     end = calls.end[rows]
-    thread = calls.thread[rows]
     ended = program.end[last]
-    drained = (last >= 0) & (ended > start) & (ended <= end + _EARLY_NS)
-    own = drained & (program.by[last] == thread) & (ended > end - _AFTER_NS)
+    drained = (last >= 0) & (ended > calls.start[rows]) & (ended <= end + _EARLY_NS)
+    own = drained & (program.by[last] == calls.thread[rows]) & (ended > end - _AFTER_NS)
     return _latest(last, np.where(own.any(axis=0), own, drained), ended)
 
 
@@ -194,8 +195,8 @@ def _own_copies(program: Program) -> Int:
     return np.asarray(by_row.reindex(program.blocking, fill_value=-1))
 
 
-def _targets(program: Program, last: Int, awaited: Int) -> tuple[Int, Int]:
-    """Operations that blocking calls wait for, and the position of each one's call."""
+def _targets(program: Program, last: Int, awaited: Int) -> pd.DataFrame:
+    """Operations that blocking calls wait for, ``target``, and the position of each one's ``call``."""
     calls = program.calls
     rows = program.blocking
     of_device = matching(calls.names, _OF_DEVICE)[rows]
@@ -213,4 +214,6 @@ def _targets(program: Program, last: Int, awaited: Int) -> tuple[Int, Int]:
     fits = (launched >= 0) & ((program.device[launched] == program.device[given]) | (given < 0))
     fits[:, 1:] &= (launched[:, 1:] != launched[:, :-1]) | (thread[1:] != thread[:-1])
     line, call = np.nonzero(fits)
-    return np.append(target[single], launched[line, call]), np.append(single, wide[call])
+    of_calls = pd.DataFrame({"target": target[single], "call": single})
+    of_waits = pd.DataFrame({"target": launched[line, call], "call": wide[call]})
+    return pd.concat([of_calls, of_waits], ignore_index=True)

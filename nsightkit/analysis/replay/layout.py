@@ -3,15 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+import functools
 
 import numpy as np
 import pandas as pd
 
+from nsightkit.analysis.replay.cuts import Cuts
 from nsightkit.analysis.replay.model import Bool, Int
-from nsightkit.analysis.replay.stages import Stages
+from nsightkit.analysis.replay.operations import Program
+from nsightkit.analysis.replay.streams import Gathered, Streams
+from nsightkit.analysis.timeline.gaps.threads import Threads
 
-__all__ = ["Layout", "lay_out"]
+__all__ = ["Layout", "Stages", "lay_out"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stages:
+    """What the stages of reading found: all that a replay needs.
+
+    Parameters
+    ----------
+    program : Program
+    facts : Threads
+        What each thread did.
+    streams : Streams
+    gathered : Gathered
+    cuts : Cuts
+    """
+
+    program: Program
+    facts: Threads
+    streams: Streams
+    gathered: Gathered
+    cuts: Cuts
+
+    @property
+    def inferred(self) -> int:
+        """How many waits the recording does not name."""
+        return self.streams.inferred + self.cuts.inferred
+
+    @functools.cached_property
+    def slot(self) -> Int:
+        """The slot that each operation was launched in, -1 where its launch was not recorded."""
+        slot = self.cuts.slot(self.program.by, self.program.begun)
+        return np.where(self.program.linked, slot, -1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,8 +63,8 @@ class Layout:
         Whether a segment is the first of its stream.
     waiting, awaited : ndarray of int64
         Segments that wait for others.
-    target, call : ndarray of int64
-        Segments that blocking calls wait for, and positions of these calls in ``Cuts.blocks``.
+    target : ndarray of int64
+        Segments that cuts wait for, in the order of ``Cuts.target``; -1 where nothing is left to wait for.
     meeting : ndarray of int64
         Segments of the collectives' operations.
     ending : ndarray of int64
@@ -43,74 +78,44 @@ class Layout:
     waiting: Int
     awaited: Int
     target: Int
-    call: Int
     meeting: Int
     ending: Int
 
 
-def lay_out(schedule: Stages, aside: Bool | None = None) -> Layout:
+def lay_out(schedule: Stages, aside: Bool) -> Layout:
     """Cut the streams into segments.
 
     Parameters
     ----------
     schedule : Stages
-    aside : ndarray of bool, optional
+    aside : ndarray of bool
         Operations moved to a new stream, one per device.
 
     Returns
     -------
     Layout
     """
-    stream = schedule.program.stream
-    waiting = schedule.waits.waiting
-    awaited = schedule.waits.awaited
-    target = schedule.cuts.target
-    call = schedule.cuts.call
-    order = np.arange(len(stream))
-    if aside is not None:
-        device, _ = pd.factorize(schedule.program.device)
-        stream = np.where(aside, stream[-1] + 1 + device, stream)
-        order = np.lexsort((np.where(aside, schedule.program.start, 0), stream))
-        # Nothing waits for operations moved aside.
-        kept = ~aside[waiting] & ~aside[awaited]
-        waiting = waiting[kept]
-        awaited = awaited[kept]
-        target, call = _targets_without(schedule, aside)
-    position = np.argsort(order)
-    places = _Places(order, stream[order], position[waiting], position[awaited], position[target])
-    return _segments(schedule, places, call, aside)
-
-
-class _Places(NamedTuple):
-    """Operations and their streams by place, and the places of what waits and is awaited."""
-
-    order: Int
-    stream: Int
-    waiting: Int
-    awaited: Int
-    target: Int
-
-
-def _segments(schedule: Stages, places: _Places, call: Int, aside: Bool | None) -> Layout:
-    order, stream, waiting, awaited, target = places
-    meeting = np.argsort(order)[schedule.gathered.operation]
-    slot = schedule.slot[order]
-    step = schedule.program.in_step[order]
-    first = np.append(True, stream[1:] != stream[:-1])
-    last = np.append(first[1:] | (step[1:] != step[:-1]), True)
-    if aside is not None:
-        joined, ended = _at_steps(step, last, aside[order], schedule.program.device[order])
-        waiting = np.append(waiting, joined)
-        awaited = np.append(awaited, ended)
+    program = schedule.program
+    meeting = schedule.gathered.operation
+    device, _ = pd.factorize(program.device)
+    stream = np.where(aside, program.stream[-1] + 1 + device, program.stream)
+    order = np.lexsort((program.start, stream))
+    first = _changes(stream[order])
+    step = program.in_step[order]
+    last = np.append(first[1:] | _changes(step)[1:], True)
+    waiting, awaited = _pairs(schedule, aside, stream, order)
+    target = _targets(schedule, aside)
     # A segment ends where something asks when it is done, and begins where a launch comes from another slot.
     # Operations without a recorded launch stay in the segment around them: only their order counts.
+    slot = schedule.slot[order]
     ends = first | last
-    ends[awaited] = ends[target] = ends[meeting] = True
-    begins = first.copy()
-    begins[1:] |= ends[:-1] | ((slot[1:] != slot[:-1]) & (slot[1:] >= 0))
-    begins[waiting] = begins[meeting] = True
+    ends |= _among(awaited, order) | _among(target[target >= 0], order) | _among(meeting, order)
+    begins = first | _among(waiting, order) | _among(meeting, order)
+    begins |= _changes(slot) & (slot >= 0)
+    begins[1:] |= ends[:-1]
     head = np.flatnonzero(begins)
-    segment = np.cumsum(begins) - 1
+    segment = np.empty(len(order), np.int64)
+    segment[order] = np.cumsum(begins) - 1
     return Layout(
         order=order,
         head=head,
@@ -118,38 +123,47 @@ def _segments(schedule: Stages, places: _Places, call: Int, aside: Bool | None) 
         opens=first[head],
         waiting=segment[waiting],
         awaited=segment[awaited],
-        target=segment[target],
-        call=call,
+        target=np.where(target >= 0, segment[target], -1),
         meeting=segment[meeting],
-        ending=segment[last & (step >= 0)],
+        ending=segment[order[last & (step >= 0)]],
     )
 
 
-def _targets_without(schedule: Stages, aside: Bool) -> tuple[Int, Int]:
-    """What calls wait for if nothing waits for operations moved aside, but for those before them in their stream."""
+def _changes(values: Int) -> Bool:
+    """Where a value differs from the one before it; true of the first."""
+    return np.append(True, values[1:] != values[:-1])
+
+
+def _among(operations: Int, order: Int) -> Bool:
+    """Per place: whether its operation is one of some."""
+    flag = np.zeros(len(order), bool)
+    flag[operations] = True
+    return flag[order]
+
+
+def _pairs(schedule: Stages, aside: Bool, stream: Int, order: Int) -> tuple[Int, Int]:
+    """Operations that wait for others. Nothing waits for those moved aside but work of the steps after theirs."""
+    program = schedule.program
+    waiting = schedule.streams.waiting
+    awaited = schedule.streams.awaited
+    kept = ~aside[waiting] & ~aside[awaited]
+    columns = {"operation": order, "stream": stream[order], "device": program.device[order]}
+    ops = pd.DataFrame({**columns, "step": program.in_step[order]})
+    moved = aside[order]
+    ends = ops[moved].drop_duplicates(["device", "step"], keep="last").sort_values("step")
+    begins = ops[~moved & (ops["step"] > 0)].drop_duplicates(["stream", "step"]).sort_values("step")
+    ends = ends.drop(columns="stream").rename(columns={"operation": "end"})
+    joined = pd.merge_asof(begins, ends, on="step", by="device", allow_exact_matches=False).dropna()
+    waiting = np.append(waiting[kept], joined["operation"])
+    return waiting, np.append(awaited[kept], joined["end"]).astype(np.int64)
+
+
+def _targets(schedule: Stages, aside: Bool) -> Int:
+    """What cuts wait for: instead of an operation moved aside for the one before it in its stream, -1 for none."""
     program = schedule.program
     cuts = schedule.cuts
     last = np.maximum.accumulate(np.where(aside, -1, np.arange(len(aside))))
     last[program.stream[last] != program.stream] = -1
-    target = last[cuts.target]
     # The call of a copy from pageable memory no longer waits for it; a read-back needs what stood before the copy.
-    own = (cuts.copy[cuts.call] == cuts.target) & program.staged[cuts.target] & aside[cuts.target]
-    waits = (target >= 0) & ~own
-    return target[waits], cuts.call[waits]
-
-
-def _at_steps(step: Int, last: Bool, moved: Bool, device: Int) -> tuple[Int, Int]:
-    """Places where a step's work begins on a stream, and where what was moved aside before ends on its device.
-
-    The arguments have a value for each place; `last` is true where a stream's work of a step ends.
-    """
-    is_first = np.append(True, last[:-1])
-    begins = np.flatnonzero(is_first & (step > 0) & ~moved)
-    # By device and step, as one number: the end before a begin is then that of the nearest earlier step.
-    key = (device.astype(np.int64) << 32) + step
-    ends = np.flatnonzero(last & moved)
-    ends = ends[np.argsort(key[ends], kind="stable")]
-    before = np.searchsorted(key[ends], key[begins], side="left") - 1
-    # Where a device has no earlier end, this is one of the device before, or -1.
-    on_device = (before >= 0) & (device[ends[before]] == device[begins])
-    return begins[on_device], ends[before[on_device]]
+    own = (cuts.copy[cuts.cut] == cuts.target) & program.staged[cuts.target] & aside[cuts.target]
+    return np.where(own, -1, last[cuts.target])

@@ -85,6 +85,10 @@ class Change:
         """
         self.away.setdefault(thread, []).append((start, end))
 
+    def moved(self, count: int) -> Bool:
+        """Which of so many operations are moved aside."""
+        return np.zeros(count, bool) | self.aside
+
 
 @dataclasses.dataclass(frozen=True)
 class Played:

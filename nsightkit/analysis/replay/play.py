@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.replay.layout import Layout
-from nsightkit.analysis.replay.model import NEVER, Change, Int, Played
-from nsightkit.analysis.replay.stages import Stages
+from nsightkit.analysis.replay.layout import Layout, Stages
+from nsightkit.analysis.replay.model import NEVER, Bool, Change, Int, Played
 
 __all__ = ["play"]
 
@@ -58,7 +57,7 @@ def play(schedule: Stages, layout: Layout, change: Change) -> Played:
     -------
     Played
     """
-    setting = _Setting(schedule, layout, change, _away(schedule, change))
+    setting = _Setting(schedule, layout, change, change.moved(len(layout.order)), _away(schedule, change))
     lines = _lines(setting)
     waits = [*_of_threads(setting), *_of_segments(setting, lines), *_of_collectives(setting, lines)]
     at = _walk(setting, _Waits(*map(np.concatenate, zip(*waits, strict=True))))
@@ -68,7 +67,7 @@ def play(schedule: Stages, layout: Layout, change: Change) -> Played:
 def _away(schedule: Stages, change: Change) -> dict[int, intervals.Coverage]:
     """The time of each thread that falls away: what a change takes, and waits for a full queue."""
     away = {}
-    for thread, passive in schedule.latencies.passive.items():
+    for thread, passive in schedule.streams.passive.items():
         start, end = intervals.union(passive, *change.away.get(thread, []))
         away[thread] = intervals.Coverage(np.maximum(start, schedule.program.begin_ns), end)
     return away
@@ -81,6 +80,7 @@ class _Setting:
     schedule: Stages
     layout: Layout
     change: Change
+    aside: Bool
     away: dict[int, intervals.Coverage]
 
     @property
@@ -120,20 +120,18 @@ class _Setting:
 
 
 def _lines(setting: _Setting) -> _Lines:
-    schedule = setting.schedule
     layout = setting.layout
-    change = setting.change
-    program = schedule.program
-    waits = schedule.waits
-    lasting = np.maximum(program.lasting - change.less_ns, 0)
-    gap = np.where((lasting > 0) | (lasting == program.lasting), schedule.latencies.gap, 0)
+    program = setting.schedule.program
+    streams = setting.schedule.streams
+    lasting = np.maximum(program.lasting - setting.change.less_ns, 0)
+    gap = np.where((lasting > 0) | (lasting == program.lasting), streams.gap, 0)
     # The latency after the call is the device's; what comes before it is the thread's own time.
-    point = np.minimum(program.done, np.maximum(waits.ready, program.begun))
-    own = setting.own(program.by, point) + waits.ready - point
+    point = np.minimum(program.done, np.maximum(streams.ready, program.begun))
+    own = setting.own(program.by, point) + streams.ready - point
     # Beside operations moved aside, one without a launch begins no earlier than it did.
-    otherwise = program.start if np.any(change.aside) else waits.ready
+    otherwise = program.start if setting.aside.any() else streams.ready
     ready = np.where(program.linked, own, otherwise)[layout.order]
-    alone = (lasting + waits.held_ns)[layout.order]
+    alone = (lasting + streams.held_ns)[layout.order]
     gap = gap[layout.order]
     # An operation takes `alone`, from when it is ready and `gap` has passed since the end before it. So a segment ends
     # at the latest of what its operations allow: that one is ready, then it and all behind it run without a pause.
@@ -149,31 +147,31 @@ def _lines(setting: _Setting) -> _Lines:
 
 
 def _of_threads(setting: _Setting) -> Iterator[_Waits]:
+    """The moment of a cut is the delay of its thread from then on: when it ends, less the thread's own time."""
     schedule = setting.schedule
-    layout = setting.layout
-    change = setting.change
-    cuts = setting.schedule.cuts
+    cuts = schedule.cuts
     begins = setting.own(cuts.thread, cuts.start)
-    returns = setting.own(cuts.thread, cuts.end)
-    cost = np.zeros(len(begins), np.int64)
-    cost[cuts.blocks] = cuts.cost
-    # A call whose copy was moved aside is as any call.
-    moved = (cuts.copy >= 0) & (np.zeros(len(schedule.slot), bool) | change.aside)[cuts.copy]
-    cost[cuts.blocks[moved]] = schedule.latencies.call_ns
-    # A thread goes on after its cut before, and what the cut costs.
-    cut = np.flatnonzero(cuts.thread[1:] == cuts.thread[:-1]) + 1
-    yield _Waits(cut, cut - 1, (begins + cost - returns)[cut])
-    if change.arrivals:
-        # A batch arrives regardless of the thread's delay: the first moment has none.
-        yield _Waits(cuts.arrives, 0 * cuts.arrives, (cuts.end - returns)[cuts.arrives])
+    ends = setting.own(cuts.thread, cuts.end)
+    # A thread goes on behind its cut before, for what the cut costs; a call whose copy was moved aside is as any.
+    is_moved = (cuts.copy >= 0) & setting.aside[cuts.copy]
+    cost = np.where(is_moved, schedule.streams.call_ns, cuts.cost)
+    cut = np.flatnonzero(cuts.end > NEVER)
+    yield _Waits(cut, cut - 1, (begins + cost - ends)[cut])
+    if setting.change.arrivals:
+        # A batch arrives regardless of any delay: the first moment has none.
+        batch = np.flatnonzero(cuts.is_batch)
+        yield _Waits(batch, np.zeros(len(batch), np.int64), (cuts.end - ends)[batch])
     # A thread goes on when another one has got to where it was.
-    later = setting.own(cuts.asked, cuts.asked_ns) - returns[cuts.asks]
-    yield _Waits(cuts.asks, cuts.slot(cuts.asked, cuts.asked_ns), later)
+    asks = np.flatnonzero(cuts.asked >= 0)
+    asked = cuts.asked[asks]
+    time = cuts.end[asks]
+    yield _Waits(asks, cuts.slot(asked, time), setting.own(asked, time) - ends[asks])
     # A call returns when what it waits for is done.
-    call = cuts.blocks[layout.call]
-    waits = (layout.call >= cuts.calls) | (cuts.start[call] < schedule.program.begin_ns) | change.waits
-    later = cuts.tail[layout.call] - returns[call]
-    yield _Waits(call[waits], setting.over[layout.target[waits]], later[waits])
+    waits = cuts.is_full | (cuts.start < schedule.program.begin_ns) | setting.change.waits
+    target = setting.layout.target
+    pair = np.flatnonzero(waits[cuts.cut] & (target >= 0))
+    call = cuts.cut[pair]
+    yield _Waits(call, setting.over[target[pair]], (cuts.tail - ends)[call])
 
 
 def _of_segments(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
@@ -192,7 +190,7 @@ def _of_segments(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
     yield _Waits(segments[opens], 0 * opens, (free + lines.lasting)[opens])
     yield _Waits(segments[after], over[after - 1], lines.lasting[after])
     # ... and when what it waits for on other streams is done.
-    later = schedule.waits.after_ns + lines.alone[layout.waiting]
+    later = schedule.streams.after_ns + lines.alone[layout.waiting]
     yield _Waits(segments[layout.waiting], over[layout.awaited], later)
 
 
@@ -213,11 +211,10 @@ def _turns(setting: _Setting) -> Int:
     cuts = setting.schedule.cuts
     head = layout.order[layout.head]
     slot = setting.schedule.slot[head]
+    launched = np.where(slot >= 0, cuts.end[slot], NEVER)
     turn = np.full(int(setting.departures.max(initial=setting.segments[-1])) + 1, NEVER)
     turn[: len(cuts.end)] = cuts.end
-    turn[setting.segments] = np.maximum(
-        setting.schedule.program.start[head], np.where(slot >= 0, cuts.end[slot], NEVER)
-    )
+    turn[setting.segments] = np.maximum(setting.schedule.program.start[head], launched)
     np.maximum.at(turn, setting.meetings, turn[setting.segments[layout.meeting]])
     turn[setting.departures] = turn[setting.meetings]
     return turn
@@ -233,7 +230,7 @@ def _walk(setting: _Setting, waits: _Waits) -> Int:
         at[first] = 0
     moments, awaited, later = (column[order].tolist() for column in waits)
     # Operations moved aside may last longer than the recorded turns allow.
-    for _ in range(_MOST_ROUNDS if np.any(setting.change.aside) else 1):
+    for _ in range(_MOST_ROUNDS if setting.aside.any() else 1):
         changed = False
         for moment, before, after in zip(moments, awaited, later, strict=True):
             time = at[before] + after
@@ -249,7 +246,7 @@ def _played(setting: _Setting, lines: _Lines, at: Int) -> Played:
     """When the window and its steps ended."""
     layout = setting.layout
     program = setting.schedule.program
-    steps = setting.schedule.program.steps
+    steps = program.steps
     over = at[setting.over]
     if not len(steps):
         begin = (over - lines.first)[layout.opens].min()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import numpy as np
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay import cuts as stage_of_cuts
-from nsightkit.analysis.replay import latencies as stage_of_latencies
 from nsightkit.analysis.replay import operations as stage_of_operations
-from nsightkit.analysis.replay import streams
-from nsightkit.analysis.replay.latencies import SLOW_CALL
-from nsightkit.analysis.replay.layout import Layout, lay_out
+from nsightkit.analysis.replay import streams as stage_of_streams
+from nsightkit.analysis.replay.layout import Layout, Stages, lay_out
 from nsightkit.analysis.replay.model import Change, Int, Played, Union
 from nsightkit.analysis.replay.play import play
-from nsightkit.analysis.replay.stages import Stages
+from nsightkit.analysis.replay.streams import SLOW_CALL, collectives
 from nsightkit.analysis.replay.waiting_threads import waits_for_data, waits_for_threads
 from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.trace.model import Trace
@@ -45,12 +42,9 @@ def read(trace: Trace) -> Schedule:
     facts = Threads(trace)
     pauses = waits_for_threads(program, facts)
     arrivals = waits_for_data(program, facts, pauses)
-    latencies = stage_of_latencies.read(program)
-    waits = streams.read(program, latencies)
-    gathered = streams.collectives(program)
-    latencies = dataclasses.replace(latencies, ready=waits.ready)
-    cuts = stage_of_cuts.read(program, latencies, pauses, arrivals)
-    return Schedule(program, facts, latencies, waits, gathered, cuts)
+    streams = stage_of_streams.read(program)
+    cuts = stage_of_cuts.read(program, streams, pauses, arrivals)
+    return Schedule(program, facts, streams, collectives(program), cuts)
 
 
 class Schedule(Stages):
@@ -59,7 +53,7 @@ class Schedule(Stages):
     @functools.cached_property
     def layout(self) -> Layout:
         """The segments, with nothing moved aside."""
-        return lay_out(self)
+        return lay_out(self, np.zeros(len(self.program.start), bool))
 
     @functools.cached_property
     def recorded(self) -> Played:
@@ -94,7 +88,7 @@ class Schedule(Stages):
         Played
         """
         if np.any(change.aside):
-            return play(self, lay_out(self, np.asarray(change.aside)), change)
+            return play(self, lay_out(self, change.moved(len(self.program.start))), change)
         return play(self, self.layout, change)
 
     def dispatch(self, thread: int, launch_ns: int, late: Int) -> Union:
@@ -137,10 +131,10 @@ class Schedule(Stages):
         program = self.program
         waits = np.append(program.blocking, program.launch[program.staged])
         waits = waits[calls.thread[waits] == thread]
-        asks = cuts.asks[cuts.thread[cuts.asks] == thread]
+        asks = (cuts.thread == thread) & (cuts.asked >= 0)
         start, end = intervals.union(
             self.facts.dispatch_free(thread),
-            self.latencies.passive[thread],
+            self.streams.passive[thread],
             (calls.start[waits], calls.end[waits]),
             (cuts.start[asks], cuts.end[asks]),
         )

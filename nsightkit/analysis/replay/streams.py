@@ -1,4 +1,7 @@
-"""Operations that wait for others: on another stream, recorded or inferred, and in collectives."""
+"""What operations wait for: their launch, the one before them in their stream, others on other streams.
+
+Latencies are constants of a trace, not what was recorded of each operation.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,20 @@ import pandas as pd
 
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
-from nsightkit.analysis.replay.latencies import Latencies
-from nsightkit.analysis.replay.model import HELD_NS, Int, Unplayable, median, place
+from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Union, Unplayable, median, place
 from nsightkit.analysis.replay.operations import Program
 
-__all__ = ["Gathered", "StreamWaits", "collectives", "read"]
+__all__ = ["SLOW_CALL", "Gathered", "Streams", "collectives", "read"]
+
+#: Latencies for traces without an example, ns: typical of CUDA devices. The last is from the end of one operation to
+#: the start of one that waits for it on another stream.
+_START_NS, _NEXT_NS, _CALL_NS, _ACROSS_NS = 3_000, 1_000, 4_000, 1_500
+#: A launch into a full queue: so many operations wait already, and the call takes so many times its median.
+_DEEP, SLOW_CALL, _SLOW_NS = 500, 10, 20_000
+#: Of more launches into a full queue than this, only some are walked; the others follow them.
+_MOST_CUTS = 20_000
+#: An operation lay in the queue if the one before it ended this much later than its launch.
+_QUEUED_NS = 10_000
 
 _WAIT_EVENT, _RECORD_EVENT = re.compile(r"StreamWaitEvent"), re.compile(r"EventRecord")
 #: An operation that began this much later than launch and stream explain was kept waiting ...
@@ -23,35 +35,45 @@ _LATE_NS = 3_000
 _AFTER_NS, _LOOKED_AT = 25_000, 12
 #: An operation may begin this much before the end of what it waits for: timestamps are not exact.
 _EARLY_NS = 500
-#: From the end of one operation to the start of one that waits for it, where the trace has no example.
-_USUAL_NS = 1_500
 #: Share of operations with inferred waits above which the streams are in doubt.
 _GUESSED = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamWaits:
-    """Waits between streams.
+class Streams:
+    """When operations can start.
 
     Parameters
     ----------
-    waiting, awaited : ndarray of int64
-        Pairs of operations.
-    after_ns : int
-        From the end of the one to the start of the other.
-    held_ns : ndarray of int64
-        Time that each operation lay in its stream with no recorded reason.
     ready : ndarray of int64
         When each could start for its launch's sake: not before a stream that was busy at the beginning is free.
+    gap : ndarray of int64
+        From the operation before each one in its queue to its start.
+    call_ns : int
+        What a launch call takes.
+    full : ndarray of int64
+        Operations whose launches waited for room in a full queue; some of very many.
+    passive : dict of int to (ndarray, ndarray)
+        Per thread: time in which it only waited for that.
+    waiting, awaited : ndarray of int64
+        Pairs of operations: the one starts when the other, on another stream, is over, ...
+    after_ns : int
+        ... and so much time has passed.
+    held_ns : ndarray of int64
+        Time that each operation lay in its stream with no recorded reason.
     inferred : int
-        Waits that the recording does not name.
+        How many of the pairs the recording does not name.
     """
 
+    ready: Int
+    gap: Int
+    call_ns: int
+    full: Int
+    passive: dict[int, Union]
     waiting: Int
     awaited: Int
     after_ns: int
     held_ns: Int
-    ready: Int
     inferred: int
 
 
@@ -64,52 +86,130 @@ class Gathered:
     transfer_ns: Int
 
 
-def read(program: Program, latencies: Latencies) -> StreamWaits:
-    """Find the waits between streams.
+def read(program: Program) -> Streams:
+    """Estimate the latencies of a program, and find the waits between its streams.
 
     Parameters
     ----------
     program : Program
-    latencies : Latencies
 
     Returns
     -------
-    StreamWaits
+    Streams
 
     Raises
     ------
     Unplayable
     """
     start = program.start
-    end = program.end
     first = program.first
-    explained = np.maximum(program.before + latencies.gap, latencies.ready)
-    told, told_of = _recorded(program)
-    until = explained.copy()
-    np.maximum.at(until, told, end[told_of])
-    late = np.flatnonzero((start > until + _LATE_NS) & (program.linked | ~first))
-    waits, on = _just_ended(program, late, explained[late])
-    if len(waits) > _GUESSED * len(start):
-        raise Unplayable(
-            "too many of its operations seem to wait for other streams, and it records none of these waits"
-        )
-    waiting = np.append(waits, told)
-    awaited = np.append(on, told_of)
+    took = program.done - program.begun
+    launched = program.linked & ~program.own_copy
+    call_ns = median(took[launched], _CALL_NS)
+    slow = launched & (took > SLOW_CALL * call_ns)
+    ready, gap = _ready(program, slow, call_ns)
+    full = _full(program, slow)
+    explained = np.maximum(program.before + gap, ready)
+    waiting, awaited, inferred = _waits(program, explained)
     # Waits that held an operation up; the others were over long before.
-    after = start[waiting] - end[awaited]
-    binding = after[(after <= _AFTER_NS) & (start[waiting] > explained[waiting] + _LATE_NS)]
-    after_ns = median(binding, _USUAL_NS)
-    np.maximum.at(explained, waiting, end[awaited] + after_ns)
+    after = start[waiting] - program.end[awaited]
+    binding = (after <= _AFTER_NS) & (start[waiting] > explained[waiting] + _LATE_NS)
+    after_ns = median(after[binding], _ACROSS_NS)
+    np.maximum.at(explained, waiting, program.end[awaited] + after_ns)
     # What held an operation that nothing explains is work outside the recording; it takes its time in any replay.
     late_ns = np.where(first & ~program.linked, 0, start - explained)
     held = late_ns > HELD_NS
-    # A stream that was busy before the recording began is free when its first operation starts.
-    ready = np.where(held & first, start, latencies.ready)
-    return StreamWaits(waiting, awaited, after_ns, np.where(held & ~first, late_ns, 0), ready, len(waits))
+    return Streams(
+        # A stream that was busy before the recording began is free when its first operation starts.
+        ready=np.where(held & first, start, ready),
+        gap=gap,
+        call_ns=call_ns,
+        full=full[:: 1 + len(full) // _MOST_CUTS],
+        passive=_passive(program, full, call_ns),
+        waiting=waiting,
+        awaited=awaited,
+        after_ns=after_ns,
+        held_ns=np.where(held & ~first, late_ns, 0),
+        inferred=inferred,
+    )
 
 
-def _just_ended(program: Program, late: Int, explained: Int) -> tuple[Int, Int]:
-    """What late operations waited for: the last to end before them on another stream of their device, if one did."""
+# ---------------------------------------------------------------- latencies
+
+
+def _full(program: Program, slow: Bool) -> Int:
+    """Operations whose slow launches found hundreds of others in the queue."""
+    begun = program.begun
+    full = np.flatnonzero(slow & (program.done - begun > _SLOW_NS))
+    launched_before = np.searchsorted(np.sort(begun[program.linked]), begun[full])
+    ended_before = np.searchsorted(program.end[program.by_end], begun[full])
+    return full[launched_before - ended_before >= _DEEP]
+
+
+def _passive(program: Program, full: Int, call_ns: int) -> dict[int, Union]:
+    """When each thread waited for room in a full queue."""
+    passive = {}
+    for thread in program.threads.tolist():
+        own = full[program.by[full] == thread]
+        passive[thread] = program.begun[own] + call_ns, program.done[own]
+    return passive
+
+
+def _ready(program: Program, slow: Bool, call_ns: int) -> tuple[Int, Int]:
+    """When operations could start, and the gap behind the one before each in its queue: medians of its kind."""
+    linked = program.linked
+    start = program.start
+    begun = program.begun
+    done = program.done
+    own_copy = program.own_copy
+    before = program.before
+    meanwhile = program.staged & (start < done)  # staged piece by piece
+    kind = 8 * program.table + 4 * meanwhile + 2 * program.staged + own_copy
+    idle = linked & (program.device_before < begun) & ~meanwhile
+    queued = linked & ~program.first & (done + _QUEUED_NS < before) & (start - before <= HELD_NS)
+    gap = _medians(start - before, kind, queued, _NEXT_NS)
+    edge = np.where(own_copy, begun, done)  # a call that returns after its copy ends too late
+    ready = edge + _medians(start - edge, kind, idle, _START_NS)
+    # Of an operation behind a call that takes its time, the call's end says more.
+    ready[slow] = np.maximum(ready[slow], np.minimum(done[slow], start[slow]))
+    # The CPU stages pageable memory itself: until the copy begins or, where that had to wait, at the copy's pace.
+    ready[meanwhile] = start[meanwhile]
+    behind = meanwhile & (before > start - 2 * _START_NS)
+    ready[behind] = np.minimum(begun + call_ns + program.lasting, start)[behind]
+    # Launched before the recording began: only its place in the stream counts.
+    ready[~linked] = start.min()
+    lost = ~linked & program.first
+    ready[lost] = start[lost]
+    return ready, gap
+
+
+def _medians(values: Int, kind: Int, sample: Bool, otherwise: int) -> Int:
+    """The median of the sampled values of its kind, for each operation."""
+    medians = pd.Series(values[sample]).groupby(kind[sample]).median()
+    return medians.reindex(kind, fill_value=otherwise).to_numpy().astype(np.int64)
+
+
+# ---------------------------------------------------------------- waits between streams
+
+
+def _waits(program: Program, explained: Int) -> tuple[Int, Int, int]:
+    """Operations and those they wait for on other streams, recorded or inferred, and how many were inferred."""
+    told, told_of = _recorded(program)
+    until = explained.copy()
+    np.maximum.at(until, told, program.end[told_of])
+    late = np.flatnonzero((program.start > until + _LATE_NS) & (program.linked | ~program.first))
+    awaited = _just_ended(program, late, explained[late])
+    waits = awaited >= 0
+    inferred = int(waits.sum())
+    if inferred > _GUESSED * len(explained):
+        raise Unplayable(
+            "too many of its operations seem to wait for other streams, and it records none of these waits"
+        )
+    return np.append(late[waits], told), np.append(awaited[waits], told_of), inferred
+
+
+def _just_ended(program: Program, late: Int, explained: Int) -> Int:
+    """What late operations waited for: the last to end before them on another stream of their device, -1 for none."""
     start = program.start[late]
     end = program.end
     by_end = program.by_end
@@ -124,8 +224,7 @@ def _just_ended(program: Program, late: Int, explained: Int) -> tuple[Int, Int]:
         # What is launched later is not waited for.
         fits &= (program.begun[other] <= program.begun[late]) | ~program.linked[late]
         awaited[fits] = other[fits]
-    found = awaited >= 0
-    return late[found], awaited[found]
+    return awaited
 
 
 def _recorded(program: Program) -> tuple[Int, Int]:
@@ -171,6 +270,6 @@ def collectives(program: Program) -> Gathered:
         return Gathered(none, none, none)
     columns = {"operation": np.arange(len(program.start)), "device": program.device}
     here = pd.DataFrame({**columns, "start_ns": program.start - program.shift_ns})[program.collective]
-    found = here.merge(Meetings(program.trace).met, on=["device", "start_ns"])
-    transfer_ns = (found["end_ns"] - found["until_ns"]).to_numpy(np.int64)
-    return Gathered(found["operation"].to_numpy(), found["collective"].to_numpy(np.int64), transfer_ns)
+    gathered = here.merge(Meetings(program.trace).met, on=["device", "start_ns"])
+    transfer_ns = (gathered["end_ns"] - gathered["until_ns"]).to_numpy(np.int64)
+    return Gathered(gathered["operation"].to_numpy(), gathered["collective"].to_numpy(np.int64), transfer_ns)

@@ -97,8 +97,7 @@ def _silences(facts: Threads, thread: int, own: Track, others: dict[int, Track],
     acted, rested = intervals.union(
         (own.start, np.maximum(own.end, own.start + 1)),
         (begun[~handed], done[~handed]),
-        # A worker that waits to be handed work is not waiting for data.
-        intervals.common(facts.input_waits(thread), facts.thread_waits(thread), outside=True),
+        facts.input_waits(thread),
         facts.when(thread, ["work"], ["call"]),
         facts.when(thread, ["once", "compile", "messages", "profiler"]),
     )

@@ -132,7 +132,7 @@ class WhatIf:
     @property
     def held_ns(self) -> int:
         """How long operations waited for work that the trace does not contain."""
-        return int(self.schedule.waits.held_ns.sum()) if self.schedule is not None else 0
+        return int(self.schedule.streams.held_ns.sum()) if self.schedule is not None else 0
 
     @kept
     def played(self, *changes: str) -> Played:
@@ -292,10 +292,10 @@ def _overlap_copies(schedule: Schedule, change: Change) -> None:
     copies = (program.table == GPU_TABLES.index("memops")) & np.isin(program.row, moving)
     for thread in program.threads.tolist():
         call = program.launch[program.staged & copies & (program.by == thread)]
-        begun = np.minimum(calls.start[call] + schedule.latencies.call_ns, calls.end[call])
+        begun = np.minimum(calls.start[call] + schedule.streams.call_ns, calls.end[call])
         change.take(thread, begun, calls.end[call])
     # A copy that mostly queued behind work that the trace does not contain stays where that work is.
-    change.aside = change.aside | (copies & (schedule.waits.held_ns <= program.lasting))
+    change.aside = change.aside | (copies & (schedule.streams.held_ns <= program.lasting))
 
 
 def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
