@@ -18,10 +18,6 @@ from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["Calls", "Program", "read"]
 
-#: Operations that start before their launch by no more than this show that two clocks differ, but for this share.
-_CLOCK_NS, _SURE = 100_000, 0.999
-#: Operations of one stream run one after another; where they overlap for more than this share, streams are not known.
-_OVERLAP = 0.02
 #: Work whose launch was not recorded, as a share of all GPU work, above which no schedule can be made.
 _UNLINKED = 0.1
 #: Most launching threads, each of which may wait for any other; and most pairs of a stream and a call that may wait.
@@ -70,8 +66,6 @@ class Program:
         Copies from pageable memory to a device.
     parts : DataFrame
         ``table, row, operation``: the events of the trace that the operations are made of.
-    shift_ns : int
-        How far the devices' clock had to be moved.
     threads : ndarray of int64
         The launching threads, and the steps' thread.
     blocking : ndarray of int64
@@ -102,7 +96,6 @@ class Program:
     own_copy: Bool
     staged: Bool
     parts: pd.DataFrame
-    shift_ns: int
     threads: Int
     blocking: Int
     steps: pd.DataFrame
@@ -173,7 +166,7 @@ def read(trace: Trace) -> Program:
     trace.prefetch(_COLUMNS)
     frame = trace.whole.table("calls", ["start_ns", "end_ns", "thread", "name"])
     calls = Calls(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame["thread"].to_numpy(), frame["name"])
-    ops, parts, shift_ns = _operations(trace, calls)
+    ops, parts = _operations(trace, calls)
     linked = ops[ops["launch"] >= 0]
     windows = steps.windows(trace)
     main = begin_ns = int(NEVER)
@@ -195,7 +188,6 @@ def read(trace: Trace) -> Program:
         calls=calls,
         **columns,
         parts=parts,
-        shift_ns=shift_ns,
         threads=threads,
         blocking=blocking,
         steps=windows,
@@ -204,11 +196,9 @@ def read(trace: Trace) -> Program:
     )
 
 
-def _operations(trace: Trace, calls: Calls) -> tuple[pd.DataFrame, pd.DataFrame, int]:
-    """The operations with their launches, their parts, and how far the devices' clock had to be moved."""
+def _operations(trace: Trace, calls: Calls) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The operations with their launches, and their parts."""
     events = _events(trace.whole)
-    shift_ns = _behind_launches(events, calls)
-    events[["start", "end"]] += shift_ns
     reach = events.groupby("device")["end"].cummax()
     events["device_before"] = reach.groupby(events["device"]).shift(fill_value=NEVER)
     events["before"] = events.groupby("stream")["end"].shift(fill_value=NEVER)
@@ -222,7 +212,7 @@ def _operations(trace: Trace, calls: Calls) -> tuple[pd.DataFrame, pd.DataFrame,
     ops["done"] = np.where(launch >= 0, calls.end[launch], NEVER)
     ops["by"] = np.where(launch >= 0, calls.thread[launch], -1)
     _mark_copies(trace.whole, ops, matching(calls.names, BLOCKING))
-    return ops, parts, shift_ns
+    return ops, parts
 
 
 def _blocking(trace: Trace, calls: Calls, linked: pd.DataFrame, threads: Int) -> Int:
@@ -253,16 +243,6 @@ def _events(whole: Trace) -> pd.DataFrame:
     return events.rename(columns={"start_ns": "start", "end_ns": "end"})
 
 
-def _behind_launches(events: pd.DataFrame, calls: Calls) -> int:
-    """How far the devices' clock runs ahead of the CPU's: nothing starts before it is launched."""
-    linked = events[events["launch"] >= 0]
-    early = calls.start[linked["launch"]] - linked["start"].to_numpy()
-    early = early[early < _CLOCK_NS]
-    if not len(early):
-        return 0
-    return max(int(np.quantile(early, _SURE, method="lower")), 0)
-
-
 def _joined(events: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Join what one call launched, from the first start to the last end; give operations by stream, and their parts."""
     launch = events["launch"].to_numpy()
@@ -280,16 +260,13 @@ def _joined(events: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _check(ops: pd.DataFrame) -> None:
-    """Refuse work without launches, and streams whose operations overlap."""
+    """Refuse work without launches."""
     lasting = ops["end"] - ops["start"]
     linked = ops["launch"] >= 0
     # The first operations of a stream may have been launched before the recording began; a later one is lost.
     lost = ~linked & linked.groupby(ops["stream"]).cummax()
     if lasting[lost].sum() > _UNLINKED * lasting.sum() or not linked.any():
         raise Unplayable("the calls that launched the GPU's work were not recorded")
-    overlap = (ops["before"] - ops["start"]).clip(lower=0)
-    if overlap.sum() > _OVERLAP * lasting.sum():
-        raise Unplayable("operations of one stream overlap: their order is unknown")
 
 
 def _mark_copies(whole: Trace, ops: pd.DataFrame, blocks: Bool) -> None:

@@ -65,10 +65,10 @@ def play(schedule: Stages, layout: Layout, change: Change) -> Played:
 
 
 def _away(schedule: Stages, change: Change) -> dict[int, intervals.Coverage]:
-    """The time of each thread that falls away: what a change takes, and waits for a full queue."""
+    """The time of each thread that a change takes away."""
     away = {}
-    for thread, passive in schedule.streams.passive.items():
-        start, end = intervals.union(passive, *change.away.get(thread, []))
+    for thread, parts in change.away.items():
+        start, end = intervals.union(*parts)
         away[thread] = intervals.Coverage(np.maximum(start, schedule.program.begin_ns), end)
     return away
 

@@ -41,7 +41,7 @@ def read(trace: Trace) -> Schedule:
     program = stage_of_operations.read(trace)
     facts = Threads(trace)
     pauses = waits_for_threads(program, facts)
-    arrivals = waits_for_data(program, facts, pauses)
+    arrivals = waits_for_data(program, facts)
     streams = stage_of_streams.read(program)
     cuts = stage_of_cuts.read(program, streams, pauses, arrivals)
     return Schedule(program, facts, streams, collectives(program), cuts)
@@ -134,7 +134,6 @@ class Schedule(Stages):
         asks = (cuts.thread == thread) & (cuts.asked >= 0)
         start, end = intervals.union(
             self.facts.dispatch_free(thread),
-            self.streams.passive[thread],
             (calls.start[waits], calls.end[waits]),
             (cuts.start[asks], cuts.end[asks]),
         )

@@ -13,7 +13,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
-from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Union, Unplayable, median, place
+from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Unplayable, median, place
 from nsightkit.analysis.replay.operations import Program
 
 __all__ = ["SLOW_CALL", "Gathered", "Streams", "collectives", "read"]
@@ -53,8 +53,6 @@ class Streams:
         What a launch call takes.
     full : ndarray of int64
         Operations whose launches waited for room in a full queue; some of very many.
-    passive : dict of int to (ndarray, ndarray)
-        Per thread: time in which it only waited for that.
     waiting, awaited : ndarray of int64
         Pairs of operations: the one starts when the other, on another stream, is over, ...
     after_ns : int
@@ -69,7 +67,6 @@ class Streams:
     gap: Int
     call_ns: int
     full: Int
-    passive: dict[int, Union]
     waiting: Int
     awaited: Int
     after_ns: int
@@ -125,7 +122,6 @@ def read(program: Program) -> Streams:
         gap=gap,
         call_ns=call_ns,
         full=full[:: 1 + len(full) // _MOST_CUTS],
-        passive=_passive(program, full, call_ns),
         waiting=waiting,
         awaited=awaited,
         after_ns=after_ns,
@@ -144,15 +140,6 @@ def _full(program: Program, slow: Bool) -> Int:
     launched_before = np.searchsorted(np.sort(begun[program.linked]), begun[full])
     ended_before = np.searchsorted(program.end[program.by_end], begun[full])
     return full[launched_before - ended_before >= _DEEP]
-
-
-def _passive(program: Program, full: Int, call_ns: int) -> dict[int, Union]:
-    """When each thread waited for room in a full queue."""
-    passive = {}
-    for thread in program.threads.tolist():
-        own = full[program.by[full] == thread]
-        passive[thread] = program.begun[own] + call_ns, program.done[own]
-    return passive
 
 
 def _ready(program: Program, slow: Bool, call_ns: int) -> tuple[Int, Int]:
@@ -268,8 +255,8 @@ def collectives(program: Program) -> Gathered:
     none = np.empty(0, np.int64)
     if len(pd.unique(program.device)) < 2:
         return Gathered(none, none, none)
-    columns = {"operation": np.arange(len(program.start)), "device": program.device}
-    here = pd.DataFrame({**columns, "start_ns": program.start - program.shift_ns})[program.collective]
+    columns = {"operation": np.arange(len(program.start)), "device": program.device, "start_ns": program.start}
+    here = pd.DataFrame(columns)[program.collective]
     gathered = here.merge(Meetings(program.trace).met, on=["device", "start_ns"])
     transfer_ns = (gathered["end_ns"] - gathered["until_ns"]).to_numpy(np.int64)
     return Gathered(gathered["operation"].to_numpy(), gathered["collective"].to_numpy(np.int64), transfer_ns)

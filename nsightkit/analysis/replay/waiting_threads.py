@@ -26,8 +26,6 @@ _WAKE_NS = 500_000
 #: OS calls that wait for another thread or process; and the ranges in which PyTorch waits for its loader's workers.
 _FOR_OTHERS = re.compile(r"poll|select|futex|sem_|pthread_cond|epoll|recv|accept|sigwait|^wait")
 _WORKERS = re.compile(r"_MultiProcessing")
-#: Loader workers set the pace if the waits for them take at least one part in so many of the time.
-_LIMITS = 10
 
 
 def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
@@ -46,18 +44,21 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
     calls = _calls_that_count(program)
     paces = [_pace(track) for track in calls.values() if len(track) > 1]
     pause = max(_PAUSE * min(paces, default=0.0), HELD_NS)
-    found = [pd.DataFrame(columns=["thread", "start_ns", "end_ns", "by"], dtype=np.int64)]
-    for thread in calls:
-        others = {other: calls[other] for other in calls if other != thread and other >> 24 == thread >> 24}
+    parts = [pd.DataFrame(columns=["thread", "start_ns", "end_ns", "by"], dtype=np.int64)]
+    for thread, own in calls.items():
+        others = {}
+        for other, track in calls.items():
+            if other != thread and other >> 24 == thread >> 24:
+                others[other] = track
         if others:
-            start, end = _silences(facts, thread, calls[thread], others, pause)
+            start, end = _silences(facts, thread, own, others, pause)
             by = _woken_by(facts, start, end, others, pause, program.main)
             silences = pd.DataFrame({"thread": thread, "start_ns": start, "end_ns": end, "by": by})
-            found.append(silences[by >= 0])
-    pauses = pd.concat(found, ignore_index=True)
+            parts.append(silences[by >= 0])
+    pauses = pd.concat(parts, ignore_index=True)
     if len(program.steps) > 1:
         # In several steps, once is chance.
-        pauses = pauses[pauses.duplicated(["thread", "by"], keep=False)].reset_index(drop=True)
+        pauses = pauses[pauses.duplicated(["thread", "by"], keep=False)]
     return pauses
 
 
@@ -65,19 +66,14 @@ def _calls_that_count(program: Program) -> dict[int, Track]:
     """Launches and blocking calls of each thread that has any, by start; the steps' thread also ends its last step."""
     calls = program.calls
     rows = np.union1d(program.launch[program.linked], program.blocking)
-    rows = rows[np.argsort(calls.start[rows], kind="stable")]
+    table = pd.DataFrame({"thread": calls.thread[rows], "start": calls.start[rows], "end": calls.end[rows]})
+    if (table["thread"] == program.main).any():
+        # A thread that waits for others in the end has no call after that, but its last step ends.
+        over = program.steps["cpu_end_ns"].iloc[-1]
+        table.loc[len(table)] = [program.main, over, over]
     tracks = {}
-    for thread in np.unique(calls.thread[rows]).tolist():
-        own = rows[calls.thread[rows] == thread]
-        start = calls.start[own]
-        end = calls.end[own]
-        if thread == program.main:
-            # A thread that waits for others in the end has no call after that, but its last step ends.
-            over = int(program.steps["cpu_end_ns"].iloc[-1])
-            start = np.append(start, over)
-            end = np.append(end, over)
-            own = np.append(own, -1)
-        tracks[thread] = Track(start, end, own)
+    for thread, own in table.sort_values("start", kind="stable").groupby("thread"):
+        tracks[int(thread)] = Track(own["start"].to_numpy(), own["end"].to_numpy(), own.index.to_numpy())
     return tracks
 
 
@@ -97,9 +93,8 @@ def _silences(facts: Threads, thread: int, own: Track, others: dict[int, Track],
     acted, rested = intervals.union(
         (own.start, np.maximum(own.end, own.start + 1)),
         (begun[~handed], done[~handed]),
-        facts.input_waits(thread),
         facts.when(thread, ["work"], ["call"]),
-        facts.when(thread, ["once", "compile", "messages", "profiler"]),
+        facts.when(thread, ["data", "once", "compile", "messages", "profiler"]),
     )
     start = np.append(NEVER, rested[:-1])
     long = acted - start > pause
@@ -113,10 +108,11 @@ def _woken_by(facts: Threads, start: Int, end: Int, others: dict[int, Track], pa
     for other, track in others.items():
         fills = _fills(track, start, end, pause)
         hits[other] = fills | _acted(facts, other, start, end)
-        often[other] = other == main, int(hits[other].sum() + fills.sum())
+        often[other] = other == main, hits[other].sum() + fills.sum()
     # A thread also pauses without being woken: silences that last about as long may be its own.
     lasting = end - start
-    alone = np.sort(lasting[(start > NEVER) & ~np.logical_or.reduce(list(hits.values()))])
+    is_woken = np.any(list(hits.values()), axis=0)
+    alone = np.sort(lasting[(start > NEVER) & ~is_woken])
     ordinary = np.searchsorted(alone, lasting / _ALIKE) < np.searchsorted(alone, lasting * _ALIKE)
     by = np.full(len(end), -1, np.int64)
     for other in sorted(often, key=often.__getitem__):
@@ -131,21 +127,20 @@ def _fills(calls: Track, start: Int, end: Int, pause: float) -> Bool:
     no pause between two calls at its own pace.
     """
     pause = max(pause, _PAUSE * _pace(calls))
-    low = np.searchsorted(calls.start, start)
-    high = np.searchsorted(calls.start, end)
-    first = np.minimum(low, len(calls) - 1)
-    last = np.maximum(high - 1, 0)
-    before = np.append(NEVER, calls.end)[low]
-    after = np.append(calls.start, -NEVER)[high]
-    around_ns = np.minimum(calls.start[first] - before, after - calls.end[last])
-    gaps = np.append(0, calls.start[1:] - calls.end[:-1])
-    silent_ns = np.cumsum(np.where(gaps > pause, gaps, 0))
-    pauses = np.cumsum(gaps > pause)
-    inside_ns = silent_ns[last] - silent_ns[first]
+    # Silences ahead of each call, and behind the last one.
+    ahead_ns = np.append(calls.start, -NEVER) - np.append(NEVER, calls.end)
+    is_pause = ahead_ns > pause
+    pauses = np.cumsum(is_pause)
+    paused_ns = np.cumsum(ahead_ns * is_pause)
+    first = np.searchsorted(calls.start, start)
+    beyond = np.searchsorted(calls.start, end)
+    last = beyond - 1  # where there is no call in a window, this and the first are of no meaning
+    inside_ns = paused_ns[last] - paused_ns[first]
     usual_ns = inside_ns / np.maximum(pauses[last] - pauses[first], 1)
+    around_ns = np.minimum(ahead_ns[first], ahead_ns[beyond])
     alone = (around_ns > pause) & (around_ns > _LONGER * usual_ns)
-    active_ns = calls.end[last] - calls.start[first] - inside_ns
-    return np.asarray((high > low) & alone & (2 * active_ns >= end - start))
+    active_ns = calls.end[last] - calls.start[np.minimum(first, last)] - inside_ns
+    return np.asarray((beyond > first) & alone & (2 * active_ns >= end - start))
 
 
 def _acted(facts: Threads, thread: int, start: Int, end: Int) -> Bool:
@@ -162,7 +157,7 @@ def _acted(facts: Threads, thread: int, start: Int, end: Int) -> Bool:
     return np.asarray((latest > start) & ((start == NEVER) | (end - latest <= _WAKE_NS)))
 
 
-def waits_for_data(program: Program, facts: Threads, pauses: pd.DataFrame) -> pd.DataFrame:
+def waits_for_data(program: Program, facts: Threads) -> pd.DataFrame:
     """Waits for data that others prepare at their pace: a batch arrives when it is ready.
 
     An OS call that waits for another process, or the name of PyTorch's loader with workers, shows it. Else a wait is
@@ -172,28 +167,21 @@ def waits_for_data(program: Program, facts: Threads, pauses: pd.DataFrame) -> pd
     ----------
     program : Program
     facts : Threads
-    pauses : DataFrame
-        As :func:`waits_for_threads` gives them.
 
     Returns
     -------
     DataFrame
         ``thread, start_ns, end_ns``.
     """
-    found = [pd.DataFrame(columns=["thread", "start_ns", "end_ns"], dtype=np.int64)]
+    parts = []
     for thread in program.threads.tolist():
-        start, end = facts.input_waits(thread)
+        start, end = facts.when(thread, ["data"])
         lasting = end - start
-        waits = together(
+        shown = together(
             facts.named("os_calls", thread, _FOR_OTHERS),
             facts.named("ranges", thread, _WORKERS),
             facts.named("ops", thread, _WORKERS),
         )
-        own = pauses[pauses["thread"] == thread]
-        handed = intervals.Coverage(own["start_ns"], own["end_ns"])
-        long = (2 * waits.covered(start, end) >= lasting) & (2 * handed.of(start, end) < lasting)
-        long &= (lasting >= HELD_NS) & (start >= program.begin_ns)
-        # With few and short waits, batches lie ready, and their pace is unknown.
-        if len(start) and _LIMITS * lasting[long].sum() >= end[-1] - start[0]:
-            found.append(pd.DataFrame({"thread": thread, "start_ns": start[long], "end_ns": end[long]}))
-    return pd.concat(found, ignore_index=True)
+        long = (2 * shown.covered(start, end) >= lasting) & (lasting >= HELD_NS) & (start >= program.begin_ns)
+        parts.append(pd.DataFrame({"thread": thread, "start_ns": start[long], "end_ns": end[long]}))
+    return pd.concat(parts, ignore_index=True)
