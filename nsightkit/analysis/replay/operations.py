@@ -13,7 +13,7 @@ from nsightkit.analysis.core.categories import categorize
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.replay.model import NEVER, Bool, Int, Unplayable
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.gaps.names import BLOCKING, UNIFIED
+from nsightkit.analysis.timeline.gaps.threads import BLOCKING, UNIFIED
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["Calls", "Program", "read"]

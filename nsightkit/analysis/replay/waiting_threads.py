@@ -85,7 +85,7 @@ def _pace(calls: Track) -> float:
 def _silences(facts: Threads, thread: int, own: Track, others: dict[int, Track], pause: float) -> tuple[Int, Int]:
     """Times longer than a pause without an event of the thread."""
     # Named work is not a silence; a range in which another thread is at work may be.
-    begun, done = facts.own_work(thread)
+    begun, done = facts.when(thread, ["work"], ["range", "op", "os_call"])
     handed = np.zeros(len(begun), bool)
     for track in others.values():
         handed |= _fills(track, begun, done, pause)

@@ -20,7 +20,7 @@ from nsightkit.analysis.core.intervals import enclosing, launch_of
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import OPERATOR_RANGE, matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.gaps.names import BEGIN_CAPTURE, END_CAPTURE
+from nsightkit.analysis.timeline.gaps.threads import BEGIN_CAPTURE, END_CAPTURE
 from nsightkit.analysis.timeline.ranges import around
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace

@@ -13,9 +13,8 @@ from synthetic.planted import Export
 import nsightkit
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import compiler, gaps, phases
-from nsightkit.analysis.timeline.gaps import names
+from nsightkit.analysis.timeline.gaps import threads
 from nsightkit.analysis.timeline.gaps.paint import LABELS
-from nsightkit.analysis.timeline.gaps.threads import Threads
 
 US = 1_000
 PID = 77
@@ -135,14 +134,14 @@ SHORT = [
     ("expression", "meant", "others"),
     [
         (
-            names.DATA,
+            threads.DATA,
             "next_batch|load the next batch|enumerate(DataLoader)#_Single.__next__|data_time|collate_fn",
             "load_state_dict|prefetch_layers_[4, 5]|get_input_embeddings|get_batch_size",
         ),
         (compiler.COMPILES, "inductor_compile (dynamo_timed)|Nvrtc::CompileProgram", "Torch-Compiled Region: 0/0"),
-        (names.LOADS, "Lazy Function Loading|Driver Compiler", "Command Buffer Full"),
-        (names.MESSAGES, "ucp_worker_progress|nvshmem_barrier_all|MPI_Wait", "MPI_Init|ncclCommInitRank"),
-        (names.OS_WAIT, "fread|poll|futex|pthread_cond_wait", "usleep|read_and_wait"),
+        (threads.LOADS, "Lazy Function Loading|Driver Compiler", "Command Buffer Full"),
+        (threads.MESSAGES, "ucp_worker_progress|nvshmem_barrier_all|MPI_Wait", "MPI_Init|ncclCommInitRank"),
+        (threads.OS_WAIT, "fread|poll|futex|pthread_cond_wait", "usleep|read_and_wait"),
     ],
 )
 def test_names_by_meaning(expression, meant, others):
@@ -288,9 +287,9 @@ def test_what_a_thread_did(tmp_path, what, times):
     for kind, name, start, end in DID:
         getattr(out, kind)(name, MAIN, start * US, end * US)
     out.overhead("CUPTI Buffer flush", OTHER, 15 * US, 50 * US)
-    threads = Threads(nsightkit.load(out.write(tmp_path / "t.sqlite", shuffle=1)))
+    facts = threads.Threads(nsightkit.load(out.write(tmp_path / "t.sqlite", shuffle=1)))
     thread = MAIN & (2**48 - 1)
-    found = np.transpose(threads.when(thread, [what]) if what in LABELS else threads.dispatch_free(thread))
+    found = np.transpose(facts.when(thread, [what]) if what in LABELS else facts.dispatch_free(thread))
     merged = np.transpose(intervals.merge(*np.transpose(times)))
     assert found.tolist() == (US * merged).tolist()
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from nsightkit.analysis.core import causes
 from nsightkit.analysis.timeline.gaps.paint import CAUSE_OF_LABEL, EVIDENCE, LABELS, TABLE_OF
-from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, Threads, unknown
+from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, UNKNOWN, Threads
 from nsightkit.analysis.timeline.steps import QUEUED_NS
 
 __all__ = ["CAUSES", "decide"]
@@ -110,7 +110,7 @@ def _threads_of(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -
     called = threads.trace.table("calls", ["thread"])["thread"].to_numpy()
     launch = gaps["launch"].to_numpy()
     before = gaps["before"].to_numpy()
-    thread = unknown(gaps["process"].to_numpy())
+    thread = (gaps["process"].to_numpy() << 24) + UNKNOWN
     if launched_by is not None:
         thread[:] = launched_by
     thread[launch >= 0] = called[launch[launch >= 0]]
@@ -130,7 +130,7 @@ def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
     shares = np.zeros((len(LABELS), len(handed)), np.int64)
     for thread, start, end in parts:
         shares += threads.paint(thread).shares(start, end)
-    label = _largest(shares, is_known=group.thread != unknown(group.thread >> 24))
+    label = _largest(shares, is_known=group.thread & UNKNOWN != UNKNOWN)
     cause = _OF_LABEL[label]
     kind, row = _evidence(threads, group, label, parts)
 

@@ -2,28 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import Coverage, common, gpu_intervals, launch_of, merge
+from nsightkit.analysis.core.intervals import Coverage, gpu_intervals, launch_of, merge
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, Expression, matching
 from nsightkit.analysis.timeline import compiler, steps
-from nsightkit.analysis.timeline.gaps import names
 from nsightkit.analysis.timeline.gaps.paint import EVIDENCE, LABELS, TABLE_OF, Layer, Paint, Track, paint, together
 from nsightkit.analysis.timeline.overview import captured_window
 from nsightkit.trace.model import LAUNCHES, Trace
 
-__all__ = ["EAGER_NS", "Threads", "unknown"]
+__all__ = [
+    "BEGIN_CAPTURE", "BLOCKING", "DATA", "EAGER_NS", "END_CAPTURE", "LOADS", "MESSAGES", "OS_WAIT", "UNIFIED",
+    "UNKNOWN", "Threads",
+]  # fmt: skip
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
 #: Start and end of disjoint intervals.
 Union = tuple[Int, Int]
+
+# ---------------------------------------------------------------- names of calls, ranges and operators
+
+_OF_DATA = (
+    r"(data|batch|sample|input)(e?s)?(?![a-z])(?![\s_-]*(?!from|for|async|wait|time|queue|iter|load|fetch|next)[a-z])"
+)
+#: Names of ranges and operators in which a program waits for its data. Weights, layers and embeddings are not data.
+DATA = re.compile(
+    r"(?i)data[\s_-]*load|(?<![a-z])load(ing)?[\s_-]*(the[\s_-]*)?(next[\s_-]*)?" + _OF_DATA + r"|"
+    r"(next|get|fetch|read|wait|prefetch)(ing)?[\s_-]*(for[\s_-]*)?(the[\s_-]*|next[\s_-]*)?" + _OF_DATA + r"|"
+    r"(data|batch|sample|input)[\s_-]*(pipeline|wait|fetch|prefetch)|^(data|batch|dataset)([\s_-]*time)?$|"
+    r"data[\s_-]*time\b|\b__next__\b|^next\(|collate"
+)
+
+ANY = re.compile(".")
+#: Sleeps, which the program chose.
+ASLEEP = re.compile(r"^((clock_)?nanosleep|u?sleep)(64)?$")
+#: Input from a person at a terminal.
+TERMINAL = re.compile(r"^(f?getw?[cs]|getw?char|v?w?scanf)$|std::cin\b")
+#: OS calls in which a thread waits for another thread or process, a socket or a disk.
+OS_WAIT = re.compile(
+    r"^(e?poll|ppoll|epoll_p?wait\d*|p?select|futex|sem_(timed)?wait|sem_clockwait|pthread_cond_(timed|clock)?wait|"
+    r"pthread_join|pthread_mutex_(timed)?lock|pthread_rwlock_(rd|wr)lock|pthread_barrier_wait|sigwait(info)?|"
+    r"sigtimedwait|wait(pid|id|3|4)?|p?readv?\d*|pread64|fread|getdelim|getline|v?fw?scanf|recv(from|msg|mmsg)?|"
+    r"accept4?|connect|msgrcv|mq_(timed)?receive|io_getevents|flock|fsync)(64)?$"
+)
+#: Those of them in which a thread may wait for another thread of its process.
+FOR_A_THREAD = re.compile(r"^(futex|sem_|pthread_)")
+#: Host calls of libraries that exchange data between processes; setting up a communicator is not among them.
+MESSAGES = re.compile(r"^(P?MPI_(?!Init|Finalize)|uc[pst]_|nvshmemx?_|nccl(?!Comm)[A-Z])")
+
+#: Calls that return only when the GPU has caught up.
+BLOCKING = re.compile(
+    r"^(cuda|hip)(Device|Stream|Event|Thread|Context|Graph)Synchronize|^cu(Ctx|Stream|Event)Synchronize|"
+    r"^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)"
+)
+COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
+#: Pages of managed memory that move, without a launch and outside any stream.
+UNIFIED = re.compile("^unified")
+#: Calls that enqueue work, and cheap calls beside it.
+ENQUEUES = re.compile(r"Launch|^(cuda|hip|cu)(Memcpy|Memset).*Async|Event(Record|Query|Create|Destroy)|StreamWaitEvent")
+CHEAP = re.compile(
+    r"StreamIsCapturing|StreamGetCaptureInfo|StreamQuery|GetLastError|PeekAtLastError|GetDevice|SetDevice|CtxGet|CtxSet|"
+    r"OccupancyMax|FuncGetAttribute|FuncSetAttribute|PointerGetAttribute"
+)
+
+#: Overhead records about code that the driver loads or compiles; and all about the driver, a full queue included.
+LOADS = re.compile(r"(?i)(module|function)s? loading|driver compiler|^dl(open|close)\b")
+DRIVER = re.compile(LOADS.pattern + "|command buffer")
+#: Calls that load or build code, and calls that build a graph.
+BUILDS = re.compile(
+    r"^cu(Module|Library)Load|^(cuda|hip)(Module|Library)Load|^cuLink(Create|Add|Complete)|^(nvrtc|hiprtc)CompileProgram"
+)
+SETS_UP = re.compile(
+    r"Graph(Exec)?Instantiate|^ncclComm(Init|Split)|(?i:cuda_?graph[\s_-]*captur)|CUDAGraphNode\.record"
+)
+BEGIN_CAPTURE, END_CAPTURE = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
+#: Calls that may have to set something up before they do what they are for.
+FIRST_TIMES = re.compile(r"Launch(?!HostFunc)|Malloc|Free|Alloc|Create|Register|DeviceProp|Occupancy|SetDevice")
+
+# ---------------------------------------------------------------- what threads did
 
 #: An outlying call takes this many times what nine tenths of the calls of its name take, and at least this long.
 _TIMES, _ONCE_NS = 10, 1_000_000
@@ -36,28 +100,8 @@ _HEAVY_NS = 100_000
 _PAGES_NS = 100_000
 #: How many answers about single threads to keep; bounds memory for traces with thousands of threads.
 _KEPT = 20_000
-#: What names alone tell, by label and kind of evidence.
-_BY_NAME = (
-    ("data", "op", names.DATA),
-    ("data", "range", names.DATA),
-    ("messages", "os_call", names.MESSAGES),
-    ("messages", "range", names.MESSAGES),
-)
-_SET_UPS = (("once", "op", names.SETS_UP), ("once", "range", names.SETS_UP), ("once", "call", names.SETS_UP))
-_COMPILERS = (("op", compiler.COMPILES), ("range", compiler.COMPILES), ("call", names.BUILDS))
-
-
-N = TypeVar("N", int, Int)
-
-
-def unknown(process: N) -> N:
-    """Number the unknown thread of a process, of which nothing was recorded.
-
-    Parameters
-    ----------
-    process : int or ndarray of int
-    """
-    return (process << 24) + 0xFFFFFF
+#: The last 24 bits of a thread's number, the others being its process: of a thread of which nothing was recorded.
+UNKNOWN = 0xFFFFFF
 
 
 class Threads:
@@ -104,6 +148,10 @@ class Threads:
         """The events of a thread in a table."""
         return self._between(table, thread, thread + 1)
 
+    def calls(self, thread: int) -> Track:
+        """CUDA calls."""
+        return self.events("calls", thread)
+
     @kept
     def _flag(self, table: str, expression: Expression) -> Bool:
         """Per row of a table: whether its name matches."""
@@ -118,14 +166,9 @@ class Threads:
         flag = self._flag(table, expression)
         return events.subset(flag[events.row]) if flag.any() else events.at(slice(0))
 
-    def _layers(self, thread: int, rows: Iterable[tuple[str, str, Expression]]) -> Iterator[Layer]:
-        """Layers of a thread's events by their names; rows of label, kind of evidence and expression."""
-        for label, kind, expression in rows:
-            yield Layer(label, kind, self.named(TABLE_OF[kind], thread, expression))
-
-    def calls(self, thread: int) -> Track:
-        """CUDA calls."""
-        return self.events("calls", thread)
+    def _named(self, label: str, kind: str, thread: int, expression: Expression) -> Layer:
+        """The layer of a thread's events of one kind whose name matches."""
+        return Layer(label, kind, self.named(TABLE_OF[kind], thread, expression))
 
     # --- CUDA calls ---
 
@@ -133,8 +176,8 @@ class Threads:
     def _blocks(self) -> Bool:
         """Per call: whether it returns only when the GPU has caught up."""
         # A device-to-host copy into pageable memory blocks even if its name ends in Async.
-        blocks: Bool = self.pageable("DtoH") & self._flag("calls", names.COPY)
-        blocks |= self._flag("calls", names.BLOCKING)
+        blocks: Bool = self.pageable("DtoH") & self._flag("calls", COPY)
+        blocks |= self._flag("calls", BLOCKING)
         return blocks
 
     @kept
@@ -142,12 +185,6 @@ class Threads:
         """Calls that return only when the GPU has caught up."""
         calls = self.calls(thread)
         return calls.subset(self._blocks()[calls.row])
-
-    def launches(self, thread: int) -> Int:
-        """Starts of the calls that give a device work and do not block."""
-        calls = self.calls(thread)
-        flag = self._flag("calls", LAUNCHES) & ~self._blocks()
-        return calls.start[flag[calls.row]]
 
     @kept
     def fed(self, thread: int) -> Int:
@@ -181,26 +218,22 @@ class Threads:
     def _calls_of_label(self, thread: int) -> Iterator[Layer]:
         """Calls that neither enqueue work nor are cheap, and copy calls that move pageable memory."""
         calls = self.calls(thread)
-        is_cheap = self._flag("calls", names.CHEAP)[calls.row] & (calls.length < _HEAVY_NS)
-        is_cheap |= self._flag("calls", names.ENQUEUES)[calls.row]
+        is_cheap = self._flag("calls", CHEAP)[calls.row] & (calls.length < _HEAVY_NS)
+        is_cheap |= self._flag("calls", ENQUEUES)[calls.row]
         yield Layer("work", "call", calls.subset(~is_cheap))
-        copies = self.named("calls", thread, names.COPY)
+        copies = self.named("calls", thread, COPY)
         yield Layer("staging", "call", copies.subset(self.pageable()[copies.row]))
 
     # --- waiting ---
 
-    def sleeps(self, thread: int) -> Track:
-        """Waits that the program chose."""
-        return self.named("os_calls", thread, names.ASLEEP)
-
     def _waits(self, thread: int) -> Iterator[Layer]:
         """OS waits outside CUDA calls: for a person, for a thread that calls CUDA, else for data."""
-        yield Layer("silence", "os_call", self.named("os_calls", thread, names.TERMINAL))
+        yield self._named("silence", "os_call", thread, TERMINAL)
         calls = self.calls(thread)
-        waits = self.named("os_calls", thread, names.OS_WAIT)
+        waits = self.named("os_calls", thread, OS_WAIT)
         # A wait within a CUDA call is the driver's.
         waits = waits.subset(calls.covered(waits.start, waits.start + 1) == 0)
-        handed = self._flag("os_calls", names.FOR_A_THREAD)[waits.row]
+        handed = self._flag("os_calls", FOR_A_THREAD)[waits.row]
         if handed.any():
             in_calls = self._calls_of_process(thread >> 24).of(waits.start, waits.end)
             handed &= in_calls > calls.covered(waits.start, waits.end)
@@ -214,12 +247,17 @@ class Threads:
 
     # --- work ---
 
+    def sleeps(self, thread: int) -> Track:
+        """Waits that the program chose."""
+        return self.named("os_calls", thread, ASLEEP)
+
     def _without_launch(self, track: Track, thread: int) -> Track:
         """Events in which their thread neither launched nor waited for the GPU."""
         if not len(track):
             return track
-        busy = track.inside(self.launches(thread)) + track.inside(self.blocking(thread).start)
-        return track.subset(busy == 0)
+        calls = self.calls(thread)
+        flag = self._flag("calls", LAUNCHES) | self._blocks()
+        return track.subset(track.inside(calls.start[flag[calls.row]]) == 0)
 
     def _work(self, thread: int) -> Iterator[Layer]:
         """Sleeps, and operators of some length and ranges without a launch."""
@@ -259,7 +297,7 @@ class Threads:
     def _enclosing(self, thread: int, silences: Track) -> Iterator[Layer]:
         """Explanations of silences: samples, ranges and operators around them, a loader's threads at work."""
         for label, kind, track in (
-            ("enclosed", "sample", self.named("samples", thread, names.ANY)),
+            ("enclosed", "sample", self.named("samples", thread, ANY)),
             ("enclosed", "range", self.events("ranges", thread)),
             ("enclosed", "op", self.events("ops", thread)),
             ("data", "range", self._loader(thread >> 24)),
@@ -272,9 +310,8 @@ class Threads:
         """Ranges of libraries that load data on separate threads."""
         ranges = self.trace.table("ranges", ["name", "domain", "thread", "start_ns", "end_ns"])
         loads = matching(ranges["name"], LOADER_RANGE) | matching(ranges["domain"], LOADER_RANGE)
-        ranges = ranges[loads]
-        ranges = ranges[ranges["thread"].to_numpy() >> 24 == process].sort_values("start_ns")
-        return Track(ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy(), ranges.index.to_numpy())
+        loads &= ranges["thread"].to_numpy() >> 24 == process
+        return _track(ranges[loads])
 
     # --- the profiler, what happens once, and pages ---
 
@@ -283,32 +320,33 @@ class Threads:
         """The profiler's work on any thread of a process, and what names none."""
         of_process = self._between("overhead", process << 24, (process + 1) << 24)
         overhead = together(of_process, self.events("overhead", -1))
-        return overhead.subset(~self._flag("overhead", names.DRIVER)[overhead.row])
+        return overhead.subset(~self._flag("overhead", DRIVER)[overhead.row])
 
     @kept
     def _settled(self) -> int:
         """When the program is settled: from then on a compiler recompiles."""
-        found = steps.find(self.trace)
-        settled = found.loc[steps.is_settled(found["step"]), "start_ns"]
+        table = steps.find(self.trace)
+        settled = table.loc[steps.is_settled(table["step"]), "start_ns"]
         return int(settled.min()) if len(settled) else np.iinfo(np.int64).max
 
     def _once(self, thread: int) -> Iterator[Layer]:
         """Compilers, before and after the program is settled; captures, communicators, first calls, code that loads."""
-        for kind, expression in _COMPILERS:
+        for kind, expression in (("op", compiler.COMPILES), ("range", compiler.COMPILES), ("call", BUILDS)):
             track = self.named(TABLE_OF[kind], thread, expression)
             is_early = track.start < self._settled()
             yield Layer("once", kind, track.subset(is_early))
             yield Layer("compile", kind, track.subset(~is_early))
-        yield from self._layers(thread, _SET_UPS)
+        for kind in ("op", "range", "call"):
+            yield self._named("once", kind, thread, SETS_UP)
         yield Layer("once", "call", self._captures(thread))
         yield Layer("once", "call", self._first_calls(thread))
         for number in (-1, thread):  # records that name no thread, and the thread's
-            yield Layer("once", "overhead", self.named("overhead", number, names.LOADS))
+            yield self._named("once", "overhead", number, LOADS)
 
     def _captures(self, thread: int) -> Track:
         """From each begin of a graph's capture to its end; with the row of the begin."""
-        begin = self.named("calls", thread, names.BEGIN_CAPTURE)
-        end = self.named("calls", thread, names.END_CAPTURE)
+        begin = self.named("calls", thread, BEGIN_CAPTURE)
+        end = self.named("calls", thread, END_CAPTURE)
         at = np.searchsorted(end.start, begin.start)
         begin = begin.subset(at < len(end))
         return Track(begin.start, end.end[at[at < len(end)]], begin.row)
@@ -327,7 +365,7 @@ class Threads:
         """Per call: whether it is long and the first of its name in its process, or long beside others of its name."""
         calls = self.trace.table("calls", ["thread", "duration_ns", "name"])
         length = calls["duration_ns"].to_numpy()
-        long = self._flag("calls", names.FIRST_TIMES) & (length >= _ONCE_NS)
+        long = self._flag("calls", FIRST_TIMES) & (length >= _ONCE_NS)
         if not long.any():
             return long
         calls["process"] = calls["thread"].to_numpy() >> 24
@@ -349,11 +387,9 @@ class Threads:
     def _faults(self, process: int) -> Track:
         """Runs of pages of managed memory that moved one after another."""
         memops = self.trace.table("memops", ["start_ns", "end_ns", "process", "kind"])
-        pages = memops[matching(memops["kind"], names.UNIFIED) & (memops["process"] == process).to_numpy()]
-        pages = pages.sort_values("start_ns", kind="stable")
-        start, end = merge(pages["start_ns"], pages["end_ns"] + _PAGES_NS)
-        first = np.searchsorted(pages["start_ns"], start)
-        return Track(start, end - _PAGES_NS, pages.index.to_numpy()[first])
+        pages = _track(memops[matching(memops["kind"], UNIFIED) & (memops["process"] == process).to_numpy()])
+        start, end = merge(pages.start, pages.end + _PAGES_NS)
+        return Track(start, end - _PAGES_NS, pages.row[np.searchsorted(pages.start, start)])
 
     # --- the paint ---
 
@@ -361,7 +397,14 @@ class Threads:
     def paint(self, thread: int) -> Paint:
         """Label each moment of a thread's time."""
         silences = self._silences(thread)
-        named = [*self._waits(thread), *self._work(thread), *self._layers(thread, _BY_NAME)]
+        named = [*self._waits(thread), *self._work(thread)]
+        for label, kind, expression in (
+            ("data", "op", DATA),
+            ("data", "range", DATA),
+            ("messages", "os_call", MESSAGES),
+            ("messages", "range", MESSAGES),
+        ):
+            named.append(self._named(label, kind, thread, expression))
         calls = self.calls(thread)
         within = together(*(layer.track for layer in named)).covered(calls.start, calls.end) > 0
         layers = [Layer("silence", "none", silences)]
@@ -380,19 +423,12 @@ class Threads:
         """When the thread's time had one of some labels, by events of some kinds."""
         return self.paint(thread).union(labels, kinds)
 
-    def input_waits(self, thread: int) -> Union:
-        """When the thread waited for data, outside its CUDA calls."""
-        return self.when(thread, ["data"])
-
-    def thread_waits(self, thread: int) -> Union:
-        """When it may have waited for another thread to bring them."""
-        waits = self.named("os_calls", thread, names.FOR_A_THREAD)
-        return common((waits.start, waits.end), self.when(thread, ["data"], ["range", "op"]), outside=True)
-
-    def own_work(self, thread: int) -> Union:
-        """Work that is not a CUDA call."""
-        return self.when(thread, ["work"], ["range", "op", "os_call"])
-
     def dispatch_free(self, thread: int) -> Union:
         """All that the thread did beside dispatching."""
         return self.when(thread, [label for label in LABELS if label != "profiler"])
+
+
+def _track(events: pd.DataFrame) -> Track:
+    """Some events of a whole table."""
+    events = events.sort_values("start_ns", kind="stable")
+    return Track(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), events.index.to_numpy())
