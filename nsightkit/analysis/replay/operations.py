@@ -22,13 +22,6 @@ __all__ = ["Calls", "Program", "read"]
 _UNLINKED = 0.1
 #: Most launching threads, each of which may wait for any other; and most pairs of a stream and a call that may wait.
 _MOST_THREADS, _MOST_PAIRS = 256, 50_000_000
-_GPU_COLUMNS = ("start_ns", "end_ns", "device", "process", "stream", "correlation")
-_COLUMNS = {
-    "kernels": (*_GPU_COLUMNS, "name", "collective"),
-    "memops": (*_GPU_COLUMNS, "kind", "src_kind", "dst_kind"),
-    "graphs": _GPU_COLUMNS,
-    "calls": ("start_ns", "end_ns", "thread", "correlation", "name"),
-}
 _KERNELS, _MEMOPS = GPU_TABLES.index("kernels"), GPU_TABLES.index("memops")
 
 
@@ -163,7 +156,6 @@ def read(trace: Trace) -> Program:
     ------
     Unplayable
     """
-    trace.prefetch(_COLUMNS)
     frame = trace.whole.table("calls", ["start_ns", "end_ns", "thread", "name"])
     calls = Calls(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame["thread"].to_numpy(), frame["name"])
     ops, parts = _operations(trace, calls)
