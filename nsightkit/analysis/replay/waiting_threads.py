@@ -46,10 +46,7 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
     pause = max(_PAUSE * min(paces, default=0.0), HELD_NS)
     parts = [pd.DataFrame(columns=["thread", "start_ns", "end_ns", "by"], dtype=np.int64)]
     for thread, own in calls.items():
-        others = {}
-        for other, track in calls.items():
-            if other != thread and other >> 24 == thread >> 24:
-                others[other] = track
+        others = {other: calls[other] for other in calls if other != thread and other >> 24 == thread >> 24}
         if others:
             start, end = _silences(facts, thread, own, others, pause)
             by = _woken_by(facts, start, end, others, pause, program.main)
@@ -71,9 +68,11 @@ def _calls_that_count(program: Program) -> dict[int, Track]:
         # A thread that waits for others in the end has no call after that, but its last step ends.
         over = program.steps["cpu_end_ns"].iloc[-1]
         table.loc[len(table)] = [program.main, over, over]
+    table = table.sort_values("start", kind="stable")
     tracks = {}
-    for thread, own in table.sort_values("start", kind="stable").groupby("thread"):
-        tracks[int(thread)] = Track(own["start"].to_numpy(), own["end"].to_numpy(), own.index.to_numpy())
+    for thread in np.unique(table["thread"]).tolist():
+        own = table[table["thread"] == thread]
+        tracks[thread] = Track(own["start"].to_numpy(), own["end"].to_numpy(), own.index.to_numpy())
     return tracks
 
 
