@@ -26,6 +26,8 @@ _WAKE_NS = 500_000
 #: OS calls that wait for another thread or process; and the ranges in which PyTorch waits for its loader's workers.
 _FOR_OTHERS = re.compile(r"poll|select|futex|sem_|pthread_cond|epoll|recv|accept|sigwait|^wait")
 _WORKERS = re.compile(r"_MultiProcessing")
+#: Loader workers set the pace if the waits for them take at least one part in so many of the time.
+_LIMITS = 10
 
 
 def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
@@ -172,7 +174,7 @@ def waits_for_data(program: Program, facts: Threads) -> pd.DataFrame:
     DataFrame
         ``thread, start_ns, end_ns``.
     """
-    parts = []
+    parts = [pd.DataFrame(columns=["thread", "start_ns", "end_ns"], dtype=np.int64)]
     for thread in program.threads.tolist():
         start, end = facts.when(thread, ["data"])
         lasting = end - start
@@ -182,5 +184,7 @@ def waits_for_data(program: Program, facts: Threads) -> pd.DataFrame:
             facts.named("ops", thread, _WORKERS),
         )
         long = (2 * shown.covered(start, end) >= lasting) & (lasting >= HELD_NS) & (start >= program.begin_ns)
-        parts.append(pd.DataFrame({"thread": thread, "start_ns": start[long], "end_ns": end[long]}))
+        # With few and short waits, batches lie ready, and their pace is unknown.
+        if len(start) and _LIMITS * lasting[long].sum() >= end[-1] - start[0]:
+            parts.append(pd.DataFrame({"thread": thread, "start_ns": start[long], "end_ns": end[long]}))
     return pd.concat(parts, ignore_index=True)
