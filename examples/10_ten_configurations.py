@@ -26,7 +26,7 @@ import pandas as pd
 from _lib import matrix
 
 from nsightkit import hardware, plots
-from nsightkit.configurations import MATRIX, VARIANTS
+from nsightkit.configurations import MATRIX, VARIANTS, find
 from nsightkit.guide import case, headline, measure
 from nsightkit.workloads import lm
 
@@ -53,30 +53,30 @@ plots.panels(
 )
 
 # %%
-# Qwen keeps its H100 :measured:`10_ten_configurations.qwen_busy:.0%` busy and
-# would gain :measured:`10_ten_configurations.qwen_gain:.2f`\ x. The last two
-# programs are a few percent busier and gain nearly all of it. Utilization does
-# not tell them apart.
+# The two programs that keep their GPU busy all the time gain nearly all of it.
+# Below that, utilization promises nothing: Qwen is busy
+# :measured:`10_ten_configurations.qwen_busy:.0%` of the time and gains
+# :measured:`10_ten_configurations.qwen_gain:.2f`\ x.
 
 # %%
 # Predict: what else has to become faster?
 # ----------------------------------------
 # While the GPU works, the CPU launches the next kernels. A step takes as long
 # as all launches or all kernels, whichever is longer. Suppose that the kernels
-# of a step take 26 units of time and its launches 30. How busy is the GPU, and
-# how long is the step with kernels that take a third?
+# of a step take ``26 ms`` and its launches ``30 ms``. How busy is the GPU, and
+# how long is the step with kernels that take a third of that?
 #
 # .. dropdown:: Answer
 #
-#    The GPU is busy for 26 of 30 units and looks like the limit. The step
-#    still takes 30, with any card. That is about the transformer with 128
-#    samples in the figure.
+#    The GPU is busy for ``26 ms`` of ``30 ms`` and looks like the limit. The
+#    step still takes ``30 ms``, on any card. The transformer with 128 samples
+#    in the figure is close to this case.
 
 # %%
 # Evidence: what limits each program?
 # -----------------------------------
-# Where the verdict names launches, a faster card only waits longer for the
-# next one:
+# Where the GPU waits for launches (``launch-overhead``), a faster card only
+# waits longer for the next one:
 
 # fold: How the table is made
 shown = replayed.rename_axis("program").reset_index()
@@ -90,9 +90,10 @@ plots.table(
 )
 
 # %%
-# Qwen is the trap. Its verdict is right, because kernels fill the step, but
-# the CPU needs nearly as long to launch them. With faster kernels the launches
-# are the limit at once.
+# Two rows are close calls. The transformer with 128 samples gets its verdict
+# with low confidence: its kernels take nearly as long as its launches. Qwen is
+# the reverse: kernels fill the step, but the CPU needs nearly as long to
+# launch them. With faster kernels, launches limit both at once.
 #
 # The last column is the median time from one launch to the next. It is a time
 # of the CPU, of Python and of the profiler that recorded the trace, so it
@@ -105,33 +106,23 @@ plots.table(
 # --------------------------------------
 # Then the answer needs no trace. The FLOPs of a training step follow from its
 # sizes, and so does the number of launches: we assume a hundred for each layer
-# and five microseconds for each launch. These are ten models of this guide, on
-# an A100 and on an H200. They are predictions, and none has run yet. A model
-# waits where the orange mark is right of the dot:
-
-# fold: How the figure is drawn
-costs = matrix.plan(MATRIX, slow.tflops, fast.tflops)
-matrix.figure(costs, title="Ten training steps, A100 to H200 (predicted)")
-
-# %%
-# The move shifts every dot to the left and no orange mark. On the A100,
-# :measured:`10_ten_configurations.above_slow` of the ten models wait for their
-# launches, and on the H200 :measured:`10_ten_configurations.above_fast` do.
-# ``model_a`` and ``model_b`` have about the same parameters and FLOPs. The
-# second has six times the layers, and it gains nothing:
+# and five microseconds for each launch. Three models of this guide, predicted
+# from the datasheets:
 
 # fold: How the table is made
-SHOWN = ["model", "parameters (M)", "batch", "speedup"]
-SHOWN.append("batch to fill an H200")
-numbers = {"parameters (M)": "{:.0f}", "speedup": "{:.1f}x"}
-plots.table(costs[SHOWN], numbers)
+chosen = [find(name) for name in ("model_a", "model_b", "latency_bound")]
+costs = matrix.plan(chosen, slow.tflops, fast.tflops)
+numbers = dict.fromkeys(["parameters (M)", "batch to fill an H200"], "{:.0f}")
+numbers |= dict.fromkeys(["A100 (ms)", "H200 (ms)", "launches (ms)"], "{:.2f}")
+plots.table(
+    costs.drop(columns="breaks even (µs)"), numbers | {"speedup": "{:.1f}x"}
+)
 
 # %%
-# The answer depends on what a launch costs:
-
-for launch_us in (2, 5, 10, 20):
-    late = costs["breaks even (µs)"] < launch_us
-    print(f"launches of {launch_us:2} µs: {late.sum():2} of ten would wait")
+# A step takes as long as its FLOPs or as its launches, whichever is longer.
+# ``model_a`` and ``model_b`` have about the same parameters and
+# FLOPs. The second has six times the layers, so its launches take longer than
+# its FLOPs, and it gains nothing.
 
 # %%
 # Change one thing: the batch
@@ -144,20 +135,21 @@ for launch_us in (2, 5, 10, 20):
 # .. code-block:: diff
 #
 #    -loader = DataLoader(dataset, batch_size=1)
-#    +loader = DataLoader(dataset, batch_size=enough)
+#    +loader = DataLoader(dataset, batch_size=163)
 #
 # The first transformer of the figure shows that this works: with 128 samples
-# its pass took :measured:`10_ten_configurations.longer:.2f`\ x as long as with
-# two (:doc:`04_tiny_kernels`). Where the batch must stay small, launch less:
-# ``torch.compile(mode="reduce-overhead")`` or a CUDA graph.
+# its pass took no longer than with two (:doc:`04_tiny_kernels`). Where the
+# batch must stay small, launch less: ``torch.compile(mode="reduce-overhead")``
+# or a CUDA graph.
 
 # %%
 # Verdict
 # -------
-# Only if kernels take longer than all that the CPU does in a step.
-# Utilization does not show that, and a replay with faster kernels does. Before
-# you rent the new card, ask a trace from the old one. If it promises little, a
-# larger batch, a compiler or a better data loader gain more, and cost less.
+# Only if its kernels take longer than all that the CPU does in a step. A GPU
+# that is busy all the time is a good sign, and a little less than that proves
+# nothing. Before you rent the new card, replay a trace from the old one with
+# faster kernels. If the replay promises little, a larger batch, a compiler or
+# a better data loader gain more, and cost less.
 # The guide's :ref:`worked example <worked-example>` is the ResNet-50 of the
 # figure: even with its loader fixed, a faster card would gain
 # :measured:`10_ten_configurations.resnet:.2f`\ x.
@@ -170,8 +162,9 @@ for launch_us in (2, 5, 10, 20):
 # * Six of the seven traces are from PyTorch's profiler, which slows the CPU.
 #   Unprofiled programs wait less, and gain more than the figure shows.
 # * A new machine usually has a faster CPU, too.
-# * The ten models are arithmetic at the datasheet's rates, which no training
-#   step reaches: real steps cross the line later.
+# * The three models are arithmetic at the datasheet's rates, which no training
+#   step reaches, so real steps wait less for launches than predicted. They
+#   depend on what a launch costs.
 
 # %%
 # Run it yourself
@@ -189,7 +182,8 @@ for launch_us in (2, 5, 10, 20):
 #
 #    $ nsightkit envelope --config deep_sequential
 #
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also measures a training step of ten models.
+# Without a GPU it runs a tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -214,38 +208,29 @@ downloads = {
 #       busy for :measured:`10_ten_configurations.big_busy:.0%` of the pass.
 #       Ten times that is the new pass, and the launches hide behind it.
 #
-# 2. ``deep_sequential`` has layers as wide as ``vocab_bottleneck``, eight
-#    times more layers, and half the batch. Why does it break even earlier?
+# 2. On a machine with a faster CPU, a launch costs two microseconds. Which of
+#    the three models still wait for their launches on an H200?
 #
 #    .. dropdown:: Answer
 #
-#       Depth alone would change nothing: launches and FLOPs both grow with the
-#       layers. Half the batch halves its FLOPs per launch. The other model has
-#       an output head that is large for so few layers, which adds FLOPs and
-#       almost no launches. So it breaks even at
-#       :measured:`10_ten_configurations.deep_us:.1f` µs, and the other at
-#       :measured:`10_ten_configurations.vocab_us:.1f` µs.
+#       ``latency_bound`` and ``model_b``. Divide the H200's time by the
+#       launches of a step: ``model_b`` waits if a launch takes more than
+#       :measured:`10_ten_configurations.even_us:.1f` µs, and ``model_a`` above
+#       :measured:`10_ten_configurations.a_even_us:.1f` µs.
 
 # fold: The numbers of the answers
 even_us = costs.set_index("model")["breaks even (µs)"]
 big = traces["transformer x128, A100"]
-spans = [
-    traces[f"transformer x{batch}, A100"].summary()["span_ns"]
-    for batch in (2, 128)
-]
 
 # %%
 # Measured here
 # -------------
 # .. own-run::
 #
-# A training step of each of the ten models, in bf16 with AdamW, fused
-# attention, and a batch copied from the host every step. Three of them change
-# more than their names suggest: ``misaligned_dims`` has odd widths, and also
-# heads too wide for flash attention. So five more models keep one of the
-# suspects each:
+# A training step of ten models, in bf16 with AdamW, and of five controls that
+# each keep one suspect of a model that changes several things at once.
 
-# The sizes are those of the tables above. At half of the datasheet's rate the
+# Sizes are in nsightkit.configurations. At half of the datasheet's rate the
 # largest step, of compute_bound, takes 25 ms, and 32 layers of 100 launches
 # take 16 ms: each model takes a second or two.
 runs = {}
@@ -265,7 +250,6 @@ controls = [(m.control_of, m.name, m.intent) for m in VARIANTS]
 plots.table(pd.DataFrame(controls, columns=["model", "control", "changed"]))
 
 # %%
-# One row per run, and where the time goes:
 
 summary = matrix.summary(runs) if all(runs.values()) else pd.DataFrame()
 if len(summary):
@@ -282,7 +266,6 @@ plots.table(shown) if len(summary) else None
 plots.table(matrix.controls(runs)) if on_gpu else None
 
 # %%
-# What we expected of each model, and the outcome:
 
 # fold: How the answer is put together
 outcome = matrix.outcomes(runs, summary, kinds) if on_gpu else None
@@ -292,26 +275,24 @@ findings = headline(
     matrix.answer(outcome, summary) if on_gpu else "a CPU decides nothing.",
     *runs.values(),
     otherwise=(
-        f"only if kernels are the limit, and a busy GPU does not prove it. "
-        f"With kernels {FASTER:.1f}x faster, replays of seven traces give "
-        f"{gain.min():.2f}x to {gain.max():.2f}x; Qwen, which keeps its H100 "
-        f"{replayed.loc['Qwen, H100', 'share busy']:.0%} busy, gains "
-        f"{gain['Qwen, H100']:.2f}x, because launching takes nearly as long."
+        f"only if its kernels are the limit. With kernels {FASTER:.1f}x "
+        f"faster, replays of seven traces gain {gain.min():.2f}x to "
+        f"{gain.max():.2f}x. A busy GPU proves little: Qwen keeps its H100 "
+        f"{replayed.loc['Qwen, H100', 'share busy']:.0%} busy and gains "
+        f"{gain['Qwen, H100']:.2f}x, because launching its kernels takes "
+        f"nearly as long."
     ),
     badge="case files, from NVIDIA V100 to B200",
     faster=FASTER,
     qwen_busy=replayed.loc["Qwen, H100", "share busy"],
     qwen_gain=gain["Qwen, H100"],
     resnet=gain["ResNet-50, V100"],
-    above_slow=int((costs["launches (ms)"] > costs["A100 (ms)"]).sum()),
-    above_fast=int((costs["launches (ms)"] > costs["H200 (ms)"]).sum()),
     fill=costs.set_index("model").loc[
         "latency_bound", "batch to fill an H200"
     ],
-    longer=spans[1] / spans[0],
     slower=1 / big.whatif(scale=".=10")["speedup"].iloc[0],
     big_busy=replayed.loc["transformer x128, A100", "share busy"],
-    deep_us=even_us["deep_sequential"],
-    vocab_us=even_us["vocab_bottleneck"],
+    even_us=even_us["model_b"],
+    a_even_us=even_us["model_a"],
 )
 plots.table(expected if outcome is None else outcome)

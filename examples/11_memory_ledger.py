@@ -119,9 +119,10 @@ TITLE = "Peak of a step, 423 M parameters on an H200 (predicted)"
 figures.memory_curves(curves, {}, H200, title=TITLE)
 
 # %%
-# Each curve starts flat and ends in its own slope: one where memory grows with
-# the context, two where it grows with its square. The longest context that
-# fits, rounded down to a multiple of 64:
+# At short contexts weights and moments dominate, so each curve starts flat.
+# Beyond, memory grows linearly with fused attention (SDPA) and quadratically
+# with naive attention. The longest context that fits, rounded down to a
+# multiple of 64:
 
 # fold: How the table is made
 forecast = pd.DataFrame({"run": list(RUNS)})
@@ -143,11 +144,13 @@ plots.table(forecast)
 #    -attended = weights @ v
 #    +attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 #
-# On an H200 that is worth a factor of
-# :measured:`11_memory_ledger.longer:.1f` in context, more than any precision.
-# The usual first attempt is bf16, and it saves less than we might hope: under
-# autocast, weights and AdamW's moments stay fp32, and copies of the weights
-# are added (:doc:`06_what_autocast_casts`). At
+# This lengthens the context that fits by a factor of
+# :measured:`11_memory_ledger.longer:.1f` on an H200, of
+# :measured:`11_memory_ledger.longer_a100:.1f` on the A100, and of
+# :measured:`11_memory_ledger.longer_4090:.1f` on the RTX 4090: the more
+# memory, the larger the gain. The usual first attempt is bf16, and it saves
+# less than we might hope: under autocast, weights and AdamW's moments stay
+# fp32, and copies of the weights are added (:doc:`06_what_autocast_casts`). At
 # :measured:`11_memory_ledger.worth_context:,.0f` tokens:
 
 # fold: How the table is made
@@ -155,38 +158,38 @@ WORTH_CONTEXT = 4096
 worth = pd.DataFrame({"run": list(RUNS)})
 peaks = [ledgers.peaks(model, [WORTH_CONTEXT], **h)[0] for h in RUNS.values()]
 worth["peak (GB)"] = [peak / 1e9 for peak in peaks]
-worth["of the first"] = worth["peak (GB)"] / worth["peak (GB)"][0]
-plots.table(worth, {"peak (GB)": "{:,.1f}", "of the first": "{:.0%}"})
+worth["vs naive"] = worth["peak (GB)"] / worth["peak (GB)"][0]
+plots.table(worth, {"peak (GB)": "{:,.1f}", "vs naive": "{:.0%}"})
 
 # %%
 # How much do several GPUs save?
 # ------------------------------
 # Each rank can hold a part of the states. Stage 1 of ZeRO divides the
 # optimizer's states among the ranks, stage 2 also the gradients, stage 3 also
-# the weights. On eight ranks, in bf16, at 512 tokens:
+# the weights. On eight ranks, in bf16 with SDPA, at 512 tokens:
 
 # fold: How the table is made
 stages = ledgers.by_stage(model, ranks=8)
 plots.table(stages, dict.fromkeys(stages.columns[1:], "{:.2f}"))
 
 # %%
-# Stage 2 gains nothing here, because the peak comes before the gradients
-# exist. ZeRO leaves the activations of each rank alone. To divide those, use a
-# smaller batch per rank, tensor, sequence or context parallelism, or pipeline
-# stages (ZeRO-R partitions activation checkpoints too).
+# Stage 1 also shrinks the communication buckets: without ZeRO,
+# DistributedDataParallel copies every gradient into them. Stage 2 gains
+# nothing here, because the peak comes before the gradients exist. ZeRO leaves
+# the activations of each rank alone. To divide those, use a smaller batch per
+# rank, tensor, sequence or context parallelism, or pipeline stages (ZeRO-R
+# partitions activation checkpoints too).
 
 # %%
 # Verdict
 # -------
-# Write the ledger before the run: items, sizes, and who is alive at the
-# fullest moment. To make room, shrink what is alive then. Gradients and
-# temporary buffers are not. Activations are: with naive attention by their
-# square, and no precision makes up for that. With fused attention a context
-# twice as long fits with half the batch. If a recorded step is larger than its
-# ledger, look for lines that keep more than they need. The chapter
-# :doc:`/guide/memory` explains each item. The guide's
-# :ref:`worked example <example-left>` asks for time what we asked here for
-# memory.
+# List every tensor before the run: its size, and whether it exists at the
+# peak. Only those count. Gradients and the optimizer's temporary buffers are
+# usually not there yet, and activations are. With naive attention they grow
+# with the square of the context, which no dtype can offset. With fused
+# attention a context twice as long fits with half the batch. If a recorded
+# step is larger than its ledger, look for lines that keep more than they need.
+# The chapter :doc:`/guide/memory` explains each item.
 
 # %%
 # Limits
@@ -194,8 +197,7 @@ plots.table(stages, dict.fromkeys(stages.columns[1:], "{:.2f}"))
 # * One recorded step of a program that we did not write. Its snapshot does not
 #   name the GPU. The sizes of the model follow from its blocks, and weights
 #   and gradients were there before the recording began.
-# * All other figures are arithmetic for an H200, checked against PyTorch's
-#   operators.
+# * All other numbers are arithmetic, checked against PyTorch's operators.
 # * We predict tensors. Near the limit a real allocator fails earlier: it holds
 #   free memory in pieces, none of them large enough. The CUDA context takes a
 #   part of the card, too.
@@ -230,7 +232,8 @@ plots.table(stages, dict.fromkeys(stages.columns[1:], "{:.2f}"))
 #    $ nsightkit memory snapshot.pickle
 #    $ nsightkit bench --size medium --mode train --precision bf16
 #
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also measures the moments of two steps, and the
+# longest context that fits. Without a GPU it runs a tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -287,10 +290,9 @@ answers["sgd"] = ledgers.peak_gb(model, optimizer="sgd")
 # -------------
 # .. own-run::
 #
-# The allocator does not know the purpose of a tensor, but it counts bytes. So
-# we measure the peak and the end of each phase and compare them with the same
-# moments of the ledger. A CPU has no such counter; there we only count
-# weights, gradients and AdamW's moments.
+# The ledger of two steps beside the bytes that the allocator counts at the
+# same moments. A CPU has no such counter; there we only count weights,
+# gradients and AdamW's moments.
 
 # 423 M parameters, whose weights and moments take 12 B each, 5.1 GB. Every run
 # of these fits a GPU of 16 GB.
@@ -319,9 +321,8 @@ steps = {"fp32": before, "bf16": after}
 before
 
 # %%
-# Predicted and measured, moment by moment in fp32; then the fullest moment of
-# each step, and the two amounts that follow from no formula: the allocator's
-# extra memory and the CUDA context:
+# The fp32 step, moment by moment; then the fullest moment of each step, with
+# the allocator's extra memory and the CUDA context, which no formula predicts:
 
 counted = bool(before.gpu and after.gpu)
 plots.table(ledgers.compared(before, megabytes=True)) if counted else None
@@ -330,8 +331,8 @@ plots.table(ledgers.compared(before, megabytes=True)) if counted else None
 plots.table(ledgers.fullest(steps)) if counted else None
 
 # %%
-# Then one model at contexts that double until memory runs out: two steps at
-# each context, because AdamW's moments appear in the first step.
+# One model at contexts that double until memory runs out: two steps at each,
+# because AdamW's moments appear in the first step.
 
 # 423 M parameters: weights and moments take 5.1 GB at any context. The naive
 # scores take 6 B x 4 x 16 x 24 x context²: 39 GB at 2,048 and 155 GB at
@@ -359,9 +360,8 @@ on_gpu = all(run.gpu for run in runs.values())
 naive
 
 # %%
-# Predictions as lines, measurements as points; a cross is where memory ran
-# out. A forecast is right if it is between the last context that fitted and
-# the first that did not:
+# A forecast is right if it is between the last context that fitted and the
+# first that did not:
 
 outcome = ledgers.forecasts(runs) if on_gpu else pd.DataFrame()
 if on_gpu:
@@ -370,6 +370,7 @@ if on_gpu:
 plots.table(outcome) if on_gpu else None
 
 # %%
+
 # fold: How the answer is put together
 said = ""
 if before and after:
@@ -385,14 +386,14 @@ findings = headline(
     naive,
     fused,
     otherwise=(
-        f"work it out before. From its sizes, a step recorded on a GPU should "
-        f"peak at {predicted.sum() / 1e9:.1f} GB, and it peaked at "
+        f"add up its tensors first. From its sizes, a step recorded on a GPU "
+        f"should peak at {predicted.sum() / 1e9:.1f} GB, and it peaked at "
         f"{recorded.sum() / 1e9:.1f}: two hand-written functions kept "
         f"{2 * kept / 1e9:.1f} GB. By the same arithmetic, a larger model on "
         f"an H200 fits {naive_4:,} tokens with naive attention and "
         f"{sdpa_4:,} with fused attention (predicted)."
     ),
-    badge="case file; predicted for an H200",
+    badge=f"{step.label}; predicted for an H200",
     states_off=recorded.iloc[0] / predicted.iloc[0] - 1,
     missing_gb=missing / 1e9,
     kept_mb=kept / small.layers / 1e6,
@@ -400,6 +401,8 @@ findings = headline(
     saved_gb=2 * kept / 1e9,
     peak_gb=recorded.sum() / 1e9,
     longer=sdpa_4 / naive_4,
+    longer_a100=forecast["A100 80 GB SXM"][1] / forecast["A100 80 GB SXM"][0],
+    longer_4090=forecast["RTX 4090"][1] / forecast["RTX 4090"][0],
     worth_context=WORTH_CONTEXT,
     **answers,
 )

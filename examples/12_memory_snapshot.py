@@ -2,8 +2,8 @@
 Why does a training step need more memory each time?
 ====================================================
 
-A run fits for an hour, and then it does not. Its code does not show which
-tensors it keeps. A memory snapshot lists every block, with the line that
+The first steps of a run fit, and a later one does not. Its code does not show
+which tensors it keeps. A memory snapshot lists every block, with the line that
 allocated it.
 
 .. in-short::
@@ -49,8 +49,13 @@ allocated it.
 # sphinx_gallery_thumbnail_number = 1
 # record: 60 s
 # fold: Imports
+import weakref
+
+import pandas as pd
 import torch
-from _lib import autocast_types, figures, leak, leaked
+import torch.nn.functional as F
+from _lib import figures, leak, leaked
+from torch.autograd.graph import saved_tensors_hooks
 
 from nsightkit import plots
 from nsightkit.analysis.memory import snapshot as snapshots
@@ -103,35 +108,62 @@ plots.bars(
 # %%
 # How much does the hook keep?
 # ----------------------------
-# We have no recording of the leak yet, so we count it. ``saved_tensors_hooks``
-# lists the tensors in its graph, on any machine:
+# The recorded step has no leak, so we run one: four training steps of a single
+# layer, once with the hook's number as it is and once without its graph.
+# ``saved_tensors_hooks`` counts the tensors that graphs still hold after each
+# step. Their bytes are the same on every machine (*exact*):
 
 
-def entropy(logits):
-    """What the hook keeps."""
-    logarithms = logits.float().log_softmax(-1)
-    return -(logarithms.exp() * logarithms).sum(-1).mean()
+# fold: How the bytes are counted
+class Saved:
+    """A tensor that a graph holds."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor.detach()  # else it holds the graph that holds it
+        saved.add(self)
 
 
-logits = torch.randn(512, 4096, dtype=torch.bfloat16, requires_grad=True)
-for name, given in ("with", logits), ("without", logits.detach()):
-    kept = autocast_types.saved_by(entropy, given).sum() / logits.numel()
-    print(f"{kept:.0f} bytes per logit {name} the graph")
+def run_steps(keep_graph):
+    """Train for four steps; give the megabytes that graphs hold after each."""
+    layer = torch.nn.Linear(64, 4096)
+    entropies, held = [], []
+    for _ in range(4):
+        with saved_tensors_hooks(Saved, lambda kept: kept.tensor):
+            logits = layer(torch.randn(512, 64))
+            logarithms = logits.float().log_softmax(-1)
+            entropy = -(logarithms.exp() * logarithms).sum(-1).mean()
+            loss = F.cross_entropy(logits, torch.randint(4096, (512,)))
+        entropies.append(entropy if keep_graph else entropy.detach())
+        loss.backward()
+        del logarithms, entropy
+        blocks = {kept.tensor.data_ptr(): kept.tensor.nbytes for kept in saved}
+        held.append(sum(blocks.values()) / 1e6)
+    return held
+
+
+saved = weakref.WeakSet()
+steps = pd.DataFrame({"step": range(1, 5)})
+steps["kept with its graph (MB)"] = run_steps(keep_graph=True)
+steps["kept without (MB)"] = run_steps(keep_graph=False)
+megabytes = dict.fromkeys(steps.columns[1:], "{:.1f}")
+plots.table(steps, megabytes)
 
 # %%
-# Two fp32 tensors of tokens by vocabulary, every step. For the model that this
-# page runs on a GPU, with a limit that we set low on purpose, the peak of each
-# step becomes:
+# Two fp32 tensors of tokens by vocabulary stay, in every step. At the size of
+# a real model, with a limit that we set low on purpose, the fourth step no
+# longer fits:
 
 # fold: How the figure is drawn
 sizes = dict(batch=8, context=1024, d_model=1024, layers=4, d_ff=4096)
 sizes |= dict(heads=16, vocabulary=32_000)
 limit_bytes = 16_000_000_000
-plots.stacks(
+chart = plots.stacks(
     leaked.until_full(sizes, limit_bytes),
     quantity="memory",
     title=f"Peak of a step, limit {limit_bytes / 1e9:.0f} GB (predicted)",
 )
+chart.axes[0].axvline(limit_bytes / 1e9, color="gray", linestyle="--")
+chart
 
 # %%
 # Change one thing: the number without its graph
@@ -151,15 +183,13 @@ plots.stacks(
 # Compare the ends of steps, not the peaks. A line that holds more after every
 # step than after the step before is a leak, or a cache that is filling. The
 # snapshot names that line; the error does not. The chapter
-# :doc:`/guide/memory` explains the method. The guide's
-# :ref:`worked example <example-left>` asks for time what we asked here for
-# memory.
+# :doc:`/guide/memory` explains the method.
 
 # %%
 # Limits
 # ------
 # * The recorded step has no leak, and its GPU is not named. The leak is
-#   counted, not recorded: *Measured here* records it on a GPU.
+#   counted, not recorded in a snapshot.
 # * A snapshot covers PyTorch's allocator. The CUDA context, NCCL and other
 #   libraries use memory outside it.
 # * The history is a ring buffer. When it is full it drops its oldest events,
@@ -171,7 +201,8 @@ plots.stacks(
 # %%
 # Run it yourself
 # ---------------
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also records a snapshot of the leak, up to the
+# error. Without a GPU it runs a tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -186,7 +217,7 @@ plots.stacks(
 #    with memory.recording("snapshot.pickle"):
 #        train()
 #
-# If memory runs out an hour later, the snapshot is written as well, with the
+# If memory runs out hours later, the snapshot is written as well, with the
 # last two hundred thousand allocator events.
 #
 # .. code-block:: console
@@ -247,9 +278,7 @@ answers["silu"] = float(lines[lines.index.str.endswith(" silu")].sum()) / 2
 # -------------
 # .. own-run::
 #
-# Three steps with the fault. The snapshot starts before the model is built;
-# otherwise its blocks would have no owner. A CPU has no memory snapshot, so
-# there the script only shows that the steps run.
+# Snapshots of three steps with the fault and without it.
 
 # The graph keeps 8 B x 8,192 tokens x 32,000 = 2.1 GB every step. Few layers,
 # because each adds events to the file and none to the leak. Weights, moments
@@ -287,8 +316,7 @@ for what, run in ran.items():
 before
 
 # %%
-# The faulty run once more, with less memory, until it runs out. After the
-# error we empty the list and run two ordinary steps:
+# The faulty run once more, with less memory, until it runs out:
 
 full = measure(
     "memory-snapshot/full",
@@ -304,10 +332,8 @@ if full.snapshot:
 full
 
 # %%
-# The lines that grew in every step, with the fault and without it; and the
-# moment before the error, which is an event like any other. Without the fault
-# there are the entropies, and the losses that the training loop keeps: each
-# number costs one smallest block.
+# The lines that grew in every step, and the moment before the error. Without
+# the fault each kept number costs one smallest block.
 
 on_gpu = bool(before.snapshot and after.snapshot and full.snapshot)
 plots.table(leaked.growth(before, after)) if on_gpu else None
@@ -316,6 +342,7 @@ plots.table(leaked.growth(before, after)) if on_gpu else None
 plots.table(leaked.at_the_error(before, full)) if on_gpu else None
 
 # %%
+
 # fold: How the answer is put together
 said = "the steps ran; a CPU's memory has no snapshot."
 if on_gpu:
@@ -327,11 +354,11 @@ findings = headline(
     after,
     full,
     otherwise=(
-        f"something from each step is kept, and the snapshot names the line. "
+        f"something from each step is kept, and a snapshot names the line. "
         f"A healthy step ends where it began: {begin / 1e3:.1f} GB before and "
         f"after, {account['peak_bytes'] / 1e9:.1f} GB at its peak. One number "
-        f"kept with its graph can hold {leaked.BYTES_PER_LOGIT} bytes per "
-        "logit, every step (counted)."
+        f"kept with its graph holds {leaked.BYTES_PER_LOGIT} bytes per logit "
+        "more after every step (exact)."
     ),
     badge=step.label,
     **answers,

@@ -2,8 +2,9 @@
 How long can the context get before attention breaks?
 =====================================================
 
-Attention runs out of memory at some context. At which one, and what moves that
-limit: a larger card, a smaller type, a compiler, or a fused kernel?
+Naive attention runs out of memory at some context. At which one, and what
+moves that limit: a larger card, a narrower type, a compiler, or a
+fused kernel?
 
 .. in-short::
 """
@@ -59,11 +60,28 @@ plots.table(programs, {"one matrix (GB)": "{:.2f}"})
 #    further by the square root of two.
 
 # %%
-# Evidence: where does each kind of attention break?
-# --------------------------------------------------
-# The operators determine which tensors exist when, so the peak at each context
-# is arithmetic. One head of width 64, a batch of eight, on an H200. Each line
-# ends where it meets the limit:
+# Evidence: are there two matrices, and three?
+# --------------------------------------------
+# The operators determine which tensors exist when, so the peak is arithmetic,
+# and the bytes are the same on every machine. So we let a CPU run the function
+# above in fp32, with one head and a batch of eight, which makes eight matrices
+# of scores. PyTorch's profiler records each allocation (*exact*):
+
+# fold: How the table is made
+COUNTED = ["predicted (MB)", "counted (MB)", "in matrices"]
+counted = sweep.counted(context=1024)
+plots.table(counted, dict.fromkeys(COUNTED, "{:.2f}"))
+
+# %%
+# Forward needs two of them and backward three. The rest is q, k, v, the result
+# with its gradients, and the mask.
+
+# %%
+# Where does each kind of attention break?
+# ----------------------------------------
+# The same arithmetic gives the peak at any context. Again eight matrices, of
+# a head of width 64, now on an H200. The ticks on the limit mark the longest
+# context that fits:
 
 # fold: How the figure is drawn
 H200 = 1e9 * max(hardware.find("H200").memory_gb)
@@ -73,7 +91,7 @@ figures.sweep(
     "peak_bytes",
     limit_bytes=H200,
     forecast=planned,
-    title="Memory of attention to its end, an H200 (predicted)",
+    title="Memory of attention, eight matrices of scores, H200 (predicted)",
 )
 
 # %%
@@ -91,7 +109,7 @@ figures.sweep(
 #    +    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 #
 # What would the other changes buy? The longest context that fits an H200, in
-# tokens; the last column compares the backward pass with the first row:
+# tokens; the last column compares the backward pass with naive fp32:
 
 # fold: How the table is made
 fits = sweep.longest(planned)
@@ -114,15 +132,14 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}x"})
 # (by two for inference). A larger card, bf16 and a compiler each move that
 # limit by a factor below two. Only a kernel without a matrix of scores removes
 # it. After that time becomes the limit, because it still grows with the
-# square. None of this matters for the convolutions of the guide's
-# :ref:`worked example <example-left>`; the chapter :doc:`/guide/memory` shows
-# how to find out which case yours is.
+# square. The chapter :doc:`/guide/memory` shows how to find out what fills
+# your card.
 
 # %%
 # Limits
 # ------
-# * Attention alone, one head, without projections or a model. A model's other
-#   tensors take their share of memory first; :doc:`11_memory_ledger`
+# * Attention alone, eight matrices, without projections or a model. A model's
+#   other tensors take their share of memory first; :doc:`11_memory_ledger`
 #   counts them.
 # * The two programs did not run out of memory, and we did not run them. Their
 #   shapes are recorded, the limits are predicted.
@@ -136,7 +153,9 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}x"})
 # %%
 # Run it yourself
 # ---------------
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also measures time and memory of nine kinds of
+# attention, up to the context that no longer fits. Without a GPU it runs a
+# tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -200,11 +219,8 @@ answers["cards"] = broken_at(H200) / broken_at(H100)
 # -------------
 # .. own-run::
 #
-# Each implementation runs at every context. Each direction has a separate
-# status: where backward runs out of memory, forward is still timed. We pin
-# SDPA's back ends one at a time, because PyTorch's choice depends on its
-# version and the GPU. On a CPU the script times tiny sizes and measures no
-# memory.
+# Each implementation at every context, forward and backward apart. SDPA's back
+# ends are pinned, because PyTorch's choice depends on its version and the GPU.
 
 # A matrix of scores is 8 x S² x 4 B = 34 GB at 32,768 in fp32. Forward needs
 # two, which fit 80 GB, and backward three, which do not. Flash attention
@@ -239,8 +255,8 @@ on_gpu = all(run.gpu for run in runs.values())
 first
 
 # %%
-# Time in fp32. Where a line is flat, the launches take the time, not the
-# arithmetic. Then memory, with the predicted limits and the measured ones:
+# Time in fp32, flat where launches take the time; then memory, with the
+# predicted limits and the measured ones:
 
 # fold: How the figures are drawn
 tables = {name: sweep.cells(run.rows) for name, run in runs.items()}
@@ -262,8 +278,8 @@ if on_gpu:
 runs["flash-bf16"]
 
 # %%
-# The slopes at the long end of each line: one is O(S), two is O(S²). Then the
-# speedup of each change, at the longest context that both sides have:
+# Slopes at the long end of each line (two is quadratic), and the speedup of
+# each change at the longest context that both sides have:
 
 if on_gpu:
     slopes = sweep.exponents(pd.concat(tables.values())).drop(columns="d")
@@ -274,21 +290,23 @@ speedups = sweep.speedups(tables)
 plots.table(speedups, {"speedup": "{:.2f}x"}) if len(speedups) else None
 
 # %%
+
 # fold: How the answer is put together
 said = "a CPU runs no cell of the table out of memory."
 if on_gpu:
     said = sweep.answer(tables, ends)
-ends_at = fits["backward"]
+ends_at = fits["backward"].round(-3)  # a CUDA context takes memory, too
 findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"a single head of naive attention, forward and backward, should fit "
-        f"an H200 up to {ends_at['naive', 'fp32']:,} tokens in fp32, "
-        f"{ends_at['naive', 'bf16']:,} in bf16, and "
-        f"{ends_at['naive-compiled', 'fp32']:,} compiled in fp32. Flash "
-        "attention grows with the context instead of its square, so a model's "
-        "other tensors run out first."
+        f"until the matrix of scores fills the card three times, with naive "
+        f"attention. For one head and a batch of eight on an H200, that is at "
+        f"about {ends_at['naive', 'fp32']:,.0f} tokens in fp32, "
+        f"{ends_at['naive-compiled', 'fp32']:,.0f} compiled, and "
+        f"{ends_at['naive', 'bf16']:,.0f} in bf16. Flash attention needs "
+        "memory linear in the context, so other activations fill the card "
+        "first."
     ),
     badge="predicted for an H200",
     **answers,

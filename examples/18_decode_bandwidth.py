@@ -29,8 +29,10 @@ step = case("vllm-graphs", "decode")
 step.trace.verdict()
 
 # %%
-# The verdict names the kind of work: kernels that read a lot and compute
-# little. It does not show how fast they read.
+# The verdict goes by the names of the kernels, which are of a kind that reads
+# a lot and computes little. The trace does not name the card, so the verdict
+# cannot know how fast they read. We know the card from the repository of the
+# trace, and can find out.
 
 # %%
 # Predict: how many bytes does a step need?
@@ -75,15 +77,15 @@ step
 # The step needs :measured:`18_decode_bandwidth.gigabytes:.1f` GB. At the
 # datasheet's bandwidth they would take
 # :measured:`18_decode_bandwidth.floor_ms:.1f` ms, and the step takes
-# :measured:`18_decode_bandwidth.step_ms:.1f` ms. So the answer to the title is
-# :measured:`18_decode_bandwidth.reached:.0%`, on a GPU that is
-# :measured:`18_decode_bandwidth.busy:.1%` busy.
+# :measured:`18_decode_bandwidth.step_ms:.1f` ms. So decoding reaches
+# :measured:`18_decode_bandwidth.reached:.0%` of the bandwidth, on a GPU that
+# is :measured:`18_decode_bandwidth.busy:.1%` busy.
 #
-# Is that the card's fault? The output head is an ordinary matmul of the
-# library, in the same trace, and reaches
-# :measured:`18_decode_bandwidth.head:.0%`. The matmuls of the experts take two
-# thirds of the step and reach :measured:`18_decode_bandwidth.experts:.0%`.
-# Suppose that they became as good as the head:
+# Is the card to blame? The output head is an ordinary matmul of the library,
+# in the same trace, and reaches :measured:`18_decode_bandwidth.head:.0%`. The
+# matmuls of the experts take two thirds of the step and reach
+# :measured:`18_decode_bandwidth.experts:.0%`. We replay the step with expert
+# matmuls as good as the head:
 
 ratio = parts["share of bandwidth"]["experts"]
 ratio /= parts["share of bandwidth"]["output head"]
@@ -96,11 +98,11 @@ better
 # :measured:`18_decode_bandwidth.else_ms:.1f` ms that fusion could shorten.
 
 # %%
-# Change one thing: more rows for each weight
+# Change one thing: does a larger batch help?
 # -------------------------------------------
-# Faster kernels read the same bytes in less time. What reads fewer bytes?
-# Weights that were read serve every row of the batch. The same server shows
-# the other end in a step that starts with a prefill:
+# A larger batch reads fewer bytes per token, because all rows share one read
+# of the weights. The extreme case is a step of the same server that starts
+# with a prefill:
 
 # fold: How the table is made
 prefill = case("vllm-graphs", "prefill-decode")
@@ -117,9 +119,10 @@ plots.table(both, dict.fromkeys(["ms", "per token (µs)"], "{:,.1f}"))
 # %%
 # Both keep the GPU busy with nearly the same kernels, and a token of the
 # decode step costs :measured:`18_decode_bandwidth.cheaper:.0f` times a token
-# of the other. The limit moves from bytes to arithmetic. How far does a batch
-# help before the caches take over, which no sequence shares? For a dense layer
-# 4,096 wide with 2,048 tokens per sequence, on an H200, we predict:
+# of the other. The limit moves from bytes to arithmetic. How far does a larger
+# batch help in decoding, before the caches take over, which no sequence
+# shares? For a dense layer 4,096 wide with 2,048 tokens per sequence, on an
+# H200, we predict:
 
 # fold: How the table is made
 sizes = dict(batch=1, context=2048, hidden=4096, heads=32, d_ff=11_008)
@@ -136,45 +139,16 @@ looks = {"per token (µs)": "{:,.1f}", "share for the caches": "{:.0%}"}
 plots.table(pd.DataFrame(rows), looks)
 
 # %%
-# And without a graph?
-# --------------------
-# Eager code launches every operation from the CPU. Here is a model of the same
-# family on a B200, in eager mode, as one of eight ranks:
+# Without a graph decoding has another limit: a model of the same family in
+# eager mode leaves a B200 idle for
+# :measured:`18_decode_bandwidth.eager_idle:.0%` of the time, and replayed
+# without launch costs it is :measured:`18_decode_bandwidth.eager_free:.1f`\ x
+# faster. :doc:`04_tiny_kernels` has that case.
 
-# fold: How the table is made
+# fold: How the eager trace is replayed
 eager = case("b200-eager", "gpt-oss-eager").trace
 waiting = eager.gaps().set_index("cause").loc["launch-overhead"]
-late_us = waiting["total_ns"] / waiting["count"] / 1e3
 whole = eager.summary()
-free = eager.whatif("free-launches")["speedup"].iloc[0]
-rows = {
-    "the GPU is idle": f"{whole['idle_ns'] / whole['span_ns']:.0%}",
-    "idle before each late launch": f"{late_us:.0f} µs",
-    "with free launches, predicted": f"{free:.1f}x faster",
-}
-plots.table(pd.DataFrame(rows.items(), columns=["B200, eager", "value"]))
-
-# %%
-# No kernel can reach any bandwidth there, because the memory has nothing to
-# do. A profiler recorded the CPU and made each launch slower, but an
-# unprofiled launch is also long for a decode step. Suppose it takes five
-# microseconds. This is the dense layer for one sequence, as predicted for an
-# H200:
-
-# fold: How the figure is made
-GOALS = (0.85, 0.95)
-least_ns = climb.list_ns(climb.operations("decode", sizes), h200)
-on_paper = climb.predicted("decode", sizes, h200)
-figures.ladder(
-    on_paper,
-    {f"{goal:.0%} of the bandwidth": least_ns / goal for goal in GOALS},
-    title="One token through a layer of an H200 (predicted)",
-)
-
-# %%
-# The bytes take :measured:`18_decode_bandwidth.least_us:.0f` µs, the launches
-# of the unfused layer :measured:`18_decode_bandwidth.eager_us:.0f` µs. A graph
-# can remove all of that waiting and none of the bytes.
 
 # %%
 # Verdict
@@ -182,9 +156,7 @@ figures.ladder(
 # This server reaches a quarter of its memory's bandwidth. A busy GPU and the
 # word *memory-bound* both hide that, and bytes divided by time shows it. Count
 # the bytes of your step, divide by its time, and look for the part that is far
-# below the best one in the same trace. Eager decoding is a different problem,
-# waiting for launches: the worked example had it after its first fix
-# (:ref:`step 6 <example-left>`).
+# below the best one in the same trace.
 
 # %%
 # Limits
@@ -196,7 +168,7 @@ figures.ladder(
 #   four-bit format and the attention window of 128 tokens, in every second
 #   layer, are the model's published configuration.
 # * The replay of the decode step is a few percent off the recording.
-# * The dense layer is a prediction, and so are its launches.
+# * The dense layer is a prediction.
 
 # %%
 # Run it yourself
@@ -210,7 +182,8 @@ figures.ladder(
 #    $ nsightkit kernels trace.json.gz --top 5
 #    $ nsightkit whatif trace.json.gz free-launches
 #
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also measures a dense layer that decodes, from
+# unfused to a CUDA graph. Without a GPU it runs a tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -232,9 +205,11 @@ downloads = {
 #
 #       The step has :measured:`18_decode_bandwidth.kernels` kernels, so a
 #       launch would have to cost
-#       :measured:`18_decode_bandwidth.break_even:.0f` µs. At the five
-#       microseconds that we assumed it is not launch-bound; at the launch
-#       interval in the B200's trace it would be.
+#       :measured:`18_decode_bandwidth.break_even:.0f` µs. At five
+#       microseconds, a usual price, the step is not launch-bound. In the
+#       B200's trace, which a profiler slowed, the GPU waits
+#       :measured:`18_decode_bandwidth.late_us:.0f` µs for each late launch; at
+#       that price it would be.
 #
 # 2. The layer of the prediction stores its weights in fp8 instead of bf16. How
 #    much faster does it decode one sequence, and 32?
@@ -269,10 +244,8 @@ for name, batch in ("narrow_one", 1), ("narrow_many", 32):
 # -------------
 # .. own-run::
 #
-# The dense layer on a GPU: unfused, fused, compiled, a CUDA graph, and a GEMV
-# of ours that streams the weights. Each is checked against the same weights
-# and cache in float64. Two rungs differ if the interval of their difference
-# excludes zero (:doc:`/definitions`).
+# The dense layer: unfused, fused, compiled, in a CUDA graph, and with a GEMV
+# of ours that streams the weights. Results are checked against float64.
 
 # A layer reads 405 MB of weights and 34 MB of cache, which takes an H100 at
 # least 131 µs. 40 launches take the CPU 200 µs: launch-bound without a graph.
@@ -292,13 +265,14 @@ roofs = climb.ceilings("bf16", "fp32", "copy", "read")
 runs["unfused"]
 
 # %%
-# Predicted and measured, one row per change:
 
 # fold: How the figures are made
+GOALS = (0.85, 0.95)
 against = climb.bounds("decode", runs["unfused"], roofs)
 rungs = climb.table(runs, against)
 changes = climb.changes(runs, against)
 if against.best:
+    least_ns = climb.list_ns(against.listed, against.best)
     figures.ladder(
         climb.predicted("decode", sizes, against.best),
         {f"{goal:.0%} of the list": least_ns / goal for goal in GOALS},
@@ -312,6 +286,7 @@ CHECKED = ["rung", "speedup", "gb_per_s", "relative_error", "sm_clock_mhz"]
 plots.table(rungs[CHECKED]) if len(rungs) else None
 
 # %%
+
 # fold: How the answer is put together
 said = climb.answer("a token's layer", rungs, changes)
 if against.sheet and len(rungs):
@@ -321,16 +296,17 @@ if against.sheet and len(rungs):
 kernel_count = step.trace.summary()["kernel_count"]
 reached = parts["share of bandwidth"]
 gain = better["speedup"].iloc[0]
+busy = step.trace.summary()["busy_ns"] / step_ns
 findings = headline(
     said,
     *runs.values(),
     otherwise=(
         f"a decode step of gpt-oss-20b on an MI300X reaches "
-        f"{floor_ns / step_ns:.0%} of the datasheet's bandwidth, though the "
-        f"GPU is never idle. The matmul to the vocabulary reaches "
-        f"{reached['output head']:.0%}, those of the experts "
-        f"{reached['experts']:.0%}. If they were as good, the step would be "
-        f"{gain:.1f}x faster (predicted)."
+        f"{floor_ns / step_ns:.0%} of the datasheet's bandwidth, on a GPU "
+        f"that is {busy:.1%} busy. The output head reaches "
+        f"{reached['output head']:.0%}, the expert matmuls "
+        f"{reached['experts']:.0%}. At {reached['output head']:.0%}, they "
+        f"would make the step {gain:.1f}x faster (replay)."
     ),
     badge=step.label,
     left_out=(1 - decode.CHOSEN / 32) ** 32,
@@ -339,13 +315,14 @@ findings = headline(
     floor_ms=floor_ns / 1e6,
     step_ms=step_ns / 1e6,
     reached=floor_ns / step_ns,
-    busy=step.trace.summary()["busy_ns"] / step_ns,
+    busy=busy,
     head=reached["output head"],
     experts=reached["experts"],
     else_ms=parts["time_ns"]["all else"] / 1e6,
     cheaper=both["per token (µs)"][0] / both["per token (µs)"][1],
-    least_us=least_ns / 1e3,
-    eager_us=on_paper["least_ns"].iloc[0] / 1e3,
+    eager_idle=whole["idle_ns"] / whole["span_ns"],
+    eager_free=eager.whatif("free-launches")["speedup"].iloc[0],
+    late_us=waiting["total_ns"] / waiting["count"] / 1e3,
     kernels=kernel_count,
     break_even=step_ns / 1e3 / kernel_count,
     **narrow,

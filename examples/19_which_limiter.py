@@ -68,12 +68,12 @@ figures.limiter_map(added, title="Four additions on a Tesla T4 (reported)")
 # %%
 # Three kernels are memory-bound, at nearly the same place. The fourth is the
 # surprise. With eight adjacent numbers it moves the most bytes,
-# :measured:`19_which_limiter.eight_mb:.1f` MB, and so many requests queue up
-# that the memory's percentage falls to
-# :measured:`19_which_limiter.eight_pct:.0f`. By the rule it now waits.
+# :measured:`19_which_limiter.eight_mb:.1f` MB, and keeps the memory only
+# :measured:`19_which_limiter.eight_pct:.0f`\ % busy. By the rule it waits
+# (``latency-bound``); these reports do not show on what.
 #
 # So the rule is only the first question. The bytes used of each sector, in a
-# table further down in the same report, name the fault.
+# table further down in the same report, show what to change.
 
 # %%
 # Change one thing: which thread adds which number
@@ -100,16 +100,20 @@ plots.table(shown.rename_axis("kernel").reset_index(), looks)
 # The time falls with the bytes, by a factor of
 # :measured:`19_which_limiter.faster:.2f`, and the memory stays as busy as
 # before. A repaired memory-bound kernel looks like this: the same limiter, and
-# fewer bytes to move.
+# fewer bytes to move. The slow kernel uses only a quarter of each sector, so
+# why is its traffic to DRAM not four times as high, but only
+# :measured:`19_which_limiter.traffic:.2f`\ x? The next three loads of a thread
+# need the same sectors, and the caches still hold most of them.
 
 # %%
 # And a report without counters?
 # ------------------------------
 # Often the two numbers are missing, because they were not collected or the
 # driver did not permit it. Here are ten kernels for one fp32 matmul on an
-# A10G, from a naive one to warp tiles, and cuBLAS. nsightkit reports
-# ``not-enough-data`` for all of them, and does not guess from a name. But
-# every report has times, launch sizes and the limits of occupancy:
+# A10G, from a naive one to warp tiles, and cuBLAS. nsightkit names no limiter
+# for any of them (``not-enough-data``), because a kernel's name is no
+# evidence. But every report has times, launch sizes and the limits of
+# occupancy:
 
 # fold: How the figure is made
 ladder = case("ncu-esmm", "sgemm")
@@ -140,7 +144,8 @@ plots.table(
 )
 
 # %%
-# They do: the three kernels with less than a wave of blocks wait. Each row is
+# They do: the three kernels with less than a wave of blocks are
+# ``latency-bound``, which means that they wait. Each row is
 # faster than the one before it, yet the first has by far the highest
 # percentages. A percentage shows how busy a unit was, whether or not its work
 # was needed.
@@ -148,12 +153,11 @@ plots.table(
 # %%
 # Verdict
 # -------
-# The higher of two utilizations names the limiter, and it does not name the
-# fault. For a memory-bound kernel, look at the bytes it moves and at how many
-# of each sector it uses. For one that waits, look at the grid first. Without
-# counters we cannot name the limiter, but the report has the grid. Before you
-# open Nsight Compute, make sure that a single kernel is the problem: in the
-# guide's :ref:`worked example <example-left>` it was not. The chapter
+# Two utilizations show which unit limits a kernel. They do not show why. For a
+# memory-bound kernel, look at the bytes it moves and at how many of each
+# sector it uses. For one that waits, look at the grid first. Without counters
+# we cannot name the limiter, but the report has the grid. Before you open
+# Nsight Compute, make sure that a single kernel is the problem. The chapter
 # :doc:`/guide/inside_one_kernel` explains the counters one by one.
 
 # %%
@@ -191,7 +195,8 @@ plots.table(files.reset_index())
 #        -- python train.py
 #    $ nsightkit ncu softmax.ncu-rep
 #
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also measures six kernels, each built to have
+# another limiter. Without a GPU it runs a tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -223,7 +228,7 @@ downloads = {
 # ---------
 # Both files are downloads above, and ``nsightkit ncu`` reads them.
 #
-# 1. In the report from the A10G, what limits the occupancy of most kernels?
+# 1. In the report from the A10G, what limits the occupancy of the kernels?
 #    Would you raise it?
 #
 #    .. dropdown:: Answer
@@ -266,10 +271,8 @@ many_rows = filled.set_index("name").loc["softmax"]
 # -------------
 # .. own-run::
 #
-# One step runs six kernels, each built to have another limiter. In a second
-# run the softmax has many rows. On a GPU, both runs are repeated under Nsight
-# Compute. The sizes decide whether each kernel meets the limiter it was built
-# for:
+# Six kernels with six limiters, timed and counted with Nsight Compute; in the
+# second run the softmax has many rows.
 
 # On an H100: 1.1 TFLOP in bf16 take about 1.7 ms, and 0.14 TFLOP in FP32
 # 2.7 ms; both fill the card. The vectors have 268 MB, more than any cache:
@@ -301,8 +304,6 @@ many_run = measure(
 few_run
 
 # %%
-# Times under the roofs of this machine, and counters where the driver permits
-# them:
 
 # fold: How the figures are made
 was = six_kernels.counted(few_run.ncu_report)
@@ -318,6 +319,7 @@ if len(was):
 many_run
 
 # %%
+
 # fold: How the answer is put together
 took = six_kernels.compared(few_run, many_run)
 said = six_kernels.answer(took, was, now) if few_run and many_run else ""
@@ -331,21 +333,22 @@ findings = headline(
     few_run,
     many_run,
     otherwise=(
-        f"the higher of two utilizations names the limiter, not the fault. "
-        f"Two additions on a T4 (reported) keep the memory "
-        f"{slow['memory_pct']:.0f}% and {fast['memory_pct']:.0f}% busy, and "
-        f"one takes {slow['time_us'] / fast['time_us']:.2f}x as long, because "
-        f"it uses {slow['used']:.0f} of the 32 bytes in each sector. Without "
-        f"counters the launch sizes help: a kernel on an A10G (case file) has "
+        f"two utilizations tell compute from memory, and do not show why. Two "
+        f"T4 kernels (reported), both memory-bound at "
+        f"{slow['memory_pct']:.0f}% and {fast['memory_pct']:.0f}%, differ "
+        f"{slow['time_us'] / fast['time_us']:.2f}x: the slower one uses "
+        f"{slow['used']:.0f} of every 32 bytes that it fetches. Without "
+        f"counters the launch sizes help: a matmul on an A10G has "
         f"{tiles['grid_blocks']:.0f} blocks for {tiles['sm_count']:.0f} "
         f"multiprocessors."
     ),
-    badge=ladder.label,
+    badge=f"{ladder.label}; reported, Tesla T4",
     needed_mb=needed_mb,
     needed_us=needed_mb / hardware.find("T4").gb_per_s * 1e3,
     eight_mb=eight["dram_mb"],
     eight_pct=eight["memory_pct"],
     faster=slow["time_us"] / fast["time_us"],
+    traffic=slow["dram_mb"] / fast["dram_mb"],
     blocks=tiles["grid_blocks"],
     sms=tiles["sm_count"],
     right=f"{(answers['classification'] == chosen).sum()} of {len(chosen)}",

@@ -70,13 +70,12 @@ named = ", ".join(f"{kind} (rank {last})" for kind, last in order)
 print(textwrap.fill(named))
 
 # %%
-# Rank 7 comes last to :measured:`22_one_rank_is_late.last` of the eight. To
-# the other three rank 4 or 5 is last, and rank 7 is still *late*: it arrives
-# after the median rank of the eight. Late and last are different counts. One
-# rank is always last, sometimes by a microsecond, so being last once proves
-# little. Being behind the median every time is a pattern. In the table, *late*
-# is how much later than the median rank, summed over the collectives, and
-# *waited* is the time in them before the last rank arrived:
+# Rank 7 arrives last at :measured:`22_one_rank_is_late.last` of the eight
+# collectives, and after the median rank at all eight. Being last once proves
+# little, since some rank always is. Being behind the median every time is a
+# pattern. In the table, *late* is how much later than the median rank, summed
+# over the collectives, and *waited* is the time in them before the last rank
+# arrived:
 
 table = job.ranks[["rank"]].copy()
 lasts = job.collectives["last_rank"].value_counts()
@@ -93,8 +92,19 @@ for sentence in job.findings():
     print(textwrap.fill(sentence), end="\n\n")
 
 # %%
-# The cause stays open here: these traces do not show how the rank spent the
-# time before it arrived. So the answer lists what to record next.
+# How do these numbers fit together?
+# :measured:`22_one_rank_is_late.median_us:.0f` µs is the median over the eight
+# collectives. Most of the :measured:`22_one_rank_is_late.late_ms:.2f` ms in
+# the table is one all-to-all, at which rank 7 arrives
+# :measured:`22_one_rank_is_late.most_ms:.2f` ms after the median rank. Ranks 2
+# and 6 are nearly as late there, only
+# :measured:`22_one_rank_is_late.next_ms:.2f` ms ahead of rank 7. The gain
+# counts the time for which all others wait for rank 7 alone, and over the
+# whole step that is :measured:`22_one_rank_is_late.gain_ms:.1f` ms.
+#
+# The cause stays open: these traces do not show how rank 7 spent the time
+# before it arrived. To find out, record that rank with its CPU side: loader,
+# Python ranges and OS calls.
 
 # %%
 # Can we trust it? A job whose truth we know
@@ -159,9 +169,9 @@ plots.table(pd.DataFrame(rows))
 # -------
 # The late rank shows in the other ranks' traces, and by its short collectives
 # in its own. To name it we need the traces of all ranks. To explain it we need
-# the CPU side of that rank: the gaps of
-# :ref:`step 2 <example-gaps>` of the worked example, asked of one rank. The
-# chapter :doc:`/guide/many_gpus` continues from here.
+# the CPU side of that rank. On the eight GPUs we have the name and not the
+# cause; in the synthetic jobs we have both. The chapter
+# :doc:`/guide/many_gpus` continues from here.
 
 # %%
 # Limits
@@ -184,7 +194,8 @@ plots.table(pd.DataFrame(rows))
 #    $ nsightkit ranks traces/
 #    $ nsightkit ranks traces/ --format csv > ranks.csv
 #
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also trains in two processes, one of them late.
+# Without a GPU it runs a tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -230,10 +241,8 @@ downloads = {
 # -------------
 # .. own-run::
 #
-# Training in two processes on one machine, of which the second gets its
-# batches late; then the same with both on time. Every rank profiles the same
-# steps. The ranks communicate through Gloo, or through NCCL where each can
-# have its own GPU.
+# Training in two processes, of which the second gets its batches late; then
+# the same with both on time.
 
 from _lib import late_rank
 
@@ -266,7 +275,6 @@ if before and after:
 before
 
 # %%
-# With both on time:
 
 # fold: How the figures are drawn
 if before and after:
@@ -280,7 +288,6 @@ if before and after:
 after
 
 # %%
-# The answer from the runs:
 
 # fold: How the answer is put together
 import numpy as np
@@ -319,6 +326,10 @@ if before and after:
     )
 late = job.stragglers.iloc[0]
 first = job.ranks.iloc[1]
+late_ns = lateness.lateness(job.arrivals)[job.arrivals["rank"] == late["rank"]]
+collective = job.arrivals.loc[late_ns.idxmax(), "collective"]
+worst = job.arrivals[job.arrivals["collective"] == collective]
+next_ns = worst["wait_ns"].nsmallest(2).iloc[-1]
 steps = np.random.default_rng(0).normal(1, 0.02, (2000, 512))
 findings = headline(
     said,
@@ -326,14 +337,19 @@ findings = headline(
     after,
     otherwise=(
         f"of eight GPUs, rank {late['rank']} arrives after the median rank at "
-        f"{late['late_units']} of {late['units']} {late['unit']}s, and last "
-        f"of all at {lasts[late['rank']]} of them; its own are the shortest. "
-        f"Rank {first['rank']} waited longest, "
-        f"{first['waited_ns'] / 1e6:.1f} ms. With rank {late['rank']} on "
-        f"time, the step would be at most {job.gain_ns / 1e6:.1f} ms shorter."
+        f"{late['late_units']} of {late['units']} {late['unit']}s, and its "
+        f"own are the shortest. With rank {late['rank']} on time, the step "
+        f"would be at most {job.gain_ns / 1e6:.1f} ms shorter. These traces "
+        f"do not show why it is late; traces with the CPU side would (shown "
+        f"on synthetic jobs)."
     ),
     badge=eight[0].label,
     last=f"{lasts[late['rank']]}",
+    median_us=late["median_late_ns"] / 1e3,
+    late_ms=late["late_ns"] / 1e6,
+    most_ms=late_ns.max() / 1e6,
+    next_ms=next_ns / 1e6,
+    gain_ms=job.gain_ns / 1e6,
     waiting=float(first["waited_ns"] / first["communication_ns"]),
     slowest=float(steps.max(axis=1).mean() - 1),
 )

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 #: Assumed: the CPU time of an eager launch.
 LAUNCH_US = 5.0
-#: Rows and columns of a large GEMM's tile on Hopper.
-TILE = (128, 256)
 #: How often a transfer goes through the memory.
 _TENSORS_MOVED = {"copy": 2, "triad": 3, "read": 1}
 #: Large GEMMs by precision: the name of the measurement, timed steps, and steps before them.
@@ -99,31 +97,6 @@ def list_ns(listed: Iterable[Operation], rates: Rates) -> float:
 def floor_ns(listed: Iterable[Operation], rates: Rates) -> float:
     """Give the least time of what no fusion removes: the operations of tensor cores."""
     return list_ns([operation for operation in listed if operation.unit != "fp32"], rates)
-
-
-def wave_efficiency(m: int, n: int, multiprocessors: int) -> float:
-    """Give the share of multiprocessors that have a tile of an m x n GEMM, on average over its waves.
-
-    Parameters
-    ----------
-    m, n : int
-    multiprocessors : int
-
-    Returns
-    -------
-    float
-        1 when the last wave is full as well.
-    """
-    tiles = np.ceil(m / TILE[0]) * np.ceil(n / TILE[1])
-    waves = tiles / multiprocessors
-    return float(waves / np.ceil(waves))
-
-
-def waves(sizes: Mapping[str, Any], multiprocessors: int) -> dict[str, float]:
-    """Give the share of full waves of a prefill's GEMMs, each alone and joined with its neighbours."""
-    hidden, d_ff = sizes["hidden"], sizes["d_ff"]
-    columns = {"q, k or v": hidden, "q, k, v": 3 * hidden, "gate or up": d_ff, "gate and up": 2 * d_ff}
-    return {name: wave_efficiency(sizes["context"], n, multiprocessors) for name, n in columns.items()}
 
 
 def predicted(mode: str, sizes: Mapping[str, Any], rates: Rates) -> pd.DataFrame:

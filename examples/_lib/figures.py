@@ -251,7 +251,7 @@ def memory_curves(
     figure, axes = style.new_figure(3.8, title)
     failed = failed or {}
     sentences = []
-    lowest = limit_bytes
+    lowest, highest = limit_bytes, limit_bytes
     kinds = {"predicted": predicted, "measured": measured}
     for name, (colour, dashes, marker) in zip(predicted, cycle(_CURVES), strict=False):
         looks: dict[str, dict[str, Any]] = {
@@ -264,7 +264,7 @@ def memory_curves(
             values = np.asarray(sizes, dtype=float)
             if len(values):
                 axes.plot(contexts, values, color=colour, label=f"{style.plain(name, 40)}, {kind}", **looks[kind])
-                lowest = min(lowest, values.min())
+                lowest, highest = min(lowest, values.min()), max(highest, values.max())
                 words.append(f"{kind} {amount(values[0])} to {amount(values[-1])}")
         if name in failed:
             axes.plot([failed[name]], [limit_bytes], "X", color=colour, markersize=10)
@@ -274,7 +274,7 @@ def memory_curves(
         axes.plot([], [], "X", color=GREY, markersize=10, label="out of memory")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(yscale="log", ylim=(lowest / 2, 3 * limit_bytes))
+    axes.set(yscale="log", ylim=(lowest / 2, 3 * highest))
     axes.set(xlabel="context (tokens)", ylabel="memory at the peak")
     _draw_limit(axes, limit_bytes)
     _decades(axes.yaxis, amount, *axes.get_ylim())
@@ -288,7 +288,7 @@ def _draw_limit(axes: Any, limit_bytes: float) -> None:
     axes.annotate(text, (0, limit_bytes), (4, 4), xycoords=("axes fraction", "data"), **_BESIDE)
 
 
-_OTHERS = "smaller allocations"
+_OTHERS, _LIGHT_GREY = "smaller allocations", "#c3c9d1"
 
 
 def bands(snapshot: Snapshot, top: int = 1000) -> pd.DataFrame:
@@ -367,6 +367,8 @@ def memory_timeline(bands: pd.DataFrame, timeline: pd.DataFrame, *, title: str) 
         if rows.empty:
             continue
         colour, hatch = style.look_of(name)
+        if name == _OTHERS:
+            colour = _LIGHT_GREY  # "before recording" is grey, too
         low, high = rows["bottom_bytes"] / size, rows["top_bytes"] / size
         corners: Any = style.rectangles(rows["from_event"], rows["to_event"], low, high)
         # Small ones lie close together: white edges would fill their area.
@@ -505,7 +507,7 @@ def limiter_map(table: pd.DataFrame, *, title: str) -> Figure:
         look = {"color": colour, "markersize": 9, "markeredgecolor": "white", "clip_on": False, "linestyle": "none"}
         label = f"{style.plain(row.name, 44)}: {row.classification}"
         axes.plot([row.memory_pct], [row.sm_pct], marker=marker, label=label, **look)
-        place = f"at {row.sm_pct:.0f} % of compute and {row.memory_pct:.0f} % of memory"
+        place = f"at {row.sm_pct:.0f}% of compute and {row.memory_pct:.0f}% of memory"
         words.append((row.name, f"({row.classification}) {place}"))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set(ticks=range(0, 101, 20), major_formatter=PercentFormatter())

@@ -80,8 +80,11 @@ def by_stage(model: Configuration, ranks: int) -> pd.DataFrame:
     for stage in range(4):
         table = ledger.predict(model, stage=stage, ranks=ranks)
         held = table.set_index("item")["predicted_bytes"].dropna() / 1e9
-        row = {"stage": stage, "weights (GB)": held["weights"], "moments (GB)": held["optimizer states"]}
-        rows.append({**row, "peak of a rank (GB)": held.sum()})
+        parts = {"weights (GB)": held["weights"], "moments (GB)": held["optimizer states"]}
+        parts["buckets (GB)"] = held["communication buckets"]
+        peak = held.sum()
+        rest = peak - sum(parts.values())
+        rows.append({"stage": stage, **parts, "all else (GB)": rest, "peak of a rank (GB)": peak})
     return pd.DataFrame(rows)
 
 

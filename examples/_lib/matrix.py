@@ -13,13 +13,9 @@ from nsightkit.analysis.core.noise import Estimate
 from nsightkit.analysis.roofline import envelope
 from nsightkit.analysis.timeline import kernels, overview, ranges, steps
 from nsightkit.configurations import MATRIX, VARIANTS, Configuration
-from nsightkit.plots import style
-from nsightkit.plots.looks import BLUE, GREY, VERMILION, spoken
 from nsightkit.trace.model import Trace
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from nsightkit.api import Trace as LoadedTrace
     from nsightkit.guide import Measurement
 
@@ -58,12 +54,14 @@ def on_a_faster_card(trace: LoadedTrace, faster: float) -> dict[str, Any]:
         A column of the page's table each.
     """
     seen = trace.summary()
+    verdict = trace.verdict()
     calls = trace["calls"]
     launches = calls.loc[calls["name"].astype(str).str.contains("Launch"), "start_ns"].sort_values()
     return {
         "share busy": seen["busy_ns"] / seen["span_ns"],
         "speedup": trace.whatif(scale=f".={1 / faster:.4f}")["speedup"].iloc[0],
-        "verdict": trace.verdict()["bottleneck"],
+        "verdict": verdict["bottleneck"],
+        "confidence": verdict["confidence"],
         "from launch to launch (µs)": launches.diff().median() / 1e3,
     }
 
@@ -94,38 +92,6 @@ def plan(models: Iterable[Configuration], slow_tflops: float, fast_tflops: float
     table["batch to fill an H200"] = (table["batch"] * launch_ms / fast_ms).apply(math.ceil)
     table["breaks even (µs)"] = fast_ms * 1e3 / launches
     return table
-
-
-def figure(costs: pd.DataFrame, *, title: str) -> Figure:
-    """Draw a row for each model: the time of its FLOPs on both cards, and of its launches.
-
-    Parameters
-    ----------
-    costs : DataFrame
-        Of :func:`plan`.
-    title : str
-    """
-    shown = costs.sort_values("speedup", kind="stable")
-    rows = range(len(shown))
-    figure, axes = style.new_figure(1.6 + 0.34 * len(shown), title)
-    for row, model in zip(rows, shown.to_dict("records"), strict=True):
-        axes.plot([model["A100 (ms)"], model["H200 (ms)"]], [row, row], color=GREY, linewidth=1.5, zorder=1)
-    axes.scatter(shown["A100 (ms)"], rows, s=46, facecolors="white", edgecolors=BLUE, label="FLOPs, A100")
-    axes.scatter(shown["H200 (ms)"], rows, s=46, color=BLUE, label="FLOPs, H200", zorder=3)
-    look = {"s": 260, "color": VERMILION, "marker": "|", "linewidths": 3}
-    axes.scatter(shown["launches (ms)"], rows, label="launches, on both", **look)
-    style.name_rows(axes, shown["model"])
-    ticks = [0.05, 0.2, 1, 5, 20]
-    axes.set(xscale="log", ylim=(len(shown) - 0.5, -0.5), xlabel="time in a training step (ms)")
-    axes.xaxis.set_ticks(ticks, [f"{value:g}" for value in ticks])
-    axes.xaxis.set_ticks([], minor=True)
-    axes.grid(axis="y", color=GREY, alpha=0.2)
-    style.legend(figure, 3)
-    columns = ("launches (ms)", "A100 (ms)", "H200 (ms)")
-    words = [
-        (model["model"], ", ".join(f"{model[name]:.2f}" for name in columns)) for model in shown.to_dict("records")
-    ]
-    return style.described(figure, f"{title}, milliseconds of launches and of FLOPs on both: {spoken(words, most=12)}.")
 
 
 def sizes(model: Configuration, divisor: int = 1) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import pandas as pd
 
 from nsightkit import hardware
 from nsightkit.analysis.roofline import counters, sol
-from nsightkit.analysis.roofline.sol import Rates
 from nsightkit.trace.ncu import Report
 
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -20,26 +19,6 @@ ADDITIONS, PRODUCTS = pd.DataFrame(_DATA["additions"]), pd.DataFrame(_DATA["prod
 #: M, N and K of the case ``h200-matmul``, as derived in its notes.
 _SHAPE = (2048, 2048, 8192)
 _STAGES = {"1-before": "first version", "2-moved-lines": "lines moved", "3-setmaxnreg": "registers by role"}
-
-
-def rates(gpu: str) -> Rates:
-    """Give a GPU's rates: the best GEMM reported for each unit, or else the datasheet's rate.
-
-    Parameters
-    ----------
-    gpu : str
-
-    Returns
-    -------
-    Rates
-    """
-    card = hardware.find(gpu)
-    sheet = sol.datasheet(card)
-    tflops = dict(sheet.tflops)
-    for reported in REPORTED[REPORTED["what"] == "best of many shapes"].itertuples():
-        if hardware.find(reported.gpu) == card:
-            tflops[reported.unit] = reported.rate
-    return Rates("reported", tflops, sheet.gb_per_s, sheet.l2_bytes)
 
 
 def shares() -> pd.DataFrame:
@@ -60,18 +39,6 @@ def shares() -> pd.DataFrame:
     for column in ("lowest", "highest"):
         table[column] = table[column].map("{:.0%}".format)
     return table.reset_index()
-
-
-def sources() -> pd.DataFrame:
-    """List who published which of the reported rates.
-
-    Returns
-    -------
-    DataFrame
-        ``source, figures``.
-    """
-    names = REPORTED["gpu"] + " " + REPORTED["unit"] + ", " + REPORTED["short"]
-    return names.groupby(REPORTED["source"], sort=False).agg("; ".join).rename("figures").reset_index()
 
 
 def counted(launches: pd.DataFrame) -> pd.DataFrame:

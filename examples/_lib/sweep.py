@@ -20,8 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from torch.profiler import profile
 
 from nsightkit.api import Trace
+from nsightkit.workloads import attention
 
 _LINE = ["implementation", "precision", "d", "direction"]
 _DIRECTIONS = ("forward", "backward")
@@ -164,9 +166,44 @@ def longest(planned: pd.DataFrame) -> pd.DataFrame:
     """Give the longest contexts of :func:`plan` for what writes the scores to memory, and the ratio to the first."""
     table = planned.set_index(["implementation", "precision", "direction"])["largest_context"].unstack()
     table = table[list(_DIRECTIONS)]
-    table["to the first"] = table["backward"] / table.loc[("naive", "fp32"), "backward"]
+    table["vs naive fp32"] = table["backward"] / table.loc[("naive", "fp32"), "backward"]
     order = [(name, precision) for precision, names in _COMPARED.items() for name in names]
     return table.loc[[line for line in order if line[0] not in ("efficient", "flash")]]
+
+
+def counted(context: int) -> pd.DataFrame:
+    """Count what naive attention in fp32 allocates on a CPU, with a head of width 64 and a batch of eight.
+
+    Parameters
+    ----------
+    context : int
+
+    Returns
+    -------
+    DataFrame
+        ``pass, predicted (MB), counted (MB), in matrices`` of scores, at the peak of each pass.
+    """
+    predicted = footprint("naive", "fp32", d=64, context=context)
+    matrix_bytes = 4 * 8 * context**2
+    rows = []
+    for direction in _DIRECTIONS:
+        peak = _counted_peak(direction, context)
+        row = {"pass": direction, "predicted (MB)": predicted.peak(direction) / 1e6, "counted (MB)": peak / 1e6}
+        rows.append({**row, "in matrices": peak / matrix_bytes})
+    return pd.DataFrame(rows)
+
+
+def _counted_peak(direction: str, context: int) -> int:
+    """Give the highest sum of what PyTorch's profiler saw allocated and freed."""
+    sizes = {"implementation": "naive", "precision": "fp32", "d_model": [64], "context": [context], "batch": 8}
+    with attention.run("cpu", **sizes) as work, profile(profile_memory=True) as recorded:
+        inputs = work.inputs(64, context)
+        attended = work.forward(inputs)
+        if direction == "backward":
+            work.backward(inputs, attended)
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(itertools.accumulate(event.nbytes() for event in events))
 
 
 def naive_programs(traces: Mapping[str, Trace], limit_bytes: float) -> pd.DataFrame:

@@ -60,11 +60,6 @@ def test_bounds_are_those_worked_out_by_hand() -> None:
     listed = climb.operations("prefill", LAYER)
     assert climb.list_ns(listed, H200) / 1e3 == pytest.approx(949.7, abs=0.1)
     assert climb.floor_ns(listed, H200) / 1e3 == pytest.approx(872.5, abs=0.1)
-    filled = climb.waves(LAYER, 132)
-    assert (filled["gate or up"], filled["gate and up"]) == (
-        pytest.approx(0.869, abs=5e-4),
-        pytest.approx(0.948, abs=5e-4),
-    )
     table = climb.predicted("prefill", LAYER, H200)
     assert table["rung"].tolist() == ["unfused", "sdpa", "fused", "compiled"]
     assert table["least_ns"].is_monotonic_decreasing
@@ -194,11 +189,9 @@ def test_published_rates_are_below_the_datasheet() -> None:
         gpu = hardware.find(reported.gpu)
         peak = gpu.gb_per_s if reported.unit == "memory" else gpu.peak(reported.unit).tflops
         assert 0 < reported.rate < peak
-    assert published.rates("H200").tflops["bf16"] == 794.5
     shares = published.shares().set_index("unit")
     assert shares["rates"].sum() == len(published.REPORTED)
     assert shares.loc["bf16", "highest"] == "87%"
-    assert published.sources()["figures"].str.count(";").sum() == len(published.REPORTED) - len(published.sources())
     assert published.counted(published.ADDITIONS)["classification"].iloc[0] == "memory-bound"
 
 
