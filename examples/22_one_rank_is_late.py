@@ -169,8 +169,8 @@ plots.table(pd.DataFrame(rows))
 # -------
 # The late rank shows in the other ranks' traces, and by its short collectives
 # in its own. To name it we need the traces of all ranks. To explain it we need
-# the CPU side of that rank. On the eight GPUs we have the name and not the
-# cause; in the synthetic jobs we have both. The chapter
+# the CPU side of that rank. On the eight GPUs we know who is late, but not
+# why; in the synthetic jobs we know both. The chapter
 # :doc:`/guide/many_gpus` continues from here.
 
 # %%
