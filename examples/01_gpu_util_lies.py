@@ -3,7 +3,7 @@ GPU-Util is high: is the GPU working hard?
 ==========================================
 
 ``nvidia-smi`` shows a high utilization, and the job is slow. What does that
-number count, and what can we learn from a trace that it leaves out?
+number count, and what does a trace show that it leaves out?
 
 .. in-short::
 """
@@ -22,7 +22,7 @@ number count, and what can we learn from a trace that it leaves out?
 # single thread counts as much as a kernel that fills every multiprocessor.
 #
 # Here are eighty milliseconds of a language model on an A100, recorded and
-# published by others. The GPU row has no visible gap, so GPU-Util would show
+# published by others. The GPU row is almost solid, so GPU-Util would show
 # full:
 
 # sphinx_gallery_thumbnail_number = 2
@@ -65,9 +65,9 @@ print(f"one thread fills {1 / slots:.5%} of {slots:,} thread slots")
 #
 # .. dropdown:: Answer
 #
-#    Launches gain nothing: the GPU never waits for one. But most of its
-#    kernels are fp32 matmuls that do not use the tensor cores. One line makes
-#    the run several times faster, and GPU-Util reads full before and after.
+#    Launches gain nothing: the GPU never waits for one. But most of its kernel
+#    time goes to fp32 matmuls that do not use the tensor cores. One line could
+#    make the run several times faster. GPU-Util shows none of this.
 
 # %%
 # Evidence: does the busy share predict the gain?
@@ -105,19 +105,22 @@ def described(name, trace):
 
 
 table = pd.DataFrame([described(*row) for row in programs.items()])
-plots.table(table, {"speedup": "{:.2f}"})
+looks = dict.fromkeys(["share busy", "share with kernels"], "{:.1%}")
+plots.table(table, looks | {"speedup": "{:.2f}x"})
 
 # %%
 # Neither share predicts the gain. The A100 model runs kernels all the time,
 # and no change that removes waiting helps: its kernels themselves are slow.
 # The H100 is busy as well, but with copies. Kernels run for only a few percent
-# of its time, and its GPU-Util should read that low. The other two have idle
-# time, yet no single change wins all of it back.
+# of its time; whether GPU-Util reads that or full depends on how the driver
+# samples. The other two have idle time, yet no single change wins all of it
+# back. (The starved loader waits for data more than for launches, but the two
+# changes gain about the same; its page explains why.)
 #
 # What would GPU-Util have shown? No reading was recorded with these traces, so
-# we play the driver. We cut each trace into windows and count the windows that
-# contain any part of a kernel. Short windows give the true share. Long windows
-# hide every gap shorter than themselves:
+# we simulate its sampling. We cut each trace into windows and count the
+# windows that contain any part of a kernel. Short windows give the true share.
+# Long windows hide every gap shorter than themselves:
 
 import numpy as np
 from _lib import figures
@@ -152,8 +155,9 @@ figures.share_curves(
 # NVML documents a sample period between a sixth of a second and a second. If
 # the driver only checked whether any kernel ran in a period, even a program
 # with long gaps would read full. If it added up the time, only the model
-# would. Either way, full utilization rules out one problem, long waits, and
-# leaves two: many short gaps, or kernels that use little of the GPU.
+# would. Either way, full utilization rules out only waits longer than a
+# sample period. It leaves two problems: shorter gaps, and kernels that use
+# little of the GPU.
 
 # %%
 # Does power tell us more?
@@ -197,12 +201,10 @@ print(f"with TF32: {tf32:.1f}x faster at most (replay)")
 # Verdict
 # -------
 # A high GPU-Util means that some kernel ran. When it is well below full, the
-# GPU waits for something, and ``nsightkit gaps`` names the cause. When it is
+# GPU waits or copies, and ``nsightkit verdict`` names the cause. When it is
 # near full, ask two more questions: which kernels ran (``nsightkit kernels``),
 # and how close they came to the card's limits (``nsightkit sol``). The chapter
-# :doc:`/guide/hundred_percent` asks them of five programs, and
-# :ref:`step 1 <example-summary>` of the worked example shows the same count
-# from a trace.
+# :doc:`/guide/hundred_percent` asks them of five programs.
 
 # %%
 # Limits
@@ -230,7 +232,8 @@ print(f"with TF32: {tf32:.1f}x faster at most (replay)")
 #    $ nsightkit gaps run.sqlite
 #    $ nsightkit whatif run.sqlite
 #
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also reads NVML during a training step and
+# during a single spinning thread. Without a GPU it runs a tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -266,17 +269,16 @@ downloads = {f"{name}, case file": trace for name, trace in programs.items()}
 #
 #       How much of the time is matmuls (``nsightkit kernels --by category``),
 #       and how close they come to the card's peak (``nsightkit sol``).
-#       :doc:`09_precision` follows the model of this page through four
-#       precisions.
+#       :doc:`09_precision` predicts what TF32 and bf16 would gain on the
+#       model of this page.
 
 # %%
 # Measured here
 # -------------
 # .. own-run::
 #
-# Two programs, with NVML read while they run unprofiled on a GPU: a training
-# step of a small language model, and a kernel that keeps a single thread
-# spinning.
+# NVML is read while two programs run unprofiled: a training step of a small
+# language model, and a kernel that keeps a single thread spinning.
 
 from _lib import one_thread
 
@@ -308,7 +310,6 @@ spinning = measure(
 language_model
 
 # %%
-# NVML's reading beside the trace and the useful work:
 
 
 # fold: How the table is made
@@ -343,17 +344,16 @@ if language_model and spinning:
     useful = flops(language_model.parameters)
     rows = [utilisation(language_model, useful), utilisation(spinning, 0)]
     both = pd.DataFrame(rows)
-plots.table(both, missing="not measured") if len(both) else None
+looks = {"share by NVML": "{:.0%}", "share busy": "{:.1%}"}
+plots.table(both, looks, missing="not measured") if len(both) else None
 
 # %%
 
 spinning
 
 # %%
-# Can we trust the two columns? Here are synthetic traces whose truth we know.
-# They never ran on a GPU. The first loop waits for data in every step; in the
-# second, each kernel ends before the next is launched. For the first we also
-# made the trace without its fault, so the true gain is known:
+# A check on synthetic traces, which never ran on a GPU and whose truth is
+# known:
 
 # fold: How they are made
 from _lib import synthetic
@@ -375,7 +375,6 @@ for fault, change in changes.items():
 plots.table(pd.DataFrame(rows), missing="not written")
 
 # %%
-# The answer from the two runs:
 
 # fold: How the answer is put together
 said = "NVML was not read in both runs."
@@ -394,10 +393,11 @@ findings = headline(
     language_model,
     spinning,
     otherwise=(
-        f"kernels ran for {first['share with kernels']:.1%} of the time on an "
-        f"A100, and {share:.0%} of that time went to fp32 matmuls that do not "
-        f"use the tensor cores. With TF32 the run would be up to {tf32:.1f}x "
-        "faster (replay), and GPU-Util would show full in both cases."
+        f"Not necessarily. On an A100, kernels ran for "
+        f"{first['share with kernels']:.1%} of the time, and {share:.0%} of "
+        f"that time went to fp32 matmuls that do not use the tensor cores. "
+        f"With TF32 the run would be up to {tf32:.1f}x faster (replay). "
+        "GPU-Util shows none of this."
     ),
     badge=model.label,
     gap_ms=float((gaps["end_ns"] - gaps["start_ns"]).max() / 1e6),

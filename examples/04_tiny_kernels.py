@@ -55,41 +55,46 @@ def pass_time(kernels, launch, run):
 
 
 # %%
-# The pass has some 550 kernels. A launch takes four units of time, and a
-# kernel takes one for every sixteen samples in the batch. How long is a pass
-# with 2, 16, 64 and 128 samples?
+# The pass has some 550 kernels. A launch takes four microseconds, and a kernel
+# takes one microsecond for every sixteen samples in the batch. How long is a
+# pass with 2, 16, 64 and 128 samples?
 #
 # .. dropdown:: Answer
 #
-#    The launches need 2,200 units at every size. So the first three passes
-#    take 2,200, and at 64 samples the kernels become as long as the launches.
-#    The pass with 128 takes 4,400.
+#    The launches need 2,200 microseconds at every size. So the first three
+#    passes take that long, and at 64 samples the kernels become as long as the
+#    launches. The pass with 128 takes 4,400 microseconds.
 #
-# Now guess for the real passes. At which of the four batch sizes does the A100
-# first take longer than for two samples?
+# Now guess for the real passes. Does the A100 take longer for 128 samples than
+# for two?
 
 # %%
 # Evidence: how does the time grow with the batch?
 # ------------------------------------------------
 # One row per batch size. The last column is the speedup in a replay of the
-# trace with nearly free launches:
+# trace with nearly free launches. It is inflated, because a profiler made
+# every launch slower:
 
 # fold: How the table is made
 import pandas as pd
 
-gain = "speedup, free launches"
+from nsightkit.analysis.core.causes import CAUSES
+
+gain = "speedup, free launches (inflated)"
 
 
 def described(batch, trace):
     """Time and bottleneck of one forward pass."""
     found = trace.summary()
+    verdict = trace.verdict()
     return {
         "batch": batch,
         "kernels": found["kernel_count"],
         "pass (ms)": found["span_ns"] / 1e6,
         "GPU busy (ms)": found["busy_ns"] / 1e6,
         "busy": found["busy_ns"] / found["span_ns"],
-        "bottleneck": trace.verdict()["bottleneck"],
+        "bottleneck": CAUSES[verdict["bottleneck"]].name,
+        "confidence": verdict["confidence"],
         gain: trace.whatif("free-launches")["speedup"].iloc[0],
     }
 
@@ -97,14 +102,14 @@ def described(batch, trace):
 rows = [described(batch, one.trace) for batch, one in passes.items()]
 table = pd.DataFrame(rows)
 shown = dict.fromkeys(["pass (ms)", "GPU busy (ms)"], "{:.1f}")
-plots.table(table, shown | {"busy": "{:.0%}", gain: "{:.2f}"})
+plots.table(table, shown | {"busy": "{:.0%}", gain: "{:.2f}x"})
 
 # %%
 # The time does not follow the batch: the largest batch has the shortest pass.
 # The GPU's own work grows with the batch, but the pass does not, because every
 # pass launches about the same number of kernels one after the other. There is
-# only one pass of each size, so ignore the small differences between the
-# passes.
+# only one pass per size, so a spread of
+# :measured:`04_tiny_kernels.spread:.0%` between the passes is not a trend.
 #
 # The next figure compares how long kernels run with the time from one launch
 # to the next:
@@ -137,8 +142,8 @@ figures.distributions(
 #
 # A launch interval of :measured:`04_tiny_kernels.launch_us:.0f` µs is long,
 # because a profiler was recording every call. Without one, eager PyTorch
-# launches a kernel every few microseconds on a current CPU. The shape of the
-# answer stays, and the batch at which it flips is smaller.
+# launches a kernel every few microseconds on a current CPU. The kernels then
+# become the limit at a smaller batch.
 #
 # How many bytes does a tiny kernel move? An elementwise kernel runs for as
 # long as its bytes need:
@@ -248,15 +253,17 @@ for one in (least, most):
 # ``torch.compile(mode="reduce-overhead")`` records the remaining kernels as a
 # CUDA graph that is launched in one call. The table shows what to expect: a
 # lot for two samples, and little for the largest batch, whose kernels already
-# fill the time.
+# fill most of the time.
 
 # %%
 # Verdict
 # -------
-# Launching was the limit at every batch size. For the largest, little is left
-# to gain because the GPU is nearly always busy. The floor under a pass is its
-# number of kernels times the time from launch to launch, and only fewer
-# kernels lower it. The worked example ends in the same place
+# Launching was the limit up to 64 samples. At 128, the GPU is busy for
+# :measured:`04_tiny_kernels.full_busy:.0%` of the pass: the two limits are
+# about equal, and the verdict, which still names launches but with low
+# confidence, is a toss-up. The floor under a pass is its number of kernels
+# times the time from launch to launch. Fewer launches lower it, and a faster
+# GPU does not. The worked example ends in the same place
 # (:ref:`step 6 <example-left>`): once its loader is fixed, launches limit it.
 
 # %%
@@ -294,7 +301,9 @@ for one in (least, most):
 #    $ nsightkit whatif tiny.sqlite free-launches
 #    $ nsightkit kernels tiny.sqlite --sort count
 #
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also measures a training step with chains of
+# small operations and with fused ones. Without a GPU it runs a tiny CPU
+# version:
 #
 # .. code-block:: console
 #
@@ -339,8 +348,6 @@ downloads = {f"{n} samples": one.trace for n, one in passes.items()}
 # A training step of a small language model whose optimizer, norms and
 # activation are chains of elementary operations, then the same step with fused
 # ones.
-#
-# The sizes decide whether launches can matter:
 
 from nsightkit.guide import headline, measure
 from nsightkit.workloads import training
@@ -393,7 +400,6 @@ if before and after:
 plots.table(both, missing="no GPU") if len(both) else None
 
 # %%
-# Step times without a profiler; each point is a step.
 
 # fold: How the figures are drawn
 if before and after:
@@ -412,7 +418,6 @@ if before.trace.recorded("kernels"):
 after
 
 # %%
-# The answer from the two runs:
 
 # fold: How the answer is put together
 said = ""
@@ -433,20 +438,23 @@ if before and after:
 grows = most["GPU busy (ms)"] - table["GPU busy (ms)"].iloc[-2]
 room = least["pass (ms)"] - most["GPU busy (ms)"]
 step = most["batch"] - table["batch"].iloc[-2]
+pass_ms = table["pass (ms)"]
 findings = headline(
     said,
     before,
     after,
     otherwise=(
-        f"on an A100, a forward pass of a transformer took "
-        f"{least['pass (ms)']:.0f} ms for {least['batch']} samples and "
-        f"{most['pass (ms)']:.0f} ms for {most['batch']}. Launching about "
-        f"{round(table['kernels'].mean(), -1):.0f} kernels takes that long; "
-        f"the GPU was busy for "
-        f"{least['busy']:.0%} of the first pass and {most['busy']:.0%} of "
-        "the last one."
+        f"Yes, if they end before the next launch arrives. On an A100, a "
+        f"forward pass of a transformer took {least['pass (ms)']:.0f} ms for "
+        f"{least['batch']} samples and {most['pass (ms)']:.0f} ms for "
+        f"{most['batch']}, the time to launch about "
+        f"{round(table['kernels'].mean(), -1):.0f} kernels. The GPU was busy "
+        f"for {least['busy']:.0%} of the first pass and {most['busy']:.0%} of "
+        "the second."
     ),
     badge=passes[2].label,
     full_at=most["batch"] + room / grows * step,
     launch_us=launch_ns / 1e3,
+    spread=pass_ms.max() / pass_ms.min() - 1,
+    full_busy=most["busy"],
 )

@@ -2,9 +2,10 @@
 Why do half-precision sums come out wrong?
 ==========================================
 
-Add 0.01 a thousand times and you expect 10. In bf16 the total stops growing
-less than half way there. No error is raised, and no value is infinite. Which
-part of the sum needs more bits: the numbers that are added, or the total?
+A wrong sum is the usual price of a faster dtype. Add 0.01 a thousand times and
+you expect 10. In bf16 the total stops growing less than halfway there. No
+error is raised, and no value is infinite. Which part of the sum needs more
+bits: the numbers that are added, or the total?
 
 .. in-short::
 """
@@ -119,9 +120,7 @@ plots.table(pd.DataFrame(rows), dict.fromkeys(DTYPES, "{:.4f}"))
 # %%
 # PyTorch's own ``sum`` and ``mean`` go further: they keep fp32 totals
 # internally and round once, at the end. :doc:`06_what_autocast_casts` shows
-# which operations of a training step, such as the one in the guide's
-# :ref:`worked example <worked-example>`, autocast keeps in fp32 for this
-# reason.
+# which operations of a training step autocast keeps in fp32 for this reason.
 
 # %%
 # Verdict
@@ -150,7 +149,8 @@ plots.table(pd.DataFrame(rows), dict.fromkeys(DTYPES, "{:.4f}"))
 # %%
 # Run it yourself
 # ---------------
-# To run this page's script, with a GPU or without one. The sums are the same:
+# On a GPU, this page's script also adds the sums up there. Without a GPU it
+# uses the CPU:
 #
 # .. code-block:: console
 #
@@ -223,23 +223,24 @@ before
 
 # %%
 # Each element of a matmul is also a sum of a thousand terms. If it equals the
-# sum with an fp32 total, rounded once, then the matmul kept more bits inside
-# than its operands have. That rules out a half-precision total; it does not
-# prove an fp32 one.
+# sum with an fp32 total, rounded once, the matmul did not use a half-precision
+# total.
 
 matmuls = totals.matmuls(before) if before and after else pd.DataFrame()
 looks = dict.fromkeys(matmuls.columns[1:], "{:.4f}")
 plots.table(matmuls, looks) if len(matmuls) else None
 
 # %%
+
 # fold: How the answer is put together
 last = {kind: seen[-1] for kind, seen in predicted.items()}
 now = {kind: seen[-1] for kind, seen in in_blocks.items()}
 answer = (
-    f"instead of 10, the sum is {last['fp32']:.4f} in fp32, "
-    f"{last['fp16']:.4f} in fp16 and {last['bf16']:.4f} in bf16. Added in "
-    f"blocks, it is {now['fp16']:.4f} and {now['bf16']:.4f}. The total needs "
-    f"the bits, not the addends."
+    f"Because the total is rounded in every addition. Instead of 10, the sum "
+    f"is {last['fp32']:.4f} in fp32, {last['fp16']:.4f} in fp16 and "
+    f"{last['bf16']:.4f} in bf16. Added in blocks of {block}, it is "
+    f"{now['fp32']:.4f} in fp32, {now['fp16']:.4f} in fp16 and "
+    f"{now['bf16']:.4f} in bf16."
 )
 said = ""
 if before and after:

@@ -22,7 +22,8 @@ from halved. Which of its tensors are bf16, and what decides that?
 #    print({p.dtype for p in model.parameters()})  # {torch.float32}
 #
 # What a step of a model with 423 million parameters holds at its peak, in fp32
-# and under autocast, from the ledger of :doc:`11_memory_ledger`:
+# and under autocast, from the ledger of :doc:`11_memory_ledger`. The peak is
+# at the start of the backward pass, before any gradient exists:
 
 # sphinx_gallery_thumbnail_number = 1
 # record: 20 s
@@ -63,18 +64,20 @@ plots.stacks(peaks, quantity="memory", title=TITLE)
 #    the weights. We derive the rest below.
 
 # %%
-# Evidence: what do CUDA's lists say about a model?
-# -------------------------------------------------
+# Evidence: what do PyTorch's lists for CUDA contain?
+# ---------------------------------------------------
 # PyTorch ships the lists in a header, even in a CPU build. For the operations
 # of a transformer:
 
 # fold: How the lists are read
 cuda = autocast_types.cuda_lists()
+as_bf16 = {"half precision": "bf16"}  # the lists serve fp16 as well
 listed = {"half precision": [], "fp32": [], "none": []}
 for name in autocast_types.OF_A_TRANSFORMER:
     listed[cuda.get(name, "none")].append(name)
 rows = [(kind, ", ".join(names)) for kind, names in listed.items()]
-plots.table(pd.DataFrame(rows, columns=["list", "operations"]))
+lists = pd.DataFrame(rows, columns=["list", "operations"])
+plots.table(lists.replace(as_bf16))
 
 # %%
 # From the lists follows the type of every tensor in a model. In this one a
@@ -83,12 +86,12 @@ plots.table(pd.DataFrame(rows, columns=["list", "operations"]))
 # fold: How the table is made
 model = autocast_types.in_model(cuda, "written")
 rows = [(name, *why) for name, why in model.items()]
-plots.table(pd.DataFrame(rows, columns=["output of", "type", "because"]))
+types = pd.DataFrame(rows, columns=["output of", "type", "because"])
+plots.table(types.replace(as_bf16))
 
 # %%
-# The residual path surprises many readers. It starts from an fp32 embedding,
-# and fp32 plus anything is fp32. Each matmul then casts it again and keeps the
-# copy.
+# The residual path starts from an fp32 embedding, and fp32 plus anything is
+# fp32. Each matmul then casts it again and keeps the copy.
 
 # %%
 # Change one thing: the norm
@@ -125,11 +128,11 @@ def fused(x):
 
 
 kept = {}
-for norm in (written, fused):
+for name, norm in {"hand-written": written, "fused": fused}.items():
     for kind, dtype in ("fp32", torch.float32), ("bf16", torch.bfloat16):
         x = torch.ones(512, 4096, dtype=dtype, requires_grad=True)
         sizes = autocast_types.saved_by(norm, x) / x.numel()
-        kept[f"{norm.__name__}, {kind}"] = sizes
+        kept[f"{name}, {kind}"] = sizes.rename(as_bf16)
 plots.stacks(
     kept,
     quantity="memory",
@@ -138,11 +141,14 @@ plots.stacks(
 )
 
 # %%
-# Under autocast the hand-written norm keeps *more* than in fp32: the bf16
-# value for the multiplication, and an fp32 copy of it for ``pow``. That is
+# Under autocast the hand-written norm keeps *more* than in fp32:
 # :measured:`06_what_autocast_casts.written_bf16:.0f` bytes per element instead
-# of :measured:`06_what_autocast_casts.written_fp32:.0f`. The fused norm keeps
-# its input and two numbers per row.
+# of :measured:`06_what_autocast_casts.written_fp32:.0f`. In fp32 these are two
+# tensors of four bytes per element: the centred values, and the product that
+# the gradient of ``weight`` needs. Under autocast that product is fp32 as
+# well. The centred values are kept twice: in bf16 (two bytes) for the
+# multiplication, and as an fp32 copy (four bytes) for ``pow``. The fused norm
+# keeps its fp32 input and two numbers per row.
 
 # %%
 # Verdict
@@ -153,8 +159,7 @@ plots.stacks(
 # most, and those on the fp32 list or with an fp32 operand do not shrink.
 # Casting costs memory as well: a bf16 copy of each weight is kept until
 # backward. If memory is the problem, look for hand-written norms and losses
-# first. :doc:`09_precision` asks what bf16 does to the time. (The
-# :ref:`worked example <example-left>` of the guide ran in fp32.)
+# first. :doc:`09_precision` asks what bf16 does to the time.
 
 # %%
 # Limits
@@ -170,8 +175,8 @@ plots.stacks(
 # %%
 # Run it yourself
 # ---------------
-# To run this page's script. With a GPU it looks at the tensors there, without
-# one at those of a CPU:
+# On a GPU, this page's script also records the types of a small model's
+# tensors. Without a GPU it looks at those on the CPU, whose lists differ:
 #
 # .. code-block:: console
 #
@@ -222,10 +227,9 @@ plots.stacks(
 # -------------
 # .. own-run::
 #
-# A small language model in which a norm follows each projection. Forward hooks
-# record the types of outputs, tensor hooks those of gradients, and
-# ``saved_tensors_hooks`` the bytes kept; with the hand-written norm and with
-# the fused one.
+# A small language model in which a norm follows each projection, with the
+# hand-written norm and with the fused one. Hooks record the types of outputs
+# and gradients, and the bytes kept for backward.
 
 # Types are the same at any size; bytes are not. With 4,096 tokens of width
 # 1024 a layer keeps tens of tensors of 8 MB (bf16) and its scores, 67 MB. The
@@ -248,8 +252,6 @@ after = measure(
 before
 
 # %%
-# The types of the model's tensors, compared with the list of the device that
-# ran it; then the bytes kept for backward, by type:
 
 # fold: How the tables are made
 ran = [before, after] if before and after else []
@@ -261,12 +263,12 @@ if ran:
 plots.table(tensors) if ran else None
 
 # %%
-# The tensors that belong to the parameters:
 
 owned = autocast_types.owned(before)
 plots.table(owned, {"bytes": "{:,.0f}"}) if len(owned) else None
 
 # %%
+
 # fold: How the answer is put together
 exact = {name: sizes.sum() for name, sizes in kept.items()}
 saved = 1 - peaks["bf16"].sum() / peaks["fp32"].sum()
@@ -275,14 +277,14 @@ findings = headline(
     before,
     after,
     otherwise=(
-        f"the operands of matmuls. Weights, gradients and AdamW's moments "
+        f"The operands of matmuls. Weights, gradients and AdamW's moments "
         f"stay fp32, so a step of a model with 423 M parameters saves "
-        f"{saved:.0%} of its memory. A hand-written norm keeps "
-        f"{exact['written, bf16']:.0f} bytes per element under autocast "
-        f"and {exact['written, fp32']:.0f} in fp32; a fused one keeps "
+        f"{saved:.1%} of its memory. A hand-written norm keeps "
+        f"{exact['hand-written, bf16']:.0f} bytes per element under autocast "
+        f"and {exact['hand-written, fp32']:.0f} in fp32; a fused one keeps "
         f"{exact['fused, bf16']:.0f}."
     ),
     badge="exact",
-    written_bf16=exact["written, bf16"],
-    written_fp32=exact["written, fp32"],
+    written_bf16=exact["hand-written, bf16"],
+    written_fp32=exact["hand-written, fp32"],
 )

@@ -1,6 +1,6 @@
 """
-Where does a training step go?
-==============================
+Which phase takes the time, and by which clock?
+===============================================
 
 Ranges mark the phases of a step, and a profiler gives each a time. Which
 clock is that time from, and why do such tables so often blame the wrong
@@ -47,8 +47,8 @@ plots.stacks(
     {
         "truth": pd.Series(true_ns),
         "CPU time": window["cpu_ns"],
-        "GPU, rule window": window["gpu_ns"],
-        "GPU, rule thread": thread["gpu_ns"],
+        "GPU, all threads": window["gpu_ns"],
+        "GPU, same thread only": thread["gpu_ns"],
     },
     title="One step, four answers (synthetic)",
 )
@@ -68,9 +68,9 @@ plots.stacks(
 #    The last bar follows the rule by which Nsight Systems projects ranges to
 #    the GPU: an operation belongs to the range in which the *same thread*
 #    launched it. No range was open on autograd's thread, so backward seems to
-#    cost nothing. PyTorch's own projection has the same blind spot. The rule
-#    ``window`` also counts the launches of threads without ranges while the
-#    range was open.
+#    cost nothing. PyTorch's own projection has the same blind spot. The bar
+#    above it also counts the launches of threads without ranges while the
+#    range was open, which is what ``nsightkit ranges`` does by default.
 #
 # Now a real program: the forward pass of a language model with 2.7 billion
 # parameters on an A100. Its attention is unfused: two matmuls with a softmax
@@ -116,13 +116,16 @@ plots.step_times(
 # :measured:`07_where_a_step_goes.ahead:.0f` of them the launch queue is full,
 # and each launch waits until a place is free. The wait is charged to the range
 # that happens to be launching, though it is the time that the GPU needs for
-# earlier work.
+# earlier work. That work explains the two upper levels of the CPU's dots. At
+# the lower one the GPU finishes two short matmuls of earlier layers during the
+# range; at the higher one it finishes a single long one. The level changes
+# where the CPU or the GPU moves on to the next pass.
 #
 # So the GPU's clock is the right one here. By kind of work:
 
 work = loop.kernels(by="category")[["name", "count", "total_ns", "share"]]
 work["per pass (ms)"] = work.pop("total_ns") / 3 / 1e6
-plots.table(work, {"per pass (ms)": "{:.1f}"})
+plots.table(work, {"share": "{:.1%}", "per pass (ms)": "{:.1f}"})
 
 # %%
 # Change one thing: compile
@@ -149,25 +152,26 @@ print(f"compiled, measured: {fused:.3f}x faster")
 # %%
 # Verdict
 # -------
-# Compiling removed most of what it could, which was little. Matmuls fill nine
-# tenths of a pass, and :doc:`09_precision` shows which unit they run on. The
-# CPU's clock would have sent the author to the softmax. The chapter
-# :doc:`/guide/timeline` reads a step of the worked example in the same way,
-# row by row (:ref:`step 1 <example-summary>` is its summary).
+# The GPU's clock names the matmuls, which fill nine tenths of a pass. The
+# CPU's clock would have sent the author to the softmax. Compiling made a pass
+# :measured:`07_where_a_step_goes.compiled:.2f`\ x faster, of a possible
+# :measured:`07_where_a_step_goes.bound:.2f`\ x. :doc:`09_precision` shows
+# which unit the matmuls run on. The chapter :doc:`/guide/timeline` reads a
+# training step in the same way, row by row.
 
 # %%
 # A table of phases is useful only if it is complete. Its last row is the time
 # outside all phases, so that the GPU column adds up to the GPU's busy time. In
 # the synthetic step, which never ran on a GPU, that row shows how much the
-# rule ``thread`` misses:
+# same-thread rule misses:
 
 # fold: How the table is made
 table = pd.DataFrame(
     {
         "true (ms)": pd.Series(true_ns) / 1e6,
         "CPU (ms)": window["cpu_ns"] / 1e6,
-        "GPU, rule window (ms)": window["gpu_ns"] / 1e6,
-        "GPU, rule thread (ms)": thread["gpu_ns"] / 1e6,
+        "GPU, all threads (ms)": window["gpu_ns"] / 1e6,
+        "GPU, same thread only (ms)": thread["gpu_ns"] / 1e6,
     }
 ).reindex([*true_ns, phases.UNATTRIBUTED])
 table = table.fillna({"true (ms)": 0}).rename_axis("phase").reset_index()
@@ -182,8 +186,8 @@ plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 # * Compiling changes kernels and launches at once. The replay tells us that
 #   the launches gain nothing.
 # * Where operations of two phases overlap on the GPU, the moment counts for
-#   the phase that started first. The rule ``window`` would be wrong where two
-#   phases are open at once in one process.
+#   the phase that started first. Counting all threads would be wrong where
+#   two phases are open at once in one process.
 # * We read the kind of work from kernel names. Short names are not enough:
 #   many CUTLASS GEMMs share one.
 
@@ -209,9 +213,9 @@ plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 #    $ nsightkit ranges step.sqlite --rule thread
 #    $ nsightkit kernels step.sqlite --by category
 #
-# To run this page's script (without a GPU it runs a tiny CPU version). On a
-# GPU it also runs under Nsight Systems if nsys is on the ``PATH`` or in
-# ``NSIGHTKIT_NSYS``:
+# On a GPU, this page's script also measures a training step with unfused and
+# with fused attention, once more under Nsight Systems if nsys is on the
+# ``PATH`` or in ``NSIGHTKIT_NSYS``. Without a GPU it runs a tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -231,7 +235,7 @@ downloads = {
 #
 #       Attention takes :measured:`07_where_a_step_goes.attention:.1%` of the
 #       loop's busy time. Without it the pass would be
-#       :measured:`07_where_a_step_goes.without:.2f` times faster.
+#       :measured:`07_where_a_step_goes.without:.2f`\ x faster.
 #
 # 2. Open the three passes in Perfetto. At which softmax of the first pass does
 #    the CPU start to wait, and how many launched kernels had not finished by
@@ -257,12 +261,9 @@ downloads = {
 # -------------
 # .. own-run::
 #
-# A training step of a language model, phase by phase, and attention part by
-# part, first unfused, then fused in one operator. A matmul in the forward pass
-# needs two in the backward pass, so by FLOPs backward takes twice as long. But
-# softmax and loss are not matmuls and take about as long in either direction.
-# With unfused attention we expect the backward pass to take between 1.6 and
-# 1.7 forward passes.
+# A training step of a language model with unfused and with fused attention.
+# With the unfused one we expect backward to take between 1.6 and 1.7 forward
+# passes: each matmul needs two in the backward pass, softmax and loss one.
 
 # 8,192 tokens: 12.8 TFLOP, or 30 to 40 ms. Written out, attention makes a
 # matrix of 134 M scores in each layer. That is 537 MB in fp32, which about ten
@@ -291,8 +292,7 @@ after = measure(
 before
 
 # %%
-# The phases of the first run on both clocks, and time per phase with either
-# attention. The last row is the time outside all phases.
+# The table has the phases of the unfused run on both clocks.
 
 # fold: How the table and the figures are made
 runs = {"unfused": before, "fused": after}
@@ -313,15 +313,14 @@ if before and after:
 plots.table(shown, missing="no GPU") if len(shown) else None
 
 # %%
-# **Do two profilers agree?** PyTorch's profiler and Nsight Systems both learn
-# about kernels from the driver, so GPU times should agree up to run-to-run
-# differences. CPU times need not: PyTorch's profiler records each operator,
-# which takes time.
+# The same phases by two profilers. GPU times should agree; CPU times need not,
+# because PyTorch's profiler records each operator, which takes time.
 
 compared = two_clocks.two_profilers(before)
 plots.table(compared) if len(compared) else None
 
 # %%
+
 # fold: How the answer is put together
 softmax = shares.loc["computing softmax"]
 whole_attention = parts["gpu_ns"].sum() / loop.summary()["busy_ns"]
@@ -330,7 +329,8 @@ findings = headline(
     before,
     after,
     otherwise=(
-        "in a language model on an A100, softmax takes "
+        "The GPU's clock answers; the CPU's shows launches and waits. In a "
+        "language model on an A100, softmax takes "
         f"{softmax['total_ns']:.0%} of attention's time on the CPU's clock "
         f"and {softmax['gpu_ns']:.0%} on the GPU's. Matmuls fill "
         f"{gemms:.0%} of a pass, so compiling could make it at most "
@@ -341,4 +341,6 @@ findings = headline(
     without=1 / (1 - whole_attention),
     ahead=softmaxes.ahead,
     queued=softmaxes.queued,
+    compiled=float(fused),
+    bound=1 / gemms,
 )

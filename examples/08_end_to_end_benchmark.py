@@ -1,6 +1,6 @@
 """
-How long does a step take, and how sure is that?
-================================================
+How long does a step take, and how precisely do we know?
+========================================================
 
 A benchmark prints one number, and the next run prints another. How much of it
 is the first step, and how many of its digits can we trust?
@@ -61,22 +61,23 @@ cold
 # Predict: how much does the first step distort?
 # ----------------------------------------------
 # The first step loads code, chooses kernels and allocates. If it takes *k*
-# medians of the others, in a sample of *n*, the mean is 1 + (k - 1) / n
-# medians, and the standard deviation (k - 1) / √n. A first step takes ten
-# medians, in a sample of thirty. By how much are mean, standard deviation and
-# median wrong?
+# times the median and there are *n* steps, the mean is 1 + (k - 1) / n times
+# the median, and the standard deviation (k - 1) / √n times. Now a first step
+# takes ten times the median, in a sample of thirty. By how much are mean,
+# standard deviation and median wrong?
 #
 # .. dropdown:: Answer
 #
-#    The mean is 1.3 medians and the standard deviation 1.6 medians, although
-#    all other steps are equal. The median does not move. "Mean ± standard
-#    deviation" of such a sample mostly reports its first step.
+#    The mean is three tenths too long, and the standard deviation is larger
+#    than one and a half medians, although all other steps are equal. The
+#    median does not move. "Mean ± standard deviation" of such a sample mostly
+#    reports its first step.
 
 # %%
 # Evidence: does the first pass explain the difference?
 # -----------------------------------------------------
-# The first pass on the A100 took :measured:`08_end_to_end_benchmark.k:.2f`
-# medians of the others. Three summaries, with it and without:
+# The first pass on the A100 took :measured:`08_end_to_end_benchmark.k:.2f`\ x
+# the median of the others. Three summaries, with it and without:
 
 # fold: How the table is made
 later, first = series.values()
@@ -99,9 +100,9 @@ table.insert(0, "which", list(which))
 plots.table(table, dict.fromkeys(table.columns[2:], "{:.2f}"))
 
 # %%
-# It explains all of it. By the rule above, a mean of
-# :measured:`08_end_to_end_benchmark.rule:.3f` medians was to be expected, and
-# the capture has :measured:`08_end_to_end_benchmark.mean:.3f`. Without their
+# It explains all of it. By the rule above we expect a mean of
+# :measured:`08_end_to_end_benchmark.rule:.3f`\ x the median, and the capture
+# has :measured:`08_end_to_end_benchmark.mean:.3f`\ x. Without their
 # first passes the captures agree to three digits and more. The capture after a
 # warm-up starts with a slow one, too.
 
@@ -129,15 +130,17 @@ plots.table(table, dict.fromkeys(table.columns[2:], "{:.2f}"))
 # them.
 
 # %%
-# How sure is a comparison?
-# -------------------------
-# ``nsightkit`` uses one rule everywhere, the interval in :doc:`/definitions`,
-# "Noise". It takes the median of all ratios between two series and computes
-# how far chance may move it. We apply it to two changes: loader workers for
-# ResNet-50 on a V100 (:ref:`step 5 <example-changed>` of the worked example),
-# and compiling the model above:
+# How precise is a comparison?
+# ----------------------------
+# ``nsightkit`` uses the interval in :doc:`/definitions`, "Noise". It takes the
+# median of all ratios between two series and computes how far chance may move
+# it. We apply it to two changes: loader workers for ResNet-50 on a V100
+# (:ref:`step 5 <example-changed>` of the worked example), and compiling the
+# model above:
 
 # fold: How the table is made
+from nsightkit.analysis.compare import samples
+
 loaders = [
     case("v100-starved-loader", f"workers-{n}").trace.steps()["wall_ns"]
     for n in (0, 4)
@@ -145,13 +148,14 @@ loaders = [
 graphs = case("a100-cuda-graphs", "graphs").trace["graphs"]
 changes = {
     "four loader workers": loaders,
+    "the same, without outliers": samples.ordinary(loaders),
     "compiled": (later, graphs["end_ns"] - graphs["start_ns"]),
 }
 rows = []
 for change, (before, after) in changes.items():
     sure = noise.ratio(after, before)
     row = {"change": change, "by means": before.mean() / after.mean()}
-    row |= {"by medians": before.median() / after.median()}
+    row |= {"by medians": np.median(before) / np.median(after)}
     row |= {"interval": f"{sure.low:.3f} to {sure.high:.3f}"}
     rows.append(row)
 gains = pd.DataFrame(rows)
@@ -160,9 +164,9 @@ plots.table(gains, dict.fromkeys(gains.columns[1:3], "{:.3f}"))
 # %%
 # Six steps with two stalls among them leave a wide interval: the first change
 # helped, but we can trust barely one digit of its size. Ten nearly equal
-# passes leave a narrow one. (``nsightkit diff`` first sets outlying steps
-# apart and reports them, so its interval for the first pair is narrower:
-# :doc:`20_one_change_at_a_time`.)
+# passes leave a narrow one. ``nsightkit diff`` drops outliers first, as in the
+# second row, reports them, and widens the interval a little for that
+# (:doc:`20_one_change_at_a_time`).
 
 # %%
 # Verdict
@@ -196,7 +200,9 @@ plots.table(gains, dict.fromkeys(gains.columns[1:3], "{:.3f}"))
 #    $ nsightkit bench --size small --size medium --mode fwd --mode train
 #    $ nsightkit bench --size medium --warmup 0 --out-json cold.json
 #
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also measures a training step from its first
+# run, after a warm-up, and with one size changed at a time. Without a GPU it
+# runs a tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -212,9 +218,9 @@ downloads = {"from the first pass on, case file": cold.trace}
 #
 #    .. dropdown:: Answer
 #
-#       The mean is off by (k - 1) / n medians. With this ``k`` that takes
-#       :measured:`08_end_to_end_benchmark.needed:.0f` passes. One pass of
-#       warm-up does the same.
+#       The mean is off by (k - 1) / n of the median. With this ``k`` that
+#       takes :measured:`08_end_to_end_benchmark.needed:.0f` passes. One pass
+#       of warm-up does the same.
 #
 # 2. The benchmark waits with ``torch.cuda.synchronize()`` after the whole loop
 #    only, and divides by ``n``. What is still wrong?
@@ -240,11 +246,9 @@ downloads = {"from the first pass on, case file": cold.trace}
 # .. own-run::
 #
 # A language model's training step from its very first run, then after a
-# warm-up, then with one thing changed at a time. A step cannot be faster than
-# its FLOPs at the peak rate and its optimizer's bytes at the peak bandwidth;
-# a result below that *floor* is a bug in the benchmark. By FLOPs, forward and
-# backward take three forward passes. Expect between 2.6 and 2.9: the loss, the
-# norms and the launches of a forward pass do not triple.
+# warm-up, then with one thing changed at a time. By FLOPs, forward and
+# backward take three forward passes; we expect between 2.6 and 2.9, because
+# the loss, the norms and the launches of a forward pass do not triple.
 
 # 4,096 tokens: 10.2 TFLOP a step. In bf16 that takes 23 to 30 ms, and its
 # 24 layers x 125 launches x 5 µs = 15 ms are hidden behind it. In fp32,
@@ -288,10 +292,8 @@ for name, part in PARTS.items():
 before
 
 # %%
-# The benchmark. The columns after the median are its interval. MFU is FLOPs
-# per second divided by the datasheet's dense peak for the precision. The last
-# two columns are in forward passes: a time above its FLOPs includes other
-# work.
+# The columns after the median are its interval; *floor* is the time for the
+# FLOPs and the optimizer's bytes at the datasheet's peaks.
 
 # fold: How the figure and the table are made
 complete = bool(before and all(runs.values()))
@@ -308,6 +310,7 @@ shown = {"tokens/s": "{:,.0f}", "MFU": "{:.1%}"}
 plots.table(bench, shown, missing="not known") if complete else None
 
 # %%
+
 # fold: How the answer is put together
 k = first.iloc[0] / first.iloc[1:].median()
 typical = first.iloc[1:].median()
@@ -316,8 +319,9 @@ findings = headline(
     before,
     *runs.values(),
     otherwise=(
-        f"the first pass of a model on an A100 took {k:.2f}x as long as the "
-        f"others. It makes the mean of four passes "
+        f"Report the median after a warm-up, with its interval. The first "
+        f"pass of a model on an A100 took {k:.2f}x as long as the others. It "
+        f"makes the mean of four passes "
         f"{first.mean() / typical - 1:.0%} too long and their standard "
         f"deviation {first.std() / typical:.0%} of the median. Without it, "
         f"the deviation is {first[1:].std() / typical:.2%}."

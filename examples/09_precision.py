@@ -1,10 +1,10 @@
 """
-Why is a bf16 step not sixteen times faster?
-============================================
+Why isn't bf16 sixteen times faster?
+====================================
 
 On an A100, tensor cores multiply bf16 matrices sixteen times faster than
-ordinary cores multiply fp32 ones. A training step gains less. Which part of
-it gains?
+ordinary cores multiply fp32 ones. A whole step gains less. Which part of it
+gains?
 
 .. in-short::
 """
@@ -14,7 +14,7 @@ it gains?
 # --------------------------------------
 # Where a program names no precision, PyTorch computes in fp32, and TF32, in
 # which tensor cores multiply fp32 matrices with shortened mantissas, is off by
-# default. So which unit do real programs use? Here are five that others
+# default. So which unit do real programs use? Here are four that others
 # recorded. The name of a kernel from one of the common libraries reveals its
 # unit:
 
@@ -30,7 +30,6 @@ from nsightkit.workloads import lm
 CASES = {
     "2.7 B model, A100": ("a100-cuda-graphs", "eager"),
     "ResNet-50, V100": ("v100-starved-loader", "workers-4"),
-    "copying job, H100": ("h100-all-copies", "two-gpus-1s"),
     "TimeSformer, H100": ("odd-tokens", "timesformer-h100"),
     "Qwen, H100": ("two-cards", "qwen-h100"),
 }
@@ -43,19 +42,18 @@ for program, which in CASES.items():
 plots.stacks(bars, title="Kernel time by unit (case file)")
 
 # %%
-# Three of the five run their matmuls in fp32 on the ordinary cores, two of
-# those on cards whose tensor cores support TF32. (A V100 has neither TF32 nor
-# bf16, but fp16. The ResNet in this figure is the guide's
-# :ref:`worked example <example-left>`.) A GPU can be full of work on the wrong
-# unit, and no utilization shows it.
+# Two of the four multiply in fp32 on the ordinary cores: the language model in
+# its matmuls, ResNet-50 mostly in its convolutions. The A100's tensor cores
+# support TF32 and bf16; a V100 has neither, but fp16. A GPU can be full of
+# work on the wrong unit, and no utilization shows it.
 
 # %%
 # Predict: how much faster is a step?
 # -----------------------------------
-# Only matmuls and attention run on tensor cores. If they are a share ``g`` of
-# the time and get ``r`` times faster, Amdahl's law gives the speedup of the
-# step: 1 / (g / r + (1 - g)). The rest moves bytes, and bf16 halves them at
-# most.
+# Only matmuls, convolutions and attention run on tensor cores. If they are a
+# share ``g`` of the time and get ``r`` times faster, Amdahl's law gives the
+# speedup of the step: 1 / (g / r + (1 - g)). The rest moves bytes, and bf16
+# halves them at most.
 #
 # Half of a step is matmuls. How much faster can TF32 make it, which multiplies
 # eight times faster? And bf16, with sixteen?
@@ -80,7 +78,7 @@ plots.stacks(bars, title="Kernel time by unit (case file)")
 
 model = case("a100-cuda-graphs", "eager")
 named = model.trace.kernels().query("category == 'GEMM'")
-plots.table(named[["name", "count", "share"]])
+plots.table(named[["name", "count", "share"]], {"share": "{:.1%}"})
 
 # %%
 # Now the prediction has its ``g``. Next to Amdahl's law we replay the trace
@@ -91,12 +89,13 @@ plots.table(named[["name", "count", "share"]])
 card = hardware.find(model.source["gpu"])
 g = bars["2.7 B model, A100"]["ordinary cores, fp32"]
 bounds = precisions.bounds(model.trace, card, g)
-looks = dict.fromkeys(bounds.columns, "{:.1f}")
-plots.table(bounds.reset_index(), looks, missing="not in TF32")
+looks = dict.fromkeys(bounds.columns, "{:.1f}x")
+plots.table(bounds.reset_index(), looks)
 
 # %%
-# The first column is the ratio of the peaks in the card's datasheet, and the
-# others are speedups of the whole pass.
+# The matmul speedup is the ratio of the peaks in the card's datasheet. The
+# other columns are speedups of the whole pass. TF32 has no entry in the last
+# one, because its tensors stay fp32.
 
 model
 
@@ -122,8 +121,8 @@ model
 # %%
 # Verdict
 # -------
-# A bf16 step is not sixteen times faster, because only part of it is matmuls.
-# It can still be several times faster, and one line decides whether the
+# Only part of a step is matmuls, so the step gains less from bf16 than they do.
+# It can still become several times faster, and one line decides whether the
 # matmuls use the tensor cores. Look for ``sgemm`` in the names of your kernels
 # before anything else.
 
@@ -154,7 +153,8 @@ model
 #    $ nsightkit bench --size medium --precision fp32 --precision bf16
 #    $ nsightkit peaks
 #
-# To run this page's script (without a GPU it runs a tiny CPU version):
+# On a GPU, this page's script also measures a training step in fp32, TF32,
+# bf16 and fp16. Without a GPU it runs a tiny CPU version:
 #
 # .. code-block:: console
 #
@@ -184,7 +184,7 @@ downloads = {"the model in fp32, case file": model.trace}
 #
 #       Matmuls take :measured:`09_precision.timesformer:.0%` of its kernel
 #       time. If they took no time, the kernels would run
-#       :measured:`09_precision.without:.1f` times faster. The rest is softmax
+#       :measured:`09_precision.without:.1f`\ x faster. The rest is softmax
 #       and copies, which fewer passes over memory would shrink.
 #
 # 3. Does the model gain from cheaper launches, now and with faster matmuls?
@@ -230,9 +230,8 @@ for name, (part, how) in RUNS.items():
 runs["fp32"]
 
 # %%
-# A CPU has no tensor cores, so only a GPU's times in other precisions are
-# shown. We widen the interval of fp16 against bf16 by the difference between
-# the two bf16 runs (:doc:`/definitions`, "Noise").
+# The interval of fp16 against bf16 is widened by the difference between the
+# two bf16 runs.
 
 # fold: How the table and the figure are made
 complete = all(runs.values())
@@ -244,21 +243,22 @@ if complete:
 plots.table(precisions.table(runs)) if on_gpu else None
 
 # %%
+
 # fold: How the answer is put together
 said = "a CPU has no tensor cores; times are not compared."
 if on_gpu:
     said = precisions.answer(runs)
-tf32 = bounds.loc["tf32"]
+tf32, bf16 = bounds.loc["tf32"], bounds.loc["bf16"]
 fast = bars["TimeSformer, H100"]["tensor cores, bf16 or fp16"]
 findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"only its matmuls become faster. A language model on an A100 spent "
-        f"{g:.0%} of its kernel time in fp32 matmuls on ordinary cores. TF32 "
-        f"multiplies {tf32['matmuls']:.0f}x faster there. The rest stays as "
-        f"it was, so the whole pass would be {tf32['replay']:.1f}x faster at "
-        "most (replay)."
+        f"Because only its matmuls get {bf16['matmul speedup']:.0f}x faster. "
+        f"A language model in fp32 on an A100 spends {g:.0%} of its kernel "
+        f"time in them. In bf16 it would be at most {bf16['replay']:.1f}x "
+        f"faster (replay), or {bf16[precisions.HALVED]:.1f}x if the rest also "
+        f"halves its bytes; in TF32 {tf32['replay']:.1f}x."
     ),
     badge=model.label,
     timesformer=fast,

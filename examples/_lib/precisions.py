@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _TENSOR = re.compile(r"tensorop|hmma|s1688|s16816|bf16bf16|f16f16|nvjet|flash|fmha")
 _ORDINARY = re.compile(r"sgemm|scudnn|ffma|<float")
+#: The speedup if kernels that only move bytes move half of them.
+HALVED = "if the rest halves its bytes"
 _MATMULS = "gemm|gemv|nvjet|cutlass|cublas|attention|flash|fmha"
 
 
@@ -30,9 +32,11 @@ def unit(name: str, category: str) -> str:
     >>> unit("ampere_sgemm_128x64_tn", "GEMM"), unit("nvjet_hsh_256x128", "GEMM")
     ('ordinary cores, fp32', 'tensor cores, bf16 or fp16')
     """
-    if category in ("GEMM", "attention") and _TENSOR.search(name):
+    if category not in ("GEMM", "attention", "convolution"):
+        return "(other kernels)"
+    if _TENSOR.search(name):
         return "tensor cores, bf16 or fp16"
-    if category == "GEMM" and _ORDINARY.search(name):
+    if _ORDINARY.search(name):
         return "ordinary cores, fp32"
     return "(other kernels)"
 
@@ -69,8 +73,8 @@ def bounds(trace: Trace, card: Gpu, share: float) -> pd.DataFrame:
     for kind in ("tf32", "bf16"):
         faster = card.peak(kind).tflops / card.peak("fp32").tflops
         replayed = trace.whatif(scale=f"sgemm={1 / faster}")["speedup"].iloc[0]
-        row = {"matmuls": faster, "Amdahl": gain(share, faster), "replay": replayed}
-        row["rest halved, too"] = gain(share, faster, 2) if kind == "bf16" else None
+        row = {"matmul speedup": faster, "Amdahl": gain(share, faster), "replay": replayed}
+        row[HALVED] = gain(share, faster, 2) if kind == "bf16" else None
         rows[kind] = row
     return pd.DataFrame(rows).T.astype(float).rename_axis("precision")
 
