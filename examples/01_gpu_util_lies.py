@@ -160,8 +160,8 @@ figures.share_curves(
 # little of the GPU.
 
 # %%
-# Does power tell us more?
-# ------------------------
+# Does the power draw show more?
+# ------------------------------
 # The same tool has a second clue:
 #
 # .. code-block:: console

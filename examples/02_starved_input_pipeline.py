@@ -20,11 +20,12 @@ loader to blame, and how much do loader workers win back?
 #    for images, labels in loader:
 #        images = images.to("cuda")
 #
-# This run is the :ref:`worked example <worked-example>` of the guide, and this
-# page takes its steps :ref:`3 <example-verdict>` to :ref:`5 <example-changed>`
-# apart: we find the bottleneck, predict the gain with a model of the loader,
-# change one argument and look at the same program again. The chapter
-# :doc:`/guide/timeline` reads one of its steps row by row.
+# This run is the :ref:`worked example <worked-example>` of the guide. Here we
+# go through its steps :ref:`3 <example-verdict>` to
+# :ref:`5 <example-changed>` in detail: we find the bottleneck, predict the
+# gain with a model of the loader, change one argument and look at the same
+# program again. The chapter :doc:`/guide/timeline` reads one training step
+# row by row.
 
 # sphinx_gallery_thumbnail_number = 4
 # record: 40 s

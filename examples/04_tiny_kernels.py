@@ -141,9 +141,9 @@ figures.distributions(
 # longer for the CPU to get ahead.
 #
 # A launch interval of :measured:`04_tiny_kernels.launch_us:.0f` µs is long,
-# because a profiler was recording every call. Without one, eager PyTorch
-# launches a kernel every few microseconds on a current CPU. The kernels then
-# become the limit at a smaller batch.
+# because a profiler was recording every call. Without one, eager PyTorch needs
+# a few microseconds per launch on a current CPU. The kernels then become the
+# limit at a smaller batch.
 #
 # How many bytes does a tiny kernel move? An elementwise kernel runs for as
 # long as its bytes need:

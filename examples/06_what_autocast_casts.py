@@ -11,7 +11,7 @@ from halved. Which of its tensors are bf16, and what decides that?
 # %%
 # The symptom: a tenth saved, not a half
 # --------------------------------------
-# The usual lines, and a question that few programs ask:
+# The usual lines, and a check that few programs make:
 #
 # .. code-block:: python
 #
@@ -153,11 +153,11 @@ plots.stacks(
 # %%
 # Verdict
 # -------
-# Autocast casts the operands of matmuls. Operations on no list follow them.
-# Weights, gradients and AdamW's moments cost the same as in fp32: four numbers
-# of fp32 per parameter. Only the tensors kept for backward shrink, to half at
-# most, and those on the fp32 list or with an fp32 operand do not shrink.
-# Casting costs memory as well: a bf16 copy of each weight is kept until
+# Autocast casts the operands of matmuls. Operations on neither list follow
+# their inputs. Weights, gradients and AdamW's moments cost the same as in
+# fp32: four fp32 numbers per parameter. Only the tensors kept for backward
+# shrink, to half at most. Those on the fp32 list or with an fp32 operand do
+# not. Casting costs memory as well: a bf16 copy of each weight is kept until
 # backward. If memory is the problem, look for hand-written norms and losses
 # first. :doc:`09_precision` asks what bf16 does to the time.
 
@@ -166,7 +166,7 @@ plots.stacks(
 # ------
 # * The lists belong to a version of PyTorch and to a device. A CPU has
 #   different lists: softmax and norms keep bf16 there. A test that passes on a
-#   CPU therefore tells us nothing about types on a GPU.
+#   CPU therefore proves nothing about types on a GPU.
 # * Bytes kept for backward are not the peak of memory. Temporaries and the
 #   allocator's cache come on top.
 # * fp16 needs a scaled loss, and bf16 does not: many gradients are smaller
@@ -232,8 +232,8 @@ plots.stacks(
 # and gradients, and the bytes kept for backward.
 
 # Types are the same at any size; bytes are not. With 4,096 tokens of width
-# 1024 a layer keeps tens of tensors of 8 MB (bf16) and its scores, 67 MB. The
-# bf16 copies of its 12.6 M weights are 25 MB.
+# 1024, each layer keeps tens of tensors of 8 MB (bf16) and its scores, 67 MB.
+# The bf16 copies of its 12.6 M weights are 25 MB.
 sizes = dict(vocabulary=8192, hidden=1024, layers=4, heads=16)
 sizes |= dict(context=512, batch=8)
 

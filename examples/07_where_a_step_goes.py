@@ -78,8 +78,8 @@ plots.stacks(
 # the softmax, and which the GPU's?
 
 # %%
-# Evidence: what do two clocks say on an A100?
-# --------------------------------------------
+# Evidence: how far apart are the two clocks on an A100?
+# ------------------------------------------------------
 # The parts of attention in three passes, as the program's author marked them:
 
 annotated = case("a100-cuda-graphs", "eager-nvtx")
@@ -183,8 +183,8 @@ plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 # * One capture each of a program that we did not write: forward passes only,
 #   three of them with ranges. Nsight Systems recorded each graph as a whole,
 #   so we cannot see inside the graphs.
-# * Compiling changes kernels and launches at once. The replay tells us that
-#   the launches gain nothing.
+# * Compiling changes kernels and launches at once. The replay shows that
+#   cheaper launches alone gain nothing.
 # * Where operations of two phases overlap on the GPU, the moment counts for
 #   the phase that started first. Counting all threads would be wrong where
 #   two phases are open at once in one process.

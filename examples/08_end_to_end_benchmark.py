@@ -236,7 +236,7 @@ downloads = {"from the first pass on, case file": cold.trace}
 #    .. dropdown:: Answer
 #
 #       For nine tenths of the extra time the GPU waits. ``nsightkit gaps``
-#       with ``--within warmup`` gives the causes: ``start-up``, because a
+#       with ``--within warmup`` gives the causes: start-up work, because a
 #       kernel's code is loaded at its first launch, and CPU work. For the last
 #       tenth, its kernels took longer.
 

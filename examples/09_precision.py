@@ -121,10 +121,10 @@ model
 # %%
 # Verdict
 # -------
-# Only part of a step is matmuls, so the step gains less from bf16 than they do.
-# It can still become several times faster, and one line decides whether the
-# matmuls use the tensor cores. Look for ``sgemm`` in the names of your kernels
-# before anything else.
+# Only part of a step is matmuls, so the step gains less from bf16 than they
+# do. It can still become several times faster, and one line decides whether
+# the matmuls use the tensor cores. Look for ``sgemm`` in the names of your
+# kernels before anything else.
 
 # %%
 # Limits
@@ -256,8 +256,8 @@ findings = headline(
     otherwise=(
         f"Because only its matmuls get {bf16['matmul speedup']:.0f}x faster. "
         f"A language model in fp32 on an A100 spends {g:.0%} of its kernel "
-        f"time in them. In bf16 it would be at most {bf16['replay']:.1f}x "
-        f"faster (replay), or {bf16[precisions.HALVED]:.1f}x if the rest also "
+        f"time in them. In bf16 it could be {bf16['replay']:.1f}x faster "
+        f"(replay), or {bf16[precisions.HALVED]:.1f}x if the rest also "
         f"halves its bytes; in TF32 {tf32['replay']:.1f}x."
     ),
     badge=model.label,
