@@ -349,7 +349,7 @@ if before and after:
     bound_ns = step_time(wait_ns, before_ns - wait_ns, gpu_ns, workers)
     replayed = before.trace.whatif("no-input-wait")["speedup"].iloc[0]
     said = (
-        f"waiting took {wait_ns / before_ns:.0%} of a step without workers "
+        f"Waiting took {wait_ns / before_ns:.0%} of a step without workers "
         f"and {wait_left:.0%} with {workers}. Steps became "
         f"{before_ns / after_ns:.1f}x faster, {after_ns / 1e6:.1f} ms each; "
         f"the rule above allows {bound_ns / 1e6:.1f} ms"

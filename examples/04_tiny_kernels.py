@@ -427,7 +427,7 @@ if before and after:
     what = "kernels" if on_gpu else "operators"
     fewer = chains[what].sum() / fused[what].sum()
     said = (
-        f"the chains need {fewer:.1f}x the {what}. A step takes "
+        f"The chains need {fewer:.1f}x the {what}. A step takes "
         f"{was / 1e6:.1f} ms with them and {now / 1e6:.1f} ms without: "
         f"{was / now:.1f}x faster"
     )

@@ -245,7 +245,7 @@ plots.table(precisions.table(runs)) if on_gpu else None
 # %%
 
 # fold: How the answer is put together
-said = "a CPU has no tensor cores; times are not compared."
+said = "A CPU has no tensor cores; times are not compared."
 if on_gpu:
     said = precisions.answer(runs)
 tf32, bf16 = bounds.loc["tf32"], bounds.loc["bf16"]

@@ -254,7 +254,7 @@ def answer(runs: Sequence[Measurement], cuda: Mapping[str, str]) -> str:
     stayed = "stayed" if set(owned(first)["type"]) == {"fp32"} else "did not all stay"
     right = _as_listed(runs, cuda)
     return (
-        f"parameters, their gradients and the optimizer's state {stayed} fp32. What {cast} keeps for backward took "
+        f"Parameters, their gradients and the optimizer's state {stayed} fp32. What {cast} keeps for backward took "
         f"{was:.0%} of fp32's bytes, and {now:.0%} with a fused norm; the losses differ by at most {apart:.1g}. "
         f"{sum(right)} of {len(right)} types were as the lists for {'a CPU' if first.gpu is None else 'CUDA'} say."
     )

@@ -129,7 +129,7 @@ def answer(runs: Mapping[str, Measurement]) -> str:
     differ = noise.judge(bf16, [runs["fp16"].values("step_ns")])
     apart = differ.value / runs["bf16"].median("step_ns")
     return (
-        f"a step in TF32, bf16 and fp16 is {faster['tf32']:.2f}x, {faster['bf16']:.2f}x and {faster['fp16']:.2f}x "
+        f"A step in TF32, bf16 and fp16 is {faster['tf32']:.2f}x, {faster['bf16']:.2f}x and {faster['fp16']:.2f}x "
         f"faster than in fp32 (bf16 expected: {_bound(runs['fp32'])}). GEMMs are {share['fp32']:.0%} of the time in "
         f"fp32 and {share['bf16']:.0%} in bf16. fp16 takes {abs(apart):.1%} {'more' if apart > 0 else 'less'} time "
         f"than bf16, which is {'' if differ.word == noise.CHANGED else 'not '}more than noise."

@@ -81,7 +81,7 @@ def answer(before: Measurement, runs: Mapping[str, Measurement]) -> str:
     if np.isfinite(ratio.high):
         interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
     return (
-        f"the first step took {steps[0] / others:.1f}x the median of the others, and the mean of all steps is "
+        f"The first step took {steps[0] / others:.1f}x the median of the others, and the mean of all steps is "
         f"{steps.mean() / others:.2f}x that median. Forward and backward took {ratio.value:.2f} forward passes "
         f"({interval}); expected were 2.6 to 2.9."
     )

@@ -150,7 +150,7 @@ def answer(before: Measurement, after: Measurement) -> str:
     most = (took_share - flops_share).idxmax()
     was_ms, now_ms = before.median("step_ns") / 1e6, after.median("step_ns") / 1e6
     return (
-        f"with unfused attention, backward takes {ratio:.1f}x as long as forward, "
+        f"With unfused attention, backward takes {ratio:.1f}x as long as forward, "
         f"{'as' if as_expected else 'not as'} expected. {most} takes {took_share[most]:.0%} of attention's forward "
         f"time and has {flops_share[most]:.0%} of its FLOPs. A step takes {was_ms:.1f} ms unfused and {now_ms:.1f} ms "
         f"fused."

@@ -64,11 +64,11 @@ def answer(before: Measurement, after: Measurement) -> str:
     before, after : Measurement
     """
     was_ms, now_ms = before.median("step_ns") / 1e6, after.median("step_ns") / 1e6
-    said = f"the median step went from {was_ms:.1f} to {now_ms:.1f} ms ({now_ms / was_ms - 1:+.0%})"
+    said = f"The median step went from {was_ms:.1f} to {now_ms:.1f} ms ({now_ms / was_ms - 1:+.0%})"
     predicted = before.trace.whatif("no-sync")["speedup"].iloc[0]
     if pd.notna(predicted):
         said += f"; the replay predicted {1 / predicted - 1:+.0%}"
     apart = abs(before.values("loss") - after.values("loss")).max()
     said += f". The losses of a step differ by at most {apart:.2g}."
     change = noise.ratio(before.values("step_ns"), after.values("step_ns"))
-    return said if change.excludes(1) else f"no effect beyond the spread; {said}"
+    return said if change.excludes(1) else f"No effect beyond the spread. {said}"
