@@ -70,8 +70,8 @@ plots.table(waiting[WAITS[:1]].reset_index(), {WAITS[0]: "{:.1%}"})
 # %%
 # Evidence: which of the four lose time?
 # --------------------------------------
-# ``whatif`` replays a trace as a schedule in which no call waits. Four similar
-# shares, and four different gains:
+# ``whatif`` replays a trace as a schedule in which no call waits. The shares
+# are similar, yet two of the four programs gain nothing:
 
 # fold: How the figure and the table are made
 TITLE = "Waiting and its cost in four programs (case file)"

@@ -102,8 +102,8 @@ plots.table(table, dict.fromkeys(table.columns[2:], "{:.2f}"))
 # %%
 # It explains all of it. By the rule above we expect a mean of
 # :measured:`08_end_to_end_benchmark.rule:.3f`\ x the median, and the capture
-# has :measured:`08_end_to_end_benchmark.mean:.3f`\ x. Without their
-# first passes the captures agree to three digits and more. The capture after a
+# has :measured:`08_end_to_end_benchmark.mean:.3f`\ x. Without their first
+# passes the captures agree to at least three digits. The capture after a
 # warm-up starts with a slow one, too.
 
 # %%
