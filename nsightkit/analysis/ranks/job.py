@@ -308,17 +308,14 @@ def combine(looks: Sequence[Look], lost: Sequence[dict[str, Any]] = ()) -> Job:
 def _numbered(looks: Sequence[Look]) -> dict[int, Look]:
     """Give each rank its number: its own, or the next that is free."""
     crew: dict[int, Look] = {}
-    for entry in looks:
-        if entry.rank is None:
-            continue
-        if entry.rank in crew:
-            names = f"{Path(crew[entry.rank].file).name} and {Path(entry.file).name}"
-            raise UsageError(f"{names} are both of rank {entry.rank}; {_REMEDY}")
-        crew[entry.rank] = entry
-    free = (rank for rank in itertools.count() if rank not in crew)
-    for entry in looks:
-        if entry.rank is None:
-            crew[next(free)] = entry
+    for entry in sorted(looks, key=lambda entry: entry.rank is None):
+        rank = entry.rank
+        if rank is None:
+            rank = next(number for number in itertools.count() if number not in crew)
+        if rank in crew:
+            names = f"{Path(crew[rank].file).name} and {Path(entry.file).name}"
+            raise UsageError(f"{names} are both of rank {rank}; {_REMEDY}")
+        crew[rank] = entry
     return dict(sorted(crew.items()))
 
 

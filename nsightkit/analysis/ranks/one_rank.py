@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
-from nsightkit.analysis.core.intervals import Coverage, Int
+from nsightkit.analysis.core.intervals import Coverage
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.trace import load
@@ -188,22 +188,26 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
     """
     low, high = np.asarray(start, np.int64), np.asarray(end, np.int64)
     work = _gpu_work(trace)
+    rest = "time outside all GPU work"
     if not len(work):
-        return _time_in_ranges(trace, low, high)
-    spent = pd.DataFrame(0, range(len(low)), _PARTS)
+        work = _outermost_ranges(trace)
+        rest = "no range"
+    parts = work["part"].cat.categories
+    spent = pd.DataFrame(0, range(len(low)), parts)
     for _, rows in work.groupby("device"):
         covered = np.zeros(len(low), np.int64)
-        for number in np.unique(rows["part"]):
-            so_far = rows[rows["part"] <= number]
+        number = rows["part"].cat.codes
+        for part in np.unique(number):
+            so_far = rows[number <= part]
             until = Coverage(so_far["start_ns"], so_far["end_ns"]).of(low, high)
-            spent[_PARTS[number]] += until - covered
+            spent[parts[part]] += until - covered
             covered = until
-    spent["time outside all GPU work"] = (high - low) * work["device"].nunique() - spent.sum(axis=1)
+    spent[rest] = (high - low) * max(work["device"].nunique(), 1) - spent.sum(axis=1)
     return spent.add_prefix(TIME)
 
 
 def _gpu_work(trace: Trace) -> pd.DataFrame:
-    """Kernels, graph replays, copies and gaps, each with the number of its part."""
+    """Kernels, graph replays, copies and gaps, each with its part."""
     kernels = trace.table("kernels", [*_BOUNDS, "name"])
     kernels["part"] = "kernels of " + pd.Series(categorize(kernels["name"]).astype(object))
     graphs = trace.table("graphs", _BOUNDS).assign(part="CUDA graphs")
@@ -211,19 +215,15 @@ def _gpu_work(trace: Trace) -> pd.DataFrame:
     idle = gaps.causes(trace)
     idle = idle.assign(part="idle, " + idle["cause"].astype(str))
     work = pd.concat([kernels, graphs, copies, idle])
-    return work.assign(part=pd.Categorical(work["part"], _PARTS).codes)
+    return work.assign(part=pd.Categorical(work["part"], _PARTS))
 
 
-def _time_in_ranges(trace: Trace, low: Int, high: Int) -> pd.DataFrame:
-    """Time in the outermost ranges inside the steps, on the steps' thread."""
+def _outermost_ranges(trace: Trace) -> pd.DataFrame:
+    """The outermost ranges inside the steps, on the steps' thread."""
     found = steps.find(trace)
     ranges = trace.table("ranges", ["start_ns", "end_ns", "thread", "name", "parent"])
     ranges = ranges[ranges["thread"].isin(found["thread"]) & ~ranges["name"].isin(found["step"])]
     ranges = ranges[~ranges["parent"].isin(ranges.index)]
     # ``epoch 1`` and ``epoch 2`` are one activity.
-    name = ranges["name"].astype("str").str.replace(r"\d+", "#", regex=True)
-    spent = pd.DataFrame(index=range(len(low)))
-    for what, rows in ranges.groupby(name):
-        spent[f"{TIME}range {what}"] = Coverage(rows["start_ns"], rows["end_ns"]).of(low, high)
-    spent[f"{TIME}no range"] = high - low - spent.sum(axis=1)
-    return spent
+    part = "range " + ranges["name"].astype("str").str.replace(r"\d+", "#", regex=True)
+    return ranges.assign(device=-1, part=part.astype("category"))
