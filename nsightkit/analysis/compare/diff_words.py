@@ -143,11 +143,11 @@ def _moved(facts: Row, was: str, now: str) -> tuple[bool | None, str]:
 
 def _about_sides(before: Row, after: Row) -> Iterator[str]:
     """Name what differs besides the program."""
-    gpus = {"before": ", ".join(before["gpus"]), "after": ", ".join(after["gpus"])}
-    tools = {"before": before["tool"], "after": after["tool"]}
-    for what, names in (("GPUs", gpus), ("profilers", tools)):
-        if all(names.values()) and names["before"] != names["after"]:
-            yield f"Different {what}: {names['before']} before, {names['after']} after."
+    gpus = ", ".join(before["gpus"]), ", ".join(after["gpus"])
+    tools = before["tool"], after["tool"]
+    for what, (was, now) in (("GPUs", gpus), ("profilers", tools)):
+        if was and now and was != now:
+            yield f"Different {what}: {was} before, {now} after."
     for name, side, other in (("before", before, after), ("after", after, before)):
         lacking = ", ".join(table for table in side["missing"] if table not in other["missing"])
         if lacking:

@@ -39,6 +39,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 _SMALL = 0.01
 #: Longest name of a metric.
 _LONGEST = 200
+_TIMES = {"wall_ns": "time_ns", "busy_ns": "busy_ns"}
 _AGAIN = "measure again with nsightkit bench --out-json"
 
 
@@ -188,10 +189,9 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
         raise TraceError(trace.path or "trace", "has neither steps nor GPU work, so nothing compares", "record more")
     prefix = "step" if has_steps else "trace"
     columns = capture.windows.index if has_steps else ["total"]
-    figures = capture.figures[columns]
-    metrics = {f"{prefix}/time_ns": figures.loc["wall_ns"].to_numpy(np.float64)}
-    if "busy_ns" in figures.index:
-        metrics[f"{prefix}/busy_ns"] = figures.loc["busy_ns"].to_numpy(np.float64)
+    metrics = {}
+    for name, times in capture.figures[columns].drop(index="idle_ns", errors="ignore").iterrows():
+        metrics[f"{prefix}/{_TIMES[name]}"] = times.to_numpy(np.float64)
     if trace.recorded("kernels"):
         launched = pd.Series(1, range(trace.size("kernels")))
         metrics[f"{prefix}/kernel_count"] = _in_steps(capture, "kernels", launched)

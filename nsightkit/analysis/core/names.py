@@ -68,11 +68,6 @@ class Pattern:
 
 
 @functools.lru_cache(256)
-def _pattern(expression: str) -> Pattern:
-    """Compile an expression once, so that what it found in names is remembered with it."""
-    return Pattern(expression)
-
-
 def compiled(pattern: str, option: str) -> Pattern:
     r"""Compile a regular expression that a person typed.
 
@@ -95,7 +90,7 @@ def compiled(pattern: str, option: str) -> Pattern:
     if len(pattern) > _LONGEST:
         raise UsageError(f"{option}: a regular expression has at most {_LONGEST:,} characters, not {len(pattern):,}")
     try:
-        return _pattern(pattern)
+        return Pattern(pattern)
     except ValueError as error:
         raise UsageError(f"{option}: {pattern!r} is not a regular expression ({error})") from error
 
@@ -114,9 +109,8 @@ def matching(names: pd.Series, *patterns: Expression) -> npt.NDArray[np.bool_]:
     ndarray of bool
     """
     flags = [any(_finds(pattern, name) for pattern in patterns) for name in names.cat.categories.astype(str).tolist()]
-    if not any(flags):
-        return np.zeros(len(names), bool)
-    return np.array(flags)[names.cat.codes.to_numpy()]
+    # The last is for a missing name.
+    return np.array([*flags, False])[names.cat.codes.to_numpy()]
 
 
 @functools.lru_cache(1 << 16)

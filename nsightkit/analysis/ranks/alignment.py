@@ -133,11 +133,12 @@ def _shift(reference: Int, other: Int, limit_ns: float) -> int | None:
     least = max(1 - len(other), -_MOST_SHIFT)
     most = min(len(reference), _MOST_SHIFT)
     for shift in sorted(range(least, most), key=abs):
-        at = np.arange(max(0, -shift), min(len(other), len(reference) - shift))
-        if len(at) >= enough:
-            apart = reference[at + shift] - other[at]
-            residuals = np.abs(apart - np.median(apart))
-            spread_ns = float(np.quantile(residuals, _CLOSE))
+        later = reference[max(shift, 0) :]
+        earlier = other[max(-shift, 0) :]
+        count = min(len(later), len(earlier))
+        if count >= enough:
+            apart = later[:count] - earlier[:count]
+            spread_ns = float(np.quantile(np.abs(apart - np.median(apart)), _CLOSE))
             if spread_ns <= limit_ns:
                 # Steps repeat: another shift has to fit much better.
                 best, limit_ns = shift, spread_ns / 2 - 1

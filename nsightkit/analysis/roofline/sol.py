@@ -373,11 +373,11 @@ def groups(trace: Trace) -> Iterator[Group]:
     ops = trace.whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
     kinds = ops.groupby(["name", "inputs"], observed=True).ngroup()
     operations = {}
-    firsts = ops[["name", "inputs"]].assign(kind=kinds)[~kinds.duplicated()]
-    for name, inputs, kind in firsts.itertuples(index=False):
+    firsts = ops[["name", "inputs"]][~kinds.duplicated()]
+    for row, name, inputs in firsts.itertuples():
         operation = cost(str(name), str(inputs))
         if operation is not None:
-            operations[int(kind)] = operation
+            operations[int(kinds[row])] = operation
     kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
     if kernels.empty or not operations:
         return
