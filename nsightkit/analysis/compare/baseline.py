@@ -110,16 +110,13 @@ def make(runs: Sequence[Run], before: Baseline | None = None, *, add: bool = Fal
 
 def _kept(measured: Sequence[Float], old: Kept | None, add: bool) -> Kept:
     """Keep a metric's samples of some runs, with those of the baseline if they are added to it."""
-    gate, tolerance = True, None
-    runs: list[tuple[float, ...]] = []
-    if old:
-        gate, tolerance = old.gate, old.tolerance
-        runs += old.runs if add else ()
+    kept = old or Kept(0, True, None, ())
+    runs = list(kept.runs) if add else []
     for samples in measured:
         # As many digits as a reader needs.
         runs.append(tuple(float(f"{sample:.7g}") for sample in np.sort(thinned(samples, _KEPT))))
     runs = runs[-MOST_RUNS:]
-    return Kept(float(np.median(np.concatenate(runs))), gate, tolerance, tuple(runs))
+    return msgspec.structs.replace(kept, value=float(np.median(np.concatenate(runs))), runs=tuple(runs))
 
 
 def require_alike(baseline: Baseline, runs: Sequence[Run]) -> None:

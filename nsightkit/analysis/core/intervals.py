@@ -31,7 +31,6 @@ __all__ = [
     "selected",
     "uncovered",
     "union",
-    "union_length",
 ]
 
 Int = NDArray[np.int64]
@@ -124,22 +123,6 @@ def uncovered(start: ArrayLike, end: ArrayLike, key: ArrayLike) -> Int:
     before = reach.groupby(rows["key"]).shift(fill_value=_EARLIEST)
     added = rows["end"] - rows["start"].clip(lower=before)
     return added.clip(lower=0).sort_index().to_numpy()
-
-
-def union_length(start: ArrayLike, end: ArrayLike) -> int:
-    """Length of the union of intervals.
-
-    Parameters
-    ----------
-    start, end : array_like of int
-
-    Returns
-    -------
-    int
-        In the unit of the bounds.
-    """
-    s, e = merge(start, end)
-    return int((e - s).sum())
 
 
 class Coverage:
@@ -280,8 +263,8 @@ def busy(trace: Trace) -> pd.DataFrame:
     rows = []
     for device, ops in gpu_intervals(trace).groupby("device"):
         computing = ops[ops["table"] != GPU_TABLES.index("memops")]
-        busy_ns = union_length(ops["start_ns"], ops["end_ns"])
-        compute_ns = union_length(computing["start_ns"], computing["end_ns"])
+        busy_ns = Coverage(ops["start_ns"], ops["end_ns"]).length
+        compute_ns = Coverage(computing["start_ns"], computing["end_ns"]).length
         rows.append((device, ops["start_ns"].min(), ops["end_ns"].max(), busy_ns, compute_ns))
     table = pd.DataFrame(rows, columns=["device", "span_start_ns", "span_end_ns", "busy_ns", "compute_ns"])
     table["span_ns"] = table["span_end_ns"] - table["span_start_ns"]

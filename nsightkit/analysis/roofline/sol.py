@@ -91,30 +91,18 @@ class Rates:
     l2_bytes: int = 0
 
     def compute_ns(self, operation: Operation) -> float:
-        """Give the time of an operation's arithmetic at the peak rate, in ns.
-
-        Parameters
-        ----------
-        operation : Operation
-
-        Raises
-        ------
-        UsageError
-            The unit has no rate here.
-        """
+        """Give the time of an operation's arithmetic at the peak rate, in ns; NaN for a unit without a rate."""
         if not operation.flops:
             return 0.0
-        if operation.unit not in self.tflops:
-            raise UsageError(f"{self.source} has no rate of {operation.unit} for {operation.name}")
-        return operation.flops / self.tflops[operation.unit] / 1e3
+        return operation.flops / self.tflops.get(operation.unit, np.nan) / 1e3
 
     def memory_ns(self, operation: Operation) -> float:
         """Give the time of an operation's compulsory traffic at the full bandwidth, in ns."""
         return operation.bytes / self.gb_per_s
 
     def bound_ns(self, operation: Operation) -> float:
-        """Give the least time of an operation, in ns."""
-        return max(self.compute_ns(operation), self.memory_ns(operation))
+        """Give the least time of an operation, in ns; NaN for a unit without a rate."""
+        return float(np.maximum(self.compute_ns(operation), self.memory_ns(operation)))
 
     def bound(self, operation: Operation) -> str:
         """Say what takes longer, ``compute`` or ``memory``."""
@@ -200,19 +188,13 @@ def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``name, flops, bytes, intensity, bound`` (``compute`` or ``memory``), ``bound_ns, compute_ns, memory_ns``.
-
-    Raises
-    ------
-    UsageError
-        `rates` lacks a unit.
+        ``name, flops, bytes, intensity, bound`` (``compute`` or ``memory``), ``bound_ns, compute_ns, memory_ns``; the
+        first two times are NaN for a unit without a rate.
     """
     rows = []
     for operation in operations:
-        compute_ns = rates.compute_ns(operation)
-        memory_ns = rates.memory_ns(operation)
-        needs = (operation.name, operation.flops, operation.bytes, operation.intensity)
-        rows.append((*needs, rates.bound(operation), max(compute_ns, memory_ns), compute_ns, memory_ns))
+        needs = (operation.name, operation.flops, operation.bytes, operation.intensity, rates.bound(operation))
+        rows.append((*needs, rates.bound_ns(operation), rates.compute_ns(operation), rates.memory_ns(operation)))
     columns = ["name", "flops", "bytes", "intensity", "bound", "bound_ns", "compute_ns", "memory_ns"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -246,11 +228,10 @@ def judge(
     table["sol_datasheet"] = table["bound_ns"] / times
     table["sol_measured"] = np.nan
     if measured is not None:
-        units = pd.Series([operation.unit for operation in operations], dtype=object)
-        compute_ns = table["flops"] / units.map(dict(measured.tflops)).astype(float) / 1e3
+        least = bounds(operations, measured)
         # Where the memory is the bound, the arithmetic needs no ceiling.
-        compute_ns = compute_ns.where(compute_ns.notna() | (table["bound"] == "compute"), 0.0)
-        table["sol_measured"] = np.maximum(compute_ns, table["bytes"] / measured.gb_per_s) / times
+        of_memory = least["memory_ns"][table["bound"] == "memory"]
+        table["sol_measured"] = least["bound_ns"].fillna(of_memory) / times
     beyond_peak = table["compute_ns"] > times
     beyond_memory = table["bytes"] - 2 * sheet.l2_bytes > times * sheet.gb_per_s
     rates = (table["flops"] / times / 1e3).map("would be {:,.0f} TFLOP/s, above the peak".format)

@@ -28,7 +28,7 @@ def test_merge_is_disjoint_and_ordered(some):
     start, end = intervals.merge(*some)
     assert (drawn(start, end) == drawn(*some)).all()
     assert (start[1:] > end[:-1]).all()
-    assert intervals.union_length(*some) == drawn(*some).sum()
+    assert intervals.Coverage(*some).length == drawn(*some).sum()
 
 
 def test_what_intervals_add_to_their_union():
@@ -47,7 +47,7 @@ def test_coverage_of_windows(some):
 
 
 def test_nothing():
-    assert intervals.union_length([], []) == 0
+    assert intervals.Coverage([], []).length == 0
     assert intervals.Coverage([], []).of([1], [5]).tolist() == [0]
     empty = Trace.from_frames({})
     assert (

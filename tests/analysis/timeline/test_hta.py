@@ -38,7 +38,7 @@ def figures(trace):
     span = int(end.max() - start.min())
     kernel_ns = int((kernels["end_ns"] - kernels["start_ns"]).sum())
     memop_ns = int((memops["end_ns"] - memops["start_ns"]).sum())
-    return kernel_ns, memop_ns, span, span - int(intervals.union_length(start, end))
+    return kernel_ns, memop_ns, span, span - intervals.Coverage(start, end).length
 
 
 def expected(name):
