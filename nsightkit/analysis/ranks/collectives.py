@@ -135,13 +135,12 @@ def totals(trace: Trace) -> dict[str, int | None]:
     if not devices:
         return dict.fromkeys(("compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"))
     table = collectives(trace)
-    compute_ns, communication_ns, overlapped_ns = 0, 0, 0
+    parts = []
     for device, computing in devices.items():
         rows = table[table["device"] == device]
         talking = intervals.Coverage(rows["start_ns"], rows["end_ns"])
-        compute_ns += computing.length
-        communication_ns += talking.length
-        overlapped_ns += int(computing.of(talking.start, talking.end).sum())
+        parts.append((computing.length, talking.length, computing.of(talking.start, talking.end).sum()))
+    compute_ns, communication_ns, overlapped_ns = np.sum(parts, axis=0).tolist()
     return {
         "compute_ns": compute_ns,
         "communication_ns": communication_ns,

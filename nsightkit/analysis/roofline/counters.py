@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pandas as pd
 
 from nsightkit.analysis.core.categories import category_of
@@ -54,15 +55,8 @@ _PRODUCTS = ("GEMM", "convolution", "attention", "Triton-fused", "other")
 _METRICS = {metric.name: metric for metric in ncu_metrics.METRICS}
 
 
-class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one question answers, see ``counters.toml``."""
-
-    text: str = ""
-    advice: str = ""
-    cites: dict[str, str] = {}
-
-
-_ANSWERS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, _Answer])
+#: What each question answers: ``text``, ``advice`` and what it ``cites``.
+_ANSWERS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def classify(sm_pct: float, memory_pct: float) -> str:
@@ -207,10 +201,10 @@ class _Findings:
     next_steps: list[str] = dataclasses.field(default_factory=list)
 
     def __getitem__(self, name: str) -> float:
-        return float(self.launch[name])
+        return float(self.launch.get(name, math.nan))
 
     def has(self, name: str) -> bool:
-        return name in self.launch.index and math.isfinite(self[name])
+        return math.isfinite(self[name])
 
     def cite(self, name: str, noun: str = "") -> str:
         """Give a value with NVIDIA's name for it, so that it can be found again in the report."""
@@ -250,14 +244,14 @@ class _Findings:
 
     def say(self, answer: str, **values: object) -> None:
         """Note an answer of ``counters.toml``, with the values it rests on."""
-        said = _ANSWERS[answer]
-        text = said.text.format(**values)
-        cited = [self.cite(name, noun) for name, noun in said.cites.items() if self.has(name)]
+        row = {"text": "", "advice": "", "cites": {}} | _ANSWERS[answer]
+        text = row["text"].format(**values)
+        cited = [self.cite(name, noun) for name, noun in row["cites"].items() if self.has(name)]
         if cited:
             text += f": {', '.join(cited)}"
         if text:
             self.evidence.append(text)
-        self.advise(said.advice)
+        self.advise(row["advice"])
 
     def advise(self, advice: str) -> None:
         if advice and advice not in self.next_steps:
