@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,12 +45,8 @@ _DTYPE_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "float": 4, "int": 4, "double": 8, "long": 8,
     "complexfloat": 8, "complexdouble": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
-#: What PyTorch's description of a collective holds: words, and numbers.
-_WORDS = ["Collective name", "Process Group Name", "Process Group Ranks"]
-_COUNTS = ["In msg nelems", "Out msg nelems", "Group size"]
-_DESCRIBED = [*_WORDS, *_COUNTS, "dtype"]
-#: Larger numbers in a file are not to be believed.
-_MOST = 1 << 62
+#: Elements of a message, at most.
+_MOST = 1 << 56
 _TEXTS = ("where", "kind", "group", "ranks")
 _NUMBERS = ("device", "start_ns", "end_ns", "group_size", "sequence", "bytes")
 _WORK = ["device", "start_ns", "end_ns", "name"]
@@ -217,16 +214,28 @@ def _annotated_kinds(trace: Trace, kernels: pd.DataFrame) -> pd.Series:
 
 def _descriptions(texts: pd.Series) -> pd.DataFrame:
     """Columns from PyTorch's description of each collective."""
-    rows = [json.loads(text or "{}") for text in texts.cat.categories]
-    described = pd.DataFrame(rows, columns=_DESCRIBED, dtype=object)
-    numbers = described[_COUNTS].apply(pd.to_numeric, errors="coerce")
-    # The larger side: a gather collects n parts into one message, a scatter divides it.
-    elements = numbers[_COUNTS[:2]].max(axis=1)
-    width = described["dtype"].astype(str).str.lower().map(_DTYPE_BYTES).astype("float64")
-    words = described[_WORDS].fillna("").astype(str).set_axis(["kind", "group", "ranks"], axis=1)
-    table = words.assign(kind=words["kind"].map(kind_of), group_size=numbers["Group size"], bytes=elements * width)
-    table[["group_size", "bytes"]] = table[["group_size", "bytes"]].fillna(-1).clip(-1, _MOST)
+    rows = []
+    for text in texts.cat.categories:
+        description = json.loads(text) if text else {}
+        row = {"kind": kind_of(str(description.get("Collective name", "")))}
+        row["group"] = str(description.get("Process Group Name", ""))
+        row["ranks"] = str(description.get("Process Group Ranks", ""))
+        rows.append(row | {"group_size": _count(description, "Group size"), "bytes": _message_bytes(description)})
+    table = pd.DataFrame(rows, columns=["kind", "group", "ranks", "group_size", "bytes"])
     return table.iloc[texts.cat.codes].reset_index(drop=True)
+
+
+def _message_bytes(description: dict[str, Any]) -> int:
+    """Bytes of the larger side: a gather collects n parts into one message, a scatter divides it."""
+    elements = max(_count(description, "In msg nelems"), _count(description, "Out msg nelems"))
+    width = _DTYPE_BYTES.get(str(description.get("dtype", "")).lower(), -1)
+    return elements * width if min(elements, width) >= 0 else -1
+
+
+def _count(description: dict[str, Any], name: str) -> int:
+    """A number from a file; -1 for anything else, and for numbers that are not to be believed."""
+    value = description.get(name)
+    return value if isinstance(value, int) and 0 <= value <= _MOST else -1
 
 
 def _on_cpu(trace: Trace) -> pd.DataFrame:
