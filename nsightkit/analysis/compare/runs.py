@@ -191,7 +191,7 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
     columns = capture.windows.index if has_steps else ["total"]
     metrics = {}
     for name, times in capture.figures[columns].drop(index="idle_ns", errors="ignore").iterrows():
-        metrics[f"{prefix}/{_TIMES[name]}"] = times.to_numpy(np.float64)
+        metrics[f"{prefix}/{_TIMES[str(name)]}"] = times.to_numpy(np.float64)
     if trace.recorded("kernels"):
         launched = pd.Series(1, range(trace.size("kernels")))
         metrics[f"{prefix}/kernel_count"] = _in_steps(capture, "kernels", launched)
