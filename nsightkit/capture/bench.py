@@ -13,7 +13,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nsightkit
 from nsightkit import hardware
@@ -29,7 +29,7 @@ __all__ = ["FORMAT", "Cell", "bench", "cells", "write"]
 #: Version of the document's layout.
 FORMAT = 1
 _SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
-_SWITCHES = ("mode", "precision", "attention", "compiled", "nvtx", "annotate_mha")
+_SWITCHES = {"attention": "sdpa", "compiled": False, "nvtx": False, "annotate_mha": False}
 #: Fields of a row from the child; null where it gives none.
 _RESULTS = ("where", "detail", "first_step_ns", "peak_allocated_bytes", "peak_reserved_bytes", "clock")
 #: Fields of a row computed from its samples.
@@ -38,42 +38,19 @@ _FIGURES = ("median_ns", "mean_ns", "std_ns", "tokens_per_s", "tflops", "mfu_dat
 _TIMEOUT_S = 600.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One thing to measure.
 
     Parameters
     ----------
     configuration : Configuration
         The model, and the batch of one forward pass.
-    mode : {"fwd", "fwd_bwd", "train"}
-        Forward without autograd; forward and backward; or both and a step of AdamW.
-    precision : {"fp32", "tf32", "bf16", "fp16"}
-    attention : {"sdpa", "naive"}
-    compiled : bool
-    nvtx : bool
-        Add NVTX ranges for the timed steps (``measure``), each step and its phases.
-    annotate_mha : bool
-        Add NVTX ranges for the parts of attention in the forward pass.
+    switches : dict
+        ``mode``, ``precision`` and the others that :func:`cells` takes.
     """
 
     configuration: Configuration
-    mode: str = "train"
-    precision: str = "fp32"
-    attention: str = "sdpa"
-    compiled: bool = False
-    nvtx: bool = False
-    annotate_mha: bool = False
-
-    def __post_init__(self) -> None:
-        if self.compiled and self.annotate_mha:
-            raise UsageError("a compiled model has no ranges inside: its parts are fused; leave out one of the two")
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of a step, as :mod:`nsightkit.analysis.roofline.envelope` counts them."""
-        cost = envelope(self.configuration)
-        return cost.fwd_flops if self.mode == "fwd" else cost.train_flops
+    switches: Json
 
 
 def cells(
@@ -95,9 +72,13 @@ def cells(
         Context lengths; default: the configuration's own.
     batch : int, optional
         Default: the configuration's own.
-    modes, precisions : sequence of str
+    modes : sequence of {"fwd", "fwd_bwd", "train"}
+        Forward without autograd; forward and backward; or both and a step of AdamW.
+    precisions : sequence of {"fp32", "tf32", "bf16", "fp16"}
     **switches
-        Other fields of :class:`Cell`, the same for all cells.
+        The same for all cells: ``attention`` (sdpa or naive); ``compiled``; ``nvtx``, ranges for the timed steps
+        (``measure``), each step and its phases; ``annotate_mha``, ranges for the parts of attention in the forward
+        pass.
 
     Returns
     -------
@@ -109,6 +90,9 @@ def cells(
     UsageError
         An unknown name or mode, or an invalid size.
     """
+    switches = _SWITCHES | switches
+    if switches["compiled"] and switches["annotate_mha"]:
+        raise UsageError("a compiled model has no ranges inside: its parts are fused; leave out one of the two")
     made = []
     for name in names:
         model = find(name)
@@ -117,7 +101,8 @@ def cells(
         for context in contexts or (model.context,):
             sized = dataclasses.replace(model, context=context)
             for mode in modes:
-                made += [Cell(sized, mode, precision, **switches) for precision in precisions]
+                for precision in precisions:
+                    made.append(Cell(sized, {"mode": mode, "precision": precision, **switches}))
     return made
 
 
@@ -164,8 +149,8 @@ def bench(
         "rows": [],
     }
     for number, cell in enumerate(chosen):
-        model = cell.configuration
-        progress(number, f"{model.name} context {model.context} {cell.mode} {cell.precision}")
+        model, switches = cell
+        progress(number, f"{model.name} context {model.context} {switches['mode']} {switches['precision']}")
         try:
             result = _measure(cell, document)
         except NsightkitError as error:  # a failing cell does not stop the others
@@ -190,27 +175,26 @@ def _device(device: str | None) -> str:
 
 def _measure(cell: Cell, document: Json) -> Json:
     """Measure a cell in a child process."""
-    if cell.precision == "tf32" and document["device"] == "cpu":
+    if cell.switches["precision"] == "tf32" and document["device"] == "cpu":
         return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
     job = {name: document[name] for name in ("device", "warmup", "steps")}
     job["describe"] = document["provenance"] is None  # once is enough
     # Fields of LMConfig: the child gets sizes, not names.
-    parameters = {name: getattr(cell.configuration, name) for name in _SIZES}
-    parameters |= {name: getattr(cell, name) for name in _SWITCHES}
+    parameters = {name: getattr(cell.configuration, name) for name in _SIZES} | cell.switches
     parameters["annotate"] = parameters.pop("nvtx")
     return ask_child("nsightkit.capture.bench_child", {**job, "parameters": parameters}, _TIMEOUT_S)
 
 
 def _row(cell: Cell, result: Json) -> Json:
-    model = cell.configuration
-    row: Json = {"config": model.name, "params": envelope(model).params}
-    row |= {"batch": model.batch, "context": model.context}
-    row |= {name: getattr(cell, name) for name in _SWITCHES}
+    model, switches = cell
+    cost = envelope(model)
+    row: Json = {"config": model.name, "params": cost.params, "batch": model.batch, "context": model.context}
+    row |= switches
     row["status"] = result["status"]
     row |= {name: result.get(name) for name in _RESULTS}
     row |= dict.fromkeys(_FIGURES)
-    row["flops"] = cell.flops
-    row["peak_tflops"] = _peak_tflops(result.get("gpu") or "", cell.precision)
+    row["flops"] = cost.fwd_flops if switches["mode"] == "fwd" else cost.train_flops
+    row["peak_tflops"] = _peak_tflops(result.get("gpu") or "", switches["precision"])
     samples = result.get("samples_ns") or []
     row["samples_ns"] = samples
     if not samples:
@@ -221,7 +205,7 @@ def _row(cell: Cell, result: Json) -> Json:
     if len(samples) > 1:
         row["std_ns"] = round(statistics.stdev(samples))
     row["tokens_per_s"] = model.tokens / median * 1e9
-    row["tflops"] = cell.flops / median / 1e3
+    row["tflops"] = row["flops"] / median / 1e3
     if row["peak_tflops"]:
         row["mfu_datasheet"] = row["tflops"] / row["peak_tflops"]
     return row

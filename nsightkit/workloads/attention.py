@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nsightkit.workloads.models import DTYPES, Workload, naive_attention
+from nsightkit.workloads.models import DTYPES, Workload, future_mask, naive_attention
 
 __all__ = ["Sweep", "SweepConfig", "run"]
 
@@ -140,7 +140,7 @@ class Sweep(Workload):
         for tensor in tensors[:3]:
             tensor.requires_grad_()
         if config.implementation.startswith("naive"):
-            tensors.append(torch.ones(context, context, dtype=torch.bool, device=self.device).triu_(1))
+            tensors.append(future_mask(context, self.device))
         return tensors
 
     def forward(self, inputs: list[Tensor]) -> Tensor:

@@ -20,7 +20,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nsightkit.workloads.models import DTYPES, EPSILON, Samples, Workload, fp8_matmul, naive_attention, rotate
+from nsightkit.workloads.models import (
+    DTYPES,
+    EPSILON,
+    Samples,
+    Workload,
+    fp8_matmul,
+    future_mask,
+    naive_attention,
+    rotary_tables,
+    rotate,
+)
 from nsightkit.workloads.phases import phase
 
 __all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "forward", "reference", "run"]
@@ -315,7 +325,10 @@ class LayerRun(Workload):
         tokens = 1 if config.mode == "decode" else config.context
         self.x = self._random(config.batch, tokens, config.hidden)
         self.weights = [self._draw_weights() for _ in range(config.layers)]
-        self.caches = [self._draw_cache() for _ in self.weights]
+        self.caches: list[_Cache | None] = [None] * config.layers
+        if config.mode == "decode":
+            shape = (config.batch, config.heads, config.context, config.hidden // config.heads)
+            self.caches = [(self._random(*shape), self._random(*shape)) for _ in self.caches]
         self.shared = self._share(tokens)
         self.program = self._build()
 
@@ -334,22 +347,11 @@ class LayerRun(Workload):
             down=self._random(hidden, d_ff) / math.sqrt(d_ff),
         )
 
-    def _draw_cache(self) -> _Cache | None:
-        config = self.config
-        if config.mode == "prefill":
-            return None
-        shape = (config.batch, config.heads, config.context, config.hidden // config.heads)
-        return self._random(*shape), self._random(*shape)
-
     def _share(self, tokens: int) -> Shared:
         config = self.config
-        place = torch.arange(config.context - tokens, config.context, dtype=torch.float64, device=self.device)
-        pairs = config.hidden // config.heads // 2
-        frequency = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=self.device) / pairs)
-        angle = torch.outer(place, frequency)
-        future = torch.ones(tokens, tokens, dtype=torch.bool, device=self.device).triu(1)
-        position = torch.tensor([config.context - 1], device=self.device)
-        return Shared(config.heads, angle.cos().float(), angle.sin().float(), future, position)
+        positions = torch.arange(config.context - tokens, config.context, device=self.device)
+        cosine, sine = rotary_tables(positions, config.hidden // config.heads)
+        return Shared(config.heads, cosine, sine, future_mask(tokens, self.device), positions[-1:])
 
     def _build(self) -> Callable[[], Tensor]:
         """Put the rung together."""

@@ -27,8 +27,10 @@ __all__ = [
     "Workload",
     "autocast",
     "fp8_matmul",
+    "future_mask",
     "marked",
     "naive_attention",
+    "rotary_tables",
     "rotate",
 ]
 
@@ -137,6 +139,19 @@ def marked(name: str, wanted: bool) -> contextlib.AbstractContextManager[None]:
     wanted : bool
     """
     return phase(name) if wanted else contextlib.nullcontext()
+
+
+def future_mask(context: int, device: torch.device | None = None) -> Tensor:
+    """Make a mask (T, T) that is true where the key comes after the query."""
+    return torch.ones(context, context, dtype=torch.bool, device=device).triu_(1)
+
+
+def rotary_tables(positions: Tensor, d_head: int) -> tuple[Tensor, Tensor]:
+    """Compute the cosines and sines (T, K // 2) of rotary positions."""
+    pairs = d_head // 2
+    exponents = torch.arange(pairs, dtype=torch.float64, device=positions.device) / pairs
+    angle = torch.outer(positions.double(), 10_000.0**-exponents)
+    return angle.cos().float(), angle.sin().float()
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -327,14 +342,12 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config)
         self.head = nn.Linear(config.d_model, config.vocabulary, bias=False)
-        pairs = config.d_model // config.heads // 2
-        frequency = 10_000.0 ** (-torch.arange(pairs) / pairs)
-        angle = torch.outer(torch.arange(config.context), frequency)
-        self.register_buffer("cosine", angle.cos(), persistent=False)
-        self.register_buffer("sine", angle.sin(), persistent=False)
+        cosine, sine = rotary_tables(torch.arange(config.context), config.d_model // config.heads)
+        self.register_buffer("cosine", cosine, persistent=False)
+        self.register_buffer("sine", sine, persistent=False)
         # Only naive attention needs the mask; a fused kernel skips the future by itself.
         side = config.context if config.attention == "naive" else 0
-        self.register_buffer("future", torch.ones(side, side, dtype=torch.bool).triu(1), persistent=False)
+        self.register_buffer("future", future_mask(side), persistent=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[-1]))

@@ -11,7 +11,7 @@ import pytest
 from nsightkit import cli
 from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture import bench as benchmark
-from nsightkit.capture.bench import Cell, bench, cells
+from nsightkit.capture.bench import bench, cells
 from nsightkit.configurations import find
 from nsightkit.errors import NsightkitError
 
@@ -63,7 +63,7 @@ def jobs(monkeypatch):
 )
 def test_figures_are_those_of_the_samples(jobs, monkeypatch, gpu, mode, precision, peak):
     monkeypatch.setitem(ANSWER, "gpu", gpu)
-    document = valid(bench([Cell(find("medium"), mode, precision)], steps=4))
+    document = valid(bench(cells(["medium"], modes=[mode], precisions=[precision]), steps=4))
     (row,) = document["rows"]
     cost = envelope(find("medium"))
     flops = cost.fwd_flops if mode == "fwd" else cost.train_flops

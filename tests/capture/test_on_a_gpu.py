@@ -3,8 +3,7 @@
 import pytest
 
 from nsightkit.capture import ceilings, children, timing, utilization
-from nsightkit.capture.bench import Cell, bench
-from nsightkit.configurations import find
+from nsightkit.capture.bench import bench, cells
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -25,8 +24,7 @@ def test_events_time_what_the_gpu_does_and_readings_cover_it():
 
 
 def test_bench():
-    model = find("small")
-    (row,) = bench([Cell(model, precision="bf16")], device="cuda", warmup=0, steps=2)["rows"]
+    (row,) = bench(cells(["small"], precisions=["bf16"]), device="cuda", warmup=0, steps=2)["rows"]
     assert row["status"] == "ok", row["detail"]
     assert row["peak_reserved_bytes"] >= row["peak_allocated_bytes"] > 0
 
