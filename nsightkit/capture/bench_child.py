@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-
 import torch
 
 from nsightkit.capture.children import answer
@@ -12,8 +9,8 @@ from nsightkit.capture.provenance import collect
 from nsightkit.capture.timing import time_calls
 from nsightkit.safe import Json
 from nsightkit.workloads import lm
+from nsightkit.workloads.models import marked
 from nsightkit.workloads.out_of_memory import is_out_of_memory
-from nsightkit.workloads.phases import phase
 
 
 def main(
@@ -64,25 +61,19 @@ def _measure(device: str, parameters: Json, warmup: int, steps: int) -> Json:
         first = time_calls(running.step, warmup=0, repetitions=1, device=device).tolist() if warmup else []
         for _ in range(warmup - 1):
             running.step()
-        with phase("measure") if parameters["annotate"] else contextlib.nullcontext():
+        with marked("measure", parameters["annotate"]):
             samples = time_calls(running.step, warmup=0, repetitions=steps, device=device).tolist()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        message = str(error)
         where = "setup" if running is None else running.doing
-    else:
-        return {
-            "status": "ok",
-            "samples_ns": samples,
-            "first_step_ns": [*first, *samples][0],
-            "clock": "cuda-event" if device.startswith("cuda") else "perf_counter",
-        }
-    # Outside the handler: inside it the traceback keeps every frame's tensors alive.
-    running = None
-    gc.collect()
-    detail = " ".join(message.split())[:300]
-    return {"status": "oom", "where": where, "detail": detail}
+        return {"status": "oom", "where": where, "detail": " ".join(str(error).split())[:300]}
+    return {
+        "status": "ok",
+        "samples_ns": samples,
+        "first_step_ns": (first + samples)[0],
+        "clock": "cuda-event" if device.startswith("cuda") else "perf_counter",
+    }
 
 
 if __name__ == "__main__":

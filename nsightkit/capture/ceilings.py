@@ -10,12 +10,14 @@ import datetime as dt
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from nsightkit import hardware
 from nsightkit.capture.children import has_gpu
 from nsightkit.capture.timing import time_calls
 from nsightkit.errors import NsightkitError
 from nsightkit.safe import Json
+from nsightkit.workloads import ceilings
 
 _UNITS = ("fp32", "tf32", "bf16", "fp16", "fp8", "memory")
 #: Rows and columns of the GEMM's square matrices: large enough to fill any card.
@@ -60,24 +62,15 @@ def measure(echo: Callable[[str], object]) -> list[Json]:
 
 def _gemm(precision: str) -> Json:
     """Multiply two random matrices."""
-    import torch
-
-    from nsightkit.workloads import ceilings
-
     if precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
         raise RuntimeError("this GPU has no TF32")
     with ceilings.gemm("cuda", _SIZE, _SIZE, _SIZE, precision) as work:
         row, time_ns = _run(work.operation, f"GEMM {_SIZE}x{_SIZE} {_SIZE}x{_SIZE}")
-    tflops = 2 * _SIZE**3 / time_ns / 1e3
-    return row | {"unit": precision, "accumulate": "fp32", "tflops": tflops}
+    return row | {"unit": precision, "accumulate": "fp32", "tflops": 2 * _SIZE**3 / time_ns / 1e3}
 
 
 def _copy() -> Json:
     """Copy a tensor within the GPU's memory."""
-    import torch
-
-    from nsightkit.workloads import ceilings
-
     free_bytes, _ = torch.cuda.mem_get_info()
     megabytes = min(_COPY_BYTES, free_bytes // 4) // 10**6
     with ceilings.copy("cuda", megabytes, "copy") as work:
@@ -87,8 +80,6 @@ def _copy() -> Json:
 
 def _run(call: Callable[[], object], what: str) -> tuple[Json, float]:
     """Run an operation for seconds; returns a row without its rate, and the median nanoseconds of a call."""
-    import torch
-
     first_ns = time_calls(call, warmup=2, repetitions=1, device="cuda")[0]
     warmup, repetitions = round(_WARMUP_NS / first_ns), round(_TIMED_NS / first_ns) + 1
     samples = time_calls(call, warmup=warmup, repetitions=repetitions, device="cuda")

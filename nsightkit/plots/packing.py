@@ -11,6 +11,7 @@ import base64
 import dataclasses
 import html
 import json
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
@@ -81,7 +82,9 @@ def short(text: str) -> str:
     text : str
     """
     line = plain(text[: 4 * _LONGEST])
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    if len(line) <= _LONGEST:
+        return line
+    return f"{line[: _LONGEST - 1]}…"
 
 
 def items(start: np.ndarray, length: np.ndarray, name: np.ndarray) -> pd.DataFrame:
@@ -160,7 +163,9 @@ def pack(traces: Mapping[str, Rows], *, title: str, most_bytes: int) -> Interact
             shown.append({"label": row.label, "gpu": row.lanes[0].table in GPU_TABLES, "lanes": numbers})
         facts = {"label": short(label), "leftOut": left_out, "rows": shown}
         charts.append({**facts, "first": first_ns, "span": span_ns})
-        heading = f"{title}: {short(label)}" if label else title
+        heading = title
+        if label:
+            heading = f"{title}: {short(label)}"
         sentences.append(in_words(rows, heading, span_ns))
     none = np.zeros(0, np.int64)
     events = pd.concat(parts, ignore_index=True) if parts else items(none, none, none)
@@ -225,8 +230,10 @@ class InteractiveTimeline:
             With the program that makes it interactive. A page needs it once; more do no harm.
         """
         data = f'<script type="text/plain">{self.data}</script>'
-        viewer = f"<script>\n{program()}</script>" if script else ""
-        return f"<nsightkit-timeline><p>{html.escape(self.label)}</p>{data}</nsightkit-timeline>{viewer}"
+        element = f"<nsightkit-timeline><p>{html.escape(self.label)}</p>{data}</nsightkit-timeline>"
+        if script:
+            element += f"<script>\n{program()}</script>"
+        return element
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -235,9 +242,4 @@ class InteractiveTimeline:
 def program() -> str:
     """Read the viewer, without comments and indentation: they are for those who read the source."""
     source = (files("nsightkit.plots") / "timeline.js").read_text(encoding="utf-8")
-    program = ""
-    for line in source.splitlines():
-        text = line.strip()
-        if text and not text.startswith("//"):
-            program += f"{text}\n"
-    return program
+    return re.sub(r"^\s*(//.*)?\n|^\s+", "", source, flags=re.MULTILINE)
