@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
@@ -50,17 +50,29 @@ def css() -> str:
 
 @functools.cache
 def _template() -> Template:
-    """Read the layout. All text is escaped, and made printable."""
-    environment = Environment(
-        loader=PackageLoader("nsightkit", "."),
+    """Read the layout. All text is made printable."""
+    return environment("nsightkit", plain).get_template("card.html")
+
+
+def environment(package: str, finalize: Callable[[Any], object]) -> Environment:
+    """Make what reads the layouts of a package; all text is escaped.
+
+    Parameters
+    ----------
+    package : str
+    finalize : callable
+        What each value goes through before.
+    """
+    made = Environment(
+        loader=PackageLoader(package, "."),
         autoescape=True,
-        finalize=plain,
+        finalize=finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["time"] = time_text
-    return environment.get_template("card.html")
+    made.filters |= {"time": time_text, "share": share_text}
+    return made
 
 
 def _bar(answer: Json) -> Iterator[Segment]:

@@ -366,7 +366,7 @@ def memory_timeline(bands: pd.DataFrame, timeline: pd.DataFrame, *, title: str) 
         rows = bands[categories == name]
         if rows.empty:
             continue
-        colour, hatch = style.look_of(name)
+        colour, hatch = style.LOOKS[name]
         if name == _OTHERS:
             colour = _LIGHT_GREY  # "before recording" is grey, too
         low, high = rows["bottom_bytes"] / size, rows["top_bytes"] / size

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from nsightkit.plots import style
-from nsightkit.plots.looks import BLUE, QUANTITIES, duration, spoken, time_unit
+from nsightkit.plots.looks import BLUE, GREY, QUANTITIES, duration, spoken, time_unit
 
 
 def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Figure:
@@ -47,7 +47,7 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     words: list[tuple[object, str]] = []
     for row in shown:
         group = str(row.get("category", row[key]))
-        colour, hatch = style.look_of(group)
+        colour, hatch = style.LOOKS.get(group, (GREY, ""))
         label = style.plain(group) if group not in ("", row[key]) else "_"
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": label}
         bar = axes.barh(len(words), row[value] / size, height=0.68, **look)

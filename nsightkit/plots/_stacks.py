@@ -78,9 +78,9 @@ def stacks(
 def _stacked(axes: Any, parts: pd.DataFrame) -> list[Any]:
     """Draw a bar a column, of one segment after another: a row of `parts` each."""
     left = np.zeros(parts.shape[1])
-    looks: Iterable[style.Look] = zip(cycle(_COLOURS), cycle(_HATCHES), strict=False)
-    if all(style.is_known(name) for name in parts.index):
-        looks = map(style.look_of, parts.index)
+    looks: Iterable[Any] = zip(cycle(_COLOURS), cycle(_HATCHES), strict=False)
+    if style.LOOKS.keys() >= set(parts.index):
+        looks = map(style.LOOKS.get, parts.index)
     segments = []
     for (name, widths), (colour, hatch) in zip(parts.iterrows(), looks, strict=False):
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": style.plain(name, 40)}

@@ -22,7 +22,7 @@ _LOOKS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 #: Of kinds of work, the same in every figure that names them.
 CATEGORY_COLOURS: dict[str, str] = _LOOKS["categories"]
 CAUSE_COLOURS = {slug: cause.colour for slug, cause in CAUSES.items()}
-#: Colour, and hatch where it has one, of kinds of memory.
+#: Colour and hatch of kinds of memory.
 MEMORY: dict[str, list[str]] = _LOOKS["memory"]
 
 _Units = tuple[tuple[float, str], ...]

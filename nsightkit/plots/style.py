@@ -18,7 +18,6 @@ from nsightkit.plots.looks import (
     CATEGORY_COLOURS,
     CAUSE_COLOURS,
     GREEN,
-    GREY,
     MEMORY,
     OCHRE,
     PURPLE,
@@ -26,21 +25,10 @@ from nsightkit.plots.looks import (
     VERMILION,
 )
 
-#: A colour and a hatch.
-Look = tuple[str, str | None]
+#: Colour and hatch of what looks the same in every figure: causes, kinds of work and kinds of memory.
+LOOKS = {name: [colour, ""] for name, colour in (CAUSE_COLOURS | CATEGORY_COLOURS).items()} | MEMORY
 #: Colours of series, in the order in which they are given out.
 SERIES = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED)
-
-
-def is_known(name: str) -> bool:
-    """Whether this is a kind of memory, a kind of work or a cause, which have their look in every figure."""
-    return name in MEMORY or name in CATEGORY_COLOURS or name in CAUSE_COLOURS
-
-
-def look_of(name: str) -> Look:
-    """Colour and hatch of a kind of memory, of a kind of work or of a cause; grey for all else."""
-    colour, *hatch = MEMORY.get(name, [CATEGORY_COLOURS.get(name) or CAUSE_COLOURS.get(name, GREY)])
-    return colour, hatch[0] if hatch else None
 
 
 def new_figure(height: float, title: str) -> tuple[Figure, Any]:

@@ -9,11 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nsightkit import card, questions
-from nsightkit.analysis.core.text import share_text, time_text
 from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import AnyPath, UsageError
 from nsightkit.plots.lanes import Most, all_rows
@@ -126,16 +124,8 @@ def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing]]]:
 
 def _rendered(**context: Any) -> str:
     """Lay a page out. All text is escaped but our own style and scripts, and the timeline, which is HTML already."""
-    environment = Environment(
-        loader=PackageLoader("nsightkit.report", "."),
-        autoescape=True,
-        finalize=_shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"column": column_of, "line": plain, "time": time_text, "share": share_text}
-    environment.filters["digest"] = _digest
+    environment = card.environment("nsightkit.report", _shown)
+    environment.filters |= {"column": column_of, "line": plain, "digest": _digest}
     folder = files("nsightkit.report")
     own = {name: (folder / f"report.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     own["css"] = card.css() + own["css"]
