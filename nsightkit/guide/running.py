@@ -25,7 +25,6 @@ import pandas as pd
 import nsightkit
 from nsightkit.capture import memory, ncu, nsys, provenance, timing, torch_profiler, utilization
 from nsightkit.capture.children import child_environment
-from nsightkit.capture.profiling import Captured
 from nsightkit.errors import NsightkitError
 from nsightkit.safe import Json
 from nsightkit.trace import ncu as reports
@@ -43,16 +42,21 @@ TRACE, NSYS, NCU, SNAPSHOT = "trace", "nsys", "ncu.csv", "snapshot.pickle"
 _CAPTURED, _STEADY = "nsightkit-captured", "nsightkit-steady"
 #: Steps between the two: the first step under nsys waits until its tracing is set up.
 _SETTLING_STEPS = 2
-#: All that :mod:`nsightkit.analysis.roofline.counters` needs, without samples of the program counter.
-_SECTIONS = (
-    "SpeedOfLight",
-    "ComputeWorkloadAnalysis",
-    "MemoryWorkloadAnalysis",
-    "MemoryWorkloadAnalysis_Tables",
-    "LaunchStats",
-    "Occupancy",
-    "SchedulerStats",
-    "WarpStateStats",
+#: No OS calls: they cost time, and the PyTorch profile beside this one has none.
+_NSYS_ARGS = ("--trace=cuda,nvtx", "--capture-range=nvtx", f"--nvtx-capture={_CAPTURED}")
+#: The sections are all that :mod:`nsightkit.analysis.roofline.counters` needs, without samples of the program counter.
+#: With the slash ncu looks for a push/pop range.
+_NCU_ARGS = (
+    "--nvtx",
+    f"--nvtx-include={_STEADY}/",
+    "--section=SpeedOfLight",
+    "--section=ComputeWorkloadAnalysis",
+    "--section=MemoryWorkloadAnalysis",
+    "--section=MemoryWorkloadAnalysis_Tables",
+    "--section=LaunchStats",
+    "--section=Occupancy",
+    "--section=SchedulerStats",
+    "--section=WarpStateStats",
 )
 _Samples = dict[str, list[float]]
 _TOOL_TIMEOUT_S = 300.0
@@ -266,43 +270,25 @@ def _under_tool(task: Run, folder: Path) -> Json:
     place = f"{task.workload.__module__}:{task.workload.__qualname__}"
     how = [task.device, str(task.warmup), str(task.profiled)]
     command = [sys.executable, "-m", __name__, place, json.dumps(task.parameters), *how]
-    environment = child_environment()  # pages' own modules included
+    env = child_environment()  # pages' own modules included
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as scratch:
         report = Path(scratch, "report")
         try:
             if task.profile == "nsys":
-                _under_nsys(command, environment, report, folder)
+                captured = nsys.profile(command, report, nsys_args=_NSYS_ARGS, timeout_s=_TOOL_TIMEOUT_S, env=env)
             else:
-                _under_ncu(command, environment, report, folder)
+                captured = ncu.profile(command, report, ncu_args=_NCU_ARGS, timeout_s=_TOOL_TIMEOUT_S, env=env)
+            if captured.returncode:
+                raise NsightkitError(f"the program ended with exit code {captured.returncode} under the profiler")
+            if task.profile == "nsys":
+                store.write(_steady(nsightkit.load(captured.trace, cache=False)), folder / NSYS)
+            else:
+                reports.write(reports.read(captured.report), folder / NCU)
         except NsightkitError as error:
-            return {"notice": _one_line(str(error))}
+            # Paths are cut to their last part: a recording does not say where things are on this machine.
+            problem = " ".join(str(error).split())
+            return {"notice": re.sub(r"(?:/[^\s/:;,'\"()]+)+/([^\s/:;,'\"()]+)", r"\1", problem)}
     return {"steps": task.profiled}
-
-
-def _one_line(problem: str) -> str:
-    """Cut paths to their last part: a recording does not say where things are on this machine."""
-    return re.sub(r"(?:/[^\s/:;,'\"()]+)+/([^\s/:;,'\"()]+)", r"\1", " ".join(problem.split()))
-
-
-def _under_nsys(command: list[str], environment: dict[str, str], report: Path, folder: Path) -> None:
-    # No OS calls: they cost time, and the PyTorch profile beside this one has none.
-    options = ("--trace=cuda,nvtx", "--capture-range=nvtx", f"--nvtx-capture={_CAPTURED}")
-    captured = nsys.profile(command, report, nsys_args=options, timeout_s=_TOOL_TIMEOUT_S, env=environment)
-    _require_success(captured)
-    store.write(_steady(nsightkit.load(captured.trace, cache=False)), folder / NSYS)
-
-
-def _under_ncu(command: list[str], environment: dict[str, str], report: Path, folder: Path) -> None:
-    # With the slash ncu looks for a push/pop range.
-    options = ["--nvtx", f"--nvtx-include={_STEADY}/", *(f"--section={section}" for section in _SECTIONS)]
-    captured = ncu.profile(command, report, ncu_args=options, timeout_s=_TOOL_TIMEOUT_S, env=environment)
-    _require_success(captured)
-    reports.write(reports.read(captured.report), folder / NCU)
-
-
-def _require_success(captured: Captured) -> None:
-    if captured.returncode:
-        raise NsightkitError(f"the program ended with exit code {captured.returncode} under the profiler")
 
 
 def _steady(trace: Trace) -> Trace:

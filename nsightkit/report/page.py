@@ -95,7 +95,10 @@ def html(traces: Mapping[str, Trace], *, selection: str = "") -> str:
     for side in sides:
         rows[side.label] = all_rows(side.trace, _MOST, gaps.causes(side.trace))
     timeline = pack(rows, title="Timeline", most_bytes=_TIMELINE_BYTES)
-    return _rendered(
+    # All text is escaped but our own style and scripts, and the timeline, which is HTML already.
+    environment = card.environment("nsightkit.report", _shown)
+    environment.filters |= {"column": column_of, "line": plain, "digest": _digest}
+    return environment.get_template("page.html").render(
         title=title,
         selection=selection,
         sides=sides,
@@ -103,6 +106,10 @@ def html(traces: Mapping[str, Trace], *, selection: str = "") -> str:
         facts=[questions.summary(side.trace).facts() for side in sides],
         sections=_sections(sides),
         timeline=timeline.html(script=False),
+        style=card.css() + _own("report.css"),
+        script=_own("report.js"),
+        viewer=program(),
+        version=__version__,
     )
 
 
@@ -122,15 +129,8 @@ def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing]]]:
     return sections
 
 
-def _rendered(**context: Any) -> str:
-    """Lay a page out. All text is escaped but our own style and scripts, and the timeline, which is HTML already."""
-    environment = card.environment("nsightkit.report", _shown)
-    environment.filters |= {"column": column_of, "line": plain, "digest": _digest}
-    folder = files("nsightkit.report")
-    own = {name: (folder / f"report.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
-    own["css"] = card.css() + own["css"]
-    template = environment.get_template("page.html")
-    return template.render(**context, own=own, viewer=program(), version=__version__)
+def _own(name: str) -> str:
+    return (files("nsightkit.report") / name).read_text(encoding="utf-8")
 
 
 def _shown(value: object) -> object:
