@@ -29,7 +29,9 @@ def gpu_name() -> str | None:
     str or None
         None if torch cannot use a GPU.
     """
-    if not has_driver():
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:  # no driver, without which torch need not be asked
         return None
     question = "import torch; print('GPU', torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     # The first import of torch on a machine reads gigabytes of libraries.
@@ -45,21 +47,6 @@ def has_gpu() -> bool:
     bool
     """
     return gpu_name() is not None
-
-
-def has_driver() -> bool:
-    """Whether NVIDIA's driver is installed here; a GPU cannot be used without it.
-
-    Returns
-    -------
-    bool
-    """
-    library = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
 
 
 def child_environment() -> dict[str, str]:

@@ -16,7 +16,7 @@ from nsightkit.capture.profiling import Captured, choose, parse, target, unexpan
 from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.programs import NSYS, environment, to_sqlite
 
-__all__ = ["collector", "importer", "profile"]
+__all__ = ["importer", "profile"]
 
 _SHORT_NAMES = {
     "-c": "--capture-range",
@@ -138,28 +138,14 @@ def importer(nsys: Path) -> Path | None:
     -------
     Path or None
     """
-    for folder in list(collector(nsys).parents)[:3]:
+    real = nsys.resolve()
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if real.stat().st_size < 10_000:  # a wrapper script, which names the program
+            named = re.search(r"""(/[^"'\n]*/nsys)\b""", real.read_text())
+            if named:
+                real = Path(named[1]).resolve()
+    for folder in list(real.parents)[:3]:
         programs = sorted(folder.glob("host*/**/QdstrmImporter"))
         if programs:
             return programs[0]
     return None
-
-
-def collector(nsys: Path) -> Path:
-    """Resolve a link or a small wrapper script to the program itself.
-
-    Parameters
-    ----------
-    nsys : Path
-
-    Returns
-    -------
-    Path
-    """
-    real = nsys.resolve()
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if real.stat().st_size < 10_000:
-            named = re.search(r"""(/[^"'\n]*/nsys)\b""", real.read_text())
-            if named:
-                return Path(named[1]).resolve()
-    return real
