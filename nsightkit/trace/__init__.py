@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from nsightkit.errors import TraceError, reading
+from nsightkit.errors import AnyPath, TraceError, reading
 from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Source, Trace, TraceMeta
 
 __all__ = ["GPU_TABLES", "TABLES", "Gpu", "Trace", "TraceMeta", "caching", "kind_of", "load"]
@@ -31,7 +31,7 @@ _SOURCES = (
 )
 
 
-def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
+def load(path: AnyPath, *, cache: bool | None = None) -> Trace:
     """Open a trace of any supported tool.
 
     Parameters

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.safe import json_text
+from nsightkit.safe import Json, json_text
 from nsightkit.trace.clean import clean
 from nsightkit.trace.files import replacing, require_free
 from nsightkit.trace.model import TIME_COLUMNS, Trace
@@ -163,7 +163,7 @@ def _fits(ends: list[int], start: int, end: int) -> bool:
     return not ends or end <= ends[-1]
 
 
-def _names(trace: Trace, events: pd.DataFrame) -> list[dict[str, Any]]:
+def _names(trace: Trace, events: pd.DataFrame) -> list[Json]:
     """Name processes and GPUs, threads and streams."""
     gpus = {gpu.device: gpu.name or "" for gpu in trace.meta.gpus}
     threads = trace.thread_names()

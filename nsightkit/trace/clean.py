@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nsightkit.safe import Json
 from nsightkit.trace.model import TABLES, TIME_COLUMNS, Trace, categorical
 
 __all__ = ["TextCleaner", "clean", "clean_snapshot", "clean_text", "left_out", "private_names"]
@@ -380,7 +381,7 @@ class _CleanSource:
 _FRAME = ("filename", "line", "name")
 
 
-def clean_snapshot(taken: Mapping[str, Any]) -> dict[str, Any]:
+def clean_snapshot(taken: Mapping[str, Any]) -> Json:
     """Copy what PyTorch's own pages read of a memory snapshot, with shortened paths and clean texts.
 
     Parameters
@@ -409,10 +410,10 @@ class _SnapshotCopy:
         self.cleaner = TextCleaner(_this_machine())
         self._equal: dict[Any, Any] = {}
 
-    def rows(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def rows(self, rows: Iterable[Mapping[str, Any]]) -> list[Json]:
         copies = []
         for row in rows:
-            copy: dict[str, Any] = {}
+            copy: Json = {}
             for key, value in row.items():
                 if key == "frames":
                     copy[key] = self._stack(value)

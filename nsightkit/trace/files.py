@@ -17,20 +17,6 @@ from typing import BinaryIO
 
 from nsightkit.errors import TraceError, UsageError, reading
 
-__all__ = [
-    "drafted",
-    "is_private",
-    "is_taken",
-    "make_private",
-    "remove_folder",
-    "replacing",
-    "require_free",
-    "require_regular",
-    "uncollected",
-    "user_cache",
-    "user_secret",
-]
-
 _SECRET_BYTES = 32
 
 

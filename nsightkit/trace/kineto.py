@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
+from nsightkit.safe import Json
 from nsightkit.trace import store
 from nsightkit.trace.clean import private_names
 from nsightkit.trace.files import uncollected
@@ -181,7 +182,7 @@ class _Document(msgspec.Struct, rename="camel"):
     trace_events: list[_Event] | None = None
     schema_version: int | str = ""
     device_properties: list[_Device] = []
-    distributed_info: dict[str, Any] = {}
+    distributed_info: Json = {}
     trace_name: str = ""
     nsightkit: Any = None  # marks what nsightkit.trace.chrome writes
 
@@ -760,7 +761,7 @@ def _memory_kind(name: str, group: int) -> str:
 
 
 #: Of each table, the columns of texts, the things that they are made of, and how. Other tables have names.
-_TEXTS: dict[str, Any] = {
+_TEXTS: Json = {
     "kernels": {"name": ("name", str), "short_name": ("name", short_kernel_name), "collective": ("collective", str)},
     "memops": {
         "kind": ("name", _memop_kind),

@@ -10,7 +10,6 @@ import csv
 import dataclasses
 import importlib.util
 import io
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from nsightkit.errors import TraceError, reading
+from nsightkit.errors import AnyPath, TraceError, reading
+from nsightkit.safe import Json
 from nsightkit.trace import ncu_child, ncu_metrics
 from nsightkit.trace.files import replacing, require_regular
 from nsightkit.trace.limited import run_limited
@@ -64,7 +64,7 @@ class Report:
     units: dict[str, str]
 
 
-def read(path: str | os.PathLike[str]) -> Report:
+def read(path: AnyPath) -> Report:
     """Read a report of Nsight Compute.
 
     Parameters
@@ -95,7 +95,7 @@ def read(path: str | os.PathLike[str]) -> Report:
 
 
 def from_metrics(
-    path: str, identities: Sequence[dict[str, Any]], metrics: list[dict[str, Value]], units: dict[str, str]
+    path: str, identities: Sequence[Json], metrics: list[dict[str, Value]], units: dict[str, str]
 ) -> Report:
     """Make a report of values that were read from somewhere.
 
@@ -114,7 +114,7 @@ def from_metrics(
     """
     rows = []
     for number, (identity, values) in enumerate(zip(identities, metrics, strict=True)):
-        row: dict[str, Any] = {**dict.fromkeys(IDENTITY), "id": number, "ranges": (), **identity}
+        row: Json = {**dict.fromkeys(IDENTITY), "id": number, "ranges": (), **identity}
         for name, known in _known(values).items():
             row[name] = row[name] or known
         for metric in ncu_metrics.METRICS:
@@ -127,7 +127,7 @@ def from_metrics(
     return Report(path, launches.astype(dict.fromkeys(names, "float64")), metrics, units)
 
 
-def _known(values: dict[str, Any]) -> dict[str, str | None]:
+def _known(values: Json) -> dict[str, str | None]:
     """What metrics say of the identity of a launch."""
     prefix = "device__attribute_compute_capability_"
     known = {
@@ -167,7 +167,7 @@ _FIELDS_OF_RANGE = "Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Ty
 _RANGE = re.compile(r'"([^":]*):([^"]*?)(?::[^":]*){5}:\2"')
 
 
-def write(report: Report, path: str | os.PathLike[str]) -> Path:
+def write(report: Report, path: AnyPath) -> Path:
     """Write a report as ncu's raw page, in base units; :func:`read` gives back the same values.
 
     The page has no column of processes, hosts and contexts, and no line breaks in names.
@@ -231,7 +231,7 @@ def _read_report(path: Path) -> Report:
     return _report(path, launches)
 
 
-def _printed(path: Path, folder: Path) -> list[dict[str, Any]]:
+def _printed(path: Path, folder: Path) -> list[Json]:
     """Have NVIDIA's package read a report in a separate process, as it aborts on some damaged ones."""
     size = path.stat().st_size
     with reading(path, "makes NVIDIA's reader fail: it is damaged, or of a newer ncu", _AGAIN):
@@ -242,14 +242,14 @@ def _printed(path: Path, folder: Path) -> list[dict[str, Any]]:
             seconds=SECONDS + size // 1_000_000,
             output_bytes=min(max(64 << 20, 16 * size), 1 << 30),
         )
-        contents: dict[str, Any] = msgspec.json.decode(output)
+        contents: Json = msgspec.json.decode(output)
     if "problem" in contents:
         problem = " ".join(contents["problem"].split())[:160]
         raise TraceError(path, f"is not a report that ncu-report can read ({problem})", _AGAIN)
     return list(contents["launches"])
 
 
-def _report(path: Path, launches: Iterable[tuple[dict[str, Any], Iterable[tuple[str, Value, str]]]]) -> Report:
+def _report(path: Path, launches: Iterable[tuple[Json, Iterable[tuple[str, Value, str]]]]) -> Report:
     """Make a report of the identity of each launch, and of the name, value and unit of its metrics."""
     units: dict[str, str] = {}
     identities = []
@@ -336,8 +336,8 @@ def _value(text: str) -> Value:
     return float(plain) if number[1] or number[2] else int(plain)
 
 
-def _identity(row: dict[str, str]) -> dict[str, Any]:
-    identity: dict[str, Any] = {"id": int(row["ID"])}
+def _identity(row: dict[str, str]) -> Json:
+    identity: Json = {"id": int(row["ID"])}
     for column, name in _NAMED.items():
         identity[name] = row.get(column) or None
     identity["kernel"] = identity["kernel"] or ""

@@ -25,13 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from nsightkit.errors import NsightkitError, TraceError, UsageError, reading
+from nsightkit.errors import AnyPath, NsightkitError, TraceError, UsageError, reading
 from nsightkit.trace.files import drafted, make_private, user_cache
-
-__all__ = [
-    "LIBRARIES", "NCU", "NSYS", "Export", "Tool", "dotted", "environment", "exported", "run", "said",
-    "tail", "to_sqlite",
-]  # fmt: skip
 
 #: Of Linux's prctl: the signal a process gets when its parent dies.
 _PARENT_DEATH_SIGNAL = 1
@@ -43,7 +38,7 @@ def run(
     command: Sequence[str],
     timeout_s: float,
     *,
-    cwd: str | os.PathLike[str] | None = None,
+    cwd: AnyPath | None = None,
     env: dict[str, str] | None = None,
     show: bool = False,
     interrupt_s: float = 0.0,

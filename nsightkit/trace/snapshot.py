@@ -12,7 +12,6 @@ allocator set aside for it is only known of the blocks that are there at the end
 from __future__ import annotations
 
 import itertools
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.errors import TraceError, reading
+from nsightkit.errors import AnyPath, TraceError, reading
+from nsightkit.safe import Json
 from nsightkit.trace import snapshot_child
 from nsightkit.trace.files import require_regular, uncollected
 from nsightkit.trace.limited import run_limited
@@ -94,13 +94,13 @@ class Snapshot:
     stack_bounds: _Ints
     stack_frames: _Ints
     annotations: pd.DataFrame
-    settings: dict[str, Any]
+    settings: Json
     devices: int
     memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @uncollected()
-def read(path: str | os.PathLike[str]) -> Snapshot:
+def read(path: AnyPath) -> Snapshot:
     """Read a memory snapshot of PyTorch 2.1 or later.
 
     Parameters
@@ -135,7 +135,7 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
         return _snapshot(path, tables)
 
 
-def _snapshot(path: Path, tables: dict[str, Any]) -> Snapshot:
+def _snapshot(path: Path, tables: Json) -> Snapshot:
     events = _table(tables["events"])
     segments = _table(tables["segments"])
     blocks = _table(tables["blocks"])
@@ -168,7 +168,7 @@ def _snapshot(path: Path, tables: dict[str, Any]) -> Snapshot:
     )
 
 
-def _table(columns: dict[str, Any]) -> pd.DataFrame:
-    types: dict[str, Any] = dict.fromkeys(columns, "int64")
+def _table(columns: Json) -> pd.DataFrame:
+    types: Json = dict.fromkeys(columns, "int64")
     types |= dict.fromkeys(_TEXTS, object) | _CATEGORIES
     return pd.DataFrame({name: pd.Series(values, dtype=types[name]) for name, values in columns.items()})

@@ -20,6 +20,7 @@ from nsightkit.analysis.compare.runs import Run, unit_of
 from nsightkit.analysis.compare.samples import judge
 from nsightkit.analysis.core import noise
 from nsightkit.errors import UsageError
+from nsightkit.safe import Json
 
 __all__ = ["CONFIDENCE", "TOLERANCE", "compare"]
 
@@ -43,7 +44,7 @@ _NOTHING = 1e-9
 _Runs = Sequence[Any]
 
 
-def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANCE) -> dict[str, Any]:
+def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANCE) -> Json:
     """Compare runs of a program with a baseline.
 
     Parameters
@@ -92,7 +93,7 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
     rows = []
     for name, kept in checked.items():
         measured = [run.metrics[name] for run in runs if name in run.metrics]
-        row: dict[str, Any] = dict.fromkeys(("after", "ratio", "low", "high", "limit"))
+        row: Json = dict.fromkeys(("after", "ratio", "low", "high", "limit"))
         row |= {"metric": name, "unit": unit_of(name), "status": "missing", "before": _median(kept.runs)}
         row["tolerance"] = tolerance if kept.tolerance is None else kept.tolerance
         row["samples"] = [sum(map(len, kept.runs)), sum(map(len, measured))]
@@ -135,7 +136,7 @@ def _change(before: _Runs, after: _Runs, unit: str, confidence: float) -> noise.
     return noise.Change(value, noise=float(seen.max() - was if value > 0 else was - seen.min()))
 
 
-def _judge(row: dict[str, Any], change: noise.Change) -> None:
+def _judge(row: Json, change: noise.Change) -> None:
     """Judge a change by the tolerance and by noise."""
     was = row["before"]
     highest = 1 + row["tolerance"]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,6 +25,7 @@ from nsightkit.analysis.compare.match import pair, plain_kernel
 from nsightkit.analysis.compare.samples import Samples, judge, ordinary, samples, tables
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.categories import category_of
+from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
 __all__ = ["COLUMNS", "TABLES", "Comparison", "compare"]
@@ -85,7 +85,7 @@ class Comparison:
     least_ns: float
     tables: dict[str, pd.DataFrame]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Json:
         """Summarize what changed.
 
         Returns
@@ -114,7 +114,7 @@ class Comparison:
                 difference relative to before, and ``significance`` *changed*, *within noise* or *inconclusive*.
                 ``match`` is how names were paired (:mod:`nsightkit.analysis.compare.match`).
         """
-        facts: dict[str, Any] = {"unit": self.unit, "least_ns": self.least_ns}
+        facts: Json = {"unit": self.unit, "least_ns": self.least_ns}
         facts["before"] = words.described(self.before)
         facts["after"] = words.described(self.after)
         changes = []
@@ -179,7 +179,7 @@ def compare(
     return Comparison(first, second, "step" if has_steps else "trace", least_ns, compared)
 
 
-def _rows(before: Sequence[Capture], after: Sequence[Capture], table: str, has_steps: bool) -> list[dict[str, Any]]:
+def _rows(before: Sequence[Capture], after: Sequence[Capture], table: str, has_steps: bool) -> list[Json]:
     """Pair the names of a table, and judge each pair; nothing where a capture lacks the table."""
     if not all(table in capture for capture in (*before, *after)):
         return []
@@ -215,7 +215,7 @@ def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
     return sums.reindex(range(len(groups)), fill_value=0).to_numpy(np.float64)
 
 
-def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float | None) -> dict[str, Any]:
+def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float | None) -> Json:
     """Judge a figure of both sides: the number, the total and the samples of each capture; None: it has no samples."""
     totals = round(before[0][1]), round(after[0][1])
     was, now = totals

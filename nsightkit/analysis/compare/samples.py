@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from nsightkit.analysis.compare.match import plain_range
 from nsightkit.analysis.core import intervals, noise
 from nsightkit.analysis.timeline import gaps, overview, ranges, steps
+from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
 __all__ = ["Samples", "judge", "ordinary", "samples", "tables"]
@@ -45,7 +45,7 @@ class Samples:
 
     trace: Trace
     match: str | None
-    overview: dict[str, Any]
+    overview: Json
     windows: pd.DataFrame
     figures: pd.DataFrame
 
@@ -147,7 +147,7 @@ def tables(capture: Samples) -> dict[str, pd.DataFrame]:
     return result
 
 
-def _figures(trace: Trace, windows: pd.DataFrame, whole: dict[str, Any]) -> pd.DataFrame:
+def _figures(trace: Trace, windows: pd.DataFrame, whole: Json) -> pd.DataFrame:
     """Times of the whole: wall, busy and idle."""
     times = steps.divided(trace, windows, windows["process"].max())
     total = pd.Series(whole).reindex(times.columns).astype("float64")

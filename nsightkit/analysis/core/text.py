@@ -6,8 +6,6 @@ import re
 
 from nsightkit.safe import plain
 
-__all__ = ["bytes_text", "count_text", "digits", "share_text", "short_name", "time_text"]
-
 
 def time_text(ns: float | None) -> str:
     """Write a duration in the unit a person would choose, to three or four digits.

@@ -11,7 +11,7 @@ a block was allocated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from nsightkit.analysis.core.text import count_text
 from nsightkit.analysis.memory.blocks import events_of, free_space, held_blocks, segments_of, total_by_event
 from nsightkit.analysis.memory.categories import categorize, sites_of
 from nsightkit.errors import UsageError
+from nsightkit.safe import Json
 from nsightkit.trace.snapshot import Snapshot
 
 __all__ = ["allocations", "at", "growth", "ranges", "sites", "summary", "timeline"]
@@ -271,7 +272,7 @@ def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = N
 
 def summary(
     snapshot: Snapshot, device: int | None = None, top: int | None = None, moment: Moment | None = None
-) -> dict[str, Any]:
+) -> Json:
     """Show how high the memory stood, what it was made of, who allocated it, and what was lost between blocks.
 
     Parameters
@@ -329,7 +330,7 @@ def summary(
     }
 
 
-def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> dict[str, Any]:
+def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> Json:
     event = _event(snapshot, moment, device)
     now = _timeline(snapshot, device).iloc[event + 1].astype(object)
     reserved = now["reserved_bytes"]
@@ -349,7 +350,7 @@ def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> dict[str,
     }
 
 
-def _out_of_memory(snapshot: Snapshot, device: int) -> dict[str, Any] | None:
+def _out_of_memory(snapshot: Snapshot, device: int) -> Json | None:
     """Describe the last out-of-memory error."""
     events = events_of(snapshot, device)
     failures = events[events["action"] == "oom"]

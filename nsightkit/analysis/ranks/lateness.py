@@ -13,6 +13,7 @@ from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.intervals import uncovered
 from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.ranks.one_rank import TIME, WAITING
+from nsightkit.safe import Json
 
 __all__ = ["COLUMNS", "chances", "find", "lateness"]
 
@@ -120,7 +121,7 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
         excess_of_all += excess_ns
         by_unit = units[rank].dropna()
         late = by_unit[by_unit > 0]
-        row: dict[str, Any] = {
+        row: Json = {
             "rank": rank,
             "cause": cause,
             "late_ns": int(late_ns[rank]),

@@ -22,6 +22,7 @@ from nsightkit.analysis.replay.model import Change, Int, Played, Unplayable
 from nsightkit.analysis.replay.schedule import Schedule, read
 from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import UsageError
+from nsightkit.safe import Json
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "WhatIf", "asked", "plain", "rows"]
@@ -152,7 +153,7 @@ class WhatIf:
             self._add(name, change)
         return self.playable.play(change)
 
-    def row(self, *changes: str) -> dict[str, Any]:
+    def row(self, *changes: str) -> Json:
         """One row of the answer.
 
         Parameters
@@ -337,7 +338,7 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
     return found
 
 
-def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
+def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
     """Predict what changes would gain that :func:`asked` has checked.
 
     Parameters

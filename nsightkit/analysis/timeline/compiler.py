@@ -10,8 +10,6 @@ from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import matching
 from nsightkit.trace.model import Trace
 
-__all__ = ["COMPILES", "compiles", "regions"]
-
 #: Names under which compilers record themselves.
 COMPILES = re.compile(
     r"(?i)\(dynamo_timed\)|_compile\.(compile_inner|<locals>)|\b(inductor|backend|triton|jit|nvrtc)[\s_.:]*compil|"

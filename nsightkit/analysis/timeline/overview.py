@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
+from nsightkit.safe import Json
 from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace
 
 __all__ = ["captured_window", "left_out", "note", "summary"]
@@ -36,7 +35,7 @@ _ORDER = (
 _APART = 0.05
 
 
-def summary(trace: Trace) -> dict[str, Any]:
+def summary(trace: Trace) -> Json:
     """Measure busy, idle and captured time of the whole trace and of each device.
 
     *busy* is the length of the union of a device's kernels, copies, memsets and graph replays over all
@@ -68,7 +67,7 @@ def summary(trace: Trace) -> dict[str, Any]:
         by = trace.table(name, ["device", "duration_ns"]).groupby("device")["duration_ns"]
         table[key] = by.size() if key == "kernel_count" else by.sum()
     table = table.fillna(0).astype(np.int64)
-    figures: dict[str, Any] = dict.fromkeys(_ORDER)
+    figures: Json = dict.fromkeys(_ORDER)
     figures |= _window(trace)
     if left_out(trace) is None and any(trace.recorded(name) for name in GPU_TABLES):
         figures |= _figures(trace, table.sum())
@@ -97,9 +96,9 @@ def summary(trace: Trace) -> dict[str, Any]:
     return figures
 
 
-def _figures(trace: Trace, row: pd.Series) -> dict[str, Any]:
+def _figures(trace: Trace, row: pd.Series) -> Json:
     """Times and shares of a device, or of the sum over all."""
-    figures: dict[str, Any] = {}
+    figures: Json = {}
     for key in ("span_ns", "busy_ns", "idle_ns"):
         figures[key] = int(row[key])
     for key, name in _TABLE_OF.items():
@@ -129,7 +128,7 @@ def left_out(trace: Trace) -> str | None:
     return f"The filters leave none of the trace's {held:,} GPU operations, so there is nothing to measure."
 
 
-def note(trace: Trace, figures: dict[str, Any]) -> str | None:
+def note(trace: Trace, figures: Json) -> str | None:
     """Warn that nothing is left to measure, or that the GPU's idle share of its span and of the steps differ.
 
     Parameters

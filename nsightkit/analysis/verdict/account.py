@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,8 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.timeline import gaps, steps
+from nsightkit.safe import Json
 from nsightkit.trace.model import GPU_TABLES, Trace
-
-__all__ = ["BOTTLENECKS", "FEW_STEPS", "IDLE", "LAYERS", "LOSSES", "PARTS", "WORK", "Account", "make"]
 
 Int = npt.NDArray[np.int64]
 
@@ -155,7 +153,7 @@ class Account:
             is_hidden[copies.index] = 2 * hidden_ns >= copies["duration_ns"]
         return is_hidden
 
-    def ranked(self, names: Iterable[str]) -> list[dict[str, Any]]:
+    def ranked(self, names: Iterable[str]) -> list[Json]:
         """Rank answers by time.
 
         Parameters

@@ -18,8 +18,6 @@ from nsightkit.analysis.verdict.rules import CHANGE_OF, LEAST, by_shape, rate
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
-__all__ = ["again", "next_steps"]
-
 _CAPTURE = {
     "nsys": "nsightkit capture nsys -o more -- COMMAND",
     "nodes": "nsightkit capture nsys --cuda-graph-trace=node -o nodes -- COMMAND",

@@ -15,8 +15,6 @@ from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.verdict.account import FEW_STEPS, IDLE, LAYERS, LOSSES, WORK, Account
 from nsightkit.errors import UsageError
 
-__all__ = ["CHANGE_OF", "LEAST", "Decision", "bounded", "by_shape", "decide", "rate"]
-
 #: The change that takes away what each cause names.
 CHANGE_OF = {slug: cause.change for slug, cause in CAUSES.items() if cause.change is not None}
 #: Causes without a change.
