@@ -47,7 +47,7 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
         if any(_is_trace(what) for what in downloads.values()):
             opened = (
                 "A timeline opens in Perfetto (ui.perfetto.dev, *Open trace file*; it stays in your browser). "
-                "``nsightkit`` reads the trace that the timeline was drawn from, not the timeline."
+                "To analyse it with ``nsightkit``, take the original trace instead."
             )
             lines += [opened, ""]
         for title, what in downloads.items():

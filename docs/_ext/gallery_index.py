@@ -15,7 +15,7 @@ from sphinx.util import rst
 #: Groups by what a page's answer rests on; the badge decides, so a page that gets a recording moves by itself.
 _SOLVED, _EXACT, _PREDICTED = "Solved on real traces", "Exact", "Predictions"
 _GROUPS = {
-    _SOLVED: "Captures from named GPUs, by us (*measured*) or by others (*case file*), analysed by the page's code.",
+    _SOLVED: "Traces that other people recorded and published, analysed by the code on the page.",
     _EXACT: "Arithmetic that comes out the same on every machine.",
     _PREDICTED: "We have not run these on a GPU yet. Each page has the arithmetic, the nearest case file, and one "
     "command to measure it on your card.",

@@ -17,6 +17,10 @@ from nsightkit import plots
 _FILE = Path(__file__).resolve().parent.parent / "judgement.json"
 #: What the file calls each kind of run, and what the page does.
 _SOURCES = {"planted": "synthetic", "played": "simulated", "real": "real"}
+#: Answers that name no cause.
+_NOTHING = ["unknown", "queued", "not-enough-data"]
+#: What an answer can be.
+_KINDS = ["right", "also allowed", "undecided", "wrong"]
 _COLUMNS = ["truth", "answer", "confidence", "is_refused", "kind"]
 
 
@@ -32,7 +36,13 @@ def runs(document: dict[str, Any]) -> pd.DataFrame:
     for source, name in _SOURCES.items():
         rows = pd.DataFrame(list(document[source].values()), columns=_COLUMNS)
         frames.append(rows.assign(source=name))
-    return pd.concat(frames, ignore_index=True)
+    table = pd.concat(frames, ignore_index=True)
+    # A second answer that the label allows is not the same as the answer that it names.
+    is_second = (table["kind"] == "right") & (table["answer"] != table["truth"])
+    is_sure = (table["confidence"] != "low") & ~table["answer"].isin(_NOTHING)
+    table.loc[is_second, "kind"] = "undecided"
+    table.loc[is_second & is_sure, "kind"] = "also allowed"
+    return table
 
 
 def _by_truth(table: pd.DataFrame) -> pd.DataFrame:
@@ -54,17 +64,26 @@ class Judgement(SphinxDirective):
         document = json.loads(_FILE.read_text(encoding="utf-8"))
         table = runs(document)
         by_source = pd.crosstab(table["source"], table["kind"]).rename_axis(columns=None)
-        within = Counter(document["random"].values())
-        text = (
-            f"For {within['within 5 %']} of {within.total()} random programs the worst prediction of a standard change "
-            f"is within 5 % of the simulated gain, for {within['within 10 %']} more within 10 %; {within['refused']} "
-            "were not predicted."
-        )
+        by_source = by_source.reindex(columns=_KINDS, fill_value=0)
         tables = []
         for frame in (_by_truth(table), by_source):
             shown = plots.table(frame.reset_index())
             tables.append(nodes.raw("", shown._repr_html_(), format="html"))
-        return [*tables, nodes.paragraph("", text)]
+        return [*tables, nodes.paragraph("", _about_random(document["random"]))]
+
+
+def _about_random(outcomes: dict[str, str]) -> str:
+    """Say how far the worst prediction of each random program is from its simulated gain."""
+    count = Counter(outcomes.values())
+    text = (
+        f"For {count['within 5 %']} of {count.total()} random programs the worst prediction of a standard change is "
+        "within 5% of the simulated gain"
+    )
+    if count["within 10 %"]:
+        text += f", for {count['within 10 %']} more within 10%"
+    if count["refused"]:
+        text += f"; for {count['refused']} nothing was predicted"
+    return f"{text}."
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
