@@ -69,7 +69,7 @@ const stackable = (table) => {
   [...table.tBodies].flatMap((body) => [...body.rows]).forEach((row) => {
     [...row.cells].forEach((cell, column) => {
       cell.setAttribute("role", "cell");
-      if (column) cell.dataset.column = heads[column]?.textContent.trim() ?? "";
+      if (column && cell.textContent.trim()) cell.dataset.column = heads[column]?.textContent.trim() ?? "";
     });
   });
 };
