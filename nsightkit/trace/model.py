@@ -224,12 +224,10 @@ class Trace:
         -------
         dict of int to str
         """
-        seen = {
-            thread
-            for table, columns in TABLES.items()
-            if "thread" in columns
-            for thread in self.table(table, ["thread"])["thread"].unique().tolist()
-        }
+        seen: set[int] = set()
+        for table, columns in TABLES.items():
+            if "thread" in columns:
+                seen.update(self.table(table, ["thread"])["thread"].unique().tolist())
         return {thread: name for thread, name in self.meta.thread_names.items() if thread in seen}
 
     def table(self, name: str, columns: Iterable[str] | None = None) -> pd.DataFrame:
@@ -325,7 +323,7 @@ class FrameSource:
 
     def __init__(self, frames: dict[str, pd.DataFrame], meta: TraceMeta | None = None) -> None:
         self.meta = meta or TraceMeta()
-        self._frames = {t: complete(t, f) for t, f in frames.items()}
+        self._frames = frames
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`Source`."""
@@ -333,16 +331,17 @@ class FrameSource:
 
     def first_ns(self) -> int:
         """See :class:`Source`."""
-        frames = (self._frames[table] for table in EVENT_TABLES if table in self._frames)
-        return min((int(f["start_ns"].min()) for f in frames if len(f)), default=0)
+        frames = [self._frames.get(table) for table in EVENT_TABLES]
+        starts = [int(frame["start_ns"].min()) for frame in frames if frame is not None and len(frame)]
+        return min(starts, default=0)
 
 
 def _stored(columns: Iterable[str]) -> list[str]:
     """The columns that a source is asked for. Starts and ends come together, as each makes sense with the other."""
-    stored: dict[str, None] = {}
+    stored: list[str] = []
     for column in columns:
-        stored.update(dict.fromkeys(TIME_COLUMNS if column in ("duration_ns", *TIME_COLUMNS) else (column,)))
-    return list(stored)
+        stored += TIME_COLUMNS if column in ("duration_ns", *TIME_COLUMNS) else (column,)
+    return list(dict.fromkeys(stored))
 
 
 def capability(major: int | None, minor: int | None) -> str | None:

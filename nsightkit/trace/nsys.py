@@ -128,10 +128,8 @@ class NsysSource:
 
     def _chosen(self, source: str) -> Rows | None:
         """The rows of a table that are events of ours; None for all."""
-        rows = _SOURCES[source].get("rows")
-        if rows is None or rows["column"] not in self._tables.tables[source]:
-            return None
-        return Rows(rows["column"], tuple(rows["numbers"]), rows.get("others", False))
+        rows: Rows | None = _SOURCES[source].get("rows")
+        return rows if rows and rows["column"] in self._tables.tables[source] else None
 
     def _part(self, table: str, source: str, columns: Sequence[str]) -> pd.DataFrame:
         """The wanted columns that one of the exporter's tables has."""
@@ -235,7 +233,7 @@ class NsysSource:
         if is_plain.any() and rows:
             plain = [""] * len(ids)
             if "text" in self._tables.tables[_NVTX]:
-                _, plain = self._tables.texts(_NVTX, rows.column, "text", rows.numbers)
+                _, plain = self._tables.texts(_NVTX, rows["column"], "text", rows["numbers"])
             plain_codes, plain_texts = pd.factorize(np.array(plain, object))
             codes = np.where(is_plain, plain_codes + len(texts), codes)
             texts += plain_texts.tolist()
@@ -253,7 +251,7 @@ class NsysSource:
 
     def _domain_names(self) -> dict[int, str]:
         """Names of domains by process and number."""
-        announced = Rows("eventType", (_DOMAIN,))
+        announced = {"column": "eventType", "numbers": (_DOMAIN,)}
         columns = {"domainId", "globalTid", "textId"}.intersection(self._tables.tables[_NVTX])
         events = self._tables.integers(_NVTX, sorted(columns), announced)
         text = events.get("textId", np.full(len(events["domainId"]), NULL))

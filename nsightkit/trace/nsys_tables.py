@@ -12,9 +12,9 @@ import re
 import sqlite3
 import time
 import urllib.parse
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +53,8 @@ _VALUE_BYTES = 16 << 20
 _BATCH_ROWS = 4096
 
 
-class Rows(NamedTuple):
-    """The rows of a table with these integers in a column, or with any others."""
-
-    column: str
-    numbers: tuple[int, ...]
-    others: bool = False
+#: The rows of a table with some integers in a column (`column`, `numbers`), or with any others (`others`).
+Rows: TypeAlias = Mapping[str, Any]
 
 
 class Sqlite:
@@ -219,20 +215,17 @@ class ParquetDir:
     """An export as a folder of Parquet files (``nsys export --type parquetdir``), one a table."""
 
     def __init__(self, path: Path, read: Collection[str]) -> None:
-        from nsightkit.trace import parquet
+        from nsightkit.trace.parquet import columns_of
 
         self.path = path
-        self.tables: dict[str, list[str]] = {}  # columns by table
-        for file in path.glob("*.parquet"):
-            if file.stem in read:
-                with self._guard(file.stem):
-                    self.tables[file.stem] = parquet.schema_names(file)
+        files = [file for file in path.glob("*.parquet") if file.stem in read]
+        self.tables = {file.stem: columns for file, columns in columns_of(files).items()}  # columns by table
 
     def records(self, table: str) -> list[dict[str, Any]]:
         """Give a small table's rows; none where it is absent."""
         if table not in self.tables:
             return []
-        rows = self._table(table, self.tables[table])
+        rows = self._table(table, list(self.tables[table]))
         _require_few(self.path, len(rows))
         return list(rows.to_pylist())
 
@@ -243,12 +236,12 @@ class ParquetDir:
 
     def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
         """Give integer columns, NULL as :data:`NULL`."""
-        wanted = [*columns, rows.column] if rows else columns
+        wanted = [*columns, rows["column"]] if rows else columns
         read = self._table(table, list(dict.fromkeys(wanted)))
         with self._guard(table):
             found = {column: _as_int64(read[column]) for column in read.column_names}
         if rows:
-            chosen = np.isin(found[rows.column], rows.numbers, invert=rows.others)
+            chosen = np.isin(found[rows["column"]], rows["numbers"], invert=rows.get("others", False))
             return {column: found[column][chosen] for column in columns}
         return found
 
@@ -262,10 +255,10 @@ class ParquetDir:
         return read[key].to_pylist(), [known[code] for code in coded.cat.codes]
 
     def _table(self, table: str, columns: list[str]) -> pa.Table:
-        from nsightkit.trace import parquet
+        from nsightkit.trace.parquet import read_table
 
         with self._guard(table):
-            return parquet.read_table(self.path / f"{table}.parquet", columns)
+            return read_table(self.path / f"{table}.parquet", {name: self.tables[table][name] for name in columns})
 
     def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:
         remedy = "export it again with nsys export --type parquetdir"
@@ -307,8 +300,8 @@ def _query(table: str, expressions: Iterable[str], rows: Rows | None = None) -> 
     # An index has another order than the rows.
     query = f"SELECT {', '.join(expressions)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608
     if rows:
-        among = "NOT IN" if rows.others else "IN"
-        query += f" WHERE {_quoted(rows.column)} {among} ({', '.join(map(str, rows.numbers))})"
+        among = "NOT IN" if rows.get("others") else "IN"
+        query += f" WHERE {_quoted(rows['column'])} {among} ({', '.join(map(str, rows['numbers']))})"
     return query
 
 

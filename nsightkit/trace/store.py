@@ -36,7 +36,7 @@ from nsightkit.trace.files import (
     user_cache,
     user_secret,
 )
-from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
+from nsightkit.trace.model import TABLES, TIME_COLUMNS, Source, Trace, TraceMeta, complete
 
 __all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "require_free", "write"]
 
@@ -112,7 +112,7 @@ def write(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
         draft.mkdir()
         for table in filter(trace.size, TABLES):
             frame = trace.table(table)
-            frame = frame.assign(start_ns=frame["start_ns"] + trace.t0_ns, end_ns=frame["end_ns"] + trace.t0_ns)
+            frame[list(TIME_COLUMNS)] += trace.t0_ns
             if table == "ranges" and (mask := trace.mask(table)) is not None:
                 # Rows of the selection, and a last place for rows left out and for no parent.
                 rows = np.append(np.where(mask, np.cumsum(mask) - 1, -1), -1)
@@ -193,6 +193,8 @@ class _StoreSource:
     """Reads single columns of a store."""
 
     def __init__(self, folder: Path) -> None:
+        from nsightkit.trace.parquet import columns_of
+
         index = _index_of(folder)
         if index.get("format") != _FORMAT:
             raise TraceError(
@@ -204,17 +206,19 @@ class _StoreSource:
         with reading(folder, f"has a damaged {_INDEX}", "convert the original trace again"):
             self._first = int(index.get("first_ns", 0))
             self.meta = msgspec.convert(index.get("meta"), TraceMeta, str_keys=True)
+        files = [folder / f"{table}.parquet" for table in TABLES]
+        self._columns = columns_of(list(filter(os.path.lexists, files)))
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
-        from nsightkit.trace.parquet import read_table, schema_names
+        from nsightkit.trace.parquet import read_table
 
         file = self._folder / f"{table}.parquet"
-        if not os.path.lexists(file):
+        if file not in self._columns:
             return complete(table, None, columns)
         with reading(file, "is not a readable Parquet table", "convert the original trace again"):
-            known = set(columns).intersection(schema_names(file))
-            frame = _frame(read_table(file, [*known] or ["start_ns"]))
+            known = {column: text for column, text in self._columns[file].items() if column in columns}
+            frame = _frame(read_table(file, known or {"start_ns": False}))
             return complete(table, frame, columns)
 
     def first_ns(self) -> int:
@@ -241,13 +245,9 @@ def open_store(folder: Path) -> Source:
 
 
 @functools.cache
-def _version() -> str:
+def _version() -> int:
     """Tell this version of the readers from any other: what it kept is of no use to other code."""
-    digest = hashlib.blake2b(digest_size=8)
-    for file in sorted(Path(__file__).parent.iterdir()):
-        if file.suffix in (".py", ".toml"):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return max(file.stat().st_mtime_ns for file in Path(__file__).parent.glob("*.*"))
 
 
 def _content_key(path: Path, reader: str) -> str:

@@ -1,7 +1,6 @@
 """Caches, drafts and stores are safe with untrusted files."""
 
 import contextlib
-import io
 import os
 import shutil
 import stat
@@ -17,9 +16,9 @@ from child import command
 from make_kineto import write as write_kineto
 
 import nsightkit
-from nsightkit.trace import parquet, store
+from nsightkit.trace import store
 from nsightkit.trace.model import Trace, TraceMeta
-from nsightkit.trace.parquet import read_table, schema_names
+from nsightkit.trace.parquet import columns_of, read_table
 
 OTHER_USER = 12345
 
@@ -208,14 +207,10 @@ def varint(number):
     return bytes([*groups, number])
 
 
-def claim_five_rows(path, rows):
-    """Change the row counts in a file's footer without changing its length."""
-    data = path.read_bytes()
-    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    truth = varint(rows)
-    lie = bytes([10 | 128]) + b"\x80" * (len(truth) - 2) + b"\0"
-    assert truth in data[start:]
-    path.write_bytes(data[:start] + data[start:].replace(truth, lie))
+def read(file, names):
+    """Read columns of a file, as a reader of a trace does."""
+    columns = columns_of([file])[file]
+    return read_table(file, {name: columns[name] for name in names})
 
 
 def texts(length, rows, end=""):
@@ -240,13 +235,11 @@ class TestBombs:
         store.write(Trace.from_frames({}), tmp_path / "s.parquet")
         return tmp_path / "s.parquet"
 
-    @pytest.mark.parametrize("bomb", [*BOMBS, "constant that lies"])
+    @pytest.mark.parametrize("bomb", BOMBS)
     def test_are_refused(self, folder, bomb):
         file = folder / "kernels.parquet"
-        table, times, options = BOMBS.get(bomb, BOMBS["constant"])
+        table, times, options = BOMBS[bomb]
         many_times(file, table, times, **options)
-        if bomb == "constant that lies":
-            claim_five_rows(file, len(ZEROS))
         assert file.stat().st_size < 1 << 20
         ended = ask(folder)
         assert ended.code == 2, ended.error
@@ -286,11 +279,11 @@ class TestParquet:
         )
         file = tmp_path / "t.parquet"
         pq.write_table(table, file, **options)
-        found = read_table(file, table.column_names)
-        assert schema_names(file) == table.column_names
+        found = read(file, table.column_names)
+        assert list(columns_of([file])[file]) == table.column_names
         assert found.to_pylist() == pq.read_table(file).to_pylist()
         assert pa.types.is_dictionary(found["text"].type)
-        assert read_table(file, ["int"]).column_names == ["int"]
+        assert read(file, ["int"]).column_names == ["int"]
 
     def test_codes_without_a_text_are_refused(self, tmp_path):
         file = tmp_path / "t.parquet"
@@ -301,7 +294,7 @@ class TestParquet:
         assert data.count(header) == 1
         file.write_bytes(data.replace(header, bytes([0x4C, 0x15, *varint(1)])))
         with pytest.raises(ValueError, match="outside its dictionary"):
-            read_table(file, ["name"])
+            read(file, ["name"])
 
     def test_a_footer_at_which_pyarrow_ends_the_process_is_refused(self, tmp_path):
         file = tmp_path / "t.parquet"
@@ -309,8 +302,8 @@ class TestParquet:
         optional, required = (bytes([0x25, wire, 0x18, 8]) + b"start_ns" for wire in (2, 0))
         assert optional in file.read_bytes()
         file.write_bytes(file.read_bytes().replace(optional, required))
-        with pytest.raises((OSError, ValueError)):
-            read_table(file, ["start_ns"])
+        with pytest.raises(nsightkit.TraceError):
+            read(file, ["start_ns"])
 
     @pytest.mark.parametrize(
         "footer",
@@ -323,10 +316,12 @@ class TestParquet:
         ],
         ids=["number", "structures", "lists", "doubles", "many"],
     )
-    def test_a_footer_without_end_is_refused_at_once(self, footer):
+    def test_a_footer_without_end_is_refused_at_once(self, tmp_path, footer):
         began = time.monotonic()
-        with pytest.raises(ValueError, match=r"truncated|too long|type"):
-            parquet._struct(io.BytesIO(footer))
+        file = tmp_path / "t.parquet"
+        file.write_bytes(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+        with pytest.raises(nsightkit.TraceError):
+            columns_of([file])
         assert time.monotonic() - began < 5
 
     def test_damage_is_an_error(self, tmp_path):
@@ -335,10 +330,10 @@ class TestParquet:
         pq.write_table(table, file, compression="zstd")
         data = file.read_bytes()
         rng = np.random.default_rng(0)
-        for _ in range(500):
+        for _ in range(50):
             damaged = bytearray(data)
             for place in rng.integers(4, len(data) - 8, 3):
                 damaged[place] = rng.integers(256)
             file.write_bytes(damaged)
             with contextlib.suppress(ValueError, OSError, pa.ArrowException, nsightkit.TraceError):
-                assert read_table(file, ["start_ns", "name"]).num_rows == 2000
+                assert read(file, ["start_ns", "name"]).num_rows == 2000
