@@ -1,7 +1,7 @@
 """What a page of the gallery shows at once, and what it folds away.
 
 ``.. in-short::`` is the box at the top: the answer, and the kind of evidence that it rests on. ``.. own-run::``, first
-in a section, folds the section under one line where nothing is recorded yet. A code block whose first line is
+in a section, puts one line in the section's place, heading included, and folds it there, where nothing is recorded yet. A code block whose first line is
 ``# fold: TITLE`` is folded under TITLE.
 """
 
@@ -82,7 +82,7 @@ def _fold(app: Sphinx, doctree: nodes.document) -> None:
         outputs = " ".join(raw.astext() for raw in section.findall(nodes.raw))
         if 'data-mode="missing"' in outputs:
             script = app.env.docname.rpartition("/")[2]
-            section[1:] = _folded(_MISSING.format(script), section.children[1:])
+            section.replace_self(_folded(_MISSING.format(script), section.children[1:]))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -91,5 +91,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_role("badge", Badge())
     app.add_directive("in-short", InShort)
     app.add_directive("own-run", OwnRun)
-    app.connect("doctree-read", _fold)
+    app.connect("doctree-read", _fold, priority=400)  # before the page's headings are collected
     return {"parallel_read_safe": True, "parallel_write_safe": True}
