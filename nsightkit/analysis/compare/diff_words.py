@@ -131,10 +131,15 @@ def _moved(facts: Row, was: str, now: str) -> tuple[bool | None, str]:
         return None, "Whether the bottleneck moved is unknown"
     if was == now:
         return False, "The bottleneck did not move"
+    words = set()
     for row in facts["changes"]:
         # The verdicts rest on these: without a change here, they differ by noise.
         if row["table"] == "figures" or row.get("cause") in (was, now):
-            return True, "The bottleneck moved"
+            words.add(row["significance"])
+    if noise.CHANGED in words:
+        return True, "The bottleneck moved"
+    if words:
+        return None, "Whether the bottleneck moved is inconclusive"
     return False, "The verdicts differ by no more than noise"
 
 

@@ -87,7 +87,8 @@ class Job:
         list of str
         """
         if len(self.stragglers):
-            gain = f"With every rank on time, the job would save at most {time_text(self.gain_ns)}."
+            late = " and ".join(f"rank {rank}" for rank in self.stragglers["rank"])
+            gain = f"With {late} on time, the job would save at most {time_text(self.gain_ns)}."
             return [*self.stragglers["text"], gain]
         if len(self.collectives):
             return [f"No rank is late more often than chance explains ({len(self.collectives):,} collectives)."]
