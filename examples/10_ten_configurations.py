@@ -120,9 +120,9 @@ plots.table(
 
 # %%
 # A step takes as long as its FLOPs or as its launches, whichever is longer.
-# ``model_a`` and ``model_b`` have about the same parameters and
-# FLOPs. The second has six times the layers, so its launches take longer than
-# its FLOPs, and it gains nothing.
+# ``model_a`` and ``model_b`` have about the same parameters and FLOPs. The
+# second has six times the layers, so its launches take longer than its FLOPs,
+# and it gains nothing.
 
 # %%
 # Change one thing: the batch
@@ -150,6 +150,7 @@ plots.table(
 # nothing. Before you rent the new card, replay a trace from the old one with
 # faster kernels. If the replay promises little, a larger batch, a compiler or
 # a better data loader gain more, and cost less.
+#
 # The guide's :ref:`worked example <worked-example>` is the ResNet-50 of the
 # figure: even with its loader fixed, a faster card would gain
 # :measured:`10_ten_configurations.resnet:.2f`\ x.

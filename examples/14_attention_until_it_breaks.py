@@ -62,10 +62,10 @@ plots.table(programs, {"one matrix (GB)": "{:.2f}"})
 # %%
 # Evidence: are there two matrices, and three?
 # --------------------------------------------
-# The operators determine which tensors exist when, so the peak is arithmetic,
-# and the bytes are the same on every machine. So we let a CPU run the function
-# above in fp32, with one head and a batch of eight, which makes eight matrices
-# of scores. PyTorch's profiler records each allocation (*exact*):
+# The operators determine which tensors exist when, so the bytes are the same on
+# every machine. We let a CPU run the function above in fp32, with one head and
+# a batch of eight, which makes eight matrices of scores. PyTorch's profiler
+# records each allocation (*exact*):
 
 # fold: How the table is made
 COUNTED = ["predicted (MB)", "counted (MB)", "in matrices"]
@@ -73,8 +73,9 @@ counted = sweep.counted(context=1024)
 plots.table(counted, dict.fromkeys(COUNTED, "{:.2f}"))
 
 # %%
-# Forward needs two of them and backward three. The rest is q, k, v, the result
-# with its gradients, and the mask.
+# The unit of the last column is all eight matrices together. Forward needs them
+# twice and backward three times. The rest is q, k, v, the result with its
+# gradients, and the mask.
 
 # %%
 # Where does each kind of attention break?
@@ -300,9 +301,10 @@ findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"until the matrix of scores fills the card three times, with naive "
-        f"attention. For one head and a batch of eight on an H200, that is at "
-        f"about {ends_at['naive', 'fp32']:,.0f} tokens in fp32, "
+        f"until three copies of the matrix of scores fill the card, which is "
+        f"what naive attention needs for its backward pass. For one head and "
+        f"a batch of eight on an H200, that is at about "
+        f"{ends_at['naive', 'fp32']:,.0f} tokens in fp32, "
         f"{ends_at['naive-compiled', 'fp32']:,.0f} compiled, and "
         f"{ends_at['naive', 'bf16']:,.0f} in bf16. Flash attention needs "
         "memory linear in the context, so other activations fill the card "

@@ -122,10 +122,11 @@ plots.table(attention.assign(ms=attention["ms"] / 1e6), {"ms": "{:,.1f}"})
 # %%
 # Is the datasheet a fair limit?
 # ------------------------------
-# Not always for matmuls. A matmul on tensor cores draws the most power, so a
-# board lowers its clock until the power fits its limit. These are rates that
-# people published for an A100, an H100, an H200 or a B200, as shares of the
-# datasheet (*reported*; the sources are under *Limits*):
+# For memory-bound kernels it is, for matmuls not always. A matmul on tensor
+# cores draws the most power, so a board lowers its clock until the power fits
+# its limit. These are rates that people published for an A100, an H100, an
+# H200 or a B200, as shares of the datasheet (*reported*; the sources are under
+# *Limits*):
 
 # fold: How the table is made
 plots.table(published.shares())
@@ -385,10 +386,10 @@ findings = headline(
         f"divide its FLOPs and bytes by the card's peaks. In a video model on "
         f"an H100, the softmax reaches {limits['softmax']:.0%} of that limit "
         f"and takes the most time. Perfect kernels would save two thirds of "
-        f"the time of attention; one fused operator has a limit {moved:.0f}x "
-        f"lower (predicted). Against the datasheet, published bf16 matmuls "
+        f"the time of attention, and the bound of one fused operator is "
+        f"another {moved:.0f}x shorter (predicted). Published bf16 matmuls "
         f"reach {shares.loc['bf16', 'lowest']} to "
-        f"{shares.loc['bf16', 'highest']}."
+        f"{shares.loc['bf16', 'highest']} of the datasheet."
     ),
     badge="case file, NVIDIA H100 and H200",
     softmax=limits["softmax"],
