@@ -63,14 +63,14 @@ plots.panels(
 # ----------------------------------------
 # While the GPU works, the CPU launches the next kernels. A step takes as long
 # as all launches or all kernels, whichever is longer. Suppose that the kernels
-# of a step take ``26 ms`` and its launches ``30 ms``. How busy is the GPU, and
+# of a step take 26 milliseconds and its launches 30. How busy is the GPU, and
 # how long is the step with kernels that take a third of that?
 #
 # .. dropdown:: Answer
 #
-#    The GPU is busy for ``26 ms`` of ``30 ms`` and looks like the limit. The
-#    step still takes ``30 ms``, on any card. The transformer with 128 samples
-#    in the figure is close to this case.
+#    The GPU is busy for 26 of 30 milliseconds and looks like the limit. The
+#    step still takes 30, on any card. The transformer with 128 samples in the
+#    figure is close to this case.
 
 # %%
 # Evidence: what limits each program?

@@ -62,10 +62,10 @@ plots.table(programs, {"one matrix (GB)": "{:.2f}"})
 # %%
 # Evidence: are there two matrices, and three?
 # --------------------------------------------
-# The operators determine which tensors exist when, so the bytes are the same on
-# every machine. We let a CPU run the function above in fp32, with one head and
-# a batch of eight, which makes eight matrices of scores. PyTorch's profiler
-# records each allocation (*exact*):
+# The operators determine which tensors exist when, so the bytes are the same
+# on every machine. We let a CPU run the function above in fp32, with one head
+# and a batch of eight, which makes eight matrices of scores. PyTorch's
+# profiler records each allocation (*exact*):
 
 # fold: How the table is made
 COUNTED = ["predicted (MB)", "counted (MB)", "in matrices"]
@@ -73,8 +73,8 @@ counted = sweep.counted(context=1024)
 plots.table(counted, dict.fromkeys(COUNTED, "{:.2f}"))
 
 # %%
-# The unit of the last column is all eight matrices together. Forward needs them
-# twice and backward three times. The rest is q, k, v, the result with its
+# The unit of the last column is all eight matrices together. Forward needs
+# them twice and backward three times. The rest is q, k, v, the result with its
 # gradients, and the mask.
 
 # %%
