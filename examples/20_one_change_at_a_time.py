@@ -100,9 +100,9 @@ show(of_first.summary())
 # because it sets two outliers of the second run aside, its first and its fifth
 # step. Both are true, and the second describes the change.
 #
-# Watch for lines like the last one: a library chose other convolution kernels
-# in the second run. They took about as long here. Had they been slower or
-# faster, we would have credited the loader with the difference.
+# Watch for lines like the last one above: a library chose other convolution
+# kernels in the second run. They took about as long here. Had they been slower
+# or faster, we would have credited the loader with the difference.
 
 # %%
 # Evidence: and the second pair?
@@ -152,10 +152,10 @@ show(of_second)
 # .. dropdown:: Answer
 #
 #    The difference of two runs varies by the root of two times the spread of
-#    a run. From that the two shares follow. With four per cent the rule is
-#    little better than a coin, and more steps per run do not help: a run as a
-#    whole is a single draw of a clock, a memory placement and the machine's
-#    other work.
+#    a run. From that the two shares follow. With four per cent nearly one
+#    unchanged run in five fails, and nearly one slow run in three passes. More
+#    steps per run do not help: a run as a whole is a single draw of a clock, a
+#    memory placement and the machine's other work.
 #
 #    .. list-table::
 #       :header-rows: 1
