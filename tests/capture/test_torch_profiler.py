@@ -14,7 +14,7 @@ from nsightkit.errors import NsightkitError, UsageError
 
 SCRIPT = """
     import sys, torch
-    from nsightkit.capture import phase
+    from nsightkit.workloads.phases import phase
     with phase("step"):
         (torch.ones(8, 8) @ torch.ones(8, 8)).sum().item()
     print("arguments:", sys.argv[1:])
