@@ -7,12 +7,11 @@ report and by ncu's log.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from nsightkit.capture.profiling import Captured, choose, parse, target, unexpanded, watch
 from nsightkit.errors import AnyPath, NsightkitError, UsageError
+from nsightkit.trace.files import drafted
 from nsightkit.trace.programs import NCU, tail
 
 __all__ = ["PERMISSION", "profile"]
@@ -90,16 +89,14 @@ def profile(
     report = target(output, ".ncu-rep", overwrite=overwrite)
     ncu = NCU.require()
     chosen = choose(ncu_args, given, _DEFAULTS, NCU.ask(ncu, "--help"))
-    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
-        draft = Path(folder) / "report.ncu-rep"
-        log_file = Path(folder) / "log.txt"
+    with drafted(report) as draft:
+        log_file = draft.with_name("log.txt")
         files = [f"--export={unexpanded(draft)}", f"--log-file={unexpanded(log_file)}"]
         returncode, notes = watch([str(ncu), *chosen, *files, *command], timeout_s, env)
         log = log_file.read_text(errors="replace") if log_file.is_file() else ""
         _check_permission(log)
         if not draft.is_file():
             raise NsightkitError(f"{_why_no_report(log, given)} (ncu's exit code: {returncode})")
-        draft.replace(report)
     notes += re.findall(r"^==(?:WARNING|ERROR)== (.*)", log, re.MULTILINE)[:3]
     notes.append(_PRIVATE)
     shown = [str(ncu), *chosen, f"--export={unexpanded(report)}", *command]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nsightkit.capture.profiling import Captured, choose, parse, target, unexpanded, watch
 from nsightkit.errors import AnyPath, NsightkitError, UsageError
+from nsightkit.trace.files import drafted
 from nsightkit.trace.programs import NSYS, environment, to_sqlite
 
 __all__ = ["importer", "profile"]
@@ -84,8 +84,7 @@ def profile(
     export = target(report.with_suffix(".sqlite"), ".sqlite", overwrite=overwrite)
     nsys = NSYS.require()
     chosen = choose(nsys_args, given, _defaults(given), NSYS.ask(nsys, "profile", "--help"))
-    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
-        draft = Path(folder) / report.name
+    with drafted(report) as draft:
         ran = [str(nsys), "profile", *chosen, f"--output={unexpanded(draft.with_suffix(''))}", *command]
         returncode, notes = watch(ran, timeout_s, environment(env))
         unfinished = draft.with_suffix(".qdstrm")
@@ -94,7 +93,6 @@ def profile(
             raise NsightkitError(f"nsys could not import its raw capture, kept as {kept}; 'nsightkit doctor' says why")
         if not draft.exists():
             raise NsightkitError(f"nsys wrote no report (exit code {returncode}); {_remedy(given)}")
-        draft.replace(report)
     notes.append(_PRIVATE)
     shown = [str(nsys), "profile", *chosen, f"--output={unexpanded(report.with_suffix(''))}", *command]
     return Captured(to_sqlite(report, export), report, shown, returncode, notes)
