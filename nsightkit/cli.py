@@ -91,13 +91,18 @@ def _add(parser: argparse._ActionsContainer, option: Option) -> None:
     text, is_required = option.help.replace("%", "%%"), option.default is REQUIRED
     if option.default not in (None, False, REQUIRED, ()) and "Default" not in text:
         text = f"{text.removesuffix('.')} (default: {option.default})."
-    given: dict[str, Any] = {"help": text, "default": [] if option.is_list else option.default}
+    given: dict[str, Any] = {"help": text, "default": option.default}
+    if option.is_list:
+        given["default"] = []
     if option.kind is bool:
         given["action"] = "store_true"
+    elif option.choices:
+        given["choices"] = option.choices
     else:
-        given["type"] = _natural if option.kind is int else option.kind
-        given["choices"] = option.choices or None
-        given["metavar"] = None if option.choices else option.metavar
+        given["type"] = option.kind
+        given["metavar"] = option.metavar
+    if option.kind is int:
+        given["type"] = _natural
     if option.is_positional:
         parser.add_argument(option.name, nargs=_COUNTS[option.is_list, is_required], **given)
         return
@@ -148,9 +153,12 @@ def _parsed(command: Command, words: list[str]) -> dict[str, Any]:
     parser = _parser_of(command)
     if not command.name.startswith("capture"):
         # The two differ in arguments between options and in what follows "--".
-        parse = parser.parse_args if "--" in words else parser.parse_intermixed_args
-        return vars(parse(words))
-    border = words.index("--") if "--" in words else len(words)
+        if "--" in words:
+            return vars(parser.parse_args(words))
+        return vars(parser.parse_intermixed_args(words))
+    border = len(words)
+    if "--" in words:
+        border = words.index("--")
     parsed, others = parser.parse_known_args(words[:border])
     if others and command.name == "capture torch":
         parser.error(f"unrecognized arguments: {' '.join(others)}")

@@ -202,7 +202,9 @@ def ranks(
         workers,
         progress=lambda done, total: progress(f"{done} of {total} ranks"),
     )
-    place = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
+    place = f"{len(traces)} traces"
+    if len(traces) == 1:
+        place = traces[0].name
     return Ranks.of(job, place, top)
 
 
@@ -468,8 +470,9 @@ def _models(model: Model, device: str | None) -> list[str]:
     names = [configurations.find(name, configurations.SIZES).name for name in model.size or ()]
     names += [configurations.find(name).name for name in model.config or ()]
     if not names:
-        is_cpu = device == "cpu" or (device is None and not has_gpu())
-        names.append("smoke" if is_cpu else "small")
+        names.append("small")
+        if device == "cpu" or (device is None and not has_gpu()):
+            names = ["smoke"]
     return names
 
 

@@ -56,16 +56,20 @@ def _arguments(command: Command) -> Any:
 
     fields: Json = {}
     for option in command.options:
-        kind: Any = Literal[option.choices] if option.choices else option.kind
-        least = 0 if kind is int else None
+        kind: Any = option.kind
+        default, text, least = option.default, option.help, None
+        if option.choices:
+            kind = Literal[option.choices]
+        if kind is int:
+            least = 0
         if option.is_list:
             kind = list[kind]
-        default = option.default
         if default is REQUIRED:
             default = ...
         elif default is None:
             kind = kind | None
-        text = f"{option.metavar}: {option.help}" if option.metavar else option.help
+        if option.metavar:
+            text = f"{option.metavar}: {text}"
         fields[option.name] = (kind, Field(default, description=text, ge=least))
     return create_model("arguments", __config__=ConfigDict(extra="forbid"), **fields)
 
@@ -93,9 +97,11 @@ def _inside(value: Any, folders: Sequence[Path]) -> Any:
     if not isinstance(value, Path):
         return value
     target = value.resolve()
+    files = [target]
     with reading(value):
-        members = list(target.iterdir()) if target.is_dir() else []
-    for file in (target, *members):
+        if target.is_dir():
+            files += target.iterdir()
+    for file in files:
         if not any(file.resolve().is_relative_to(folder) for folder in folders):
             allowed = " or ".join(map(str, folders))
             raise UsageError(f"{value}: outside what this server may read; give a file below {allowed}")

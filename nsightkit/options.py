@@ -133,6 +133,8 @@ def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     bound = inspect.signature(function).bind_partial()
     for name, parameter in bound.signature.parameters.items():
         annotation = parameter.annotation
-        is_group = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
-        bound.arguments[name] = call(annotation, values) if is_group else values[name]
+        if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+            bound.arguments[name] = call(annotation, values)
+        else:
+            bound.arguments[name] = values[name]
     return function(*bound.args, **bound.kwargs)

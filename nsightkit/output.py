@@ -53,7 +53,9 @@ def _text(result: Table | Record) -> str:
     if sys.stdout.isatty():
         return result.text(shutil.get_terminal_size().columns)
     width = os.environ.get("COLUMNS", "")
-    return result.text(int(width)) if width.isdecimal() and int(width) else result.text()
+    if width.isdecimal() and int(width):
+        return result.text(int(width))
+    return result.text()
 
 
 def discard_stdout() -> None:
