@@ -486,8 +486,9 @@ def _drawn(part: Any, width: int) -> Any:
             overflow="fold" if wraps else "ellipsis",
         )
         if column.unit in _NAMES:
-            texts = shortened(texts, room)  # noqa: PLW2901
-        cells.append(texts)
+            cells.append(shortened(texts, room))
+        else:
+            cells.append(texts)
     for row in zip(*cells, strict=True):
         grid.add_row(*map(Text, row))
     return grid

@@ -185,10 +185,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def linear(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
-    """Multiply x (B, T, columns) with a weight (rows, columns)."""
-    if not isinstance(weight, Fp8Weight):
-        return F.linear(x, weight)
+def fp8_linear(x: Tensor, weight: Fp8Weight) -> Tensor:
+    """Multiply x (B, T, columns) with a weight (rows, columns) in fp8."""
     narrow = _to_fp8(x, weight.input_scale).flatten(0, 1)
     product = fp8_matmul(narrow, weight.values.t(), weight.input_scale, weight.scale, x.dtype)
     return product.view(*x.shape[:2], -1)
@@ -213,7 +211,7 @@ def _weights_to_fp8(w: Weights) -> Weights:
     return w._replace(qkv=qkv, out=out, gate_up=gate_up, down=down)
 
 
-_PYTORCH = Kernels(linear, swiglu)
+_PYTORCH = Kernels(F.linear, swiglu)
 
 
 def forward(
@@ -356,8 +354,12 @@ class LayerRun(Workload):
     def _build(self) -> Callable[[], Tensor]:
         """Put the rung together."""
         rung, cuda = self.rung, self.device.type == "cuda"
-        kernels = self._triton_kernels() if rung.triton else _PYTORCH
-        weights = [_weights_to_fp8(w) for w in self.weights] if rung.fp8 else self.weights
+        kernels, weights = _PYTORCH, self.weights
+        if rung.triton:
+            kernels = self._triton_kernels()
+        if rung.fp8:
+            kernels = Kernels(fp8_linear, swiglu)
+            weights = [_weights_to_fp8(w) for w in self.weights]
         layer: Callable[..., Tensor] = forward
         if rung.compiled is not None:
             self.callback(torch._dynamo.reset)
@@ -380,7 +382,7 @@ class LayerRun(Workload):
         from nsightkit.workloads import layer_triton
 
         if self.config.mode == "prefill":
-            return Kernels(linear, layer_triton.swiglu)
+            return Kernels(F.linear, layer_triton.swiglu)
         return Kernels(layer_triton.gemv, swiglu)
 
     def _capture(self, program: Callable[[], Tensor]) -> Callable[[], Tensor]:
