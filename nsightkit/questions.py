@@ -191,7 +191,7 @@ def kernels(
 
     rows = analysis.summary(trace, by=by, sort=sort)
     counted = rows if top is None else rows.head(top)
-    share = f"{100 * float(counted['share'].sum()):.0f} % of all kernel time"
+    share = f"{100 * counted['share'].sum():.0f} % of all kernel time"
     hidden = ["median_ns", "min_ns", "max_ns", "std_ns"]
     if by == "category":
         hidden.append("category")
@@ -314,10 +314,10 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
     min_ns = round(min(min_us * 1000, _LATEST_NS))
     if each:
         rows = analysis.find(trace, min_ns=min_ns)[["device", "start_ns", "end_ns", "cause", "evidence"]]
-        count, idle_ns = len(rows), int((rows["end_ns"] - rows["start_ns"]).sum())
+        count, idle_ns = len(rows), (rows["end_ns"] - rows["start_ns"]).sum()
     else:
         rows = analysis.summary(trace, min_ns=min_ns)
-        count, idle_ns = int(rows["count"].sum()), int(rows["total_ns"].sum())
+        count, idle_ns = int(rows["count"].sum()), rows["total_ns"].sum()
     return _table(
         trace,
         rows,
@@ -527,8 +527,8 @@ def steps(
     floor_ns = None if weights_gb is None else _decode_floor_ns(trace, weights_gb)
     notes = []
     if len(rows):
-        median, outliers = time_text(float(rows["wall_ns"].median())), int(rows["outlier"].sum())
-        notes.append(f"{count_text(len(rows), 'step')}, median {median}, {count_text(outliers, 'outlier')}")
+        median, outliers = time_text(rows["wall_ns"].median()), count_text(int(rows["outlier"].sum()), "outlier")
+        notes.append(f"{count_text(len(rows), 'step')}, median {median}, {outliers}")
     compilers = analysis.recompiled(trace, analysis.find(trace, match))
     if compilers is not None:
         notes.append(compilers)
@@ -649,7 +649,7 @@ def ncu(report: Path, *, kernel: str | None = None, within: str | None = None, t
     from nsightkit.trace import ncu as reader
 
     opened = reader.read(report)
-    gpus = list(dict.fromkeys(str(name) for name in opened.launches["gpu"].dropna()))
+    gpus = opened.launches["gpu"].dropna().unique()
     title = " · ".join([*gpus[:2], "Nsight Compute", report.name])
     rows = analysis(opened, kernel=kernel, within=within)
     return Counters.of(rows, top, title=title, empty="no kernels", hidden=("evidence", "next_steps"))

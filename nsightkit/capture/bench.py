@@ -217,7 +217,7 @@ def _peak_tflops(gpu: str, precision: str) -> float | None:
         peak = hardware.find(gpu).peak(precision)
     except UsageError:
         return None
-    return float(peak.tflops) if peak else None
+    return peak.tflops if peak else None
 
 
 def write(document: Json, path: Path) -> None:
