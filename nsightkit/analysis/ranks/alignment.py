@@ -102,7 +102,7 @@ def match(collectives: pd.DataFrame) -> pd.DataFrame:
     nth = numbered.groupby([*_GROUP, "sequence", "rank"]).cumcount()
     parts = [numbered.assign(nth=nth, limit_ns=np.nan)]
     for _, rows in table[table["sequence"] < 0].groupby(_GROUP):
-        parts += _in_order(rows)
+        parts.append(_in_order(rows))
     table = pd.concat(parts)
     table["collective"] = table.groupby([*_GROUP, "sequence", "nth"]).ngroup()
     table["group_id"] = table.groupby(["where", "group", "ranks"]).ngroup()
@@ -110,18 +110,15 @@ def match(collectives: pd.DataFrame) -> pd.DataFrame:
     return table[shared].sort_values(["collective", "rank"], ignore_index=True)
 
 
-def _in_order(rows: pd.DataFrame) -> list[pd.DataFrame]:
+def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
     """Number the collectives of one kind on each rank as the rank with the most of them does."""
-    first = rows["rank"].value_counts().sort_index().idxmax()
-    reference = rows["end_ns"][rows["rank"] == first].to_numpy()
+    ends = {rank: end.to_numpy() for rank, end in rows.groupby("rank")["end_ns"]}
+    reference = max(ends.values(), key=len)
     usual_ns = np.median(np.diff(reference)) if len(reference) > 1 else 0
     limit_ns = max(_SPREAD_NS[rows["where"].iloc[0]], _SPREAD_SHARE * usual_ns)
-    parts = []
-    for rank, table in rows.groupby("rank"):
-        shift = 0 if rank == first else _shift(reference, table["end_ns"].to_numpy(), limit_ns)
-        if shift is not None:
-            parts.append(table.assign(nth=np.arange(len(table)) + shift, limit_ns=limit_ns))
-    return parts
+    shifts = {rank: _shift(reference, end, limit_ns) for rank, end in ends.items()}
+    nth = rows.groupby("rank").cumcount() + rows["rank"].map(shifts)
+    return rows.assign(nth=nth, limit_ns=limit_ns).dropna(subset="nth")
 
 
 def _shift(reference: Int, other: Int, limit_ns: float) -> int | None:
