@@ -18,11 +18,11 @@ Decisions that a reader may want to know:
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 __all__ = ["CATEGORIES", "CPU_COLLECTIVE", "categorize", "category_of"]
@@ -46,11 +46,11 @@ for _rule in _FILE["rules"]:
 # A return type, and the two spellings of an unnamed namespace, are not part of a function's name.
 _UNNAMED = re.compile(r"\(anonymous namespace\)|<unnamed>|\{anonymous\}")
 _RETURN_TYPE = re.compile(r"^(?:(?:void|__global__|static)\s+|std::enable_if<.*?>::type\s+)+")
-_CODE = {category: code for code, category in enumerate(CATEGORIES)}
 #: What a compiler fuses has been seen with 3,000 characters; a megabyte of them is an attack on the rules' time.
 _LONGEST = 10_000
 
 
+@functools.lru_cache(1 << 16)
 def category_of(name: str) -> str:
     """Decide the category of one kernel.
 
@@ -95,10 +95,8 @@ def categorize(names: pd.Index | pd.Series) -> pd.Categorical[str]:
     Categorical, shape (n,)
         Its categories are :data:`CATEGORIES`.
     """
-    values = names.array if isinstance(names.dtype, pd.CategoricalDtype) else pd.Categorical(names)
-    assert isinstance(values, pd.Categorical)
-    # Only of names that occur: a reader may share one dictionary between tables. The last slot is for a missing name.
-    code_of_name = np.full(len(values.categories) + 1, _CODE["other"], np.int8)
-    used = np.setdiff1d(pd.unique(values.codes), -1)
-    code_of_name[used] = [_CODE[category_of(str(name))] for name in values.categories[used]]
-    return pd.Categorical.from_codes(code_of_name[values.codes], categories=pd.Index(CATEGORIES))
+    values = pd.Series(names, dtype="category").cat
+    # The last is for a missing name.
+    category = [*map(category_of, values.categories.astype(str)), "other"]
+    codes = pd.Categorical(category, pd.Index(CATEGORIES)).codes
+    return pd.Categorical.from_codes(codes[values.codes], pd.Index(CATEGORIES))
