@@ -234,8 +234,7 @@ def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
     parts = []
     for number, name in enumerate(GPU_TABLES):
         part = trace.table(name, columns)
-        if len(part) or not number:
-            parts.append(part.assign(table=np.int8(number), row=np.arange(len(part), dtype=np.int32)))
+        parts.append(part.assign(table=np.int8(number), row=np.arange(len(part), dtype=np.int32)))
     # Column by column: pandas takes three times as long, and copies all columns before the first is done with.
     ops = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
     order = np.lexsort((ops["start_ns"], ops["device"])).astype(np.int32)

@@ -56,9 +56,9 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, phase_of: dict[str, s
     """
     count = len(events)
     phase = events["action"].map(phase_of).astype("category")
-    recorded = events[["address", "stack"]].assign(requested_bytes=events["size_bytes"], size_bytes=-1, pending=False)
-    recorded["stack"] = recorded["stack"].where(phase == "first", -1)
-    recorded = recorded.assign(phase=phase, event=events.index).dropna(subset="phase")
+    stack = events["stack"].where(phase == "first", -1)
+    recorded = events[["address"]].assign(stack=stack, requested_bytes=events["size_bytes"], size_bytes=-1)
+    recorded = recorded.assign(pending=False, phase=phase, event=events.index).dropna(subset="phase")
     staying = at_end[["address", "stack", "requested_bytes", "size_bytes", "pending"]]
     rows = pd.concat([recorded, staying.assign(phase="free_completed", event=count)])
     rows = rows.sort_values("address", kind="stable", ignore_index=True)
