@@ -314,8 +314,7 @@ def _numbered(looks: Sequence[Look]) -> dict[int, Look]:
         if rank is None:
             rank = next(number for number in itertools.count() if number not in crew)
         if rank in crew:
-            names = f"{Path(crew[rank].file).name} and {Path(entry.file).name}"
-            raise UsageError(f"{names} are both of rank {rank}; {_REMEDY}")
+            raise UsageError(f"{crew[rank].file} and {entry.file} are both of rank {rank}; {_REMEDY}")
         crew[rank] = entry
     return dict(sorted(crew.items()))
 
