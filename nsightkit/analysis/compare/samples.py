@@ -22,6 +22,8 @@ from nsightkit.trace.model import Trace
 __all__ = ["Samples", "judge", "ordinary", "samples", "tables"]
 
 Float = NDArray[np.float64]
+#: Columns of sums over the whole capture.
+_SUMS = ["count", "total"]
 #: The samples of a run, such as one per step.
 Values = Sequence[float] | Float
 
@@ -162,7 +164,7 @@ def _gaps(capture: Samples) -> pd.DataFrame:
     windows = capture.windows
     causes = gaps.causes(capture.trace)
     length = causes["end_ns"] - causes["start_ns"]
-    table: pd.DataFrame = length.groupby(causes["cause"].astype(str)).agg(count="size", total="sum")
+    table = length.groupby(causes["cause"].astype(str)).agg(["size", "sum"]).set_axis(_SUMS, axis=1)
     in_steps = pd.DataFrame(0, list(gaps.CAUSES), range(len(windows)))
     idle = gaps.in_window(capture.trace) if capture.match is None else causes
     for (cause, _), gap in idle.groupby(["cause", "device"], observed=True):
@@ -178,7 +180,7 @@ def _begun_in(windows: pd.DataFrame, start_ns: pd.Series | Float) -> NDArray[np.
 
 def _summed(windows: pd.DataFrame, names: pd.Series, values: pd.Series, step: NDArray[np.intp]) -> pd.DataFrame:
     """Add up values by name: their number, their total, and the sum in each step (-1: outside)."""
-    table: pd.DataFrame = values.groupby(names, observed=True).agg(count="size", total="sum")
+    table = values.groupby(names, observed=True).agg(["size", "sum"]).set_axis(_SUMS, axis=1)
     in_steps = values.groupby([names, step], observed=True).sum().unstack()
     table = table.join(in_steps.reindex(columns=range(len(windows)))).fillna(0)
     table.index = table.index.astype(str)
