@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from nsightkit.errors import AnyPath, UsageError
+from nsightkit.safe import Json
 from nsightkit.trace.clean import clean_snapshot
 from nsightkit.trace.files import replacing
 
@@ -74,7 +75,7 @@ def recording(
             record(enabled=None)
 
 
-def write(taken: Mapping[str, Any], output: AnyPath) -> Path:
+def write(taken: Json, output: AnyPath) -> Path:
     """Write a snapshot without folders, host and user names.
 
     Parameters

@@ -381,7 +381,7 @@ class _CleanSource:
 _FRAME = ("filename", "line", "name")
 
 
-def clean_snapshot(taken: Mapping[str, Any]) -> Json:
+def clean_snapshot(taken: Json) -> Json:
     """Copy what PyTorch's own pages read of a memory snapshot, with shortened paths and clean texts.
 
     Parameters
@@ -410,7 +410,7 @@ class _SnapshotCopy:
         self.cleaner = TextCleaner(_this_machine())
         self._equal: dict[Any, Any] = {}
 
-    def rows(self, rows: Iterable[Mapping[str, Any]]) -> list[Json]:
+    def rows(self, rows: Iterable[Json]) -> list[Json]:
         copies = []
         for row in rows:
             copy: Json = {}
@@ -424,7 +424,7 @@ class _SnapshotCopy:
             copies.append(copy)
         return copies
 
-    def _stack(self, frames: Iterable[Mapping[str, Any]]) -> Any:
+    def _stack(self, frames: Iterable[Json]) -> Any:
         stack = []
         for frame in frames:
             content = tuple(self.cleaner.value(frame.get(key)) for key in _FRAME)

@@ -5,7 +5,6 @@ It holds no host, user, path or environment: only what :mod:`nsightkit.analysis.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 
 from nsightkit.analysis.compare.runs import Amount, Float, Kind, Run, decoded
 from nsightkit.analysis.core.noise import thinned
-from nsightkit.errors import TraceError, UsageError
+from nsightkit.errors import AnyPath, TraceError, UsageError
 from nsightkit.safe import json_text
 from nsightkit.trace.files import replacing
 
@@ -147,7 +146,7 @@ def require_alike(baseline: Baseline, runs: Sequence[Run]) -> None:
                 )
 
 
-def read(path: str | os.PathLike[str]) -> Baseline:
+def read(path: AnyPath) -> Baseline:
     """Read a baseline.
 
     Parameters
@@ -169,7 +168,7 @@ def read(path: str | os.PathLike[str]) -> Baseline:
     return decoded(path, "a baseline of this version", Baseline, _REMEDY)
 
 
-def write(baseline: Baseline, path: str | os.PathLike[str]) -> None:
+def write(baseline: Baseline, path: AnyPath) -> None:
     """Write a baseline; the file is replaced only when the new one is whole.
 
     Parameters

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from nsightkit.analysis.compare.samples import Samples
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.text import share_text, short_name, time_text
-from nsightkit.safe import plain
+from nsightkit.safe import Json, plain
 
 __all__ = ["described", "percent", "sections", "sentences"]
 
-Row = Mapping[str, Any]
+Row = Json
 
 _FIGURES = {"wall_ns": "wall", "busy_ns": "GPU busy", "idle_ns": "GPU idle"}
 #: From this ratio on, a change is written as a multiple.
@@ -47,7 +46,7 @@ def percent(share: float) -> str:
 # ---------------------------------------------------------------- sentences
 
 
-def described(captures: Sequence[Samples]) -> dict[str, Any]:
+def described(captures: Sequence[Samples]) -> Json:
     """Facts about one side.
 
     Parameters
@@ -56,13 +55,13 @@ def described(captures: Sequence[Samples]) -> dict[str, Any]:
         The first is described; the steps of all are counted.
     """
     first = captures[0]
-    facts: dict[str, Any] = {"gpus": sorted({gpu.name for gpu in first.trace.meta.gpus if gpu.name})}
+    facts: Json = {"gpus": sorted({gpu.name for gpu in first.trace.meta.gpus if gpu.name})}
     facts["captures"] = len(captures)
     facts["steps"] = sum(len(capture.windows) for capture in captures)
     return facts | first.overview
 
 
-def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> dict[str, Any]:
+def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Json:
     """Write what changed.
 
     Parameters
@@ -192,7 +191,7 @@ def _other_kernels(kernels: pd.DataFrame) -> Iterator[str]:
 # ---------------------------------------------------------------- tables
 
 
-def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[dict[str, Any]], int]]:
+def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[Json], int]]:
     """Choose the rows to show.
 
     Parameters
@@ -215,7 +214,7 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[dict[str, An
         yield title, [_shown(row) for row in large[:top]], len(large)
 
 
-def _shown(row: Row) -> dict[str, Any]:
+def _shown(row: Row) -> Json:
     """Choose and name the columns of a row."""
     return {
         "name": _name(row),

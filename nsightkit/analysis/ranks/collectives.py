@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +16,7 @@ from nsightkit.analysis.core.categories import CPU_COLLECTIVE, categorize
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
+from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
 __all__ = ["collectives", "compute_intervals", "kind_of", "totals"]
@@ -225,14 +225,14 @@ def _descriptions(texts: pd.Series) -> pd.DataFrame:
     return table.iloc[texts.cat.codes].reset_index(drop=True)
 
 
-def _message_bytes(description: dict[str, Any]) -> int:
+def _message_bytes(description: Json) -> int:
     """Bytes of the larger side: a gather collects n parts into one message, a scatter divides it."""
     elements = max(_count(description, "In msg nelems"), _count(description, "Out msg nelems"))
     width = _DTYPE_BYTES.get(str(description.get("dtype", "")).lower(), -1)
     return elements * width if min(elements, width) >= 0 else -1
 
 
-def _count(description: dict[str, Any], name: str) -> int:
+def _count(description: Json, name: str) -> int:
     """A number from a file; -1 for anything else, and for numbers that are not to be believed."""
     value = description.get(name)
     return value if isinstance(value, int) and 0 <= value <= _MOST else -1

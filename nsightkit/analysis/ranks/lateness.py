@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -240,7 +239,7 @@ def _held_up(table: pd.DataFrame, rank: int, group: int) -> tuple[str, int | Non
     return "not explained", None
 
 
-def _text(row: Mapping[str, Any]) -> str:
+def _text(row: Json) -> str:
     """One sentence for a person: how late the rank is, and where its time goes."""
     often = f"{row['late_units']} of {row['units']} {row['unit']}s"
     late = f"Rank {row['rank']} is late by {time_text(row['median_late_ns'])} per {row['unit']}, in {often}"

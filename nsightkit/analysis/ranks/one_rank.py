@@ -8,7 +8,6 @@ they are the outermost ranges of the thread that makes the steps.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from nsightkit.analysis.core.categories import CATEGORIES, categorize
 from nsightkit.analysis.core.intervals import Coverage
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.analysis.timeline import gaps, overview, steps
+from nsightkit.errors import AnyPath
 from nsightkit.trace import load
 from nsightkit.trace.model import TABLES, Trace
 
@@ -78,7 +78,7 @@ class Look:
         return self.file if self.process is None else f"{self.file}#{self.process}"
 
 
-def look(source: str | os.PathLike[str] | Trace) -> list[Look]:
+def look(source: AnyPath | Trace) -> list[Look]:
     """Reduce a trace to its figures and small tables.
 
     Parameters
@@ -138,7 +138,7 @@ def _look(trace: Trace, file: str, process: int | None) -> Look:
     )
 
 
-def rank_of(path: str | os.PathLike[str]) -> int | None:
+def rank_of(path: AnyPath) -> int | None:
     """Find the rank in a file's name, or in that of its folder.
 
     Parameters

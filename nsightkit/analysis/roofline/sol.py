@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +38,9 @@ from nsightkit.analysis.roofline.costs import (
     gemm_cost,
     layer_costs,
 )
-from nsightkit.errors import TraceError, UsageError
+from nsightkit.errors import AnyPath, TraceError, UsageError
 from nsightkit.hardware import Gpu
+from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
 __all__ = [
@@ -126,7 +126,7 @@ def datasheet(gpu: Gpu) -> Rates:
     return Rates("datasheet", tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
 
 
-def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
+def ceilings(rows: Iterable[Json], source: str) -> Rates:
     """Take the best rate of each unit.
 
     Parameters
@@ -150,7 +150,7 @@ def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
     return Rates(source, best, gb_per_s)
 
 
-def read_ceilings(path: str | os.PathLike[str]) -> Rates:
+def read_ceilings(path: AnyPath) -> Rates:
     """Read the ceilings that ``nsightkit peaks --measure --format json`` wrote.
 
     Parameters
