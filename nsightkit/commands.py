@@ -534,4 +534,4 @@ def _captured(captured: "Captured") -> "Written":
     from nsightkit.records import About, Written
 
     remarks = [f"ran {shlex.join(captured.ran)}", *captured.notes]
-    return Written(dataclasses.asdict(captured), About(str(captured.trace), remarks=remarks))
+    return Written(captured._asdict(), About(str(captured.trace), remarks=remarks))

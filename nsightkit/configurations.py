@@ -83,7 +83,7 @@ SIZES = tuple(Configuration(**row) for row in _TABLES["sizes"])
 SMOKE = SIZES[0]
 
 
-def find(name: str, among: Sequence[Configuration] = (*MATRIX, *VARIANTS, *SIZES)) -> Configuration:
+def find(name: str, among: Sequence[Configuration] = MATRIX + VARIANTS + SIZES) -> Configuration:
     """Give the configuration of a name.
 
     Parameters

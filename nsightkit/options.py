@@ -8,7 +8,7 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 #: The default of what must be given.
 REQUIRED = inspect.Parameter.empty
@@ -21,8 +21,7 @@ _TRACES: dict[Any, Any] = {"Trace": Path, "Sequence[Trace]": list[Path]}
 _PARAMETER = re.compile(r"^([\w*, ]+) : (.+)\n((?:    .*(?:\n|\Z))+)", re.MULTILINE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """A parameter of a function, as the command line and agents give it.
 
     Parameters
@@ -57,8 +56,7 @@ class Option:
     is_trace: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A function that the command line can call; agents call some of them as tools.
 
     Parameters

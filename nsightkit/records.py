@@ -40,6 +40,18 @@ _FREE = {
     "free in whole segments": "releasable_bytes",
     "freed, waiting for a stream": "pending_bytes",
 }
+#: Columns of a benchmark that people see.
+_BENCH = [
+    "config",
+    "mode",
+    "precision",
+    "status",
+    "median_ns",
+    "std_ns",
+    "tokens_per_s",
+    "peak_allocated_bytes",
+    "mfu_datasheet",
+]
 #: New metrics that a check lists below the gates.
 _MOST = 10
 
@@ -362,9 +374,7 @@ class Bench(Record):
         for row in rows:
             if row["where"]:
                 row["status"] += f" in {row['where']}"
-        columns = ["config", "mode", "precision", "status", "median_ns", "std_ns", "tokens_per_s"]
-        columns += ["peak_allocated_bytes", "mfu_datasheet"]
-        yield from _rows(rows, columns, title=title, top=len(rows))
+        yield from _rows(rows, _BENCH, title=title, top=len(rows))
         for row in rows:
             if row["detail"]:
                 yield f"{cell_name(row)}: {row['detail']}"

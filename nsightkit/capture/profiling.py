@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.files import require_free
@@ -20,8 +20,7 @@ _INTERRUPT_S = 120.0
 _WEEK_S = 7 * 24 * 3600.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Captured:
+class Captured(NamedTuple):
     """The result of a capture.
 
     Parameters

@@ -238,8 +238,7 @@ def measure(
         profile=profile,
         script=_script(),
     )
-    little = dataclasses.replace(
-        large,
+    little = large._replace(
         parameters=_plain(small),
         device="cpu",
         warmup=min(warmup, _SMALL_WARMUP),

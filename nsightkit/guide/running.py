@@ -7,7 +7,6 @@ and Nsight Compute run: the same workload, with an NVTX range around its steady 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import importlib
 import json
@@ -17,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -66,8 +65,7 @@ _LARGEST_ERROR, _LARGEST_ERROR_FP8 = 0.05, 0.12
 _SNAPSHOT_EVENTS = 20_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One run of a workload.
 
     Parameters
