@@ -94,7 +94,16 @@ def profile(
         files = [f"--export={unexpanded(draft)}", f"--log-file={unexpanded(log_file)}"]
         returncode, notes = watch([str(ncu), *chosen, *files, *command], timeout_s, env)
         log = log_file.read_text(errors="replace") if log_file.is_file() else ""
-        _check_permission(log)
+        # A report that was written without counters is worth nothing.
+        if re.search("ERR_NVGPUCTRPERM|does not have permission to access NVIDIA GPU Performance Counters", log):
+            raise NsightkitError(
+                f"the driver does not let this user read the GPU's counters (ERR_NVGPUCTRPERM); {PERMISSION}"
+            )
+        if "LibraryNotLoaded" in log:
+            raise NsightkitError(
+                "the GPU's counters cannot be reached from here (LibraryNotLoaded), as in sandboxed containers; "
+                "profile on another runtime or machine; timelines (nsightkit capture nsys, torch) need no counters"
+            )
         if not draft.is_file():
             raise NsightkitError(f"{_why_no_report(log, given)} (ncu's exit code: {returncode})")
     notes += re.findall(r"^==(?:WARNING|ERROR)== (.*)", log, re.MULTILINE)[:3]
@@ -104,19 +113,6 @@ def profile(
 
 
 # -- failures ----------------------------------------------------------------------------------------------------
-
-
-def _check_permission(log: str) -> None:
-    """Raise where the counters could not be read: a report that was written then is worth nothing."""
-    if re.search("ERR_NVGPUCTRPERM|does not have permission to access NVIDIA GPU Performance Counters", log):
-        raise NsightkitError(
-            f"the driver does not let this user read the GPU's counters (ERR_NVGPUCTRPERM); {PERMISSION}"
-        )
-    if "LibraryNotLoaded" in log:
-        raise NsightkitError(
-            "the GPU's counters cannot be reached from here (LibraryNotLoaded), as in sandboxed containers; profile on "
-            "another runtime or machine; timelines (nsightkit capture nsys, torch) need no counters"
-        )
 
 
 def _why_no_report(log: str, given: Mapping[str, str]) -> str:

@@ -42,16 +42,12 @@ def time_calls(function: Callable[[], object], *, warmup: int, repetitions: int,
         raise ValueError("repetitions must be at least 1")
     for _ in range(warmup):
         function()
-    if device.startswith("cuda"):
-        return _by_events(function, repetitions, device)
-    times = [time.perf_counter_ns()]
-    for _ in range(repetitions):
-        function()
-        times.append(time.perf_counter_ns())
-    return np.diff(np.array(times, np.int64))
-
-
-def _by_events(function: Callable[[], object], repetitions: int, device: str) -> np.ndarray:
+    if device == "cpu":
+        times = [time.perf_counter_ns()]
+        for _ in range(repetitions):
+            function()
+            times.append(time.perf_counter_ns())
+        return np.diff(np.array(times, np.int64))
     import torch
 
     with torch.cuda.device(device):
