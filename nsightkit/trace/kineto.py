@@ -50,6 +50,7 @@ from nsightkit.trace.nesting import nesting
 __all__ = ["CHUNK_BYTES", "open_kineto", "short_kernel_name"]
 
 _Ints = npt.NDArray[np.int64]
+_Frames = dict[str, pd.DataFrame]
 _T = TypeVar("_T")
 
 #: No time reaches it, so that the sum of two is below 2**63: 146 years.
@@ -471,12 +472,12 @@ class _Reader:
         meta.thread_names = {int(threads[code]): name for code, name in self._thread_names.items() if name}
         return FrameSource(frames, meta)
 
-    def _frames(self, threads: _Ints) -> dict[str, pd.DataFrame]:
+    def _frames(self, threads: _Ints) -> _Frames:
         for noun, values, most in (("threads", threads, _MOST_THREADS), ("processes", threads >> 24, _MOST_PROCESSES)):
             count = len(np.unique(values))
             if count > most:
                 raise TraceError(self._path, f"has {count:,} {noun}, more than {most:,}", "capture less at a time")
-        frames: dict[str, pd.DataFrame] = {}
+        frames: _Frames = {}
         for table, parts in self._parts.items():
             columns = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
             frame = pd.DataFrame(columns, copy=False)
@@ -487,7 +488,7 @@ class _Reader:
             frames[table] = frame
         return frames
 
-    def _leave_out_clamped(self, frames: dict[str, pd.DataFrame]) -> None:
+    def _leave_out_clamped(self, frames: _Frames) -> None:
         """Kineto clamps a start that it could not place to 0, hours before everything else."""
         starts = pd.concat([frame["start_ns"] for frame in frames.values()]) if frames else pd.Series()
         if not starts[starts > 0].min() >= _HOUR_NS:
@@ -509,7 +510,7 @@ class _Reader:
         for column, (thing, text) in _TEXTS.get(table, _NAMES).items():
             frame[column] = _texts(codes[thing], self._numbers[thing], text)
 
-    def _meta(self, frames: dict[str, pd.DataFrame]) -> TraceMeta:
+    def _meta(self, frames: _Frames) -> TraceMeta:
         head = self._head
         notes = []
         if "calls" in frames and frames.keys().isdisjoint(GPU_TABLES):
@@ -534,7 +535,7 @@ class _Reader:
         )
 
 
-def _describe(frames: dict[str, pd.DataFrame]) -> None:
+def _describe(frames: _Frames) -> None:
     """Complete the kernels' descriptions of their collectives by those of the operators that launched them."""
     operators = frames.get("ops")
     kernels = frames.get("kernels")
@@ -561,7 +562,7 @@ def _window(captures: pd.DataFrame | None) -> tuple[int, int] | None:
     return int(captures["start_ns"].min()), int(captures["end_ns"].max())
 
 
-def _missing(frames: dict[str, pd.DataFrame], *, is_lost: bool) -> list[str]:
+def _missing(frames: _Frames, *, is_lost: bool) -> list[str]:
     """Name the tables that were not recorded, such as the work of a GPU that the profiler lost."""
     recorded = {table for table, frame in frames.items() if len(frame)}
     missing = []
@@ -591,7 +592,7 @@ def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
     return np.array(ids, np.int64)
 
 
-def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
+def _give_processes(frames: _Frames) -> None:
     """Give GPU rows the process that launches: PyTorch profiles one process per file."""
     process = 0
     for table in ("ranges", "ops", "calls"):

@@ -33,7 +33,7 @@ from nsightkit.trace.model import (
     lost_work,
 )
 from nsightkit.trace.nesting import nesting
-from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NULL, ParquetDir, Rows, Sqlite, Tables
+from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NULL, Columns, ParquetDir, Rows, Sqlite, Tables
 
 if TYPE_CHECKING:
     from nsightkit.trace.programs import Export
@@ -149,7 +149,7 @@ class NsysSource:
                 part[column] = self._converted(table, column, theirs[column], raw)
         return complete(table, pd.DataFrame(part, pd.RangeIndex(size), copy=False), columns)
 
-    def _rows(self, source: str, columns: Collection[str]) -> dict[str, Array]:
+    def _rows(self, source: str, columns: Collection[str]) -> Columns:
         """Integer columns of the rows that are events, as far as they are there.
 
         What has not ended yet ends with the latest event.
@@ -167,15 +167,16 @@ class NsysSource:
             if is_open.any():
                 raw["end"][is_open] = max(raw["start"].max(), raw["end"].max())
             raw["open"] = is_open
+        keep = np.ones(len(next(iter(raw.values()))), bool)
         if source == _SAMPLES:  # the machine's other processes are not the trace's
             callers = [self._rows(calls, ["globalTid"])["globalTid"] for calls in self._present("calls")]
             processes = np.unique(_process_of(np.concatenate([np.empty(0, np.int64), *callers])))
-            return _kept(raw, np.isin(_process_of(raw["globalTid"]), processes))
+            keep = np.isin(_process_of(raw["globalTid"]), processes)
         if source == _WAITS:  # a row for each request of an MPI_Waitall
-            return _kept(raw, ~pd.DataFrame(raw)[list(_NEEDED[_WAITS])].duplicated().to_numpy())
-        return raw
+            keep = ~pd.DataFrame(raw)[list(_NEEDED[_WAITS])].duplicated().to_numpy()
+        return raw if keep.all() else {column: values[keep] for column, values in raw.items()}
 
-    def _converted(self, table: str, column: str, theirs: str, raw: dict[str, Array]) -> Any:
+    def _converted(self, table: str, column: str, theirs: str, raw: Columns) -> Any:
         """A column of the model, of the exporter's column `theirs` and those beside it."""
         values = raw[theirs]
         match table, column:
@@ -448,11 +449,6 @@ def _labelled(numbers: Array, labels: dict[str, str]) -> pd.Categorical:
 def _place(process: Any, number: Any) -> Any:
     """One number for a process and a number within it."""
     return (process << 32) + number
-
-
-def _kept(raw: dict[str, Array], keep: Array) -> dict[str, Array]:
-    """Some rows of columns."""
-    return {column: values[keep] for column, values in raw.items()}
 
 
 def _joined(parts: list[Any]) -> Any:

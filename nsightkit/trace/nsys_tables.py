@@ -26,9 +26,10 @@ from nsightkit.trace.files import require_regular
 if TYPE_CHECKING:
     from nsightkit.trace.programs import Export
 
-__all__ = ["EXPORT_AGAIN", "NULL", "ParquetDir", "Rows", "Sqlite", "Tables"]
+__all__ = ["EXPORT_AGAIN", "NULL", "Columns", "ParquetDir", "Rows", "Sqlite", "Tables"]
 
 Array = npt.NDArray[Any]
+Columns = dict[str, Array]
 
 EXPORT_AGAIN = "export the report with nsys export --type sqlite"
 #: How a NULL among integers is given.
@@ -121,7 +122,7 @@ class Sqlite:
         ((first,),) = self._select(table, ["min(start)"], rows)
         return first
 
-    def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
+    def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> Columns:
         """Give integer columns, NULL as :data:`NULL`."""
         from adbc_driver_sqlite import dbapi
 
@@ -234,7 +235,7 @@ class ParquetDir:
         starts = self.integers(table, ["start"], rows)["start"]
         return int(starts.min()) if len(starts) else None
 
-    def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> dict[str, Array]:
+    def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> Columns:
         """Give integer columns, NULL as :data:`NULL`."""
         wanted = [*columns, rows["column"]] if rows else columns
         read = self._table(table, list(dict.fromkeys(wanted)))

@@ -403,11 +403,17 @@ def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[s
 
 
 def _export_command(nsys: str, report: Path, out: Path) -> list[str]:
-    names = []
-    for path in (out, report):
-        name = os.fspath(path)
-        names.append(f"./{name}" if name.startswith("-") else name)
-    return [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", *names]
+    # Absolute: a name may begin with a dash.
+    return [
+        nsys,
+        "export",
+        "--type",
+        "sqlite",
+        "--force-overwrite",
+        "true",
+        "-o",
+        *map(str, (out.absolute(), report.absolute())),
+    ]
 
 
 def to_sqlite(report: Path, out: Path) -> Path:
@@ -433,7 +439,7 @@ def to_sqlite(report: Path, out: Path) -> Path:
     try:
         nsys = NSYS.require()
         with drafted(out) as whole:
-            done = run(_export_command(str(nsys), report.absolute(), whole), _EXPORT_S, env=environment())
+            done = run(_export_command(str(nsys), report, whole), _EXPORT_S, env=environment())
             # The exit code says little; the file says all.
             if not _is_sqlite(whole):
                 message = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"

@@ -7,7 +7,6 @@ only this process ends. Nothing else of nsightkit is imported: it is to start fa
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import os
 import pickle
@@ -23,28 +22,31 @@ _BEYOND = 1 << 52  # no address, size or time in microseconds reaches it
 
 
 #: Columns of whole numbers: PyTorch's name of each, and what is taken where it is missing.
-_EVENT = {
-    "address": ("addr", 0),
-    "size_bytes": ("size", 0),
-    "time_us": ("time_us", 0),
-    "device_free_bytes": ("device_free", -1),
+_NUMBERS: dict[str, dict[str, tuple[str, int | None]]] = {
+    "events": {
+        "address": ("addr", 0),
+        "size_bytes": ("size", 0),
+        "time_us": ("time_us", 0),
+        "device_free_bytes": ("device_free", -1),
+    },
+    "segments": {
+        "device": ("device", 0),
+        "address": ("address", None),
+        "size_bytes": ("total_size", None),
+        "allocated_bytes": ("allocated_size", -1),
+        "active_bytes": ("active_size", -1),
+        "requested_bytes": ("requested_size", -1),
+        "expandable": ("is_expandable", 0),
+    },
+    "blocks": {
+        "device": ("device", 0),
+        "address": ("address", None),
+        "size_bytes": ("size", None),
+        "requested_bytes": ("requested_size", None),
+    },
+    "annotations": {"device": ("device", 0), "time_us": ("time_us", None)},
 }
-_SEGMENT = {
-    "device": ("device", 0),
-    "address": ("address", None),
-    "size_bytes": ("total_size", None),
-    "allocated_bytes": ("allocated_size", -1),
-    "active_bytes": ("active_size", -1),
-    "requested_bytes": ("requested_size", -1),
-    "expandable": ("is_expandable", 0),
-}
-_BLOCK = {
-    "device": ("device", 0),
-    "address": ("address", None),
-    "size_bytes": ("size", None),
-    "requested_bytes": ("requested_size", None),
-}
-_ANNOTATION = {"device": ("device", 0), "time_us": ("time_us", None)}
+_TEXTS = {"events": ("action",), "blocks": ("state",), "annotations": ("name", "stage")}
 
 
 class _Plain(pickle.Unpickler):
@@ -93,27 +95,24 @@ def tables(snapshot: _Row) -> dict[str, Any]:
     Exception
         Of any kind: it is not a snapshot.
     """
-    segments = snapshot["segments"]
-    blocks: list[_Row] = []
-    for segment in segments:
-        blocks += [{"device": segment.get("device", 0), **block} for block in segment["blocks"]]
-    traces = snapshot.get("device_traces") or []
-    events = list(itertools.chain.from_iterable(traces))
-    marks = snapshot.get("external_annotations") or []
-    stacks = _Stacks()
-    columns = {
-        "events": {**_columns(events, _EVENT), "action": _texts(events, "action"), "stack": stacks.numbers(events)},
-        "segments": _columns(segments, _SEGMENT),
-        "blocks": {**_columns(blocks, _BLOCK), "state": _texts(blocks, "state"), "stack": stacks.numbers(blocks)},
-        "annotations": {
-            **_columns(marks, _ANNOTATION),
-            "name": _texts(marks, "name"),
-            "stage": _texts(marks, "stage"),
-        },
+    rows: dict[str, list[_Row]] = {
+        "events": [],
+        "segments": snapshot["segments"],
+        "blocks": [],
+        "annotations": snapshot.get("external_annotations") or [],
     }
-    columns["events"]["device"] = []
+    for segment in rows["segments"]:
+        rows["blocks"] += [{"device": segment.get("device", 0), **block} for block in segment["blocks"]]
+    devices: list[int] = []
+    traces = snapshot.get("device_traces") or []
     for device, trace in enumerate(traces):
-        columns["events"]["device"] += [device] * len(trace)
+        rows["events"] += trace
+        devices += [device] * len(trace)
+    columns: dict[str, Any] = {table: _columns(table, rows[table]) for table in rows}
+    stacks = _Stacks()
+    for table in ("events", "blocks"):
+        columns[table]["stack"] = stacks.numbers(rows[table])
+    columns["events"]["device"] = devices
     return {
         **columns,
         "settings": _settings(snapshot.get("allocator_settings") or {}),
@@ -123,8 +122,13 @@ def tables(snapshot: _Row) -> dict[str, Any]:
     }
 
 
-def _columns(rows: Sequence[_Row], names: Mapping[str, tuple[str, int | None]]) -> dict[str, Any]:
-    return {name: _integers(rows, key, missing) for name, (key, missing) in names.items()}
+def _columns(table: str, rows: Sequence[_Row]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, (key, missing) in _NUMBERS[table].items():
+        columns[name] = _integers(rows, key, missing)
+    for name in _TEXTS.get(table, ()):
+        columns[name] = [_text(row.get(name)) for row in rows]
+    return columns
 
 
 def _settings(given: _Row) -> dict[str, Any]:
@@ -170,10 +174,6 @@ def _integers(rows: Iterable[_Row], key: str, missing: int | None = None) -> lis
     if column and (min(column) <= -_BEYOND or max(column) >= _BEYOND):
         raise ValueError(f"it holds an impossible {key}")
     return column.tolist()
-
-
-def _texts(rows: Iterable[_Row], key: str) -> list[str]:
-    return [_text(row.get(key)) for row in rows]
 
 
 def _text(value: Any) -> str:

@@ -97,7 +97,7 @@ def test_without_nsys_the_remedy_is_the_command(tmp_path, monkeypatch):
     # what a shell makes of the remedy is the command, word by word
     command = shlex.split(caught.value.remedy.partition(": ")[2])
     assert command[:6] == ["nsys", "export", "--type", "sqlite", "--force-overwrite", "true"]
-    assert command[6:] == ["-o", f"./{NASTY}.sqlite", f"./{NASTY}.nsys-rep"]
+    assert command[6:] == ["-o", *(f"{tmp_path}/{NASTY}{suffix}" for suffix in (".sqlite", ".nsys-rep"))]
     assert "\n" not in str(caught.value)
 
 
