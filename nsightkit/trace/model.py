@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.errors import reading
+from nsightkit.safe import Json
 from nsightkit.trace import boundary
 
 __all__ = [
@@ -105,7 +106,7 @@ class TraceMeta:
     #: {thread: name}
     thread_names: dict[int, str] = dataclasses.field(default_factory=dict)
     #: rank and world size of a distributed job, backend …: as the source has them
-    distributed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    distributed: Json = dataclasses.field(default_factory=dict)
     private: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
 
@@ -389,7 +390,7 @@ def complete(table: str, frame: pd.DataFrame | None = None, columns: Iterable[st
     """
     given = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
     n = len(given)
-    made: dict[str, Any] = {}
+    made: Json = {}
     for column in TABLES[table] if columns is None else columns:
         dtype = TABLES[table][column]
         if column in given:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import TraceError
+from nsightkit.safe import Json
 from nsightkit.trace import store
 from nsightkit.trace.clean import private_names
 from nsightkit.trace.model import (
@@ -140,7 +141,7 @@ class NsysSource:
             if column in theirs:
                 wanted.update((theirs[column], *_BESIDE.get(column, ())))
         raw = self._rows(source, wanted)
-        part: dict[str, Any] = {}
+        part: Json = {}
         size = len(next(iter(raw.values())))
         for column in columns:
             if column in constants:
@@ -350,9 +351,9 @@ class NsysSource:
         # Of the session's clock, on which collection may begin late, while events count from where it began.
         return 0, stopped - began
 
-    def _distributed(self, known: dict[str, str]) -> dict[str, Any]:
+    def _distributed(self, known: dict[str, str]) -> Json:
         """Rank and world size out of the program's environment; nothing else of it."""
-        place: dict[str, Any] = {}
+        place: Json = {}
         for what, variables in _FACTS["places"].items():
             numbers = [known[variable] for variable in variables if _SMALL.fullmatch(known.get(variable, ""))]
             if numbers:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from nsightkit.errors import TraceError, reading
+from nsightkit.safe import Json
 from nsightkit.trace.files import require_regular
 
 if TYPE_CHECKING:
@@ -104,12 +105,12 @@ class Sqlite:
         self.tables[table] = [_decoded(name) for _, name, *_ in columns]
         return ""
 
-    def records(self, table: str) -> list[dict[str, Any]]:
+    def records(self, table: str) -> list[Json]:
         """Give a small table's rows; none where it is absent."""
         names = self.tables.get(table)
         if not names:
             return []
-        records: list[dict[str, Any]] = []
+        records: list[Json] = []
         for row in self._select(table, map(_quoted, names)):
             _require_few(self.path, len(records))
             texts = [_decoded(value) if isinstance(value, bytes) else value for value in row]
@@ -222,7 +223,7 @@ class ParquetDir:
         files = [file for file in path.glob("*.parquet") if file.stem in read]
         self.tables = {file.stem: columns for file, columns in columns_of(files).items()}  # columns by table
 
-    def records(self, table: str) -> list[dict[str, Any]]:
+    def records(self, table: str) -> list[Json]:
         """Give a small table's rows; none where it is absent."""
         if table not in self.tables:
             return []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError, reading
+from nsightkit.safe import Json
 from nsightkit.trace import parquet_child
 from nsightkit.trace.files import require_regular
 from nsightkit.trace.limited import run_limited
@@ -72,7 +72,7 @@ def _learned(*states: tuple[str, int, int, int]) -> list[dict[str, bool]]:
             seconds=_SECONDS + total_bytes // _BYTES_PER_SECOND,
             output_bytes=16 << 20,
         )
-        answer: dict[str, Any] = msgspec.json.decode(output)
+        answer: Json = msgspec.json.decode(output)
     if "problem" in answer:
         raise TraceError(answer["file"], f"{_PROBLEM} ({answer['problem']})", _REMEDY)
     return [answer[path] for path, *_ in states]

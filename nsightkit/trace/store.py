@@ -25,6 +25,7 @@ import pandas as pd
 import pyarrow as pa
 
 from nsightkit.errors import NsightkitError, TraceError, UsageError, reading
+from nsightkit.safe import Json
 from nsightkit.trace.files import (
     drafted,
     is_private,
@@ -175,7 +176,7 @@ def is_store(folder: Path) -> bool:
     return bool(_index_of(folder).get("kind") == "nsightkit trace")
 
 
-def _index_of(folder: Path) -> dict[str, Any]:
+def _index_of(folder: Path) -> Json:
     """The contents of a folder's index; empty if it is absent or unreadable."""
     file = folder / _INDEX
     if not file.exists():
