@@ -1,51 +1,59 @@
-"""Run one of our scripts in a process with limits: what reads a hostile file may crash, hang or take all memory.
+"""Ask one of our scripts in a process with limits: what reads a hostile file may crash, hang or take all memory.
 
-The same file is the parent's half, :func:`run_limited`, and, run as a program, the child's: it sets the limits and runs
-the script. Nothing else of nsightkit is imported there, so that it starts fast.
+The same file is the parent's half, :func:`ask_limited`, and, run as a program, the child's: it sets the limits, calls
+the function ``answer`` of the script, and prints what this returns as JSON. Nothing else of nsightkit is imported
+there, so that it starts fast.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import json
+import os
 import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["run_limited"]
+__all__ = ["ask_limited"]
 
 
-def run_limited(
+def ask_limited(
     script: str,
     arguments: Sequence[str],
     *,
     memory_bytes: int,
     seconds: int,
     output_bytes: int,
-) -> bytes:
-    """Run a script in a separate process.
+) -> dict[str, Any]:
+    """Call the function ``answer`` of a script in a separate process.
 
     Parameters
     ----------
     script : str
         Its file.
     arguments : sequence of str
+        Of the function.
     memory_bytes, seconds, output_bytes : int
         Limits of address space, CPU time (and twice that in wall time) and output. Where
         the system has no such limits, as on Windows, only the clock counts.
 
     Returns
     -------
-    bytes
-        What it printed.
+    dict
+        Its answer; or ``problem``, any exception in words.
 
     Raises
     ------
     ChildProcessError
         It crashed, was ended at a limit, or took too long.
     """
+    import msgspec
+
     limits = [str(memory_bytes), str(seconds), str(output_bytes)]
     # Isolated: neither this folder nor the environment can replace what it imports.
     command = [sys.executable, "-I", "-S", __file__, *limits, script, *arguments]
@@ -64,7 +72,8 @@ def run_limited(
         except subprocess.CalledProcessError as error:
             raise ChildProcessError(_name_of_end(error.returncode)) from error
         output.seek(0)
-        return output.read(output_bytes)
+        answer: dict[str, Any] = msgspec.json.decode(output.read(output_bytes))
+        return answer
 
 
 def _name_of_end(code: int) -> str:
@@ -97,5 +106,12 @@ def _limit(memory_bytes: int, seconds: int, output_bytes: int) -> None:
 if __name__ == "__main__":
     _, memory, processor, printed, program, *rest = sys.argv
     _limit(int(memory), int(processor), int(printed))
-    sys.argv = [program, *rest]
-    runpy.run_path(program, run_name="__main__")
+    gc.disable()
+    try:
+        found = runpy.run_path(program)["answer"](*rest)
+    except Exception as error:  # any error of a damaged file
+        found = {"problem": " ".join(f"{type(error).__name__}: {error}".split())[:160]}
+    # Bytes that are not UTF-8 are surrogates here, and half of a surrogate pair is invalid text.
+    sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+    sys.stdout.flush()
+    os._exit(0)  # without taking millions of objects apart

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pandas as pd
 
 from nsightkit.errors import AnyPath, TraceError, reading
 from nsightkit.safe import Json
 from nsightkit.trace import ncu_child, ncu_metrics
 from nsightkit.trace.files import replacing, require_regular
-from nsightkit.trace.limited import run_limited
+from nsightkit.trace.limited import ask_limited
 from nsightkit.trace.model import capability
 
 __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
@@ -235,17 +234,15 @@ def _printed(path: Path, folder: Path) -> list[Json]:
     """Have NVIDIA's package read a report in a separate process, as it aborts on some damaged ones."""
     size = path.stat().st_size
     with reading(path, "makes NVIDIA's reader fail: it is damaged, or of a newer ncu", _AGAIN):
-        output = run_limited(
+        contents = ask_limited(
             ncu_child.__file__,
             [str(folder), str(path.absolute())],
             memory_bytes=(2 << 30) + 16 * size,
             seconds=SECONDS + size // 1_000_000,
             output_bytes=min(max(64 << 20, 16 * size), 1 << 30),
         )
-        contents: Json = msgspec.json.decode(output)
     if "problem" in contents:
-        problem = " ".join(contents["problem"].split())[:160]
-        raise TraceError(path, f"is not a report that ncu-report can read ({problem})", _AGAIN)
+        raise TraceError(path, f"is not a report that ncu-report can read ({contents['problem']})", _AGAIN)
     return list(contents["launches"])
 
 

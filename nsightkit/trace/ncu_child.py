@@ -1,12 +1,11 @@
-"""Print what NVIDIA's package finds in a report, as JSON; :mod:`nsightkit.trace.ncu` runs this file as a process.
+"""Give what NVIDIA's package finds in a report; :mod:`nsightkit.trace.ncu` runs this file as a process.
 
 NVIDIA's reader aborts on some damaged reports, and no other process should end with it. Nothing else of nsightkit is
-imported: it is to start fast. The arguments are the folder that holds the package, and the report.
+imported: it is to start fast.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from typing import Any
@@ -34,7 +33,8 @@ def _ranges(action: Any) -> list[tuple[str, str]]:
     return [(domain.name(), name) for domain in domains for name in domain.push_pop_ranges()]
 
 
-def _contents(folder: str, report: str) -> dict[str, Any]:
+def answer(folder: str, report: str) -> dict[str, Any]:
+    """Give kernel, ranges and metrics of each launch in a report."""
     sys.path.append(folder)
     import ncu_report
 
@@ -45,12 +45,3 @@ def _contents(folder: str, report: str) -> dict[str, Any]:
             kernel = action.name(action.NameBase_DEMANGLED) or action.name()
             launches.append({"kernel": kernel, "ranges": _ranges(action), "metrics": _metrics(action)})
     return {"launches": launches}
-
-
-if __name__ == "__main__":
-    try:
-        contents = _contents(*sys.argv[1:])
-    except Exception as error:  # any error of NVIDIA's reader
-        contents = {"problem": f"{type(error).__name__}: {error}"[:1000]}
-    # Bytes that are not UTF-8 are surrogates here.
-    sys.stdout.buffer.write(json.dumps(contents, ensure_ascii=False).encode("utf-8", "replace"))

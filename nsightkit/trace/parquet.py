@@ -6,16 +6,14 @@ import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.safe import Json
 from nsightkit.trace import parquet_child
 from nsightkit.trace.files import require_regular
-from nsightkit.trace.limited import run_limited
+from nsightkit.trace.limited import ask_limited
 
 __all__ = ["columns_of", "read_table"]
 
@@ -26,7 +24,7 @@ _RATIO = 128
 _PROCESS_BYTES = 512 << 20
 _BYTES_PER_SECOND = 5 << 20
 _SECONDS = 5
-_PROBLEM = "is not a readable Parquet table"
+_PROBLEM = "holds what is not a readable Parquet table"
 _REMEDY = "export or convert the original trace again"
 
 
@@ -64,17 +62,17 @@ def _learned(*states: tuple[str, int, int, int]) -> list[dict[str, bool]]:
     for path, size, *_ in states:
         arguments += [str(_SMALL_BYTES + _RATIO * size), path]
         total_bytes += size
-    with reading(Path(states[0][0]).parent, "has a Parquet table that cannot be read", _REMEDY):
-        output = run_limited(
+    folder = Path(states[0][0]).parent
+    with reading(folder, _PROBLEM, _REMEDY):
+        answer = ask_limited(
             parquet_child.__file__,
             arguments,
             memory_bytes=_PROCESS_BYTES + _SMALL_BYTES + _RATIO * total_bytes,
             seconds=_SECONDS + total_bytes // _BYTES_PER_SECOND,
             output_bytes=16 << 20,
         )
-        answer: Json = msgspec.json.decode(output)
     if "problem" in answer:
-        raise TraceError(answer["file"], f"{_PROBLEM} ({answer['problem']})", _REMEDY)
+        raise TraceError(folder, f"{_PROBLEM} ({answer['problem']})", _REMEDY)
     return [answer[path] for path, *_ in states]
 
 

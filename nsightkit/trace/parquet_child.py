@@ -1,13 +1,11 @@
-"""Read Parquet files as a test, and print their columns as JSON; :mod:`nsightkit.trace.parquet` runs this file.
+"""Read Parquet files as a test, and give their columns; :mod:`nsightkit.trace.parquet` runs this file as a process.
 
 A few hundred bytes of Parquet can expand to gigabytes, and pyarrow ends the process on some damaged files. In this
-process only this process ends. Nothing else of nsightkit is imported: it is to start fast. The arguments are the folder
-that holds the package pyarrow, and for each file how many bytes it may expand to, and its path.
+process only this process ends. Nothing else of nsightkit is imported: it is to start fast.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Any
@@ -40,18 +38,16 @@ def _columns(path: str, most_bytes: int) -> dict[str, bool]:
     return columns
 
 
-def _answer(limits: list[str], paths: list[str]) -> dict[str, Any]:
+def answer(packages: str, *files: str) -> dict[str, Any]:
+    """Read files, of each of which the limit and the path are given; the folder of packages comes first."""
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve more than they use
+    sys.path.append(packages)
+    sys.modules["numpy"] = None  # type: ignore[assignment]  # pyarrow starts faster without it
     columns = {}
-    for limit, path in zip(limits, paths, strict=True):
+    for limit, path in zip(files[::2], files[1::2], strict=True):
         try:
             columns[path] = _columns(path, int(limit))
-        except Exception as error:  # any error of a damaged file
-            return {"file": path, "problem": f"{type(error).__name__}: {error}"[:160]}
+        except Exception as error:
+            error.args = (f"{os.path.basename(path)}: {error}",)  # noqa: PTH119 - without pathlib it starts faster
+            raise
     return columns
-
-
-if __name__ == "__main__":
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve more than they use
-    sys.path.append(sys.argv[1])
-    sys.modules["numpy"] = None  # type: ignore[assignment]  # pyarrow starts faster without it
-    sys.stdout.write(json.dumps(_answer(sys.argv[2::2], sys.argv[3::2])))

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -25,7 +24,7 @@ from nsightkit.errors import AnyPath, TraceError, reading
 from nsightkit.safe import Json
 from nsightkit.trace import snapshot_child
 from nsightkit.trace.files import require_regular, uncollected
-from nsightkit.trace.limited import run_limited
+from nsightkit.trace.limited import ask_limited
 
 __all__ = ["ACTIONS", "STATES", "Snapshot", "read"]
 
@@ -121,17 +120,16 @@ def read(path: AnyPath) -> Snapshot:
     require_regular(path)
     size = path.stat().st_size
     with reading(path, "needs far more memory or time than a snapshot of its size", _REMEDY):
-        output = run_limited(
+        tables = ask_limited(
             snapshot_child.__file__,
             [str(path.absolute())],
             memory_bytes=(256 << 20) + 48 * size,  # what an honest file could need, several times over
             seconds=4 + size // 4_000_000,
             output_bytes=(1 << 20) + 2 * size,
         )
-    tables = msgspec.json.decode(output)
     if "problem" in tables:
-        raise TraceError(path, f"{' '.join(tables['problem'].split())}; nothing in it was run", _REMEDY)
-    with reading(path, "is a pickle, but not a memory snapshot", _REMEDY):
+        raise TraceError(path, f"is not a memory snapshot ({tables['problem']}); nothing in it was run", _REMEDY)
+    with reading(path, "is not a memory snapshot", _REMEDY):
         return _snapshot(path, tables)
 
 

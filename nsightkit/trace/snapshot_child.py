@@ -1,4 +1,4 @@
-"""Decode a pickled memory snapshot and print its tables as JSON; :mod:`nsightkit.trace.snapshot` runs this file.
+"""Decode a pickled memory snapshot and give its tables; :mod:`nsightkit.trace.snapshot` runs this file as a process.
 
 A pickle of a few bytes can take hours (keys that all have one hash) or all memory (an index of 2**31). In this process
 only this process ends. Nothing else of nsightkit is imported: it is to start fast.
@@ -6,16 +6,12 @@ only this process ends. Nothing else of nsightkit is imported: it is to start fa
 
 from __future__ import annotations
 
-import gc
-import json
-import os
 import pickle
-import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
-__all__ = ["decode", "tables"]
+__all__ = ["answer", "tables"]
 
 _Row = Mapping[str, Any]
 _BEYOND = 1 << 52  # no address, size or time in microseconds reaches it
@@ -56,24 +52,10 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is more than plain data")
 
 
-def decode(file: BinaryIO) -> Any:
-    """Decode a pickle of plain data.
-
-    Parameters
-    ----------
-    file : binary file
-
-    Returns
-    -------
-    object
-        Of numbers, texts and containers.
-
-    Raises
-    ------
-    Exception
-        Of any kind: it is damaged, or asks for more than plain data.
-    """
-    return _Plain(file).load()
+def answer(path: str) -> dict[str, Any]:
+    """Decode a pickle of plain data, and turn it into columns."""
+    with open(path, "rb") as pickled:  # noqa: PTH123 - without pathlib it starts faster
+        return tables(_Plain(pickled).load())
 
 
 def tables(snapshot: _Row) -> dict[str, Any]:
@@ -179,19 +161,3 @@ def _integers(rows: Iterable[_Row], key: str, missing: int | None = None) -> lis
 def _text(value: Any) -> str:
     """Take text, and nothing else: a list that holds itself twice, and so on, is long to spell out."""
     return value if isinstance(value, str) else ""
-
-
-if __name__ == "__main__":
-    gc.disable()
-    problem = "is not a readable pickle"
-    try:
-        with open(sys.argv[1], "rb") as pickled:  # noqa: PTH123 - without pathlib it starts faster
-            taken = decode(pickled)
-        problem = "is a pickle, but not a memory snapshot"
-        answer = tables(taken)
-    except Exception as error:  # any error of a damaged file
-        answer = {"problem": f"{problem} ({type(error).__name__}: {error})"[:300]}
-    # Half of a surrogate pair is invalid text.
-    sys.stdout.buffer.write(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))
-    sys.stdout.flush()
-    os._exit(0)  # without taking millions of objects apart

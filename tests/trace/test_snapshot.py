@@ -78,9 +78,8 @@ BLOCK = {"address": 1, "size": 1, "requested_size": 1, "state": "inactive"}
 SEGMENT = {"address": 1, "total_size": 1, "blocks": [BLOCK]}
 LISTS = doubled_lists()
 FRAMES = [frame("f")] * 30_000
-UNREADABLE = "is not a readable pickle"
+OTHER = "is not a memory snapshot"
 MUCH = "needs far more memory or time"
-OTHER = "is a pickle, but not a memory snapshot"
 FILES = {
     "system, 0": (pickle.dumps(Reduced(os.system, TOUCH), 0), r"asks for \w+\.system"),
     "system, 5": (pickle.dumps(Reduced(os.system, TOUCH), 5), r"asks for \w+\.system"),
@@ -91,13 +90,13 @@ FILES = {
     "names from the memo": (b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94]h\x00h\x01\x93.", r"os\.system"),
     "control characters": (b"\x80\x04\x8c\x03o\x1bs\x8c\x03\ra\n\x93.", r"o\\x1bs\. a"),
     "extension": (b"\x80\x02\x82\x05.", "extension code 5"),
-    "BUILD": (b"\x80\x02}}b.", UNREADABLE),
+    "BUILD": (b"\x80\x02}}b.", OTHER),
     "memo bomb": (b"\x80\x02]r\xff\xff\xff\x7f.", "MemoryError"),
     "huge integer": (b"\x80\x02\x8b" + struct.pack("<i", 1 << 30) + b".", "MemoryError|truncated"),
     "bytes of 2**62": (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"x.", "MemoryError"),
-    "empty": (b"", UNREADABLE),
-    "json": (b'{"segments": []}', UNREADABLE),
-    "noise": (random.Random(0).randbytes(5000), UNREADABLE),
+    "empty": (b"", OTHER),
+    "json": (b'{"segments": []}', OTHER),
+    "noise": (random.Random(0).randbytes(5000), OTHER),
     "a number": (pickle.dumps(3), OTHER),
     "another dict": (pickle.dumps({"weights": [1]}), OTHER),
     "other segments": (pickle.dumps({"segments": [1, 2]}), OTHER),
