@@ -57,8 +57,7 @@ def timeline(run: Measurement, what: str) -> Figure:
 
 def _grown(run: Measurement) -> pd.DataFrame:
     """Give what grew in every step, by line."""
-    ends = snapshots.ranges(run.snapshot, "^step$")["to_event"]
-    table = snapshots.growth(run.snapshot, ends.tolist())
+    table = snapshots.growth(run.snapshot, "^step$")
     return table[table["least_bytes"] > 0]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from _lib import climb
 from nsightkit.analysis.core import noise
@@ -26,6 +28,19 @@ def _cost(cell: Mapping[str, Any]) -> tuple[float, float]:
     model = envelope(Configuration(name="cell", intent="", **{name: cell[name] for name in _SIZES}))
     flops = model.fwd_flops if cell["mode"] == "fwd" else model.train_flops
     return flops, _OPTIMIZER_BYTES * model.params if cell["mode"] == "train" else 0.0
+
+
+def interval(samples: ArrayLike) -> tuple[float, float]:
+    """Estimate between which values a median lies at 95%, by order statistics; infinite with too few samples.
+
+    From the k-th smallest to the k-th largest sample, with k from the binomial distribution (Conover, Practical
+    Nonparametric Statistics, 3rd ed., section 3.2), by the normal approximation with the continuity correction.
+    """
+    values = np.sort(np.asarray(samples, np.float64))
+    k = math.floor((len(values) + 1 - 1.96 * math.sqrt(len(values))) / 2)
+    if k < 1:
+        return -math.inf, math.inf
+    return float(values[k - 1]), float(values[-k])
 
 
 def table(runs: Mapping[str, Measurement]) -> pd.DataFrame:
@@ -49,11 +64,11 @@ def table(runs: Mapping[str, Measurement]) -> pd.DataFrame:
         flops, moved = _cost(cell)
         gpu = climb.gpu_of(run)
         peak = None if gpu is None else gpu.peak(cell["precision"])
-        spread = noise.median(run.values("step_ns"))
+        low, high = interval(run.values("step_ns"))
         peak_bytes = run.median("peak_bytes")
         row = {"row": name, "median (ms)": median_ns / 1e6}
-        row["from (ms)"] = spread.low / 1e6
-        row["to (ms)"] = spread.high / 1e6
+        row["from (ms)"] = low / 1e6
+        row["to (ms)"] = high / 1e6
         row["floor (ms)"] = None if peak is None else flops / peak.tflops / 1e9 + moved / gpu.gb_per_s / 1e6
         row["tokens/s"] = cell["batch"] * cell["context"] / median_ns * 1e9
         row["peak (GB)"] = None if peak_bytes is None else peak_bytes / 1e9

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Hashable
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +23,6 @@ _LONGEST = 1000
 #: Instructions of a compiled expression. A search takes at most some 25 ns for each of them and each character.
 _MOST_INSTRUCTIONS = 2000
 _MOST_BYTES = 1 << 20
-
-
-class Expression(Hashable, Protocol):
-    """A compiled regular expression: one of our own (:mod:`re`), or a :class:`Pattern`."""
-
-    def search(self, name: str, /) -> object:
-        """Find it in a name; None where it is not."""
 
 
 class Pattern:
@@ -65,6 +56,10 @@ class Pattern:
     def search(self, name: str, /) -> object:
         """Find it in a name; None where it is not."""
         return self._compiled.search(name.encode("utf-8", "replace"))
+
+
+#: A compiled expression: one of our own, or one that a person typed.
+Expression = re.Pattern[str] | Pattern
 
 
 @functools.lru_cache(256)

@@ -1,4 +1,4 @@
-"""Tell a change from noise: intervals of medians and of changes, and the rule that ``diff`` and ``check`` share.
+"""Tell a change from noise: intervals of changes, and the rule that ``diff`` and ``check`` share.
 
 Noise has two sources. Steps of a run differ, and the interval of a change comes from their ranks (:func:`shift`).
 Runs differ as well, each as a whole, and no number of steps shows by how much: where a side has several runs, their
@@ -28,7 +28,6 @@ __all__ = [
     "Estimate",
     "between_runs",
     "judge",
-    "median",
     "rank_margin",
     "ratio",
     "shift",
@@ -147,30 +146,6 @@ def judge(
     return Change(steps.value, low, high, noise)
 
 
-def median(samples: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Estimate a median, with an interval from order statistics.
-
-    The interval runs from the k-th smallest to the k-th largest sample, with k from the binomial distribution
-    (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2).
-
-    Parameters
-    ----------
-    samples : array_like of float
-        At least one.
-    confidence : float
-
-    Returns
-    -------
-    Estimate
-        Fewer than six samples have no interval at 95 %.
-    """
-    values = np.sort(np.asarray(samples, dtype=np.float64))
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    # The normal approximation with the continuity correction.
-    k = (len(values) + 1 - z * math.sqrt(len(values))) / 2
-    return _between(values, math.floor(k))
-
-
 def shift(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Estimate what was added from one series to the other, as the median of all pairwise differences.
 
@@ -190,15 +165,11 @@ def shift(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Esti
     first = thinned(np.asarray(before, np.float64))
     second = thinned(np.asarray(after, np.float64))
     differences = np.sort(np.subtract.outer(second, first), axis=None)
-    return _between(differences, rank_margin(len(first), len(second), (1 - confidence) / 2))
-
-
-def _between(ordered: Float, number: int) -> Estimate:
-    """The median, and the interval from the n-th smallest value to the n-th largest; none if n is 0."""
-    middle = float(np.median(ordered))
-    if number < 1:
+    middle = float(np.median(differences))
+    left_out = rank_margin(len(first), len(second), (1 - confidence) / 2)
+    if not left_out:
         return Estimate(middle)
-    return Estimate(middle, float(ordered[number - 1]), float(ordered[-number]))
+    return Estimate(middle, float(differences[left_out - 1]), float(differences[-left_out]))
 
 
 def ratio(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Estimate:

@@ -10,7 +10,6 @@ a block was allocated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ from nsightkit.errors import UsageError
 from nsightkit.safe import Json
 from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["allocations", "at", "growth", "ranges", "sites", "summary", "timeline"]
+__all__ = ["allocations", "at", "growth", "sites", "summary", "timeline"]
 
 #: What adds to the reserved bytes, and what takes from them.
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
@@ -195,25 +194,25 @@ def _summed(live: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 # ---------------------------------------------------------------- from moment to moment
 
 
-def ranges(snapshot: Snapshot, match: str = "", device: int | None = None) -> pd.DataFrame:
-    """Find the events between which each recorded range lies.
+def growth(snapshot: Snapshot, match: str = "^step$", device: int | None = None) -> pd.DataFrame:
+    """Follow what each line holds at the end of each step: a leak grows every time.
 
-    It does if ``_record_memory_history`` got ``global_record_annotations=True``, for every ``record_function``.
+    Ranges are in a snapshot if ``_record_memory_history`` got ``global_record_annotations=True``, for every
+    ``record_function``.
 
     Parameters
     ----------
     snapshot : Snapshot
-    match : str, optional
-        Only ranges in whose name this regular expression is found.
+    match : str
+        A regular expression that finds the ranges of steps by their names.
     device : int, optional
         Default: the device with the highest peak.
 
     Returns
     -------
     DataFrame
-        ``name, from_event, to_event``: the last event before the range began and the last before it ended, so that both
-        are moments for :func:`at`; in order of time. A range that did not end, that began before the recording, or
-        that holds another of its name, is left out.
+        ``site, category, grown_bytes`` (from the first end to the last) and ``least_bytes`` (the smallest growth
+        from one end to the next: above 0 only for what grew every time), the largest `least_bytes` first.
 
     Raises
     ------
@@ -222,44 +221,13 @@ def ranges(snapshot: Snapshot, match: str = "", device: int | None = None) -> pd
     """
     device = _device(snapshot, device)
     marks = snapshot.annotations
-    is_chosen = (marks["device"] == device) & marks["name"].str.contains(match)
-    marks = marks[is_chosen].sort_values("time_ns", kind="stable")
-    marks["stage"] = marks["stage"].str.upper()
-    following = marks.groupby("name", observed=True)[["stage", "time_ns"]].shift(-1)
-    has_end = (marks["stage"] == "START") & (following["stage"] == "END")
-    table = marks.assign(end_ns=following["time_ns"])[has_end]
-    time = events_of(snapshot, device)["time_ns"].to_numpy()
+    is_end = (marks["device"] == device) & (marks["stage"].str.upper() == "END") & marks["name"].str.contains(match)
     # Times are whole microseconds: an event at the time of a range's end was before it, as freeing is.
-    table["from_event"] = np.searchsorted(time, table["time_ns"], side="left") - 1
-    table["to_event"] = np.searchsorted(time, table["end_ns"], side="right") - 1
-    return table[["name", "from_event", "to_event"]].reset_index(drop=True)
-
-
-def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = None) -> pd.DataFrame:
-    """Follow what each line holds from moment to moment, such as the ends of steps: a leak grows every time.
-
-    Parameters
-    ----------
-    snapshot : Snapshot
-    moments : sequence
-        Two or more, in order, each as in :func:`at`.
-    device : int, optional
-        Default: the device with the highest peak.
-
-    Returns
-    -------
-    DataFrame
-        ``site, category, grown_bytes`` (from the first moment to the last) and ``least_bytes`` (the smallest growth
-        from one moment to the next: above 0 only for what grew every time), the largest `least_bytes` first.
-
-    Raises
-    ------
-    UsageError
-        The device or event does not exist.
-    """
+    time = events_of(snapshot, device)["time_ns"]
+    ends = np.searchsorted(time, np.sort(marks["time_ns"][is_end]), side="right") - 1
     levels = {}
-    for number, moment in enumerate(moments):
-        levels[number] = sites(snapshot, moment, device).set_index(["site", "category"])["bytes"]
+    for number, event in enumerate(ends.tolist()):
+        levels[number] = sites(snapshot, event, device).set_index(["site", "category"])["bytes"]
     held = pd.DataFrame(levels).fillna(0).astype(np.int64)
     steps = held.diff(axis=1).iloc[:, 1:].astype(np.int64)
     steps = steps[steps.any(axis=1)]

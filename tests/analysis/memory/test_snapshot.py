@@ -298,25 +298,9 @@ def test_growth_is_what_is_left_behind() -> None:
         allocator.malloc(4 * MIB, frames=[frame("_watch", "/home/a/leak.py", 47), *FORWARD])
         allocator.free(passing)
         allocator.mark("step", "END")
-    snapshot = taken(allocator)
-    ends = analysis.ranges(snapshot, "^step$")["to_event"].tolist()
-    grown = analysis.growth(snapshot, ends)
+    grown = analysis.growth(taken(allocator), "^step$")
     columns = grown.drop(columns="category").to_numpy().tolist()
     assert columns == [["leak.py:47 _watch", 4 * 4 * MIB, 4 * MIB]]
-
-
-def test_ranges_that_repeat_and_are_cut_off() -> None:
-    allocator = Allocator()
-    allocator.mark("begun before", "END")
-    for name, stage in [("a", "START"), ("b", "START"), ("a", "END"), ("b", "END"), ("a", "START"), ("a", "END")]:
-        allocator.malloc(512)  # makes a segment the first time
-        allocator.mark(name, stage)
-    allocator.mark("a", "START", device=1)
-    allocator.mark("never ends", "START")
-    snapshot = taken(allocator)
-    assert analysis.ranges(snapshot).to_numpy().tolist() == [["a", 1, 3], ["b", 2, 4], ["a", 5, 6]]
-    assert analysis.ranges(snapshot, "b").to_numpy().tolist() == [["b", 2, 4]]
-    assert analysis.ranges(taken(random_program(1, 10))).empty
 
 
 # ---------------------------------------------------------------- the command line
