@@ -401,7 +401,8 @@ def selected(trace: Trace, table: ArrayLike, row: ArrayLike) -> NDArray[np.bool_
     for number, name in enumerate(GPU_TABLES):
         mask = trace.mask(name)
         if mask is not None:
-            keep[tables == number] = mask[rows[tables == number]]
+            is_here = tables == number
+            keep[is_here] = mask[rows[is_here]]
     return keep
 
 

@@ -53,6 +53,7 @@ def allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     return table.assign(category=categorize(snapshot, device, table))
 
 
+@kept
 def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     """Give the four amounts after every event.
 
@@ -73,11 +74,7 @@ def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     UsageError
         The snapshot has no such device.
     """
-    return _timeline(snapshot, _device(snapshot, device))
-
-
-@kept
-def _timeline(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    device = _device(snapshot, device)
     events = events_of(snapshot, device)
     blocks = allocations(snapshot, device)
     count = len(events)
@@ -98,7 +95,7 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
     if not snapshot.devices:
         raise UsageError("the snapshot is empty: no device, no segment, no event")
     if device is None:
-        peaks = [_timeline(snapshot, number)["allocated_bytes"].max() for number in range(snapshot.devices)]
+        peaks = [timeline(snapshot, number)["allocated_bytes"].max() for number in range(snapshot.devices)]
         return int(np.argmax(peaks))
     if not 0 <= device < snapshot.devices:
         raise UsageError(f"the snapshot has no device {device}, only devices 0 to {snapshot.devices - 1}")
@@ -143,7 +140,7 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
 
 def _event(snapshot: Snapshot, moment: Moment | str, device: int) -> int:
     """Give the number of the event after which a moment is; -1 for the state before the first."""
-    over_time = _timeline(snapshot, device)
+    over_time = timeline(snapshot, device)
     count = len(over_time) - 1
     events = {"start": -1, "end": count - 1, "peak": int(over_time["allocated_bytes"].argmax()) - 1}
     failures = np.flatnonzero(events_of(snapshot, device)["action"] == "oom")
@@ -273,7 +270,7 @@ def summary(
         The device, event or out-of-memory error does not exist.
     """
     device = _device(snapshot, device)
-    over_time = _timeline(snapshot, device)
+    over_time = timeline(snapshot, device)
     count = len(over_time) - 1
     peak_bytes, reserved_bytes = None, None
     if count:
@@ -300,7 +297,7 @@ def summary(
 
 def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> Json:
     event = _event(snapshot, moment, device)
-    now = _timeline(snapshot, device).iloc[event + 1].astype(object)
+    now = timeline(snapshot, device).iloc[event + 1].astype(object)
     reserved = now["reserved_bytes"]
     allocated = now["allocated_bytes"]
     active = now["active_bytes"]
@@ -336,7 +333,7 @@ def _out_of_memory(snapshot: Snapshot, device: int) -> Json | None:
 
 def _notes(snapshot: Snapshot, device: int) -> list[str]:
     """List what the snapshot does not hold."""
-    over_time = _timeline(snapshot, device)
+    over_time = timeline(snapshot, device)
     before = int((allocations(snapshot, device)["first"] < 0).sum())
     notes = []
     if len(over_time) == 1:
