@@ -334,14 +334,6 @@ def test_nvidias_rule_at_its_borders(sm: float, memory: float, expected: str) ->
     assert expected in analysis.CLASSES
 
 
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [((2, 3, 4, 16), "registers"), ((1, 1, 8, 16), "registers+shared_mem"), ((8, math.nan, 8, 8), None)],
-)
-def test_the_occupancy_limiter_is_the_smallest_of_four_block_counts(limits, expected) -> None:
-    assert analysis.occupancy_limiter(dict(zip(analysis.LIMITS, limits, strict=True))) == expected
-
-
 def test_launches_are_chosen_by_their_names_and_the_ranges_around_them(shared_traces: Path) -> None:
     report = ncu.read(shared_traces / REPORTS[3])
     assert analysis.summary(report)["time_ns"].is_monotonic_decreasing

@@ -22,7 +22,7 @@ from nsightkit.errors import UsageError
 from nsightkit.trace import ncu_metrics
 from nsightkit.trace.ncu import Report
 
-__all__ = ["CLASSES", "COLUMNS", "classify", "occupancy_limiter", "stalls", "summary"]
+__all__ = ["CLASSES", "COLUMNS", "classify", "stalls", "summary"]
 
 #: What a kernel can be.
 CLASSES = ("compute-bound", "memory-bound", "balanced", "latency-bound", "not-enough-data")
@@ -87,25 +87,6 @@ def classify(sm_pct: float, memory_pct: float) -> str:
     return "compute-bound" if sm_pct >= memory_pct else "memory-bound"
 
 
-def occupancy_limiter(limits: Mapping[str, float]) -> str | None:
-    """Say which resource limits how many blocks fit on an SM: the smallest of the four limits.
-
-    Parameters
-    ----------
-    limits : mapping of str to float
-        Blocks an SM can hold by ``registers``, ``shared_mem``, ``warps`` and ``blocks``.
-
-    Returns
-    -------
-    str or None
-        Its name; several that are equal are joined with ``+``. None unless all four are known.
-    """
-    if not math.isfinite(sum(limits.values())):
-        return None
-    least = min(limits.values())
-    return "+".join(name for name, blocks in limits.items() if blocks == least)
-
-
 def stalls(report: Report, kernel: str | None = None, within: str | None = None) -> pd.DataFrame:
     """List why warps waited, kernel by kernel.
 
@@ -154,8 +135,8 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     -------
     DataFrame
         A row a launch, the longest first: ``kernel``; ``time_ns``; ``sm_pct``, ``memory_pct``, ``dram_pct`` and
-        ``occupancy_pct`` in percent of peak (NaN where not measured); ``occupancy_limiter`` (see
-        :func:`occupancy_limiter`; ties leave out shared memory where a block has none); ``classification`` (see
+        ``occupancy_pct`` in percent of peak (NaN where not measured); ``occupancy_limiter`` (the resource that limits
+        how many blocks fit on an SM, several joined with ``+``; None unless all are known); ``classification`` (see
         :func:`classify`); ``evidence`` and ``next_steps``, lists of sentences. Each sentence of evidence cites its
         values.
 
@@ -223,11 +204,19 @@ class _Findings:
         return {name: self[f"limit_{name}_blocks"] for name in LIMITS}
 
     def limiter(self) -> str | None:
-        """Give the occupancy limiter; a block without shared memory is not limited by it where another limit is."""
-        limiter = occupancy_limiter(self.limits())
-        if limiter is not None and self["static_shared_bytes"] + self["dynamic_shared_bytes"] == 0:
-            return limiter.replace("+shared_mem", "").replace("shared_mem+", "")
-        return limiter
+        """Name the smallest of the four limits of how many blocks fit on an SM, equal ones joined with ``+``.
+
+        None unless all are known. A block without shared memory is not limited by it where another limit is.
+        """
+        limits = self.limits()
+        if not math.isfinite(sum(limits.values())):
+            return None
+        least = min(limits.values())
+        names = [name for name, blocks in limits.items() if blocks == least]
+        uses_shared = self["static_shared_bytes"] + self["dynamic_shared_bytes"] != 0
+        if len(names) > 1 and "shared_mem" in names and not uses_shared:
+            names.remove("shared_mem")
+        return "+".join(names)
 
     def stalls(self) -> tuple[dict[ncu_metrics.Stall, float], str]:
         """Give what warps wait for as shares of their time, and whether it was counted or sampled."""

@@ -69,6 +69,7 @@ IDLE = {"sm_pct": 15, "memory_pct": 53, "waves": 100}
         (0, 512, (48, 16, 32, 16), "shared_mem+blocks"),
         (64, 0, (48, 16, 32, 16), "shared_mem+blocks"),
         (0, 0, (48, 8, 32, 16), "shared_mem"),  # what the driver takes of it for each block
+        (0, 512, (1, 1, 8, 16), "registers+shared_mem"),
     ],
 )
 def test_a_block_without_shared_memory_is_not_limited_by_it(static: int, dynamic: int, limits, expected: str) -> None:
