@@ -21,7 +21,7 @@ from nsightkit.analysis.compare.match import plain_kernel
 from nsightkit.analysis.compare.samples import Samples, samples
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
-from nsightkit.errors import TraceError, UsageError, reading
+from nsightkit.errors import AnyPath, TraceError, UsageError, reading
 from nsightkit.safe import plain
 from nsightkit.trace import kind_of, load
 from nsightkit.trace import ncu as ncu_reports
@@ -73,7 +73,7 @@ def unit_of(metric: str) -> str:
 
 
 def read(
-    path: str | Path,
+    path: AnyPath,
     *,
     opened: Callable[[Path], Trace] = load,
     match: str | None = None,
@@ -250,7 +250,7 @@ class Bench(msgspec.Struct):
     rows: list[_Cell]
 
 
-def of_bench(bench: Bench, path: str | Path = "benchmark") -> Run:
+def of_bench(bench: Bench, path: AnyPath = "benchmark") -> Run:
     """Take a benchmark's metrics: the step times of each cell, and its peak memory.
 
     Parameters

@@ -23,7 +23,8 @@ from nsightkit.analysis.core.intervals import uncovered
 from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.ranks import alignment, lateness
 from nsightkit.analysis.ranks.one_rank import Look, look, rank_of
-from nsightkit.errors import TraceError, UsageError
+from nsightkit.errors import AnyPath, TraceError, UsageError
+from nsightkit.safe import Json
 from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 
@@ -75,7 +76,7 @@ class Job:
     stragglers: pd.DataFrame
     collectives: pd.DataFrame
     arrivals: pd.DataFrame
-    lost: list[dict[str, Any]]
+    lost: list[Json]
     notes: list[str]
     gain_ns: int
 
@@ -109,7 +110,7 @@ class Job:
         kinds.insert(0, "count", by.size())
         return kinds.reset_index().sort_values("total_ns", ascending=False, ignore_index=True)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Json:
         """Give everything as plain values.
 
         Returns
@@ -128,7 +129,7 @@ class Job:
 
 
 def survey(
-    sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Trace],
+    sources: AnyPath | Iterable[AnyPath | Trace],
     scheduler: str | None = None,
     workers: int | None = None,
     *,
@@ -170,7 +171,7 @@ def survey(
             files.append(Path(source).absolute())
     if workers is None:
         workers = 0 if len(files) <= FEW else os.cpu_count() or 1
-    lost: list[dict[str, Any]] = []
+    lost: list[Json] = []
     for number, answer in enumerate(_answers(files, scheduler, workers)):
         file = files[number]
         name = _name(file, files)
@@ -190,7 +191,7 @@ def survey(
 # ---------------------------------------------------------------- the files
 
 
-def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
+def traces_in(folder: AnyPath) -> list[Path]:
     """Find the traces in a folder, one per rank.
 
     PyTorch profiler traces (``.json``, ``.json.gz``), Nsight Systems exports and reports, folders of tables. A report
@@ -249,7 +250,7 @@ def _name(file: Path, files: Sequence[Path]) -> str:
 # ---------------------------------------------------------------- all of them
 
 
-def combine(looks: Sequence[Look], lost: Sequence[dict[str, Any]] = ()) -> Job:
+def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
     """Put the ranks of a job together.
 
     Parameters

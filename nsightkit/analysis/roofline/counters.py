@@ -12,13 +12,13 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from nsightkit.analysis.core.categories import category_of
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.errors import UsageError
+from nsightkit.safe import Json
 from nsightkit.trace import ncu_metrics
 from nsightkit.trace.ncu import Report
 
@@ -56,7 +56,7 @@ _METRICS = {metric.name: metric for metric in ncu_metrics.METRICS}
 
 
 #: What each question answers: ``text``, ``advice`` and what it ``cites``.
-_ANSWERS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_ANSWERS: dict[str, Json] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def classify(sm_pct: float, memory_pct: float) -> str:
@@ -233,7 +233,7 @@ class _Findings:
 
     def say(self, answer: str, **values: object) -> None:
         """Note an answer of ``counters.toml``, with the values it rests on."""
-        row = {"text": "", "advice": "", "cites": {}} | _ANSWERS[answer]
+        row: Json = {"text": "", "advice": "", "cites": {}} | _ANSWERS[answer]
         text = row["text"].format(**values)
         cited = [self.cite(name, noun) for name, noun in row["cites"].items() if self.has(name)]
         if cited:
