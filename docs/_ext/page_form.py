@@ -1,8 +1,8 @@
 """What a page of the gallery shows at once, and what it folds away.
 
 ``.. in-short::`` is the box at the top: the answer, and the kind of evidence that it rests on. ``.. own-run::``, first
-in a section, puts one line in the section's place, heading included, and folds it there, where nothing is recorded yet. A code block whose first line is
-``# fold: TITLE`` is folded under TITLE.
+in a section, puts one line in the section's place, heading included, and folds it there, where nothing is recorded
+yet. A code block whose first line is ``# fold: TITLE`` is folded under TITLE.
 """
 
 from __future__ import annotations
