@@ -23,7 +23,6 @@ __all__ = [
     "EPSILON",
     "Decoder",
     "DecoderConfig",
-    "Samples",
     "Workload",
     "autocast",
     "fp8_matmul",
