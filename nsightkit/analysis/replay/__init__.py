@@ -16,7 +16,7 @@ The stages are modules, each a function from frozen tables to frozen tables: ``o
 launches, the calls that block), ``waiting_threads`` (who waits for another thread, or for data), ``streams``
 (latencies, waits between streams, collectives) and ``cuts``; ``schedule`` puts them together. ``play`` plays it.
 Arrays are reduced between *cuts* (blocking calls, launches into a full queue, ends of steps): what lies between two
-cuts of a stream is a *segment* (``layout``), one line, ``end = max(launching thread's delay + a, stream's last end +
+cuts of a stream is a *segment*, one line, ``end = max(launching thread's delay + a, stream's last end +
 b)``. A play is a list of waits: for each moment (a cut, or the end of a segment) the moments it waits for, and the
 delay after each. That list is walked in the recorded order.
 """

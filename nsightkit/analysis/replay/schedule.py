@@ -10,9 +10,8 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay import cuts as stage_of_cuts
 from nsightkit.analysis.replay import operations as stage_of_operations
 from nsightkit.analysis.replay import streams as stage_of_streams
-from nsightkit.analysis.replay.layout import Layout, Stages, lay_out
 from nsightkit.analysis.replay.model import Change, Int, Played, Union
-from nsightkit.analysis.replay.play import play
+from nsightkit.analysis.replay.play import Layout, Stages, lay_out, play
 from nsightkit.analysis.replay.streams import SLOW_CALL, collectives
 from nsightkit.analysis.replay.waiting_threads import waits_for_data, waits_for_threads
 from nsightkit.analysis.timeline.gaps.threads import Threads

@@ -16,7 +16,7 @@ from nsightkit.analysis.core.text import count_text, time_text
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.timeline import overview
-from nsightkit.analysis.verdict import account, advice, finding, words
+from nsightkit.analysis.verdict import account, advice, finding
 from nsightkit.analysis.verdict.account import BOTTLENECKS, LOSSES, WORK, Account
 from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -134,11 +134,11 @@ def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
         "bottleneck": decision.name,
         "share_of_span": found.share,
         "confidence": decision.level,
-        "evidence": list(words.evidence(found)),
-        "against": list(words.against(found)),
+        "evidence": list(finding.evidence(found)),
+        "against": list(finding.against(found)),
         "next_steps": list(advice.next_steps(found)),
         "changes": changes,
-        "headline": words.headline(found),
+        "headline": finding.headline(found),
         "replay_error": replay.error,
         "total_ns": found.time_ns,
         "span_ns": amounts.span_ns,

@@ -1,26 +1,53 @@
-"""The names and moments behind a decision."""
+"""The names and moments behind a decision, and the sentences about it: how much, where, and what speaks against it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.causes import CAUSES
+from nsightkit.analysis.core.text import count_text, share_text, short_name, time_text
 from nsightkit.analysis.replay.whatif import WhatIf, plain
+from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.verdict.account import IDLE, Account
-from nsightkit.analysis.verdict.rules import Decision, bounded
+from nsightkit.analysis.verdict.rules import LEAST, Decision, bounded, rate
 from nsightkit.trace.model import GPU_TABLES
 
-__all__ = ["Finding", "find"]
+__all__ = ["Finding", "against", "evidence", "find", "headline"]
 
-#: How many names and moments are kept.
-_NAMES, _MOMENTS = 10, 3
+#: How many names and moments are kept, and of how many names sentences speak.
+_NAMES, _LONGEST, _NAMED = 10, 3, 3
 #: Kinds of events that a call launched, and the numbers of their tables.
 _LAUNCHED = {"kernel": GPU_TABLES.index("kernels"), "copy": GPU_TABLES.index("memops")}
+#: Names and moments below this share of an answer's time are left out.
+_LITTLE = 0.01
+_LONGEST_NAME = 100
+_KIND = {
+    "op": "operator ",
+    "os_call": "OS call ",
+    "call": "call ",
+    "range": "range ",
+    "overhead": "recorded as overhead: ",
+    "sample": "CPU samples, mostly of ",
+}
+#: Nouns for an answer's moments other than gaps.
+_MOMENTS = {"copy": "transfer", "kernel": "kernel", "graph": "replay", "none": "wait"}
+#: How the sentence about an answer's time begins, where it is not the answer's own name.
+_TAKES = {
+    "unknown": "Idle time without a recorded reason (unknown) takes",
+    "queued": "Work that was launched and waited for something that is not in the trace (queued) takes",
+    "compute-bound": "Compute-bound kernels take",
+    "memory-bound": "Memory-bound kernels take",
+    "not-enough-data": "Unclassified kernels and graph replays take",
+    "communication": "Collectives and messages that no other kernel overlaps take",
+    "imbalance": "Waiting for the slowest device takes",
+    "memory-transfer": "Copies that no kernel overlaps take",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +114,7 @@ def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence
     changes : sequence of mapping
     """
     events = account.moments(decision.name).sort_values("duration_ns", ascending=False, kind="stable")
-    longest = events[["device", "start_ns", "end_ns", "kind", "name"]].head(_MOMENTS)
+    longest = events[["device", "start_ns", "end_ns", "kind", "name"]].head(_LONGEST)
     events["name"] = _without_numbers(events)
     events["inside"] = _inside(account, events)
     keys = ["kind", "name"]
@@ -125,3 +152,106 @@ def _inside(account: Account, events: pd.DataFrame) -> np.ndarray:
             around = intervals.enclosing(calls, outer, meant)
             inside[places[around >= 0]] = outer["name"].astype(object).to_numpy()[around[around >= 0]]
     return inside
+
+
+# ---------------------------------------------------------------- sentences
+
+
+def _called(name: str) -> str:
+    """A name as a sentence can hold it; the machine formats have it whole, under ``named`` and ``longest``."""
+    text = short_name(name)
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+
+
+def headline(finding: Finding) -> str:
+    """Say the answer in one sentence: with its share of the time or, where its removal gains more, with that gain.
+
+    Parameters
+    ----------
+    finding : Finding
+    """
+    if finding.name == "not-enough-data":
+        return f"Kernels whose limit the trace does not show fill {share_text(finding.share)} of the time"
+    sentence = CAUSES[finding.name].sentence
+    change = finding.decision.change
+    if change is not None and finding.decision.gain > max(1.25 * finding.share, finding.share + 0.02):
+        speedup = finding.replay.row(change)["speedup"]
+        return f"{sentence}; without that, the run is predicted to be {speedup:.2f}x faster"
+    return f"{sentence}, {share_text(finding.share)} of the time"
+
+
+def evidence(finding: Finding) -> Iterator[str]:
+    """What speaks for the answer, the most telling first.
+
+    Parameters
+    ----------
+    finding : Finding
+    """
+    account = finding.account
+    whole = "the steps" if len(account.steps) else "the time"
+    takes = _TAKES.get(finding.name, f"{finding.name} takes")
+    times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
+    yield f"{takes} {share_text(finding.share)} of {whole} ({times})"
+    exposed = account.share("communication")
+    if finding.name != "communication" and exposed >= LEAST:
+        amount = time_text(account.total_ns["communication"])
+        yield f"Also lost: collectives that no other kernel overlaps take {share_text(exposed)} of {whole} ({amount})"
+    yield from _names(finding)
+    compilers = steps.recompiled(account.trace, account.steps)
+    if compilers is not None and account.share("recompilation") >= LEAST:
+        yield compilers
+    moments = []
+    for device, start_ns, end_ns in finding.longest[["device", "start_ns", "end_ns"]].itertuples(index=False):
+        where = f" on device {device}" if len(account.devices) > 1 else ""
+        moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
+    if moments:
+        yield f"Longest: {'; '.join(moments)}"
+    yield f"The GPU is idle {share_text(account.idle_ns / max(account.span_ns, 1))} of {whole}"
+    if finding.replay.refused is None:
+        yield _prediction(finding)
+    reached = rate(finding.operators)
+    if reached is not None:
+        yield f"Operators with known shapes run at {share_text(reached)} of the datasheet's rate"
+
+
+def _prediction(finding: Finding) -> str:
+    """The predicted gain of the change that decided, else of the best change."""
+    decision = finding.decision
+    if decision.change is None:
+        if not finding.changes or not finding.changes[0]["speedup"]:
+            return "No common change is predicted to help"
+        best = finding.changes[0]
+        return f"Predicted: at most {best['speedup']:.2f}x faster ({best['change']})"
+    row = finding.replay.row(decision.change)
+    times = f"{time_text(row['predicted_ns'])} instead of {time_text(row['wall_ns'])}"
+    return f"Predicted with {decision.change}: {times}, {row['speedup']:.2f}x faster"
+
+
+def _names(finding: Finding) -> Iterator[str]:
+    """The names behind it."""
+    for row in finding.named.head(_NAMED).to_dict("records"):
+        kind = row["kind"]
+        name = row["name"]
+        if not name or row["total_ns"] <= _LITTLE * finding.time_ns:
+            continue
+        moment = "gap" if finding.is_idle and kind != "copy" else _MOMENTS.get(kind, "gap")
+        count = count_text(row["count"], moment)
+        text = f"{time_text(row['total_ns'])} in {count}: {_KIND.get(kind, '')}{_called(name)}"
+        if row["inside"]:
+            text += f", mostly inside {_called(row['inside'])}"
+        yield text
+
+
+def against(finding: Finding) -> Iterator[str]:
+    """Doubts first, then remarks.
+
+    Parameters
+    ----------
+    finding : Finding
+    """
+    yield from finding.decision.doubts
+    inferred = finding.replay.inferred
+    if finding.changes and inferred:
+        dependencies = "dependency was" if inferred == 1 else "dependencies were"
+        yield f"{inferred:,} {dependencies} inferred, not recorded"
+    yield from finding.account.trace.meta.notes

@@ -11,20 +11,17 @@ from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import chunks, gpu_intervals, idle_intervals, launches_of, selected, span_ns
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.gaps.paint import EVIDENCE, TABLE_OF
+from nsightkit.analysis.timeline.gaps.paint import EVIDENCE, TABLE_OF, Int
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
 from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["CAUSES", "causes", "find", "in_window", "memop_name", "names_of", "summary"]
-
-Int = npt.NDArray[np.integer[Any]]
 
 #: What the rules look at; one pass a table.
 _GPU_COLUMNS = ["start_ns", "end_ns", "device", "process", "correlation"]

@@ -14,7 +14,10 @@ import pandas as pd
 from nsightkit.analysis.core.intervals import Coverage, merge
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["CAUSE_OF_LABEL", "EVIDENCE", "LABELS", "TABLE_OF", "Layer", "Paint", "Track", "paint", "together"]
+__all__ = [
+    "CAUSE_OF_LABEL", "EVIDENCE", "LABELS", "TABLE_OF", "Bool", "Int", "Layer", "Paint", "Track", "Union", "paint",
+    "together",
+]  # fmt: skip
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]

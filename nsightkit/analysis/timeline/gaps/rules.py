@@ -12,17 +12,14 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import causes
-from nsightkit.analysis.timeline.gaps.paint import CAUSE_OF_LABEL, EVIDENCE, LABELS, TABLE_OF
+from nsightkit.analysis.timeline.gaps.paint import CAUSE_OF_LABEL, EVIDENCE, LABELS, TABLE_OF, Int
 from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, UNKNOWN, Threads
 from nsightkit.analysis.timeline.steps import QUEUED_NS
 
 __all__ = ["CAUSES", "decide"]
-
-Int = npt.NDArray[np.integer[Any]]
 
 #: Causes of idle time: all of those, and messages between processes, in which the CPU takes part.
 CAUSES = (*(cause.slug for cause in causes.IDLE), "communication")

@@ -7,14 +7,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import Coverage, gpu_intervals, launch_of, merge
+from nsightkit.analysis.core.intervals import Coverage, launch_of, merge
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, Expression, matching
 from nsightkit.analysis.timeline import compiler, steps
-from nsightkit.analysis.timeline.gaps.paint import EVIDENCE, LABELS, TABLE_OF, Layer, Paint, Track, paint, together
+from nsightkit.analysis.timeline.gaps.paint import (
+    EVIDENCE,
+    LABELS,
+    TABLE_OF,
+    Bool,
+    Int,
+    Layer,
+    Paint,
+    Track,
+    Union,
+    paint,
+    together,
+)
 from nsightkit.analysis.timeline.overview import captured_window
 from nsightkit.trace.model import LAUNCHES, Trace
 
@@ -22,11 +33,6 @@ __all__ = [
     "BEGIN_CAPTURE", "BLOCKING", "DATA", "EAGER_NS", "END_CAPTURE", "LOADS", "MESSAGES", "OS_WAIT", "UNIFIED",
     "UNKNOWN", "Threads",
 ]  # fmt: skip
-
-Int = npt.NDArray[np.integer[Any]]
-Bool = npt.NDArray[np.bool_]
-#: Start and end of disjoint intervals.
-Union = tuple[Int, Int]
 
 # ---------------------------------------------------------------- names of calls, ranges and operators
 
@@ -352,13 +358,9 @@ class Threads:
         return Track(begin.start, end.end[at[at < len(end)]], begin.row)
 
     def _first_calls(self, thread: int) -> Track:
-        """Calls that set something up while no device was busy: else they may wait, as for a full queue."""
+        """Calls that set something up before they do what they are for."""
         calls = self.calls(thread)
-        first = calls.subset(self._first()[calls.row])
-        if not len(first):
-            return first
-        idle_ns = first.length - self._busy().of(first.start, first.end)
-        return first.subset(idle_ns >= _ONCE_NS)
+        return calls.subset(self._first()[calls.row])
 
     @kept
     def _first(self) -> Bool:
@@ -376,12 +378,6 @@ class Threads:
         usual = ordinary.quantile(_USUAL, interpolation="lower").reindex(calls["name"]).fillna(0).to_numpy()
         is_new = ~calls.duplicated(["process", "name"]).to_numpy()
         return long & (is_new | (length >= _TIMES * usual))
-
-    @kept
-    def _busy(self) -> Coverage:
-        """When any device had work."""
-        ops = gpu_intervals(self.trace)
-        return Coverage(ops["start_ns"], ops["end_ns"])
 
     @kept
     def _faults(self, process: int) -> Track:
