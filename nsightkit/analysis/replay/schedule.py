@@ -113,27 +113,15 @@ class Schedule(Stages):
         start = start[order]
         if len(start) < 2:
             return start[:0], start[:0]
-        other = self._no_dispatch(thread)
-        between = np.diff(other.before(start))
+        # When the thread did not dispatch: painted otherwise, or in pauses.
+        cuts = self.cuts
+        asks = (cuts.thread == thread) & (cuts.asked >= 0)
+        other = intervals.union(self.facts.dispatch_free(thread), (cuts.start[asks], cuts.end[asks]))
+        between = np.diff(intervals.Coverage(*other).before(start))
         apart = np.diff(start) - between
         only = (apart > launch_ns) & ((between <= launch_ns) | np.isin(launched[1:], late))
         # Launches that follow each other as launches do, or in operators, have only dispatch between them.
         far = np.flatnonzero(only & (apart > SLOW_CALL * np.median(apart)))
         only[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= apart[far]
         away = start[:-1][only] + launch_ns, start[1:][only]
-        return intervals.common(away, (other.start, other.end), outside=True)
-
-    def _no_dispatch(self, thread: int) -> intervals.Coverage:
-        """When a thread did not dispatch: painted otherwise, in calls that wait or stage, in pauses."""
-        cuts = self.cuts
-        calls = self.program.calls
-        program = self.program
-        waits = np.append(program.blocking, program.launch[program.staged])
-        waits = waits[calls.thread[waits] == thread]
-        asks = (cuts.thread == thread) & (cuts.asked >= 0)
-        start, end = intervals.union(
-            self.facts.dispatch_free(thread),
-            (calls.start[waits], calls.end[waits]),
-            (cuts.start[asks], cuts.end[asks]),
-        )
-        return intervals.Coverage(start, end)
+        return intervals.common(away, other, outside=True)

@@ -212,18 +212,6 @@ def test_staging_pageable_memory(tmp_path):
     assert (found["cause"], found["evidence"]["name"]) == ("memory-transfer", "cudaMemcpyAsync")
 
 
-def test_waits_for_several_uploads_do_not_add_up(tmp_path):
-    """Each upload is work itself: what the thread does after the last of them is the cause."""
-    case = Case()
-    for start in range(1_000, 1_500, 50):
-        upload = case.out.call("cudaMemcpy_v3020", MAIN, case.at(start), case.at(start + 31))
-        case.out.copy("HtoD", case.at(start + 20), case.at(start + 30), upload, PROCESS, 1 << 16, host="pinned")
-    case.add("range", "read the next layer", 1_490, 1_570)
-    case.kernel("b", 1_580, 1_581, (1_575, 1_578))
-    found = case.only(tmp_path)
-    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "read the next layer")
-
-
 def test_pages_that_move_one_after_another_are_a_transfer(tmp_path):
     case = Case(gap=1000)
     for number in range(10):

@@ -230,12 +230,6 @@ def _synchronization(threads: Threads, group: _Group, handed: Int) -> Int:
         call = waiting[at]
         fed = threads.fed(thread)
         since = _latest(fed, fed, blocking.start[call], blocking.start[0])
-        row = blocking.row[call]
-        # An upload is work itself: without the waits before it, that work would have ended earlier too.
-        since = np.where(threads.uploads()[row], blocking.start[call], since)
         enough = 2 * blocking.covered(since, until[at]) >= gap_ns[at]
-        # The upload that ends the gap is staging, not waiting.
-        is_upload = (row == group.launch[at]) & threads.pageable("HtoD")[row]
-        meant = enough & ~is_upload
-        rows[at[meant]] = row[meant]
+        rows[at[enough]] = blocking.row[call[enough]]
     return rows

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import Coverage, launch_of, merge
+from nsightkit.analysis.core.intervals import Coverage, gpu_intervals, launch_of, merge
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, Expression, matching
 from nsightkit.analysis.timeline import compiler, steps
@@ -181,10 +181,8 @@ class Threads:
     @kept
     def _blocks(self) -> Bool:
         """Per call: whether it returns only when the GPU has caught up."""
-        # A device-to-host copy into pageable memory blocks even if its name ends in Async.
-        blocks: Bool = self.pageable("DtoH") & self._flag("calls", COPY)
-        blocks |= self._flag("calls", BLOCKING)
-        return blocks
+        # A copy into pageable memory blocks even if its name ends in Async.
+        return self._flag("calls", BLOCKING) | (self._pageable("dst_kind") & self._flag("calls", COPY))
 
     @kept
     def blocking(self, thread: int) -> Track:
@@ -194,32 +192,20 @@ class Threads:
 
     @kept
     def fed(self, thread: int) -> Int:
-        """Starts of the calls that give a device new work: launches that do not block, and uploads."""
+        """Starts of the calls that give a device new work and do not block."""
         calls = self.calls(thread)
-        flag = self._flag("calls", LAUNCHES) & (~self._blocks() | self.uploads())
+        flag = self._flag("calls", LAUNCHES) & ~self._blocks()
         return calls.start[flag[calls.row]]
 
     @kept
-    def uploads(self) -> Bool:
-        """Per call: whether it launched a copy to a device."""
-        memops = self.trace.table("memops", ["process", "correlation", "kind"])
-        return self._launched(memops[memops["kind"] == "HtoD"])
-
-    def _launched(self, memops: pd.DataFrame) -> Bool:
-        """Per call: whether it launched one of some copies."""
+    def _pageable(self, column: str) -> Bool:
+        """Per call: whether it launched a copy whose ``src_kind`` or ``dst_kind`` is pageable memory of the host."""
+        memops = self.trace.table("memops", ["process", "correlation", column])
+        copies = memops[memops[column] == "pageable"]
+        row = launch_of(self.trace, copies["process"], copies["correlation"])
         flag = np.zeros(self.trace.size("calls"), bool)
-        row = launch_of(self.trace, memops["process"], memops["correlation"])
         flag[row[row >= 0]] = True
         return flag
-
-    @kept
-    def pageable(self, *kinds: str) -> Bool:
-        """Per call: whether it launched a copy, of some kinds if given, from or to pageable host memory."""
-        memops = self.trace.table("memops", ["process", "correlation", "kind", "src_kind", "dst_kind"])
-        copies = memops[(memops["src_kind"] == "pageable") | (memops["dst_kind"] == "pageable")]
-        if kinds:
-            copies = copies[copies["kind"].isin(kinds)]
-        return self._launched(copies)
 
     def _calls_of_label(self, thread: int) -> Iterator[Layer]:
         """Calls that neither enqueue work nor are cheap, and copy calls that move pageable memory."""
@@ -228,7 +214,8 @@ class Threads:
         is_cheap |= self._flag("calls", ENQUEUES)[calls.row]
         yield Layer("work", "call", calls.subset(~is_cheap))
         copies = self.named("calls", thread, COPY)
-        yield Layer("staging", "call", copies.subset(self.pageable()[copies.row]))
+        is_staged = self._pageable("src_kind") | self._pageable("dst_kind")
+        yield Layer("staging", "call", copies.subset(is_staged[copies.row]))
 
     # --- waiting ---
 
@@ -358,9 +345,13 @@ class Threads:
         return Track(begin.start, end.end[at[at < len(end)]], begin.row)
 
     def _first_calls(self, thread: int) -> Track:
-        """Calls that set something up before they do what they are for."""
+        """Calls that set something up while no device was busy: else they may wait, as for a full queue."""
         calls = self.calls(thread)
-        return calls.subset(self._first()[calls.row])
+        first = calls.subset(self._first()[calls.row])
+        if not len(first):
+            return first
+        idle_ns = first.length - self._busy().of(first.start, first.end)
+        return first.subset(idle_ns >= _ONCE_NS)
 
     @kept
     def _first(self) -> Bool:
@@ -378,6 +369,12 @@ class Threads:
         usual = ordinary.quantile(_USUAL, interpolation="lower").reindex(calls["name"]).fillna(0).to_numpy()
         is_new = ~calls.duplicated(["process", "name"]).to_numpy()
         return long & (is_new | (length >= _TIMES * usual))
+
+    @kept
+    def _busy(self) -> Coverage:
+        """When any device had work."""
+        ops = gpu_intervals(self.trace)
+        return Coverage(ops["start_ns"], ops["end_ns"])
 
     @kept
     def _faults(self, process: int) -> Track:
