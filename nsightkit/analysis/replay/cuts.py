@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.replay.model import NEVER, Bool, Int, median, place
+from nsightkit.analysis.replay.model import NEVER, Bool, Int, median
 from nsightkit.analysis.replay.operations import Program
 from nsightkit.analysis.replay.streams import Streams
 
@@ -65,7 +65,12 @@ class Cuts:
 
     def slot(self, thread: Int, time: Int) -> Int:
         """The slot that threads are in at some times, -1 for unknown threads."""
-        return place(self.thread, self.end, thread, time, side="right") - 1
+        slot = np.full(len(thread), -1)
+        for number in np.unique(self.thread).tolist():
+            of_thread = thread == number
+            low, high = np.searchsorted(self.thread, (number, number + 1))
+            slot[of_thread] = low - 1 + np.searchsorted(self.end[low:high], time[of_thread], side="right")
+        return slot
 
 
 def read(program: Program, streams: Streams, pauses: pd.DataFrame, arrivals: pd.DataFrame) -> Cuts:

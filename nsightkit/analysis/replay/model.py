@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 __all__ = [
     "HELD_NS",
@@ -16,7 +15,6 @@ __all__ = [
     "Played",
     "Unplayable",
     "median",
-    "place",
 ]
 
 Int = npt.NDArray[np.integer[Any]]
@@ -38,17 +36,6 @@ def median(values: Int, otherwise: int) -> int:
     if len(values):
         return int(np.median(values))
     return otherwise
-
-
-def place(threads: Int, times: Int, thread: Int, time: Int, side: Literal["left", "right"] = "left") -> Int:
-    """Positions of moments of some threads among times that are in order of thread and time."""
-    out = np.zeros(len(thread), np.int32)
-    for number in pd.unique(thread).tolist():
-        of_thread = thread == number
-        low = int(np.searchsorted(threads, number))
-        high = int(np.searchsorted(threads, number, "right"))
-        out[of_thread] = low + np.searchsorted(times[low:high], time[of_thread], side=side)
-    return out
 
 
 @dataclasses.dataclass

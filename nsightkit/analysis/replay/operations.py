@@ -115,12 +115,6 @@ class Program:
         """Positions by end."""
         return np.argsort(self.end, kind="stable")
 
-    @functools.cached_property
-    def by_launch(self) -> Int:
-        """Positions of the linked ones in the order in which threads launched them, thread by thread."""
-        linked = np.flatnonzero(self.linked)
-        return linked[np.lexsort((self.begun[linked], self.by[linked]))]
-
     def ended_by(self, times: Int) -> Int:
         """The operation that ended last by each time, -1 where none had."""
         at = np.searchsorted(self.end[self.by_end], times, side="right")

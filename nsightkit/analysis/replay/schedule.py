@@ -113,10 +113,7 @@ class Schedule(Stages):
         start = start[order]
         if len(start) < 2:
             return start[:0], start[:0]
-        # When the thread did not dispatch: painted otherwise, or in pauses.
-        cuts = self.cuts
-        asks = (cuts.thread == thread) & (cuts.asked >= 0)
-        other = intervals.union(self.facts.dispatch_free(thread), (cuts.start[asks], cuts.end[asks]))
+        other = self.facts.dispatch_free(thread)
         between = np.diff(intervals.Coverage(*other).before(start))
         apart = np.diff(start) - between
         only = (apart > launch_ns) & ((between <= launch_ns) | np.isin(launched[1:], late))

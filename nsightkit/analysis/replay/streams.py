@@ -13,7 +13,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
-from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Unplayable, median, place
+from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Unplayable, median
 from nsightkit.analysis.replay.operations import Program
 
 __all__ = ["SLOW_CALL", "Gathered", "Streams", "collectives", "read"]
@@ -221,22 +221,22 @@ def _recorded(program: Program) -> tuple[Int, Int]:
     before it. The thread's next launch shows the stream.
     """
     calls = program.calls
-    order = program.by_launch
     # Where no such call was recorded, an event that one stream records before work goes to another tells as much.
     told = matching(calls.names, _WAIT_EVENT)
     if not told.any():
         told = matching(calls.names, _RECORD_EVENT)
-    thread = program.by[order]
-    stream = program.stream[order]
-    at = np.unique(place(thread, program.begun[order], calls.thread[told], calls.start[told]))
-    at = at[at < len(order)]
+    waits = pd.DataFrame({"thread": calls.thread[told], "time": calls.start[told]}).sort_values("time")
+    launches = pd.DataFrame({"thread": program.by, "time": program.begun, "stream": program.stream})
+    launches = launches[program.linked].sort_values("time", kind="stable").rename_axis("operation").reset_index()
+    by_thread = launches.groupby("thread")
     # Before each launch, the last one of the thread that went to another stream.
-    changed = (stream[1:] != stream[:-1]) | (thread[1:] != thread[:-1])
-    before = np.append(-1, np.where(changed, np.arange(len(changed)), -1))
-    other = np.maximum.accumulate(before)[at]
-    same = (other >= 0) & (thread[other] == thread[at])
-    waiting = order[at[same]]
-    awaited = order[other[same]]
+    is_same = launches["stream"] == by_thread["stream"].shift()
+    before = by_thread["operation"].shift().mask(is_same)
+    launches["other"] = before.groupby(launches["thread"]).ffill()
+    pairs = pd.merge_asof(waits, launches, on="time", by="thread", direction="forward")
+    pairs = pairs.dropna(subset="other").drop_duplicates("operation")
+    waiting = pairs["operation"].to_numpy(np.int64)
+    awaited = pairs["other"].to_numpy(np.int64)
     fits = program.end[awaited] <= program.start[waiting] + _EARLY_NS
     return waiting[fits], awaited[fits]
 
