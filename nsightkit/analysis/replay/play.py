@@ -48,11 +48,6 @@ class Stages:
     gathered: Gathered
     cuts: Cuts
 
-    @property
-    def inferred(self) -> int:
-        """How many waits the recording does not name."""
-        return self.streams.inferred + self.cuts.inferred
-
     @functools.cached_property
     def slot(self) -> Int:
         """The slot that each operation was launched in, -1 where its launch was not recorded."""

@@ -97,6 +97,10 @@ class WhatIf:
         Of the unchanged replay.
     refused : str or None
         Why nothing is predicted.
+    inferred : int
+        How many waits the recording does not name.
+    held_ns : int
+        How long operations waited for work that the trace does not contain.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -106,13 +110,18 @@ class WhatIf:
         self.wall_ns: int | None = None
         self.error: float | None = None
         self.refused: str | None = None
+        self.inferred = 0
+        self.held_ns = 0
         try:
-            self.schedule = read(trace)
+            schedule = read(trace)
         except Unplayable as reason:
             self.refused = str(reason)
             return
-        self.wall_ns = self.schedule.recorded.wall_ns
-        self.error = self.schedule.error
+        self.schedule = schedule
+        self.wall_ns = schedule.recorded.wall_ns
+        self.error = schedule.error
+        self.inferred = schedule.streams.inferred + schedule.cuts.inferred
+        self.held_ns = int(schedule.streams.held_ns.sum())
         if self.error > MOST_ERROR:
             self.refused = (
                 f"replaying the unchanged trace is {100 * self.error:.1f} % off the recording: "
@@ -124,16 +133,6 @@ class WhatIf:
         """The schedule, where there is one."""
         assert self.schedule is not None
         return self.schedule
-
-    @property
-    def inferred(self) -> int:
-        """How many waits the recording does not name."""
-        return self.schedule.inferred if self.schedule is not None else 0
-
-    @property
-    def held_ns(self) -> int:
-        """How long operations waited for work that the trace does not contain."""
-        return int(self.schedule.streams.held_ns.sum()) if self.schedule is not None else 0
 
     @kept
     def played(self, *changes: str) -> Played:

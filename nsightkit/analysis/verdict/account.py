@@ -78,7 +78,8 @@ class Account:
     decodes : bool
         Whether the time is mostly a server's that decodes few sequences at once.
     kernels : DataFrame
-        Every kernel with its ``category``, its ``layer``, and whether its operator's shape decided it (``by_shape``).
+        Every kernel with its ``duration_ns``, its ``category`` and its ``layer``, and whether its operator's shape
+        decided that (``by_shape``).
     events : DataFrame
         What lasts: ``device, start_ns, end_ns, duration_ns, kind, name``, the ``row`` in the table of its kind, and
         its ``layer``, the place in :data:`LAYERS`.
@@ -230,7 +231,7 @@ def _decodes(trace: Trace) -> bool:
 
 def _kernels(trace: Trace, gpu: str | None, decodes: bool) -> pd.DataFrame:
     """Every kernel, its layer, and whether its operator's shape decided."""
-    table = trace.table("kernels", [*_EVENT, "name", "collective"])
+    table = trace.table("kernels", [*_EVENT, "duration_ns", "name", "collective"])
     category = categorize(table["name"])
     layers = np.array([_OF_CATEGORY.get(name, _MEMORY) for name in category.categories], np.int64)
     layer = layers[category.codes]

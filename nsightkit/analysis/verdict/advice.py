@@ -195,7 +195,7 @@ def _time_ns(finding: Finding, *categories: str, pattern: re.Pattern[str] | None
         kernels = kernels[kernels["category"].isin(categories)]
     if pattern is not None:
         kernels = kernels[matching(kernels["name"], pattern)]
-    return int((kernels["end_ns"] - kernels["start_ns"]).sum())
+    return int(kernels["duration_ns"].sum())
 
 
 def _has_odd_sizes(shaped: list[sol.Group]) -> bool:

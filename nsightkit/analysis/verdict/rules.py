@@ -250,5 +250,5 @@ def rate(table: pd.DataFrame) -> float | None:
 def by_shape(account: Account, name: str) -> float:
     """The share of the time of an answer's kernels that shapes decided."""
     kernels = account.kernels[account.kernels["layer"] == LAYERS.index(name)]
-    lasting_ns = kernels["end_ns"] - kernels["start_ns"]
+    lasting_ns = kernels["duration_ns"]
     return float(lasting_ns[kernels["by_shape"]].sum() / max(lasting_ns.sum(), 1))
