@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import re
 from collections.abc import Iterable
 
@@ -167,9 +168,11 @@ class Account:
             ``bottleneck, total_ns, share_of_span``, by falling time.
         """
         rows = []
-        for name in sorted(names, key=lambda name: -self.total_ns[name]):
-            if self.total_ns[name]:
-                rows.append({"bottleneck": name, "total_ns": self.total_ns[name], "share_of_span": self.share(name)})
+        for name in names:
+            time_ns = self.total_ns[name]
+            if time_ns:
+                rows.append({"bottleneck": name, "total_ns": time_ns, "share_of_span": self.share(name)})
+        rows.sort(key=operator.itemgetter("total_ns"), reverse=True)
         return rows
 
 

@@ -36,8 +36,6 @@ _COLUMNS = {
     "os_calls": _CPU_COLUMNS,
     "overhead": _CPU_COLUMNS,
 }
-#: Columns of text with few values.
-_TEXTS = ["cause", "kind", "name"]
 
 
 def summary(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
@@ -173,7 +171,7 @@ def _gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
 
 @kept
 def _decide(whole: Trace) -> pd.DataFrame:
-    """All gaps: where, what ended each and launched that (-1 unknown), and cause and evidence by their numbers."""
+    """All gaps: where, what ended each, and cause and evidence by their numbers."""
     whole.prefetch(_COLUMNS)
     ops = gpu_intervals(whole, "process")
     gaps = idle_intervals(whole, ops)
@@ -194,9 +192,9 @@ def _decide(whole: Trace) -> pd.DataFrame:
         if threads.several:
             fed = after[chunk] - 1
             part["before"] = launches_of(whole, table[fed], row[fed]).astype(np.int32)
-        answers.append(decide(threads, part).assign(launch=part["launch"]))
+        answers.append(decide(threads, part))
     del gaps["process"]
-    for column in ("cause", "source", "source_row", "launch"):
+    for column in ("cause", "source", "source_row"):
         gaps[column] = np.concatenate([answer.pop(column).to_numpy() for answer in answers])
     return gaps
 
