@@ -23,7 +23,7 @@ _RETURN_NS, _CALL_NS = 6_000, 4_000
 #: A call returns at most this long after what it waited for; and by so much its end may seem to lie before that.
 _AFTER_NS, _EARLY_NS = 25_000, 1_000
 #: What a cut has that does not wait for the GPU, nor for another thread, nor for a batch.
-_PLAIN = {"cost": 0, "tail": 0, "copy": -1, "by": -1, "is_full": 0, "is_batch": 0}
+_PLAIN = {"cost": 0, "tail": 0, "copy": -1, "asked": -1, "is_full": 0, "is_batch": 0}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,28 +87,18 @@ def read(program: Program, streams: Streams, pauses: pd.DataFrame, arrivals: pd.
     -------
     Cuts
     """
-    opening = pd.DataFrame({"thread": program.threads, "start_ns": NEVER, "end_ns": NEVER})
+    opening = pd.DataFrame({"thread": program.threads, "start": NEVER, "end": NEVER})
     blocking, targets, inferred = _blocking(program, streams, pauses)
     queue, room = _full_queue(program, streams)
     cuts = pd.concat([opening, blocking, queue, pauses, arrivals.assign(is_batch=1)], ignore_index=True)
-    cuts = cuts.fillna(_PLAIN).astype(np.int64).sort_values(["thread", "end_ns"], kind="stable")
+    cuts = cuts.fillna(_PLAIN).astype(np.int64).sort_values(["thread", "end"], kind="stable")
     # Where each of the calls stands now.
     position = np.argsort(cuts.index)[len(opening) :]
     waits = np.append(targets["call"], len(blocking) + np.arange(len(room)))
-    return Cuts(
-        thread=cuts["thread"].to_numpy(),
-        start=cuts["start_ns"].to_numpy(),
-        end=cuts["end_ns"].to_numpy(),
-        cost=cuts["cost"].to_numpy(),
-        tail=cuts["tail"].to_numpy(),
-        copy=cuts["copy"].to_numpy(),
-        asked=cuts["by"].to_numpy(),
-        is_full=cuts["is_full"].to_numpy(bool),
-        is_batch=cuts["is_batch"].to_numpy(bool),
-        target=np.append(targets["target"], room),
-        cut=position[waits],
-        inferred=inferred,
-    )
+    cuts = cuts.astype({"is_full": bool, "is_batch": bool})
+    columns = {str(column): values.to_numpy() for column, values in cuts.items()}
+    target = np.append(targets["target"], room)
+    return Cuts(**columns, target=target, cut=position[waits], inferred=inferred)
 
 
 def _full_queue(program: Program, streams: Streams) -> tuple[pd.DataFrame, Int]:
@@ -116,7 +106,7 @@ def _full_queue(program: Program, streams: Streams) -> tuple[pd.DataFrame, Int]:
     full = streams.full
     done = program.done[full]
     room = np.maximum(program.ended_by(done), 0)
-    queue = pd.DataFrame({"thread": program.by[full], "start_ns": program.begun[full], "end_ns": done})
+    queue = pd.DataFrame({"thread": program.by[full], "start": program.begun[full], "end": done})
     tail = median(done - program.end[room], 0)
     return queue.assign(cost=streams.call_ns, tail=tail, is_full=1), room
 
@@ -129,7 +119,7 @@ def _blocking(program: Program, streams: Streams, pauses: pd.DataFrame) -> tuple
     copy = _own_copies(program)
     awaited = np.where(copy >= 0, copy, _awaited(program, last))
     targets = _targets(program, last, awaited)
-    table = pd.DataFrame({"thread": calls.thread[rows], "start_ns": calls.start[rows], "end_ns": calls.end[rows]})
+    table = pd.DataFrame({"thread": calls.thread[rows], "start": calls.start[rows], "end": calls.end[rows]})
     table["copy"] = copy
     inferred = _cost(program, streams, table, awaited)
     # A call that waits for nothing is as any other.
@@ -140,8 +130,8 @@ def _blocking(program: Program, streams: Streams, pauses: pd.DataFrame) -> tuple
 def _cost(program: Program, streams: Streams, table: pd.DataFrame, awaited: Int) -> int:
     """Note what blocking calls take before they wait, and after; give how many waits were inferred."""
     copy = table["copy"].to_numpy()
-    lasting = (table["end_ns"] - table["start_ns"]).to_numpy()
-    returned = table["end_ns"].to_numpy() - program.end[awaited]
+    lasting = (table["end"] - table["start"]).to_numpy()
+    returned = table["end"].to_numpy() - program.end[awaited]
     is_copy = copy >= 0
     only_waits = matching(program.calls.names, _ONLY_WAITS)[program.blocking]
     # A call that does more than wait, and returns long after the GPU was done, took its time for something else.
@@ -149,7 +139,7 @@ def _cost(program: Program, streams: Streams, table: pd.DataFrame, awaited: Int)
     quick_ns = median(lasting[~waited], _CALL_NS)
     cost = np.where(waited, np.minimum(quick_ns, lasting), lasting)
     # The CPU's part of a copy from pageable memory lies before it: staging.
-    staged_ns = streams.ready[copy] - table["start_ns"]
+    staged_ns = streams.ready[copy] - table["start"]
     table["cost"] = np.where(is_copy & program.staged[copy], staged_ns, cost)
     # After its copy a call may still have to empty the staging buffer.
     inferred = waited & ~is_copy
@@ -164,13 +154,13 @@ def _last_launched(program: Program, pauses: pd.DataFrame) -> Int:
     """
     calls = program.calls
     rows = program.blocking
-    handed = pauses[["thread", "by"]].drop_duplicates()
+    handed = pauses[["thread", "asked"]].drop_duplicates()
     linked = np.flatnonzero(program.linked)
     ops = pd.DataFrame({"stream": program.stream[linked], "by": program.by[linked]}, linked)
     last = []
     for (_, by), group in ops.groupby(["stream", "by"]):
         launched = group.index.to_numpy()
-        related = [by, *handed.loc[handed["by"] == by, "thread"]]
+        related = [by, *handed.loc[handed["asked"] == by, "thread"]]
         before = np.append(launched, -1)[np.searchsorted(program.begun[launched], calls.start[rows]) - 1]
         last.append(np.where(np.isin(calls.thread[rows], related), before, -1))
     return np.stack(last)

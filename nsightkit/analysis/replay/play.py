@@ -51,8 +51,7 @@ class Stages:
     @functools.cached_property
     def slot(self) -> Int:
         """The slot that each operation was launched in, -1 where its launch was not recorded."""
-        slot = self.cuts.slot(self.program.by, self.program.begun)
-        return np.where(self.program.linked, slot, -1)
+        return self.cuts.slot(self.program.by, self.program.begun)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,9 +113,8 @@ def lay_out(schedule: Stages, aside: Bool) -> Layout:
     # A segment ends where something asks when it is done, and begins where a launch comes from another slot.
     # Operations without a recorded launch stay in the segment around them: only their order counts.
     slot = schedule.slot[order]
-    ends = first | last
-    ends |= _among(awaited, order) | _among(target[target >= 0], order) | _among(meeting, order)
-    begins = first | _among(waiting, order) | _among(meeting, order)
+    ends = first | last | _among(order, awaited, target[target >= 0], meeting)
+    begins = first | _among(order, waiting, meeting)
     begins |= _changes(slot) & (slot >= 0)
     begins[1:] |= ends[:-1]
     head = np.flatnonzero(begins)
@@ -140,10 +138,10 @@ def _changes(values: Int) -> Bool:
     return np.append(True, values[1:] != values[:-1])
 
 
-def _among(operations: Int, order: Int) -> Bool:
+def _among(order: Int, *operations: Int) -> Bool:
     """Per place: whether its operation is one of some."""
     flag = np.zeros(len(order), bool)
-    flag[operations] = True
+    flag[np.concatenate(operations)] = True
     return flag[order]
 
 

@@ -41,23 +41,23 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``thread, start_ns, end_ns, by``.
+        ``thread, start, end, asked``: times, and the other thread.
     """
     calls = _calls_that_count(program)
     paces = [_pace(track) for track in calls.values() if len(track) > 1]
     pause = max(_PAUSE * min(paces, default=0.0), HELD_NS)
-    parts = [pd.DataFrame(columns=["thread", "start_ns", "end_ns", "by"], dtype=np.int64)]
+    parts = [pd.DataFrame(columns=["thread", "start", "end", "asked"], dtype=np.int64)]
     for thread, own in calls.items():
         others = {other: calls[other] for other in calls if other != thread and other >> 24 == thread >> 24}
         if others:
             start, end = _silences(facts, thread, own, others, pause)
             by = _woken_by(facts, start, end, others, pause, program.main)
-            silences = pd.DataFrame({"thread": thread, "start_ns": start, "end_ns": end, "by": by})
+            silences = pd.DataFrame({"thread": thread, "start": start, "end": end, "asked": by})
             parts.append(silences[by >= 0])
     pauses = pd.concat(parts, ignore_index=True)
     if len(program.steps) > 1:
         # In several steps, once is chance.
-        pauses = pauses[pauses.duplicated(["thread", "by"], keep=False)]
+        pauses = pauses[pauses.duplicated(["thread", "asked"], keep=False)]
     return pauses
 
 
@@ -172,9 +172,9 @@ def waits_for_data(program: Program, facts: Threads) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``thread, start_ns, end_ns``.
+        ``thread, start, end``.
     """
-    parts = [pd.DataFrame(columns=["thread", "start_ns", "end_ns"], dtype=np.int64)]
+    parts = [pd.DataFrame(columns=["thread", "start", "end"], dtype=np.int64)]
     for thread in program.threads.tolist():
         start, end = facts.when(thread, ["data"])
         lasting = end - start
@@ -186,5 +186,5 @@ def waits_for_data(program: Program, facts: Threads) -> pd.DataFrame:
         long = (2 * shown.covered(start, end) >= lasting) & (lasting >= HELD_NS) & (start >= program.begin_ns)
         # With few and short waits, batches lie ready, and their pace is unknown.
         if len(start) and _LIMITS * lasting[long].sum() >= end[-1] - start[0]:
-            parts.append(pd.DataFrame({"thread": thread, "start_ns": start[long], "end_ns": end[long]}))
+            parts.append(pd.DataFrame({"thread": thread, "start": start[long], "end": end[long]}))
     return pd.concat(parts, ignore_index=True)
