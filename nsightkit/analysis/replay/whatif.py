@@ -77,7 +77,7 @@ def plain(name: str) -> str:
     >>> plain("CompiledFxGraph f2k7ab3xq")
     'CompiledFxGraph f2k7ab3xq'
     """
-    return _NUMBER.sub(lambda found: found.group() if found.lastgroup else "*", name)
+    return _NUMBER.sub(lambda number: number.group() if number.lastgroup else "*", name)
 
 
 class WhatIf:
@@ -324,17 +324,17 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
         known, _, what = change.partition(":")
         if known not in CHANGES or (what and known != "no-cpu-work"):
             raise UsageError(f"{change!r} is not a change; there are {', '.join(CHANGES)}")
-    found = list(dict.fromkeys(changes))
+    names = list(dict.fromkeys(changes))
     if without is not None:
         compiled(without, "--without")
-        found.append(f"without:{without}")
+        names.append(f"without:{without}")
     if scale is not None:
         pattern, sign, factor = scale.rpartition("=")
         compiled(pattern, "--scale")
         if not sign or not re.fullmatch(r"\d{1,3}|\d{0,3}\.\d{1,9}", factor):
             raise UsageError(f"--scale: {scale!r} is not of the form REGEX=F, with a factor below 1000 such as 0.5")
-        found.append(f"scale:{scale}")
-    return found
+        names.append(f"scale:{scale}")
+    return names
 
 
 def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
@@ -354,10 +354,10 @@ def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
     if replay.refused is not None:
         unknown = dict.fromkeys(("predicted_ns", "speedup"))
         return [{"change": c, "wall_ns": replay.wall_ns, **unknown, "replay_error": replay.error} for c in wanted]
-    found = [replay.row(change) for change in wanted or STANDARD]
-    found.sort(key=operator.itemgetter("speedup"), reverse=True)
+    table = [replay.row(change) for change in wanted or STANDARD]
+    table.sort(key=operator.itemgetter("speedup"), reverse=True)
     if not wanted:
-        return [row for row in found if row["speedup"] >= 1 + _WORTH]
+        return [row for row in table if row["speedup"] >= 1 + _WORTH]
     if len(wanted) > 1:
-        found.append(replay.row(*wanted))
-    return found
+        table.append(replay.row(*wanted))
+    return table

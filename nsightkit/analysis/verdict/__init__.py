@@ -129,23 +129,23 @@ def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
     replay = WhatIf(trace)
     decision = decide(amounts, replay)
     changes = _changes(amounts, replay)
-    found = finding.find(amounts, replay, decision, changes)
+    judged = finding.find(amounts, replay, decision, changes)
     return {
         "bottleneck": decision.name,
-        "share_of_span": found.share,
+        "share_of_span": judged.share,
         "confidence": decision.level,
-        "evidence": list(finding.evidence(found)),
-        "against": list(finding.against(found)),
-        "next_steps": list(advice.next_steps(found)),
+        "evidence": list(finding.evidence(judged)),
+        "against": list(finding.against(judged)),
+        "next_steps": list(advice.next_steps(judged)),
         "changes": changes,
-        "headline": finding.headline(found),
+        "headline": finding.headline(judged),
         "replay_error": replay.error,
-        "total_ns": found.time_ns,
+        "total_ns": judged.time_ns,
         "span_ns": amounts.span_ns,
         "candidates": amounts.ranked(LOSSES),
         "busy": amounts.ranked(WORK),
-        "named": found.named.to_dict("records"),
-        "longest": found.longest.to_dict("records"),
+        "named": judged.named.to_dict("records"),
+        "longest": judged.longest.to_dict("records"),
     }
 
 

@@ -85,37 +85,32 @@ def decide(threads: Threads, gaps: pd.DataFrame, launched_by: int | None = None)
     dry = gaps["start_ns"].to_numpy()
     end = gaps["end_ns"].to_numpy()
     launch = gaps["launch"].to_numpy()
+    before = gaps["before"].to_numpy()
+    calls = threads.trace.table("calls", ["start_ns", "end_ns", "thread"])
+    called = calls["thread"].to_numpy()
+    known = np.flatnonzero(launch >= 0)
     begun = end.copy()
     returned = end.copy()
-    known = np.flatnonzero(launch >= 0)
-    calls = threads.trace.table("calls", ["start_ns", "end_ns"])
     begun[known] = np.clip(calls["start_ns"].to_numpy()[launch[known]], dry[known], end[known])
     returned[known] = np.clip(calls["end_ns"].to_numpy()[launch[known]], dry[known], end[known])
-    cause = np.full(len(gaps), -1, np.int8)
-    source = np.zeros(len(gaps), np.int8)
-    row = np.full(len(gaps), -1, np.int32)
-    places: dict[Any, Any] = _threads_of(threads, gaps, launched_by).groupby(["thread", "other"]).indices
-    for (thread, other), at in places.items():
-        group = _Group(int(thread), int(other), dry[at], end[at], launch[at], begun[at], returned[at])
-        cause[at], source[at], row[at] = _of_group(threads, group)
-        threads.forget()
-    return pd.DataFrame({"cause": cause, "source": source, "source_row": row})
-
-
-def _threads_of(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -> pd.DataFrame:
-    """The ``thread`` that launched the end of each gap; ``other``, of the launch before, if it is another, else -1."""
-    called = threads.trace.table("calls", ["thread"])["thread"].to_numpy()
-    launch = gaps["launch"].to_numpy()
-    before = gaps["before"].to_numpy()
     thread = (gaps["process"].to_numpy() << 24) + UNKNOWN
     if launched_by is not None:
         thread[:] = launched_by
-    thread[launch >= 0] = called[launch[launch >= 0]]
+    thread[known] = called[launch[known]]
+    # Who fed the device before, if that is another thread of the process.
     other = np.full(len(gaps), -1, np.int64)
     fed = np.flatnonzero((launch >= 0) & (before >= 0))
     other[fed] = called[before[fed]]
     other[(other == thread) | (other >> 24 != thread >> 24)] = -1
-    return pd.DataFrame({"thread": thread, "other": other})
+    cause = np.full(len(gaps), -1, np.int8)
+    source = np.zeros(len(gaps), np.int8)
+    row = np.full(len(gaps), -1, np.int32)
+    places: dict[Any, Any] = pd.DataFrame({"thread": thread, "other": other}).groupby(["thread", "other"]).indices
+    for (launching, feeding), at in places.items():
+        group = _Group(launching, feeding, dry[at], end[at], launch[at], begun[at], returned[at])
+        cause[at], source[at], row[at] = _of_group(threads, group)
+        threads.forget()
+    return pd.DataFrame({"cause": cause, "source": source, "source_row": row})
 
 
 def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
