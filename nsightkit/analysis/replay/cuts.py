@@ -105,7 +105,8 @@ def _full_queue(program: Program, streams: Streams) -> tuple[pd.DataFrame, Int]:
     """Launches into a full queue, and the operation each waits for: the last to end before the call returned."""
     full = streams.full
     done = program.done[full]
-    room = np.maximum(program.ended_by(done), 0)
+    ended = np.searchsorted(program.end[program.by_end], done, side="right")
+    room = program.by_end[np.maximum(ended - 1, 0)]
     queue = pd.DataFrame({"thread": program.by[full], "start": program.begun[full], "end": done})
     tail = median(done - program.end[room], 0)
     return queue.assign(cost=streams.call_ns, tail=tail, is_full=1), room

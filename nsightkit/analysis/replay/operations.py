@@ -115,11 +115,6 @@ class Program:
         """Positions by end."""
         return np.argsort(self.end, kind="stable")
 
-    def ended_by(self, times: Int) -> Int:
-        """The operation that ended last by each time, -1 where none had."""
-        at = np.searchsorted(self.end[self.by_end], times, side="right")
-        return np.append(-1, self.by_end)[at]
-
     @functools.cached_property
     def collective(self) -> Bool:
         """Which operations are collectives."""
