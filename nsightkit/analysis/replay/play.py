@@ -24,9 +24,6 @@ from nsightkit.analysis.timeline.gaps.threads import Threads
 
 __all__ = ["Layout", "Stages", "lay_out", "play"]
 
-#: How often to go through the waits again, at most, until no moment comes later.
-_MOST_ROUNDS = 100
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stages:
@@ -382,16 +379,10 @@ def _walk(setting: _Setting, waits: _Waits) -> Int:
     for first in np.flatnonzero(setting.schedule.cuts.end == NEVER).tolist():  # of each thread, which has no delay yet
         at[first] = 0
     moments, awaited, later = (column[order].tolist() for column in waits)
-    # Operations moved aside may last longer than the recorded turns allow.
-    for _ in range(_MOST_ROUNDS if setting.aside.any() else 1):
-        changed = False
-        for moment, before, after in zip(moments, awaited, later, strict=True):
-            time = at[before] + after
-            if time > at[moment]:
-                at[moment] = time
-                changed = True
-        if not changed:
-            break
+    for moment, before, after in zip(moments, awaited, later, strict=True):
+        time = at[before] + after
+        if time > at[moment]:
+            at[moment] = time
     return np.array(at)
 
 
