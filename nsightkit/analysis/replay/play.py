@@ -380,9 +380,7 @@ def _walk(setting: _Setting, waits: _Waits) -> Int:
         at[first] = 0
     moments, awaited, later = (column[order].tolist() for column in waits)
     for moment, before, after in zip(moments, awaited, later, strict=True):
-        time = at[before] + after
-        if time > at[moment]:
-            at[moment] = time
+        at[moment] = max(at[moment], at[before] + after)
     return np.array(at)
 
 
