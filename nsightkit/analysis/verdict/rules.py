@@ -31,7 +31,8 @@ _TIE = 0.9
 _DOUBT = 0.5
 #: Within this factor of the limit, the rule itself is in doubt.
 _NEAR = 1.25
-_BOUNDS = ("compute-bound", "memory-bound")
+#: What one of these bounds reaches a good part of its rate; below this, something else holds it.
+_BOUNDS, _SLOW = ("compute-bound", "memory-bound"), 0.25
 #: A replay that is off by more than this is worth a doubt, though it predicts.
 _ROUGH = 0.02
 #: A step gains from a change if it saves this part of the average; a part of the run loses likewise.
@@ -172,6 +173,9 @@ def _of_kind(account: Account, decision: Decision) -> Iterator[_Doubt]:
         yield f"the profiler itself took {share_text(profiled)} of the time and may distort the rest", 1
     if name in _BOUNDS and by_shape(account, name) < 0.5 and not account.decodes:
         yield "judged by kernel names, without shapes", 1
+    reached = rate(bounded(account, name))
+    if reached is not None and reached < _SLOW:
+        yield f"operators reach {share_text(reached)} of the datasheet's rate: something else may limit them", 1
     if name == "launch-overhead":
         # The profiler spent time on each operator, Python function or OS call between launches.
         whole = account.trace.whole
