@@ -7,6 +7,7 @@ file describes the document that :func:`bench` returns.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -194,7 +195,11 @@ def _row(cell: Cell, result: Json) -> Json:
     row |= {name: result.get(name) for name in _RESULTS}
     row |= dict.fromkeys(_FIGURES)
     row["flops"] = cost.fwd_flops if switches["mode"] == "fwd" else cost.train_flops
-    row["peak_tflops"] = _peak_tflops(result.get("gpu") or "", switches["precision"])
+    row["peak_tflops"] = None
+    with contextlib.suppress(UsageError):  # a CPU, or an unlisted GPU
+        peak = hardware.find(result.get("gpu") or "").peak(switches["precision"])
+        if peak:
+            row["peak_tflops"] = peak.tflops
     samples = result.get("samples_ns") or []
     row["samples_ns"] = samples
     if not samples:
@@ -209,15 +214,6 @@ def _row(cell: Cell, result: Json) -> Json:
     if row["peak_tflops"]:
         row["mfu_datasheet"] = row["tflops"] / row["peak_tflops"]
     return row
-
-
-def _peak_tflops(gpu: str, precision: str) -> float | None:
-    """Look up the datasheet peak; None for a CPU or an unlisted GPU."""
-    try:
-        peak = hardware.find(gpu).peak(precision)
-    except UsageError:
-        return None
-    return peak.tflops if peak else None
 
 
 def write(document: Json, path: Path) -> None:

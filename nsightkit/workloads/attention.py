@@ -105,20 +105,17 @@ class Sweep(Workload):
             for context in config.context:
                 for direction in ("forward", "backward"):
                     row |= {"d": d_model, "context": context, "direction": direction}
-                    yield row | self._cell(d_model, context, direction)
+                    # Backward needs what forward keeps, so it fails where forward fails.
+                    try:
+                        cell = {"status": "ok", **self._measure(self.inputs(d_model, context), direction)}
+                    except torch.OutOfMemoryError:
+                        cell = {"status": "oom"}
+                    except RuntimeError as error:
+                        if not str(error).startswith(_REFUSALS):
+                            raise
+                        cell = {"status": "unsupported"}
+                    yield row | cell
                     self._clean()
-
-    def _cell(self, d_model: int, context: int, direction: str) -> dict[str, Any]:
-        """Measure one direction of one size; backward needs what forward keeps, so it fails where forward fails."""
-        try:
-            inputs = self.inputs(d_model, context)
-            return {"status": "ok", **self._measure(inputs, direction)}
-        except torch.OutOfMemoryError:
-            return {"status": "oom"}
-        except RuntimeError as error:
-            if not str(error).startswith(_REFUSALS):
-                raise
-            return {"status": "unsupported"}
 
     def inputs(self, d_model: int, context: int) -> list[Tensor]:
         """Draw q, k and v, which require gradients, and the gradient of the output.
