@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import functools
 import os
 import platform
 import re
@@ -49,7 +48,7 @@ def collect(*, device: str, **facts: Any) -> Json:
     dict
         JSON values. ``gpu`` is None without a GPU; unknown versions are None.
     """
-    commit, dirty = _commit(os.environ.get("NSIGHTKIT_COMMIT", ""))
+    commit, dirty = _commit()
     return {
         "format": FORMAT,
         **facts,
@@ -110,11 +109,10 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-@functools.cache
-def _commit(given: str) -> tuple[str | None, bool | None]:
+def _commit() -> tuple[str | None, bool | None]:
     """Find the commit of this source tree; NSIGHTKIT_COMMIT names the commit of a copy without .git."""
     root = Path(nsightkit.__file__).parents[1]
-    text = given
+    text = os.environ.get("NSIGHTKIT_COMMIT", "")
     # An installed package may be inside another project's checkout, whose commit is not ours.
     if not text and (root / "pyproject.toml").is_file():
         text = said("git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty").strip()
