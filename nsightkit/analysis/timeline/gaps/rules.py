@@ -82,6 +82,22 @@ def decide(threads: Threads, gaps: pd.DataFrame, launched_by: int | None = None)
     DataFrame
         ``cause`` as an index into `CAUSES`, and its evidence: ``source``, an index into `EVIDENCE`, and ``source_row``.
     """
+    asked = _launching(threads, gaps, launched_by)
+    cause = np.full(len(gaps), -1, np.int8)
+    source = np.zeros(len(gaps), np.int8)
+    row = np.full(len(gaps), -1, np.int32)
+    columns = ["dry", "end", "launch", "begun", "returned"]
+    places: dict[Any, Any] = asked.groupby(["thread", "other"]).indices
+    for (thread, other), at in places.items():
+        own = asked.iloc[at]
+        group = _Group(thread, other, *(own[column].to_numpy() for column in columns))
+        cause[at], source[at], row[at] = _of_group(threads, group)
+        threads.forget()
+    return pd.DataFrame({"cause": cause, "source": source, "source_row": row})
+
+
+def _launching(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -> pd.DataFrame:
+    """Who launched the end of each gap and when, and the ``other`` thread that fed the device before, -1 for none."""
     dry = gaps["start_ns"].to_numpy()
     end = gaps["end_ns"].to_numpy()
     launch = gaps["launch"].to_numpy()
@@ -97,20 +113,12 @@ def decide(threads: Threads, gaps: pd.DataFrame, launched_by: int | None = None)
     if launched_by is not None:
         thread[:] = launched_by
     thread[known] = called[launch[known]]
-    # Who fed the device before, if that is another thread of the process.
     other = np.full(len(gaps), -1, np.int64)
     fed = np.flatnonzero((launch >= 0) & (before >= 0))
     other[fed] = called[before[fed]]
     other[(other == thread) | (other >> 24 != thread >> 24)] = -1
-    cause = np.full(len(gaps), -1, np.int8)
-    source = np.zeros(len(gaps), np.int8)
-    row = np.full(len(gaps), -1, np.int32)
-    places: dict[Any, Any] = pd.DataFrame({"thread": thread, "other": other}).groupby(["thread", "other"]).indices
-    for (launching, feeding), at in places.items():
-        group = _Group(launching, feeding, dry[at], end[at], launch[at], begun[at], returned[at])
-        cause[at], source[at], row[at] = _of_group(threads, group)
-        threads.forget()
-    return pd.DataFrame({"cause": cause, "source": source, "source_row": row})
+    columns = {"thread": thread, "other": other, "dry": dry, "end": end}
+    return pd.DataFrame({**columns, "launch": launch, "begun": begun, "returned": returned})
 
 
 def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
