@@ -20,6 +20,7 @@ from nsightkit.errors import TraceError
 
 __all__ = ["admitted", "check_meta", "converted", "on_clock", "on_trace_clock"]
 
+_Columns = dict[str, pd.Series]
 _REMEDY = "export or convert the original trace again"
 
 #: Times of a source, ns: half of what fits in 64 bits, so that they can be subtracted.
@@ -40,7 +41,7 @@ _ROWS = ("parent", "level")
 
 def admitted(
     path: str | None, table: str, frame: pd.DataFrame, dtypes: Mapping[str, str], known: Mapping[str, pd.Series]
-) -> dict[str, pd.Series]:
+) -> _Columns:
     """Check columns that a source gave.
 
     Parameters
@@ -65,7 +66,7 @@ def admitted(
         A column is absent, or holds what the model does not allow.
     """
     size = len(next(iter(known.values()), frame))
-    columns: dict[str, pd.Series] = {}
+    columns: _Columns = {}
     for column, dtype in dtypes.items():
         if column not in frame:
             raise TraceError(path or "trace", f"lacks the column {table}.{column}", _REMEDY)
@@ -77,7 +78,7 @@ def admitted(
     return columns
 
 
-def on_trace_clock(path: str | None, table: str, columns: Mapping[str, pd.Series], t0_ns: int) -> dict[str, pd.Series]:
+def on_trace_clock(path: str | None, table: str, columns: Mapping[str, pd.Series], t0_ns: int) -> _Columns:
     """Move a table's times from the source's clock to the trace's.
 
     Parameters

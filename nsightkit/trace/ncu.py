@@ -28,6 +28,8 @@ __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
 
 #: A metric's value: a number in base units, or text.
 Value = int | float | str
+_Texts = dict[str, str]
+_Values = dict[str, Value]
 
 _MAGIC = b"NVR\0"
 #: Units that fit each column have six decimals, where base units have two.
@@ -59,8 +61,8 @@ class Report:
 
     path: str
     launches: pd.DataFrame
-    metrics: list[dict[str, Value]]
-    units: dict[str, str]
+    metrics: list[_Values]
+    units: _Texts
 
 
 def read(path: AnyPath) -> Report:
@@ -93,9 +95,7 @@ def read(path: AnyPath) -> Report:
         return _read_csv(path, text)
 
 
-def from_metrics(
-    path: str, identities: Sequence[Json], metrics: list[dict[str, Value]], units: dict[str, str]
-) -> Report:
+def from_metrics(path: str, identities: Sequence[Json], metrics: list[_Values], units: _Texts) -> Report:
     """Make a report of values that were read from somewhere.
 
     Parameters
@@ -248,11 +248,11 @@ def _printed(path: Path, folder: Path) -> list[Json]:
 
 def _report(path: Path, launches: Iterable[tuple[Json, Iterable[tuple[str, Value, str]]]]) -> Report:
     """Make a report of the identity of each launch, and of the name, value and unit of its metrics."""
-    units: dict[str, str] = {}
+    units: _Texts = {}
     identities = []
     metrics = []
     for identity, measured in launches:
-        values: dict[str, Value] = {}
+        values: _Values = {}
         for name, value, unit in measured:
             base, factor = ncu_metrics.base_unit(unit)
             units.setdefault(name, base)
@@ -286,7 +286,7 @@ def _read_csv(path: Path, text: str) -> Report:
     with reading(path, "is damaged, or is cut short inside a quoted field", _AGAIN):
         records = list(csv.reader(filter(_RECORD.match, text.split("\n")), strict=True))
     header: list[str] = []
-    units: dict[str, str] = {}
+    units: _Texts = {}
     launches = []
     for record in records:
         if record[0] == "ID":
@@ -314,7 +314,7 @@ def _read_csv(path: Path, text: str) -> Report:
     return _report(path, launches)
 
 
-def _measured(row: dict[str, str], units: dict[str, str]) -> list[tuple[str, Value, str]]:
+def _measured(row: _Texts, units: _Texts) -> list[tuple[str, Value, str]]:
     """Name, value and unit of each metric in a row."""
     measured = []
     for name, cell in row.items():
@@ -333,7 +333,7 @@ def _value(text: str) -> Value:
     return float(plain) if number[1] or number[2] else int(plain)
 
 
-def _identity(row: dict[str, str]) -> Json:
+def _identity(row: _Texts) -> Json:
     identity: Json = {"id": int(row["ID"])}
     for column, name in _NAMED.items():
         identity[name] = row.get(column) or None

@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 __all__ = ["answer", "tables"]
 
 _Row = Mapping[str, Any]
+_Columns = dict[str, Any]
 _BEYOND = 1 << 52  # no address, size or time in microseconds reaches it
 
 
 #: Columns of whole numbers: PyTorch's name of each, and what is taken where it is missing.
-_NUMBERS: dict[str, dict[str, tuple[str, int | None]]] = {
+_NUMBERS: _Columns = {
     "events": {
         "address": ("addr", 0),
         "size_bytes": ("size", 0),
@@ -52,13 +53,13 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is more than plain data")
 
 
-def answer(path: str) -> dict[str, Any]:
+def answer(path: str) -> _Columns:
     """Decode a pickle of plain data, and turn it into columns."""
     with open(path, "rb") as pickled:  # noqa: PTH123 - without pathlib it starts faster
         return tables(_Plain(pickled).load())
 
 
-def tables(snapshot: _Row) -> dict[str, Any]:
+def tables(snapshot: _Row) -> _Columns:
     """Turn a snapshot into columns of numbers and texts.
 
     Parameters
@@ -90,7 +91,7 @@ def tables(snapshot: _Row) -> dict[str, Any]:
     for device, trace in enumerate(traces):
         rows["events"] += trace
         devices += [device] * len(trace)
-    columns: dict[str, Any] = {table: _columns(table, rows[table]) for table in rows}
+    columns: _Columns = {table: _columns(table, rows[table]) for table in rows}
     stacks = _Stacks()
     for table in ("events", "blocks"):
         columns[table]["stack"] = stacks.numbers(rows[table])
@@ -104,8 +105,8 @@ def tables(snapshot: _Row) -> dict[str, Any]:
     }
 
 
-def _columns(table: str, rows: Sequence[_Row]) -> dict[str, Any]:
-    columns: dict[str, Any] = {}
+def _columns(table: str, rows: Sequence[_Row]) -> _Columns:
+    columns: _Columns = {}
     for name, (key, missing) in _NUMBERS[table].items():
         columns[name] = _integers(rows, key, missing)
     for name in _TEXTS.get(table, ()):
@@ -113,7 +114,7 @@ def _columns(table: str, rows: Sequence[_Row]) -> dict[str, Any]:
     return columns
 
 
-def _settings(given: _Row) -> dict[str, Any]:
+def _settings(given: _Row) -> _Columns:
     divisions = given.get("roundup_power2_divisions") or {}
     sizes = map(_text, divisions)
     return {
