@@ -11,9 +11,9 @@ one figure of each kind, which is inconclusive.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ from nsightkit.analysis.core.categories import category_of
 from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
-__all__ = ["COLUMNS", "TABLES", "Comparison", "compare"]
+__all__ = ["COLUMNS", "Comparison", "compare"]
 
 #: Columns of every table, after the ones that name its rows.
 COLUMNS = (
@@ -51,7 +51,6 @@ _NAMED = {
     "ranges": ["name", "clock", "match"],
     "gaps": ["cause"],
 }
-TABLES = tuple(_NAMED)
 #: Tables of captures that one table shows.
 _PARTS = {"ranges": ["ranges CPU", "ranges GPU"]}
 #: What changed by less than this share of a step does not matter.
@@ -62,8 +61,7 @@ Float = NDArray[np.float64]
 Capture = Mapping[str, pd.DataFrame]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(NamedTuple):
     """Two captures, table by table; made by :func:`compare`.
 
     Parameters

@@ -6,8 +6,8 @@ the end of the step before and its own (:func:`nsightkit.analysis.timeline.steps
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,8 +28,7 @@ _SUMS = ["count", "total"]
 Values = Sequence[float] | Float
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(NamedTuple):
     """A capture and its steps.
 
     Parameters
@@ -66,7 +65,7 @@ def ordinary(runs: Sequence[Values]) -> list[Float]:
     return kept
 
 
-def judge(before: Sequence[Values], after: Sequence[Values], confidence: float = 0.99) -> noise.Change:
+def judge(before: Sequence[Values], after: Sequence[Values], confidence: float) -> noise.Change:
     """Tell a change from noise by the samples that are not outliers (:func:`nsightkit.analysis.core.noise.judge`).
 
     Parameters

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = ["CAUSES", "IDLE", "Cause"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """A cause of idle time, or what fills busy time.
 
     Attributes

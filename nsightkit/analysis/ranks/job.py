@@ -354,7 +354,8 @@ def _ranks(crew: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFram
     rows = []
     for rank, entry in crew.items():
         steps = int((entry.steps["step"] >= 0).sum())
-        row = {"rank": rank, "file": entry.name, "tool": entry.tool, "steps": steps}
+        file = entry.file if entry.process is None else f"{entry.file}#{entry.process}"
+        row = {"rank": rank, "file": file, "tool": entry.tool, "steps": steps}
         rows.append(row | entry.figures | {"collectives": len(entry.collectives)})
     waits = arrivals.assign(late_ns=lateness.lateness(arrivals), waited_ns=waited(arrivals))
     sums = waits.groupby("rank")[["late_ns", "waited_ns"]].sum(min_count=1)

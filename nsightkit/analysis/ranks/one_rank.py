@@ -72,11 +72,6 @@ class Look:
     collectives: pd.DataFrame
     steps: pd.DataFrame
 
-    @property
-    def name(self) -> str:
-        """The file, and the process if it holds several."""
-        return self.file if self.process is None else f"{self.file}#{self.process}"
-
 
 def look(source: AnyPath | Trace) -> list[Look]:
     """Reduce a trace to its figures and small tables.

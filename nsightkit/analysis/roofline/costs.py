@@ -36,7 +36,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Operation", "attention_cost", "cost", "elementwise_cost", "gemm_cost", "layer_costs"]
 
@@ -217,8 +217,7 @@ _SIZES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
 _SIZES |= {kind: BYTES_OF[precision] for kind, precision in _PRECISIONS.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Inputs:
+class _Inputs(NamedTuple):
     """The recorded inputs of one operator."""
 
     dims: Sequence[Any]

@@ -27,8 +27,8 @@ their most.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -45,8 +45,7 @@ _FLASH_HEAD = 256
 _DIMENSIONS = ("d_model", "d_ff", "vocabulary", "tokens", "d_head", "context")
 
 
-@dataclasses.dataclass(frozen=True)
-class Envelope:
+class Envelope(NamedTuple):
     """The cost of one step of a configuration.
 
     Parameters
