@@ -79,7 +79,8 @@ def _bar(answer: Json) -> Iterator[Segment]:
     """Where the time went, as one bar; each moment of each device counts once."""
     left = 0.0
     for part in [*answer["busy"], *answer["candidates"]]:
-        cause, share = CAUSES[part["bottleneck"]], part["share_of_span"]
+        cause = CAUSES[part["bottleneck"]]
+        share = part["share_of_span"]
         if share >= SMALL:
             yield Segment(cause.name, cause.colour, left, 100 * share, share_text(share))
         left += 100 * share

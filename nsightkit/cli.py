@@ -88,7 +88,8 @@ def _parser_of(command: Command) -> _Parser:
 
 def _add(parser: argparse._ActionsContainer, option: Option) -> None:
     """Add one option or argument to a parser."""
-    text, is_required = option.help.replace("%", "%%"), option.default is REQUIRED
+    text = option.help.replace("%", "%%")
+    is_required = option.default is REQUIRED
     if option.default not in (None, False, REQUIRED, ()) and "Default" not in text:
         text = f"{text.removesuffix('.')} (default: {option.default})."
     given: dict[str, Any] = {"help": text, "default": option.default}
@@ -172,7 +173,8 @@ def _run(words: Sequence[str]) -> int:
     if words[0] == "--version":
         write(f"nsightkit {__version__}\n")
         return 0
-    name, rest = words[0], list(words[1:])
+    name = words[0]
+    rest = list(words[1:])
     if name == "capture":
         if not rest or rest[0] in ("-h", "--help"):
             write(_overview({"Capture": _BY_PANEL["Capture"][1:]}))

@@ -143,7 +143,8 @@ def check(
     from nsightkit.analysis.core.text import count_text
     from nsightkit.records import Check
 
-    baseline, writes = kept.baseline, kept.update or kept.add
+    baseline = kept.baseline
+    writes = kept.update or kept.add
     held = None
     if baseline.exists() or not writes:
         held = baselines.read(baseline)

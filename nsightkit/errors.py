@@ -101,11 +101,14 @@ def reading(
         if _is_of_a_full_disk(error):  # the cache's fault, not the file's: the writer names the place
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         if isinstance(error, FileNotFoundError):
-            problem, remedy = "no such file", "check the path"
+            problem = "no such file"
+            remedy = "check the path"
         elif isinstance(error, IsADirectoryError):
-            problem, remedy = "is a folder", "give a file"
+            problem = "is a folder"
+            remedy = "give a file"
         elif isinstance(error, OSError) and error.strerror:  # pyarrow's of a damaged file has none
-            problem, remedy = f"cannot be read ({error.strerror})", "check its permissions and the disk"
+            problem = f"cannot be read ({error.strerror})"
+            remedy = "check its permissions and the disk"
         else:
             words = " ".join(f"{type(error).__name__}: {error}".split())
             problem += f" ({words[:160].rstrip(': ')})"

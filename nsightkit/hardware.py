@@ -112,7 +112,9 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             FLOP/B.
         """
         peak = self.peak(unit)
-        return None if peak is None else 1e3 * peak.tflops / self.gb_per_s
+        if peak is None:
+            return None
+        return 1e3 * peak.tflops / self.gb_per_s
 
 
 class _Table(msgspec.Struct):

@@ -57,7 +57,9 @@ def _arguments(command: Command) -> Any:
     fields: Json = {}
     for option in command.options:
         kind: Any = option.kind
-        default, text, least = option.default, option.help, None
+        default = option.default
+        text = option.help
+        least = None
         if option.choices:
             kind = Literal[option.choices]
         if kind is int:
@@ -220,7 +222,8 @@ def serve(commands: Iterable[Command], folders: Sequence[Path] = ()) -> None:
                 raise UsageError(f"no tool {name!r}; the tools are {', '.join(by_name)}")
             text = _answer(*by_name[name], given, allowed)
         except Exception as error:
-            text, failed = plain(in_words(error)[0])[:_ERROR], True
+            text = plain(in_words(error)[0])[:_ERROR]
+            failed = True
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
 
     async def listing(*_: Any) -> types.ListToolsResult:

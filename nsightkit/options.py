@@ -99,17 +99,21 @@ def options_of(function: Callable[..., Any]) -> list[Option]:
 
 
 def _option(parameter: inspect.Parameter, described: str, text: str) -> Option:
-    kind, default, choices = parameter.annotation, parameter.default, ()
+    kind = parameter.annotation
+    default = parameter.default
+    choices = ()
     is_list = parameter.kind is parameter.VAR_POSITIONAL
     if is_list:
         default = ()
     is_trace = kind in _TRACES
     if is_trace:
-        kind, text = _TRACES[kind], text or _A_TRACE
+        kind = _TRACES[kind]
+        text = text or _A_TRACE
     if get_origin(kind) in (Union, types.UnionType):
         kind = get_args(kind)[0]
     if get_origin(kind) is list:
-        kind, is_list = get_args(kind)[0], True
+        kind = get_args(kind)[0]
+        is_list = True
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
     placeholder = described.partition(",")[0]

@@ -314,10 +314,12 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
     min_ns = round(min(min_us * 1000, _LATEST_NS))
     if each:
         rows = analysis.find(trace, min_ns=min_ns)[["device", "start_ns", "end_ns", "cause", "evidence"]]
-        count, idle_ns = len(rows), (rows["end_ns"] - rows["start_ns"]).sum()
+        count = len(rows)
+        idle_ns = (rows["end_ns"] - rows["start_ns"]).sum()
     else:
         rows = analysis.summary(trace, min_ns=min_ns)
-        count, idle_ns = int(rows["count"].sum()), rows["total_ns"].sum()
+        count = int(rows["count"].sum())
+        idle_ns = rows["total_ns"].sum()
     return _table(
         trace,
         rows,
@@ -527,7 +529,8 @@ def steps(
     floor_ns = None if weights_gb is None else _decode_floor_ns(trace, weights_gb)
     notes = []
     if len(rows):
-        median, outliers = time_text(rows["wall_ns"].median()), count_text(int(rows["outlier"].sum()), "outlier")
+        median = time_text(rows["wall_ns"].median())
+        outliers = count_text(int(rows["outlier"].sum()), "outlier")
         notes.append(f"{count_text(len(rows), 'step')}, median {median}, {outliers}")
     compilers = analysis.recompiled(trace, analysis.find(trace, match))
     if compilers is not None:

@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 #: Parts of the time below this share, and gains below this factor, round to nothing.
-_SMALL, _LEAST_GAIN = 0.001, 1.005
+_SMALL = 0.001
+_LEAST_GAIN = 1.005
 #: What a moment in a memory snapshot is called.
 _WHEN = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
 #: Memory reserved from CUDA that holds nothing, and why.
@@ -82,7 +83,8 @@ class Summary(Record):
 
     def facts(self) -> list[Fact]:
         """Give the figures with their labels."""
-        devices, span_ns = len(self["devices"]), self["span_ns"]
+        devices = len(self["devices"])
+        span_ns = self["span_ns"]
         facts = [
             self._time("GPU busy", "busy_ns", span_ns),
             self._time("GPU idle", "idle_ns", span_ns),
@@ -151,7 +153,9 @@ class Verdict(Record):
             yield heading
         for text in sentences[:top]:
             yield f"- {text}"
-        left_out = len(sentences[top:]) if top is not None else 0
+        left_out = 0
+        if top is not None:
+            left_out = len(sentences[top:])
         if left_out:
             yield f"  and {left_out} more with --all"
 
@@ -161,7 +165,8 @@ class Memory(Record):
 
     def parts(self) -> Iterator[Part]:
         """Give the amounts, the categories and the places that allocated."""
-        categories, memory = self["by_category"], self["fragmentation"]
+        categories = self["by_category"]
+        memory = self["fragmentation"]
         when = _WHEN.get(str(self["moment"]), f"after event {self['moment']}")
         headline = f"The program held {bytes_text(memory['allocated_bytes'])} {when}"
         if categories:
@@ -257,7 +262,9 @@ def _inconclusive(row: Json) -> str:
     """Explain why a check cannot decide about a metric."""
     before, after = row["samples"]
     change = _changed(row, "ratio") or "more than 0"
-    reason = f"within the noise, of up to {_changed(row, 'limit')}" if row["limit"] else "in too few samples"
+    reason = "in too few samples"
+    if row["limit"]:
+        reason = f"within the noise, of up to {_changed(row, 'limit')}"
     return (
         f"inconclusive: {row['metric']} seems worse ({change}), {reason} ({before} and {after} samples); record more "
         "steps (30 or more), give several runs, or raise --tolerance"
@@ -285,12 +292,16 @@ def _metric_text(value: float | None, unit: str) -> str:
         return "-"
     if unit == "ns":
         return time_text(value)
-    return bytes_text(value) if unit == "bytes" else f"{value:,.5g}"
+    if unit == "bytes":
+        return bytes_text(value)
+    return f"{value:,.5g}"
 
 
 def _changed(row: Json, key: str) -> str:
     """How much a metric changed, in percent."""
-    return "" if row.get(key) is None else f"{100 * (row[key] - 1):+.1f} %"
+    if row.get(key) is None:
+        return ""
+    return f"{100 * (row[key] - 1):+.1f} %"
 
 
 class Ranks(Record):
@@ -344,7 +355,9 @@ def _lost(trace: Json) -> str:
     """Name the file or the ranks of a trace that could not be used."""
     if trace["file"] is not None:
         return Path(trace["file"]).name
-    return f"rank {trace['ranks'][0]}" if len(trace["ranks"]) == 1 else f"{len(trace['ranks']):,} ranks"
+    if len(trace["ranks"]) == 1:
+        return f"rank {trace['ranks'][0]}"
+    return f"{len(trace['ranks']):,} ranks"
 
 
 class Bench(Record):

@@ -46,7 +46,9 @@ def json_text(value: Any, *, indent: int | None = None, compact: bool = False) -
     >>> json_text({"name": "\x9b2J π"})
     '{"name": "\\u009b2J π"}'
     """
-    separators = (",", ":") if compact else None
+    separators = None
+    if compact:
+        separators = (",", ":")
     text = json.dumps(value, indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
     if text.isprintable():
         return text

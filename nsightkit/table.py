@@ -47,7 +47,8 @@ WIDTH = 100
 #: A name is not cut below this many characters.
 _LEAST_NAME = 16
 #: Characters of a bar of the whole: beside labelled values, and in a table.
-_LONG_BAR, _SHORT_BAR = 32, 8
+_LONG_BAR = 32
+_SHORT_BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -93,16 +94,21 @@ def _moment_text(value: float) -> str:
 
 
 def _large_text(value: float) -> str:
-    unit, size = "M", 1e6
+    unit = "M"
+    size = 1e6
     if value >= 1e12:
-        unit, size = "T", 1e12
+        unit = "T"
+        size = 1e12
     elif value >= 1e9:
-        unit, size = "G", 1e9
+        unit = "G"
+        size = 1e9
     return f"{digits(value / size)} {unit}"
 
 
 def _outlier_text(value: bool) -> str:
-    return "◀ outlier" if value else ""
+    if value:
+        return "◀ outlier"
+    return ""
 
 
 def _kernels_text(value: Sequence[str]) -> str:
@@ -125,7 +131,9 @@ def _evidence_text(value: Json) -> str:
 
 def _any_text(value: Any) -> str:
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        if value:
+            return "yes"
+        return "no"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
@@ -169,10 +177,12 @@ def column_of(name: str) -> Column:
     ----------
     name : str
     """
-    heading, unit = name, "value"
+    heading = name
+    unit = "value"
     for ending, of_ending in (("_ns", "time"), ("_bytes", "bytes"), ("_pct", "percent")):
         if name.endswith(ending):
-            heading, unit = name.removesuffix(ending), of_ending
+            heading = name.removesuffix(ending)
+            unit = of_ending
     heading = _COLUMNS["headings"].get(name, heading.replace("_", " "))
     return Column(name, heading, _UNIT_OF.get(name, unit))
 
@@ -496,7 +506,8 @@ def _drawn(part: Any, width: int) -> Any:
 
 def _columns(facts: Sequence[Fact], width: int) -> Columns:
     """Lay facts out as columns: labels, values, and shares with bars as long as there is room for."""
-    labels, values = [plain(fact.label) for fact in facts], [plain(fact.value) for fact in facts]
+    labels = [plain(fact.label) for fact in facts]
+    values = [plain(fact.value) for fact in facts]
     bar = min(width - max(map(len, labels)) - max(map(len, values)) - 13, _LONG_BAR)
     shares = [""] * len(facts)
     for number, fact in enumerate(facts):
@@ -509,7 +520,8 @@ def _room(columns: Columns, width: int) -> int:
     """How many characters each name may take."""
     from rich.cells import cell_len
 
-    room, names = width - 2 * len(columns), 0
+    room = width - 2 * len(columns)
+    names = 0
     for column, texts in columns:
         if column.unit in _NAMES:
             names += 1

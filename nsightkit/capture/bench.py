@@ -166,7 +166,9 @@ def bench(
 def _device(device: str | None) -> str:
     """Choose the device, and check that it exists."""
     if device is None:
-        return "cuda" if has_gpu() else "cpu"
+        if has_gpu():
+            return "cuda"
+        return "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise UsageError(f"device {device!r} is neither cpu nor cuda nor cuda:N")
     if device != "cpu" and not has_gpu():

@@ -25,7 +25,8 @@ _SIZE = 8192
 #: Size of each tensor of the copy: far more than any cache.
 _COPY_BYTES = 4_000_000_000
 #: Duration of the warm-up and of the timed run.
-_WARMUP_NS, _TIMED_NS = 2e9, 3e9
+_WARMUP_NS = 2e9
+_TIMED_NS = 3e9
 
 
 def measure(echo: Callable[[str], object]) -> list[Json]:
@@ -81,7 +82,8 @@ def _copy() -> Json:
 def _run(call: Callable[[], object], what: str) -> tuple[Json, float]:
     """Run an operation for seconds; returns a row without its rate, and the median nanoseconds of a call."""
     first_ns = time_calls(call, warmup=2, repetitions=1, device="cuda")[0]
-    warmup, repetitions = round(_WARMUP_NS / first_ns), round(_TIMED_NS / first_ns) + 1
+    warmup = round(_WARMUP_NS / first_ns)
+    repetitions = round(_TIMED_NS / first_ns) + 1
     samples = time_calls(call, warmup=warmup, repetitions=repetitions, device="cuda")
     source = f"measured {dt.datetime.now(dt.UTC).date()}: {what}, median of {repetitions}"
     row = hardware.COLUMNS | {"gpu": torch.cuda.get_device_name(), "source": source}

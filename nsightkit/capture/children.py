@@ -36,7 +36,9 @@ def gpu_name() -> str | None:
     question = "import torch; print('GPU', torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     # The first import of torch on a machine reads gigabytes of libraries.
     last_line = tail(said(sys.executable, "-c", question, timeout_s=300.0), 1)
-    return last_line.removeprefix("GPU ") if last_line.startswith("GPU ") else None
+    if last_line.startswith("GPU "):
+        return last_line.removeprefix("GPU ")
+    return None
 
 
 def has_gpu() -> bool:
@@ -89,7 +91,9 @@ def ask_child(module: str, job: Json, timeout_s: float) -> Json:
             return dict(json.loads(line.removeprefix(_ANSWER)))
     if done.returncode == -9:
         raise NsightkitError("killed; the machine probably ran out of memory")
-    hint = "install torch first (pip install 'nsightkit[torch]'); " if "No module named 'torch'" in done.stdout else ""
+    hint = ""
+    if "No module named 'torch'" in done.stdout:
+        hint = "install torch first (pip install 'nsightkit[torch]'); "
     raise NsightkitError(f"{hint}exit code {done.returncode}: {tail(done.stdout, 4)}")
 
 

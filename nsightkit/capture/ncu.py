@@ -93,7 +93,9 @@ def profile(
         log_file = draft.with_name("log.txt")
         files = [f"--export={unexpanded(draft)}", f"--log-file={unexpanded(log_file)}"]
         returncode, notes = watch([str(ncu), *chosen, *files, *command], timeout_s, env)
-        log = log_file.read_text(errors="replace") if log_file.is_file() else ""
+        log = ""
+        if log_file.is_file():
+            log = log_file.read_text(errors="replace")
         # A report that was written without counters is worth nothing.
         if re.search("ERR_NVGPUCTRPERM|does not have permission to access NVIDIA GPU Performance Counters", log):
             raise NsightkitError(

@@ -85,7 +85,9 @@ def ask_smi(device: str, fields: Collection[str]) -> list[str]:
         One value for each field, without its unit; empty if nvidia-smi does not answer.
     """
     values = said(*_query(device, fields)).partition("\n")[0].split(", ")
-    return values if len(values) == len(fields) else []
+    if len(values) == len(fields):
+        return values
+    return []
 
 
 def _query(device: str, fields: Collection[str]) -> list[str]:

@@ -114,7 +114,9 @@ def folder() -> Path:
     """
     package = Path(nsightkit.__file__).parent
     tree = package.parent / "docs" / "cases"
-    return tree if tree.is_dir() else package / "cases"
+    if tree.is_dir():
+        return tree
+    return package / "cases"
 
 
 def names() -> dict[str, list[str]]:

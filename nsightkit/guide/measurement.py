@@ -37,7 +37,8 @@ __all__ = ["Measurement", "headline", "measure", "recordings_folder"]
 
 _MODES = ("", "record", "replay", "small")
 #: The most steps of a small run.
-_SMALL_WARMUP, _SMALL_STEPS = 2, 5
+_SMALL_WARMUP = 2
+_SMALL_STEPS = 5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,19 +97,25 @@ class Measurement:
     def nsys_trace(self) -> Trace | None:
         """The steady steps of a second run, under Nsight Systems."""
         place = self._file(NSYS)
-        return None if place is None else nsightkit.load(place, cache=False)
+        if place is None:
+            return None
+        return nsightkit.load(place, cache=False)
 
     @functools.cached_property
     def ncu_report(self) -> ncu.Report | None:
         """The counters of a second run, under Nsight Compute."""
         place = self._file(NCU)
-        return None if place is None else ncu.read(place)
+        if place is None:
+            return None
+        return ncu.read(place)
 
     @functools.cached_property
     def snapshot(self) -> snapshots.Snapshot | None:
         """The memory of the first steps, recorded from before the model was built."""
         place = self._file(SNAPSHOT)
-        return None if place is None else snapshots.read(place)
+        if place is None:
+            return None
+        return snapshots.read(place)
 
     def values(self, metric: str) -> np.ndarray:
         """Give the samples of one metric.
@@ -138,7 +145,9 @@ class Measurement:
             None if it was not measured.
         """
         values = self.values(metric)
-        return float(np.median(values)) if len(values) else None
+        if len(values):
+            return float(np.median(values))
+        return None
 
     @property
     def gpu(self) -> str | None:
@@ -164,7 +173,8 @@ class Measurement:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        name, label = html.escape(self.name), html.escape(self.label)
+        name = html.escape(self.name)
+        label = html.escape(self.label)
         notice = facts = ""
         if self.notice:
             notice = f'<p class="nsightkit-banner" role="note">{html.escape(self.notice)}</p>'
@@ -248,7 +258,9 @@ def measure(
         return _measured(little)
     if mode == "replay":
         return _recorded(large) or _missing(large)
-    task = large if _has_gpu() else little
+    task = little
+    if _has_gpu():
+        task = large
     if mode == "record":
         return _current_or_new(task)
     if task is large:
@@ -268,7 +280,9 @@ def _script() -> str:
     # Other folders may be named after a person.
     if place.parent.name == "examples":
         return f"examples/{place.name}"
-    return place.name if "__file__" in frame.f_globals else "its script"
+    if "__file__" in frame.f_globals:
+        return place.name
+    return "its script"
 
 
 def _has_gpu() -> bool:
@@ -298,7 +312,9 @@ def _measured(task: Run) -> Measurement:
 def recordings_folder() -> Path:
     """Give the folder of the recordings: ``NSIGHTKIT_RECORDINGS``, else ``docs/recordings`` of this checkout."""
     named = os.environ.get("NSIGHTKIT_RECORDINGS")
-    return Path(named) if named else Path(nsightkit.__file__).parents[1] / "docs" / "recordings"
+    if named:
+        return Path(named)
+    return Path(nsightkit.__file__).parents[1] / "docs" / "recordings"
 
 
 def _current_or_new(task: Run) -> Measurement:

@@ -34,11 +34,17 @@ if TYPE_CHECKING:
 
 
 #: Names in a measurement's folder.
-PROVENANCE, SAMPLES, ROWS = "provenance.json", "samples.parquet", "rows.parquet"
-TRACE, NSYS, NCU, SNAPSHOT = "trace", "nsys", "ncu.csv", "snapshot.pickle"
+PROVENANCE = "provenance.json"
+SAMPLES = "samples.parquet"
+ROWS = "rows.parquet"
+TRACE = "trace"
+NSYS = "nsys"
+NCU = "ncu.csv"
+SNAPSHOT = "snapshot.pickle"
 
 #: The NVTX range that opens a capture, and the one inside it around the steps that are kept.
-_CAPTURED, _STEADY = "nsightkit-captured", "nsightkit-steady"
+_CAPTURED = "nsightkit-captured"
+_STEADY = "nsightkit-steady"
 #: Steps between the two: the first step under nsys waits until its tracing is set up.
 _SETTLING_STEPS = 2
 #: No OS calls: they cost time, and the PyTorch profile beside this one has none.
@@ -60,7 +66,8 @@ _NCU_ARGS = (
 _Samples = dict[str, list[float]]
 _TOOL_TIMEOUT_S = 300.0
 #: The largest relative error of a correct result; sums of 8-bit numbers may be further off.
-_LARGEST_ERROR, _LARGEST_ERROR_FP8 = 0.05, 0.12
+_LARGEST_ERROR = 0.05
+_LARGEST_ERROR_FP8 = 0.12
 #: An event of the allocator takes about 60 bytes in the snapshot.
 _SNAPSHOT_EVENTS = 20_000
 
@@ -101,7 +108,9 @@ class Run(NamedTuple):
     @property
     def profiled(self) -> int:
         """Steps under the profiler."""
-        return 3 if self.on_gpu else 2
+        if self.on_gpu:
+            return 3
+        return 2
 
 
 def run(task: Run, folder: Path) -> None:
@@ -249,7 +258,9 @@ def samples_frame(samples: _Samples) -> pd.DataFrame:
 
 def _check(task: Run, samples: _Samples) -> None:
     """Refuse results that cannot be right."""
-    limit = _LARGEST_ERROR_FP8 if "fp8" in task.parameters.values() else _LARGEST_ERROR
+    limit = _LARGEST_ERROR
+    if "fp8" in task.parameters.values():
+        limit = _LARGEST_ERROR_FP8
     for metric, values in samples.items():
         if not np.isfinite(values).all():
             raise NsightkitError(f"{task.name}: {metric} is not finite; the result is wrong")
@@ -295,7 +306,8 @@ def _steady(trace: Trace) -> Trace:
     around = ranges[ranges["name"] == _STEADY]
     if len(around) != 1:
         raise NsightkitError(f"nsys recorded {len(around)} ranges {_STEADY!r}, not one")
-    begin, end = int(around["start_ns"].iloc[0]), int(around["end_ns"].iloc[0])
+    begin = int(around["start_ns"].iloc[0])
+    end = int(around["end_ns"].iloc[0])
     trace.meta.window_ns = (begin + trace.t0_ns, end + trace.t0_ns)
     return trace.time(begin + 1, end)
 

@@ -31,7 +31,9 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     matplotlib.figure.Figure
     """
     key = str(rows.columns[0])
-    share = "share" if "share" in rows else "share_of_span"
+    share = "share_of_span"
+    if "share" in rows:
+        share = "share"
     value, quantity = ("bytes", "memory") if "bytes" in rows else ("total_ns", "time")
     unit_of, write = QUANTITIES[quantity]
     table = rows.sort_values(value, ascending=False, kind="stable")
@@ -48,7 +50,9 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     for row in shown:
         group = str(row.get("category", row[key]))
         colour, hatch = style.LOOKS.get(group, (GREY, ""))
-        label = style.plain(group) if group not in ("", row[key]) else "_"
+        label = "_"
+        if group not in ("", row[key]):
+            label = style.plain(group)
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": label}
         bar = axes.barh(len(words), row[value] / size, height=0.68, **look)
         text = f"{write(row[value])} · {row[share]:.1%} · {row['count']:,.0f}x"
@@ -89,7 +93,8 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
 
 def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
     """Draw one column as bars; give their labels."""
-    widths, label = values.fillna(0), column
+    widths = values.fillna(0)
+    label = column
     write = _number
     if column.endswith("_ns"):
         write = duration
@@ -110,4 +115,6 @@ def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

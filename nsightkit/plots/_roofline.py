@@ -52,7 +52,8 @@ def roofline(
     # The intensities at which memory and compute take equally long.
     ridges = [roof.tflops[unit] * 1e3 / roof.gb_per_s for roof in roofs]
     places = [*points["intensity"], *ridges]
-    left, right = min(places) / 2, max(places) * 3
+    left = min(places) / 2
+    right = max(places) * 3
     for roof, ridge, (colour, dashes) in zip(roofs, ridges, cycle(_ROOFS), strict=False):
         peak = roof.tflops[unit]
         label = f"{style.plain(roof.source, 36)}: {peak:,.4g} TFLOP/s, {roof.gb_per_s:,.0f} GB/s"

@@ -15,7 +15,8 @@ from nsightkit.plots import style
 from nsightkit.plots.looks import DARK_GREY, QUANTITIES, spoken
 
 #: Of parts without a colour of their own. They also differ without colour: those with the same hatch are five apart.
-_COLOURS, _HATCHES = (*style.SERIES, DARK_GREY), (None, "//", "..", "\\\\", "xx")
+_COLOURS = (*style.SERIES, DARK_GREY)
+_HATCHES = (None, "//", "..", "\\\\", "xx")
 #: A part below this share of the longest bar is too small to see.
 _LEAST = 1e-3
 #: Narrower than this share of its bar, a segment has no room for a number.
@@ -53,7 +54,8 @@ def stacks(
         return style.nothing(figure, axes, title, "nothing to draw")
     sums = parts.sum()
     if quantity == "share":
-        parts, size = parts / sums, 1.0
+        parts = parts / sums
+        size = 1.0
         write: Callable[[float], str] = "{:.0%}".format
         axes.set(xlim=(0, 1), xlabel=axis or "share of the bar's whole")
         axes.xaxis.set_major_formatter(PercentFormatter(1))

@@ -22,7 +22,8 @@ _KINDS = {"kernels": ("kernel", (BLUE,)), "memops": ("copy or memset", (GREEN,))
 #: Horizontal resolution: shorter neighbours are drawn as one mark.
 _COLUMNS = 1600
 #: Characters of the size of names that fit across the axes, and the most names on a lane.
-_CHARACTERS, _MOST_NAMES = 78, 40
+_CHARACTERS = 78
+_MOST_NAMES = 40
 #: Half of the height of a lane.
 _HALF = 0.36
 
@@ -72,7 +73,9 @@ def timeline(
                 _write_names(axes, at, start, end, events["name"].to_numpy(), length_ns)
     style.name_rows(axes, [row.label for row in rows], 30)
     scale, unit = time_unit(length_ns)
-    since = f" since {duration(start_ns)}" if start_ns else ""
+    since = ""
+    if start_ns:
+        since = f" since {duration(start_ns)}"
     axes.set_xlabel(f"time{since} ({unit})")
     style.in_unit(axes.xaxis, scale)
     axes.set(xlim=(0, length_ns), ylim=(len(rows) - 0.4, -0.6))

@@ -139,7 +139,9 @@ def _gpu_rows(trace: Trace, most: int, idle: pd.DataFrame | None) -> tuple[list[
     devices = sorted({device for device, _ in lanes})
     rows: list[Row] = []
     for device in devices:
-        gpu = f"GPU {device}" if len(devices) > 1 else "GPU"
+        gpu = "GPU"
+        if len(devices) > 1:
+            gpu = f"GPU {device}"
         for place in sorted(shown):
             if place[0] == device:
                 rows.append(Row(f"{gpu} stream {place[1]}", lanes[place]))

@@ -57,7 +57,8 @@ def _events(lane: Lane, first_ns: int, names: _Names) -> pd.DataFrame:
     numbers = []
     for text, kind in _named(lane.table, [*map(str, texts), ""]):  # events without a name have code -1: the last
         numbers.append(names.setdefault((short(text), kind), len(names)))
-    start, end = lane.events["start_ns"].to_numpy(np.int64), lane.events["end_ns"].to_numpy(np.int64)
+    start = lane.events["start_ns"].to_numpy(np.int64)
+    end = lane.events["end_ns"].to_numpy(np.int64)
     return items(start - first_ns, end - start, np.array(numbers)[codes])
 
 

@@ -135,7 +135,9 @@ def _own(name: str) -> str:
 
 def _shown(value: object) -> object:
     """Make text from a trace fit to be shown."""
-    return value if isinstance(value, Markup) else short(str(value))
+    if isinstance(value, Markup):
+        return value
+    return short(str(value))
 
 
 def _digest(text: str) -> str:

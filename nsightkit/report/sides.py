@@ -47,7 +47,8 @@ def labelled(traces: Iterable[Trace]) -> dict[str, Trace]:
 
 def _free(name: str, taken: Iterable[str]) -> str:
     """Number a name where it is taken."""
-    number, free = 1, name
+    number = 1
+    free = name
     while free in taken:
         number += 1
         free = f"{name} ({number})"

@@ -50,7 +50,9 @@ def _answer(section: Section, trace: Trace) -> list[_Row]:
     if section.ask == "longest gaps":
         idle = intervals.idle_intervals(trace)
         lengths = (idle["end_ns"] - idle["start_ns"]).nlargest(_LONGEST_GAPS)
-        shortest_ns = int(lengths.min()) if len(lengths) else 0
+        shortest_ns = 0
+        if len(lengths):
+            shortest_ns = int(lengths.min())
         frame = gaps.find(trace, min_ns=shortest_ns).nlargest(_LONGEST_GAPS, "duration_ns")
     else:
         try:
@@ -99,7 +101,9 @@ def listings(section: Section, sides: Sequence[Side]) -> list[Listing]:
             group[number] = row
     first = section.measures[0]
     groups = sorted(by_key.values(), key=lambda group: -max(row.get(first) or 0 for row in group))
-    return [_listing(section, [side for side, _ in answers], groups)] if groups else []
+    if groups:
+        return [_listing(section, [side for side, _ in answers], groups)]
+    return []
 
 
 def _listing(section: Section, sides: list[Side], rows: list[list[_Row]]) -> Listing:

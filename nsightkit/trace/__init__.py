@@ -79,9 +79,13 @@ def kind_of(path: Path) -> str:
     if path.is_dir():
         from nsightkit.trace import store
 
-        return "store" if store.is_store(path) else "parquetdir" if any(path.glob("*.parquet")) else "folder"
+        if store.is_store(path):
+            return "store"
+        return "parquetdir" if any(path.glob("*.parquet")) else "folder"
     if not path.is_file():
-        return "special" if path.exists() else "absent"
+        if path.exists():
+            return "special"
+        return "absent"
     with path.open("rb") as stream:
         head = stream.read(4096)
         known = next((kind for pattern, kind in _FIRST_BYTES.items() if re.match(pattern, head)), None)
@@ -90,7 +94,9 @@ def kind_of(path: Path) -> str:
             return known
         page = head + stream.read(_PROGRAM_BYTES)  # the program's own output may stand before ncu's
     page = page.replace(b"\0", b"") if page[:2] in (b"\xff\xfe", b"\xfe\xff") else page
-    return "ncu-csv" if b"ID" in page and b"Kernel Name" in page else "other"
+    if b"ID" in page and b"Kernel Name" in page:
+        return "ncu-csv"
+    return "other"
 
 
 def _open(path: Path, cache: bool) -> Source:
@@ -109,7 +115,9 @@ def _open(path: Path, cache: bool) -> Source:
 
         if kind == "parquetdir":
             return nsys.open_parquetdir(path)
-        return nsys.open_sqlite(path, cache=cache) if kind == "sqlite" else nsys.open_report(path, cache=cache)
+        if kind == "sqlite":
+            return nsys.open_sqlite(path, cache=cache)
+        return nsys.open_report(path, cache=cache)
     problem, remedy = _REFUSED.get(kind, ("is not a trace that nsightkit knows", f"give {_SOURCES}"))
     raise TraceError(path, problem, remedy.format(name=path.name))
 

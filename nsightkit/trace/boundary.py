@@ -197,8 +197,12 @@ def _problem(column: str, values: pd.Series, dtype: str, size: int) -> str | Non
         return _problem_of_texts(values.array)
     if column in _TIMES:
         is_time = values.min() > -_LIMIT_NS and values.max() < _LIMIT_NS
-        return None if is_time else "is outside the range of times"
-    return _problem_of_numbers(column, values.to_numpy()) if column in _LEAST else None
+        if is_time:
+            return None
+        return "is outside the range of times"
+    if column in _LEAST:
+        return _problem_of_numbers(column, values.to_numpy())
+    return None
 
 
 def _problem_of_numbers(column: str, numbers: npt.NDArray[Any]) -> str | None:
@@ -220,7 +224,8 @@ def _problem_of_numbers(column: str, numbers: npt.NDArray[Any]) -> str | None:
 
 def _problem_of_texts(values: Any) -> str | None:
     """What is wrong with a categorical column."""
-    codes, texts = values.codes, values.categories
+    codes = values.codes
+    texts = values.categories
     if codes.min() < 0:
         return "has missing values"
     if codes.max() >= len(texts):

@@ -180,7 +180,9 @@ class TextCleaner:
             return [self.value(item, key) for item in given]
         if not isinstance(given, str):
             return given
-        return "[secret]" if _SECRET_VARIABLE.fullmatch(key) else self.text(given)
+        if _SECRET_VARIABLE.fullmatch(key):
+            return "[secret]"
+        return self.text(given)
 
     def json(self, given: str) -> str:
         """Clean a text that holds JSON, which stays JSON.
@@ -194,7 +196,9 @@ class TextCleaner:
         except (ValueError, RecursionError):
             return self.text(given)
         cleaned = self.value(value)
-        return given if cleaned == value else json.dumps(cleaned, separators=(",", ":"))
+        if cleaned == value:
+            return given
+        return json.dumps(cleaned, separators=(",", ":"))
 
     def _cleaned(self, text: str) -> str:
         if "\0" in text and _ENTRY.search(text):  # an environment is replaced as a whole
@@ -220,7 +224,9 @@ def _shortened(match: re.Match[str]) -> str:
     name = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
     if _FILE.fullmatch(name):
         return name
-    return "[path]" if _PERSONAL.match(path) else path
+    if _PERSONAL.match(path):
+        return "[path]"
+    return path
 
 
 def private_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
@@ -288,7 +294,9 @@ def clean(trace: Trace) -> Trace:
     if "clean" not in whole.memo:
         whole.memo["clean"] = Trace(_CleanSource(whole), whole.path)
     cleaned: Trace = whole.memo["clean"]
-    return cleaned if trace is whole else cleaned.masked(trace._masks)
+    if trace is whole:
+        return cleaned
+    return cleaned.masked(trace._masks)
 
 
 def _cleaner(trace: Trace) -> TextCleaner:

@@ -504,7 +504,9 @@ class _Reader:
             frame[_SIZES] = sizes[frame["sizes"]]
         if table == "ranges":
             frame["kind"] = categorical(np.zeros(len(frame), np.int8), ["annotation"])
-            tolerance_ns = 1000 if self._whole_us else 0
+            tolerance_ns = 0
+            if self._whole_us:
+                tolerance_ns = 1000
             frame["level"], frame["parent"] = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance_ns)
         codes = frame.copy(deep=False)
         for column, (thing, text) in _TEXTS.get(table, _NAMES).items():
@@ -577,7 +579,9 @@ def _private(head: _Document) -> dict[str, str]:
     """Names of the machine that wrote a trace, also from the file's name: host, process, time."""
     path = head.trace_name[:4096]
     worker = _WORKER.fullmatch(path)
-    host = worker[1] if worker else ""
+    host = ""
+    if worker:
+        host = worker[1]
     return private_names([("", path), ("HOSTNAME", host), *head.distributed_info.items()])
 
 
@@ -655,7 +659,9 @@ def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return default
-    return number if least <= number < beyond else default
+    if least <= number < beyond:
+        return number
+    return default
 
 
 def _integers(values: list[Any], default: int) -> _Ints:
@@ -676,7 +682,9 @@ def _call_name(name: str) -> str:
 
 def _text(value: Any) -> str:
     """Take text or a number as text, and nothing else: lists in lists are long to spell out."""
-    return str(value) if isinstance(value, (str, int, float)) else ""
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    return ""
 
 
 def _six(sizes: tuple[bytes, bytes]) -> list[int]:
@@ -721,7 +729,9 @@ def short_kernel_name(name: str) -> str:
     for _ in range(_DEEPEST):
         text = _INNERMOST.sub("", text)
     words = re.split("[<(]", text)[0].split()  # a remaining "<" belongs to a name cut short
-    return words[-1].rpartition("::")[2] if words else name
+    if words:
+        return words[-1].rpartition("::")[2]
+    return name
 
 
 def _sync_kind(name: str) -> str:
@@ -740,7 +750,9 @@ def _memop_kind(name: str) -> str:
     if _is_memset(name):
         return "memset"
     copy = _COPY.search(name.replace("Host", "H").replace("Device", "D"))
-    return f"{copy[1]}to{copy[2]}" if copy else "other"
+    if copy:
+        return f"{copy[1]}to{copy[2]}"
+    return "other"
 
 
 def _is_memset(name: str) -> bool:
@@ -748,7 +760,9 @@ def _is_memset(name: str) -> bool:
 
 
 def _source_kind(name: str) -> str:
-    return "" if _is_memset(name) else _memory_kind(name, 1)
+    if _is_memset(name):
+        return ""
+    return _memory_kind(name, 1)
 
 
 def _target_kind(name: str) -> str:
@@ -758,7 +772,9 @@ def _target_kind(name: str) -> str:
 def _memory_kind(name: str, group: int) -> str:
     memories = _MEMORIES.fullmatch(name)
     kind = str(memories and memories[group]).strip().lower()
-    return kind if kind in _MEMORY_KINDS else "unknown"
+    if kind in _MEMORY_KINDS:
+        return kind
+    return "unknown"
 
 
 #: Of each table, the columns of texts, the things that they are made of, and how. Other tables have names.

@@ -185,7 +185,9 @@ class Trace:
     @property
     def whole(self) -> Trace:
         """The trace this one was selected from; itself when nothing was filtered."""
-        return self if self._selected_from is None else self._selected_from
+        if self._selected_from is None:
+            return self
+        return self._selected_from
 
     @functools.cached_property
     def t0_ns(self) -> int:
@@ -253,7 +255,8 @@ class Trace:
             self.whole._put_on_clock(name)
         held = self.whole._columns[name]
         if name in self._masks:
-            whole, held = held, self._columns[name]
+            whole = held
+            held = self._columns[name]
             for column in stored:
                 if column not in held:
                     held[column] = whole[column][self._masks[name]].reset_index(drop=True)
@@ -352,7 +355,9 @@ def capability(major: int | None, minor: int | None) -> str | None:
     ----------
     major, minor : int, optional
     """
-    return f"{major}.{minor}" if major and minor is not None else None
+    if major and minor is not None:
+        return f"{major}.{minor}"
+    return None
 
 
 def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:

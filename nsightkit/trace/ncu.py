@@ -143,7 +143,9 @@ def _known(values: Json) -> dict[str, str | None]:
 
 def _whole(value: Value | None) -> str | None:
     """Write a number of a device, a stream or a dimension."""
-    return str(int(value)) if isinstance(value, (int, float)) else None
+    if isinstance(value, (int, float)):
+        return str(int(value))
+    return None
 
 
 #: Columns of a page that identify a launch.
@@ -198,7 +200,9 @@ def write(report: Report, path: AnyPath) -> Path:
 
 
 def _cell(value: Any) -> str:
-    return "" if pd.isna(value) else _LINE_BREAKS.sub(" ", str(value))
+    if pd.isna(value):
+        return ""
+    return _LINE_BREAKS.sub(" ", str(value))
 
 
 def _range_cell(name: str) -> str:
@@ -330,7 +334,9 @@ def _value(text: str) -> Value:
     if number is None:
         return text
     plain = text.replace(",", "")
-    return float(plain) if number[1] or number[2] else int(plain)
+    if number[1] or number[2]:
+        return float(plain)
+    return int(plain)
 
 
 def _identity(row: _Texts) -> Json:

@@ -16,7 +16,9 @@ def _metrics(action: Any) -> list[tuple[str, Any, str]]:
     metrics: list[tuple[str, Any, str]] = []
     for name in action.metric_names():
         metric = action.metric_by_name(name)
-        value = metric.value() if metric and metric.has_value() else None
+        value = None
+        if metric and metric.has_value():
+            value = metric.value()
         if isinstance(value, str):
             metrics.append((metric.name(), value, ""))
         elif isinstance(value, (int, float)) and math.isfinite(value):

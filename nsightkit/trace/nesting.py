@@ -57,7 +57,8 @@ def nesting(
         level += more
         jump = jump[jump]
 
-    parent, depth = np.empty(len(start), np.int64), np.empty(len(start), np.int32)
+    parent = np.empty(len(start), np.int64)
+    depth = np.empty(len(start), np.int32)
     parent[order] = np.concatenate(([-1], order))[enclosing[1:]]
     depth[order] = level[1:] - 1
     return depth, parent

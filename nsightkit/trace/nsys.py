@@ -130,7 +130,9 @@ class NsysSource:
     def _chosen(self, source: str) -> Rows | None:
         """The rows of a table that are events of ours; None for all."""
         rows: Rows | None = _SOURCES[source].get("rows")
-        return rows if rows and rows["column"] in self._tables.tables[source] else None
+        if rows and rows["column"] in self._tables.tables[source]:
+            return rows
+        return None
 
     def _part(self, table: str, source: str, columns: Sequence[str]) -> pd.DataFrame:
         """The wanted columns that one of the exporter's tables has."""
@@ -175,7 +177,9 @@ class NsysSource:
             keep = np.isin(_process_of(raw["globalTid"]), processes)
         if source == _WAITS:  # a row for each request of an MPI_Waitall
             keep = ~pd.DataFrame(raw)[list(_NEEDED[_WAITS])].duplicated().to_numpy()
-        return raw if keep.all() else {column: values[keep] for column, values in raw.items()}
+        if keep.all():
+            return raw
+        return {column: values[keep] for column, values in raw.items()}
 
     def _converted(self, table: str, column: str, theirs: str, raw: Columns) -> Any:
         """A column of the model, of the exporter's column `theirs` and those beside it."""
@@ -208,7 +212,9 @@ class NsysSource:
                 return self._devices(_or_zero(values), raw.get("globalPid"))
         if theirs in _LABELS:
             return _labelled(values, _LABELS[theirs])
-        return self._names(values) if TABLES[table][column] == "category" else _or_zero(values)
+        if TABLES[table][column] == "category":
+            return self._names(values)
+        return _or_zero(values)
 
     # -- names --------------------------------------------------------------------------------------------------
 
@@ -361,7 +367,9 @@ class NsysSource:
         ranks = {row.get("rank") for row in self._tables.records(_MPI_RANKS)}
         if len(ranks) == 1:
             place.setdefault("rank", _number(ranks.pop()))
-        return place if place.get("rank") is not None else {}
+        if place.get("rank") is not None:
+            return place
+        return {}
 
     def _gpus(self) -> list[Gpu]:
         gpus = {}
@@ -388,7 +396,8 @@ class NsysSource:
     def _thread_names(self) -> dict[int, str]:
         names = {}
         for row in self._tables.records("ThreadNames"):
-            thread, name = row.get("globalTid"), row.get("nameId")
+            thread = row.get("globalTid")
+            name = row.get("nameId")
             if isinstance(thread, int) and isinstance(name, int):
                 names[_thread_of(thread)] = name
         return dict(zip(names, self._strings(np.array(list(names.values()), np.int64)), strict=True))
@@ -470,7 +479,9 @@ def _number(value: Any) -> int | None:
 
 def _text(value: Any) -> str | None:
     """What is known about a capture as a text of sane length; None where it is absent or empty."""
-    return str(value)[:_FACT] if value else None
+    if value:
+        return str(value)[:_FACT]
+    return None
 
 
 def _process_of(global_id: Any) -> Any:

@@ -234,11 +234,15 @@ class ParquetDir:
     def first(self, table: str, rows: Rows | None = None) -> int | None:
         """Give the least start of a table, or of some of its rows; None without rows."""
         starts = self.integers(table, ["start"], rows)["start"]
-        return int(starts.min()) if len(starts) else None
+        if len(starts):
+            return int(starts.min())
+        return None
 
     def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> Columns:
         """Give integer columns, NULL as :data:`NULL`."""
-        wanted = [*columns, rows["column"]] if rows else columns
+        wanted = columns
+        if rows:
+            wanted = [*columns, rows["column"]]
         read = self._table(table, list(dict.fromkeys(wanted)))
         with self._guard(table):
             found = {column: _as_int64(read[column]) for column in read.column_names}
@@ -302,7 +306,9 @@ def _query(table: str, expressions: Iterable[str], rows: Rows | None = None) -> 
     # An index has another order than the rows.
     query = f"SELECT {', '.join(expressions)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608
     if rows:
-        among = "NOT IN" if rows.get("others") else "IN"
+        among = "IN"
+        if rows.get("others"):
+            among = "NOT IN"
         query += f" WHERE {_quoted(rows['column'])} {among} ({', '.join(map(str, rows['numbers']))})"
     return query
 

@@ -508,7 +508,9 @@ def exported(report: Path, *, cache: bool) -> Export:
     beside = report.with_suffix(".sqlite")
     if _is_sqlite(beside) and beside.stat().st_mtime_ns > state.st_mtime_ns:
         return Export(beside)
-    folder = _export_folder() if cache else None
+    folder = None
+    if cache:
+        folder = _export_folder()
     if folder is None:
         temporary = Path(tempfile.mkdtemp(prefix="nsightkit-"))
         made = Export(temporary / "export.sqlite", temporary)

@@ -146,7 +146,9 @@ def _snapshot(path: Path, tables: Json) -> Snapshot:
         devices = max(devices, table["device"].max() + 1 if len(table) else 0)
         if devices > _DEVICES or table["device"].lt(0).any():
             raise ValueError(f"it has {devices} devices")
-    start_us = events["time_us"].min() if len(events) else 0
+    start_us = 0
+    if len(events):
+        start_us = events["time_us"].min()
     for table in (events, annotations):
         table["time_ns"] = (table.pop("time_us") - start_us) * 1000
     stacks = tables["stacks"]

@@ -161,4 +161,6 @@ def _integers(rows: Iterable[_Row], key: str, missing: int | None = None) -> lis
 
 def _text(value: Any) -> str:
     """Take text, and nothing else: a list that holds itself twice, and so on, is long to spell out."""
-    return value if isinstance(value, str) else ""
+    if isinstance(value, str):
+        return value
+    return ""

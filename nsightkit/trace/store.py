@@ -187,7 +187,9 @@ def _index_of(folder: Path) -> Json:
         index = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return {}
-    return index if isinstance(index, dict) else {}
+    if isinstance(index, dict):
+        return index
+    return {}
 
 
 class _StoreSource:
@@ -373,4 +375,6 @@ def cached(path: Path, open_source: Callable[[], Source], reader: str | None) ->
     if not reader or path.stat().st_size < CACHE_FROM_BYTES:
         return open_source()
     folder = _content_folder(path, reader)
-    return open_source() if folder is None else _CachedSource(folder, open_source)
+    if folder is None:
+        return open_source()
+    return _CachedSource(folder, open_source)

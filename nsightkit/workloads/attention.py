@@ -84,7 +84,9 @@ class Sweep(Workload):
             self.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))  # type: ignore[arg-type] # hides no error
         elif config.implementation == "naive-compiled":
             # A CPU would need a C++ compiler for inductor; aot_eager traces the same program and fuses nothing.
-            backend = "inductor" if self.device.type == "cuda" else "aot_eager"
+            backend = "aot_eager"
+            if self.device.type == "cuda":
+                backend = "inductor"
             # fullgraph: at more sizes than PyTorch keeps versions of (8) it fails, instead of running uncompiled.
             self.attend = torch.compile(naive_attention, fullgraph=True, dynamic=False, backend=backend)
             self.callback(torch._dynamo.reset)

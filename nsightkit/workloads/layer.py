@@ -248,7 +248,8 @@ def forward(
         keys, values = cache
         keys[:, :, shared.position] = k
         values[:, :, shared.position] = v
-        k, v = keys, values
+        k = keys
+        v = values
     if rung.attention == "naive":
         mixed = naive_attention(q, k, v, shared.future, softmax_dtype=_wide(q.dtype))
     else:
@@ -335,7 +336,8 @@ class LayerRun(Workload):
 
     def _draw_weights(self) -> Weights:
         """Draw weights that keep the size of what passes through them."""
-        hidden, d_ff = self.config.hidden, self.config.d_ff
+        hidden = self.config.hidden
+        d_ff = self.config.d_ff
         return Weights(
             norm_1=1 + 0.1 * self._random(hidden),
             qkv=self._random(3 * hidden, hidden) / math.sqrt(hidden),
@@ -353,8 +355,10 @@ class LayerRun(Workload):
 
     def _build(self) -> Callable[[], Tensor]:
         """Put the rung together."""
-        rung, cuda = self.rung, self.device.type == "cuda"
-        kernels, weights = _PYTORCH, self.weights
+        rung = self.rung
+        cuda = self.device.type == "cuda"
+        kernels = _PYTORCH
+        weights = self.weights
         if rung.triton:
             kernels = self._triton_kernels()
         if rung.fp8:
@@ -373,7 +377,9 @@ class LayerRun(Workload):
                 x = layer(x, w, self.shared, cache, rung, kernels)
             return x
 
-        return self._capture(program) if rung.graphed and cuda else program
+        if rung.graphed and cuda:
+            return self._capture(program)
+        return program
 
     def _triton_kernels(self) -> Kernels:
         """Import the Triton kernel of the mode; a CPU without Triton's interpreter runs PyTorch's operations."""

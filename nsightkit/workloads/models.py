@@ -137,7 +137,9 @@ def marked(name: str, wanted: bool) -> contextlib.AbstractContextManager[None]:
     name : str
     wanted : bool
     """
-    return phase(name) if wanted else contextlib.nullcontext()
+    if wanted:
+        return phase(name)
+    return contextlib.nullcontext()
 
 
 def future_mask(context: int, device: torch.device | None = None) -> Tensor:
@@ -345,7 +347,9 @@ class Decoder(nn.Module):
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
         # Only naive attention needs the mask; a fused kernel skips the future by itself.
-        side = config.context if config.attention == "naive" else 0
+        side = 0
+        if config.attention == "naive":
+            side = config.context
         self.register_buffer("future", future_mask(side), persistent=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:

@@ -209,7 +209,9 @@ class Training(Workload):
 
     def _kept(self, value: Tensor) -> Tensor | float:
         """Read a value at once (fault ``sync``: it waits until the queue is empty), or leave it on the device."""
-        return value.item() if self.config.sync else value.detach()
+        if self.config.sync:
+            return value.item()
+        return value.detach()
 
     def samples(self) -> Samples:
         """Give what was seen in each step.

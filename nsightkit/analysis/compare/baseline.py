@@ -137,7 +137,8 @@ def require_alike(baseline: Baseline, runs: Sequence[Run]) -> None:
                 f"a baseline of {baseline.of} and a run of {run.of} share no metrics; give files of one kind"
             )
         for name in ("gpu", "tool", "selection"):
-            was, now = baseline.conditions.get(name), run.conditions.get(name)
+            was = baseline.conditions.get(name)
+            now = run.conditions.get(name)
             # An unknown GPU may be the same one; a selection that is not named is the whole trace.
             if was != now and (name == "selection" or (was and now)):
                 raise UsageError(

@@ -162,4 +162,6 @@ def _judge(row: Json, change: noise.Change) -> None:
 def _median(runs: _Runs) -> float:
     """The median of all samples; whole numbers as such."""
     median = float(np.median(np.concatenate(runs)))
-    return round(median) if median >= 1 else median
+    if median >= 1:
+        return round(median)
+    return median

@@ -222,7 +222,8 @@ def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float |
         first = [figures[2:] for figures in before]
         second = [figures[2:] for figures in after]
         change = judge(first, second, confidence)
-        was, now = _median(first), _median(second)
+        was = _median(first)
+        now = _median(second)
     delta = now - was
     low = high = math.nan
     if math.isfinite(change.high):

@@ -20,7 +20,8 @@ _FIGURES = {"wall_ns": "wall", "busy_ns": "GPU busy", "idle_ns": "GPU idle"}
 #: From this ratio on, a change is written as a multiple.
 _MULTIPLE = 10
 #: One of two captures did more work if kernels with most of the shared time ran more often in it, by more than this.
-_MORE_OFTEN, _MOST = 1.05, 0.75
+_MORE_OFTEN = 1.05
+_MOST = 0.75
 #: Graphs of unknown content that take this part of the busy time are worth a warning.
 _IN_GRAPHS = 0.05
 
@@ -108,16 +109,20 @@ def _outcome(facts: Row) -> tuple[str, str]:
     if not facts["figures"] or not facts["figures"][0]["before_ns"]:
         return "inconclusive", "Nothing to compare: one of the captures holds neither steps nor GPU work."
     row = facts["figures"][0]
-    subject, basis = "the step time", f"{facts['before']['steps']} and {facts['after']['steps']} steps"
+    subject = "the step time"
+    basis = f"{facts['before']['steps']} and {facts['after']['steps']} steps"
     if facts["unit"] == "trace":
-        subject, basis = "the time from the first GPU operation to the last", "whole captures"
+        subject = "the time from the first GPU operation to the last"
+        basis = "whole captures"
     if _interval(row):
         basis = f"95 % interval {_interval(row)}, {basis}"
     outcome = "inconclusive"
     if row["significance"] == noise.WITHIN_NOISE:
         outcome = "no change"
     elif row["significance"] == noise.CHANGED:
-        outcome = "faster" if row["delta_ns"] < 0 else "slower"
+        outcome = "slower"
+        if row["delta_ns"] < 0:
+            outcome = "faster"
         if facts["before"]["captures"] == facts["after"]["captures"] == 1:
             basis += f". {noise.ONE_RUN.removesuffix('.')}"
     change = f"{subject} went from {time_text(row['before_ns'])} to {time_text(row['after_ns'])}"
@@ -183,7 +188,8 @@ def _other_kernels(kernels: pd.DataFrame) -> Iterator[str]:
     is_exchanged = (kernels["significance"] == noise.CHANGED) & (kernels["before_count"] != kernels["after_count"])
     for category, delta in kernels[is_exchanged].groupby("category", sort=False)["delta_ns"]:
         alike = kernels[kernels["category"] == category]
-        was, now = int(alike["before_ns"].sum()), int(alike["after_ns"].sum())
+        was = int(alike["before_ns"].sum())
+        now = int(alike["after_ns"].sum())
         if delta.min() < 0 < delta.max() and abs(now - was) < delta.abs().max() / 2:
             yield f"A library chose other {category} kernels: {time_text(was)} before, {time_text(now)} after in all."
 

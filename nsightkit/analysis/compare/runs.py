@@ -69,7 +69,9 @@ def unit_of(metric: str) -> str:
     metric : str
     """
     unit = metric.rpartition("_")[2]
-    return unit if unit in ("ns", "bytes") else "count"
+    if unit in ("ns", "bytes"):
+        return unit
+    return "count"
 
 
 def read(
@@ -187,7 +189,9 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
         raise UsageError(f"--match: no range matches {match!r}; give a name that `nsightkit ranges` lists")
     if not has_steps and not any(trace.size(table) for table in GPU_TABLES):
         raise TraceError(trace.path or "trace", "has neither steps nor GPU work, so nothing compares", "record more")
-    prefix = "step" if has_steps else "trace"
+    prefix = "trace"
+    if has_steps:
+        prefix = "step"
     columns = capture.windows.index if has_steps else ["total"]
     metrics = {}
     for name, times in capture.figures[columns].drop(index="idle_ns", errors="ignore").iterrows():

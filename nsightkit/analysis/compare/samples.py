@@ -165,7 +165,9 @@ def _gaps(capture: Samples) -> pd.DataFrame:
     length = causes["end_ns"] - causes["start_ns"]
     table = length.groupby(causes["cause"].astype(str)).agg(["size", "sum"]).set_axis(_SUMS, axis=1)
     in_steps = pd.DataFrame(0, list(gaps.CAUSES), range(len(windows)))
-    idle = gaps.in_window(capture.trace) if capture.match is None else causes
+    idle = causes
+    if capture.match is None:
+        idle = gaps.in_window(capture.trace)
     for (cause, _), gap in idle.groupby(["cause", "device"], observed=True):
         covered = intervals.Coverage(gap["start_ns"], gap["end_ns"])
         in_steps.loc[str(cause)] += covered.of(windows["begin_ns"], windows["end_ns"])

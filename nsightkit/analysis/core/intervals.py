@@ -372,7 +372,8 @@ def launches_of(trace: Trace, table: ArrayLike, row: ArrayLike) -> Int:
     ndarray of int64
         As from :func:`launch_of`.
     """
-    tables, rows = np.asarray(table), np.asarray(row)
+    tables = np.asarray(table)
+    rows = np.asarray(row)
     launch = np.full(len(rows), -1, np.int64)
     for number, name in enumerate(GPU_TABLES):
         places = np.flatnonzero(tables == number)
@@ -396,7 +397,8 @@ def selected(trace: Trace, table: ArrayLike, row: ArrayLike) -> NDArray[np.bool_
     -------
     ndarray of bool
     """
-    tables, rows = np.asarray(table), np.asarray(row)
+    tables = np.asarray(table)
+    rows = np.asarray(row)
     keep = np.ones(len(rows), bool)
     for number, name in enumerate(GPU_TABLES):
         mask = trace.mask(name)
@@ -426,7 +428,9 @@ def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: NDArray[np.bool_
     asking = inner[["thread", "start_ns", "end_ns"]].reset_index(drop=True)
     # By how much a call may seem to outlive its operator: old versions of PyTorch round to microseconds.
     has_nanoseconds = (rows["start_ns"] % 1000).any() or (asking["start_ns"] % 1000).any()
-    tolerance = 0 if has_nanoseconds else 1000
+    tolerance = 1000
+    if has_nanoseconds:
+        tolerance = 0
     _, above = nesting(rows["thread"], rows["start_ns"], rows["end_ns"], tolerance)
     # The last to begin, the shortest of several; from there outwards.
     order = rows.sort_values(["start_ns", "end_ns"], ascending=[True, False], kind="stable").rename_axis("row")

@@ -37,18 +37,22 @@ __all__ = [
 Float = NDArray[np.float64]
 
 #: The three words for a change.
-CHANGED, WITHIN_NOISE, INCONCLUSIVE = "changed", "within noise", "inconclusive"
+CHANGED = "changed"
+WITHIN_NOISE = "within noise"
+INCONCLUSIVE = "inconclusive"
 #: What to say where each side was measured once.
 ONE_RUN = "One run per side: variation between runs is unknown."
 
 #: Up to this many pairs the rank-sum distribution is counted; beyond, the normal approximation is as good.
 _EXACT_PAIRS = 400
 #: More samples than this are thinned before all pairs are formed; :func:`judge` is called for many rows.
-_MOST_SAMPLES, _MOST_JUDGED = 1000, 200
+_MOST_SAMPLES = 1000
+_MOST_JUDGED = 200
 #: Fewer samples per side lie apart by chance too often.
 _ENOUGH = 4
 #: The usual spread of runs of one program, relative to a run, and how many runs that prior counts for.
-_USUAL, _WORTH = 0.007, 4
+_USUAL = 0.007
+_WORTH = 4
 #: From this many runs beyond one per side, their spread replaces that of too few steps.
 _ENOUGH_RUNS = 2
 #: A run without its outliers looks steadier than it was: simulated pairs without a change were then called changed up
@@ -100,7 +104,9 @@ class Change(Estimate):
         """:data:`CHANGED`, :data:`WITHIN_NOISE` or :data:`INCONCLUSIVE`."""
         if math.isinf(self.noise):
             return INCONCLUSIVE
-        return CHANGED if abs(self.value) > self.noise else WITHIN_NOISE
+        if abs(self.value) > self.noise:
+            return CHANGED
+        return WITHIN_NOISE
 
 
 def judge(

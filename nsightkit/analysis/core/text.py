@@ -20,7 +20,9 @@ def time_text(ns: float | None) -> str:
     for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if abs(ns) >= size * 0.9995:
             return f"{digits(ns / size)} {unit}"
-    return f"{ns:.0f} ns" if float(ns).is_integer() else f"{ns:.1f} ns"
+    if float(ns).is_integer():
+        return f"{ns:.0f} ns"
+    return f"{ns:.1f} ns"
 
 
 def count_text(count: int, noun: str) -> str:
@@ -38,7 +40,9 @@ def count_text(count: int, noun: str) -> str:
 def digits(value: float) -> str:
     """Write a number with three or four digits."""
     size = abs(value)
-    return f"{value:,.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:.3f}"
+    if size >= 99.95:
+        return f"{value:,.1f}"
+    return f"{value:.2f}" if size >= 9.995 else f"{value:.3f}"
 
 
 def share_text(share: float | None) -> str:
@@ -49,7 +53,9 @@ def share_text(share: float | None) -> str:
     share : float or None
         None is a dash.
     """
-    return "-" if share is None else f"{100 * share:.1f} %"
+    if share is None:
+        return "-"
+    return f"{100 * share:.1f} %"
 
 
 def bytes_text(value: float | None) -> str:

@@ -20,7 +20,8 @@ from nsightkit.trace.snapshot import Snapshot
 __all__ = ["events_of", "free_space", "held_blocks", "segments_of", "total_by_event"]
 
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize.
-_MIN_BLOCK_BYTES, _SMALL_BYTES = 512, 1 << 20
+_MIN_BLOCK_BYTES = 512
+_SMALL_BYTES = 1 << 20
 _FAR = 1 << 62
 _Ints = npt.NDArray[np.int64]
 

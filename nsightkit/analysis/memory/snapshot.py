@@ -272,13 +272,16 @@ def summary(
     device = _device(snapshot, device)
     over_time = timeline(snapshot, device)
     count = len(over_time) - 1
-    peak_bytes, reserved_bytes = None, None
+    peak_bytes = None
+    reserved_bytes = None
     if count:
         peak = over_time.iloc[over_time["allocated_bytes"].argmax()]
         peak_bytes = int(peak["allocated_bytes"])
         reserved_bytes = int(peak["reserved_bytes"])
     if moment is None:
-        moment = "peak" if count else "end"
+        moment = "end"
+        if count:
+            moment = "peak"
     live = at(snapshot, moment, device)
     return {
         "peak_bytes": peak_bytes,

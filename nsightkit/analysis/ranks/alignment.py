@@ -114,7 +114,9 @@ def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
     """Number the collectives of one kind on each rank as the rank with the most of them does."""
     ends = {rank: end.to_numpy() for rank, end in rows.groupby("rank")["end_ns"]}
     reference = max(ends.values(), key=len)
-    usual_ns = np.median(np.diff(reference)) if len(reference) > 1 else 0
+    usual_ns = 0
+    if len(reference) > 1:
+        usual_ns = np.median(np.diff(reference))
     limit_ns = max(_SPREAD_NS[rows["where"].iloc[0]], _SPREAD_SHARE * usual_ns)
     shifts = {rank: _shift(reference, end, limit_ns) for rank, end in ends.items()}
     nth = rows.groupby("rank").cumcount() + rows["rank"].map(shifts)
@@ -138,7 +140,8 @@ def _shift(reference: Int, other: Int, limit_ns: float) -> int | None:
             spread_ns = float(np.quantile(np.abs(apart - np.median(apart)), _CLOSE))
             if spread_ns <= limit_ns:
                 # Steps repeat: another shift has to fit much better.
-                best, limit_ns = shift, spread_ns / 2 - 1
+                best = shift
+                limit_ns = spread_ns / 2 - 1
     return best
 
 

@@ -229,13 +229,17 @@ def _message_bytes(description: Json) -> int:
     """Bytes of the larger side: a gather collects n parts into one message, a scatter divides it."""
     elements = max(_count(description, "In msg nelems"), _count(description, "Out msg nelems"))
     width = _DTYPE_BYTES.get(str(description.get("dtype", "")).lower(), -1)
-    return elements * width if min(elements, width) >= 0 else -1
+    if min(elements, width) >= 0:
+        return elements * width
+    return -1
 
 
 def _count(description: Json, name: str) -> int:
     """A number from a file; -1 for anything else, and for numbers that are not to be believed."""
     value = description.get(name)
-    return value if isinstance(value, int) and 0 <= value <= _MOST else -1
+    if isinstance(value, int) and 0 <= value <= _MOST:
+        return value
+    return -1
 
 
 def _on_cpu(trace: Trace) -> pd.DataFrame:

@@ -116,7 +116,9 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
             gain_ns = min(gain_ns, int(excess_ns))
         else:
             cause, extra_ns = _held_up(table, rank, group)
-            excess_ns = math.inf if extra_ns is None else 0
+            excess_ns = 0
+            if extra_ns is None:
+                excess_ns = math.inf
         excess_of_all += excess_ns
         by_unit = units[rank].dropna()
         late = by_unit[by_unit > 0]
@@ -245,7 +247,8 @@ def _text(row: Json) -> str:
     late = f"Rank {row['rank']} is late by {time_text(row['median_late_ns'])} per {row['unit']}, in {often}"
     if row["extra_ns"] is None:
         return f"{late}; the traces do not show why."
-    extra, cause = time_text(row["extra_ns"]), row["cause"]
+    extra = time_text(row["extra_ns"])
+    cause = row["cause"]
     if cause.startswith(_HELD_UP):
         return f"{late}, after {cause} ({extra})."
     if cause.startswith("idle, "):

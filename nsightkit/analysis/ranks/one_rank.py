@@ -115,7 +115,8 @@ def _look(trace: Trace, file: str, process: int | None) -> Look:
     parts = time_spent(trace, windows["start_ns"], windows["end_ns"])
     whole = overview.summary(trace)
     figures = {name: whole[name] for name in ("span_ns", "busy_ns", "idle_ns")}
-    rank, world_size = None, None
+    rank = None
+    world_size = None
     # The environment and the name of a capture of several ranks are those of their launcher.
     if process is None:
         world_size = _number(trace.meta.distributed.get("world_size"))
@@ -142,7 +143,9 @@ def rank_of(path: AnyPath) -> int | None:
     """
     path = Path(path)
     match = _RANK.search(path.name) or _RANK.search(path.parent.name)
-    return int(match[1]) if match else None
+    if match:
+        return int(match[1])
+    return None
 
 
 def _number(value: Any) -> int | None:
@@ -181,7 +184,8 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
         they add up to the windows' length times the number of devices. Without GPU work ``time: range NAME`` and
         ``time: no range``, which add up to the windows' length.
     """
-    low, high = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    low = np.asarray(start, np.int64)
+    high = np.asarray(end, np.int64)
     work = _gpu_work(trace)
     rest = "time outside all GPU work"
     if not len(work):

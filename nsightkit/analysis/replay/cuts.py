@@ -19,9 +19,11 @@ _OF_DEVICE = re.compile(r"(Device|Ctx|Context|Thread)Synchronize")
 _OF_EVENT = re.compile(r"EventSynchronize")
 _ONLY_WAITS = re.compile(r"Synchronize")
 #: Latencies for traces without an example, ns: typical of CUDA devices.
-_RETURN_NS, _CALL_NS = 6_000, 4_000
+_RETURN_NS = 6_000
+_CALL_NS = 4_000
 #: A call returns at most this long after what it waited for; and by so much its end may seem to lie before that.
-_AFTER_NS, _EARLY_NS = 25_000, 1_000
+_AFTER_NS = 25_000
+_EARLY_NS = 1_000
 #: What a cut has that does not wait for the GPU, nor for another thread, nor for a batch.
 _PLAIN = {"cost": 0, "tail": 0, "copy": -1, "asked": -1, "is_full": 0, "is_batch": 0}
 

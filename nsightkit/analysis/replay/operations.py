@@ -21,8 +21,10 @@ __all__ = ["Calls", "Program", "read"]
 #: Work whose launch was not recorded, as a share of all GPU work, above which no schedule can be made.
 _UNLINKED = 0.1
 #: Most launching threads, each of which may wait for any other; and most pairs of a stream and a call that may wait.
-_MOST_THREADS, _MOST_PAIRS = 256, 50_000_000
-_KERNELS, _MEMOPS = GPU_TABLES.index("kernels"), GPU_TABLES.index("memops")
+_MOST_THREADS = 256
+_MOST_PAIRS = 50_000_000
+_KERNELS = GPU_TABLES.index("kernels")
+_MEMOPS = GPU_TABLES.index("memops")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

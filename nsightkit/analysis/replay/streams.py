@@ -20,19 +20,26 @@ __all__ = ["SLOW_CALL", "Gathered", "Streams", "collectives", "read"]
 
 #: Latencies for traces without an example, ns: typical of CUDA devices. The last is from the end of one operation to
 #: the start of one that waits for it on another stream.
-_START_NS, _NEXT_NS, _CALL_NS, _ACROSS_NS = 3_000, 1_000, 4_000, 1_500
+_START_NS = 3_000
+_NEXT_NS = 1_000
+_CALL_NS = 4_000
+_ACROSS_NS = 1_500
 #: A launch into a full queue: so many operations wait already, and the call takes so many times its median.
-_DEEP, SLOW_CALL, _SLOW_NS = 500, 10, 20_000
+_DEEP = 500
+SLOW_CALL = 10
+_SLOW_NS = 20_000
 #: Of more launches into a full queue than this, only some are walked; the others follow them.
 _MOST_CUTS = 20_000
 #: An operation lay in the queue if the one before it ended this much later than its launch.
 _QUEUED_NS = 10_000
 
-_WAIT_EVENT, _RECORD_EVENT = re.compile(r"StreamWaitEvent"), re.compile(r"EventRecord")
+_WAIT_EVENT = re.compile(r"StreamWaitEvent")
+_RECORD_EVENT = re.compile(r"EventRecord")
 #: An operation that began this much later than launch and stream explain was kept waiting ...
 _LATE_NS = 3_000
 #: ... by one that ended at most this long before; so many of them are looked at.
-_AFTER_NS, _LOOKED_AT = 25_000, 12
+_AFTER_NS = 25_000
+_LOOKED_AT = 12
 #: An operation may begin this much before the end of what it waits for: timestamps are not exact.
 _EARLY_NS = 500
 #: Share of operations with inferred waits above which the streams are in doubt.

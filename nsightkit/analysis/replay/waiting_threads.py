@@ -80,7 +80,9 @@ def _calls_that_count(program: Program) -> dict[int, Track]:
 
 def _pace(calls: Track) -> float:
     """The usual time from one call to the next."""
-    return float(np.median(np.diff(calls.start))) if len(calls) > 1 else 0.0
+    if len(calls) > 1:
+        return float(np.median(np.diff(calls.start)))
+    return 0.0
 
 
 def _silences(facts: Threads, thread: int, own: Track, others: dict[int, Track], pause: float) -> tuple[Int, Int]:

@@ -66,7 +66,9 @@ class Operation:
     @property
     def intensity(self) -> float:
         """FLOPs a byte."""
-        return self.flops / self.bytes if self.bytes else float("inf")
+        if self.bytes:
+            return self.flops / self.bytes
+        return float("inf")
 
 
 def gemm_cost(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM", batch: int = 1) -> Operation:

@@ -84,7 +84,9 @@ def classify(sm_pct: float, memory_pct: float) -> str:
         return "latency-bound"
     if most < _HIGH and most - least < _APART:
         return "balanced"
-    return "compute-bound" if sm_pct >= memory_pct else "memory-bound"
+    if sm_pct >= memory_pct:
+        return "compute-bound"
+    return "memory-bound"
 
 
 def stalls(report: Report, kernel: str | None = None, within: str | None = None) -> pd.DataFrame:
@@ -162,7 +164,9 @@ def _chosen(report: Report, kernel: str | None, within: str | None) -> list[_Fin
         launches = launches.loc[names.index[is_inside].unique()]
         if launches.empty:
             present = ", ".join(sorted(names.unique()))
-            known = f"there are {present}" if present else "the report has none: run ncu with --nvtx"
+            known = "the report has none: run ncu with --nvtx"
+            if present:
+                known = f"there are {present}"
             raise UsageError(f"no launch is inside a range that {within!r} finds; {known}")
     if kernel is not None:
         launches = launches[matching(launches["kernel"].astype("category"), compiled(kernel, "kernel"))]
@@ -316,7 +320,9 @@ def _access(findings: _Findings) -> None:
 def _compute(findings: _Findings) -> None:
     """Which pipe is busy."""
     # Over active cycles where measured; the basic set has pipes over elapsed cycles only. The two are not mixed.
-    suffix = "_pct" if findings.has("tensor_pct") or findings.has("fma_pct") else "_elapsed_pct"
+    suffix = "_elapsed_pct"
+    if findings.has("tensor_pct") or findings.has("fma_pct"):
+        suffix = "_pct"
     pipes = {pipe: f"{pipe}{suffix}" for pipe in _PIPES if findings.has(f"{pipe}{suffix}")}
     tensors = [name for name in (f"tensor{suffix}", f"tensor_16bit{suffix}") if findings.has(name)]
     if not pipes and not tensors:

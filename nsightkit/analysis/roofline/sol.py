@@ -106,7 +106,9 @@ class Rates:
 
     def bound(self, operation: Operation) -> str:
         """Say what takes longer, ``compute`` or ``memory``."""
-        return "compute" if self.compute_ns(operation) > self.memory_ns(operation) else "memory"
+        if self.compute_ns(operation) > self.memory_ns(operation):
+            return "compute"
+        return "memory"
 
 
 def datasheet(gpu: Gpu) -> Rates:
@@ -291,7 +293,9 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
 
 def _on(sheet: Rates, operation: Operation) -> Operation:
     """Give an operation on the unit of a card that does it: without such tensor cores, on its ordinary ones."""
-    return operation if operation.unit in sheet.tflops else dataclasses.replace(operation, unit="fp32")
+    if operation.unit in sheet.tflops:
+        return operation
+    return dataclasses.replace(operation, unit="fp32")
 
 
 def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:

@@ -103,7 +103,9 @@ def _figures(trace: Trace, row: pd.Series) -> Json:
         figures[key] = int(row[key])
     for key, name in _TABLE_OF.items():
         figures[key] = int(row[key]) if trace.recorded(name) else None
-    span, kernel, memop = figures["span_ns"], figures["kernel_ns"], figures["memop_ns"]
+    span = figures["span_ns"]
+    kernel = figures["kernel_ns"]
+    memop = figures["memop_ns"]
     figures["density"] = int(row["compute_ns"]) / span if span else None
     figures["memory_overhead"] = memop / kernel if kernel and memop is not None else None
     return figures
@@ -145,7 +147,9 @@ def note(trace: Trace, figures: Json) -> str | None:
     nothing = left_out(trace)
     if nothing is not None:
         return nothing
-    span_ns, window_ns, idle_ns = figures["span_ns"], figures["window_ns"], figures["window_idle_ns"]
+    span_ns = figures["span_ns"]
+    window_ns = figures["window_ns"]
+    idle_ns = figures["window_idle_ns"]
     if not span_ns or not window_ns or idle_ns is None:
         return None
     devices = steps.devices(trace, int(steps.find(trace)["process"].iloc[0]))

@@ -104,7 +104,9 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     reach = steps["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
     steps = steps[steps["end_ns"] > reach].reset_index(drop=True)
     steps = steps[~_stubs(trace, steps)].reset_index(drop=True)
-    last = steps["end_ns"].max() if len(steps) else 0
+    last = 0
+    if len(steps):
+        last = steps["end_ns"].max()
     steps["end_ns"] = steps["start_ns"].shift(-1, fill_value=last)
     return steps[["step", "start_ns", "end_ns", "process", "thread"]]
 
@@ -220,7 +222,9 @@ def _reached(trace: Trace, windows: pd.DataFrame) -> int:
     before = ops.loc[ops["start_ns"] < ops["device"].map(first), "end_ns"]
     if len(before):
         reached = int(before.max())
-        return reached if reached < windows["end_ns"].iloc[-1] else 0
+        if reached < windows["end_ns"].iloc[-1]:
+            return reached
+        return 0
     if first.empty or len(windows) > _FEW:
         return 0
     ops = ops.drop_duplicates("device")
@@ -228,7 +232,9 @@ def _reached(trace: Trace, windows: pd.DataFrame) -> int:
     begun = calls["start_ns"].to_numpy()
     waited = ops["start_ns"].to_numpy() - calls["end_ns"].to_numpy() > QUEUED_NS
     waited &= (begun >= windows["start_ns"].iloc[0]) & (begun < windows["end_ns"].iloc[0])
-    return int(ops["start_ns"].min()) if waited.all() else 0
+    if waited.all():
+        return int(ops["start_ns"].min())
+    return 0
 
 
 def _ends(trace: Trace, windows: pd.DataFrame) -> npt.NDArray[np.int64]:
@@ -357,7 +363,9 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     table = windows(trace, match)
-    process = int(table["process"].iloc[0]) if len(table) else 0
+    process = 0
+    if len(table):
+        process = int(table["process"].iloc[0])
     steps = pd.DataFrame({"step": table["step"], "start_ns": table["begin_ns"]})
     steps = steps.join(divided(trace, table, process))
     steps["outlier"] = outliers(steps["wall_ns"].to_numpy())
@@ -391,13 +399,17 @@ def recompiled(trace: Trace, windows: pd.DataFrame) -> str | None:
     took = events["end_ns"] - events["start_ns"]
     rows = np.unique(at[is_again])
     first, last = windows["step"].iloc[rows[[0, -1]]]
-    where = f" ({first} to {last})" if first != last else ""
+    where = ""
+    if first != last:
+        where = f" ({first} to {last})"
     text = f"Compilers ran for {time_text(int(took.sum()))} in {count_text(len(rows), 'step')}{where}"
     frames = took.groupby(events["frame"]).agg(["size", "sum"]).nlargest(_FRAMES, "sum")
     parts = []
     for frame, count, total_ns in frames.itertuples():
         parts.append(f"frame {frame} {count_text(count, 'time')}, {time_text(total_ns)}")
-    return f"{text}: {'; '.join(parts)}" if parts else text
+    if parts:
+        return f"{text}: {'; '.join(parts)}"
+    return text
 
 
 def _by_step(windows: pd.DataFrame, events: pd.DataFrame, amount: pd.Series) -> pd.Series:

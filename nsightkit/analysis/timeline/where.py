@@ -62,7 +62,8 @@ _TIMES = ["start_ns", "end_ns", "thread"]
 _PLACE = ["where", "phase"]
 _TOP = 3
 #: A kind of place divides the time if it holds this share of it, and this share outside its largest place.
-_HELD, _APART = 0.5, 0.05
+_HELD = 0.5
+_APART = 0.05
 
 
 class Where(NamedTuple):

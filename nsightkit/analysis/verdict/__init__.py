@@ -26,7 +26,9 @@ __all__ = ["BOTTLENECKS", "CHANGE_OF", "summary"]
 #: With fewer GPU operations there is too little to judge.
 _FEW_OPERATIONS = 50
 #: Changes that save less than this are left out; so is named work that saves less; and how many names are asked about.
-_ANY, _WORTH, _NAMES = 0.002, 0.01, 3
+_ANY = 0.002
+_WORTH = 0.01
+_NAMES = 3
 
 
 def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:

@@ -56,7 +56,8 @@ _FEW_ROWS = re.compile(r"gemv|decode|split_?kv|paged", re.IGNORECASE)
 #: be compute-bound: in bf16 a product with m rows does about m FLOPs per byte, and cards have 140 to 300.
 _FEW_SEQUENCES = 128
 #: With fewer steps, tenths of the time replace them.
-FEW_STEPS, PARTS = 3, 10
+FEW_STEPS = 3
+PARTS = 10
 _EVENT = ["device", "start_ns", "end_ns"]
 
 

@@ -36,7 +36,8 @@ _ALLOCATES = re.compile(r"\b(cuda|hip|cu)\w*(Malloc|Free|Alloc)")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")
 _PINNED = "copy from or into pinned memory without waiting (PyTorch: pin_memory=True, non_blocking=True)"
 #: Large copies to or from the host that are slower than this use pageable memory: PCIe 3 moves 12 GB/s.
-_PAGEABLE_GB_PER_S, _LARGE_COPY = 6.0, 1 << 20
+_PAGEABLE_GB_PER_S = 6.0
+_LARGE_COPY = 1 << 20
 #: Where copies or collectives fill the time, and running them beside other work would gain little.
 _LESS = {
     "memory-transfer": "copy less: keep on the device what fits there, or send narrower types",
@@ -225,7 +226,9 @@ def _precision(finding: Finding) -> Iterator[str]:
     if 2 * fp32_ns > kernels_ns:
         ways += halves[:1]
     if ways:
-        where = "in FP32 without tensor cores" if on_cores else "on FP32 tensors"
+        where = "on FP32 tensors"
+        if on_cores:
+            where = "in FP32 without tensor cores"
         yield f"matmuls and attention run {where}: {', or '.join(ways)}"
 
 

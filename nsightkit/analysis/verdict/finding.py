@@ -21,7 +21,9 @@ from nsightkit.trace.model import GPU_TABLES
 __all__ = ["Finding", "against", "evidence", "find", "headline"]
 
 #: How many names and moments are kept, and of how many names sentences speak.
-_NAMES, _LONGEST, _NAMED = 10, 3, 3
+_NAMES = 10
+_LONGEST = 3
+_NAMED = 3
 #: Kinds of events that a call launched, and the numbers of their tables.
 _LAUNCHED = {"kernel": GPU_TABLES.index("kernels"), "copy": GPU_TABLES.index("memops")}
 #: Names and moments below this share of an answer's time are left out.
@@ -160,7 +162,9 @@ def _inside(account: Account, events: pd.DataFrame) -> np.ndarray:
 def _called(name: str) -> str:
     """A name as a sentence can hold it; the machine formats have it whole, under ``named`` and ``longest``."""
     text = short_name(name)
-    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+    if len(text) <= _LONGEST_NAME:
+        return text
+    return f"{text[: _LONGEST_NAME - 1]}…"
 
 
 def headline(finding: Finding) -> str:
@@ -188,7 +192,9 @@ def evidence(finding: Finding) -> Iterator[str]:
     finding : Finding
     """
     account = finding.account
-    whole = "the steps" if len(account.steps) else "the time"
+    whole = "the time"
+    if len(account.steps):
+        whole = "the steps"
     takes = _TAKES.get(finding.name, f"{finding.name} takes")
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
     yield f"{takes} {share_text(finding.share)} of {whole} ({times})"
@@ -202,7 +208,9 @@ def evidence(finding: Finding) -> Iterator[str]:
         yield compilers
     moments = []
     for device, start_ns, end_ns in finding.longest[["device", "start_ns", "end_ns"]].itertuples(index=False):
-        where = f" on device {device}" if len(account.devices) > 1 else ""
+        where = ""
+        if len(account.devices) > 1:
+            where = f" on device {device}"
         moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
     if moments:
         yield f"Longest: {'; '.join(moments)}"
@@ -252,6 +260,8 @@ def against(finding: Finding) -> Iterator[str]:
     yield from finding.decision.doubts
     inferred = finding.replay.inferred
     if finding.changes and inferred:
-        dependencies = "dependency was" if inferred == 1 else "dependencies were"
+        dependencies = "dependencies were"
+        if inferred == 1:
+            dependencies = "dependency was"
         yield f"{inferred:,} {dependencies} inferred, not recorded"
     yield from finding.account.trace.meta.notes

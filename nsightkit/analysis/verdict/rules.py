@@ -32,7 +32,8 @@ _DOUBT = 0.5
 #: Within this factor of the limit, the rule itself is in doubt.
 _NEAR = 1.25
 #: What one of these bounds reaches a good part of its rate; below this, something else holds it.
-_BOUNDS, _SLOW = ("compute-bound", "memory-bound"), 0.25
+_BOUNDS = ("compute-bound", "memory-bound")
+_SLOW = 0.25
 #: A replay that is off by more than this is worth a doubt, though it predicts.
 _ROUGH = 0.02
 #: A step gains from a change if it saves this part of the average; a part of the run loses likewise.
@@ -152,7 +153,9 @@ def _of_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterato
     elif replay.refused is None and decision.name not in _UNEXPLAINED:
         lost_ns = sum(account.total_ns[name] for name in IDLE if name not in (decision.name, *_UNEXPLAINED))
         if lost_ns >= 2 * LEAST * account.span_ns:
-            weight = 2 if lost_ns > account.total_ns[decision.name] else 1
+            weight = 1
+            if lost_ns > account.total_ns[decision.name]:
+                weight = 2
             share = lost_ns / account.span_ns
             yield f"{share_text(share)} of the time was lost, though no single change recovers it", weight
     unexplained = _largest(account, _UNEXPLAINED)

@@ -137,7 +137,9 @@ def memop_name(kind: str) -> str:
     kind : str
         Of the model's ``memops``.
     """
-    return kind if kind == "memset" else f"memcpy {kind}"
+    if kind == "memset":
+        return kind
+    return f"memcpy {kind}"
 
 
 def _with_names(whole: Trace, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -166,7 +168,9 @@ def _gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
         first = gpu_intervals(trace).groupby("device")["start_ns"].min()
         keep &= selected(trace, gaps["table"], gaps["row"])
         keep &= (gaps["end_ns"] > gaps["device"].map(first)).to_numpy()
-    return gaps if keep.all() else gaps[keep].reset_index(drop=True)
+    if keep.all():
+        return gaps
+    return gaps[keep].reset_index(drop=True)
 
 
 @kept
@@ -216,7 +220,9 @@ def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFr
     ends = pd.concat([ahead, behind])
     ends = ends[ends["start_ns"] < ends["end_ns"]].sort_values("device", kind="stable", ignore_index=True)
     threads = Threads(trace)
-    launched_by = steps_ran_on if len(threads.calls(steps_ran_on)) else None
+    launched_by = None
+    if len(threads.calls(steps_ran_on)):
+        launched_by = steps_ran_on
     return ends.join(decide(threads, ends, launched_by))
 
 
@@ -224,7 +230,9 @@ def _evidence(whole: Trace, gaps: pd.DataFrame, named: pd.DataFrame) -> list[dic
     """What a person reads of each gap's evidence, as :func:`find` has it."""
     evidence = named[["kind", "name"]].to_dict("records")
     for kind, table in TABLE_OF.items():
-        where = "device" if table in GPU_TABLES else "thread"
+        where = "thread"
+        if table in GPU_TABLES:
+            where = "device"
         rows = named.loc[(named["kind"] == kind) & (named["row"] >= 0), "row"]
         if len(rows):
             events = whole.table(table, ["start_ns", "end_ns", where]).iloc[rows]

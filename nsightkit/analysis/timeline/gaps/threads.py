@@ -89,14 +89,16 @@ BUILDS = re.compile(
 SETS_UP = re.compile(
     r"Graph(Exec)?Instantiate|^ncclComm(Init|Split)|(?i:cuda_?graph[\s_-]*captur)|CUDAGraphNode\.record"
 )
-BEGIN_CAPTURE, END_CAPTURE = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
+BEGIN_CAPTURE = re.compile("StreamBeginCapture")
+END_CAPTURE = re.compile("StreamEndCapture")
 #: Calls that may have to set something up before they do what they are for.
 FIRST_TIMES = re.compile(r"Launch(?!HostFunc)|Malloc|Free|Alloc|Create|Register|DeviceProp|Occupancy|SetDevice")
 
 # ---------------------------------------------------------------- what threads did
 
 #: An outlying call takes this many times what nine tenths of the calls of its name take, and at least this long.
-_TIMES, _ONCE_NS = 10, 1_000_000
+_TIMES = 10
+_ONCE_NS = 1_000_000
 _USUAL = 0.9
 #: Between two launches of an eager program pass microseconds. A longer silence is something else.
 EAGER_NS = 500_000
@@ -170,7 +172,9 @@ class Threads:
         if not len(events):
             return events
         flag = self._flag(table, expression)
-        return events.subset(flag[events.row]) if flag.any() else events.at(slice(0))
+        if flag.any():
+            return events.subset(flag[events.row])
+        return events.at(slice(0))
 
     def _named(self, label: str, kind: str, thread: int, expression: Expression) -> Layer:
         """The layer of a thread's events of one kind whose name matches."""
@@ -320,7 +324,9 @@ class Threads:
         """When the program is settled: from then on a compiler recompiles."""
         table = steps.find(self.trace)
         settled = table.loc[steps.is_settled(table["step"]), "start_ns"]
-        return int(settled.min()) if len(settled) else np.iinfo(np.int64).max
+        if len(settled):
+            return int(settled.min())
+        return np.iinfo(np.int64).max
 
     def _once(self, thread: int) -> Iterator[Layer]:
         """Compilers, before and after the program is settled; captures, communicators, first calls, code that loads."""
