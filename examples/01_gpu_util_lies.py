@@ -112,10 +112,10 @@ plots.table(table, looks | {"speedup": "{:.2f}x"})
 # Neither share predicts the gain. The A100 model runs kernels all the time,
 # and no change that removes waiting helps: its kernels themselves are slow.
 # The H100 is busy as well, but with copies. Kernels run for only a few percent
-# of its time; whether GPU-Util reads that or full depends on how the driver
-# samples. The other two have idle time, yet no single change wins all of it
-# back. (The starved loader waits for data more than for launches, but the two
-# changes gain about the same; its page explains why.)
+# of its time. Depending on how the driver samples, GPU-Util could read next to
+# nothing, or full. The other two have idle time, yet no single change wins all
+# of it back. (The starved loader waits for data more than for launches, but
+# the two changes gain about the same; its page explains why.)
 #
 # What would GPU-Util have shown? No reading was recorded with these traces, so
 # we simulate its sampling. We cut each trace into windows and count the
@@ -148,7 +148,7 @@ figures.share_curves(
     periods,
     curves,
     levels,
-    title="What a sampler would report (case file)",
+    title="GPU-Util of four recorded programs (simulated sampling)",
 )
 
 # %%

@@ -2,10 +2,9 @@
 Why do half-precision sums come out wrong?
 ==========================================
 
-A wrong sum is the usual price of a faster dtype. Add 0.01 a thousand times and
-you expect 10. In bf16 the total stops growing less than halfway there. No
-error is raised, and no value is infinite. Which part of the sum needs more
-bits: the numbers that are added, or the total?
+Add 0.01 a thousand times and you expect 10. In bf16 the total stops growing
+less than halfway there. No error is raised, and no value is infinite. Which
+part of the sum needs more bits: the numbers that are added, or the total?
 
 .. in-short::
 """
@@ -93,7 +92,7 @@ plots.table(errors, looks | {"sum": "{:.4f}"})
 # Change one thing: the order
 # ---------------------------
 # Sum up blocks, then add the sums of the blocks. The types stay the same, but
-# a total is never much larger than the number added to it:
+# a total is at most forty times the number added to it, not a thousand times:
 #
 # .. code-block:: diff
 #

@@ -109,7 +109,7 @@ plots.table(table, dict.fromkeys(table.columns[2:], "{:.2f}"))
 # %%
 # Change one thing: which steps count
 # -----------------------------------
-# Warm up, wait for the GPU, and keep the samples:
+# Warm up, wait for the GPU, and keep all samples:
 #
 # .. code-block:: diff
 #

@@ -3,7 +3,7 @@ Why isn't bf16 sixteen times faster?
 ====================================
 
 On an A100, tensor cores multiply bf16 matrices sixteen times faster than
-ordinary cores multiply fp32 ones. A whole step gains less. Which part of it
+CUDA cores multiply fp32 ones. A whole step gains less. Which part of it
 gains?
 
 .. in-short::
@@ -42,7 +42,7 @@ for program, which in CASES.items():
 plots.stacks(bars, title="Kernel time by unit (case file)")
 
 # %%
-# Two of the four multiply in fp32 on the ordinary cores: the language model in
+# Two of the four multiply in fp32 on the CUDA cores: the language model in
 # its matmuls, ResNet-50 mostly in its convolutions. The A100's tensor cores
 # support TF32 and bf16; a V100 has neither, but fp16. A GPU can be full of
 # work on the wrong unit, and no utilization shows it.
@@ -81,13 +81,13 @@ named = model.trace.kernels().query("category == 'GEMM'")
 plots.table(named[["name", "count", "share"]], {"share": "{:.1%}"})
 
 # %%
-# Now the prediction has its ``g``. Next to Amdahl's law we replay the trace
+# This is our ``g``. Next to Amdahl's law we replay the trace
 # with its matmuls sped up by the ratio of the peaks and everything else
 # unchanged. The replay also knows whether launches can keep up.
 
 # fold: How the table is made
 card = hardware.find(model.source["gpu"])
-g = bars["2.7 B model, A100"]["ordinary cores, fp32"]
+g = bars["2.7 B model, A100"]["CUDA cores, fp32"]
 bounds = precisions.bounds(model.trace, card, g)
 looks = dict.fromkeys(bounds.columns, "{:.1f}x")
 plots.table(bounds.reset_index(), looks)
@@ -171,7 +171,7 @@ downloads = {"the model in fp32, case file": model.trace}
 #
 #    .. dropdown:: Answer
 #
-#       Ordinary cores in fp32; tensor cores in bf16; ordinary cores again,
+#       CUDA cores in fp32; tensor cores in bf16; CUDA cores again,
 #       because ``ffma`` is the fp32 multiply-add. In the second name
 #       ``align1`` means that the kernel cannot assume any alignment beyond one
 #       element, so it loads one element at a time:
@@ -204,7 +204,7 @@ downloads = {"the model in fp32, case file": model.trace}
 # The same training step in fp32, TF32, bf16 and fp16, and bf16 twice: the
 # difference between the two bf16 runs is chance.
 
-# 4,096 tokens: 10.2 TFLOP a step. fp32 on ordinary cores: 0.2 s at
+# 4,096 tokens: 10.2 TFLOP a step. fp32 on CUDA cores: 0.2 s at
 # 50 TFLOP/s. TF32: 35 to 45 ms. bf16: 23 to 30 ms, against
 # 24 layers x 125 launches x 5 µs = 15 ms for the CPU: the GPU is the slower.
 SIZES = dict(batch=8, context=512, d_model=1024, layers=24, d_ff=4096)

@@ -145,11 +145,11 @@ plots.table(
 # %%
 # Verdict
 # -------
-# Only if its kernels take longer than all that the CPU does in a step. A GPU
-# that is busy all the time is a good sign, and a little less than that proves
-# nothing. Before you rent the new card, replay a trace from the old one with
-# faster kernels. If the replay promises little, a larger batch, a compiler or
-# a better data loader gain more, and cost less.
+# Only if its kernels take longer than all that the CPU does in a step. The two
+# programs that keep the GPU busy all the time gained most. Qwen, which is a
+# little less busy, gained almost nothing. Before you rent the new card, replay
+# a trace from the old one with faster kernels. If the replay promises little,
+# a larger batch, a compiler or a better data loader gain more, and cost less.
 #
 # The guide's :ref:`worked example <worked-example>` is the ResNet-50 of the
 # figure: even with its loader fixed, a faster card would gain

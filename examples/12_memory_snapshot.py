@@ -166,7 +166,7 @@ chart.axes[0].axvline(limit_bytes / 1e9, color="gray", linestyle="--")
 chart
 
 # %%
-# Change one thing: the number without its graph
+# Change one thing: detach the number
 # ----------------------------------------------
 # .. code-block:: diff
 #

@@ -92,7 +92,7 @@ figures.sweep(
     "peak_bytes",
     limit_bytes=H200,
     forecast=planned,
-    title="Memory of attention, eight matrices of scores, H200 (predicted)",
+    title="Attention memory, eight score matrices, H200 (predicted)",
 )
 
 # %%
@@ -128,13 +128,12 @@ plots.table(fits.reset_index(), {fits.columns[-1]: "{:,.2f}x"})
 # %%
 # Verdict
 # -------
-# Take the bytes of one matrix of scores, batch by heads by the square of the
-# context by the size of the type, and divide the free memory by three of them
-# (by two for inference). A larger card, bf16 and a compiler each move that
-# limit by a factor below two. Only a kernel without a matrix of scores removes
-# it. After that time becomes the limit, because it still grows with the
-# square. The chapter :doc:`/guide/memory` shows how to find out what fills
-# your card.
+# The longest context is about the square root of the free bytes, divided by
+# three times batch times heads times bytes per element; for inference, by two
+# times. A larger card, bf16 and a compiler each move that limit by a factor
+# below two. Only a kernel without a score matrix removes it. After that time
+# becomes the limit, because it still grows with the square. The chapter
+# :doc:`/guide/memory` shows how to find out what fills your card.
 
 # %%
 # Limits
@@ -301,7 +300,7 @@ findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"until three copies of the matrix of scores fill the card, which is "
+        f"Until three copies of the score matrix fill the card, which is "
         f"what naive attention needs for its backward pass. For one head and "
         f"a batch of eight on an H200, that is at about "
         f"{ends_at['naive', 'fp32']:,.0f} tokens in fp32, "

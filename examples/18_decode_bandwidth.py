@@ -54,8 +54,8 @@ step.trace.verdict()
 # %%
 # Evidence: which part reads slowly?
 # ----------------------------------
-# The capture of the graph lies beside the step and has the shapes of the
-# matmuls. The name of the step has the tokens in the caches. Together with the
+# The graph's capture, published with the step, records the shapes of the
+# matmuls. The step's name gives the number of cached tokens. With the
 # published width of an expert they give the bytes of each part:
 
 # fold: How the figure is made

@@ -59,8 +59,10 @@ plots.table(
 # Evidence: what do two counters show?
 # ------------------------------------
 # NVIDIA's rule uses two numbers, the utilization of the busiest compute unit
-# and of the busiest part of the memory. Above a first threshold a unit is the
-# limiter. If both are below a second one, the kernel waits for neither:
+# and of the busiest part of the memory. If both are below sixty percent, the
+# kernel is latency-bound. Otherwise the busier one is the limiter, unless the
+# two are within ten points of each other and below eighty: then they are
+# balanced.
 
 # fold: How the figure is made
 figures.limiter_map(added, title="Four additions on a Tesla T4 (reported)")
@@ -333,7 +335,7 @@ findings = headline(
     few_run,
     many_run,
     otherwise=(
-        f"two utilizations tell compute from memory, and do not show why. Two "
+        f"Two utilizations tell compute from memory, and do not show why. Two "
         f"T4 kernels (reported), both memory-bound at "
         f"{slow['memory_pct']:.0f}% and {fast['memory_pct']:.0f}%, differ "
         f"{slow['time_us'] / fast['time_us']:.2f}x: the slower one uses "

@@ -144,15 +144,15 @@ show(of_second)
 # Keep the gain: a gate in CI
 # ---------------------------
 # A later commit can undo a gain unnoticed. Most CI jobs compare the
-# mean of one run with yesterday's, with a tolerance of five per cent. Runs of
-# one program differ: say with a standard deviation of one per cent, two, or
+# mean of one run with yesterday's, with a tolerance of five percent. Runs of
+# one program differ: say with a standard deviation of one percent, two, or
 # four. How many unchanged runs does the job fail, and how many runs that are
-# eight per cent slower does it let pass?
+# eight percent slower does it let pass?
 #
 # .. dropdown:: Answer
 #
 #    The difference of two runs varies by the root of two times the spread of
-#    a run. From that the two shares follow. With four per cent nearly one
+#    a run. From that the two shares follow. With four percent nearly one
 #    unchanged run in five fails, and nearly one slow run in three passes. More
 #    steps per run do not help: a run as a whole is a single draw of a clock, a
 #    memory placement and the machine's other work.
@@ -163,13 +163,13 @@ show(of_second)
 #       * - runs differ by
 #         - fails though unchanged
 #         - lets a slower run pass
-#       * - one per cent
+#       * - one percent
 #         - :measured:`20_one_change_at_a_time.alarm_1:.1%`
 #         - :measured:`20_one_change_at_a_time.missed_1:.1%`
-#       * - two per cent
+#       * - two percent
 #         - :measured:`20_one_change_at_a_time.alarm_2:.1%`
 #         - :measured:`20_one_change_at_a_time.missed_2:.1%`
-#       * - four per cent
+#       * - four percent
 #         - :measured:`20_one_change_at_a_time.alarm_4:.1%`
 #         - :measured:`20_one_change_at_a_time.missed_4:.1%`
 
@@ -303,7 +303,7 @@ downloads = {
 #       :measured:`20_one_change_at_a_time.launch_after:.2f` after. There are
 #       only fewer launches.
 #
-# 3. A colleague shows one step before and one after, thirty per cent faster.
+# 3. A colleague shows one step before and one after, thirty percent faster.
 #    What do you ask for?
 #
 #    .. dropdown:: Answer
@@ -311,8 +311,8 @@ downloads = {
 #       A second capture of the *unchanged* program. If that differs by the
 #       same amount, there is nothing to explain yet.
 #
-# 4. Runs of your program differ by four per cent. You want to notice when it
-#    gets five per cent slower. What do you measure instead?
+# 4. Runs of your program differ by four percent. You want to notice when it
+#    gets five percent slower. What do you measure instead?
 #
 #    .. dropdown:: Answer
 #
@@ -397,11 +397,11 @@ findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"of two published pairs, one shows its change: a step of ResNet-50 "
-        f"takes {-step['change']:.0%} less time, beyond the noise. The other "
-        f"pair compares different amounts of work and shows nothing. A gate "
-        f"with the first pair's fast run as its baseline fails a commit that "
-        f"undoes the change."
+        f"Of two published before/after pairs, only one holds up: a step of "
+        f"ResNet-50 takes {-step['change']:.0%} less time, beyond the noise. "
+        f"The other pair compares different amounts of work and shows "
+        f"nothing. A gate with the first pair's fast run as its baseline fails "
+        f"a commit that undoes the change."
     ),
     badge=first[0].label,
     enough=enough,

@@ -133,7 +133,7 @@ def check(
     files : FILE
         Runs of a program: traces, what bench --out-json wrote, or reports or CSVs of ncu. Several are taken together.
     tolerance : float
-        Largest change that passes: 0.05 is 5 %. The baseline may allow more.
+        Largest change that passes: 0.05 is 5%. The baseline may allow more.
     match : REGEX, optional
         Ranges to treat as steps. Default: ranges that are named like steps.
     """

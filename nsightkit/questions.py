@@ -191,7 +191,7 @@ def kernels(
 
     rows = analysis.summary(trace, by=by, sort=sort)
     counted = rows if top is None else rows.head(top)
-    share = f"{100 * counted['share'].sum():.0f} % of all kernel time"
+    share = f"{100 * counted['share'].sum():.0f}% of all kernel time"
     hidden = ["median_ns", "min_ns", "max_ns", "std_ns"]
     if by == "category":
         hidden.append("category")

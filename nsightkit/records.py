@@ -251,7 +251,7 @@ class Check(Record):
         passing = [row for row in self["gates"] if row not in failing]
         rows = [_check_row(row) for row in failing + passing]
         runs = f"{count_text(self['baseline_runs'], 'run')} in the baseline, {self['runs']} now"
-        title = f"{Path(self['baseline']).name} · {runs} · tolerance {100 * self['tolerance']:g} %"
+        title = f"{Path(self['baseline']).name} · {runs} · tolerance {100 * self['tolerance']:g}%"
         yield from _rows(rows, columns, top=len(rows), title=title)
         if self["new"]:
             yield f"not in the baseline: {', '.join(self['new'][:_MOST])}"
@@ -301,7 +301,7 @@ def _changed(row: Json, key: str) -> str:
     """How much a metric changed, in percent."""
     if row.get(key) is None:
         return ""
-    return f"{100 * (row[key] - 1):+.1f} %"
+    return f"{100 * (row[key] - 1):+.1f}%"
 
 
 class Ranks(Record):

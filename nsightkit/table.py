@@ -149,7 +149,7 @@ UNITS: dict[str, Callable[[Any], str]] = {
     "moment": _moment_text,
     "bytes": bytes_text,
     "share": share_text,
-    "percent": "{:.1f} %".format,
+    "percent": "{:.1f}%".format,
     "large": _large_text,
     "factor": "{:,.2f}x".format,
     "value": _any_text,

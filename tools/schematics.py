@@ -256,7 +256,7 @@ def symptoms() -> Drawing:
     drawing = Drawing("symptoms", 400, "A flowchart from a slow job to the pages that deal with it")
     drawing.box(280, 4, 200, 34, GREY, "The job is slow")
     drawing.arrow(380, 38, 380, 60)
-    drawing.box(230, 62, 300, 50, OCHRE, "Is the GPU idle for 10 % or more?\nnsightkit verdict TRACE")
+    drawing.box(230, 62, 300, 50, OCHRE, "Is the GPU idle for 10% or more?\nnsightkit verdict TRACE")
     drawing.text(196, 82, "yes", "end")
     drawing.text(564, 82, "no")
     drawing.arrow(230, 87, 150, 128)

@@ -76,11 +76,11 @@ def _about_random(outcomes: dict[str, str]) -> str:
     """Say how far the worst prediction of each random program is from its simulated gain."""
     count = Counter(outcomes.values())
     text = (
-        f"For {count['within 5 %']} of {count.total()} random programs the worst prediction of a standard change is "
+        f"For {count['within 5%']} of {count.total()} random programs the worst prediction of a standard change is "
         "within 5% of the simulated gain"
     )
-    if count["within 10 %"]:
-        text += f", for {count['within 10 %']} more within 10%"
+    if count["within 10%"]:
+        text += f", for {count['within 10%']} more within 10%"
     if count["refused"]:
         text += f"; for {count['refused']} nothing was predicted"
     return f"{text}."

@@ -30,14 +30,14 @@ def unit(name: str, category: str) -> str:
     Examples
     --------
     >>> unit("ampere_sgemm_128x64_tn", "GEMM"), unit("nvjet_hsh_256x128", "GEMM")
-    ('ordinary cores, fp32', 'tensor cores, bf16 or fp16')
+    ('CUDA cores, fp32', 'tensor cores, bf16 or fp16')
     """
     if category not in ("GEMM", "attention", "convolution"):
         return "(other kernels)"
     if _TENSOR.search(name):
         return "tensor cores, bf16 or fp16"
     if _ORDINARY.search(name):
-        return "ordinary cores, fp32"
+        return "CUDA cores, fp32"
     return "(other kernels)"
 
 

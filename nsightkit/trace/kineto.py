@@ -599,6 +599,7 @@ def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
 def _give_processes(frames: _Frames) -> None:
     """Give GPU rows the process that launches: PyTorch profiles one process per file."""
     process = 0
+    # The last of these tables that has rows decides: calls know best, then operators.
     for table in ("ranges", "ops", "calls"):
         if table in frames and len(frames[table]):
             process = int(frames[table]["process"].mode()[0])

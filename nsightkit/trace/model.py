@@ -13,9 +13,10 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import reading
@@ -34,6 +35,7 @@ __all__ = [
     "Trace",
     "TraceMeta",
     "categorical",
+    "process_of",
 ]
 
 #: Pandas dtype of every column of every table. ``tables.toml`` says what each holds.
@@ -53,6 +55,8 @@ LAUNCHES = re.compile(r"Launch(?!HostFunc)|^(cuda|hip|cu)(Memcpy|Memset)")
 
 #: Columns that lie on the trace's clock.
 TIME_COLUMNS = ("start_ns", "end_ns")
+
+_Threads = TypeVar("_Threads", int, npt.NDArray[np.int64])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,6 +362,16 @@ def capability(major: int | None, minor: int | None) -> str | None:
     if major and minor is not None:
         return f"{major}.{minor}"
     return None
+
+
+def process_of(thread: _Threads) -> _Threads:
+    """The process of each thread: the number of a thread begins with its process's, and 24 bits follow.
+
+    Parameters
+    ----------
+    thread : int, ndarray or Series of int
+    """
+    return thread >> 24
 
 
 def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:

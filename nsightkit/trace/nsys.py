@@ -327,20 +327,21 @@ class NsysSource:
         return facts
 
     def _missing(self, facts: list[tuple[str, str]], is_lost: bool) -> list[str]:
-        """Tables that were not recorded."""
+        """Tables that were not recorded; "MPI" if the program ran under MPI, and its calls were not traced."""
         asked = {value for name, value in facts if name == "CAPTURE_EVENT_TYPE"}
         traced_cuda = any(map(self._present, _OF_CUDA))
         missing = []
         for table in EVENT_TABLES:
-            is_recorded = bool(self._present(table)) or _FACTS["asked"].get(table) in asked
             if table in _OF_CUDA:
                 is_recorded = traced_cuda and not (table in GPU_TABLES and is_lost)
+            else:
+                is_recorded = bool(self._present(table)) or _FACTS["asked"].get(table) in asked
             if not is_recorded:
                 missing.append(table)
-        was_launched = not _OF_MPI.isdisjoint(dict(facts))
-        was_called = any(table.startswith("MPI_") and table != _MPI_RANKS for table in self._tables.tables)
-        was_traced = not asked or ("COLLECT_MPI_TRACE", "true") in facts
-        if was_launched and not was_called and not was_traced:
+        is_mpi_job = not _OF_MPI.isdisjoint(dict(facts))
+        has_mpi_calls = any(table.startswith("MPI_") and table != _MPI_RANKS for table in self._tables.tables)
+        may_be_traced = not asked or ("COLLECT_MPI_TRACE", "true") in facts
+        if is_mpi_job and not has_mpi_calls and not may_be_traced:
             missing.append("MPI")
         return missing
 

@@ -291,7 +291,7 @@ def cache_folder(path: Path) -> Path | None:
 
 
 def _content_folder(path: Path, reader: str) -> Path | None:
-    """Folder for the columns of a trace, or None without a usable cache; removes those of earlier versions."""
+    """Folder for the columns of a trace, or None without a usable cache."""
     with contextlib.suppress(OSError, NsightkitError, RuntimeError):  # RuntimeError: no home folder
         key = _content_key(path, reader)
         cache = cache_folder(path)
@@ -300,11 +300,17 @@ def _content_folder(path: Path, reader: str) -> Path | None:
         folder = cache / key
         if os.path.lexists(folder) and not is_private(folder):
             return None
-        for entry in cache.iterdir() if cache.exists() else ():
-            if entry.name != key and _CONTENT.fullmatch(entry.name):
-                remove_folder(entry, _CONTENT_FILES)
+        if cache.exists():
+            _remove_others(cache, key)
         return folder
     return None
+
+
+def _remove_others(cache: Path, key: str) -> None:
+    """Remove what other versions of nsightkit cached, or this one while the trace had other contents."""
+    for entry in cache.iterdir():
+        if entry.name != key and _CONTENT.fullmatch(entry.name):
+            remove_folder(entry, _CONTENT_FILES)
 
 
 class _CachedSource:

@@ -120,7 +120,7 @@ class LayerConfig:
     Notes
     -----
     At hidden 4096, d_ff 11,008 and 2,048 tokens a layer is 0.86 TFLOP, 1.2 ms or more on an H100, and its 45 eager
-    launches take the CPU 0.2 ms: a CUDA graph gains 0 to 2 %. One decoded token reads 440 MB in at least 131 µs (H100)
+    launches take the CPU 0.2 ms: a CUDA graph gains 0 to 2%. One decoded token reads 440 MB in at least 131 µs (H100)
     or 91 µs (H200), and 40 eager launches take 200 µs: decode is launch-bound until it is graphed.
     """
 

@@ -180,7 +180,7 @@ def test_prediction_and_a_cpus_tensors(sizes: dict[str, int], precision: str, at
 def test_what_a_gpu_does_otherwise_done_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, precision: str, attention: str
 ) -> None:
-    """Softmax in fp32 under autocast and foreach AdamW: the prediction for a GPU, to 0.1 %."""
+    """Softmax in fp32 under autocast and foreach AdamW: the prediction for a GPU, to 0.1%."""
     torch = pytest.importorskip("torch")
     softmax, adamw = torch.nn.functional.softmax, torch.optim.AdamW
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, **_: softmax(x.float(), dim=dim))

@@ -152,7 +152,7 @@ def test_tables_write_and_escape_every_cell_and_heading():
     shown = plots.table(frame, {"rounded": "{:.1f}"})._repr_html_()
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t", shown)
     head = ["&lt;b&gt;", "total", "share", "fits", "value", "rounded", "nested"]
-    first = ["&lt;img src=x onerror=alert(1)&gt;", "1.235 ms", "25.0 %", "yes", "1.235", "1.2", "&lt;i&gt;; 2"]
+    first = ["&lt;img src=x onerror=alert(1)&gt;", "1.235 ms", "25.0%", "yes", "1.235", "1.2", "&lt;i&gt;; 2"]
     assert cells == [*head, *first, "k&lt;float, 4&gt;", "2 ns", "-", "-", "2e-06", "2.0", "-"]
     assert "<i>" not in plots.table(frame, dict.fromkeys(frame, lambda _: "<i>"), missing="<i>")._repr_html_()
 

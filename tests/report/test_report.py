@@ -93,14 +93,14 @@ def test_it_says_what_the_analyses_say(alone, starved):
     assert rows["GPU idle in the steps"] == time_text(figures["window_idle_ns"])
     truth = []
     for row in by_cause.itertuples():
-        truth.append([row.cause, time_text(row.total_ns), f"{100 * row.share_of_span:.1f} %", f"{row.count:,}"])
+        truth.append([row.cause, time_text(row.total_ns), f"{100 * row.share_of_span:.1f}%", f"{row.count:,}"])
     assert tables(page, "idle")[0][1:] == truth
     assert [len(tables(page, name)[0]) for name in ("gaps", "steps")] == [1 + by_cause["count"].sum(), 1 + 12]
     wanted = ["answer", "summary", "timeline", "idle", "gaps", "categories", "kernels", "ranges", "steps", "memops"]
     assert [section["id"] for section in page.select("section")] == [*wanted, "calls", "os"]
     gains = [[r["change"], time_text(r["predicted_ns"]), f"{r['speedup']:.2f}x"] for r in answer["changes"]]
     assert tables(page, "answer")[0][1:] == gains
-    assert f"Replaying the unchanged trace is {100 * answer['replay_error']:.1f} % off" in words
+    assert f"Replaying the unchanged trace is {100 * answer['replay_error']:.1f}% off" in words
 
 
 def test_several_traces_lie_side_by_side(both, traces):

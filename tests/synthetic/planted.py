@@ -535,7 +535,7 @@ def training(
         None for a loop that keeps the device busy.
     steps, layers : int
     seed : int
-        Of the jitter on all durations, 10 % either way.
+        Of the jitter on all durations, 10% either way.
     scale : float
         Of the durations of GPU work, and of what is planted beside it.
     one_thread : bool

@@ -48,7 +48,7 @@ CHANGE_OF = {
     "queued": "no-foreign",
     "unknown": "no-unnamed",
 }
-#: What a verdict may say where no change gains 5 %: what fills the time.
+#: What a verdict may say where no change gains 5%: what fills the time.
 FILLS = ("compute-bound", "memory-bound", "memory-transfer", "communication", "not-enough-data")
 
 _US, _MS = 1_000, 1_000_000

@@ -4,7 +4,7 @@ A change counts when it exceeds the tolerance *and* noise, by the rule that ``di
 (:func:`nsightkit.analysis.core.noise.judge`): the spread of the steps of a run, and the spread of runs where a side has
 several. With one run per side the latter is unknown, and only the tolerance covers it.
 
-The intervals of all metrics hold together at 99 %: each has its share of the one per cent. That is why there are few.
+The intervals of all metrics hold together at 99%: each has its share of the one per cent. That is why there are few.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
     runs : sequence of Run
         Several are judged together.
     tolerance : float
-        0.05 is 5 %; a metric of the baseline may have its own.
+        0.05 is 5%; a metric of the baseline may have its own.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
         below 0.
     """
     if not 0 <= tolerance < math.inf:
-        raise UsageError(f"--tolerance: {tolerance:g} is not a share from 0 on; 0.05 is 5 %")
+        raise UsageError(f"--tolerance: {tolerance:g} is not a share from 0 on; 0.05 is 5%")
     require_alike(baseline, runs)
     checked = {name: kept for name, kept in baseline.metrics.items() if kept.gate}
     if not checked:

@@ -4,8 +4,8 @@ Where both captures have steps, figures are per step, so captures of different l
 steps, without outliers. The rows also hold totals over whole captures, which add up to each trace's own.
 
 Each row is judged by the rule that ``check`` uses too (:func:`nsightkit.analysis.core.noise.judge`): it *changed*,
-stayed *within noise*, or is *inconclusive*. The times of the step are judged at 95 %. There are many other rows, so
-each is judged at 99 %, and what changed by less than a hundredth of a step counts as noise. Captures without steps have
+stayed *within noise*, or is *inconclusive*. The times of the step are judged at 95%. There are many other rows, so
+each is judged at 99%, and what changed by less than a hundredth of a step counts as noise. Captures without steps have
 one figure of each kind, which is inconclusive.
 """
 
@@ -108,7 +108,7 @@ class Comparison(NamedTuple):
             ``figures``, ``kernels``, ``ranges``, ``gaps``
                 The tables, as lists of rows with :data:`COLUMNS`. ``before_count`` and ``before_total_ns`` are of the
                 whole capture, ``before_ns`` is the median over the steps, ``delta_ns`` the difference of the medians,
-                ``low_ns`` to ``high_ns`` the interval of the shift (95 % for ``figures``, else 99 %), ``change`` the
+                ``low_ns`` to ``high_ns`` the interval of the shift (95% for ``figures``, else 99%), ``change`` the
                 difference relative to before, and ``significance`` *changed*, *within noise* or *inconclusive*.
                 ``match`` is how names were paired (:mod:`nsightkit.analysis.compare.match`).
         """

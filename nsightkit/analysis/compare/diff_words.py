@@ -37,10 +37,10 @@ def percent(share: float) -> str:
     Examples
     --------
     >>> percent(-0.5), percent(8.99), percent(1180.9)
-    ('-50.0 %', '+899.0 %', '1,181.9x')
+    ('-50.0%', '+899.0%', '1,181.9x')
     """
     if share < _MULTIPLE - 1:
-        return f"{100 * share:+.1f} %"
+        return f"{100 * share:+.1f}%"
     return f"{1 + share:,.1f}x"
 
 
@@ -115,7 +115,7 @@ def _outcome(facts: Row) -> tuple[str, str]:
         subject = "the time from the first GPU operation to the last"
         basis = "whole captures"
     if _interval(row):
-        basis = f"95 % interval {_interval(row)}, {basis}"
+        basis = f"95% interval {_interval(row)}, {basis}"
     outcome = "inconclusive"
     if row["significance"] == noise.WITHIN_NOISE:
         outcome = "no change"

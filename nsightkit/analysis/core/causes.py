@@ -18,6 +18,8 @@ class Cause(NamedTuple):
         What JSON and the command line call it.
     name : str
         What its part of the time is called in a bar.
+    noun : str
+        What it is called in a sentence.
     sentence : str
         What it means, for a person: the first words of the verdict.
     colour : str
@@ -30,6 +32,7 @@ class Cause(NamedTuple):
 
     slug: str
     name: str
+    noun: str
     sentence: str
     colour: str
     advice: str

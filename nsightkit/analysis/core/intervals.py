@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from nsightkit.analysis.core.kept import kept
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.model import GPU_TABLES, Trace, process_of
 from nsightkit.trace.nesting import nesting
 
 __all__ = [
@@ -344,7 +344,7 @@ def launch_of(trace: Trace, process: ArrayLike, correlation: ArrayLike) -> Int:
 def _launches(whole: Trace) -> tuple[Int, Int]:
     """The identities of calls in order, and the row of the outermost call of each."""
     calls = whole.table("calls", ["thread", "correlation", "start_ns", "end_ns"])
-    key = _identity(calls["thread"].to_numpy() >> 24, calls["correlation"])
+    key = _identity(process_of(calls["thread"].to_numpy()), calls["correlation"])
     rows = np.lexsort((-calls["end_ns"].to_numpy(), calls["start_ns"].to_numpy(), key)).astype(np.int32)
     key = key[rows]
     is_first = np.append(True, key[1:] != key[:-1])[: len(key)]

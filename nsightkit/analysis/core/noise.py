@@ -56,7 +56,7 @@ _WORTH = 4
 #: From this many runs beyond one per side, their spread replaces that of too few steps.
 _ENOUGH_RUNS = 2
 #: A run without its outliers looks steadier than it was: simulated pairs without a change were then called changed up
-#: to 12 % of the time at 95 %. Dividing the chance of error by this gives 2 to 7 %.
+#: to 12% of the time at 95%. Dividing the chance of error by this gives 2 to 7%.
 _LEFT_OUT = 3
 
 
@@ -166,7 +166,7 @@ def shift(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Esti
     Returns
     -------
     Estimate
-        Without an interval where there are too few samples (fewer than four per side at 95 %).
+        Without an interval where there are too few samples (fewer than four per side at 95%).
     """
     first = thinned(np.asarray(before, np.float64))
     second = thinned(np.asarray(after, np.float64))
@@ -230,7 +230,7 @@ def between_runs(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) 
 
 
 def _student_quantile(tail: float, degrees: int) -> float:
-    """Quantile of Student's t, to within 2 % from five degrees of freedom on (Gaver and Kafadar, 1984)."""
+    """Quantile of Student's t, to within 2% from five degrees of freedom on (Gaver and Kafadar, 1984)."""
     z = NormalDist().inv_cdf(1 - tail)
     growth = (degrees - 1.5) / (degrees - 1) ** 2
     return math.sqrt(degrees * math.expm1(growth * z**2))

@@ -55,7 +55,7 @@ def share_text(share: float | None) -> str:
     """
     if share is None:
         return "-"
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}%"
 
 
 def bytes_text(value: float | None) -> str:

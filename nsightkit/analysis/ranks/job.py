@@ -182,6 +182,8 @@ def survey(
             looks += [dataclasses.replace(entry, file=name) for entry in answer]
         if progress is not None:
             progress(number + 1, len(files))
+    if not looks and not files:
+        raise UsageError("the traces hold nothing to compare")
     if not looks:
         reason = f"the first, {files[0].name}, {lost[0]['reason']}"
         raise TraceError(files[0].parent, f"none of {len(lost)} traces can be read", reason)

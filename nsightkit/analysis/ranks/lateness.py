@@ -251,6 +251,6 @@ def _text(row: Json) -> str:
     cause = row["cause"]
     if cause.startswith(_HELD_UP):
         return f"{late}, after {cause} ({extra})."
-    if cause.startswith("idle, "):
+    if cause.startswith("idle, "):  # "idle, input-pipeline" reads "idle (waiting for data)"
         cause = f"idle ({CAUSES[cause.removeprefix('idle, ')].name.removeprefix('idle: ')})"
     return f"{late}; it spends {extra} more than the others in {cause}."

@@ -14,7 +14,7 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.replay.model import NEVER, Bool, Int, Unplayable
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.threads import BLOCKING, UNIFIED
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.model import GPU_TABLES, Trace, process_of
 
 __all__ = ["Calls", "Program", "read"]
 
@@ -128,7 +128,7 @@ class Program:
     def in_step(self) -> Int:
         """The step that each operation was launched in, -1 for none."""
         number = steps.number(self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.begun)
-        return np.where(self.process == self.main >> 24, number, -1).astype(np.int32)
+        return np.where(self.process == process_of(self.main), number, -1).astype(np.int32)
 
 
 def read(trace: Trace) -> Program:

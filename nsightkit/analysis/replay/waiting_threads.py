@@ -12,6 +12,7 @@ from nsightkit.analysis.replay.model import HELD_NS, NEVER, Bool, Int
 from nsightkit.analysis.replay.operations import Program
 from nsightkit.analysis.timeline.gaps.paint import Track, together
 from nsightkit.analysis.timeline.gaps.threads import Threads
+from nsightkit.trace.model import process_of
 
 __all__ = ["waits_for_data", "waits_for_threads"]
 
@@ -48,7 +49,7 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
     pause = max(_PAUSE * min(paces, default=0.0), HELD_NS)
     parts = [pd.DataFrame(columns=["thread", "start", "end", "asked"], dtype=np.int64)]
     for thread, own in calls.items():
-        others = {other: calls[other] for other in calls if other != thread and other >> 24 == thread >> 24}
+        others = {other: calls[other] for other in calls if other != thread and process_of(other) == process_of(thread)}
         if others:
             start, end = _silences(facts, thread, own, others, pause)
             by = _woken_by(facts, start, end, others, pause, program.main)

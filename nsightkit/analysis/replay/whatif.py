@@ -2,7 +2,7 @@
 
 Each change takes away exactly what one cause names. What that gains is not the time it took: something else may hold
 the run up next. So the whole schedule is replayed (:mod:`nsightkit.analysis.replay`), and the answer carries the
-error of the unchanged replay. Above 5 % nothing is predicted.
+error of the unchanged replay. Above 5% nothing is predicted.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class WhatIf:
         self.held_ns = int(schedule.streams.held_ns.sum())
         if self.error > MOST_ERROR:
             self.refused = (
-                f"replaying the unchanged trace is {100 * self.error:.1f} % off the recording: "
+                f"replaying the unchanged trace is {100 * self.error:.1f}% off the recording: "
                 "something that was not recorded decides its times"
             )
 

@@ -62,7 +62,7 @@ _ANSWERS: dict[str, Json] = tomllib.loads(Path(__file__).with_suffix(".toml").re
 def classify(sm_pct: float, memory_pct: float) -> str:
     """Say what bounds a kernel, by NVIDIA's own rule.
 
-    Either throughput at 80 % or more: the greater one's side (compute where they are equal). Both below 60 %:
+    Either throughput at 80% or more: the greater one's side (compute where they are equal). Both below 60%:
     latency, which includes grids too small for the GPU. In between: the greater side if they are 10 points apart,
     else balanced.
 
@@ -198,7 +198,7 @@ class _Findings:
         reported = [candidate for candidate in metric.nvidia if candidate in self.metrics] or metric.nvidia
         text = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
         if metric.unit == "%":
-            text = f"{value:.1f} %"
+            text = f"{value:.1f}%"
         if noun:
             text += f" {noun}"
         return f"{text} ({reported[0]})"
@@ -265,7 +265,7 @@ def _explain(findings: _Findings) -> str:
         _compute(findings)
     elif classification == "memory-bound":
         _access(findings)  # wasted traffic first: it decides how busy the levels are
-        _memory(findings)
+        _busiest_level(findings)
     else:
         findings.say("balanced")
         _access(findings)
@@ -278,7 +278,7 @@ def _explain(findings: _Findings) -> str:
 # ---------------------------------------------------------------- memory
 
 
-def _memory(findings: _Findings) -> None:
+def _busiest_level(findings: _Findings) -> None:
     """Which level of the memory is busy."""
     busy = findings.launch[list(_LEVELS)].astype(float)
     if busy.isna().all():
@@ -287,9 +287,11 @@ def _memory(findings: _Findings) -> None:
     level = str(busy.idxmax())
     if level != "dram_pct":
         findings.say("not-dram")
+        findings.say(level)
     elif findings[level] >= _HIGH:
-        level = "dram-full"
-    findings.say(level)
+        findings.say("dram-full")
+    else:
+        findings.say(level)
 
 
 def _access(findings: _Findings) -> None:

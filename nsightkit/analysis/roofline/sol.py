@@ -7,7 +7,7 @@ Williams, Waterman and Patterson, 2009)::
     bound = max(FLOPs / rate of the unit, bytes / bandwidth)        SOL = bound / measured time
 
 The rates are always named: those of the *datasheet*, or the *measured* ceilings of that very card. They are never
-mixed: a GEMM that fills the card reaches about 80 % of the datasheet under the power limit, so a share of one says
+mixed: a GEMM that fills the card reaches about 80% of the datasheet under the power limit, so a share of one says
 nothing about a share of the other.
 
 A tensor that fits the level-2 cache may be there still when it is read, so an operation on it can be quicker than its

@@ -158,7 +158,7 @@ def note(trace: Trace, figures: Json) -> str | None:
     if abs(of_span - of_window) <= _APART:
         return None
     return (
-        f"The GPU was idle for {100 * of_window:.0f} % of the steps, but for {100 * of_span:.0f} % of its span, "
+        f"The GPU was idle for {100 * of_window:.0f}% of the steps, but for {100 * of_span:.0f}% of its span, "
         "which runs from its first operation to its last."
     )
 

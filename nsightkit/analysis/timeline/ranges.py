@@ -14,7 +14,7 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, compiled, matching
 from nsightkit.errors import UsageError
-from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace
+from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace, process_of
 
 __all__ = ["COLLECTIVE_RANGE", "COLUMNS", "around", "attributable", "holders", "instances", "summary"]
 
@@ -165,7 +165,7 @@ def holders(trace: Trace, row: Int, thread: Int, rule: Rule = "window") -> Itera
         own = _own(trace.whole)
         opened = np.flatnonzero(own[row])
         bare = np.flatnonzero(~np.isin(thread, range_thread[own]))
-        for ranges, launches in _alike(range_thread[row][opened] >> 24, thread[bare] >> 24):
+        for ranges, launches in _alike(process_of(range_thread[row][opened]), process_of(thread[bare])):
             yield opened[ranges], bare[launches]
 
 
@@ -241,16 +241,16 @@ def _exclusive_ns(whole: Trace) -> Int:
 
 
 def _operations(trace: Trace, rule: Rule) -> pd.DataFrame:
-    """GPU operations with a recorded launch, by launch: ``start_ns, end_ns, kernel, begun, done, thread``."""
+    """GPU operations by launch: ``start_ns, end_ns, kernel``; of the launch ``begun, done, thread``."""
     ops = intervals.gpu_intervals(trace, "process", "correlation")
     launch = intervals.launch_of(trace, ops["process"], ops["correlation"])
-    counts = launch >= 0
-    if rule == "thread":
-        counts &= (ops["table"] != GPU_TABLES.index("graphs")).to_numpy()
+    is_counted = launch >= 0
+    if rule == "thread":  # nsys's own, which leaves graph replays out
+        is_counted &= (ops["table"] != GPU_TABLES.index("graphs")).to_numpy()
     if not attributable(trace, rule):
-        counts[:] = False
-    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[counts]]
-    ops = ops[counts]
+        is_counted[:] = False
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[is_counted]]
+    ops = ops[is_counted]
     table = pd.DataFrame({"start_ns": ops["start_ns"].to_numpy(), "end_ns": ops["end_ns"].to_numpy()})
     table["kernel"] = ops["table"].to_numpy() == GPU_TABLES.index("kernels")
     table["begun"] = calls["start_ns"].to_numpy()

@@ -347,7 +347,7 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
         where no GPU table was recorded.
 
         ``outlier``: the wall time is more than 3.5 robust standard deviations (of the median absolute deviation) and
-        more than 5 % off the median of all steps. The first step is judged like any other. Fewer than four steps have
+        more than 5% off the median of all steps. The first step is judged like any other. Fewer than four steps have
         no outliers.
 
         ``phase`` is "prefill", "decode" or "mixed", ``tokens`` and ``sequences`` are counts, as vLLM and SGLang

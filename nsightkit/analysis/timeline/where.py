@@ -95,7 +95,7 @@ def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) ->
     ----------
     trace : Trace
     by : {"module", "line", "op", "range"}, optional
-        The kind of place. By default the finest that holds at least half of the time, and at most 95 % in one place;
+        The kind of place. By default the finest that holds at least half of the time, and at most 95% in one place;
         where none does, the one with most time beside its largest place.
     capture : Trace, optional
         A trace of the same program in which its CUDA graphs were captured.
@@ -145,11 +145,11 @@ def _note(placed: pd.DataFrame, kind: By, has_capture: bool) -> str:
     """Describe how the rows were made, and what they leave out."""
     total_ns = max(int(placed["duration_ns"].sum()), 1)
     lost_ns = int(placed.loc[placed["where"].isna(), "duration_ns"].sum())
-    note = f"by {kind} · {100 * lost_ns / total_ns:.1f} % {UNATTRIBUTED}"
+    note = f"by {kind} · {100 * lost_ns / total_ns:.1f}% {UNATTRIBUTED}"
     replayed_ns = int(placed.loc[placed["replayed"], "duration_ns"].sum())
     if replayed_ns and not has_capture:
         share = 100 * replayed_ns / total_ns
-        note += f" · {share:.0f} % runs in CUDA graphs and counts where they were launched (see --graph-from)"
+        note += f" · {share:.0f}% runs in CUDA graphs and counts where they were launched (see --graph-from)"
     return note
 
 

@@ -2,7 +2,7 @@
 
 The recorded run is replayed with each change that takes away what one cause names
 (:mod:`nsightkit.analysis.replay.whatif`), and the cause whose removal gains most is the bottleneck. Where no change
-gains 5 %, what fills the time is.
+gains 5%, what fills the time is.
 """
 
 from __future__ import annotations

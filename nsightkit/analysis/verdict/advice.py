@@ -173,7 +173,7 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
     if reached is not None and reached >= _GOOD:
         yield (
             f"nothing cheap is left: these operators reach {share_text(reached)} of the datasheet's rate, and the "
-            "largest matmuls reach about 80 %"
+            "largest matmuls reach about 80%"
         )
     elif finding.name == "memory-bound" and finding.account.decodes:
         yield "decode more sequences at once, which share each reading of the weights; or use narrower weights"

@@ -195,7 +195,8 @@ def evidence(finding: Finding) -> Iterator[str]:
     whole = "the time"
     if len(account.steps):
         whole = "the steps"
-    takes = _TAKES.get(finding.name, f"{finding.name} takes")
+    noun = CAUSES[finding.name].noun
+    takes = _TAKES.get(finding.name, f"{noun[0].upper()}{noun[1:]} takes")
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
     yield f"{takes} {share_text(finding.share)} of {whole} ({times})"
     exposed = account.share("communication")

@@ -138,7 +138,8 @@ def _of_replay(replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
     elif replay.error is not None and replay.error > _ROUGH:
         yield f"replaying the unchanged trace is {share_text(replay.error)} off the recording", 1
     if decision.ties:
-        yield f"removing {' or '.join(decision.ties)} would help about as much", 1
+        others = " or ".join(CAUSES[name].noun for name in decision.ties)
+        yield f"removing {others} would help about as much", 1
 
 
 def _of_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
@@ -149,7 +150,7 @@ def _of_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterato
         others = [name for name in CHANGE_OF if name not in decision.ties]
         largest = _largest(account, others)
         if account.total_ns[largest] > max(account.total_ns[decision.name], LEAST * account.span_ns):
-            yield f"{largest} takes {share_text(account.share(largest))}, though removing it gains less", 1
+            yield f"{CAUSES[largest].noun} takes {share_text(account.share(largest))}, though removing it gains less", 1
     elif replay.refused is None and decision.name not in _UNEXPLAINED:
         lost_ns = sum(account.total_ns[name] for name in IDLE if name not in (decision.name, *_UNEXPLAINED))
         if lost_ns >= 2 * LEAST * account.span_ns:
@@ -170,7 +171,7 @@ def _of_kind(account: Account, decision: Decision) -> Iterator[_Doubt]:
     if name == "cpu-work" and _only_steps_name_it(account):
         yield "only the step's own range covers this time: the thread may have waited", 1
     if decision.change is not None and decision.gain < _NEAR * LEAST:
-        yield f"the change saves {share_text(decision.gain)}, close to the 5 % threshold", 1
+        yield f"the change saves {share_text(decision.gain)}, close to the 5% threshold", 1
     profiled = account.share("profiler")
     if name != "profiler" and profiled >= LEAST:
         yield f"the profiler itself took {share_text(profiled)} of the time and may distort the rest", 1

@@ -26,7 +26,7 @@ from nsightkit.trace import Trace
 from nsightkit.trace import ncu as ncu_reports
 
 SLOWER = 1.08
-#: Less than 1 % of 200 is one at the most; what is caught each time shows it in fewer.
+#: Less than 1% of 200 is one at the most; what is caught each time shows it in fewer.
 RUNS, CAUGHT = 200, 60
 
 
@@ -76,7 +76,7 @@ PROMISED = {
 
 
 def test_a_machine_that_varies_more_gives_no_false_alarms() -> None:
-    """Where runs differ by 3 %, 8 % in one run does not show; the gate must learn that from its baseline."""
+    """Where runs differ by 3%, 8% in one run does not show; the gate must learn that from its baseline."""
     counts = {"baseline": 8, "runs": 3, "steps": 30, "between": 0.03}
     outcomes, limits = simulate(6, **counts)
     assert outcomes.count("failed") <= 1
@@ -344,7 +344,7 @@ def gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tu
 
 
 def test_files_from_end_to_end(tmp_path: Path, gate: Any) -> None:
-    """Noise passes, 8 % does not, and one step decides nothing."""
+    """Noise passes, 8% does not, and one step decides nothing."""
     path = tmp_path / "baseline.json"
 
     def measured(seed: int, **options: Any) -> Path:

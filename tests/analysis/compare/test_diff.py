@@ -278,8 +278,8 @@ def test_resnet_with_and_without_loader_workers(shared_traces: Path) -> None:
 
     By hand, from the two files:
 
-    - The TensorBoard plug-in says that a mean step took 177.592 ms, 59.262 ms (33.4 %) of them in the DataLoader, and
-      then 141.068 ms with 1.186 ms (0.8 %). Its means include two slow steps of the second run; the other four take
+    - The TensorBoard plug-in says that a mean step took 177.592 ms, 59.262 ms (33.4%) of them in the DataLoader, and
+      then 141.068 ms with 1.186 ms (0.8%). Its means include two slow steps of the second run; the other four take
       124 to 127 ms.
     - The kernels are the same model: 98.6 ms per step, and 99.1 ms. But cuDNN chose other ones for the gradients of
       weights: ``wgrad_alg0_engine`` 156 and then 90 launches, ``stridedB_splitK_medium`` 6 and then 72.
@@ -290,7 +290,7 @@ def test_resnet_with_and_without_loader_workers(shared_traces: Path) -> None:
     summary = found.summary()
     assert (summary["outcome"], summary["moved"]) == ("faster", True)
     assert -0.30 < row(found, "figures", "wall_ns")["change"] < -0.28
-    assert "moved: input-pipeline (33.2 % of the time) before, launch-overhead" in summary["bottleneck"]["text"]
+    assert "moved: input-pipeline (33.2% of the time) before, launch-overhead" in summary["bottleneck"]["text"]
     loading = row(found, "ranges", "enumerate(DataLoader).__next__", clock="CPU")
     assert (loading["significance"], loading["before_ns"] > 65e6, loading["after_ns"] < 2e6) == ("changed", True, True)
     waiting = row(found, "gaps", "input-pipeline")

@@ -26,7 +26,7 @@ def test_intervals_hold_as_often_as_they_say(count):
         before, after = rng.exponential(size=(2, count)) + 5
         low, high = interval(before)
         misses += not low <= 5 + np.log(2) <= high, noise.ratio(before, 1.08 * after).excludes(1.08)
-    assert (misses <= 70).all(), "5 % at the most, and luck"
+    assert (misses <= 70).all(), "5% at the most, and luck"
     assert misses[1] >= 20, "no wider than need be"
 
 
@@ -55,7 +55,7 @@ def test_runs_without_a_change_lie_within_what_runs_differ_by(spread, most):
     beyond = 0
     for runs in rng.normal(1, spread, (2000, 8)):
         beyond += abs(runs[:5].mean() - runs[5:].mean()) > noise.between_runs(runs[:5], runs[5:], 0.99)
-    assert beyond <= most, "1 %, more where runs differ by more than is usual"
+    assert beyond <= most, "1%, more where runs differ by more than is usual"
 
 
 def test_one_run_each_says_nothing_of_others():
@@ -92,7 +92,7 @@ def test_no_change_is_rarely_called_one(left_out):
         sides = np.sort(rng.exponential(size=(2, 10)) + 5)
         kept = sides[:, :-1] if left_out else sides
         changed += noise.judge(kept[:1], kept[1:], left_out=left_out).word == noise.CHANGED
-    assert changed <= 35, "5 % at the most, and luck"
+    assert changed <= 35, "5% at the most, and luck"
 
 
 def test_series_without_a_change_do_not_lie_apart():

@@ -321,7 +321,7 @@ def test_the_command_answers_as_the_contract_says(tmp_path: Path, capsys: pytest
     assert "someone" not in out  # folders are left out
     assert cli.run(["memory", str(path), "-f", "text", "--at", "oom"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("The program held 41.94 MB at the out-of-memory error, 40.0 % of it optimizer states.")
+    assert out.startswith("The program held 41.94 MB at the out-of-memory error, 40.0% of it optimizer states.")
     assert "out of memory: " in out
     assert "\x1b" not in out
     assert cli.run(["memory", str(path), "--at", "noon"]) == 2

@@ -37,13 +37,13 @@ RANDOM = "void at::native::(anonymous namespace)::distribution_elementwise_grid_
 def test_tensor_cores_are_advised_for_products(kernel: str, is_advised: bool) -> None:
     _, evidence, steps = told(kernel, **FP32)
     assert ("put it on the tensor cores" in steps) == is_advised
-    assert "FMA: 90.0 %" in evidence
+    assert "FMA: 90.0%" in evidence
 
 
 def test_a_kernel_in_double_precision_is_not_told_to_use_tf32() -> None:
     fp64 = {"sm_pct": 90, "memory_pct": 30, "tensor_pct": 0, "fp64_pct": 85, "fma_pct": 3}
     _, evidence, steps = told("naive_gemm", **fp64)
-    assert "FP64: 85.0 %" in evidence
+    assert "FP64: 85.0%" in evidence
     assert "doubles" in steps
     assert "TF32" not in steps
     _, _, steps = told("naive_gemm", **(fp64 | {"fp64_pct": 2}))
@@ -96,7 +96,7 @@ def test_a_block_without_shared_memory_is_not_limited_by_it(static: int, dynamic
 )
 def test_the_last_wave_is_asked_for_in_every_class(used: dict[str, float], waves: float, empty: int) -> None:
     _, evidence, steps = told(**used, waves=waves)
-    assert (f"the last wave leaves up to {empty} % of the SMs' time empty" in evidence) == bool(empty)
+    assert (f"the last wave leaves up to {empty}% of the SMs' time empty" in evidence) == bool(empty)
     assert evidence.count("last wave") == bool(empty)
     assert ("fill whole waves" in steps) == bool(empty)
 
@@ -109,7 +109,7 @@ COMPUTE = {"sm_pct": 90, "memory_pct": 30}
 QUIET = {"sm_pct": 20, "memory_pct": 30}
 LIMITS = dict(zip((f"limit_{name}_blocks" for name in counters.LIMITS), (1, 9, 9, 16), strict=True))
 STALLS = {f"stall_{stall.reason}": 0.0 for stall in ncu_metrics.STALLS} | {"stall_selected": 1.0}
-STALLED = "90 % of a warp's time between two instructions is"
+STALLED = "90% of a warp's time between two instructions is"
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ STALLED = "90 % of a warp's time between two instructions is"
         (MEMORY | {"waves": 0.5}, [], ["too small"]),  # NVIDIA's rule asks only where neither side is used
         (
             LOW_DRAM | {"l2_pct": 90, "l1_pct": 40, "l2_hit_pct": 97},
-            ["DRAM is not", "L2 is the busiest level", "97.0 % hits (lts__t_sector_hit_rate.pct)", "larger tiles"],
+            ["DRAM is not", "L2 is the busiest level", "97.0% hits (lts__t_sector_hit_rate.pct)", "larger tiles"],
             [],
         ),
         (
             BUSY_L1 | {"l2_pct": 30, "bank_conflicts": 50, "shared_wavefronts": 100},
-            ["50 % of the passes through shared memory are bank conflicts", "pad or swizzle"],
+            ["50% of the passes through shared memory are bank conflicts", "pad or swizzle"],
             [],
         ),
         (

@@ -81,7 +81,7 @@ def test_the_window_is_the_steps() -> None:
     result = overview.summary(trace)
     assert (result["window_ns"], result["window_idle_ns"], result["idle_ns"]) == (1000, 900 + 940, 0)
     assert overview.note(trace, result) == (
-        "The GPU was idle for 92 % of the steps, but for 0 % of its span, which runs from its first operation to its "
+        "The GPU was idle for 92% of the steps, but for 0% of its span, which runs from its first operation to its "
         "last."
     )
     whole = trace.masked({"ranges": np.zeros(1, bool)})
@@ -105,7 +105,7 @@ def test_recorded_but_idle_is_zero() -> None:
 @pytest.mark.parametrize(
     ("name", "busy_ns", "span_ns"),
     [
-        # A tool that reads only the kernel table calls this one 100 % idle.
+        # A tool that reads only the kernel table calls this one 100% idle.
         ("cs336-zx3xyy/result_2_7B_compile_ro.sqlite", 7_811_200_000, 7_811_600_000),
         # A CPU-side launcher event carries a stream argument and is not a kernel.
         ("hta/triton_example__triton_example.json.gz", 1_760, 1_760),

@@ -172,7 +172,7 @@ def test_outliers_need_distance_and_company() -> None:
         return steps.summary(_trace(ranges))["outlier"].tolist()
 
     assert walls(900, 100, 101, 99, 100, 100) == [True, False, False, False, False, False]
-    assert walls(100, 100, 100, 100, 104) == [False] * 5  # beyond the spread, but by less than 5 %
+    assert walls(100, 100, 100, 100, 104) == [False] * 5  # beyond the spread, but by less than 5%
     assert walls(100, 100, 100, 100, 106) == [False] * 4 + [True]
     assert walls(900, 100, 100) == [False] * 3
 

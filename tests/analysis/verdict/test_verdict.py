@@ -79,7 +79,7 @@ def test_what_an_answer_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert first["change"] == "no-input-wait"
     assert first["speedup"] == pytest.approx(found["span_ns"] / (found["span_ns"] - found["total_ns"]), rel=0.03)
     assert found["next_steps"][0].endswith(f"(no-input-wait, predicted {first['speedup']:.2f}x faster)")
-    assert found["headline"] == f"The GPU waits for data, {100 * found['share_of_span']:.1f} % of the time"
+    assert found["headline"] == f"The GPU waits for data, {100 * found['share_of_span']:.1f}% of the time"
     (named,) = found["named"]
     assert (named["kind"], named["name"], named["count"]) == ("range", "dataload", 12)
 
@@ -220,7 +220,7 @@ DOUBTS: dict[str, tuple[Laid, str, str, str]] = {
     "a tie": (in_turn(("cpu-work", 200), ("input-pipeline", 190)), "cpu-work", "medium", "input-pipeline would help"),
     "unknown": (steady(("unknown", 1200), ("cpu-work", 800), steps=False), "unknown", "low", ""),
     "half unknown": (steady(("unknown", 600), ("cpu-work", 1000), steps=False), "cpu-work", "medium", "no recorded"),
-    "near the threshold": (steady(("cpu-work", 60)), "cpu-work", "medium", "5 % threshold"),
+    "near the threshold": (steady(("cpu-work", 60)), "cpu-work", "medium", "5% threshold"),
     "below the threshold": (steady(("cpu-work", 47)), "compute-bound", "medium", "kernel names"),
     "the profiler in the way": (steady(("cpu-work", 300), ("profiler", 150)), "cpu-work", "medium", "the profiler"),
     "set-up": (copies_first(), "memory-transfer", "low", "2 tenths of the time, the first ones, which may be set-up"),
@@ -305,7 +305,7 @@ def test_many_streams_count_each_moment_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("silent_us", "bottleneck"), [(600, "compute-bound"), (2_000, "unknown")])
 def test_silences_are_not_the_answer_where_the_device_is_busy(tmp_path: Path, silent_us: int, bottleneck: str) -> None:
-    """60 rounds of 4 ms of work and a silence in which nothing was recorded: 13 % of the time, or a third of it."""
+    """60 rounds of 4 ms of work and a silence in which nothing was recorded: 13% of the time, or a third of it."""
     out, now = Export(), 1_000 * US
     for _ in range(60):
         call = out.call("cudaLaunchKernel_v7000", MAIN, now, now + 5 * US)
@@ -471,7 +471,7 @@ def test_shapes_decide_before_names(
     found = verdict.summary(shaped(kind, us))
     assert (found["bottleneck"], found["confidence"]) == (bottleneck, confidence), found["against"]
     told = " ".join(found["evidence"])
-    assert (f"at {100 * (reached or 0):.1f} % of the datasheet's rate" in told) == (reached is not None)
+    assert (f"at {100 * (reached or 0):.1f}% of the datasheet's rate" in told) == (reached is not None)
     assert ("nothing cheap is left" in found["next_steps"][0]) == (kind == "add")
 
 

@@ -18,6 +18,7 @@ from nsightkit.analysis.core import causes
 from nsightkit.analysis.timeline.gaps.paint import CAUSE_OF_LABEL, EVIDENCE, LABELS, TABLE_OF, Int
 from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, UNKNOWN, Threads
 from nsightkit.analysis.timeline.steps import QUEUED_NS
+from nsightkit.trace.model import process_of
 
 __all__ = ["CAUSES", "decide"]
 
@@ -116,7 +117,7 @@ def _launching(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) ->
     other = np.full(len(gaps), -1, np.int64)
     fed = np.flatnonzero((launch >= 0) & (before >= 0))
     other[fed] = called[before[fed]]
-    other[(other == thread) | (other >> 24 != thread >> 24)] = -1
+    other[(other == thread) | (process_of(other) != process_of(thread))] = -1
     columns = {"thread": thread, "other": other, "dry": dry, "end": end}
     return pd.DataFrame({**columns, "launch": launch, "begun": begun, "returned": returned})
 
@@ -223,6 +224,7 @@ def _synchronization(threads: Threads, group: _Group, handed: Int) -> Int:
     """
     rows = np.full(len(handed), -1, np.int64)
     gap_ns = group.end - group.dry
+    # The thread that fed the device before is asked up to its last call, the launching thread up to its launch.
     for thread, until in ((group.other, handed), (group.thread, group.begun)):
         blocking = threads.blocking(thread)
         if not len(blocking):
@@ -231,8 +233,9 @@ def _synchronization(threads: Threads, group: _Group, handed: Int) -> Int:
         waiting = blocking.innermost_at(group.dry - 1)
         at = np.flatnonzero((waiting >= 0) & (until > group.dry))
         call = waiting[at]
-        fed = threads.fed(thread)
-        since = _latest(fed, fed, blocking.start[call], blocking.start[0])
-        enough = 2 * blocking.covered(since, until[at]) >= gap_ns[at]
-        rows[at[enough]] = blocking.row[call[enough]]
+        launches = threads.fed(thread)
+        last_launch = _latest(launches, launches, blocking.start[call], blocking.start[0])
+        waited_ns = blocking.covered(last_launch, until[at])
+        is_enough = 2 * waited_ns >= gap_ns[at]
+        rows[at[is_enough]] = blocking.row[call[is_enough]]
     return rows

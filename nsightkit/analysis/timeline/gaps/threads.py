@@ -27,7 +27,7 @@ from nsightkit.analysis.timeline.gaps.paint import (
     together,
 )
 from nsightkit.analysis.timeline.overview import captured_window
-from nsightkit.trace.model import LAUNCHES, Trace
+from nsightkit.trace.model import LAUNCHES, Trace, process_of
 
 __all__ = [
     "BEGIN_CAPTURE", "BLOCKING", "DATA", "EAGER_NS", "END_CAPTURE", "LOADS", "MESSAGES", "OS_WAIT", "UNIFIED",
@@ -232,7 +232,7 @@ class Threads:
         waits = waits.subset(calls.covered(waits.start, waits.start + 1) == 0)
         handed = self._flag("os_calls", FOR_A_THREAD)[waits.row]
         if handed.any():
-            in_calls = self._calls_of_process(thread >> 24).of(waits.start, waits.end)
+            in_calls = self._calls_of_process(process_of(thread)).of(waits.start, waits.end)
             handed &= in_calls > calls.covered(waits.start, waits.end)
         yield Layer("silence", "os_call", waits.subset(handed))
         yield Layer("data", "os_call", waits.subset(~handed))
@@ -297,7 +297,7 @@ class Threads:
             ("enclosed", "sample", self.named("samples", thread, ANY)),
             ("enclosed", "range", self.events("ranges", thread)),
             ("enclosed", "op", self.events("ops", thread)),
-            ("data", "range", self._loader(thread >> 24)),
+            ("data", "range", self._loader(process_of(thread))),
         ):
             near = silences.covered(track.start, track.end) > 0
             yield Layer(label, kind, track.subset(near), is_quiet=True)
@@ -307,7 +307,7 @@ class Threads:
         """Ranges of libraries that load data on separate threads."""
         ranges = self.trace.table("ranges", ["name", "domain", "thread", "start_ns", "end_ns"])
         loads = matching(ranges["name"], LOADER_RANGE) | matching(ranges["domain"], LOADER_RANGE)
-        loads &= ranges["thread"].to_numpy() >> 24 == process
+        loads &= process_of(ranges["thread"].to_numpy()) == process
         return _track(ranges[loads])
 
     # --- the profiler, what happens once, and pages ---
@@ -367,7 +367,7 @@ class Threads:
         long = self._flag("calls", FIRST_TIMES) & (length >= _ONCE_NS)
         if not long.any():
             return long
-        calls["process"] = calls["thread"].to_numpy() >> 24
+        calls["process"] = process_of(calls["thread"].to_numpy())
         # A call that launches a new kernel may load its code: leave it out of the ordinary ones.
         kernels = self.trace.table("kernels", ["process", "correlation", "name"]).drop_duplicates(["process", "name"])
         loads = launch_of(self.trace, kernels["process"], kernels["correlation"])
@@ -411,9 +411,9 @@ class Threads:
         layers.extend(named)
         layers.append(Layer("dispatch", "none", calls.subset(within)))
         layers.extend(self._calls_of_label(thread))
-        layers.append(Layer("faults", "copy", self._faults(thread >> 24)))
+        layers.append(Layer("faults", "copy", self._faults(process_of(thread))))
         layers.extend(self._once(thread))
-        layers.append(Layer("profiler", "overhead", self._profiler(thread >> 24)))
+        layers.append(Layer("profiler", "overhead", self._profiler(process_of(thread))))
         return paint(layers)
 
     # --- unions, for the replay ---
