@@ -400,8 +400,8 @@ findings = headline(
         f"Of two published before/after pairs, only one holds up: a step of "
         f"ResNet-50 takes {-step['change']:.0%} less time, beyond the noise. "
         f"The other pair compares different amounts of work and shows "
-        f"nothing. A gate with the first pair's fast run as its baseline fails "
-        f"a commit that undoes the change."
+        f"nothing. A gate with the first pair's fast run as its baseline "
+        f"fails a commit that undoes the change."
     ),
     badge=first[0].label,
     enough=enough,
