@@ -311,12 +311,14 @@ def _convolved(given: _Inputs, image: int, results: int, passes: int) -> Operati
 
 
 def _elementwise(given: _Inputs, inputs: int, flops: int, writes: int = 1, widens: int = -1) -> Operation:
-    """Every tensor read once, and one result of the largest shape if `writes`; a scalar costs nothing.
+    """Every tensor read once, and one result of the largest shape if `writes`, beside which scalars cost nothing.
 
     The input `widens`, where there is one, tells whether bf16 and fp16 tensors give a result in fp32. What a reduction
     writes depends on values that may not be recorded, and is left out.
     """
-    tensors = [i for i, dims in enumerate(given.dims[:inputs]) if dims]
+    tensors = list(range(inputs))
+    if writes:
+        tensors = [i for i in tensors if given.dims[i]]
     largest = max(given.elements(i) for i in tensors)
     moved = sum(given.moved(i) for i in tensors)
     if writes:
