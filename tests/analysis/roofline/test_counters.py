@@ -53,7 +53,7 @@ def test_a_kernel_in_double_precision_is_not_told_to_use_tf32() -> None:
 def test_the_busiest_pipe_is_named_in_a_basic_report_too() -> None:
     basic = {"sm_pct": 77, "memory_pct": 33, "tensor_elapsed_pct": 1, "fma_elapsed_pct": 42, "alu_elapsed_pct": 57}
     _, evidence, steps = told(RANDOM, **basic)
-    assert "other pipe is ALU: 57.0 % (sm__pipe_alu_cycles_active.avg.pct_of_peak_sustained_elapsed)" in evidence
+    assert "other pipe is ALU: 57.0% (sm__pipe_alu_cycles_active.avg.pct_of_peak_sustained_elapsed)" in evidence
     assert "FP32" not in steps
     _, evidence, _ = told(RANDOM, **(basic | {"alu_elapsed_pct": 12}))
     assert "other pipe is FMA" in evidence
@@ -115,7 +115,7 @@ STALLED = "90% of a warp's time between two instructions is"
 @pytest.mark.parametrize(
     ("metrics", "present", "absent"),
     [
-        ({"sm_pct": 30.25, "memory_pct": 91.5}, [f"30.2 % (sm__throughput{SOL})", "91.5 % (gpu__compute_memory"], []),
+        ({"sm_pct": 30.25, "memory_pct": 91.5}, [f"30.2% (sm__throughput{SOL})", "91.5% (gpu__compute_memory"], []),
         ({"sm_pct": 30}, [f"gpu__compute_memory_throughput{SOL}", "SpeedOfLight"], ["sm__throughput"]),
         (QUIET | {"waves": 0.5, "grid_blocks": 64}, ["too small", "64 blocks (launch__grid_size)", "more blocks"], []),
         (MEMORY | {"waves": 0.5}, [], ["too small"]),  # NVIDIA's rule asks only where neither side is used
@@ -138,7 +138,7 @@ STALLED = "90% of a warp's time between two instructions is"
         (COMPUTE | {"tensor_pct": 30, "alu_pct": 85}, ["ALU", "multiples of 8"], ["occupancy"]),
         (  # a report without the sum of all types
             COMPUTE | {"tensor_16bit_pct": 85, "fma_pct": 3},
-            ["the tensor cores are busy: 85.0 % (sm__pipe_tensor_op_hmma_cycles_active"],
+            ["the tensor cores are busy: 85.0% (sm__pipe_tensor_op_hmma_cycles_active"],
             [],
         ),
         (
