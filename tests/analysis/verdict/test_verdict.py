@@ -217,7 +217,7 @@ def copies_first() -> Laid:
 #: What is laid out, and the bottleneck, the confidence and the first doubt that it must give.
 DOUBTS: dict[str, tuple[Laid, str, str, str]] = {
     "nothing to doubt": (steady(("cpu-work", 200)), "cpu-work", "high", ""),
-    "a tie": (in_turn(("cpu-work", 200), ("input-pipeline", 190)), "cpu-work", "medium", "the wait for data would help"),
+    "a tie": (in_turn(("cpu-work", 200), ("input-pipeline", 190)), "cpu-work", "medium", "wait for data would help"),
     "unknown": (steady(("unknown", 1200), ("cpu-work", 800), steps=False), "unknown", "low", ""),
     "half unknown": (steady(("unknown", 600), ("cpu-work", 1000), steps=False), "cpu-work", "medium", "no recorded"),
     "near the threshold": (steady(("cpu-work", 60)), "cpu-work", "medium", "5% threshold"),
