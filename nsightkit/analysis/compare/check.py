@@ -17,7 +17,7 @@ import numpy as np
 
 from nsightkit.analysis.compare.baseline import Baseline, require_alike
 from nsightkit.analysis.compare.runs import Run, unit_of
-from nsightkit.analysis.compare.samples import judge
+from nsightkit.analysis.compare.samples import judge, ordinary
 from nsightkit.analysis.core import noise
 from nsightkit.errors import UsageError
 from nsightkit.safe import Json
@@ -73,8 +73,8 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
             Names that the baseline lacks.
 
         Each has ``metric, unit, status`` (``ok``, ``regression``, ``improvement``, ``inconclusive``, ``missing``),
-        ``before`` and ``after`` (medians), ``ratio`` with its interval ``low`` to ``high``, ``limit`` (the ratio from
-        which it would count), ``tolerance`` and ``samples`` (of both sides); None is unknown.
+        ``before`` and ``after`` (medians, without outliers), ``ratio`` with its interval ``low`` to ``high``,
+        ``limit`` (the ratio from which it would count), ``tolerance`` and ``samples`` (of both sides); None is unknown.
 
     Raises
     ------
@@ -94,12 +94,12 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
     for name, kept in checked.items():
         measured = [run.metrics[name] for run in runs if name in run.metrics]
         row: Json = dict.fromkeys(("after", "ratio", "low", "high", "limit"))
-        row |= {"metric": name, "unit": unit_of(name), "status": "missing", "before": _median(kept.runs)}
+        row |= {"metric": name, "unit": unit_of(name), "status": "missing", "before": _median(ordinary(kept.runs))}
         row["tolerance"] = tolerance if kept.tolerance is None else kept.tolerance
         row["samples"] = [sum(map(len, kept.runs)), sum(map(len, measured))]
         rows.append(row)
         if len(measured) == len(runs):
-            row["after"] = _median(measured)
+            row["after"] = _median(ordinary(measured))
             change = _change(kept.runs, measured, row["unit"], confidence)
             if baseline.of == "ncu" and math.isinf(change.noise):
                 # One launch is enough.
