@@ -498,19 +498,25 @@ class _Reader:
             frames[table] = frame[frame["start_ns"] > 0].reset_index(drop=True)
 
     def _spell_out(self, table: str, frame: pd.DataFrame) -> None:
-        """Replace numbers of things by their texts."""
+        """Replace codes by the values that they stand for: names, sizes, descriptions."""
         if table == "kernels":
             sizes = np.array(list(map(_six, self._numbers["sizes"]))).reshape(-1, len(_SIZES))
             frame[_SIZES] = sizes[frame["sizes"]]
         if table == "ranges":
             frame["kind"] = categorical(np.zeros(len(frame), np.int8), ["annotation"])
-            tolerance_ns = 0
-            if self._whole_us:
-                tolerance_ns = 1000
-            frame["level"], frame["parent"] = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance_ns)
+            self._nest(frame)
         codes = frame.copy(deep=False)
         for column, (thing, text) in _TEXTS.get(table, _NAMES).items():
             frame[column] = _texts(codes[thing], self._numbers[thing], text)
+
+    def _nest(self, ranges: pd.DataFrame) -> None:
+        """Add each range's level and parent."""
+        tolerance_ns = 0
+        if self._whole_us:  # rounding may end a child after its parent
+            tolerance_ns = 1000
+        level, parent = nesting(ranges["thread"], ranges["start_ns"], ranges["end_ns"], tolerance_ns)
+        ranges["level"] = level
+        ranges["parent"] = parent
 
     def _meta(self, frames: _Frames) -> TraceMeta:
         head = self._head
@@ -779,6 +785,8 @@ def _memory_kind(name: str, group: int) -> str:
 
 
 #: Of each table, the columns of texts, the things that they are made of, and how. Other tables have names.
+#: Text columns of each table: the column of codes that each is made from, and the function that words what a code
+#: stands for.
 _TEXTS: Json = {
     "kernels": {"name": ("name", str), "short_name": ("name", short_kernel_name), "collective": ("collective", str)},
     "memops": {

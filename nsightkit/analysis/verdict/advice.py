@@ -96,35 +96,55 @@ def again(trace: Trace) -> str:
 
 def _advice(finding: Finding, slug: str) -> str:
     """One sentence that fits a cause and this program."""
-    trace = finding.account.trace
+    advice = CAUSES[slug].advice
     if slug == "memory-transfer" and _is_pageable(finding):
         return _PINNED
     if slug == "unknown":
-        if not trace.recorded("calls"):
+        if not finding.account.trace.recorded("calls"):
             return f"record the CPU side, the calls that launch the GPU's work first of all: {_CAPTURE['nsys']}"
-        return f"{CAUSES['unknown'].advice}: {_CAPTURE['nsys']}"
-    if slug == "cpu-work" and slug != finding.name:
-        named = [row["change"] for row in finding.changes if row["change"].startswith(f"{CHANGE_OF[slug]}:")]
-        if _ALLOCATES.search(next(iter(finding.replay.work), "")):
-            return _ALLOCATE_ONCE
-        if named:
-            return f"shorten this CPU work, or move it off the thread that launches: {_after_colon(named[0])}"
-    elif slug == "cpu-work" and len(finding.named):
+        return f"{advice}: {_CAPTURE['nsys']}"
+    if slug == "cpu-work":
+        return _on_cpu_work(finding) or advice
+    if slug == "launch-overhead":
+        return _on_launches(finding) or advice
+    return advice
+
+
+def _on_cpu_work(finding: Finding) -> str:
+    """What to do about the work on the CPU that costs most; nothing if it has no name."""
+    if finding.name == "cpu-work":
+        # It is the bottleneck: its names are at hand, the longest first.
+        if not len(finding.named):
+            return ""
         kind, name = finding.named.loc[0, ["kind", "name"]]
         if finding.is_step(name):
             return "put NVTX or record_function ranges around the parts of a step to find out what this is"
         if kind == "call" and _ALLOCATES.search(str(name)):
             return _ALLOCATE_ONCE
-    if slug == "launch-overhead":
-        if trace.size("graphs") or matching(trace.whole.table("calls", ["name"])["name"], _GRAPH_LAUNCH).any():
-            return "the program replays graphs already: put what is still launched one by one into them"
-        regions = steps.summary(trace)["regions"]
-        if regions.sum() > len(regions):
-            entered = f"a step enters {regions.mean():.0f} compiled regions"
-            return f"{entered}: look for graph breaks (TORCH_LOGS=graph_breaks), then use mode='reduce-overhead'"
-        if _is_compiled(finding):
-            return "the program is compiled already: capture it into graphs (mode='reduce-overhead')"
-    return CAUSES[slug].advice
+        return ""
+    # It is not: the replay names the work that it could take away, the longest first.
+    longest = next(iter(finding.replay.work), "")
+    if _ALLOCATES.search(longest):
+        return _ALLOCATE_ONCE
+    for row in finding.changes:
+        if row["change"].startswith("no-cpu-work:"):
+            name = _after_colon(row["change"])
+            return f"shorten this CPU work, or move it off the thread that launches: {name}"
+    return ""
+
+
+def _on_launches(finding: Finding) -> str:
+    """What is left to do for a program that is compiled, or replays graphs, already."""
+    trace = finding.account.trace
+    if trace.size("graphs") or matching(trace.whole.table("calls", ["name"])["name"], _GRAPH_LAUNCH).any():
+        return "the program replays graphs already: put what is still launched one by one into them"
+    regions = steps.summary(trace)["regions"]
+    if regions.sum() > len(regions):
+        entered = f"a step enters {regions.mean():.0f} compiled regions"
+        return f"{entered}: look for graph breaks (TORCH_LOGS=graph_breaks), then use mode='reduce-overhead'"
+    if _is_compiled(finding):
+        return "the program is compiled already: capture it into graphs (mode='reduce-overhead')"
+    return ""
 
 
 def _after_colon(change: str) -> str:

@@ -280,14 +280,16 @@ class Threads:
     def _silences(self, thread: int) -> Track:
         """Times between CUDA calls that are too long for dispatch, mostly not in operators that launch."""
         calls = self.calls(thread)
-        begun = np.append(0, np.maximum.accumulate(calls.end))
-        _, end = captured_window(self.trace)
-        ended = np.append(calls.start, max(end, int(begun[-1])))
-        long = ended - begun > EAGER_NS
+        # A silence runs from the end of a call to the start of the next; the first from the capture's beginning, the
+        # last to its end.
+        _, captured_until = captured_window(self.trace)
+        silence_start = np.append(0, np.maximum.accumulate(calls.end))
+        silence_end = np.append(calls.start, max(captured_until, int(silence_start[-1])))
+        is_long = silence_end - silence_start > EAGER_NS
         if len(calls):
-            long[0] = begun[0] < ended[0]  # before its first call a thread dispatches nothing
-        at = np.flatnonzero(long)
-        silences = Track(begun[at], ended[at], at)
+            is_long[0] = silence_start[0] < silence_end[0]  # before its first call a thread dispatches nothing
+        at = np.flatnonzero(is_long)
+        silences = Track(silence_start[at], silence_end[at], at)
         covered = self.dispatch(thread).covered(silences.start, silences.end)
         return silences.subset(2 * covered < silences.length)
 
