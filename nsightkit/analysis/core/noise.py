@@ -36,9 +36,11 @@ __all__ = [
 
 Float = NDArray[np.float64]
 
-#: The three words for a change.
+#: A change that is more than noise,
 CHANGED = "changed"
+#: one that is not,
 WITHIN_NOISE = "within noise"
+#: and one of which there are too few samples to tell.
 INCONCLUSIVE = "inconclusive"
 #: What to say where each side was measured once.
 ONE_RUN = "One run per side: variation between runs is unknown."
