@@ -44,7 +44,7 @@ programs = sweep.naive_programs(
     },
     H100,
 )
-plots.table(programs, {"one matrix (GB)": "{:.2f}"})
+plots.table(programs, {"all matrices (GB)": "{:.2f}"})
 
 # %%
 # Predict: how many matrices at once?
@@ -305,7 +305,8 @@ findings = headline(
         f"a batch of eight on an H200, that is at about "
         f"{ends_at['naive', 'fp32']:,.0f} tokens in fp32, "
         f"{ends_at['naive-compiled', 'fp32']:,.0f} compiled, and "
-        f"{ends_at['naive', 'bf16']:,.0f} in bf16. Flash attention needs "
+        f"{ends_at['naive', 'bf16']:,.0f} in bf16; with sixteen heads, at a "
+        f"quarter of these. Flash attention needs "
         "memory linear in the context, so other activations fill the card "
         "first."
     ),

@@ -148,8 +148,9 @@ qwen
 # The CPU needs nearly the whole step to launch
 # :measured:`17_layer_ladder.launched:,.0f` kernels. (A profiler slowed it, so
 # an unprofiled step waits less.) Fused kernels alone would leave the GPU idle.
-# ``mode="reduce-overhead"`` removes the launches too, and here the two tips
-# pay only together. :doc:`10_ten_configurations` asks this of other traces.
+# ``mode="reduce-overhead"`` removes the launches too: we predict that the two
+# tips pay only together, which has not been measured.
+# :doc:`10_ten_configurations` asks this of other traces.
 
 # %%
 # Verdict
@@ -170,7 +171,7 @@ qwen
 #   side effect, such as a higher clock.
 # * Traces of PyTorch's profiler slow the CPU, so waits for launches look
 #   longer than they are.
-# * TF32 also changes the results: its products have ten bits
+# * TF32 also changes the results: it rounds inputs to ten bits of mantissa
 #   (:doc:`09_precision`).
 
 # %%

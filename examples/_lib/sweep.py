@@ -217,7 +217,7 @@ def naive_programs(traces: Mapping[str, Trace], limit_bytes: float) -> pd.DataFr
     Returns
     -------
     DataFrame
-        ``program, matrices, tokens, one matrix (GB), longest (tokens)``.
+        ``program, matrices, tokens, all matrices (GB), longest (tokens)``.
     """
     rows = []
     for name, trace in traces.items():
@@ -227,7 +227,7 @@ def naive_programs(traces: Mapping[str, Trace], limit_bytes: float) -> pd.DataFr
         shape = max(shapes, key=np.prod)
         tokens, matrices = shape[-1], int(np.prod(shape[:-2]))
         row = {"program": name, "matrices": matrices, "tokens": tokens}
-        row["one matrix (GB)"] = 2 * np.prod(shape) / 1e9
+        row["all matrices (GB)"] = 2 * np.prod(shape) / 1e9
         table = forecast(limit_bytes, "naive", "bf16", d=[64 * matrices], contexts=[], batch=1, heads=matrices)
         row["longest (tokens)"] = table.set_index("direction").loc["forward", "largest_context"]
         rows.append(row)
