@@ -152,13 +152,17 @@ def user_secret() -> bytes:
         The folder is not private, or the key cannot be written.
     """
     folder = user_cache()
-    folder.parent.mkdir(0o700, parents=True, exist_ok=True)
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    state = folder.lstat()
+    if stat.S_ISDIR(state.st_mode) and _is_ours(state):
+        folder.chmod(0o700)  # it may have been created with the default mode
     make_private(folder)
     file = folder / "key"
-    with suppress(FileNotFoundError):
-        secret = file.read_bytes()
-        if len(secret) == _SECRET_BYTES:
-            return secret
+    with suppress(OSError):
+        state = file.lstat()
+        is_open_to_others = os.name == "posix" and state.st_mode & 0o077
+        if _is_plain(state) and state.st_size == _SECRET_BYTES and not is_open_to_others:
+            return file.read_bytes()
     with replacing(file) as stream:
         Path(stream.name).chmod(0o600)
         stream.write(secrets.token_bytes(_SECRET_BYTES))
@@ -181,9 +185,8 @@ def is_private(folder: Path) -> bool:
         state = folder.lstat()
     except OSError:
         return False
-    if os.name == "posix" and (state.st_mode & 0o022 or state.st_uid != os.geteuid()):
-        return False
-    return stat.S_ISDIR(state.st_mode)
+    is_shared = os.name == "posix" and state.st_mode & 0o022
+    return stat.S_ISDIR(state.st_mode) and _is_ours(state) and not is_shared
 
 
 def make_private(folder: Path) -> None:
@@ -205,7 +208,7 @@ def make_private(folder: Path) -> None:
 
 
 def remove_folder(folder: Path, names: re.Pattern[str]) -> None:
-    """Remove a private folder if it contains only regular files with matching names.
+    """Remove a private folder if it contains only this user's regular files with matching names.
 
     Parameters
     ----------
@@ -218,8 +221,18 @@ def remove_folder(folder: Path, names: re.Pattern[str]) -> None:
     with suppress(OSError):
         files = list(folder.iterdir())
         for file in files:
-            if not (names.fullmatch(file.name) and stat.S_ISREG(file.lstat().st_mode)):
+            if not (names.fullmatch(file.name) and _is_plain(file.lstat())):
                 return
         for file in files:
             file.unlink()
         folder.rmdir()
+
+
+def _is_ours(state: os.stat_result) -> bool:
+    """Check the result of lstat: this user's."""
+    return os.name != "posix" or state.st_uid == os.geteuid()
+
+
+def _is_plain(state: os.stat_result) -> bool:
+    """Check the result of lstat: a regular file of this user."""
+    return stat.S_ISREG(state.st_mode) and _is_ours(state)

@@ -174,9 +174,15 @@ class Sqlite:
             connection.text_factory = bytes
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(_VALUE_BYTES + self._size, 2**31 - 1))
             connection.set_progress_handler(lambda: time.thread_time() > deadline, _STEPS)
-            for pragma in _CAREFUL:
-                connection.execute(f"PRAGMA {pragma}")
-            yield connection
+            try:
+                for pragma in _CAREFUL:
+                    connection.execute(f"PRAGMA {pragma}")
+                yield connection
+            except sqlite3.OperationalError as error:
+                if time.thread_time() <= deadline:
+                    raise
+                # SQLite calls it "interrupted".
+                raise TraceError(self.path, "is damaged: it takes too long to read", EXPORT_AGAIN) from error
 
     def _select(self, table: str, expressions: Iterable[str], rows: Rows | None = None) -> Iterator[tuple[Any, ...]]:
         """Rows of a table, with texts as bytes."""

@@ -165,7 +165,7 @@ def test_text_behind_many_integers_is_refused(tmp_path):
 
 def test_reading_ends_after_a_time(export, monkeypatch):
     monkeypatch.setattr(nsys_tables, "_SECONDS", -1e6)
-    with pytest.raises(nsightkit.TraceError, match=r"takes too long to read|interrupted"):
+    with pytest.raises(nsightkit.TraceError, match="takes too long to read"):
         nsightkit.load(export)["kernels"]
 
 
