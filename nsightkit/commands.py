@@ -95,7 +95,7 @@ def _require_free(out: Path, overwrite: bool, traces: "list[Path]", folder: bool
     """Refuse a place for a result before anything is read: one that is taken, or where a trace lies."""
     from nsightkit.trace import files, store
 
-    if out.exists() and any(trace.exists() and out.samefile(trace) for trace in traces):
+    if any(files.is_same(out, trace) for trace in traces):
         raise UsageError(f"{out}: this is the trace itself; give another name")
     require_free = store.require_free if folder else files.require_free
     require_free(out, overwrite=overwrite)

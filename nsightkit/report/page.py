@@ -20,7 +20,7 @@ from nsightkit.report.sides import Side, sides_of
 from nsightkit.report.tables import SECTIONS, Listing, Section, listings
 from nsightkit.safe import plain
 from nsightkit.table import column_of
-from nsightkit.trace.files import replacing, require_free
+from nsightkit.trace.files import is_same, replacing, require_free
 from nsightkit.trace.model import Trace
 from nsightkit.version import __version__
 
@@ -56,7 +56,7 @@ def write(traces: Mapping[str, Trace], path: AnyPath, *, selection: str = "", ov
     """
     path = Path(path)
     for trace in traces.values():
-        if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
+        if trace.path is not None and is_same(path, Path(trace.path)):
             raise UsageError(f"{path} is a trace itself; give another name for the report")
     require_free(path, overwrite=overwrite)
     page = html(traces, selection=selection).encode("utf-8", "replace")

@@ -37,6 +37,18 @@ def require_regular(path: Path) -> None:
         raise TraceError(path, "is not a regular file", "give a file that holds the data itself")
 
 
+def is_same(path: Path, other: Path) -> bool:
+    """Whether two paths lead to one file or folder that exists.
+
+    Parameters
+    ----------
+    path, other : Path
+    """
+    with suppress(OSError):  # absent, or a name that no file can have
+        return path.samefile(other)
+    return False
+
+
 def require_free(path: Path, *, overwrite: bool = False) -> None:
     """Raise UsageError unless a file may be written there.
 
