@@ -45,6 +45,7 @@ def profiler(**options: Any) -> Any:
 
 
 def _main() -> None:
+    """Run the program of the job under the profiler, as its own ``__main__``, and write the trace."""
     job = json.loads(sys.argv[1])
     arguments = job["arguments"]
     draft = Path(f"{job['output']}.part.json")
@@ -66,7 +67,7 @@ def _main() -> None:
         running.export_chrome_trace(str(draft))
         # Not by torch, which compresses line by line and takes ten times as long.
         with draft.open("rb") as plain, gzip.open(f"{draft}.gz", "wb", compresslevel=6) as compressed:
-            shutil.copyfileobj(plain, compressed, 1 << 20)
+            shutil.copyfileobj(plain, compressed, 1 << 20)  # 1 MiB at a time
         draft.unlink()
         Path(f"{draft}.gz").replace(job["output"])
 

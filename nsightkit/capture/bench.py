@@ -29,7 +29,9 @@ __all__ = ["FORMAT", "Cell", "bench", "cells", "write"]
 
 #: Version of the document's layout.
 FORMAT = 1
+#: Fields of a Configuration that the child's LMConfig has as well.
 _SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
+#: The same for all cells, with their defaults.
 _SWITCHES = {"attention": "sdpa", "compiled": False, "nvtx": False, "annotate_mha": False}
 #: Fields of a row from the child; null where it gives none.
 _RESULTS = ("where", "detail", "first_step_ns", "peak_allocated_bytes", "peak_reserved_bytes", "clock")
@@ -94,7 +96,7 @@ def cells(
     switches = _SWITCHES | switches
     if switches["compiled"] and switches["annotate_mha"]:
         raise UsageError("a compiled model has no ranges inside: its parts are fused; leave out one of the two")
-    made = []
+    combinations = []
     for name in names:
         model = find(name)
         if batch is not None:
@@ -103,8 +105,8 @@ def cells(
             sized = dataclasses.replace(model, context=context)
             for mode in modes:
                 for precision in precisions:
-                    made.append(Cell(sized, {"mode": mode, "precision": precision, **switches}))
-    return made
+                    combinations.append(Cell(sized, {"mode": mode, "precision": precision, **switches}))
+    return combinations
 
 
 def bench(
@@ -177,11 +179,11 @@ def _device(device: str | None) -> str:
 
 
 def _measure(cell: Cell, document: Json) -> Json:
-    """Measure a cell in a child process."""
+    """Measure a cell in a child process; gives fields of its row, and the GPU and the provenance where asked for."""
     if cell.switches["precision"] == "tf32" and document["device"] == "cpu":
         return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
     job = {name: document[name] for name in ("device", "warmup", "steps")}
-    job["describe"] = document["provenance"] is None  # once is enough
+    job["describe"] = document["provenance"] is None  # the machine is described once, by the first child
     # Fields of LMConfig: the child gets sizes, not names.
     parameters = {name: getattr(cell.configuration, name) for name in _SIZES} | cell.switches
     parameters["annotate"] = parameters.pop("nvtx")
@@ -189,6 +191,7 @@ def _measure(cell: Cell, document: Json) -> Json:
 
 
 def _row(cell: Cell, result: Json) -> Json:
+    """Make a cell's row of the document: its sizes and switches, the child's results, and figures from the samples."""
     model, switches = cell
     cost = envelope(model)
     row: Json = {"config": model.name, "params": cost.params, "batch": model.batch, "context": model.context}
@@ -206,13 +209,13 @@ def _row(cell: Cell, result: Json) -> Json:
     row["samples_ns"] = samples
     if not samples:
         return row
-    median = statistics.median(samples)
-    row["median_ns"] = round(median)
+    median_ns = statistics.median(samples)
+    row["median_ns"] = round(median_ns)
     row["mean_ns"] = round(statistics.fmean(samples))
     if len(samples) > 1:
         row["std_ns"] = round(statistics.stdev(samples))
-    row["tokens_per_s"] = model.tokens / median * 1e9
-    row["tflops"] = row["flops"] / median / 1e3
+    row["tokens_per_s"] = model.tokens / median_ns * 1e9
+    row["tflops"] = row["flops"] / median_ns / 1e3  # FLOPs per ns are GFLOP/s
     if row["peak_tflops"]:
         row["mfu_datasheet"] = row["tflops"] / row["peak_tflops"]
     return row

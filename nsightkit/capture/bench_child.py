@@ -54,11 +54,11 @@ def main(
 
 
 def _measure(device: str, parameters: Json, warmup: int, steps: int) -> Json:
-    """Time the steps; when memory runs out, name the phase."""
+    """Time the steps; gives the samples, or the phase in which memory ran out."""
     running: lm.Run | None = None
     try:
         running = lm.run(device, **parameters)
-        first = time_calls(running.step, warmup=0, repetitions=1, device=device).tolist() if warmup else []
+        first_sample = time_calls(running.step, warmup=0, repetitions=1, device=device).tolist() if warmup else []
         for _ in range(warmup - 1):
             running.step()
         with marked("measure", parameters["annotate"]):
@@ -71,7 +71,7 @@ def _measure(device: str, parameters: Json, warmup: int, steps: int) -> Json:
     return {
         "status": "ok",
         "samples_ns": samples,
-        "first_step_ns": (first + samples)[0],
+        "first_step_ns": (first_sample + samples)[0],  # without warm-up, the first sample
         "clock": "cuda-event" if device.startswith("cuda") else "perf_counter",
     }
 

@@ -24,7 +24,7 @@ _UNITS = ("fp32", "tf32", "bf16", "fp16", "fp8", "memory")
 _SIZE = 8192
 #: Size of each tensor of the copy: far more than any cache.
 _COPY_BYTES = 4_000_000_000
-#: Duration of the warm-up and of the timed run.
+#: How long an operation runs to warm up, and is timed: until the clock has settled, and for a steady median.
 _WARMUP_NS = 2e9
 _TIMED_NS = 3e9
 
@@ -62,29 +62,35 @@ def measure(echo: Callable[[str], object]) -> list[Json]:
 
 
 def _gemm(precision: str) -> Json:
-    """Multiply two random matrices."""
+    """Measure a matmul of two random matrices; gives its row of the hardware table."""
     if precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
         raise RuntimeError("this GPU has no TF32")
     with ceilings.gemm("cuda", _SIZE, _SIZE, _SIZE, precision) as work:
-        row, time_ns = _run(work.operation, f"GEMM {_SIZE}x{_SIZE} {_SIZE}x{_SIZE}")
-    return row | {"unit": precision, "accumulate": "fp32", "tflops": 2 * _SIZE**3 / time_ns / 1e3}
+        row, time_ns = _time_for_seconds(work.operation, f"GEMM {_SIZE}x{_SIZE} {_SIZE}x{_SIZE}")
+    tflops = 2 * _SIZE**3 / time_ns / 1e3  # FLOPs per ns are GFLOP/s
+    return row | {"unit": precision, "accumulate": "fp32", "tflops": tflops}
 
 
 def _copy() -> Json:
-    """Copy a tensor within the GPU's memory."""
+    """Measure a copy of a tensor within the GPU's memory; gives its row of the hardware table."""
     free_bytes, _ = torch.cuda.mem_get_info()
     megabytes = min(_COPY_BYTES, free_bytes // 4) // 10**6
     with ceilings.copy("cuda", megabytes, "copy") as work:
-        row, time_ns = _run(work.operation, f"copy of {megabytes:,} MB")
-    return row | {"unit": "memory", "gb_per_s": 2 * megabytes * 10**6 / time_ns}  # read once, written once
+        row, time_ns = _time_for_seconds(work.operation, f"copy of {megabytes:,} MB")
+    # Each byte is read once and written once; bytes per ns are GB/s.
+    return row | {"unit": "memory", "gb_per_s": 2 * megabytes * 10**6 / time_ns}
 
 
-def _run(call: Callable[[], object], what: str) -> tuple[Json, float]:
-    """Run an operation for seconds; returns a row without its rate, and the median nanoseconds of a call."""
-    first_ns = time_calls(call, warmup=2, repetitions=1, device="cuda")[0]
+def _time_for_seconds(operation: Callable[[], object], description: str) -> tuple[Json, float]:
+    """Time an operation over and over for a few seconds.
+
+    Gives its row of the hardware table, in which the caller fills in unit and rate, and the median ns of a call.
+    """
+    first_ns = time_calls(operation, warmup=2, repetitions=1, device="cuda")[0]
     warmup = round(_WARMUP_NS / first_ns)
     repetitions = round(_TIMED_NS / first_ns) + 1
-    samples = time_calls(call, warmup=warmup, repetitions=repetitions, device="cuda")
-    source = f"measured {dt.datetime.now(dt.UTC).date()}: {what}, median of {repetitions}"
+    samples = time_calls(operation, warmup=warmup, repetitions=repetitions, device="cuda")
+    source = f"measured {dt.datetime.now(dt.UTC).date()}: {description}, median of {repetitions}"
+    # COLUMNS is a row in which every column is None.
     row = hardware.COLUMNS | {"gpu": torch.cuda.get_device_name(), "source": source}
     return row, float(np.median(samples))

@@ -14,8 +14,8 @@ from nsightkit.errors import NsightkitError
 from nsightkit.safe import Json
 from nsightkit.trace.programs import run, said, tail
 
-#: Begins the line with a child's result, among whatever else is printed there.
-_ANSWER = "nsightkit's child: "
+#: Begins the line with a child's result, among whatever else the child prints.
+_RESULT_PREFIX = "nsightkit's child: "
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def ask_child(module: str, job: Json, timeout_s: float) -> Json:
     Parameters
     ----------
     module : str
-        It ends with :func:`answer`.
+        Its last call is :func:`answer`, which prints the line that is read here.
     job : mapping
         JSON values.
     timeout_s : float
@@ -82,19 +82,19 @@ def ask_child(module: str, job: Json, timeout_s: float) -> Json:
         It left no result; the message has its exit code and last lines.
     """
     try:
-        done = run([sys.executable, "-m", module, json.dumps(job)], timeout_s, env=child_environment())
+        finished = run([sys.executable, "-m", module, json.dumps(job)], timeout_s, env=child_environment())
     except subprocess.TimeoutExpired as error:
         last_lines = tail(error.output, 3) or "none"
         raise NsightkitError(f"not done within {timeout_s:g} s; its last lines: {last_lines}") from error
-    for line in done.stdout.splitlines():
-        if line.startswith(_ANSWER):
-            return dict(json.loads(line.removeprefix(_ANSWER)))
-    if done.returncode == -9:
+    for line in finished.stdout.splitlines():
+        if line.startswith(_RESULT_PREFIX):
+            return dict(json.loads(line.removeprefix(_RESULT_PREFIX)))
+    if finished.returncode == -9:  # SIGKILL, which Linux sends when memory runs out
         raise NsightkitError("killed; the machine probably ran out of memory")
     hint = ""
-    if "No module named 'torch'" in done.stdout:
+    if "No module named 'torch'" in finished.stdout:  # `run` puts stderr there, too
         hint = "install torch first (pip install 'nsightkit[torch]'); "
-    raise NsightkitError(f"{hint}exit code {done.returncode}: {tail(done.stdout, 4)}")
+    raise NsightkitError(f"{hint}exit code {finished.returncode}: {tail(finished.stdout, 4)}")
 
 
 def answer(main: Callable[..., Json]) -> None:
@@ -106,4 +106,4 @@ def answer(main: Callable[..., Json]) -> None:
         Takes the job's values by name, and returns JSON values.
     """
     values = main(**json.loads(sys.argv[1]))
-    print(f"\n{_ANSWER}{json.dumps(values)}", flush=True)
+    print(f"\n{_RESULT_PREFIX}{json.dumps(values)}", flush=True)

@@ -13,7 +13,7 @@ from nsightkit.capture.nsys import importer
 from nsightkit.errors import NsightkitError
 from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, Tool, dotted, environment, said
 
-#: Status, finding and remedy.
+#: Status, what was found, and remedy: as the columns of :func:`report`.
 _Finding = tuple[str, str, str]
 
 
@@ -27,9 +27,9 @@ def report() -> list[dict[str, str]]:
         (empty when there is nothing to do).
     """
     rows = []
-    for check, look in _CHECKS.items():
+    for check, run_check in _CHECKS.items():
         try:
-            status, found, remedy = look()
+            status, found, remedy = run_check()
         except NsightkitError as error:
             found, _, remedy = str(error).partition("; ")
             status = "missing"
@@ -50,12 +50,14 @@ def installed(package: str) -> str | None:
         return None
 
 
-def _tool(tool: Tool) -> _Finding:
+def _check_tool(tool: Tool) -> _Finding:
+    """Look for nsys or ncu, and ask for its version."""
     program = tool.require()
     return "ok", f"{dotted(tool.version(program))} at {program}", ""
 
 
-def _importer() -> _Finding:
+def _check_importer() -> _Finding:
+    """Look for nsys's importer, and for the libraries that it is linked with."""
     nsys = NSYS.require()
     program = importer(nsys)
     if program is None:
@@ -70,7 +72,8 @@ def _importer() -> _Finding:
     return "ok", str(program), ""
 
 
-def _counters() -> _Finding:
+def _check_counters() -> _Finding:
+    """Look up whether the driver lets this user read the GPU's counters."""
     try:
         parameters = Path("/proc/driver/nvidia/params").read_text(errors="replace")
     except OSError:
@@ -87,15 +90,16 @@ def _counters() -> _Finding:
     return "ok", "allowed", ""
 
 
-def _package(name: str, status: str, remedy: str) -> _Finding:
-    """Look for a package; status and remedy are those of its absence."""
+def _check_package(name: str, status: str, remedy: str) -> _Finding:
+    """Look for a package; `status` and `remedy` are given where it is not installed."""
     version = installed(name)
     if version is None:
         return status, "not installed", remedy
     return "ok", version, ""
 
 
-def _gpu() -> _Finding:
+def _check_gpu() -> _Finding:
+    """Look for a GPU that torch can use."""
     name = gpu_name()
     if name is None:
         return "missing", "torch sees none", "only capturing and measuring need one; reading traces does not"
@@ -103,16 +107,16 @@ def _gpu() -> _Finding:
 
 
 _CHECKS: dict[str, Callable[[], _Finding]] = {
-    "nsys (timeline capture, .nsys-rep)": lambda: _tool(NSYS),
-    "nsys importer (turns a capture into a report)": _importer,
-    "NVTX ranges from Python": lambda: _package("nvtx", "missing", "pip install 'nsightkit[capture]'"),
-    "ncu (kernel analysis)": lambda: _tool(NCU),
-    "ncu-report (reads .ncu-rep)": lambda: _package(
+    "nsys (timeline capture, .nsys-rep)": lambda: _check_tool(NSYS),
+    "nsys importer (turns a capture into a report)": _check_importer,
+    "NVTX ranges from Python": lambda: _check_package("nvtx", "missing", "pip install 'nsightkit[capture]'"),
+    "ncu (kernel analysis)": lambda: _check_tool(NCU),
+    "ncu-report (reads .ncu-rep)": lambda: _check_package(
         "ncu-report", "warn", "pip install 'nsightkit[ncu]', unless ncu is here, or give its CSV"
     ),
-    "GPU performance counters (ncu, GPU metrics)": _counters,
-    "torch (workloads, torch.profiler)": lambda: _package(
+    "GPU performance counters (ncu, GPU metrics)": _check_counters,
+    "torch (workloads, torch.profiler)": lambda: _check_package(
         "torch", "missing", "pip install 'nsightkit[torch]', or the wheel of your choice first"
     ),
-    "CUDA GPU (live measurements, recordings)": _gpu,
+    "CUDA GPU (live measurements, recordings)": _check_gpu,
 }

@@ -60,19 +60,19 @@ def recording(
     # first needs a name, so it is not too late; exported names, such as autograd's, are found either way.
     os.environ.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
     # C++ frames cost some microseconds an event; only they tell autograd's kernels and library workspaces apart.
-    record: Any = torch.cuda.memory._record_memory_history
-    wanted: dict[str, Any] = {"context": context, "stacks": "all", "max_entries": max_entries, "clear_history": True}
+    record_history: Any = torch.cuda.memory._record_memory_history
+    arguments: dict[str, Any] = {"context": context, "stacks": "all", "max_entries": max_entries, "clear_history": True}
     try:
-        record(enabled="all", **wanted, global_record_annotations=True)
+        record_history(enabled="all", **arguments, global_record_annotations=True)
     except TypeError:  # an older version, without annotations
-        record(enabled="all", **wanted)
+        record_history(enabled="all", **arguments)
     try:
         yield
     finally:
         try:
             write(torch.cuda.memory._snapshot(), path)
         finally:
-            record(enabled=None)
+            record_history(enabled=None)
 
 
 def write(taken: Json, output: AnyPath) -> Path:

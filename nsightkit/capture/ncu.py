@@ -22,6 +22,7 @@ PERMISSION = (
     "host's administrator set NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module and reboot. Timelines "
     "(nsightkit capture nsys, torch) need no counters"
 )
+#: Long names of ncu's short options.
 _SHORT_NAMES = {
     "-c": "--launch-count",
     "-f": "--force-overwrite",
@@ -29,10 +30,11 @@ _SHORT_NAMES = {
     "-o": "--export",
     "-s": "--launch-skip",
 }
+#: Options that ncu gets unless the user gives them.
 _DEFAULTS = {"--target-processes": "all", "--clock-control": "none"}
 #: Options that choose launches. --launch-skip does not: all later launches remain.
-_FILTERS = ("--kernel-name", "--kernel-id", "--launch-count", "--nvtx-include")
-_PRIVATE = (
+_LAUNCH_FILTERS = ("--kernel-name", "--kernel-id", "--launch-count", "--nvtx-include")
+_PRIVACY_NOTE = (
     "the report holds the program's environment and command line, and this machine's host name and addresses: do "
     "not publish it as it is"
 )
@@ -80,19 +82,19 @@ def profile(
     """
     if not command:
         raise UsageError("no command given; on the command line, put -- before the program")
-    given = parse(ncu_args, _SHORT_NAMES)
-    if given.get("--set") == "full" and not any(name in given for name in _FILTERS):
+    user_options = parse(ncu_args, _SHORT_NAMES)
+    if user_options.get("--set") == "full" and not any(name in user_options for name in _LAUNCH_FILTERS):
         raise UsageError(
             "--set full replays every launch of the program dozens of times: hours, and gigabytes of report; choose "
             "launches (-c 3, -k regex:gemm, or --nvtx --nvtx-include), or all of them with -k regex:."
         )
     report = target(output, ".ncu-rep", overwrite=overwrite)
     ncu = NCU.require()
-    chosen = choose(ncu_args, given, _DEFAULTS, NCU.ask(ncu, "--help"))
+    options = choose(ncu_args, user_options, _DEFAULTS, NCU.ask(ncu, "--help"))
     with drafted(report) as draft:
         log_file = draft.with_name("log.txt")
         files = [f"--export={unexpanded(draft)}", f"--log-file={unexpanded(log_file)}"]
-        returncode, notes = watch([str(ncu), *chosen, *files, *command], timeout_s, env)
+        returncode, notes = watch([str(ncu), *options, *files, *command], timeout_s, env)
         log = ""
         if log_file.is_file():
             log = log_file.read_text(errors="replace")
@@ -107,28 +109,30 @@ def profile(
                 "profile on another runtime or machine; timelines (nsightkit capture nsys, torch) need no counters"
             )
         if not draft.is_file():
-            raise NsightkitError(f"{_why_no_report(log, given)} (ncu's exit code: {returncode})")
+            raise NsightkitError(f"{_why_no_report(log, user_options)} (ncu's exit code: {returncode})")
     notes += re.findall(r"^==(?:WARNING|ERROR)== (.*)", log, re.MULTILINE)[:3]
-    notes.append(_PRIVATE)
-    shown = [str(ncu), *chosen, f"--export={unexpanded(report)}", *command]
-    return Captured(report, report, shown, returncode, notes)
+    notes.append(_PRIVACY_NOTE)
+    # As a person would run it: with the report's final name, not the draft's.
+    ran = [str(ncu), *options, f"--export={unexpanded(report)}", *command]
+    return Captured(trace=report, report=report, ran=ran, returncode=returncode, notes=notes)
 
 
 # -- failures ----------------------------------------------------------------------------------------------------
 
 
-def _why_no_report(log: str, given: Mapping[str, str]) -> str:
+def _why_no_report(log: str, user_options: Mapping[str, str]) -> str:
+    """Explain a missing report by ncu's log and by the options that choose launches."""
     if "failed to connect to the CUDA driver" in log:
         return "ncu found no CUDA driver, so it did not run the program; run it where a GPU is"
     if "No kernels were profiled" not in log:
         return f"ncu wrote no report: {tail(log, 3) or 'its message is above'}"
     reasons = ["ncu profiled no kernel; check that the program runs without ncu, and uses a GPU that it sees"]
-    if "--kernel-name" in given:
+    if "--kernel-name" in user_options:
         reasons.append(
             "that a kernel's base name matches (cuBLAS on Hopper calls its kernels nvjet_…: try "
             "-k 'regex:nvjet|gemm|cutlass|xmma|triton')"
         )
-    if "--nvtx-include" in given:
+    if "--nvtx-include" in user_options:
         reasons.append(
             "that the ranges contain launches; push/pop ranges (torch.cuda.nvtx, phase) need a slash, and ranges of a "
             "domain its name: --nvtx --nvtx-include 'DOMAIN@step/'"

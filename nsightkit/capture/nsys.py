@@ -18,6 +18,7 @@ from nsightkit.trace.programs import NSYS, environment, to_sqlite
 
 __all__ = ["importer", "profile"]
 
+#: Long names of nsys's short options.
 _SHORT_NAMES = {
     "-c": "--capture-range",
     "-e": "--env-var",
@@ -27,10 +28,10 @@ _SHORT_NAMES = {
     "-s": "--sample",
     "-t": "--trace",
 }
-#: CPU sampling needs rights that containers rarely give, and costs time.
+#: Options that nsys gets unless the user gives them. CPU sampling needs rights that containers rarely give, and time.
 _DEFAULTS = {"--trace": "cuda,nvtx,osrt", "--sample": "none", "--cpuctxsw": "none"}
-_OLD_NVTX = "the nvtx package from 0.2.12 on emits nothing under nsys 2023.4 and older: install nvtx==0.2.11"
-_PRIVATE = "the report holds this machine's environment variables and host name: do not publish it as it is"
+_NVTX_REMEDY = "the nvtx package from 0.2.12 on emits nothing under nsys 2023.4 and older: install nvtx==0.2.11"
+_PRIVACY_NOTE = "the report holds this machine's environment variables and host name: do not publish it as it is"
 
 
 def profile(
@@ -77,33 +78,36 @@ def profile(
     """
     if not command:
         raise UsageError("no command given; on the command line, put -- before the program")
-    given = parse(nsys_args, _SHORT_NAMES)
-    if given.get("--capture-range-end", "").startswith("repeat"):
+    user_options = parse(nsys_args, _SHORT_NAMES)
+    if user_options.get("--capture-range-end", "").startswith("repeat"):
         raise UsageError("--capture-range-end=repeat writes several reports; use stop, and capture once for each")
     report = target(output, ".nsys-rep", overwrite=overwrite)
     export = target(report.with_suffix(".sqlite"), ".sqlite", overwrite=overwrite)
     nsys = NSYS.require()
-    chosen = choose(nsys_args, given, _defaults(given), NSYS.ask(nsys, "profile", "--help"))
+    options = choose(nsys_args, user_options, _defaults(user_options), NSYS.ask(nsys, "profile", "--help"))
     with drafted(report) as draft:
-        ran = [str(nsys), "profile", *chosen, f"--output={unexpanded(draft.with_suffix(''))}", *command]
-        returncode, notes = watch(ran, timeout_s, environment(env))
-        unfinished = draft.with_suffix(".qdstrm")
-        if unfinished.exists() and not draft.exists():
-            kept = unfinished.replace(report.with_suffix(".qdstrm"))  # the run may have been costly
-            raise NsightkitError(f"nsys could not import its raw capture, kept as {kept}; 'nsightkit doctor' says why")
+        draft_command = [str(nsys), "profile", *options, f"--output={unexpanded(draft.with_suffix(''))}", *command]
+        returncode, notes = watch(draft_command, timeout_s, environment(env))
+        raw_capture = draft.with_suffix(".qdstrm")
+        if raw_capture.exists() and not draft.exists():
+            raw_capture = raw_capture.replace(report.with_suffix(".qdstrm"))  # keep it: the run may have been costly
+            problem = f"nsys could not import its raw capture, kept as {raw_capture}"
+            raise NsightkitError(f"{problem}; 'nsightkit doctor' says why")
         if not draft.exists():
-            raise NsightkitError(f"nsys wrote no report (exit code {returncode}); {_remedy(given)}")
-    notes.append(_PRIVATE)
-    shown = [str(nsys), "profile", *chosen, f"--output={unexpanded(report.with_suffix(''))}", *command]
-    return Captured(to_sqlite(report, export), report, shown, returncode, notes)
+            raise NsightkitError(f"nsys wrote no report (exit code {returncode}); {_remedy(user_options)}")
+    notes.append(_PRIVACY_NOTE)
+    # As a person would run it: with the report's final name, not the draft's.
+    ran = [str(nsys), "profile", *options, f"--output={unexpanded(report.with_suffix(''))}", *command]
+    return Captured(trace=to_sqlite(report, export), report=report, ran=ran, returncode=returncode, notes=notes)
 
 
-def _defaults(given: Mapping[str, str]) -> dict[str, str]:
+def _defaults(user_options: Mapping[str, str]) -> dict[str, str]:
+    """List the options that nsys gets unless the user gives them; some depend on the user's options."""
     defaults = dict(_DEFAULTS)
-    if "--capture-range" in given:
+    if "--capture-range" in user_options:
         # nsys's own default, stop-shutdown, ends the program with SIGTERM when the range closes.
         defaults["--capture-range-end"] = "stop"
-    if given.get("--capture-range") == "nvtx":
+    if user_options.get("--capture-range") == "nvtx":
         # By default only registered strings open the range, and torch.cuda.nvtx pushes plain ones.
         defaults["--env-var"] = "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"
     return defaults
@@ -112,15 +116,16 @@ def _defaults(given: Mapping[str, str]) -> dict[str, str]:
 # -- failures ----------------------------------------------------------------------------------------------------
 
 
-def _remedy(given: Mapping[str, str]) -> str:
-    if given.get("--capture-range") == "cudaProfilerApi":
+def _remedy(user_options: Mapping[str, str]) -> str:
+    """Say what to do when nsys wrote no report, by how its range was to open."""
+    if user_options.get("--capture-range") == "cudaProfilerApi":
         return "the program must call torch.cuda.profiler.start(), or cudaProfilerStart, after it has used the GPU"
-    if given.get("--capture-range") == "nvtx":
-        name = given.get("--nvtx-capture", "NAME")
+    if user_options.get("--capture-range") == "nvtx":
+        name = user_options.get("--nvtx-capture", "NAME")
         plain = name.partition("@")[0]
         return (
             f"without a message of nsys above, no range {name!r} was opened: check its spelling, and add its domain if "
-            f"it has one ({plain}@DOMAIN, or {plain}@* for any); {_OLD_NVTX}"
+            f"it has one ({plain}@DOMAIN, or {plain}@* for any); {_NVTX_REMEDY}"
         )
     return "without a message of nsys above, run the program alone, and check the free space for temporary files"
 
@@ -136,13 +141,13 @@ def importer(nsys: Path) -> Path | None:
     -------
     Path or None
     """
-    real = nsys.resolve()
+    nsys_binary = nsys.resolve()
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        if real.stat().st_size < 10_000:  # a wrapper script, which names the program
-            named = re.search(r"""(/[^"'\n]*/nsys)\b""", real.read_text())
-            if named:
-                real = Path(named[1]).resolve()
-    for folder in list(real.parents)[:3]:
+        if nsys_binary.stat().st_size < 10_000:  # a wrapper script, which names the program
+            path_in_script = re.search(r"""(/[^"'\n]*/nsys)\b""", nsys_binary.read_text())
+            if path_in_script:
+                nsys_binary = Path(path_in_script[1]).resolve()
+    for folder in list(nsys_binary.parents)[:3]:
         programs = sorted(folder.glob("host*/**/QdstrmImporter"))
         if programs:
             return programs[0]

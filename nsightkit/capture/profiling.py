@@ -73,7 +73,7 @@ def parse(arguments: Sequence[str], short_names: Mapping[str, str]) -> dict[str,
         else:
             value = word
         values[name] = value
-    values.pop("", None)
+    values.pop("", None)  # a value that no option came before
     return values
 
 
@@ -101,8 +101,8 @@ def choose(
     for name in _RESERVED:
         if name in given:
             raise UsageError(f"{name} is set by nsightkit; its own --output and --overwrite take its place")
-    chosen = [f"{name}={value}" for name, value in defaults.items() if name not in given and name in help_text]
-    return [*chosen, *arguments]
+    our_options = [f"{name}={value}" for name, value in defaults.items() if name not in given and name in help_text]
+    return [*our_options, *arguments]
 
 
 # -- files and runs ----------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def watch(command: list[str], timeout_s: float | None, env: dict[str, str] | Non
     limit_s = _WEEK_S if timeout_s is None else timeout_s
     start = time.monotonic()
     try:
-        done = run(command, limit_s, env=env, show=True, interrupt_s=_INTERRUPT_S)
+        finished = run(command, limit_s, env=env, show=True, interrupt_s=_INTERRUPT_S)
     except subprocess.TimeoutExpired as error:
         problem = f"{command[0]} was not done within {limit_s:g} s and ignored an interrupt"
         raise NsightkitError(f"{problem}; profile fewer steps, or allow more time") from error
@@ -173,6 +173,6 @@ def watch(command: list[str], timeout_s: float | None, env: dict[str, str] | Non
     notes = []
     if time.monotonic() - start >= limit_s:
         notes.append(f"the program was interrupted after {limit_s:g} s; the trace ends there")
-    if done.returncode:
-        notes.append(f"the program ended with exit code {done.returncode}; its trace is kept")
-    return done.returncode, notes
+    if finished.returncode:
+        notes.append(f"the program ended with exit code {finished.returncode}; its trace is kept")
+    return finished.returncode, notes

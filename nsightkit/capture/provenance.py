@@ -24,8 +24,8 @@ from nsightkit.trace.programs import NCU, NSYS, Tool, dotted, said
 
 #: Version of the layout of recordings.
 FORMAT = 1
-#: Facts of a GPU, and nvidia-smi's names for them.
-_OF_GPU = {
+#: nvidia-smi's fields, by the facts of a GPU that they give.
+_SMI_FIELDS = {
     "driver": "driver_version",
     "power_limit_w": "power.limit",
     "sm_clock_max_mhz": "clocks.max.sm",
@@ -57,11 +57,12 @@ def collect(*, device: str, **facts: Any) -> Json:
         "dirty": dirty,
         "gpu": _gpu(device) if device.startswith("cuda") else None,
         "cpu": {"model": _cpu_model(), "cores": os.cpu_count()},
-        "software": {**_software(), "nsys": _version(NSYS), "ncu": _version(NCU)},
+        "software": {**_software(), "nsys": _tool_version(NSYS), "ncu": _tool_version(NCU)},
     }
 
 
-def _version(tool: Tool) -> str | None:
+def _tool_version(tool: Tool) -> str | None:
+    """Ask an installed nsys or ncu for its version; None where there is none."""
     with contextlib.suppress(NsightkitError):
         program = tool.find()
         if program is not None:
@@ -70,6 +71,7 @@ def _version(tool: Tool) -> str | None:
 
 
 def _gpu(device: str) -> Json:
+    """Describe a GPU by name, memory, compute capability, driver and limits."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.device(device))
@@ -78,11 +80,12 @@ def _gpu(device: str) -> Json:
         "memory_gib": round(properties.total_memory / 2**30),
         "compute_capability": f"{properties.major}.{properties.minor}",
     }
-    answers = utilization.ask_smi(device, _OF_GPU.values())
-    return facts | dict(zip(_OF_GPU, answers, strict=False))
+    values = utilization.ask_smi(device, _SMI_FIELDS.values())
+    return facts | dict(zip(_SMI_FIELDS, values, strict=False))
 
 
 def _software() -> Json:
+    """List the versions of the operating system, Python and the packages that matter."""
     facts: Json = {
         "os": platform.system(),
         "python": platform.python_version(),
@@ -102,6 +105,7 @@ def _software() -> Json:
 
 
 def _cpu_model() -> str:
+    """Read the CPU's model name."""
     with contextlib.suppress(OSError):
         model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if model:
@@ -110,16 +114,16 @@ def _cpu_model() -> str:
 
 
 def _commit() -> tuple[str | None, bool | None]:
-    """Find the commit of this source tree; NSIGHTKIT_COMMIT names the commit of a copy without .git."""
+    """Find the commit of this source tree, and whether it has changes; NSIGHTKIT_COMMIT names that of a copy."""
     root = Path(nsightkit.__file__).parents[1]
     text = os.environ.get("NSIGHTKIT_COMMIT", "")
     # An installed package may be inside another project's checkout, whose commit is not ours.
     if not text and (root / "pyproject.toml").is_file():
         text = said("git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty").strip()
-    named = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", text)
-    if named is None:
+    match = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", text)
+    if match is None:
         return None, None
-    return named[1], named[2] is not None
+    return match[1], match[2] is not None
 
 
 def slug(name: str) -> str:

@@ -17,8 +17,8 @@ from nsightkit.trace.files import drafted
 __all__ = ["attention_back_ends", "profile_command", "profile_steps", "profiler"]
 
 _SUFFIX = ".json.gz"
-#: Operator and kernel names of each back end of PyTorch's fused attention; a replayed graph shows only the kernels.
-#: Names of cuDNN's kernels contain "flash" as well.
+#: What names of operators and kernels contain, by the back end of PyTorch's fused attention; a replayed graph shows
+#: only the kernels. Names of cuDNN's kernels contain "flash" as well.
 _BACK_ENDS = {
     "cudnn": rb"_scaled_dot_product_cudnn_attention|cudnn\w*(?:sdpa|flash|fmha)",
     "flash": rb"_scaled_dot_product_flash_attention|pytorch_flash::|[\":< ]flash_(?:fwd|bwd)_",
@@ -122,8 +122,8 @@ def profile_command(
     NsightkitError
         The program left no trace.
     """
-    ran = _python(command)
-    interpreter, *arguments = ran
+    python_command = _complete_command(command)
+    interpreter, *arguments = python_command
     destination = target(output, _SUFFIX, overwrite=overwrite)
     with drafted(destination) as draft:
         options = {"record_shapes": record_shapes, "with_stack": with_stack}
@@ -135,15 +135,15 @@ def profile_command(
                 f"the program left no trace (exit code {returncode}); its message is above: it must be a Python "
                 "program whose interpreter has torch, and finish within --timeout-s"
             )
-    return Captured(destination, destination, ran, returncode, notes)
+    return Captured(trace=destination, report=destination, ran=python_command, returncode=returncode, notes=notes)
 
 
-def _python(command: Sequence[str]) -> list[str]:
+def _complete_command(command: Sequence[str]) -> list[str]:
     """Complete a command: an interpreter, then a script, or -m and a module."""
     words = list(command)
     if not words or not Path(words[0]).name.startswith("python"):
         words.insert(0, sys.executable)
-    program = "".join(words[1:2])
+    program = "".join(words[1:2])  # empty where the interpreter is all there is
     if program == "-m" or program.endswith(".py"):
         return words
     raise UsageError(

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 
 from nsightkit.trace.programs import said
 
-#: Metrics, and nvidia-smi's names for them.
-_FIELDS = {
+#: nvidia-smi's fields, by the metrics that they give.
+_SMI_FIELDS = {
     "gpu_utilization_percent": "utilization.gpu",
     "sm_clock_mhz": "clocks.sm",
     "power_w": "power.draw",
@@ -38,10 +38,10 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[dict[str, list[floa
         no answer.
     """
     readings: dict[str, list[float]] = {}
-    if device == "cpu" or not ask_smi(device, _FIELDS.values()):
+    if device == "cpu" or not ask_smi(device, _SMI_FIELDS.values()):
         yield readings
         return
-    command = _query(device, _FIELDS.values())
+    command = _smi_command(device, _SMI_FIELDS.values())
     command.append(f"--loop-ms={round(period_s * 1e3)}")
     if shutil.which("stdbuf"):  # a program may buffer a minute of lines for a pipe
         command = ["stdbuf", "--output=L", *command]
@@ -53,16 +53,16 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[dict[str, list[floa
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            readings |= _read(process.communicate(timeout=10)[0])
+            readings |= _parse_readings(process.communicate(timeout=10)[0])
 
 
-def _read(text: str) -> dict[str, list[float]]:
+def _parse_readings(text: str) -> dict[str, list[float]]:
     """Read nvidia-smi's output; values that a GPU does not have are in brackets."""
     readings: dict[str, list[float]] = {}
     whole_lines = text.rpartition("\n")[0]  # the last may be cut off
     for line in whole_lines.splitlines():
-        for metric, value in zip(_FIELDS, line.split(", "), strict=True):
-            if metric == "slowdown_mask":
+        for metric, value in zip(_SMI_FIELDS, line.split(", "), strict=True):
+            if metric == "slowdown_mask":  # hexadecimal
                 readings.setdefault(metric, []).append(int(value, 16))
             elif not value.startswith("["):
                 readings.setdefault(metric, []).append(float(value))
@@ -84,13 +84,14 @@ def ask_smi(device: str, fields: Collection[str]) -> list[str]:
     list of str
         One value for each field, without its unit; empty if nvidia-smi does not answer.
     """
-    values = said(*_query(device, fields)).partition("\n")[0].split(", ")
+    values = said(*_smi_command(device, fields)).partition("\n")[0].split(", ")
     if len(values) == len(fields):
         return values
     return []
 
 
-def _query(device: str, fields: Collection[str]) -> list[str]:
+def _smi_command(device: str, fields: Collection[str]) -> list[str]:
+    """Make the command that asks nvidia-smi for fields of one GPU."""
     import torch
 
     # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.

@@ -44,7 +44,7 @@ def test_what_the_card_lacks_is_left_out(said, monkeypatch):
     def run(call, what):
         raise RuntimeError("no such unit\nat line 7")
 
-    monkeypatch.setattr(ceilings, "_run", run)
+    monkeypatch.setattr(ceilings, "_time_for_seconds", run)
     with pytest.raises(NsightkitError, match="nothing could be measured"):
         ceilings.measure(said.append)
     assert "fp8: no such unit" in said
