@@ -32,7 +32,7 @@ _BACKENDS = {
 }
 #: How PyTorch says that a backend does not take these inputs.
 _REFUSALS = ("No available kernel", "No viable backend", "Invalid backend")
-#: No cell is timed for longer than this in one direction.
+#: No further pass of a cell begins in one direction after this time.
 _CELL_S = 2.0
 #: Timed passes per cell and direction, after one that loads code, compiles, and allocates what libraries keep.
 _PASSES = 10
@@ -87,7 +87,8 @@ class Sweep(Workload):
             backend = "aot_eager"
             if self.device.type == "cuda":
                 backend = "inductor"
-            # fullgraph: at more sizes than PyTorch keeps versions of (8) it fails, instead of running uncompiled.
+            # fullgraph: PyTorch keeps 8 compiled versions of a function; at a ninth size it fails, instead of running
+            # uncompiled.
             self.attend = torch.compile(naive_attention, fullgraph=True, dynamic=False, backend=backend)
             self.callback(torch._dynamo.reset)
 
@@ -117,7 +118,7 @@ class Sweep(Workload):
                             raise
                         cell = {"status": "unsupported"}
                     yield row | cell
-                    self._clean()
+                    self._free_memory()
 
     def inputs(self, d_model: int, context: int) -> list[Tensor]:
         """Draw q, k and v, which require gradients, and the gradient of the output.
@@ -144,52 +145,54 @@ class Sweep(Workload):
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
         """Attend, and keep what backward needs."""
-        q, k, v, _, *future = inputs
-        return self.attend(q, k, v, *future)
+        q, k, v, _, *mask = inputs
+        return self.attend(q, k, v, *mask)
 
     def backward(self, inputs: list[Tensor], attended: Tensor) -> tuple[Tensor, ...]:
-        """Give the gradients of q, k and v."""
+        """Compute the gradients of q, k and v, given the output of :meth:`forward`."""
         return torch.autograd.grad(attended, inputs[:3], inputs[3])
 
     def _measure(self, inputs: list[Tensor], direction: str) -> dict[str, float]:
         """Time passes in one direction; on a GPU also find the peak of memory of the last one."""
         on_gpu = self.device.type == "cuda"
-        times: list[float] = []
+        times_ns: list[float] = []
         begun = time.perf_counter()
-        while len(times) < 2 or (len(times) <= _PASSES and time.perf_counter() - begun < _CELL_S):
-            work: Callable[[], object] = functools.partial(self.forward, inputs)
+        # The first pass warms up and does not count; at least one more is timed.
+        while len(times_ns) < 2 or (len(times_ns) <= _PASSES and time.perf_counter() - begun < _CELL_S):
+            pass_once: Callable[[], object] = functools.partial(self.forward, inputs)
             if direction == "backward":
-                work = functools.partial(self.backward, inputs, self.forward(inputs))
+                pass_once = functools.partial(self.backward, inputs, self.forward(inputs))
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats(self.device)
-            times.append(self._time_ns(work))
-        measured = {"median_ns": statistics.median(times[1:])}
+            times_ns.append(self._time_ns(pass_once))
+        figures = {"median_ns": statistics.median(times_ns[1:])}
         if on_gpu:
-            measured["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
-        return measured
+            figures["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
+        return figures
 
-    def _time_ns(self, work: Callable[[], object]) -> float:
+    def _time_ns(self, pass_once: Callable[[], object]) -> float:
         """Time one pass, on the GPU's clock where there is one."""
         if self.device.type != "cuda":
             start = time.perf_counter_ns()
-            work()
+            pass_once()
             return float(time.perf_counter_ns() - start)
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
-        work()
+        pass_once()
         end.record()
         torch.cuda.synchronize(self.device)
         return float(begin.elapsed_time(end) * 1e6)
 
-    def _clean(self) -> None:
-        """Return the memory of the last cell."""
+    def _free_memory(self) -> None:
+        """Return the memory of the last cell to the GPU, so that the next one begins with all of it."""
         if self.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
 
 
 def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend through the backend of scaled_dot_product_attention that is enabled."""
     # is_causal, not a mask: a mask tensor would rule out flash attention.
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 

@@ -96,8 +96,8 @@ def copy(device: str, megabytes: int, kind: str) -> Ceiling:
     """
     work = Ceiling(device)
     torch.manual_seed(0)
-    numbers = megabytes * 10**6 // 4
-    b = torch.randn(numbers, device=work.device)
+    elements = megabytes * 10**6 // 4
+    b = torch.randn(elements, device=work.device)
     if kind == "read":
         work.operation = b.sum
     elif kind == "copy":
@@ -105,6 +105,6 @@ def copy(device: str, megabytes: int, kind: str) -> Ceiling:
         work.operation = lambda: a.copy_(b)
     else:
         a = torch.empty_like(b)
-        c = torch.randn(numbers, device=work.device)
+        c = torch.randn(elements, device=work.device)
         work.operation = lambda: torch.add(b, c, alpha=3.0, out=a)
     return work

@@ -35,7 +35,8 @@ from nsightkit.workloads.phases import phase
 
 __all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "forward", "reference", "run"]
 
-_LARGEST_FP8 = 448.0  # of float8_e4m3fn
+#: The largest value of float8_e4m3fn.
+_LARGEST_FP8 = 448.0
 #: Scale of all inputs in fp8, fixed as after a calibration: inputs up to 56 fit, and those above 0.002 keep all bits.
 _INPUT_SCALE = 0.125
 
@@ -96,6 +97,7 @@ RUNGS = {
 }
 
 
+#: The rung that :func:`reference` runs, in float64.
 _REFERENCE = Rung("one operation after the other", None, attention="naive", joined=False)
 
 
@@ -155,7 +157,10 @@ class Weights(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all layers share: heads, rotary tables (T, K / 2), future's mask (T, T), the token's place in the cache."""
+    """What all layers share: heads, rotary tables (T, K / 2), the mask of the future (T, T), and `position`.
+
+    `position` (1,) is the place in the cache to which decode writes its token.
+    """
 
     heads: int
     cosine: Tensor
@@ -171,6 +176,7 @@ class Kernels(NamedTuple):
     swiglu: Callable[[Tensor], Tensor]
 
 
+#: Keys and values of one layer, (B, H, S, K) each.
 _Cache = tuple[Tensor, Tensor]
 
 
@@ -182,13 +188,14 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Choose fp32, or the type itself where it is wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def fp8_linear(x: Tensor, weight: Fp8Weight) -> Tensor:
     """Multiply x (B, T, columns) with a weight (rows, columns) in fp8."""
-    narrow = _to_fp8(x, weight.input_scale).flatten(0, 1)
-    product = fp8_matmul(narrow, weight.values.t(), weight.input_scale, weight.scale, x.dtype)
+    x_fp8 = _to_fp8(x, weight.input_scale).flatten(0, 1)
+    product = fp8_matmul(x_fp8, weight.values.t(), weight.input_scale, weight.scale, x.dtype)
     return product.view(*x.shape[:2], -1)
 
 
@@ -199,10 +206,12 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def _to_fp8(x: Tensor, scale: Tensor) -> Tensor:
+    """Divide by the scale, clamp to the range of fp8, and convert."""
     return (x.float() / scale).clamp(-_LARGEST_FP8, _LARGEST_FP8).to(torch.float8_e4m3fn)
 
 
 def _weights_to_fp8(w: Weights) -> Weights:
+    """Convert the matrices of a layer to fp8, each with the scale that maps its largest weight to the largest value."""
     converted = []
     for weight in (w.qkv, w.out, w.gate_up, w.down):
         scale = weight.abs().amax().float() / _LARGEST_FP8
@@ -211,11 +220,12 @@ def _weights_to_fp8(w: Weights) -> Weights:
     return w._replace(qkv=qkv, out=out, gate_up=gate_up, down=down)
 
 
-_PYTORCH = Kernels(F.linear, swiglu)
+#: The kernels of a rung that replaces none.
+_PYTORCH_KERNELS = Kernels(F.linear, swiglu)
 
 
 def forward(
-    x: Tensor, w: Weights, shared: Shared, cache: _Cache | None, rung: Rung, kernels: Kernels = _PYTORCH
+    x: Tensor, w: Weights, shared: Shared, cache: _Cache | None, rung: Rung, kernels: Kernels = _PYTORCH_KERNELS
 ) -> Tensor:
     """Pass through one layer.
 
@@ -251,18 +261,18 @@ def forward(
         k = keys
         v = values
     if rung.attention == "naive":
-        mixed = naive_attention(q, k, v, shared.future, softmax_dtype=_wide(q.dtype))
+        attended = naive_attention(q, k, v, shared.future, softmax_dtype=_wide(q.dtype))
     else:
         # is_causal, not a mask: a mask tensor would rule out flash attention. A decoded token sees the whole cache.
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=cache is None)
-    x = x + kernels.linear(mixed.transpose(1, 2).flatten(2), w.out)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=cache is None)
+    x = x + kernels.linear(attended.transpose(1, 2).flatten(2), w.out)
     normed = norm(x, w.norm_2)
     if rung.joined:
-        fed = kernels.swiglu(kernels.linear(normed, w.gate_up))
+        activated = kernels.swiglu(kernels.linear(normed, w.gate_up))
     else:
         gate, up = [F.linear(normed, weight) for weight in w.gate_up.chunk(2)]
-        fed = F.silu(gate) * up
-    return x + kernels.linear(fed, w.down)
+        activated = F.silu(gate) * up
+    return x + kernels.linear(activated, w.down)
 
 
 def reference(x: Tensor, weights: Sequence[Weights], shared: Shared, caches: Sequence[_Cache | None]) -> Tensor:
@@ -284,11 +294,11 @@ def reference(x: Tensor, weights: Sequence[Weights], shared: Shared, caches: Seq
         (B, T, D), float64.
     """
     x = x.double()
-    exact = shared._replace(cosine=shared.cosine.double(), sine=shared.sine.double())
+    exact_shared = shared._replace(cosine=shared.cosine.double(), sine=shared.sine.double())
     for w, cache in zip(weights, caches, strict=True):
-        wide = Weights(*(part.double() for part in w))
-        seen = None if cache is None else (cache[0].double(), cache[1].double())
-        x = forward(x, wide, exact, seen, _REFERENCE)
+        exact_weights = Weights(*(part.double() for part in w))
+        exact_cache = None if cache is None else (cache[0].double(), cache[1].double())
+        x = forward(x, exact_weights, exact_shared, exact_cache, _REFERENCE)
     return x
 
 
@@ -328,14 +338,15 @@ class LayerRun(Workload):
         if config.mode == "decode":
             shape = (config.batch, config.heads, config.context, config.hidden // config.heads)
             self.caches = [(self._random(*shape), self._random(*shape)) for _ in self.caches]
-        self.shared = self._share(tokens)
-        self.program = self._build()
+        self.shared = self._make_shared(tokens)
+        self.program = self._build_program()
 
     def _random(self, *shape: int) -> Tensor:
+        """Draw a tensor from a normal distribution, in the layers' type."""
         return torch.randn(shape, device=self.device).to(self.dtype)
 
     def _draw_weights(self) -> Weights:
-        """Draw weights that keep the size of what passes through them."""
+        """Draw the weights of a layer, scaled so that activations keep their size from layer to layer."""
         hidden = self.config.hidden
         d_ff = self.config.d_ff
         return Weights(
@@ -347,17 +358,18 @@ class LayerRun(Workload):
             down=self._random(hidden, d_ff) / math.sqrt(d_ff),
         )
 
-    def _share(self, tokens: int) -> Shared:
+    def _make_shared(self, tokens: int) -> Shared:
+        """Make what all layers share, for the last `tokens` positions of the context."""
         config = self.config
         positions = torch.arange(config.context - tokens, config.context, device=self.device)
         cosine, sine = rotary_tables(positions, config.hidden // config.heads)
         return Shared(config.heads, cosine, sine, future_mask(tokens, self.device), positions[-1:])
 
-    def _build(self) -> Callable[[], Tensor]:
-        """Put the rung together."""
+    def _build_program(self) -> Callable[[], Tensor]:
+        """Build the function that passes through all layers as the rung has it: kernels, compilation, CUDA graph."""
         rung = self.rung
-        cuda = self.device.type == "cuda"
-        kernels = _PYTORCH
+        on_gpu = self.device.type == "cuda"
+        kernels = _PYTORCH_KERNELS
         weights = self.weights
         if rung.triton:
             kernels = self._triton_kernels()
@@ -368,7 +380,7 @@ class LayerRun(Workload):
         if rung.compiled is not None:
             self.callback(torch._dynamo.reset)
             # A CPU would need a C++ compiler for inductor; aot_eager traces the same program and fuses nothing.
-            options: dict[str, Any] = {"mode": rung.compiled} if cuda else {"backend": "aot_eager"}
+            options: dict[str, Any] = {"mode": rung.compiled} if on_gpu else {"backend": "aot_eager"}
             layer = torch.compile(forward, fullgraph=True, dynamic=False, **options)
 
         def program() -> Tensor:
@@ -377,14 +389,14 @@ class LayerRun(Workload):
                 x = layer(x, w, self.shared, cache, rung, kernels)
             return x
 
-        if rung.graphed and cuda:
+        if rung.graphed and on_gpu:
             return self._capture(program)
         return program
 
     def _triton_kernels(self) -> Kernels:
         """Import the Triton kernel of the mode; a CPU without Triton's interpreter runs PyTorch's operations."""
         if self.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            return _PYTORCH
+            return _PYTORCH_KERNELS
         from nsightkit.workloads import layer_triton
 
         if self.config.mode == "prefill":
@@ -393,12 +405,12 @@ class LayerRun(Workload):
 
     def _capture(self, program: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Capture a program in a CUDA graph."""
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):  # first runs allocate, compile and tune, which a graph may not hold
+        side_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side_stream):  # first runs allocate, compile and tune, which a graph may not hold
             for _ in range(3):
                 program()
-        torch.cuda.current_stream(self.device).wait_stream(side)
+        torch.cuda.current_stream(self.device).wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             output = program()

@@ -26,10 +26,10 @@ def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr):
     """Read gate and up once, write the result once: 3 passes over memory, where silu and mul make 5."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < inner
-    gate = tl.load(gate_up + row * 2 * inner + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * inner + inner + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * inner + column, gate * tl.sigmoid(gate) * up, mask=inside)
+    is_column = column < inner
+    gate = tl.load(gate_up + row * 2 * inner + column, mask=is_column, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * inner + inner + column, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(out + row * inner + column, gate * tl.sigmoid(gate) * up, mask=is_column)
 
 
 @torch.library.custom_op("nsightkit::swiglu", mutates_args=())
@@ -46,8 +46,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     Tensor
         (B, T, F).
     """
-    batch, tokens, both = gate_up.shape
-    inner = both // 2
+    batch, tokens, columns = gate_up.shape
+    inner = columns // 2  # gate and up have this many each
     out = gate_up.new_empty(batch, tokens, inner)
     grid = (batch * tokens, triton.cdiv(inner, _SWIGLU_BLOCK))
     _swiglu_kernel[grid](gate_up, out, inner, BLOCK=_SWIGLU_BLOCK, num_warps=8)
@@ -56,12 +56,12 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 @swiglu.register_fake
 def _(gate_up: Tensor) -> Tensor:
-    batch, tokens, both = gate_up.shape
-    return gate_up.new_empty(batch, tokens, both // 2)
+    batch, tokens, columns = gate_up.shape
+    return gate_up.new_empty(batch, tokens, columns // 2)
 
 
 def _configurations() -> list[triton.Config]:
-    """Rows per program and columns at a time: bytes in flight against the number of programs."""
+    """List the tiles to try: large ones keep more bytes in flight, small ones make more programs."""
     if _INTERPRETED:
         return [triton.Config({"ROWS": 8, "COLUMNS": 128}, num_warps=2)]
     tiles = [(2, 512), (2, 1024), (4, 512), (4, 1024), (8, 512)]
@@ -73,18 +73,18 @@ def _configurations() -> list[triton.Config]:
 def _gemv_kernel(x, weight, out, count, width: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Multiply some rows of the weights with the vector; each weight is read once, in long contiguous pieces."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    within = row < count
+    is_row = row < count
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, width, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
-        inside = column < width
-        vector = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
-        place = row[:, None].to(tl.int64) * width + column[None, :]
-        both = within[:, None] & inside[None, :]
+        is_column = column < width
+        vector = tl.load(x + column, mask=is_column, other=0.0).to(tl.float32)
+        offset = row[:, None].to(tl.int64) * width + column[None, :]
+        is_weight = is_row[:, None] & is_column[None, :]
         # No weight is used twice, so none should push anything else out of the cache.
-        tile = tl.load(weight + place, mask=both, other=0.0, eviction_policy="evict_first")
+        tile = tl.load(weight + offset, mask=is_weight, other=0.0, eviction_policy="evict_first")
         sums += tile.to(tl.float32) * vector[None, :]
-    tl.store(out + row, tl.sum(sums, 1), mask=within)
+    tl.store(out + row, tl.sum(sums, 1), mask=is_row)
 
 
 @torch.library.custom_op("nsightkit::gemv", mutates_args=())

@@ -112,16 +112,16 @@ class Run(Workload):
         """Run forward and, unless the mode is ``fwd``, backward on the next batch; return its loss."""
         tokens = self.tokens[self._batches_taken % _BATCHES]
         self._batches_taken += 1
-        with_gradients = self.config.mode != "fwd"
+        has_backward = self.config.mode != "fwd"
         if self.config.feed == "host":
             with self.phase("copy"):
                 tokens = tokens.to(self.device, non_blocking=True)
-        with self.phase("forward"), torch.set_grad_enabled(with_gradients):
+        with self.phase("forward"), torch.set_grad_enabled(has_backward):
             with autocast(self.device, self.config.precision):
                 logits = self._forward(tokens[:, :-1])
             with self.phase("loss"):
                 loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-        if with_gradients:
+        if has_backward:
             with self.phase("backward"):
                 torch.autograd.backward(self.scaler.scale(loss))
         return loss.detach()

@@ -267,22 +267,22 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
         """Attend within x (B, T, D), with rotary tables (T, K // 2) and the mask of the future (T, T)."""
-        heads = (self.heads, -1)
+        by_head = (self.heads, -1)
         with marked("qkv_projections", self.mark):
-            q = self.q(x).unflatten(-1, heads).transpose(1, 2)
-            k = self.k(x).unflatten(-1, heads).transpose(1, 2)
-            v = self.v(x).unflatten(-1, heads).transpose(1, 2)
+            q = self.q(x).unflatten(-1, by_head).transpose(1, 2)
+            k = self.k(x).unflatten(-1, by_head).transpose(1, 2)
+            v = self.v(x).unflatten(-1, by_head).transpose(1, 2)
         with marked("rope", self.mark):
             q = rotate(q, cosine, sine)
             k = rotate(k, cosine, sine)
         if self.naive:
-            mixed = naive_attention(q, k, v, future, mark=self.mark)
+            attended = naive_attention(q, k, v, future, mark=self.mark)
         else:
             with marked("sdpa", self.mark):
                 # is_causal, not a mask: a mask tensor would rule out flash attention.
-                mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         with marked("output_projection", self.mark):
-            projected: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+            projected: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return projected
 
 
@@ -300,8 +300,8 @@ class SwiGLU(nn.Module):
         """Pass x (B, T, D) through."""
         gate = self.gate(x)
         gate = gate / (1 + torch.exp(-gate)) if self.elementary else F.silu(gate)
-        fed: Tensor = self.down(gate * self.up(x))
-        return fed
+        projected: Tensor = self.down(gate * self.up(x))
+        return projected
 
 
 class Block(nn.Module):
@@ -317,8 +317,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
         """Pass x (B, T, D) through, with rotary tables (T, K // 2) and the mask of the future (T, T)."""
         x = x + self.attention(self.norm_attention(x), cosine, sine, future)
-        fed: Tensor = self.mlp(self.norm_mlp(x))
-        return x + fed
+        mlp_output: Tensor = self.mlp(self.norm_mlp(x))
+        return x + mlp_output
 
 
 class Decoder(nn.Module):
@@ -347,10 +347,10 @@ class Decoder(nn.Module):
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
         # Only naive attention needs the mask; a fused kernel skips the future by itself.
-        side = 0
+        mask_size = 0
         if config.attention == "naive":
-            side = config.context
-        self.register_buffer("future", future_mask(side), persistent=False)
+            mask_size = config.context
+        self.register_buffer("future", future_mask(mask_size), persistent=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[-1]))

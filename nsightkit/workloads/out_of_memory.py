@@ -6,7 +6,7 @@ import re
 
 #: The CPU's allocator, CUDA itself and libraries beside torch's own allocator (cuBLAS, cuDNN and their kin) raise a
 #: plain RuntimeError. Triton's "out of resource" is about one kernel's shared memory and registers.
-_RAN_OUT = re.compile(r"can't allocate memory|not enough memory|out of memory|ALLOC(?:ATION)?_FAILED")
+_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|ALLOC(?:ATION)?_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -20,4 +20,4 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return _RAN_OUT.search(str(error)) is not None
+    return _OUT_OF_MEMORY.search(str(error)) is not None

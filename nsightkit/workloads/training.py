@@ -92,21 +92,21 @@ class Documents(IterableDataset[Tensor]):
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__()
         self.config = config
-        random = np.random.default_rng(0)
+        generator = np.random.default_rng(0)
         # Two bytes per token, and never token 0: nothing may be cheap because it is zero.
-        count = max(config.decode_bytes // 2, config.context + 1)
-        tokens = random.integers(1, config.vocabulary, size=count, dtype=np.uint16)
+        length = max(config.decode_bytes // 2, config.context + 1)
+        tokens = generator.integers(1, config.vocabulary, size=length, dtype=np.uint16)
         self._stored = zlib.compress(tokens.tobytes(), level=1)
 
     def __iter__(self) -> Iterator[Tensor]:
         # A worker prepares whole batches in turn, so its samples are those of every n-th batch.
-        numbers = itertools.count()
+        batch_numbers = itertools.count()
         worker = get_worker_info()
         if worker is not None:
-            numbers = itertools.count(worker.id, worker.num_workers)
+            batch_numbers = itertools.count(worker.id, worker.num_workers)
         batch = self.config.batch
-        for number in numbers:
-            for index in range(number * batch, (number + 1) * batch):
+        for batch_number in batch_numbers:
+            for index in range(batch_number * batch, (batch_number + 1) * batch):
                 yield self.sample(index)
 
     def sample(self, index: int) -> Tensor:
@@ -125,8 +125,8 @@ class Documents(IterableDataset[Tensor]):
             time.sleep(self.config.read_ms / 1e3)
         tokens = np.frombuffer(zlib.decompress(self._stored), np.uint16)
         length = self.config.context + 1
-        random = np.random.default_rng((0, index))
-        start = int(random.integers(0, len(tokens) - length + 1))
+        generator = np.random.default_rng((0, index))
+        start = int(generator.integers(0, len(tokens) - length + 1))
         return torch.from_numpy(tokens[start : start + length].astype(np.int64))
 
 
@@ -149,7 +149,7 @@ class Training(Workload):
         self.config = config
         self.data_wait_ns: list[int] = []
         self._losses: list[Tensor | float] = []
-        self._largest: list[Tensor | float] = []
+        self._largest_activations: list[Tensor | float] = []
         torch.manual_seed(0)
         sizes = DecoderConfig(
             vocabulary=config.vocabulary,
@@ -162,7 +162,7 @@ class Training(Workload):
         )
         self.model = Decoder(sizes).to(self.device)
         for block in self.model.blocks:
-            block.register_forward_hook(self._watch)
+            block.register_forward_hook(self._log_largest_activation)
         # Without foreach: each parameter has its own chain of elementary operations.
         implementation: dict[str, Any] = {"foreach": False} if config.tiny else {"fused": True}
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, **implementation)
@@ -192,9 +192,10 @@ class Training(Workload):
             with phase("optimizer"):
                 self._optimizer.step()
                 self.model.zero_grad()
-            self._losses.append(self._kept(loss))
+            self._losses.append(self._logged(loss))
 
     def _next_batch(self) -> Tensor:
+        """Fetch a batch from the loader, and note how long that took."""
         # Timed around `next`: when a `for` statement has bound its variable, the wait is over.
         start = time.perf_counter_ns()
         if self._batches is None:
@@ -203,11 +204,11 @@ class Training(Workload):
         self.data_wait_ns.append(time.perf_counter_ns() - start)
         return tokens
 
-    def _watch(self, _: nn.Module, __: Any, activations: Tensor) -> None:
+    def _log_largest_activation(self, _: nn.Module, __: Any, activations: Tensor) -> None:
         """Keep the largest activation of a block, as a log would."""
-        self._largest.append(self._kept(activations.detach().abs().amax()))
+        self._largest_activations.append(self._logged(activations.detach().abs().amax()))
 
-    def _kept(self, value: Tensor) -> Tensor | float:
+    def _logged(self, value: Tensor) -> Tensor | float:
         """Read a value at once (fault ``sync``: it waits until the queue is empty), or leave it on the device."""
         if self.config.sync:
             return value.item()
