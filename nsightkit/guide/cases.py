@@ -77,6 +77,7 @@ class Case:
         return f"https://github.com/{source['repository']}/tree/{source['commit']}/{source['paths'][self.which]}"
 
     def _facts(self) -> dict[str, str]:
+        """List where the recording comes from, by the label that a reader sees."""
         source = self.source
         commit = f"{source['repository']}, commit {source['commit'][:9]}"
         return {"Recorded by": commit, "Licence": source["licence"], "GPU": source["gpu"], "Limits": source["limits"]}
@@ -125,13 +126,17 @@ def names() -> dict[str, list[str]]:
     Returns
     -------
     dict
-        What each case has, by the case's name.
+        Names of the recordings of each case, by the case's name.
     """
-    return {place.parent.name: list(_source(place.parent)["paths"]) for place in sorted(folder().glob("*/source.json"))}
+    recordings = {}
+    for file in sorted(folder().glob("*/source.json")):
+        recordings[file.parent.name] = list(_source(file.parent)["paths"])
+    return recordings
 
 
-def _source(place: Path) -> Json:
-    return dict(json.loads((place / "source.json").read_text(encoding="utf-8")))
+def _source(case_folder: Path) -> Json:
+    """Read where a case file comes from: its source.json."""
+    return dict(json.loads((case_folder / "source.json").read_text(encoding="utf-8")))
 
 
 def case(name: str, which: str) -> Case:
@@ -151,15 +156,15 @@ def case(name: str, which: str) -> Case:
     UsageError
         It is not here. Only a source tree of nsightkit has every case file.
     """
-    here = names()
-    if which not in here.get(name, ()):
-        known = ", ".join(here) or "none"
+    recordings = names()
+    if which not in recordings.get(name, ()):
+        cases_here = ", ".join(recordings) or "none"
         raise UsageError(
-            f"no case file {name}/{which} here; there are {known}. All of them come with nsightkit's source, in "
+            f"no case file {name}/{which} here; there are {cases_here}. All of them come with nsightkit's source, in "
             "docs/cases: clone its repository and install it from there, with pip install -e ."
         )
-    place = folder() / name
-    return Case(name, which, next(place.glob(f"{which}.*")), _source(place))
+    case_folder = folder() / name
+    return Case(name, which, next(case_folder.glob(f"{which}.*")), _source(case_folder))
 
 
 def demo(to: Path) -> list[Case]:

@@ -24,7 +24,18 @@ import nsightkit
 from nsightkit.capture import provenance as provenances
 from nsightkit.errors import TraceError, UsageError, reading
 from nsightkit.guide.cases import details
-from nsightkit.guide.running import NCU, NSYS, PROVENANCE, ROWS, SAMPLES, SNAPSHOT, TRACE, Run, run, samples_frame
+from nsightkit.guide.running import (
+    NCU,
+    NSYS,
+    PROVENANCE,
+    ROWS,
+    SAMPLES,
+    SNAPSHOT,
+    TRACE,
+    Run,
+    run_and_write,
+    samples_frame,
+)
 from nsightkit.safe import Json
 from nsightkit.trace import TABLES, TraceMeta, ncu
 from nsightkit.trace import snapshot as snapshots
@@ -35,8 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Measurement", "headline", "measure", "recordings_folder"]
 
+#: Values of NSIGHTKIT_MODE; empty is unset.
 _MODES = ("", "record", "replay", "small")
-#: The most steps of a small run.
+#: The most warm-up and timed steps of a small run.
 _SMALL_WARMUP = 2
 _SMALL_STEPS = 5
 
@@ -81,6 +93,7 @@ class Measurement:
         return self.mode != "missing"
 
     def _file(self, name: str) -> Path | None:
+        """Find a file or folder of the measurement; None if it was not written."""
         if self.folder is None or not (self.folder / name).exists():
             return None
         return self.folder / name
@@ -88,34 +101,34 @@ class Measurement:
     @functools.cached_property
     def trace(self) -> Trace:
         """The profile of a few steady steps; empty if none was taken."""
-        place = self._file(TRACE)
-        if place is None:
+        file = self._file(TRACE)
+        if file is None:
             return nsightkit.Trace.from_frames({}, TraceMeta(missing=list(TABLES)))
-        return nsightkit.load(place, cache=False)
+        return nsightkit.load(file, cache=False)
 
     @functools.cached_property
     def nsys_trace(self) -> Trace | None:
         """The steady steps of a second run, under Nsight Systems."""
-        place = self._file(NSYS)
-        if place is None:
+        file = self._file(NSYS)
+        if file is None:
             return None
-        return nsightkit.load(place, cache=False)
+        return nsightkit.load(file, cache=False)
 
     @functools.cached_property
     def ncu_report(self) -> ncu.Report | None:
         """The counters of a second run, under Nsight Compute."""
-        place = self._file(NCU)
-        if place is None:
+        file = self._file(NCU)
+        if file is None:
             return None
-        return ncu.read(place)
+        return ncu.read(file)
 
     @functools.cached_property
     def snapshot(self) -> snapshots.Snapshot | None:
         """The memory of the first steps, recorded from before the model was built."""
-        place = self._file(SNAPSHOT)
-        if place is None:
+        file = self._file(SNAPSHOT)
+        if file is None:
             return None
-        return snapshots.read(place)
+        return snapshots.read(file)
 
     def values(self, metric: str) -> np.ndarray:
         """Give the samples of one metric.
@@ -237,10 +250,10 @@ def measure(
         raise UsageError(f"NSIGHTKIT_MODE is {mode!r}; set it to record, replay or small, or unset it")
     if name.count("/") != 1:
         raise UsageError(f"{name!r} does not name a measurement; write it as page/part")
-    large = Run(
+    gpu_run = Run(
         name=name,
         workload=workload,
-        parameters=_plain(gpu),
+        parameters=_as_json_keeps(gpu),
         device="cuda",
         revision=revision,
         warmup=warmup,
@@ -248,40 +261,40 @@ def measure(
         profile=profile,
         script=_script(),
     )
-    little = large._replace(
-        parameters=_plain(small),
+    small_run = gpu_run._replace(
+        parameters=_as_json_keeps(small),
         device="cpu",
         warmup=min(warmup, _SMALL_WARMUP),
         steps=min(steps, _SMALL_STEPS),
     )
     if mode == "small":
-        return _measured(little)
+        return _measured(small_run)
     if mode == "replay":
-        return _recorded(large) or _missing(large)
-    task = little
+        return _recorded(gpu_run) or _not_measured(gpu_run)
+    task = small_run
     if _has_gpu():
-        task = large
+        task = gpu_run
     if mode == "record":
         return _current_or_new(task)
-    if task is large:
-        return _measured(large)
-    return _recorded(large) or _measured(little)
+    if task is gpu_run:
+        return _measured(gpu_run)
+    return _recorded(gpu_run) or _measured(small_run)
 
 
-def _plain(parameters: Json) -> Json:
-    """Give parameters as JSON keeps them, so that they compare equal to a recording's."""
+def _as_json_keeps(parameters: Json) -> Json:
+    """Convert parameters as JSON does (tuples become lists), so that they compare equal to a recording's."""
     return dict(json.loads(json.dumps(parameters)))
 
 
 def _script() -> str:
-    """Name the page that called :func:`measure`."""
-    frame = sys._getframe(2)
-    place = Path(frame.f_globals.get("__file__") or frame.f_code.co_filename)  # sphinx-gallery sets no __file__
+    """Name the page that called :func:`measure`: its file, and its folder where that is ``examples``."""
+    page = sys._getframe(2)  # 0 is this function, 1 is measure
+    file = Path(page.f_globals.get("__file__") or page.f_code.co_filename)  # sphinx-gallery sets no __file__
     # Other folders may be named after a person.
-    if place.parent.name == "examples":
-        return f"examples/{place.name}"
-    if "__file__" in frame.f_globals:
-        return place.name
+    if file.parent.name == "examples":
+        return f"examples/{file.name}"
+    if "__file__" in page.f_globals:
+        return file.name
     return "its script"
 
 
@@ -291,17 +304,19 @@ def _has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def _missing(task: Run) -> Measurement:
+def _not_measured(task: Run) -> Measurement:
+    """Make the empty result of a run that has no recording yet."""
     samples = samples_frame({})
     return Measurement(task.name, "missing", task.parameters, {}, samples, pd.DataFrame(), None, task.script)
 
 
 def _measured(task: Run) -> Measurement:
-    """Measure now; the files live as long as the measurement."""
+    """Measure now, into a temporary folder that lives as long as the measurement."""
     with contextlib.ExitStack() as files:
         folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True)))
-        run(task, folder)
+        run_and_write(task, folder)
         measurement = _read(task, folder, "measured" if task.on_gpu else "small")
+        # From here on the folder is removed with the measurement, and not at the end of this block.
         weakref.finalize(measurement, files.pop_all().close)
     return measurement
 
@@ -330,21 +345,21 @@ def _current_or_new(task: Run) -> Measurement:
             "NSIGHTKIT_MODE=record, but torch sees no CUDA GPU; for a dry run on the CPU, set NSIGHTKIT_RECORDINGS to "
             "another folder, or run nsightkit doctor"
         )
-    place = recordings_folder() / task.name / machine
-    if (place / PROVENANCE).is_file():
-        measurement = _read(task, place, "recorded" if task.on_gpu else "small")
+    folder = recordings_folder() / task.name / machine
+    if (folder / PROVENANCE).is_file():
+        measurement = _read(task, folder, "recorded" if task.on_gpu else "small")
         if _stale(task, measurement) is None:
             return measurement
     measurement = _measured(task)
     assert measurement.folder is not None
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with drafted(place) as draft:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with drafted(folder) as draft:
         shutil.copytree(measurement.folder, draft)
     return measurement
 
 
 def _recorded(task: Run) -> Measurement | None:
-    """Find the recording to show: the newest that is current."""
+    """Find the recording to show: the newest that is current, else the newest, with a notice that it is stale."""
     recordings = []
     for file in sorted((recordings_folder() / task.name).glob(f"*/{PROVENANCE}")):
         measurement = _read(task, file.parent, "recorded")
@@ -353,8 +368,8 @@ def _recorded(task: Run) -> Measurement | None:
     if not recordings:
         return None
     recordings.sort(key=lambda recording: str(recording.provenance.get("utc")))
-    current = [recording for recording in recordings if _stale(task, recording) is None]
-    shown = (current or recordings)[-1]
+    current_ones = [recording for recording in recordings if _stale(task, recording) is None]
+    shown = (current_ones or recordings)[-1]
     notice = _stale(task, shown)
     if notice is None:
         return shown

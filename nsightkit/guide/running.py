@@ -45,7 +45,7 @@ SNAPSHOT = "snapshot.pickle"
 #: The NVTX range that opens a capture, and the one inside it around the steps that are kept.
 _CAPTURED = "nsightkit-captured"
 _STEADY = "nsightkit-steady"
-#: Steps between the two: the first step under nsys waits until its tracing is set up.
+#: Steps inside the first range and before the second: the first step under nsys waits until its tracing is set up.
 _SETTLING_STEPS = 2
 #: No OS calls: they cost time, and the PyTorch profile beside this one has none.
 _NSYS_ARGS = ("--trace=cuda,nvtx", "--capture-range=nvtx", f"--nvtx-capture={_CAPTURED}")
@@ -63,12 +63,13 @@ _NCU_ARGS = (
     "--section=SchedulerStats",
     "--section=WarpStateStats",
 )
+#: Raw samples by metric.
 _Samples = dict[str, list[float]]
 _TOOL_TIMEOUT_S = 300.0
 #: The largest relative error of a correct result; sums of 8-bit numbers may be further off.
 _LARGEST_ERROR = 0.05
 _LARGEST_ERROR_FP8 = 0.12
-#: An event of the allocator takes about 60 bytes in the snapshot.
+#: Events that a snapshot keeps: each takes about 60 bytes, so it stays near 1 MB.
 _SNAPSHOT_EVENTS = 20_000
 
 
@@ -113,14 +114,14 @@ class Run(NamedTuple):
         return 2
 
 
-def run(task: Run, folder: Path) -> None:
-    """Measure, check the results, and write them.
+def run_and_write(task: Run, folder: Path) -> None:
+    """Run a workload, check its results, and write them with their provenance.
 
     Parameters
     ----------
     task : Run
     folder : Path
-        Empty; gets the files of a recording.
+        Empty at first; gets the files of a recording.
 
     Raises
     ------
@@ -129,22 +130,22 @@ def run(task: Run, folder: Path) -> None:
     """
     begin = time.perf_counter()
     facts: Json = {}
-    with _settings(task):
-        samples, rows = _measured(task, folder)
-    _check(task, samples)
+    raw_profile = folder / "profile.json"
+    with _process_settings(task):
+        samples, sweep_rows = _run_workload(task, folder, raw_profile)
+    _refuse_wrong_results(task, samples)
     if task.on_gpu and task.profile in ("nsys", "ncu"):
         facts[task.profile] = _under_tool(task, folder)
-    raw_profile = folder / "profile.json"
     if raw_profile.exists():
         facts["sdpa_backend"] = ", ".join(torch_profiler.attention_back_ends(raw_profile)) or None
         store.write(nsightkit.load(raw_profile, cache=False), folder / TRACE)
         raw_profile.unlink()
     samples_frame(samples).to_parquet(folder / SAMPLES, compression="zstd", index=False)
-    if rows:
-        pd.DataFrame(rows).to_parquet(folder / ROWS, compression="zstd", index=False)
+    if sweep_rows:
+        pd.DataFrame(sweep_rows).to_parquet(folder / ROWS, compression="zstd", index=False)
     record = provenance.collect(
         device=task.device,
-        kind="measured" if task.on_gpu else "small",
+        kind="measured" if task.on_gpu else "small",  # without a GPU the sizes are small, and nothing is to be quoted
         name=task.name,
         parameters=task.parameters,
         revision=task.revision,
@@ -159,8 +160,8 @@ def run(task: Run, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _settings(task: Run) -> Iterator[None]:
-    """Give every run of a process the same start, and free what it leaves."""
+def _process_settings(task: Run) -> Iterator[None]:
+    """Start each run of this process with the same settings; then free the memory and the compiled code it leaves."""
     import torch
 
     threads = torch.get_num_threads()
@@ -183,8 +184,11 @@ def _settings(task: Run) -> Iterator[None]:
 # -- the run itself ---------------------------------------------------------------------------------------------
 
 
-def _measured(task: Run, folder: Path) -> tuple[_Samples, list[Json]]:
-    """Run the workload: samples by metric, and the rows of a sweep."""
+def _run_workload(task: Run, folder: Path, raw_profile: Path) -> tuple[_Samples, list[Json]]:
+    """Run a workload of steps, or a sweep; gives the samples of the first, or the rows of the second.
+
+    For a workload of steps also writes PyTorch's profile and the memory snapshot that the task asks for.
+    """
     with contextlib.ExitStack() as recording:
         first_steps = 0
         if task.on_gpu and task.profile == "memory":
@@ -196,12 +200,12 @@ def _measured(task: Run, folder: Path) -> tuple[_Samples, list[Json]]:
                 return {}, list(work.rows())
             for _ in range(first_steps):
                 work.step()
-            recording.close()  # the model is still there, and is in the snapshot
-            samples = _timed(task, work, first_steps)
+            recording.close()  # writes the snapshot while the model is still in memory
+            samples = _run_timed_steps(task, work, first_steps)
             if task.profile is not None:
                 torch_profiler.profile_steps(
                     work.step,
-                    folder / "profile.json",
+                    raw_profile,
                     warmup=2 if task.on_gpu else 1,
                     active=task.profiled,
                     shapes=task.profile == "shapes",
@@ -209,8 +213,11 @@ def _measured(task: Run, folder: Path) -> tuple[_Samples, list[Json]]:
             return samples, []
 
 
-def _timed(task: Run, work: Any, first_steps: int) -> _Samples:
-    """Time steps without a profiler, which would slow the CPU down."""
+def _run_timed_steps(task: Run, work: Any, first_steps: int) -> _Samples:
+    """Time steps without a profiler, which would slow the CPU down; gives all samples of the run.
+
+    `first_steps` is the number of steps that have run already: the workload's own samples cover these, too.
+    """
     samples: _Samples = {}
     if task.steps:
         with utilization.watching(task.device) as readings:
@@ -220,15 +227,15 @@ def _timed(task: Run, work: Any, first_steps: int) -> _Samples:
     all_steps = first_steps + (task.warmup + task.steps if task.steps else 0)
     if hasattr(work, "samples"):
         for metric, values in work.samples().items():
-            per_step = len(values) == all_steps
-            samples[metric] = list(values[-task.steps :] if per_step and task.steps else values)
+            has_value_per_step = len(values) == all_steps  # only those of the timed steps are kept then
+            samples[metric] = list(values[-task.steps :] if has_value_per_step and task.steps else values)
     if task.on_gpu:
         samples |= _gpu_memory()
     return samples
 
 
 def _gpu_memory() -> _Samples:
-    """What the allocator holds and held at most, and what the device holds beyond the allocator."""
+    """Read GPU memory: allocated at the peak, reserved by the allocator now, and in use beyond the allocator."""
     from torch import cuda
 
     cuda.synchronize()
@@ -256,8 +263,8 @@ def samples_frame(samples: _Samples) -> pd.DataFrame:
     return frame.astype({"metric": "str", "index": "int64", "value": "float64"})
 
 
-def _check(task: Run, samples: _Samples) -> None:
-    """Refuse results that cannot be right."""
+def _refuse_wrong_results(task: Run, samples: _Samples) -> None:
+    """Refuse samples that are not finite, steps that took no time, and outputs too far from the reference."""
     limit = _LARGEST_ERROR
     if "fp8" in task.parameters.values():
         limit = _LARGEST_ERROR_FP8
@@ -275,10 +282,20 @@ def _check(task: Run, samples: _Samples) -> None:
 
 
 def _under_tool(task: Run, folder: Path) -> Json:
-    """Run the workload under a tool, in a child process; a failure is a notice, for the rest was measured."""
+    """Run the workload under nsys or ncu, in a child process, and write the trace or the counters.
+
+    Gives facts for the provenance. A failure is one of them, ``notice``: the rest of the run was measured.
+    """
     place = f"{task.workload.__module__}:{task.workload.__qualname__}"
-    how = [task.device, str(task.warmup), str(task.profiled)]
-    command = [sys.executable, "-m", __name__, place, json.dumps(task.parameters), *how]
+    device_and_steps = [task.device, str(task.warmup), str(task.profiled)]
+    command = [
+        sys.executable,
+        "-m",
+        __name__,
+        place,
+        json.dumps(task.parameters),
+        *device_and_steps,
+    ]  # runs :func:`_child`
     env = child_environment()  # pages' own modules included
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as scratch:
         report = Path(scratch, "report")
@@ -301,7 +318,7 @@ def _under_tool(task: Run, folder: Path) -> Json:
 
 
 def _steady(trace: Trace) -> Trace:
-    """Cut a capture to the events that begin in the range around the steady steps, without our own two ranges."""
+    """Cut a capture to the events that begin inside the range around the steady steps."""
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns"])
     around = ranges[ranges["name"] == _STEADY]
     if len(around) != 1:
@@ -309,11 +326,14 @@ def _steady(trace: Trace) -> Trace:
     begin = int(around["start_ns"].iloc[0])
     end = int(around["end_ns"].iloc[0])
     trace.meta.window_ns = (begin + trace.t0_ns, end + trace.t0_ns)
-    return trace.time(begin + 1, end)
+    return trace.time(begin + 1, end)  # + 1: without that range itself, which begins at `begin`
 
 
 def _child(place: str, parameters: str, device: str, warmup: str, steps: str) -> None:
-    """Run steady steps of a workload, in the ranges that the tools look for."""
+    """Be the program that a tool watches: run steady steps of a workload, inside the two ranges the tool looks for.
+
+    All arguments are words of the command line; `place` is ``module:function``.
+    """
     from nsightkit.workloads.phases import phase
 
     module, _, function = place.partition(":")
