@@ -1,4 +1,4 @@
-"""What one imports: a trace that answers questions, and the comparison of two."""
+"""The Python interface: a trace that answers questions, and the comparison of two."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class Trace(model.Trace):
     # -- filters
 
     def device(self, number: int) -> Trace:
-        """Give the GPU operations of one device."""
+        """Select the GPU operations of one device."""
         return select(self, device=number)
 
     def within(self, name: str) -> Trace:
-        """Give what was launched inside ranges whose name this regular expression finds."""
+        """Select the operations launched inside ranges in whose name this regular expression is found."""
         return select(self, within=name)
 
     def time(self, begin_ns: int | None = None, end_ns: int | None = None) -> Trace:
-        """Give the events that start in a window of the trace's clock."""
+        """Select the events that start in a window of the trace's clock, in ns; None leaves that side open."""
         return select(self, time_ns=(begin_ns, end_ns))
 
     def last_steps(self, count: int) -> Trace:
-        """Give the last steps."""
+        """Select the last `count` steps."""
         return select(self, last_steps=count)
 
-    # -- what it writes
+    # -- a file to share
 
     def report(self, out: AnyPath, *, overwrite: bool = False) -> Path:
         """Write one HTML file to send: the answer, the tables and a timeline, without secrets.

@@ -13,12 +13,12 @@ from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import share_text, time_text
 from nsightkit.safe import Json, plain
 
-#: Parts of the time below this share round to nothing.
-SMALL = 0.001
+#: Smaller shares of the time are not drawn: a segment of the bar would be thinner than a pixel.
+SMALLEST_SHARE = 0.001
 
 
 class Segment(NamedTuple):
-    """A part of the bar, in percent of it."""
+    """A coloured part of the bar; `left` and `width` are percent of the bar, `share` is text."""
 
     name: str
     colour: str
@@ -28,12 +28,12 @@ class Segment(NamedTuple):
 
 
 def html(answer: Json, title: str = "", *, unfolded: bool = False) -> str:
-    """Lay out a verdict; :func:`css` has its looks.
+    """Write a verdict as HTML; :func:`css` is its style sheet.
 
     Parameters
     ----------
     answer : mapping
-        Of :func:`nsightkit.analysis.verdict.summary`.
+        From :func:`nsightkit.analysis.verdict.summary`.
     title : str
         What was judged.
     unfolded : bool
@@ -50,20 +50,21 @@ def css() -> str:
 
 @functools.cache
 def _template() -> Template:
-    """Read the layout. All text is made printable."""
+    """Load card.html as a template that makes all text printable."""
     return environment("nsightkit", plain).get_template("card.html")
 
 
 def environment(package: str, finalize: Callable[[Any], object]) -> Environment:
-    """Make what reads the layouts of a package; all text is escaped.
+    """Make the Jinja environment of a package's templates; all text is escaped.
 
     Parameters
     ----------
     package : str
+        Its folder holds the templates.
     finalize : callable
-        What each value goes through before.
+        Applied to each value before it is escaped.
     """
-    made = Environment(
+    jinja = Environment(
         loader=PackageLoader(package, "."),
         autoescape=True,
         finalize=finalize,
@@ -71,16 +72,16 @@ def environment(package: str, finalize: Callable[[Any], object]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"time": time_text, "share": share_text}
-    return made
+    jinja.filters |= {"time": time_text, "share": share_text}
+    return jinja
 
 
 def _bar(answer: Json) -> Iterator[Segment]:
-    """Where the time went, as one bar; each moment of each device counts once."""
-    left = 0.0
+    """Divide the time into segments of one bar; each moment of each device counts once."""
+    left_pct = 0.0
     for part in [*answer["busy"], *answer["candidates"]]:
         cause = CAUSES[part["bottleneck"]]
         share = part["share_of_span"]
-        if share >= SMALL:
-            yield Segment(cause.name, cause.colour, left, 100 * share, share_text(share))
-        left += 100 * share
+        if share >= SMALLEST_SHARE:
+            yield Segment(cause.name, cause.colour, left_pct, 100 * share, share_text(share))
+        left_pct += 100 * share  # also of a part too small to draw: the next begins where it ends

@@ -23,6 +23,7 @@ from nsightkit.output import Format, discard_stdout, note, progress, write
 from nsightkit.safe import plain
 from nsightkit.version import __version__
 
+#: Functions of commands, by the heading that lists them in the overview.
 _PANELS = {
     "Ask about a trace": list(questions.QUESTIONS.values()),
     "Ask about other files": [*questions.FILES.values(), questions.diff, commands.check, commands.ranks, commands.mcp],
@@ -30,23 +31,23 @@ _PANELS = {
     "Capture": [commands.doctor, commands.capture_nsys, commands.capture_ncu, commands.capture_torch],
     "Estimate and measure": [commands.peaks, commands.envelope, commands.bench],
 }
-_BY_PANEL = {panel: list(map(commands.command_of, functions)) for panel, functions in _PANELS.items()}
+_COMMANDS_OF_PANEL = {panel: list(map(commands.command_of, functions)) for panel, functions in _PANELS.items()}
 #: Every command by the words that call it.
-COMMANDS = {command.name: command for members in _BY_PANEL.values() for command in members}
+COMMANDS = {command.name: command for commands_shown in _COMMANDS_OF_PANEL.values() for command in commands_shown}
 _ABOUT = (
     "Turn a GPU profile into an answer. TRACE is an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a "
     "PyTorch profiler .json or .json.gz, or a folder that `nsightkit convert` wrote."
 )
 _FILTERS = options_of(questions.Selection)
-#: What argparse calls the number of values of an argument: by whether it is a list, and required.
-_COUNTS = {(True, True): "+", (True, False): "*", (False, True): None, (False, False): "?"}
+#: argparse's ``nargs`` of a positional argument, by whether it is (a list, required).
+_NARGS = {(True, True): "+", (True, False): "*", (False, True): None, (False, False): "?"}
 
 
 # ---------------------------------------------------------------- parsers
 
 
 class _Help(argparse.HelpFormatter):
-    """Help with wider names of options, in which no option's name is broken at a hyphen."""
+    """Formatter of help: a wide column for names of options, and lines are not broken at hyphens (``--last-steps``)."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
@@ -56,14 +57,14 @@ class _Help(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are ours."""
+    """A parser that raises UsageError where argparse would exit."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} ({self.prog} --help)")
 
 
 def _parser_of(command: Command) -> _Parser:
-    """Make a command's parser."""
+    """Make a command's parser, with the options that all commands share."""
     name = command.name
     parser = _Parser(
         prog=f"nsightkit {name}",
@@ -73,49 +74,49 @@ def _parser_of(command: Command) -> _Parser:
     )
     if name.startswith("capture"):
         tool = name.removeprefix("capture ")
-        others = "" if tool == "torch" else f" [{tool.upper()} OPTIONS]"
-        parser.usage = f"nsightkit {name} [options]{others} -- COMMAND..."
+        tool_options = "" if tool == "torch" else f" [{tool.upper()} OPTIONS]"
+        parser.usage = f"nsightkit {name} [options]{tool_options} -- COMMAND..."
     filters = parser.add_argument_group("filters")
     for option in command.options:
-        _add(filters if option in _FILTERS else parser, option)
+        _add_option(filters if option in _FILTERS else parser, option)
     if name != "mcp":
-        forms = "Text for people (the default), CSV of a table, or JSON."
-        parser.add_argument("-f", "--format", choices=get_args(Format), default="text", help=forms)
-        cached = "Neither write nor read the cache of large traces."
-        parser.add_argument("--no-cache", action="store_true", help=cached)
+        about_format = "Text for people (the default), CSV of a table, or JSON."
+        parser.add_argument("-f", "--format", choices=get_args(Format), default="text", help=about_format)
+        about_cache = "Neither write nor read the cache of large traces."
+        parser.add_argument("--no-cache", action="store_true", help=about_cache)
     return parser
 
 
-def _add(parser: argparse._ActionsContainer, option: Option) -> None:
-    """Add one option or argument to a parser."""
-    text = option.help.replace("%", "%%")
+def _add_option(parser: argparse._ActionsContainer, option: Option) -> None:
+    """Add an option, or a positional argument, to a parser or to a group of one."""
+    help_text = option.help.replace("%", "%%")  # argparse formats help with %
     is_required = option.default is REQUIRED
-    if option.default not in (None, False, REQUIRED, ()) and "Default" not in text:
-        text = f"{text.removesuffix('.')} (default: {option.default})."
-    given: dict[str, Any] = {"help": text, "default": option.default}
+    if option.default not in (None, False, REQUIRED, ()) and "Default" not in help_text:
+        help_text = f"{help_text.removesuffix('.')} (default: {option.default})."
+    settings: dict[str, Any] = {"help": help_text, "default": option.default}
     if option.is_list:
-        given["default"] = []
+        settings["default"] = []
     if option.kind is bool:
-        given["action"] = "store_true"
+        settings["action"] = "store_true"
     elif option.choices:
-        given["choices"] = option.choices
+        settings["choices"] = option.choices
     else:
-        given["type"] = option.kind
-        given["metavar"] = option.metavar
+        settings["type"] = option.kind
+        settings["metavar"] = option.metavar
     if option.kind is int:
-        given["type"] = _natural
+        settings["type"] = _natural
     if option.is_positional:
-        parser.add_argument(option.name, nargs=_COUNTS[option.is_list, is_required], **given)
+        parser.add_argument(option.name, nargs=_NARGS[option.is_list, is_required], **settings)
         return
     if option.is_list:
-        given["action"] = "append"
+        settings["action"] = "append"
     flag = f"--{option.name.replace('_', '-')}"
     flags = ("-o", flag) if option.name == "output" else (flag,)
-    parser.add_argument(*flags, required=is_required, **given)
+    parser.add_argument(*flags, required=is_required, **settings)
 
 
 def _natural(text: str) -> int:
-    """Read a whole number from 0 on."""
+    """Read an integer that is not negative; argparse names this function in its error."""
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is below 0")
@@ -134,14 +135,14 @@ def help_of(name: str) -> str:
 
 
 def _overview(panels: Mapping[str, Sequence[Command]]) -> str:
-    """List commands with a line of help each."""
+    """List commands below the heading of their panel, each with its help in a sentence."""
     lines = [*textwrap.wrap(_ABOUT, 100, break_on_hyphens=False), "", "usage: nsightkit COMMAND [options]"]
-    for panel, members in panels.items():
+    for panel, commands_shown in panels.items():
         lines += ["", f"{panel}:"]
-        for command in members:
-            text = textwrap.wrap(command.help, 82, break_on_hyphens=False)
-            lines.append(f"  {command.name:<15} {text[0]}")
-            lines += [f"{'':<18}{more}" for more in text[1:]]
+        for command in commands_shown:
+            help_lines = textwrap.wrap(command.help, 82, break_on_hyphens=False)
+            lines.append(f"  {command.name:<15} {help_lines[0]}")
+            lines += [f"{'':<18}{line}" for line in help_lines[1:]]
     lines += ["", "`nsightkit COMMAND --help` shows the options of a command; `nsightkit --version` the version."]
     return "\n".join(lines) + "\n"
 
@@ -150,25 +151,26 @@ def _overview(panels: Mapping[str, Sequence[Command]]) -> str:
 
 
 def _parsed(command: Command, words: list[str]) -> dict[str, Any]:
-    """Read a command's options and arguments."""
+    """Parse what follows a command's name; gives the values of its options and arguments by name."""
     parser = _parser_of(command)
     if not command.name.startswith("capture"):
-        # The two differ in arguments between options and in what follows "--".
+        # Only the second takes arguments between options, and only the first takes all that follows "--" as arguments.
         if "--" in words:
             return vars(parser.parse_args(words))
         return vars(parser.parse_intermixed_args(words))
-    border = len(words)
+    program_at = len(words)
     if "--" in words:
-        border = words.index("--")
-    parsed, others = parser.parse_known_args(words[:border])
-    if others and command.name == "capture torch":
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
-    return {**vars(parsed), "tool_args": others, "program": words[border + 1 :]}
+        program_at = words.index("--")
+    parsed, tool_args = parser.parse_known_args(words[:program_at])
+    if tool_args and command.name == "capture torch":
+        parser.error(f"unrecognized arguments: {' '.join(tool_args)}")
+    return {**vars(parsed), "tool_args": tool_args, "program": words[program_at + 1 :]}
 
 
-def _run(words: Sequence[str]) -> int:
+def _run_command(words: Sequence[str]) -> int:
+    """Run the command that the words of a command line call, print its answer, and return the exit code."""
     if not words or words[0] in ("-h", "--help"):
-        write(_overview(_BY_PANEL))
+        write(_overview(_COMMANDS_OF_PANEL))
         return 0
     if words[0] == "--version":
         write(f"nsightkit {__version__}\n")
@@ -177,7 +179,8 @@ def _run(words: Sequence[str]) -> int:
     rest = list(words[1:])
     if name == "capture":
         if not rest or rest[0] in ("-h", "--help"):
-            write(_overview({"Capture": _BY_PANEL["Capture"][1:]}))
+            captures = _COMMANDS_OF_PANEL["Capture"][1:]  # without `doctor`
+            write(_overview({"Capture": captures}))
             return 0
         name = f"capture {rest.pop(0)}"
     if name not in COMMANDS:
@@ -189,7 +192,7 @@ def _run(words: Sequence[str]) -> int:
     try:
         result = COMMANDS[name].run(values)
     finally:
-        progress("")
+        progress("")  # wipes the line of progress
     if result is None:
         return 0
     write(result, form)
@@ -216,7 +219,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         when interrupted. What went wrong is one line on stderr; ``NSIGHTKIT_DEBUG=1`` adds the traceback.
     """
     try:
-        return _run(sys.argv[1:] if arguments is None else arguments)
+        return _run_command(sys.argv[1:] if arguments is None else arguments)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
     except KeyboardInterrupt:
@@ -241,6 +244,6 @@ def main() -> NoReturn:
     code = run()
     try:
         sys.stdout.flush()
-    except OSError:  # which has been said, or is of a reader that left
+    except OSError:  # `write` has reported it already, or the reader of a pipe left early
         discard_stdout()
     sys.exit(code)

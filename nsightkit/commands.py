@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nsightkit.trace.model import Trace
 
 
-#: Traces, and selections from them, that stay open.
-_OPEN = 4
+#: Traces, and selections from them, that stay open: two traces to compare, and a selection from each.
+_TRACES_KEPT_OPEN = 4
 
 
 def command_of(function: "Callable[..., Any]") -> Command:
@@ -41,63 +41,65 @@ def command_of(function: "Callable[..., Any]") -> Command:
     function : callable
         If it takes traces, the command also takes the filters.
     """
-    taken = options.options_of(function)
+    accepted = options.options_of(function)
     run = functools.partial(options.call, function)
-    if any(option.is_trace for option in taken):
-        taken += options.options_of(Selection)
-        run = functools.partial(_ask, function)
+    if any(option.is_trace for option in accepted):
+        accepted += options.options_of(Selection)
+        run = functools.partial(_ask_about_traces, function)
     summary, _, _ = (function.__doc__ or "").partition("\n")
-    return Command(function.__name__.replace("_", " "), summary, taken, run)
+    return Command(function.__name__.replace("_", " "), summary, accepted, run)
 
 
-def _ask(question: "Callable[..., Any]", values: "Mapping[str, Any]") -> "Any":
-    """Open the traces, select, and ask."""
+def _ask_about_traces(question: "Callable[..., Any]", values: "Mapping[str, Any]") -> "Any":
+    """Call a question with the traces that its options name opened, and only what the filters select."""
     selection = options.call(Selection, values)
-    given = dict(values)
+    arguments = dict(values)
     for option in options.options_of(question):
         if option.is_trace and option.is_list:
-            given[option.name] = [opened(path, selection) for path in values[option.name]]
+            arguments[option.name] = [opened(path, selection) for path in values[option.name]]
         elif option.is_trace:
-            given[option.name] = opened(values[option.name], selection)
+            arguments[option.name] = opened(values[option.name], selection)
     progress("analysing")
-    result = options.call(question, given)
+    result = options.call(question, arguments)
     result.about.title = " · ".join([result.about.title, *selection.words])
     return result
 
 
 def opened(path: Path, selection: Selection) -> "Trace":
-    """Read a trace, and select. The last ones stay open while their files do not change.
+    """Read a trace, and select a part of it. The last ones stay open while their files do not change.
 
     Parameters
     ----------
     path : Path
     selection : Selection
+        The whole trace where it has no filter.
     """
     progress(f"reading {path.name}")
     with reading(path):
         files = [path] if path.exists() else []
         if path.is_dir():
             files += sorted(path.iterdir())
-        stamp = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    return _opened(path, stamp, selection)
+        stamps = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return _open_once(path, stamps, selection)
 
 
-@functools.lru_cache(_OPEN)
-def _opened(path: Path, stamp: object, selection: Selection) -> "Trace":
+@functools.lru_cache(_TRACES_KEPT_OPEN)
+def _open_once(path: Path, stamps: object, selection: Selection) -> "Trace":
+    """Read and select once; the stamps are only part of the key, so that a file that has changed is read again."""
     from nsightkit.trace import load
 
     if selection == Selection():
         return load(path)
-    return selection.of(_opened(path, stamp, Selection()))
+    return selection.of(_open_once(path, stamps, Selection()))
 
 
-def _require_free(out: Path, overwrite: bool, traces: "list[Path]", folder: bool = False) -> None:
-    """Refuse a place for a result before anything is read: one that is taken, or where a trace lies."""
+def _require_free(out: Path, overwrite: bool, traces: "list[Path]", is_folder: bool = False) -> None:
+    """Refuse an output, before anything is read, that exists already or is one of the traces themselves."""
     from nsightkit.trace import files, store
 
     if any(files.is_same(out, trace) for trace in traces):
         raise UsageError(f"{out}: this is the trace itself; give another name")
-    require_free = store.require_free if folder else files.require_free
+    require_free = store.require_free if is_folder else files.require_free
     require_free(out, overwrite=overwrite)
 
 
@@ -105,7 +107,7 @@ def _require_free(out: Path, overwrite: bool, traces: "list[Path]", folder: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kept:
+class BaselineOptions:
     """The baseline of a check.
 
     Parameters
@@ -124,7 +126,12 @@ class Kept:
 
 
 def check(
-    selection: Selection, kept: Kept, files: list[Path], *, tolerance: float = 0.05, match: str | None = None
+    selection: Selection,
+    options_of_baseline: BaselineOptions,
+    files: list[Path],
+    *,
+    tolerance: float = 0.05,
+    match: str | None = None,
 ) -> "Check":
     """Check runs against a baseline. Exit 0: no regression; 1: regression or missing metric; 2: inconclusive.
 
@@ -143,27 +150,28 @@ def check(
     from nsightkit.analysis.core.text import count_text
     from nsightkit.records import Check
 
-    baseline = kept.baseline
-    writes = kept.update or kept.add
-    held = None
-    if baseline.exists() or not writes:
-        held = baselines.read(baseline)
+    baseline_file = options_of_baseline.baseline
+    writes = options_of_baseline.update or options_of_baseline.add
+    baseline = None
+    if baseline_file.exists() or not writes:
+        baseline = baselines.read(baseline_file)
     words = selection.words
     if match is not None:
         words.append(f"--match {match}")
-    selected = " ".join(words) or None
+    filters = " ".join(words) or None
     open_part = functools.partial(opened, selection=selection)
     runs = []
     for file in files:
-        runs.append(metrics.read(file, opened=open_part, match=match, selection=selected))
-        _opened.cache_clear()  # only a run's figures are needed from here on
+        runs.append(metrics.read(file, opened=open_part, match=match, selection=filters))
+        _open_once.cache_clear()  # only a run's figures are needed from here on
     if writes:
-        held = baselines.make(runs, held, add=kept.add)
-    assert held is not None
-    answer = Check.of(compare(held, runs, tolerance) | {"baseline": str(baseline), "written": writes})
+        baseline = baselines.make(runs, baseline, add=options_of_baseline.add)
+    assert baseline is not None
+    comparison = compare(baseline, runs, tolerance)
+    answer = Check.of(comparison | {"baseline": str(baseline_file), "written": writes})
     if writes:
-        baselines.write(held, baseline)
-        answer.about.remarks = [f"{baseline}: written, {count_text(held.runs, 'run')}"]
+        baselines.write(baseline, baseline_file)
+        answer.about.remarks = [f"{baseline_file}: written, {count_text(baseline.runs, 'run')}"]
         answer.about.exit_code = 0
     return answer
 
@@ -203,10 +211,10 @@ def ranks(
         workers,
         progress=lambda done, total: progress(f"{done} of {total} ranks"),
     )
-    place = f"{len(traces)} traces"
+    source = f"{len(traces)} traces"
     if len(traces) == 1:
-        place = traces[0].name
-    return Ranks.of(job, place, top)
+        source = traces[0].name
+    return Ranks.of(job, source, top)
 
 
 def mcp(*folders: Path) -> None:
@@ -243,9 +251,10 @@ def convert(selection: Selection, trace: Path, out: Path, *, overwrite: bool = F
     is_chrome = out.name.endswith((".json", ".json.gz"))
     if not is_chrome and out.suffix not in ("", ".parquet"):
         raise UsageError(f"{out}: the output's name must end in .json.gz, .json or .parquet")
-    _require_free(out, overwrite, [trace], folder=not is_chrome)
+    _require_free(out, overwrite, [trace], is_folder=not is_chrome)
     part = opened(trace, selection)
     progress(f"writing {out.name}")
+    # Both writers clean what they write of private data (nsightkit.trace.clean).
     if is_chrome:
         chrome.write(part, out, overwrite=overwrite)
         files = [out]
@@ -280,6 +289,7 @@ def report(selection: Selection, traces: list[Path], *, output: Path, overwrite:
 
 
 def _written(document: "dict[str, Any]", traces: "list[Trace]") -> "Written":
+    """Answer with the file that was written, and with remarks on what was left out of it as private."""
     from nsightkit.records import About, Written
     from nsightkit.trace.clean import left_out
 
@@ -440,7 +450,7 @@ def bench(
     from nsightkit.records import Bench
 
     cells = benchmark.cells(
-        _models(model, device),
+        _configuration_names(model, device),
         contexts=model.ctx or (),
         batch=model.batch,
         modes=model.mode or ("train",),
@@ -463,8 +473,8 @@ def bench(
     return Bench.of(document)
 
 
-def _models(model: Model, device: str | None) -> list[str]:
-    """Name the models to measure."""
+def _configuration_names(model: Model, device: str | None) -> list[str]:
+    """List the names of the configurations to measure: those of the options, else one that suits the device."""
     from nsightkit import configurations
     from nsightkit.capture.children import has_gpu
 
@@ -503,14 +513,14 @@ def capture_nsys(recording: Recording, tool_args: "Sequence[str]", program: "Seq
     """Run a program under Nsight Systems; other options before the -- go to nsys."""
     from nsightkit.capture import nsys
 
-    return _captured(nsys.profile(program, nsys_args=tool_args, **vars(recording)))
+    return _capture_answer(nsys.profile(program, nsys_args=tool_args, **vars(recording)))
 
 
 def capture_ncu(recording: Recording, tool_args: "Sequence[str]", program: "Sequence[str]") -> "Written":
     """Run a program under Nsight Compute; other options before the -- go to ncu."""
     from nsightkit.capture import ncu
 
-    return _captured(ncu.profile(program, ncu_args=tool_args, **vars(recording)))
+    return _capture_answer(ncu.profile(program, ncu_args=tool_args, **vars(recording)))
 
 
 def capture_torch(
@@ -528,10 +538,11 @@ def capture_torch(
     from nsightkit.capture import torch_profiler
 
     options = {"record_shapes": record_shapes, "with_stack": with_stack, **vars(recording)}
-    return _captured(torch_profiler.profile_command(program, **options))
+    return _capture_answer(torch_profiler.profile_command(program, **options))
 
 
-def _captured(captured: "Captured") -> "Written":
+def _capture_answer(captured: "Captured") -> "Written":
+    """Answer with the trace of a capture, and with remarks: the command that ran, and the tool's warnings."""
     from nsightkit.records import About, Written
 
     remarks = [f"ran {shlex.join(captured.ran)}", *captured.notes]

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-#: The default of what must be given.
+#: The default of an option that must be given.
 REQUIRED = inspect.Parameter.empty
 #: Placeholders of values in help.
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
-_A_TRACE = "Trace to read."
-#: Annotations of a trace and of several, and what a person types for them.
-_TRACES: dict[Any, Any] = {"Trace": Path, "Sequence[Trace]": list[Path]}
+#: Help of a trace that the docstring says nothing about.
+_HELP_OF_TRACE = "Trace to read."
+#: Types of what a person types, by the annotation of a parameter that takes a trace or several.
+_TYPE_OF_TRACES: dict[Any, Any] = {"Trace": Path, "Sequence[Trace]": list[Path]}
 #: A parameter in a numpydoc docstring: names, type, indented text.
 _PARAMETER = re.compile(r"^([\w*, ]+) : (.+)\n((?:    .*(?:\n|\Z))+)", re.MULTILINE)
 
@@ -74,7 +75,7 @@ class Command(NamedTuple):
 
 
 def options_of(function: Callable[..., Any]) -> list[Option]:
-    """Read what a function takes.
+    """Read the options of a function from its signature and its docstring.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def options_of(function: Callable[..., Any]) -> list[Option]:
         with another quoted annotation takes something else and is left out. A type in capital letters in the docstring
         (``REGEX``) is the placeholder in help.
     """
-    described = {}
+    described = {}  # {name: (type, text)}
     for names, kind, text in _PARAMETER.findall(inspect.getdoc(function) or ""):
         for name in names.replace("*", "").split(", "):
             described[name] = (kind, " ".join(text.split()))
@@ -93,34 +94,35 @@ def options_of(function: Callable[..., Any]) -> list[Option]:
         annotation = parameter.annotation
         if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
             options += options_of(annotation)
-        elif not isinstance(annotation, str) or annotation in _TRACES:
+        elif not isinstance(annotation, str) or annotation in _TYPE_OF_TRACES:
             options.append(_option(parameter, *described.get(name, ("", ""))))
     return options
 
 
-def _option(parameter: inspect.Parameter, described: str, text: str) -> Option:
+def _option(parameter: inspect.Parameter, type_text: str, help_text: str) -> Option:
+    """Make the option of a parameter from its annotation, and from its type and text in the docstring."""
     kind = parameter.annotation
     default = parameter.default
     choices = ()
     is_list = parameter.kind is parameter.VAR_POSITIONAL
     if is_list:
         default = ()
-    is_trace = kind in _TRACES
+    is_trace = kind in _TYPE_OF_TRACES
     if is_trace:
-        kind = _TRACES[kind]
-        text = text or _A_TRACE
-    if get_origin(kind) in (Union, types.UnionType):
+        kind = _TYPE_OF_TRACES[kind]
+        help_text = help_text or _HELP_OF_TRACE
+    if get_origin(kind) in (Union, types.UnionType):  # `int | None`
         kind = get_args(kind)[0]
     if get_origin(kind) is list:
         kind = get_args(kind)[0]
         is_list = True
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
-    placeholder = described.partition(",")[0]
+    placeholder = type_text.partition(",")[0]
     if not placeholder.isupper():
         placeholder = "TRACE" if is_trace else _METAVARS.get(kind, "")
     is_positional = parameter.kind is not parameter.KEYWORD_ONLY
-    return Option(parameter.name, kind, text, placeholder, default, choices, is_list, is_positional, is_trace)
+    return Option(parameter.name, kind, help_text, placeholder, default, choices, is_list, is_positional, is_trace)
 
 
 def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:

@@ -33,10 +33,13 @@ __all__ = ["FILES", "QUESTIONS", "Selection", "diff", "title_of"]
 
 T = TypeVar("T", bound="Trace")
 
-#: No trace has a later time: times are 64-bit nanoseconds.
+#: The largest 64-bit integer: no trace has a later time.
 _LATEST_NS = (1 << 63) - 1
-_LONGEST_WINDOW = 100
+#: Length limit in characters of a window as text: its sides are numbers of a few digits.
+_MOST_CHARACTERS_OF_WINDOW = 100
+#: Nanoseconds of each unit; µ is written as the micro sign or as the Greek letter.
 _UNIT_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
+#: A number and its unit, each optional: two groups.
 _MOMENT = r"\s*(?:(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|μs|ms|s)?\s*)?"
 _WINDOW = re.compile(f"{_MOMENT}:{_MOMENT}")
 
@@ -67,32 +70,33 @@ class Selection:
 
     def __post_init__(self) -> None:
         if self.time is not None:
-            _window(self.time)
+            _parse_window(self.time)  # refuses a malformed one before a trace is read
 
     @property
     def words(self) -> list[str]:
         """The filters as they are given on the command line."""
-        given = dataclasses.asdict(self).items()
-        return [f"--{name.replace('_', '-')} {value}" for name, value in given if value is not None]
+        filters = dataclasses.asdict(self).items()
+        return [f"--{name.replace('_', '-')} {value}" for name, value in filters if value is not None]
 
     def of(self, trace: T) -> T:
         """Give the selected part of a trace."""
         from nsightkit.analysis.timeline.selection import select
 
-        window = None if self.time is None else _window(self.time)
-        return select(trace, device=self.device, within=self.within, time_ns=window, last_steps=self.last_steps)
+        window_ns = None if self.time is None else _parse_window(self.time)
+        return select(trace, device=self.device, within=self.within, time_ns=window_ns, last_steps=self.last_steps)
 
 
-def _window(text: str) -> tuple[int | None, int | None]:
-    """Read ``A:B``; each side is a number of nanoseconds, or a number with a unit, or nothing."""
-    match = _WINDOW.fullmatch(text) if len(text) <= _LONGEST_WINDOW else None
+def _parse_window(text: str) -> tuple[int | None, int | None]:
+    """Parse ``A:B`` into nanoseconds; a side without a unit is in nanoseconds, and an empty side is None."""
+    match = _WINDOW.fullmatch(text) if len(text) <= _MOST_CHARACTERS_OF_WINDOW else None
     if match is None or not (match[1] or match[3]):
-        shown = text[:_LONGEST_WINDOW]
+        shown = text[:_MOST_CHARACTERS_OF_WINDOW]
         raise UsageError(f"--time: {shown!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
     return _moment_ns(match[1], match[2]), _moment_ns(match[3], match[4])
 
 
 def _moment_ns(number: str | None, unit: str | None) -> int | None:
+    """Convert one side of a window to nanoseconds; None where it is empty."""
     if number is None:
         return None
     return min(round(float(number) * _UNIT_NS[unit or "ns"]), _LATEST_NS)
@@ -117,20 +121,20 @@ def gpus_of(trace: "Trace") -> list[str]:
     return list(dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name))
 
 
-def _missing(trace: "Trace", *needs: str) -> list[str]:
-    """Name the tables that an answer needs and the trace lacks, or the filters emptied."""
+def _remarks_on_missing(trace: "Trace", *needs: str) -> list[str]:
+    """Write remarks on tables that an answer needs: those the trace lacks, and those that the filters emptied."""
     remarks = []
     absent = [table for table in needs if not trace.recorded(table)]
     if absent:
         remarks.append(f"the trace does not record {' or '.join(absent)}; figures that need them are left out")
-    emptied = [table for table in needs if trace.whole.size(table)]
-    if emptied and not any(map(trace.size, emptied)):
-        remarks.append(f"the filters leave none of its {' or '.join(emptied)}")
+    recorded = [table for table in needs if trace.whole.size(table)]
+    if recorded and not any(map(trace.size, recorded)):
+        remarks.append(f"the filters leave none of its {' or '.join(recorded)}")
     return remarks
 
 
-def _table(trace: "Trace", rows: "pd.DataFrame", top: int | None, **about: "Any") -> "Table":
-    """Make the answer of a question to a trace."""
+def _answer_table(trace: "Trace", rows: "pd.DataFrame", top: int | None, **about: "Any") -> "Table":
+    """Make a question's answer from its rows: a table with the trace's title; `about` as :class:`About` takes it."""
     from nsightkit.table import Table
 
     return Table.of(rows, top, title=title_of(trace), not_recorded=trace.meta.missing, **about)
@@ -159,7 +163,7 @@ def summary(trace: "Trace") -> "Summary":
     note = overview.note(trace, figures)
     if note is not None:
         notes.insert(0, note)
-    remarks = _missing(trace, "kernels", "memops", "graphs")
+    remarks = _remarks_on_missing(trace, "kernels", "memops", "graphs")
     return Summary(figures, About(title_of(trace), notes, remarks, not_recorded=trace.meta.missing))
 
 
@@ -190,17 +194,17 @@ def kernels(
     from nsightkit.analysis.timeline import kernels as analysis
 
     rows = analysis.summary(trace, by=by, sort=sort)
-    counted = rows if top is None else rows.head(top)
-    share = f"{100 * counted['share'].sum():.0f}% of all kernel time"
+    rows_asked_for = rows if top is None else rows.head(top)
+    share = f"{100 * rows_asked_for['share'].sum():.0f}% of all kernel time"
     hidden = ["median_ns", "min_ns", "max_ns", "std_ns"]
     if by == "category":
         hidden.append("category")
-    return _table(
+    return _answer_table(
         trace,
         rows,
         top,
-        notes=[f"{count_text(len(counted), 'row')}: {share}. Overlapping kernels each count in full"],
-        remarks=_missing(trace, "kernels"),
+        notes=[f"{count_text(len(rows_asked_for), 'row')}: {share}. Overlapping kernels each count in full"],
+        remarks=_remarks_on_missing(trace, "kernels"),
         empty="no kernels",
         hidden=hidden,
     )
@@ -235,10 +239,10 @@ def where(
 
     capture = None if graph_from is None else load(graph_from)
     places = analysis.summary(trace, by, capture)
-    remarks = _missing(trace, "kernels", "calls")
-    if places.by is None and trace.size("kernels"):
+    remarks = _remarks_on_missing(trace, "kernels", "calls")
+    if places.by is None and trace.size("kernels"):  # the trace records no kind of place
         remarks.append(analysis.REMEDY)
-    return _table(
+    return _answer_table(
         trace,
         places.rows,
         top,
@@ -275,7 +279,7 @@ def ranges(
     """
     from nsightkit.analysis.timeline import ranges as analysis
 
-    return _table(
+    return _answer_table(
         trace,
         analysis.summary(trace, match=match, rule=rule),
         top,
@@ -283,7 +287,7 @@ def ranges(
             "total and exclusive: time on the CPU; for asynchronous work, the time to launch it",
             f"GPU: union of the work launched inside (rule: {rule}); GPU span: its first start to its last end",
         ],
-        remarks=_missing(trace, "ranges"),
+        remarks=_remarks_on_missing(trace, "ranges"),
         empty="no ranges",
         hidden=("domain", "median_ns", "rule"),
     )
@@ -320,12 +324,12 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
         rows = analysis.summary(trace, min_ns=min_ns)
         count = int(rows["count"].sum())
         idle_ns = rows["total_ns"].sum()
-    return _table(
+    return _answer_table(
         trace,
         rows,
         top,
         notes=[f"{count_text(count, 'gap')}, {time_text(idle_ns)} idle"],
-        remarks=_missing(trace, "kernels"),
+        remarks=_remarks_on_missing(trace, "kernels"),
         empty="no gap between the first and the last operation of a GPU",
     )
 
@@ -381,25 +385,25 @@ def whatif(
 
     from nsightkit.analysis.replay import whatif as analysis
 
-    wanted = analysis.asked(changes, without, scale)
+    changes_to_predict = analysis.asked(changes, without, scale)
     replay = analysis.WhatIf(trace)
-    rows = analysis.rows(replay, wanted)
-    remarks = _missing(trace, "kernels", "calls")
+    rows = analysis.rows(replay, changes_to_predict)
+    remarks = _remarks_on_missing(trace, "kernels", "calls")
     if replay.refused is not None:
         remarks.append(f"nothing is predicted: {replay.refused}")
-    return _table(
+    return _answer_table(
         trace,
         pd.DataFrame(rows, columns=analysis.COLUMNS, dtype=object),
         top,
-        notes=_basis(replay),
+        notes=_prediction_basis(replay),
         remarks=remarks,
         empty="No common change is predicted to help; try no-cpu-work",
         hidden=("replay_error",),
     )
 
 
-def _basis(replay: "WhatIf") -> list[str]:
-    """Describe what a prediction rests on."""
+def _prediction_basis(replay: "WhatIf") -> list[str]:
+    """Describe in one line what a prediction rests on; nothing where nothing was predicted."""
     if replay.error is None:
         return []
     parts = [f"Replaying the unchanged trace is {share_text(replay.error)} off the recording"]
@@ -427,7 +431,7 @@ def memops(trace: "Trace", *, top: int | None = None) -> "Table":
     from nsightkit.analysis.timeline import memops as analysis
 
     rows = analysis.summary(trace)
-    return _table(trace, rows, top, remarks=_missing(trace, "memops"), empty="no copies or memsets")
+    return _answer_table(trace, rows, top, remarks=_remarks_on_missing(trace, "memops"), empty="no copies or memsets")
 
 
 def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None, top: int | None = None) -> "Table":
@@ -450,33 +454,33 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
     """
     from nsightkit.analysis.roofline import sol as analysis
 
-    own = None if ceilings is None else analysis.read_ceilings(ceilings)
-    rows = analysis.summary(trace, gpu, own)
-    remarks = _missing(trace, "kernels")
+    measured_ceilings = None if ceilings is None else analysis.read_ceilings(ceilings)
+    rows = analysis.summary(trace, gpu, measured_ceilings)
+    remarks = _remarks_on_missing(trace, "kernels")
     if not len(rows):
         remarks.append("no operator has shapes and kernels: record with nsightkit capture torch --record-shapes")
     hidden = ["bytes", "intensity", "note"]
     if ceilings is None:
         hidden.append("sol_measured")
-    return _table(
+    return _answer_table(
         trace,
         rows,
         top,
-        notes=_about_sol(rows, trace) if len(rows) else [],
+        notes=_sol_notes(rows, trace) if len(rows) else [],
         remarks=remarks,
         empty="no operator with shapes and kernels",
         hidden=hidden,
     )
 
 
-def _about_sol(rows: "pd.DataFrame", trace: "Trace") -> list[str]:
-    """Describe what operators of known cost cover, with remarks on some."""
+def _sol_notes(rows: "pd.DataFrame", trace: "Trace") -> list[str]:
+    """Write notes: the share of kernel time in operators of known cost, and each remark with its number of rows."""
     kernels_ns = trace.table("kernels", ["duration_ns"])["duration_ns"].sum()
-    parts = [f"operators with a known cost take {share_text(rows['time_ns'].sum() / kernels_ns)} of the kernel time"]
-    # In a column they would take the room of all others.
+    notes = [f"operators with a known cost take {share_text(rows['time_ns'].sum() / kernels_ns)} of the kernel time"]
+    # Not as a column, which would take the room of all others. None: value_counts leaves empty remarks out.
     for text, count in rows["note"].replace("", None).value_counts().items():
-        parts.append(f"{count_text(int(count), 'row')}: {text}")
-    return parts
+        notes.append(f"{count_text(int(count), 'row')}: {text}")
+    return notes
 
 
 def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table":
@@ -498,8 +502,8 @@ def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table
     from nsightkit.analysis.timeline import calls as analysis
 
     rows = analysis.summary(trace, os=os)
-    remarks = _missing(trace, "os_calls") if os else _missing(trace, "calls")
-    return _table(trace, rows, top, remarks=remarks, empty="no calls")
+    remarks = _remarks_on_missing(trace, "os_calls") if os else _remarks_on_missing(trace, "calls")
+    return _answer_table(trace, rows, top, remarks=remarks, empty="no calls")
 
 
 def steps(
@@ -532,34 +536,34 @@ def steps(
         median = time_text(rows["wall_ns"].median())
         outliers = count_text(int(rows["outlier"].sum()), "outlier")
         notes.append(f"{count_text(len(rows), 'step')}, median {median}, {outliers}")
-    compilers = analysis.recompiled(trace, analysis.find(trace, match))
-    if compilers is not None:
-        notes.append(compilers)
+    recompilations = analysis.recompiled(trace, analysis.find(trace, match))
+    if recompilations is not None:
+        notes.append(recompilations)
     for phase in rows_of(analysis.phases(rows)):
         notes.append(_phase_text(phase))
         if floor_ns is not None and phase["phase"] == "decode":
             ratio = phase["median_ns"] / floor_ns
-            read = f"Reading {weights_gb:g} GB of weights takes {time_text(floor_ns)}"
-            notes.append(f"{read}; the median decode step takes {ratio:.1f}x as long")
-    return _table(
+            at_best = f"Reading {weights_gb:g} GB of weights takes {time_text(floor_ns)}"
+            notes.append(f"{at_best}; the median decode step takes {ratio:.1f}x as long")
+    return _answer_table(
         trace,
         rows,
         top,
         notes=notes,
-        remarks=_missing(trace, "ranges", "kernels"),
+        remarks=_remarks_on_missing(trace, "ranges", "kernels"),
         empty="no step ranges (--match names others)",
     )
 
 
 def _decode_floor_ns(trace: "Trace", weights_gb: float) -> float:
-    """Compute the least time of a decode step: its weights at the card's memory bandwidth."""
+    """Compute the least time of a decode step: reading its weights (10**9 bytes) at the card's memory bandwidth."""
     from nsightkit import hardware
 
     require_amount("--weights-gb", weights_gb)
     names = gpus_of(trace)
     if not names:
         raise UsageError("--weights-gb: the trace does not name its GPU, so its memory bandwidth is unknown")
-    return 1e9 * weights_gb / hardware.find(names[0]).gb_per_s
+    return 1e9 * weights_gb / hardware.find(names[0]).gb_per_s  # GB / (GB/s) in ns
 
 
 def _phase_text(phase: "Json") -> str:
@@ -628,6 +632,7 @@ def memory(snapshot: Path, *, device: int | None = None, at: str | None = None, 
     from nsightkit.records import About, Memory
     from nsightkit.trace import snapshot as reader
 
+    # The number of an event, which has at most 18 digits so that it fits 64 bits; or a word.
     moment = int(at) if at is not None and re.fullmatch(r"-?\d{1,18}", at) else at
     amounts = analysis(reader.read(snapshot), device=device, top=top, moment=moment)  # type: ignore[arg-type]
     return Memory(amounts, About(snapshot.name, top=top))
@@ -658,11 +663,11 @@ def ncu(report: Path, *, kernel: str | None = None, within: str | None = None, t
     return Counters.of(rows, top, title=title, empty="no kernels", hidden=("evidence", "next_steps"))
 
 
-def _named(functions: Sequence["Any"]) -> dict[str, "Any"]:
+def _by_name(functions: Sequence["Any"]) -> dict[str, "Any"]:
     return {function.__name__: function for function in functions}
 
 
 #: Questions to a trace, in the order in which the command line lists them.
-QUESTIONS = _named([summary, kernels, where, ranges, gaps, verdict, whatif, memops, sol, calls, steps])
+QUESTIONS = _by_name([summary, kernels, where, ranges, gaps, verdict, whatif, memops, sol, calls, steps])
 #: Questions to files that are not traces.
-FILES = _named([memory, ncu])
+FILES = _by_name([memory, ncu])

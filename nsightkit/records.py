@@ -30,19 +30,25 @@ __all__ = [
     "Written",
 ]
 
-#: Parts of the time below this share, and gains below this factor, round to nothing.
-_SMALL = 0.001
-_LEAST_GAIN = 1.005
-#: What a moment in a memory snapshot is called.
-_WHEN = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
-#: Memory reserved from CUDA that holds nothing, and why.
-_FREE = {
+#: Parts of the time below this share are left out: text has a tenth of a percent as its last digit.
+_SMALLEST_SHARE = 0.001
+#: Speedups below this factor would print as 1.00x.
+_SMALLEST_SPEEDUP = 1.005
+#: Words for the named moments of a memory snapshot.
+_MOMENT_TEXT = {
+    "peak": "at the peak",
+    "oom": "at the out-of-memory error",
+    "end": "at the end",
+    "start": "at the start",
+}
+#: Memory that is reserved from CUDA and holds nothing: labels and their keys in ``fragmentation``.
+_UNUSED_MEMORY = {
     "free between live blocks": "inactive_split_bytes",
     "free in whole segments": "releasable_bytes",
     "freed, waiting for a stream": "pending_bytes",
 }
 #: Columns of a benchmark that people see.
-_BENCH = [
+_BENCH_COLUMNS = [
     "config",
     "mode",
     "precision",
@@ -54,11 +60,13 @@ _BENCH = [
     "mfu_datasheet",
 ]
 #: New metrics that a check lists below the gates.
-_MOST = 10
+_MOST_NEW_METRICS = 10
+#: Words for the statuses that a check must make seen; the others stand as they are.
+_STATUS_TEXT = {"regression": "FAILS", "missing": "MISSING"}
 
 
-def _rows(rows: Any, columns: Iterable[Any], **about: Any) -> Iterator[Part]:
-    """A table below an empty line, without its empty columns."""
+def _table_parts(rows: Any, columns: Iterable[Any], **about: Any) -> Iterator[Part]:
+    """Give the parts of a table below an empty line, without the columns that have no value."""
     frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
     if len(frame):
         frame = frame.dropna(axis="columns", how="all")
@@ -76,7 +84,7 @@ class Summary(Record):
         yield self.facts()
         if len(devices) > 1:
             columns = ("device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count")
-            yield from _rows(devices, columns, top=len(devices))
+            yield from _table_parts(devices, columns, top=len(devices))
         if self["missing"]:
             yield f"not recorded: {', '.join(self['missing'])}"
         yield from self.about.notes
@@ -86,8 +94,8 @@ class Summary(Record):
         devices = len(self["devices"])
         span_ns = self["span_ns"]
         facts = [
-            self._time("GPU busy", "busy_ns", span_ns),
-            self._time("GPU idle", "idle_ns", span_ns),
+            self._time_fact("GPU busy", "busy_ns", span_ns),
+            self._time_fact("GPU idle", "idle_ns", span_ns),
             Fact("kernels or graphs running (density)", share=self["density"]),
         ]
         labels = {"span_ns": "first to last GPU operation (span)"}
@@ -104,17 +112,17 @@ class Summary(Record):
         if self["graph_ns"]:
             labels["graph_ns"] = "CUDA graphs, summed"
         for key, label in labels.items():
-            facts.append(self._time(label, key))
+            facts.append(self._time_fact(label, key))
         if self["memory_overhead"] is not None:
             facts.append(Fact("copy and memset time / kernel time", f"{self['memory_overhead']:.3f}"))
         return facts
 
-    def _time(self, label: str, key: str, whole_ns: int | None = None) -> Fact:
-        """Label a time, with its share of a whole."""
+    def _time_fact(self, label: str, key: str, whole_ns: int | None = None) -> Fact:
+        """Label one of the figures that are times, with its share of `whole_ns`."""
         value = self[key]
         if value is None:
-            unknown = {"kernels", "memops", "graphs"}.intersection(self["missing"])
-            return Fact(label, "not recorded" if unknown else "none")
+            unrecorded = {"kernels", "memops", "graphs"}.intersection(self["missing"])
+            return Fact(label, "not recorded" if unrecorded else "none")
         return Fact(label, time_text(value), value / whole_ns if whole_ns else None)
 
 
@@ -127,7 +135,7 @@ class Verdict(Record):
         yield f"{self['bottleneck']}, confidence {self['confidence']} · {self.about.title}"
         facts = []
         for part in sorted([*self["busy"], *self["candidates"]], key=lambda part: -part["share_of_span"]):
-            if part["share_of_span"] >= _SMALL:
+            if part["share_of_span"] >= _SMALLEST_SHARE:
                 label = CAUSES[part["bottleneck"]].name
                 facts.append(Fact(f"  {label}", time_text(part["total_ns"]), part["share_of_span"]))
         if facts:
@@ -136,8 +144,8 @@ class Verdict(Record):
         top = self.about.top
         yield from self._sentences("Try", self["next_steps"], top)
         if top is None:
-            gains = [row for row in self["changes"] if (row["speedup"] or 0) >= _LEAST_GAIN]
-            yield from _rows(gains, ("change", "predicted_ns", "speedup"), title="All predicted changes")
+            gains = [row for row in self["changes"] if (row["speedup"] or 0) >= _SMALLEST_SPEEDUP]
+            yield from _table_parts(gains, ("change", "predicted_ns", "speedup"), title="All predicted changes")
         yield from self._sentences("Why", self["evidence"], top)
         yield from self._sentences("Doubts", self["against"], top)
 
@@ -167,33 +175,33 @@ class Memory(Record):
         """Give the amounts, the categories and the places that allocated."""
         categories = self["by_category"]
         memory = self["fragmentation"]
-        when = _WHEN.get(str(self["moment"]), f"after event {self['moment']}")
+        when = _MOMENT_TEXT.get(str(self["moment"]), f"after event {self['moment']}")
         headline = f"The program held {bytes_text(memory['allocated_bytes'])} {when}"
         if categories:
             headline += f", {share_text(categories[0]['share'])} of it {categories[0]['category']}"
         yield f"{headline}."
-        about = [self.about.title]
+        line = [self.about.title]
         if self["devices"] > 1:
-            about.append(f"device {self['device']} of {self['devices']}")
-        yield " · ".join([*about, count_text(self["events"], "event")])
+            line.append(f"device {self['device']} of {self['devices']}")
+        yield " · ".join([*line, count_text(self["events"], "event")])
         reserved = memory["reserved_bytes"]
         facts = [Fact(f"allocated {when}", bytes_text(memory["allocated_bytes"]))]
         if self["moment"] != "peak":
             facts.insert(0, Fact("highest allocated", bytes_text(self["peak_bytes"])))
         facts.append(Fact("reserved from CUDA", bytes_text(reserved)))
-        for label, key in _FREE.items():
+        for label, key in _UNUSED_MEMORY.items():
             facts.append(Fact(label, bytes_text(memory[key]), memory[key] / reserved if reserved else None))
         facts.append(Fact("largest free block", bytes_text(memory["largest_free_block_bytes"])))
         yield facts
         columns = ("category", "bytes", "count", "share")
-        yield from _rows(categories, columns, empty="nothing was live")
-        yield from _rows(self["top_sites"], ("site", *columns), top=self.about.top, empty="no sites")
+        yield from _table_parts(categories, columns, empty="nothing was live")
+        yield from _table_parts(self["top_sites"], ("site", *columns), top=self.about.top, empty="no sites")
         if self["oom"] is not None:
-            yield self._failure()
+            yield self._out_of_memory_text()
         yield from self["notes"]
 
-    def _failure(self) -> str:
-        """Describe the out-of-memory error."""
+    def _out_of_memory_text(self) -> str:
+        """Describe the out-of-memory error: who asked for how much, and what was free."""
         oom = self["oom"]
         text = f"out of memory: {oom['site']} asked for {bytes_text(oom['requested_bytes'])}"
         text += f"; CUDA had {bytes_text(oom['device_free_bytes'])} free"
@@ -216,7 +224,7 @@ class Diff(Record):
         top = 8 if self.about.top is None else self.about.top
         for title, rows, total in diff_words.sections(self, top):
             if rows:
-                yield from _rows(rows, list(rows[0]), title=title, top=len(rows), total=total)
+                yield from _table_parts(rows, list(rows[0]), title=title, top=len(rows), total=total)
 
 
 class Check(Record):
@@ -224,7 +232,7 @@ class Check(Record):
 
     @classmethod
     def of(cls, comparison: Json) -> Self:
-        """Judge a comparison.
+        """Make the answer: exit code 1 and a remark where a metric failed, 2 where one is inconclusive.
 
         Parameters
         ----------
@@ -234,11 +242,11 @@ class Check(Record):
         answer = cls(comparison, About())
         failed = answer["regressions"] + answer["missing"]
         if failed:
-            named = [f"{row['metric']} ({_changed(row, 'ratio') or row['status']})" for row in failed[:3]]
+            names = [f"{row['metric']} ({_change_text(row, 'ratio') or row['status']})" for row in failed[:3]]
             if len(failed) > 3:
-                named.append(f"and {len(failed) - 3} more")
+                names.append(f"and {len(failed) - 3} more")
             answer.about.exit_code = 1
-            answer.about.remarks = [f"the check against {answer['baseline']} failed: {', '.join(named)}"]
+            answer.about.remarks = [f"the check against {answer['baseline']} failed: {', '.join(names)}"]
         elif answer["undecided"]:
             answer.about.exit_code = 2
             answer.about.remarks = [_inconclusive(answer["undecided"][0])]
@@ -252,37 +260,34 @@ class Check(Record):
         rows = [_check_row(row) for row in failing + passing]
         runs = f"{count_text(self['baseline_runs'], 'run')} in the baseline, {self['runs']} now"
         title = f"{Path(self['baseline']).name} · {runs} · tolerance {100 * self['tolerance']:g}%"
-        yield from _rows(rows, columns, top=len(rows), title=title)
+        yield from _table_parts(rows, columns, top=len(rows), title=title)
         if self["new"]:
-            yield f"not in the baseline: {', '.join(self['new'][:_MOST])}"
+            yield f"not in the baseline: {', '.join(self['new'][:_MOST_NEW_METRICS])}"
         yield from self["notes"]
 
 
 def _inconclusive(row: Json) -> str:
     """Explain why a check cannot decide about a metric."""
     before, after = row["samples"]
-    change = _changed(row, "ratio") or "more than 0"
+    change = _change_text(row, "ratio") or "more than 0"  # no ratio to a baseline of 0
     reason = "in too few samples"
     if row["limit"]:
-        reason = f"within the noise, of up to {_changed(row, 'limit')}"
+        reason = f"within the noise, of up to {_change_text(row, 'limit')}"
     return (
         f"inconclusive: {row['metric']} seems worse ({change}), {reason} ({before} and {after} samples); record more "
         "steps (30 or more), give several runs, or raise --tolerance"
     )
 
 
-_STATUS = {"regression": "FAILS", "missing": "MISSING"}
-
-
 def _check_row(row: Json) -> dict[str, str]:
-    """One metric of a check, as text."""
+    """Write one metric of a check as a row of text."""
     return {
-        "status": _STATUS.get(row["status"], row["status"]),
+        "status": _STATUS_TEXT.get(row["status"], row["status"]),
         "metric": row["metric"],
         "baseline": _metric_text(row.get("before"), row["unit"]),
         "now": _metric_text(row.get("after"), row["unit"]),
-        "change": _changed(row, "ratio") or "-",
-        "limit": _changed(row, "limit") or "-",
+        "change": _change_text(row, "ratio") or "-",
+        "limit": _change_text(row, "limit") or "-",
     }
 
 
@@ -297,8 +302,8 @@ def _metric_text(value: float | None, unit: str) -> str:
     return f"{value:,.5g}"
 
 
-def _changed(row: Json, key: str) -> str:
-    """How much a metric changed, in percent."""
+def _change_text(row: Json, key: str) -> str:
+    """Write a ratio of a metric's row as a change in percent (1.05 is +5.0%); empty where the row has none."""
     if row.get(key) is None:
         return ""
     return f"{100 * (row[key] - 1):+.1f}%"
@@ -311,22 +316,23 @@ class Ranks(Record):
     tables: Mapping[str, pd.DataFrame]
 
     @classmethod
-    def of(cls, job: Job, place: str, top: int | None) -> Self:
-        """Answer about a job.
+    def of(cls, job: Job, source: str, top: int | None) -> Self:
+        """Make the answer about a job.
 
         Parameters
         ----------
         job : Job
-        place : str
-            Where its traces lie.
+        source : str
+            Where its traces come from, for the title.
         top : int, optional
+            Rows of each table in text.
         """
         remarks = []
         for trace in job.lost:
             if trace["file"] is not None:
                 remarks.append(f"{trace['file']}: {trace['reason']}; the answer covers the other traces")
         tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
-        title = f"{count_text(len(job.ranks), 'rank')} · {tools} · {place}"
+        title = f"{count_text(len(job.ranks), 'rank')} · {tools} · {source}"
         answer = cls(job.summary(), About(title, remarks=remarks, top=top))
         answer.findings = job.findings()
         answer.tables = {"ranks": job.ranks, "collectives": job.kinds()}
@@ -338,12 +344,12 @@ class Ranks(Record):
         yield from self.findings
         yield self.about.title
         # Sums over a whole trace: a step's length beside them would be on another basis.
-        spent = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
-        yield from _rows(self.tables["ranks"], spent, top=top, title="each rank's whole trace")
+        columns = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
+        yield from _table_parts(self.tables["ranks"], columns, top=top, title="each rank's whole trace")
         kinds = self.tables["collectives"]
-        yield from _rows(kinds, kinds.columns, top=top, title="collectives", empty="none to compare")
+        yield from _table_parts(kinds, kinds.columns, top=top, title="collectives", empty="none to compare")
         for trace in self["lost"]:
-            yield f"lost: {_lost(trace)}: {trace['reason']}"
+            yield f"lost: {_lost_name(trace)}: {trace['reason']}"
         yield from self["notes"]
 
     def csv(self) -> str:
@@ -351,7 +357,7 @@ class Ranks(Record):
         return Table.of(self.tables["ranks"]).csv()
 
 
-def _lost(trace: Json) -> str:
+def _lost_name(trace: Json) -> str:
     """Name the file or the ranks of a trace that could not be used."""
     if trace["file"] is not None:
         return Path(trace["file"]).name
@@ -365,7 +371,7 @@ class Bench(Record):
 
     @classmethod
     def of(cls, document: Json) -> Self:
-        """Make the answer; what failed is exit code 2.
+        """Make the answer: exit code 2 and a remark where a measurement failed.
 
         Parameters
         ----------
@@ -387,7 +393,7 @@ class Bench(Record):
         for row in rows:
             if row["where"]:
                 row["status"] += f" in {row['where']}"
-        yield from _rows(rows, _BENCH, title=title, top=len(rows))
+        yield from _table_parts(rows, _BENCH_COLUMNS, title=title, top=len(rows))
         for row in rows:
             if row["detail"]:
                 yield f"{cell_name(row)}: {row['detail']}"
@@ -417,7 +423,7 @@ class Counters(Table):
     def parts(self) -> Iterator[Part]:
         """Give the figures, then evidence and next steps of each kernel."""
         yield from super().parts()
-        for row in self.few():
+        for row in self.shown_rows():
             yield ""
             yield f"{row['kernel']}: {row['classification']}"
             for text in row["evidence"]:
@@ -432,6 +438,6 @@ class Envelope(Table):
     def parts(self) -> Iterator[Part]:
         """Give the table, then the remarks on each model."""
         yield from super().parts()
-        for row in self.few():
+        for row in self.shown_rows():
             for text in row["notes"] or ():
                 yield f"{row['config']}: {text}"

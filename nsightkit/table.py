@@ -44,11 +44,12 @@ __all__ = [
 SHOWN_ROWS = 20
 #: Line width in characters where no terminal gives one.
 WIDTH = 100
-#: A name is not cut below this many characters.
-_LEAST_NAME = 16
-#: Characters of a bar of the whole: beside labelled values, and in a table.
+#: Names are not shortened below this many characters, however narrow the terminal: they would all look alike.
+_SHORTEST_NAME = 16
+#: Characters of a bar that stands for a share of 1: beside labelled values, and in a table.
 _LONG_BAR = 32
 _SHORT_BAR = 8
+#: Characters that fill 0 to 7 eighths of a cell.
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -75,8 +76,8 @@ class Column:
 
     @property
     def side(self) -> Literal["left", "right"]:
-        """Words are aligned left, numbers right."""
-        if self.unit in _WORDS:
+        """The side on which cells are aligned: left for text, right for numbers."""
+        if self.unit in _TEXT_UNITS:
             return "left"
         return "right"
 
@@ -90,10 +91,12 @@ class Column:
 
 
 def _moment_text(value: float) -> str:
+    """Write a time of the trace, in ns, as milliseconds."""
     return f"{value / 1e6:,.3f} ms"
 
 
 def _large_text(value: float) -> str:
+    """Write a large number with its prefix: M, G or T."""
     unit = "M"
     size = 1e6
     if value >= 1e12:
@@ -106,15 +109,17 @@ def _large_text(value: float) -> str:
 
 
 def _outlier_text(value: bool) -> str:
+    """Mark an outlier."""
     if value:
         return "◀ outlier"
     return ""
 
 
 def _kernels_text(value: Sequence[str]) -> str:
+    """Name the first of several kernels."""
     if not value:
         return ""
-    return _cut(short_name(value[0]), 24)
+    return _cut_middle(short_name(value[0]), 24)
 
 
 def _evidence_text(value: Json) -> str:
@@ -130,6 +135,7 @@ def _evidence_text(value: Json) -> str:
 
 
 def _any_text(value: Any) -> str:
+    """Write a value that has no unit."""
     if isinstance(value, bool):
         if value:
             return "yes"
@@ -161,12 +167,13 @@ UNITS: dict[str, Callable[[Any], str]] = {
     "word": _any_text,
     "sentence": _any_text,
 }
-_WORDS = ("kernel", "kernels", "place", "evidence", "outlier", "word", "sentence")
-#: Those that are cut where a table is too wide; sentences are wrapped instead.
-_NAMES = ("kernel", "place", "evidence")
+#: Units of text, which is aligned left.
+_TEXT_UNITS = ("kernel", "kernels", "place", "evidence", "outlier", "word", "sentence")
+#: Units of names, which are shortened where a table is too wide; sentences are wrapped instead.
+_SHORTENED_UNITS = ("kernel", "place", "evidence")
 _COLUMNS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
 _UNIT_OF = {name: unit for unit, names in _COLUMNS["units"].items() for name in names}
-#: What is drawn beside a share.
+#: The column of bars, which is drawn beside a share.
 _BAR = Column("bar", "", "word")
 
 
@@ -179,10 +186,10 @@ def column_of(name: str) -> Column:
     """
     heading = name
     unit = "value"
-    for ending, of_ending in (("_ns", "time"), ("_bytes", "bytes"), ("_pct", "percent")):
+    for ending, unit_of_ending in (("_ns", "time"), ("_bytes", "bytes"), ("_pct", "percent")):
         if name.endswith(ending):
             heading = name.removesuffix(ending)
-            unit = of_ending
+            unit = unit_of_ending
     heading = _COLUMNS["headings"].get(name, heading.replace("_", " "))
     return Column(name, heading, _UNIT_OF.get(name, unit))
 
@@ -230,7 +237,7 @@ def plain_value(value: Any, key: str = "") -> Any:
     return str(value)
 
 
-#: What a spreadsheet takes for the beginning of a formula, in either width.
+#: What a spreadsheet takes for the beginning of a formula: = + @ - and their full-width forms; not a negative number.
 _FORMULA = re.compile(r"[=+@\uff1d\uff0b\uff20]|[-\uff0d](?!\d+(\.\d+)?$)")
 
 
@@ -315,7 +322,7 @@ class Printed:
         # In a notebook rich would show what it prints there as well.
         console = Console(file=out, width=width, force_terminal=False, force_jupyter=False, color_system=None)
         for part in self.parts():
-            console.print(_drawn(part, width), markup=False, highlight=False, emoji=False)
+            console.print(_renderable(part, width), markup=False, highlight=False, emoji=False)
         lines = [line.rstrip() for line in out.getvalue().splitlines()]
         return "\n".join(lines).strip("\n") + "\n"
 
@@ -336,7 +343,7 @@ class Record(dict[str, Any], Printed):
         super().__init__(values)
         self.about = about
 
-    __repr__ = Printed.__repr__
+    __repr__ = Printed.__repr__  # not dict's
 
     def _repr_html_(self) -> str:
         return f'<pre style="font-size: 0.8em">{html.escape(self.text(88))}</pre>'  # as wide as a page of text
@@ -369,7 +376,7 @@ class Table(pd.DataFrame, Printed):
         table.about = About(**{"top": top, "total": len(rows), **about})
         return table
 
-    __repr__ = Printed.__repr__
+    __repr__ = Printed.__repr__  # not pandas'
 
     def parts(self) -> Iterator[Part]:
         """Give the title, the first rows, how many more there are, and the note."""
@@ -378,21 +385,21 @@ class Table(pd.DataFrame, Printed):
         if not len(self):
             yield self.about.empty
             return
-        yield self._shown()
-        more = self.about.total - len(self.few())
+        yield self._shown_columns()
+        more = self.about.total - len(self.shown_rows())
         if more > 0:
             yield f"… {more:,} more (--top N shows more, --format json all)"
         yield from self.about.notes
 
-    def few(self) -> list[Json]:
+    def shown_rows(self) -> list[Json]:
         """Give the rows that people see."""
         if self.about.top is None:
             return list(rows_of(self.head(SHOWN_ROWS)))
         return list(rows_of(self))
 
-    def _shown(self) -> Columns:
-        """The columns that people see, and their text."""
-        rows = self.few()
+    def _shown_columns(self) -> Columns:
+        """Give the columns that people see, each with the text of its cells; a share has a column of bars after it."""
+        rows = self.shown_rows()
         columns = []
         for name in map(str, self.columns):
             values = [row[name] for row in rows]
@@ -401,34 +408,37 @@ class Table(pd.DataFrame, Printed):
             column = column_of(name)
             if column.unit == "value" and any(isinstance(value, str) for value in values):
                 column = dataclasses.replace(column, unit="word")
-            columns.append((column, [self._text(column, value) for value in values]))
+            columns.append((column, [self._cell_text(column, value) for value in values]))
             if name in ("share", "share_of_span"):
                 columns.append((_BAR, [_bar(value, _SHORT_BAR) for value in values]))
         return columns
 
-    def _text(self, column: Column, value: Any) -> str:
+    def _cell_text(self, column: Column, value: Any) -> str:
+        """Write one value as its column's format or unit has it."""
         if value is None:
             return self.about.missing or column.text(None)
-        form = self.about.formats.get(column.name, column.text)
-        if isinstance(form, str):
-            return form.format(value)
-        return str(form(value))
+        format_of_column = self.about.formats.get(column.name, column.text)
+        if isinstance(format_of_column, str):
+            return format_of_column.format(value)
+        return str(format_of_column(value))
 
     def _repr_html_(self) -> str:
-        rows = self.few()
+        rows = self.shown_rows()
         if not rows:
             return f"<p>{html.escape(plain(self.about.empty))}</p>"
-        cells = []
-        for column, texts in self._shown():
+        columns = []  # of HTML cells, the heading first
+        for column, texts in self._shown_columns():
             if column is not _BAR:
-                cells.append([_cell("th", column, column.heading), *(_cell("td", column, text) for text in texts)])
-        head, *body = ("".join(row) for row in zip(*cells, strict=True))
+                columns.append(
+                    [_html_cell("th", column, column.heading), *(_html_cell("td", column, text) for text in texts)]
+                )
+        head, *body = ("".join(row) for row in zip(*columns, strict=True))
         more = self.about.total - len(rows)
         below = " ".join(self.about.notes)
         if more > 0:
             below = f"{more:,} more rows"
-        shown = f"<thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(body)}</tr></tbody>"
-        return f'<table class="dataframe">{shown}</table><p>{html.escape(plain(below))}</p>'
+        rows_html = f"<thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(body)}</tr></tbody>"
+        return f'<table class="dataframe">{rows_html}</table><p>{html.escape(plain(below))}</p>'
 
     def json(self) -> str:
         """Write one JSON list, with a line for each row."""
@@ -443,7 +453,8 @@ class Table(pd.DataFrame, Printed):
         return rows.map(_csv_cell).to_csv(index=False, lineterminator="\n")
 
 
-def _cell(tag: str, column: Column, text: str) -> str:
+def _html_cell(tag: str, column: Column, text: str) -> str:
+    """Write a cell of an HTML table, ``th`` or ``td``."""
     return f'<{tag} style="text-align: {column.side}">{html.escape(plain(text))}</{tag}>'
 
 
@@ -469,23 +480,23 @@ Columns = list[tuple[Column, list[str]]]
 Part = str | list[Fact] | Columns
 
 
-def _drawn(part: Any, width: int) -> Any:
-    """Make something that rich prints; columns are aligned, with names shortened to fit."""
+def _renderable(part: Any, width: int) -> Any:
+    """Turn a part into what rich prints: a string into wrapped text, facts and columns into an aligned grid."""
     from rich import box
     from rich.table import Table as Grid
     from rich.text import Text
 
     if isinstance(part, str):
         indent = ""
-        if part.startswith("- "):
+        if part.startswith("- "):  # an item of a list
             indent = "  "
         return Text(textwrap.fill(plain(part), width, subsequent_indent=indent, break_on_hyphens=False))
     columns = part
     if isinstance(part[0], Fact):
-        columns = _columns(part, width)
-    room = _room(columns, width)
+        columns = _fact_columns(part, width)
+    name_width = _name_width(columns, width)
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    grid.show_header = columns is part
+    grid.show_header = columns is part  # facts have no headings
     cells = []
     for column, texts in columns:
         wraps = column.unit == "sentence"
@@ -495,8 +506,8 @@ def _drawn(part: Any, width: int) -> Any:
             no_wrap=not wraps,
             overflow="fold" if wraps else "ellipsis",
         )
-        if column.unit in _NAMES:
-            cells.append(shortened(texts, room))
+        if column.unit in _SHORTENED_UNITS:
+            cells.append(shortened(texts, name_width))
         else:
             cells.append(texts)
     for row in zip(*cells, strict=True):
@@ -504,30 +515,31 @@ def _drawn(part: Any, width: int) -> Any:
     return grid
 
 
-def _columns(facts: Sequence[Fact], width: int) -> Columns:
-    """Lay facts out as columns: labels, values, and shares with bars as long as there is room for."""
+def _fact_columns(facts: Sequence[Fact], width: int) -> Columns:
+    """Lay facts out as three columns: labels, values, and shares with bars as long as the line has room for."""
     labels = [plain(fact.label) for fact in facts]
     values = [plain(fact.value) for fact in facts]
-    bar = min(width - max(map(len, labels)) - max(map(len, values)) - 13, _LONG_BAR)
+    # 13: a share of 7 characters and the blanks around it.
+    bar_cells = min(width - max(map(len, labels)) - max(map(len, values)) - 13, _LONG_BAR)
     shares = [""] * len(facts)
     for number, fact in enumerate(facts):
         if fact.share is not None:
-            shares[number] = f"{share_text(fact.share):>7} {_bar(fact.share, bar)}"
+            shares[number] = f"{share_text(fact.share):>7} {_bar(fact.share, bar_cells)}"
     return [(_BAR, labels), (Column("", "", "value"), values), (_BAR, shares)]
 
 
-def _room(columns: Columns, width: int) -> int:
-    """How many characters each name may take."""
+def _name_width(columns: Columns, width: int) -> int:
+    """Divide what the other columns leave of a line among the columns of names; gives characters of a name."""
     from rich.cells import cell_len
 
-    room = width - 2 * len(columns)
-    names = 0
+    free = width - 2 * len(columns)  # blanks between columns
+    name_columns = 0
     for column, texts in columns:
-        if column.unit in _NAMES:
-            names += 1
+        if column.unit in _SHORTENED_UNITS:
+            name_columns += 1
         else:
-            room -= max(cell_len(text) for text in [column.heading, *texts])
-    return max(room // max(names, 1), _LEAST_NAME)
+            free -= max(cell_len(text) for text in [column.heading, *texts])
+    return max(free // max(name_columns, 1), _SHORTEST_NAME)
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:
@@ -544,36 +556,38 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
     >>> shortened(["kernel<float, 128, half>", "kernel<float, 128, bf16>", "copy"], 16)
     ['kernel<flo…half>', 'kernel<flo…bf16>', 'copy']
     """
-    alike: dict[str, list[str]] = {}
+    names_by_cut: dict[str, list[str]] = {}
     for name in set(names):
-        alike.setdefault(_cut(name, width), []).append(name)
-    head = width // 2 - 1
-    room = width - head - 1
+        names_by_cut.setdefault(_cut_middle(name, width), []).append(name)
+    head_width = width // 2 - 1
+    rest_width = width - head_width - 1
     short = {}
-    for text, group in alike.items():
-        short[group[0]] = text
-        if len(group) == 1:
+    for cut, alike in names_by_cut.items():
+        short[alike[0]] = cut
+        if len(alike) == 1:
             continue
-        first = len(os.path.commonprefix(group))  # noqa: RUF071 - names, not paths
-        for name in group:
-            rest = name[first:]
-            if len(rest) > room:
-                rest = f"{rest[: room - 1]}…"
-            short[name] = f"{name[:head]}…{rest}"
+        # The cut fell on where these names differ: show their beginning, and what follows their common prefix.
+        first_difference = len(os.path.commonprefix(alike))  # noqa: RUF071 - names, not paths
+        for name in alike:
+            rest = name[first_difference:]
+            if len(rest) > rest_width:
+                rest = f"{rest[: rest_width - 1]}…"
+            short[name] = f"{name[:head_width]}…{rest}"
     return [short[name] for name in names]
 
 
-def _cut(name: str, width: int) -> str:
-    """Cut a name in its middle; a path keeps more of its end, which tells more."""
+def _cut_middle(name: str, width: int) -> str:
+    """Cut a name in its middle to a width; a path keeps more of its end, which identifies it."""
     if len(name) <= width:
         return name
-    tail = width // 3
+    tail_width = width // 3
     if "/" in name:
-        tail = 2 * width // 3
-    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
+        tail_width = 2 * width // 3
+    return f"{name[: width - 1 - tail_width]}…{name[len(name) - tail_width :]}"
 
 
 def _bar(share: float | None, cells: int) -> str:
-    """Draw a share as a bar of eighths of a character."""
-    full, rest = divmod(round(min(max(share or 0.0, 0.0), 1.0) * cells * 8), 8)
+    """Draw a share as a bar, to an eighth of a character; a share of 1 fills all cells."""
+    eighths = round(min(max(share or 0.0, 0.0), 1.0) * cells * 8)
+    full, rest = divmod(eighths, 8)
     return ("█" * full + _EIGHTHS[rest]).rstrip()
