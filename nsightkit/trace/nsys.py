@@ -34,7 +34,7 @@ from nsightkit.trace.model import (
     lost_work,
 )
 from nsightkit.trace.nesting import nesting
-from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NULL, Columns, ParquetDir, Rows, Sqlite, Tables
+from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NULL, Columns, ParquetDir, RowFilter, Sqlite, Tables
 
 if TYPE_CHECKING:
     from nsightkit.trace.programs import Export
@@ -43,47 +43,52 @@ __all__ = ["open_parquetdir", "open_report", "open_sqlite"]
 
 Array = npt.NDArray[Any]
 
-_FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-_SOURCES = _FACTS["sources"]
-_LABELS = _FACTS["labels"]
+#: ``nsys.toml``: which of the exporter's tables and columns are which of the model's.
+_SCHEMA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SOURCES = _SCHEMA["sources"]
+#: Words for the numbers of the exporter's columns of enumerations.
+_LABELS = _SCHEMA["labels"]
 _LABELS |= dict.fromkeys(("srcKind", "dstKind", "memKind"), _LABELS["memory"])
-#: Columns of the exporter's that fill those of the model, by table of the exporter's.
-_COLUMNS = {source: {**_FACTS["columns"], **facts["columns"]} for source, facts in _SOURCES.items()}
+#: For each of the exporter's tables, its column that fills each of the model's.
+_COLUMNS = {source: {**_SCHEMA["columns"], **entry["columns"]} for source, entry in _SOURCES.items()}
 
 #: All tables that are read.
-_READ = {*_SOURCES, *_FACTS["identify"], *_FACTS["details"]}
+_TABLES_TO_READ = {*_SOURCES, *_SCHEMA["identify"], *_SCHEMA["details"]}
 _NVTX = "NVTX_EVENTS"
 _SAMPLES = "COMPOSITE_EVENTS"
 _WAITS = "MPI_START_WAIT_EVENTS"
 #: Variables that only launchers of MPI set: MPICH and Cray, Open MPI, PMIx.
-_OF_MPI = {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"}
-#: Columns that tell which rows are kept.
-_NEEDED = {_SAMPLES: ("globalTid",), _WAITS: ("start", "end", "globalTid", "textId")}
-_FRAMES = "SAMPLING_CALLCHAINS"
+_MPI_VARIABLES = {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"}
+#: Columns of these tables that tell which rows to keep.
+_NEEDED_TO_FILTER = {_SAMPLES: ("globalTid",), _WAITS: ("start", "end", "globalTid", "textId")}
+_CALL_CHAINS = "SAMPLING_CALLCHAINS"
 _MPI_RANKS = "MPI_RANKS"
-#: nsys writes no table without events, so any CUDA table proves that CUDA was traced, and none proves nothing.
-_OF_CUDA = (*GPU_TABLES, "calls", "syncs")
-_OF_FACTS = ("TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "META_DATA_EXPORT", "EXPORT_META_DATA")
+#: Tables of the model that tracing CUDA fills. nsys writes no table without events, so one of them shows that CUDA was
+#: traced and the others are empty; if all are absent, it may not have been traced.
+_CUDA_TABLES = (*GPU_TABLES, "calls", "syncs")
+#: Tables of names and values that describe the program and the capture.
+_FACT_TABLES = ("TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "META_DATA_EXPORT", "EXPORT_META_DATA")
 
-#: NVTX_EVENTS.eventType of start/end ranges, and of the announcement of a domain.
+#: NVTX_EVENTS.eventType of start/end ranges, and of the event that names a domain.
 _START_END = (60, 71)
 _DOMAIN = 75
 
-#: Nsight Systems samples a running thread at 100 Hz or more.
-_SLOWEST_NS = 10_000_000
-#: Names of functions that were not found. And modules whose callers are more informative.
+#: The longest sampling period: Nsight Systems samples a running thread at 100 Hz or more.
+_LONGEST_PERIOD_NS = 10_000_000
+#: Names in place of functions that nsys did not find; and modules whose callers are more informative.
 _NO_FUNCTION = re.compile(r"0x|#|\[|(_start|_init)?$")
 _SYSTEM = re.compile(r"(.*/)?((libc|libpthread|ld|ld-linux[\w-]*)[-.]|\[)")
 
 #: `cudaLaunchKernel_v7000` is cudaLaunchKernel as introduced by CUDA 7.0; `cuGetProcAddress_v2` is another function.
 _CALL_VERSION = re.compile(r"_v\d{4,}$")
-_SMALL = re.compile(r"\d{1,7}")
-#: Letters of a fact about the capture that are kept.
-_FACT = 200
+#: A rank or world size; anything longer is no such number.
+_RANK_NUMBER = re.compile(r"\d{1,7}")
+#: Letters that are kept of a version or a GPU's name.
+_MOST_LETTERS = 200
 
 
 class NsysSource:
-    """Maps an export's tables to the model's, column by column.
+    """Reads an export's tables as the model's, column by column.
 
     Parameters
     ----------
@@ -99,98 +104,99 @@ class NsysSource:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         _require_export(tables)
-        self._gpu_of = _renumbered_gpus(tables)
-        self._first: dict[str, int | None] = {}  # the least start of each table of events
+        self._renumbered = _renumbered_gpus(tables)
+        self._first_ns: dict[str, int | None] = {}  # the least start of each of the exporter's tables of events
         self.meta = self._read_meta()
 
     # -- the Source protocol ------------------------------------------------------------------------------------
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
-        parts = [self._part(table, source, columns) for source in self._present(table)]
+        parts = [self._read_source(table, source, columns) for source in self._sources_of(table)]
         if not parts:
             return complete(table, None, columns)
-        return pd.DataFrame({column: _joined([part[column] for part in parts]) for column in columns}, copy=False)
+        return pd.DataFrame({column: _concatenated([part[column] for part in parts]) for column in columns}, copy=False)
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
         for table in EVENT_TABLES:
-            for source in self._present(table):
-                if source not in self._first:
-                    self._first[source] = self._tables.first(source, self._chosen(source))
-        return min((first for first in self._first.values() if first is not None), default=0)
+            for source in self._sources_of(table):
+                if source not in self._first_ns:
+                    self._first_ns[source] = self._tables.first(source, self._row_filter(source))
+        return min((start_ns for start_ns in self._first_ns.values() if start_ns is not None), default=0)
 
     # -- rows and columns ---------------------------------------------------------------------------------------
 
-    def _present(self, table: str) -> list[str]:
-        """The exporter's tables behind one of ours, as far as they are there."""
+    def _sources_of(self, table: str) -> list[str]:
+        """List the exporter's tables that fill one of the model's and are in this export."""
         tables = self._tables.tables
-        return [source for source, facts in _SOURCES.items() if facts["table"] == table and source in tables]
+        return [source for source, entry in _SOURCES.items() if entry["table"] == table and source in tables]
 
-    def _chosen(self, source: str) -> Rows | None:
-        """The rows of a table that are events of ours; None for all."""
-        rows: Rows | None = _SOURCES[source].get("rows")
+    def _row_filter(self, source: str) -> RowFilter | None:
+        """Return which rows of the exporter's table are events of the model; None for all."""
+        rows: RowFilter | None = _SOURCES[source].get("rows")
         if rows and rows["column"] in self._tables.tables[source]:
             return rows
         return None
 
-    def _part(self, table: str, source: str, columns: Sequence[str]) -> pd.DataFrame:
-        """The wanted columns that one of the exporter's tables has."""
-        theirs = _COLUMNS[source]
+    def _read_source(self, table: str, source: str, columns: Sequence[str]) -> pd.DataFrame:
+        """Read the model's columns of one of the exporter's tables; absent ones get their neutral value."""
+        exporter_column = _COLUMNS[source]  # by column of the model
         constants = _SOURCES[source].get("constants", {})
         wanted: set[str] = set()
         for column in columns:
-            if column in theirs:
-                wanted.update((theirs[column], *_BESIDE.get(column, ())))
-        raw = self._rows(source, wanted)
-        part: Json = {}
-        size = len(next(iter(raw.values())))
+            if column in exporter_column:
+                wanted.update((exporter_column[column], *_NEEDED_TO_CONVERT.get(column, ())))
+        raw = self._read_integers(source, wanted)
+        values: Json = {}
+        row_count = len(next(iter(raw.values())))
         for column in columns:
             if column in constants:
-                part[column] = categorical(np.zeros(size, np.int8), [constants[column]])
-            elif theirs.get(column) in raw:
-                part[column] = self._converted(table, column, theirs[column], raw)
-        return complete(table, pd.DataFrame(part, pd.RangeIndex(size), copy=False), columns)
+                values[column] = categorical(np.zeros(row_count, np.int8), [constants[column]])
+            elif exporter_column.get(column) in raw:
+                values[column] = self._model_column(table, column, exporter_column[column], raw)
+        return complete(table, pd.DataFrame(values, pd.RangeIndex(row_count), copy=False), columns)
 
-    def _rows(self, source: str, columns: Collection[str]) -> Columns:
-        """Integer columns of the rows that are events, as far as they are there.
+    def _read_integers(self, source: str, columns: Collection[str]) -> Columns:
+        """Read the exporter's columns that are there, for the rows that are events of the model.
 
-        What has not ended yet ends with the latest event.
+        An event that has not ended yet (``open``) ends with the latest event of its table.
         """
         wanted = set(columns)
+        # Ends need starts. And if the table has none of the columns, its starts tell the number of rows.
         if "end" in wanted or wanted.isdisjoint(self._tables.tables[source]):
             wanted.add("start")
-        wanted.update(_NEEDED.get(source, ()))
+        wanted.update(_NEEDED_TO_FILTER.get(source, ()))
         present = sorted(wanted.intersection(self._tables.tables[source]))
-        raw = self._tables.integers(source, present, self._chosen(source))
+        raw = self._tables.integers(source, present, self._row_filter(source))
         if "start" in raw and len(raw["start"]) and source != _SAMPLES:
-            self._first[source] = int(raw["start"].min())
+            self._first_ns[source] = int(raw["start"].min())  # saves `first_ns` a pass over the table
         if "end" in raw:
             is_open = raw["end"] == NULL
             if is_open.any():
                 raw["end"][is_open] = max(raw["start"].max(), raw["end"].max())
             raw["open"] = is_open
         keep = np.ones(len(next(iter(raw.values()))), bool)
-        if source == _SAMPLES:  # the machine's other processes are not the trace's
-            callers = [self._rows(calls, ["globalTid"])["globalTid"] for calls in self._present("calls")]
+        if source == _SAMPLES:  # nsys samples the whole machine: keep the processes that call CUDA
+            callers = [self._read_integers(calls, ["globalTid"])["globalTid"] for calls in self._sources_of("calls")]
             processes = np.unique(_process_of(np.concatenate([np.empty(0, np.int64), *callers])))
             keep = np.isin(_process_of(raw["globalTid"]), processes)
-        if source == _WAITS:  # a row for each request of an MPI_Waitall
-            keep = ~pd.DataFrame(raw)[list(_NEEDED[_WAITS])].duplicated().to_numpy()
+        if source == _WAITS:  # one call of MPI_Waitall has a row for each of its requests: keep the first
+            keep = ~pd.DataFrame(raw)[list(_NEEDED_TO_FILTER[_WAITS])].duplicated().to_numpy()
         if keep.all():
             return raw
         return {column: values[keep] for column, values in raw.items()}
 
-    def _converted(self, table: str, column: str, theirs: str, raw: Columns) -> Any:
-        """A column of the model, of the exporter's column `theirs` and those beside it."""
-        values = raw[theirs]
+    def _model_column(self, table: str, column: str, exporter_column: str, raw: Columns) -> Any:
+        """Convert one of the exporter's columns, with those of `raw` that it needs, to a column of the model."""
+        values = raw[exporter_column]
         match table, column:
             case "ranges", "name":
-                return self._nvtx_names(values, self._chosen(_NVTX))
+                return self._nvtx_names(values, self._row_filter(_NVTX))
             case "ranges", "domain":
                 return self._domains(_or_zero(values), raw["globalTid"])
             case "ranges", "level" | "parent":
-                if "parent" not in raw:
+                if "parent" not in raw:  # levels and parents come together, so both are kept for the other column
                     alone = np.isin(raw["eventType"], _START_END)
                     raw["level"], raw["parent"] = nesting(raw["globalTid"], raw["start"], raw["end"], alone=alone)
                 return raw[column]
@@ -199,9 +205,9 @@ class NsysSource:
             case "ranges", "end_thread":
                 return _thread_of(np.where((values == NULL) | (values == 0), raw["globalTid"], values))
             case "calls", "name":
-                return self._names(values, _CALL_VERSION)
+                return self._texts_of_ids(values, _CALL_VERSION)
             case "samples", "end_ns":
-                return _sampled_until(values, raw["globalTid"])
+                return _sample_ends(values, raw["globalTid"])
             case "samples", "name":
                 return self._sample_names(values)
             case _, "process":
@@ -210,169 +216,190 @@ class NsysSource:
                 return _thread_of(values)
             case _, "device":
                 return self._devices(_or_zero(values), raw.get("globalPid"))
-        if theirs in _LABELS:
-            return _labelled(values, _LABELS[theirs])
+        if exporter_column in _LABELS:
+            return _as_labels(values, _LABELS[exporter_column])
         if TABLES[table][column] == "category":
-            return self._names(values)
+            return self._texts_of_ids(values)
         return _or_zero(values)
 
     # -- names --------------------------------------------------------------------------------------------------
 
-    def _strings(self, ids: Array) -> list[str]:
-        texts = {}
+    def _look_up_strings(self, ids: Array) -> list[str]:
+        """Look up the text of each string id; ``#7`` for an id 7 that the export does not hold."""
+        text_by_id = {}
         if "StringIds" in self._tables.tables:
-            numbers, found = self._tables.texts("StringIds", "id", "value", set(ids.tolist()))
-            texts = dict(zip(numbers, found, strict=True))
-        return [texts.get(number, f"#{number}") for number in ids.tolist()]
+            numbers, texts = self._tables.texts("StringIds", "id", "value", set(ids.tolist()))
+            text_by_id = dict(zip(numbers, texts, strict=True))
+        return [text_by_id.get(number, f"#{number}") for number in ids.tolist()]
 
-    def _names(self, ids: Array, ending: re.Pattern[str] | None = None) -> pd.Categorical:
-        """String ids as a categorical of their texts, without an ending; ids of equal texts become one category."""
+    def _texts_of_ids(self, ids: Array, ending: re.Pattern[str] | None = None) -> pd.Categorical:
+        """Turn string ids into a categorical of their texts, without `ending`; equal texts become one category."""
         codes, distinct = pd.factorize(ids)
-        texts = self._strings(distinct)
+        texts = self._look_up_strings(distinct)
         if ending:
             texts = [ending.sub("", text) for text in texts]
         return categorical(codes, texts)
 
-    def _nvtx_names(self, ids: Array, rows: Rows | None) -> pd.Categorical:
-        """Registered strings fill textId, plain ones text; an event may have neither."""
+    def _nvtx_names(self, ids: Array, rows: RowFilter | None) -> pd.Categorical:
+        """Name NVTX events: by a string id (`ids`, of the column textId), else by the column text, else "".
+
+        `rows` are the rows of NVTX_EVENTS that `ids` belong to.
+        """
         codes, distinct = pd.factorize(ids)
-        texts = self._strings(distinct)
-        is_plain = ids == NULL
-        if is_plain.any() and rows:
-            plain = [""] * len(ids)
+        texts = self._look_up_strings(distinct)
+        has_no_id = ids == NULL
+        if has_no_id.any() and rows:
+            row_texts = [""] * len(ids)
             if "text" in self._tables.tables[_NVTX]:
-                _, plain = self._tables.texts(_NVTX, rows["column"], "text", rows["numbers"])
-            plain_codes, plain_texts = pd.factorize(np.array(plain, object))
-            codes = np.where(is_plain, plain_codes + len(texts), codes)
-            texts += plain_texts.tolist()
+                _, row_texts = self._tables.texts(_NVTX, rows["column"], "text", rows["numbers"])
+            # The texts of rows follow those of ids in one list, so their codes go on from there.
+            row_codes, distinct_row_texts = pd.factorize(np.array(row_texts, object))
+            codes = np.where(has_no_id, row_codes + len(texts), codes)
+            texts += distinct_row_texts.tolist()
         return categorical(codes, texts)
 
     def _domains(self, ids: Array, thread: Array) -> pd.Categorical:
-        """Names of the ranges' domains, "" for the default one."""
-        names = self._domain_names() if ids.any() else {}
-        codes, places = pd.factorize(_place(_process_of(thread), ids))
+        """Name the domain of each range, "" for the default one."""
+        name_by_key = self._domain_names() if ids.any() else {}
+        codes, distinct_keys = pd.factorize(_key_in_process(_process_of(thread), ids))
         texts = []
-        for place in places.tolist():
-            domain = place & 0xFFFF_FFFF
-            texts.append(names.get(place, f"domain {domain}") if domain else "")
+        for key in distinct_keys.tolist():
+            domain = key & 0xFFFF_FFFF
+            texts.append(name_by_key.get(key, f"domain {domain}") if domain else "")
         return categorical(codes, texts)
 
     def _domain_names(self) -> dict[int, str]:
-        """Names of domains by process and number."""
-        announced = {"column": "eventType", "numbers": (_DOMAIN,)}
+        """Read the names of domains, by the key of process and domain."""
+        rows = {"column": "eventType", "numbers": (_DOMAIN,)}
         columns = {"domainId", "globalTid", "textId"}.intersection(self._tables.tables[_NVTX])
-        events = self._tables.integers(_NVTX, sorted(columns), announced)
-        text = events.get("textId", np.full(len(events["domainId"]), NULL))
-        names = self._nvtx_names(text, announced)
-        return dict(zip(_place(_process_of(events["globalTid"]), events["domainId"]).tolist(), names, strict=True))
+        events = self._tables.integers(_NVTX, sorted(columns), rows)
+        text_ids = events.get("textId", np.full(len(events["domainId"]), NULL))
+        names = self._nvtx_names(text_ids, rows)
+        keys = _key_in_process(_process_of(events["globalTid"]), events["domainId"])
+        return dict(zip(keys.tolist(), names, strict=True))
 
     def _sample_names(self, ids: Array) -> pd.Categorical:
-        """The innermost informative function of each sample, else the module of its innermost frame."""
+        """Name each sample by its innermost informative function, else by the module of its innermost frame."""
         columns = ["id", "symbol", "module", "stackDepth"]
-        if not set(columns).issubset(self._tables.tables.get(_FRAMES, ())):
+        if not set(columns).issubset(self._tables.tables.get(_CALL_CHAINS, ())):
             return categorical(np.zeros(len(ids), np.int8), [""])
-        frames = pd.DataFrame(self._tables.integers(_FRAMES, columns))
+        frames = pd.DataFrame(self._tables.integers(_CALL_CHAINS, columns))
         # Names are matched once each: millions of frames have a few thousand.
-        functions = self._names(frames["symbol"].to_numpy())
-        modules = self._names(frames["module"].to_numpy())
+        functions = self._texts_of_ids(frames["symbol"].to_numpy())
+        modules = self._texts_of_ids(frames["module"].to_numpy())
         is_unknown = functions.categories.str.match(_NO_FUNCTION)[functions.codes]
         is_system = modules.categories.str.match(_SYSTEM)[modules.codes]
         files = [module.rpartition("/")[2] for module in modules.categories]
+        # `name` is a position in `texts`: a frame's function, or the file of its module if the function is unknown.
         texts = [*functions.categories, *files, ""]
         frames["name"] = np.where(is_unknown, len(functions.categories) + modules.codes.astype(int), functions.codes)
+        # Best first: 0 a function of the program, 1 one of the system, 2 a module.
         frames["rank"] = np.where(is_unknown, 2, is_system)
         best = frames.sort_values(["id", "rank", "stackDepth"]).drop_duplicates("id").set_index("id")["name"]
-        return categorical(best.reindex(ids, fill_value=len(texts) - 1).to_numpy(), texts)
+        return categorical(best.reindex(ids, fill_value=len(texts) - 1).to_numpy(), texts)  # the last is ""
 
     def _devices(self, ordinal: Array, global_pid: Array | None) -> Array:
-        """GPU numbers of CUDA ordinals."""
-        if not self._gpu_of or global_pid is None:
+        """Turn each process's CUDA ordinals into the machine's numbers of GPUs."""
+        if not self._renumbered or global_pid is None:
             return ordinal
-        codes, places = pd.factorize(_place(_process_of(global_pid), ordinal))
-        gpus = [self._gpu_of.get(place, place & 0xFFFF_FFFF) for place in places.tolist()]
+        codes, distinct_keys = pd.factorize(_key_in_process(_process_of(global_pid), ordinal))
+        # Where nothing else is known, the number is the ordinal, which is the key's lower half.
+        gpus = [self._renumbered.get(key, key & 0xFFFF_FFFF) for key in distinct_keys.tolist()]
         return np.array(gpus, np.int64)[codes]
 
     # -- what the export says about itself ----------------------------------------------------------------------
 
     def _read_meta(self) -> TraceMeta:
-        facts = self._facts()
-        known = dict(facts)
-        lost = [] if any(map(self._present, GPU_TABLES)) else self._lost_work()
+        facts = self._capture_facts()
+        fact_by_name = dict(facts)
+        lost_work_notes = [] if any(map(self._sources_of, GPU_TABLES)) else self._lost_work()
         return TraceMeta(
             tool="Nsight Systems",
-            tool_version=_text(known.get("EXPORT_PRODUCT_VERSION")),
-            schema=_text(known.get("EXPORT_SCHEMA_VERSION")),
-            distributed=self._distributed(known),
+            tool_version=_text(fact_by_name.get("EXPORT_PRODUCT_VERSION")),
+            schema=_text(fact_by_name.get("EXPORT_SCHEMA_VERSION")),
+            distributed=self._distributed(fact_by_name),
             gpus=self._gpus(),
-            missing=self._missing(facts, bool(lost)),
-            notes=[*lost, *self._warnings()],
+            missing=self._missing(facts, has_lost_work=bool(lost_work_notes)),
+            notes=[*lost_work_notes, *self._warnings()],
             window_ns=self._window(),
             thread_names=self._thread_names(),
             private=private_names(facts),
         )
 
-    def _facts(self) -> list[tuple[str, str]]:
-        """What the export says about program and capture. nsys keeps the program's whole environment."""
+    def _capture_facts(self) -> list[tuple[str, str]]:
+        """List what the export says about the program and the capture, as names and values.
+
+        nsys keeps the program's whole environment: each variable is listed as a fact of its own, and callers pick by
+        name those that they need.
+        """
         facts = []
-        for table in _OF_FACTS:
+        for table in _FACT_TABLES:
             for row in self._tables.records(table):
-                name = str(row.get("name")).rpartition(":")[2]
+                name = str(row.get("name")).rpartition(":")[2]  # "PROCESS_0:USER_NAME": USER_NAME
                 text = str(row.get("value") or "")
                 if "ENVIRON" not in name.upper():
                     facts.append((name, text))
                     continue
+                # One variable or several, with zero bytes, semicolons or line breaks between them.
                 for entry in re.split(r"[\0;\n]", text):
                     variable, _, setting = entry.partition("=")
                     facts.append((variable.strip(), setting.strip("\"'")))
         return facts
 
-    def _missing(self, facts: list[tuple[str, str]], is_lost: bool) -> list[str]:
-        """Tables that were not recorded; "MPI" if the program ran under MPI, and its calls were not traced."""
-        asked = {value for name, value in facts if name == "CAPTURE_EVENT_TYPE"}
-        traced_cuda = any(map(self._present, _OF_CUDA))
+    def _missing(self, facts: list[tuple[str, str]], *, has_lost_work: bool) -> list[str]:
+        """List the tables that were not recorded; "MPI" if the program ran under MPI, and its calls were not traced.
+
+        `has_lost_work` says that calls gave a GPU work of which nothing was recorded.
+        """
+        requested_events = {value for name, value in facts if name == "CAPTURE_EVENT_TYPE"}
+        is_cuda_traced = any(map(self._sources_of, _CUDA_TABLES))
         missing = []
         for table in EVENT_TABLES:
-            if table in _OF_CUDA:
-                is_recorded = traced_cuda and not (table in GPU_TABLES and is_lost)
+            if table in _CUDA_TABLES:
+                is_recorded = is_cuda_traced and not (table in GPU_TABLES and has_lost_work)
             else:
-                is_recorded = bool(self._present(table)) or _FACTS["asked"].get(table) in asked
+                is_recorded = bool(self._sources_of(table)) or _SCHEMA["asked"].get(table) in requested_events
             if not is_recorded:
                 missing.append(table)
-        is_mpi_job = not _OF_MPI.isdisjoint(dict(facts))
+        is_mpi_job = not _MPI_VARIABLES.isdisjoint(dict(facts))
         has_mpi_calls = any(table.startswith("MPI_") and table != _MPI_RANKS for table in self._tables.tables)
-        may_be_traced = not asked or ("COLLECT_MPI_TRACE", "true") in facts
+        # Without calls of MPI: either the program made none, or they were not traced. Exports that do not list the
+        # requested events leave that open.
+        may_be_traced = not requested_events or ("COLLECT_MPI_TRACE", "true") in facts
         if is_mpi_job and not has_mpi_calls and not may_be_traced:
             missing.append("MPI")
         return missing
 
     def _window(self) -> tuple[int, int] | None:
-        """The captured window, if the export records one; clocks of several machines cannot be told apart."""
+        """Return start and end of the capture, ns; None where the export records none, or several (one per machine)."""
         windows = set()
         for row in self._tables.records("ANALYSIS_DETAILS"):
             windows.add((_number(row.get("startTime")), _number(row.get("stopTime"))))
         if len(windows) != 1:
             return None
-        began, stopped = windows.pop()
-        if began is None or stopped is None or stopped < began:
+        start_ns, stop_ns = windows.pop()
+        if start_ns is None or stop_ns is None or stop_ns < start_ns:
             return None
-        # Of the session's clock, on which collection may begin late, while events count from where it began.
-        return 0, stopped - began
+        # Both are on the session's clock, but events are timed from the start of collection, which may come later.
+        return 0, stop_ns - start_ns
 
-    def _distributed(self, known: dict[str, str]) -> Json:
-        """Rank and world size out of the program's environment; nothing else of it."""
-        place: Json = {}
-        for what, variables in _FACTS["places"].items():
-            numbers = [known[variable] for variable in variables if _SMALL.fullmatch(known.get(variable, ""))]
+    def _distributed(self, fact_by_name: dict[str, str]) -> Json:
+        """Take rank and world size, and nothing else, from the program's environment, the rank else from MPI_RANKS."""
+        job: Json = {}
+        for key, variables in _SCHEMA["places"].items():
+            texts = [fact_by_name.get(variable, "") for variable in variables]
+            numbers = list(filter(_RANK_NUMBER.fullmatch, texts))
             if numbers:
-                place[what] = int(numbers[0])
+                job[key] = int(numbers[0])
         ranks = {row.get("rank") for row in self._tables.records(_MPI_RANKS)}
         if len(ranks) == 1:
-            place.setdefault("rank", _number(ranks.pop()))
-        if place.get("rank") is not None:
-            return place
+            job.setdefault("rank", _number(ranks.pop()))
+        if job.get("rank") is not None:
+            return job
         return {}
 
     def _gpus(self) -> list[Gpu]:
+        """List the machine's GPUs, by number."""
         gpus = {}
         for row in self._tables.records("TARGET_INFO_GPU"):
             number = _number(row.get("id", row.get("cuDevice", 0)))
@@ -382,30 +409,33 @@ class NsysSource:
         return [gpu for _, gpu in sorted(gpus.items())]
 
     def _warnings(self) -> Iterator[str]:
-        """What nsys itself said was lost, in words of ours: its own are anybody's text, with paths in it."""
+        """Yield what nsys warned that it lost, in our words: the text in the file may hold paths or anything else."""
         rows = self._tables.records("DIAGNOSTIC_EVENT")
         texts = [str(row.get("text")) for row in rows if row.get("severity") in (2, 3)]  # warnings and errors
-        for warning in _FACTS["warnings"]:
+        for warning in _SCHEMA["warnings"]:
             if any(re.search(warning["sign"], text) for text in texts):
                 yield f"Nsight Systems warned that {warning['loss']}."
 
     def _lost_work(self) -> list[str]:
-        if not self._present("calls"):
+        """Note that calls gave a GPU work, if they did; asked where the export has no work of a GPU."""
+        if not self._sources_of("calls"):
             return []
         return lost_work(self.read("calls", ["name"])["name"])
 
     def _thread_names(self) -> dict[int, str]:
-        names = {}
+        """Read the names of threads, by the model's number of each."""
+        string_ids = {}
         for row in self._tables.records("ThreadNames"):
             thread = row.get("globalTid")
-            name = row.get("nameId")
-            if isinstance(thread, int) and isinstance(name, int):
-                names[_thread_of(thread)] = name
-        return dict(zip(names, self._strings(np.array(list(names.values()), np.int64)), strict=True))
+            string_id = row.get("nameId")
+            if isinstance(thread, int) and isinstance(string_id, int):
+                string_ids[_thread_of(thread)] = string_id
+        names = self._look_up_strings(np.array(list(string_ids.values()), np.int64))
+        return dict(zip(string_ids, names, strict=True))
 
 
-#: The exporter's columns that a column of ours is made of beside its own.
-_BESIDE = {
+#: By column of the model, the exporter's columns that it is made of besides its own.
+_NEEDED_TO_CONVERT = {
     "device": ("globalPid",),
     "end_thread": ("globalTid",),
     "domain": ("globalTid",),
@@ -415,55 +445,58 @@ _BESIDE = {
 
 
 def _require_export(tables: Tables) -> None:
-    """Refuse a database without an export's tables, or without the columns of every schema."""
-    present = [source for source in _SOURCES if source in tables.tables]
-    if not present and not any(table in tables.tables for table in _FACTS["identify"]):
+    """Refuse a database that has no table of an export, or a table without the columns that every schema has."""
+    sources = [source for source in _SOURCES if source in tables.tables]
+    if not sources and not any(table in tables.tables for table in _SCHEMA["identify"]):
         raise TraceError(tables.path, "is a database, but not an Nsight Systems export", EXPORT_AGAIN)
-    for source in present:
-        needed = ["start", "globalTid" if source == _SAMPLES else "end"]
-        for column in needed:
+    for source in sources:
+        required = ["start", "globalTid" if source == _SAMPLES else "end"]
+        for column in required:
             if column not in tables.tables[source]:
                 raise TraceError(tables.path, f"has a table {source} without the column {column}", EXPORT_AGAIN)
 
 
 def _renumbered_gpus(tables: Tables) -> dict[int, int]:
-    """GPU by process and CUDA ordinal, where the two differ (CUDA_VISIBLE_DEVICES); exports since 2024 say."""
+    """Map process and CUDA ordinal to the number of the GPU, where the two differ (CUDA_VISIBLE_DEVICES).
+
+    Exports since 2024 record it.
+    """
     gpus = {}
     for row in tables.records("TARGET_INFO_CUDA_DEVICE"):
         process = _number(row.get("pid"))
         ordinal = _number(row.get("cudaId"))
         gpu = _number(row.get("gpuId"))
         if process is not None and ordinal is not None and gpu is not None and ordinal != gpu:
-            gpus[_place(process, ordinal)] = gpu
+            gpus[_key_in_process(process, ordinal)] = gpu
     return gpus
 
 
-def _sampled_until(start: Array, thread: Array) -> Array:
-    """When each sample's thread was sampled next, or one sampling period later if that is more than two later.
+def _sample_ends(start: Array, thread: Array) -> Array:
+    """End each sample where its thread was sampled next; after one sampling period if that is over two periods away.
 
-    A period is the median of what lies between two samples of a thread, of all threads while they ran. It is
-    counted in cycles or instructions, so its length varies.
+    The period is the median time between two samples of a thread, over all threads, as long as they ran. nsys counts it
+    in cycles or instructions, so its length varies.
     """
     samples = pd.DataFrame({"start": start, "thread": thread}).sort_values("start")
-    apart = samples.groupby("thread")["start"].diff(-1).abs()
-    period = apart[apart <= _SLOWEST_NS].median()
-    lasting = apart.where(apart <= 2 * period, period).fillna(0)
-    return np.asarray(start + lasting.sort_index().to_numpy(np.int64))
+    until_next_ns = samples.groupby("thread")["start"].diff(-1).abs()  # missing for a thread's last sample
+    period_ns = until_next_ns[until_next_ns <= _LONGEST_PERIOD_NS].median()
+    duration_ns = until_next_ns.where(until_next_ns <= 2 * period_ns, period_ns).fillna(0)  # 0 without any period
+    return np.asarray(start + duration_ns.sort_index().to_numpy(np.int64))  # back to the order of `start`
 
 
-def _labelled(numbers: Array, labels: dict[str, str]) -> pd.Categorical:
-    """Numbers of an enumeration as what they are called."""
+def _as_labels(numbers: Array, labels: dict[str, str]) -> pd.Categorical:
+    """Turn the numbers of an enumeration into a categorical of their labels."""
     codes, distinct = pd.factorize(numbers)
     return categorical(codes, [labels.get(str(number), labels["other"]) for number in distinct.tolist()])
 
 
-def _place(process: Any, number: Any) -> Any:
-    """One number for a process and a number within it."""
+def _key_in_process(process: Any, number: Any) -> Any:
+    """Combine a process and a number within it, such as a domain's, in one key: the number is its lower 32 bits."""
     return (process << 32) + number
 
 
-def _joined(parts: list[Any]) -> Any:
-    """Parts of a column, one below the other."""
+def _concatenated(parts: list[Any]) -> Any:
+    """Join the parts of a column, one below the other."""
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0].dtype, pd.CategoricalDtype):
@@ -472,31 +505,31 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _number(value: Any) -> int | None:
-    """A number from 0 to 2**63 - 1, else None: a cell of SQLite may hold anything."""
+    """Return an integer from 0 to 2**63 - 1, None for anything else: a cell of SQLite may hold anything."""
     if isinstance(value, int) and 0 <= value < 1 << 63:
         return value
     return None
 
 
 def _text(value: Any) -> str | None:
-    """What is known about a capture as a text of sane length; None where it is absent or empty."""
+    """Return a fact about the capture as a text of limited length; None where it is absent or empty."""
     if value:
-        return str(value)[:_FACT]
+        return str(value)[:_MOST_LETTERS]
     return None
 
 
 def _process_of(global_id: Any) -> Any:
-    """Process id of nsys's serialised global process or thread id (bits 24 to 47)."""
+    """Take the process id from nsys's global process or thread id: bits 24 to 47, with the host above them."""
     return (global_id >> 24) & 0xFF_FFFF
 
 
 def _thread_of(global_id: Any) -> Any:
-    """The model's thread: process id and thread id, without nsys's host bits."""
+    """Take the model's thread from nsys's global thread id: process and thread id, without the bits of the host."""
     return global_id & 0xFFFF_FFFF_FFFF
 
 
 def _or_zero(values: Array) -> Array:
-    """The values, with 0 in place of NULL."""
+    """Return the values with 0 in place of NULL."""
     if values.min(initial=0) == NULL:
         return np.where(values == NULL, 0, values)
     return values
@@ -514,16 +547,16 @@ def open_sqlite(path: Path, *, cache: bool = True, export: Export | None = None)
     cache : bool
         Keep the columns that were read in a Parquet cache when the export is big.
     export : Export, optional
-        Of a report, held as long as its file is read.
+        The export, if it was made of a report; held as long as its file is read.
 
     Raises
     ------
     TraceError
-        Truncated, damaged, or the database of another program.
+        The file is truncated, damaged, or the database of another program.
     """
 
     def open_export() -> NsysSource:
-        return NsysSource(Sqlite(path, _READ, export))
+        return NsysSource(Sqlite(path, _TABLES_TO_READ, export))
 
     return store.cached(path, open_export, "nsys" if cache else None)
 
@@ -560,4 +593,4 @@ def open_parquetdir(path: Path) -> Source:
     TraceError
         The folder holds no tables of Nsight Systems, or one is unreadable.
     """
-    return NsysSource(ParquetDir(path, _READ))
+    return NsysSource(ParquetDir(path, _TABLES_TO_READ))

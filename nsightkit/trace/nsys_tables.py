@@ -1,4 +1,4 @@
-"""The tables of an Nsight Systems export, which may be anybody's: an SQLite database or a folder of Parquet files.
+"""Read the tables of an Nsight Systems export, which anybody may have written: SQLite, or a folder of Parquet files.
 
 Columns of integers go through ADBC or Parquet straight into numpy arrays, because ``pandas.read_sql`` takes ten times
 the CPU time for 5 million kernels.
@@ -33,47 +33,49 @@ Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
 EXPORT_AGAIN = "export the report with nsys export --type sqlite"
-#: How a NULL among integers is given.
+#: The integer that stands for NULL in a column of integers.
 NULL = np.iinfo(np.int64).min
 
-#: Rows that a table of details may have, and bytes of a text that are kept.
+#: More rows than a table of details has in any export.
 _MOST_RECORDS = 1 << 18
-_TEXT_BYTES = 1 << 16
+#: What is kept of a long text.
+_MOST_TEXT_BYTES = 1 << 16
 
 #: How SQLite spells an ordinary table in its schema; the declared type may be false.
 _PLAIN_TABLE = re.compile(r"""CREATE TABLE (["'`]?)(\w+)\1\s*\(""", re.ASCII)
-#: Before anything is read: nothing of the schema runs, nothing is written, damaged pages are errors.
-_CAREFUL = ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON", "mmap_size = 0")
+#: Set before anything is read: nothing of the schema runs, nothing is written, damaged pages are errors.
+_PRAGMAS_FOR_UNTRUSTED = ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON", "mmap_size = 0")
 #: CPU time that reading a table may take: so many seconds, and a second for so many bytes of the file.
 _SECONDS = 4.0
 _BYTES_PER_SECOND = 5 << 20
-#: Steps of SQLite between two looks at the time.
-_STEPS = 10_000
-#: A value may be this much longer than the file: SQL and what is bound to it count, too.
-_VALUE_BYTES = 16 << 20
+#: Steps of SQLite's virtual machine between two checks of the deadline.
+_STEPS_BETWEEN_CHECKS = 10_000
+#: By how much SQLite's limit of lengths exceeds the file's size: the limit also holds for the text of a query.
+_VALUE_MARGIN_BYTES = 16 << 20
 #: Rows that ADBC gives at a time. It takes the columns' types from the first of them.
 _BATCH_ROWS = 4096
 
 
-#: The rows of a table with some integers in a column (`column`, `numbers`), or with any others (`others`).
-Rows: TypeAlias = Mapping[str, Any]
+#: Which rows of a table to read: those whose `column` holds one of `numbers`, or, if `others` is set, none of them.
+RowFilter: TypeAlias = Mapping[str, Any]
 
 
 class Sqlite:
     """An export in SQLite: only plain tables are read, and no more of them than the file can hold.
 
-    SQLite would run views, virtual tables and computed columns. And it trusts the file: crafted pages can give the same
-    rows without end, or one long text for every row. But no two rows share bytes in a file that SQLite wrote, so
-    rows and bytes beyond the file's size are an error, and so is reading for longer than any file of its size takes.
-    Identifiers come from constants of this package and are quoted.
+    SQLite would run the code of views, virtual tables and computed columns. And it trusts the file: crafted pages can
+    repeat the same rows without end, or one long text in every row. But no two rows share bytes in a file that SQLite
+    wrote, so rows and bytes beyond the file's size are an error, and so is reading for longer than any file of its size
+    takes. Identifiers come from constants of this package and are quoted.
 
     Parameters
     ----------
     path : Path
     read : collection of str
-        Tables that have to be plain ones; others are not looked at.
+        Tables that will be read. Each must be a plain table or be absent.
     export : Export, optional
-        Of a report, held as long as this is: a temporary one goes with it.
+        The export, if it was made of a report: this object holds it, because a temporary export is removed with the
+        last reference to it.
     """
 
     def __init__(self, path: Path, read: Collection[str], export: Export | None = None) -> None:
@@ -83,22 +85,23 @@ class Sqlite:
         self._export = export
         # Immutable: SQLite would look for journals and create files.
         self._uri = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1"
-        self._size = path.stat().st_size
+        self._file_bytes = path.stat().st_size
         with self._connected() as connection:
             schema = _query("sqlite_master", ["type", "name", "sql"])
             for kind, name, sql in self._rows(connection, "sqlite_master", schema):
                 if kind not in (b"table", b"view"):
                     continue
                 table = _decoded(name)
-                problem = self._learn(connection, table, _decoded(sql))
+                problem = self._note_columns(connection, table, _decoded(sql))
                 if problem and table in read:
                     raise TraceError(self.path, f"has a {problem} in place of the table {table}", EXPORT_AGAIN)
 
-    def _learn(self, connection: sqlite3.Connection, table: str, sql: str) -> str:
-        """Note a table's columns, if it is a plain one; else give what it is."""
+    def _note_columns(self, connection: sqlite3.Connection, table: str, sql: str) -> str:
+        """Note a table's columns if it is a plain table and return ""; else return what it is."""
         plain = _PLAIN_TABLE.match(sql)
         if not plain or plain[2] != table:
             return "view or a virtual table"
+        # A row for each column: position, name, type, not null, default, primary key, hidden.
         columns = connection.execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
         if any(hidden for *_, hidden in columns):
             return "table with computed columns"
@@ -106,7 +109,7 @@ class Sqlite:
         return ""
 
     def records(self, table: str) -> list[Json]:
-        """Give a small table's rows; none where it is absent."""
+        """Read a small table's rows; none where it is absent."""
         names = self.tables.get(table)
         if not names:
             return []
@@ -117,106 +120,116 @@ class Sqlite:
             records.append(dict(zip(names, texts, strict=True)))
         return records
 
-    def first(self, table: str, rows: Rows | None = None) -> int | None:
-        """Give the least start of a table, or of some of its rows; None without rows."""
+    def first(self, table: str, rows: RowFilter | None = None) -> int | None:
+        """Find the least start of a table, or of some of its rows; None without rows."""
         first: int | None
         ((first,),) = self._select(table, ["min(start)"], rows)
         return first
 
-    def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> Columns:
-        """Give integer columns, NULL as :data:`NULL`."""
+    def integers(self, table: str, columns: Sequence[str], rows: RowFilter | None = None) -> Columns:
+        """Read integer columns, NULL as :data:`NULL`."""
         from adbc_driver_sqlite import dbapi
 
-        self._require_integers(table, columns)
-        # Rows are numbered from 1, and each has its length and the type of each column. Memory takes the pages that
-        # are filled.
-        ((last,),) = self._select(table, ["max(rowid)"])
-        space = min(last or 0, self._size // (len(self.tables[table]) + 1))
-        found = {column: np.empty(space, np.int64) for column in columns}
+        self._require_integer_types(table, columns)
+        # Rows are numbered from 1, and in the file each takes at least a byte for its length and one for the type of
+        # each column. The arrays may be too long for a damaged file: only the pages that are filled take memory.
+        ((last_row,),) = self._select(table, ["max(rowid)"])
+        most_rows = min(last_row or 0, self._file_bytes // (len(self.tables[table]) + 1))
+        integers = {column: np.empty(most_rows, np.int64) for column in columns}
         deadline = self._deadline()
-        filled = 0
-        with self._guard(), dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
-            for pragma in _CAREFUL:
+        row_count = 0
+        with (
+            self._errors_name_file(),
+            dbapi.connect(self._uri, autocommit=True) as connection,
+            connection.cursor() as cursor,
+        ):
+            for pragma in _PRAGMAS_FOR_UNTRUSTED:
                 cursor.execute(f"PRAGMA {pragma}")
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
             cursor.execute(_query(table, map(_quoted, columns), rows))
             for batch in cursor.fetch_record_batch():
                 if time.thread_time() > deadline:
                     raise TraceError(self.path, f"has a damaged table {table}: it takes too long to read", EXPORT_AGAIN)
-                place = slice(filled, filled + len(batch))
-                filled += len(batch)
-                self._require_possible(table, filled <= space)
-                for values, part in zip(found.values(), batch.columns, strict=True):
-                    values[place] = _as_int64(part)
-        return {column: values[:filled] for column, values in found.items()}
+                batch_rows = slice(row_count, row_count + len(batch))
+                row_count += len(batch)
+                self._require_possible(table, row_count <= most_rows)
+                for values, part in zip(integers.values(), batch.columns, strict=True):
+                    values[batch_rows] = _as_int64(part)
+        return {column: values[:row_count] for column, values in integers.items()}
 
     def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
-        """Give key and text, NULL as "", of the rows with a wanted key. Long texts are cut."""
-        numbers = []
+        """Return keys and texts, NULL as "", of the rows with a wanted key. Long texts are cut."""
+        keys = []
         texts = []
-        known: dict[bytes | None, str] = {}  # so that equal texts are one object
-        expressions = [_quoted(key), f"substr(CAST({_quoted(column)} AS BLOB), 1, {_TEXT_BYTES})"]
+        decoded: dict[bytes | None, str] = {}  # so that equal texts are one object
+        expressions = [_quoted(key), f"substr(CAST({_quoted(column)} AS BLOB), 1, {_MOST_TEXT_BYTES})"]
         for number, raw in self._select(table, expressions):
             if number in wanted:
-                numbers.append(number)
-                texts.append(known.setdefault(raw, _decoded(raw)))
-        return numbers, texts
+                keys.append(number)
+                texts.append(decoded.setdefault(raw, _decoded(raw)))
+        return keys, texts
 
-    def _guard(self) -> contextlib.AbstractContextManager[None]:
+    def _errors_name_file(self) -> contextlib.AbstractContextManager[None]:
+        """Turn SQLite's and ADBC's exceptions into a TraceError that names the file."""
         remedy = "copy it again, or export it again with nsys export --type sqlite"
         return reading(self.path, "is damaged or is not an Nsight Systems export", remedy)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        """A connection that gives up on what is too long or takes too long for a file of this size."""
+        """Open a connection that refuses values and queries too long for a file of this size."""
         deadline = self._deadline()
-        with self._guard(), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
-            connection.text_factory = bytes
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(_VALUE_BYTES + self._size, 2**31 - 1))
-            connection.set_progress_handler(lambda: time.thread_time() > deadline, _STEPS)
+        with self._errors_name_file(), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
+            connection.text_factory = bytes  # texts need not be UTF-8; `_decoded` replaces what is not
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(_VALUE_MARGIN_BYTES + self._file_bytes, 2**31 - 1))
+            connection.set_progress_handler(lambda: time.thread_time() > deadline, _STEPS_BETWEEN_CHECKS)
             try:
-                for pragma in _CAREFUL:
+                for pragma in _PRAGMAS_FOR_UNTRUSTED:
                     connection.execute(f"PRAGMA {pragma}")
                 yield connection
             except sqlite3.OperationalError as error:
                 if time.thread_time() <= deadline:
                     raise
-                # SQLite calls it "interrupted".
+                # The progress handler ended the query, which SQLite only calls "interrupted".
                 raise TraceError(self.path, "is damaged: it takes too long to read", EXPORT_AGAIN) from error
 
-    def _select(self, table: str, expressions: Iterable[str], rows: Rows | None = None) -> Iterator[tuple[Any, ...]]:
-        """Rows of a table, with texts as bytes."""
+    def _select(
+        self, table: str, expressions: Iterable[str], rows: RowFilter | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield rows of a table, with texts as bytes."""
         with self._connected() as connection:
             yield from self._rows(connection, table, _query(table, expressions, rows))
 
     def _rows(self, connection: sqlite3.Connection, table: str, query: str) -> Iterator[tuple[Any, ...]]:
-        held_bytes = 0
+        """Yield the rows of a query, as long as the file can hold them: a byte for each value, and its texts."""
+        needed_bytes = 0
         for row in connection.execute(query):
-            held_bytes += len(row)
+            needed_bytes += len(row)
             for value in row:
                 if isinstance(value, bytes):
-                    held_bytes += len(value)
-            self._require_possible(table, held_bytes <= self._size)
+                    needed_bytes += len(value)
+            self._require_possible(table, needed_bytes <= self._file_bytes)
             yield row
 
-    def _require_integers(self, table: str, columns: Sequence[str]) -> None:
-        """Refuse anything else than integers in the first rows.
+    def _require_integer_types(self, table: str, columns: Sequence[str]) -> None:
+        """Refuse texts and fractions in the first rows, from which ADBC takes a column's type.
 
-        ADBC would make a column of texts of any length of them. In later rows they are an error.
+        With one there, ADBC would read the whole column as texts, of any length. In later rows it refuses them itself.
         """
         types = [f"typeof({_quoted(column)}) NOT IN ('integer', 'null')" for column in columns]
-        for row in itertools.islice(self._select(table, types), _BATCH_ROWS):
-            if any(row):
+        for has_other_type in itertools.islice(self._select(table, types), _BATCH_ROWS):
+            if any(has_other_type):
                 problem = f"has a table {table} with text or fractions in place of integers"
                 raise TraceError(self.path, problem, EXPORT_AGAIN)
 
     def _require_possible(self, table: str, is_possible: bool) -> None:
+        """Raise a TraceError if a table gives more than its file can hold."""
         if not is_possible:
-            problem = f"has a damaged table {table}: it gives more than the {self._size:,} bytes of the file"
+            problem = f"has a damaged table {table}: it gives more than the {self._file_bytes:,} bytes of the file"
             raise TraceError(self.path, problem, EXPORT_AGAIN)
 
     def _deadline(self) -> float:
-        return time.thread_time() + _SECONDS + self._size / _BYTES_PER_SECOND
+        """Return the CPU time of this thread, in seconds, by which a query that starts now must be done."""
+        return time.thread_time() + _SECONDS + self._file_bytes / _BYTES_PER_SECOND
 
 
 class ParquetDir:
@@ -230,49 +243,51 @@ class ParquetDir:
         self.tables = {file.stem: columns for file, columns in columns_of(files).items()}  # columns by table
 
     def records(self, table: str) -> list[Json]:
-        """Give a small table's rows; none where it is absent."""
+        """Read a small table's rows; none where it is absent."""
         if table not in self.tables:
             return []
         rows = self._table(table, list(self.tables[table]))
         _require_few(self.path, len(rows))
         return list(rows.to_pylist())
 
-    def first(self, table: str, rows: Rows | None = None) -> int | None:
-        """Give the least start of a table, or of some of its rows; None without rows."""
+    def first(self, table: str, rows: RowFilter | None = None) -> int | None:
+        """Find the least start of a table, or of some of its rows; None without rows."""
         starts = self.integers(table, ["start"], rows)["start"]
         if len(starts):
             return int(starts.min())
         return None
 
-    def integers(self, table: str, columns: Sequence[str], rows: Rows | None = None) -> Columns:
-        """Give integer columns, NULL as :data:`NULL`."""
+    def integers(self, table: str, columns: Sequence[str], rows: RowFilter | None = None) -> Columns:
+        """Read integer columns, NULL as :data:`NULL`."""
         wanted = columns
         if rows:
             wanted = [*columns, rows["column"]]
-        read = self._table(table, list(dict.fromkeys(wanted)))
-        with self._guard(table):
-            found = {column: _as_int64(read[column]) for column in read.column_names}
+        arrow_table = self._table(table, list(dict.fromkeys(wanted)))
+        with self._errors_name_file(table):
+            integers = {column: _as_int64(arrow_table[column]) for column in arrow_table.column_names}
         if rows:
-            chosen = np.isin(found[rows["column"]], rows["numbers"], invert=rows.get("others", False))
-            return {column: found[column][chosen] for column in columns}
-        return found
+            is_chosen = np.isin(integers[rows["column"]], rows["numbers"], invert=rows.get("others", False))
+            return {column: integers[column][is_chosen] for column in columns}
+        return integers
 
     def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
-        """Give key and text, NULL as "", of the rows with a wanted key. Long texts are cut."""
-        read = self._table(table, [key, column])
-        read = read.filter(pa.array(np.isin(_as_int64(read[key]), np.array(list(wanted), np.int64))))
-        coded = read[column].cast(pa.dictionary(pa.int32(), pa.binary())).to_pandas()
-        known = [_decoded(text[:_TEXT_BYTES]) for text in coded.cat.categories]
-        known.append("")  # of NULL, whose code is -1
-        return read[key].to_pylist(), [known[code] for code in coded.cat.codes]
+        """Return keys and texts, NULL as "", of the rows with a wanted key. Long texts are cut."""
+        rows = self._table(table, [key, column])
+        rows = rows.filter(pa.array(np.isin(_as_int64(rows[key]), np.array(list(wanted), np.int64))))
+        raw_texts = rows[column].cast(pa.dictionary(pa.int32(), pa.binary())).to_pandas()
+        distinct = [_decoded(raw[:_MOST_TEXT_BYTES]) for raw in raw_texts.cat.categories]
+        distinct.append("")  # the last, which the code -1 of NULL leads to
+        return rows[key].to_pylist(), [distinct[code] for code in raw_texts.cat.codes]
 
     def _table(self, table: str, columns: list[str]) -> pa.Table:
+        """Read columns of one file."""
         from nsightkit.trace.parquet import read_table
 
-        with self._guard(table):
+        with self._errors_name_file(table):
             return read_table(self.path / f"{table}.parquet", {name: self.tables[table][name] for name in columns})
 
-    def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:
+    def _errors_name_file(self, table: str) -> contextlib.AbstractContextManager[None]:
+        """Turn pyarrow's exceptions into a TraceError that names the file."""
         remedy = "export it again with nsys export --type parquetdir"
         return reading(self.path / f"{table}.parquet", "is not a readable Parquet table", remedy)
 
@@ -285,17 +300,18 @@ def _require_settled(path: Path) -> None:
     """Refuse a truncated or unfinished database: SQLite may read it without an error, and without its last rows."""
     require_regular(path)
     with path.open("rb") as stream:
-        head = stream.read(100)
-    page_bytes = int.from_bytes(head[16:18], "big")
-    if page_bytes == 1:
+        header = stream.read(100)  # https://sqlite.org/fileformat.html#the_database_header
+    page_bytes = int.from_bytes(header[16:18], "big")
+    if page_bytes == 1:  # stands for 65536, which does not fit in the field
         page_bytes = 65536
-    whole_bytes = max(100, int.from_bytes(head[28:32], "big") * page_bytes)
-    size_bytes = path.stat().st_size
-    if size_bytes < whole_bytes:
-        problem = f"is truncated ({size_bytes:,} of {whole_bytes:,} bytes)"
+    page_count = int.from_bytes(header[28:32], "big")
+    expected_bytes = max(100, page_count * page_bytes)
+    file_bytes = path.stat().st_size
+    if file_bytes < expected_bytes:
+        problem = f"is truncated ({file_bytes:,} of {expected_bytes:,} bytes)"
         raise TraceError(path, problem, "copy it again, or export it again with nsys export --type sqlite")
     for suffix in ("-wal", "-journal"):
-        # To take it in would write beside the trace, and a journal may name files for SQLite to delete.
+        # SQLite would write a journal's changes into the trace, and a journal may name files for SQLite to delete.
         journal = Path(f"{path.resolve()}{suffix}")
         if journal.is_file() and journal.stat().st_size:
             problem = f"has changes in {journal.name} that are not in the file yet"
@@ -303,35 +319,37 @@ def _require_settled(path: Path) -> None:
 
 
 def _require_few(path: Path, rows: int) -> None:
-    """Refuse a table of details that has more rows than any export."""
+    """Refuse a table of details that has more rows than in any export."""
     if rows >= _MOST_RECORDS:
         raise TraceError(path, f"has a table of details with over {_MOST_RECORDS:,} rows", EXPORT_AGAIN)
 
 
-def _query(table: str, expressions: Iterable[str], rows: Rows | None = None) -> str:
-    # An index has another order than the rows.
+def _query(table: str, expressions: Iterable[str], rows: RowFilter | None = None) -> str:
+    """Write a query for some rows of a table, in the table's order."""
+    # Without NOT INDEXED the rows could come in the order of an index.
     query = f"SELECT {', '.join(expressions)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608
     if rows:
-        among = "IN"
+        operator = "IN"
         if rows.get("others"):
-            among = "NOT IN"
-        query += f" WHERE {_quoted(rows['column'])} {among} ({', '.join(map(str, rows['numbers']))})"
+            operator = "NOT IN"
+        query += f" WHERE {_quoted(rows['column'])} {operator} ({', '.join(map(str, rows['numbers']))})"
     return query
 
 
 def _quoted(identifier: str) -> str:
+    """Quote the name of a table or a column for SQL."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
 def _decoded(raw: bytes | None) -> str:
-    # Real exports hold non-UTF-8 bytes in TEXT columns.
+    """Decode a text, NULL as ""; real exports hold bytes that are not UTF-8."""
     return (raw or b"").decode("utf-8", "replace")
 
 
 def _as_int64(column: pa.Array | pa.ChunkedArray) -> Array:
-    """An Arrow column as int64, NULL as :data:`NULL`."""
-    # Numbers that do not fit are wrong anyway; a text is refused.
-    is_safe = not (pa.types.is_temporal(column.type) or pa.types.is_unsigned_integer(column.type))
+    """Convert an Arrow column to int64, NULL to :data:`NULL`; pyarrow's error for texts and fractions."""
+    # Unsigned numbers of more than 63 bits wrap around: they are wrong anyway, and no reason to refuse the column.
+    is_safe = not pa.types.is_unsigned_integer(column.type)
     numbers = column if column.type == pa.int64() else column.cast(pa.int64(), safe=is_safe)
     if numbers.null_count:
         numbers = numbers.fill_null(int(NULL))
