@@ -34,13 +34,14 @@ _NAMING_VARIABLES = {
     **dict.fromkeys(["EXPORT_USER", "USER", "LOGNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER"], "user"),
     **dict.fromkeys(["HOSTNAME", "COMPUTERNAME", "SLURMD_NODENAME", "SLURM_SUBMIT_HOST"], "host"),
 }
-_STRONG = (
+#: Names that mean a secret, whatever the value.
+_SENSITIVE_NAMES = (
     r"(?:pass(?:word|wd|phrase)|passwd|secret|api[_-]?key|(?:access|private|account|secret|signing)[_-]?key|credentials?"
     r"|(?:auth|access|refresh|api)[_-]?token|authorization)(?:[_-]?(?:id|value))?"
 )
 #: Names that mean a secret or an ordinary technical word, depending on the value.
-_WEAK = r"(?:token|auth|cookie|signature|sig)"
-_SECRET_VARIABLE = re.compile(rf"[\w.-]*(?:{_STRONG}|token)", re.IGNORECASE)
+_AMBIGUOUS_NAMES = r"(?:token|auth|cookie|signature|sig)"
+_SECRET_VARIABLE = re.compile(rf"[\w.-]*(?:{_SENSITIVE_NAMES}|token)", re.IGNORECASE)
 #: Users, hosts and secrets that are not replaced: names of ranges and functions hold the same words, numbers and paths.
 _ORDINARY = re.compile(
     r"(?:root|users?|admin|administrator|ubuntu|debian|guest|runner|jovyan|docker|default|local|localhost|localdomain"
@@ -48,29 +49,34 @@ _ORDINARY = re.compile(
     r"|batch|volta|ampere|hopper|tesla|grace|python|cuda|torch|\d+|.*[/\\ ].*)",
     re.IGNORECASE | re.DOTALL,
 )
-#: Shorter names occur inside words, and shorter secrets are words.
-_SHORTEST = {"user": 4, "host": 4, "secret": 6}
+#: Letters that a text to replace has at least: shorter names occur inside words, and shorter secrets are words.
+_LEAST_LETTERS = {"user": 4, "host": 4, "secret": 6}
 
 _FOLDERS_OF_PEOPLE = (
     "home|Users|root|tmp|scratch|data|mnt|media|work|workspace|workspaces|project|projects|global|gpfs|lustre"
     "|nfs|storage|var|srv|content|kaggle|opt|dev/shm|p|u|ssd|nvme|private"
 )
+#: A path: absolute, or of a home folder (``~user``), a drive (``C:``) or a share; not what goes on from a word or URL.
 _PATH = re.compile(
     r"(?<![\w.:/\\<>~\]-])(?:file://)?(?:~[\w.-]*|[A-Za-z]:|\\)?"
     r"(?:[/\\]{1,2}[^\s/\\\"'`<>|:*?,;()\[\]{}=&]+)+[/\\]?"
 )
-_FILE = re.compile(
+#: The name of a file of code or data, which may be kept of a path.
+_CODE_OR_DATA_FILE = re.compile(
     r"[\w.+-]*\.(?:py|pyc|pyx|so|cu|cuh|cpp|cc|c|h|hpp|ptx|cubin|json|gz|pt|pth|bin|sh|ipynb|txt|log|csv|ya?ml)[\d.]*"
 )
-_PERSONAL = re.compile(rf"(?:file://)?(?:~|[A-Za-z]:[/\\]|\\\\|[/\\]+(?:{_FOLDERS_OF_PEOPLE})(?:[/\\]|$))")
+#: A path that begins in a folder where people keep their files.
+_PERSONAL_PATH = re.compile(rf"(?:file://)?(?:~|[A-Za-z]:[/\\]|\\\\|[/\\]+(?:{_FOLDERS_OF_PEOPLE})(?:[/\\]|$))")
 #: The part of a path that belongs to a library or a compiler; `where` and `memory` rely on the same words.
-_INSIDE = re.compile(
+_LIBRARY_PATH = re.compile(
     r"((?:site|dist)-packages|lib[/\\]+python\d[\d.]*|torchinductor_)[^/\\]*([/\\]+(?!(?:site|dist)-packages).+)",
     re.DOTALL,
 )
-_HOME = re.compile(r"(?:/home|/Users|\\Users|:/Users)[/\\]+([\w.-]+)")
+#: The user who owns a home folder.
+_HOME_OWNER = re.compile(r"(?:/home|/Users|\\Users|:/Users)[/\\]+([\w.-]+)")
 
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+#: A value after ``name=``: in quotes, or up to a blank or a separator.
 _VALUE = r"(?:\"[^\"\[][^\"]*\"|'[^'\[][^']*'|[^\s\"',;&|)}\[\]][^\s\"',;&|)}\]]*)"
 #: Prefixes and lengths as the providers document them: AWS, GitHub, GitLab, Hugging Face, OpenAI and Anthropic, Google,
 #: Slack, npm and PyPI, NVIDIA, JSON web tokens.
@@ -79,24 +85,31 @@ _TOKENS = (
     r"|sk-[A-Za-z0-9][\w-]{18,}|AIza[\w-]{30,}|xox[abeoprs]-[\w-]{10,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{16,}"
     r"|nvapi-[\w-]{20,}|wandb_v\d_\w{20,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
 )
-#: Patterns, and what replaces each: the first group stays.
-_FORMS = (
+#: Patterns, and the kind that each finds. Of a match the first group stays, and `[kind]` replaces the rest.
+_PRIVATE_FORMS = (
+    # a private key in PEM form
     (r"()(?s:-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z0-9 ]{0,40}-----|\Z))", "secret"),
+    # user and password of a URL
     (r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/@\"'<>]+@", "secret"),
+    # tokens of known providers, and of HTTP headers
     (rf"()(?<![A-Za-z0-9])(?:{_TOKENS})(?![A-Za-z0-9])", "secret"),
     (r"(?i)(\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/-]{16,}=*", "secret"),
-    (rf"(?i)((?<![\w-])--?[\w-]{{0,40}}{_STRONG}[ =]\s{{0,9}})(?!\d+\b){_VALUE}", "secret"),
-    (rf"(?i)(\b[\w.-]{{0,60}}{_STRONG}[\"']?\s{{0,9}}(?:=|:(?!:))\s{{0,9}})(?!\d+\b){_VALUE}", "secret"),
+    # the value of an option, a variable or a JSON member whose name means a secret
+    (rf"(?i)((?<![\w-])--?[\w-]{{0,40}}{_SENSITIVE_NAMES}[ =]\s{{0,9}})(?!\d+\b){_VALUE}", "secret"),
+    (rf"(?i)(\b[\w.-]{{0,60}}{_SENSITIVE_NAMES}[\"']?\s{{0,9}}(?:=|:(?!:))\s{{0,9}})(?!\d+\b){_VALUE}", "secret"),
+    # the same of a name that may mean a secret, if the value is long and holds a digit
     (
         (
-            rf"(?i)((?:\b|--)[\w.-]{{0,60}}{_WEAK}[\"']?\s{{0,9}}[=: ]\s{{0,9}}[\"']?)"
+            rf"(?i)((?:\b|--)[\w.-]{{0,60}}{_AMBIGUOUS_NAMES}[\"']?\s{{0,9}}[=: ]\s{{0,9}}[\"']?)"
             r"(?=[\w%+/=.~-]*\d)[\w%+/=.~-]{12,}"
         ),
         "secret",
     ),
+    # e-mail addresses, and user@host of scp, of a prompt and of ssh
     (r"()(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,60}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,24}\b", "email"),
     (r"()(?<![\w.@-])[A-Za-z_][\w.-]{0,60}@[A-Za-z0-9][\w.-]{0,60}(?=:(?:[~/]|\d{1,5}\b)|:?\s?[~#$](?:\s|$))", "user"),
     (r"(\bssh\s+)[A-Za-z_][\w.-]{0,60}@[\w.-]{1,60}", "user"),
+    # an IPv4 address, which a version number may look like; a MAC address; an IPv6 address
     (
         (
             r"()(?<![\w.-])(?<!==)(?<!ersion )(?<!cuDNN )(?<!CUDA )(?<!river )(?!127\.0\.0\.1|0\.0\.0\.0)"
@@ -112,6 +125,7 @@ _FORMS = (
         ),
         "address",
     ),
+    # hosts of AWS, and of domains that only a local network knows
     (r"()(?<![\w.-])ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[a-z0-9-]+)*", "host"),
     (r"()(?<![\w.@/-])[a-z][\w-]{0,60}\.(?:[\w-]{1,60}\.){0,8}(?:internal|corp|lan|local)\b", "host"),
 )
@@ -119,13 +133,13 @@ _FORMS = (
 
 @functools.cache
 def _patterns() -> list[tuple[re.Pattern[str], str]]:
-    """Compile the forms, which takes time that a command without texts to clean need not spend."""
-    return [(re.compile(form), rf"\1[{kind}]") for form, kind in _FORMS]
+    """Compile the forms, and make their replacements; on first use, as not every command has texts to clean."""
+    return [(re.compile(form), rf"\1[{kind}]") for form, kind in _PRIVATE_FORMS]
 
 
 #: An entry of an environment, whose entries are joined by zero bytes.
-_ENTRY = re.compile(r"(?:^|\0)[A-Za-z_]\w*=")
-#: A text without any of these matches no pattern.
+_ENVIRONMENT_ENTRY = re.compile(r"(?:^|\0)[A-Za-z_]\w*=")
+#: Every text that matches one of the patterns holds one of these: a quick test for the many that do not.
 _HINTS = re.compile(
     r"[@/\\=:]|--|\d\.\d|ip-|eyJ|AIza|A[KS]IA[A-Z0-9]|[a-z\d]_[A-Za-z0-9]{20}|-[\w-]{10}|[Bb]earer"
     r"|\.(?:internal|corp|lan|local)"
@@ -147,61 +161,64 @@ class TextCleaner:
     """
 
     def __init__(self, private: Mapping[str, str]) -> None:
-        self._kinds = {text.lower(): kind for text, kind in private.items()}
+        self._kinds = {text.lower(): kind for text, kind in private.items()}  # kind by private text
+        # The longest first, so that a name does not hide a longer one that begins with it. (?!) matches nothing.
         names = "|".join(map(re.escape, sorted(self._kinds, key=len, reverse=True)))
         self._names = re.compile(f"(?<![a-z0-9])(?:{names or '(?!)'})(?![a-z0-9])", re.IGNORECASE)
-        self._known: dict[str, str] = {}
+        self._cleaned_texts: dict[str, str] = {}  # by original
         self.changed = 0
 
-    def text(self, given: str) -> str:
+    def text(self, original: str) -> str:
         """Clean a text; each distinct one is cleaned once.
 
         Parameters
         ----------
-        given : str
+        original : str
         """
-        if given not in self._known:
-            cleaned = self._cleaned(given)
-            self.changed += cleaned != given
-            self._known[given] = cleaned
-        return self._known[given]
+        if original not in self._cleaned_texts:
+            cleaned = self._replaced(original)
+            self.changed += cleaned != original
+            self._cleaned_texts[original] = cleaned
+        return self._cleaned_texts[original]
 
-    def value(self, given: Any, key: str = "") -> Any:
+    def value(self, original: Any, key: str = "") -> Any:
         """Clean every text of a JSON value; a text under a key that means a secret is replaced.
 
         Parameters
         ----------
-        given : JSON value
+        original : JSON value
         key : str
+            The key under which it stands, "" for none.
         """
-        if isinstance(given, Mapping):
-            return {self.text(str(name)): self.value(item, str(name)) for name, item in given.items()}
-        if isinstance(given, list | tuple):
-            return [self.value(item, key) for item in given]
-        if not isinstance(given, str):
-            return given
+        if isinstance(original, Mapping):
+            return {self.text(str(name)): self.value(item, str(name)) for name, item in original.items()}
+        if isinstance(original, list | tuple):
+            return [self.value(item, key) for item in original]
+        if not isinstance(original, str):
+            return original
         if _SECRET_VARIABLE.fullmatch(key):
             return "[secret]"
-        return self.text(given)
+        return self.text(original)
 
-    def json(self, given: str) -> str:
+    def json(self, original: str) -> str:
         """Clean a text that holds JSON, which stays JSON.
 
         Parameters
         ----------
-        given : str
+        original : str
         """
         try:
-            value = json.loads(given)
+            value = json.loads(original)
         except (ValueError, RecursionError):
-            return self.text(given)
+            return self.text(original)
         cleaned = self.value(value)
         if cleaned == value:
-            return given
+            return original
         return json.dumps(cleaned, separators=(",", ":"))
 
-    def _cleaned(self, text: str) -> str:
-        if "\0" in text and _ENTRY.search(text):  # an environment is replaced as a whole
+    def _replaced(self, text: str) -> str:
+        """Replace what the patterns find, then paths, then the private names of this machine and of the file."""
+        if "\0" in text and _ENVIRONMENT_ENTRY.search(text):  # an environment is replaced as a whole
             return "[environment]"
         if _HINTS.search(text):
             for pattern, replacement in _patterns():
@@ -210,21 +227,21 @@ class TextCleaner:
         return self._names.sub(self._placeholder, text)
 
     def _placeholder(self, match: re.Match[str]) -> str:
-        # A pattern that ignores case takes more letters for the same than `lower` does, as the long s and s.
+        # "user" where `lower` does not lead to the name: a pattern that ignores case also takes the long s for an s.
         kind = self._kinds.get(match[0].lower(), "user")
         return f"[{kind}]"
 
 
 def _shortened(match: re.Match[str]) -> str:
-    """Shorten a path to people's folders, a file or a library; names of layers look like paths and stay."""
+    """Shorten a path to its part in a library, a file's name or "[path]"; names of layers look like paths and stay."""
     path = match[0]
-    inside = _INSIDE.search(path)
-    if inside:
-        return inside[1] + inside[2]
+    in_library = _LIBRARY_PATH.search(path)
+    if in_library:
+        return in_library[1] + in_library[2]
     name = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
-    if _FILE.fullmatch(name):
+    if _CODE_OR_DATA_FILE.fullmatch(name):
         return name
-    if _PERSONAL.match(path):
+    if _PERSONAL_PATH.match(path):
         return "[path]"
     return path
 
@@ -245,25 +262,26 @@ def private_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
     private: dict[str, str] = {}
     for name, value in pairs:
         text = str(value).strip().strip("\"'")
-        for owner in _HOME.findall(text):
-            _note(private, owner, "user")
+        for owner in _HOME_OWNER.findall(text):
+            _add_private(private, owner, "user")
         if _SECRET_VARIABLE.fullmatch(name):
-            _note(private, text, "secret")
+            _add_private(private, text, "secret")
         elif name.upper() in _NAMING_VARIABLES:
             kind = _NAMING_VARIABLES[name.upper()]
-            _note(private, text, kind)
+            _add_private(private, text, kind)
             if kind == "host":
-                _note(private, text.partition(".")[0], kind)
+                _add_private(private, text.partition(".")[0], kind)  # the host without its domain
     return private
 
 
-def _note(private: dict[str, str], text: str, kind: str) -> None:
-    if len(text) >= _SHORTEST[kind] and not _ORDINARY.fullmatch(text):
+def _add_private(private: dict[str, str], text: str, kind: str) -> None:
+    """Add a name or a secret, unless it is too short or an ordinary word."""
+    if len(text) >= _LEAST_LETTERS[kind] and not _ORDINARY.fullmatch(text):
         private[text] = kind
 
 
 def _this_machine() -> dict[str, str]:
-    """Name this machine's host and user, and the secrets of this process's environment."""
+    """Collect the names of this machine's host and user, and the secrets of this process's environment."""
     pairs = [*os.environ.items(), ("HOSTNAME", socket.gethostname())]
     with contextlib.suppress(KeyError, OSError):  # some containers have no such user
         pairs.append(("USER", getpass.getuser()))
@@ -274,7 +292,7 @@ def _this_machine() -> dict[str, str]:
 
 
 def clean(trace: Trace) -> Trace:
-    """Give a trace whose texts identify no person.
+    """Return a trace whose texts identify no person.
 
     Times, sizes, rows and their order stay the same. Names that become equal get a number.
 
@@ -300,6 +318,7 @@ def clean(trace: Trace) -> Trace:
 
 
 def _cleaner(trace: Trace) -> TextCleaner:
+    """Return the cleaner of a whole trace, which counts the texts that it changed."""
     source: Any = clean(trace).whole._source
     cleaner: TextCleaner = source.cleaner
     return cleaner
@@ -335,11 +354,11 @@ def left_out(traces: Iterable[Trace]) -> list[str]:
 
 
 class _CleanSource:
-    """Read another trace and clean its texts."""
+    """Reads a trace that has no selection, and cleans its texts."""
 
-    def __init__(self, whole: Trace) -> None:
-        self._whole = whole
-        meta = whole.meta
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        meta = trace.meta
         self.cleaner = TextCleaner({**_this_machine(), **meta.private})
         text = self.cleaner.text
         self.meta = dataclasses.replace(
@@ -353,48 +372,49 @@ class _CleanSource:
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
-        frame = self._whole.table(table, columns)
+        frame = self._trace.table(table, columns)
         for column in columns:
             if TABLES[table][column] == "category":
-                names = frame[column].cat
-                frame[column] = categorical(np.asarray(names.codes), self._cleaned(column, names.categories.tolist()))
+                texts = frame[column].cat
+                cleaned = self._clean_texts(column, texts.categories.tolist())
+                frame[column] = categorical(np.asarray(texts.codes), cleaned)
             elif column in TIME_COLUMNS:
-                frame[column] += self._whole.t0_ns  # the new trace moves them to its own clock again
+                frame[column] += self._trace.t0_ns  # the new trace moves them to its own clock again
         return frame
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
-        return self._whole.t0_ns
+        return self._trace.t0_ns
 
-    def _cleaned(self, column: str, names: list[str]) -> list[str]:
-        """Clean names, and number equal results, which JSON cannot take."""
+    def _clean_texts(self, column: str, originals: list[str]) -> list[str]:
+        """Clean the distinct texts of a column; those that become equal get a number, which JSON cannot take."""
         if column in ("collective", "inputs"):
-            return list(map(self.cleaner.json, names))
-        counts = collections.Counter(names)
+            return list(map(self.cleaner.json, originals))
+        counts = collections.Counter(originals)  # a cleaned text may also equal one that was clean before
         cleaned = []
-        for given in names:
-            name = self.cleaner.text(given)
-            if name != given:
-                counts[name] += 1
-                number = counts[name]
-                name += f" ({number})" if number > 1 else ""
-            cleaned.append(name)
+        for original in originals:
+            text = self.cleaner.text(original)
+            if text != original:
+                counts[text] += 1
+                number = counts[text]
+                text += f" ({number})" if number > 1 else ""
+            cleaned.append(text)
         return cleaned
 
 
 # ---------------------------------------------------------------- memory snapshots
 
 
-#: What is kept of a frame.
-_FRAME = ("filename", "line", "name")
+#: Members of a frame of a call stack that are kept.
+_FRAME_KEYS = ("filename", "line", "name")
 
 
-def clean_snapshot(taken: Json) -> Json:
+def clean_snapshot(snapshot: Json) -> Json:
     """Copy what PyTorch's own pages read of a memory snapshot, with shortened paths and clean texts.
 
     Parameters
     ----------
-    taken : mapping
+    snapshot : mapping
         What ``torch.cuda.memory._snapshot()`` returned.
 
     Returns
@@ -402,23 +422,24 @@ def clean_snapshot(taken: Json) -> Json:
     dict
         Of the same shape. Equal frames and stacks are one object each, which makes the file small.
     """
-    copy = _SnapshotCopy()
+    copier = _SnapshotCopier()
     return {
-        "segments": copy.rows(taken["segments"]),
-        "device_traces": list(map(copy.rows, taken["device_traces"])),
-        "allocator_settings": copy.cleaner.value(taken["allocator_settings"]),
-        "external_annotations": copy.rows(taken.get("external_annotations", ())),
+        "segments": copier.rows(snapshot["segments"]),
+        "device_traces": list(map(copier.rows, snapshot["device_traces"])),
+        "allocator_settings": copier.cleaner.value(snapshot["allocator_settings"]),
+        "external_annotations": copier.rows(snapshot.get("external_annotations", ())),
     }
 
 
-class _SnapshotCopy:
-    """Copies rows of a snapshot."""
+class _SnapshotCopier:
+    """Copies rows of a snapshot, their texts cleaned."""
 
     def __init__(self) -> None:
         self.cleaner = TextCleaner(_this_machine())
-        self._equal: dict[Any, Any] = {}
+        self._shared: dict[Any, Any] = {}  # frames by their values, stacks by the identities of their frames
 
     def rows(self, rows: Iterable[Json]) -> list[Json]:
+        """Copy segments, the blocks in a segment, events or annotations."""
         copies = []
         for row in rows:
             copy: Json = {}
@@ -433,8 +454,9 @@ class _SnapshotCopy:
         return copies
 
     def _stack(self, frames: Iterable[Json]) -> Any:
+        """Copy a call stack; equal frames, and equal stacks, come back as one object."""
         stack = []
         for frame in frames:
-            content = tuple(self.cleaner.value(frame.get(key)) for key in _FRAME)
-            stack.append(self._equal.setdefault(content, dict(zip(_FRAME, content, strict=True))))
-        return self._equal.setdefault(tuple(map(id, stack)), stack)
+            values = tuple(self.cleaner.value(frame.get(key)) for key in _FRAME_KEYS)
+            stack.append(self._shared.setdefault(values, dict(zip(_FRAME_KEYS, values, strict=True))))
+        return self._shared.setdefault(tuple(map(id, stack)), stack)
