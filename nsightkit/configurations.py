@@ -76,21 +76,22 @@ class Configuration:
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: Ten configurations, each meant to have a different bottleneck.
 MATRIX = tuple(Configuration(**row) for row in _TABLES["matrix"])
-#: Controls for those of the ten that change more than they say.
+#: Controls for those of the ten that differ from the others in more than what they were chosen to show.
 VARIANTS = tuple(Configuration(**row) for row in _TABLES["variants"])
 #: A model for machines without a GPU, and models by size.
 SIZES = tuple(Configuration(**row) for row in _TABLES["sizes"])
+#: The model for machines without a GPU.
 SMOKE = SIZES[0]
 
 
 def find(name: str, among: Sequence[Configuration] = MATRIX + VARIANTS + SIZES) -> Configuration:
-    """Give the configuration of a name.
+    """Look up a configuration by name.
 
     Parameters
     ----------
     name : str
     among : sequence of Configuration
-        By default all there are.
+        The configurations to search, by default all.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """The errors nsightkit raises on purpose.
 
-Each carries what a person needs to go on: which file (or argument), what is wrong with it, and the
-remedy. The command line prints it as one line and exits with 2. What is not among them is a bug in nsightkit
-(3), so a library's exception over a damaged file becomes one of them where the file is read.
+Each names the file (or argument) at fault, what is wrong with it, and the remedy. The command line prints it as one
+line and exits with 2. Any other exception counts as a bug in nsightkit (exit code 3), so where a file is read,
+:func:`reading` turns a library's exception over a damaged file into one of these errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nsightkit.safe import plain
 
 __all__ = ["AnyPath", "NsightkitError", "TraceError", "UsageError", "in_words", "reading", "require_amount"]
 
-#: A place in the file system, as :func:`open` takes it.
+#: A path, as :func:`open` takes it.
 AnyPath = str | os.PathLike[str]
 #: `sqlite3.SQLITE_FULL`, without a library that few commands need.
 _SQLITE_FULL = 13
@@ -65,9 +65,9 @@ def require_amount(name: str, value: float | None) -> None:
     Parameters
     ----------
     name : str
-        The option.
+        Of the option or argument, for the message.
     value : float or None
-        None was not given, and is fine.
+        The amount; None, for an option that was not given, is accepted.
 
     Raises
     ------
@@ -90,8 +90,8 @@ def reading(
     path : path-like, optional
         What is read.
     problem, remedy : str
-        As :class:`TraceError` has them; the library's own words are added in parentheses. The system's
-        errors have their own.
+        As in :class:`TraceError`; the exception's own words are added to `problem` in parentheses. Errors of the
+        operating system get a problem and a remedy of their own.
     """
     try:
         yield
@@ -111,7 +111,7 @@ def reading(
             remedy = "check its permissions and the disk"
         else:
             words = " ".join(f"{type(error).__name__}: {error}".split())
-            problem += f" ({words[:160].rstrip(': ')})"
+            problem += f" ({words[:160].rstrip(': ')})"  # no colon after the name of an exception without a message
         raise TraceError(path or "trace", problem, remedy) from error
 
 
@@ -138,13 +138,14 @@ def in_words(error: Exception) -> tuple[str, int]:
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("nsightkit"):
         name = error.name.partition(".")[0]
         return f"{name} is not installed, and this needs it: pip install {name}", 2
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{Path(at.filename).name}:{at.lineno}"
-    ours = f"internal error, a bug in nsightkit ({type(error).__name__}: {error}, at {where})"
-    return f"{ours}; please report this line where you got nsightkit; NSIGHTKIT_DEBUG=1 shows the traceback", 3
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    problem = f"internal error, a bug in nsightkit ({type(error).__name__}: {error}, at {place})"
+    return f"{problem}; please report this line where you got nsightkit; NSIGHTKIT_DEBUG=1 shows the traceback", 3
 
 
 def _is_of_a_full_disk(error: Exception) -> bool:
+    """Whether an exception means that a disk is full or a quota used up."""
     if getattr(error, "sqlite_errorcode", None) == _SQLITE_FULL:
         return True
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -51,7 +51,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ----------
     name : str
     names : tuple of str
-        Regular expressions of what drivers and traces report, without NVIDIA, Tesla, GeForce, AMD and Instinct.
+        Regular expressions of what drivers and traces report, in lower case and without the words nvidia, tesla,
+        geforce, amd and instinct.
     compute_capability : str
     memory_gb : tuple of int
         The sizes it is sold with, 10**9 bytes.
@@ -79,7 +80,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peaks: tuple[Peak, ...]
 
     def peak(self, unit: str) -> Peak | None:
-        """Look up the peak of a unit, with sums in fp32.
+        """Look up the peak of a unit that accumulates in fp32.
 
         Parameters
         ----------
@@ -96,11 +97,11 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def supports(self, precision: str) -> bool:
-        """Tell whether the card has tensor cores for a precision; ``fp32`` runs on the ordinary cores of every card."""
+        """Check that the GPU has tensor cores for a precision; ``fp32`` runs on the ordinary cores of every GPU."""
         return precision != "fp32" and self.peak(precision) is not None
 
     def ridge(self, unit: str) -> float | None:
-        """Compute the arithmetic intensity above which the unit, not the memory, is the limit.
+        """Compute the arithmetic intensity above which the unit, rather than the memory, limits an operation.
 
         Parameters
         ----------
@@ -117,16 +118,18 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return 1e3 * peak.tflops / self.gb_per_s
 
 
-class _Table(msgspec.Struct):
+class _HardwareFile(msgspec.Struct):
+    """The tables of ``hardware.toml``."""
+
     gpu: tuple[Gpu, ...]
 
 
 #: The known GPUs, oldest first.
-GPUS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Table).gpu
+GPUS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_HardwareFile).gpu
 
 
-#: The columns of :func:`rows`; what does not apply is None.
-COLUMNS = dict.fromkeys(("gpu", "unit", "accumulate", "tflops", "gb_per_s", "clock_mhz", "source"))
+#: A row of :func:`rows` with None in every column; a row is made by filling in what applies.
+EMPTY_ROW = dict.fromkeys(("gpu", "unit", "accumulate", "tflops", "gb_per_s", "clock_mhz", "source"))
 
 
 def find(name: str) -> Gpu:
@@ -147,14 +150,15 @@ def find(name: str) -> Gpu:
     UsageError
         It is not in the table.
     """
+    # "NVIDIA GeForce RTX 4090" -> "rtx 4090"
     plain = " ".join(re.sub(r"\b(nvidia|tesla|geforce|amd|instinct)\b", "", name.lower()).split())
     for gpu in GPUS:
         if plain == gpu.name.lower() or any(re.fullmatch(pattern, plain) for pattern in gpu.names):
             return gpu
-    known = ", ".join(gpu.name for gpu in GPUS)
+    known_names = ", ".join(gpu.name for gpu in GPUS)
     raise UsageError(
-        f"the peaks of {name!r} are not known; name the nearest of {known} with --gpu, or add the card's dense rates "
-        "and their source to nsightkit/hardware.toml"
+        f"the peaks of {name!r} are not known; name the nearest of {known_names} with --gpu, or add the card's dense "
+        "rates and their source to nsightkit/hardware.toml"
     )
 
 
@@ -172,7 +176,7 @@ def rows(gpu: Gpu) -> list[dict[str, object]]:
     """
     table: list[dict[str, object]] = []
     for peak in gpu.peaks:
-        row = COLUMNS | {"gpu": gpu.name, "unit": peak.unit, "accumulate": peak.accumulate, "tflops": peak.tflops}
+        row = EMPTY_ROW | {"gpu": gpu.name, "unit": peak.unit, "accumulate": peak.accumulate, "tflops": peak.tflops}
         table.append(row | {"clock_mhz": peak.clock_mhz, "source": peak.source or gpu.source})
     memory = {"gpu": gpu.name, "unit": "memory", "gb_per_s": gpu.gb_per_s, "source": gpu.bandwidth_source}
-    return [*table, COLUMNS | memory]
+    return [*table, EMPTY_ROW | memory]

@@ -91,6 +91,5 @@ def _time_for_seconds(operation: Callable[[], object], description: str) -> tupl
     repetitions = round(_TIMED_NS / first_ns) + 1
     samples = time_calls(operation, warmup=warmup, repetitions=repetitions, device="cuda")
     source = f"measured {dt.datetime.now(dt.UTC).date()}: {description}, median of {repetitions}"
-    # COLUMNS is a row in which every column is None.
-    row = hardware.COLUMNS | {"gpu": torch.cuda.get_device_name(), "source": source}
+    row = hardware.EMPTY_ROW | {"gpu": torch.cuda.get_device_name(), "source": source}
     return row, float(np.median(samples))

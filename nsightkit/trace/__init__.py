@@ -14,7 +14,7 @@ from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Source, Trace, TraceM
 
 __all__ = ["GPU_TABLES", "TABLES", "Gpu", "Trace", "TraceMeta", "caching", "kind_of", "load"]
 
-#: What files are by their first bytes, and, where these do not tell, by the end of their names.
+#: Kinds of files by a pattern of their first bytes; where none matches, by the end of their names.
 _FIRST_BYTES = {
     rb"\Z": "empty",
     rb"version https://git-lfs": "pointer",
@@ -22,9 +22,11 @@ _FIRST_BYTES = {
     rb"\x1f\x8b|[\xef\xbb\xbf \t\r\n]*[{\[]": "json",
 }
 _SUFFIXES = {".nsys-rep": "nsys-rep", ".ncu-rep": "ncu-rep", ".qdrep": "nsys-rep", ".qdstrm": "unfinished"}
-#: Of any pickle, which is never loaded to find out more.
+#: How pickles of protocols 2 to 5 begin. No pickle is loaded to find out more.
 _PICKLE = rb"\x80[\x02-\x05]"
+#: How far into a page of ncu its header is looked for: the profiled program's own output may come first.
 _PROGRAM_BYTES = 4 << 20
+#: What to give instead, for error messages.
 _SOURCES = (
     "an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a PyTorch profiler .json or .json.gz, "
     "or a folder written by `nsightkit convert`"
@@ -58,12 +60,12 @@ def load(path: AnyPath, *, cache: bool | None = None) -> Trace:
 
 
 def caching() -> bool:
-    """Whether the user lets caches be kept."""
+    """Whether caches may be kept: the environment variable ``NSIGHTKIT_NO_CACHE`` is not set to true."""
     return os.environ.get("NSIGHTKIT_NO_CACHE", "") not in ("1", "true", "yes")
 
 
 def kind_of(path: Path) -> str:
-    """Say by its first bytes what a file or folder is.
+    """Find out what kind of file or folder a path is, by the file's first bytes.
 
     Parameters
     ----------
@@ -72,9 +74,9 @@ def kind_of(path: Path) -> str:
     Returns
     -------
     str
-        ``sqlite``, ``json``, ``parquetdir``, ``store``, ``snapshot``, ``ncu-csv``, ``nsys-rep``, ``ncu-rep``,
-        ``unfinished``, ``pointer`` (of Git LFS), ``empty``; ``absent``, ``special`` (no regular file), ``folder`` and
-        ``other`` are nothing that is known here. It may still be damaged.
+        Of files and folders that nsightkit reads: ``sqlite``, ``json``, ``parquetdir``, ``store``, ``snapshot``,
+        ``ncu-csv``, ``nsys-rep``, ``ncu-rep``. Of others: ``unfinished``, ``pointer`` (of Git LFS), ``empty``,
+        ``absent``, ``special`` (not a regular file), ``folder``, ``other``. A file of any kind may be damaged.
     """
     if path.is_dir():
         from nsightkit.trace import store
@@ -88,11 +90,12 @@ def kind_of(path: Path) -> str:
         return "absent"
     with path.open("rb") as stream:
         head = stream.read(4096)
-        known = next((kind for pattern, kind in _FIRST_BYTES.items() if re.match(pattern, head)), None)
-        known = known or _SUFFIXES.get(path.suffix) or ("snapshot" if re.match(_PICKLE, head) else None)
-        if known:
-            return known
-        page = head + stream.read(_PROGRAM_BYTES)  # the program's own output may stand before ncu's
+        kind = next((kind for pattern, kind in _FIRST_BYTES.items() if re.match(pattern, head)), None)
+        kind = kind or _SUFFIXES.get(path.suffix) or ("snapshot" if re.match(_PICKLE, head) else None)
+        if kind:
+            return kind
+        page = head + stream.read(_PROGRAM_BYTES)
+    # PowerShell redirects output as UTF-16; without its zero bytes the ASCII words can be found.
     page = page.replace(b"\0", b"") if page[:2] in (b"\xff\xfe", b"\xfe\xff") else page
     if b"ID" in page and b"Kernel Name" in page:
         return "ncu-csv"
@@ -100,7 +103,8 @@ def kind_of(path: Path) -> str:
 
 
 def _open(path: Path, cache: bool) -> Source:
-    # A reader is imported for what it reads: it needs pyarrow and more, which takes time.
+    """Open a trace with the reader of its kind; refuse any other file with a remedy."""
+    # Readers are imported only here, when one is needed: pyarrow and other libraries take time to import.
     kind = kind_of(path)
     if kind == "store":
         from nsightkit.trace import store
@@ -122,7 +126,8 @@ def _open(path: Path, cache: bool) -> Source:
     raise TraceError(path, problem, remedy.format(name=path.name))
 
 
-_COUNTERS = "ask `nsightkit ncu {name}` about it; to compare two, make one a baseline of nsightkit check"
+_COUNTERS_REMEDY = "ask `nsightkit ncu {name}` about it; to compare two, make one a baseline of nsightkit check"
+#: Problem and remedy of each kind of file that is known and is not a trace.
 _REFUSED = {
     "absent": ("no such file", "check the path"),
     "special": ("is not a regular file", f"give {_SOURCES}"),
@@ -134,6 +139,6 @@ _REFUSED = {
         "open it once in the nsys GUI or run its QdstrmImporter to get a .nsys-rep",
     ),
     "snapshot": ("is a pickle: a memory snapshot, not a trace", "try `nsightkit memory {name}`"),
-    "ncu-rep": ("is an Nsight Compute report, which has no timeline", _COUNTERS),
-    "ncu-csv": ("is a page of Nsight Compute, which has no timeline", _COUNTERS),
+    "ncu-rep": ("is an Nsight Compute report, which has no timeline", _COUNTERS_REMEDY),
+    "ncu-csv": ("is a page of Nsight Compute, which has no timeline", _COUNTERS_REMEDY),
 }

@@ -23,37 +23,37 @@ __all__ = ["admitted", "check_meta", "converted", "on_clock", "on_trace_clock"]
 _Columns = dict[str, pd.Series]
 _REMEDY = "export or convert the original trace again"
 
-#: Times of a source, ns: half of what fits in 64 bits, so that they can be subtracted.
-_LIMIT_NS = 1 << 62
-#: Times of a trace, counted from its first event, ns: 104 days, so that sums of thousands of them are exact.
+#: Bound of the times of a source, ns: half of what 64 bits hold, so that one can be subtracted from another.
+_TIME_LIMIT_NS = 1 << 62
+#: Bound of the times of a trace, counted from its first event, ns: 104 days. A thousand of them add up in 64 bits.
 _SPAN_NS = 1 << 53
-#: Sums of a column, so that several can be added.
-_LIMIT_SUM = 1 << 61
+#: Bound of the sum of a column: a quarter of what 64 bits hold, so that several can be added.
+_SUM_LIMIT = 1 << 61
 
-#: The least value of columns that are not any number.
-_LEAST = {"device": -1, "level": 0, "parent": -1, "bytes": 0}
-#: Devices of a trace. The largest machines that one process sees have 72.
+#: The lowest value that these columns may hold; -1 stands for "none".
+_LOWEST = {"device": -1, "level": 0, "parent": -1, "bytes": 0}
+#: Distinct devices of a trace. The largest machines that one process sees have 72.
 _MOST_DEVICES = 1_024
 _TIMES = {"start_ns", "end_ns"}
-#: Columns of row numbers in the same table, or of depths in it.
-_ROWS = ("parent", "level")
+#: Columns whose values are lower than the table's number of rows: rows of the table, or depths of nesting in it.
+_BELOW_ROW_COUNT = ("parent", "level")
 
 
 def admitted(
-    path: str | None, table: str, frame: pd.DataFrame, dtypes: Mapping[str, str], known: Mapping[str, pd.Series]
+    path: str | None, table: str, frame: pd.DataFrame, dtypes: Mapping[str, str], loaded: Mapping[str, pd.Series]
 ) -> _Columns:
-    """Check columns that a source gave.
+    """Check columns that a source gave, and return them with the model's dtypes.
 
     Parameters
     ----------
     path : str or None
-        Of the trace, for the message.
+        Of the trace, for error messages.
     table : str
     frame : DataFrame
         What the source gave. Its columns are taken out one by one, so that memory holds each once.
     dtypes : mapping of str to str
         The columns that were asked for, with the model's dtype of each; of the times, both or none.
-    known : mapping of str to Series
+    loaded : mapping of str to Series
         The table's columns that the trace holds already.
 
     Returns
@@ -65,21 +65,22 @@ def admitted(
     TraceError
         A column is absent, or holds what the model does not allow.
     """
-    size = len(next(iter(known.values()), frame))
+    # All columns of a table have the same length: that of one in the trace already, or else that of the frame.
+    size = len(next(iter(loaded.values()), frame))
     columns: _Columns = {}
     for column, dtype in dtypes.items():
         if column not in frame:
             raise TraceError(path or "trace", f"lacks the column {table}.{column}", _REMEDY)
         values = converted(frame.pop(column), dtype)
-        _refuse(path, table, column, _problem(column, values, dtype, size))
+        _refuse_if(path, table, column, _problem_of_column(column, values, dtype, size))
         columns[column] = values
     if size and "end_ns" in columns:
-        _refuse(path, table, "end_ns", _problem_of_durations(columns["start_ns"], columns["end_ns"]))
+        _refuse_if(path, table, "end_ns", _problem_of_durations(columns["start_ns"], columns["end_ns"]))
     return columns
 
 
 def on_trace_clock(path: str | None, table: str, columns: Mapping[str, pd.Series], t0_ns: int) -> _Columns:
-    """Move a table's times from the source's clock to the trace's.
+    """Return a table's times, moved from the source's clock to the trace's.
 
     Parameters
     ----------
@@ -98,12 +99,12 @@ def on_trace_clock(path: str | None, table: str, columns: Mapping[str, pd.Series
     for column in sorted(_TIMES):
         times = columns[column]
         if int(times.min()) - t0_ns < -_SPAN_NS or int(times.max()) - t0_ns > _SPAN_NS:
-            _refuse(path, table, column, "is over 100 days from the trace's first event")
+            _refuse_if(path, table, column, "is over 100 days from the trace's first event")
     return {column: columns[column] - t0_ns for column in _TIMES}
 
 
 def converted(values: pd.Series, dtype: str) -> pd.Series:
-    """Give values the model's dtype where that loses nothing; any others come back as they are.
+    """Convert values to the model's dtype where that loses nothing; return any others as they are.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ def converted(values: pd.Series, dtype: str) -> pd.Series:
         ``int32``, ``int64``, ``bool`` or ``category``.
     """
     if dtype == "category":
-        return _texts(values)
+        return _as_categorical(values)
     if values.dtype == dtype or (len(values) and not is_integer_dtype(values)):
         return values
     with contextlib.suppress(TypeError, ValueError):  # missing values
@@ -123,7 +124,7 @@ def converted(values: pd.Series, dtype: str) -> pd.Series:
 
 
 def on_clock(path: str | None, moment_ns: int) -> int:
-    """Check the start of a source's first event.
+    """Return the start of a source's first event, checked.
 
     Parameters
     ----------
@@ -131,7 +132,7 @@ def on_clock(path: str | None, moment_ns: int) -> int:
     moment_ns : int
     """
     number: object = moment_ns  # what a damaged file says may be anything
-    if not isinstance(number, int) or abs(moment_ns) >= _LIMIT_NS:
+    if not isinstance(number, int) or abs(moment_ns) >= _TIME_LIMIT_NS:
         raise TraceError(path or "trace", f"begins at an impossible time ({moment_ns} ns)", _REMEDY)
     return moment_ns
 
@@ -149,14 +150,16 @@ def check_meta(path: str | None, meta: Any, tables: Collection[str]) -> None:
     Raises
     ------
     TraceError
-        Something is of another type than the model has it, cannot be written as text, or cannot be.
+        A field has another type than the model's, is not valid text, or is impossible: a capture that ends before it
+        begins, a missing table that the model does not have.
     """
     try:
+        # Conversion back from plain values checks every type, and encoding that each text is valid Unicode.
         plain = msgspec.to_builtins(meta, str_keys=True, builtin_types=(bytes,))
         msgspec.convert(plain, type(meta), str_keys=True)
         msgspec.json.encode(plain)
         begin, end = meta.window_ns or (0, 0)
-        if not -_LIMIT_NS < begin <= end < _LIMIT_NS:
+        if not -_TIME_LIMIT_NS < begin <= end < _TIME_LIMIT_NS:
             raise ValueError(f"the capture runs from {begin} to {end} ns")
         for table in set(meta.missing).difference(tables, ["MPI"]):
             raise ValueError(f"there is no table {table!r}")
@@ -164,8 +167,8 @@ def check_meta(path: str | None, meta: Any, tables: Collection[str]) -> None:
         raise TraceError(path or "trace", f"describes its capture wrongly ({error})", _REMEDY) from error
 
 
-def _texts(values: pd.Series) -> pd.Series:
-    """Texts as a categorical whose categories have the model's dtype; any other values as they are."""
+def _as_categorical(values: pd.Series) -> pd.Series:
+    """Convert texts to a categorical whose categories have the model's dtype; return any other values as they are."""
     if not len(values):
         return pd.Series(pd.Categorical([], pd.Index([], dtype="str")))
     if not isinstance(values.dtype, pd.CategoricalDtype):
@@ -179,14 +182,14 @@ def _texts(values: pd.Series) -> pd.Series:
     return values
 
 
-def _refuse(path: str | None, table: str, column: str, problem: str | None) -> None:
-    """Raise the error that a column with a problem is."""
+def _refuse_if(path: str | None, table: str, column: str, problem: str | None) -> None:
+    """Raise a TraceError that names the column, if it has a problem."""
     if problem:
         raise TraceError(path or "trace", f"has a column {table}.{column} that {problem}", _REMEDY)
 
 
-def _problem(column: str, values: pd.Series, dtype: str, size: int) -> str | None:
-    """Describe a value that the model allows in no table's column of that name."""
+def _problem_of_column(column: str, values: pd.Series, dtype: str, size: int) -> str | None:
+    """Describe what is wrong with a column of `size` rows; None if nothing is."""
     if values.dtype != dtype:
         return f"holds {values.dtype} where {dtype} is expected"
     if len(values) != size:
@@ -196,34 +199,35 @@ def _problem(column: str, values: pd.Series, dtype: str, size: int) -> str | Non
     if dtype == "category":
         return _problem_of_texts(values.array)
     if column in _TIMES:
-        is_time = values.min() > -_LIMIT_NS and values.max() < _LIMIT_NS
+        is_time = values.min() > -_TIME_LIMIT_NS and values.max() < _TIME_LIMIT_NS
         if is_time:
             return None
         return "is outside the range of times"
-    if column in _LEAST:
+    if column in _LOWEST:
         return _problem_of_numbers(column, values.to_numpy())
     return None
 
 
 def _problem_of_numbers(column: str, numbers: npt.NDArray[Any]) -> str | None:
-    """What is wrong with a column that does not hold just any numbers."""
+    """Describe what is wrong with a column of :data:`_LOWEST`; None if nothing is."""
     low = int(numbers.min())
     high = int(numbers.max())
-    if low < _LEAST[column]:
-        return f"holds {low}, less than {_LEAST[column]}"
+    if low < _LOWEST[column]:
+        return f"holds {low}, less than {_LOWEST[column]}"
+    # Device numbers may have gaps. Only where the highest makes it possible that there are too many, count them.
     if column == "device" and high >= _MOST_DEVICES and len(np.unique(numbers)) > _MOST_DEVICES:
         return f"names more than {_MOST_DEVICES:,} devices"
-    if column in _ROWS and high >= len(numbers):
+    if column in _BELOW_ROW_COUNT and high >= len(numbers):
         return f"holds {high}, in a table of {len(numbers):,} rows"
     if column == "parent" and _has_circle(numbers):
         return "goes in a circle"
-    if column == "bytes" and numbers.sum(dtype=np.float64) >= _LIMIT_SUM:
+    if column == "bytes" and numbers.sum(dtype=np.float64) >= _SUM_LIMIT:
         return "adds up to more than 64 bits hold"
     return None
 
 
 def _problem_of_texts(values: Any) -> str | None:
-    """What is wrong with a categorical column."""
+    """Describe what is wrong with a categorical column; None if nothing is."""
     codes = values.codes
     texts = values.categories
     if codes.min() < 0:
@@ -240,23 +244,24 @@ def _problem_of_texts(values: Any) -> str | None:
 
 
 def _problem_of_durations(starts: pd.Series, ends: pd.Series) -> str | None:
-    """What is wrong with starts and ends of the same events."""
+    """Describe what is wrong with the starts and ends of a table's events; None if nothing is."""
     start = starts.to_numpy()
     end = ends.to_numpy()
-    early = end < start
-    if early.any():
-        return f"is before start_ns in {int(early.sum()):,} rows, first in row {int(early.argmax())}"
-    if end.sum(dtype=np.float64) - start.sum(dtype=np.float64) >= _LIMIT_SUM:
+    ends_before_start = end < start
+    if ends_before_start.any():
+        count = int(ends_before_start.sum())
+        return f"is before start_ns in {count:,} rows, first in row {int(ends_before_start.argmax())}"
+    if end.sum(dtype=np.float64) - start.sum(dtype=np.float64) >= _SUM_LIMIT:
         return "makes durations that add up to more than 64 bits hold"
     return None
 
 
 def _has_circle(parent: npt.NDArray[np.int64]) -> bool:
-    """Whether following parents never ends for some row."""
-    above = np.append(parent, -1)  # the last is the parent of -1
-    # After k rounds `above` leads 2**k parents up. No chain is longer than the table.
+    """Whether following the parents of some row never ends."""
+    ancestor = np.append(parent, -1)  # index -1 reads this last entry, so that -1 (no parent) stays -1
+    # After k rounds `ancestor` leads 2**k parents up. No chain of parents is longer than the table.
     for _ in range(len(parent).bit_length()):
-        if (above < 0).all():
+        if (ancestor < 0).all():
             return False
-        above = above[above]
-    return bool((above >= 0).any())
+        ancestor = ancestor[ancestor]
+    return bool((ancestor >= 0).any())

@@ -27,13 +27,14 @@ __all__ = ["write"]
 
 _Ints = npt.NDArray[np.int64]
 
-_ROWS = 1 << 16  # events that are text at the same time
+#: Events that are turned into text at a time, which bounds the memory they take.
+_ROWS_AT_ONCE = 1 << 16
 _GPU_TABLES = ("kernels", "memops", "graphs", "syncs")
 _CPU_TABLES = ("ranges", "frames", "ops", "calls", "os_calls", "overhead")
-#: So many operations of a stream can overlap: a GPU runs no more than 128 grids at a time (CUDA C++ Programming Guide,
-#: "maximum number of resident grids per device").
-_LANES = 128
-#: Columns that the `args` of a slice leave out: name and place stand outside them, the others add nothing.
+#: Tracks of one stream or thread. No more operations of a stream can overlap: a GPU runs at most 128 grids at a time
+#: (CUDA C++ Programming Guide, "maximum number of resident grids per device").
+_MOST_LANES = 128
+#: Columns that the `args` of a slice leave out: times, name and track stand outside them, the others add nothing.
 _NOT_SHOWN = [*TIME_COLUMNS, "name", "short_name", "pid", "tid", "process", "thread", "end_thread", "level", "parent"]
 
 
@@ -63,55 +64,58 @@ def write(trace: Trace, path: Path, *, overwrite: bool = False) -> None:
         if path.suffix != ".gz":
             _write_document(cleaned, file)
             return
-        # No name and no time in the header: the same trace gives the same bytes.
-        with gzip.GzipFile("", "wb", 5, file, 0) as packed:
+        # Without a file name and a time in gzip's header the same trace gives the same bytes.
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=5, fileobj=file, mtime=0) as packed:
             _write_document(cleaned, packed)
 
 
 def _write_document(trace: Trace, out: BinaryIO | gzip.GzipFile) -> None:
+    """Write a clean trace as one JSON object, whose list ``traceEvents`` is written in pieces."""
     events = _events(trace)
     # Python functions may have begun before the first event, and no viewer expects negative times.
     first_ns = int(events["start_ns"].to_numpy().min(initial=0))
     source = {"tool": trace.meta.tool, "tool_version": trace.meta.tool_version, "t0_ns": trace.t0_ns + first_ns}
     head = json_text({"displayTimeUnit": "ms", "nsightkit": source})
-    out.write(head[:-1].encode() + b', "traceEvents": [')
-    out.write(",\n".join(map(json_text, _names(trace, events))).encode())  # events always have some
-    for table, placed in events.groupby("table", sort=False):
+    out.write(head[:-1].encode() + b', "traceEvents": [')  # without the brace that closes `head`
+    # Each track has a name, so that something stands before the first slice and its comma.
+    out.write(",\n".join(map(json_text, _track_names(trace, events))).encode())
+    for table, tracks in events.groupby("table", sort=False):
         frame = trace.table(str(table))
         if "name" not in frame:
-            frame["name"] = frame.get("kind", "CUDA graph")
+            frame["name"] = frame.get("kind", "CUDA graph")  # copies and syncs have a kind, graphs have none
         frame["start_ns"] -= first_ns
         frame["end_ns"] -= first_ns
-        frame["pid"] = placed["pid"].to_numpy()
-        frame["tid"] = placed["tid"].to_numpy()
-        for begin in range(0, len(frame), _ROWS):
-            for line in _slices(str(table), frame.iloc[begin : begin + _ROWS]):
+        frame["pid"] = tracks["pid"].to_numpy()
+        frame["tid"] = tracks["tid"].to_numpy()
+        for begin in range(0, len(frame), _ROWS_AT_ONCE):
+            for line in _slices(str(table), frame.iloc[begin : begin + _ROWS_AT_ONCE]):
                 out.write(line.encode())
     out.write(b"\n]}\n")
 
 
 def _slices(table: str, frame: pd.DataFrame) -> Iterator[str]:
-    """Events as JSON, each after a comma."""
+    """Yield the events of a table as JSON, each after a comma."""
     shown = frame[frame.columns.difference(_NOT_SHOWN, sort=False)]
-    args = ["{}"] * len(frame)
+    args_texts = ["{}"] * len(frame)
     if not shown.empty:
         text = shown.to_json(orient="records", lines=True)
-        args = text.replace("\x7f", r"\u007f").split("\n")  # DEL is the one invisible character that pandas leaves
+        # DEL is the one invisible character that pandas does not escape.
+        args_texts = text.replace("\x7f", r"\u007f").split("\n")
     columns = (
         frame["name"].map(json_text),  # pandas would escape more than Perfetto understands
         frame["pid"],
         frame["tid"],
         _microseconds(frame["start_ns"]),
         _microseconds(frame["end_ns"] - frame["start_ns"]),
-        args,
+        args_texts,  # the last is empty: pandas ends its text with a line break
     )
-    for name, pid, tid, start, duration, described in zip(*columns, strict=False):
+    for name, pid, tid, start, duration, args in zip(*columns, strict=False):
         event = f'"ph":"X","cat":"{table}","name":{name},"pid":{pid},"tid":{tid},"ts":{start},"dur":{duration}'
-        yield f',\n{{{event},"args":{described}}}'
+        yield f',\n{{{event},"args":{args}}}'
 
 
 def _microseconds(ns: pd.Series[int]) -> Iterator[str]:
-    """Microseconds with three decimals, from nanoseconds that are not negative."""
+    """Write nanoseconds, none of them negative, as microseconds with three decimals: 12345 as ``12.345``."""
     return map("%d.%03d".__mod__, zip(ns // 1000, ns % 1000, strict=True))
 
 
@@ -119,7 +123,11 @@ def _microseconds(ns: pd.Series[int]) -> Iterator[str]:
 
 
 def _events(trace: Trace) -> pd.DataFrame:
-    """All events: their times, the process or GPU and the thread or stream they belong to, and the track they get."""
+    """Give each event of the trace a track.
+
+    Its ``owner`` is a process or a GPU, its ``queue`` a thread or a stream, and its ``lane`` one of the tracks that
+    draw a queue; ``pid`` and ``tid`` are the numbers of owner and track in the file.
+    """
     frames = []
     for table in (*_GPU_TABLES, *_CPU_TABLES):
         is_gpu = table in _GPU_TABLES
@@ -127,44 +135,47 @@ def _events(trace: Trace) -> pd.DataFrame:
         frame = trace.table(table, [*TIME_COLUMNS, *place])
         frame.columns = pd.Index([*TIME_COLUMNS, "owner", "queue"])
         frames.append(frame.astype("int64").assign(table=table, is_gpu=is_gpu))
-    events = pd.concat(frames, ignore_index=True).astype({"is_gpu": bool})
-    queue = ["is_gpu", "owner", "queue"]
-    number = events.groupby(queue).ngroup()
-    events["lane"] = _lanes(number.to_numpy(), events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
-    # In the order of drawing: ids of processes and GPUs may be equal, and Perfetto takes no more than 32 bits.
-    events["pid"] = events.groupby(queue[:2]).ngroup() + 1
-    events["tid"] = events.groupby([*queue, "lane"]).ngroup() + 1
+    events = pd.concat(frames, ignore_index=True)
+    owner_key = ["is_gpu", "owner"]
+    queue_key = [*owner_key, "queue"]
+    queue_number = events.groupby(queue_key).ngroup()
+    events["lane"] = _lanes(queue_number.to_numpy(), events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
+    # Number owners and tracks from 1, processes first: the trace's own ids would not do, as a process and a GPU may
+    # share one, and Perfetto takes ids of 32 bits only.
+    events["pid"] = events.groupby(owner_key).ngroup() + 1
+    events["tid"] = events.groupby([*queue_key, "lane"]).ngroup() + 1
     return events
 
 
 def _lanes(queue: npt.NDArray[Any], start: _Ints, end: _Ints) -> _Ints:
-    """Give each event the first lane of its queue on which it nests; beyond :data:`_LANES` they share the last."""
+    """Give each event the first lane of its queue on which it nests; beyond :data:`_MOST_LANES` they share the last."""
     lanes = np.zeros(len(queue), np.int64)
-    before = None
-    stacks: list[list[int]] = []  # of each lane, the ends of the events that are open
+    current_queue = None
+    open_ends: list[list[int]] = []  # of each lane, the ends of the events that are open, the innermost last
+    # Queue by queue, by start; of equal starts the longest event comes first, as it holds the others.
     for row in np.lexsort((-end, start, queue)).tolist():
-        if queue[row] != before:
-            before = queue[row]
-            stacks = [[]]
+        if queue[row] != current_queue:
+            current_queue = queue[row]
+            open_ends = [[]]
         lane = 0
-        while not _fits(stacks[lane], start[row], end[row]) and lane < _LANES - 1:
+        while not _nests(open_ends[lane], start[row], end[row]) and lane < _MOST_LANES - 1:
             lane += 1
-            if lane == len(stacks):
-                stacks.append([])
-        stacks[lane].append(end[row])
+            if lane == len(open_ends):
+                open_ends.append([])
+        open_ends[lane].append(end[row])
         lanes[row] = lane
     return lanes
 
 
-def _fits(ends: list[int], start: int, end: int) -> bool:
-    """Close what has ended, and check whether an event lies within what is open."""
-    while ends and ends[-1] <= start:
-        ends.pop()
-    return not ends or end <= ends[-1]
+def _nests(open_ends: list[int], start: int, end: int) -> bool:
+    """Drop the ends that `start` has passed, then check that the innermost open event lasts until `end`."""
+    while open_ends and open_ends[-1] <= start:
+        open_ends.pop()
+    return not open_ends or end <= open_ends[-1]
 
 
-def _names(trace: Trace, events: pd.DataFrame) -> list[Json]:
-    """Name processes and GPUs, threads and streams."""
+def _track_names(trace: Trace, events: pd.DataFrame) -> list[Json]:
+    """List the metadata events that name the process or GPU, and the thread or stream, of each track."""
     gpus = {gpu.device: gpu.name or "" for gpu in trace.meta.gpus}
     threads = trace.thread_names()
     metadata = []
@@ -173,12 +184,13 @@ def _names(trace: Trace, events: pd.DataFrame) -> list[Json]:
         if row.is_gpu:
             process = f"GPU {row.owner} {gpus.get(row.owner, '')}".rstrip()
             thread = f"stream {row.queue}"
-        elif row.owner == -1:
+        elif row.owner == -1:  # the profiler's own time, on no thread that the source names
             process = "profiler"
             thread = "profiler"
         else:
             process = f"process {row.owner}"
-            thread = threads.get(row.queue, f"thread {row.queue % (1 << 24)}")
+            thread_id = row.queue % (1 << 24)  # the lower 24 bits, below the process id
+            thread = threads.get(row.queue, f"thread {thread_id}")
         if row.lane:
             thread += f" overlap {row.lane}"
         metadata.append({"ph": "M", "name": "process_name", "pid": row.pid, "tid": 0, "args": {"name": process}})

@@ -1,4 +1,4 @@
-"""Files: where a result may be written, and so that it is the old one or the whole new one; folders of one user."""
+"""Check where a result may be written, write it all or leave the old one, and keep folders for one user only."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from nsightkit.errors import TraceError, UsageError, reading
 
+#: Length of the key that :func:`user_secret` keeps.
 _SECRET_BYTES = 32
 
 
@@ -69,7 +70,7 @@ def require_free(path: Path, *, overwrite: bool = False) -> None:
 
 
 def is_taken(path: Path) -> bool:
-    """Whether a result would replace something; raises UsageError for a link, and where nothing can be.
+    """Whether a result at `path` would replace something; raises UsageError for a link and for an absent folder.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def is_taken(path: Path) -> bool:
 
 @contextmanager
 def drafted(path: Path) -> Iterator[Path]:
-    """Give a place beside `path` for a new file or folder, which takes the place of `path` when all is written.
+    """Yield a place beside `path` for a new file or folder, which takes the place of `path` when all is written.
 
     Parameters
     ----------
@@ -99,16 +100,18 @@ def drafted(path: Path) -> Iterator[Path]:
     Raises
     ------
     UsageError
-        It cannot be written.
+        The draft or `path` cannot be written.
     """
     try:
         # A plain name, unlike `path`: some programs expand %h in the name of their output.
         with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as beside:
             draft = Path(beside) / f"new{path.suffix}"
             yield draft
+            # A folder cannot replace one with files in it: move that into the temporary folder, which is removed at the
+            # end, and back if the draft cannot take its place.
             with ExitStack() as undo:
                 if draft.is_dir() and path.is_dir() and not path.is_symlink():
-                    old = path.replace(draft.with_name("old"))  # goes with the folder it is put into
+                    old = path.replace(draft.with_name("old"))
                     undo.callback(old.replace, path)
                 draft.replace(path)
                 undo.pop_all()
@@ -135,7 +138,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Make millions of containers without a cycle: the collector would look through all of them in vain."""
+    """Switch the garbage collector off while millions of containers are made: it would look for cycles in vain."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -146,13 +149,13 @@ def uncollected() -> Iterator[None]:
 
 
 def user_cache() -> Path:
-    """Where nsightkit keeps what it makes and cannot leave beside a trace."""
-    usual = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-    return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "nsightkit"
+    """The folder of this user's caches that nsightkit cannot keep beside a trace."""
+    default = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or default) / "nsightkit"
 
 
 def user_secret() -> bytes:
-    """Read the secret key in the user's cache folder, or create it. Names made with it cannot be forged.
+    """Read the secret key in the user's cache folder, or create it. Nobody else can compute hashes with it.
 
     Returns
     -------
@@ -183,7 +186,7 @@ def user_secret() -> bytes:
 
 # -- private folders --------------------------------------------------------------------------------------------
 #
-# An archive or a clone can bring folders of any name, and links. A name alone proves nothing.
+# An archive or a clone can bring folders of any name, and links: its name does not make a folder ours.
 
 
 def is_private(folder: Path) -> bool:
@@ -241,10 +244,10 @@ def remove_folder(folder: Path, names: re.Pattern[str]) -> None:
 
 
 def _is_ours(state: os.stat_result) -> bool:
-    """Check the result of lstat: this user's."""
+    """Check in a result of lstat that the file or folder is this user's."""
     return os.name != "posix" or state.st_uid == os.geteuid()
 
 
 def _is_plain(state: os.stat_result) -> bool:
-    """Check the result of lstat: a regular file of this user."""
+    """Check in a result of lstat that it is a regular file of this user."""
     return stat.S_ISREG(state.st_mode) and _is_ours(state)

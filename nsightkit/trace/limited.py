@@ -1,4 +1,4 @@
-"""Ask one of our scripts in a process with limits: what reads a hostile file may crash, hang or take all memory.
+"""Run one of our scripts in a process with limits: what reads a hostile file may crash, hang or take all memory.
 
 The same file is the parent's half, :func:`ask_limited`, and, run as a program, the child's: it sets the limits, calls
 the function ``answer`` of the script, and prints what this returns as JSON. Nothing else of nsightkit is imported
@@ -30,14 +30,14 @@ def ask_limited(
     seconds: int,
     output_bytes: int,
 ) -> dict[str, Any]:
-    """Call the function ``answer`` of a script in a separate process.
+    """Call the function ``answer`` of a script in a separate process, and return what it returned.
 
     Parameters
     ----------
     script : str
-        Its file.
+        Path of the script.
     arguments : sequence of str
-        Of the function.
+        Arguments of its function.
     memory_bytes, seconds, output_bytes : int
         Limits of address space, CPU time (and twice that in wall time) and output. Where
         the system has no such limits, as on Windows, only the clock counts.
@@ -45,12 +45,12 @@ def ask_limited(
     Returns
     -------
     dict
-        Its answer; or ``problem``, any exception in words.
+        What the function returned. If it raised an exception, only ``problem``: the exception as text.
 
     Raises
     ------
     ChildProcessError
-        It crashed, was ended at a limit, or took too long.
+        The process crashed, was ended at a limit, or took too long.
     """
     import msgspec
 
@@ -70,22 +70,22 @@ def ask_limited(
         except subprocess.TimeoutExpired as error:
             raise ChildProcessError(f"not done within {error.timeout:.0f} s") from error
         except subprocess.CalledProcessError as error:
-            raise ChildProcessError(_name_of_end(error.returncode)) from error
+            raise ChildProcessError(_reason_of_end(error.returncode)) from error
         output.seek(0)
         answer: dict[str, Any] = msgspec.json.decode(output.read(output_bytes))
         return answer
 
 
-def _name_of_end(code: int) -> str:
-    """Name the signal that ended a process, or its exit code."""
+def _reason_of_end(code: int) -> str:
+    """Name the signal that ended a process, or else its exit code."""
     try:
-        return signal.Signals(-code).name
+        return signal.Signals(-code).name  # of a process that a signal ended, the code is the signal's number, negated
     except ValueError:
         return f"exit code {code}"
 
 
-def _limit(memory_bytes: int, seconds: int, output_bytes: int) -> None:
-    """Have the system end this process when it takes too much; leave no core file when it ends."""
+def _limit_this_process(memory_bytes: int, seconds: int, output_bytes: int) -> None:
+    """Have the system end this process when it takes too much memory, time or output, without a core file."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -99,19 +99,19 @@ def _limit(memory_bytes: int, seconds: int, output_bytes: int) -> None:
     for name, limit in limits.items():
         with contextlib.suppress(AttributeError, OSError, ValueError):  # the system has no such limit, or a lower one
             kind = getattr(resource, name)
-            _, most = resource.getrlimit(kind)
-            resource.setrlimit(kind, (limit, most))
+            _, hard_limit = resource.getrlimit(kind)
+            resource.setrlimit(kind, (limit, hard_limit))
 
 
 if __name__ == "__main__":
-    _, memory, processor, printed, program, *rest = sys.argv
-    _limit(int(memory), int(processor), int(printed))
+    _, memory, cpu_time, printed, child_script, *child_arguments = sys.argv
+    _limit_this_process(int(memory), int(cpu_time), int(printed))
     gc.disable()
     try:
-        found = runpy.run_path(program)["answer"](*rest)
+        result = runpy.run_path(child_script)["answer"](*child_arguments)
     except Exception as error:  # any error of a damaged file
-        found = {"problem": " ".join(f"{type(error).__name__}: {error}".split())[:160]}
-    # Bytes that are not UTF-8 are surrogates here, and half of a surrogate pair is invalid text.
-    sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+        result = {"problem": " ".join(f"{type(error).__name__}: {error}".split())[:160]}
+    # "replace": texts of a damaged file may hold surrogates, which cannot be encoded.
+    sys.stdout.buffer.write(json.dumps(result, ensure_ascii=False).encode("utf-8", "replace"))
     sys.stdout.flush()
-    os._exit(0)  # without taking millions of objects apart
+    os._exit(0)  # at once: an ordinary exit would first take millions of objects apart

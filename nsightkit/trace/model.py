@@ -41,6 +41,7 @@ __all__ = [
 #: Pandas dtype of every column of every table. ``tables.toml`` says what each holds.
 TABLES: dict[str, dict[str, str]] = {}
 _MODEL = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+# A table has the columns of its kind of rows (`gpu` or `cpu`), then its own.
 for _table, _columns in _MODEL["tables"].items():
     TABLES[_table] = _MODEL["rows"][_columns.pop("rows")] | _columns
 
@@ -50,10 +51,10 @@ EVENT_TABLES = tuple(table for table in TABLES if table not in ("samples", "fram
 #: Tables whose rows ran on a GPU and make it busy.
 GPU_TABLES = ("kernels", "memops", "graphs")
 
-#: Calls that give a device work.
+#: Names of CUDA and HIP calls that give a GPU work: launches, copies and memsets.
 LAUNCHES = re.compile(r"Launch(?!HostFunc)|^(cuda|hip|cu)(Memcpy|Memset)")
 
-#: Columns that lie on the trace's clock.
+#: Columns of times, which are on the trace's clock.
 TIME_COLUMNS = ("start_ns", "end_ns")
 
 _Threads = TypeVar("_Threads", int, npt.NDArray[np.int64])
@@ -61,7 +62,7 @@ _Threads = TypeVar("_Threads", int, npt.NDArray[np.int64])
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU as the trace names it; a field the source lacks is None."""
+    """One GPU as the source describes it; a field that the source lacks is None."""
 
     device: int
     name: str | None = None
@@ -69,23 +70,23 @@ class Gpu:
 
 
 def lost_work(names: pd.Series[Any] | pd.Categorical[Any]) -> list[str]:
-    """Remark on a capture without any work of a GPU that it has calls which launched some.
+    """Note that a capture without any work of a GPU lost some: calls launched it.
 
     Parameters
     ----------
     names : Series or Categorical
-        Of all calls, as categories.
+        Names of all calls of the capture, as categories.
 
     Returns
     -------
     list of str
-        Empty if no call launched anything.
+        One note, none if no call launched anything.
     """
-    count = sum(int(calls) for name, calls in names.value_counts().items() if LAUNCHES.search(str(name)))
-    if not count:
+    launches = sum(int(calls) for name, calls in names.value_counts().items() if LAUNCHES.search(str(name)))
+    if not launches:
         return []
-    lost = f"{count:,} calls gave a GPU work, of which the trace holds nothing"
-    return [f"{lost}: the profiler was stopped before the GPU was done, or was not permitted to record it."]
+    loss = f"{launches:,} calls gave a GPU work, of which the trace holds nothing"
+    return [f"{loss}: the profiler was stopped before the GPU was done, or was not permitted to record it."]
 
 
 @dataclasses.dataclass
@@ -94,9 +95,9 @@ class TraceMeta:
 
     ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty), and ``MPI`` where a
     launcher of MPI started the program and its calls were not traced;
-    ``notes`` are remarks on data quality, one sentence each. ``private`` holds the file's names of people and
-    machines, for :mod:`nsightkit.trace.clean` to find in other texts: a name or a secret, and which (``user``,
-    ``host``, ``secret``). It is never shown or written.
+    ``notes`` are remarks on data quality, one sentence each. ``private`` maps names and secrets that the file holds
+    to what each is (``user``, ``host``, ``secret``), for :mod:`nsightkit.trace.clean` to find them in other texts. It
+    is never shown or written.
     """
 
     tool: str = "unknown"
@@ -120,10 +121,10 @@ class Source(Protocol):
     meta: TraceMeta
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Columns of one table as :data:`TABLES` names them, always the same rows in the same order."""
+        """Read columns of one table, named as in :data:`TABLES`; always the same rows in the same order."""
 
     def first_ns(self) -> int:
-        """Start of the earliest event of any table in :data:`EVENT_TABLES`, on the source's clock."""
+        """Return the start of the earliest event of any table in :data:`EVENT_TABLES`, on the source's clock."""
 
 
 class Trace:
@@ -147,10 +148,10 @@ class Trace:
         self._source = source
         self.path = path
         self._columns: dict[str, dict[str, pd.Series]] = collections.defaultdict(dict)
-        #: tables whose times are on the trace's clock; those of others are on the source's until they are asked for
-        self._on_clock: set[str] = set()
+        #: tables whose times have been moved to the trace's clock; the others' are on the source's until asked for
+        self._tables_on_clock: set[str] = set()
         self._masks: dict[str, np.ndarray] = {}
-        # Not itself: what refers to itself is kept until the collector comes, and this may be all tables of a trace.
+        # None rather than `self`: a reference to itself would keep all tables in memory until garbage collection.
         self._selected_from: Trace | None = None
         #: what analyses derived from the whole trace and will need again
         self.memo: dict[Any, Any] = {}
@@ -159,7 +160,7 @@ class Trace:
     def from_frames(
         cls, frames: dict[str, pd.DataFrame], meta: TraceMeta | None = None, path: str | None = None
     ) -> Self:
-        """A trace from tables in memory; absent columns are filled with their neutral value.
+        """Make a trace of tables in memory; absent columns are filled with their neutral value.
 
         Parameters
         ----------
@@ -172,12 +173,12 @@ class Trace:
 
     @classmethod
     def of(cls, other: Trace) -> Self:
-        """The same trace, as a trace of this class.
+        """Make a trace of this class that reads the same source as another trace.
 
         Parameters
         ----------
         other : Trace
-            Whole.
+            Without a selection.
         """
         return cls(other._source, other.path)
 
@@ -200,7 +201,7 @@ class Trace:
             return boundary.on_clock(self.path, self._source.first_ns())
 
     def size(self, table: str) -> int:
-        """Rows of a table.
+        """Count the rows of a table.
 
         Parameters
         ----------
@@ -223,22 +224,22 @@ class Trace:
         return table not in self.meta.missing
 
     def thread_names(self) -> dict[int, str]:
-        """Give the names of the threads that did something.
+        """Return the names of the threads that have a row in some table.
 
-        Nsight Systems lists the threads of every process on the machine; a trace that is passed on shall not.
+        Nsight Systems lists the threads of every process on the machine; a trace that is passed on should not.
 
         Returns
         -------
         dict of int to str
         """
-        seen: set[int] = set()
+        active_threads: set[int] = set()
         for table, columns in TABLES.items():
             if "thread" in columns:
-                seen.update(self.table(table, ["thread"])["thread"].unique().tolist())
-        return {thread: name for thread, name in self.meta.thread_names.items() if thread in seen}
+                active_threads.update(self.table(table, ["thread"])["thread"].unique().tolist())
+        return {thread: name for thread, name in self.meta.thread_names.items() if thread in active_threads}
 
     def table(self, name: str, columns: Iterable[str] | None = None) -> pd.DataFrame:
-        """Selected columns of one table.
+        """Read selected columns of one table.
 
         Parameters
         ----------
@@ -253,17 +254,18 @@ class Trace:
             One row an event, default integer index, in the source's order.
         """
         wanted = list(TABLES[name]) if columns is None else list(columns)
-        stored = _stored(wanted)
+        stored = _with_both_times(wanted)
         self.prefetch({name: stored})
+        # Durations are the same on the source's clock. A selection keeps its own copy of the times, so they move first.
         if name in self._masks or not set(TIME_COLUMNS).isdisjoint(wanted):
             self.whole._put_on_clock(name)
-        held = self.whole._columns[name]
+        columns_of_whole = self.whole._columns[name]
+        held = columns_of_whole
         if name in self._masks:
-            whole = held
             held = self._columns[name]
             for column in stored:
                 if column not in held:
-                    held[column] = whole[column][self._masks[name]].reset_index(drop=True)
+                    held[column] = columns_of_whole[column][self._masks[name]].reset_index(drop=True)
         frame = {}
         for column in wanted:
             frame[column] = held["end_ns"] - held["start_ns"] if column == "duration_ns" else held[column]
@@ -272,7 +274,7 @@ class Trace:
     def prefetch(self, wanted: Mapping[str, Iterable[str]]) -> None:
         """Read columns of several tables at once, each table in one pass.
 
-        Only a saving: asked for one by one, columns of a big export cost a pass over its table each.
+        It only saves time: :meth:`table` reads what it needs, but each call is another pass over a big export's table.
 
         Parameters
         ----------
@@ -280,25 +282,28 @@ class Trace:
             Columns of each table.
         """
         whole = self.whole
-        for name, given in wanted.items():
-            known = whole._columns[name]
-            dtypes = {column: TABLES[name][column] for column in _stored(given) if column not in known}
+        for name, columns in wanted.items():
+            loaded = whole._columns[name]
+            dtypes = {column: TABLES[name][column] for column in _with_both_times(columns) if column not in loaded}
             if dtypes:
                 with reading(self.path):
                     frame = whole._source.read(name, list(dtypes))
-                known.update(boundary.admitted(self.path, name, frame, dtypes, known))
+                loaded.update(boundary.admitted(self.path, name, frame, dtypes, loaded))
 
     def _put_on_clock(self, name: str) -> None:
-        """Count a table's times from the trace's first event, which only its source knows, at some cost."""
+        """Move a table's times, once they have been read, from the source's clock to the trace's.
+
+        Not before they are asked for: to find its first event, a source looks through all its tables.
+        """
         columns = self._columns[name]
-        if name in self._on_clock or TIME_COLUMNS[0] not in columns:
+        if name in self._tables_on_clock or TIME_COLUMNS[0] not in columns:
             return
         if len(columns[TIME_COLUMNS[0]]):
             columns |= boundary.on_trace_clock(self.path, name, columns, self.t0_ns)
-        self._on_clock.add(name)
+        self._tables_on_clock.add(name)
 
     def mask(self, table: str) -> np.ndarray | None:
-        """The rows of the whole table that this selection keeps; None when it keeps all.
+        """Return which rows of the whole table this selection keeps; None when it keeps all.
 
         Parameters
         ----------
@@ -307,17 +312,17 @@ class Trace:
         return self._masks.get(table)
 
     def masked(self, masks: dict[str, np.ndarray]) -> Self:
-        """The same trace with only some rows of some tables; ``whole`` still gives them all.
+        """Select some rows of some tables of this trace; ``whole`` of the selection has them all.
 
         Parameters
         ----------
         masks : dict of str to ndarray of bool
             One flag a row of the whole table; tables not named stay whole.
         """
-        chosen = type(self)(self._source, self.path)
-        chosen._selected_from = self.whole
-        chosen._masks = dict(masks)
-        return chosen
+        selection = type(self)(self._source, self.path)
+        selection._selected_from = self.whole
+        selection._masks = dict(masks)
+        return selection
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         return self.table(name)
@@ -327,7 +332,7 @@ class Trace:
 
 
 class FrameSource:
-    """A source over tables in memory (decoded JSON, tests, recordings)."""
+    """A source of tables in memory (decoded JSON, tests, recordings)."""
 
     def __init__(self, frames: dict[str, pd.DataFrame], meta: TraceMeta | None = None) -> None:
         self.meta = meta or TraceMeta()
@@ -344,16 +349,16 @@ class FrameSource:
         return min(starts, default=0)
 
 
-def _stored(columns: Iterable[str]) -> list[str]:
-    """The columns that a source is asked for. Starts and ends come together, as each makes sense with the other."""
+def _with_both_times(columns: Iterable[str]) -> list[str]:
+    """List the columns that a source is asked for: starts and ends together, as they are checked against each other."""
     stored: list[str] = []
     for column in columns:
         stored += TIME_COLUMNS if column in ("duration_ns", *TIME_COLUMNS) else (column,)
-    return list(dict.fromkeys(stored))
+    return list(dict.fromkeys(stored))  # each once
 
 
 def capability(major: int | None, minor: int | None) -> str | None:
-    """Compute capability as Gpu has it; None if it is unknown, as where the major version is 0.
+    """Write a compute capability, such as ``8.0``; None if it is unknown, as where the major version is 0.
 
     Parameters
     ----------
@@ -365,7 +370,7 @@ def capability(major: int | None, minor: int | None) -> str | None:
 
 
 def process_of(thread: _Threads) -> _Threads:
-    """The process of each thread: the number of a thread begins with its process's, and 24 bits follow.
+    """Return the process id of each thread, which the lower 24 bits of a thread's number follow.
 
     Parameters
     ----------
@@ -375,49 +380,49 @@ def process_of(thread: _Threads) -> _Threads:
 
 
 def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
-    """A categorical column from codes into texts. Equal texts become one category; unused texts are dropped.
+    """Make a categorical column of codes and texts. Equal texts become one category; unused texts are dropped.
 
     Parameters
     ----------
     codes : ndarray of int
-        No code may be negative: a missing text is the text "".
+        For each row, the position of its text. None may be negative: a missing text is the text "".
     texts : sequence of str
     """
-    used = np.zeros(len(texts), bool)
-    used[codes] = True
-    place = np.zeros(len(texts), np.int32)
-    place[used], distinct = pd.factorize(np.array(texts, object)[used])
+    is_used = np.zeros(len(texts), bool)
+    is_used[codes] = True
+    category_of_text = np.zeros(len(texts), np.int32)
+    category_of_text[is_used], categories = pd.factorize(np.array(texts, object)[is_used])
     # Named dtype: an empty list would give another one, and categories of two dtypes do not join.
-    return pd.Categorical.from_codes(place[codes], pd.Index(distinct, dtype="str"))
+    return pd.Categorical.from_codes(category_of_text[codes], pd.Index(categories, dtype="str"))
 
 
-#: Values of a column of numbers that a source lacks, if not 0.
+#: What fills a column of numbers that a source lacks, where it is not 0: -1 stands for "none".
 NEUTRAL = {"parent": -1, "sequence": -1, "forward_thread": -1}
 
 
 def complete(table: str, frame: pd.DataFrame | None = None, columns: Iterable[str] | None = None) -> pd.DataFrame:
-    """A frame with the model's columns; absent ones get their neutral value. Times have none and stay absent.
+    """Return a table with the model's columns; absent ones get their neutral value. Times have none and stay absent.
 
     Parameters
     ----------
     table : str
         A key of :data:`TABLES`.
     frame : DataFrame, optional
-        No rows when omitted.
+        What the source has; no rows when omitted.
     columns : iterable of str, optional
-        Only these.
+        Only these, instead of all of the table's.
     """
-    given = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
-    n = len(given)
-    made: Json = {}
+    present = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
+    row_count = len(present)
+    completed: Json = {}
     for column in TABLES[table] if columns is None else columns:
         dtype = TABLES[table][column]
-        if column in given:
-            made[column] = boundary.converted(given[column], dtype)
-        elif column == "end_thread" and "thread" in given:
-            made[column] = given["thread"]
+        if column in present:
+            completed[column] = boundary.converted(present[column], dtype)
+        elif column == "end_thread" and "thread" in present:
+            completed[column] = present["thread"]
         elif dtype == "category":
-            made[column] = categorical(np.zeros(n, np.int8), [""])
-        elif column not in TIME_COLUMNS or not n:
-            made[column] = np.full(n, NEUTRAL.get(column, 0), dtype)
-    return pd.DataFrame(made, pd.RangeIndex(n), copy=False)
+            completed[column] = categorical(np.zeros(row_count, np.int8), [""])
+        elif column not in TIME_COLUMNS or not row_count:
+            completed[column] = np.full(row_count, NEUTRAL.get(column, 0), dtype)
+    return pd.DataFrame(completed, pd.RangeIndex(row_count), copy=False)

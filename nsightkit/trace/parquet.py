@@ -1,4 +1,4 @@
-"""Read Parquet files safely: a process with limits reads each of them first, as anybody may have written it."""
+"""Read Parquet files safely: as anybody may have written them, a process with limits reads each of them first."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from nsightkit.trace.limited import ask_limited
 
 __all__ = ["columns_of", "read_table"]
 
-#: A file may expand to `_SMALL_BYTES` plus `_RATIO` times its size. Real traces expand to at most 50 times their size.
+#: A file may expand to `_SMALL_BYTES` plus `_MOST_EXPANSION` times its size. Real traces expand to 50 times at most.
 _SMALL_BYTES = 64 << 20
-_RATIO = 128
-#: What the process itself takes, and how many bytes it reads in a second at least.
+_MOST_EXPANSION = 128
+#: Memory that the process itself takes.
 _PROCESS_BYTES = 512 << 20
-_BYTES_PER_SECOND = 5 << 20
+#: Time the process may take: so many seconds, and a second for so many bytes of the files.
 _SECONDS = 5
+_BYTES_PER_SECOND = 5 << 20
 _PROBLEM = "holds what is not a readable Parquet table"
 _REMEDY = "export or convert the original trace again"
 
@@ -38,7 +39,7 @@ def columns_of(files: Sequence[Path]) -> dict[Path, dict[str, bool]]:
     Returns
     -------
     dict of Path to dict of str to bool
-        Of each file, each column's name, and whether it holds texts.
+        For each file, whether each column holds texts, by the column's name.
 
     Raises
     ------
@@ -50,24 +51,25 @@ def columns_of(files: Sequence[Path]) -> dict[Path, dict[str, bool]]:
         require_regular(file)
         state = file.stat()
         states.append((str(file.absolute()), state.st_size, state.st_mtime_ns, state.st_ino))
-    columns = _learned(*states) if states else []
+    columns = _checked_columns(*states) if states else []
     return dict(zip(files, columns, strict=True))
 
 
 @functools.lru_cache(256)
-def _learned(*states: tuple[str, int, int, int]) -> list[dict[str, bool]]:
-    """Have a process with limits read files, of which path, size, time and number are given."""
+def _checked_columns(*states: tuple[str, int, int, int]) -> list[dict[str, bool]]:
+    """Have a process with limits read files; cached by each file's path, size, time of change and inode."""
+    # The process starts without site-packages, so it is given the folder that holds pyarrow.
     arguments = [str(Path(pa.__file__).parents[1])]
     total_bytes = 0
     for path, size, *_ in states:
-        arguments += [str(_SMALL_BYTES + _RATIO * size), path]
+        arguments += [str(_SMALL_BYTES + _MOST_EXPANSION * size), path]
         total_bytes += size
     folder = Path(states[0][0]).parent
     with reading(folder, _PROBLEM, _REMEDY):
         answer = ask_limited(
             parquet_child.__file__,
             arguments,
-            memory_bytes=_PROCESS_BYTES + _SMALL_BYTES + _RATIO * total_bytes,
+            memory_bytes=_PROCESS_BYTES + _SMALL_BYTES + _MOST_EXPANSION * total_bytes,
             seconds=_SECONDS + total_bytes // _BYTES_PER_SECOND,
             output_bytes=16 << 20,
         )
@@ -104,7 +106,7 @@ def read_table(path: Path, columns: Mapping[str, bool]) -> pa.Table:
 
 
 def _require_texts(column: pa.ChunkedArray) -> None:
-    """Refuse codes outside their dictionary: pyarrow does not check them and would read past its end."""
+    """Raise ValueError for codes outside their dictionary: pyarrow does not check them and would read past its end."""
     for chunk in column.chunks:
         bounds = pc.min_max(chunk.indices).as_py()
         if bounds["max"] is not None and not 0 <= bounds["min"] <= bounds["max"] < len(chunk.dictionary):

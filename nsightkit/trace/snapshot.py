@@ -43,12 +43,14 @@ ACTIONS = (
 #: What a block can be.
 STATES = ("active_allocated", "active_pending_free", "inactive")
 
-_CATEGORIES = {"action": pd.CategoricalDtype(list(ACTIONS)), "state": pd.CategoricalDtype(list(STATES))}
-_TEXTS = ("name", "stage")
+_CATEGORICAL_DTYPES = {"action": pd.CategoricalDtype(list(ACTIONS)), "state": pd.CategoricalDtype(list(STATES))}
+_TEXT_COLUMNS = ("name", "stage")
 
 _REMEDY = "give a file that torch.cuda.memory._dump_snapshot wrote"
-_DEVICES = 1024
-_BEYOND_BYTES = 1 << 62  # no sum of sizes reaches it, so that the sum of two is below 2**63
+#: No snapshot has more devices.
+_MOST_DEVICES = 1024
+#: No sum of sizes reaches it, so that two such sums can be added in 64 bits.
+_SUM_LIMIT_BYTES = 1 << 62
 
 _Ints = npt.NDArray[np.int64]
 
@@ -134,6 +136,7 @@ def read(path: AnyPath) -> Snapshot:
 
 
 def _snapshot(path: Path, tables: Json) -> Snapshot:
+    """Make a Snapshot of the tables of :func:`nsightkit.trace.snapshot_child.tables`; ValueError if they cannot be."""
     events = _table(tables["events"])
     segments = _table(tables["segments"])
     blocks = _table(tables["blocks"])
@@ -141,10 +144,11 @@ def _snapshot(path: Path, tables: Json) -> Snapshot:
     devices = tables["devices"]
     for table in (events, segments, blocks):
         sizes = table["size_bytes"].astype(float)
-        if sizes.lt(0).any() or sizes.sum() >= _BEYOND_BYTES:
+        if sizes.lt(0).any() or sizes.sum() >= _SUM_LIMIT_BYTES:
             raise ValueError("it holds a size that cannot be")
+        # Segments may be of a device that has no trace of events.
         devices = max(devices, table["device"].max() + 1 if len(table) else 0)
-        if devices > _DEVICES or table["device"].lt(0).any():
+        if devices > _MOST_DEVICES or table["device"].lt(0).any():
             raise ValueError(f"it has {devices} devices")
     start_us = 0
     if len(events):
@@ -160,7 +164,7 @@ def _snapshot(path: Path, tables: Json) -> Snapshot:
         segments=segments.rename(columns={"size_bytes": "total_bytes"}).astype({"expandable": bool}),
         blocks=blocks,
         frames=frames,
-        stack_bounds=np.cumsum([0, *lengths], dtype=np.int64),
+        stack_bounds=np.cumsum([0, *lengths], dtype=np.int64),  # lengths 2, 3: bounds 0, 2, 5
         stack_frames=np.array(list(itertools.chain.from_iterable(stacks)), np.int64),
         annotations=annotations,
         settings=tables["settings"],
@@ -169,6 +173,7 @@ def _snapshot(path: Path, tables: Json) -> Snapshot:
 
 
 def _table(columns: Json) -> pd.DataFrame:
+    """Make a table of columns: texts, categories, and whole numbers for the rest."""
     types: Json = dict.fromkeys(columns, "int64")
-    types |= dict.fromkeys(_TEXTS, object) | _CATEGORIES
+    types |= dict.fromkeys(_TEXT_COLUMNS, object) | _CATEGORICAL_DTYPES
     return pd.DataFrame({name: pd.Series(values, dtype=types[name]) for name, values in columns.items()})

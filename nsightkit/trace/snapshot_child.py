@@ -1,7 +1,7 @@
 """Decode a pickled memory snapshot and give its tables; :mod:`nsightkit.trace.snapshot` runs this file as a process.
 
-A pickle of a few bytes can take hours (keys that all have one hash) or all memory (an index of 2**31). In this process
-only this process ends. Nothing else of nsightkit is imported: it is to start fast.
+A pickle of a few bytes can take hours (keys that all have one hash) or all memory (an index of 2**31). If one does,
+only this process ends. Nothing else of nsightkit is imported, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ __all__ = ["answer", "tables"]
 
 _Row = Mapping[str, Any]
 _Columns = dict[str, Any]
-_BEYOND = 1 << 52  # no address, size or time in microseconds reaches it
+#: No address, size or time in microseconds reaches it.
+_NUMBER_LIMIT = 1 << 52
 
 
-#: Columns of whole numbers: PyTorch's name of each, and what is taken where it is missing.
+#: Columns of whole numbers: PyTorch's name of each, and what stands for a missing value (None: it is an error).
 _NUMBERS: _Columns = {
     "events": {
         "address": ("addr", 0),
@@ -46,7 +47,7 @@ _NUMBERS: _Columns = {
 _TEXTS = {"events": ("action",), "blocks": ("state",), "annotations": ("name", "stage")}
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that looks nothing up, so that nothing in a file is run."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
@@ -56,7 +57,7 @@ class _Plain(pickle.Unpickler):
 def answer(path: str) -> _Columns:
     """Decode a pickle of plain data, and turn it into columns."""
     with open(path, "rb") as pickled:  # noqa: PTH123 - without pathlib it starts faster
-        return tables(_Plain(pickled).load())
+        return tables(_PlainUnpickler(pickled).load())
 
 
 def tables(snapshot: _Row) -> _Columns:
@@ -70,8 +71,8 @@ def tables(snapshot: _Row) -> _Columns:
     Returns
     -------
     dict
-        Columns of ``events``, ``segments``, ``blocks`` and ``annotations``; the distinct ``frames``, the ``stacks`` as
-        lists of their places, ``settings`` and the number of ``devices``.
+        Columns of ``events``, ``segments``, ``blocks`` and ``annotations``; the distinct ``frames``; the distinct
+        ``stacks``, each a list of positions in ``frames``; ``settings``, and the number of ``devices``.
 
     Raises
     ------
@@ -106,6 +107,7 @@ def tables(snapshot: _Row) -> _Columns:
 
 
 def _columns(table: str, rows: Sequence[_Row]) -> _Columns:
+    """Turn the rows of a table into its columns of :data:`_NUMBERS` and :data:`_TEXTS`."""
     columns: _Columns = {}
     for name, (key, missing) in _NUMBERS[table].items():
         columns[name] = _integers(rows, key, missing)
@@ -114,11 +116,12 @@ def _columns(table: str, rows: Sequence[_Row]) -> _Columns:
     return columns
 
 
-def _settings(given: _Row) -> _Columns:
-    divisions = given.get("roundup_power2_divisions") or {}
+def _settings(settings: _Row) -> _Columns:
+    """Take the settings of the allocator that say how sizes are rounded and blocks are split."""
+    divisions = settings.get("roundup_power2_divisions") or {}
     sizes = map(_text, divisions)
     return {
-        "max_split_size": _integers([given], "max_split_size", -1)[0],
+        "max_split_size": _integers([settings], "max_split_size", -1)[0],
         "roundup_power2_divisions": dict(zip(sizes, array("q", divisions.values()), strict=True)),
     }
 
@@ -127,40 +130,42 @@ class _Stacks:
     """Frames and stacks as numbers; an equal stack has one number, however often the file writes it out."""
 
     def __init__(self) -> None:
+        # Numbers by content: of a frame by its texts and line, of a stack by the numbers of its frames.
         self.frames: dict[tuple[str, str, int], int] = {}
         self.stacks: dict[tuple[int, ...], int] = {}
-        # By the identity of the frames, which is quicker: a file mostly points at a frame it has written before.
-        self._known: dict[tuple[int, ...], int] = {}
+        # Numbers of stacks by the identities of their frames, which is quicker: mostly a file refers to a frame that it
+        # has written before, and that is one object here.
+        self._number_by_ids: dict[tuple[int, ...], int] = {}
 
     def numbers(self, rows: Iterable[_Row]) -> list[int]:
-        """Give the stack of each row its number, -1 for none."""
-        return [self._number(row.get("frames")) for row in rows]
+        """Return the number of each row's stack, -1 for none."""
+        return [self._stack_number(row.get("frames")) for row in rows]
 
-    def _number(self, stack: Sequence[_Row] | None) -> int:
+    def _stack_number(self, stack: Sequence[_Row] | None) -> int:
         if not stack:
             return -1
-        identity = tuple(map(id, stack))
-        if identity not in self._known:
-            places = tuple(map(self._place, stack))
-            self._known[identity] = self.stacks.setdefault(places, len(self.stacks))
-        return self._known[identity]
+        ids = tuple(map(id, stack))
+        if ids not in self._number_by_ids:
+            frame_numbers = tuple(map(self._frame_number, stack))
+            self._number_by_ids[ids] = self.stacks.setdefault(frame_numbers, len(self.stacks))
+        return self._number_by_ids[ids]
 
-    def _place(self, frame: _Row) -> int:
-        (line,) = _integers([frame], "line", 0)
+    def _frame_number(self, frame: _Row) -> int:
+        (line,) = _integers([frame], "line", 0)  # checked like a column
         content = (_text(frame.get("name")), _text(frame.get("filename")), line)
         return self.frames.setdefault(content, len(self.frames))
 
 
 def _integers(rows: Iterable[_Row], key: str, missing: int | None = None) -> list[int]:
     """Take a column of whole numbers; the array refuses everything else, and numbers of more than 64 bits."""
-    column = array("q", [row.get(key, missing) for row in rows])
-    if column and (min(column) <= -_BEYOND or max(column) >= _BEYOND):
+    column = array("q", [row.get(key, missing) for row in rows])  # "q": integers of 64 bits
+    if column and (min(column) <= -_NUMBER_LIMIT or max(column) >= _NUMBER_LIMIT):
         raise ValueError(f"it holds an impossible {key}")
     return column.tolist()
 
 
 def _text(value: Any) -> str:
-    """Take text, and nothing else: a list that holds itself twice, and so on, is long to spell out."""
+    """Take a text, and "" for anything else: a small pickle can hold a list that takes forever to write as text."""
     if isinstance(value, str):
         return value
     return ""

@@ -41,16 +41,17 @@ from nsightkit.trace.model import TABLES, TIME_COLUMNS, Source, Trace, TraceMeta
 
 __all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "require_free", "write"]
 
-_T = TypeVar("_T")
+_Value = TypeVar("_Value")
 
+#: Version of the folder's form, raised when an older nsightkit could no longer read it.
 _FORMAT = 2
 _INDEX = "trace.json"
 #: A larger file of that name is a PyTorch profiler trace.
-_INDEX_BYTES = 16 << 20
+_MOST_INDEX_BYTES = 16 << 20
 #: Below this, reading the trace again is quicker than looking for a cache.
 CACHE_FROM_BYTES = 32 << 20
-#: Names in a cache: one folder per version of the trace, and the files in that.
-_CONTENT = re.compile(r"[0-9a-f]{32}")
+#: Names in a cache: one folder per content of the trace, called by its key, and the files in that.
+_CONTENT_FOLDER = re.compile(r"[0-9a-f]{32}")
 _CONTENT_FILES = re.compile(r"[\w.-]+\.parquet|(meta|first_ns)\.json")
 
 
@@ -58,23 +59,26 @@ _CONTENT_FILES = re.compile(r"[\w.-]+\.parquet|(meta|first_ns)\.json")
 
 
 def _write_parquet(frame: pd.DataFrame, path: Path | BinaryIO, compression: str) -> None:
+    """Write a table as Parquet: integers as differences, all else as codes into a dictionary."""
     import pyarrow.parquet as pq
 
+    # replace_schema_metadata without an argument drops pandas's notes on the frame.
     table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()
     # Times and ids grow steadily: deltas of them take a fifth of the space and of the time.
-    delta = {n: "DELTA_BINARY_PACKED" for n in table.column_names if str(table[n].type) in ("int64", "int32")}
+    delta = {name: "DELTA_BINARY_PACKED" for name in table.column_names if str(table[name].type) in ("int64", "int32")}
     pq.write_table(
         table,
         path,
         compression=compression,
-        use_dictionary=[n for n in table.column_names if n not in delta],
+        use_dictionary=[name for name in table.column_names if name not in delta],
         column_encoding=delta or None,
         write_statistics=False,
         store_schema=True,
     )
 
 
-def _frame(table: pa.Table) -> pd.DataFrame:
+def _to_pandas(table: pa.Table) -> pd.DataFrame:
+    """Convert an Arrow table, which is used up, and give freed memory back to the system."""
     frame: pd.DataFrame = table.to_pandas(split_blocks=True, self_destruct=True)
     pa.default_memory_pool().release_unused()
     return frame
@@ -115,9 +119,10 @@ def write(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
             frame = trace.table(table)
             frame[list(TIME_COLUMNS)] += trace.t0_ns
             if table == "ranges" and (mask := trace.mask(table)) is not None:
-                # Rows of the selection, and a last place for rows left out and for no parent.
-                rows = np.append(np.where(mask, np.cumsum(mask) - 1, -1), -1)
-                frame["parent"] = rows[frame["parent"]]
+                # Parents are rows of the whole table. `new_row` maps them to rows of the selection, -1 if left out; its
+                # last entry keeps a parent of -1 (none) as it is.
+                new_row = np.append(np.where(mask, np.cumsum(mask) - 1, -1), -1)
+                frame["parent"] = new_row[frame["parent"]]
                 frame["level"] = _depth(frame["parent"].to_numpy())
             for column in frame.select_dtypes("category").columns:
                 frame[column] = frame[column].cat.remove_unused_categories()
@@ -134,23 +139,24 @@ def write(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
 
 
 def _depth(parent: np.ndarray) -> np.ndarray:
-    """Count the ranges around each range."""
+    """Count the ranges around each range, given the row of each one's parent, -1 for none."""
     depth = np.zeros(len(parent), np.int32)
-    above = parent
-    while (above >= 0).any():
-        depth += above >= 0
-        above = np.append(parent, -1)[above]
+    parent_of_row = np.append(parent, -1)  # index -1 reads this last entry, so that -1 stays -1
+    ancestor = parent
+    while (ancestor >= 0).any():
+        depth += ancestor >= 0
+        ancestor = parent_of_row[ancestor]
     return depth
 
 
 def require_free(folder: Path, *, overwrite: bool = False) -> None:
-    """Raise unless a trace folder may be written there: over nothing, or over an empty folder.
+    """Raise an error unless a trace folder may be written there: where nothing is, or in place of an empty folder.
 
     Parameters
     ----------
     folder : Path
     overwrite : bool
-        Also over a trace folder with nothing else in it.
+        Also in place of a trace folder with nothing else in it.
     """
     if not is_taken(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -177,13 +183,13 @@ def is_store(folder: Path) -> bool:
 
 
 def _index_of(folder: Path) -> Json:
-    """The contents of a folder's index; empty if it is absent or unreadable."""
+    """Read a folder's index; empty if it is absent, too large or not a JSON object."""
     file = folder / _INDEX
     if not file.exists():
         return {}
     require_regular(file)
     try:
-        text = "" if file.stat().st_size > _INDEX_BYTES else file.read_text(encoding="utf-8")
+        text = "" if file.stat().st_size > _MOST_INDEX_BYTES else file.read_text(encoding="utf-8")
         index = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return {}
@@ -207,10 +213,10 @@ class _StoreSource:
             )
         self._folder = folder
         with reading(folder, f"has a damaged {_INDEX}", "convert the original trace again"):
-            self._first = int(index.get("first_ns", 0))
+            self._first_ns = int(index.get("first_ns", 0))
             self.meta = msgspec.convert(index.get("meta"), TraceMeta, str_keys=True)
         files = [folder / f"{table}.parquet" for table in TABLES]
-        self._columns = columns_of(list(filter(os.path.lexists, files)))
+        self._columns = columns_of(list(filter(os.path.lexists, files)))  # whether each is a text, by file and name
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -220,13 +226,14 @@ class _StoreSource:
         if file not in self._columns:
             return complete(table, None, columns)
         with reading(file, "is not a readable Parquet table", "convert the original trace again"):
-            known = {column: text for column, text in self._columns[file].items() if column in columns}
-            frame = _frame(read_table(file, known or {"start_ns": False}))
+            present = {column: is_text for column, is_text in self._columns[file].items() if column in columns}
+            # Where none of the columns is there, the starts at least tell how many rows to complete.
+            frame = _to_pandas(read_table(file, present or {"start_ns": False}))
             return complete(table, frame, columns)
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
-        return self._first
+        return self._first_ns
 
 
 def open_store(folder: Path) -> Source:
@@ -248,8 +255,8 @@ def open_store(folder: Path) -> Source:
 
 
 @functools.cache
-def _version() -> str:
-    """Tell this version of the readers from any other: what it kept is of no use to other code."""
+def _readers_version() -> str:
+    """Hash the code of the readers, so that no other version uses what this one cached."""
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(Path(__file__).parent.iterdir()):
         if file.suffix in (".py", ".toml"):
@@ -258,24 +265,25 @@ def _version() -> str:
 
 
 def _content_key(path: Path, reader: str) -> str:
-    """Key of a file's content: when it was written, its size, ends and 512 blocks between.
+    """Hash a file's content for one reader: its size, times, and 512 blocks of 4 KiB from its first to its last byte.
 
-    Every write to an SQLite file changes its header, which is among them. Reading all of a large file would
-    cost more than the answers do. The user's secret keeps an archive from bringing a cache that we would trust. The
-    change time (ctime) keeps out a cache that the user once shared and got back modified.
+    Reading all of a large file would cost more than the answers do. The blocks notice every write to an SQLite file,
+    which changes the header in its first block. The key is made with a secret of the user, so that a cache that came
+    with somebody else's archive never has the right name: only what this user's nsightkit wrote is read. The change
+    time (ctime) keeps out a cache that the user once shared and got back modified.
     """
-    digest = hashlib.blake2b(f"{reader} {_version()}".encode(), digest_size=16, key=user_secret())
+    digest = hashlib.blake2b(f"{reader} {_readers_version()}".encode(), digest_size=16, key=user_secret())
     state = path.stat()
     digest.update(f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}".encode())
     with path.open("rb") as stream:
-        for at in np.linspace(0, max(state.st_size - 4096, 0), 512).astype(np.int64).tolist():
-            stream.seek(at)
+        for offset in np.linspace(0, max(state.st_size - 4096, 0), 512).astype(np.int64).tolist():
+            stream.seek(offset)
             digest.update(stream.read(4096))
     return digest.hexdigest()
 
 
 def cache_folder(path: Path) -> Path | None:
-    """Where the cache of a trace lies: beside it, or in the user's cache folder when that is read-only.
+    """Find the place for a trace's cache: beside the trace, or in the user's cache folder where that is read-only.
 
     Parameters
     ----------
@@ -285,23 +293,23 @@ def cache_folder(path: Path) -> Path | None:
     Returns
     -------
     Path or None
-        None when neither place can be written. An existing folder that is not private (a link, another user's, open to
-        others) counts as such. The folder may not exist yet.
+        None when neither place can be used: it cannot be written, or a folder is there that is not private (a link,
+        another user's, open to others). The folder may not exist yet.
     """
     path = path.resolve()
     beside = path.with_name(path.name + ".nsightkit-cache")
-    named = user_cache() / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
-    for folder in (beside, named):
-        is_there = os.path.lexists(folder)
-        if is_there and not is_private(folder):
+    of_user = user_cache() / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
+    for folder in (beside, of_user):
+        exists = os.path.lexists(folder)
+        if exists and not is_private(folder):
             continue
-        if os.access(folder if is_there else folder.parent, os.R_OK | os.W_OK | os.X_OK):
+        if os.access(folder if exists else folder.parent, os.R_OK | os.W_OK | os.X_OK):
             return folder
     return None
 
 
 def _content_folder(path: Path, reader: str) -> Path | None:
-    """Folder for the columns of a trace, or None without a usable cache."""
+    """Find the folder for the columns of a trace with its present content; None without a usable cache."""
     with contextlib.suppress(OSError, NsightkitError, RuntimeError):  # RuntimeError: no home folder
         key = _content_key(path, reader)
         cache = cache_folder(path)
@@ -311,60 +319,61 @@ def _content_folder(path: Path, reader: str) -> Path | None:
         if os.path.lexists(folder) and not is_private(folder):
             return None
         if cache.exists():
-            _remove_others(cache, key)
+            _remove_other_versions(cache, key)
         return folder
     return None
 
 
-def _remove_others(cache: Path, key: str) -> None:
+def _remove_other_versions(cache: Path, key: str) -> None:
     """Remove what other versions of nsightkit cached, or this one while the trace had other contents."""
     for entry in cache.iterdir():
-        if entry.name != key and _CONTENT.fullmatch(entry.name):
+        if entry.name != key and _CONTENT_FOLDER.fullmatch(entry.name):
             remove_folder(entry, _CONTENT_FILES)
 
 
 class _CachedSource:
-    """Answers from cached columns; opens the trace itself only for what is not cached yet."""
+    """Reads cached columns; opens the trace itself only for what is not cached yet."""
 
     def __init__(self, folder: Path, open_source: Callable[[], Source]) -> None:
         self._folder = folder
-        self._trace = functools.cache(open_source)
-        self.meta = self._fact("meta", TraceMeta, lambda: self._trace().meta)
+        self._source = functools.cache(open_source)  # opened at the first call
+        self.meta = self._read_or_find("meta", TraceMeta, lambda: self._source().meta)
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
-        kept = {column: self._kept(f"{table}.{column}") for column in columns}
-        rest = [column for column, frame in kept.items() if frame is None]
-        fresh = self._trace().read(table, rest) if rest else pd.DataFrame()
-        for column in rest:
-            self._keep(f"{table}.{column}", fresh[[column]])
-        return pd.DataFrame({c: (fresh if frame is None else frame)[c] for c, frame in kept.items()}, copy=False)
+        cached_frames = {column: self._read_column(f"{table}.{column}") for column in columns}
+        uncached = [column for column, frame in cached_frames.items() if frame is None]
+        fresh = self._source().read(table, uncached) if uncached else pd.DataFrame()
+        for column in uncached:
+            self._write_column(f"{table}.{column}", fresh[[column]])
+        values = {column: (fresh if frame is None else frame)[column] for column, frame in cached_frames.items()}
+        return pd.DataFrame(values, copy=False)
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
-        return self._fact("first_ns", int, lambda: self._trace().first_ns())
+        return self._read_or_find("first_ns", int, lambda: self._source().first_ns())
 
-    def _fact(self, name: str, kind: type[_T], find: Callable[[], _T]) -> _T:
-        """Read what is known without columns from its file. Where that is absent or damaged, find it and keep it."""
+    def _read_or_find(self, name: str, kind: type[_Value], find: Callable[[], _Value]) -> _Value:
+        """Read a value from its JSON file in the cache; where that is absent or damaged, find it and cache it."""
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
             return msgspec.json.decode((self._folder / f"{name}.json").read_bytes(), type=kind)
-        fact = find()
-        self._put(f"{name}.json", lambda file: file.write(msgspec.json.encode(fact)))
-        return fact
+        value = find()
+        self._write_file(f"{name}.json", lambda file: file.write(msgspec.json.encode(value)))
+        return value
 
-    def _kept(self, name: str) -> pd.DataFrame | None:
-        """Read a table of the cache; None where it is absent or damaged."""
+    def _read_column(self, name: str) -> pd.DataFrame | None:
+        """Read a column from its file in the cache; None where that is absent or damaged."""
         import pyarrow.parquet as pq
 
         with contextlib.suppress(Exception):
-            return _frame(pq.read_table(self._folder / f"{name}.parquet", use_threads=False))
+            return _to_pandas(pq.read_table(self._folder / f"{name}.parquet", use_threads=False))
         return None
 
-    def _keep(self, name: str, frame: pd.DataFrame) -> None:
-        self._put(f"{name}.parquet", lambda file: _write_parquet(frame, file, "none"))
+    def _write_column(self, name: str, frame: pd.DataFrame) -> None:
+        self._write_file(f"{name}.parquet", lambda file: _write_parquet(frame, file, "none"))
 
-    def _put(self, name: str, write_to: Callable[[BinaryIO], Any]) -> None:
-        """Write a file of the cache; one that cannot be written is left out, which is not an error."""
+    def _write_file(self, name: str, write_to: Callable[[BinaryIO], Any]) -> None:
+        """Write a file of the cache, or do nothing if that is impossible: the cache only saves time."""
         with contextlib.suppress(OSError, UsageError):
             make_private(self._folder.parent)
             make_private(self._folder)
@@ -373,7 +382,7 @@ class _CachedSource:
 
 
 def cached(path: Path, open_source: Callable[[], Source], reader: str | None) -> Source:
-    """A source whose columns are kept in the cache of `path`, when the trace is big enough to be worth it.
+    """Open a trace, by way of its cache if the trace is big enough for that to save time.
 
     Parameters
     ----------
@@ -382,7 +391,7 @@ def cached(path: Path, open_source: Callable[[], Source], reader: str | None) ->
     open_source : callable
         Opens the trace itself.
     reader : str or None
-        Which reader, part of the key; None keeps nothing.
+        Name of the reader, part of the cache's key; None uses no cache.
 
     Returns
     -------
