@@ -21,6 +21,7 @@ __all__ = [
     "chunks",
     "common",
     "enclosing",
+    "expand_runs",
     "gpu_intervals",
     "idle_intervals",
     "innermost",
@@ -35,32 +36,34 @@ __all__ = [
 
 Int = NDArray[np.int64]
 
-#: Rows looked at together; bounds memory.
-_CHUNK = 1 << 18
+#: 256 k rows: their columns fit the caches of a CPU.
+_ROWS_PER_CHUNK = 1 << 18
+#: Before all times.
 _EARLIEST = np.iinfo(np.int64).min
 
 
-def _whole(values: ArrayLike) -> Int:
+def _as_int64(values: ArrayLike) -> Int:
     return np.asarray(values, np.int64)
 
 
 def chunks(n: int) -> Iterator[slice]:
-    """Cut rows into pieces that fit the caches: what is worked out piece by piece costs memory for one piece.
+    """Cut rows into pieces that fit the caches; an analysis that goes piece by piece needs memory for one piece only.
 
     Parameters
     ----------
     n : int
+        How many rows there are.
 
     Yields
     ------
     slice
     """
-    for low in range(0, n, _CHUNK):
-        yield slice(low, min(low + _CHUNK, n))
+    for low in range(0, n, _ROWS_PER_CHUNK):
+        yield slice(low, min(low + _ROWS_PER_CHUNK, n))
 
 
 def merge(start: ArrayLike, end: ArrayLike) -> tuple[Int, Int]:
-    """The union of intervals as disjoint, sorted intervals; touching ones become one.
+    """Merge intervals into disjoint, sorted ones; touching ones become one.
 
     Parameters
     ----------
@@ -71,8 +74,8 @@ def merge(start: ArrayLike, end: ArrayLike) -> tuple[Int, Int]:
     -------
     start, end : ndarray of int64
     """
-    starts = _whole(start)
-    ends = _whole(end)
+    starts = _as_int64(start)
+    ends = _as_int64(end)
     is_ordered = (starts[1:] >= starts[:-1]).all() and (ends > starts).all()
     if not is_ordered:
         rows = np.flatnonzero(ends > starts)
@@ -80,14 +83,15 @@ def merge(start: ArrayLike, end: ArrayLike) -> tuple[Int, Int]:
         starts = starts[rows]
         ends = ends[rows]
     reach = np.maximum.accumulate(ends)
-    apart = starts[1:] > reach[:-1]
-    is_first = np.append(True, apart)[: len(starts)]
-    is_last = np.append(apart, True)[: len(starts)]
+    # Where an interval starts after all before it have ended, one merged interval ends and the next begins.
+    is_break = starts[1:] > reach[:-1]
+    is_first = np.append(True, is_break)[: len(starts)]  # the slice is for no intervals
+    is_last = np.append(is_break, True)[: len(starts)]
     return starts[is_first], reach[is_last]
 
 
 def union(*parts: tuple[ArrayLike, ArrayLike]) -> tuple[Int, Int]:
-    """The union of several sets of intervals.
+    """Merge several sets of intervals into one.
 
     Parameters
     ----------
@@ -104,7 +108,7 @@ def union(*parts: tuple[ArrayLike, ArrayLike]) -> tuple[Int, Int]:
 
 
 def uncovered(start: ArrayLike, end: ArrayLike, key: ArrayLike) -> Int:
-    """How much of each interval no earlier one with the same key covers: what it adds to their union.
+    """Measure how much of each interval no earlier one with the same key covers: what it adds to their union.
 
     Parameters
     ----------
@@ -117,11 +121,11 @@ def uncovered(start: ArrayLike, end: ArrayLike, key: ArrayLike) -> Int:
     ndarray of int64
         In the order of the rows.
     """
-    rows = pd.DataFrame({"start": _whole(start), "end": _whole(end), "key": np.asarray(key)})
+    rows = pd.DataFrame({"start": _as_int64(start), "end": _as_int64(end), "key": np.asarray(key)})
     rows = rows.sort_values(["key", "start"], kind="stable")
     reach = rows.groupby("key")["end"].cummax()
-    before = reach.groupby(rows["key"]).shift(fill_value=_EARLIEST)
-    added = rows["end"] - rows["start"].clip(lower=before)
+    covered_until = reach.groupby(rows["key"]).shift(fill_value=_EARLIEST)
+    added = rows["end"] - rows["start"].clip(lower=covered_until)
     return added.clip(lower=0).sort_index().to_numpy()
 
 
@@ -143,12 +147,13 @@ class Coverage:
 
     def __init__(self, start: ArrayLike, end: ArrayLike) -> None:
         self.start, self.end = merge(start, end)
-        self._until = np.append(_EARLIEST, self.end)
-        self._before = np.append(0, np.cumsum(self.end - self.start))
-        self.length = int(self._before[-1])
+        # By how many intervals have begun: where the last one of them ends, and the length of all of them.
+        self._last_end = np.append(_EARLIEST, self.end)
+        self._length_of_begun = np.append(0, np.cumsum(self.end - self.start))
+        self.length = int(self._length_of_begun[-1])
 
     def before(self, t: Int) -> Int:
-        """Covered length before each moment.
+        """Measure the covered length before each moment.
 
         Parameters
         ----------
@@ -158,14 +163,14 @@ class Coverage:
         -------
         ndarray of int64
         """
-        begun = np.searchsorted(self.start, t, side="right")
-        # Of the intervals that have begun, all count in whole but the last one, of which a part may lie after `t`.
-        after = np.maximum(self._until[begun], t) - t
-        covered: Int = self._before[begun] - after
+        begun_count = np.searchsorted(self.start, t, side="right")
+        # The last interval that has begun may reach beyond `t`: take that part off again.
+        beyond = np.maximum(self._last_end[begun_count], t) - t
+        covered: Int = self._length_of_begun[begun_count] - beyond
         return covered
 
     def of(self, start: ArrayLike, end: ArrayLike) -> Int:
-        """Covered length of each window.
+        """Measure the covered length of each window.
 
         Parameters
         ----------
@@ -176,22 +181,22 @@ class Coverage:
         -------
         ndarray of int64
         """
-        s = _whole(start)
-        e = np.maximum(_whole(end), s)
-        return self.before(e) - self.before(s)
+        starts = _as_int64(start)
+        ends = np.maximum(_as_int64(end), starts)
+        return self.before(ends) - self.before(starts)
 
 
 def common(
     one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike], *, outside: bool = False
 ) -> tuple[Int, Int]:
-    """The parts of some intervals inside others, or outside them.
+    """Find the parts of some intervals inside others, or outside them.
 
     Parameters
     ----------
     one, other : tuple of ndarray of int64
         Starts and ends.
     outside : bool
-        Give what of `one` lies outside `other`.
+        Find the parts of `one` outside `other`.
 
     Returns
     -------
@@ -200,22 +205,40 @@ def common(
     """
     start, end = merge(*one)
     low, high = merge(*other)
-    # No bound lies between two that follow each other: what is there lies wholly inside, or wholly outside.
+    # Between two neighbouring bounds nothing starts or ends: what holds at the first one holds up to the second one.
     bounds = np.sort(np.concatenate([start, end, low, high]), kind="stable")
-    keep = _inside(bounds, start, end) & (_inside(bounds, low, high) != outside)
-    kept_from = np.flatnonzero(keep)
+    keep = _is_inside(bounds, start, end) & (_is_inside(bounds, low, high) != outside)
+    kept_from = np.flatnonzero(keep)  # never the last bound, which ends the last interval
     return merge(bounds[kept_from], bounds[kept_from + 1])
 
 
-def _inside(moments: Int, start: Int, end: Int) -> NDArray[np.bool_]:
-    """Which moments lie in one of some disjoint, sorted intervals."""
-    begun = np.searchsorted(start, moments, side="right")
-    ended = np.searchsorted(end, moments, side="right")
-    return begun > ended
+def _is_inside(moments: Int, start: Int, end: Int) -> NDArray[np.bool_]:
+    """Flag the moments that lie in one of some disjoint, sorted intervals; an end lies outside."""
+    begun_count = np.searchsorted(start, moments, side="right")
+    ended_count = np.searchsorted(end, moments, side="right")
+    return begun_count > ended_count
+
+
+def expand_runs(first: Int, count: Int) -> tuple[Int, Int]:
+    """List the members of runs of consecutive positions.
+
+    Parameters
+    ----------
+    first, count : ndarray of int64
+        Run i is ``first[i], first[i] + 1, ...``, `count[i]` positions.
+
+    Returns
+    -------
+    run, position : ndarray of int64
+        One element for each member: the run that it is in, and itself.
+    """
+    run = np.repeat(np.arange(len(count)), count)
+    members_before = np.cumsum(count) - count
+    return run, np.arange(len(run)) + (first - members_before)[run]
 
 
 def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
-    """Everything that makes a GPU busy: kernels, copies, memsets and graph replays.
+    """List everything that makes a GPU busy: kernels, copies, memsets and graph replays.
 
     Parameters
     ----------
@@ -244,7 +267,7 @@ def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
 
 
 def busy(trace: Trace) -> pd.DataFrame:
-    """Busy and idle time of each device.
+    """Measure busy and idle time of each device.
 
     Busy is the length of the union over all streams of kernel, copy, memset and graph intervals; the
     span runs from the first start to the last end of those; idle is span minus busy.
@@ -261,9 +284,9 @@ def busy(trace: Trace) -> pd.DataFrame:
     """
     rows = []
     for device, ops in gpu_intervals(trace).groupby("device"):
-        computing = ops[ops["table"] != GPU_TABLES.index("memops")]
+        compute_ops = ops[ops["table"] != GPU_TABLES.index("memops")]
         busy_ns = Coverage(ops["start_ns"], ops["end_ns"]).length
-        compute_ns = Coverage(computing["start_ns"], computing["end_ns"]).length
+        compute_ns = Coverage(compute_ops["start_ns"], compute_ops["end_ns"]).length
         rows.append((device, ops["start_ns"].min(), ops["end_ns"].max(), busy_ns, compute_ns))
     table = pd.DataFrame(rows, columns=["device", "span_start_ns", "span_end_ns", "busy_ns", "compute_ns"])
     table["span_ns"] = table["span_end_ns"] - table["span_start_ns"]
@@ -272,23 +295,23 @@ def busy(trace: Trace) -> pd.DataFrame:
 
 
 def span_ns(trace: Trace) -> int:
-    """Sum of the devices' spans: :func:`busy` without ordering the operations.
+    """Sum the devices' spans, as in :func:`busy`, but without ordering the operations.
 
     Parameters
     ----------
     trace : Trace
     """
-    bounds = {"start_ns": "min", "end_ns": "max"}
+    first_and_last = {"start_ns": "min", "end_ns": "max"}
     parts = []
     for name in GPU_TABLES:
-        ops = trace.table(name, ["device", *bounds])
-        parts.append(ops.groupby("device").agg(bounds))
-    spans = pd.concat(parts).groupby("device").agg(bounds)
+        ops = trace.table(name, ["device", *first_and_last])
+        parts.append(ops.groupby("device").agg(first_and_last))
+    spans = pd.concat(parts).groupby("device").agg(first_and_last)
     return int((spans["end_ns"] - spans["start_ns"]).sum())
 
 
 def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
-    """The idle intervals of each device between its first and last operation.
+    """Find the idle intervals of each device between its first and last operation.
 
     Parameters
     ----------
@@ -313,7 +336,7 @@ def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.Da
 
 
 def launch_of(trace: Trace, process: ArrayLike, correlation: ArrayLike) -> Int:
-    """The call that launched each operation.
+    """Find the call that launched each operation.
 
     Joined by correlation id *and* process: ids collide between processes. Where a runtime call and
     the driver call inside it carry the same id, the outer one is meant.
@@ -329,36 +352,37 @@ def launch_of(trace: Trace, process: ArrayLike, correlation: ArrayLike) -> Int:
     ndarray of int64
         Row in ``trace.whole``'s ``calls``; -1 where the launch was not recorded.
     """
-    correlations = _whole(correlation)
-    known, rows = _launches(trace.whole)
-    if not len(known):
+    correlations = _as_int64(correlation)
+    keys, rows = _outermost_calls(trace.whole)
+    if not len(keys):
         return np.full(len(correlations), -1, np.int64)
-    wanted = _identity(process, correlations)
-    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    wanted = _call_key(process, correlations)
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     # Correlation 0 is that of calls and operations without an id: it joins nothing.
-    is_known = (known[place] == wanted) & (correlations != 0)
+    is_known = (keys[place] == wanted) & (correlations != 0)
     return np.where(is_known, rows[place], -1)
 
 
 @kept
-def _launches(whole: Trace) -> tuple[Int, Int]:
-    """The identities of calls in order, and the row of the outermost call of each."""
+def _outermost_calls(whole: Trace) -> tuple[Int, Int]:
+    """Find the distinct keys of all calls, sorted, and the row of the outermost call with each key."""
     calls = whole.table("calls", ["thread", "correlation", "start_ns", "end_ns"])
-    key = _identity(process_of(calls["thread"].to_numpy()), calls["correlation"])
+    key = _call_key(process_of(calls["thread"].to_numpy()), calls["correlation"])
+    # With equal keys, the first to start and the last to end comes first: the outermost.
     rows = np.lexsort((-calls["end_ns"].to_numpy(), calls["start_ns"].to_numpy(), key)).astype(np.int32)
     key = key[rows]
-    is_first = np.append(True, key[1:] != key[:-1])[: len(key)]
-    return key[is_first], rows[is_first]
+    is_outermost = np.append(True, key[1:] != key[:-1])[: len(key)]  # the slice is for no calls
+    return key[is_outermost], rows[is_outermost]
 
 
-def _identity(process: ArrayLike, correlation: ArrayLike) -> Int:
-    """One number for a process and a correlation id, which has 32 bits in CUDA's traces."""
-    # An odd factor, so that wider ids of two processes meet by chance only.
-    return _whole(process) * ((1 << 40) + 15) + _whole(correlation)
+def _call_key(process: ArrayLike, correlation: ArrayLike) -> Int:
+    """Make one number of a process and a correlation id, which has 32 bits in CUDA's traces."""
+    # An odd factor: ids with more bits, of two processes, coincide by chance only.
+    return _as_int64(process) * ((1 << 40) + 15) + _as_int64(correlation)
 
 
 def launches_of(trace: Trace, table: ArrayLike, row: ArrayLike) -> Int:
-    """The calls that launched some operations of :func:`gpu_intervals`.
+    """Find the calls that launched some operations of :func:`gpu_intervals`.
 
     Parameters
     ----------
@@ -384,7 +408,7 @@ def launches_of(trace: Trace, table: ArrayLike, row: ArrayLike) -> Int:
 
 
 def selected(trace: Trace, table: ArrayLike, row: ArrayLike) -> NDArray[np.bool_]:
-    """Which operations of a whole trace's :func:`gpu_intervals` a selection keeps.
+    """Flag the operations of a whole trace's :func:`gpu_intervals` that a selection keeps.
 
     Parameters
     ----------
@@ -424,30 +448,32 @@ def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: NDArray[np.bool_
     ndarray of int64
         Position in `outer` for each row of `inner`, -1 where none is around it.
     """
-    rows = outer[["thread", "start_ns", "end_ns"]].reset_index(drop=True)
-    asking = inner[["thread", "start_ns", "end_ns"]].reset_index(drop=True)
+    outers = outer[["thread", "start_ns", "end_ns"]].reset_index(drop=True)
+    inners = inner[["thread", "start_ns", "end_ns"]].reset_index(drop=True)
     # By how much a call may seem to outlive its operator: old versions of PyTorch round to microseconds.
-    has_nanoseconds = (rows["start_ns"] % 1000).any() or (asking["start_ns"] % 1000).any()
-    tolerance = 1000
+    has_nanoseconds = (outers["start_ns"] % 1000).any() or (inners["start_ns"] % 1000).any()
+    tolerance_ns = 1000
     if has_nanoseconds:
-        tolerance = 0
-    _, above = nesting(rows["thread"], rows["start_ns"], rows["end_ns"], tolerance)
-    # The last to begin, the shortest of several; from there outwards.
-    order = rows.sort_values(["start_ns", "end_ns"], ascending=[True, False], kind="stable").rename_axis("row")
-    starts = asking.drop(columns="end_ns").sort_values("start_ns")
+        tolerance_ns = 0
+    _, parent = nesting(outers["thread"], outers["start_ns"], outers["end_ns"], tolerance_ns)
+    # Begin with the last outer interval to start before each inner one (of several at once, the shortest) ...
+    order = outers.sort_values(["start_ns", "end_ns"], ascending=[True, False], kind="stable").rename_axis("row")
+    starts = inners.drop(columns="end_ns").sort_values("start_ns")
     latest = pd.merge_asof(starts, order[["thread", "start_ns"]].reset_index(), on="start_ns", by="thread")
-    around = np.full(len(asking), -1)
+    around = np.full(len(inners), -1)
     around[starts.index] = latest["row"].fillna(-1)
-    is_long = asking["end_ns"] > asking["start_ns"]
-    until = np.asarray(np.maximum(asking["end_ns"] - tolerance, asking["start_ns"] + is_long))
-    end = rows["end_ns"].to_numpy()
-    is_chosen = np.ones(len(rows), bool) if chosen is None else chosen
+    # An outer interval must reach up to the end, less the tolerance, but beyond the start of what takes time.
+    takes_time = inners["end_ns"] > inners["start_ns"]
+    must_reach = np.asarray(np.maximum(inners["end_ns"] - tolerance_ns, inners["start_ns"] + takes_time))
+    end = outers["end_ns"].to_numpy()
+    is_chosen = np.ones(len(outers), bool) if chosen is None else chosen
+    # ... and climb to its parent until one fits, a level a round, all rows at once.
     climbing = np.flatnonzero(around >= 0)
     while len(climbing):
         candidate = around[climbing]
-        fits = is_chosen[candidate] & (end[candidate] >= until[climbing])
+        fits = is_chosen[candidate] & (end[candidate] >= must_reach[climbing])
         climbing = climbing[~fits]
-        around[climbing] = above[candidate[~fits]]
+        around[climbing] = parent[candidate[~fits]]
         climbing = climbing[around[climbing] >= 0]
     return around
 
@@ -469,7 +495,7 @@ def innermost(inner: pd.DataFrame, outer: pd.DataFrame) -> Int:
 
 
 def launched(trace: Trace, table: str) -> Int:
-    """When each operation of a GPU table was launched.
+    """Find when each operation of a GPU table was launched.
 
     Parameters
     ----------

@@ -24,8 +24,8 @@ Rule = Literal["window", "thread"]
 _GPU_COLUMNS = ["gpu_ns", "gpu_span_ns", "kernel_count"]
 COLUMNS = ["name", "domain", "count", "total_ns", "exclusive_ns", "median_ns", *_GPU_COLUMNS, "rule"]
 
-#: (range, operation) pairs looked at together; bounds memory.
-_PAIRS = 1_000_000
+#: Pairs of a range and an operation that are in memory at once, roughly.
+_MOST_PAIRS = 1_000_000
 
 #: Ranges that a library makes for a collective, on any thread: ``nccl:all_reduce`` of
 #: PyTorch, ``ncclAllReduce`` of NCCL.
@@ -39,7 +39,7 @@ _AUTOGRAD = re.compile(r"^autograd::engine::evaluate_function")
 
 
 def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd.DataFrame:
-    """Ranges by name and domain.
+    """Sum CPU and GPU time of ranges by name and domain.
 
     CPU time is what passed on the range's thread: for asynchronous work that is the time it took to
     *launch*. GPU figures cover the operations launched inside, found by correlation id and process;
@@ -69,17 +69,17 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
     UsageError
         `match` is not a regular expression, or `rule` is unknown.
     """
-    known = attributable(trace, rule)
-    each = instances(trace, rule)
+    has_gpu_columns = attributable(trace, rule)
+    ranges = instances(trace, rule)
     if match is not None:
-        each = each[matching(each["name"], compiled(match, "match"))]
-    by = each.groupby(["name", "domain"], observed=True, sort=False)
+        ranges = ranges[matching(ranges["name"], compiled(match, "match"))]
+    by = ranges.groupby(["name", "domain"], observed=True, sort=False)
     table = by[["total_ns", "exclusive_ns", *_GPU_COLUMNS]].sum()
     table["count"] = by.size()
     table["median_ns"] = by["total_ns"].median()
     table["rule"] = rule
     table = table.reset_index().astype({"name": "str", "domain": "str"})
-    if not known:
+    if not has_gpu_columns:
         table[_GPU_COLUMNS] = pd.NA
         table = table.astype(dict.fromkeys(_GPU_COLUMNS, "Int64"))
     return table.sort_values(["total_ns", "name"], ascending=[False, True], ignore_index=True)[COLUMNS]
@@ -108,7 +108,7 @@ def attributable(trace: Trace, rule: Rule) -> bool:
 
 
 def instances(trace: Trace, rule: Rule = "window") -> pd.DataFrame:
-    """Every instance of the ranges that :func:`summary` adds up.
+    """List the single ranges that :func:`summary` adds up.
 
     Parameters
     ----------
@@ -126,10 +126,10 @@ def instances(trace: Trace, rule: Rule = "window") -> pd.DataFrame:
     ranges.insert(0, "row", np.arange(len(ranges)))
     ranges["total_ns"] = ranges["end_ns"] - ranges["start_ns"]
     ranges["exclusive_ns"] = _exclusive_ns(trace.whole)
-    ranges[_GPU_COLUMNS] = _gpu_figures(trace, rule)
-    selected = trace.mask("ranges")
-    if selected is not None:
-        ranges = ranges[selected]
+    ranges[_GPU_COLUMNS] = _gpu_totals(trace, rule)
+    is_selected = trace.mask("ranges")
+    if is_selected is not None:
+        ranges = ranges[is_selected]
     if rule == "thread":
         ranges = ranges[(ranges["thread"] == ranges["end_thread"]) & (ranges["name"] != "")]
     return ranges.drop(columns="end_thread").reset_index(drop=True)
@@ -160,22 +160,22 @@ def holders(trace: Trace, row: Int, thread: Int, rule: Rule = "window") -> Itera
         Positions in `thread`, ascending: each of these launches may be inside each of those ranges.
     """
     range_thread = trace.whole.table("ranges", ["thread"])["thread"].to_numpy()
-    yield from _alike(range_thread[row], thread)
+    yield from _equal_values(range_thread[row], thread)
     if rule == "window":
-        own = _own(trace.whole)
-        opened = np.flatnonzero(own[row])
-        bare = np.flatnonzero(~np.isin(thread, range_thread[own]))
-        for ranges, launches in _alike(process_of(range_thread[row][opened]), process_of(thread[bare])):
-            yield opened[ranges], bare[launches]
+        is_own = _is_own_range(trace.whole)
+        own = np.flatnonzero(is_own[row])
+        bare = np.flatnonzero(~np.isin(thread, range_thread[is_own]))  # launches of threads without own ranges
+        for ranges, launches in _equal_values(process_of(range_thread[row][own]), process_of(thread[bare])):
+            yield own[ranges], bare[launches]
 
 
-def _alike(column: Int, other: Int) -> Iterator[tuple[Int, Int]]:
-    """Positions in two columns of each value that is in both."""
-    places = pd.Series(column).groupby(column).indices
-    others = pd.Series(other).groupby(other).indices
-    for value, positions in places.items():
-        if value in others:
-            yield np.asarray(positions), np.asarray(others[value])
+def _equal_values(left: Int, right: Int) -> Iterator[tuple[Int, Int]]:
+    """For each value that is in both columns: its positions in the one, and its positions in the other."""
+    left_positions = pd.Series(left).groupby(left).indices
+    right_positions = pd.Series(right).groupby(right).indices
+    for value, positions in left_positions.items():
+        if value in right_positions:
+            yield np.asarray(positions), np.asarray(right_positions[value])
 
 
 def around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFrame, rule: Rule = "window") -> Int:
@@ -195,38 +195,40 @@ def around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFrame, rule: Rule =
     ndarray of int64
         Position in `ranges` for each call, -1 for none.
     """
+    # The last element is for position -1, here and below.
     begun = np.append(ranges["start_ns"].to_numpy(), np.iinfo(np.int64).min)
     position = np.full(len(calls), -1, np.int64)
     for candidates, launches in holders(trace, ranges.index.to_numpy(), calls["thread"].to_numpy(), rule):
-        inner = intervals.innermost(calls.iloc[launches], ranges.iloc[candidates])
-        inner = np.append(candidates, -1)[inner]
-        known = position[launches]
-        position[launches] = np.where(begun[inner] > begun[known], inner, known)
+        candidate = intervals.innermost(calls.iloc[launches], ranges.iloc[candidates])
+        new = np.append(candidates, -1)[candidate]
+        # A call may be paired with its own thread's ranges and with the process's: the last to begin is innermost.
+        old = position[launches]
+        position[launches] = np.where(begun[new] > begun[old], new, old)
     return position
 
 
 @kept
-def _own(whole: Trace) -> npt.NDArray[np.bool_]:
-    """Which ranges are the program's own: those on threads with ranges of their own, but not a library's."""
+def _is_own_range(whole: Trace) -> npt.NDArray[np.bool_]:
+    """Flag the ranges that the program opened: no library's, on threads with own ranges (see :func:`holders`)."""
     ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name", "domain", "level"])
-    library = matching(ranges["name"], OPERATOR_RANGE, COLLECTIVE_RANGE, LOADER_RANGE)
-    library |= matching(ranges["domain"], _LIBRARY_DOMAIN, LOADER_RANGE)
-    outermost = ranges[(ranges["level"] == 0).to_numpy() & ~library]
-    outermost = outermost[~outermost["thread"].isin(_pool(whole, outermost))]
+    is_library = matching(ranges["name"], OPERATOR_RANGE, COLLECTIVE_RANGE, LOADER_RANGE)
+    is_library |= matching(ranges["domain"], _LIBRARY_DOMAIN, LOADER_RANGE)
+    outermost = ranges[(ranges["level"] == 0).to_numpy() & ~is_library]
+    outermost = outermost[~outermost["thread"].isin(_pool_threads(whole, outermost))]
     ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name"])
     nodes = ops[matching(ops["name"], _AUTOGRAD)]
-    of_program = intervals.enclosing(outermost, nodes) < 0
-    threads = outermost["thread"][of_program].unique()
-    return np.asarray(~library & ranges["thread"].isin(threads).to_numpy())
+    is_outside_nodes = intervals.enclosing(outermost, nodes) < 0
+    threads = outermost["thread"][is_outside_nodes].unique()
+    return np.asarray(~is_library & ranges["thread"].isin(threads).to_numpy())
 
 
-def _pool(whole: Trace, outermost: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Threads of a pool: they launch nothing, and other such threads have outermost ranges of the same names."""
+def _pool_threads(whole: Trace, outermost: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Find threads of a pool: they launch nothing, and other such threads have the same names of outermost ranges."""
     calls = whole.table("calls", ["thread", "name"])
     launching = calls["thread"][matching(calls["name"], LAUNCHES)].unique()
-    idle = outermost[~outermost["thread"].isin(launching)]
-    alone = idle.groupby("name", observed=True)["thread"].transform("nunique") == 1
-    return np.setdiff1d(idle["thread"], idle["thread"][alone])
+    candidates = outermost[~outermost["thread"].isin(launching)]
+    has_unshared_name = candidates.groupby("name", observed=True)["thread"].transform("nunique") == 1
+    return np.setdiff1d(candidates["thread"], candidates["thread"][has_unshared_name])
 
 
 def _exclusive_ns(whole: Trace) -> Int:
@@ -235,13 +237,17 @@ def _exclusive_ns(whole: Trace) -> Int:
     own_ns = ranges["duration_ns"].to_numpy(copy=True)
     children = ranges[ranges["parent"] >= 0]
     parent = children["parent"].to_numpy()
+    # A child may outlive its parent where the source rounds times.
     until = np.minimum(children["end_ns"].to_numpy(), ranges["end_ns"].to_numpy()[parent])
     np.subtract.at(own_ns, parent, until - children["start_ns"].to_numpy())
     return own_ns
 
 
 def _operations(trace: Trace, rule: Rule) -> pd.DataFrame:
-    """GPU operations by launch: ``start_ns, end_ns, kernel``; of the launch ``begun, done, thread``."""
+    """GPU operations in the order of their launches: ``start_ns, end_ns, is_kernel``.
+
+    Of the call that launched each: ``launch_begun``, ``launch_returned`` and ``thread``.
+    """
     ops = intervals.gpu_intervals(trace, "process", "correlation")
     launch = intervals.launch_of(trace, ops["process"], ops["correlation"])
     is_counted = launch >= 0
@@ -252,64 +258,66 @@ def _operations(trace: Trace, rule: Rule) -> pd.DataFrame:
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[is_counted]]
     ops = ops[is_counted]
     table = pd.DataFrame({"start_ns": ops["start_ns"].to_numpy(), "end_ns": ops["end_ns"].to_numpy()})
-    table["kernel"] = ops["table"].to_numpy() == GPU_TABLES.index("kernels")
-    table["begun"] = calls["start_ns"].to_numpy()
-    table["done"] = calls["end_ns"].to_numpy()
+    table["is_kernel"] = ops["table"].to_numpy() == GPU_TABLES.index("kernels")
+    table["launch_begun"] = calls["start_ns"].to_numpy()
+    table["launch_returned"] = calls["end_ns"].to_numpy()
     table["thread"] = calls["thread"].to_numpy()
-    return table.sort_values("begun", kind="stable", ignore_index=True)
+    return table.sort_values("launch_begun", kind="stable", ignore_index=True)
 
 
 @kept
-def _gpu_figures(trace: Trace, rule: Rule) -> pd.DataFrame:
-    """What the GPU work of each range of the whole trace comes to."""
+def _gpu_totals(trace: Trace, rule: Rule) -> pd.DataFrame:
+    """Sum the GPU work launched in each range of the whole trace: the columns `_GPU_COLUMNS`, by row of the range."""
     ops = _operations(trace, rule)
-    begun = ops["begun"].to_numpy()
-    done = ops["done"].to_numpy()
     ranges = trace.whole.table("ranges", ["start_ns", "end_ns"])
+    range_end = ranges["end_ns"].to_numpy()
+    launch_returned = ops["launch_returned"].to_numpy()
+    blocks, operations = _blocks(trace, ranges, ops, rule)
+    # Batches of about `_MOST_PAIRS` pairs. All blocks of a range go into one: its totals are assigned, not added.
+    batch = blocks["pairs"].cumsum() // _MOST_PAIRS
+    batch = batch.groupby(blocks["range"]).transform("first")
+    totals = pd.DataFrame(0, ranges.index, _GPU_COLUMNS, dtype=np.int64)
+    for _, in_batch in blocks.groupby(batch):
+        block, position = intervals.expand_runs(in_batch["low"].to_numpy(), in_batch["pairs"].to_numpy())
+        range_row = in_batch["range"].to_numpy()[block]
+        operation = operations[position]
+        # Only launches that also return within the range count.
+        is_inside = launch_returned[operation] <= range_end[range_row]
+        of_batch = _totals(ops.iloc[operation[is_inside]], range_row[is_inside])
+        totals.loc[of_batch.index] = of_batch
+    return totals
+
+
+def _blocks(trace: Trace, ranges: pd.DataFrame, ops: pd.DataFrame, rule: Rule) -> tuple[pd.DataFrame, Int]:
+    """List blocks of operations whose launches begin in a range: ``range, low, high, pairs``, and the operations.
+
+    A block is ``operations[low:high]``, and ``pairs`` its length. A range may have several blocks.
+    """
+    launch_begun = ops["launch_begun"].to_numpy()
     start = ranges["start_ns"].to_numpy()
     end = ranges["end_ns"].to_numpy()
-    # Blocks of launches that begin in a range: the range, and from where to where in `members`.
-    members = [np.empty(0, np.int64)]
+    operations = [np.empty(0, np.int64)]
     blocks = [np.empty((3, 0), np.int64)]
     before = 0
     for candidates, launches in holders(trace, np.arange(len(ranges)), ops["thread"].to_numpy(), rule):
-        low = before + np.searchsorted(begun[launches], start[candidates], side="left")
-        high = before + np.searchsorted(begun[launches], end[candidates], side="right")
+        # `holders` gives launches in ascending order, and `ops` has the order in which they begin: these are sorted.
+        begun = launch_begun[launches]
+        low = before + np.searchsorted(begun, start[candidates], side="left")
+        high = before + np.searchsorted(begun, end[candidates], side="right")
         blocks.append(np.stack((candidates, low, high)))
-        members.append(launches)
+        operations.append(launches)
         before += len(launches)
-    member = np.concatenate(members)
-    block = pd.DataFrame(np.concatenate(blocks, axis=1).T, columns=["range", "low", "high"])
-    block["pairs"] = block["high"] - block["low"]
-    block = block[block["pairs"] > 0].sort_values("range", kind="stable")
-    # A range's blocks stay together.
-    part = block["pairs"].cumsum() // _PAIRS
-    part = part.groupby(block["range"]).transform("first")
-    figures = pd.DataFrame(0, ranges.index, _GPU_COLUMNS, dtype=np.int64)
-    for _, some in block.groupby(part):
-        pairs = _pairs(some, member)
-        pairs = pairs[done[pairs["row"]] <= end[pairs["range"]]]
-        sums = _sums(pairs, ops)
-        figures.loc[sums.index] = sums
-    return figures
+    table = pd.DataFrame(np.concatenate(blocks, axis=1).T, columns=["range", "low", "high"])
+    table["pairs"] = table["high"] - table["low"]
+    table = table[table["pairs"] > 0].sort_values("range", kind="stable")
+    return table, np.concatenate(operations)
 
 
-def _pairs(blocks: pd.DataFrame, member: Int) -> pd.DataFrame:
-    """Each range with each operation that was launched in it: ``range`` and ``row``."""
-    count = blocks["pairs"].to_numpy()
-    first = np.cumsum(count) - count
-    shift = np.repeat(blocks["low"].to_numpy() - first, count)
-    owner = np.repeat(blocks["range"].to_numpy(), count)
-    return pd.DataFrame({"range": owner, "row": member[shift + np.arange(len(owner))]})
-
-
-def _sums(pairs: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
-    """Union, span and kernels of each range's operations."""
-    owner = pairs["range"].to_numpy()
-    work = ops.iloc[pairs["row"]]
-    work = work.assign(gpu_ns=intervals.uncovered(work["start_ns"], work["end_ns"], owner))
-    by = work.groupby(owner)
+def _totals(ops: pd.DataFrame, owner: Int) -> pd.DataFrame:
+    """Sum operations by the range that owns each: the columns `_GPU_COLUMNS`."""
+    ops = ops.assign(gpu_ns=intervals.uncovered(ops["start_ns"], ops["end_ns"], owner))
+    by = ops.groupby(owner)
     sums = by[["gpu_ns"]].sum()
     sums["gpu_span_ns"] = by["end_ns"].max() - by["start_ns"].min()
-    sums["kernel_count"] = by["kernel"].sum()
+    sums["kernel_count"] = by["is_kernel"].sum()
     return sums

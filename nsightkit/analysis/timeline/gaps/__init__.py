@@ -16,7 +16,7 @@ import pandas as pd
 from nsightkit.analysis.core.intervals import chunks, gpu_intervals, idle_intervals, launches_of, selected, span_ns
 from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.gaps.paint import EVIDENCE, TABLE_OF, Int
+from nsightkit.analysis.timeline.gaps.paint import EVIDENCE_KINDS, TABLE_OF, Int
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
 from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -39,7 +39,7 @@ _COLUMNS = {
 
 
 def summary(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
-    """Idle time by cause.
+    """Sum idle time by cause.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def summary(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
 
 
 def find(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
-    """Each gap with its cause and evidence.
+    """List each gap with its cause and evidence.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def find(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
     DataFrame
         ``device, start_ns, end_ns, duration_ns, cause, evidence``, by device and time. ``evidence`` is a dict:
         ``kind`` (call, range, op, os_call, copy, overhead, sample or none), ``name, start_ns, end_ns, thread``
-        of the deciding event, and ``ended_by`` (the operation that ended the gap).
+        (``device`` for a copy) of the deciding event, and ``ended_by`` (the operation that ended the gap).
     """
     gaps = _gaps(trace, min_ns)
     named = _with_names(trace.whole, gaps)
@@ -88,7 +88,7 @@ def find(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
 
 
 def causes(trace: Trace) -> pd.DataFrame:
-    """Each gap with its cause and the name of the deciding event, for further arithmetic: :func:`find` without dicts.
+    """List each gap with its cause and the name of the deciding event: :func:`find` as plain columns.
 
     Parameters
     ----------
@@ -143,31 +143,32 @@ def memop_name(kind: str) -> str:
 
 
 def _with_names(whole: Trace, gaps: pd.DataFrame) -> pd.DataFrame:
-    """Name the deciding events, as :func:`causes` gives them, by the index of their kind and their row."""
+    """Replace numbers by words: from the columns of :func:`_decide` to those of :func:`causes`."""
     source = gaps["source"].to_numpy()
     row = gaps["source_row"].to_numpy()
     name = np.full(len(gaps), "", object)
-    for number, table in enumerate(TABLE_OF.values(), 1):
-        at = np.flatnonzero((source == number) & (row >= 0))
+    # From 1: kind 0 is "none", which has no table.
+    for kind, table in enumerate(TABLE_OF.values(), 1):
+        at = np.flatnonzero((source == kind) & (row >= 0))
         if len(at):  # reading the names of samples is expensive
             name[at] = names_of(whole, table, row[at])
     named = gaps[["device", "start_ns", "end_ns"]].copy()
     named["cause"] = pd.Categorical.from_codes(gaps["cause"], pd.Index(CAUSES))
-    named["kind"] = pd.Categorical.from_codes(source, pd.Index(EVIDENCE))
+    named["kind"] = pd.Categorical.from_codes(source, pd.Index(EVIDENCE_KINDS))
     named["name"] = pd.Categorical(name)
     named["row"] = row
     return named
 
 
 def _gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
-    """The gaps of a trace, selected or whole, with their causes, as :func:`_decide` gives them."""
+    """The gaps of a trace or of a selection, of `min_ns` or longer, in the columns of :func:`_decide`."""
     gaps = _decide(trace.whole)
     keep = (gaps["end_ns"] - gaps["start_ns"] >= min_ns).to_numpy(copy=True)
     if trace is not trace.whole:
         # Gaps that end with a selected operation, but not with the first one of its device.
-        first = gpu_intervals(trace).groupby("device")["start_ns"].min()
+        first_ns = gpu_intervals(trace).groupby("device")["start_ns"].min()
         keep &= selected(trace, gaps["table"], gaps["row"])
-        keep &= (gaps["end_ns"] > gaps["device"].map(first)).to_numpy()
+        keep &= (gaps["end_ns"] > gaps["device"].map(first_ns)).to_numpy()
     if keep.all():
         return gaps
     return gaps[keep].reset_index(drop=True)
@@ -175,11 +176,14 @@ def _gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
 
 @kept
 def _decide(whole: Trace) -> pd.DataFrame:
-    """All gaps: where, what ended each, and cause and evidence by their numbers."""
+    """Find all gaps and decide their causes: ``device, start_ns, end_ns, table, row, cause, source, source_row``.
+
+    ``table`` and ``row`` are of the operation that ended the gap (:func:`gpu_intervals`), the others as from
+    :func:`decide`.
+    """
     whole.prefetch(_COLUMNS)
     ops = gpu_intervals(whole, "process")
     gaps = idle_intervals(whole, ops)
-    # In start order the operation ahead of the one that ends a gap is the last that the device was fed.
     table = ops["table"].to_numpy()
     row = ops["row"].to_numpy()
     after = gaps.pop("after").to_numpy()
@@ -189,13 +193,15 @@ def _decide(whole: Trace) -> pd.DataFrame:
     del ops  # as large as the trace
     threads = Threads(whole)
     answers = []
+    # Without gaps there is one empty chunk, for the columns of its answer.
     for chunk in chunks(max(len(after), 1)):
         part = gaps.iloc[chunk].reset_index(drop=True)
         part["launch"] = launches_of(whole, part["table"], part["row"]).astype(np.int32)
         part["before"] = np.int32(-1)
-        if threads.several:
-            fed = after[chunk] - 1
-            part["before"] = launches_of(whole, table[fed], row[fed]).astype(np.int32)
+        if threads.has_several_threads:
+            # By device and start, the operation ahead of the one that ends a gap is the last to start before the gap.
+            before = after[chunk] - 1
+            part["before"] = launches_of(whole, table[before], row[before]).astype(np.int32)
         answers.append(decide(threads, part))
     del gaps["process"]
     for column in ("cause", "source", "source_row"):
@@ -206,18 +212,18 @@ def _decide(whole: Trace) -> pd.DataFrame:
 def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFrame:
     """Give causes to the idle time at the ends of a window, by the rules for gaps.
 
-    A device that has nothing to do at the end is judged as if a launch of the thread on which the steps ran ended its
-    idle time when the window ends.
+    It lies before a device's first operation and after its last one; the rest are gaps. What lies after the last one
+    is judged as if a launch of the thread on which the steps ran ended it when the window ends.
     """
     ops = gpu_intervals(trace, "process")
     inside = ops[(ops["end_ns"] > begin) & (ops["start_ns"] < end)]
-    ops = ops[ops["device"].isin(inside["device"])]  # with what lies outside: up to there it is a gap
+    ops = ops[ops["device"].isin(inside["device"])]  # with operations outside of the window: between those are gaps
     first = ops.drop_duplicates("device")
     first = first.assign(launch=launches_of(trace, first["table"], first["row"]), before=-1)
     last_ns = ops.groupby("device")["end_ns"].max().to_numpy()
-    ahead = first.assign(start_ns=begin, end_ns=first["start_ns"])
-    behind = first.assign(start_ns=last_ns, end_ns=end, launch=-1)
-    ends = pd.concat([ahead, behind])
+    before_first = first.assign(start_ns=begin, end_ns=first["start_ns"])
+    after_last = first.assign(start_ns=last_ns, end_ns=end, launch=-1)
+    ends = pd.concat([before_first, after_last])
     ends = ends[ends["start_ns"] < ends["end_ns"]].sort_values("device", kind="stable", ignore_index=True)
     threads = Threads(trace)
     launched_by = None
@@ -227,21 +233,21 @@ def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFr
 
 
 def _evidence(whole: Trace, gaps: pd.DataFrame, named: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """What a person reads of each gap's evidence, as :func:`find` has it."""
+    """Describe the deciding event of each gap and the operation that ended the gap, as :func:`find` has them."""
     evidence = named[["kind", "name"]].to_dict("records")
     for kind, table in TABLE_OF.items():
-        where = "thread"
+        place = "thread"
         if table in GPU_TABLES:
-            where = "device"
+            place = "device"
         rows = named.loc[(named["kind"] == kind) & (named["row"] >= 0), "row"]
         if len(rows):
-            events = whole.table(table, ["start_ns", "end_ns", where]).iloc[rows]
-            for i, event in zip(rows.index, events.to_dict("records"), strict=True):
-                evidence[i] |= event
+            events = whole.table(table, ["start_ns", "end_ns", place]).iloc[rows]
+            for gap, event in zip(rows.index, events.to_dict("records"), strict=True):
+                evidence[gap] |= event
     for number, table in enumerate(GPU_TABLES):
         rows = gaps.loc[gaps["table"] == number, "row"]
-        for i, name in zip(rows.index, names_of(whole, table, rows.to_numpy()), strict=True):
-            evidence[i]["ended_by"] = name
+        for gap, name in zip(rows.index, names_of(whole, table, rows.to_numpy()), strict=True):
+            evidence[gap]["ended_by"] = name
     return evidence
 
 

@@ -11,18 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import Coverage, merge
+from nsightkit.analysis.core.intervals import Coverage, expand_runs, merge
 from nsightkit.trace.nesting import nesting
 
 __all__ = [
-    "CAUSE_OF_LABEL", "EVIDENCE", "LABELS", "TABLE_OF", "Bool", "Int", "Layer", "Paint", "Track", "Union", "paint",
-    "together",
+    "CAUSE_OF_LABEL", "EVIDENCE_KINDS", "LABELS", "TABLE_OF", "Bool", "Int", "Intervals", "Layer", "Paint", "Track",
+    "paint", "together",
 ]  # fmt: skip
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
-#: Start and end of disjoint intervals.
-Union = tuple[Int, Int]
+#: Starts and ends of disjoint intervals, in order.
+Intervals = tuple[Int, Int]
 
 #: The table that each kind of evidence is from.
 TABLE_OF = {
@@ -34,8 +34,9 @@ TABLE_OF = {
     "overhead": "overhead",
     "sample": "samples",
 }
-EVIDENCE = ("none", *TABLE_OF)
-#: Labels, and the cause of a gap that each names; where two hold equally much of a wait, the first names it.
+#: Kinds of evidence, numbered by position.
+EVIDENCE_KINDS = ("none", *TABLE_OF)
+#: Labels of a thread's time, and the cause of a gap that each names; of two with equal time in a gap, the first counts.
 #: ``enclosed`` is a silence longer than dispatch takes, with a range or an operator around it, or with samples of the
 #: running thread.
 CAUSE_OF_LABEL = {
@@ -51,6 +52,7 @@ CAUSE_OF_LABEL = {
     "enclosed": "cpu-work",
     "silence": "unknown",
 }
+#: Labels, numbered by position.
 LABELS = tuple(CAUSE_OF_LABEL)
 _DISPATCH = LABELS.index("dispatch")
 _ENCLOSED = LABELS.index("enclosed")
@@ -101,8 +103,8 @@ class Track:
             return start
         return self.coverage.of(start, end)
 
-    def inside(self, times: Int) -> Int:
-        """The number of sorted times within each event."""
+    def count_inside(self, times: Int) -> Int:
+        """Count the sorted times within each event: from its start on, before its end."""
         before = np.searchsorted(times, self.start)
         return np.searchsorted(times, self.end) - before
 
@@ -114,13 +116,14 @@ class Track:
 
     def innermost_at(self, at: Int) -> Int:
         """Position of the last event to begin among those open at each time, -1 for none."""
-        i = np.searchsorted(self.start, at, side="right") - 1
-        begun = np.flatnonzero(i >= 0)
-        while len(begun):  # climbs one level a round, all times at once
-            over = begun[self.end[i[begun]] <= at[begun]]
-            i[over] = self.parent[i[over]]
-            begun = over[i[over] >= 0]
-        return i
+        event = np.searchsorted(self.start, at, side="right") - 1
+        climbing = np.flatnonzero(event >= 0)
+        # From an event that is over to the one around it, one level a round, all times at once.
+        while len(climbing):
+            over = climbing[self.end[event[climbing]] <= at[climbing]]
+            event[over] = self.parent[event[over]]
+            climbing = over[event[over] >= 0]
+        return event
 
 
 def together(*tracks: Track) -> Track:
@@ -133,9 +136,9 @@ def together(*tracks: Track) -> Track:
 
 
 class Layer(NamedTuple):
-    """Events that paint a label of `LABELS`; `kind`, of `EVIDENCE`, names their table.
+    """Events that paint a label of `LABELS`; `kind`, of `EVIDENCE_KINDS`, names their table.
 
-    A quiet layer paints silences only.
+    A quiet layer paints over the labels ``silence`` and ``enclosed`` only.
     """
 
     label: str
@@ -153,7 +156,7 @@ class Paint:
     start, end : ndarray of int
         Nanoseconds.
     label, kind : ndarray of int
-        Positions in `LABELS` and `EVIDENCE`.
+        Positions in `LABELS` and `EVIDENCE_KINDS`.
     row : ndarray of int
         Of the event, in the table of its kind.
     """
@@ -166,6 +169,7 @@ class Paint:
 
     @functools.cached_property
     def _coverage(self) -> dict[int, Coverage]:
+        """When each label holds, by its position in `LABELS`; of those that occur."""
         coverage = {}
         for label in np.unique(self.label).tolist():
             of_label = self.label == label
@@ -173,30 +177,28 @@ class Paint:
         return coverage
 
     def shares(self, start: Int, end: Int) -> Int:
-        """How much of each window each label holds, in ns, one row per label."""
-        held = np.zeros((len(LABELS), len(start)), np.int64)
+        """How much of each window each label holds, in ns: one row per label, one column per window."""
+        label_ns = np.zeros((len(LABELS), len(start)), np.int64)
         for label, coverage in self._coverage.items():
-            held[label] = coverage.of(start, end)
-        held[_DISPATCH] = np.maximum(end - start, 0) - held.sum(axis=0)
-        return held
+            label_ns[label] = coverage.of(start, end)
+        # What no piece covers is dispatch.
+        label_ns[_DISPATCH] = np.maximum(end - start, 0) - label_ns.sum(axis=0)
+        return label_ns
 
-    def union(self, labels: Sequence[str], kinds: Sequence[str] = EVIDENCE) -> Union:
-        """When the thread's time had one of some labels, by events of some kinds."""
+    def intervals_labelled(self, labels: Sequence[str], kinds: Sequence[str] = EVIDENCE_KINDS) -> Intervals:
+        """Merge the pieces that have one of `labels` from an event of one of `kinds`; by default of any kind."""
         chosen = np.isin(self.label, [LABELS.index(label) for label in labels])
-        chosen &= np.isin(self.kind, [EVIDENCE.index(kind) for kind in kinds])
+        chosen &= np.isin(self.kind, [EVIDENCE_KINDS.index(kind) for kind in kinds])
         return merge(self.start[chosen], self.end[chosen])
 
     def overlaps(self, start: Int, end: Int, label: Int) -> pd.DataFrame:
-        """Find the pieces of a given label in each window: ``window, kind, row, overlap_ns``."""
+        """Find the pieces that lie in each window and have its label: ``window, kind, row, overlap_ns``."""
         first = np.searchsorted(self.end, start, side="right")
-        last = np.searchsorted(self.start, end)
-        count = np.maximum(last - first, 0)
-        window = np.repeat(np.arange(len(start)), count)
-        shift = first - np.cumsum(count) + count
-        piece = np.arange(len(window)) + shift[window]
-        same = self.label[piece] == label[window]
-        window = window[same]
-        piece = piece[same]
+        beyond = np.searchsorted(self.start, end)
+        window, piece = expand_runs(first, np.maximum(beyond - first, 0))
+        has_label = self.label[piece] == label[window]
+        window = window[has_label]
+        piece = piece[has_label]
         begun = np.maximum(self.start[piece], start[window])
         ended = np.minimum(self.end[piece], end[window])
         columns = {"window": window, "kind": self.kind[piece], "row": self.row[piece], "overlap_ns": ended - begun}
@@ -205,6 +207,7 @@ class Paint:
 
 def paint(layers: Sequence[Layer]) -> Paint:
     """Paint a thread's time, each layer over those before it; the innermost event of a layer shows."""
+    # Between two edges that follow each other nothing begins or ends: one look at its begin labels a piece.
     edges = np.zeros(0, np.int64)
     for layer in layers:
         edges = np.concatenate([edges, layer.track.start, layer.track.end])
@@ -217,9 +220,9 @@ def paint(layers: Sequence[Layer]) -> Paint:
         event = layer.track.innermost_at(begun)
         at = np.flatnonzero(event >= 0)
         if layer.is_quiet:
-            at = at[label[at] >= _ENCLOSED]
+            at = at[label[at] >= _ENCLOSED]  # the last labels: enclosed and silence
         label[at] = LABELS.index(layer.label)
-        kind[at] = EVIDENCE.index(layer.kind)
+        kind[at] = EVIDENCE_KINDS.index(layer.kind)
         row[at] = layer.track.row[event[at]]
     pieces = np.flatnonzero(label != _DISPATCH)
     return Paint(begun[pieces], edges[1:][pieces], label[pieces], kind[pieces], row[pieces])

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core import causes
-from nsightkit.analysis.timeline.gaps.paint import CAUSE_OF_LABEL, EVIDENCE, LABELS, TABLE_OF, Int
+from nsightkit.analysis.timeline.gaps.paint import CAUSE_OF_LABEL, EVIDENCE_KINDS, LABELS, TABLE_OF, Int
 from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, UNKNOWN, Threads
 from nsightkit.analysis.timeline.steps import QUEUED_NS
 from nsightkit.trace.model import process_of
@@ -24,46 +24,54 @@ __all__ = ["CAUSES", "decide"]
 
 #: Causes of idle time: all of those, and messages between processes, in which the CPU takes part.
 CAUSES = (*(cause.slug for cause in causes.IDLE), "communication")
-_OF_LABEL = np.array([CAUSES.index(cause) for cause in CAUSE_OF_LABEL.values()], np.int8)
+_CAUSE_OF_LABEL = np.array([CAUSES.index(cause) for cause in CAUSE_OF_LABEL.values()], np.int8)
 _DISPATCH = LABELS.index("dispatch")
 _QUIET = [LABELS.index("enclosed"), LABELS.index("silence")]
 #: Labels that stay the cause although a blocking call was running as the device ran dry.
-_SETTLED = [LABELS.index(label) for label in ("profiler", "once", "compile", "data", "messages")]
-_CALL = EVIDENCE.index("call")
+_STRONGER_THAN_WAITS = [LABELS.index(label) for label in ("profiler", "once", "compile", "data", "messages")]
+_CALL = EVIDENCE_KINDS.index("call")
 _QUEUED = CAUSES.index("queued")
 _SYNCHRONIZATION = CAUSES.index("synchronization")
+#: Before all times of a trace.
 _NEVER = -(2**62)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Group:
-    """Gaps that end with launches of one thread.
+    """Gaps whose ends one thread launched, after another (or no other) thread had fed the device.
+
+    The time of a gap, from left to right; any of its parts may be empty::
+
+        dry            handed over         launch_begun      launch_returned             end
+         |                  |                    |                  |                     |
+         | previous_thread  | launching_thread: its own time, then  | the launched work   |
+         | is asked         | its launching call; it is asked       | waits in the queue  |
 
     Parameters
     ----------
-    thread : int
+    launching_thread : int
         That launched the operations which end the gaps.
-    other : int
-        The thread that fed the device before, if it is not the same; -1 for none.
+    previous_thread : int
+        The thread that fed the device before, if it is another; -1 for none.
     dry, end : ndarray of int
         When each device ran dry, and when it had work again.
     launch : ndarray of int
         Rows of the launching calls (-1: unknown).
-    begun, returned : ndarray of int
-        When they began and returned, within the gap.
+    launch_begun, launch_returned : ndarray of int
+        When they began and returned, clipped to the gap.
     """
 
-    thread: int
-    other: int
+    launching_thread: int
+    previous_thread: int
     dry: Int
     end: Int
     launch: Int
-    begun: Int
-    returned: Int
+    launch_begun: Int
+    launch_returned: Int
 
 
 #: A thread that is asked about each gap, from when to when.
-_Part = tuple[int, Int, Int]
+_Asked = tuple[int, Int, Int]
 
 
 def decide(threads: Threads, gaps: pd.DataFrame, launched_by: int | None = None) -> pd.DataFrame:
@@ -81,160 +89,179 @@ def decide(threads: Threads, gaps: pd.DataFrame, launched_by: int | None = None)
     Returns
     -------
     DataFrame
-        ``cause`` as an index into `CAUSES`, and its evidence: ``source``, an index into `EVIDENCE`, and ``source_row``.
+        ``cause`` as an index into `CAUSES`, and its evidence: ``source``, an index into `EVIDENCE_KINDS`, and
+        ``source_row``.
     """
-    asked = _launching(threads, gaps, launched_by)
+    launches = _launches(threads, gaps, launched_by)
     cause = np.full(len(gaps), -1, np.int8)
     source = np.zeros(len(gaps), np.int8)
-    row = np.full(len(gaps), -1, np.int32)
-    columns = ["dry", "end", "launch", "begun", "returned"]
-    places: dict[Any, Any] = asked.groupby(["thread", "other"]).indices
-    for (thread, other), at in places.items():
-        own = asked.iloc[at]
-        group = _Group(thread, other, *(own[column].to_numpy() for column in columns))
-        cause[at], source[at], row[at] = _of_group(threads, group)
+    source_row = np.full(len(gaps), -1, np.int32)
+    columns = ["dry", "end", "launch", "launch_begun", "launch_returned"]
+    rows_of_group: dict[Any, Any] = launches.groupby(["launching_thread", "previous_thread"]).indices
+    for (launching_thread, previous_thread), rows in rows_of_group.items():
+        in_group = launches.iloc[rows]
+        group = _Group(launching_thread, previous_thread, *(in_group[column].to_numpy() for column in columns))
+        cause[rows], source[rows], source_row[rows] = _causes_of_group(threads, group)
         threads.forget()
-    return pd.DataFrame({"cause": cause, "source": source, "source_row": row})
+    return pd.DataFrame({"cause": cause, "source": source, "source_row": source_row})
 
 
-def _launching(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -> pd.DataFrame:
-    """Who launched the end of each gap and when, and the ``other`` thread that fed the device before, -1 for none."""
+def _launches(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -> pd.DataFrame:
+    """Find who launched the end of each gap and when, and who fed the device before: the columns of a `_Group`."""
     dry = gaps["start_ns"].to_numpy()
     end = gaps["end_ns"].to_numpy()
     launch = gaps["launch"].to_numpy()
-    before = gaps["before"].to_numpy()
+    launch_before = gaps["before"].to_numpy()
     calls = threads.trace.table("calls", ["start_ns", "end_ns", "thread"])
-    called = calls["thread"].to_numpy()
+    thread_of_call = calls["thread"].to_numpy()
     known = np.flatnonzero(launch >= 0)
+    # An unknown launch counts as one at the very end of the gap, by a thread of which nothing was recorded.
     begun = end.copy()
     returned = end.copy()
     begun[known] = np.clip(calls["start_ns"].to_numpy()[launch[known]], dry[known], end[known])
     returned[known] = np.clip(calls["end_ns"].to_numpy()[launch[known]], dry[known], end[known])
-    thread = (gaps["process"].to_numpy() << 24) + UNKNOWN
+    launching = (gaps["process"].to_numpy() << 24) + UNKNOWN
     if launched_by is not None:
-        thread[:] = launched_by
-    thread[known] = called[launch[known]]
-    other = np.full(len(gaps), -1, np.int64)
-    fed = np.flatnonzero((launch >= 0) & (before >= 0))
-    other[fed] = called[before[fed]]
-    other[(other == thread) | (process_of(other) != process_of(thread))] = -1
-    columns = {"thread": thread, "other": other, "dry": dry, "end": end}
-    return pd.DataFrame({**columns, "launch": launch, "begun": begun, "returned": returned})
+        launching[:] = launched_by
+    launching[known] = thread_of_call[launch[known]]
+    previous = np.full(len(gaps), -1, np.int64)
+    both_known = np.flatnonzero((launch >= 0) & (launch_before >= 0))
+    previous[both_known] = thread_of_call[launch_before[both_known]]
+    previous[(previous == launching) | (process_of(previous) != process_of(launching))] = -1
+    columns = {"launching_thread": launching, "previous_thread": previous, "dry": dry, "end": end, "launch": launch}
+    return pd.DataFrame({**columns, "launch_begun": begun, "launch_returned": returned})
 
 
-def _of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
-    """Cause, kind and row of evidence of each gap."""
-    handed = _handed_over(threads, group)
-    parts = [(group.thread, handed, group.returned)]
-    if group.other != -1:
-        parts.append((group.other, group.dry, handed))
-    shares = np.zeros((len(LABELS), len(handed)), np.int64)
-    for thread, start, end in parts:
-        shares += threads.paint(thread).shares(start, end)
-    label = _largest(shares, is_known=group.thread & UNKNOWN != UNKNOWN)
-    cause = _OF_LABEL[label]
-    kind, row = _evidence(threads, group, label, parts)
+def _causes_of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
+    """Decide the cause of each gap, and the kind and row of the event that is its evidence."""
+    handed_over = _handed_over(threads, group)
+    asked = [(group.launching_thread, handed_over, group.launch_returned)]
+    if group.previous_thread != -1:
+        asked.append((group.previous_thread, group.dry, handed_over))
+    label = _largest_label(threads, group, asked)
+    cause = _CAUSE_OF_LABEL[label]
+    kind, row = _evidence(threads, group, label, asked)
 
-    waits = _synchronization(threads, group, handed)
-    waited = (waits >= 0) & ~np.isin(label, _SETTLED)
-    cause[waited] = _SYNCHRONIZATION
-    row[waited] = waits[waited]
-    lay = group.end - group.returned
-    queued = (lay > QUEUED_NS) & (2 * lay >= group.end - group.dry)
-    cause[queued] = _QUEUED
-    row[queued] = group.launch[queued]
-    kind[waited | queued] = _CALL
+    # Synchronization overrules most labels: a blocking call held the launch back.
+    blocking_call = _blocking_calls(threads, group, handed_over)
+    is_synchronization = (blocking_call >= 0) & ~np.isin(label, _STRONGER_THAN_WAITS)
+    cause[is_synchronization] = _SYNCHRONIZATION
+    row[is_synchronization] = blocking_call[is_synchronization]
+
+    # Queued overrules all: most of the gap passed after its launch had returned.
+    queued_ns = group.end - group.launch_returned
+    is_queued = (queued_ns > QUEUED_NS) & (2 * queued_ns >= group.end - group.dry)
+    cause[is_queued] = _QUEUED
+    row[is_queued] = group.launch[is_queued]
+
+    kind[is_synchronization | is_queued] = _CALL
     return cause, kind, row
 
 
-def _largest(shares: Int, is_known: bool) -> Int:
-    """The label that holds most of each wait; of a known thread, a silence as short as dispatch is dispatch."""
+def _largest_label(threads: Threads, group: _Group, asked: list[_Asked]) -> Int:
+    """Find the label that holds most of each gap, in the time that each thread is asked about."""
+    label_ns = np.zeros((len(LABELS), len(group.dry)), np.int64)
+    for thread, start, end in asked:
+        label_ns += threads.paint(thread).shares(start, end)
+    # Of a thread with recorded calls, a silence as short as dispatch is dispatch.
+    is_known = (group.launching_thread & UNKNOWN) != UNKNOWN
     if is_known:
-        quiet = shares[_QUIET].sum(axis=0)
-        short = quiet <= EAGER_NS
-        shares[_DISPATCH] += np.where(short, quiet, 0)
-        shares[_QUIET] *= ~short
-    largest: Int = np.argmax(shares, axis=0)
+        quiet_ns = label_ns[_QUIET].sum(axis=0)
+        is_short = quiet_ns <= EAGER_NS
+        label_ns[_DISPATCH] += np.where(is_short, quiet_ns, 0)
+        label_ns[_QUIET] *= ~is_short
+    largest: Int = np.argmax(label_ns, axis=0)
     if is_known:
-        largest[shares.max(axis=0) == 0] = _DISPATCH
+        largest[label_ns.max(axis=0) == 0] = _DISPATCH
     return largest
 
 
 def _handed_over(threads: Threads, group: _Group) -> Int:
-    """When the thread that fed the device before made its last call, if it was at work until the gap or in it."""
-    if group.other == -1:
+    """When the previous thread ended its last call, if after the launching thread's last one; else when the gap began.
+
+    Only calls before the launch count, and the moment is clipped to the gap.
+    """
+    if group.previous_thread == -1:
         return group.dry
-    here = _last_call(threads, group.thread, group.begun)
-    there = _last_call(threads, group.other, group.begun)
-    return np.where(there > here, np.clip(there, group.dry, group.begun), group.dry)
+    launching_until = _end_of_last_call(threads, group.launching_thread, group.launch_begun)
+    previous_until = _end_of_last_call(threads, group.previous_thread, group.launch_begun)
+    in_gap = np.clip(previous_until, group.dry, group.launch_begun)
+    return np.where(previous_until > launching_until, in_gap, group.dry)
 
 
-def _last_call(threads: Threads, thread: int, time: Int) -> Int:
-    """When the last call that a thread began before each time ended."""
+def _end_of_last_call(threads: Threads, thread: int, time: Int) -> Int:
+    """When the last call that a thread began before each time ended; `_NEVER` if it had begun none."""
     calls = threads.calls(thread)
-    return _latest(calls.start, calls.end, time, _NEVER)
+    return _value_before(calls.start, calls.end, time, otherwise=_NEVER)
 
 
-def _latest(moments: Int, values: Int, time: Int, otherwise: int) -> Int:
-    """The value of the last moment before each time; no array as long as the trace is copied for it."""
+def _value_before(moments: Int, values: Int, time: Int, otherwise: int) -> Int:
+    """Pick the value of the last of some sorted moments before each time; `otherwise` where none is before."""
     last = np.searchsorted(moments, time) - 1
-    latest = np.full(len(time), otherwise)
-    latest[last >= 0] = values[last[last >= 0]]
-    return latest
+    picked = np.full(len(time), otherwise)
+    # Indexed by `last` first: `values` may be as long as the trace, and is not copied whole.
+    picked[last >= 0] = values[last[last >= 0]]
+    return picked
 
 
-def _evidence(threads: Threads, group: _Group, label: Int, parts: list[_Part]) -> tuple[Int, Int]:
-    """Kind and row of the longest event of the name that holds most of the label's time."""
+def _evidence(threads: Threads, group: _Group, label: Int, asked: list[_Asked]) -> tuple[Int, Int]:
+    """Find the kind and row of each gap's evidence: the launch for dispatch, else the longest event with the label.
+
+    Of several names with that label, the one with most time in the gap counts.
+    """
     kind = np.zeros(len(label), np.int8)
     row = np.full(len(label), -1, np.int64)
-    dispatch = label == _DISPATCH
-    kind[dispatch] = _CALL
-    row[dispatch] = group.launch[dispatch]
-    named = np.flatnonzero(~dispatch)
+    is_dispatch = label == _DISPATCH
+    kind[is_dispatch] = _CALL
+    row[is_dispatch] = group.launch[is_dispatch]
+    others = np.flatnonzero(~is_dispatch)
     pieces = []
-    for thread, start, end in parts:
+    for thread, start, end in asked:
         paint = threads.paint(thread)
-        pieces.append(paint.overlaps(start[named], end[named], label[named]))
+        pieces.append(paint.overlaps(start[others], end[others], label[others]))
     table = pd.concat(pieces, ignore_index=True)
-    key = ["window", "kind", _names(threads, table)]
-    table["of_name_ns"] = table.groupby(key, sort=False)["overlap_ns"].transform("sum")
+    table["name"] = _name_codes(threads, table)
+    table["of_name_ns"] = table.groupby(["window", "kind", "name"], sort=False)["overlap_ns"].transform("sum")
     longest = table.sort_values(["of_name_ns", "overlap_ns"]).drop_duplicates("window", keep="last")
-    gap = named[longest["window"]]
+    gap = others[longest["window"]]
     kind[gap] = longest["kind"]
     row[gap] = longest["row"]
     return kind, row
 
 
-def _names(threads: Threads, pieces: pd.DataFrame) -> Int:
-    """A number for the name of each piece, among those of its kind."""
+def _name_codes(threads: Threads, pieces: pd.DataFrame) -> Int:
+    """Number the name of each piece's event, counted within its kind; 0 for kinds without names."""
     code = np.zeros(len(pieces), np.int64)
     for kind in np.unique(pieces["kind"]).tolist():
-        table = TABLE_OF.get(EVIDENCE[kind])
+        table = TABLE_OF.get(EVIDENCE_KINDS[kind])
         if table is not None and table != "memops":
             at = np.flatnonzero(pieces["kind"] == kind)
-            code[at] = threads.trace.table(table, ["name"])["name"].cat.codes.to_numpy()[pieces["row"].to_numpy()[at]]
+            names = threads.trace.table(table, ["name"])["name"]
+            code[at] = names.cat.codes.to_numpy()[pieces["row"].to_numpy()[at]]
     return code
 
 
-def _synchronization(threads: Threads, group: _Group, handed: Int) -> Int:
-    """Rows of the calls in which a thread waited as the device ran dry, -1 where that is not the cause.
+def _blocking_calls(threads: Threads, group: _Group, handed_over: Int) -> Int:
+    """Find the blocking call that a thread was in as the device ran dry; -1 if there is none or it is not the cause.
 
-    Without the wait the thread would have launched in time to close half of the gap, or more. The CPU time until its
-    next launch counts with the wait. A wait ahead of longer work of the CPU is not the cause of that work.
+    It is the cause if the thread, without its waits since its last launch, would have launched early enough to close at
+    least half of the gap. A short wait ahead of longer CPU work is not.
     """
-    rows = np.full(len(handed), -1, np.int64)
+    rows = np.full(len(handed_over), -1, np.int64)
     gap_ns = group.end - group.dry
-    # The thread that fed the device before is asked up to its last call, the launching thread up to its launch.
-    for thread, until in ((group.other, handed), (group.thread, group.begun)):
+    # The previous thread is asked up to its last call, the launching thread up to its launch.
+    for thread, until in ((group.previous_thread, handed_over), (group.launching_thread, group.launch_begun)):
         blocking = threads.blocking(thread)
         if not len(blocking):
             continue
         # A nanosecond before the device ran dry: a call that returns at that very moment was waiting for it.
-        waiting = blocking.innermost_at(group.dry - 1)
-        at = np.flatnonzero((waiting >= 0) & (until > group.dry))
-        call = waiting[at]
-        launches = threads.fed(thread)
-        last_launch = _latest(launches, launches, blocking.start[call], blocking.start[0])
+        running = blocking.innermost_at(group.dry - 1)
+        at = np.flatnonzero((running >= 0) & (until > group.dry))
+        call = running[at]
+        launches = threads.launch_starts(thread)
+        # Without a launch before, from the thread's first blocking call on.
+        last_launch = _value_before(launches, launches, blocking.start[call], otherwise=blocking.start[0])
+        # By so much earlier the thread would have launched.
         waited_ns = blocking.covered(last_launch, until[at])
         is_enough = 2 * waited_ns >= gap_ns[at]
         rows[at[is_enough]] = blocking.row[call[is_enough]]

@@ -14,15 +14,15 @@ from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, Expression, matching
 from nsightkit.analysis.timeline import compiler, steps
 from nsightkit.analysis.timeline.gaps.paint import (
-    EVIDENCE,
+    EVIDENCE_KINDS,
     LABELS,
     TABLE_OF,
     Bool,
     Int,
+    Intervals,
     Layer,
     Paint,
     Track,
-    Union,
     paint,
     together,
 )
@@ -36,17 +36,19 @@ __all__ = [
 
 # ---------------------------------------------------------------- names of calls, ranges and operators
 
-_OF_DATA = (
+#: Data as an object: "batch", "samples"; "data from", "data queue"; not part of another name, as in "batch norm".
+_DATA_NOUN = (
     r"(data|batch|sample|input)(e?s)?(?![a-z])(?![\s_-]*(?!from|for|async|wait|time|queue|iter|load|fetch|next)[a-z])"
 )
 #: Names of ranges and operators in which a program waits for its data. Weights, layers and embeddings are not data.
 DATA = re.compile(
-    r"(?i)data[\s_-]*load|(?<![a-z])load(ing)?[\s_-]*(the[\s_-]*)?(next[\s_-]*)?" + _OF_DATA + r"|"
-    r"(next|get|fetch|read|wait|prefetch)(ing)?[\s_-]*(for[\s_-]*)?(the[\s_-]*|next[\s_-]*)?" + _OF_DATA + r"|"
+    r"(?i)data[\s_-]*load|(?<![a-z])load(ing)?[\s_-]*(the[\s_-]*)?(next[\s_-]*)?" + _DATA_NOUN + r"|"
+    r"(next|get|fetch|read|wait|prefetch)(ing)?[\s_-]*(for[\s_-]*)?(the[\s_-]*|next[\s_-]*)?" + _DATA_NOUN + r"|"
     r"(data|batch|sample|input)[\s_-]*(pipeline|wait|fetch|prefetch)|^(data|batch|dataset)([\s_-]*time)?$|"
     r"data[\s_-]*time\b|\b__next__\b|^next\(|collate"
 )
 
+#: Any name.
 ANY = re.compile(".")
 #: Sleeps, which the program chose.
 ASLEEP = re.compile(r"^((clock_)?nanosleep|u?sleep)(64)?$")
@@ -96,24 +98,25 @@ FIRST_TIMES = re.compile(r"Launch(?!HostFunc)|Malloc|Free|Alloc|Create|Register|
 
 # ---------------------------------------------------------------- what threads did
 
-#: An outlying call takes this many times what nine tenths of the calls of its name take, and at least this long.
-_TIMES = 10
-_ONCE_NS = 1_000_000
-_USUAL = 0.9
-#: Between two launches of an eager program pass microseconds. A longer silence is something else.
+#: A call that sets something up takes at least this long,
+_SETUP_NS = 1_000_000
+#: and unless it is the first of its name, this many times what this share of the calls of its name take at most.
+_OUTLYING_FACTOR = 10
+_ORDINARY_SHARE = 0.9
+#: An eager program launches every few microseconds. A silence longer than this is something else than dispatch.
 EAGER_NS = 500_000
 #: An operator without a launch that lasts this long is work, not dispatch.
-_HEAVY_NS = 100_000
+_LEAST_WORK_NS = 100_000
 #: Pages of managed memory that move one after another, at most this far apart, are one run of faults.
-_PAGES_NS = 100_000
-#: How many answers about single threads to keep; bounds memory for traces with thousands of threads.
-_KEPT = 20_000
-#: The last 24 bits of a thread's number, the others being its process: of a thread of which nothing was recorded.
+_BETWEEN_PAGES_NS = 100_000
+#: How many memoised answers to keep; bounds memory for traces with thousands of threads.
+_MOST_KEPT = 20_000
+#: Stands in the last 24 bits of the number of a thread of which nothing was recorded; the other bits are its process.
 UNKNOWN = 0xFFFFFF
 
 
 class Threads:
-    """The recorded activity of each thread, split by what it means; each part is built when it is asked for.
+    """The recorded activity of each thread, split by what it means for the GPU; each part is built on first use.
 
     Parameters
     ----------
@@ -125,43 +128,47 @@ class Threads:
         self.trace = trace.whole
         self.memo: dict[Any, Any] = {}
         called = self.trace.table("calls", ["thread"])["thread"].to_numpy()
-        #: whether more than one thread calls CUDA
-        self.several = bool((called != called[:1]).any())
+        #: Whether more than one thread calls CUDA.
+        self.has_several_threads = bool((called != called[:1]).any())
 
     def forget(self) -> None:
-        """Drop what is kept of single threads and processes once that is much."""
-        if len(self.memo) > _KEPT:
+        """Drop all memoised answers once there are many: they grow with the number of threads."""
+        if len(self.memo) > _MOST_KEPT:
             self.memo.clear()
 
     # --- the tables, thread by thread ---
 
     @kept
-    def _by_thread(self, table: str) -> tuple[Int, Int, Track]:
-        """The threads, where the events of each begin and those of the last end, and the events by thread."""
+    def _events_by_thread(self, table: str) -> tuple[Int, Int, Track]:
+        """Sort a table's events by thread, then start.
+
+        Returns the threads; offsets, where the events of ``threads[i]`` are ``offsets[i]:offsets[i + 1]``; the events.
+        """
         events = self.trace.table(table, ["thread", "start_ns", "end_ns"])
         thread = events["thread"].to_numpy()
         start = events["start_ns"].to_numpy()
         order = np.lexsort((start, thread)).astype(np.int32)
         threads, count = np.unique(thread, return_counts=True)
-        return threads, np.append(0, np.cumsum(count)), Track(start[order], events["end_ns"].to_numpy()[order], order)
+        offsets = np.append(0, np.cumsum(count))
+        return threads, offsets, Track(start[order], end=events["end_ns"].to_numpy()[order], row=order)
 
-    def _between(self, table: str, first: int, last: int) -> Track:
-        """The events of the threads from `first` up to `last`, thread by thread."""
-        threads, begin, events = self._by_thread(table)
-        low, high = begin[np.searchsorted(threads, (first, last))]
+    def _events_of_threads(self, table: str, first: int, last: int) -> Track:
+        """The events of the threads with numbers from `first` to before `last`, thread by thread."""
+        threads, offsets, events = self._events_by_thread(table)
+        low, high = offsets[np.searchsorted(threads, (first, last))]
         return events.at(slice(int(low), int(high)))
 
     @kept
     def events(self, table: str, thread: int) -> Track:
         """The events of a thread in a table."""
-        return self._between(table, thread, thread + 1)
+        return self._events_of_threads(table, thread, thread + 1)
 
     def calls(self, thread: int) -> Track:
-        """CUDA calls."""
+        """The thread's CUDA calls."""
         return self.events("calls", thread)
 
     @kept
-    def _flag(self, table: str, expression: Expression) -> Bool:
+    def _is_named(self, table: str, expression: Expression) -> Bool:
         """Per row of a table: whether its name matches."""
         return matching(self.trace.table(table, ["name"])["name"], expression)
 
@@ -171,114 +178,117 @@ class Threads:
         events = self.events(table, thread)
         if not len(events):
             return events
-        flag = self._flag(table, expression)
-        if flag.any():
-            return events.subset(flag[events.row])
+        is_named = self._is_named(table, expression)
+        if is_named.any():
+            return events.subset(is_named[events.row])
         return events.at(slice(0))
 
-    def _named(self, label: str, kind: str, thread: int, expression: Expression) -> Layer:
+    def _named_layer(self, label: str, kind: str, thread: int, expression: Expression) -> Layer:
         """The layer of a thread's events of one kind whose name matches."""
         return Layer(label, kind, self.named(TABLE_OF[kind], thread, expression))
 
     # --- CUDA calls ---
 
     @kept
-    def _blocks(self) -> Bool:
+    def _is_blocking(self) -> Bool:
         """Per call: whether it returns only when the GPU has caught up."""
         # A copy into pageable memory blocks even if its name ends in Async.
-        return self._flag("calls", BLOCKING) | (self._pageable("dst_kind") & self._flag("calls", COPY))
+        return self._is_named("calls", BLOCKING) | (self._moves_pageable("dst_kind") & self._is_named("calls", COPY))
 
     @kept
     def blocking(self, thread: int) -> Track:
-        """Calls that return only when the GPU has caught up."""
+        """The thread's calls that return only when the GPU has caught up."""
         calls = self.calls(thread)
-        return calls.subset(self._blocks()[calls.row])
+        return calls.subset(self._is_blocking()[calls.row])
 
     @kept
-    def fed(self, thread: int) -> Int:
-        """Starts of the calls that give a device new work and do not block."""
+    def launch_starts(self, thread: int) -> Int:
+        """Starts of the thread's calls that give a device new work and do not block."""
         calls = self.calls(thread)
-        flag = self._flag("calls", LAUNCHES) & ~self._blocks()
-        return calls.start[flag[calls.row]]
+        is_launch = self._is_named("calls", LAUNCHES) & ~self._is_blocking()
+        return calls.start[is_launch[calls.row]]
 
     @kept
-    def _pageable(self, column: str) -> Bool:
+    def _moves_pageable(self, column: str) -> Bool:
         """Per call: whether it launched a copy whose ``src_kind`` or ``dst_kind`` is pageable memory of the host."""
         memops = self.trace.table("memops", ["process", "correlation", column])
         copies = memops[memops[column] == "pageable"]
         row = launch_of(self.trace, copies["process"], copies["correlation"])
-        flag = np.zeros(self.trace.size("calls"), bool)
-        flag[row[row >= 0]] = True
-        return flag
+        is_pageable = np.zeros(self.trace.size("calls"), bool)
+        is_pageable[row[row >= 0]] = True
+        return is_pageable
 
-    def _calls_of_label(self, thread: int) -> Iterator[Layer]:
-        """Calls that neither enqueue work nor are cheap, and copy calls that move pageable memory."""
+    def _working_calls(self, thread: int) -> Iterator[Layer]:
+        """Label calls that neither enqueue work nor are cheap as work, and copies of pageable memory as staging."""
         calls = self.calls(thread)
-        is_cheap = self._flag("calls", CHEAP)[calls.row] & (calls.length < _HEAVY_NS)
-        is_cheap |= self._flag("calls", ENQUEUES)[calls.row]
+        is_cheap = self._is_named("calls", CHEAP)[calls.row] & (calls.length < _LEAST_WORK_NS)
+        is_cheap |= self._is_named("calls", ENQUEUES)[calls.row]
         yield Layer("work", "call", calls.subset(~is_cheap))
         copies = self.named("calls", thread, COPY)
-        is_staged = self._pageable("src_kind") | self._pageable("dst_kind")
+        is_staged = self._moves_pageable("src_kind") | self._moves_pageable("dst_kind")
         yield Layer("staging", "call", copies.subset(is_staged[copies.row]))
 
     # --- waiting ---
 
-    def _waits(self, thread: int) -> Iterator[Layer]:
-        """OS waits outside CUDA calls: for a person, for a thread that calls CUDA, else for data."""
-        yield self._named("silence", "os_call", thread, TERMINAL)
+    def _os_waits(self, thread: int) -> Iterator[Layer]:
+        """Label waits in OS calls: for a person or for another thread that calls CUDA as silence, others as data."""
+        yield self._named_layer("silence", "os_call", thread, TERMINAL)
         calls = self.calls(thread)
         waits = self.named("os_calls", thread, OS_WAIT)
         # A wait within a CUDA call is the driver's.
         waits = waits.subset(calls.covered(waits.start, waits.start + 1) == 0)
-        handed = self._flag("os_calls", FOR_A_THREAD)[waits.row]
-        if handed.any():
-            in_calls = self._calls_of_process(process_of(thread)).of(waits.start, waits.end)
-            handed &= in_calls > calls.covered(waits.start, waits.end)
-        yield Layer("silence", "os_call", waits.subset(handed))
-        yield Layer("data", "os_call", waits.subset(~handed))
+        is_for_thread = self._is_named("os_calls", FOR_A_THREAD)[waits.row]
+        if is_for_thread.any():
+            # Another thread of the process was in a CUDA call meanwhile.
+            of_process_ns = self._calls_of_process(process_of(thread)).of(waits.start, waits.end)
+            is_for_thread &= of_process_ns > calls.covered(waits.start, waits.end)
+        yield Layer("silence", "os_call", waits.subset(is_for_thread))
+        yield Layer("data", "os_call", waits.subset(~is_for_thread))
 
     @kept
     def _calls_of_process(self, process: int) -> Coverage:
         """When any thread of a process was in a CUDA call."""
-        return self._between("calls", process << 24, (process + 1) << 24).coverage
+        # The threads of a process are numbered from its own number, shifted by 24 bits, up to the next process's.
+        return self._events_of_threads("calls", process << 24, (process + 1) << 24).coverage
 
     # --- work ---
 
     def sleeps(self, thread: int) -> Track:
-        """Waits that the program chose."""
+        """The thread's calls of ``sleep`` and the like: waits that the program chose."""
         return self.named("os_calls", thread, ASLEEP)
 
     def _without_launch(self, track: Track, thread: int) -> Track:
-        """Events in which their thread neither launched nor waited for the GPU."""
+        """Keep the events of a track in which the thread neither launched nor waited for the GPU."""
         if not len(track):
             return track
         calls = self.calls(thread)
-        flag = self._flag("calls", LAUNCHES) | self._blocks()
-        return track.subset(track.inside(calls.start[flag[calls.row]]) == 0)
+        is_gpu_call = self._is_named("calls", LAUNCHES) | self._is_blocking()
+        return track.subset(track.count_inside(calls.start[is_gpu_call[calls.row]]) == 0)
 
     def _work(self, thread: int) -> Iterator[Layer]:
-        """Sleeps, and operators of some length and ranges without a launch."""
+        """Label as work sleeps, ranges and operators that launch nothing, but no short operators: they are dispatch."""
         yield Layer("work", "os_call", self.sleeps(thread))
         ops = self.events("ops", thread)
-        ops = ops.subset(ops.length >= _HEAVY_NS)
+        ops = ops.subset(ops.length >= _LEAST_WORK_NS)
         yield Layer("work", "op", self._without_launch(ops, thread))
         ranges = self.events("ranges", thread)
-        is_dispatch = self._flag("ranges", OPERATOR_RANGE)[ranges.row] & (ranges.length < _HEAVY_NS)
+        # A short operator is no work as a range either.
+        is_dispatch = self._is_named("ranges", OPERATOR_RANGE)[ranges.row] & (ranges.length < _LEAST_WORK_NS)
         yield Layer("work", "range", self._without_launch(ranges.subset(~is_dispatch), thread))
 
     @kept
     def dispatch(self, thread: int) -> Track:
-        """Operators with no other between them and a CUDA call. For its coverage; rows mean nothing."""
+        """Operators that make CUDA calls themselves, not through an operator inside. Their rows are of two tables."""
         ops = together(self.events("ops", thread), self.named("ranges", thread, OPERATOR_RANGE))
         if not len(ops):
             return ops
-        direct = ops.innermost_at(self.calls(thread).start)
-        count = np.bincount(direct[direct >= 0], minlength=len(ops))
+        caller = ops.innermost_at(self.calls(thread).start)
+        call_count = np.bincount(caller[caller >= 0], minlength=len(ops))
         # An operator that runs much longer than its calls take to dispatch does something else as well.
-        return ops.subset((count > 0) & (ops.length <= count * EAGER_NS))
+        return ops.subset((call_count > 0) & (ops.length <= call_count * EAGER_NS))
 
     def _silences(self, thread: int) -> Track:
-        """Times between CUDA calls that are too long for dispatch, mostly not in operators that launch."""
+        """Times between CUDA calls, too long for dispatch, of which operators that make CUDA calls hold under half."""
         calls = self.calls(thread)
         # A silence runs from the end of a call to the start of the next; the first from the capture's beginning, the
         # last to its end.
@@ -293,90 +303,92 @@ class Threads:
         covered = self.dispatch(thread).covered(silences.start, silences.end)
         return silences.subset(2 * covered < silences.length)
 
-    def _enclosing(self, thread: int, silences: Track) -> Iterator[Layer]:
-        """Explanations of silences: samples, ranges and operators around them, a loader's threads at work."""
+    def _explained_silences(self, thread: int, silences: Track) -> Iterator[Layer]:
+        """Explain silences by what overlaps them: the thread's samples, ranges and operators; a loader's threads."""
         for label, kind, track in (
             ("enclosed", "sample", self.named("samples", thread, ANY)),
             ("enclosed", "range", self.events("ranges", thread)),
             ("enclosed", "op", self.events("ops", thread)),
             ("data", "range", self._loader(process_of(thread))),
         ):
-            near = silences.covered(track.start, track.end) > 0
-            yield Layer(label, kind, track.subset(near), is_quiet=True)
+            is_in_silence = silences.covered(track.start, track.end) > 0
+            yield Layer(label, kind, track.subset(is_in_silence), is_quiet=True)
 
     @kept
     def _loader(self, process: int) -> Track:
-        """Ranges of libraries that load data on separate threads."""
+        """Ranges of data-loading libraries, on any thread of a process."""
         ranges = self.trace.table("ranges", ["name", "domain", "thread", "start_ns", "end_ns"])
         loads = matching(ranges["name"], LOADER_RANGE) | matching(ranges["domain"], LOADER_RANGE)
         loads &= process_of(ranges["thread"].to_numpy()) == process
-        return _track(ranges[loads])
+        return _ordered_track(ranges[loads])
 
     # --- the profiler, what happens once, and pages ---
 
     @kept
     def _profiler(self, process: int) -> Track:
-        """The profiler's work on any thread of a process, and what names none."""
-        of_process = self._between("overhead", process << 24, (process + 1) << 24)
+        """The profiler's work on any thread of a process, and that of which no thread is recorded (-1)."""
+        of_process = self._events_of_threads("overhead", process << 24, (process + 1) << 24)
         overhead = together(of_process, self.events("overhead", -1))
-        return overhead.subset(~self._flag("overhead", DRIVER)[overhead.row])
+        return overhead.subset(~self._is_named("overhead", DRIVER)[overhead.row])
 
     @kept
-    def _settled(self) -> int:
-        """When the program is settled: from then on a compiler recompiles."""
+    def _settled_from_ns(self) -> int:
+        """When the first settled step starts: from then on a compiler recompiles. Never without such a step."""
         table = steps.find(self.trace)
-        settled = table.loc[steps.is_settled(table["step"]), "start_ns"]
-        if len(settled):
-            return int(settled.min())
+        settled_starts = table.loc[steps.is_settled(table["step"]), "start_ns"]
+        if len(settled_starts):
+            return int(settled_starts.min())
         return np.iinfo(np.int64).max
 
-    def _once(self, thread: int) -> Iterator[Layer]:
-        """Compilers, before and after the program is settled; captures, communicators, first calls, code that loads."""
+    def _setting_up(self, thread: int) -> Iterator[Layer]:
+        """Label compilers in settled steps as compile; other compilers, graph captures and set-up calls as once."""
         for kind, expression in (("op", compiler.COMPILES), ("range", compiler.COMPILES), ("call", BUILDS)):
             track = self.named(TABLE_OF[kind], thread, expression)
-            is_early = track.start < self._settled()
+            is_early = track.start < self._settled_from_ns()
             yield Layer("once", kind, track.subset(is_early))
             yield Layer("compile", kind, track.subset(~is_early))
         for kind in ("op", "range", "call"):
-            yield self._named("once", kind, thread, SETS_UP)
+            yield self._named_layer("once", kind, thread, SETS_UP)
         yield Layer("once", "call", self._captures(thread))
-        yield Layer("once", "call", self._first_calls(thread))
+        yield Layer("once", "call", self._setup_calls(thread))
         for number in (-1, thread):  # records that name no thread, and the thread's
-            yield self._named("once", "overhead", number, LOADS)
+            yield self._named_layer("once", "overhead", number, LOADS)
 
     def _captures(self, thread: int) -> Track:
-        """From each begin of a graph's capture to its end; with the row of the begin."""
+        """Captures of graphs: each from its begin call to the next end call, with the row of the begin call."""
         begin = self.named("calls", thread, BEGIN_CAPTURE)
         end = self.named("calls", thread, END_CAPTURE)
-        at = np.searchsorted(end.start, begin.start)
-        begin = begin.subset(at < len(end))
-        return Track(begin.start, end.end[at[at < len(end)]], begin.row)
+        next_end = np.searchsorted(end.start, begin.start)
+        has_end = next_end < len(end)
+        begin = begin.subset(has_end)
+        return Track(begin.start, end.end[next_end[has_end]], begin.row)
 
-    def _first_calls(self, thread: int) -> Track:
-        """Calls that set something up while no device was busy: else they may wait, as for a full queue."""
+    def _setup_calls(self, thread: int) -> Track:
+        """Calls that set something up, for long while no device was busy: else they may wait, as for a full queue."""
         calls = self.calls(thread)
-        first = calls.subset(self._first()[calls.row])
-        if not len(first):
-            return first
-        idle_ns = first.length - self._busy().of(first.start, first.end)
-        return first.subset(idle_ns >= _ONCE_NS)
+        setup = calls.subset(self._may_set_up()[calls.row])
+        if not len(setup):
+            return setup
+        idle_ns = setup.length - self._busy().of(setup.start, setup.end)
+        return setup.subset(idle_ns >= _SETUP_NS)
 
     @kept
-    def _first(self) -> Bool:
+    def _may_set_up(self) -> Bool:
         """Per call: whether it is long and the first of its name in its process, or long beside others of its name."""
         calls = self.trace.table("calls", ["thread", "duration_ns", "name"])
         length = calls["duration_ns"].to_numpy()
-        long = self._flag("calls", FIRST_TIMES) & (length >= _ONCE_NS)
-        if not long.any():
-            return long
+        is_long = self._is_named("calls", FIRST_TIMES) & (length >= _SETUP_NS)
+        if not is_long.any():
+            return is_long
         calls["process"] = process_of(calls["thread"].to_numpy())
         # A call that launches a new kernel may load its code: leave it out of the ordinary ones.
         kernels = self.trace.table("kernels", ["process", "correlation", "name"]).drop_duplicates(["process", "name"])
-        loads = launch_of(self.trace, kernels["process"], kernels["correlation"])
-        ordinary = calls.drop(loads[loads >= 0]).groupby("name", observed=True)["duration_ns"]
-        usual = ordinary.quantile(_USUAL, interpolation="lower").reindex(calls["name"]).fillna(0).to_numpy()
-        is_new = ~calls.duplicated(["process", "name"]).to_numpy()
-        return long & (is_new | (length >= _TIMES * usual))
+        first_launch = launch_of(self.trace, kernels["process"], kernels["correlation"])
+        ordinary = calls.drop(first_launch[first_launch >= 0]).groupby("name", observed=True)["duration_ns"]
+        ordinary_ns = ordinary.quantile(_ORDINARY_SHARE, interpolation="lower")
+        usual_ns = ordinary_ns.reindex(calls["name"]).fillna(0).to_numpy()
+        is_first = ~calls.duplicated(["process", "name"]).to_numpy()
+        return is_long & (is_first | (length >= _OUTLYING_FACTOR * usual_ns))
 
     @kept
     def _busy(self) -> Coverage:
@@ -388,48 +400,50 @@ class Threads:
     def _faults(self, process: int) -> Track:
         """Runs of pages of managed memory that moved one after another."""
         memops = self.trace.table("memops", ["start_ns", "end_ns", "process", "kind"])
-        pages = _track(memops[matching(memops["kind"], UNIFIED) & (memops["process"] == process).to_numpy()])
-        start, end = merge(pages.start, pages.end + _PAGES_NS)
-        return Track(start, end - _PAGES_NS, pages.row[np.searchsorted(pages.start, start)])
+        pages = _ordered_track(memops[matching(memops["kind"], UNIFIED) & (memops["process"] == process).to_numpy()])
+        # Each page reaches as far as the next may begin; the row is that of a run's first page.
+        start, end = merge(pages.start, pages.end + _BETWEEN_PAGES_NS)
+        return Track(start, end - _BETWEEN_PAGES_NS, pages.row[np.searchsorted(pages.start, start)])
 
     # --- the paint ---
 
     @kept
     def paint(self, thread: int) -> Paint:
-        """Label each moment of a thread's time."""
+        """Label each moment of a thread's time; of layers that overlap, the later one shows."""
         silences = self._silences(thread)
-        named = [*self._waits(thread), *self._work(thread)]
+        named = [*self._os_waits(thread), *self._work(thread)]
         for label, kind, expression in (
             ("data", "op", DATA),
             ("data", "range", DATA),
             ("messages", "os_call", MESSAGES),
             ("messages", "range", MESSAGES),
         ):
-            named.append(self._named(label, kind, thread, expression))
+            named.append(self._named_layer(label, kind, thread, expression))
         calls = self.calls(thread)
-        within = together(*(layer.track for layer in named)).covered(calls.start, calls.end) > 0
+        # CUDA calls within what the layers above label are dispatch again.
+        is_within = together(*(layer.track for layer in named)).covered(calls.start, calls.end) > 0
         layers = [Layer("silence", "none", silences)]
-        layers.extend(self._enclosing(thread, silences))
+        layers.extend(self._explained_silences(thread, silences))
         layers.extend(named)
-        layers.append(Layer("dispatch", "none", calls.subset(within)))
-        layers.extend(self._calls_of_label(thread))
+        layers.append(Layer("dispatch", "none", calls.subset(is_within)))
+        layers.extend(self._working_calls(thread))
         layers.append(Layer("faults", "copy", self._faults(process_of(thread))))
-        layers.extend(self._once(thread))
+        layers.extend(self._setting_up(thread))
         layers.append(Layer("profiler", "overhead", self._profiler(process_of(thread))))
         return paint(layers)
 
     # --- unions, for the replay ---
 
-    def when(self, thread: int, labels: Sequence[str], kinds: Sequence[str] = EVIDENCE) -> Union:
-        """When the thread's time had one of some labels, by events of some kinds."""
-        return self.paint(thread).union(labels, kinds)
+    def when(self, thread: int, labels: Sequence[str], kinds: Sequence[str] = EVIDENCE_KINDS) -> Intervals:
+        """When the thread's time had one of `labels`, from an event of one of `kinds`; by default of any kind."""
+        return self.paint(thread).intervals_labelled(labels, kinds)
 
-    def dispatch_free(self, thread: int) -> Union:
-        """All that the thread did beside dispatching."""
+    def dispatch_free(self, thread: int) -> Intervals:
+        """When the thread did not dispatch. The profiler's time is left out: it counts as neither."""
         return self.when(thread, [label for label in LABELS if label != "profiler"])
 
 
-def _track(events: pd.DataFrame) -> Track:
-    """Some events of a whole table."""
+def _ordered_track(events: pd.DataFrame) -> Track:
+    """Order some rows of a table by start."""
     events = events.sort_values("start_ns", kind="stable")
     return Track(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), events.index.to_numpy())
