@@ -16,7 +16,7 @@ COMPILES = re.compile(
     r"nvrtc::|\bcompile_?fx\b|\bcompile_?(kernel|fusion|program|module|graph)\b|::compile\w*|async_compile|triton\.compile|"
     r"^entire_(frame|backward)_compile$|\bautotun(e|ing)|^Xla(Compile|EmitGpuAsm|Autotuner)"
 )
-#: What a compiled frame records itself as, each time that it runs.
+#: The range that PyTorch opens each time that compiled code runs.
 _REGION = re.compile("^Torch-Compiled Region")
 #: Dynamo's number of a frame, and how often it had compiled that frame before.
 _FRAME = re.compile(r"\bcompile_id=\D?(\d+)/(\d+)")
@@ -24,7 +24,7 @@ _FRAME = re.compile(r"\bcompile_id=\D?(\d+)/(\d+)")
 
 @kept
 def compiles(trace: Trace) -> pd.DataFrame:
-    """Find when compilers ran, each time as a whole.
+    """Find when compilers ran, outermost events only.
 
     Parameters
     ----------
@@ -37,19 +37,21 @@ def compiles(trace: Trace) -> pd.DataFrame:
         not recorded.
     """
     events = _named(trace, COMPILES)
+    # Outermost events only: those that end later than all before them on their thread.
     reach = events.groupby("thread")["end_ns"].cummax().groupby(events["thread"]).shift(fill_value=-1)
     events = events[events["end_ns"] > reach].reset_index(drop=True)
-    names = trace.table("ranges", ["name", "start_ns", "thread"])
-    names = names[matching(names["name"], _FRAME)].sort_values("start_ns")
-    names["frame"] = names["name"].astype(str).str.extract(_FRAME)[0].astype("Int64")
-    first = pd.merge_asof(
+    frame_ranges = trace.table("ranges", ["name", "start_ns", "thread"])
+    frame_ranges = frame_ranges[matching(frame_ranges["name"], _FRAME)].sort_values("start_ns")
+    frame_ranges["frame"] = frame_ranges["name"].astype(str).str.extract(_FRAME)[0].astype("Int64")
+    # The frame of an event is that of the first range inside which names one.
+    first_inside = pd.merge_asof(
         events[["start_ns", "thread"]],
-        names[["start_ns", "thread", "frame"]].assign(named_ns=names["start_ns"]),
+        frame_ranges[["start_ns", "thread", "frame"]].assign(named_ns=frame_ranges["start_ns"]),
         on="start_ns",
         by="thread",
         direction="forward",
     )
-    events["frame"] = first["frame"].where(first["named_ns"] <= events["end_ns"])
+    events["frame"] = first_inside["frame"].where(first_inside["named_ns"] <= events["end_ns"])
     return events
 
 

@@ -13,8 +13,8 @@ from nsightkit.trace.model import Trace
 
 __all__ = ["summary"]
 
-#: Columns to sort by.
-_KEYS = {"time": ["total_ns", "count"], "count": ["count", "total_ns"]}
+#: Columns to sort by, for each value of the option `sort`.
+_SORT_COLUMNS = {"time": ["total_ns", "count"], "count": ["count", "total_ns"]}
 
 
 def summary(
@@ -46,7 +46,7 @@ def summary(
     """
     if by not in ("name", "category"):
         raise UsageError(f"kernels can be grouped by name or category, not by {by!r}")
-    if sort not in _KEYS:
+    if sort not in _SORT_COLUMNS:
         raise UsageError(f"kernels can be sorted by time or count, not by {sort!r}")
     events = trace.table("kernels", ["name", "duration_ns"])
     if by == "category":
@@ -56,5 +56,5 @@ def summary(
     if by == "name":
         table["category"] = categorize(table["name"]).astype(object)
     table["share"] = table["total_ns"] / max(table["total_ns"].sum(), 1)
-    table = table.sort_values(_KEYS[sort], ascending=False, kind="stable", ignore_index=True)
+    table = table.sort_values(_SORT_COLUMNS[sort], ascending=False, kind="stable", ignore_index=True)
     return table[["name", "category", *STATISTICS, "share"]]

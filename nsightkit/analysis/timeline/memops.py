@@ -8,7 +8,7 @@ from nsightkit.trace.model import Trace
 
 __all__ = ["summary"]
 
-_KEYS = ["kind", "src_kind", "dst_kind"]
+_DIRECTION = ["kind", "src_kind", "dst_kind"]
 
 
 def summary(trace: Trace) -> pd.DataFrame:
@@ -26,14 +26,15 @@ def summary(trace: Trace) -> pd.DataFrame:
         over the time it took, of what has both, 1 GB = 10**9 bytes; NaN where nothing has.
         A memset has no source: its ``src_kind`` is empty.
     """
-    events = trace.table("memops", [*_KEYS, "bytes", "duration_ns"])
+    events = trace.table("memops", [*_DIRECTION, "bytes", "duration_ns"])
+    # Time of the operations whose bytes are known, for the throughput.
     events["timed_ns"] = events["duration_ns"].where(events["bytes"] > 0, 0)
-    by = events.groupby(_KEYS, observed=True, dropna=False)
+    by = events.groupby(_DIRECTION, observed=True, dropna=False)
     table = by[["bytes", "duration_ns", "timed_ns"]].sum()
     table = table.rename(columns={"duration_ns": "total_ns"})
     table.insert(0, "count", by.size())
     table = table.reset_index()
-    table[_KEYS] = table[_KEYS].astype("str").fillna("")
+    table[_DIRECTION] = table[_DIRECTION].astype("str").fillna("")
     timed_ns = table.pop("timed_ns")
     table["gb_per_s"] = table["bytes"] / timed_ns.where(timed_ns > 0)
     table["bytes"] = table["bytes"].astype("Int64").where(table["bytes"] > 0)

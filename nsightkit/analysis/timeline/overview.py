@@ -12,10 +12,10 @@ from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace
 
 __all__ = ["captured_window", "left_out", "note", "summary"]
 
-#: The table that must have been recorded for a figure to be known.
+#: The table that a figure comes from; the figure is known only if the table was recorded.
 _TABLE_OF = {"kernel_ns": "kernels", "memop_ns": "memops", "graph_ns": "graphs", "kernel_count": "kernels"}
 #: The figures of the whole, in order.
-_ORDER = (
+_FIGURES_IN_ORDER = (
     "span_ns",
     "busy_ns",
     "idle_ns",
@@ -32,7 +32,7 @@ _ORDER = (
     "memory_overhead",
 )
 #: Idle shares further apart than this get a note.
-_APART = 0.05
+_LEAST_DIFFERENCE = 0.05
 
 
 def summary(trace: Trace) -> Json:
@@ -64,31 +64,31 @@ def summary(trace: Trace) -> Json:
     """
     table = intervals.busy(trace).set_index("device")
     for key, name in _TABLE_OF.items():
-        by = trace.table(name, ["device", "duration_ns"]).groupby("device")["duration_ns"]
-        table[key] = by.size() if key == "kernel_count" else by.sum()
+        durations = trace.table(name, ["device", "duration_ns"]).groupby("device")["duration_ns"]
+        table[key] = durations.size() if key == "kernel_count" else durations.sum()
     table = table.fillna(0).astype(np.int64)
-    figures: Json = dict.fromkeys(_ORDER)
-    figures |= _window(trace)
+    figures: Json = dict.fromkeys(_FIGURES_IN_ORDER)
+    figures |= _step_window(trace)
     if left_out(trace) is None and any(trace.recorded(name) for name in GPU_TABLES):
-        figures |= _figures(trace, table.sum())
+        figures |= _gpu_figures(trace, table.sum())
         figures["wall_ns"] = 0
     if len(table):
-        first = int(table["span_start_ns"].min())
-        last = int(table["span_end_ns"].max())
-        begin, end = captured_window(trace)
-        figures["wall_ns"] = last - first
-        figures["lead_ns"] = max(first - begin, 0)
-        figures["tail_ns"] = max(end - last, 0)
+        gpu_start = int(table["span_start_ns"].min())
+        gpu_end = int(table["span_end_ns"].max())
+        capture_begin, capture_end = captured_window(trace)
+        figures["wall_ns"] = gpu_end - gpu_start
+        figures["lead_ns"] = max(gpu_start - capture_begin, 0)
+        figures["tail_ns"] = max(capture_end - gpu_end, 0)
     names = {gpu.device: gpu.name for gpu in trace.meta.gpus}
     devices = []
     for device in table.index.tolist():
         row = table.loc[device]
-        about = _figures(trace, row)
-        about["device"] = device
-        about["name"] = names.get(device)
-        about["start_ns"] = int(row["span_start_ns"])
-        about["end_ns"] = int(row["span_end_ns"])
-        devices.append(about)
+        of_device = _gpu_figures(trace, row)
+        of_device["device"] = device
+        of_device["name"] = names.get(device)
+        of_device["start_ns"] = int(row["span_start_ns"])
+        of_device["end_ns"] = int(row["span_end_ns"])
+        devices.append(of_device)
     figures["devices"] = devices
     figures["tool"] = trace.meta.tool
     figures["tool_version"] = trace.meta.tool_version
@@ -96,8 +96,8 @@ def summary(trace: Trace) -> Json:
     return figures
 
 
-def _figures(trace: Trace, row: pd.Series) -> Json:
-    """Times and shares of a device, or of the sum over all."""
+def _gpu_figures(trace: Trace, row: pd.Series) -> Json:
+    """Compute times and shares of a device, or of the sum over all devices; None where they are unknown."""
     figures: Json = {}
     for key in ("span_ns", "busy_ns", "idle_ns"):
         figures[key] = int(row[key])
@@ -112,7 +112,7 @@ def _figures(trace: Trace, row: pd.Series) -> Json:
 
 
 def left_out(trace: Trace) -> str | None:
-    """Warn that a filter leaves nothing of the GPU's work.
+    """Warn if the filters leave none of the GPU's work.
 
     Parameters
     ----------
@@ -123,15 +123,15 @@ def left_out(trace: Trace) -> str | None:
     str or None
         A sentence; None where there is such work, or none in the whole trace either.
     """
-    held = sum(trace.whole.size(table) for table in GPU_TABLES)
-    left = sum(trace.size(table) for table in GPU_TABLES)
-    if left or not held:
+    whole_count = sum(trace.whole.size(table) for table in GPU_TABLES)
+    selected_count = sum(trace.size(table) for table in GPU_TABLES)
+    if selected_count or not whole_count:
         return None
-    return f"The filters leave none of the trace's {held:,} GPU operations, so there is nothing to measure."
+    return f"The filters leave none of the trace's {whole_count:,} GPU operations, so there is nothing to measure."
 
 
 def note(trace: Trace, figures: Json) -> str | None:
-    """Warn that nothing is left to measure, or that the GPU's idle share of its span and of the steps differ.
+    """Warn if nothing is left to measure, or if the GPU's idle shares of its span and of the steps differ.
 
     Parameters
     ----------
@@ -144,27 +144,27 @@ def note(trace: Trace, figures: Json) -> str | None:
     str or None
         A sentence; None where the two shares are within five points of each other, or one of them is unknown.
     """
-    nothing = left_out(trace)
-    if nothing is not None:
-        return nothing
+    warning = left_out(trace)
+    if warning is not None:
+        return warning
     span_ns = figures["span_ns"]
     window_ns = figures["window_ns"]
     idle_ns = figures["window_idle_ns"]
     if not span_ns or not window_ns or idle_ns is None:
         return None
     devices = steps.devices(trace, int(steps.find(trace)["process"].iloc[0]))
-    of_span = figures["idle_ns"] / span_ns
-    of_window = idle_ns / (len(devices) * window_ns)
-    if abs(of_span - of_window) <= _APART:
+    span_share = figures["idle_ns"] / span_ns
+    steps_share = idle_ns / (len(devices) * window_ns)
+    if abs(span_share - steps_share) <= _LEAST_DIFFERENCE:
         return None
     return (
-        f"The GPU was idle for {100 * of_window:.0f}% of the steps, but for {100 * of_span:.0f}% of its span, "
+        f"The GPU was idle for {100 * steps_share:.0f}% of the steps, but for {100 * span_share:.0f}% of its span, "
         "which runs from its first operation to its last."
     )
 
 
-def _window(trace: Trace) -> dict[str, int]:
-    """How long the steps last, and for how much of it the devices of their process were idle; nothing without steps."""
+def _step_window(trace: Trace) -> dict[str, int]:
+    """Measure how long the steps last, and how long their process's devices idle in them; nothing without steps."""
     table = steps.summary(trace)
     window = {}
     if len(table):
@@ -177,7 +177,7 @@ def _window(trace: Trace) -> dict[str, int]:
 def captured_window(trace: Trace) -> tuple[int, int]:
     """Find the first and last captured moment on the trace's clock.
 
-    As the source states it, else from the first to the last event of any table, before any filter.
+    As the source states it, else from 0, the first event, to the end of the last event of any table, before any filter.
 
     Parameters
     ----------
@@ -192,8 +192,8 @@ def captured_window(trace: Trace) -> tuple[int, int]:
     if whole.meta.window_ns is not None:
         begin, end = whole.meta.window_ns
         return begin - whole.t0_ns, end - whole.t0_ns
-    latest = 0
+    last_end = 0
     for table in EVENT_TABLES:
         if whole.size(table):
-            latest = max(latest, int(whole.table(table, ["end_ns"])["end_ns"].max()))
-    return 0, latest
+            last_end = max(last_end, int(whole.table(table, ["end_ns"])["end_ns"].max()))
+    return 0, last_end

@@ -49,30 +49,30 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     UsageError
         `match` is not a regular expression, or `rule` is unknown.
     """
-    recorded = attributable(trace, rule)
+    has_gpu_columns = attributable(trace, rule)
     ranges = trace.whole.table("ranges", ["start_ns", "end_ns", "thread", "name"])
     phases = ranges[matching(ranges["name"], compiled(match, "match"))].astype({"name": "str"})
     level, _ = nesting(phases["thread"], phases["start_ns"], phases["end_ns"])
     phases = phases[level == 0]
-    selected = trace.mask("ranges")
-    shown = phases if selected is None else phases[selected[phases.index]]
-    length = (shown["end_ns"] - shown["start_ns"]).groupby(shown["name"])
-    cpu = pd.DataFrame({"count": length.size(), "cpu_ns": length.sum()})
-    table = cpu.join(_gpu(trace, phases, rule), how="outer").fillna(0)
+    is_selected = trace.mask("ranges")
+    shown = phases if is_selected is None else phases[is_selected[phases.index]]
+    durations = (shown["end_ns"] - shown["start_ns"]).groupby(shown["name"])
+    cpu = pd.DataFrame({"count": durations.size(), "cpu_ns": durations.sum()})
+    table = cpu.join(_gpu_work(trace, phases, rule), how="outer").fillna(0)
     table = table.sort_values(["gpu_ns", "cpu_ns"], ascending=False, kind="stable")
-    order = [*table.index.drop(UNATTRIBUTED), UNATTRIBUTED]
-    table = table.loc[order].astype("Int64").rename_axis("phase").reset_index()
-    table.loc[table.index[-1], "cpu_ns"] = _outside(trace, shown)
+    unattributed_last = [*table.index.drop(UNATTRIBUTED), UNATTRIBUTED]
+    table = table.loc[unattributed_last].astype("Int64").rename_axis("phase").reset_index()
+    table.loc[table.index[-1], "cpu_ns"] = _outside_phases_ns(trace, shown)
     busy_ns = int(table["gpu_ns"].sum())
     table["share_of_busy"] = table["gpu_ns"].astype("float64") / (busy_ns or np.nan)
-    if not recorded:
+    if not has_gpu_columns:
         table[["gpu_ns", "kernel_count"]] = pd.NA
     table["rule"] = rule
     return table.astype({"phase": "str", "count": "int64"})
 
 
-def _outside(trace: Trace, phases: pd.DataFrame) -> int | None:
-    """Time of the steps outside of phases, on the CPU; None without steps."""
+def _outside_phases_ns(trace: Trace, phases: pd.DataFrame) -> int | None:
+    """Measure the steps' CPU time outside of phases; None without steps."""
     windows = steps.find(trace)
     if windows.empty:
         return None
@@ -80,17 +80,17 @@ def _outside(trace: Trace, phases: pd.DataFrame) -> int | None:
     return int((windows["end_ns"] - windows["start_ns"]).sum()) - int(inside.sum())
 
 
-def _gpu(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:
-    """Busy time and kernels of each phase, and of none: ``gpu_ns`` and ``kernel_count`` by name."""
+def _gpu_work(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+    """Sum busy time and kernels of each phase and of `UNATTRIBUTED`: ``gpu_ns`` and ``kernel_count`` by name."""
     ops = intervals.gpu_intervals(trace)
     launch = intervals.launches_of(trace, ops["table"], ops["row"])
-    known = launch >= 0
-    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[known]]
+    has_launch = launch >= 0
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[has_launch]]
     phase = np.full(len(ops), -1, np.int64)
-    phase[known] = around(trace, phases, calls, rule)
-    names = np.append(phases["name"].to_numpy(object), UNATTRIBUTED)[phase]
+    phase[has_launch] = around(trace, phases, calls, rule)
+    names = np.append(phases["name"].to_numpy(object), UNATTRIBUTED)[phase]  # the last is for no phase, -1
     work = pd.DataFrame({"gpu_ns": intervals.uncovered(ops["start_ns"], ops["end_ns"], ops["device"])})
     work["kernel_count"] = (ops["table"] == GPU_TABLES.index("kernels")).astype(int)
     sums = work.groupby(names).sum()
-    unattributed = sums.index.union([UNATTRIBUTED])
-    return sums.reindex(unattributed, fill_value=0)
+    with_unattributed = sums.index.union([UNATTRIBUTED])
+    return sums.reindex(with_unattributed, fill_value=0)

@@ -71,29 +71,30 @@ def select(
         filters.append(_in_ranges(trace, within))
     if last_steps is not None:
         filters.append(_in_last_steps(trace, last_steps))
-    chosen = trace
+    selection = trace
     for masks in filters:
-        both = {}
+        combined = {}
         for table in TABLES:
-            given = [mask for mask in (chosen.mask(table), masks.get(table)) if mask is not None]
-            if given:
-                both[table] = np.logical_and.reduce(given)
-        chosen = chosen.masked(both)
-    return chosen
+            # What the trace already leaves out, and what this filter does; None leaves nothing out.
+            conditions = [mask for mask in (selection.mask(table), masks.get(table)) if mask is not None]
+            if conditions:
+                combined[table] = np.logical_and.reduce(conditions)
+        selection = selection.masked(combined)
+    return selection
 
 
 def _on_device(trace: Trace, device: int) -> dict[str, _Mask]:
-    """Flag the operations of a device."""
+    """Flag the operations of a device, in each table that names devices."""
     masks = {}
-    present: set[int] = set()
+    known_devices: set[int] = set()
     for table in _DEVICE_TABLES:
         if trace.whole.size(table):
             devices = trace.whole.table(table, ["device"])["device"]
             masks[table] = (devices == device).to_numpy()
             if table in GPU_TABLES:
-                present.update(devices.unique().tolist())
-    if device not in present:
-        known = ", ".join(map(str, sorted(present))) or "no GPU operations"
+                known_devices.update(devices.unique().tolist())
+    if device not in known_devices:
+        known = ", ".join(map(str, sorted(known_devices))) or "no GPU operations"
         raise UsageError(f"--device: the trace has no device {device}; it has {known}")
     return masks
 
@@ -122,12 +123,13 @@ def _in_ranges(trace: Trace, within: str) -> dict[str, _Mask]:
     ranges = trace.whole.table("ranges", ["name", "start_ns", "end_ns", "process"])
     matches = matching(ranges["name"], compiled(within, "--within"))
     if not matches.any():
-        common = ranges["name"].astype("str").value_counts().index[:3]
-        known = ", ".join(repr(name) for name in common) or "no ranges"
+        most_frequent = ranges["name"].astype("str").value_counts().index[:3]
+        known = ", ".join(repr(name) for name in most_frequent) or "no ranges"
         raise UsageError(f"--within: no range matches {within!r}; there are {known}")
     windows = ranges[matches]
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-    return _inside(trace, windows, around(trace, windows, calls) >= 0)
+    is_launch_inside = around(trace, windows, calls) >= 0
+    return _masks_inside(trace, windows, is_launch_inside)
 
 
 def _in_last_steps(trace: Trace, count: int) -> dict[str, _Mask]:
@@ -140,36 +142,37 @@ def _in_last_steps(trace: Trace, count: int) -> dict[str, _Mask]:
             "--last-steps: the trace has no step ranges (ProfilerStep#N, or ranges with 'step' in their name)"
         )
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "process"])
-    return _inside(trace, windows, _in_process(windows, calls))
+    return _masks_inside(trace, windows, _is_in_windows(windows, calls))
 
 
-def _inside(trace: Trace, windows: pd.DataFrame, called: _Mask) -> dict[str, _Mask]:
-    """Flag the CPU events inside some windows of processes, and the GPU operations of the calls that are flagged."""
+def _masks_inside(trace: Trace, windows: pd.DataFrame, is_launch_inside: _Mask) -> dict[str, _Mask]:
+    """Flag the CPU events inside some windows of processes, and the GPU operations that the flagged calls launched."""
     whole = trace.whole
     masks = {}
     for table in _CPU_TABLES:
         if whole.size(table):
-            masks[table] = _in_process(windows, whole.table(table, ["start_ns", "end_ns", "process"]))
-    called = np.append(called, False)  # at -1, the last: an unknown launch
+            masks[table] = _is_in_windows(windows, whole.table(table, ["start_ns", "end_ns", "process"]))
+    is_launch_inside = np.append(is_launch_inside, False)  # the last is for an unknown launch, -1
     for table in _DEVICE_TABLES:
         if whole.size(table):
             ids = whole.table(table, ["process", "correlation"])
-            masks[table] = called[intervals.launch_of(whole, ids["process"], ids["correlation"])]
+            masks[table] = is_launch_inside[intervals.launch_of(whole, ids["process"], ids["correlation"])]
     return masks
 
 
-def _in_process(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
+def _is_in_windows(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
     """Flag the events inside a window of their process."""
     inside = np.zeros(len(events), bool)
     process = events["process"].to_numpy()
     for owner, of_owner in windows.groupby("process"):
         rows = np.flatnonzero(process == owner)
-        inside[rows] = _contained(of_owner, events.iloc[rows])
+        inside[rows] = _is_in_union(of_owner, events.iloc[rows])
     return inside
 
 
-def _contained(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
+def _is_in_union(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
     """Flag the events inside the union of some windows."""
     begin, end = intervals.merge(windows["start_ns"], windows["end_ns"])
-    at = np.searchsorted(begin, events["start_ns"], side="right") - 1
-    return (at >= 0) & (events["end_ns"].to_numpy() <= np.append(end, 0)[at])
+    last_begun = np.searchsorted(begin, events["start_ns"], side="right") - 1
+    end = np.append(end, 0)  # so that there is an end without windows, too
+    return (last_begun >= 0) & (events["end_ns"].to_numpy() <= end[last_begun])

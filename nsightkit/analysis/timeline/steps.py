@@ -32,32 +32,32 @@ __all__ = [
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _NAMED_STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
-# Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`. Warm-up steps
-# are not counted either.
-_PART = re.compile(r"optim|sched|zero_grad|warm[-_ ]?up", re.IGNORECASE)
+#: Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`. Warm-up steps
+#: are not counted either.
+_PART_OF_STEP = re.compile(r"optim|sched|zero_grad|warm[-_ ]?up", re.IGNORECASE)
 #: What vLLM calls an iteration: requests in prefill with their tokens, then requests in decode with theirs. Its
 #: detailed form counts all tokens first, and more than tokens in the brackets.
 _VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^()]*\)_generation_(\d+)\((?:sq)?(\d+)[^()]*\)$")
 #: What SGLang calls a forward pass: its mode, sequences, and in a prefill its tokens.
 _SGLANG = re.compile(r"^step\[([A-Z_]+) bs=(\d+)(?: toks=(\d+))?(?: [^]]*)?\]$")
-_MODES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "decode", "MIXED": "mixed"}
+_PHASE_OF_MODE = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "decode", "MIXED": "mixed"}
 
 #: A range that launches nothing and is shorter than this share of the median launching step is a stub of the profiler.
-_STUB = 0.1
-#: A step is an outlier beyond so many robust standard deviations from the median (Iglewicz and Hoaglin, 1993) ...
+_STUB_SHARE = 0.1
+#: A step is an outlier if it is this many robust standard deviations off the median (Iglewicz and Hoaglin, 1993) ...
 _ROBUST_Z = 3.5
-#: ... and so far from it in relation to it: steps that vary by nanoseconds have no outliers worth a look.
-_RELATIVE = 0.05
+#: ... and this share of the median off it: steps that vary by nanoseconds have no outliers worth a look.
+_LEAST_OUTLYING_SHARE = 0.05
 #: Fewer steps than this have no median to be far from.
-_ENOUGH = 4
-#: A program is settled when this many steps are over.
-_SETTLED = 2
-#: With more steps than this, a GPU that lags behind shows in their times.
-_FEW = 2
-#: What a device takes to start a queued operation, at most.
+_LEAST_STEPS = 4
+#: A program is settled once it has run this many steps.
+_STEPS_TO_SETTLE = 2
+#: With more steps than this, we need not find out whether the GPU lagged behind when they began: their times show it.
+_MOST_FEW_STEPS = 2
+#: The longest time that a device takes to start a queued operation.
 QUEUED_NS = 20_000
-#: Compiled frames that a sentence names.
-_FRAMES = 3
+#: How many compiled frames a sentence names.
+_MOST_FRAMES = 3
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_SIGMA = 1.4826
 
@@ -97,29 +97,31 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     steps = ranges[ranges["name"].isin(kinds)].sort_values("start_ns", kind="stable")
     steps["step"] = steps["name"].astype(object)
     steps["kind"] = steps["step"].map(kinds)
-    # The kind of step, and the thread, that most of the time was spent in.
+    # Keep the kind of step with the most time, then the thread with the most time.
     for column in ("kind", "thread"):
-        time = (steps["end_ns"] - steps["start_ns"]).groupby(steps[column], sort=False).sum()
-        steps = steps[steps[column].isin(time.nlargest(1).index)]
-    reach = steps["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
-    steps = steps[steps["end_ns"] > reach].reset_index(drop=True)
+        total_ns = (steps["end_ns"] - steps["start_ns"]).groupby(steps[column], sort=False).sum()
+        steps = steps[steps[column].isin(total_ns.nlargest(1).index)]
+    # Keep outermost ranges: what ends later than all before it.
+    earlier_end = steps["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
+    steps = steps[steps["end_ns"] > earlier_end].reset_index(drop=True)
     steps = steps[~_stubs(trace, steps)].reset_index(drop=True)
-    last = 0
+    last_end = 0
     if len(steps):
-        last = steps["end_ns"].max()
-    steps["end_ns"] = steps["start_ns"].shift(-1, fill_value=last)
+        last_end = steps["end_ns"].max()
+    # A window lasts until the next one starts.
+    steps["end_ns"] = steps["start_ns"].shift(-1, fill_value=last_end)
     return steps[["step", "start_ns", "end_ns", "process", "thread"]]
 
 
 def _kinds(names: list[str], match: str | None) -> dict[str, str]:
-    """The kind of step of each range name that is a step's."""
+    """Map each range name that is a step's to its kind: ``step 3`` to ``step #``."""
     if match is not None:
         pattern = compiled(match, "--match")
         return {name: "" for name in names if pattern.search(name)}
     kinds: dict[str, str] = {}
     for expression in (_PROFILER_STEP, _NAMED_STEP, _VLLM):
         for name in names:
-            if expression.search(name) and not _PART.search(name):
+            if expression.search(name) and not _PART_OF_STEP.search(name):
                 is_iteration = _VLLM.match(name) or _SGLANG.match(name)
                 kinds[name] = "iteration" if is_iteration else re.sub(r"\d+", "#", name)
         if kinds:
@@ -130,34 +132,34 @@ def _kinds(names: list[str], match: str | None) -> dict[str, str]:
 def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Flag the step ranges, in order of time, that are stubs of the profiler."""
     length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy()
-    is_short: npt.NDArray[np.bool_] = length < _STUB * length.max(initial=0)
+    is_short: npt.NDArray[np.bool_] = length < _STUB_SHARE * length.max(initial=0)
     if not is_short.any():  # nearly always: no need to read who launched what
         return is_short
-    # Of the whole trace: a step that launched nothing on the device that is looked at is a step.
-    launched = np.zeros(len(ranges), bool)
+    # In the whole trace: a step that launched nothing on the selected device is still a step.
+    has_launches = np.zeros(len(ranges), bool)
     for table in GPU_TABLES:
         step = launched_in(trace.whole, table, ranges)
-        launched[step[step >= 0]] = True
-    if not launched.any():
-        return launched
-    is_short = length < _STUB * np.median(length[launched])
-    return is_short & ~launched
+        has_launches[step[step >= 0]] = True
+    if not has_launches.any():
+        return has_launches
+    is_short = length < _STUB_SHARE * np.median(length[has_launches])
+    return is_short & ~has_launches
 
 
 def is_settled(steps: pd.Series) -> npt.NDArray[np.bool_]:
-    """Flag the steps before which at least two were over, so that a compiler that runs in them compiles again.
+    """Flag the steps that at least two others came before: a compiler that runs in them compiles again.
 
-    PyTorch's profiler counts the steps before the recording too.
+    PyTorch's profiler numbers its steps from the program's first, so that steps before the recording count too.
 
     Parameters
     ----------
     steps : Series of str
         Names of all steps, in order of time.
     """
-    before = np.arange(len(steps))
-    if len(steps) and (first := _PROFILER_STEP.match(steps.iloc[0])):
-        before += int(first[1])
-    return before >= _SETTLED
+    steps_before = np.arange(len(steps))
+    if len(steps) and (profiler_step := _PROFILER_STEP.match(steps.iloc[0])):
+        steps_before += int(profiler_step[1])
+    return steps_before >= _STEPS_TO_SETTLE
 
 
 @kept
@@ -179,10 +181,10 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``step, start_ns, cpu_end_ns, begin_ns, end_ns, process, thread``, in order of time; ``end_ns`` is E(k), and
-        ``begin_ns`` is where the step's time begins: at E(k - 1), or where the first one's range begins. With one step
-        or two, and a GPU that was still at work launched before the recording, it is where the GPU got to the first
-        one's. The first step of a selection begins where it does in the whole trace.
+        ``step, start_ns, cpu_end_ns, begin_ns, end_ns, process, thread``, in order of time. ``end_ns`` is E(k), and
+        ``begin_ns``, where the step's time begins, is E(k - 1). The first step's is the start of its range, or, where
+        the GPU was still busy with work launched before the recording, the moment when it got to the step's work. The
+        first step of a selection begins where it does in the whole trace.
 
     Raises
     ------
@@ -193,52 +195,53 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     table["cpu_end_ns"] = table["end_ns"]
     table["begin_ns"] = table["start_ns"]
     if len(table):
-        begin = _begin(trace, table, match)
-        end = np.maximum(_ends(trace, table), begin)
+        begin = _first_begin_ns(trace, table, match)
+        end = np.maximum(_step_ends(trace, table), begin)
         table["end_ns"] = end
         table["begin_ns"] = np.append(begin, end[:-1])
     return table[["step", "start_ns", "cpu_end_ns", "begin_ns", "end_ns", "process", "thread"]]
 
 
-def _begin(trace: Trace, table: pd.DataFrame, match: str | None) -> int:
+def _first_begin_ns(trace: Trace, table: pd.DataFrame, match: str | None) -> int:
     """Where the first step's time begins; a selection's first step begins where it does in the whole trace."""
     start = int(table["start_ns"].iloc[0])
     if trace is trace.whole:
-        return max(start, _reached(trace, table))
+        return max(start, _gpu_reached_ns(trace, table))
     begins = windows(trace.whole, match).set_index("start_ns")["begin_ns"]
     return int(begins.get(start, start))
 
 
-def _reached(trace: Trace, windows: pd.DataFrame) -> int:
-    """When the GPU got to the first step's work, if that lay behind work which was launched before the recording.
+def _gpu_reached_ns(trace: Trace, windows: pd.DataFrame) -> int:
+    """When the GPU got to the first step's work, if that was queued behind work launched before the recording; else 0.
 
-    That time is the end of the step before, which was not recorded. It ended with the last operation without a
-    recorded launch ahead of all others. With one step or two, it also shows where all devices begin later than they
-    need to, long after the first launch of the first step returned.
+    That moment is the end of the step before, which was not recorded: the end of the last operation ahead of those
+    with a recorded launch. Without such operations, but with only one step or two, it is the start of the first
+    operation, if every device begins long after its first launch, made in the first step, had returned.
     """
     ops = intervals.gpu_intervals(trace)
     ops["launch"] = intervals.launches_of(trace, ops["table"], ops["row"])
-    first = ops[ops["launch"] >= 0].groupby("device")["start_ns"].min()
-    before = ops.loc[ops["start_ns"] < ops["device"].map(first), "end_ns"]
-    if len(before):
-        reached = int(before.max())
+    first_launched = ops[ops["launch"] >= 0].groupby("device")["start_ns"].min()
+    unrecorded_ends = ops.loc[ops["start_ns"] < ops["device"].map(first_launched), "end_ns"]
+    if len(unrecorded_ends):
+        reached = int(unrecorded_ends.max())
         if reached < windows["end_ns"].iloc[-1]:
             return reached
         return 0
-    if first.empty or len(windows) > _FEW:
+    if first_launched.empty or len(windows) > _MOST_FEW_STEPS:
         return 0
-    ops = ops.drop_duplicates("device")
-    calls = trace.table("calls", ["start_ns", "end_ns"]).iloc[ops["launch"]]
-    begun = calls["start_ns"].to_numpy()
-    waited = ops["start_ns"].to_numpy() - calls["end_ns"].to_numpy() > QUEUED_NS
-    waited &= (begun >= windows["start_ns"].iloc[0]) & (begun < windows["end_ns"].iloc[0])
-    if waited.all():
-        return int(ops["start_ns"].min())
+    first_ops = ops.drop_duplicates("device")
+    # A device without any recorded launch (-1) gets the last call, which ends too late for work to be queued behind it.
+    calls = trace.table("calls", ["start_ns", "end_ns"]).iloc[first_ops["launch"]]
+    launch_start = calls["start_ns"].to_numpy()
+    was_queued = first_ops["start_ns"].to_numpy() - calls["end_ns"].to_numpy() > QUEUED_NS
+    was_queued &= (launch_start >= windows["start_ns"].iloc[0]) & (launch_start < windows["end_ns"].iloc[0])
+    if was_queued.all():
+        return int(first_ops["start_ns"].min())
     return 0
 
 
-def _ends(trace: Trace, windows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Where steps end, each with what it launched, and none before an earlier one."""
+def _step_ends(trace: Trace, windows: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """When steps end: with the last GPU operation that they launched, if it is later; never before an earlier step."""
     end = windows["end_ns"].to_numpy(copy=True)
     for table in GPU_TABLES:
         step = launched_in(trace, table, windows)
@@ -262,10 +265,10 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
         Row of `windows`; -1 for a moment in none of them.
     """
     time = np.asarray(time_ns, np.int64)
-    begun = np.searchsorted(windows["start_ns"].to_numpy(), time, side="right") - 1
+    last_begun = np.searchsorted(windows["start_ns"].to_numpy(), time, side="right") - 1
     # Before all steps this is -1, which picks the last end: add one that no moment comes before.
     end = np.append(windows["end_ns"].to_numpy(), np.iinfo(np.int64).min)
-    return np.where(time < end[begun], begun, -1)
+    return np.where(time < end[last_begun], last_begun, -1)
 
 
 def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[np.intp]:
@@ -276,7 +279,7 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
     trace : Trace
     table : {"kernels", "memops", "graphs"}
     windows : DataFrame
-        As :func:`find` or :func:`windows` gives them; it is their part on the CPU that counts.
+        As :func:`find` or :func:`windows` gives them. Their part on the CPU counts.
 
     Returns
     -------
@@ -287,7 +290,7 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
     step = number(windows.assign(end_ns=cpu_end), intervals.launched(trace, table))
     process = trace.table(table, ["process"])["process"].to_numpy()
     is_own = np.isin(process, windows["process"].to_numpy()[:1])
-    if is_own.any():  # else the source names no process
+    if is_own.any():  # if none is, the source records no processes
         step[~is_own] = -1
     return step
 
@@ -313,14 +316,14 @@ def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
     end = windows["end_ns"]
     parts = pd.DataFrame({"wall_ns": end - start, "busy_ns": pd.NA, "idle_ns": pd.NA})
     if len(windows) and any(trace.recorded(table) for table in GPU_TABLES):
-        used = devices(trace, process)
+        used_devices = devices(trace, process)
         ops = intervals.gpu_intervals(trace)
-        busy = np.zeros(len(windows), np.int64)
-        for device in used:
+        busy_ns = np.zeros(len(windows), np.int64)
+        for device in used_devices:
             of_device = ops[ops["device"] == device]
-            busy += intervals.Coverage(of_device["start_ns"], of_device["end_ns"]).of(start, end)
-        parts["busy_ns"] = busy
-        parts["idle_ns"] = max(len(used), 1) * parts["wall_ns"] - busy
+            busy_ns += intervals.Coverage(of_device["start_ns"], of_device["end_ns"]).of(start, end)
+        parts["busy_ns"] = busy_ns
+        parts["idle_ns"] = max(len(used_devices), 1) * parts["wall_ns"] - busy_ns
     return parts.astype({"busy_ns": "Int64", "idle_ns": "Int64"})
 
 
@@ -373,7 +376,7 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
 
 
 def _compiled(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
-    """What compilers took in each step, and how many compiled regions it entered."""
+    """Measure how long compilers ran in each step, and count the compiled regions that it entered."""
     compiles = compiler.compiles(trace)
     regions = compiler.regions(trace)
     compile_ns = _by_step(windows, compiles, compiles["end_ns"] - compiles["start_ns"])
@@ -382,7 +385,7 @@ def _compiled(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
 
 
 def recompiled(trace: Trace, windows: pd.DataFrame) -> str | None:
-    """Say how long compilers ran in settled steps, and which frames they compiled how often.
+    """Write how long compilers ran in settled steps, and which frames they compiled how often; None if they did not.
 
     Parameters
     ----------
@@ -391,19 +394,19 @@ def recompiled(trace: Trace, windows: pd.DataFrame) -> str | None:
         As :func:`find` or :func:`windows` gives them.
     """
     events = compiler.compiles(trace)
-    at = number(windows, events["start_ns"])
-    is_again = (at >= 0) & np.append(is_settled(windows["step"]), False)[at]
-    if not is_again.any():
+    step = number(windows, events["start_ns"])
+    is_in_settled = (step >= 0) & np.append(is_settled(windows["step"]), False)[step]
+    if not is_in_settled.any():
         return None
-    events = events[is_again]
-    took = events["end_ns"] - events["start_ns"]
-    rows = np.unique(at[is_again])
-    first, last = windows["step"].iloc[rows[[0, -1]]]
-    where = ""
+    events = events[is_in_settled]
+    duration_ns = events["end_ns"] - events["start_ns"]
+    step_rows = np.unique(step[is_in_settled])
+    first, last = windows["step"].iloc[step_rows[[0, -1]]]
+    from_to = ""
     if first != last:
-        where = f" ({first} to {last})"
-    text = f"Compilers ran for {time_text(int(took.sum()))} in {count_text(len(rows), 'step')}{where}"
-    frames = took.groupby(events["frame"]).agg(["size", "sum"]).nlargest(_FRAMES, "sum")
+        from_to = f" ({first} to {last})"
+    text = f"Compilers ran for {time_text(int(duration_ns.sum()))} in {count_text(len(step_rows), 'step')}{from_to}"
+    frames = duration_ns.groupby(events["frame"]).agg(["size", "sum"]).nlargest(_MOST_FRAMES, "sum")
     parts = []
     for frame, count, total_ns in frames.itertuples():
         parts.append(f"frame {frame} {count_text(count, 'time')}, {time_text(total_ns)}")
@@ -414,8 +417,8 @@ def recompiled(trace: Trace, windows: pd.DataFrame) -> str | None:
 
 def _by_step(windows: pd.DataFrame, events: pd.DataFrame, amount: pd.Series) -> pd.Series:
     """Sum an amount of events over the steps that they begin in; NA where no step has any."""
-    at = number(windows.assign(end_ns=windows["cpu_end_ns"]), events["start_ns"])
-    sums = amount[at >= 0].groupby(at[at >= 0]).sum()
+    step = number(windows.assign(end_ns=windows["cpu_end_ns"]), events["start_ns"])
+    sums = amount[step >= 0].groupby(step[step >= 0]).sum()
     return sums.reindex(windows.index, fill_value=0 if len(sums) else None).astype("Int64")
 
 
@@ -445,17 +448,17 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
-    """Phase, tokens and sequences of each step: as an inference server annotates the iterations in it."""
-    notes = _annotations(trace, windows["thread"])
+    """Find phase, tokens and sequences of each step, as an inference server annotates the iterations in it."""
+    annotations = _annotations(trace, windows["thread"])
     # By its middle: an annotation may begin before the range that counts as the step.
-    middle_ns = (notes["start_ns"] + notes["end_ns"]) // 2
-    at = number(windows.assign(end_ns=windows["cpu_end_ns"]), middle_ns)
+    middle_ns = (annotations["start_ns"] + annotations["end_ns"]) // 2
+    step_of_each = number(windows.assign(end_ns=windows["cpu_end_ns"]), middle_ns)
     rows = []
-    for step, name in zip(at, notes["name"], strict=True):
+    for step, name in zip(step_of_each, annotations["name"], strict=True):
         if step >= 0:
             rows.append((step, *_iteration(name)))
-    table = pd.DataFrame(rows, columns=["at", "phase", "tokens", "sequences"])
-    by = table.astype({"phase": object, "tokens": "Int64", "sequences": "Int64"}).groupby("at")
+    table = pd.DataFrame(rows, columns=["step", "phase", "tokens", "sequences"])
+    by = table.astype({"phase": object, "tokens": "Int64", "sequences": "Int64"}).groupby("step")
     served = by[["phase"]].first()
     served.loc[by["phase"].nunique() > 1, "phase"] = "mixed"
     served["tokens"] = by["tokens"].sum(min_count=1)
@@ -466,24 +469,24 @@ def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _annotations(trace: Trace, threads: pd.Series) -> pd.DataFrame:
-    """An inference server's annotations of its iterations on some threads."""
+    """Find an inference server's annotations of its iterations on some threads, in order of time."""
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "thread"])
     ranges = ranges[ranges["thread"].isin(threads) & matching(ranges["name"], _VLLM, _SGLANG)]
     ranges = ranges.sort_values(["start_ns", "end_ns"], ascending=[True, False], kind="stable")
-    # A server may annotate the same iteration twice, one range in the other.
-    outer = ranges[ranges["end_ns"] > ranges["end_ns"].cummax().shift(fill_value=-1)]
-    return outer.astype({"name": str})
+    # A server may annotate the same iteration twice, one range in the other: keep the outer one.
+    earlier_end = ranges["end_ns"].cummax().shift(fill_value=-1)
+    return ranges[ranges["end_ns"] > earlier_end].astype({"name": str})
 
 
 def _iteration(name: str) -> tuple[str | None, int | None, int]:
-    """Phase, tokens and sequences that an inference server's annotation states."""
+    """Read phase, tokens and sequences from the name of an inference server's annotation."""
     sglang = _SGLANG.match(name)
     if sglang:
         mode, sequences, tokens = sglang.groups()
         if mode == "DECODE" and tokens is None:
             tokens = sequences  # in plain decoding every sequence gets one token
-        return _MODES.get(mode), None if tokens is None else int(tokens), int(sequences)
-    prefills, prefilled, decodes, decoded = map(int, _VLLM.findall(name)[0])
+        return _PHASE_OF_MODE.get(mode), None if tokens is None else int(tokens), int(sequences)
+    prefills, prefill_tokens, decodes, decode_tokens = map(int, _VLLM.findall(name)[0])
     phase = None
     if prefills and decodes:
         phase = "mixed"
@@ -491,11 +494,11 @@ def _iteration(name: str) -> tuple[str | None, int | None, int]:
         phase = "prefill"
     elif decodes:
         phase = "decode"
-    return phase, prefilled + decoded, prefills + decodes
+    return phase, prefill_tokens + decode_tokens, prefills + decodes
 
 
 def devices(trace: Trace, process: int) -> list[int]:
-    """Find the devices that a process used; all of them where no GPU operation says whose it was.
+    """Find the devices that a process used; all devices if none of their operations is recorded as its own.
 
     Parameters
     ----------
@@ -513,20 +516,20 @@ def devices(trace: Trace, process: int) -> list[int]:
     return sorted(set(used["device"].astype(int).tolist()))
 
 
-def outliers(wall: np.ndarray) -> np.ndarray:
+def outliers(times: np.ndarray) -> np.ndarray:
     """Flag the times that stand out, as :func:`summary` does.
 
     Parameters
     ----------
-    wall : ndarray of int or float, shape (n,)
+    times : ndarray of int or float, shape (n,)
 
     Returns
     -------
     ndarray of bool, shape (n,)
     """
-    if len(wall) < _ENOUGH:
-        return np.zeros(len(wall), bool)
-    median = np.median(wall)
-    off = np.abs(wall - median)
-    sigma = _MAD_TO_SIGMA * np.median(off)
-    return np.asarray((off > _ROBUST_Z * sigma) & (off > _RELATIVE * median))
+    if len(times) < _LEAST_STEPS:
+        return np.zeros(len(times), bool)
+    median = np.median(times)
+    deviation = np.abs(times - median)
+    sigma = _MAD_TO_SIGMA * np.median(deviation)
+    return np.asarray((deviation > _ROBUST_Z * sigma) & (deviation > _LEAST_OUTLYING_SHARE * median))

@@ -45,14 +45,14 @@ UNATTRIBUTED = "unattributed"
 
 _MODULE = "nn.Module: "
 _IS_MODULE = re.compile(f"^{_MODULE}")
-_STANDARD = "|".join(re.escape(name) for name in sorted(sys.stdlib_module_names))
+_STDLIB_MODULES = "|".join(re.escape(name) for name in sorted(sys.stdlib_module_names))
 #: Functions that are not the program's: modules' own rows, Python's, PyTorch's, Triton's, and what these generate.
-_LIBRARY = re.compile(
+_LIBRARY_FUNCTION = re.compile(
     rf"^<|^{_MODULE}|(^|[/\\])(torch|triton|torchinductor_[^/\\]*)[/\\]"
-    rf"|(^|[/\\]python3[^/\\]*[/\\])({_STANDARD})(\.py\(|[/\\])"
+    rf"|(^|[/\\]python3[^/\\]*[/\\])({_STDLIB_MODULES})(\.py\(|[/\\])"
 )
 #: Operators that run nodes of the backward pass.
-_NODE = re.compile(r"^(torch::)?autograd::|Backward\d*$")
+_NODE_RUNNER = re.compile(r"^(torch::)?autograd::|Backward\d*$")
 #: An operator's name as `emit_nvtx` writes it, and its sequence number.
 _EMITTED = r"^([^,]*)(?:, seq = (\d{1,18})(?!\d))?"
 _PHASE = re.compile(r"(?i)^(?:(forward|loss|backward)|optimizer(?:_step)?|zero_grad|Optimizer\.(?:step|zero_grad)#.*)$")
@@ -60,10 +60,10 @@ _LAUNCH = re.compile(r"(?<!Graph)Launch(?!HostFunc)")
 _REPLAY = re.compile("GraphLaunch")
 _TIMES = ["start_ns", "end_ns", "thread"]
 _PLACE = ["where", "phase"]
-_TOP = 3
-#: A kind of place divides the time if it holds this share of it, and this share outside its largest place.
-_HELD = 0.5
-_APART = 0.05
+_TOP_KERNELS = 3
+#: A kind of place divides the time if its places hold this share of it, and those beside the largest this share.
+_LEAST_HELD = 0.5
+_LEAST_APART = 0.05
 
 
 class Where(NamedTuple):
@@ -114,29 +114,29 @@ def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) ->
     sources = [trace.whole]
     if capture is not None:
         sources.append(capture.whole)
-        _captured(capture.whole)
+        _captured_launches(capture.whole)  # fails without a capture of a graph
     best = Where(pd.DataFrame(columns=COLUMNS), None, "")
-    most = (-1.0, -1.0)
+    best_shares = (-1.0, -1.0)
     if not trace.size("kernels"):
         return best
     kernels = _kernels(trace.whole)
     for kind in KINDS if by is None else (by,):
         if all(_places(source, kind).empty for source in sources):
             continue
-        placed = kernels.join(_located(trace.whole, kernels["launch"], kind), on="launch")
+        placed = kernels.join(_places_of_calls(trace.whole, kernels["launch"], kind), on="launch")
         if capture is not None:
             _place_by_capture(placed, capture.whole, kind)
-        mask = trace.mask("kernels")
-        if mask is not None:
-            placed = placed[mask]
+        is_selected = trace.mask("kernels")
+        if is_selected is not None:
+            placed = placed[is_selected]
         rows = _rows(placed)
-        shares = rows.loc[rows["where"] != UNATTRIBUTED, "share"]
+        shares = rows.loc[rows["where"] != UNATTRIBUTED, "share"]  # the largest first
         held = float(shares.sum())
         apart = float(shares[1:].sum())
-        if (apart, held) > most:
+        if (apart, held) > best_shares:
             best = Where(rows, kind, _note(placed, kind, capture is not None))
-            most = (apart, held)
-        if held >= _HELD and apart >= _APART:
+            best_shares = (apart, held)
+        if held >= _LEAST_HELD and apart >= _LEAST_APART:
             break
     return best
 
@@ -154,21 +154,21 @@ def _note(placed: pd.DataFrame, kind: By, has_capture: bool) -> str:
 
 
 def _kernels(whole: Trace) -> pd.DataFrame:
-    """All kernels: ``name, start_ns, duration_ns, launch, replayed``."""
+    """All kernels: ``name, start_ns, duration_ns``, ``launch`` (row of the call), ``replayed`` (in a CUDA graph)."""
     kernels = whole.table("kernels", ["name", "start_ns", "duration_ns", "process", "correlation"])
     kernels["launch"] = launch_of(whole, kernels.pop("process"), kernels.pop("correlation"))
     is_replay = matching(whole.table("calls", ["name"])["name"], _REPLAY)
-    kernels["replayed"] = np.append(is_replay, False)[kernels["launch"]]
+    kernels["replayed"] = np.append(is_replay, False)[kernels["launch"]]  # the last is for launch -1
     return kernels
 
 
 def _rows(placed: pd.DataFrame) -> pd.DataFrame:
-    """Sum kernels by place and phase."""
+    """Sum kernels by place and phase: `COLUMNS`, one of whose rows is `UNATTRIBUTED`."""
     kernels = placed[["name", "where", "phase"]].astype(object)
     kernels["gpu_ns"] = placed["duration_ns"]
     kernels["count"] = 1
     kernels.loc[kernels["where"].isna(), _PLACE] = UNATTRIBUTED, None
-    kernels.loc[-1] = None, UNATTRIBUTED, None, 0, 0  # so that there is such a row
+    kernels.loc[-1] = None, UNATTRIBUTED, None, 0, 0  # makes sure that there is such a row
     sums = kernels.groupby([*_PLACE, "name"], dropna=False)[["gpu_ns", "count"]].sum().reset_index()
     sums = sums.sort_values("gpu_ns", ascending=False, kind="stable")
     by = sums.groupby(_PLACE, dropna=False)
@@ -181,65 +181,68 @@ def _rows(placed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _top_names(names: pd.Series) -> list[str]:
-    return names.dropna().head(_TOP).tolist()
+    return names.dropna().head(_TOP_KERNELS).tolist()
 
 
 # --- from a call to its place --------------------------------------------------------------------------------------
 
 
-def _located(whole: Trace, rows: pd.Series, kind: By) -> pd.DataFrame:
-    """Give ``where`` and ``phase`` of some calls, by their row; None where unknown."""
-    known = np.unique(rows[rows >= 0])
-    calls = whole.table("calls", _TIMES).loc[known]
+def _places_of_calls(whole: Trace, rows: pd.Series, kind: By) -> pd.DataFrame:
+    """Find ``where`` and ``phase`` of the calls in some rows, which may be -1; None where unknown."""
+    known_rows = np.unique(rows[rows >= 0])
+    calls = whole.table("calls", _TIMES).loc[known_rows]
     node = enclosing(calls, _nodes(whole))
-    maker = np.append(_makers(whole), -1)[node]
+    maker = np.append(_maker_of_node(whole), -1)[node]  # the last is for no node, -1
     where = _names_of_places(whole, calls, kind, node, maker)
     phase = _phases(whole, calls, node, maker)
     return pd.DataFrame({"where": where, "phase": phase}, calls.index)
 
 
 def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, maker: Int) -> Object:
-    """The place of each call, given its node of the backward pass and the node's maker (-1 for none)."""
+    """Name the place of each call, given its node of the backward pass and the node's maker (-1 for none)."""
     places = _places(whole, kind)
     if kind == "range":
-        return _values(places["name"], around(whole, places, calls))
-    made = _made(whole)
-    at = enclosing(calls, places)
-    # What was open before the node is what called for the backward pass. What a node computes again of the forward
-    # pass is in no operator that the sequence numbers know.
-    since = _begun(_nodes(whole), node)
-    own = _begun(places, at) >= since
-    again = _begun(made, enclosing(calls, made)) > since
-    linked = (maker >= 0) & ~again
+        return _values_at(places["name"], around(whole, places, calls))
+    makers = _node_makers(whole)
+    place = enclosing(calls, places)
+    # A place that was open before the node began only called for the backward pass: it is not the call's.
+    node_start = _starts_at(_nodes(whole), node)
+    has_own_place = _starts_at(places, place) >= node_start
+    # What a node computes again of the forward pass (checkpointing) is not its maker's: it has operators of its own.
+    is_recomputed = _starts_at(makers, enclosing(calls, makers)) > node_start
+    is_of_maker = (maker >= 0) & ~is_recomputed
     if kind != "op":
-        linked &= ~own
-    at[~own] = -1
-    at[linked] = enclosing(made, places)[maker[linked]]
-    return _values(places["name"], at)
+        is_of_maker &= ~has_own_place
+    place[~has_own_place] = -1
+    place[is_of_maker] = enclosing(makers, places)[maker[is_of_maker]]
+    return _values_at(places["name"], place)
 
 
 def _phases(whole: Trace, calls: pd.DataFrame, node: Int, maker: Int) -> Object:
-    """The phase of each call: named by its range, else by what encloses it."""
+    """Find the phase of each call: backward in a node, else as its range is named, else forward if anything shows that.
+
+    A module around the call shows it, or an operator that made a node of the backward pass.
+    """
     ranges = whole.table("ranges", [*_TIMES, "name"])
     ranges = ranges[matching(ranges["name"], _PHASE)]
     names = ranges["name"].astype(str).str.lower().str.extract("(forward|loss|backward)")[0].fillna("optimizer")
-    at = around(whole, ranges, calls)
-    differentiated = _made(whole).iloc[np.unique(maker[maker >= 0])]
-    forward = enclosing(calls, _places(whole, "module")) >= 0
-    forward |= enclosing(calls, differentiated) >= 0
-    phases = _values(names, at)
-    phases[forward & (at < 0)] = "forward"
+    named_range = around(whole, ranges, calls)
+    makers = _node_makers(whole).iloc[np.unique(maker[maker >= 0])]
+    is_forward = enclosing(calls, _places(whole, "module")) >= 0
+    is_forward |= enclosing(calls, makers) >= 0
+    phases = _values_at(names, named_range)
+    phases[is_forward & (named_range < 0)] = "forward"
     phases[node >= 0] = "backward"
     return phases
 
 
-def _values(values: pd.Series, at: Int) -> Object:
-    """Values at positions; None at position -1."""
+def _values_at(values: pd.Series, at: Int) -> Object:
+    """Pick the values at some positions; None at position -1."""
     return np.append(values.to_numpy(object), np.array([None]))[at]
 
 
-def _begun(places: pd.DataFrame, at: Int) -> Int:
-    """When the place at each position began; before all times for position -1."""
+def _starts_at(places: pd.DataFrame, at: Int) -> Int:
+    """Pick the starts of the places at some positions; before all times at position -1."""
     return np.append(places["start_ns"].to_numpy(), np.iinfo(np.int64).min)[at]
 
 
@@ -253,30 +256,31 @@ def _places(whole: Trace, kind: By) -> pd.DataFrame:
         return _operators(whole)
     if kind == "range":
         ranges = whole.table("ranges", [*_TIMES, "name"])
-        is_step = ranges["name"].isin(steps.find(whole)["step"].tolist())  # which is a time, not a place
+        is_step = ranges["name"].isin(steps.find(whole)["step"].tolist())  # a step is a time, not a place
         return ranges[~is_step & ~matching(ranges["name"], OPERATOR_RANGE)]
     frames = whole.table("frames", [*_TIMES, "name"])
     if kind == "line":
-        return frames[~matching(frames["name"], _LIBRARY)]
+        return frames[~matching(frames["name"], _LIBRARY_FUNCTION)]
     modules = frames[matching(frames["name"], _IS_MODULE)]
     return _with_paths(modules.reset_index(drop=True))
 
 
 @kept
 def _operators(whole: Trace) -> pd.DataFrame:
-    """Operators, those of ``emit_nvtx`` too: ``start_ns, end_ns, thread, process, name, sequence, node``.
+    """Operators, or the ranges that ``emit_nvtx`` makes of them where the trace has none.
 
-    `node` marks the runners of nodes of the backward pass.
+    ``start_ns, end_ns, thread, process, name``; ``sequence`` is autograd's number, -1 for none; ``node`` marks the
+    operators that run nodes of the backward pass.
     """
     ops = whole.table("ops", [*_TIMES, "process", "name", "sequence", "forward_thread"])
     if ops.empty:
         ranges = whole.table("ranges", [*_TIMES, "process", "name"])
         ops = ranges[matching(ranges["name"], OPERATOR_RANGE)].reset_index(drop=True)
-        parts = ops["name"].astype(str).str.extract(_EMITTED)
-        ops["name"] = parts[0].astype("category")
-        ops["sequence"] = parts[1].fillna("-1").astype("int64")
+        name_and_sequence = ops["name"].astype(str).str.extract(_EMITTED)
+        ops["name"] = name_and_sequence[0].astype("category")
+        ops["sequence"] = name_and_sequence[1].fillna("-1").astype("int64")
         ops["forward_thread"] = -1
-    ops["node"] = (ops["forward_thread"] > 0) | matching(ops["name"], _NODE)
+    ops["node"] = (ops["forward_thread"] > 0) | matching(ops["name"], _NODE_RUNNER)
     return ops
 
 
@@ -288,54 +292,57 @@ def _nodes(whole: Trace) -> pd.DataFrame:
 
 
 @kept
-def _made(whole: Trace) -> pd.DataFrame:
+def _node_makers(whole: Trace) -> pd.DataFrame:
     """Operators of the forward pass that may have made a node."""
     ops = _operators(whole)
     return ops[~ops["node"] & (ops["sequence"] >= 0)]
 
 
 @kept
-def _makers(whole: Trace) -> Int:
-    """Position in :func:`_made` of the operator that made each node of the backward pass, -1 where unknown.
+def _maker_of_node(whole: Trace) -> Int:
+    """Find the operator that made each node of the backward pass: its position in :func:`_node_makers`, -1 for unknown.
 
     Sequence numbers count nodes: an operator carries the next node's number, whether it makes that node or
-    not, so the last operator with the number made it (as PyTorch has it for its arrows). Every
+    not, so the last operator with the number made it (PyTorch draws its arrows by the same rule). Every
     thread counts for itself; a number that operators of several threads carry is ambiguous.
     """
     key = ["process", "sequence"]
-    made = _made(whole)[[*key, "thread", "start_ns"]]
-    made = made.assign(at=np.arange(len(made)))
-    made = made[made.groupby(key)["thread"].transform("nunique") == 1]
-    last = made.sort_values("start_ns", kind="stable").drop_duplicates(key, keep="last")
-    makers = _nodes(whole)[key].merge(last, how="left", on=key)
-    return makers["at"].fillna(-1).to_numpy(np.int64)
+    candidates = _node_makers(whole)[[*key, "thread", "start_ns"]]
+    candidates = candidates.assign(at=np.arange(len(candidates)))
+    candidates = candidates[candidates.groupby(key)["thread"].transform("nunique") == 1]
+    makers = candidates.sort_values("start_ns", kind="stable").drop_duplicates(key, keep="last")
+    nodes = _nodes(whole)[key].merge(makers, how="left", on=key)
+    return nodes["at"].fillna(-1).to_numpy(np.int64)
 
 
 def _with_paths(modules: pd.DataFrame) -> pd.DataFrame:
-    """Modules by their path from the outermost, as in ``Net/Block/Linear_1``.
+    """Name modules by their path from the outermost, as in ``Net/Block/Linear_1``.
 
     The profiler numbers the modules of a class. Those that hold others lose their number, so that the layers of a stack
     are one place; the others are numbered among their siblings of the same class, if there are any.
     """
-    _, above = nesting(modules["thread"], modules["start_ns"], modules["end_ns"])
-    given = modules["name"].astype(str).str.removeprefix(_MODULE)
-    calls = pd.DataFrame({"name": given, "outer": np.append(given, "")[above], "start_ns": modules["start_ns"]})
-    first = calls.sort_values("start_ns", kind="stable").drop_duplicates("name")
-    first["kind"] = first["name"].str.replace(r"_\d+$", "", regex=True)
-    siblings = first.groupby(["outer", "kind"])["name"]
-    plain = first["name"].isin(calls["outer"]) | (siblings.transform("size") == 1)
-    label = first["kind"].where(plain, first["kind"] + "_" + siblings.cumcount().astype(str))
+    _, parent = nesting(modules["thread"], modules["start_ns"], modules["end_ns"])
+    name = modules["name"].astype(str).str.removeprefix(_MODULE)  # such as Linear_3
+    outer_name = np.append(name, "")[parent]
+    calls = pd.DataFrame({"name": name, "outer": outer_name, "start_ns": modules["start_ns"]})
+    first_calls = calls.sort_values("start_ns", kind="stable").drop_duplicates("name")
+    first_calls["class"] = first_calls["name"].str.replace(r"_\d+$", "", regex=True)
+    siblings = first_calls.groupby(["outer", "class"])["name"]
+    has_no_number = first_calls["name"].isin(calls["outer"]) | (siblings.transform("size") == 1)
+    numbered = first_calls["class"] + "_" + siblings.cumcount().astype(str)
+    label = first_calls["class"].where(has_no_number, numbered)
     paths = {"": ""}
-    for name, outer, last in zip(first["name"], first["outer"], label, strict=True):  # the outer ones began before
-        paths[name] = f"{paths.get(outer, '')}/{last}".lstrip("/")
-    return modules.assign(name=given.map(paths).astype("category"))
+    # In order of time, so that the path of the outer module is known.
+    for module, outer, last in zip(first_calls["name"], first_calls["outer"], label, strict=True):
+        paths[module] = f"{paths.get(outer, '')}/{last}".lstrip("/")
+    return modules.assign(name=name.map(paths).astype("category"))
 
 
 # --- replays of CUDA graphs ----------------------------------------------------------------------------------------
 
 
 @kept
-def _captured(whole: Trace) -> pd.DataFrame:
+def _captured_launches(whole: Trace) -> pd.DataFrame:
     """Launches while a graph was captured: ``row`` in the calls, ``graph`` (which capture), ``name``; in order.
 
     A launch whose kernel ran at once went to a stream that was not captured.
@@ -345,13 +352,14 @@ def _captured(whole: Trace) -> pd.DataFrame:
     calls = calls.sort_values(["thread", "start_ns"], kind="stable")
     calls["begun"] = matching(calls["name"], BEGIN_CAPTURE)
     calls["ended"] = matching(calls["name"], END_CAPTURE)
+    # How many captures had begun and ended by then: between the two counts lies a capture, numbered by the first.
     count = calls.groupby("thread")[["begun", "ended"]].cumsum()
     calls["graph"] = count["begun"]
     launches = calls[(count["begun"] > count["ended"]) & matching(calls["name"], _LAUNCH)]
-    level, outer = nesting(launches["thread"], launches["start_ns"], launches["end_ns"])
-    ran = np.isin(launches["row"], _kernels(whole)["launch"])
-    ran[outer[ran & (level > 0)]] = True  # a driver's call lies within the runtime's
-    launches = launches[(level == 0) & ~ran]
+    level, parent = nesting(launches["thread"], launches["start_ns"], launches["end_ns"])
+    has_run = np.isin(launches["row"], _kernels(whole)["launch"])
+    has_run[parent[has_run & (level > 0)]] = True  # a driver's call lies within the runtime's
+    launches = launches[(level == 0) & ~has_run]
     if launches.empty:
         raise UsageError(
             f"{whole.path}: holds no capture of a CUDA graph (kernel launches between cudaStreamBeginCapture and "
@@ -363,29 +371,30 @@ def _captured(whole: Trace) -> pd.DataFrame:
 
 
 def _place_by_capture(placed: pd.DataFrame, capture: Trace, kind: By) -> None:
-    """Give kernels of replays the places of their launches in a capture.
+    """Give kernels of replays the places of their launches in a capture, in `placed` itself.
 
     A capture fits a replay with as many kernels, and if the capture names them, with as many of each name. Where
     several fit, they must agree on the places.
     """
-    captured = _captured(capture)
-    captured = captured.join(_located(capture, captured["row"], kind), on="row")
+    captured = _captured_launches(capture)
+    captured = captured.join(_places_of_calls(capture, captured["row"], kind), on="row")
     is_named = bool((captured["name"] != "").all())
-    captures: dict[object, list[pd.DataFrame]] = {}
+    captures_by_key: dict[object, list[pd.DataFrame]] = {}
     for _, launches in captured.groupby("graph"):
-        ordered, key = _ordered(launches, is_named)
-        captures.setdefault(key, []).append(ordered)
+        ordered, key = _in_matching_order(launches, is_named)
+        captures_by_key.setdefault(key, []).append(ordered)
     placed.loc[placed["replayed"], _PLACE] = None
     kernels = placed[placed["replayed"]].sort_values("start_ns", kind="stable")
     for _, replay in kernels.groupby("launch"):
-        ordered, key = _ordered(replay, is_named)
-        fitting = captures.get(key, [])
-        if len({tuple(launches["where"]) for launches in fitting}) == 1:
+        ordered, key = _in_matching_order(replay, is_named)
+        fitting = captures_by_key.get(key, [])
+        distinct_places = {tuple(launches["where"]) for launches in fitting}
+        if len(distinct_places) == 1:
             placed.loc[ordered.index, _PLACE] = fitting[0][_PLACE].to_numpy()
 
 
-def _ordered(rows: pd.DataFrame, is_named: bool) -> tuple[pd.DataFrame, object]:
-    """Order a graph's kernels by name, where they have names; and what a capture and its replays have in common."""
+def _in_matching_order(rows: pd.DataFrame, is_named: bool) -> tuple[pd.DataFrame, object]:
+    """Order a graph's kernels by name, if they have names; also return a key, equal for a capture and its replays."""
     if not is_named:
         return rows, len(rows)
     rows = rows.astype({"name": str}).sort_values("name", kind="stable")
