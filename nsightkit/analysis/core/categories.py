@@ -35,6 +35,7 @@ CPU_COLLECTIVE = re.compile(r"^(gloo|mpi|ucc):|\bshm_(all_?reduce|(all_)?gather|
 
 
 def _expression(parts: str | list[str]) -> re.Pattern[str]:
+    """Compile an expression that the file may split into parts."""
     return re.compile("".join(parts), re.IGNORECASE)
 
 
@@ -46,8 +47,8 @@ for _rule in _FILE["rules"]:
 # A return type, and the two spellings of an unnamed namespace, are not part of a function's name.
 _UNNAMED = re.compile(r"\(anonymous namespace\)|<unnamed>|\{anonymous\}")
 _RETURN_TYPE = re.compile(r"^(?:(?:void|__global__|static)\s+|std::enable_if<.*?>::type\s+)+")
-#: What a compiler fuses has been seen with 3,000 characters; a megabyte of them is an attack on the rules' time.
-_LONGEST = 10_000
+#: Names of fused kernels have up to 3,000 characters. The rest of a longer name, made to slow the rules, is ignored.
+_MOST_CHARACTERS = 10_000
 
 
 @functools.lru_cache(1 << 16)
@@ -71,7 +72,7 @@ def category_of(name: str) -> str:
     >>> category_of("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::NormTwoOps>>")
     'reduction'
     """
-    name = name[:_LONGEST]
+    name = name[:_MOST_CHARACTERS]
     if not _LIBRARIES.search(name):
         return "other"
     function = _RETURN_TYPE.sub("", _UNNAMED.sub("unnamed", name))
@@ -95,8 +96,8 @@ def categorize(names: pd.Index | pd.Series) -> pd.Categorical[str]:
     Categorical, shape (n,)
         Its categories are :data:`CATEGORIES`.
     """
-    values = pd.Series(names, dtype="category").cat
-    # The last is for a missing name.
-    category = [*map(category_of, values.categories.astype(str)), "other"]
-    codes = pd.Categorical(category, pd.Index(CATEGORIES)).codes
-    return pd.Categorical.from_codes(codes[values.codes], pd.Index(CATEGORIES))
+    distinct = pd.Series(names, dtype="category").cat
+    # The last is for a missing name, whose code is -1.
+    category_of_code = [*map(category_of, distinct.categories.astype(str)), "other"]
+    categories = pd.Categorical(category_of_code, pd.Index(CATEGORIES)).codes
+    return pd.Categorical.from_codes(categories[distinct.codes], pd.Index(CATEGORIES))

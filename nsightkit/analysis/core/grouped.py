@@ -24,8 +24,8 @@ def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         One row a name that occurs: ``name`` and :data:`STATISTICS`; the longest total first, then by name.
     """
-    by_name = events.groupby("name", observed=True)["duration_ns"]
-    table = by_name.agg(["size", "sum", "mean", "median", "min", "max", "std"])
+    durations = events.groupby("name", observed=True)["duration_ns"]
+    table = durations.agg(["size", "sum", "mean", "median", "min", "max", "std"])
     table = table.set_axis(STATISTICS, axis="columns").fillna({"std_ns": 0.0})
     table = table.reset_index().astype({"name": object})
     return table.sort_values(["total_ns", "name"], ascending=[False, True], kind="stable", ignore_index=True)

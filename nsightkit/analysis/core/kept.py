@@ -11,21 +11,21 @@ T = TypeVar("T")
 
 
 def kept(answer: Callable[P, T]) -> Callable[P, T]:
-    """Memoise an answer with what it is about, for each of its options; treat the result as read-only.
+    """Memoise a function's results, in the object that is its first argument; treat the results as read-only.
 
     Parameters
     ----------
     answer : callable
-        Its first argument, such as a trace, has the memo; the others can be hashed.
+        Its first argument, such as a trace, has a dict ``memo``; the others can be hashed.
     """
 
     @functools.wraps(answer)
     def remembered(*options: P.args, **named: P.kwargs) -> T:
-        about: Any = options[0]
+        owner: Any = options[0]
         key = (answer.__module__, answer.__qualname__, options[1:], tuple(named.items()))
-        if key not in about.memo:
-            about.memo[key] = answer(*options, **named)
-        result: T = about.memo[key]
+        if key not in owner.memo:
+            owner.memo[key] = answer(*options, **named)
+        result: T = owner.memo[key]
         return result
 
     return remembered

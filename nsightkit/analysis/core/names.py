@@ -19,9 +19,11 @@ OPERATOR_RANGE = re.compile(r"^(aten|autograd|torch|c10d?|prims|quantized|_C)::|
 #: Ranges of libraries that load data on separate threads.
 LOADER_RANGE = re.compile(r"(?i)^\[?dali\b")
 
-_LONGEST = 1000
+#: Longer expressions are refused.
+_LONGEST_PATTERN = 1000
 #: Instructions of a compiled expression. A search takes at most some 25 ns for each of them and each character.
 _MOST_INSTRUCTIONS = 2000
+#: Memory that RE2 may use for a compiled expression.
 _MOST_BYTES = 1 << 20
 
 
@@ -82,8 +84,10 @@ def compiled(pattern: str, option: str) -> Pattern:
     UsageError
         It is malformed, or too large.
     """
-    if len(pattern) > _LONGEST:
-        raise UsageError(f"{option}: a regular expression has at most {_LONGEST:,} characters, not {len(pattern):,}")
+    if len(pattern) > _LONGEST_PATTERN:
+        raise UsageError(
+            f"{option}: a regular expression has at most {_LONGEST_PATTERN:,} characters, not {len(pattern):,}"
+        )
     try:
         return Pattern(pattern)
     except ValueError as error:
@@ -91,7 +95,7 @@ def compiled(pattern: str, option: str) -> Pattern:
 
 
 def matching(names: pd.Series, *patterns: Expression) -> npt.NDArray[np.bool_]:
-    """Which rows have a name that one of the patterns finds.
+    """Flag the rows whose name matches one of the patterns.
 
     Parameters
     ----------
@@ -103,12 +107,14 @@ def matching(names: pd.Series, *patterns: Expression) -> npt.NDArray[np.bool_]:
     -------
     ndarray of bool
     """
-    flags = [any(_finds(pattern, name) for pattern in patterns) for name in names.cat.categories.astype(str).tolist()]
-    # The last is for a missing name.
-    return np.array([*flags, False])[names.cat.codes.to_numpy()]
+    is_match = []
+    for name in names.cat.categories.astype(str).tolist():
+        is_match.append(any(_finds(pattern, name) for pattern in patterns))
+    is_match.append(False)  # for a missing name, whose code is -1
+    return np.array(is_match)[names.cat.codes.to_numpy()]
 
 
 @functools.lru_cache(1 << 16)
 def _finds(pattern: Expression, name: str) -> bool:
-    """Whether a pattern finds a name; the steps of a trace have the same names, and each is asked about many times."""
+    """Check whether a pattern matches a name; memoised, because the same names are looked at again and again."""
     return pattern.search(name) is not None

@@ -46,20 +46,22 @@ INCONCLUSIVE = "inconclusive"
 ONE_RUN = "One run per side: variation between runs is unknown."
 
 #: Up to this many pairs the rank-sum distribution is counted; beyond, the normal approximation is as good.
-_EXACT_PAIRS = 400
-#: More samples than this are thinned before all pairs are formed; :func:`judge` is called for many rows.
-_MOST_SAMPLES = 1000
-_MOST_JUDGED = 200
-#: Fewer samples per side lie apart by chance too often.
-_ENOUGH = 4
-#: The usual spread of runs of one program, relative to a run, and how many runs that prior counts for.
-_USUAL = 0.007
-_WORTH = 4
-#: From this many runs beyond one per side, their spread replaces that of too few steps.
-_ENOUGH_RUNS = 2
+_MOST_EXACT_PAIRS = 400
+#: More samples than this per side are thinned before all pairs are formed: memory grows with their product.
+_MOST_SAMPLES_TO_PAIR = 1000
+#: The same in :func:`judge`, which is called for many rows.
+_MOST_SAMPLES_TO_JUDGE = 200
+#: With fewer samples per side, all of one side lie above the other's by chance too often.
+_LEAST_SAMPLES = 4
+#: The usual standard deviation of runs of one program, as a share of a run's time,
+_PRIOR_SPREAD = 0.007
+#: and the degrees of freedom that this prior counts for.
+_PRIOR_FREEDOM = 4
+#: With this many runs beyond one per side, the spread of runs alone gives the interval where there are too few steps.
+_LEAST_FREEDOM = 2
 #: A run without its outliers looks steadier than it was: simulated pairs without a change were then called changed up
 #: to 12% of the time at 95%. Dividing the chance of error by this gives 2 to 7%.
-_LEFT_OUT = 3
+_LEFT_OUT_DIVISOR = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,25 +134,27 @@ def judge(
     -------
     Change
     """
-    first = thinned(np.concatenate(before), _MOST_JUDGED)
-    second = thinned(np.concatenate(after), _MOST_JUDGED)
-    error = (1 - confidence) / (_LEFT_OUT if left_out else 1)
-    steps = shift(first, second, 1 - error)
-    was = [np.median(samples) for samples in before]
-    now = [np.median(samples) for samples in after]
-    between = between_runs(was, now, confidence)
+    before_steps = thinned(np.concatenate(before), _MOST_SAMPLES_TO_JUDGE)
+    after_steps = thinned(np.concatenate(after), _MOST_SAMPLES_TO_JUDGE)
+    error = (1 - confidence) / (_LEFT_OUT_DIVISOR if left_out else 1)
+    steps = shift(before_steps, after_steps, 1 - error)
+    before_medians = [np.median(samples) for samples in before]
+    after_medians = [np.median(samples) for samples in after]
+    between = between_runs(before_medians, after_medians, confidence)
+    # Two independent sources of noise: their half widths add up as squares do.
     low = steps.value - math.hypot(steps.value - steps.low, between)
     high = steps.value + math.hypot(steps.high - steps.value, between)
-    if math.isinf(high) and len(was) + len(now) - 2 >= _ENOUGH_RUNS:
+    if math.isinf(high) and len(before) + len(after) - 2 >= _LEAST_FREEDOM:
         low = steps.value - between
         high = steps.value + between
     noise = steps.value - low if steps.value >= 0 else high - steps.value
-    if min(first.size, second.size) >= _ENOUGH:
-        # By chance, one of two series of four lies above the other in 2 of 70 orders: ranks alone say little.
-        spread = max(np.ptp(first), np.ptp(second))
-        room = max(second.min() - first.max(), first.min() - second.max())
-        apart = abs(steps.value) + float(spread - room)
-        noise = min(noise, max(apart, between))
+    if min(before_steps.size, after_steps.size) >= _LEAST_SAMPLES:
+        # By chance, one of two series of four lies above the other in 2 of 70 orders: ranks alone say little. So the
+        # distance between the two must exceed the spread within each; only then `needed` is less than the change.
+        spread = max(np.ptp(before_steps), np.ptp(after_steps))
+        distance = max(after_steps.min() - before_steps.max(), before_steps.min() - after_steps.max())
+        needed = abs(steps.value) + float(spread - distance)
+        noise = min(noise, max(needed, between))
     return Change(steps.value, low, high, noise)
 
 
@@ -170,14 +174,14 @@ def shift(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Esti
     Estimate
         Without an interval where there are too few samples (fewer than four per side at 95%).
     """
-    first = thinned(np.asarray(before, np.float64))
-    second = thinned(np.asarray(after, np.float64))
-    differences = np.sort(np.subtract.outer(second, first), axis=None)
-    middle = float(np.median(differences))
-    left_out = rank_margin(len(first), len(second), (1 - confidence) / 2)
-    if not left_out:
-        return Estimate(middle)
-    return Estimate(middle, float(differences[left_out - 1]), float(differences[-left_out]))
+    before_samples = thinned(np.asarray(before, np.float64))
+    after_samples = thinned(np.asarray(after, np.float64))
+    differences = np.sort(np.subtract.outer(after_samples, before_samples), axis=None)
+    median = float(np.median(differences))
+    margin = rank_margin(len(before_samples), len(after_samples), (1 - confidence) / 2)
+    if not margin:
+        return Estimate(median)
+    return Estimate(median, low=float(differences[margin - 1]), high=float(differences[-margin]))
 
 
 def ratio(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Estimate:
@@ -215,31 +219,33 @@ def between_runs(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) 
     Returns
     -------
     float
-        Half the width of an interval for the difference of the groups' means; 0 with one run per side, which show
-        nothing of others.
+        Half the width of an interval for the difference of the groups' means. 0 with one run per side, where no spread
+        of runs is known: the noise of the steps then decides alone, and the answer carries :data:`ONE_RUN`.
     """
-    first = np.asarray(before, np.float64)
-    second = np.asarray(after, np.float64)
-    known = len(first) + len(second) - 2
-    if not known:
+    before_runs = np.asarray(before, np.float64)
+    after_runs = np.asarray(after, np.float64)
+    freedom = len(before_runs) + len(after_runs) - 2
+    if not freedom:
         return 0.0
-    usual = _USUAL * max(first.max(), second.max())
-    squares = len(first) * first.var() + len(second) * second.var()
-    spread = math.sqrt((_WORTH * usual**2 + squares) / (_WORTH + known))
-    of_means = spread * math.sqrt(1 / len(first) + 1 / len(second))
-    quantile = _student_quantile((1 - confidence) / 2, _WORTH + known)
-    return quantile * of_means
+    prior_spread = _PRIOR_SPREAD * max(before_runs.max(), after_runs.max())
+    sum_of_squares = len(before_runs) * before_runs.var() + len(after_runs) * after_runs.var()
+    spread = math.sqrt((_PRIOR_FREEDOM * prior_spread**2 + sum_of_squares) / (_PRIOR_FREEDOM + freedom))
+    standard_error = spread * math.sqrt(1 / len(before_runs) + 1 / len(after_runs))
+    return _student_upper_quantile((1 - confidence) / 2, _PRIOR_FREEDOM + freedom) * standard_error
 
 
-def _student_quantile(tail: float, degrees: int) -> float:
-    """Quantile of Student's t, to within 2% from five degrees of freedom on (Gaver and Kafadar, 1984)."""
+def _student_upper_quantile(tail: float, freedom: int) -> float:
+    """Compute the value that Student's t exceeds with probability `tail`, below 0.5.
+
+    To within 2% from five degrees of freedom on (Gaver and Kafadar, 1984).
+    """
     z = NormalDist().inv_cdf(1 - tail)
-    growth = (degrees - 1.5) / (degrees - 1) ** 2
-    return math.sqrt(degrees * math.expm1(growth * z**2))
+    growth = (freedom - 1.5) / (freedom - 1) ** 2
+    return math.sqrt(freedom * math.expm1(growth * z**2))
 
 
-def thinned(values: Float, most: int = _MOST_SAMPLES) -> Float:
-    """Choose some of many samples, evenly by rank, the smallest and the largest among them.
+def thinned(values: Float, most: int = _MOST_SAMPLES_TO_PAIR) -> Float:
+    """Keep at most `most` samples, evenly spaced by rank, the smallest and the largest among them.
 
     Parameters
     ----------
@@ -260,7 +266,7 @@ def thinned(values: Float, most: int = _MOST_SAMPLES) -> Float:
 
 @functools.lru_cache(maxsize=256)
 def rank_margin(n: int, m: int, tail: float) -> int:
-    """Count the pairwise differences to leave out at each end of an interval; 0 where not even one may be.
+    """Find how far from the end of the sorted pairwise differences a confidence interval ends.
 
     Parameters
     ----------
@@ -268,22 +274,28 @@ def rank_margin(n: int, m: int, tail: float) -> int:
         Samples of each series.
     tail : float
         The probability beyond each end.
+
+    Returns
+    -------
+    int
+        The interval ends with the difference at this place, counted from 1; 0 where there are too few samples.
     """
-    if n * m > _EXACT_PAIRS:
+    if n * m > _MOST_EXACT_PAIRS:
         deviation = math.sqrt(n * m * (n + m + 1) / 12)
         margin = n * m / 2 - NormalDist().inv_cdf(1 - tail) * deviation
         return max(math.floor(margin), 0)
-    ways = _rank_sums(n, m)
-    share = np.cumsum(ways) / ways.sum()
-    return int(np.searchsorted(share, tail, side="right"))
+    orders = _rank_sums(n, m)
+    probability = np.cumsum(orders) / orders.sum()
+    return int(np.searchsorted(probability, tail, side="right"))
 
 
 @functools.cache
 def _rank_sums(n: int, m: int) -> Float:
-    """Count the orders of two series that give each rank sum: the largest sample is of one series or of the other."""
-    ways = np.zeros(n * m + 1)
+    """Count the orders of two series by in how many of the n * m pairs the sample of the first series is larger."""
+    orders = np.zeros(n * m + 1)
     if not n or not m:
-        return ways + 1
-    ways[m:] += _rank_sums(n - 1, m)
-    ways[: n * (m - 1) + 1] += _rank_sums(n, m - 1)
-    return ways
+        return orders + 1
+    # The largest sample of all is of the first series and larger than all m of the second, or it is of the second.
+    orders[m:] += _rank_sums(n - 1, m)
+    orders[: n * (m - 1) + 1] += _rank_sums(n, m - 1)
+    return orders

@@ -17,9 +17,9 @@ def time_text(ns: float | None) -> str:
     """
     if ns is None:
         return "-"
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if abs(ns) >= size * 0.9995:
-            return f"{digits(ns / size)} {unit}"
+    for unit, unit_ns in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if abs(ns) >= 0.9995 * unit_ns:  # 999.6 ns is written as 1.000 µs
+            return f"{digits(ns / unit_ns)} {unit}"
     if float(ns).is_integer():
         return f"{ns:.0f} ns"
     return f"{ns:.1f} ns"
@@ -38,11 +38,11 @@ def count_text(count: int, noun: str) -> str:
 
 
 def digits(value: float) -> str:
-    """Write a number with three or four digits."""
-    size = abs(value)
-    if size >= 99.95:
+    """Write a number with three or four digits, more from 1,000 on: ``1.234``, ``12.34``, ``123.4``, ``1,234.5``."""
+    magnitude = abs(value)
+    if magnitude >= 99.95:
         return f"{value:,.1f}"
-    return f"{value:.2f}" if size >= 9.995 else f"{value:.3f}"
+    return f"{value:.2f}" if magnitude >= 9.995 else f"{value:.3f}"
 
 
 def share_text(share: float | None) -> str:
@@ -68,12 +68,13 @@ def bytes_text(value: float | None) -> str:
     """
     if value is None:
         return "-"
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{digits(value / size)} {unit}"
+    for unit, unit_bytes in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= unit_bytes:
+            return f"{digits(value / unit_bytes)} {unit}"
     return f"{value:.0f} B"
 
 
+#: Parts of names that say nothing about a kernel: namespaces, casts to integers, lambdas, iterator arguments.
 _NOISE = re.compile(
     r"\(anonymous namespace\)::|<unnamed>::|\bat::native::|\bvoid\s+"
     r"|\((?:unsigned )?(?:int|long|bool|char|short)\)(?=\w)"
@@ -85,7 +86,7 @@ _NOISE = re.compile(
 
 
 def short_name(name: str) -> str:
-    """Drop what tells kernels apart least: namespaces, lambdas and the argument list.
+    """Shorten a kernel's name: drop namespaces, lambdas and the argument list, which tell kernels apart least.
 
     Parameters
     ----------
@@ -94,10 +95,12 @@ def short_name(name: str) -> str:
     """
     text = plain(name)
     if text.endswith(")"):
+        # Backwards to the bracket that opens the argument list.
         depth = 0
         for i in range(len(text) - 1, 0, -1):
             depth += (text[i] == ")") - (text[i] == "(")
             if depth == 0:
+                # Brackets after a space hold no arguments.
                 text = text if text[i - 1] == " " else text[:i]
                 break
     return _NOISE.sub("", text) or text

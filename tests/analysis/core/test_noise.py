@@ -46,7 +46,7 @@ def test_many_and_few_samples():
     [(5, 0.025, 2.571), (5, 0.0005, 6.869), (10, 0.005, 3.169), (30, 0.01, 2.457)],
 )
 def test_quantiles_are_those_of_the_tables(degrees, tail, quantile):
-    assert noise._student_quantile(tail, degrees) == pytest.approx(quantile, rel=0.02)
+    assert noise._student_upper_quantile(tail, degrees) == pytest.approx(quantile, rel=0.02)
 
 
 @pytest.mark.parametrize(("spread", "most"), [(0.003, 10), (0.007, 15), (0.02, 50)])
