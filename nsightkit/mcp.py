@@ -143,7 +143,8 @@ def fitted(document: Json) -> str:
         Its keys in the order of importance: the last list loses its rows first. A list that must stay whole is a tuple.
     """
     lists = [key for key, value in document.items() if isinstance(value, list) and value]
-    for most_characters in _SENTENCE_LIMITS:  # a few long names may leave no room for rows
+    # With text as long as possible, drop rows until the answer fits; a few long names may leave no room for rows.
+    for most_characters in _SENTENCE_LIMITS:
         answer = _shortened(document, most_characters)
         size = _size_bytes(answer)
         for key in reversed(lists):
@@ -213,20 +214,22 @@ def serve(commands: Iterable[Command], folders: Sequence[Path] = ()) -> None:
         from mcp.server.stdio import stdio_server
     except ImportError as error:
         raise UsageError("the MCP SDK, 2.0 or later, is not installed: pip install 'nsightkit[mcp]'") from error
-    by_name = {command.name: (command, _arguments_model(command)) for command in commands}
-    allowed = [folder.resolve() for folder in folders]
+    # {name: (command, model of its arguments)}
+    tool_commands = {command.name: (command, _arguments_model(command)) for command in commands}
+    allowed_folders = [folder.resolve() for folder in folders]
     read_only = types.ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
     tools = []
-    for name, (command, model) in by_name.items():
+    for name, (command, model) in tool_commands.items():
         schema = model.model_json_schema()
         tools.append(types.Tool(name=name, description=command.help, input_schema=schema, annotations=read_only))
 
+    # In a thread: commands block. An error is an answer, too: the agent is to read it.
     def result_of(name: str, raw_arguments: Json) -> types.CallToolResult:
         is_error = False
         try:
-            if name not in by_name:
-                raise UsageError(f"no tool {name!r}; the tools are {', '.join(by_name)}")
-            text = _call_command(*by_name[name], raw_arguments, allowed)
+            if name not in tool_commands:
+                raise UsageError(f"no tool {name!r}; the tools are {', '.join(tool_commands)}")
+            text = _call_command(*tool_commands[name], raw_arguments, allowed_folders)
         except Exception as error:
             text = plain(in_words(error)[0])[:_MOST_CHARACTERS_OF_ERROR]
             is_error = True

@@ -15,9 +15,9 @@ REQUIRED = inspect.Parameter.empty
 #: Placeholders of values in help.
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
 #: Help of a trace that the docstring says nothing about.
-_HELP_OF_TRACE = "Trace to read."
+_TRACE_HELP = "Trace to read."
 #: Types of what a person types, by the annotation of a parameter that takes a trace or several.
-_TYPE_OF_TRACES: dict[Any, Any] = {"Trace": Path, "Sequence[Trace]": list[Path]}
+_TRACE_TYPES: dict[Any, Any] = {"Trace": Path, "Sequence[Trace]": list[Path]}
 #: A parameter in a numpydoc docstring: names, type, indented text.
 _PARAMETER = re.compile(r"^([\w*, ]+) : (.+)\n((?:    .*(?:\n|\Z))+)", re.MULTILINE)
 
@@ -94,7 +94,7 @@ def options_of(function: Callable[..., Any]) -> list[Option]:
         annotation = parameter.annotation
         if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
             options += options_of(annotation)
-        elif not isinstance(annotation, str) or annotation in _TYPE_OF_TRACES:
+        elif not isinstance(annotation, str) or annotation in _TRACE_TYPES:
             options.append(_option(parameter, *described.get(name, ("", ""))))
     return options
 
@@ -107,10 +107,10 @@ def _option(parameter: inspect.Parameter, type_text: str, help_text: str) -> Opt
     is_list = parameter.kind is parameter.VAR_POSITIONAL
     if is_list:
         default = ()
-    is_trace = kind in _TYPE_OF_TRACES
+    is_trace = kind in _TRACE_TYPES
     if is_trace:
-        kind = _TYPE_OF_TRACES[kind]
-        help_text = help_text or _HELP_OF_TRACE
+        kind = _TRACE_TYPES[kind]
+        help_text = help_text or _TRACE_HELP
     if get_origin(kind) in (Union, types.UnionType):  # `int | None`
         kind = get_args(kind)[0]
     if get_origin(kind) is list:
@@ -134,6 +134,7 @@ def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     values : mapping
         By the name of the option or parameter.
     """
+    # What is bound is passed by position or by name, as the function's parameters have it.
     bound = inspect.signature(function).bind_partial()
     for name, parameter in bound.signature.parameters.items():
         annotation = parameter.annotation

@@ -502,7 +502,7 @@ def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table
     from nsightkit.analysis.timeline import calls as analysis
 
     rows = analysis.summary(trace, os=os)
-    remarks = _remarks_on_missing(trace, "os_calls") if os else _remarks_on_missing(trace, "calls")
+    remarks = _remarks_on_missing(trace, "os_calls" if os else "calls")
     return _answer_table(trace, rows, top, remarks=remarks, empty="no calls")
 
 

@@ -68,7 +68,7 @@ _STATUS_TEXT = {"regression": "FAILS", "missing": "MISSING"}
 def _table_parts(rows: Any, columns: Iterable[Any], **about: Any) -> Iterator[Part]:
     """Give the parts of a table below an empty line, without the columns that have no value."""
     frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
-    if len(frame):
+    if len(frame):  # else every column would go
         frame = frame.dropna(axis="columns", how="all")
     yield ""
     yield from Table.of(frame, **about).parts()
@@ -91,7 +91,7 @@ class Summary(Record):
 
     def facts(self) -> list[Fact]:
         """Give the figures with their labels."""
-        devices = len(self["devices"])
+        device_count = len(self["devices"])
         span_ns = self["span_ns"]
         facts = [
             self._time_fact("GPU busy", "busy_ns", span_ns),
@@ -99,8 +99,8 @@ class Summary(Record):
             Fact("kernels or graphs running (density)", share=self["density"]),
         ]
         labels = {"span_ns": "first to last GPU operation (span)"}
-        if devices > 1:
-            labels["span_ns"] += f", sum of {devices} devices"
+        if device_count > 1:
+            labels["span_ns"] += f", sum of {device_count} devices"
             labels["wall_ns"] = "first to last GPU operation, all devices"
         if self["window_ns"] is not None:
             labels |= {"window_ns": "all steps", "window_idle_ns": "GPU idle in the steps"}
@@ -161,11 +161,8 @@ class Verdict(Record):
             yield heading
         for text in sentences[:top]:
             yield f"- {text}"
-        left_out = 0
-        if top is not None:
-            left_out = len(sentences[top:])
-        if left_out:
-            yield f"  and {left_out} more with --all"
+        if top is not None and len(sentences) > top:
+            yield f"  and {len(sentences) - top} more with --all"
 
 
 class Memory(Record):
@@ -174,9 +171,9 @@ class Memory(Record):
     def parts(self) -> Iterator[Part]:
         """Give the amounts, the categories and the places that allocated."""
         categories = self["by_category"]
-        memory = self["fragmentation"]
+        amounts = self["fragmentation"]
         when = _MOMENT_TEXT.get(str(self["moment"]), f"after event {self['moment']}")
-        headline = f"The program held {bytes_text(memory['allocated_bytes'])} {when}"
+        headline = f"The program held {bytes_text(amounts['allocated_bytes'])} {when}"
         if categories:
             headline += f", {share_text(categories[0]['share'])} of it {categories[0]['category']}"
         yield f"{headline}."
@@ -184,14 +181,15 @@ class Memory(Record):
         if self["devices"] > 1:
             line.append(f"device {self['device']} of {self['devices']}")
         yield " · ".join([*line, count_text(self["events"], "event")])
-        reserved = memory["reserved_bytes"]
-        facts = [Fact(f"allocated {when}", bytes_text(memory["allocated_bytes"]))]
+        reserved_bytes = amounts["reserved_bytes"]
+        facts = [Fact(f"allocated {when}", bytes_text(amounts["allocated_bytes"]))]
         if self["moment"] != "peak":
             facts.insert(0, Fact("highest allocated", bytes_text(self["peak_bytes"])))
-        facts.append(Fact("reserved from CUDA", bytes_text(reserved)))
+        facts.append(Fact("reserved from CUDA", bytes_text(reserved_bytes)))
         for label, key in _UNUSED_MEMORY.items():
-            facts.append(Fact(label, bytes_text(memory[key]), memory[key] / reserved if reserved else None))
-        facts.append(Fact("largest free block", bytes_text(memory["largest_free_block_bytes"])))
+            share = amounts[key] / reserved_bytes if reserved_bytes else None
+            facts.append(Fact(label, bytes_text(amounts[key]), share))
+        facts.append(Fact("largest free block", bytes_text(amounts["largest_free_block_bytes"])))
         yield facts
         columns = ("category", "bytes", "count", "share")
         yield from _table_parts(categories, columns, empty="nothing was live")
@@ -389,7 +387,7 @@ class Bench(Record):
         """Give a row for each measurement."""
         where = self["gpu"] or "CPU (a GPU's times will differ)"
         title = f"{where} · {self['warmup']} warm-up and {self['steps']} timed steps"
-        rows = plain_value(self["rows"])
+        rows = plain_value(self["rows"])  # a copy, in which the status says where memory ran out
         for row in rows:
             if row["where"]:
                 row["status"] += f" in {row['where']}"

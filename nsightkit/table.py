@@ -171,6 +171,7 @@ UNITS: dict[str, Callable[[Any], str]] = {
 _TEXT_UNITS = ("kernel", "kernels", "place", "evidence", "outlier", "word", "sentence")
 #: Units of names, which are shortened where a table is too wide; sentences are wrapped instead.
 _SHORTENED_UNITS = ("kernel", "place", "evidence")
+#: columns.toml: units and headings by column, and optional columns, which are hidden where no row has a value.
 _COLUMNS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
 _UNIT_OF = {name: unit for unit, names in _COLUMNS["units"].items() for name in names}
 #: The column of bars, which is drawn beside a share.
@@ -354,7 +355,7 @@ class Record(dict[str, Any], Printed):
 
 
 class Table(pd.DataFrame, Printed):
-    """A DataFrame that knows its units and prints itself; what is made of it is a plain DataFrame."""
+    """A DataFrame that knows its units and prints itself; a selection from it is a plain DataFrame."""
 
     _metadata = ["about"]  # noqa: RUF012 - pandas reads it
 
@@ -373,7 +374,7 @@ class Table(pd.DataFrame, Printed):
         if not isinstance(rows, pd.DataFrame):
             rows = pd.DataFrame(rows, dtype=object)
         table = cls(rows[:top])
-        table.about = About(**{"top": top, "total": len(rows), **about})
+        table.about = About(**{"top": top, "total": len(rows), **about})  # the caller's own come last, and win
         return table
 
     __repr__ = Printed.__repr__  # not pandas'
@@ -392,7 +393,7 @@ class Table(pd.DataFrame, Printed):
         yield from self.about.notes
 
     def shown_rows(self) -> list[Json]:
-        """Give the rows that people see."""
+        """Give the rows that people see: as many as were asked for, else the first 20."""
         if self.about.top is None:
             return list(rows_of(self.head(SHOWN_ROWS)))
         return list(rows_of(self))
@@ -426,12 +427,12 @@ class Table(pd.DataFrame, Printed):
         rows = self.shown_rows()
         if not rows:
             return f"<p>{html.escape(plain(self.about.empty))}</p>"
-        columns = []  # of HTML cells, the heading first
+        columns = []  # of HTML cells, the heading first; without bars
         for column, texts in self._shown_columns():
             if column is not _BAR:
-                columns.append(
-                    [_html_cell("th", column, column.heading), *(_html_cell("td", column, text) for text in texts)]
-                )
+                cells = [_html_cell("th", column, column.heading)]
+                cells += [_html_cell("td", column, text) for text in texts]
+                columns.append(cells)
         head, *body = ("".join(row) for row in zip(*columns, strict=True))
         more = self.about.total - len(rows)
         below = " ".join(self.about.notes)
@@ -525,7 +526,9 @@ def _fact_columns(facts: Sequence[Fact], width: int) -> Columns:
     for number, fact in enumerate(facts):
         if fact.share is not None:
             shares[number] = f"{share_text(fact.share):>7} {_bar(fact.share, bar_cells)}"
-    return [(_BAR, labels), (Column("", "", "value"), values), (_BAR, shares)]
+    left = Column("", "", "word")
+    right = Column("", "", "value")
+    return [(left, labels), (right, values), (left, shares)]
 
 
 def _name_width(columns: Columns, width: int) -> int:

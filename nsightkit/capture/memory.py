@@ -75,12 +75,12 @@ def recording(
             record_history(enabled=None)
 
 
-def write(taken: Json, output: AnyPath) -> Path:
+def write(snapshot: Json, output: AnyPath) -> Path:
     """Write a snapshot without folders, host and user names.
 
     Parameters
     ----------
-    taken : mapping
+    snapshot : mapping
         From ``torch.cuda.memory._snapshot()``.
     output : path-like
         Written atomically.
@@ -97,5 +97,5 @@ def write(taken: Json, output: AnyPath) -> Path:
     """
     path = Path(output)
     with replacing(path) as file:
-        pickle.dump(clean_snapshot(taken), file, protocol=4)  # any Python since 3.4 reads it
+        pickle.dump(clean_snapshot(snapshot), file, protocol=4)  # any Python since 3.4 reads it
     return path

@@ -81,7 +81,7 @@ def _gpu(device: str) -> Json:
         "compute_capability": f"{properties.major}.{properties.minor}",
     }
     values = utilization.ask_smi(device, _SMI_FIELDS.values())
-    return facts | dict(zip(_SMI_FIELDS, values, strict=False))
+    return facts | dict(zip(_SMI_FIELDS, values, strict=False))  # no values where nvidia-smi does not answer
 
 
 def _software() -> Json:

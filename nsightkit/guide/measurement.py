@@ -268,17 +268,17 @@ def measure(
         steps=min(steps, _SMALL_STEPS),
     )
     if mode == "small":
-        return _measured(small_run)
+        return _measure_now(small_run)
     if mode == "replay":
-        return _recorded(gpu_run) or _not_measured(gpu_run)
+        return _recording_to_show(gpu_run) or _not_measured(gpu_run)
     task = small_run
     if _has_gpu():
         task = gpu_run
     if mode == "record":
         return _current_or_new(task)
     if task is gpu_run:
-        return _measured(gpu_run)
-    return _recorded(gpu_run) or _measured(small_run)
+        return _measure_now(gpu_run)
+    return _recording_to_show(gpu_run) or _measure_now(small_run)
 
 
 def _as_json_keeps(parameters: Json) -> Json:
@@ -295,10 +295,11 @@ def _script() -> str:
         return f"examples/{file.name}"
     if "__file__" in page.f_globals:
         return file.name
-    return "its script"
+    return "its script"  # of a notebook or an interactive session
 
 
 def _has_gpu() -> bool:
+    """Whether torch can use a GPU in this process."""
     import torch
 
     return bool(torch.cuda.is_available())
@@ -306,11 +307,19 @@ def _has_gpu() -> bool:
 
 def _not_measured(task: Run) -> Measurement:
     """Make the empty result of a run that has no recording yet."""
-    samples = samples_frame({})
-    return Measurement(task.name, "missing", task.parameters, {}, samples, pd.DataFrame(), None, task.script)
+    return Measurement(
+        name=task.name,
+        mode="missing",
+        parameters=task.parameters,
+        provenance={},
+        samples=samples_frame({}),
+        rows=pd.DataFrame(),
+        folder=None,
+        script=task.script,
+    )
 
 
-def _measured(task: Run) -> Measurement:
+def _measure_now(task: Run) -> Measurement:
     """Measure now, into a temporary folder that lives as long as the measurement."""
     with contextlib.ExitStack() as files:
         folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True)))
@@ -326,9 +335,9 @@ def _measured(task: Run) -> Measurement:
 
 def recordings_folder() -> Path:
     """Give the folder of the recordings: ``NSIGHTKIT_RECORDINGS``, else ``docs/recordings`` of this checkout."""
-    named = os.environ.get("NSIGHTKIT_RECORDINGS")
-    if named:
-        return Path(named)
+    chosen = os.environ.get("NSIGHTKIT_RECORDINGS")
+    if chosen:
+        return Path(chosen)
     return Path(nsightkit.__file__).parents[1] / "docs" / "recordings"
 
 
@@ -348,9 +357,9 @@ def _current_or_new(task: Run) -> Measurement:
     folder = recordings_folder() / task.name / machine
     if (folder / PROVENANCE).is_file():
         measurement = _read(task, folder, "recorded" if task.on_gpu else "small")
-        if _stale(task, measurement) is None:
+        if _why_stale(task, measurement) is None:
             return measurement
-    measurement = _measured(task)
+    measurement = _measure_now(task)
     assert measurement.folder is not None
     folder.parent.mkdir(parents=True, exist_ok=True)
     with drafted(folder) as draft:
@@ -358,7 +367,7 @@ def _current_or_new(task: Run) -> Measurement:
     return measurement
 
 
-def _recorded(task: Run) -> Measurement | None:
+def _recording_to_show(task: Run) -> Measurement | None:
     """Find the recording to show: the newest that is current, else the newest, with a notice that it is stale."""
     recordings = []
     for file in sorted((recordings_folder() / task.name).glob(f"*/{PROVENANCE}")):
@@ -368,9 +377,9 @@ def _recorded(task: Run) -> Measurement | None:
     if not recordings:
         return None
     recordings.sort(key=lambda recording: str(recording.provenance.get("utc")))
-    current_ones = [recording for recording in recordings if _stale(task, recording) is None]
+    current_ones = [recording for recording in recordings if _why_stale(task, recording) is None]
     shown = (current_ones or recordings)[-1]
-    notice = _stale(task, shown)
+    notice = _why_stale(task, shown)
     if notice is None:
         return shown
     if os.environ.get("NSIGHTKIT_PUBLISH") == "1":
@@ -378,7 +387,7 @@ def _recorded(task: Run) -> Measurement | None:
     return dataclasses.replace(shown, notice=f"This recording is stale: {notice}.")
 
 
-def _stale(task: Run, recording: Measurement) -> str | None:
+def _why_stale(task: Run, recording: Measurement) -> str | None:
     """Say why a recording no longer belongs to the page; None where it does, or a reviewer accepted it."""
     if recording.provenance.get("accepted"):
         return None
@@ -401,13 +410,13 @@ def _read(task: Run, folder: Path, mode: str) -> Measurement:
 # -- the answer of a page ---------------------------------------------------------------------------------------
 
 
-def headline(said: str, *runs: Measurement, otherwise: str, badge: str, **findings: float | str) -> Json:
+def headline(measured_answer: str, *runs: Measurement, otherwise: str, badge: str, **findings: float | str) -> Json:
     """Give a page's answer: what its runs on a GPU say, else what the page can answer without them.
 
     Parameters
     ----------
-    said : str
-        What the runs say.
+    measured_answer : str
+        The answer that the runs on a GPU give.
     *runs : Measurement
         Those that are compared.
     otherwise : str
@@ -420,12 +429,13 @@ def headline(said: str, *runs: Measurement, otherwise: str, badge: str, **findin
     Returns
     -------
     dict
-        ``verdict``, ``badge`` and the other findings. What the runs say is printed; without them, `otherwise`.
+        ``verdict``, ``badge`` and the other findings. The runs' answer is printed; without them, `otherwise`.
     """
     machines = {measurement.gpu or "CPU" for measurement in runs}
     if len(machines) > 1:
-        said = f"The runs are of different machines ({', '.join(sorted(machines))}) and cannot be compared."
-    print(textwrap.fill(said if all(runs) else otherwise))
+        measured_answer = f"The runs are of different machines ({', '.join(sorted(machines))}) and cannot be compared."
+    # A small run on a CPU prints its answer, too; the page claims only what a GPU measured.
+    print(textwrap.fill(measured_answer if all(runs) else otherwise))
     if len(machines) > 1 or "CPU" in machines:
         return {"verdict": otherwise, "badge": badge, **findings}
-    return {"verdict": said, "badge": f"measured, {runs[0].gpu}", **findings}
+    return {"verdict": measured_answer, "badge": f"measured, {runs[0].gpu}", **findings}

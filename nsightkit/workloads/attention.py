@@ -145,7 +145,7 @@ class Sweep(Workload):
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
         """Attend, and keep what backward needs."""
-        q, k, v, _, *mask = inputs
+        q, k, v, _, *mask = inputs  # _: the gradient of the output
         return self.attend(q, k, v, *mask)
 
     def backward(self, inputs: list[Tensor], attended: Tensor) -> tuple[Tensor, ...]:

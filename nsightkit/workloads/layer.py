@@ -254,7 +254,7 @@ def forward(
     q, k, v = [torch.unflatten(part, -1, (shared.heads, -1)).transpose(1, 2) for part in projected]
     q = rotate(q, shared.cosine, shared.sine)
     k = rotate(k, shared.cosine, shared.sine)
-    if cache is not None:
+    if cache is not None:  # add the token's own to the cache, and attend to all of it
         keys, values = cache
         keys[:, :, shared.position] = k
         values[:, :, shared.position] = v
@@ -323,7 +323,7 @@ class LayerRun(Workload):
         Passes through all layers once, in inference mode.
     """
 
-    @torch.inference_mode()  # also for what is drawn here: a compiler would treat ordinary tensors as another program
+    @torch.inference_mode()  # weights and inputs, too: torch.compile would compile again for ordinary tensors
     def __init__(self, config: LayerConfig, device: str = "cpu") -> None:
         super().__init__(device)
         self.config = config

@@ -71,7 +71,7 @@ def _configurations() -> list[triton.Config]:
 @triton.autotune(configs=_configurations(), key=["count", "width"])
 @triton.jit
 def _gemv_kernel(x, weight, out, count, width: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Multiply some rows of the weights with the vector; each weight is read once, in long contiguous pieces."""
+    """Multiply ROWS rows of the weights (count, width) with x; each weight is read once, in long contiguous pieces."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < count
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
