@@ -151,7 +151,7 @@ def _overview(panels: Mapping[str, Sequence[Command]]) -> str:
 # ---------------------------------------------------------------- one command
 
 
-def _parsed(command: Command, words: list[str]) -> dict[str, Any]:
+def _parse_words(command: Command, words: list[str]) -> dict[str, Any]:
     """Parse what follows a command's name; gives the values of its options and arguments by name."""
     parser = _parser_of(command)
     if not command.name.startswith("capture"):
@@ -186,7 +186,7 @@ def _run_command(words: Sequence[str]) -> int:
         name = f"capture {rest.pop(0)}"
     if name not in COMMANDS:
         raise UsageError(f"unknown command {name!r}; nsightkit --help lists them")
-    values = _parsed(COMMANDS[name], rest)
+    values = _parse_words(COMMANDS[name], rest)
     form = values.pop("format", "text")
     if values.pop("no_cache", False):
         os.environ["NSIGHTKIT_NO_CACHE"] = "1"  # for worker processes too

@@ -31,7 +31,7 @@ def write(result: Table | Record | str, form: Format = "text") -> None:
     if isinstance(result, str):
         text = result
     elif form == "text":
-        text = _text_to_fit(result)
+        text = _text_for_stdout(result)
     elif hasattr(result, form):
         text = getattr(result, form)()
     else:
@@ -48,7 +48,7 @@ def write(result: Table | Record | str, form: Format = "text") -> None:
         raise UsageError(f"stdout: cannot be written ({error.strerror or error}); choose another place") from error
 
 
-def _text_to_fit(result: Table | Record) -> str:
+def _text_for_stdout(result: Table | Record) -> str:
     """Fit an answer to the terminal; a pipe or a log gets lines of one width."""
     if sys.stdout.isatty():
         return result.text(shutil.get_terminal_size().columns)

@@ -340,7 +340,7 @@ def test_what_a_gpu_is_asked_in_which_order(settings: Path, monkeypatch: pytest.
 def test_the_program_that_a_tool_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "watched", sys.modules[__name__])
     with stand_in() as cuda:
-        running._child("watched:run", json.dumps(SMALL), "cuda", "4", "3")
+        running._run_watched_program("watched:run", json.dumps(SMALL), "cuda", "4", "3")
     assert STEPS == [4 + 2 + 3]
     assert cuda.log.count("synchronize") == 3
 
@@ -357,7 +357,9 @@ def test_a_capture_is_cut_to_the_steady_steps(tmp_path: Path) -> None:
         out.range("step", thread, start, start + 50_000)
         out.range("forward", thread, start + 500, start + 40_000)
     out.write(tmp_path / "capture.sqlite")
-    store.write(running._steady(nsightkit.load(tmp_path / "capture.sqlite", cache=False)), tmp_path / "cut")
+    store.write(
+        running._cut_to_steady_steps(nsightkit.load(tmp_path / "capture.sqlite", cache=False)), tmp_path / "cut"
+    )
     cut = nsightkit.load(tmp_path / "cut")
     ranges = cut["ranges"]
     assert sorted(ranges["name"]) == 3 * ["forward"] + 3 * ["step"]
@@ -379,14 +381,14 @@ def test_nsys_sees_the_steps_that_torch_profiles(nsys: Path, tmp_path: Path, mon
 
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
     task = task_under("nsys", ceilings.copy, {"megabytes": 1, "kind": "copy"})
-    assert running._under_tool(task, tmp_path) == {"steps": 2}
+    assert running._run_under_tool(task, tmp_path) == {"steps": 2}
     assert nsightkit.load(tmp_path / "nsys")["ranges"]["name"].tolist() == ["step", "step"]
 
 
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
 def test_a_tool_that_fails_is_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
     monkeypatch.setenv(f"NSIGHTKIT_{tool.upper()}", str(tmp_path / "absent"))
-    notice = running._under_tool(task_under(tool, run, SMALL), tmp_path)["notice"]
+    notice = running._run_under_tool(task_under(tool, run, SMALL), tmp_path)["notice"]
     assert "absent" in notice
     assert str(tmp_path) not in notice
     assert not list(tmp_path.iterdir())

@@ -198,22 +198,22 @@ def _row(cell: Cell, result: Json) -> Json:
     row |= switches
     row["status"] = result["status"]
     row |= {name: result.get(name) for name in _RESULTS}
-    row |= dict.fromkeys(_FIGURES)
+    row |= dict.fromkeys(_FIGURES)  # null without samples
     row["flops"] = cost.fwd_flops if switches["mode"] == "fwd" else cost.train_flops
     row["peak_tflops"] = None
     with contextlib.suppress(UsageError):  # a CPU, or an unlisted GPU
         peak = hardware.find(result.get("gpu") or "").peak(switches["precision"])
         if peak:
             row["peak_tflops"] = peak.tflops
-    samples = result.get("samples_ns") or []
-    row["samples_ns"] = samples
-    if not samples:
+    samples_ns = result.get("samples_ns") or []
+    row["samples_ns"] = samples_ns
+    if not samples_ns:
         return row
-    median_ns = statistics.median(samples)
+    median_ns = statistics.median(samples_ns)
     row["median_ns"] = round(median_ns)
-    row["mean_ns"] = round(statistics.fmean(samples))
-    if len(samples) > 1:
-        row["std_ns"] = round(statistics.stdev(samples))
+    row["mean_ns"] = round(statistics.fmean(samples_ns))
+    if len(samples_ns) > 1:
+        row["std_ns"] = round(statistics.stdev(samples_ns))
     row["tokens_per_s"] = model.tokens / median_ns * 1e9
     row["tflops"] = row["flops"] / median_ns / 1e3  # FLOPs per ns are GFLOP/s
     if row["peak_tflops"]:

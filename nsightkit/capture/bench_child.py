@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nsightkit.capture.children import answer
+from nsightkit.capture.children import run_as_child
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.timing import time_calls
 from nsightkit.safe import Json
@@ -58,11 +58,11 @@ def _measure(device: str, parameters: Json, warmup: int, steps: int) -> Json:
     running: lm.Run | None = None
     try:
         running = lm.run(device, **parameters)
-        first_sample = time_calls(running.step, warmup=0, repetitions=1, device=device).tolist() if warmup else []
+        first_sample_ns = time_calls(running.step, warmup=0, repetitions=1, device=device).tolist() if warmup else []
         for _ in range(warmup - 1):
             running.step()
         with marked("measure", parameters["annotate"]):
-            samples = time_calls(running.step, warmup=0, repetitions=steps, device=device).tolist()
+            samples_ns = time_calls(running.step, warmup=0, repetitions=steps, device=device).tolist()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -70,11 +70,11 @@ def _measure(device: str, parameters: Json, warmup: int, steps: int) -> Json:
         return {"status": "oom", "where": where, "detail": " ".join(str(error).split())[:300]}
     return {
         "status": "ok",
-        "samples_ns": samples,
-        "first_step_ns": (first_sample + samples)[0],  # without warm-up, the first sample
+        "samples_ns": samples_ns,
+        "first_step_ns": (first_sample_ns + samples_ns)[0],  # without warm-up, the first sample
         "clock": "cuda-event" if device.startswith("cuda") else "perf_counter",
     }
 
 
 if __name__ == "__main__":
-    answer(main)
+    run_as_child(main)

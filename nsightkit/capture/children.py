@@ -67,7 +67,7 @@ def ask_child(module: str, job: Json, timeout_s: float) -> Json:
     Parameters
     ----------
     module : str
-        Its last call is :func:`answer`, which prints the line that is read here.
+        Its last call is :func:`run_as_child`, which prints the line that is read here.
     job : mapping
         JSON values.
     timeout_s : float
@@ -97,7 +97,7 @@ def ask_child(module: str, job: Json, timeout_s: float) -> Json:
     raise NsightkitError(f"{hint}exit code {finished.returncode}: {tail(finished.stdout, 4)}")
 
 
-def answer(main: Callable[..., Json]) -> None:
+def run_as_child(main: Callable[..., Json]) -> None:
     """Be the child of :func:`ask_child`: call a function with the job's values, and print the result.
 
     Parameters

@@ -9,7 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from nsightkit.capture.profiling import Captured, choose, parse, target, unexpanded, watch
+from nsightkit.capture.profiling import (
+    Captured,
+    checked_output,
+    options_with_defaults,
+    parse_options,
+    run_profiler,
+    unexpanded,
+)
 from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.files import drafted
 from nsightkit.trace.programs import NCU, tail
@@ -82,19 +89,19 @@ def profile(
     """
     if not command:
         raise UsageError("no command given; on the command line, put -- before the program")
-    user_options = parse(ncu_args, _SHORT_NAMES)
+    user_options = parse_options(ncu_args, _SHORT_NAMES)
     if user_options.get("--set") == "full" and not any(name in user_options for name in _LAUNCH_FILTERS):
         raise UsageError(
             "--set full replays every launch of the program dozens of times: hours, and gigabytes of report; choose "
             "launches (-c 3, -k regex:gemm, or --nvtx --nvtx-include), or all of them with -k regex:."
         )
-    report = target(output, ".ncu-rep", overwrite=overwrite)
+    report = checked_output(output, ".ncu-rep", overwrite=overwrite)
     ncu = NCU.require()
-    options = choose(ncu_args, user_options, _DEFAULTS, NCU.ask(ncu, "--help"))
+    options = options_with_defaults(ncu_args, user_options, _DEFAULTS, NCU.ask(ncu, "--help"))
     with drafted(report) as draft:
         log_file = draft.with_name("log.txt")
         files = [f"--export={unexpanded(draft)}", f"--log-file={unexpanded(log_file)}"]
-        returncode, notes = watch([str(ncu), *options, *files, *command], timeout_s, env)
+        returncode, notes = run_profiler([str(ncu), *options, *files, *command], timeout_s, env)
         log = ""
         if log_file.is_file():
             log = log_file.read_text(errors="replace")

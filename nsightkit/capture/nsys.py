@@ -11,7 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nsightkit.capture.profiling import Captured, choose, parse, target, unexpanded, watch
+from nsightkit.capture.profiling import (
+    Captured,
+    checked_output,
+    options_with_defaults,
+    parse_options,
+    run_profiler,
+    unexpanded,
+)
 from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.files import drafted
 from nsightkit.trace.programs import NSYS, environment, to_sqlite
@@ -78,16 +85,18 @@ def profile(
     """
     if not command:
         raise UsageError("no command given; on the command line, put -- before the program")
-    user_options = parse(nsys_args, _SHORT_NAMES)
+    user_options = parse_options(nsys_args, _SHORT_NAMES)
     if user_options.get("--capture-range-end", "").startswith("repeat"):
         raise UsageError("--capture-range-end=repeat writes several reports; use stop, and capture once for each")
-    report = target(output, ".nsys-rep", overwrite=overwrite)
-    export = target(report.with_suffix(".sqlite"), ".sqlite", overwrite=overwrite)
+    report = checked_output(output, ".nsys-rep", overwrite=overwrite)
+    export = checked_output(report.with_suffix(".sqlite"), ".sqlite", overwrite=overwrite)
     nsys = NSYS.require()
-    options = choose(nsys_args, user_options, _defaults(user_options), NSYS.ask(nsys, "profile", "--help"))
+    options = options_with_defaults(
+        nsys_args, user_options, _defaults(user_options), NSYS.ask(nsys, "profile", "--help")
+    )
     with drafted(report) as draft:
         draft_command = [str(nsys), "profile", *options, f"--output={unexpanded(draft.with_suffix(''))}", *command]
-        returncode, notes = watch(draft_command, timeout_s, environment(env))
+        returncode, notes = run_profiler(draft_command, timeout_s, environment(env))
         raw_capture = draft.with_suffix(".qdstrm")
         if raw_capture.exists() and not draft.exists():
             raw_capture = raw_capture.replace(report.with_suffix(".qdstrm"))  # keep it: the run may have been costly

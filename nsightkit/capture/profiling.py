@@ -47,7 +47,7 @@ class Captured(NamedTuple):
 # -- options -----------------------------------------------------------------------------------------------------
 
 
-def parse(arguments: Sequence[str], short_names: Mapping[str, str]) -> dict[str, str]:
+def parse_options(arguments: Sequence[str], short_names: Mapping[str, str]) -> dict[str, str]:
     """Read a tool's options by name; values with no option before them are left out.
 
     Parameters
@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str], short_names: Mapping[str, str]) -> dict[str,
 
     Examples
     --------
-    >>> parse(["-c", "nvtx", "--nvtx-capture=step", "--nvtx"], {"-c": "--capture-range"})
+    >>> parse_options(["-c", "nvtx", "--nvtx-capture=step", "--nvtx"], {"-c": "--capture-range"})
     {'--capture-range': 'nvtx', '--nvtx-capture': 'step', '--nvtx': ''}
     """
     values: dict[str, str] = {}
@@ -77,8 +77,8 @@ def parse(arguments: Sequence[str], short_names: Mapping[str, str]) -> dict[str,
     return values
 
 
-def choose(
-    arguments: Sequence[str], given: Mapping[str, str], defaults: Mapping[str, str], help_text: str
+def options_with_defaults(
+    arguments: Sequence[str], user_options: Mapping[str, str], defaults: Mapping[str, str], help_text: str
 ) -> list[str]:
     """Put a tool's options together: our defaults, then the user's own.
 
@@ -86,8 +86,8 @@ def choose(
     ----------
     arguments : sequence of str
         The user's options, unchanged in the result.
-    given : mapping
-        The same, from :func:`parse`.
+    user_options : mapping
+        The same, from :func:`parse_options`.
     defaults : mapping of str to str
         Left out if the user gives the same option, or the installed version lacks it.
     help_text : str
@@ -99,9 +99,11 @@ def choose(
         An option that nsightkit has to set itself.
     """
     for name in _RESERVED:
-        if name in given:
+        if name in user_options:
             raise UsageError(f"{name} is set by nsightkit; its own --output and --overwrite take its place")
-    our_options = [f"{name}={value}" for name, value in defaults.items() if name not in given and name in help_text]
+    our_options = [
+        f"{name}={value}" for name, value in defaults.items() if name not in user_options and name in help_text
+    ]
     return [*our_options, *arguments]
 
 
@@ -113,8 +115,8 @@ def unexpanded(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def target(output: AnyPath, suffix: str, *, overwrite: bool) -> Path:
-    """Check the name of a capture before anything runs.
+def checked_output(output: AnyPath, suffix: str, *, overwrite: bool) -> Path:
+    """Complete the name of a capture, and check before anything runs that it is free.
 
     Parameters
     ----------
@@ -140,7 +142,9 @@ def target(output: AnyPath, suffix: str, *, overwrite: bool) -> Path:
     return path
 
 
-def watch(command: list[str], timeout_s: float | None, env: dict[str, str] | None = None) -> tuple[int, list[str]]:
+def run_profiler(
+    command: list[str], timeout_s: float | None, env: dict[str, str] | None = None
+) -> tuple[int, list[str]]:
     """Run a profiler, and interrupt it when the time is up, so that it writes its report.
 
     Parameters

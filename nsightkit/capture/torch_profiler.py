@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nsightkit.capture import _under_profiler
 from nsightkit.capture._under_profiler import profiler
-from nsightkit.capture.profiling import Captured, target, watch
+from nsightkit.capture.profiling import Captured, checked_output, run_profiler
 from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.files import drafted
 
@@ -124,12 +124,12 @@ def profile_command(
     """
     python_command = _complete_command(command)
     interpreter, *arguments = python_command
-    destination = target(output, _SUFFIX, overwrite=overwrite)
+    destination = checked_output(output, _SUFFIX, overwrite=overwrite)
     with drafted(destination) as draft:
         options = {"record_shapes": record_shapes, "with_stack": with_stack}
         job = json.dumps({"output": str(draft), "options": options, "arguments": arguments})
         # As a file: the program's interpreter needs torch, not nsightkit, nor what that depends on.
-        returncode, notes = watch([interpreter, _under_profiler.__file__, job], timeout_s)
+        returncode, notes = run_profiler([interpreter, _under_profiler.__file__, job], timeout_s)
         if not draft.is_file():
             raise NsightkitError(
                 f"the program left no trace (exit code {returncode}); its message is above: it must be a Python "

@@ -135,7 +135,7 @@ def run_and_write(task: Run, folder: Path) -> None:
         samples, sweep_rows = _run_workload(task, folder, raw_profile)
     _refuse_wrong_results(task, samples)
     if task.on_gpu and task.profile in ("nsys", "ncu"):
-        facts[task.profile] = _under_tool(task, folder)
+        facts[task.profile] = _run_under_tool(task, folder)
     if raw_profile.exists():
         facts["sdpa_backend"] = ", ".join(torch_profiler.attention_back_ends(raw_profile)) or None
         store.write(nsightkit.load(raw_profile, cache=False), folder / TRACE)
@@ -281,21 +281,15 @@ def _refuse_wrong_results(task: Run, samples: _Samples) -> None:
 # -- once more under Nsight Systems or Nsight Compute ------------------------------------------------------------
 
 
-def _under_tool(task: Run, folder: Path) -> Json:
+def _run_under_tool(task: Run, folder: Path) -> Json:
     """Run the workload under nsys or ncu, in a child process, and write the trace or the counters.
 
     Gives facts for the provenance. A failure is one of them, ``notice``: the rest of the run was measured.
     """
     place = f"{task.workload.__module__}:{task.workload.__qualname__}"
     device_and_steps = [task.device, str(task.warmup), str(task.profiled)]
-    command = [
-        sys.executable,
-        "-m",
-        __name__,
-        place,
-        json.dumps(task.parameters),
-        *device_and_steps,
-    ]  # runs :func:`_child`
+    # Calls _run_watched_program with these words.
+    command = [sys.executable, "-m", __name__, place, json.dumps(task.parameters), *device_and_steps]
     env = child_environment()  # pages' own modules included
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as scratch:
         report = Path(scratch, "report")
@@ -307,7 +301,7 @@ def _under_tool(task: Run, folder: Path) -> Json:
             if captured.returncode:
                 raise NsightkitError(f"the program ended with exit code {captured.returncode} under the profiler")
             if task.profile == "nsys":
-                store.write(_steady(nsightkit.load(captured.trace, cache=False)), folder / NSYS)
+                store.write(_cut_to_steady_steps(nsightkit.load(captured.trace, cache=False)), folder / NSYS)
             else:
                 reports.write(reports.read(captured.report), folder / NCU)
         except NsightkitError as error:
@@ -317,7 +311,7 @@ def _under_tool(task: Run, folder: Path) -> Json:
     return {"steps": task.profiled}
 
 
-def _steady(trace: Trace) -> Trace:
+def _cut_to_steady_steps(trace: Trace) -> Trace:
     """Cut a capture to the events that begin inside the range around the steady steps."""
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns"])
     around = ranges[ranges["name"] == _STEADY]
@@ -329,7 +323,7 @@ def _steady(trace: Trace) -> Trace:
     return trace.time(begin + 1, end)  # + 1: without that range itself, which begins at `begin`
 
 
-def _child(place: str, parameters: str, device: str, warmup: str, steps: str) -> None:
+def _run_watched_program(place: str, parameters: str, device: str, warmup: str, steps: str) -> None:
     """Be the program that a tool watches: run steady steps of a workload, inside the two ranges the tool looks for.
 
     All arguments are words of the command line; `place` is ``module:function``.
@@ -357,4 +351,4 @@ def _run_steps(work: Any, device: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    _child(*sys.argv[1:])
+    _run_watched_program(*sys.argv[1:])

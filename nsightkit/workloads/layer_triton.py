@@ -54,7 +54,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return out
 
 
-@swiglu.register_fake
+@swiglu.register_fake  # the shape of the result, for torch.compile
 def _(gate_up: Tensor) -> Tensor:
     batch, tokens, columns = gate_up.shape
     return gate_up.new_empty(batch, tokens, columns // 2)
@@ -113,6 +113,6 @@ def gemv(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-@gemv.register_fake
+@gemv.register_fake  # the shape of the result, for torch.compile
 def _(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty(1, 1, weight.shape[0])

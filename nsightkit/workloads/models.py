@@ -129,15 +129,15 @@ def fp8_matmul(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: to
     return product
 
 
-def marked(name: str, wanted: bool) -> contextlib.AbstractContextManager[None]:
+def marked(name: str, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
     """Open a phase, or do nothing.
 
     Parameters
     ----------
     name : str
-    wanted : bool
+    is_wanted : bool
     """
-    if wanted:
+    if is_wanted:
         return phase(name)
     return contextlib.nullcontext()
 

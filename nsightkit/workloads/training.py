@@ -177,7 +177,7 @@ class Training(Workload):
         self.callback(setattr, self, "_batches", None)  # dropping the iterator ends the workers
 
     def step(self) -> None:
-        """Fetch a batch and learn from it."""
+        """Fetch a batch, and train on it: forward, backward and optimizer."""
         with phase("step"):
             with phase("data"):
                 tokens = self._next_batch()
@@ -215,7 +215,7 @@ class Training(Workload):
         return value.detach()
 
     def samples(self) -> Samples:
-        """Give what was seen in each step.
+        """Give the loss of each step, and how long it waited for its batch.
 
         Returns
         -------

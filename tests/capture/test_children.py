@@ -15,7 +15,7 @@ from nsightkit.errors import NsightkitError
 CHILD = """
 print("still at it", flush=True)
 import os, pathlib, sys, time
-from nsightkit.capture.children import answer
+from nsightkit.capture.children import run_as_child
 
 def main(what):
     pathlib.Path("ready").touch()
@@ -28,7 +28,7 @@ def main(what):
     return {"what": what}
 
 if __name__ == "__main__":
-    answer(main)
+    run_as_child(main)
 """
 
 

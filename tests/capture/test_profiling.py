@@ -22,39 +22,41 @@ from nsightkit.errors import NsightkitError, UsageError
     ],
 )
 def test_options_are_read_by_name(line, values):
-    assert profiling.parse(line.split(), {"-s": "--sample"}) == values
+    assert profiling.parse_options(line.split(), {"-s": "--sample"}) == values
 
 
 def test_defaults_yield_to_the_users_options_and_to_the_version():
     defaults = {"--trace": "cuda", "--sample": "none", "--new": "1"}
     given = ["-t", "osrt", "--what"]
-    parsed = profiling.parse(given, {"-t": "--trace"})
-    assert profiling.choose(given, parsed, defaults, "--trace= --sample=") == ["--sample=none", *given]
+    parsed = profiling.parse_options(given, {"-t": "--trace"})
+    assert profiling.options_with_defaults(given, parsed, defaults, "--trace= --sample=") == ["--sample=none", *given]
     with pytest.raises(UsageError, match="--output is set by nsightkit"):
-        profiling.choose(["-o", "x"], {"--output": "x"}, defaults, "")
+        profiling.options_with_defaults(["-o", "x"], {"--output": "x"}, defaults, "")
 
 
 def test_names_of_captures(tmp_path):
     path = tmp_path / "x.rep"
-    assert profiling.target(tmp_path / "x", ".rep", overwrite=False) == path
+    assert profiling.checked_output(tmp_path / "x", ".rep", overwrite=False) == path
     path.touch()
-    assert profiling.target(path, ".rep", overwrite=True) == path
+    assert profiling.checked_output(path, ".rep", overwrite=True) == path
     with pytest.raises(UsageError, match="exists"):
-        profiling.target(path, ".rep", overwrite=False)
+        profiling.checked_output(path, ".rep", overwrite=False)
     with pytest.raises(UsageError, match="folder does not exist"):
-        profiling.target(tmp_path / "new" / "x", ".rep", overwrite=False)
+        profiling.checked_output(tmp_path / "new" / "x", ".rep", overwrite=False)
 
 
 def test_runs_are_interrupted_and_judged():
-    assert profiling.watch(["true"], None) == (0, [])
-    assert profiling.watch(["sh", "-c", "exit 3"], None)[1] == ["the program ended with exit code 3; its trace is kept"]
+    assert profiling.run_profiler(["true"], None) == (0, [])
+    assert profiling.run_profiler(["sh", "-c", "exit 3"], None)[1] == [
+        "the program ended with exit code 3; its trace is kept"
+    ]
     program = "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: sys.exit(0)); time.sleep(60)"
-    assert profiling.watch([sys.executable, "-c", program], 2.0) == (
+    assert profiling.run_profiler([sys.executable, "-c", program], 2.0) == (
         0,
         ["the program was interrupted after 2 s; the trace ends there"],
     )
     with pytest.raises(NsightkitError, match="no-such-program: cannot be started"):
-        profiling.watch(["no-such-program"], None)
+        profiling.run_profiler(["no-such-program"], None)
 
 
 def test_the_command_line_hands_options_on_as_written(monkeypatch, capsys):
