@@ -34,6 +34,7 @@ _PANELS = {
 _COMMANDS_OF_PANEL = {panel: list(map(commands.command_of, functions)) for panel, functions in _PANELS.items()}
 #: Every command by the words that call it.
 COMMANDS = {command.name: command for commands_shown in _COMMANDS_OF_PANEL.values() for command in commands_shown}
+#: The first lines of the overview.
 _ABOUT = (
     "Turn a GPU profile into an answer. TRACE is an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a "
     "PyTorch profiler .json or .json.gz, or a folder that `nsightkit convert` wrote."

@@ -68,7 +68,7 @@ def _arguments_model(command: Command) -> Any:
         if option.is_list:
             kind = list[kind]
         if default is REQUIRED:
-            default = ...
+            default = ...  # pydantic's mark of a required field
         elif default is None:
             kind = kind | None
         if option.metavar:

@@ -127,7 +127,7 @@ def _remarks_on_missing(trace: "Trace", *needs: str) -> list[str]:
     absent = [table for table in needs if not trace.recorded(table)]
     if absent:
         remarks.append(f"the trace does not record {' or '.join(absent)}; figures that need them are left out")
-    recorded = [table for table in needs if trace.whole.size(table)]
+    recorded = [table for table in needs if trace.whole.size(table)]  # `whole` is the trace before the filters
     if recorded and not any(map(trace.size, recorded)):
         remarks.append(f"the filters leave none of its {' or '.join(recorded)}")
     return remarks

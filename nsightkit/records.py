@@ -98,6 +98,7 @@ class Summary(Record):
             self._time_fact("GPU idle", "idle_ns", span_ns),
             Fact("kernels or graphs running (density)", share=self["density"]),
         ]
+        # Labels of the other times, in the order in which they are shown.
         labels = {"span_ns": "first to last GPU operation (span)"}
         if device_count > 1:
             labels["span_ns"] += f", sum of {device_count} devices"

@@ -173,6 +173,7 @@ _TEXT_UNITS = ("kernel", "kernels", "place", "evidence", "outlier", "word", "sen
 _SHORTENED_UNITS = ("kernel", "place", "evidence")
 #: columns.toml: units and headings by column, and optional columns, which are hidden where no row has a value.
 _COLUMNS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
+#: The units in columns.toml, by column.
 _UNIT_OF = {name: unit for unit, names in _COLUMNS["units"].items() for name in names}
 #: The column of bars, which is drawn beside a share.
 _BAR = Column("bar", "", "word")
@@ -249,7 +250,7 @@ def _csv_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = plain(value)
-    if _FORMULA.match(text):
+    if _FORMULA.match(text):  # a spreadsheet takes what begins with ' as text
         return f"'{text}"
     return text
 

@@ -110,7 +110,7 @@ def cells(
 
 
 def bench(
-    chosen: Sequence[Cell],
+    cells_to_measure: Sequence[Cell],
     *,
     device: str | None = None,
     warmup: int = 5,
@@ -121,7 +121,7 @@ def bench(
 
     Parameters
     ----------
-    chosen : sequence of Cell
+    cells_to_measure : sequence of Cell
     device : str, optional
         ``"cpu"`` or a CUDA device; by default CUDA when there is one.
     warmup : int
@@ -151,17 +151,18 @@ def bench(
         "provenance": None,
         "rows": [],
     }
-    for number, cell in enumerate(chosen):
+    for number, cell in enumerate(cells_to_measure):
         model, switches = cell
         progress(number, f"{model.name} context {model.context} {switches['mode']} {switches['precision']}")
         try:
             result = _measure(cell, document)
         except NsightkitError as error:  # a failing cell does not stop the others
             result = {"status": "failed", "detail": str(error)}
+        # From the first child that gives them.
         document["provenance"] = document["provenance"] or result.pop("provenance", None)
         document["gpu"] = document["gpu"] or result.get("gpu")
         document["rows"].append(_row(cell, result))
-    progress(len(chosen), "")
+    progress(len(cells_to_measure), "")
     return document
 
 

@@ -63,12 +63,12 @@ def _check_importer() -> _Finding:
     if program is None:
         remedy = "if captures leave only a .qdstrm: install the host part of Nsight Systems (Debian: nsight-systems)"
         return "warn", f"no QdstrmImporter beside {nsys}", remedy
-    linked = said("ldd", str(program), env=environment(None, program.parent))
-    lacking = sorted(set(re.findall(r"(\S+) => not found", linked)))
-    if lacking:
+    ldd_output = said("ldd", str(program), env=environment(None, program.parent))
+    missing_libraries = sorted(set(re.findall(r"(\S+) => not found", ldd_output)))
+    if missing_libraries:
         # The copy inside Nsight Compute needs libdw, which slim containers lack; nsys then exits with 0 and no report.
         remedy = f"install these libraries (Debian: libdw1), or name their folder in {LIBRARIES}"
-        return "missing", f"{program} lacks {', '.join(lacking)}", remedy
+        return "missing", f"{program} lacks {', '.join(missing_libraries)}", remedy
     return "ok", str(program), ""
 
 

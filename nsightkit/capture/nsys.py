@@ -103,7 +103,7 @@ def profile(
             problem = f"nsys could not import its raw capture, kept as {raw_capture}"
             raise NsightkitError(f"{problem}; 'nsightkit doctor' says why")
         if not draft.exists():
-            raise NsightkitError(f"nsys wrote no report (exit code {returncode}); {_remedy(user_options)}")
+            raise NsightkitError(f"nsys wrote no report (exit code {returncode}); {_no_report_remedy(user_options)}")
     notes.append(_PRIVACY_NOTE)
     # As a person would run it: with the report's final name, not the draft's.
     ran = [str(nsys), "profile", *options, f"--output={unexpanded(report.with_suffix(''))}", *command]
@@ -125,16 +125,16 @@ def _defaults(user_options: Mapping[str, str]) -> dict[str, str]:
 # -- failures ----------------------------------------------------------------------------------------------------
 
 
-def _remedy(user_options: Mapping[str, str]) -> str:
+def _no_report_remedy(user_options: Mapping[str, str]) -> str:
     """Say what to do when nsys wrote no report, by how its range was to open."""
     if user_options.get("--capture-range") == "cudaProfilerApi":
         return "the program must call torch.cuda.profiler.start(), or cudaProfilerStart, after it has used the GPU"
     if user_options.get("--capture-range") == "nvtx":
         name = user_options.get("--nvtx-capture", "NAME")
-        plain = name.partition("@")[0]
+        name_without_domain = name.partition("@")[0]
         return (
             f"without a message of nsys above, no range {name!r} was opened: check its spelling, and add its domain if "
-            f"it has one ({plain}@DOMAIN, or {plain}@* for any); {_NVTX_REMEDY}"
+            f"it has one ({name_without_domain}@DOMAIN, or {name_without_domain}@* for any); {_NVTX_REMEDY}"
         )
     return "without a message of nsys above, run the program alone, and check the free space for temporary files"
 

@@ -65,6 +65,7 @@ _NCU_ARGS = (
 )
 #: Raw samples by metric.
 _Samples = dict[str, list[float]]
+#: Time limit of the second run, under nsys or ncu.
 _TOOL_TIMEOUT_S = 300.0
 #: The largest relative error of a correct result; sums of 8-bit numbers may be further off.
 _LARGEST_ERROR = 0.05
