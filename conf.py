@@ -53,12 +53,12 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "changes",
     "cli_reference",
-    "demo_report",
     "gallery_index",
     "judgement",
     "measured",
     "page_form",
     "schematic",
+    "site_downloads",
     "widgets",
     "notfound.extension",
     "sphinx_llms_txt",
@@ -195,15 +195,3 @@ if repo_url:
     html_theme_options["use_edit_page_button"] = True
     html_theme_options["secondary_sidebar_items"]["**"].insert(1, "edit-this-page")
     html_theme_options["icon_links"] = [{"name": "Source", "url": repo_url, "icon": "fa-solid fa-code-branch"}]
-
-
-def _with_address(_app, _name, source):
-    """Let visitors install from the repository, instead of from a clone."""
-    text = re.sub(r"path/to/nsightkit(\[[\w,]+\])", rf"nsightkit\1 @ git+{repo_url}", source[0])
-    source[0] = re.sub("path/to/nsightkit( +# your clone)?", f"git+{repo_url}", text)
-
-
-def setup(app):
-    """Adapt the pages to what is known of the repository."""
-    if repo_url:
-        app.connect("source-read", _with_address)
