@@ -38,9 +38,8 @@ alone = case("v100-starved-loader", "workers-0")
 # %%
 # The bottom row is the GPU, and each gap in it is idle time. Above it is the
 # CPU thread that feeds the GPU: its steps, and under them the loader's range,
-# ``enumerate(DataLoader)``, cut to ``enum…``. The green lines are copies and
-# memsets, drawn at least a pixel wide. They look like half of the GPU's work
-# and take :measured:`02_starved_input_pipeline.copies:.0%` of it.
+# ``enumerate(DataLoader)``, cut to ``enum…``. Copies and memsets, in green,
+# take :measured:`02_starved_input_pipeline.copies:.0%` of the GPU's work.
 
 plots.timeline(
     alone.trace, title="ResNet-50, loaded in the process (case file)"

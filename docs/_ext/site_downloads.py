@@ -10,7 +10,6 @@ from sphinx.application import Sphinx
 
 from nsightkit.guide import cases
 
-
 #: What pages install: the downloaded file, and what of the package comes with it.
 _INSTALLED = re.compile(r"\./(nsightkit-[\d.]+-py3-none-any\.whl)(\[[\w,]+\])?")
 

@@ -35,7 +35,7 @@ def parts(decode: Trace, capture: Trace, gb_per_s: float) -> pd.DataFrame:
     -------
     DataFrame
         By part: ``bytes``, ``time_ns`` and ``share of bandwidth``. The kernels that read neither weights nor caches
-        are the last part.
+        are the last part; their bytes are not known.
     """
     head = decode.sol(gpu="MI300X").iloc[0]
     kernels = decode.kernels()
@@ -45,7 +45,7 @@ def parts(decode: Trace, capture: Trace, gb_per_s: float) -> pd.DataFrame:
     rows = {part: {"bytes": size, "time_ns": time_ns[part]} for part, size in _bytes(decode, capture).items()}
     rows["output head"] = {"bytes": head["bytes"], "time_ns": head["time_ns"]}
     table = pd.DataFrame(rows).T
-    table.loc["all else"] = 0, kernels["total_ns"].sum() - table["time_ns"].sum()
+    table.loc["all else"] = float("nan"), kernels["total_ns"].sum() - table["time_ns"].sum()
     table["share of bandwidth"] = table["bytes"] / table["time_ns"] / gb_per_s
     return table
 

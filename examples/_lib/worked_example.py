@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from nsightkit.guide import case
-from nsightkit.plots.looks import BLUE, VERMILION
+from nsightkit.plots.looks import BLUE
 
 #: The rows of the chart, in the order in which the example gets to them.
 BEFORE = "loaded in the process"
@@ -47,23 +47,23 @@ def chart(times: dict[str, float], last: str) -> Figure:
     times : dict of str to float
         From `step_times`.
     last : str
-        The newest row, in the accent colour.
+        The newest row; its time is in bold.
     """
     shown = ROWS[: ROWS.index(last) + 1]
     figure, axes = plt.subplots(figsize=(7.6, 0.9 + 0.34 * len(shown)), layout="constrained")
     for y, row in enumerate(shown):
-        colour = VERMILION if row == last else BLUE
         recorded = row in (BEFORE, AFTER)
-        axes.barh(y, times[row], 0.62, facecolor=colour if recorded else "none", edgecolor=colour, linewidth=1.6)
-        axes.text(times[row] + 2, y, f"{times[row]:.0f} ms", va="center", fontsize=9)
+        axes.barh(y, times[row], 0.62, facecolor=BLUE if recorded else "none", edgecolor=BLUE, linewidth=1.6)
+        weight = "bold" if row == last else "normal"
+        axes.text(times[row] + 2, y, f"{times[row]:.0f} ms", va="center", fontsize=9, weight=weight)
     axes.set_yticks(range(len(shown)), labels=shown)
     axes.set(ylim=(len(shown) - 0.4, -0.6), xlim=(0, times[BEFORE] * 1.12), xlabel="time of a step (ms)")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    if len(shown) > 1:  # grey, because the newest row has another colour than the rest
+    if len(shown) > 1:
         handles = [
-            Patch(facecolor="grey", edgecolor="grey", label="recorded"),
-            Patch(facecolor="none", edgecolor="grey", label="predicted by the replay"),
+            Patch(facecolor=BLUE, edgecolor=BLUE, label="recorded"),
+            Patch(facecolor="none", edgecolor=BLUE, label="predicted by the replay"),
         ]
         figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
     figure.set_label("Time of a step: " + "; ".join(f"{row} {times[row]:.0f} ms" for row in shown))

@@ -75,7 +75,7 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
         One row a thing; its index names it.
     columns : sequence of str
         The columns to draw. Those named ``share…`` are drawn in percent, those ending in ``_ns`` as times, others as
-        plain numbers. A missing value has no bar and is labelled ``none``.
+        plain numbers. A missing value has no bar and is labelled ``n/a``.
     title : str, default "Side by side"
 
     Returns
@@ -106,7 +106,7 @@ def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
         write = "{:.1%}".format
         axes.xaxis.set_major_formatter(PercentFormatter(1))  # its own decimals: small shares need some
     axes.set_xlabel(label, fontsize=9)
-    words = values.map(write, na_action="ignore").fillna("none")
+    words = values.map(write, na_action="ignore").fillna("n/a")
     bars = axes.barh(np.arange(len(values)), widths, color=BLUE, height=0.66)
     axes.bar_label(bars, words.tolist(), padding=3, fontsize=8)
     axes.set_xlim(0, widths.max() * 1.45 or 1)

@@ -26,6 +26,8 @@ _CHARACTERS = 78
 _MOST_NAMES = 40
 #: Half of the height of a lane.
 _HALF = 0.36
+#: Lowest mark, as a share of the lane's height: two pixels.
+_LEAST_HEIGHT = 0.06
 
 
 def timeline(
@@ -87,9 +89,10 @@ def _draw_marks(axes: Any, row: int, table: str, events: pd.DataFrame, length_ns
     """Draw events, those of a column together."""
     column_ns = max(length_ns // _COLUMNS, 1)
     marks = merged(events, column_ns)
-    share = (marks["busy"] / marks["length"].clip(1)).clip(upper=1)
-    # At least a column wide: a 2 µs kernel in a 10 s window must not vanish.
-    right = marks["start"] + marks["length"].clip(column_ns)
+    # At least a column wide and a little high: a 2 µs kernel in a 10 s window must not vanish, nor look like a column.
+    width_ns = marks["length"].clip(column_ns)
+    share = (marks["busy"] / width_ns).clip(_LEAST_HEIGHT, 1)
+    right = marks["start"] + width_ns
     bottom = row + _HALF
     corners: Any = style.rectangles(marks["start"], right, bottom - 2 * _HALF * share, bottom)
     # Two shades of grey in turn for names: adjacent ranges must not read as one.

@@ -175,9 +175,9 @@ def test_panels_say_what_is_missing():
     figure = plots.panels(pd.DataFrame(columns, index=["a", HOSTILE]), list(columns))
     assert [axes.get_xlabel() for axes in figure.axes] == ["step (ms)", "share of idle", "TFLOP/s"]
     texts = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert texts == [["1 ms", "2.5 ms"], ["none", "25.0%"], ["123,456", "0.5"]]
+    assert texts == [["1 ms", "2.5 ms"], ["n/a", "25.0%"], ["123,456", "0.5"]]
     assert _widths(figure.axes[0]) == [[1.0, 2.5]]
-    assert "share of idle (a none" in figure.get_label()
+    assert "share of idle (a n/a" in figure.get_label()
 
 
 def test_roofline_points_and_roofs():
