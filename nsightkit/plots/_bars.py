@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from nsightkit.plots import style
-from nsightkit.plots.looks import BLUE, GREY, QUANTITIES, duration, spoken, time_unit
+from nsightkit.plots.looks import BLUE, GREY, QUANTITIES, duration, part_name, spoken, time_unit
 
 
 def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Figure:
@@ -57,7 +57,7 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
         bar = axes.barh(len(words), row[value] / size, height=0.68, **look)
         text = f"{write(row[value])} · {row[share]:.1%} · {row['count']:,.0f}x"
         axes.bar_label(bar, [text], padding=4, fontsize=9)
-        words.append((row[key], text))
+        words.append((part_name(row[key]), text))
     axes.margins(x=0.22)
     axes.set_xlim(left=0)
     style.name_rows(axes, [name for name, _ in words])

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from nsightkit.plots import style
-from nsightkit.plots.looks import DARK_GREY, QUANTITIES, spoken
+from nsightkit.plots.looks import DARK_GREY, QUANTITIES, part_name, spoken
 
 #: Of parts without a colour of their own. They also differ without colour: those with the same hatch are five apart.
 _COLOURS = (*style.SERIES, DARK_GREY)
@@ -72,7 +72,7 @@ def stacks(
     style.legend(figure, 4)
     sentences = []
     for label, amounts in parts.items():
-        words = amounts[amounts > 0].map(write)
+        words = amounts[amounts > 0].map(write).rename(part_name)
         sentences.append((label, f"({spoken(words.items(), most=9)})"))
     return style.described(figure, f"{title}, stacked bars: {spoken(sentences)}.")
 
@@ -85,7 +85,7 @@ def _stacked(axes: Any, parts: pd.DataFrame) -> list[Any]:
         looks = map(style.LOOKS.get, parts.index)
     segments = []
     for (name, widths), (colour, hatch) in zip(parts.iterrows(), looks, strict=False):
-        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": style.plain(name, 40)}
+        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": style.plain(part_name(name), 40)}
         segments.append(axes.barh(np.arange(len(left)), widths, left=left, height=0.62, **look))
         left = left + widths.to_numpy()
     style.name_rows(axes, parts.columns)

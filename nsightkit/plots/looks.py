@@ -30,6 +30,13 @@ _TIMES: _Units = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _SIZES: _Units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
+def part_name(name: str) -> str:
+    """Name a part of a whole in a figure: a cause by its plain name instead of its slug, anything else as it is."""
+    if name in CAUSES:
+        return CAUSES[name].name.removeprefix("idle: ")
+    return name
+
+
 def time_unit(largest: float) -> tuple[float, str]:
     """Choose the unit in which a time reads well, as nanoseconds per unit and its symbol."""
     return _unit(largest, _TIMES)

@@ -102,7 +102,7 @@ def test_bars_draw_every_row_and_lose_no_time():
     (axes,) = figure.axes
     assert _widths(axes) == [[40], [2], [0.001]]
     assert axes.get_xlabel() == "time (ms)"
-    assert "input-pipeline 40 ms · 40.0% · 9x" in figure.get_label()
+    assert "waiting for data 40 ms · 40.0% · 9x" in figure.get_label()
     assert not figure.legends
     figure = plots.bars(KERNELS, top=5)
     assert np.concatenate(_widths(figure.axes[0])).sum() * 1e6 == pytest.approx(KERNELS["total_ns"].sum())
@@ -113,7 +113,7 @@ def test_stacks_align_parts_by_name():
     gaps_ns = GAPS.set_index("cause")["total_ns"]
     figure = plots.stacks({"a": gaps_ns, "b": pd.Series({"input-pipeline": 7_000_000})}, quantity="time")
     assert _widths(figure.axes[0]) == [[2, 0], [40, 7]]  # what is too small to see is left out
-    assert "b (input-pipeline 7 ms)" in figure.get_label()
+    assert "b (waiting for data 7 ms)" in figure.get_label()
 
 
 def test_timeline_has_a_lane_a_stream_and_a_level():
