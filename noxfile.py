@@ -113,10 +113,13 @@ def docs_live(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments go to pytest."""
     _install(session, "test", "docs")
-    # A file stays in one process, for what its tests share. nsys itself loses its helper process now and then where
-    # all processors are busy: that failure, and no other, is tried again.
+    # A file stays in one process, for what its tests share. Files go in their order: by the number of their tests, the
+    # file with the slowest ones would come last and leave the other processes idle.
+    spread = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
+    # nsys loses its helper process now and then where all processors are busy: that failure, and no other, is tried
+    # again.
     again = ["--reruns", "2", "--only-rerun", "nsys wrote no report", "--only-rerun", "could not import its raw"]
-    session.run("pytest", "-m", "not site", "-n", "auto", "--dist", "loadfile", *again, *session.posargs)
+    session.run("pytest", "-m", "not site", *spread, *again, *session.posargs)
 
 
 @nox.session
