@@ -44,6 +44,7 @@ from nsightkit.trace.model import (
     capability,
     categorical,
     lost_work,
+    process_of,
 )
 from nsightkit.trace.nesting import nesting
 
@@ -53,15 +54,16 @@ _Ints = npt.NDArray[np.int64]
 _Frames = dict[str, pd.DataFrame]
 _T = TypeVar("_T")
 
-#: No time reaches it, so that the sum of two is below 2**63: 146 years.
-_BEYOND_NS = 1 << 62
-CHUNK_BYTES = 2 << 20  # measured: fastest of 1, 2, 4, 8 and 16 MiB, and the smallest peak
+#: No time reaches it (146 years), so that the sum of two is below 2**63.
+_TIME_LIMIT_NS = 1 << 62
+#: What is read and decoded at a time. Measured: fastest of 1, 2, 4, 8 and 16 MiB, and the smallest peak of memory.
+CHUNK_BYTES = 2 << 20
 _REMEDY = "give a trace that torch.profiler exported (export_chrome_trace)"
-_AGAIN = "capture or copy it again"
+_CAPTURE_AGAIN = "capture or copy it again"
 
-#: Which table the events of a category fill. Names as Kineto prints them today and before 2022 (capitalised; compared
-#: in lower case); ``cuda_``, ``hip_``, ``xpu_`` runtimes and drivers are known by their ending. Everything else (flows,
-#: ``gpu_user_annotation``, which is a projection rather than work) fills none.
+#: Which table the events of a category fill. Categories as Kineto writes them today and before 2022 (capitalised then;
+#: compared in lower case). Of ``cuda_``, ``hip_`` and ``xpu_`` runtimes and drivers, :func:`_table_of` looks at the
+#: ending. All other categories (flows, ``gpu_user_annotation``, which is a projection rather than work) fill none.
 _CATEGORIES = {
     "kernel": "kernels",
     "gpu_memcpy": "memops",
@@ -78,26 +80,26 @@ _CATEGORIES = {
     "overhead": "overhead",
     "trace": "captures",  # what the profiler recorded, from start to end: no table of the model
 }
-_GPU_SIDE = ("kernels", "memops", "syncs")
+_GPU_EVENT_TABLES = ("kernels", "memops", "syncs")
 #: The process to which torch.autograd.profiler, before Kineto, writes its operators.
 _OLD_PROFILER = "CPU functions"
-#: Any of these tables shows, where it has rows, that a table was recorded; for the rest only its own rows do.
+#: A table was recorded if any of these tables has rows; a table that is not listed, if it has rows itself.
 _SHOWN_BY = {
-    **dict.fromkeys(GPU_TABLES, (*_GPU_SIDE, "calls")),
+    **dict.fromkeys(GPU_TABLES, (*_GPU_EVENT_TABLES, "calls")),
     "ranges": ("ranges", "ops"),
     "overhead": ("overhead", "calls"),
 }
-#: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
+#: What `tensorboard_trace_handler` calls its files: host (the group), process and time.
 _WORKER = re.compile(r"(?:.*[/\\])?([^/\\]+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
 #: `record_function` blocks that PyTorch itself opens and that old versions file among the operators.
 _ANNOTATION = re.compile(r"ProfilerStep#\d+$|enumerate\(DataLoader\)#|Optimizer\.(step|zero_grad)#")
 _CALL_SUFFIX = re.compile(r"(_pt(sz|ds))?(_v\d{4,})?(_pt(sz|ds))?$")  # `_v2` belongs to the name
-#: More of a kind than any capture has: analyses look at each by itself.
+#: More than any capture has. Analyses look at each process and thread by itself, which would take forever.
 _MOST_PROCESSES = 1_000
 _MOST_THREADS = 10_000
 _HOUR_NS = 3600 * 10**9
-_SIZES = ["grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"]
-_WHOLE_US = "Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs."
+_SIZE_COLUMNS = ["grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"]
+_WHOLE_US_NOTE = "Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs."
 
 
 # --- what is decoded -----------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ _RENAMED = {
 
 
 class _Args(msgspec.Struct, rename=_RENAMED, frozen=True, gc=False):
-    """What we use of an event's args. The same member holds an int here and a string there."""
+    """The members that we use of an event's args. Any of them may hold an int in one trace and a string in another."""
 
     device: Any = None
     stream: Any = None
@@ -162,6 +164,8 @@ class _Args(msgspec.Struct, rename=_RENAMED, frozen=True, gc=False):
 
 
 class _Event(msgspec.Struct, gc=False):
+    """An event of the Chrome trace format: ``ph`` is its phase, ``ts`` its start and ``dur`` its duration, in µs."""
+
     ph: str = ""
     cat: str = ""
     name: str = ""
@@ -214,6 +218,7 @@ def open_kineto(path: Path, *, cache: bool = True) -> Source:
 
 @uncollected()
 def _decoded(path: Path) -> Source:
+    """Decode a trace into tables in memory."""
     reader = _Reader(path)
     try:
         for document in _documents(path):
@@ -223,89 +228,97 @@ def _decoded(path: Path) -> Source:
         if "got `array`" in str(error):
             problem = "is a bare list, as other tools write and torch.autograd.profiler did before PyTorch 1.8.1"
         raise TraceError(path, problem, _REMEDY) from error
-    except _BROKEN as error:
-        raise TraceError(path, f"is not valid JSON ({error})", _AGAIN) from error
+    except _JSON_ERRORS as error:
+        raise TraceError(path, f"is not valid JSON ({error})", _CAPTURE_AGAIN) from error
     return reader.finish()
 
 
 # --- from the file to JSON documents -------------------------------------------------------------------------------
 
-_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-#: All up to the last place between two events, or between objects nested in `args`.
-_WHOLE = re.compile(rb'(?s)(.*\})\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
-_OPEN = b'{"traceEvents":['
-_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_EVENTS_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+#: All up to the last comma between two objects that begin like events; they may also be nested in `args`.
+_COMPLETE_EVENTS = re.compile(rb'(?s)(.*\})\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
+_DOCUMENT_START = b'{"traceEvents":['
+_JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-#: What a gzip file may unpack to. Times and numbers differ from event to event: traces pack 10 to 35 to
-#: one, and up to 55 to one when they are written again with wide margins. Deflate packs up to 1,030 to one.
-_RATIO = 100
+#: How many times its size a gzip file may unpack to. As times and numbers differ from event to event, traces pack 10 to
+#: 35 to one, and up to 55 to one when they are written again with wide margins. Deflate packs up to 1,030 to one.
+_MOST_EXPANSION = 100
+#: What a gzip file of any size may unpack to.
 _SMALL_BYTES = 16 << 20
-#: A piece of a file that cannot be cut: decoding takes up to 38 times as much memory.
-_MOST_BYTES = 16 << 20
+#: The longest piece of a file without a place to cut it: decoding takes up to 38 times as much memory.
+_MOST_UNCUT_BYTES = 16 << 20
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """A file's bytes, unpacked, as long as an honest file could hold them."""
-    size = 0
+    """Yield a file's bytes, unpacked; refuse a gzip file that unpacks to more than any trace does."""
+    unpacked_bytes = 0
     with path.open("rb") as file:
-        is_packed = file.peek(2)[:2] == b"\x1f\x8b"
+        is_packed = file.peek(2)[:2] == b"\x1f\x8b"  # how a gzip file begins
         stream: Any = gzip.GzipFile(fileobj=file) if is_packed else file
         try:
             while block := stream.read(CHUNK_BYTES):
-                size += len(block)
-                if is_packed and size > max(_SMALL_BYTES, _RATIO * file.tell()):
-                    problem = f"unpacks to more than {_RATIO} times its size, which no profiler's trace does"
+                unpacked_bytes += len(block)
+                if is_packed and unpacked_bytes > max(_SMALL_BYTES, _MOST_EXPANSION * file.tell()):
+                    problem = f"unpacks to more than {_MOST_EXPANSION} times its size, which no profiler's trace does"
                     raise TraceError(path, problem, "unpack it and look at it first")
                 yield block
         except EOFError as error:
-            raise TraceError(path, "is a truncated gzip file", _AGAIN) from error
+            raise TraceError(path, "is a truncated gzip file", _CAPTURE_AGAIN) from error
         except (gzip.BadGzipFile, zlib.error) as error:
-            raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
+            raise TraceError(path, f"is a damaged gzip file ({error})", _CAPTURE_AGAIN) from error
 
 
 def _documents(path: Path) -> Iterator[_Document]:
-    """Cut the file into small documents of the same shape, each with some of the events, and decode them."""
+    """Cut the file into small documents of the same shape, each with some of the events, and decode them.
+
+    The first has also the members that stand before the events in the file, and the last those behind them.
+    """
     decode = msgspec.json.Decoder(_Document).decode
-    head = b""
-    rest = b""
+    opening = b""  # the first document begins as the file does
+    rest = b""  # what is read and not decoded yet
     for block in _blocks(path):
         rest += block
         cut = None
-        if head or _EVENTS.search(rest):
-            cut = _WHOLE.match(rest)
-        if len(rest) > _MOST_BYTES:
-            problem = f"holds {_MOST_BYTES >> 20} MiB of JSON that is broken, or laid out unlike a profiler's"
+        if opening or _EVENTS_START.search(rest):
+            cut = _COMPLETE_EVENTS.match(rest)
+        if len(rest) > _MOST_UNCUT_BYTES:
+            problem = f"holds {_MOST_UNCUT_BYTES >> 20} MiB of JSON that is broken, or laid out unlike a profiler's"
             raise TraceError(path, problem, "export it again with export_chrome_trace")
         if cut is not None:
             try:
-                document = decode(b"".join((head, memoryview(rest)[: cut.end(1)], b"]}")))
+                document = decode(b"".join((opening, memoryview(rest)[: cut.end(1)], b"]}")))
             except msgspec.ValidationError:
                 raise
-            except _BROKEN:
-                continue  # cut between objects in an event, perhaps: the slice grows by the next block
+            except _JSON_ERRORS:
+                continue  # perhaps the cut is between two objects in an event: try again with the next block
             yield document
-            head = _OPEN
+            opening = _DOCUMENT_START
             rest = rest[cut.end() :]
-    yield decode(head + rest)
+    yield decode(opening + rest)
 
 
 # --- from documents to columns -------------------------------------------------------------------------------------
+#
+# Columns of anything but integers hold codes at first: each distinct value, such as a name or a (pid, tid), gets the
+# next number. When all events are read, the codes are replaced by what is made of the values, once for each.
 
 
 def _numbering() -> dict[Any, int]:
-    """Number distinct things in the order of their first appearance."""
+    """Return a dict that gives each new key the next of the numbers 0, 1, 2, … when it is looked up."""
     return collections.defaultdict(itertools.count().__next__)
 
 
-def _texts(codes: Any, things: Iterable[Any], text: Callable[[Any], str]) -> pd.Categorical:
-    """Make a column of texts of the numbers of things."""
-    used, numbers = pd.factorize(codes)
-    known = list(things)
-    return categorical(used, [text(known[number]) for number in numbers])
+def _text_column(codes: Any, values: Iterable[Any], wording: Callable[[Any], str]) -> pd.Categorical:
+    """Make a column of texts: each code stands for one of `values`, which `wording` turns into a text."""
+    positions, distinct_codes = pd.factorize(codes)
+    value_of_code = list(values)
+    return categorical(positions, [wording(value_of_code[code]) for code in distinct_codes])
 
 
 @functools.lru_cache(1 << 16)
 def _table_of(category: str) -> str | None:
+    """Name the table that events of a category fill; None if they fill none."""
     lower = category.lower()
     if lower.endswith(("_runtime", "_driver")):
         return "calls"
@@ -316,12 +329,12 @@ def _collective(event: _Event) -> str:
     """Describe the collective that a kernel or an operator belongs to, as JSON; "" for none."""
     if event.args.collective is None:
         return ""
-    known = {}
+    description = {}
     for field, name in _COLLECTIVE.items():
         value = getattr(event.args, field)
         if value is not None:
-            known[name] = value
-    return json.dumps(known, separators=(",", ":"))
+            description[name] = value
+    return json.dumps(description, separators=(",", ":"))
 
 
 def _kernel(event: _Event) -> bytes:
@@ -337,9 +350,9 @@ def _inputs(event: _Event) -> tuple[bytes, bytes, bytes]:
     return bytes(args.input_dims), bytes(args.input_types), bytes(args.input_values)
 
 
-#: Columns of numbers: what of an event's args they are.
+#: Columns of integers, by table; each is a member of an event's args.
 _ON_GPU = ("device", "stream", "correlation")
-_NUMBERS = {
+_INTEGER_COLUMNS = {
     "kernels": (
         *_ON_GPU,
         "registers",
@@ -353,10 +366,10 @@ _NUMBERS = {
     "calls": ("correlation",),
     "ops": ("external_id", "sequence", "forward_thread", "collective_sequence"),
 }
-#: Old versions say the device by the process only, and the stream by the thread.
-_INSTEAD = {"device": operator.attrgetter("pid"), "stream": operator.attrgetter("tid")}
-#: Columns of anything else, which are numbers of distinct things until all things are known, and these things.
-_MADE_OF: dict[str, Callable[[_Event], Any]] = {
+#: Where args do not name the device and the stream: old versions have the device for a pid, and the stream for a tid.
+_OLD_PLACES = {"device": operator.attrgetter("pid"), "stream": operator.attrgetter("tid")}
+#: The value of an event that each column of codes stands for.
+_CODED_VALUES: dict[str, Callable[[_Event], Any]] = {
     "thread": operator.attrgetter("pid", "tid"),
     "name": operator.attrgetter("name"),
     "kernel": _kernel,
@@ -364,8 +377,9 @@ _MADE_OF: dict[str, Callable[[_Event], Any]] = {
     "inputs": _inputs,
     "collective": _collective,
 }
+#: Columns of codes, by table.
 _ON_CPU = ("thread", "name")
-_THINGS = {
+_CODED_COLUMNS = {
     "kernels": ("name", "sizes", "collective"),
     "memops": ("name",),
     "syncs": ("name",),
@@ -379,36 +393,36 @@ _THINGS = {
 
 
 class _Reader:
-    """Columns of the events seen so far."""
+    """Collects the events of documents in columns, and makes the tables of them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._head = _Document()
-        self._left_out = 0
-        self._is_old = False
-        self._whole_us = True
+        self._document = _Document()
+        self._left_out_count = 0  # events
+        self._has_old_profiler = False
+        self._has_whole_us_only = True
         self._thread_names: dict[int, str] = {}  # by code of the thread
-        self._numbers = {thing: _numbering() for thing in _MADE_OF}
-        self._numbers["collective"][""]  # is 0
-        self._parts = collections.defaultdict[str, list[dict[str, _Ints]]](list)  # columns by table
+        self._codes = {column: _numbering() for column in _CODED_VALUES}  # of each value, its code
+        self._codes["collective"][""]  # no collective has the code 0
+        self._columns_by_table = collections.defaultdict[str, list[dict[str, _Ints]]](list)  # a dict for each document
 
     def add(self, document: _Document) -> None:
-        """Take the events of one document."""
+        """Add the events and the other members of one document."""
         if document.nsightkit is not None:
             remedy = "open it in Perfetto, or convert the original trace to .parquet to read it again"
             raise TraceError(self._path, "is a timeline that nsightkit wrote for a viewer", remedy)
         if document.trace_events is not None:
-            self._sort(document.trace_events)
-            document.trace_events = []
-        # The first document has the members before the events, and the last those behind them.
+            self._sort_by_table(document.trace_events)
+            document.trace_events = []  # that there are events is all that `finish` needs
+        # The first document has the members before the events, and the last those behind them: keep all.
         for field in document.__struct_fields__:
             value = getattr(document, field)
             if value or field == "trace_events":
-                setattr(self._head, field, value)
+                setattr(self._document, field, value)
 
-    def _sort(self, events: list[_Event]) -> None:
-        """Take events, each into the table of its category."""
-        rows: dict[str, list[_Event]] = {table: [] for table in _THINGS}
+    def _sort_by_table(self, events: list[_Event]) -> None:
+        """Add each event to the table of its category, and note the names of threads."""
+        rows: dict[str, list[_Event]] = {table: [] for table in _CODED_COLUMNS}
         for event in events:
             if event.ph == "X":
                 table = _table_of(event.cat)
@@ -417,134 +431,141 @@ class _Reader:
                 if table is not None:
                     rows[table].append(event)
                 elif event.pid == _OLD_PROFILER:
-                    self._is_old = True
+                    self._has_old_profiler = True
             elif event.ph == "M" and event.name == "thread_name":
-                thread = self._numbers["thread"][event.pid, event.tid]
+                thread = self._codes["thread"][event.pid, event.tid]
                 self._thread_names[thread] = _text(event.args.name).strip()
-        for table, of_table in rows.items():
-            if of_table:
-                self._take(table, of_table)
+        for table, table_events in rows.items():
+            if table_events:
+                self._add_rows(table, table_events)
 
-    def _take(self, table: str, events: list[_Event]) -> None:
+    def _add_rows(self, table: str, events: list[_Event]) -> None:
+        """Add events to the columns of a table; leave out those without a usable start."""
         start, is_time = _nanoseconds([event.ts for event in events])
         duration, _ = _nanoseconds([event.dur for event in events])
-        is_time &= (start >= 0) & (duration < _BEYOND_NS - start)
+        is_time &= (start >= 0) & (duration < _TIME_LIMIT_NS - start)
         if not is_time.all():
-            self._left_out += int((~is_time).sum())
+            self._left_out_count += int((~is_time).sum())
             events = list(itertools.compress(events, is_time.tolist()))
             start = start[is_time]
             duration = duration[is_time]
-        self._whole_us = self._whole_us and not (start % 1000).any()
+        self._has_whole_us_only = self._has_whole_us_only and not (start % 1000).any()
         columns = {"start_ns": start, "end_ns": start + np.maximum(duration, 0)}
         arguments = [event.args for event in events]
-        for column in _NUMBERS.get(table, ()):
+        for column in _INTEGER_COLUMNS.get(table, ()):
             values = list(map(operator.attrgetter(column), arguments))
-            if column in _INSTEAD and None in values:
-                places = map(_INSTEAD[column], events)
+            if column in _OLD_PLACES and None in values:
+                places = map(_OLD_PLACES[column], events)
                 values = [place if value is None else value for value, place in zip(values, places, strict=True)]
             columns[column] = _integers(values, NEUTRAL.get(column, 0))
-        for column in _THINGS[table]:
-            number = self._numbers[column].__getitem__
-            columns[column] = np.fromiter(map(number, map(_MADE_OF[column], events)), np.int64)
-        self._parts[table].append(columns)
+        for column in _CODED_COLUMNS[table]:
+            code_of = self._codes[column].__getitem__
+            columns[column] = np.fromiter(map(code_of, map(_CODED_VALUES[column], events)), np.int64)
+        self._columns_by_table[table].append(columns)
 
     # --- from columns to tables ---
 
     def finish(self) -> Source:
-        """All tables, and the description of the capture."""
-        if self._head.trace_events is None:
+        """Return a source of all tables, with the description of the capture."""
+        if self._document.trace_events is None:
             raise TraceError(self._path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
-        if not self._parts and not self._head.schema_version:
+        if not self._columns_by_table and not self._document.schema_version:
             problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
-            if self._is_old:
+            if self._has_old_profiler:
                 problem = "is an export of torch.autograd.profiler before PyTorch 1.8.1, which records no kernels"
             raise TraceError(self._path, problem, _REMEDY)
-        threads = _thread_ids(self._numbers["thread"])
-        frames = self._frames(threads)
+        threads = _thread_ids(self._codes["thread"])
+        frames = self._make_frames(threads)
         self._leave_out_clamped(frames)
-        window_ns = _window(frames.pop("captures", None))
-        _describe(frames)
+        window_ns = _capture_window(frames.pop("captures", None))
+        _describe_collectives(frames)
         for table, frame in frames.items():
-            self._spell_out(table, frame)
+            self._decode_columns(table, frame)
         _give_processes(frames)
         meta = self._meta(frames)
         meta.window_ns = window_ns
         meta.thread_names = {int(threads[code]): name for code, name in self._thread_names.items() if name}
         return FrameSource(frames, meta)
 
-    def _frames(self, threads: _Ints) -> _Frames:
-        for noun, values, most in (("threads", threads, _MOST_THREADS), ("processes", threads >> 24, _MOST_PROCESSES)):
-            count = len(np.unique(values))
+    def _make_frames(self, threads: _Ints) -> _Frames:
+        """Make tables of the columns, and add each row's process; `threads` holds the thread that each code stands for."""
+        processes = process_of(threads)
+        for noun, ids, most in (("threads", threads, _MOST_THREADS), ("processes", processes, _MOST_PROCESSES)):
+            count = len(np.unique(ids))
             if count > most:
                 raise TraceError(self._path, f"has {count:,} {noun}, more than {most:,}", "capture less at a time")
         frames: _Frames = {}
-        for table, parts in self._parts.items():
+        for table, parts in self._columns_by_table.items():
             columns = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
             frame = pd.DataFrame(columns, copy=False)
-            parts.clear()
+            parts.clear()  # the memory is needed for the next table
             if "thread" in frame:
+                frame["process"] = processes[frame["thread"]]
                 frame["thread"] = threads[frame["thread"]]
-                frame["process"] = frame["thread"].to_numpy() >> 24
             frames[table] = frame
         return frames
 
     def _leave_out_clamped(self, frames: _Frames) -> None:
-        """Kineto clamps a start that it could not place to 0, hours before everything else."""
+        """Leave out events at 0 if all others come an hour later: Kineto sets a start that it cannot place to 0."""
         starts = pd.concat([frame["start_ns"] for frame in frames.values()]) if frames else pd.Series()
-        if not starts[starts > 0].min() >= _HOUR_NS:
+        if not starts[starts > 0].min() >= _HOUR_NS:  # nor where there is none above 0: the minimum is NaN
             return
-        self._left_out += int((starts == 0).sum())
+        self._left_out_count += int((starts == 0).sum())
         for table, frame in frames.items():
             frames[table] = frame[frame["start_ns"] > 0].reset_index(drop=True)
 
-    def _spell_out(self, table: str, frame: pd.DataFrame) -> None:
-        """Replace codes by the values that they stand for: names, sizes, descriptions."""
+    def _decode_columns(self, table: str, frame: pd.DataFrame) -> None:
+        """Replace codes by what is made of the values that they stand for; add the nesting of ranges."""
         if table == "kernels":
-            sizes = np.array(list(map(_six, self._numbers["sizes"]))).reshape(-1, len(_SIZES))
-            frame[_SIZES] = sizes[frame["sizes"]]
+            sizes = np.array(list(map(_grid_and_block, self._codes["sizes"]))).reshape(-1, len(_SIZE_COLUMNS))
+            frame[_SIZE_COLUMNS] = sizes[frame["sizes"]]  # `sizes` has a row for each code
         if table == "ranges":
             frame["kind"] = categorical(np.zeros(len(frame), np.int8), ["annotation"])
-            self._nest(frame)
-        codes = frame.copy(deep=False)
-        for column, (thing, text) in _TEXTS.get(table, _NAMES).items():
-            frame[column] = _texts(codes[thing], self._numbers[thing], text)
+            self._add_nesting(frame)
+        codes = frame.copy(deep=False)  # a column of texts may get the name of the codes that the next is made of
+        for column, (coded_column, wording) in _TEXT_COLUMNS.get(table, _NAME_COLUMN).items():
+            frame[column] = _text_column(codes[coded_column], self._codes[coded_column], wording)
 
-    def _nest(self, ranges: pd.DataFrame) -> None:
+    def _add_nesting(self, ranges: pd.DataFrame) -> None:
         """Add each range's level and parent."""
         tolerance_ns = 0
-        if self._whole_us:  # rounding may end a child after its parent
+        if self._has_whole_us_only:  # rounding may end a child after its parent
             tolerance_ns = 1000
         level, parent = nesting(ranges["thread"], ranges["start_ns"], ranges["end_ns"], tolerance_ns)
         ranges["level"] = level
         ranges["parent"] = parent
 
     def _meta(self, frames: _Frames) -> TraceMeta:
-        head = self._head
+        """Describe the capture, except for its window and the names of threads."""
+        document = self._document
         notes = []
         if "calls" in frames and frames.keys().isdisjoint(GPU_TABLES):
             notes = lost_work(frames["calls"]["name"])
-        missing = _missing(frames, is_lost=bool(notes))
-        if self._whole_us and frames:
-            notes.append(_WHOLE_US)
-        if self._left_out:
-            notes.append(f"{self._left_out:,} events without a usable start were left out.")
+        missing = _missing_tables(frames, is_lost=bool(notes))
+        if self._has_whole_us_only and frames:
+            notes.append(_WHOLE_US_NOTE)
+        if self._left_out_count:
+            notes.append(f"{self._left_out_count:,} events without a usable start were left out.")
         gpus = []
-        for device in head.device_properties:
+        for device in document.device_properties:
             version = capability(device.compute_major, device.compute_minor)
             gpus.append(Gpu(device.id, device.name or None, version))
         return TraceMeta(
             tool="pytorch-profiler",
-            schema=str(head.schema_version) or None,
+            schema=str(document.schema_version) or None,
             gpus=gpus,
             missing=missing,
             notes=notes,
-            distributed=head.distributed_info,
-            private=_private(head),
+            distributed=document.distributed_info,
+            private=_private_names(document),
         )
 
 
-def _describe(frames: _Frames) -> None:
-    """Complete the kernels' descriptions of their collectives by those of the operators that launched them."""
+def _describe_collectives(frames: _Frames) -> None:
+    """Complete the kernels' descriptions of their collectives by those of the operators that launched them.
+
+    The columns ``collective`` hold codes here, 0 for none.
+    """
     operators = frames.get("ops")
     kernels = frames.get("kernels")
     if operators is not None:
@@ -553,15 +574,16 @@ def _describe(frames: _Frames) -> None:
         kernels["sequence"] = kernels["collective_sequence"]
     if operators is None or kernels is None:
         return
-    announcing = operators[(operators["collective"] > 0) & (operators["external_id"] > 0)]
-    announcing = announcing.drop_duplicates("external_id", keep="last").set_index("external_id")
-    for column, announced, absent in (("collective", "collective", 0), ("sequence", "collective_sequence", -1)):
-        values = kernels["external_id"].map(announcing[announced]).fillna(absent).astype("int64")
-        kernels[column] = kernels[column].where(kernels[column] != absent, values)
+    # The operators that launch collectives, by the id that their kernels have, too.
+    launching = operators[(operators["collective"] > 0) & (operators["external_id"] > 0)]
+    launching = launching.drop_duplicates("external_id", keep="last").set_index("external_id")
+    for column, operator_column, absent in (("collective", "collective", 0), ("sequence", "collective_sequence", -1)):
+        of_operator = kernels["external_id"].map(launching[operator_column]).fillna(absent).astype("int64")
+        kernels[column] = kernels[column].where(kernels[column] != absent, of_operator)
 
 
-def _window(captures: pd.DataFrame | None) -> tuple[int, int] | None:
-    """Start and end of the capture, if events record it."""
+def _capture_window(captures: pd.DataFrame | None) -> tuple[int, int] | None:
+    """Return start and end of the capture, ns; None where no event records it."""
     if captures is None:
         return None
     captures = captures[captures["end_ns"] > captures["start_ns"]]
@@ -570,46 +592,51 @@ def _window(captures: pd.DataFrame | None) -> tuple[int, int] | None:
     return int(captures["start_ns"].min()), int(captures["end_ns"].max())
 
 
-def _missing(frames: _Frames, *, is_lost: bool) -> list[str]:
-    """Name the tables that were not recorded, such as the work of a GPU that the profiler lost."""
-    recorded = {table for table, frame in frames.items() if len(frame)}
+def _missing_tables(frames: _Frames, *, is_lost: bool) -> list[str]:
+    """List the tables that were not recorded, those of a GPU's work also where the profiler lost it (`is_lost`)."""
+    tables_with_rows = {table for table, frame in frames.items() if len(frame)}
     missing = []
     for table in EVENT_TABLES:
-        is_shown = not recorded.isdisjoint(_SHOWN_BY.get(table, (table,)))
-        if not is_shown or (is_lost and table in GPU_TABLES):
+        is_recorded = not tables_with_rows.isdisjoint(_SHOWN_BY.get(table, (table,)))
+        if not is_recorded or (is_lost and table in GPU_TABLES):
             missing.append(table)
     return missing
 
 
-def _private(head: _Document) -> dict[str, str]:
-    """Names of the machine that wrote a trace, also from the file's name: host, process, time."""
-    path = head.trace_name[:4096]
+def _private_names(document: _Document) -> dict[str, str]:
+    """Collect the names of people and machines in what a trace says about itself, such as the name of its file."""
+    path = document.trace_name[:4096]
     worker = _WORKER.fullmatch(path)
     host = ""
     if worker:
         host = worker[1]
-    return private_names([("", path), ("HOSTNAME", host), *head.distributed_info.items()])
+    return private_names([("", path), ("HOSTNAME", host), *document.distributed_info.items()])
 
 
 def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
-    """``process << 24 | tid`` of every (pid, tid); -1 is the profiler itself. Names get numbers that nothing has."""
-    unnamed = _numbering()
+    """Return the model's thread, ``process << 24 | thread id``, of every (pid, tid); -1 is the profiler itself.
+
+    A pid or tid may also be a name, or too large. It gets a number that no system gives out: processes -2, -3, …;
+    threads down from the largest of 24 bits.
+    """
+    pid_numbers = _numbering()
     ids = []
     for code, (pid, tid) in enumerate(places):
-        process = _int(pid, -2 - unnamed[pid], -1, 1 << 38)
-        thread = _int(tid, (1 << 24) - 1 - code, 0, 1 << 24)
+        # A process takes the 38 bits above a thread's 24, so that no thread's number reaches 2**62.
+        process = _integer(pid, default=-2 - pid_numbers[pid], least=-1, beyond=1 << 38)
+        thread = _integer(tid, default=(1 << 24) - 1 - code, least=0, beyond=1 << 24)
         ids.append(-1 if process == -1 else process << 24 | thread)
     return np.array(ids, np.int64)
 
 
 def _give_processes(frames: _Frames) -> None:
-    """Give GPU rows the process that launches: PyTorch profiles one process per file."""
+    """Set the process of GPU rows to the one that launches: PyTorch profiles one process per file."""
     process = 0
     # The last of these tables that has rows decides: calls know best, then operators.
     for table in ("ranges", "ops", "calls"):
         if table in frames and len(frames[table]):
             process = int(frames[table]["process"].mode()[0])
-    for table in frames.keys() & _GPU_SIDE:
+    for table in frames.keys() & _GPU_EVENT_TABLES:
         frames[table]["process"] = process
 
 
@@ -617,21 +644,23 @@ def _give_processes(frames: _Frames) -> None:
 
 
 def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
-    """Nanoseconds of JSON numbers in microseconds, exactly, and a mask of the valid ones.
+    """Turn JSON numbers of microseconds into nanoseconds, exactly, and return a mask of those that are times, too.
 
     Arrow's decimals have 128 bits: nothing passes through a float.
     """
-    us = _thousandths(raw)
+    us = _read_as_csv(raw)
     if len(us) != len(raw):
         us = pa.array(list(map(_decimal, raw)), _US)
-    # Each decimal is stored as a whole number of its last digit, in two halves of 64 bits.
+    # A number of µs with three decimals is stored as 1000 times its value: ns, in two halves of 64 bits. If it fits in
+    # the lower half, the upper one only repeats its sign: 0 or -1.
     halves = np.frombuffer(us.buffers()[1], np.int64, 2 * len(us))
     ns = halves[::2]
-    is_time = np.asarray(us.is_valid()) & (halves[1::2] == ns >> 63) & (np.abs(ns) < _BEYOND_NS)
+    fits_in_64_bits = halves[1::2] == ns >> 63
+    is_time = np.asarray(us.is_valid()) & fits_in_64_bits & (np.abs(ns) < _TIME_LIMIT_NS)
     return np.where(is_time, ns, 0), is_time
 
 
-#: How Arrow reads a number a line; of several parsers the fastest.
+#: A decimal number with three decimals; and how Arrow reads one a line, the fastest of several parsers.
 _US = pa.decimal128(38, 3)
 _ONE_NUMBER_A_LINE = (
     pacsv.ReadOptions(column_names=["us"], use_threads=False, block_size=CHUNK_BYTES),
@@ -640,8 +669,8 @@ _ONE_NUMBER_A_LINE = (
 )
 
 
-def _thousandths(raw: list[msgspec.Raw]) -> Any:
-    """Numbers of at most three decimals, as profilers write them; nothing if any is different."""
+def _read_as_csv(raw: list[msgspec.Raw]) -> Any:
+    """Parse numbers of at most three decimals, as profilers write them; return nothing if any is different."""
     lines = pa.BufferReader(b"\n".join(raw) + b"\n")
     with contextlib.suppress(pa.ArrowInvalid):
         return pacsv.read_csv(lines, *_ONE_NUMBER_A_LINE)["us"].combine_chunks()
@@ -649,16 +678,16 @@ def _thousandths(raw: list[msgspec.Raw]) -> Any:
 
 
 def _decimal(raw: msgspec.Raw) -> decimal.Decimal | None:
-    """Any number of microseconds, also in quotes or with an exponent, to three decimals; None where it is no time."""
+    """Parse a number of microseconds, also in quotes or with an exponent, to three decimals; None for anything else."""
     with contextlib.suppress(UnicodeDecodeError, decimal.InvalidOperation):
         us = decimal.Decimal(str(raw, "utf-8").strip('"'))
-        if abs(us) * 1000 < _BEYOND_NS:  # an error where it is not a number
+        if abs(us) * 1000 < _TIME_LIMIT_NS:  # of NaN an InvalidOperation
             return us.quantize(decimal.Decimal("0.001"))
     return None
 
 
-def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
-    """Make an integer of what JSON holds in its place; the default where it is not one, or is out of range."""
+def _integer(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
+    """Convert what JSON holds in the place of an integer; `default` unless it is one from `least` to `beyond` - 1."""
     if isinstance(value, str):
         digits = re.fullmatch(r"\D*?(-?\d+)(?:\.0*)?\D*", value.strip())  # "7", "stream 7", "stream 7 (sync)"
         value = digits and digits[1]
@@ -672,51 +701,54 @@ def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63
 
 
 def _integers(values: list[Any], default: int) -> _Ints:
+    """Convert a column of what JSON holds in the place of integers, the quick way if all are numbers."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return np.fromiter(values, np.int64, len(values))
-    return np.array([_int(value, default) for value in values], dtype=np.int64)
+    return np.array([_integer(value, default) for value in values], dtype=np.int64)
 
 
 def _launched_kernel(raw: bytes) -> str:
-    with contextlib.suppress(ValueError, *_BROKEN):  # a number no Python takes
+    """Decode the name of the kernel that a call launches; "" where it is absent or damaged."""
+    with contextlib.suppress(ValueError, *_JSON_ERRORS):  # a number no Python takes
         return _text(msgspec.json.decode(raw or b"null"))
     return ""
 
 
 def _call_name(name: str) -> str:
+    """Drop the version from the name of a call: ``cudaLaunchKernel_v7000`` is ``cudaLaunchKernel``."""
     return _CALL_SUFFIX.sub("", name, count=1) or name
 
 
 def _text(value: Any) -> str:
-    """Take text or a number as text, and nothing else: lists in lists are long to spell out."""
+    """Return a text or a number as text, "" for anything else: deeply nested lists take long to write as text."""
     if isinstance(value, (str, int, float)):
         return str(value)
     return ""
 
 
-def _six(sizes: tuple[bytes, bytes]) -> list[int]:
-    """The sizes of a grid and of a block, 0 for other texts."""
+def _grid_and_block(sizes: tuple[bytes, bytes]) -> list[int]:
+    """Decode the three sizes of a grid and of a block, such as ``[8,1,1]``; three times 0 for any other text."""
     numbers: list[int] = []
     for text in sizes:
         try:
             numbers += msgspec.json.decode(text, type=tuple[int, int, int])
-        except _BROKEN:
+        except _JSON_ERRORS:
             numbers += [0, 0, 0]
     return numbers
 
 
 def _inputs_text(parts: tuple[bytes, ...]) -> str:
-    """Give an operator's inputs as one JSON text; "" where none are recorded."""
+    """Join the JSON of an operator's dims, types and values in one list; "" where none is recorded."""
     if not any(parts):
         return ""
     texts = [str(part or b"[]", "utf-8", "replace") for part in parts]
     return f"[{','.join(texts)}]"
 
 
-#: Template arguments without any in them, how often they nest, and how long a name is looked at.
-_INNERMOST = re.compile("<[^<>]*>")
-_DEEPEST = 20
-_LONGEST = 10_000
+#: Template arguments without others in them; how deep they nest at most; and how much is looked at of a name.
+_INNERMOST_ARGUMENTS = re.compile("<[^<>]*>")
+_MOST_NESTED = 20
+_MOST_NAME_LETTERS = 10_000
 
 
 def short_kernel_name(name: str) -> str:
@@ -732,9 +764,9 @@ def short_kernel_name(name: str) -> str:
     str
         ``reduce_kernel``
     """
-    text = name[:_LONGEST].replace("(anonymous namespace)", "").replace("operator()", "operator")
-    for _ in range(_DEEPEST):
-        text = _INNERMOST.sub("", text)
+    text = name[:_MOST_NAME_LETTERS].replace("(anonymous namespace)", "").replace("operator()", "operator")
+    for _ in range(_MOST_NESTED):  # from the inside out
+        text = _INNERMOST_ARGUMENTS.sub("", text)
     words = re.split("[<(]", text)[0].split()  # a remaining "<" belongs to a name cut short
     if words:
         return words[-1].rpartition("::")[2]
@@ -754,6 +786,7 @@ _MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device sta
 
 
 def _memop_kind(name: str) -> str:
+    """Read the kind of a copy or memset from its name: HtoD, DtoH, …, memset, or other."""
     if _is_memset(name):
         return "memset"
     copy = _COPY.search(name.replace("Host", "H").replace("Device", "D"))
@@ -767,27 +800,29 @@ def _is_memset(name: str) -> bool:
 
 
 def _source_kind(name: str) -> str:
+    """Read from a copy's name the kind of memory it reads; "" for a memset, which reads none."""
     if _is_memset(name):
         return ""
     return _memory_kind(name, 1)
 
 
 def _target_kind(name: str) -> str:
+    """Read from the name of a copy or memset the kind of memory it writes."""
     return _memory_kind(name, 2)
 
 
 def _memory_kind(name: str, group: int) -> str:
+    """Read the kind of memory in a group of :data:`_MEMORIES`; unknown where the name has none that we know."""
     memories = _MEMORIES.fullmatch(name)
-    kind = str(memories and memories[group]).strip().lower()
+    kind = str(memories and memories[group]).strip().lower()  # "none" without a match
     if kind in _MEMORY_KINDS:
         return kind
     return "unknown"
 
 
-#: Of each table, the columns of texts, the things that they are made of, and how. Other tables have names.
-#: Text columns of each table: the column of codes that each is made from, and the function that words what a code
-#: stands for.
-_TEXTS: Json = {
+#: Text columns of each table: the column of codes that each is made of, and the function that turns the value of a code
+#: into a text. Tables that are not listed have `_NAME_COLUMN`.
+_TEXT_COLUMNS: Json = {
     "kernels": {"name": ("name", str), "short_name": ("name", short_kernel_name), "collective": ("collective", str)},
     "memops": {
         "kind": ("name", _memop_kind),
@@ -798,4 +833,4 @@ _TEXTS: Json = {
     "calls": {"name": ("name", _call_name), "kernel": ("kernel", _launched_kernel)},
     "ops": {"name": ("name", str), "inputs": ("inputs", _inputs_text)},
 }
-_NAMES = {"name": ("name", str)}
+_NAME_COLUMN = {"name": ("name", str)}

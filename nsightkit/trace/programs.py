@@ -31,7 +31,7 @@ from nsightkit.trace.files import drafted, make_private, user_cache
 #: Of Linux's prctl: the signal a process gets when its parent dies.
 _PARENT_DEATH_SIGNAL = 1
 #: A multi-gigabyte report takes minutes to export.
-_EXPORT_S = 1800.0
+_EXPORT_TIMEOUT_S = 1800.0
 
 
 def run(
@@ -84,23 +84,23 @@ def run(
         start_new_session=True,
         text=True,
         errors="replace",
-        preexec_fn=_dying_with_parent(),  # noqa: PLW1509 - one call of the C library, looked up before the fork
+        preexec_fn=_dying_with_parent(),  # noqa: PLW1509 - it only calls the C library, which is loaded before the fork
     )
     with process:
         try:
-            output = _output(process, timeout_s, interrupt_s)
+            output = _wait_for_output(process, timeout_s, interrupt_s)
         except subprocess.TimeoutExpired:
-            _end(process.pid)
+            _kill_with_descendants(process.pid)
             output, _ = process.communicate()
             raise subprocess.TimeoutExpired(list(command), timeout_s, output=output) from None
         except BaseException:
-            _end(process.pid)
+            _kill_with_descendants(process.pid)
             raise
     return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
 
 
-def _output(process: subprocess.Popen[str], timeout_s: float, interrupt_s: float) -> str:
-    """Wait for a process; when the time is up, interrupt it if it may finish its work."""
+def _wait_for_output(process: subprocess.Popen[str], timeout_s: float, interrupt_s: float) -> str:
+    """Wait for a process and return its output. When the time is up, interrupt it if it has `interrupt_s` to finish."""
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -112,7 +112,7 @@ def _output(process: subprocess.Popen[str], timeout_s: float, interrupt_s: float
 
 
 def said(*command: str, timeout_s: float = 20.0, env: dict[str, str] | None = None) -> str:
-    """Give a command's standard output, or nothing if it does not start, fails or hangs.
+    """Return a command's standard output, "" if it does not start, fails or hangs.
 
     Parameters
     ----------
@@ -146,37 +146,38 @@ def _dying_with_parent() -> Callable[[], None] | None:
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
-    def bind() -> None:
+    def bind_to_parent() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs would ignore it
         prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before it was watched
+        if os.getppid() != parent:  # the parent died before Linux watched it for this process
             os._exit(1)
 
-    return bind
+    return bind_to_parent
 
 
-def _end(pid: int) -> None:
-    """End a process and its descendants; a profiler puts the profiled program into another session."""
+def _kill_with_descendants(pid: int) -> None:
+    """Kill a process and its descendants: the profiled program too, although a profiler starts it in another session."""
     for process in [pid, *_descendants(pid)]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)
 
 
 def _descendants(pid: int) -> list[int]:
+    """List the processes that a process started, and those that these started, and so on; none without ``/proc``."""
     children: dict[int, list[int]] = collections.defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
             # The name in parentheses may itself hold blanks and parentheses; the state and the parent follow it.
             _, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
             children[int(parent)].append(int(stat.parent.name))
-    below = list(children[pid])
-    for process in below:
-        below += children[process]
-    return below
+    descendants = list(children[pid])
+    for process in descendants:  # the list grows under way, by the children of each process in it
+        descendants += children[process]
+    return descendants
 
 
 def tail(text: str | bytes | None, lines: int = 6) -> str:
-    """Give the last lines of a program's output, on one line, for an error message.
+    """Join the last lines of a program's output in one line, for an error message.
 
     Parameters
     ----------
@@ -185,13 +186,13 @@ def tail(text: str | bytes | None, lines: int = 6) -> str:
     """
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
-    written = []
+    visible_lines = []
     for line in (text or "").splitlines():
-        # a progress bar is one line with many carriage returns: what stands after the last one counts
-        last = line.rpartition("\r")[2].strip()
-        if last:
-            written.append(last)
-    return " | ".join(written[-lines:])
+        # a progress bar is one line with many carriage returns: what stands after the last one stays visible
+        visible = line.rpartition("\r")[2].strip()
+        if visible:
+            visible_lines.append(visible)
+    return " | ".join(visible_lines[-lines:])
 
 
 # ---------------------------------------------------------------- nsys and ncu
@@ -204,7 +205,7 @@ class Tool:
     Parameters
     ----------
     name : str
-        Of the program on the ``PATH``.
+        The program's name on the ``PATH``.
     product : str
         The package that installs it.
     folders : tuple of str
@@ -238,11 +239,11 @@ class Tool:
         UsageError
             The variable names something that is not a program.
         """
-        named = os.environ.get(self.variable)
-        if named:
-            path = Path(named).expanduser()
+        chosen = os.environ.get(self.variable)
+        if chosen:
+            path = Path(chosen).expanduser()
             if not _is_program(path):
-                problem = f"{self.variable} is {named!r}, which is not a program"
+                problem = f"{self.variable} is {chosen!r}, which is not a program"
                 raise UsageError(f"{problem}; give the path of {self.name}, or unset it")
             return path
         on_path = shutil.which(self.name)
@@ -250,13 +251,13 @@ class Tool:
             return Path(on_path)
         for pattern in self.folders:
             installed = filter(_is_program, Path("/").glob(pattern.lstrip("/")))
-            newest = max(installed, key=_numbers, default=None)
+            newest = max(installed, key=_numbers_in, default=None)
             if newest:
                 return newest
         return None
 
     def require(self) -> Path:
-        """Find a version that works.
+        """Find the program, and require a version that works.
 
         Returns
         -------
@@ -283,7 +284,7 @@ class Tool:
 
     @functools.lru_cache(maxsize=32)  # noqa: B019 - there are two
     def ask(self, program: str | Path, *arguments: str, timeout_s: float = 60.0) -> str:
-        """Ask the program about itself.
+        """Run the program with arguments that make it tell about itself; the answer is kept.
 
         Parameters
         ----------
@@ -337,8 +338,8 @@ def _is_program(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
 
 
-def _numbers(path: Path) -> list[int]:
-    """Numbers in a path, which order versions."""
+def _numbers_in(path: Path) -> list[int]:
+    """Return the numbers in a path, which put its versions in order."""
     return list(map(int, re.findall(r"\d+", str(path))))
 
 
@@ -377,14 +378,14 @@ def dotted(version: tuple[int, ...]) -> str:
 
 
 def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[str, str]:
-    """Give the environment to start nsys, or a part of it, in.
+    """Make the environment in which to start nsys, or one of its programs.
 
     Parameters
     ----------
     base : mapping, optional
         The present environment when omitted.
     *folders : Path
-        Of its libraries.
+        Folders of libraries that the program needs.
 
     Returns
     -------
@@ -403,7 +404,7 @@ def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[s
 
 
 def _export_command(nsys: str, report: Path, out: Path) -> list[str]:
-    # Absolute: a name may begin with a dash.
+    """Build the command that exports a report; with absolute paths, as a name may begin with a dash."""
     return [
         nsys,
         "export",
@@ -438,16 +439,16 @@ def to_sqlite(report: Path, out: Path) -> Path:
     command = shlex.join(_export_command("nsys", report, report.with_suffix(".sqlite")))
     try:
         nsys = NSYS.require()
-        with drafted(out) as whole:
-            done = run(_export_command(str(nsys), report, whole), _EXPORT_S, env=environment())
-            # The exit code says little; the file says all.
-            if not _is_sqlite(whole):
+        with drafted(out) as draft:
+            done = run(_export_command(str(nsys), report, draft), _EXPORT_TIMEOUT_S, env=environment())
+            # nsys's exit code is not reliable, so look at the file.
+            if not _is_sqlite(draft):
                 message = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
                 problem = f"{nsys} cannot export it ({message})"
                 remedy = "check that it is whole, and that a newer nsys did not write it"
                 raise TraceError(report, problem, f"{remedy}, then run it by hand: {command}")
     except subprocess.TimeoutExpired as error:
-        problem = f"nsys export was not done within {_EXPORT_S:g} s"
+        problem = f"nsys export was not done within {_EXPORT_TIMEOUT_S:g} s"
         raise TraceError(report, problem, f"run it by hand: {command}") from error
     except TraceError:
         raise
@@ -472,7 +473,7 @@ class Export:
     ----------
     path : Path
     folder : Path, optional
-        To remove with it.
+        Of a temporary export: the folder to remove.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
@@ -482,7 +483,7 @@ class Export:
 
 
 def exported(report: Path, *, cache: bool) -> Export:
-    """Give the SQLite export of a ``.nsys-rep``. Nothing is written beside the report, or replaced there.
+    """Find or make the SQLite export of a ``.nsys-rep``. Nothing is written or replaced beside the report.
 
     The user's own export (``x.sqlite`` of ``x.nsys-rep``) is read if it is newer than the report. Otherwise the report
     is exported to the user's cache folder, again whenever it changed.
@@ -496,7 +497,7 @@ def exported(report: Path, *, cache: bool) -> Export:
     Returns
     -------
     Export
-        To be held as long as its file is read.
+        Keep a reference to it as long as its file is read: a temporary one is removed with the last.
 
     Raises
     ------
@@ -512,18 +513,18 @@ def exported(report: Path, *, cache: bool) -> Export:
     if cache:
         folder = _export_folder()
     if folder is None:
-        temporary = Path(tempfile.mkdtemp(prefix="nsightkit-"))
-        made = Export(temporary / "export.sqlite", temporary)
-        to_sqlite(report, made.path)
-        return made
-    # The folder tells two reports of one name apart.
+        temporary_folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
+        temporary_export = Export(temporary_folder / "export.sqlite", temporary_folder)
+        to_sqlite(report, temporary_export.path)
+        return temporary_export
+    # The hash of the whole path tells apart two reports of one name; time and size, two versions of one report.
     name = f"{report.stem[:40]}-{blake2b(os.fsencode(report.resolve()), digest_size=8).hexdigest()}"
-    kept = folder / f"{name}-{state.st_mtime_ns}-{state.st_size}.sqlite"
-    if not _is_sqlite(kept):
+    cached_export = folder / f"{name}-{state.st_mtime_ns}-{state.st_size}.sqlite"
+    if not _is_sqlite(cached_export):
         for outdated in folder.glob(f"{glob.escape(name)}-*.sqlite"):
             outdated.unlink(missing_ok=True)
-        to_sqlite(report, kept)
-    return Export(kept)
+        to_sqlite(report, cached_export)
+    return Export(cached_export)
 
 
 def _export_folder() -> Path | None:
