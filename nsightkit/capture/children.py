@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from nsightkit.errors import NsightkitError
 from nsightkit.safe import Json
-from nsightkit.trace.programs import run, said, tail
+from nsightkit.trace.programs import output_of, run, tail
 
 #: Begins the line with a child's result, among whatever else the child prints.
 _RESULT_PREFIX = "nsightkit's child: "
@@ -35,7 +35,7 @@ def gpu_name() -> str | None:
         return None
     question = "import torch; print('GPU', torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     # The first import of torch on a machine reads gigabytes of libraries.
-    last_line = tail(said(sys.executable, "-c", question, timeout_s=300.0), 1)
+    last_line = tail(output_of(sys.executable, "-c", question, timeout_s=300.0), 1)
     if last_line.startswith("GPU "):
         return last_line.removeprefix("GPU ")
     return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from nsightkit.capture.children import gpu_name
 from nsightkit.capture.nsys import importer
 from nsightkit.errors import NsightkitError
-from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, Tool, dotted, environment, said
+from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, Tool, dotted, environment, output_of
 
 #: Status, what was found, and remedy: as the columns of :func:`report`.
 _Finding = tuple[str, str, str]
@@ -63,7 +63,7 @@ def _check_importer() -> _Finding:
     if program is None:
         remedy = "if captures leave only a .qdstrm: install the host part of Nsight Systems (Debian: nsight-systems)"
         return "warn", f"no QdstrmImporter beside {nsys}", remedy
-    ldd_output = said("ldd", str(program), env=environment(None, program.parent))
+    ldd_output = output_of("ldd", str(program), env=environment(None, program.parent))
     missing_libraries = sorted(set(re.findall(r"(\S+) => not found", ldd_output)))
     if missing_libraries:
         # The copy inside Nsight Compute needs libdw, which slim containers lack; nsys then exits with 0 and no report.

@@ -20,7 +20,7 @@ from nsightkit.capture import utilization
 from nsightkit.capture.doctor import installed
 from nsightkit.errors import NsightkitError
 from nsightkit.safe import Json
-from nsightkit.trace.programs import NCU, NSYS, Tool, dotted, said
+from nsightkit.trace.programs import NCU, NSYS, Tool, dotted, output_of
 
 #: Version of the layout of recordings.
 FORMAT = 1
@@ -119,7 +119,9 @@ def _commit() -> tuple[str | None, bool | None]:
     text = os.environ.get("NSIGHTKIT_COMMIT", "")
     # An installed package may be inside another project's checkout, whose commit is not ours.
     if not text and (root / "pyproject.toml").is_file():
-        text = said("git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty").strip()
+        text = output_of(
+            "git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"
+        ).strip()
     match = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", text)
     if match is None:
         return None, None

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Collection, Iterator
 
-from nsightkit.trace.programs import said
+from nsightkit.trace.programs import output_of
 
 #: nvidia-smi's fields, by the metrics that they give.
 _SMI_FIELDS = {
@@ -84,7 +84,7 @@ def ask_smi(device: str, fields: Collection[str]) -> list[str]:
     list of str
         One value for each field, without its unit; empty if nvidia-smi does not answer.
     """
-    values = said(*_smi_command(device, fields)).partition("\n")[0].split(", ")
+    values = output_of(*_smi_command(device, fields)).partition("\n")[0].split(", ")
     if len(values) == len(fields):
         return values
     return []

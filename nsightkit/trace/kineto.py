@@ -488,7 +488,7 @@ class _Reader:
         return FrameSource(frames, meta)
 
     def _make_frames(self, threads: _Ints) -> _Frames:
-        """Make tables of the columns, and add each row's process; `threads` holds the thread that each code stands for."""
+        """Make tables of the columns, and add each row's process; `threads` has the thread of each code."""
         processes = process_of(threads)
         for noun, ids, most in (("threads", threads, _MOST_THREADS), ("processes", processes, _MOST_PROCESSES)):
             count = len(np.unique(ids))

@@ -111,7 +111,7 @@ def _wait_for_output(process: subprocess.Popen[str], timeout_s: float, interrupt
     return output
 
 
-def said(*command: str, timeout_s: float = 20.0, env: dict[str, str] | None = None) -> str:
+def output_of(*command: str, timeout_s: float = 20.0, env: dict[str, str] | None = None) -> str:
     """Return a command's standard output, "" if it does not start, fails or hangs.
 
     Parameters
@@ -156,7 +156,7 @@ def _dying_with_parent() -> Callable[[], None] | None:
 
 
 def _kill_with_descendants(pid: int) -> None:
-    """Kill a process and its descendants: the profiled program too, although a profiler starts it in another session."""
+    """Kill a process and its descendants, also a profiled program, which its profiler starts in another session."""
     for process in [pid, *_descendants(pid)]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)
