@@ -1,6 +1,6 @@
 """Read Nsight Compute reports: ``.ncu-rep`` files, and the raw page that ``ncu --csv --page=raw`` prints.
 
-Whatever the form, a :class:`Report` has a row for each profiled kernel launch and values in base units. A report
+Of either form, a :class:`Report` has a row for each profiled kernel launch, and values in base units. A report
 also holds the program's command line, host name and paths; these are never read, so :func:`write` cannot write them.
 """
 
@@ -32,10 +32,10 @@ _Texts = dict[str, str]
 _Values = dict[str, Value]
 
 _MAGIC = b"NVR\0"
-#: Units that fit each column have six decimals, where base units have two.
-_RAW_PAGE = "ncu --import=REPORT.ncu-rep --page=raw --csv --print-units=auto"
-_EXPORT = f"export it with: {_RAW_PAGE}"
-_AGAIN = "copy it again, profile again, or pip install --upgrade ncu-report"
+#: With units that fit each column (auto), ncu prints six decimals; with base units only two.
+_RAW_PAGE_COMMAND = "ncu --import=REPORT.ncu-rep --page=raw --csv --print-units=auto"
+_EXPORT_REMEDY = f"export it with: {_RAW_PAGE_COMMAND}"
+_AGAIN_REMEDY = "copy it again, profile again, or pip install --upgrade ncu-report"
 #: Columns of ``launches`` that identify a launch.
 IDENTITY = ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block", "ranges")
 
@@ -96,7 +96,7 @@ def read(path: AnyPath) -> Report:
 
 
 def from_metrics(path: str, identities: Sequence[Json], metrics: list[_Values], units: _Texts) -> Report:
-    """Make a report of values that were read from somewhere.
+    """Make a report of the launches' identities and metrics.
 
     Parameters
     ----------
@@ -114,11 +114,11 @@ def from_metrics(path: str, identities: Sequence[Json], metrics: list[_Values], 
     rows = []
     for number, (identity, values) in enumerate(zip(identities, metrics, strict=True)):
         row: Json = {**dict.fromkeys(IDENTITY), "id": number, "ranges": (), **identity}
-        for name, known in _known(values).items():
-            row[name] = row[name] or known
+        for name, text in _identity_in_metrics(values).items():
+            row[name] = row[name] or text  # metrics only complete what the identity lacks
         for metric in ncu_metrics.METRICS:
-            reported = next(filter(values.__contains__, metric.nvidia), "")
-            value = values.get(reported)
+            reported_name = next(filter(values.__contains__, metric.nvidia), "")
+            value = values.get(reported_name)
             row[metric.name] = None if isinstance(value, str) else value
         rows.append(row)
     names = [metric.name for metric in ncu_metrics.METRICS]
@@ -126,30 +126,30 @@ def from_metrics(path: str, identities: Sequence[Json], metrics: list[_Values], 
     return Report(path, launches.astype(dict.fromkeys(names, "float64")), metrics, units)
 
 
-def _known(values: Json) -> dict[str, str | None]:
-    """What metrics say of the identity of a launch."""
+def _identity_in_metrics(values: Json) -> dict[str, str | None]:
+    """Read from a launch's metrics what identifies it, as far as they tell."""
     prefix = "device__attribute_compute_capability_"
-    known = {
+    identity = {
         "gpu": values.get("device__attribute_display_name"),
         "compute_capability": capability(values.get(prefix + "major"), values.get(prefix + "minor")),
-        "device": _whole(values.get("launch__device_id")),
-        "stream": _whole(values.get("launch__stream_id")),
+        "device": _integer_text(values.get("launch__device_id")),
+        "stream": _integer_text(values.get("launch__stream_id")),
     }
-    for what in ("grid", "block"):
-        sizes = [_whole(values.get(f"launch__{what}_dim_{axis}")) for axis in "xyz"]
-        known[what] = None if None in sizes else f"({', '.join(map(str, sizes))})"
-    return known
+    for name in ("grid", "block"):
+        sizes = [_integer_text(values.get(f"launch__{name}_dim_{axis}")) for axis in "xyz"]
+        identity[name] = None if None in sizes else f"({', '.join(map(str, sizes))})"
+    return identity
 
 
-def _whole(value: Value | None) -> str | None:
-    """Write a number of a device, a stream or a dimension."""
+def _integer_text(value: Value | None) -> str | None:
+    """Write the number of a device or a stream, or a size, as an integer; None for anything else than a number."""
     if isinstance(value, (int, float)):
         return str(int(value))
     return None
 
 
-#: Columns of a page that identify a launch.
-_NAMED = {
+#: Columns of a page that identify a launch, and the name of each in :data:`IDENTITY`.
+_IDENTITY_COLUMNS = {
     "Kernel Name": "kernel",
     "Stream": "stream",
     "Block Size": "block",
@@ -162,9 +162,10 @@ _NAMED = {
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 #: ncu's name for the domain of ranges that have none.
 _NO_DOMAIN = "<default domain>"
-# Each range of a launch is quoted, with colons between: domain, name, payload (two), colour (two), kind of message,
-# and the message, which is the name again, so that a name with colons in it can be told.
+#: A launch's ranges are in one cell, each in quotes, with colons between its fields. The last field is the name again,
+#: which shows where a name with colons in it ends.
 _FIELDS_OF_RANGE = "Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+#: The groups are domain and name; five fields follow that are not read, then the name again.
 _RANGE = re.compile(r'"([^":]*):([^"]*?)(?::[^":]*){5}:\2"')
 
 
@@ -189,10 +190,10 @@ def write(report: Report, path: AnyPath) -> Path:
     units = list(report.units.values())
     with replacing(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as stream:
         out = csv.writer(stream, quoting=csv.QUOTE_ALL, lineterminator="\n")
-        out.writerow(["ID", *_NAMED, f"thread {_FIELDS_OF_RANGE}", *names])
-        out.writerow([""] * (2 + len(_NAMED)) + units)
+        out.writerow(["ID", *_IDENTITY_COLUMNS, f"thread {_FIELDS_OF_RANGE}", *names])
+        out.writerow([""] * (2 + len(_IDENTITY_COLUMNS)) + units)  # only metrics have units
         for row, values in zip(report.launches.to_dict("records"), report.metrics, strict=True):
-            identity = [row[column] for column in _NAMED.values()]
+            identity = [row[column] for column in _IDENTITY_COLUMNS.values()]
             ranges = "  ".join(map(_range_cell, row["ranges"]))
             cells = [row["id"], *identity, ranges, *map(values.get, names)]
             out.writerow(map(_cell, cells))
@@ -200,16 +201,18 @@ def write(report: Report, path: AnyPath) -> Path:
 
 
 def _cell(value: Any) -> str:
+    """Write a value on one line, "" where it is missing."""
     if pd.isna(value):
         return ""
     return _LINE_BREAKS.sub(" ", str(value))
 
 
-def _range_cell(name: str) -> str:
-    domain, at, rest = name.replace('"', "'").partition("@")  # a double quote ends a range's name here
-    if not at:
-        domain, rest = _NO_DOMAIN, domain
-    return f'"{domain}:{rest}:none:none:none:none:none:{rest}"'
+def _range_cell(qualified_name: str) -> str:
+    """Write a range, called ``NAME`` or ``DOMAIN@NAME``, as ncu does."""
+    domain, at, name = qualified_name.replace('"', "'").partition("@")  # on the page a double quote would end the range
+    if not at:  # there is only a name, in the place of the domain
+        domain, name = _NO_DOMAIN, domain
+    return f'"{domain}:{name}:none:none:none:none:none:{name}"'
 
 
 # ---------------------------------------------------------------- .ncu-rep
@@ -219,25 +222,29 @@ SECONDS = 60
 
 
 def _read_report(path: Path) -> Report:
+    """Read a ``.ncu-rep`` with NVIDIA's package."""
     spec = importlib.util.find_spec("ncu_report")
     if spec is None or spec.origin is None:
         problem = "is an Nsight Compute report, which NVIDIA's ncu-report package reads"
-        raise TraceError(path, problem, f"pip install 'nsightkit[ncu]', or {_EXPORT}")
-    module = Path(spec.origin).absolute()
+        raise TraceError(path, problem, f"pip install 'nsightkit[ncu]', or {_EXPORT_REMEDY}")
+    # The folder from which the package can be imported: a package's own folder is in it, a module's file directly.
+    folder = Path(spec.origin).absolute().parent
+    if spec.submodule_search_locations:
+        folder = folder.parent
     launches = []
-    for launch in _printed(path, module.parent.parent if spec.submodule_search_locations else module.parent):
-        identity = {"kernel": launch["kernel"], "ranges": _qualified(launch["ranges"])}
+    for launch in _decoded_launches(path, folder):
+        identity = {"kernel": launch["kernel"], "ranges": _range_names(launch["ranges"])}
         launches.append((identity, launch["metrics"]))
     if not launches:
         # NVIDIA's reader silently finds nothing in some damaged reports, too.
-        raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
-    return _report(path, launches)
+        raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN_REMEDY}")
+    return _report_of(path, launches)
 
 
-def _printed(path: Path, folder: Path) -> list[Json]:
-    """Have NVIDIA's package read a report in a separate process, as it aborts on some damaged ones."""
+def _decoded_launches(path: Path, folder: Path) -> list[Json]:
+    """Have NVIDIA's package, in `folder`, read a report in a separate process, as it aborts on some damaged ones."""
     size = path.stat().st_size
-    with reading(path, "makes NVIDIA's reader fail: it is damaged, or of a newer ncu", _AGAIN):
+    with reading(path, "makes NVIDIA's reader fail: it is damaged, or of a newer ncu", _AGAIN_REMEDY):
         contents = ask_limited(
             ncu_child.__file__,
             [str(folder), str(path.absolute())],
@@ -246,18 +253,18 @@ def _printed(path: Path, folder: Path) -> list[Json]:
             output_bytes=min(max(64 << 20, 16 * size), 1 << 30),
         )
     if "problem" in contents:
-        raise TraceError(path, f"is not a report that ncu-report can read ({contents['problem']})", _AGAIN)
+        raise TraceError(path, f"is not a report that ncu-report can read ({contents['problem']})", _AGAIN_REMEDY)
     return list(contents["launches"])
 
 
-def _report(path: Path, launches: Iterable[tuple[Json, Iterable[tuple[str, Value, str]]]]) -> Report:
-    """Make a report of the identity of each launch, and of the name, value and unit of its metrics."""
+def _report_of(path: Path, launches: Iterable[tuple[Json, Iterable[tuple[str, Value, str]]]]) -> Report:
+    """Make a report of each launch's identity and metrics (name, value and unit), converted to base units."""
     units: _Texts = {}
     identities = []
     metrics = []
-    for identity, measured in launches:
+    for identity, launch_metrics in launches:
         values: _Values = {}
-        for name, value, unit in measured:
+        for name, value, unit in launch_metrics:
             base, factor = ncu_metrics.base_unit(unit)
             units.setdefault(name, base)
             values[name] = value
@@ -268,8 +275,8 @@ def _report(path: Path, launches: Iterable[tuple[Json, Iterable[tuple[str, Value
     return from_metrics(str(path), identities, metrics, units)
 
 
-def _qualified(ranges: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Name ranges, with their domains outside the default one."""
+def _range_names(ranges: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Name ranges given by domain and name: ``NAME``, or ``DOMAIN@NAME`` outside the default domain."""
     names = []
     for domain, name in ranges:
         names.append(name if domain in ("", _NO_DOMAIN) else f"{domain}@{name}")
@@ -278,17 +285,19 @@ def _qualified(ranges: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 # ---------------------------------------------------------------- CSV
 
-#: How the header, the units and the launches of a page begin; other lines are the program's or ncu's.
-_RECORD = re.compile(r'"(?:ID|\d{0,18})","')
+#: How the lines of a page begin: the header, the units (without a number) and the launches. Others are output of the
+#: program or messages of ncu.
+_PAGE_LINE = re.compile(r'"(?:ID|\d{0,18})","')
 _NUMBER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)(\.\d+)?([eE][+-]?\d+)?")
-#: A number whose decimals follow a comma, as some locales have it.
-_COMMA = re.compile(r"[+-]?\d{1,3}(?:\D?\d{3})*,\d+|[+-]?\d+,\d+")
-_MISSING = ("", "n/a", "nan", "-nan", "inf", "-inf", "no data")
+#: A number with a decimal comma, as some locales have it: 1.234,5 or 0,25.
+_DECIMAL_COMMA = re.compile(r"[+-]?\d{1,3}(?:\D?\d{3})*,\d+|[+-]?\d+,\d+")
+_NO_VALUE = ("", "n/a", "nan", "-nan", "inf", "-inf", "no data")
 
 
 def _read_csv(path: Path, text: str) -> Report:
-    with reading(path, "is damaged, or is cut short inside a quoted field", _AGAIN):
-        records = list(csv.reader(filter(_RECORD.match, text.split("\n")), strict=True))
+    """Read ncu's raw page out of a program's output; each page in it has a header, a row of units, and the launches."""
+    with reading(path, "is damaged, or is cut short inside a quoted field", _AGAIN_REMEDY):
+        records = list(csv.reader(filter(_PAGE_LINE.match, text.split("\n")), strict=True))
     header: list[str] = []
     units: _Texts = {}
     launches = []
@@ -299,52 +308,54 @@ def _read_csv(path: Path, text: str) -> Report:
             continue
         if len(record) != len(header):
             problem = f"is damaged: a line has {len(record)} fields, the header {len(header)}"
-            raise TraceError(path, problem, f"{_AGAIN}, or {_EXPORT}")
+            raise TraceError(path, problem, f"{_AGAIN_REMEDY}, or {_EXPORT_REMEDY}")
         row = dict(zip(header, record, strict=True))
         if not row["ID"]:
             units = row
             continue
         if not units:
             problem = "is not ncu's raw page: it has no row of units, and its numbers could mean anything"
-            raise TraceError(path, problem, f"print the raw page: {_RAW_PAGE}")
+            raise TraceError(path, problem, f"print the raw page: {_RAW_PAGE_COMMAND}")
         for cell in record:
-            if _COMMA.fullmatch(cell) and not _NUMBER.fullmatch(cell):
+            if _DECIMAL_COMMA.fullmatch(cell) and not _NUMBER.fullmatch(cell):
                 problem = f"has numbers with a decimal comma ({cell})"
-                raise TraceError(path, problem, f"export it in another locale: LC_ALL=C {_RAW_PAGE}")
-        launches.append((_identity(row), _measured(row, units)))
+                raise TraceError(path, problem, f"export it in another locale: LC_ALL=C {_RAW_PAGE_COMMAND}")
+        launches.append((_identity_in_row(row), _metrics_in_row(row, units)))
     if not launches:
         problem = 'holds no launch on a raw page of Nsight Compute (whose first line starts with "ID")'
-        raise TraceError(path, problem, f"check ncu's filters; give an .ncu-rep, or {_EXPORT}")
-    return _report(path, launches)
+        raise TraceError(path, problem, f"check ncu's filters; give an .ncu-rep, or {_EXPORT_REMEDY}")
+    return _report_of(path, launches)
 
 
-def _measured(row: _Texts, units: _Texts) -> list[tuple[str, Value, str]]:
-    """Name, value and unit of each metric in a row."""
-    measured = []
+def _metrics_in_row(row: _Texts, units: _Texts) -> list[tuple[str, Value, str]]:
+    """Return name, value and unit of each metric in a row."""
+    metrics = []
     for name, cell in row.items():
-        is_metric = " " not in name and not name.startswith("Id:") and name not in ("ID", "Context", *_NAMED)
+        is_metric = " " not in name and not name.startswith("Id:") and name not in ("ID", "Context", *_IDENTITY_COLUMNS)
         text = cell.strip()
-        if is_metric and text.lower() not in _MISSING:
-            measured.append((name, _value(text), units[name]))
-    return measured
+        if is_metric and text.lower() not in _NO_VALUE:
+            metrics.append((name, _value(text), units[name]))
+    return metrics
 
 
 def _value(text: str) -> Value:
+    """Convert a cell that holds a number, such as ``1,234`` or ``0.5``; leave any other text."""
     number = _NUMBER.fullmatch(text)
     if number is None:
         return text
     plain = text.replace(",", "")
-    if number[1] or number[2]:
+    if number[1] or number[2]:  # decimals, or an exponent
         return float(plain)
     return int(plain)
 
 
-def _identity(row: _Texts) -> Json:
+def _identity_in_row(row: _Texts) -> Json:
+    """Read from a row what identifies its launch."""
     identity: Json = {"id": int(row["ID"])}
-    for column, name in _NAMED.items():
+    for column, name in _IDENTITY_COLUMNS.items():
         identity[name] = row.get(column) or None
     identity["kernel"] = identity["kernel"] or ""
     for column, cell in row.items():
         if column.endswith(_FIELDS_OF_RANGE):
-            identity["ranges"] = _qualified(_RANGE.findall(cell))
+            identity["ranges"] = _range_names(_RANGE.findall(cell))
     return identity

@@ -1,7 +1,7 @@
-"""Give what NVIDIA's package finds in a report; :mod:`nsightkit.trace.ncu` runs this file as a process.
+"""Read a report with NVIDIA's package; :mod:`nsightkit.trace.ncu` runs this file as a process.
 
-NVIDIA's reader aborts on some damaged reports, and no other process should end with it. Nothing else of nsightkit is
-imported: it is to start fast.
+NVIDIA's reader aborts on some damaged reports. If it does, only this process ends. Nothing else of nsightkit is
+imported, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def _metrics(action: Any) -> list[tuple[str, Any, str]]:
-    """Name, value and unit of each metric that has a value."""
+    """Return name, value and unit of each metric of a launch (ncu's "action") that has a value."""
     metrics: list[tuple[str, Any, str]] = []
     for name in action.metric_names():
         metric = action.metric_by_name(name)
@@ -27,7 +27,7 @@ def _metrics(action: Any) -> list[tuple[str, Any, str]]:
 
 
 def _ranges(action: Any) -> list[tuple[str, str]]:
-    """Domain and name of the push/pop ranges around a launch, the outermost first."""
+    """Return domain and name of the push/pop ranges around a launch, the outermost first."""
     state = action.nvtx_state()
     if state is None:
         return []
@@ -36,13 +36,13 @@ def _ranges(action: Any) -> list[tuple[str, str]]:
 
 
 def answer(folder: str, report: str) -> dict[str, Any]:
-    """Give kernel, ranges and metrics of each launch in a report."""
+    """Return kernel, ranges and metrics of each launch in a report; `folder` holds NVIDIA's package."""
     sys.path.append(folder)
     import ncu_report
 
     launches = []
-    for group in ncu_report.load_report(report):
-        for action in group:
+    for profiled_range in ncu_report.load_report(report):  # not a range of NVTX
+        for action in profiled_range:
             # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
             kernel = action.name(action.NameBase_DEMANGLED) or action.name()
             launches.append({"kernel": kernel, "ranges": _ranges(action), "metrics": _metrics(action)})

@@ -78,24 +78,25 @@ class Stall:
 
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-#: All metrics that have a name of ours; and the states a warp can be in when it does not issue.
+#: All metrics that have a name of ours; and the reasons why a warp does not issue.
 METRICS = msgspec.convert(_TABLE["metric"], tuple[Metric, ...])
 STALLS = msgspec.convert(_TABLE["stall"], tuple[Stall, ...])
 
 
-_PREFIXES = {"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_TIMES = {"n": 1.0, "u": 1e3, "µ": 1e3, "μ": 1e3, "m": 1e6, "": 1e9}  # in nanoseconds
+_FACTOR_BY_PREFIX = {"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+#: Nanoseconds of a second with each prefix. The two letters for micro are the micro sign and the Greek mu.
+_NS_BY_PREFIX = {"n": 1.0, "u": 1e3, "µ": 1e3, "μ": 1e3, "m": 1e6, "": 1e9}
 _TIME = re.compile(r"([nuµμm]?)(?:seconds?|sec|s)")
-_SCALED = re.compile(
+_PREFIX_AND_UNIT = re.compile(
     r"([KkMGTP]?)((?i:bytes?|b|hz|cycles?|sectors?|inst|insts|instructions?|warps?|threads?|requests?|blocks?"
     r"|samples?|passes|pass|wavefronts?|registers?|branches|ops?|flops?))"
 )
-_WORDS = {"b": "byte", "bytes": "byte", "cycles": "cycle", "sectors": "sector", "warps": "warp", "threads": "thread"}
+_SINGULAR = {"b": "byte", "bytes": "byte", "cycles": "cycle", "sectors": "sector", "warps": "warp", "threads": "thread"}
 
 
 @functools.cache
 def base_unit(unit: str) -> tuple[str, float]:
-    """Give the base of a unit as any version of ``ncu`` writes it, and the factor to get there.
+    """Return the base unit of a unit as any version of ``ncu`` writes it, and the factor from the one to the other.
 
     ``ncu --csv`` scales each column to its own magnitude unless told ``--print-units base``, despite its help:
     one report's DRAM clock is in cycle/nsecond, another's in cycle/usecond.
@@ -111,18 +112,18 @@ def base_unit(unit: str) -> tuple[str, float]:
         ``ns``, ``byte``, ``byte/s``, ``hz``, ``%``, …; an unknown unit as it is.
     float
     """
-    above, slash, below = unit.strip().partition("/")
-    time = _TIME.fullmatch(above)
+    numerator, slash, denominator = unit.strip().partition("/")
+    time = _TIME.fullmatch(numerator)
     if time and not slash:
-        return "ns", _TIMES[time[1]]
+        return "ns", _NS_BY_PREFIX[time[1]]
     factor = 1.0
-    if scaled := _SCALED.fullmatch(above):
-        above = _WORDS.get(scaled[2].lower(), scaled[2].lower())
-        factor = _PREFIXES.get(scaled[1], 1.0)
-    if per := _TIME.fullmatch(below):
-        below = "s"
-        factor *= 1e9 / _TIMES[per[1]]
-    base = f"{above}{slash}{below}"
+    if counted := _PREFIX_AND_UNIT.fullmatch(numerator):
+        numerator = _SINGULAR.get(counted[2].lower(), counted[2].lower())
+        factor = _FACTOR_BY_PREFIX.get(counted[1], 1.0)
+    if per_time := _TIME.fullmatch(denominator):
+        denominator = "s"
+        factor *= 1e9 / _NS_BY_PREFIX[per_time[1]]
+    base = f"{numerator}{slash}{denominator}"
     if base == "cycle/s":
         base = "hz"
     return base, factor

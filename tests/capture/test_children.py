@@ -85,7 +85,7 @@ def test_children_die_with_their_parent(folder, monkeypatch):
 def driver(monkeypatch):
     """A machine with a driver; the list is what torch prints when it is asked."""
     answers = []
-    monkeypatch.setattr(children, "said", lambda *_, **__: answers.pop())
+    monkeypatch.setattr(children, "output_of", lambda *_, **__: answers.pop())
     monkeypatch.setattr(children.ctypes, "CDLL", lambda _: None)
     children.gpu_name.cache_clear()
     yield answers

@@ -58,7 +58,7 @@ def test_the_doctor_has_a_remedy_for_what_is_wrong(monkeypatch, tmp_path):
 def test_the_doctor_names_libraries_that_the_importer_lacks(monkeypatch, tmp_path):
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(tmp_path, "exit 1")))
     monkeypatch.setattr(doctor, "importer", lambda nsys: nsys.with_name("QdstrmImporter"))
-    monkeypatch.setattr(doctor, "said", lambda *_, **__: "libdw.so.1 => not found\nlibz.so => /lib/libz.so")
+    monkeypatch.setattr(doctor, "output_of", lambda *_, **__: "libdw.so.1 => not found\nlibz.so => /lib/libz.so")
     row = _checks()["nsys"]  # of two, the importer's comes second
     assert (row["status"], row["found"]) == ("missing", f"{tmp_path}/QdstrmImporter lacks libdw.so.1")
     assert "NSIGHTKIT_NSYS_LIBRARIES" in row["remedy"]
