@@ -22,7 +22,8 @@ __all__ = ["events_of", "free_space", "held_blocks", "segments_of", "total_by_ev
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize.
 _MIN_BLOCK_BYTES = 512
 _SMALL_BYTES = 1 << 20
-_FAR = 1 << 62
+#: An address or a distance, where there is none.
+_BEYOND_ALL = 1 << 62
 _Ints = npt.NDArray[np.int64]
 
 
@@ -38,7 +39,12 @@ def segments_of(snapshot: Snapshot, device: int) -> pd.DataFrame:
 
 
 def total_by_event(count: int, blocks: pd.DataFrame, amount: str, last: str) -> _Ints:
-    """Sum the amounts of what is there from ``first`` (inclusive) to `last` (exclusive), at -1, 0, … count - 1."""
+    """Sum a column over the blocks that are there after each of `count` events.
+
+    A block adds its `amount`, a column, from the event in its column ``first`` on, and no longer from that in the
+    column `last` on. The result begins with the state before the first event, event -1.
+    """
+    # Place 0 is event -1; the last place is that of what is freed after the last event, and is cut off.
     change = np.zeros(count + 2, np.int64)
     np.add.at(change, blocks["first"] + 1, blocks[amount])
     np.add.at(change, blocks[last] + 1, -blocks[amount])
@@ -49,38 +55,44 @@ def total_by_event(count: int, blocks: pd.DataFrame, amount: str, last: str) -> 
 
 
 def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, phase_of: dict[str, str]) -> pd.DataFrame:
-    """Pair the events at each address; what is there at the end is taken as freed just after the last event.
+    """Make the lifetimes of blocks or segments from the events at each address and what is there at the end.
 
-    `at_end` has ``address, requested_bytes, size_bytes, stack, pending``. The result has ``first``, the event
-    of the allocation (-1: before the first event), ``free_requested`` and ``free_completed`` (the number of events:
-    never), and a ``size_bytes`` of -1 if it is unknown.
+    `phase_of` gives the column of the result that an action decides: ``first``, ``free_requested`` or
+    ``free_completed``. `at_end` has ``address, requested_bytes, size_bytes, stack, pending``. In the result, ``first``
+    is the event of the allocation (-1: before the first event), ``free_requested`` and ``free_completed`` are events
+    too (the number of events: never), and ``size_bytes`` is -1 if it is unknown.
     """
     count = len(events)
     phase = events["action"].map(phase_of).astype("category")
+    # Only the stack of the allocation counts.
     stack = events["stack"].where(phase == "first", -1)
     recorded = events[["address"]].assign(stack=stack, requested_bytes=events["size_bytes"], size_bytes=-1)
     recorded = recorded.assign(pending=False, phase=phase, event=events.index).dropna(subset="phase")
+    # What is there at the end is taken as freed just after the last event.
     staying = at_end[["address", "stack", "requested_bytes", "size_bytes", "pending"]]
     rows = pd.concat([recorded, staying.assign(phase="free_completed", event=count)])
+    # By address, then time. A lifetime begins at an allocation, at a new address, and after a lifetime's end.
     rows = rows.sort_values("address", kind="stable", ignore_index=True)
     is_head = (rows["phase"] == "first") | (rows["address"] != rows["address"].shift(fill_value=-1))
     is_head |= rows["phase"].shift() == "free_completed"
     for name in ("first", "free_requested", "free_completed"):
         rows[name] = rows["event"].where(rows["phase"] == name, -1).astype(np.int64)
-    blocks = rows.drop(columns=["phase", "event"]).groupby(is_head.cumsum())
-    table = blocks.max().assign(requested_bytes=blocks["requested_bytes"].first())
+    lifetimes = rows.drop(columns=["phase", "event"]).groupby(is_head.cumsum())
+    # In a lifetime only one row knows a column, the others have -1; of the requested bytes the allocation's count.
+    table = lifetimes.max().assign(requested_bytes=lifetimes["requested_bytes"].first())
     completed = table["free_completed"]
     table["free_completed"] = completed.where(completed >= 0, count)
-    # Old blocks that are pending at the end, or only complete here, were freed before the first event.
+    # Old blocks that are pending at the end, or only complete here, were freed before the first event (-1).
     was_freed = (table["first"] < 0) & ((completed < count) | table["pending"])
-    asked = table["free_requested"]
-    table["free_requested"] = asked.where((asked >= 0) | was_freed, table["free_completed"])
+    requested = table["free_requested"]
+    # Without a request of its own, a free is requested when it completes.
+    table["free_requested"] = requested.where((requested >= 0) | was_freed, table["free_completed"])
     return table.sort_values(["first", "address"], kind="stable", ignore_index=True)
 
 
 @kept
-def _held_segments(snapshot: Snapshot, device: int) -> pd.DataFrame:
-    """List the lifetimes of ordinary segments."""
+def _segment_lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    """List the lifetimes of ordinary segments, with the address of their ``end``; expandable ones are left out."""
     segments = segments_of(snapshot, device)
     segments = segments[~segments["expandable"]]
     at_end = segments.assign(requested_bytes=segments["total_bytes"], size_bytes=-1, stack=-1, pending=False)
@@ -101,53 +113,61 @@ def held_blocks(snapshot: Snapshot, device: int) -> pd.DataFrame:
     phase_of = {"alloc": "first", "free_requested": "free_requested"}
     phase_of |= dict.fromkeys(("free_completed", "free"), "free_completed")
     table = _lifetimes(events_of(snapshot, device), at_end, phase_of).drop(columns="pending")
-    return _sized(snapshot, device, table)
+    return _with_sizes(snapshot, device, table)
 
 
 # ---------------------------------------------------------------- sizes
 
 
-def _sized(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.DataFrame:
-    """Work out the sizes of blocks that are gone by the end."""
-    units = -(-table["requested_bytes"] // _MIN_BLOCK_BYTES)
-    rounded = units.clip(lower=1) * _MIN_BLOCK_BYTES
+def _with_sizes(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.DataFrame:
+    """Fill in the sizes of blocks that are gone by the end: the requested bytes rounded up, and a remainder."""
+    units = -(-table["requested_bytes"] // _MIN_BLOCK_BYTES)  # rounded up
+    rounded_bytes = units.clip(lower=1) * _MIN_BLOCK_BYTES
     is_gone = table["size_bytes"] < 0
-    table["size_bytes"] = table["size_bytes"].where(~is_gone, rounded)
+    table["size_bytes"] = table["size_bytes"].where(~is_gone, rounded_bytes)
     if _has_expandable(snapshot, device):
         return table  # expandable segments split off any remainder
-    large = table[rounded > _SMALL_BYTES]
+    large = table[rounded_bytes > _SMALL_BYTES]
     gone = large[is_gone[large.index]]
-    segments = _held_segments(snapshot, device)
-    to_block = _distances(large, gone)
-    to_segment_end = _distances(segments.assign(address=segments["end"]), gone)
-    remainder = np.minimum(to_block, to_segment_end)
-    table.loc[gone.index, "size_bytes"] += np.where(remainder <= _SMALL_BYTES, remainder, 0)
+    segments = _segment_lifetimes(snapshot, device)
+    to_block = _distance_to_boundary(large, gone)
+    to_segment_end = _distance_to_boundary(segments.assign(address=segments["end"]), gone)
+    remainder_bytes = np.minimum(to_block, to_segment_end)
+    # A larger one was split off, or the next block is unknown.
+    table.loc[gone.index, "size_bytes"] += np.where(remainder_bytes <= _SMALL_BYTES, remainder_bytes, 0)
     return table
 
 
-def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame) -> _Ints:
-    """Measure from the end of each block to the next boundary when it was allocated, if that is within 1 MiB."""
+def _distance_to_boundary(boundaries: pd.DataFrame, blocks: pd.DataFrame) -> _Ints:
+    """Measure from the end of each block to the next boundary that was there when the block was allocated.
+
+    A boundary has an ``address``, and is there from its event ``first`` to its event ``free_completed``. Those farther
+    than 1 MiB are not looked for: the distance is then ``_BEYOND_ALL``.
+    """
     boundaries = boundaries.sort_values(["address", "first"])
-    last = boundaries["free_completed"].to_numpy()
-    places, place_of = np.unique(boundaries["address"], return_inverse=True)
-    stride = last.max(initial=0) + 2
-    keys = place_of * stride + boundaries["first"].to_numpy()
-    moment = blocks["first"].to_numpy()
-    begin = (blocks["address"] + blocks["size_bytes"]).to_numpy()
-    place = np.searchsorted(places, begin)
-    places = np.append(places, _FAR)
-    distance = np.full(len(blocks), _FAR)
-    asking = np.arange(len(blocks))
-    while len(asking):
-        gap = places[place[asking]] - begin[asking]
-        asking = asking[gap <= _SMALL_BYTES]
+    gone_at = boundaries["free_completed"].to_numpy()
+    addresses, place_of_boundary = np.unique(boundaries["address"], return_inverse=True)
+    # One sorted number for a boundary's place among the addresses and its first event, to be searched.
+    stride = gone_at.max(initial=0) + 2
+    keys = place_of_boundary * stride + boundaries["first"].to_numpy()
+    allocated_at = blocks["first"].to_numpy()
+    block_end = (blocks["address"] + blocks["size_bytes"]).to_numpy()
+    place = np.searchsorted(addresses, block_end)
+    addresses = np.append(addresses, _BEYOND_ALL)
+    distance = np.full(len(blocks), _BEYOND_ALL)
+    # All blocks go from address to address, until a boundary is there or too far.
+    searching = np.arange(len(blocks))
+    while len(searching):
+        gap = addresses[place[searching]] - block_end[searching]
+        searching = searching[gap <= _SMALL_BYTES]
         # The last boundary at this address that began by then; it may have ended.
-        row = np.searchsorted(keys, place[asking] * stride + moment[asking], side="right") - 1
-        is_there = (row >= 0) & (place_of[row] == place[asking]) & (last[row] > moment[asking])
-        there = asking[is_there]
-        distance[there] = places[place[there]] - begin[there]
-        asking = asking[~is_there]
-        place[asking] += 1
+        row = np.searchsorted(keys, place[searching] * stride + allocated_at[searching], side="right") - 1
+        is_same_address = (row >= 0) & (place_of_boundary[row] == place[searching])
+        is_there = is_same_address & (gone_at[row] > allocated_at[searching])
+        reached = searching[is_there]
+        distance[reached] = addresses[place[reached]] - block_end[reached]
+        searching = searching[~is_there]
+        place[searching] += 1
     return distance
 
 
@@ -157,24 +177,28 @@ def _distances(boundaries: pd.DataFrame, blocks: pd.DataFrame) -> _Ints:
 def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) -> tuple[int, int | None]:
     """Measure the free space of ordinary segments after an event, when the blocks of `live` were active.
 
-    Give the bytes of segments without live blocks, and the largest free block; None where a segment is expandable.
+    Give the bytes of segments without live blocks, and those of the largest free block; None for the latter where a
+    segment is expandable.
     """
-    held = _held_segments(snapshot, device)
-    is_there = (held["first"] <= event) & (event < held["free_completed"])
-    segments = held[is_there]
-    blocks = np.sort(live["address"])
-    before = np.searchsorted(blocks, segments["address"])
-    is_empty = np.searchsorted(blocks, segments["end"]) == before
-    releasable = int(segments["requested_bytes"][is_empty].sum())
+    segments = _segment_lifetimes(snapshot, device)
+    is_there = (segments["first"] <= event) & (event < segments["free_completed"])
+    segments = segments[is_there]
+    block_starts = np.sort(live["address"])
+    # Empty: as many blocks start below the segment's end as below its start.
+    blocks_before = np.searchsorted(block_starts, segments["address"])
+    is_empty = np.searchsorted(block_starts, segments["end"]) == blocks_before
+    releasable_bytes = int(segments["requested_bytes"][is_empty].sum())
     if _has_expandable(snapshot, device):
-        return releasable, None
-    # Free space runs from a segment's begin or a block's end to the next block's begin or the segment's end.
+        return releasable_bytes, None
+    # Free space runs from a segment's start or a block's end to the next block's start or the segment's end. In order
+    # of address the n-th start belongs to the n-th stop.
     starts = np.append(segments["address"], live["address"] + live["size_bytes"])
-    stops = np.append(blocks, segments["end"])
-    free = np.sort(stops) - np.sort(starts)
-    return releasable, int(free.max(initial=0))
+    stops = np.append(block_starts, segments["end"])
+    free_bytes = np.sort(stops) - np.sort(starts)
+    return releasable_bytes, int(free_bytes.max(initial=0))
 
 
 def _has_expandable(snapshot: Snapshot, device: int) -> bool:
+    """Whether a device has or had expandable segments, which grow and shrink page by page."""
     is_mapped = (events_of(snapshot, device)["action"] == "segment_map").any()
     return bool(is_mapped or segments_of(snapshot, device)["expandable"].any())

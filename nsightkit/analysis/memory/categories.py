@@ -60,7 +60,7 @@ _KEPT_BY_PHASE = {
     "setup": "weights",
 }
 #: Uses that a stack names in any phase; the first match decides.
-_NAMED = ("communication", "workspaces", "KV cache", "inputs", "logits")
+_NAMED_USES = ("communication", "workspaces", "KV cache", "inputs", "logits")
 _Ints = npt.NDArray[np.int64]
 _Texts = npt.NDArray[np.object_]
 
@@ -68,17 +68,21 @@ _Texts = npt.NDArray[np.object_]
 # ---------------------------------------------------------------- what stacks say
 
 
-def _signs(snapshot: Snapshot) -> pd.DataFrame:
-    """Check which stacks carry each sign; one more at the end, for blocks without a stack, carries none."""
-    texts = snapshot.frames["filename"] + "\n" + snapshot.frames["name"]
+def _signs_of_stacks(snapshot: Snapshot) -> pd.DataFrame:
+    """Find which stacks (rows) carry each sign (a column): ``forward``, ``zero_grad``, ``KV cache`` and the like.
+
+    One more row at the end, for blocks without a stack (-1), carries none.
+    """
+    frame_texts = snapshot.frames["filename"] + "\n" + snapshot.frames["name"]
     signs = {}
     for sign, pattern in _ANYWHERE.items():
-        matches = texts.map(re.compile(pattern).search).notna().to_numpy()
-        is_in_stack = np.logical_or.reduceat(matches[snapshot.stack_frames], snapshot.stack_bounds[:-1])
+        is_match = frame_texts.map(re.compile(pattern).search).notna().to_numpy()
+        # A stack is a run of `stack_frames`, and carries a sign if any of its frames does.
+        is_in_stack = np.logical_or.reduceat(is_match[snapshot.stack_frames], snapshot.stack_bounds[:-1])
         signs[sign] = np.append(is_in_stack, False)
-    sites = texts.iloc[_site_frames(snapshot)]
+    site_texts = frame_texts.iloc[_site_frames(snapshot)]
     for sign, pattern in _AT_SITE.items():
-        signs[sign][:-1] |= sites.map(re.compile(pattern).search).notna().to_numpy()
+        signs[sign][:-1] |= site_texts.map(re.compile(pattern).search).notna().to_numpy()
     signs["forward"] |= signs["logits"]
     return pd.DataFrame(signs)
 
@@ -89,23 +93,26 @@ def _signs(snapshot: Snapshot) -> pd.DataFrame:
 def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Series:
     """Decide the category of each of the blocks that :func:`nsightkit.analysis.memory.blocks.held_blocks` lists."""
     events = events_of(snapshot, device)
-    all_signs = _signs(snapshot)
+    all_signs = _signs_of_stacks(snapshot)
+    # Stack -1 takes the last row, without signs.
     signs = all_signs.iloc[table["stack"]].set_index(table.index)
+    # A block that no event frees has -1 or the number of events here; both take the appended -1, no stack.
     freeing_stack = np.append(events["stack"], -1)[table["free_requested"]]
-    is_zeroed = all_signs["zero_grad"].to_numpy()[freeing_stack]
+    is_freed_by_zero_grad = all_signs["zero_grad"].to_numpy()[freeing_stack]
     is_recorded = table["first"] >= 0
-    is_bare = table["stack"] < 0
-    is_native = snapshot.frames["name"].str.contains("::", regex=False).any()
+    has_no_stack = table["stack"] < 0
+    has_native_frames = snapshot.frames["name"].str.contains("::", regex=False).any()
 
+    # The first column that is True names the phase.
     phases = signs[list(_KEPT_BY_PHASE)]
     phase = phases.idxmax(axis=1).where(phases.any(axis=1), "")
-    if not is_native and (signs["python"] & is_recorded).any():
-        phase[is_recorded & is_bare] = "backward"
-    is_zeroed_gradient = (phase == "backward") & is_zeroed
+    if not has_native_frames and (signs["python"] & is_recorded).any():
+        phase[is_recorded & has_no_stack] = "backward"
+    is_zeroed_gradient = (phase == "backward") & is_freed_by_zero_grad
     is_kept = _is_kept(table, events, phase) | is_zeroed_gradient
-    # The first rule that is true decides.
-    rules = signs[list(_NAMED)].assign(kept=(phase != "") & is_kept, temporary=phase != "")
-    rules["before recording"] = ~is_recorded & is_bare
+    # The first rule that is True decides.
+    rules = signs[list(_NAMED_USES)].assign(kept=(phase != "") & is_kept, temporary=phase != "")
+    rules["before recording"] = ~is_recorded & has_no_stack
     rules["unknown"] = True
     category = rules.idxmax(axis=1)
     category = category.mask(category == "kept", phase.map(_KEPT_BY_PHASE))
@@ -118,55 +125,60 @@ def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Serie
 
 
 def _is_kept(table: pd.DataFrame, events: pd.DataFrame, phase: pd.Series) -> pd.Series:
-    """Check what is freed only after allocations of another phase have begun, or have failed.
+    """Find which blocks outlive their phase: they are freed only after another phase has begun to allocate.
 
     What began before the first event outlives its phase: it survived until the recording began. Blocks that are freed
     only after an out-of-memory error would have stayed longer, so they outlive it too.
     """
     is_old = table["first"] < 0
-    known = table[(phase != "") & ~is_old]
-    runs = phase[known.index]
-    is_run_begin = runs != runs.shift()
-    run_ends = np.append(known["first"][is_run_begin], len(events))
-    phase_end = run_ends[is_run_begin.cumsum()]
+    with_phase = table[(phase != "") & ~is_old]
+    phase_in_order = phase[with_phase.index]
+    is_phase_start = phase_in_order != phase_in_order.shift()
+    # A phase ends where the next one allocates first; the cumulative sum is the number of that next one.
+    phase_starts = np.append(with_phase["first"][is_phase_start], len(events))
+    phase_end = phase_starts[is_phase_start.cumsum()]
     failures = np.append(np.flatnonzero(events["action"] == "oom"), len(events))
-    failure = failures[np.searchsorted(failures, known["first"])]
-    outlives = known["free_requested"] >= np.minimum(phase_end, failure)
+    next_failure = failures[np.searchsorted(failures, with_phase["first"])]
+    outlives = with_phase["free_requested"] >= np.minimum(phase_end, next_failure)
     is_kept: pd.Series = is_old | outlives.reindex(table.index, fill_value=False)
     return is_kept
 
 
 # ---------------------------------------------------------------- who allocated it
 
-_LIBRARY = re.compile(r"(?:^|[/\\])(?:(?:site|dist)-packages[/\\]|lib[/\\]python\d)|^<|torchinductor_|^torch[/\\]")
+_LIBRARY_FILE = re.compile(r"(?:^|[/\\])(?:(?:site|dist)-packages[/\\]|lib[/\\]python\d)|^<|torchinductor_|^torch[/\\]")
 _FOLDERS = re.compile(r".*[/\\]")
-_PYTHON = re.compile(r"\.py$|^<")
+_PYTHON_FILE = re.compile(r"\.py$|^<")
 
 
 def _frame_text(name: str, filename: str, line: int) -> str:
-    """Write a frame without its folders: they name people and machines."""
-    if not _PYTHON.search(filename):
+    """Write a frame as "train.py:12 step", or as the function of a C++ frame; folders name people and machines."""
+    if not _PYTHON_FILE.search(filename):
         return name.partition("(")[0][:120] or "no name"
     return f"{_FOLDERS.sub('', filename)}:{line} {name}"[:160]
 
 
 @kept
 def _site_frames(snapshot: Snapshot) -> _Ints:
-    """Give each stack's most telling frame; of equals the innermost."""
-    # The user's own Python, any Python, a C++ operator.
+    """Give each stack's most telling frame: one of the user's own Python, else any Python, else a C++ operator."""
     filenames = snapshot.frames["filename"]
-    is_python = filenames.str.contains(_PYTHON)
+    is_python = filenames.str.contains(_PYTHON_FILE)
+    is_own_python = is_python & ~filenames.str.contains(_LIBRARY_FILE)
     is_operator = snapshot.frames["name"].str.startswith("at::_ops::")
-    scores = np.select([is_python & ~filenames.str.contains(_LIBRARY), is_python, is_operator], [3, 2, 1], 0)
-    lengths = np.diff(snapshot.stack_bounds)
+    scores = np.select([is_own_python, is_python, is_operator], [3, 2, 1], 0)
+    stack_lengths = np.diff(snapshot.stack_bounds)
+    stack = np.repeat(np.arange(len(stack_lengths)), stack_lengths)
     frames = pd.DataFrame({"frame": snapshot.stack_frames, "score": scores[snapshot.stack_frames]})
-    best = frames.groupby(np.repeat(np.arange(len(lengths)), lengths))["score"].idxmax()
+    # Frames are innermost first, and idxmax takes the first of equal scores.
+    best = frames.groupby(stack)["score"].idxmax()
     return frames["frame"].to_numpy()[best]
 
 
 def sites_of(snapshot: Snapshot, stacks: _Ints) -> _Texts:
-    """Name the frame that allocated, for each stack number."""
-    frames = _site_frames(snapshot)
-    numbers, place = np.unique(stacks, return_inverse=True)
-    names = [_frame_text(*snapshot.frames.iloc[frames[number]]) if number >= 0 else "no stack" for number in numbers]
+    """Name the frame that allocated, for each stack number; "no stack" for -1."""
+    site_frames = _site_frames(snapshot)
+    # Each stack is written once, and spread over all its occurrences.
+    distinct, place = np.unique(stacks, return_inverse=True)
+    frames = snapshot.frames
+    names = [_frame_text(*frames.iloc[site_frames[stack]]) if stack >= 0 else "no stack" for stack in distinct]
     return np.array(names, object)[place]

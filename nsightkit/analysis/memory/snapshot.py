@@ -80,13 +80,13 @@ def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     count = len(events)
     # What is reserved is known at the end, and walked back from there.
     signs = events["action"].astype(object).map(_RESERVING).fillna(0).astype(np.int64)
-    growth = np.append(0, (signs * events["size_bytes"]).cumsum())
+    since_start = np.append(0, (signs * events["size_bytes"]).cumsum())
     at_end = int(segments_of(snapshot, device)["total_bytes"].sum())
     table = pd.DataFrame({"event": np.arange(-1, count)})
     table["allocated_bytes"] = total_by_event(count, blocks, "size_bytes", "free_requested")
     table["active_bytes"] = total_by_event(count, blocks, "size_bytes", "free_completed")
     table["requested_bytes"] = total_by_event(count, blocks, "requested_bytes", "free_completed")
-    table["reserved_bytes"] = at_end - growth[-1] + growth
+    table["reserved_bytes"] = at_end - since_start[-1] + since_start
     return table
 
 
@@ -129,7 +129,7 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
         The device or event does not exist, or the snapshot holds no out-of-memory error.
     """
     device = _device(snapshot, device)
-    event = _event(snapshot, moment, device)
+    event = _event_number(snapshot, moment, device)
     blocks = allocations(snapshot, device)
     is_live = (blocks["first"] <= event) & (event < blocks["free_completed"])
     live = blocks[is_live].copy()
@@ -138,18 +138,19 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
     return live.sort_values(["size_bytes", "address"], ascending=[False, True], ignore_index=True)
 
 
-def _event(snapshot: Snapshot, moment: Moment | str, device: int) -> int:
-    """Give the number of the event after which a moment is; -1 for the state before the first."""
+def _event_number(snapshot: Snapshot, moment: Moment | str, device: int) -> int:
+    """Give the number of the event that a moment follows; -1 for the state before the first event."""
     over_time = timeline(snapshot, device)
+    # The first row is the state before the first event, so row n is that after event n - 1.
     count = len(over_time) - 1
-    events = {"start": -1, "end": count - 1, "peak": int(over_time["allocated_bytes"].argmax()) - 1}
+    named = {"start": -1, "end": count - 1, "peak": int(over_time["allocated_bytes"].argmax()) - 1}
     failures = np.flatnonzero(events_of(snapshot, device)["action"] == "oom")
     if len(failures):
-        events["oom"] = int(failures[-1])
-    event = events.get(moment) if isinstance(moment, str) else moment
+        named["oom"] = int(failures[-1])
+    event = named.get(moment) if isinstance(moment, str) else moment
     if event is None or not -1 <= event < count:
         raise UsageError(
-            f"the snapshot has no moment {moment!r}: give {', '.join(events)} or the number of an event below {count}"
+            f"the snapshot has no moment {moment!r}: give {', '.join(named)} or the number of an event below {count}"
         )
     return event
 
@@ -177,11 +178,11 @@ def sites(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None
     UsageError
         The device or event does not exist.
     """
-    return _summed(at(snapshot, moment, device), ["site", "category"])
+    return _summed_by(at(snapshot, moment, device), ["site", "category"])
 
 
-def _summed(live: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Sum allocated blocks by `keys`, the most bytes first, and give their shares."""
+def _summed_by(live: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Sum the allocated blocks of a moment by some columns: ``bytes, count, share``, the most bytes first."""
     groups = live[~live["pending"]].groupby(keys, sort=False)["size_bytes"]
     table = groups.agg(bytes="sum", count="size").reset_index()
     table["share"] = table["bytes"] / max(int(table["bytes"].sum()), 1)
@@ -218,17 +219,19 @@ def growth(snapshot: Snapshot, match: str = "^step$", device: int | None = None)
     """
     device = _device(snapshot, device)
     marks = snapshot.annotations
-    is_end = (marks["device"] == device) & (marks["stage"].str.upper() == "END") & marks["name"].str.contains(match)
+    is_step_end = marks["name"].str.contains(match) & (marks["stage"].str.upper() == "END")
+    end_times = marks["time_ns"][is_step_end & (marks["device"] == device)]
     # Times are whole microseconds: an event at the time of a range's end was before it, as freeing is.
-    time = events_of(snapshot, device)["time_ns"]
-    ends = np.searchsorted(time, np.sort(marks["time_ns"][is_end]), side="right") - 1
-    levels = {}
-    for number, event in enumerate(ends.tolist()):
-        levels[number] = sites(snapshot, event, device).set_index(["site", "category"])["bytes"]
-    held = pd.DataFrame(levels).fillna(0).astype(np.int64)
-    steps = held.diff(axis=1).iloc[:, 1:].astype(np.int64)
-    steps = steps[steps.any(axis=1)]
-    table = pd.DataFrame({"grown_bytes": steps.sum(axis=1), "least_bytes": steps.min(axis=1)}).reset_index()
+    event_times = events_of(snapshot, device)["time_ns"]
+    last_events = np.searchsorted(event_times, np.sort(end_times), side="right") - 1
+    bytes_at_end = {}
+    for step, event in enumerate(last_events.tolist()):
+        bytes_at_end[step] = sites(snapshot, event, device).set_index(["site", "category"])["bytes"]
+    # A row per line and category, a column per step. Without a step before it, the first column has no growth.
+    held_bytes = pd.DataFrame(bytes_at_end).fillna(0).astype(np.int64)
+    grown = held_bytes.diff(axis=1).iloc[:, 1:].astype(np.int64)
+    grown = grown[grown.any(axis=1)]
+    table = pd.DataFrame({"grown_bytes": grown.sum(axis=1), "least_bytes": grown.min(axis=1)}).reset_index()
     return table.sort_values(["least_bytes", "grown_bytes"], ascending=False, kind="stable", ignore_index=True)
 
 
@@ -286,10 +289,10 @@ def summary(
     return {
         "peak_bytes": peak_bytes,
         "reserved_at_peak_bytes": reserved_bytes,
-        "by_category": _summed(live, ["category"]).to_dict("records"),
-        "top_sites": _summed(live, ["site", "category"])[:top].to_dict("records"),
+        "by_category": _summed_by(live, ["category"]).to_dict("records"),
+        "top_sites": _summed_by(live, ["site", "category"])[:top].to_dict("records"),
         "fragmentation": _fragmentation(snapshot, device, moment),
-        "oom": _out_of_memory(snapshot, device),
+        "oom": _last_out_of_memory(snapshot, device),
         "moment": moment,
         "device": device,
         "devices": snapshot.devices,
@@ -299,13 +302,14 @@ def summary(
 
 
 def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> Json:
-    event = _event(snapshot, moment, device)
-    now = timeline(snapshot, device).iloc[event + 1].astype(object)
-    reserved = now["reserved_bytes"]
-    allocated = now["allocated_bytes"]
-    active = now["active_bytes"]
+    """Divide what is reserved but not allocated at a moment; see :func:`summary`."""
+    event = _event_number(snapshot, moment, device)
+    amounts = timeline(snapshot, device).iloc[event + 1].astype(object)  # row 0 is before the first event
+    reserved = amounts["reserved_bytes"]
+    allocated = amounts["allocated_bytes"]
+    active = amounts["active_bytes"]
     slack = reserved - allocated
-    releasable, largest = free_space(snapshot, device, event, at(snapshot, event, device))
+    releasable, largest_free = free_space(snapshot, device, event, at(snapshot, event, device))
     return {
         "reserved_bytes": reserved,
         "allocated_bytes": allocated,
@@ -314,12 +318,12 @@ def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> Json:
         "pending_bytes": active - allocated,
         "inactive_split_bytes": reserved - active - releasable,
         "releasable_bytes": releasable,
-        "largest_free_block_bytes": largest,
+        "largest_free_block_bytes": largest_free,
     }
 
 
-def _out_of_memory(snapshot: Snapshot, device: int) -> Json | None:
-    """Describe the last out-of-memory error."""
+def _last_out_of_memory(snapshot: Snapshot, device: int) -> Json | None:
+    """Describe the last out-of-memory error: who asked for how much, and what was free. None without one."""
     events = events_of(snapshot, device)
     failures = events[events["action"] == "oom"]
     if failures.empty:
@@ -329,7 +333,7 @@ def _out_of_memory(snapshot: Snapshot, device: int) -> Json | None:
     device_free = int(failure["device_free_bytes"])
     oom["site"] = sites_of(snapshot, failure[["stack"]].to_numpy(np.int64))[0]
     oom["requested_bytes"] = int(failure["size_bytes"])
-    oom["device_free_bytes"] = device_free if device_free >= 0 else None
+    oom["device_free_bytes"] = device_free if device_free >= 0 else None  # -1: not recorded
     oom["cached_free_bytes"] = oom["inactive_split_bytes"] + oom["releasable_bytes"]
     return oom
 
@@ -337,12 +341,12 @@ def _out_of_memory(snapshot: Snapshot, device: int) -> Json | None:
 def _notes(snapshot: Snapshot, device: int) -> list[str]:
     """List what the snapshot does not hold."""
     over_time = timeline(snapshot, device)
-    before = int((allocations(snapshot, device)["first"] < 0).sum())
+    older_blocks = int((allocations(snapshot, device)["first"] < 0).sum())
     notes = []
     if len(over_time) == 1:
         notes.append("no events were recorded, so the peak is unknown and this is the state at the end")
-    elif before:
-        blocks = count_text(before, "block")
+    elif older_blocks:
+        blocks = count_text(older_blocks, "block")
         notes.append(f"{blocks} from before the first event; an earlier peak is not in this snapshot")
     divisions = snapshot.settings.get("roundup_power2_divisions", {})
     if max(divisions.values(), default=0) > 1 or snapshot.settings.get("max_split_size", -1) > 0:

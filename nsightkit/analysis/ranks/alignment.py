@@ -27,14 +27,17 @@ SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ba
 #: On a CPU, which may be busy, the operating system has to schedule threads first.
 _SPREAD_NS = {"GPU": 50_000, "CPU": 10_000_000}
 _SPREAD_SHARE = 0.1
-#: This share of the ends must lie that close.
-_CLOSE = 0.75
-#: Limits for the search where one capture began earlier than another.
+#: This share of the ends must lie that close; the others may be delayed by something else.
+_CLOSE_SHARE = 0.75
+#: Where one capture began earlier than another: the most collectives that it may be ahead.
 _MOST_SHIFT = 300
+#: Fewer pairs of ends can lie close by chance.
 _LEAST_PAIRS = 4
+#: Median absolute deviation to standard deviation, for a normal distribution.
 _MAD_TO_SIGMA = 1.4826
 
-_GROUP = ["where", "group", "ranks", "kind"]
+#: Columns that two ranks' rows of one collective have in common.
+_GROUP_AND_KIND = ["where", "group", "ranks", "kind"]
 
 
 def together(
@@ -63,7 +66,7 @@ def together(
     clocks = align(arrivals, ranks, files)
     notes = []
     if not _fits(placed(arrivals, clocks)):
-        # Numbers match for certain, so they have no limit; only what was matched by its order can be wrong.
+        # Sequence numbers are certain and have no limit; only a match by order can be wrong.
         is_numbered = arrivals["limit_ns"].isna()
         arrivals = arrivals[is_numbered]
         clocks = align(arrivals, ranks, files)
@@ -98,62 +101,71 @@ def match(collectives: pd.DataFrame) -> pd.DataFrame:
     """
     table = collectives[collectives["kind"] != "send/recv"].sort_values(["rank", "start_ns"], kind="stable")
     numbered = table[table["sequence"] >= 0]
-    # A coalesced collective may be several kernels with one number.
-    nth = numbered.groupby([*_GROUP, "sequence", "rank"]).cumcount()
+    # A coalesced collective may be several kernels with one number: `nth` counts them on each rank.
+    nth = numbered.groupby([*_GROUP_AND_KIND, "sequence", "rank"]).cumcount()
     parts = [numbered.assign(nth=nth, limit_ns=np.nan)]
-    for _, rows in table[table["sequence"] < 0].groupby(_GROUP):
+    for _, rows in table[table["sequence"] < 0].groupby(_GROUP_AND_KIND):
         parts.append(_in_order(rows))
     table = pd.concat(parts)
-    table["collective"] = table.groupby([*_GROUP, "sequence", "nth"]).ngroup()
+    # Numbered collectives differ by `sequence`; the others have sequence -1 and differ by `nth`.
+    table["collective"] = table.groupby([*_GROUP_AND_KIND, "sequence", "nth"]).ngroup()
     table["group_id"] = table.groupby(["where", "group", "ranks"]).ngroup()
-    shared = table.groupby("collective")["rank"].transform("nunique") > 1
-    return table[shared].sort_values(["collective", "rank"], ignore_index=True)
+    is_shared = table.groupby("collective")["rank"].transform("nunique") > 1
+    return table[is_shared].sort_values(["collective", "rank"], ignore_index=True)
 
 
 def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
-    """Number the collectives of one kind on each rank as the rank with the most of them does."""
-    ends = {rank: end.to_numpy() for rank, end in rows.groupby("rank")["end_ns"]}
-    reference = max(ends.values(), key=len)
-    usual_ns = 0
-    if len(reference) > 1:
-        usual_ns = np.median(np.diff(reference))
-    limit_ns = max(_SPREAD_NS[rows["where"].iloc[0]], _SPREAD_SHARE * usual_ns)
-    shifts = {rank: _shift(reference, end, limit_ns) for rank, end in ends.items()}
+    """Add ``nth``, a collective's number on the rank that has most, and ``limit_ns``; drop ranks that do not fit."""
+    ends_of = {rank: end.to_numpy() for rank, end in rows.groupby("rank")["end_ns"]}
+    reference_ends = max(ends_of.values(), key=len)
+    interval_ns = 0
+    if len(reference_ends) > 1:
+        interval_ns = np.median(np.diff(reference_ends))
+    limit_ns = max(_SPREAD_NS[rows["where"].iloc[0]], _SPREAD_SHARE * interval_ns)
+    shifts = {rank: _collective_shift(reference_ends, ends, limit_ns) for rank, ends in ends_of.items()}
+    # NaN for a rank without a shift, whose collectives cannot be matched.
     nth = rows.groupby("rank").cumcount() + rows["rank"].map(shifts)
     return rows.assign(nth=nth, limit_ns=limit_ns).dropna(subset="nth")
 
 
-def _shift(reference: Int, other: Int, limit_ns: float) -> int | None:
-    """How many collectives one rank recorded before the other's first; None if no shift lets the ends fit."""
-    best = None
-    enough = max(_LEAST_PAIRS, len(other) / 2)
-    if len(reference) == len(other):
-        enough = min(enough, len(other))
-    least = max(1 - len(other), -_MOST_SHIFT)
-    most = min(len(reference), _MOST_SHIFT)
-    for shift in sorted(range(least, most), key=abs):
-        later = reference[max(shift, 0) :]
-        earlier = other[max(-shift, 0) :]
-        count = min(len(later), len(earlier))
-        if count >= enough:
-            apart = later[:count] - earlier[:count]
-            spread_ns = float(np.quantile(np.abs(apart - np.median(apart)), _CLOSE))
-            if spread_ns <= limit_ns:
-                # Steps repeat: another shift has to fit much better.
-                best = shift
-                limit_ns = spread_ns / 2 - 1
-    return best
+def _collective_shift(reference_ends: Int, ends: Int, limit_ns: float) -> int | None:
+    """Count the collectives that the reference rank recorded before this rank's first; negative: the other way round.
+
+    The arrays are the end times of one kind of collective on the two ranks, each on its own clock. At the right shift
+    all pairs of ends are equally far apart, but for `limit_ns`. None if that is so at no shift.
+    """
+    best_shift = None
+    tolerance_ns = limit_ns
+    pairs_needed = max(_LEAST_PAIRS, len(ends) / 2)
+    if len(reference_ends) == len(ends):
+        # Two lists that are shorter than that may match as wholes.
+        pairs_needed = min(pairs_needed, len(ends))
+    # At most all but one of either rank's collectives lie before the other's first.
+    lowest = max(1 - len(ends), -_MOST_SHIFT)
+    highest = min(len(reference_ends) - 1, _MOST_SHIFT)
+    for shift in sorted(range(lowest, highest + 1), key=abs):
+        paired_reference = reference_ends[max(shift, 0) :]
+        paired = ends[max(-shift, 0) :]
+        pairs = min(len(paired_reference), len(paired))
+        if pairs >= pairs_needed:
+            difference_ns = paired_reference[:pairs] - paired[:pairs]
+            spread_ns = float(np.quantile(np.abs(difference_ns - np.median(difference_ns)), _CLOSE_SHARE))
+            if spread_ns <= tolerance_ns:
+                best_shift = shift
+                # Steps repeat, so a larger shift has to fit more than twice as well; none beats a perfect fit.
+                tolerance_ns = spread_ns / 2 - 1
+    return best_shift
 
 
 def _fits(arrivals: pd.DataFrame) -> bool:
     """Whether the ends of collectives that were matched by their order lie as close as they should."""
     rows = arrivals[arrivals["limit_ns"].notna() & arrivals["kind"].isin(SYNCHRONIZING)]
-    close = _residuals(rows).abs() <= rows["limit_ns"]
-    return bool((close.groupby([rows["where"], rows["kind"]]).mean() >= _CLOSE).all())
+    is_close = _residuals(rows).abs() <= rows["limit_ns"]
+    return bool((is_close.groupby([rows["where"], rows["kind"]]).mean() >= _CLOSE_SHARE).all())
 
 
 def _residuals(arrivals: pd.DataFrame) -> pd.Series:
-    """How far each end lies from the median end of its collective."""
+    """How far each end lies from the median end of its collective, in ns."""
     median = arrivals.groupby("collective")["end_ns"].transform("median")
     return arrivals["end_ns"] - median
 
@@ -182,21 +194,22 @@ def align(arrivals: pd.DataFrame, ranks: Iterable[int], files: Mapping[int, str]
     """
     ends = arrivals[arrivals["kind"].isin(SYNCHRONIZING)]
     clocks = pd.DataFrame({"island": -1, "offset_ns": 0}, pd.Index(sorted(ranks), name="rank"))
-    for first in clocks.index:
-        fresh = pd.Index([first] if clocks.loc[first, "island"] < 0 else [])
-        while len(fresh):
-            clocks.loc[fresh, "island"] = first
-            # Collectives tie further ranks to the ones that are placed.
+    for lowest_rank in clocks.index:
+        # A rank that lies in no island yet (-1) begins one.
+        joining = pd.Index([lowest_rank] if clocks.loc[lowest_rank, "island"] < 0 else [])
+        while len(joining):
+            clocks.loc[joining, "island"] = lowest_rank
+            # Collectives tie further ranks to those of the island; NaN for a collective without any of these.
             island = ends["rank"].map(clocks["island"])
-            here = placed(ends[island == first], clocks).groupby("collective")["end_ns"].median()
-            apart = (ends["end_ns"] - ends["collective"].map(here))[island < 0]
-            offset = apart.groupby(ends["rank"]).median().dropna().round().astype(np.int64)
+            island_end = placed(ends[island == lowest_rank], clocks).groupby("collective")["end_ns"].median()
+            difference_ns = (ends["end_ns"] - ends["collective"].map(island_end))[island < 0]
+            offset = difference_ns.groupby(ends["rank"]).median().dropna().round().astype(np.int64)
             clocks.loc[offset.index, "offset_ns"] = offset
-            fresh = offset.index
+            joining = offset.index
     if files is not None:
         clocks["offset_ns"] = clocks.groupby(clocks.index.map(files))["offset_ns"].transform("first")
-    apart = _residuals(placed(ends, clocks)).abs()
-    clocks["spread_ns"] = _MAD_TO_SIGMA * apart.groupby(ends["rank"]).median()
+    residual_ns = _residuals(placed(ends, clocks)).abs()
+    clocks["spread_ns"] = _MAD_TO_SIGMA * residual_ns.groupby(ends["rank"]).median()
     return clocks
 
 
@@ -244,14 +257,14 @@ class Meetings:
         collectives = collectives[collectives["where"] == "GPU"]
         self.devices: list[int] = collectives["device"].unique().tolist()
         arrivals = match(collectives.assign(rank=collectives["device"]))
-        by = arrivals.groupby("collective")
-        arrivals["until_ns"] = by["start_ns"].transform("max")
+        by_collective = arrivals.groupby("collective")
+        arrivals["until_ns"] = by_collective["start_ns"].transform("max")
         # A collective cannot end on one device before it began on another: such a match is wrong.
-        is_possible = arrivals["until_ns"] < by["end_ns"].transform("min")
+        is_possible = arrivals["until_ns"] < by_collective["end_ns"].transform("min")
         self.met = arrivals[is_possible]
 
     def waiting(self, device: int) -> pd.DataFrame:
-        """The time from the arrival of a device to the last arrival.
+        """Give the time from a device's arrival at each collective to the last device's arrival.
 
         Parameters
         ----------

@@ -37,20 +37,20 @@ _KIND_BY_PART = {
     "scatter": "scatter",
     "reduce": "reduce",
 }
-#: Operators that only wait for a collective, or for a stream's work.
-_WAITING = re.compile(r"^(c10d?::|_?c10d_functional::)?(barrier|wait(_tensor)?)$|^record_param_comms$|[Ss]ynchronize$")
+#: Operators that only wait for a collective or for a stream, or only describe a collective.
+_WAITS = re.compile(r"^(c10d?::|_?c10d_functional::)?(barrier|wait(_tensor)?)$|^record_param_comms$|[Ss]ynchronize$")
 
-#: As PyTorch calls the types in its descriptions.
+#: Bytes of an element, by PyTorch's name of its type in lower case.
 _DTYPE_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "float": 4, "int": 4, "double": 8, "long": 8,
     "complexfloat": 8, "complexdouble": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
-#: Elements of a message, at most.
-_MOST = 1 << 56
-_TEXTS = ("where", "kind", "group", "ranks")
-_NUMBERS = ("device", "start_ns", "end_ns", "group_size", "sequence", "bytes")
-_WORK = ["device", "start_ns", "end_ns", "name"]
-_EVENTS = ["start_ns", "end_ns", "thread", "name"]
+#: A larger count in a description is taken for damage; up to here, bytes and their sums fit 64 bits.
+_LARGEST_COUNT = 1 << 56
+_TEXT_COLUMNS = ("where", "kind", "group", "ranks")
+_NUMBER_COLUMNS = ("device", "start_ns", "end_ns", "group_size", "sequence", "bytes")
+_WORK_COLUMNS = ["device", "start_ns", "end_ns", "name"]
+_EVENT_COLUMNS = ["start_ns", "end_ns", "thread", "name"]
 
 
 def kind_of(name: str) -> str:
@@ -103,15 +103,15 @@ def collectives(trace: Trace) -> pd.DataFrame:
         in the group; -1 unknown), ``bytes`` (whole message, as in nccl-tests; -1 unknown), ``exposed_ns`` (its part
         without computation beside it; NA unknown).
     """
-    table = pd.concat([_on_gpu(trace), _on_cpu(trace)])
-    types = dict.fromkeys(_TEXTS, "object") | dict.fromkeys(_NUMBERS, "int64")
+    table = pd.concat([_gpu_collectives(trace), _cpu_collectives(trace)])
+    types = dict.fromkeys(_TEXT_COLUMNS, "object") | dict.fromkeys(_NUMBER_COLUMNS, "int64")
     table = table[list(types)].astype(types).sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
-    length = table["end_ns"] - table["start_ns"]
-    exposed = pd.Series(pd.NA, table.index, "Int64")
+    length_ns = table["end_ns"] - table["start_ns"]
+    exposed_ns = pd.Series(pd.NA, table.index, "Int64")
     for device, computing in compute_intervals(trace).items():
-        hidden = computing.of(table["start_ns"], table["end_ns"])
-        exposed = exposed.mask(table["device"] == device, length - hidden)
-    return table.assign(exposed_ns=exposed)
+        hidden_ns = computing.of(table["start_ns"], table["end_ns"])
+        exposed_ns = exposed_ns.mask(table["device"] == device, length_ns - hidden_ns)
+    return table.assign(exposed_ns=exposed_ns)
 
 
 def totals(trace: Trace) -> dict[str, int | None]:
@@ -125,19 +125,20 @@ def totals(trace: Trace) -> dict[str, int | None]:
     -------
     dict
         ``compute_ns`` (:func:`compute_intervals`), ``communication_ns`` (union of the collectives), ``overlapped_ns``
-        (both at once; HolisticTraceAnalysis divides this by the former) and ``exposed_ns`` (the rest); sums over
-        devices, None if unknown.
+        (both at once) and ``exposed_ns`` (communication without computation beside it); sums over devices, None if
+        unknown. HolisticTraceAnalysis calls ``overlapped_ns / communication_ns`` the overlap.
     """
     devices = compute_intervals(trace)
     if not devices:
         return dict.fromkeys(("compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"))
     table = collectives(trace)
-    parts = []
+    by_device = []
     for device, computing in devices.items():
         rows = table[table["device"] == device]
-        talking = intervals.Coverage(rows["start_ns"], rows["end_ns"])
-        parts.append((computing.length, talking.length, computing.of(talking.start, talking.end).sum()))
-    compute_ns, communication_ns, overlapped_ns = np.sum(parts, axis=0).tolist()
+        communicating = intervals.Coverage(rows["start_ns"], rows["end_ns"])
+        overlapped = computing.of(communicating.start, communicating.end).sum()
+        by_device.append((computing.length, communicating.length, overlapped))
+    compute_ns, communication_ns, overlapped_ns = np.sum(by_device, axis=0).tolist()
     return {
         "compute_ns": compute_ns,
         "communication_ns": communication_ns,
@@ -160,12 +161,13 @@ def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
         By device, the union of graph replays and of kernels that do not communicate; copies do not count.
         Without GPU work, device -1: the operators that neither communicate nor wait. Empty if neither was recorded.
     """
-    kernels = trace.table("kernels", _WORK)
+    kernels = trace.table("kernels", _WORK_COLUMNS)
     kernels["computes"] = categorize(kernels["name"]) != "communication"
-    work = pd.concat([kernels, trace.table("graphs", _WORK[:3]).assign(computes=True)])
+    work = pd.concat([kernels, trace.table("graphs", _WORK_COLUMNS[:3]).assign(computes=True)])
     by_device = {}
     for device, rows in work.groupby("device"):
         computing = rows[rows["computes"]]
+        # A device's number is an int, but typed as any hashable key.
         by_device[int(str(device))] = intervals.Coverage(computing["start_ns"], computing["end_ns"])
     if not by_device and trace.size("ops"):
         by_device[-1] = _computing_on_cpu(trace)
@@ -174,25 +176,27 @@ def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
 
 def _computing_on_cpu(trace: Trace) -> intervals.Coverage:
     """When operators ran that neither communicate nor wait."""
-    ops = trace.table("ops", _EVENTS)
-    # Gloo's own threads run operators too: they are part of the collective.
-    talks = ops["thread"].isin(_cpu_collectives(trace, "ranges")["thread"]).to_numpy()
-    ops = ops[~talks & ~matching(ops["name"], _WAITING)]
+    ops = trace.table("ops", _EVENT_COLUMNS)
+    # Gloo's own threads run operators too, as part of the collective.
+    is_communicating_thread = ops["thread"].isin(_collective_events(trace, "ranges")["thread"]).to_numpy()
+    ops = ops[~is_communicating_thread & ~matching(ops["name"], _WAITS)]
     computing = intervals.merge(ops["start_ns"], ops["end_ns"])
     # vLLM's collective is an operator inside others, on the thread that computes.
-    operators = _cpu_collectives(trace, "ops")
-    talking = (operators["start_ns"], operators["end_ns"])
-    return intervals.Coverage(*intervals.common(computing, talking, outside=True))
+    collective_ops = _collective_events(trace, "ops")
+    communicating = (collective_ops["start_ns"], collective_ops["end_ns"])
+    return intervals.Coverage(*intervals.common(computing, communicating, outside=True))
 
 
 # ---------------------------------------------------------------- where they run
 
 
-def _on_gpu(trace: Trace) -> pd.DataFrame:
+def _gpu_collectives(trace: Trace) -> pd.DataFrame:
+    """One row per kernel that communicates, with what its description, annotation and name tell."""
     columns = ["start_ns", "end_ns", "device", "process", "correlation", "name", "collective", "sequence"]
     kernels = trace.table("kernels", columns)
     kernels = kernels[categorize(kernels["name"]) == "communication"].reset_index(drop=True)
-    described = _descriptions(kernels["collective"])
+    described = _described_columns(kernels["collective"])
+    # Where the description names no kind, the annotation around the launch does, else the kernel's name.
     for kind in (_annotated_kinds(trace, kernels), kernels["name"].astype(object).map(kind_of)):
         described["kind"] = described["kind"].where(described["kind"] != "other", kind)
     return kernels[["device", "start_ns", "end_ns", "sequence"]].join(described).assign(where="GPU")
@@ -201,54 +205,62 @@ def _on_gpu(trace: Trace) -> pd.DataFrame:
 def _annotated_kinds(trace: Trace, kernels: pd.DataFrame) -> pd.Series:
     """Kind of collective by the annotation around the call that launched each kernel."""
     call = intervals.launch_of(trace, kernels["process"], kernels["correlation"])
-    known = call >= 0
-    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call[known]]
-    ranges = trace.whole.table("ranges", _EVENTS)
+    is_launch_recorded = call >= 0
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call[is_launch_recorded]]
+    ranges = trace.whole.table("ranges", _EVENT_COLUMNS)
     ranges = ranges[matching(ranges["name"], COLLECTIVE_RANGE)].reset_index(drop=True)
-    kinds = ranges["name"].astype(object).map(kind_of).to_numpy(object)
-    around = intervals.enclosing(calls, ranges, kinds != "other")
+    kind_of_range = ranges["name"].astype(object).map(kind_of).to_numpy(object)
+    enclosing_range = intervals.enclosing(calls, ranges, kind_of_range != "other")
     annotated = pd.Series("other", kernels.index, dtype="object")
-    annotated[known] = np.append(kinds, "other")[around]
+    # A call without a range around it has -1, which takes the appended "other".
+    annotated[is_launch_recorded] = np.append(kind_of_range, "other")[enclosing_range]
     return annotated
 
 
-def _descriptions(texts: pd.Series) -> pd.DataFrame:
-    """Columns from PyTorch's description of each collective."""
+def _described_columns(texts: pd.Series) -> pd.DataFrame:
+    """Columns from PyTorch's description of each collective, a categorical with "" where there is none."""
     rows = []
+    # Many collectives share one description, so each is parsed once.
     for text in texts.cat.categories:
         description = json.loads(text) if text else {}
-        row = {"kind": kind_of(str(description.get("Collective name", "")))}
-        row["group"] = str(description.get("Process Group Name", ""))
-        row["ranks"] = str(description.get("Process Group Ranks", ""))
-        rows.append(row | {"group_size": _count(description, "Group size"), "bytes": _message_bytes(description)})
-    table = pd.DataFrame(rows, columns=["kind", "group", "ranks", "group_size", "bytes"])
-    return table.iloc[texts.cat.codes].reset_index(drop=True)
+        row = {
+            "kind": kind_of(str(description.get("Collective name", ""))),
+            "group": str(description.get("Process Group Name", "")),
+            "ranks": str(description.get("Process Group Ranks", "")),
+            "group_size": _count(description, "Group size"),
+            "bytes": _message_bytes(description),
+        }
+        rows.append(row)
+    # Named for a trace without kernels, which has no rows.
+    distinct = pd.DataFrame(rows, columns=["kind", "group", "ranks", "group_size", "bytes"])
+    return distinct.iloc[texts.cat.codes].reset_index(drop=True)
 
 
 def _message_bytes(description: Json) -> int:
-    """Bytes of the larger side: a gather collects n parts into one message, a scatter divides it."""
+    """Bytes of the whole message, -1 if unknown: the output of a gather, the input of a scatter, so the larger one."""
     elements = max(_count(description, "In msg nelems"), _count(description, "Out msg nelems"))
-    width = _DTYPE_BYTES.get(str(description.get("dtype", "")).lower(), -1)
-    if min(elements, width) >= 0:
-        return elements * width
+    element_bytes = _DTYPE_BYTES.get(str(description.get("dtype", "")).lower(), -1)
+    if min(elements, element_bytes) >= 0:
+        return elements * element_bytes
     return -1
 
 
 def _count(description: Json, name: str) -> int:
-    """A number from a file; -1 for anything else, and for numbers that are not to be believed."""
+    """A count from the file's description; -1 if it is missing, no number, negative or too large."""
     value = description.get(name)
-    if isinstance(value, int) and 0 <= value <= _MOST:
+    if isinstance(value, int) and 0 <= value <= _LARGEST_COUNT:
         return value
     return -1
 
 
-def _on_cpu(trace: Trace) -> pd.DataFrame:
-    events = pd.concat([_cpu_collectives(trace, "ranges"), _cpu_collectives(trace, "ops")])
+def _cpu_collectives(trace: Trace) -> pd.DataFrame:
+    """One row per collective that ran on the CPU, of which only kind and times are known."""
+    events = pd.concat([_collective_events(trace, "ranges"), _collective_events(trace, "ops")])
     unknown = dict.fromkeys(("device", "group_size", "sequence", "bytes"), -1)
     return events.assign(where="CPU", group="", ranks="", kind=events["name"].astype(object).map(kind_of), **unknown)
 
 
-def _cpu_collectives(trace: Trace, table: str) -> pd.DataFrame:
-    """CPU collectives among PyTorch's ranges, or among its operators."""
-    events = trace.table(table, _EVENTS)
+def _collective_events(trace: Trace, table: str) -> pd.DataFrame:
+    """CPU collectives among the events of a table, ``ranges`` or ``ops``."""
+    events = trace.table(table, _EVENT_COLUMNS)
     return events[matching(events["name"], CPU_COLLECTIVE)]

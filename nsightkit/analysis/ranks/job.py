@@ -28,18 +28,18 @@ from nsightkit.safe import Json
 from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 
-__all__ = ["ANSWER_S", "FEW", "Job", "Look", "attempt", "combine", "look", "survey", "traces_in", "waited"]
+__all__ = ["ANSWER_S", "FEW_TRACES", "Job", "Look", "attempt", "combine", "look", "survey", "traces_in", "waited"]
 
-#: So many traces are read in this process: starting others takes longer.
-FEW = 4
-#: How long to wait for a scheduler.
+#: Up to so many traces are read in this process: starting others takes longer.
+FEW_TRACES = 4
+#: Seconds to wait for a scheduler to answer.
 ANSWER_S = 20
 
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
-#: Larger JSON documents are traces.
-_SMALL_BYTES = 1 << 16
+#: JSON documents of other kinds, such as source.json, are smaller; a larger one is a trace.
+_LARGEST_OTHER_BYTES = 1 << 16
 _DIGITS = re.compile(r"(\d+)")
-_FOLDER = "give a folder with a .json, .json.gz, .sqlite or .nsys-rep for each rank"
+_FOLDER_HINT = "give a folder with a .json, .json.gz, .sqlite or .nsys-rep for each rank"
 _REMEDY = "give each job its own folder"
 
 
@@ -101,17 +101,18 @@ class Job:
         Returns
         -------
         DataFrame
-            ``group, kind, bytes, count, total_ns, wait_ns, transfer_ns, exposed_ns`` (sums per rank); by falling
-            ``total_ns``.
+            ``group, kind, bytes, count, total_ns, wait_ns, transfer_ns, exposed_ns`` (sums of the means over ranks);
+            by falling ``total_ns``.
         """
+        # Per rank, as the other times are.
         table = self.collectives.assign(wait_ns=self.collectives["wait_ns"] / self.collectives["ranks"])
-        by = table.groupby(["group", "kind", "bytes"], dropna=False)
-        kinds = by[["total_ns", "wait_ns", "transfer_ns", "exposed_ns"]].sum(min_count=1)
-        kinds.insert(0, "count", by.size())
+        by_kind = table.groupby(["group", "kind", "bytes"], dropna=False)
+        kinds = by_kind[["total_ns", "wait_ns", "transfer_ns", "exposed_ns"]].sum(min_count=1)
+        kinds.insert(0, "count", by_kind.size())
         return kinds.reset_index().sort_values("total_ns", ascending=False, ignore_index=True)
 
     def summary(self) -> Json:
-        """Give everything as plain values.
+        """Give ranks, late ranks and collectives as plain values, for JSON.
 
         Returns
         -------
@@ -170,20 +171,19 @@ def survey(
         else:
             files.append(Path(source).absolute())
     if workers is None:
-        workers = 0 if len(files) <= FEW else os.cpu_count() or 1
+        workers = 0 if len(files) <= FEW_TRACES else os.cpu_count() or 1
     lost: list[Json] = []
-    for number, answer in enumerate(_answers(files, scheduler, workers)):
-        file = files[number]
-        name = _name(file, files)
-        if isinstance(answer, str):
+    answers = _looks_or_reasons(files, scheduler, workers)
+    for number, (file, answer) in enumerate(zip(files, answers, strict=True), 1):
+        name = _relative_name(file, files)
+        if isinstance(answer, str):  # the reason why the file cannot be read
             rank = rank_of(file)
             lost.append({"file": name, "ranks": [] if rank is None else [rank], "reason": answer})
         else:
             looks += [dataclasses.replace(entry, file=name) for entry in answer]
         if progress is not None:
-            progress(number + 1, len(files))
-    if not looks and not files:
-        raise UsageError("the traces hold nothing to compare")
+            progress(number, len(files))
+    # Each trace that can be read gives a look, so without any look all sources are files, and lost.
     if not looks:
         reason = f"the first, {files[0].name}, {lost[0]['reason']}"
         raise TraceError(files[0].parent, f"none of {len(lost)} traces can be read", reason)
@@ -219,9 +219,9 @@ def traces_in(folder: AnyPath) -> list[Path]:
         if not traces:
             traces = [path for path in folder.glob("*/*") if _is_trace(path)]
     except OSError as error:
-        raise TraceError(folder, f"cannot be listed ({error.strerror})", _FOLDER) from error
+        raise TraceError(folder, f"cannot be listed ({error.strerror})", _FOLDER_HINT) from error
     if not traces:
-        raise TraceError(folder, "holds no traces", _FOLDER)
+        raise TraceError(folder, "holds no traces", _FOLDER_HINT)
     return sorted(traces, key=_by_number)
 
 
@@ -231,21 +231,22 @@ def _by_number(path: Path) -> list[int | str]:
 
 
 def _is_trace(path: Path) -> bool:
+    """Whether a file or folder is a trace, by its name; a small JSON document by what it holds."""
     if path.name.startswith(".") or path.suffix == ".nsightkit-cache":
         return False
     if path.is_dir():
         return store.is_store(path) or any(path.glob("*.parquet"))
     if path.suffix == ".nsys-rep":
-        return not path.with_suffix(".sqlite").exists()
-    if path.suffix != ".json" or rank_of(path) is not None or path.stat().st_size > _SMALL_BYTES:
+        return not path.with_suffix(".sqlite").exists()  # the report's export is read instead
+    if path.suffix != ".json" or rank_of(path) is not None or path.stat().st_size > _LARGEST_OTHER_BYTES:
         return path.name.endswith(_SUFFIXES)
-    # Other documents, such as source.json, lie beside the traces.
+    # A JSON object of another kind may lie beside the traces; a list can only be one of events.
     text = path.read_bytes()
     return b"traceEvents" in text or not text.startswith(b"{")
 
 
-def _name(file: Path, files: Sequence[Path]) -> str:
-    """The path of a file below the folder that holds all of them."""
+def _relative_name(file: Path, files: Sequence[Path]) -> str:
+    """The path of a file below the folder that holds all files: short, and unique among them."""
     return os.path.relpath(file, os.path.commonpath([path.parent for path in files]))
 
 
@@ -271,63 +272,69 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
     UsageError
         The traces are of several jobs.
     """
-    sizes = sorted({entry.world_size for entry in looks if entry.world_size})
-    if len(sizes) > 1:
-        # The same number does not make the collectives of two jobs the same.
-        raise UsageError(f"the traces are of several jobs, of {sizes[0]} and of {sizes[1]} ranks; {_REMEDY}")
-    crew = _numbered(looks)
-    world = max([*sizes, max(crew) + 1])
-    missing = list(lost)
-    absent = set(range(world)).difference(crew, *(trace["ranks"] for trace in lost))
+    world_sizes = sorted({entry.world_size for entry in looks if entry.world_size})
+    if len(world_sizes) > 1:
+        # Collectives of two jobs are not the same where their sequence numbers are.
+        raise UsageError(
+            f"the traces are of several jobs, of {world_sizes[0]} and of {world_sizes[1]} ranks; {_REMEDY}"
+        )
+    look_of_rank = _by_rank(looks)
+    world_size = max([*world_sizes, max(look_of_rank) + 1])
+    lost_or_absent = list(lost)
+    absent = set(range(world_size)).difference(look_of_rank, *(trace["ranks"] for trace in lost))
     if absent:
-        missing.append({"file": None, "ranks": sorted(absent), "reason": f"no trace (the job has {world} ranks)"})
-    captures = {}
-    for rank, entry in crew.items():
-        captures[rank] = str(rank) if entry.process is None else entry.file
-    collectives = {rank: entry.collectives for rank, entry in crew.items()}
-    arrivals, clocks, notes = alignment.together(collectives, captures)
+        reason = f"no trace (the job has {world_size} ranks)"
+        lost_or_absent.append({"file": None, "ranks": sorted(absent), "reason": reason})
+    # Only ranks that are processes of one capture share its clock.
+    capture_of_rank = {}
+    for rank, entry in look_of_rank.items():
+        capture_of_rank[rank] = str(rank) if entry.process is None else entry.file
+    collectives = {rank: entry.collectives for rank, entry in look_of_rank.items()}
+    arrivals, clocks, notes = alignment.together(collectives, capture_of_rank)
+    # In each collective by arrival, so that the last row is that of the last rank.
     arrivals = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable", ignore_index=True)
-    by = arrivals.groupby("collective")
-    wait = (by["start_ns"].transform("last") - arrivals["start_ns"]).astype("Int64")
+    by_collective = arrivals.groupby("collective")
+    wait = (by_collective["start_ns"].transform("last") - arrivals["start_ns"]).astype("Int64")
     arrivals["wait_ns"] = wait.where(arrivals["kind"].isin(alignment.SYNCHRONIZING))
-    arrivals["last_rank"] = by["rank"].transform("last")
-    # A capture that begins within a step does not know its number.
-    arrivals["step"] = by["step"].transform("max")
-    steps = pd.concat({rank: entry.steps.set_index("step") for rank, entry in crew.items()}, names=["rank"])
+    arrivals["last_rank"] = by_collective["rank"].transform("last")
+    # A capture that begins within a step does not know its number (-1); another rank's does.
+    arrivals["step"] = by_collective["step"].transform("max")
+    steps = pd.concat({rank: entry.steps.set_index("step") for rank, entry in look_of_rank.items()}, names=["rank"])
     watched_ns = float(steps.pop("wall_ns").groupby(level="rank").sum().median())
-    # Lateness must exceed what the clocks' uncertainty may feign.
-    floors = 3 * clocks["spread_ns"].fillna(0)
-    stragglers, gain_ns = lateness.find(arrivals, steps, floors, watched_ns)
+    # Lateness must exceed what the clocks' uncertainty may feign: three standard deviations.
+    floors_ns = 3 * clocks["spread_ns"].fillna(0)
+    stragglers, gain_ns = lateness.find(arrivals, steps, floors_ns, watched_ns)
     return Job(
-        ranks=_ranks(crew, clocks, arrivals),
+        ranks=_ranks(look_of_rank, clocks, arrivals),
         stragglers=stragglers,
-        collectives=_collectives(arrivals, world if len(crew) == world else -1),
+        collectives=_collectives(arrivals, world_size if len(look_of_rank) == world_size else -1),
         arrivals=arrivals,
-        lost=missing,
+        lost=lost_or_absent,
         notes=notes,
         gain_ns=gain_ns,
     )
 
 
-def _numbered(looks: Sequence[Look]) -> dict[int, Look]:
-    """Give each rank its number: its own, or the next that is free."""
-    crew: dict[int, Look] = {}
-    for entry in sorted(looks, key=lambda entry: entry.rank is None):
+def _by_rank(looks: Sequence[Look]) -> dict[int, Look]:
+    """Give each look its rank: the trace's own, or the lowest that is free; in order of rank."""
+    look_of_rank: dict[int, Look] = {}
+    for entry in sorted(looks, key=lambda entry: entry.rank is None):  # known ranks first
         rank = entry.rank
         if rank is None:
-            rank = next(number for number in itertools.count() if number not in crew)
-        if rank in crew:
-            raise UsageError(f"{crew[rank].file} and {entry.file} are both of rank {rank}; {_REMEDY}")
-        crew[rank] = entry
-    return dict(sorted(crew.items()))
+            rank = next(number for number in itertools.count() if number not in look_of_rank)
+        if rank in look_of_rank:
+            raise UsageError(f"{look_of_rank[rank].file} and {entry.file} are both of rank {rank}; {_REMEDY}")
+        look_of_rank[rank] = entry
+    return dict(sorted(look_of_rank.items()))
 
 
-def _collectives(arrivals: pd.DataFrame, world: int) -> pd.DataFrame:
-    """One row per collective. `world`: the number of ranks if all were seen, else -1."""
-    by = arrivals.assign(total_ns=arrivals["end_ns"] - arrivals["start_ns"]).groupby("collective")
-    table = by.agg(
-        begin=("start_ns", "first"),
-        arrived=("start_ns", "last"),
+def _collectives(arrivals: pd.DataFrame, world_size: int) -> pd.DataFrame:
+    """One row per collective. `world_size`: the number of ranks if all were seen, else -1."""
+    by_collective = arrivals.assign(total_ns=arrivals["end_ns"] - arrivals["start_ns"]).groupby("collective")
+    # The rows of a collective are in order of arrival.
+    table = by_collective.agg(
+        first_arrival=("start_ns", "first"),
+        last_arrival=("start_ns", "last"),
         size=("group_size", "first"),
         group=("group", "first"),
         kind=("kind", "first"),
@@ -335,52 +342,59 @@ def _collectives(arrivals: pd.DataFrame, world: int) -> pd.DataFrame:
         ranks=("rank", "size"),
         last_rank=("last_rank", "first"),
         wait_ns=("wait_ns", "mean"),
-        transfer_ns=("end_ns", "mean"),
+        transfer_ns=("end_ns", "mean"),  # the last arrival is taken from it below
         total_ns=("total_ns", "mean"),
         exposed_ns=("exposed_ns", "mean"),
     )
+    # The sum over ranks, but NA where ranks do not wait for each other.
     table["wait_ns"] *= table["ranks"]
     # A group of unknown size is complete if all ranks of the job are in it.
-    is_whole = table["ranks"] == table["size"].where(table["size"] > 0, world)
-    table["transfer_ns"] = (table["transfer_ns"] - table["arrived"]).where(is_whole)
+    is_complete = table["ranks"] == table["size"].where(table["size"] > 0, world_size)
+    table["transfer_ns"] = (table["transfer_ns"] - table["last_arrival"]).where(is_complete)
+    # Without waiting, who was last and when the transfer began mean nothing.
     of_waiting = ["last_rank", "transfer_ns"]
     table[of_waiting] = table[of_waiting].where(table["wait_ns"].notna())
     table["bytes"] = table["bytes"].where(table["bytes"] >= 0)
     table["group"] = table["group"].replace("", None)
-    table = _whole(table).sort_values("begin", kind="stable", ignore_index=True)
-    return table.drop(columns=["begin", "arrived", "size"])
+    table = _in_whole_numbers(table).sort_values("first_arrival", kind="stable", ignore_index=True)
+    return table.drop(columns=["first_arrival", "last_arrival", "size"])
 
 
-def _ranks(crew: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFrame) -> pd.DataFrame:
-    """One row per rank."""
+def _ranks(look_of_rank: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFrame) -> pd.DataFrame:
+    """One row per rank: its figures, how late it was and how long it waited, and its clock."""
     rows = []
-    for rank, entry in crew.items():
+    for rank, entry in look_of_rank.items():
         steps = int((entry.steps["step"] >= 0).sum())
         file = entry.file if entry.process is None else f"{entry.file}#{entry.process}"
         row = {"rank": rank, "file": file, "tool": entry.tool, "steps": steps}
         rows.append(row | entry.figures | {"collectives": len(entry.collectives)})
-    waits = arrivals.assign(late_ns=lateness.lateness(arrivals), waited_ns=waited(arrivals))
-    sums = waits.groupby("rank")[["late_ns", "waited_ns"]].sum(min_count=1)
+    times = arrivals.assign(late_ns=lateness.lateness(arrivals), waited_ns=waited(arrivals))
+    sums = times.groupby("rank")[["late_ns", "waited_ns"]].sum(min_count=1)
     table = pd.DataFrame(rows).join(sums, on="rank")
-    return _whole(table.join(clocks[["offset_ns", "spread_ns"]].add_prefix("clock_"), on="rank"))
+    return _in_whole_numbers(table.join(clocks[["offset_ns", "spread_ns"]].add_prefix("clock_"), on="rank"))
 
 
-def _whole(table: pd.DataFrame) -> pd.DataFrame:
-    """Round to whole numbers; what is unknown stays so."""
+def _in_whole_numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """Round to integers that can be NA, where a value is unknown."""
     return table.round().convert_dtypes()
 
 
 def waited(arrivals: pd.DataFrame) -> pd.Series:
-    """The wait of each rank at each collective, without the part in which it waited at an earlier one.
+    """Measure the wait of each rank at each collective, without the part in which it waited at an earlier one.
 
     Parameters
     ----------
     arrivals : DataFrame
         See :class:`Job`.
+
+    Returns
+    -------
+    Series of Int64
+        In nanoseconds, NA for kinds in which ranks do not wait for each other.
     """
     wait = arrivals["wait_ns"].astype("Int64")
     end = arrivals["start_ns"] + wait.fillna(0)
-    return wait.where(wait.isna(), uncovered(arrivals["start_ns"], end, arrivals["rank"]))
+    return wait.where(wait.isna(), uncovered(arrivals["start_ns"], end, key=arrivals["rank"]))
 
 
 # ---------------------------------------------------------------- where they are read
@@ -406,8 +420,8 @@ def attempt(path: str) -> list[Look] | str:
         return f"cannot be read as a trace ({_error_text(error)})"
 
 
-def _answers(files: Sequence[Path], scheduler: str | None, workers: int) -> Iterator[list[Look] | str]:
-    """Read the files, and give the answers in their order."""
+def _looks_or_reasons(files: Sequence[Path], scheduler: str | None, workers: int) -> Iterator[list[Look] | str]:
+    """Reduce each file, in order: yields its looks, or the reason why it cannot be read."""
     if scheduler is None and not workers:
         for file in files:
             yield attempt(str(file))
@@ -419,8 +433,8 @@ def _answers(files: Sequence[Path], scheduler: str | None, workers: int) -> Iter
             if error is None:
                 yield future.result()
             elif len(files) > 1:
-                # A worker that dies takes the others' answers along. Alone, a trace is lost only by itself.
-                yield from _answers([file], scheduler, 1)
+                # A worker that dies takes other traces' answers along: read again alone, only the deadly one is lost.
+                yield from _looks_or_reasons([file], scheduler, 1)
             else:
                 yield f"was lost with its worker ({_error_text(error)})"
 
@@ -445,4 +459,5 @@ def _executor(scheduler: str | None, workers: int) -> Iterator[Executor]:
 
 
 def _error_text(error: object) -> str:
+    """The type and the text of an error on one line of bounded length."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -18,15 +18,16 @@ __all__ = ["COLUMNS", "chances", "find", "lateness"]
 
 #: A rank is a straggler if chance places any rank so late in fewer than one job in a hundred ...
 _SIGNIFICANT = 0.01
-#: ... and if its lateness is at least this share of the time watched.
-_WORTH = 0.01
-#: With fewer steps, each collective is judged by itself.
-_ENOUGH_STEPS = 6
+#: ... and if its lateness is at least this share of the time watched: less is not worth a repair.
+_WORTH_SHARE = 0.01
+#: Fewer steps cannot rule out chance, so each collective is judged by itself.
+_LEAST_STEPS = 6
 #: The extra time of a rank is the cause if it explains this share of its lateness.
-_EXPLAINED = 0.25
+_EXPLAINED_SHARE = 0.25
 #: Other ranks delay a rank if its wait in another group is this share of its lateness.
 _HELD_UP_SHARE = 0.5
-_HELD_UP = "waiting in"
+#: Such a cause reads "waiting in process group 3 for rank 5".
+_HELD_UP_PREFIX = "waiting in"
 
 COLUMNS = [
     "rank",
@@ -56,15 +57,15 @@ def lateness(arrivals: pd.DataFrame) -> pd.Series:
         In nanoseconds, NaN for kinds in which ranks do not wait for each other. The middle is the lower median: of
         two ranks, the earlier one. Collectives of a group that wait for a rank at the same time count once.
     """
-    middle = arrivals.groupby("collective")["start_ns"].quantile(0.5, interpolation="lower")
+    middle_arrival = arrivals.groupby("collective")["start_ns"].quantile(0.5, interpolation="lower")
     rows = arrivals[arrivals["wait_ns"].notna()]
-    in_time = rows["collective"].map(middle).astype(np.int64)
+    on_time = rows["collective"].map(middle_arrival).astype(np.int64)
     rank_and_group = rows.groupby(["rank", "group_id"]).ngroup()
-    late = uncovered(in_time, rows["start_ns"], rank_and_group)
-    return pd.Series(late, rows.index, "float64").reindex(arrivals.index)
+    late_ns = uncovered(on_time, rows["start_ns"], key=rank_and_group)
+    return pd.Series(late_ns, rows.index, "float64").reindex(arrivals.index)
 
 
-def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns: float) -> tuple[pd.DataFrame, int]:
+def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors_ns: pd.Series, wall_ns: float) -> tuple[pd.DataFrame, int]:
     """Name the stragglers of a job.
 
     In each step the ranks of a process group are placed by their lateness. If lateness were chance, each place would be
@@ -78,7 +79,7 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
         See :class:`nsightkit.analysis.ranks.job.Job`.
     steps : DataFrame
         Each rank's :func:`nsightkit.analysis.ranks.one_rank.time_spent`, by ``rank`` and ``step``.
-    floors : Series of float
+    floors_ns : Series of float
         By rank, the lateness that its clock's uncertainty may feign, in nanoseconds. Up to this it counts as none.
     wall_ns : float
         The time watched.
@@ -94,84 +95,87 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors: pd.Series, wall_ns
     gain_ns : int
         The most that the job would save with all stragglers on time.
     """
-    table = arrivals.assign(late=lateness(arrivals)).dropna(subset="late")
-    table["late"] = table["late"].where(table["late"] > table["rank"].map(floors), 0.0)
-    late_ns = table.groupby("rank")["late"].sum()
-    units_of = _lateness_by_group(table)
-    stragglers = _late_beyond_chance(units_of, wall_ns)
+    table = arrivals.assign(late_ns=lateness(arrivals)).dropna(subset="late_ns")
+    table["late_ns"] = table["late_ns"].where(table["late_ns"] > table["rank"].map(floors_ns), 0.0)
+    late_ns_of_rank = table.groupby("rank")["late_ns"].sum()
+    lateness_of_group = _lateness_by_group(table)
+    stragglers = _late_beyond_chance(lateness_of_group, wall_ns)
     rows = []
-    excess_of_all = 0.0
+    most_saved_ns = 0.0
     for rank, group in stragglers.items():
-        units = units_of[group]
-        others = units.columns.difference(list(stragglers))
+        lateness_by_unit = lateness_of_group[group]
+        others = lateness_by_unit.columns.difference(list(stragglers))
         if others.empty:
-            others = units.columns.drop([rank])
+            others = lateness_by_unit.columns.drop([rank])
         excess = _excess(rank, steps, others)
         excess_ns = float(excess.sum())
         gain_ns = _time_saved(table, [rank])
-        if excess_ns >= _EXPLAINED * late_ns[rank]:
+        if excess_ns >= _EXPLAINED_SHARE * late_ns_of_rank[rank]:
             cause = str(excess.idxmax()).removeprefix(TIME)
             extra_ns: int | None = int(excess.max())
             # On time, it saves at most what it spends more than the others.
             gain_ns = min(gain_ns, int(excess_ns))
         else:
             cause, extra_ns = _held_up(table, rank, group)
+            # A rank that others hold up saves nothing by itself; what an unexplained one may save has no limit.
             excess_ns = 0
             if extra_ns is None:
                 excess_ns = math.inf
-        excess_of_all += excess_ns
-        by_unit = units[rank].dropna()
-        late = by_unit[by_unit > 0]
+        most_saved_ns += excess_ns
+        own_lateness = lateness_by_unit[rank].dropna()
+        when_late = own_lateness[own_lateness > 0]
         row: Json = {
             "rank": rank,
             "cause": cause,
-            "late_ns": int(late_ns[rank]),
-            "median_late_ns": int(late.median()),
-            "late_units": len(late),
-            "units": len(by_unit),
-            "unit": str(units.index.name),
+            "late_ns": int(late_ns_of_rank[rank]),
+            "median_late_ns": int(when_late.median()),
+            "late_units": len(when_late),
+            "units": len(own_lateness),
+            "unit": str(lateness_by_unit.index.name),
             "gain_ns": gain_ns,
             "extra_ns": extra_ns,
         }
-        rows.append(row | {"text": _text(row)})
-    rows.sort(key=lambda row: (row["cause"].startswith(_HELD_UP), -row["late_ns"]))
-    gain_of_all = min(_time_saved(table, list(stragglers)), excess_of_all)
-    return pd.DataFrame(rows, columns=COLUMNS), int(gain_of_all)
+        rows.append(row | {"text": _late_rank_sentence(row)})
+    rows.sort(key=lambda row: (row["cause"].startswith(_HELD_UP_PREFIX), -row["late_ns"]))
+    gain_of_all_ns = min(_time_saved(table, list(stragglers)), most_saved_ns)
+    return pd.DataFrame(rows, columns=COLUMNS), int(gain_of_all_ns)
 
 
 # ---------------------------------------------------------------- chance
 
 
 def _lateness_by_group(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """Lateness of each group's ranks (columns) in each step, or at each collective if steps are too few."""
-    result = {}
+    """By group: lateness in ns, a row per step (or per collective if steps are too few) and a column per rank."""
+    lateness_of_group = {}
     for group, rows in table.groupby("group_id"):
         unit = "collective"
-        units = rows
+        judged = rows
         in_steps = rows[rows["step"] >= 0]
-        if in_steps["step"].nunique() >= _ENOUGH_STEPS:
+        if in_steps["step"].nunique() >= _LEAST_STEPS:
             unit = "step"
-            units = in_steps
-        result[int(str(group))] = units.pivot_table("late", unit, "rank", "sum")
-    return result
+            judged = in_steps
+        # A group's number is an int, but typed as any hashable key.
+        lateness_of_group[int(str(group))] = judged.pivot_table("late_ns", index=unit, columns="rank", aggfunc="sum")
+    return lateness_of_group
 
 
-def _late_beyond_chance(units_of: Mapping[int, pd.DataFrame], wall_ns: float) -> dict[int, int]:
-    """Stragglers, each with the group in which it is latest."""
-    tests = sum(units.shape[1] for units in units_of.values())
+def _late_beyond_chance(lateness_of_group: Mapping[int, pd.DataFrame], wall_ns: float) -> dict[int, int]:
+    """By rank, the stragglers, each with the group in which it is latest."""
+    # Each rank is tested in each of its groups: the chance that any test errs is at most their sum (Bonferroni).
+    tests = sum(by_unit.shape[1] for by_unit in lateness_of_group.values())
     stragglers: dict[int, int] = {}
     while True:
-        late = []
-        for group, units in units_of.items():
-            rest = units.drop(columns=list(stragglers), errors="ignore")
-            late_ns = rest.sum()
-            is_late = (tests * chances(rest) < _SIGNIFICANT) & (late_ns >= _WORTH * wall_ns)
-            for rank, rank_ns in late_ns[is_late].items():
-                late.append((rank_ns, group, int(str(rank))))
-        if not late:
+        newly_late = []
+        for group, by_unit in lateness_of_group.items():
+            remaining = by_unit.drop(columns=list(stragglers), errors="ignore")
+            late_ns = remaining.sum()
+            is_late = (tests * chances(remaining) < _SIGNIFICANT) & (late_ns >= _WORTH_SHARE * wall_ns)
+            for rank, rank_late_ns in late_ns[is_late].items():
+                newly_late.append((rank_late_ns, group, int(str(rank))))
+        if not newly_late:
             return stragglers
-        # The group in which a rank is latest comes last, and stays.
-        stragglers |= {rank: group for _, group, rank in sorted(late)}
+        # In ascending order of lateness, so that of a rank's groups the latest overwrites the others.
+        stragglers |= {rank: group for _, group, rank in sorted(newly_late)}
 
 
 def chances(units: pd.DataFrame) -> pd.Series:
@@ -190,31 +194,33 @@ def chances(units: pd.DataFrame) -> pd.Series:
     units = units.dropna()
     # Units without a late rank do not count.
     units = units[units.nunique(axis=1) > 1]
-    count, sides = units.shape
+    count, rank_count = units.shape
     if not count:
         return pd.Series(1.0, units.columns)
-    # Tied ranks get the mean place. Rounded down, it makes no rank look later than it is.
-    total = np.floor(units.rank(axis=1).sum()).astype(np.int64)
-    # The sum of dice with as many sides as there are ranks.
-    size = count * (sides - 1) + 1
-    die = np.fft.rfft(np.full(sides, 1 / sides), size)
-    ways = np.fft.irfft(die**count, size)
-    at_least = ways[::-1].cumsum()[::-1]
-    return pd.Series(at_least[total - count].clip(0, 1), units.columns)
+    # The sum of a rank's places, of which 1 is the earliest. Tied ranks get the mean place; rounded down, no rank looks
+    # later than it is.
+    places = np.floor(units.rank(axis=1).sum()).astype(np.int64)
+    # By chance, places add up as the numbers of `count` dice with as many sides as there are ranks. Their sums run from
+    # `count` upwards; the distribution of a sum is a convolution, which is a power of the Fourier transform.
+    sums = count * (rank_count - 1) + 1
+    die = np.fft.rfft(np.full(rank_count, 1 / rank_count), sums)
+    chance_of_sum = np.fft.irfft(die**count, sums)
+    chance_of_sum_or_more = chance_of_sum[::-1].cumsum()[::-1]
+    return pd.Series(chance_of_sum_or_more[places - count].clip(0, 1), units.columns)
 
 
 # ---------------------------------------------------------------- cost
 
 
 def _time_saved(table: pd.DataFrame, ranks: Sequence[int]) -> int:
-    """Time in which other ranks waited for these and did nothing else."""
-    by = table.groupby("collective")
-    arrived = by["start_ns"].max()
-    # When the others were there; without others, when the first was.
-    others = table[~table["rank"].isin(ranks)].groupby("collective")["start_ns"].max()
-    in_time = others.reindex(arrived.index).fillna(by["start_ns"].min())
-    exposed = by["exposed_ns"].max().astype("float64").fillna(np.inf)
-    waited = uncovered(in_time, arrived, by["group_id"].first())
+    """Time in ns in which other ranks waited for these and did nothing else."""
+    by_collective = table.groupby("collective")
+    all_arrived = by_collective["start_ns"].max()
+    # Without others in a collective, the first arrival stands for theirs.
+    others_arrived = table[~table["rank"].isin(ranks)].groupby("collective")["start_ns"].max()
+    others_arrived = others_arrived.reindex(all_arrived.index).fillna(by_collective["start_ns"].min())
+    exposed = by_collective["exposed_ns"].max().astype("float64").fillna(np.inf)
+    waited = uncovered(others_arrived, all_arrived, key=by_collective["group_id"].first())
     return int(np.minimum(waited, exposed).sum())
 
 
@@ -222,35 +228,40 @@ def _time_saved(table: pd.DataFrame, ranks: Sequence[int]) -> int:
 
 
 def _excess(rank: int, steps: pd.DataFrame, others: pd.Index) -> pd.Series:
-    """By how much each part of its time exceeds the median of the others, in the steps that all of them recorded."""
+    """By part of a rank's time: how much more it takes than the others' median, in ns, over the steps that all have."""
     parts = steps.drop(columns=WAITING, errors="ignore").fillna(0)
     own = parts.loc[rank]
-    together = parts.loc[others].groupby("step")
-    usual = together.median()[together.size() == len(others)]
+    others_by_step = parts.loc[others].groupby("step")
+    has_all_others = others_by_step.size() == len(others)
+    usual = others_by_step.median()[has_all_others]
+    # NaN for steps that one side lacks.
     return (own - usual).dropna().sum().clip(lower=0)
 
 
 def _held_up(table: pd.DataFrame, rank: int, group: int) -> tuple[str, int | None]:
-    """Another group in which a rank waits for another so long that this makes it late, and for how long."""
+    """Cause of a rank's lateness in `group`: its wait in another group, and how long that is; None if unexplained."""
     rows = table[table["rank"] == rank]
-    is_here = rows["group_id"] == group
-    waited = rows[~is_here].groupby(["group", "last_rank"])["wait_ns"].sum().astype("float64")
-    if waited.max() >= _HELD_UP_SHARE * rows["late"][is_here].sum():
-        name, whom = waited.index[int(waited.argmax())]
-        return f"{_HELD_UP} process group {name} for rank {whom}", int(waited.max())
+    is_in_group = rows["group_id"] == group
+    waited_ns = rows[~is_in_group].groupby(["group", "last_rank"])["wait_ns"].sum().astype("float64")
+    # For a rank of one group only, the maximum is NaN, which is no cause.
+    if waited_ns.max() >= _HELD_UP_SHARE * rows["late_ns"][is_in_group].sum():
+        other_group, last_rank = waited_ns.index[int(waited_ns.argmax())]
+        return f"{_HELD_UP_PREFIX} process group {other_group} for rank {last_rank}", int(waited_ns.max())
     return "not explained", None
 
 
-def _text(row: Json) -> str:
-    """One sentence for a person: how late the rank is, and where its time goes."""
-    often = f"{row['late_units']} of {row['units']} {row['unit']}s"
-    late = f"Rank {row['rank']} is late by {time_text(row['median_late_ns'])} per {row['unit']}, in {often}"
+def _late_rank_sentence(row: Json) -> str:
+    """Write how late a rank is, how often, and where its time goes."""
+    how_often = f"{row['late_units']} of {row['units']} {row['unit']}s"
+    late = f"Rank {row['rank']} is late by {time_text(row['median_late_ns'])} per {row['unit']}, in {how_often}"
     if row["extra_ns"] is None:
         return f"{late}; the traces do not show why."
     extra = time_text(row["extra_ns"])
     cause = row["cause"]
-    if cause.startswith(_HELD_UP):
+    if cause.startswith(_HELD_UP_PREFIX):  # "…, after waiting in process group 3 for rank 5 (80 ms)."
         return f"{late}, after {cause} ({extra})."
-    if cause.startswith("idle, "):  # "idle, input-pipeline" reads "idle (waiting for data)"
-        cause = f"idle ({CAUSES[cause.removeprefix('idle, ')].name.removeprefix('idle: ')})"
+    if cause.startswith("idle, "):  # the part "idle, input-pipeline", whose name is "idle: waiting for data"
+        slug = cause.removeprefix("idle, ")
+        name = CAUSES[slug].name.removeprefix("idle: ")
+        cause = f"idle ({name})"
     return f"{late}; it spends {extra} more than the others in {cause}."

@@ -28,16 +28,18 @@ __all__ = ["TIME", "WAITING", "Look", "look", "rank_of", "time_spent"]
 
 #: Prefix of the columns of time spent.
 TIME = "time: "
-_BOUNDS = ["device", "start_ns", "end_ns"]
+_DEVICE_AND_TIMES = ["device", "start_ns", "end_ns"]
+#: A larger rank or number of ranks in a trace is damage.
 _MOST_RANKS = 1 << 20
-_RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
-_TALK = "kernels of communication"
+#: "rank_7", "worker3.1623143089861.pt", "global-rank=12", but not "local_rank1" or "crank2".
+_RANK_IN_NAME = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
+_COMMUNICATION = "kernels of communication"
 #: The time of a device by part, in order of precedence.
 _PARTS = [f"kernels of {category}" for category in CATEGORIES if category != "communication"]
-_PARTS += ["CUDA graphs", "copies", _TALK]
+_PARTS += ["CUDA graphs", "copies", _COMMUNICATION]
 _PARTS += [f"idle, {cause}" for cause in gaps.CAUSES]
 #: In collectives a rank waits for others: it does not decide this time itself.
-WAITING = TIME + _TALK
+WAITING = TIME + _COMMUNICATION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +103,7 @@ def look(source: AnyPath | Trace) -> list[Look]:
 
 
 def _of_process(trace: Trace, process: int) -> Trace:
+    """The trace with the events of one process only."""
     masks = {}
     for table, columns in TABLES.items():
         if "process" in columns:
@@ -109,18 +112,21 @@ def _of_process(trace: Trace, process: int) -> Trace:
 
 
 def _look(trace: Trace, file: str, process: int | None) -> Look:
-    windows = _windows(trace)
+    """Reduce the trace of one rank; `process` where its capture holds several."""
+    windows = _step_windows(trace)
     collectives = communication.collectives(trace)
-    step = steps.number(windows, collectives["start_ns"])
+    window_of_collective = steps.number(windows, collectives["start_ns"])
+    # A collective outside all windows has -1, which takes the appended step -1.
+    step = np.append(windows["step"], -1)[window_of_collective]
     parts = time_spent(trace, windows["start_ns"], windows["end_ns"])
-    whole = overview.summary(trace)
-    figures = {name: whole[name] for name in ("span_ns", "busy_ns", "idle_ns")}
+    summary = overview.summary(trace)
+    figures = {name: summary[name] for name in ("span_ns", "busy_ns", "idle_ns")}
     rank = None
     world_size = None
     # The environment and the name of a capture of several ranks are those of their launcher.
     if process is None:
-        world_size = _number(trace.meta.distributed.get("world_size"))
-        rank = _number(trace.meta.distributed.get("rank"))
+        world_size = _rank_number(trace.meta.distributed.get("world_size"))
+        rank = _rank_number(trace.meta.distributed.get("rank"))
         rank = rank_of(file) if rank is None else rank
     return Look(
         file=file,
@@ -129,7 +135,7 @@ def _look(trace: Trace, file: str, process: int | None) -> Look:
         world_size=world_size,
         tool=trace.meta.tool,
         figures=figures | communication.totals(trace),
-        collectives=collectives.assign(step=np.append(windows["step"], -1)[step]),
+        collectives=collectives.assign(step=step),
         steps=windows[["step", "wall_ns"]].join(parts),
     )
 
@@ -142,21 +148,21 @@ def rank_of(path: AnyPath) -> int | None:
     path : path-like
     """
     path = Path(path)
-    match = _RANK.search(path.name) or _RANK.search(path.parent.name)
+    match = _RANK_IN_NAME.search(path.name) or _RANK_IN_NAME.search(path.parent.name)
     if match:
         return int(match[1])
     return None
 
 
-def _number(value: Any) -> int | None:
-    """A rank, or a number of ranks; None for anything else that a trace holds in its place."""
+def _rank_number(value: Any) -> int | None:
+    """A rank or a number of ranks from a trace; None for anything else that it holds in its place."""
     if isinstance(value, int) and 0 <= value < _MOST_RANKS:
         return value
     return None
 
 
-def _windows(trace: Trace) -> pd.DataFrame:
-    """Steps with their numbers; the whole trace, as step -1, if it has none."""
+def _step_windows(trace: Trace) -> pd.DataFrame:
+    """The window of each step: ``step`` (its number), ``start_ns, wall_ns, end_ns``; without steps the trace as -1."""
     windows = steps.summary(trace)[["start_ns", "wall_ns"]].rename_axis("step").reset_index()
     if windows.empty:
         begin, end = overview.captured_window(trace)
@@ -184,33 +190,34 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
         they add up to the windows' length times the number of devices. Without GPU work ``time: range NAME`` and
         ``time: no range``, which add up to the windows' length.
     """
-    low = np.asarray(start, np.int64)
-    high = np.asarray(end, np.int64)
+    starts = np.asarray(start, np.int64)
+    ends = np.asarray(end, np.int64)
     work = _gpu_work(trace)
-    rest = "time outside all GPU work"
+    rest_part = "time outside all GPU work"
     if not len(work):
         work = _outermost_ranges(trace)
-        rest = "no range"
+        rest_part = "no range"
     parts = work["part"].cat.categories
-    spent = pd.DataFrame(0, range(len(low)), parts)
+    spent = pd.DataFrame(0, range(len(starts)), parts)
     for _, rows in work.groupby("device"):
-        covered = np.zeros(len(low), np.int64)
-        number = rows["part"].cat.codes
-        for part in np.unique(number):
-            so_far = rows[number <= part]
-            until = Coverage(so_far["start_ns"], so_far["end_ns"]).of(low, high)
-            spent[parts[part]] += until - covered
-            covered = until
-    spent[rest] = (high - low) * max(work["device"].nunique(), 1) - spent.sum(axis=1)
+        covered_ns = np.zeros(len(starts), np.int64)
+        precedence = rows["part"].cat.codes  # 0 comes first
+        for part in np.unique(precedence):
+            # A part gets what it adds to the union of itself and all parts before it.
+            up_to_part = rows[precedence <= part]
+            up_to_part_ns = Coverage(up_to_part["start_ns"], up_to_part["end_ns"]).of(starts, ends)
+            spent[parts[part]] += up_to_part_ns - covered_ns
+            covered_ns = up_to_part_ns
+    spent[rest_part] = (ends - starts) * max(work["device"].nunique(), 1) - spent.sum(axis=1)
     return spent.add_prefix(TIME)
 
 
 def _gpu_work(trace: Trace) -> pd.DataFrame:
-    """Kernels, graph replays, copies and gaps, each with its part."""
-    kernels = trace.table("kernels", [*_BOUNDS, "name"])
+    """Kernels, graph replays, copies and gaps, each with its ``part``, a categorical in order of precedence."""
+    kernels = trace.table("kernels", [*_DEVICE_AND_TIMES, "name"])
     kernels["part"] = "kernels of " + pd.Series(categorize(kernels["name"]).astype(object))
-    graphs = trace.table("graphs", _BOUNDS).assign(part="CUDA graphs")
-    copies = trace.table("memops", _BOUNDS).assign(part="copies")
+    graphs = trace.table("graphs", _DEVICE_AND_TIMES).assign(part="CUDA graphs")
+    copies = trace.table("memops", _DEVICE_AND_TIMES).assign(part="copies")
     idle = gaps.causes(trace)
     idle = idle.assign(part="idle, " + idle["cause"].astype(str))
     work = pd.concat([kernels, graphs, copies, idle])
@@ -218,10 +225,11 @@ def _gpu_work(trace: Trace) -> pd.DataFrame:
 
 
 def _outermost_ranges(trace: Trace) -> pd.DataFrame:
-    """The outermost ranges inside the steps, on the steps' thread."""
-    found = steps.find(trace)
+    """The outermost ranges inside the steps, on the steps' thread; ``part`` is a range's name."""
+    step_ranges = steps.find(trace)
     ranges = trace.table("ranges", ["start_ns", "end_ns", "thread", "name", "parent"])
-    ranges = ranges[ranges["thread"].isin(found["thread"]) & ~ranges["name"].isin(found["step"])]
+    ranges = ranges[ranges["thread"].isin(step_ranges["thread"]) & ~ranges["name"].isin(step_ranges["step"])]
+    # Outermost: the parent, a row of the table, is none of these ranges.
     ranges = ranges[~ranges["parent"].isin(ranges.index)]
     # ``epoch 1`` and ``epoch 2`` are one activity.
     part = "range " + ranges["name"].astype("str").str.replace(r"\d+", "#", regex=True)

@@ -123,7 +123,8 @@ def attention_cost(
     kv_heads = heads if kv_heads is None else kv_heads
     scores = context * keys
     if causal:
-        # Everything before the last positions, and half of their square; a single query sees every key.
+        # The queries are the last positions: all see every key before these, and half of their own square of scores. A
+        # single query sees every key.
         scores = context * (keys - context) + max(context * context // 2, 1)
     flops = 4 * batch * heads * d_head * scores
     # Queries, the result, keys and values.
@@ -157,10 +158,10 @@ def elementwise_cost(kind: str, rows: int, width: int, precision: str = "bf16", 
     -------
     Operation
     """
-    usual, flops, tensors = _ELEMENTWISE[kind]
+    usual_name, flops_per_element, tensors = _ELEMENTWISE[kind]
     elements = rows * width
     # Such kernels compute in fp32 on the ordinary cores, for all types of tensors.
-    return Operation(name or usual, flops * elements, tensors * BYTES_OF[precision] * elements, "fp32")
+    return Operation(name or usual_name, flops_per_element * elements, tensors * BYTES_OF[precision] * elements, "fp32")
 
 
 def layer_costs(
@@ -214,34 +215,36 @@ _PRECISIONS = {
     "c10::Float8_e4m3fn": "fp8",
     "c10::Float8_e5m2": "fp8",
 }
-#: Bytes of an element; masks and indices do no arithmetic.
-_SIZES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
-_SIZES |= {kind: BYTES_OF[precision] for kind, precision in _PRECISIONS.items()}
+#: Bytes of an element by PyTorch's name of its type, also of masks and indices, which do no arithmetic.
+_ELEMENT_BYTES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
+_ELEMENT_BYTES |= {kind: BYTES_OF[precision] for kind, precision in _PRECISIONS.items()}
 
 
-class _Inputs(NamedTuple):
-    """The recorded inputs of one operator."""
+class _Arguments(NamedTuple):
+    """The recorded arguments of one operator, in its schema's order: shape, type and value of each."""
 
     dims: Sequence[Any]
     types: Sequence[str]
     values: Sequence[Any]
 
     def shape(self, i: int) -> list[int]:
-        """Give the shape of an input, which must be a tensor."""
+        """Give the shape of an argument, which must be a tensor."""
         shape = self.dims[i]
         if not all(type(extent) is int and extent >= 0 for extent in shape):
             raise ValueError("not a tensor")
         return list(shape)
 
     def elements(self, i: int) -> int:
+        """Give the number of elements of a tensor."""
         return math.prod(self.shape(i))
 
     def precision(self, i: int = 0) -> str:
+        """Give the precision of a tensor of numbers; KeyError for masks and indices."""
         return _PRECISIONS[self.types[i]]
 
-    def moved(self, i: int) -> int:
-        """Give the bytes of a whole input."""
-        return self.elements(i) * _SIZES[self.types[i]]
+    def tensor_bytes(self, i: int) -> int:
+        """Give the bytes of a whole tensor."""
+        return self.elements(i) * _ELEMENT_BYTES[self.types[i]]
 
     def numbers(self, i: int) -> list[int]:
         """Give a recorded list of numbers, such as strides."""
@@ -253,84 +256,97 @@ class _Inputs(NamedTuple):
 
     def label(self) -> str:
         """Write the shapes of the first tensors, and their precision."""
-        words = ["x".join(map(str, dims)) for dims in self.dims if dims]
+        shapes = ["x".join(map(str, dims)) for dims in self.dims if dims]
         precisions = [_PRECISIONS[kind] for kind in self.types if kind in _PRECISIONS]
-        return " ".join(words[:3] + (precisions or list(self.types))[:1])
+        # Such as "64x128 128x32 bf16"; without a tensor of numbers, PyTorch's name of the first type.
+        return " ".join(shapes[:3] + (precisions or list(self.types))[:1])
 
 
-def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
-    """Product of two matrices, or of two batches of them."""
-    *batch, m, k = given.shape(left)
-    *same, inner, n = given.shape(right)
-    if k != inner or batch != same:
+def _matrices(arguments: _Arguments, left: int = 0, right: int = 1) -> Operation:
+    """Product of two matrices, or of two batches of them: the arguments `left` and `right`."""
+    *batch, m, k = arguments.shape(left)
+    *right_batch, right_k, n = arguments.shape(right)
+    if k != right_k or batch != right_batch:
         raise ValueError("shapes do not match")
-    return gemm_cost(m, n, k, given.precision(left), batch=math.prod(batch))
+    return gemm_cost(m, n, k, arguments.precision(left), batch=math.prod(batch))
 
 
-def _attention(given: _Inputs, q: int, causal: int) -> Operation:
-    """Fused attention: queries, keys and values are inputs `q` and the two after it, each (B, heads, T, d)."""
-    batch, heads, context, width = given.shape(q)
-    _, kv_heads, keys, _ = given.shape(q + 1)
-    precision = given.precision(q)
-    # A mask that was not recorded counts as causal: the least that it can be.
-    is_causal = keys >= context and not given.is_flag(causal, "False", "0", "false")
+def _attention(arguments: _Arguments, q: int, causal: int) -> Operation:
+    """Fused attention: queries, keys and values are argument `q` and the two after it, each (B, heads, T, d).
+
+    The argument `causal` is the flag ``is_causal``.
+    """
+    batch, heads, context, width = arguments.shape(q)
+    _, kv_heads, keys, _ = arguments.shape(q + 1)
+    precision = arguments.precision(q)
+    # A flag that was not recorded counts as causal, the least work that it can mean.
+    is_causal = keys >= context and not arguments.is_flag(causal, "False", "0", "false")
     return attention_cost(batch, heads, context, width, precision, causal=is_causal, keys=keys, kv_heads=kv_heads)
 
 
-def _attention_backward(given: _Inputs, causal: int) -> Operation:
-    """Gradients of attention: queries, keys and values are the inputs from the second."""
-    forward = _attention(given, 1, causal)
+def _attention_backward(arguments: _Arguments, causal: int) -> Operation:
+    """Gradients of attention: the result's gradient comes first, then queries, keys and values."""
+    forward = _attention(arguments, q=1, causal=causal)
     # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
     # Reads queries, keys, values, the result and its gradient; writes three gradients.
     return Operation("", forward.flops * 5 // 2, forward.bytes * 2, forward.unit)
 
 
-def _convolution(given: _Inputs, padding: int) -> Operation:
-    """Convolution; strides and dilations are the two inputs after `padding`."""
-    batch, _, *extents = given.shape(0)
-    filters, _, *kernel = given.shape(1)
-    results = batch * filters
-    choices = [given.numbers(padding + i) for i in range(3)]
-    for extent, width, pad, stride, dilation in zip(extents, kernel, *choices, strict=True):
-        results *= (extent + 2 * pad - dilation * (width - 1) - 1) // stride + 1
-    return _convolved(given, 0, results, 1)
+def _convolution(arguments: _Arguments, padding: int) -> Operation:
+    """Convolution of an image (argument 0) with filters (1); strides and dilations are the two after `padding`."""
+    batch, _, *extents = arguments.shape(0)
+    filters, _, *filter_extents = arguments.shape(1)
+    result_elements = batch * filters
+    settings = [arguments.numbers(padding + i) for i in range(3)]
+    for extent, filter_extent, pad, stride, dilation in zip(extents, filter_extents, *settings, strict=True):
+        # The extent of the result, as in the documentation of torch.nn.Conv2d.
+        result_elements *= (extent + 2 * pad - dilation * (filter_extent - 1) - 1) // stride + 1
+    return _convolution_passes(arguments, image=0, result_elements=result_elements, passes=1)
 
 
-def _convolution_backward(given: _Inputs) -> Operation:
-    """Gradients of a convolution: of its input, its weights, or both; one where that was not recorded."""
-    both = given.is_flag(10, "[True, True, False]", "[True, True, True]")
-    return _convolved(given, 1, given.elements(0), 2 if both else 1)
+def _convolution_backward(arguments: _Arguments) -> Operation:
+    """Gradients of a convolution: of its image, its filters, or both; one where that was not recorded."""
+    # Argument 10, the output mask: gradients of image, filters and bias.
+    has_both = arguments.is_flag(10, "[True, True, False]", "[True, True, True]")
+    return _convolution_passes(arguments, image=1, result_elements=arguments.elements(0), passes=2 if has_both else 1)
 
 
-def _convolved(given: _Inputs, image: int, results: int, passes: int) -> Operation:
-    """Passes over an image that multiply each result with the filter behind it: 2·N·K·C·R·S·P·Q FLOPs each."""
-    precision = given.precision(image)
-    depth = math.prod(given.shape(image + 1)[1:])  # channels of a group, and the filter's extents
-    moved = BYTES_OF[precision] * (given.elements(image) + given.elements(image + 1) + results)
-    return Operation("", 2 * passes * results * depth, passes * moved, precision)
+def _convolution_passes(arguments: _Arguments, image: int, result_elements: int, passes: int) -> Operation:
+    """Passes over the argument `image` and its filters (the next) that make each element of the result from a filter.
+
+    A pass has 2·N·K·C·R·S·P·Q FLOPs and reads or writes image, filters and result once.
+    """
+    precision = arguments.precision(image)
+    filter_elements = math.prod(arguments.shape(image + 1)[1:])  # channels of a group, and the filter's extents
+    elements = arguments.elements(image) + arguments.elements(image + 1) + result_elements
+    flops = 2 * passes * result_elements * filter_elements
+    return Operation("", flops, passes * BYTES_OF[precision] * elements, precision)
 
 
-def _elementwise(given: _Inputs, inputs: int, flops: int, writes: int = 1, widens: int = -1) -> Operation:
-    """Every tensor read once, and one result of the largest shape if `writes`, beside which scalars cost nothing.
+def _elementwise(arguments: _Arguments, inputs: int, flops: int, writes: int = 1, widens: int = -1) -> Operation:
+    """Read the first `inputs` arguments once, do `flops` per element, and write a result of the largest shape.
 
-    The input `widens`, where there is one, tells whether bf16 and fp16 tensors give a result in fp32. What a reduction
-    writes depends on values that may not be recorded, and is left out.
+    Scalars among them cost nothing. With ``writes=0`` the result is left out: it is one of the inputs, or that of a
+    reduction, whose size depends on values that may not be recorded. The argument `widens`, where there is one (not
+    -1), is a flag: bf16 and fp16 tensors give a result in fp32.
     """
     tensors = list(range(inputs))
     if writes:
-        tensors = [i for i in tensors if given.dims[i]]
-    largest = max(given.elements(i) for i in tensors)
-    moved = sum(given.moved(i) for i in tensors)
+        tensors = [i for i in tensors if arguments.dims[i]]
+    largest_elements = max(arguments.elements(i) for i in tensors)
+    moved_bytes = sum(arguments.tensor_bytes(i) for i in tensors)
     if writes:
-        result_bytes = max(_SIZES[given.types[i]] for i in tensors if given.types[i] in _PRECISIONS)
-        if widens >= 0 and given.is_flag(widens, "True", "1", "true"):
-            result_bytes = BYTES_OF["fp32"]
-        moved += result_bytes * largest
-    return Operation("", flops * largest, moved, "fp32")
+        number_types = [arguments.types[i] for i in tensors if arguments.types[i] in _PRECISIONS]
+        element_bytes = max(_ELEMENT_BYTES[kind] for kind in number_types)
+        if widens >= 0 and arguments.is_flag(widens, "True", "1", "true"):
+            element_bytes = BYTES_OF["fp32"]
+        moved_bytes += element_bytes * largest_elements
+    return Operation("", flops * largest_elements, moved_bytes, "fp32")
 
 
-def _embedding(given: _Inputs) -> Operation:
-    return elementwise_cost("embedding", given.elements(1), given.shape(0)[-1], given.precision())
+def _embedding(arguments: _Arguments) -> Operation:
+    """A row of the table (argument 0) for each index (1)."""
+    return elementwise_cost("embedding", arguments.elements(1), arguments.shape(0)[-1], arguments.precision())
 
 
 _RULES: Mapping[str, Callable[..., Operation]] = {
@@ -342,10 +358,12 @@ _RULES: Mapping[str, Callable[..., Operation]] = {
     "elementwise": _elementwise,
     "embedding": _embedding,
 }
+#: By operator: its ``rule``, and the keyword arguments of the rule's function.
 _OPERATORS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: FLOPs or bytes of one operator, beyond which a file is not to be believed.
-_MOST = 1 << 52
-_IN_PLACE = re.compile(r"(?<!^copy)_$")
+_LARGEST_COST = 1 << 52
+#: The end of ``add_``, which costs what ``add`` does; ``copy_`` has an entry of its own.
+_IN_PLACE_SUFFIX = re.compile(r"(?<!^copy)_$")
 
 
 def cost(name: str, inputs: str) -> Operation | None:
@@ -364,17 +382,17 @@ def cost(name: str, inputs: str) -> Operation | None:
         Named after the operator, its shapes and their precision. None where the inputs were not recorded or do not
         determine the cost.
     """
-    rule = _OPERATORS.get(_IN_PLACE.sub("", name.removeprefix("aten::")))
-    if rule is None or not name.startswith("aten::") or not inputs:
+    entry = _OPERATORS.get(_IN_PLACE_SUFFIX.sub("", name.removeprefix("aten::")))
+    if entry is None or not name.startswith("aten::") or not inputs:
         return None
     try:
-        given = _Inputs(*json.loads(inputs))
-        places = {place: number for place, number in rule.items() if place != "rule"}
-        operation = _RULES[rule["rule"]](given, **places)
-        label = given.label()
+        arguments = _Arguments(*json.loads(inputs))
+        options = {option: value for option, value in entry.items() if option != "rule"}
+        operation = _RULES[entry["rule"]](arguments, **options)
+        label = arguments.label()
     # Files are untrusted: anything but shapes has no cost.
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
-    if not 0 < max(operation.flops, operation.bytes) <= _MOST:
+    if not 0 < max(operation.flops, operation.bytes) <= _LARGEST_COST:
         return None
     return dataclasses.replace(operation, name=f"{name} {label}")

@@ -32,28 +32,27 @@ COLUMNS = (*_MEASURED, "occupancy_limiter", "classification", "evidence", "next_
 #: The four limits, by the names of NVIDIA's metrics ``launch__occupancy_limit_…``.
 LIMITS = ("registers", "shared_mem", "warps", "blocks")
 
-# NVIDIA's thresholds, in percent: no_bound_threshold, latency_bound_threshold and balanced_threshold of its rule.
-_HIGH = 80.0
-_LOW = 60.0
-_APART = 10.0
+# NVIDIA's thresholds, in percent of peak: no_bound_threshold, latency_bound_threshold, balanced_threshold of its rule.
+_HIGH_PCT = 80.0
+_LOW_PCT = 60.0
+_APART_POINTS = 10.0
 #: Tensor-core use of kernels without matmuls stays below this, in percent.
-_SOME = 2.0
+_SOME_TENSOR_PCT = 2.0
 
 # Thresholds of the questions. They are judgements, not facts; each is named in the evidence it gives.
-_CONFLICTS = 0.10  # of the passes through shared memory: some conflicts are always counted
-_USED_BYTES = 24.0  # of a sector's 32
-_WIDEST_REQUEST = 16.0  # sectors a request needs at most: 32 threads, 16 bytes each
-_TAIL = 0.2  # of the last wave's share of the time
-_TOP_STALL = 0.15  # of the latency between two instructions
-_UNEVEN = 20.0  # points between the warps that fit and those resident
-_ISSUES = 80.0  # percent of the cycles: above it stalls cost little
+_CONFLICT_SHARE = 0.10  # of the passes through shared memory: some conflicts are always counted
+_WELL_USED_BYTES = 24.0  # of a sector's 32: accesses that use fewer are not coalesced
+_WIDEST_REQUEST_SECTORS = 16.0  # sectors a request needs at most: 32 threads, 16 bytes each
+_TAIL_SHARE = 0.2  # of the SMs' time, empty in the last wave: less is not worth another tiling
+_TOP_STALL_SHARE = 0.15  # of the time between two instructions: lesser stalls are left out
+_UNEVEN_POINTS = 20.0  # of occupancy, between the warps that fit and those resident
+_ISSUES_WELL_PCT = 80.0  # of the cycles: schedulers that issue in so many lose little to stalls
 
-_LEVELS = ("dram_pct", "l2_pct", "l1_pct")
+_MEMORY_LEVELS = ("dram_pct", "l2_pct", "l1_pct")
 _PIPES = ("fma", "alu", "fp64", "xu", "lsu")
 #: Categories of kernels that are, contain or could be a matmul.
-_PRODUCTS = ("GEMM", "convolution", "attention", "Triton-fused", "other")
+_MATMUL_CATEGORIES = ("GEMM", "convolution", "attention", "Triton-fused", "other")
 _METRICS = {metric.name: metric for metric in ncu_metrics.METRICS}
-
 
 #: What each question answers: ``text``, ``advice`` and what it ``cites``.
 _ANSWERS: dict[str, Json] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -79,10 +78,10 @@ def classify(sm_pct: float, memory_pct: float) -> str:
     """
     if not math.isfinite(sm_pct + memory_pct):
         return "not-enough-data"
-    least, most = sorted((sm_pct, memory_pct))
-    if most < _LOW:
+    lower_pct, higher_pct = sorted((sm_pct, memory_pct))
+    if higher_pct < _LOW_PCT:
         return "latency-bound"
-    if most < _HIGH and most - least < _APART:
+    if higher_pct < _HIGH_PCT and higher_pct - lower_pct < _APART_POINTS:
         return "balanced"
     if sm_pct >= memory_pct:
         return "compute-bound"
@@ -113,7 +112,7 @@ def stalls(report: Report, kernel: str | None = None, within: str | None = None)
         An expression is malformed, or no range matches `within`.
     """
     rows = []
-    for findings in _chosen(report, kernel, within):
+    for findings in _chosen_launches(report, kernel, within):
         shares, source = findings.stalls()
         launch = findings.launch
         for stall, share in shares.items():
@@ -148,7 +147,7 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
         An expression is malformed, or no range matches `within`.
     """
     rows = []
-    for findings in _chosen(report, kernel, within):
+    for findings in _chosen_launches(report, kernel, within):
         measured = findings.launch[_MEASURED].tolist()
         classification = _explain(findings)
         rows.append([*measured, findings.limiter(), classification, findings.evidence, findings.next_steps])
@@ -156,18 +155,20 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     return frame.sort_values("time_ns", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
 
-def _chosen(report: Report, kernel: str | None, within: str | None) -> list[_Findings]:
+def _chosen_launches(report: Report, kernel: str | None, within: str | None) -> list[_Findings]:
+    """The launches of kernels that `kernel` finds, inside ranges that `within` finds, still without findings."""
     launches = report.launches
     if within is not None:
-        names = launches["ranges"].explode().dropna().astype("category")
-        is_inside = matching(names, compiled(within, "within"))
-        launches = launches.loc[names.index[is_inside].unique()]
+        # One row per launch and range around it, so the index repeats.
+        range_names = launches["ranges"].explode().dropna().astype("category")
+        is_inside = matching(range_names, compiled(within, "within"))
+        launches = launches.loc[range_names.index[is_inside].unique()]
         if launches.empty:
-            present = ", ".join(sorted(names.unique()))
-            known = "the report has none: run ncu with --nvtx"
+            present = ", ".join(sorted(range_names.unique()))
+            hint = "the report has none: run ncu with --nvtx"
             if present:
-                known = f"there are {present}"
-            raise UsageError(f"no launch is inside a range that {within!r} finds; {known}")
+                hint = f"there are {present}"
+            raise UsageError(f"no launch is inside a range that {within!r} finds; {hint}")
     if kernel is not None:
         launches = launches[matching(launches["kernel"].astype("category"), compiled(kernel, "kernel"))]
     return [_Findings(report.launches.loc[row], report.metrics[row]) for row in launches.index.tolist()]
@@ -178,21 +179,26 @@ def _chosen(report: Report, kernel: str | None, within: str | None) -> list[_Fin
 
 @dataclasses.dataclass
 class _Findings:
-    """One launch, with the evidence and the advice that it gave so far. What was not measured is NaN."""
+    """One launch of a kernel: its counters, read by ``findings["sm_pct"]``, and the sentences found about it so far.
 
-    launch: pd.Series
-    metrics: Mapping[str, object]
+    A counter that was not collected is NaN, for which no comparison holds.
+    """
+
+    launch: pd.Series  # our metrics, by our names
+    metrics: Mapping[str, object]  # all that the report has, by NVIDIA's names
     evidence: list[str] = dataclasses.field(default_factory=list)
     next_steps: list[str] = dataclasses.field(default_factory=list)
 
     def __getitem__(self, name: str) -> float:
+        """Give a counter by our name; NaN if it was not collected."""
         return float(self.launch.get(name, math.nan))
 
     def has(self, name: str) -> bool:
+        """Whether a counter was collected."""
         return math.isfinite(self[name])
 
     def cite(self, name: str, noun: str = "") -> str:
-        """Give a value with NVIDIA's name for it, so that it can be found again in the report."""
+        """Write a counter, what it counts and NVIDIA's name for it: "97.0% hits (lts__t_sector_hit_rate.pct)"."""
         value = self[name]
         metric = _METRICS[name]
         reported = [candidate for candidate in metric.nvidia if candidate in self.metrics] or metric.nvidia
@@ -204,7 +210,7 @@ class _Findings:
         return f"{text} ({reported[0]})"
 
     def limits(self) -> dict[str, float]:
-        """Give how many blocks an SM can hold, by what limits them."""
+        """Give how many blocks fit on an SM by each limit: registers, shared memory, warps, blocks."""
         return {name: self[f"limit_{name}_blocks"] for name in LIMITS}
 
     def limiter(self) -> str | None:
@@ -223,7 +229,7 @@ class _Findings:
         return "+".join(names)
 
     def stalls(self) -> tuple[dict[ncu_metrics.Stall, float], str]:
-        """Give what warps wait for as shares of their time, and whether it was counted or sampled."""
+        """Give the share of a warp's time in each state, and whether it was counted (``ratio``) or sampled."""
         values = {stall: self[f"stall_{stall.reason}"] for stall in ncu_metrics.STALLS}
         source = "ratio"
         if all(map(math.isnan, values.values())):
@@ -231,28 +237,29 @@ class _Findings:
             for stall in values:
                 samples = self.metrics.get(stall.sampled)
                 values[stall] = float(samples) if isinstance(samples, (int, float)) else math.nan
-        known = {stall: value for stall, value in values.items() if value >= 0}
-        total = sum(known.values())
-        return {stall: value / total for stall, value in known.items() if total}, source
+        collected = {stall: value for stall, value in values.items() if value >= 0}
+        total = sum(collected.values())
+        return {stall: value / total for stall, value in collected.items() if total}, source
 
     def say(self, answer: str, **values: object) -> None:
-        """Note an answer of ``counters.toml``, with the values it rests on."""
-        row: Json = {"text": "", "advice": "", "cites": {}} | _ANSWERS[answer]
-        text = row["text"].format(**values)
-        cited = [self.cite(name, noun) for name, noun in row["cites"].items() if self.has(name)]
+        """Add an answer of ``counters.toml`` to the evidence and the next steps, with the counters it cites."""
+        entry: Json = {"text": "", "advice": "", "cites": {}} | _ANSWERS[answer]
+        text = entry["text"].format(**values)
+        cited = [self.cite(name, noun) for name, noun in entry["cites"].items() if self.has(name)]
         if cited:
             text += f": {', '.join(cited)}"
         if text:
             self.evidence.append(text)
-        self.advise(row["advice"])
+        self.advise(entry["advice"])
 
     def advise(self, advice: str) -> None:
+        """Add advice to the next steps, once."""
         if advice and advice not in self.next_steps:
             self.next_steps.append(advice)
 
 
 def _explain(findings: _Findings) -> str:
-    """Say what bounds a launch; give its class."""
+    """Note what bounds a launch and what to try; return its class, one of :data:`CLASSES`."""
     classification = classify(findings["sm_pct"], findings["memory_pct"])
     if classification == "not-enough-data":
         missing = [_METRICS[name].nvidia[0] for name in ("sm_pct", "memory_pct") if not findings.has(name)]
@@ -260,17 +267,17 @@ def _explain(findings: _Findings) -> str:
         return classification
     findings.say("throughput", compute=findings.cite("sm_pct"), memory=findings.cite("memory_pct"))
     if classification == "latency-bound":
-        _latency(findings)
+        _latency_causes(findings)
     elif classification == "compute-bound":
-        _compute(findings)
+        _busiest_pipe(findings)
     elif classification == "memory-bound":
-        _access(findings)  # wasted traffic first: it decides how busy the levels are
-        _busiest_level(findings)
+        _memory_access(findings)  # wasted traffic first: it decides how busy the levels are
+        _busiest_memory_level(findings)
     else:
         findings.say("balanced")
-        _access(findings)
-        _waits(findings)
-    _tail(findings)
+        _memory_access(findings)
+        _warp_stalls(findings)
+    _last_wave(findings)
     findings.next_steps.sort(key=lambda text: text.startswith("collect "))  # what to change comes first
     return classification
 
@@ -278,9 +285,9 @@ def _explain(findings: _Findings) -> str:
 # ---------------------------------------------------------------- memory
 
 
-def _busiest_level(findings: _Findings) -> None:
-    """Which level of the memory is busy."""
-    busy = findings.launch[list(_LEVELS)].astype(float)
+def _busiest_memory_level(findings: _Findings) -> None:
+    """Note which level of the memory is busiest: DRAM, L2 or L1."""
+    busy = findings.launch[list(_MEMORY_LEVELS)].astype(float)
     if busy.isna().all():
         findings.say("no-levels")
         return
@@ -288,30 +295,34 @@ def _busiest_level(findings: _Findings) -> None:
     if level != "dram_pct":
         findings.say("not-dram")
         findings.say(level)
-    elif findings[level] >= _HIGH:
+    elif findings[level] >= _HIGH_PCT:
         findings.say("dram-full")
     else:
         findings.say(level)
 
 
-def _access(findings: _Findings) -> None:
-    """How memory is accessed: coalescing, bank conflicts, spills."""
-    tables = ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")
-    if not any(map(findings.has, tables)):
+def _memory_access(findings: _Findings) -> None:
+    """Note how memory is accessed: uncoalesced accesses, bank conflicts, spills."""
+    # Counters of ncu's section MemoryWorkloadAnalysis_Tables.
+    section_counters = ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")
+    if not any(map(findings.has, section_counters)):
         findings.say("no-tables")
         return
     for word in ("load", "store"):
-        used = f"global_{word}_bytes_per_sector"
+        used_bytes = f"global_{word}_bytes_per_sector"
         sectors = f"global_{word}_sectors"
         requests = f"global_{word}_requests"
-        if 0 < findings[used] < _USED_BYTES:
-            findings.say("sectors", word=word, used=findings.cite(used, "bytes"))
-        elif findings[sectors] > _WIDEST_REQUEST * findings[requests] > 0 and not findings.has(used):
-            cited = f"{findings.cite(sectors, 'sectors')}, {findings.cite(requests, 'requests')}"
-            findings.say("requests", word=word, sectors=findings[sectors] / findings[requests], cited=cited)
-    share = findings["bank_conflicts"] / (findings["shared_wavefronts"] or math.nan)
-    if share >= _CONFLICTS:
-        findings.say("conflicts", percent=100 * share)
+        if 0 < findings[used_bytes] < _WELL_USED_BYTES:
+            findings.say("sectors", word=word, used=findings.cite(used_bytes, "bytes"))
+        elif findings[requests] > 0 and not findings.has(used_bytes):
+            # Without the used bytes of a sector, the sectors of a request are the next best sign.
+            sectors_per_request = findings[sectors] / findings[requests]
+            if sectors_per_request > _WIDEST_REQUEST_SECTORS:
+                cited = f"{findings.cite(sectors, 'sectors')}, {findings.cite(requests, 'requests')}"
+                findings.say("requests", word=word, sectors=sectors_per_request, cited=cited)
+    conflict_share = findings["bank_conflicts"] / (findings["shared_wavefronts"] or math.nan)
+    if conflict_share >= _CONFLICT_SHARE:
+        findings.say("conflicts", percent=100 * conflict_share)
     if findings["local_loads"] > 0 or findings["local_stores"] > 0:
         findings.say("spills")
 
@@ -319,86 +330,93 @@ def _access(findings: _Findings) -> None:
 # ---------------------------------------------------------------- compute
 
 
-def _compute(findings: _Findings) -> None:
-    """Which pipe is busy."""
+def _busiest_pipe(findings: _Findings) -> None:
+    """Note whether the tensor cores are busy, else which other pipe is."""
     # Over active cycles where measured; the basic set has pipes over elapsed cycles only. The two are not mixed.
     suffix = "_elapsed_pct"
     if findings.has("tensor_pct") or findings.has("fma_pct"):
         suffix = "_pct"
     pipes = {pipe: f"{pipe}{suffix}" for pipe in _PIPES if findings.has(f"{pipe}{suffix}")}
-    tensors = [name for name in (f"tensor{suffix}", f"tensor_16bit{suffix}") if findings.has(name)]
-    if not pipes and not tensors:
+    # Tensor cores by all types of work; some reports have only floating point.
+    tensor_counters = [name for name in (f"tensor{suffix}", f"tensor_16bit{suffix}") if findings.has(name)]
+    if not pipes and not tensor_counters:
         findings.say("no-pipes")
         return
-    tensor_pct = findings[tensors[0]] if tensors else math.nan
-    if tensor_pct >= _LOW:
-        findings.say("tensor", busy=findings.cite(tensors[0]))
+    tensor_pct = findings[tensor_counters[0]] if tensor_counters else math.nan
+    if tensor_pct >= _LOW_PCT:
+        findings.say("tensor", busy=findings.cite(tensor_counters[0]))
         return
-    if tensors:
-        findings.say("tensor-idle", busy=findings.cite(tensors[0]))
+    if tensor_counters:
+        findings.say("tensor-idle", busy=findings.cite(tensor_counters[0]))
     busiest = max(pipes, key=lambda pipe: findings[pipes[pipe]], default="")
     if busiest:
         findings.say(busiest, busy=findings.cite(pipes[busiest]))
-    if tensor_pct >= _SOME:
+    if tensor_pct >= _SOME_TENSOR_PCT:
         findings.say("feed")
-    elif tensors and busiest != "fp64" and category_of(str(findings.launch["kernel"])) in _PRODUCTS:
+    elif tensor_counters and busiest != "fp64" and category_of(str(findings.launch["kernel"])) in _MATMUL_CATEGORIES:
         findings.say("use-tensor")
 
 
 # ---------------------------------------------------------------- latency
 
 
-def _latency(findings: _Findings) -> None:
+def _latency_causes(findings: _Findings) -> None:
+    """Note why neither compute nor memory is busy: a small grid, else accesses, occupancy and stalls."""
     if findings["waves"] < 1:
         findings.say("small-grid")
         return
-    _access(findings)
+    _memory_access(findings)
     _occupancy(findings)
-    _waits(findings)
+    _warp_stalls(findings)
 
 
-def _tail(findings: _Findings) -> None:
-    if not findings["waves"] > 1:
+def _last_wave(findings: _Findings) -> None:
+    """Note how much of the SMs' time the last wave of blocks, which fills only some SMs, leaves empty."""
+    waves = findings["waves"]
+    if not waves > 1:  # also if it was not collected
         return
-    # What the whole kernel used of the GPU was not empty.
-    room = 1 - max(findings["sm_pct"], findings["memory_pct"]) / 100
-    idle = round(min(1 - findings["waves"] / math.ceil(findings["waves"]), room), 3)
-    if idle >= _TAIL:
-        findings.say("tail", percent=100 * idle)
+    # A kernel of 1.6 waves takes the time of 2, of which 20% are empty; but what it used of the GPU was not empty.
+    unused = 1 - max(findings["sm_pct"], findings["memory_pct"]) / 100
+    empty = round(min(1 - waves / math.ceil(waves), unused), 3)
+    if empty >= _TAIL_SHARE:
+        findings.say("tail", percent=100 * empty)
 
 
 def _occupancy(findings: _Findings) -> None:
-    fit = findings["theoretical_occupancy_pct"]
-    if fit < _LOW:
+    """Note why few warps are resident: few fit on an SM, or fewer are there than fit."""
+    fitting_pct = findings["theoretical_occupancy_pct"]
+    if fitting_pct < _LOW_PCT:
         limits = [f"{name} {blocks:.0f}" for name, blocks in findings.limits().items()]
         findings.say("few-warps", fit=findings.cite("theoretical_occupancy_pct"), limits=", ".join(limits))
         limiter = findings.limiter()
         if limiter is not None:
             for name in limiter.split("+"):
                 findings.say(name)
-    elif fit - findings["occupancy_pct"] >= _UNEVEN:
+    elif fitting_pct - findings["occupancy_pct"] >= _UNEVEN_POINTS:
         findings.say("uneven")
     elif not findings.has("occupancy_pct"):
         findings.say("no-occupancy")
 
 
-def _waits(findings: _Findings) -> None:
-    if findings["issue_pct"] >= _ISSUES:
+def _warp_stalls(findings: _Findings) -> None:
+    """Note the two largest reasons why warps stall, unless the schedulers issue in most cycles anyway."""
+    if findings["issue_pct"] >= _ISSUES_WELL_PCT:
         findings.say("issuing")
         return
     shares, source = findings.stalls()
     if not shares:
         findings.say("no-stalls")
         return
-    waits = [stall for stall in shares if stall.reason not in ("selected", "not_selected")]
-    waits.sort(key=lambda stall: -shares[stall])
-    for stall in waits[:2]:
-        if shares[stall] < _TOP_STALL:
+    # A warp in one of these two states issued, or could have.
+    stalls = [stall for stall in shares if stall.reason not in ("selected", "not_selected")]
+    stalls.sort(key=lambda stall: -shares[stall])
+    for stall in stalls[:2]:
+        if shares[stall] < _TOP_STALL_SHARE:
             continue
         if source == "samples":
             cited = f"{findings.metrics[stall.sampled]:,} samples ({stall.sampled})"
         else:
-            cited = findings.cite(f"stall_{stall.reason}", "warps an issue")
+            cited = findings.cite(f"stall_{stall.reason}", noun="warps an issue")
         findings.say("stall", percent=100 * shares[stall], reason=stall.reason, cited=cited, meaning=stall.meaning)
         if stall.next_step:
             findings.advise(f"{stall.reason}: {stall.next_step}")

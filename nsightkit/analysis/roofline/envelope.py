@@ -36,7 +36,7 @@ from nsightkit.configurations import MATRIX, Configuration
 
 __all__ = ["ALIGNMENT", "Envelope", "envelope", "misaligned", "summary"]
 
-#: Elements. bf16 and fp16 GEMMs load 16 B at a time: K and the leading dimensions must be multiples of this.
+#: In elements of 2 B. bf16 and fp16 GEMMs load 16 B at a time: K and the leading dimensions must be multiples of this.
 ALIGNMENT = 8
 #: Widest head flash attention has a kernel for.
 _FLASH_HEAD = 256
@@ -86,12 +86,12 @@ class Envelope(NamedTuple):
         -------
         int
         """
-        kept = self.activation_bytes + (self.score_bytes if scores else 0)
-        return self.state_bytes + self.cache_bytes + kept + self.logits_bytes
+        saved_bytes = self.activation_bytes + (self.score_bytes if scores else 0)
+        return self.state_bytes + self.cache_bytes + saved_bytes + self.logits_bytes
 
 
 def envelope(configuration: Configuration) -> Envelope:
-    """Reckon the cost of one step.
+    """Reckon the parameters, FLOPs and memory of one step, by the formulas of the module's docstring.
 
     Parameters
     ----------
@@ -102,22 +102,23 @@ def envelope(configuration: Configuration) -> Envelope:
     Envelope
     """
     c = configuration
-    layer_gemm = c.d_model * (4 * c.d_model + 3 * c.d_ff)
-    head_gemm = c.vocabulary * c.d_model
-    params = 2 * head_gemm + c.layers * (layer_gemm + 2 * c.d_model) + c.d_model
-    gemm_params = c.layers * layer_gemm + head_gemm
-    scores = c.layers * c.batch * c.context**2
-    attention_flops = 4 * scores * c.d_model
+    layer_gemm_params = c.d_model * (4 * c.d_model + 3 * c.d_ff)
+    head_params = c.vocabulary * c.d_model  # and as many for the embedding, which is no GEMM
+    gemm_params = c.layers * layer_gemm_params + head_params
+    norm_params = c.layers * 2 * c.d_model + c.d_model
+    params = gemm_params + head_params + norm_params
+    scores_per_head = c.layers * c.batch * c.context**2
+    attention_flops = 4 * scores_per_head * c.d_model
     return Envelope(
         configuration=c,
         params=params,
         state_bytes=16 * params,
         cache_bytes=2 * gemm_params,
         activation_bytes=c.layers * c.tokens * (36 * c.d_model + 8 * c.d_ff + 4 * c.heads),
-        score_bytes=10 * scores * c.heads,
+        score_bytes=10 * scores_per_head * c.heads,
         logits_bytes=14 * c.tokens * c.vocabulary,
         attention_flops=attention_flops,
-        head_flops=2 * c.tokens * head_gemm,
+        head_flops=2 * c.tokens * head_params,
         fwd_flops=2 * c.tokens * gemm_params + attention_flops,
     )
 
@@ -173,15 +174,16 @@ def summary(configurations: Iterable[Configuration] = MATRIX) -> pd.DataFrame:
 
 
 def _notes(cost: Envelope) -> list[str]:
+    """Write what a configuration is for, and what is unusual about its cost."""
     c = cost.configuration
     notes = [c.intent]
-    off = [f"{name} {getattr(c, name)}" for name in misaligned(c)]
-    if off:
-        notes.append(f"not a multiple of {ALIGNMENT}: {', '.join(off)}")
+    misaligned_dimensions = [f"{name} {getattr(c, name)}" for name in misaligned(c)]
+    if misaligned_dimensions:
+        notes.append(f"not a multiple of {ALIGNMENT}: {', '.join(misaligned_dimensions)}")
     if c.d_head > _FLASH_HEAD:
         peak = f"{cost.peak_bytes(scores=True) / 1e9:.2f} GB"
         notes.append(f"no flash attention takes heads of {c.d_head}, so scores are stored and the peak is {peak}")
-    head = cost.head_flops / cost.fwd_flops
-    if head > 1 / 3:
-        notes.append(f"the output head is {head:.1%} of the FLOPs")
+    head_share = cost.head_flops / cost.fwd_flops
+    if head_share > 1 / 3:
+        notes.append(f"the output head is {head_share:.1%} of the FLOPs")
     return notes

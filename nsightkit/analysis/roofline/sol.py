@@ -62,11 +62,11 @@ __all__ = [
     "summary",
 ]
 
-# cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
-_TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)
+#: cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
+_TF32_KERNEL = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)
 #: Operators that multiply in TF32 where it is allowed.
-_PRODUCTS = re.compile(r"aten::(mm|bmm|addmm|baddbmm|cudnn_convolution|miopen_convolution|convolution_backward) ")
-_JUDGED = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
+_TF32_OPERATORS = re.compile(r"aten::(mm|bmm|addmm|baddbmm|cudnn_convolution|miopen_convolution|convolution_backward) ")
+_JUDGED_COLUMNS = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +94,12 @@ class Rates:
         """Give the time of an operation's arithmetic at the peak rate, in ns; NaN for a unit without a rate."""
         if not operation.flops:
             return 0.0
+        # 1 TFLOP/s is 1,000 FLOPs per ns.
         return operation.flops / self.tflops.get(operation.unit, np.nan) / 1e3
 
     def memory_ns(self, operation: Operation) -> float:
         """Give the time of an operation's compulsory traffic at the full bandwidth, in ns."""
-        return operation.bytes / self.gb_per_s
+        return operation.bytes / self.gb_per_s  # 1 GB/s is 1 byte per ns
 
     def bound_ns(self, operation: Operation) -> float:
         """Give the least time of an operation, in ns; NaN for a unit without a rate."""
@@ -147,6 +148,7 @@ def ceilings(rows: Iterable[Json], source: str) -> Rates:
     for row in rows:
         unit = row["unit"]
         rate = row["gb_per_s"] if unit == "memory" else row["tflops"]
+        # Unlike max, fmax takes the number where the other is NaN.
         best[unit] = float(np.fmax(best.get(unit, 0.0), rate))
     gb_per_s = best.pop("memory")
     return Rates(source, best, gb_per_s)
@@ -195,8 +197,17 @@ def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
     """
     rows = []
     for operation in operations:
-        needs = (operation.name, operation.flops, operation.bytes, operation.intensity, rates.bound(operation))
-        rows.append((*needs, rates.bound_ns(operation), rates.compute_ns(operation), rates.memory_ns(operation)))
+        row = (
+            operation.name,
+            operation.flops,
+            operation.bytes,
+            operation.intensity,
+            rates.bound(operation),
+            rates.bound_ns(operation),
+            rates.compute_ns(operation),
+            rates.memory_ns(operation),
+        )
+        rows.append(row)
     columns = ["name", "flops", "bytes", "intensity", "bound", "bound_ns", "compute_ns", "memory_ns"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -230,24 +241,25 @@ def judge(
     table["sol_datasheet"] = table["bound_ns"] / times
     table["sol_measured"] = np.nan
     if measured is not None:
-        least = bounds(operations, measured)
-        # Where the memory is the bound, the arithmetic needs no ceiling.
-        of_memory = least["memory_ns"][table["bound"] == "memory"]
-        table["sol_measured"] = least["bound_ns"].fillna(of_memory) / times
-    beyond_peak = table["compute_ns"] > times
-    beyond_memory = table["bytes"] - 2 * sheet.l2_bytes > times * sheet.gb_per_s
-    rates = (table["flops"] / times / 1e3).map("would be {:,.0f} TFLOP/s, above the peak".format)
+        measured_bounds = bounds(operations, measured)
+        # A unit without a ceiling gives NaN, which does not matter where memory is the bound by the datasheet.
+        memory_bound_ns = measured_bounds["memory_ns"][table["bound"] == "memory"]
+        table["sol_measured"] = measured_bounds["bound_ns"].fillna(memory_bound_ns) / times
+    is_beyond_peak = table["compute_ns"] > times
+    is_beyond_memory = table["bytes"] - 2 * sheet.l2_bytes > times * sheet.gb_per_s
+    peak_notes = (table["flops"] / times / 1e3).map("would be {:,.0f} TFLOP/s, above the peak".format)
+    # The first condition that holds decides.
     table["note"] = np.select(
-        [beyond_peak, beyond_memory, table["memory_ns"] > times],
+        [is_beyond_peak, is_beyond_memory, table["memory_ns"] > times],
         [
-            rates,
+            peak_notes,
             "above the memory's bandwidth, and too large for the L2 cache: is every byte read?",
             "partly in the L2 cache: quicker than the memory, as it may be",
         ],
         "",
     )
-    table["impossible"] = beyond_peak | beyond_memory
-    return table[[*_JUDGED, "impossible", "note"]]
+    table["impossible"] = is_beyond_peak | is_beyond_memory
+    return table[[*_JUDGED_COLUMNS, "impossible", "note"]]
 
 
 def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None) -> pd.DataFrame:
@@ -277,22 +289,24 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
     UsageError
         No such card is listed, or the trace names no card and `gpu` does neither.
     """
-    kinds = pd.DataFrame(groups(trace), columns=list(Group._fields))
-    kinds = kinds[kinds["time_ns"] > 0].reset_index(drop=True)
+    by_shape = pd.DataFrame(groups(trace), columns=list(Group._fields))
+    by_shape = by_shape[by_shape["time_ns"] > 0].reset_index(drop=True)
+    # Without operators nothing is judged, and the trace need not name its card.
     sheet = Rates("datasheet", {}, 1.0)
-    if len(kinds):
+    if len(by_shape):
         sheet = datasheet(hardware.find(gpu or gpu_of(trace)))
-    calls = kinds["calls"].to_numpy(np.int64)
-    times = kinds["time_ns"].to_numpy(np.int64)
-    operations = [_on(sheet, operation) for operation in kinds["operation"]]
-    table = judge(operations, times / calls, sheet, measured)  # what fits the cache is a matter of one call
+    calls = by_shape["calls"].to_numpy(np.int64)
+    times = by_shape["time_ns"].to_numpy(np.int64)
+    operations = [_on_unit_of_card(sheet, operation) for operation in by_shape["operation"]]
+    # By the mean time of one call: what fits the cache is a matter of a call. Then sums over calls.
+    table = judge(operations, times / calls, sheet, measured)
     table[["flops", "bytes"]] = table[["flops", "bytes"]].mul(calls, axis=0)
     table = table.assign(time_ns=times, count=calls)
     return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True)
 
 
-def _on(sheet: Rates, operation: Operation) -> Operation:
-    """Give an operation on the unit of a card that does it: without such tensor cores, on its ordinary ones."""
+def _on_unit_of_card(sheet: Rates, operation: Operation) -> Operation:
+    """Move an operation to the card's ordinary cores where the card has no tensor cores for its precision."""
     if operation.unit in sheet.tflops:
         return operation
     return dataclasses.replace(operation, unit="fp32")
@@ -320,22 +334,25 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
     except UsageError:
         sheets = [datasheet(card) for card in hardware.GPUS]
     for group in groups(trace):
-        bounds_of_cards = {sheet.bound(_on(sheet, group.operation)) for sheet in sheets}
+        bounds_of_cards = {sheet.bound(_on_unit_of_card(sheet, group.operation)) for sheet in sheets}
         if len(bounds_of_cards) == 1:
             bound[group.kernels] = bounds_of_cards.pop()
     return pd.Categorical(bound, pd.Index(["", "compute", "memory"]))
 
 
 class Group(NamedTuple):
-    """The kernels of operators of one name and one set of shapes.
+    """The kernels of operators of one name and one set of inputs.
 
     Attributes
     ----------
     operation : Operation
         Of one call.
     kernels : ndarray of int
-        Rows.
-    calls, time_ns : int
+        Rows in the trace's kernels.
+    calls : int
+        Calls of the operator that launched them.
+    time_ns : int
+        Sum of their durations.
     """
 
     operation: Operation
@@ -356,30 +373,32 @@ def groups(trace: Trace) -> Iterator[Group]:
     Group
     """
     ops = trace.whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
-    kinds = ops.groupby(["name", "inputs"], observed=True).ngroup()
+    group_of_op = ops.groupby(["name", "inputs"], observed=True).ngroup()
     operations = {}
-    firsts = ops[["name", "inputs"]][~kinds.duplicated()]
-    for row, name, inputs in firsts.itertuples():
+    first_of_group = ops[["name", "inputs"]][~group_of_op.duplicated()]
+    for row, name, inputs in first_of_group.itertuples():
         operation = cost(str(name), str(inputs))
         if operation is not None:
-            operations[int(kinds[row])] = operation
+            operations[int(group_of_op[row])] = operation
     kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
     if kernels.empty or not operations:
         return
-    is_tf32 = matching(kernels["name"], _TF32)
+    is_tf32 = matching(kernels["name"], _TF32_KERNEL)
+    # From each kernel to the call that launched it, and to the innermost operator with a known cost around that.
     call = launch_of(trace, kernels["process"], kernels["correlation"])
     launched = np.flatnonzero(call >= 0)
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-    operator = enclosing(calls, ops, kinds.isin(operations).to_numpy())[call[launched]]
-    rows = pd.DataFrame({"kernel": launched, "operator": operator})[operator >= 0]
-    rows["kind"] = kinds.to_numpy()[rows["operator"]]
-    for kind, members in rows.groupby("kind"):
-        operation = operations[int(str(kind))]
-        chosen = members["kernel"].to_numpy()
-        if operation.unit == "fp32" and _PRODUCTS.match(operation.name) and is_tf32[chosen].any():
+    op_of_call = enclosing(calls, ops, group_of_op.isin(operations).to_numpy())
+    op = op_of_call[call[launched]]
+    launches = pd.DataFrame({"kernel": launched, "op": op})[op >= 0]
+    launches["group"] = group_of_op.to_numpy()[launches["op"]]
+    for group, members in launches.groupby("group"):
+        operation = operations[int(str(group))]
+        kernel_rows = members["kernel"].to_numpy()
+        if operation.unit == "fp32" and _TF32_OPERATORS.match(operation.name) and is_tf32[kernel_rows].any():
             operation = dataclasses.replace(operation, unit="tf32")
-        time_ns = int(kernels["duration_ns"].to_numpy()[chosen].sum())
-        yield Group(operation, chosen, members["operator"].nunique(), time_ns)
+        time_ns = int(kernels["duration_ns"].to_numpy()[kernel_rows].sum())
+        yield Group(operation, kernel_rows, members["op"].nunique(), time_ns)
 
 
 def gpu_of(trace: Trace) -> str:

@@ -220,7 +220,7 @@ def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
     snapshot = taken(allocator)
     assert categories(snapshot) == {"activations": 60, "temporary": 20}
     oom = analysis.summary(snapshot)["oom"]
-    split, whole, largest = allocator.free_now[analysis._event(snapshot, "oom", 0) + 1]
+    split, whole, largest = allocator.free_now[analysis._event_number(snapshot, "oom", 0) + 1]
     expected = {
         "site": "train.py:50 loss_of",
         "requested_bytes": 64 * MIB,
