@@ -30,49 +30,58 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     -------
     matplotlib.figure.Figure
     """
-    key = str(rows.columns[0])
-    share = "share_of_span"
+    name_column = str(rows.columns[0])
+    share_column = "share_of_span"
     if "share" in rows:
-        share = "share"
-    value, quantity = ("bytes", "memory") if "bytes" in rows else ("total_ns", "time")
+        share_column = "share"
+    value_column, quantity = ("bytes", "memory") if "bytes" in rows else ("total_ns", "time")
     unit_of, write = QUANTITIES[quantity]
-    table = rows.sort_values(value, ascending=False, kind="stable")
+    table = rows.sort_values(value_column, ascending=False, kind="stable")
     shown = table.head(top).to_dict("records")
     rest = table.iloc[top:]
     if len(rest):
-        sums = rest[[value, share, "count"]].sum()
-        shown.append({**sums.to_dict(), key: f"{len(rest)} others", "category": ""})
+        sums = rest[[value_column, share_column, "count"]].sum()
+        shown.append({**sums.to_dict(), name_column: f"{len(rest)} others", "category": ""})
     figure, axes = style.new_figure(1.2 + 0.36 * max(len(shown), 2), title)
     if not shown:
         return style.nothing(figure, axes, title, "nothing to draw")
-    size, unit = unit_of(max(row[value] for row in shown))
-    words: list[tuple[object, str]] = []
+    size, unit = unit_of(max(row[value_column] for row in shown))
+    names_and_values: list[tuple[object, str]] = []
     for row in shown:
-        group = str(row.get("category", row[key]))
+        name = row[name_column]
+        group = str(row.get("category", name))
         colour, hatch = style.LOOKS.get(group, (GREY, ""))
+        # Matplotlib leaves a label that begins with "_" out of the legend.
         label = "_"
-        if group not in ("", row[key]):
+        if group not in ("", name):
             label = style.plain(group)
-        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": label}
-        bar = axes.barh(len(words), row[value] / size, height=0.68, **look)
-        text = f"{write(row[value])} · {row[share]:.1%} · {row['count']:,.0f}x"
-        axes.bar_label(bar, [text], padding=4, fontsize=9)
-        words.append((part_name(row[key]), text))
-    axes.margins(x=0.22)
+        bar = axes.barh(
+            len(names_and_values),
+            row[value_column] / size,
+            height=0.68,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            label=label,
+        )
+        value = f"{write(row[value_column])} · {row[share_column]:.1%} · {row['count']:,.0f}x"
+        axes.bar_label(bar, [value], padding=4, fontsize=9)
+        names_and_values.append((part_name(name), value))
+    axes.margins(x=0.22)  # room for the longest bar's value
     axes.set_xlim(left=0)
-    style.name_rows(axes, [name for name, _ in words])
+    style.name_rows(axes, [name for name, _ in names_and_values])
     axes.set_xlabel(f"{quantity} ({unit})")
     style.legend(figure, 4)
-    return style.described(figure, f"{title}, bars: {spoken(words)}.")
+    return style.described(figure, f"{title}, bars: {spoken(names_and_values)}.")
 
 
 def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by side") -> Figure:
-    """Several figures of the same things: a row of bars for each thing, a panel for each column.
+    """Draw several numbers of the same things: a row of bars for each thing, a panel for each number.
 
     Parameters
     ----------
     frame : DataFrame
-        One row a thing; its index names it.
+        One row per thing; its index names it.
     columns : sequence of str
         The columns to draw. Those named ``share…`` are drawn in percent, those ending in ``_ns`` as times, others as
         plain numbers. A missing value has no bar and is labelled ``n/a``.
@@ -85,17 +94,17 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
     figure, grid = style.new_grid(len(columns), 1.3 + 0.32 * max(len(frame), 2), title, sharey=True)
     sentences = []
     for axes, column in zip(grid, columns, strict=True):
-        words = _panel(axes, column, pd.to_numeric(frame[column]).astype(float))
-        sentences.append((axes.get_xlabel(), f"({spoken(words.items(), most=12)})"))
+        value_labels = _panel(axes, column, pd.to_numeric(frame[column]).astype(float))
+        sentences.append((axes.get_xlabel(), f"({spoken(value_labels.items(), most=12)})"))
     style.name_rows(grid[0], frame.index, 24)
     return style.described(figure, f"{title}, bars: {spoken(sentences)}.")
 
 
 def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
-    """Draw one column as bars; give their labels."""
+    """Draw one column as bars; return their values as text."""
     widths = values.fillna(0)
     label = column
-    write = _number
+    write = _short_number
     if column.endswith("_ns"):
         write = duration
         size, unit = time_unit(widths.max())
@@ -106,15 +115,16 @@ def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
         write = "{:.1%}".format
         axes.xaxis.set_major_formatter(PercentFormatter(1))  # its own decimals: small shares need some
     axes.set_xlabel(label, fontsize=9)
-    words = values.map(write, na_action="ignore").fillna("n/a")
-    bars = axes.barh(np.arange(len(values)), widths, color=BLUE, height=0.66)
-    axes.bar_label(bars, words.tolist(), padding=3, fontsize=8)
-    axes.set_xlim(0, widths.max() * 1.45 or 1)
+    value_labels = values.map(write, na_action="ignore").fillna("n/a")
+    drawn = axes.barh(np.arange(len(values)), widths, color=BLUE, height=0.66)
+    axes.bar_label(drawn, value_labels.tolist(), padding=3, fontsize=8)
+    axes.set_xlim(0, widths.max() * 1.45 or 1)  # room for the longest bar's label; 1 if all are 0
     axes.tick_params(axis="x", labelsize=8)
-    return words
+    return value_labels
 
 
-def _number(value: float) -> str:
+def _short_number(value: float) -> str:
+    """Write a number with three digits, or all digits before the point."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"

@@ -15,7 +15,8 @@ from nsightkit.analysis.roofline.sol import Rates
 from nsightkit.plots import style
 from nsightkit.plots.looks import BLUE, DARK_GREY, GREY, PURPLE, spoken
 
-_ROOFS = ((DARK_GREY, "-"), (BLUE, "--"), (PURPLE, "-."))
+#: Colour and dashes of each roof.
+_ROOF_STYLES = ((DARK_GREY, "-"), (BLUE, "--"), (PURPLE, "-."))
 
 
 def roofline(
@@ -44,37 +45,39 @@ def roofline(
     points = table[(table["flops"] > 0) & table["intensity"].notna()]
     points = points.sort_values("time_ns", ascending=False, kind="stable")
     points = points.astype(dict.fromkeys(("flops", "intensity", "time_ns"), float))
-    points["reached"] = points["flops"] / points["time_ns"] / 1e3
+    points["reached"] = points["flops"] / points["time_ns"] / 1e3  # TFLOP/s
     figure, axes = style.new_figure(5.4, title)
     if points.empty:
         return style.nothing(figure, axes, title, "no operations with FLOPs and a time")
     roofs = [rate for rate in rates if unit in rate.tflops]
     # The intensities at which memory and compute take equally long.
     ridges = [roof.tflops[unit] * 1e3 / roof.gb_per_s for roof in roofs]
-    places = [*points["intensity"], *ridges]
-    left = min(places) / 2
-    right = max(places) * 3
-    for roof, ridge, (colour, dashes) in zip(roofs, ridges, cycle(_ROOFS), strict=False):
+    intensities = [*points["intensity"], *ridges]
+    left = min(intensities) / 2
+    right = max(intensities) * 3
+    for roof, ridge, (colour, dashes) in zip(roofs, ridges, cycle(_ROOF_STYLES), strict=False):
         peak = roof.tflops[unit]
         label = f"{style.plain(roof.source, 36)}: {peak:,.4g} TFLOP/s, {roof.gb_per_s:,.0f} GB/s"
+        # Up to the ridge the roof rises with the intensity, beyond it is flat.
         heights = [left * peak / ridge, peak, peak]
         axes.plot([left, ridge, right], heights, color=colour, linestyle=dashes, linewidth=1.8, label=label)
     _draw_points(axes, points, top)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylabel="reached (TFLOP/s)")
     axes.set_xlabel("arithmetic intensity (FLOPs a byte of compulsory traffic)")
-    axes.set_ylim(top=1.5 * axes.get_ylim()[1])  # room for words
+    axes.set_ylim(top=1.5 * axes.get_ylim()[1])  # room above the highest roof
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(10))
         axis.set_minor_locator(NullLocator())
         style.in_unit(axis)
     style.legend(figure, 2)
-    words = spoken(zip(points["name"], points["reached"].map("{:,.3g} TFLOP/s".format), strict=True), most=top)
+    reached = points["reached"].map("{:,.3g} TFLOP/s".format)
+    rates_by_name = spoken(zip(points["name"], reached, strict=True), most=top)
     cards = " and ".join(roof.source for roof in roofs)
-    return style.described(figure, f"{title}, points under the roofs of {cards or 'no card'}: {words}.")
+    return style.described(figure, f"{title}, points under the roofs of {cards or 'no card'}: {rates_by_name}.")
 
 
 def _draw_points(axes: Any, points: pd.DataFrame, top: int) -> None:
-    """Draw the longest operations, each with its own marker and name, and the others small."""
+    """Draw the `top` longest operations, each with its own marker and name, and the others small."""
     for row, colour, marker in zip(
         points.head(top).to_dict("records"), cycle(style.SERIES), cycle("osD^vPX*<>hd"), strict=False
     ):

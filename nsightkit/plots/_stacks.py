@@ -14,13 +14,13 @@ from matplotlib.ticker import PercentFormatter
 from nsightkit.plots import style
 from nsightkit.plots.looks import DARK_GREY, QUANTITIES, part_name, spoken
 
-#: Of parts without a colour of their own. They also differ without colour: those with the same hatch are five apart.
+#: Of parts without a colour of their own. They differ without colour too: the same hatch returns after five parts.
 _COLOURS = (*style.SERIES, DARK_GREY)
 _HATCHES = (None, "//", "..", "\\\\", "xx")
 #: A part below this share of the longest bar is too small to see.
-_LEAST = 1e-3
+_LEAST_SHARE = 1e-3
 #: Narrower than this share of its bar, a segment has no room for a number.
-_ROOM = 0.055
+_LEAST_LABELLED_SHARE = 0.055
 
 
 def stacks(
@@ -52,7 +52,7 @@ def stacks(
     figure, axes = style.new_figure(1.8 + 0.53 * max(parts.shape[1], 1), title)
     if parts.empty:
         return style.nothing(figure, axes, title, "nothing to draw")
-    sums = parts.sum()
+    sums = parts.sum()  # of each bar
     if quantity == "share":
         parts = parts / sums
         size = 1.0
@@ -62,9 +62,10 @@ def stacks(
     else:
         unit_of, write = QUANTITIES[quantity]
         size, unit = unit_of(sums.max())
+        # With room for the sum beside the longest bar.
         axes.set(xlim=(0, 1.14 * sums.max() / size), xlabel=f"{axis or quantity} ({unit})")
-    parts = parts[(parts > _LEAST * parts.sum().max()).any(axis=1)]
-    segments = _stacked(axes, parts / size)
+    parts = parts[(parts > _LEAST_SHARE * parts.sum().max()).any(axis=1)]
+    segments = _draw_segments(axes, parts / size)
     if quantity == "share":
         _write_shares(axes, segments)
     else:
@@ -72,30 +73,40 @@ def stacks(
     style.legend(figure, 4)
     sentences = []
     for label, amounts in parts.items():
-        words = amounts[amounts > 0].map(write).rename(part_name)
-        sentences.append((label, f"({spoken(words.items(), most=9)})"))
+        written = amounts[amounts > 0].map(write).rename(part_name)
+        sentences.append((label, f"({spoken(written.items(), most=9)})"))
     return style.described(figure, f"{title}, stacked bars: {spoken(sentences)}.")
 
 
-def _stacked(axes: Any, parts: pd.DataFrame) -> list[Any]:
-    """Draw a bar a column, of one segment after another: a row of `parts` each."""
+def _draw_segments(axes: Any, parts: pd.DataFrame) -> list[Any]:
+    """Draw a bar per column of `parts`, with a segment per row; return the segments of each row."""
     left = np.zeros(parts.shape[1])
     looks: Iterable[Any] = zip(cycle(_COLOURS), cycle(_HATCHES), strict=False)
+    # Causes, kinds of work and kinds of memory look the same in every figure.
     if style.LOOKS.keys() >= set(parts.index):
         looks = map(style.LOOKS.get, parts.index)
     segments = []
     for (name, widths), (colour, hatch) in zip(parts.iterrows(), looks, strict=False):
-        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": style.plain(part_name(name), 40)}
-        segments.append(axes.barh(np.arange(len(left)), widths, left=left, height=0.62, **look))
+        segment = axes.barh(
+            np.arange(len(left)),
+            widths,
+            left=left,
+            height=0.62,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            label=style.plain(part_name(name), 40),
+        )
+        segments.append(segment)
         left = left + widths.to_numpy()
     style.name_rows(axes, parts.columns)
     return segments
 
 
 def _write_shares(axes: Any, segments: list[Any]) -> None:
-    """Write its share into each segment that has room."""
-    for bars in segments:
-        numbers = [f"{width:.0%}" if width >= _ROOM else "" for width in bars.datavalues]
+    """Write its share into each segment that has room; `segments` of a row look alike."""
+    for row in segments:
+        labels = [f"{width:.0%}" if width >= _LEAST_LABELLED_SHARE else "" for width in row.datavalues]
         # On a plate of the segment's colour: a hatch must not run through the digits.
-        plate = {"facecolor": bars[0].get_facecolor(), "edgecolor": "none", "pad": 1.2}
-        axes.bar_label(bars, numbers, label_type="center", fontsize=9, color="white", fontweight="bold", bbox=plate)
+        plate = {"facecolor": row[0].get_facecolor(), "edgecolor": "none", "pad": 1.2}
+        axes.bar_label(row, labels, label_type="center", fontsize=9, color="white", fontweight="bold", bbox=plate)

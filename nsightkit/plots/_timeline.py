@@ -17,17 +17,22 @@ from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration
 from nsightkit.plots.packing import InteractiveTimeline, items, merged, pack
 from nsightkit.trace.model import Trace
 
-_KINDS = {"kernels": ("kernel", (BLUE,)), "memops": ("copy or memset", (GREEN,)), "graphs": ("CUDA graph", (PURPLE,))}
+#: Of tables of GPU work: label in the legend and colours. Other tables have names and greys.
+_GPU_LOOKS = {
+    "kernels": ("kernel", (BLUE,)),
+    "memops": ("copy or memset", (GREEN,)),
+    "graphs": ("CUDA graph", (PURPLE,)),
+}
 
-#: Horizontal resolution: shorter neighbours are drawn as one mark.
-_COLUMNS = 1600
+#: Horizontal resolution: neighbours that are shorter than a column are drawn as one mark.
+_PIXEL_COLUMNS = 1600
 #: Characters of the size of names that fit across the axes, and the most names on a lane.
-_CHARACTERS = 78
+_CHARACTERS_ACROSS = 78
 _MOST_NAMES = 40
 #: Half of the height of a lane.
-_HALF = 0.36
+_HALF_HEIGHT = 0.36
 #: Lowest mark, as a share of the lane's height: two pixels.
-_LEAST_HEIGHT = 0.06
+_LOWEST_SHARE = 0.06
 
 
 def timeline(
@@ -38,7 +43,7 @@ def timeline(
     levels: int = 3,
     title: str = "Timeline",
 ) -> Figure:
-    """GPU streams and CPU ranges over time.
+    """Draw GPU streams and CPU ranges over time.
 
     Events that are narrower than a column of the figure are drawn together, as high as the share of time that they
     cover: a stream that is half idle looks half idle. The eight streams and the three CPU threads with most time are
@@ -65,14 +70,15 @@ def timeline(
         end_ns = max(int(lane.events["end_ns"].max()) for row in rows for lane in row.lanes)
     length_ns = max(end_ns - start_ns, 1)
     figure, axes = style.new_figure(1.3 + 0.34 * max(len(rows), 2), title)
-    for at, row in enumerate(rows):
+    for number, row in enumerate(rows):
         for lane in row.lanes:
             events = lane.events[(lane.events["end_ns"] > start_ns) & (lane.events["start_ns"] < start_ns + length_ns)]
             start = (events["start_ns"].to_numpy() - start_ns).clip(0)
             end = (events["end_ns"].to_numpy() - start_ns).clip(max=length_ns)
-            _draw_marks(axes, at, lane.table, items(start, end - start, start), length_ns)
-            if lane.table not in _KINDS:
-                _write_names(axes, at, start, end, events["name"].to_numpy(), length_ns)
+            marks = items(start, end - start, name=start)  # marks have no names here, so any column will do
+            _draw_marks(axes, number, lane.table, marks, length_ns)
+            if lane.table not in _GPU_LOOKS:
+                _write_names(axes, number, start, end, events["name"].to_numpy(), length_ns)
     style.name_rows(axes, [row.label for row in rows], 30)
     scale, unit = time_unit(length_ns)
     since = ""
@@ -86,34 +92,35 @@ def timeline(
 
 
 def _draw_marks(axes: Any, row: int, table: str, events: pd.DataFrame, length_ns: int) -> None:
-    """Draw events, those of a column together."""
-    column_ns = max(length_ns // _COLUMNS, 1)
+    """Draw the events of a table on a row, short ones of one column together, as high as the time they cover."""
+    column_ns = max(length_ns // _PIXEL_COLUMNS, 1)
     marks = merged(events, column_ns)
     # At least a column wide and a little high: a 2 µs kernel in a 10 s window must not vanish, nor look like a column.
     width_ns = marks["length"].clip(column_ns)
-    share = (marks["busy"] / width_ns).clip(_LEAST_HEIGHT, 1)
-    right = marks["start"] + width_ns
-    bottom = row + _HALF
-    corners: Any = style.rectangles(marks["start"], right, bottom - 2 * _HALF * share, bottom)
+    busy_share = (marks["busy"] / width_ns).clip(_LOWEST_SHARE, 1)
+    bottom = row + _HALF_HEIGHT
+    # The y axis points down, so the top of a mark is the smaller number.
+    top = bottom - 2 * _HALF_HEIGHT * busy_share
+    corners: Any = style.rectangles(marks["start"], marks["start"] + width_ns, top, bottom)
     # Two shades of grey in turn for names: adjacent ranges must not read as one.
-    kind, colours = _KINDS.get(table, ("", (GREY, DARK_GREY)))
-    axes.add_collection(PolyCollection(corners, facecolors=colours, label=kind))
+    legend_label, colours = _GPU_LOOKS.get(table, ("", (GREY, DARK_GREY)))
+    axes.add_collection(PolyCollection(corners, facecolors=colours, label=legend_label))
 
 
 def _write_names(axes: Any, row: int, start: np.ndarray, end: np.ndarray, names: Any, length_ns: int) -> None:
-    """Write the names of the longest events into them."""
-    room = (end - start) / length_ns * _CHARACTERS
-    for i in np.argsort(-room)[:_MOST_NAMES]:
-        if room[i] >= 4:
-            text = style.plain(names[i], int(room[i]))
-            look = {"ha": "center", "va": "center", "fontsize": 8, "color": "white", "clip_on": True}
-            axes.text((start[i] + end[i]) / 2, row, text, **look)
+    """Write the names of the longest events into them, where at least four characters fit."""
+    characters = (end - start) / length_ns * _CHARACTERS_ACROSS
+    for i in np.argsort(-characters)[:_MOST_NAMES]:
+        if characters[i] >= 4:
+            text = style.plain(names[i], int(characters[i]))
+            middle = (start[i] + end[i]) / 2
+            axes.text(middle, row, text, ha="center", va="center", fontsize=8, color="white", clip_on=True)
 
 
 def interactive_timeline(
     traces: Mapping[str, Trace], *, levels: int = 3, title: str = "Timeline", most_bytes: int = 250_000
 ) -> InteractiveTimeline:
-    """GPU streams and CPU ranges over time, to zoom and pan in a page without any network.
+    """Make a timeline of GPU streams and CPU ranges, to zoom and pan in a page without any network.
 
     Several traces lie above each other on one time axis, each from its own start. A stream has a row, and so has a
     nesting level of a thread. Where events are narrower than a pixel, the height of a column is the share of time

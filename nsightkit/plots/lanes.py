@@ -15,12 +15,13 @@ from nsightkit.trace.nesting import nesting
 
 #: In place of a table's name: the time in which a device did nothing.
 IDLE = "idle"
+#: What names the events of each table of GPU work.
 _NAME_COLUMN = {"kernels": "name", "memops": "kind", "graphs": "graph_id"}
-_SUFFIX = {"ranges": "", "ops": " ops", "calls": " CUDA calls"}
+_LABEL_SUFFIX = {"ranges": "", "ops": " ops", "calls": " CUDA calls"}
 
 
-class Most(NamedTuple):
-    """How many rows there are at most: nesting levels of a thread; streams and threads, those with most time."""
+class RowLimits(NamedTuple):
+    """The most rows of a timeline: nesting levels of a thread; streams and threads, of which the busiest have rows."""
 
     levels: int = 3
     streams: int = 8
@@ -49,7 +50,7 @@ class Rows(NamedTuple):
 
 
 def outer_rows(trace: Trace, levels: int) -> list[Row]:
-    """Find what has room in a small picture: of CPU threads ranges only, or framework ops in a trace without ranges.
+    """Find the rows of a small picture: GPU streams, and of CPU threads ranges, or framework ops without ranges.
 
     Parameters
     ----------
@@ -57,29 +58,33 @@ def outer_rows(trace: Trace, levels: int) -> list[Row]:
     levels : int
         Nesting levels of a thread.
     """
-    return all_rows(trace, Most(levels), tables=["ranges" if trace.size("ranges") else "ops"]).rows
+    return all_rows(trace, RowLimits(levels), tables=["ranges" if trace.size("ranges") else "ops"]).rows
 
 
 def all_rows(
-    trace: Trace, most: Most, idle: pd.DataFrame | None = None, *, tables: Iterable[str] = ("ranges", "ops", "calls")
+    trace: Trace,
+    limits: RowLimits,
+    idle: pd.DataFrame | None = None,
+    *,
+    tables: Iterable[str] = ("ranges", "ops", "calls"),
 ) -> Rows:
-    """Find everything a thread and a device did: ranges, framework ops and CUDA calls, GPU work and idle time.
+    """Find the rows of a large picture: ranges, framework ops and CUDA calls, GPU work and idle time.
 
     Parameters
     ----------
     trace : Trace
-    most : Most
+    limits : RowLimits
     idle : DataFrame, optional
         ``device, start_ns, end_ns, cause`` of gaps.
     tables : iterable of str
         Those of CPU threads: ``ranges``, ``ops``, ``calls``.
     """
-    rows, threads = _cpu_rows(trace, tables, most)
-    gpu_rows, streams = _gpu_rows(trace, most.streams, idle)
+    cpu_rows, thread_count = _cpu_rows(trace, tables, limits)
+    gpu_rows, stream_count = _gpu_rows(trace, limits.streams, idle)
     left_out = ""
-    if threads > most.threads or streams > most.streams:
-        left_out = f"threads beyond {most.threads} and streams beyond {most.streams}, which had less to do"
-    return Rows(rows + gpu_rows, left_out)
+    if thread_count > limits.threads or stream_count > limits.streams:
+        left_out = f"threads beyond {limits.threads} and streams beyond {limits.streams}, which had less to do"
+    return Rows(cpu_rows + gpu_rows, left_out)
 
 
 def in_words(rows: Sequence[Row], title: str, length_ns: int) -> str:
@@ -94,62 +99,65 @@ def in_words(rows: Sequence[Row], title: str, length_ns: int) -> str:
     """
     if not rows:
         return f"{title}: no events to draw."
-    sizes = []
+    counts = []
     for row in rows:
         if row.label:
-            sizes.append((row.label, f"{sum(len(lane.events) for lane in row.lanes):,} events"))
-    return f"{title}, lanes over {duration(length_ns)}: {spoken(sizes)}."
+            count = sum(len(lane.events) for lane in row.lanes)
+            counts.append((row.label, f"{count:,} events"))
+    return f"{title}, lanes over {duration(length_ns)}: {spoken(counts)}."
 
 
-def _cpu_rows(trace: Trace, tables: Iterable[str], most: Most) -> tuple[list[Row], int]:
+def _cpu_rows(trace: Trace, tables: Iterable[str], limits: RowLimits) -> tuple[list[Row], int]:
     """Rows of the threads with most time in their outermost events, and how many threads there are."""
     frames = {}
     for table in tables:
         frame = trace.table(table, ["start_ns", "end_ns", "thread", "name"])
         if table == "ranges":
             nested = trace.table(table, ["level", "kind"])
-            frame["level"] = nested["level"].mask(nested["kind"] == "startend", -1)  # these overlap instead of nesting
+            # Ranges by start and end overlap instead of nesting: they get level -1, a row of their own.
+            frame["level"] = nested["level"].mask(nested["kind"] == "startend", -1)
         else:
             # Older profilers round to microseconds, so a child can outlive its parent by one.
             frame["level"], _ = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance=1000)
         # A driver's call within one of the runtime's adds nothing to the outer one.
-        levels = 1 if table == "calls" else most.levels
+        levels = 1 if table == "calls" else limits.levels
         frames[table] = frame[frame["level"] < levels]
     outermost = pd.concat([frame[frame["level"] <= 0] for frame in frames.values()])
     busy_ns = (outermost["end_ns"] - outermost["start_ns"]).groupby(outermost["thread"]).sum()
     rows: list[Row] = []
-    for thread in busy_ns.nlargest(most.threads).index:
-        name = trace.meta.thread_names.get(thread) or f"thread {thread & 0xFFFFFF}"
+    for thread in busy_ns.nlargest(limits.threads).index:
+        name = trace.meta.thread_names.get(thread) or f"thread {thread & 0xFFFFFF}"  # without its process
         for table, frame in frames.items():
-            label = plain(f"CPU {name}{_SUFFIX[table]}")
+            label = plain(f"CPU {name}{_LABEL_SUFFIX[table]}")
             for _, events in frame[frame["thread"] == thread].groupby("level"):
                 rows.append(Row(label, [Lane(table, events)]))
-                label = ""
+                label = ""  # only the first level has one
     return rows, len(busy_ns)
 
 
-def _gpu_rows(trace: Trace, most: int, idle: pd.DataFrame | None) -> tuple[list[Row], int]:
+def _gpu_rows(trace: Trace, most_streams: int, idle: pd.DataFrame | None) -> tuple[list[Row], int]:
     """Rows of the streams with most time, and of idle time; and how many streams there are."""
-    lanes: dict[Any, list[Lane]] = {}
+    lanes_of_stream: dict[Any, list[Lane]] = {}  # by device and stream
     for table, name in _NAME_COLUMN.items():
         work = trace.table(table, ["start_ns", "end_ns", "device", "stream", name]).rename(columns={name: "name"})
-        for place, events in work.groupby(["device", "stream"]):
-            lanes.setdefault(place, []).append(Lane(table, events))
-    shown = heapq.nlargest(most, lanes, key=lambda place: _busy_ns(lanes[place]))
-    devices = sorted({device for device, _ in lanes})
+        for stream, events in work.groupby(["device", "stream"]):
+            lanes_of_stream.setdefault(stream, []).append(Lane(table, events))
+    shown = heapq.nlargest(most_streams, lanes_of_stream, key=lambda stream: _busy_ns(lanes_of_stream[stream]))
+    devices = sorted({device for device, _ in lanes_of_stream})
     rows: list[Row] = []
     for device in devices:
         gpu = "GPU"
         if len(devices) > 1:
             gpu = f"GPU {device}"
-        for place in sorted(shown):
-            if place[0] == device:
-                rows.append(Row(f"{gpu} stream {place[1]}", lanes[place]))
+        for stream in sorted(shown):
+            if stream[0] == device:
+                rows.append(Row(f"{gpu} stream {stream[1]}", lanes_of_stream[stream]))
         if idle is not None and (idle["device"] == device).any():
             gaps = idle.loc[idle["device"] == device, ["start_ns", "end_ns", "cause"]]
             rows.append(Row(f"{gpu} idle, by cause", [Lane(IDLE, gaps.rename(columns={"cause": "name"}))]))
-    return rows, len(lanes)
+    return rows, len(lanes_of_stream)
 
 
 def _busy_ns(lanes: list[Lane]) -> int:
+    """The sum of the durations of all events."""
     return sum(int((lane.events["end_ns"] - lane.events["start_ns"]).sum()) for lane in lanes)

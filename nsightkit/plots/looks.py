@@ -18,12 +18,12 @@ RED = "#cf4446"
 GREY = "#7d8590"
 DARK_GREY = "#646c77"
 
-_LOOKS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_LOOKS_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: Of kinds of work, the same in every figure that names them.
-CATEGORY_COLOURS: dict[str, str] = _LOOKS["categories"]
+CATEGORY_COLOURS: dict[str, str] = _LOOKS_FILE["categories"]
 CAUSE_COLOURS = {slug: cause.colour for slug, cause in CAUSES.items()}
 #: Colour and hatch of kinds of memory.
-MEMORY: dict[str, list[str]] = _LOOKS["memory"]
+MEMORY: dict[str, list[str]] = _LOOKS_FILE["memory"]
 
 _Units = tuple[tuple[float, str], ...]
 _TIMES: _Units = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
@@ -48,6 +48,7 @@ def byte_unit(largest: float) -> tuple[float, str]:
 
 
 def _unit(largest: float, units: _Units) -> tuple[float, str]:
+    """The largest unit that is not larger than a value, else the smallest."""
     for size, name in units:
         if largest >= 0.9995 * size:  # written with three digits, it rounds up to this unit
             return size, name
@@ -65,16 +66,17 @@ def amount(value: float) -> str:
 
 
 def _three_digits(value: float, size: float, name: str) -> str:
+    """Write a value in a unit of a size and a name: "1.52 ms"."""
     rounded = float(f"{value / size:.3g}")
     return f"{rounded:,g} {name}"
 
 
-#: What chooses the unit of an amount, and what writes it.
+#: By quantity: what chooses the unit for a largest value, and what writes a value with its unit.
 QUANTITIES = {"time": (time_unit, duration), "memory": (byte_unit, amount)}
 
 
 def spoken(pairs: Iterable[tuple[object, str]], most: int = 6) -> str:
-    """Write out names and values for alternative text."""
+    """Write names and values as alternative text: "rank 0 3 ms, rank 1 5 ms, and 4 more"."""
     words = [f"{plain(name)[:60]} {value}" for name, value in pairs]
     if len(words) > most:
         words[most:] = [f"and {len(words) - most} more"]

@@ -36,34 +36,34 @@ COLOURS = {
     **{f"idle: {cause}": colour for cause, colour in CAUSE_COLOURS.items()},
 }
 
-#: Longest text in one place; kernels fused by a compiler have been seen with 3,000 characters.
-_LONGEST = 400
-#: The first cell in which short neighbours are merged.
+#: Characters of a text from a trace; kernels fused by a compiler have been seen with 3,000.
+_LONGEST_TEXT = 400
+#: The first width of the cells in which short neighbours are merged; it doubles until all fits.
 _FIRST_CELL_NS = 1000
-#: No item takes fewer characters.
-_LEAST_CHARACTERS = 4
+#: No item takes fewer bytes, however well it is packed.
+_LEAST_ITEM_BYTES = 4
 
-
-#: Names with their kinds, which decide their colours, numbered; one list for all traces of a page.
-_Names = dict[tuple[str, str], int]
+#: The number of each name with its kind, which decides its colour; one numbering for all traces of a page.
+_NameNumbers = dict[tuple[str, str], int]
 
 
 # ---------------------------------------------------------------- events
 
 
-def _events(lane: Lane, first_ns: int, names: _Names) -> pd.DataFrame:
-    """A lane's events as they were recorded."""
+def _items_of_lane(lane: Lane, first_ns: int, number_of_name: _NameNumbers) -> pd.DataFrame:
+    """A lane's events as :func:`items`, still without merging; new names are added to `number_of_name`."""
     codes, texts = pd.factorize(lane.events["name"])
     numbers = []
-    for text, kind in _named(lane.table, [*map(str, texts), ""]):  # events without a name have code -1: the last
-        numbers.append(names.setdefault((short(text), kind), len(names)))
+    # Events without a name have code -1, which takes the appended "".
+    for text, kind in _names_and_kinds(lane.table, [*map(str, texts), ""]):
+        numbers.append(number_of_name.setdefault((short(text), kind), len(number_of_name)))
     start = lane.events["start_ns"].to_numpy(np.int64)
     end = lane.events["end_ns"].to_numpy(np.int64)
-    return items(start - first_ns, end - start, np.array(numbers)[codes])
+    return items(start - first_ns, length=end - start, name=np.array(numbers)[codes])
 
 
-def _named(table: str, names: list[str]) -> Iterable[tuple[str, str]]:
-    """Names as they are shown, each with its kind."""
+def _names_and_kinds(table: str, names: list[str]) -> Iterable[tuple[str, str]]:
+    """The names of a table's events as they are shown, each with its kind, a key of :data:`COLOURS`."""
     if table == "kernels":
         return zip(names, categorize(pd.Index(names, dtype="str")), strict=True)
     if table == "memops":
@@ -76,16 +76,16 @@ def _named(table: str, names: list[str]) -> Iterable[tuple[str, str]]:
 
 
 def short(text: str) -> str:
-    """Write text from a trace on one line, not endless.
+    """Write text from a trace on one line, cut to 400 characters.
 
     Parameters
     ----------
     text : str
     """
-    line = plain(text[: 4 * _LONGEST])
-    if len(line) <= _LONGEST:
+    line = plain(text[: 4 * _LONGEST_TEXT])
+    if len(line) <= _LONGEST_TEXT:
         return line
-    return f"{line[: _LONGEST - 1]}…"
+    return f"{line[: _LONGEST_TEXT - 1]}…"
 
 
 def items(start: np.ndarray, length: np.ndarray, name: np.ndarray) -> pd.DataFrame:
@@ -118,14 +118,15 @@ def merged(events: pd.DataFrame, cell_ns: int) -> pd.DataFrame:
         As :func:`items` makes it.
     cell_ns : int
     """
-    ended = events.assign(end=events["start"] + events["length"])
+    with_end = events.assign(end=events["start"] + events["length"])
     is_short = events["length"] < cell_ns
-    runs = ended[is_short].groupby([events["lane"], events["start"] // cell_ns])
+    runs = with_end[is_short].groupby([events["lane"], events["start"] // cell_ns])
     joined = runs.agg({"lane": "first", "start": "min", "end": "max", "busy": "sum", "number": "sum"})
     joined["length"] = joined["end"] - joined["start"]
-    joined["name"] = events["name"].loc[runs["length"].idxmax()].to_numpy()
-    together = pd.concat([joined, ended[~is_short]])[list(events)]
-    return together.sort_values(["lane", "start"], kind="stable", ignore_index=True)
+    longest_event = runs["length"].idxmax()
+    joined["name"] = events["name"].loc[longest_event].to_numpy()
+    all_items = pd.concat([joined, with_end[~is_short]])[list(events)]
+    return all_items.sort_values(["lane", "start"], kind="stable", ignore_index=True)
 
 
 # ---------------------------------------------------------------- the page's data
@@ -146,41 +147,42 @@ def pack(traces: Mapping[str, Rows], *, title: str, most_bytes: int) -> Interact
     -------
     InteractiveTimeline
     """
-    names: _Names = {}
-    parts: list[pd.DataFrame] = []  # the events of each lane; a lane's number is its place here
+    number_of_name: _NameNumbers = {}
+    lanes: list[pd.DataFrame] = []  # the items of each lane; a lane's number is its place here
     charts: list[Json] = []
     sentences = []
     for label, (rows, left_out) in traces.items():
-        lanes = [lane.events for row in rows for lane in row.lanes]
-        first_ns = min((int(events["start_ns"].min()) for events in lanes), default=0)
-        last_ns = max((int(events["end_ns"].max()) for events in lanes), default=0)
+        events_of_lanes = [lane.events for row in rows for lane in row.lanes]
+        first_ns = min((int(events["start_ns"].min()) for events in events_of_lanes), default=0)
+        last_ns = max((int(events["end_ns"].max()) for events in events_of_lanes), default=0)
         span_ns = max(last_ns - first_ns, 1)
-        shown = []
+        chart_rows = []
         for row in rows:
-            numbers = []
+            lane_numbers = []
             for lane in row.lanes:
-                numbers.append(len(parts))
-                parts.append(_events(lane, first_ns, names).assign(lane=len(parts)))
-            shown.append({"label": row.label, "gpu": row.lanes[0].table in GPU_TABLES, "lanes": numbers})
-        facts = {"label": short(label), "leftOut": left_out, "rows": shown}
-        charts.append({**facts, "first": first_ns, "span": span_ns})
+                lane_numbers.append(len(lanes))
+                lanes.append(_items_of_lane(lane, first_ns, number_of_name).assign(lane=len(lanes)))
+            chart_rows.append({"label": row.label, "gpu": row.lanes[0].table in GPU_TABLES, "lanes": lane_numbers})
+        chart = {"label": short(label), "leftOut": left_out, "rows": chart_rows, "first": first_ns, "span": span_ns}
+        charts.append(chart)
         heading = title
         if label:
             heading = f"{title}: {short(label)}"
         sentences.append(in_words(rows, heading, span_ns))
-    none = np.zeros(0, np.int64)
-    events = pd.concat(parts, ignore_index=True) if parts else items(none, none, none)
-    data = _fitted({"title": title, "traces": charts}, events, list(names), most_bytes)
+    nothing = np.zeros(0, np.int64)
+    all_items = pd.concat(lanes, ignore_index=True) if lanes else items(nothing, nothing, nothing)
+    data = _fitting({"title": title, "traces": charts}, all_items, list(number_of_name), most_bytes)
     return InteractiveTimeline(data, " ".join(sentences))
 
 
-def _fitted(page: Json, events: pd.DataFrame, names: list[tuple[str, str]], most_bytes: int) -> str:
-    """Pack a page, with so many events merged that it is not larger than it may be."""
-    cell_ns = 0
+def _fitting(page: Json, events: pd.DataFrame, names: list[tuple[str, str]], most_bytes: int) -> str:
+    """Pack a page's events, merged in ever wider cells until they take no more than `most_bytes`."""
+    cell_ns = 0  # nothing is merged
     longest_ns = max(trace["span"] for trace in page["traces"])
     while True:
-        is_last = cell_ns > longest_ns
-        if is_last or len(events) * _LEAST_CHARACTERS <= most_bytes:
+        is_last = cell_ns > longest_ns  # each lane is one item
+        # Packing takes long: not tried where it cannot fit.
+        if is_last or len(events) * _LEAST_ITEM_BYTES <= most_bytes:
             text = json.dumps({**page, "merged": cell_ns, **_packed(events, names)}, separators=(",", ":"))
             data = base64.b64encode(zlib.compress(text.encode())).decode()
             if is_last or len(data) <= most_bytes:
@@ -190,21 +192,22 @@ def _fitted(page: Json, events: pd.DataFrame, names: list[tuple[str, str]], most
 
 
 def _packed(events: pd.DataFrame, names: list[tuple[str, str]]) -> Json:
-    """Lanes as lists, the names that they use, and the kinds of those."""
-    codes, used = pd.factorize(events["name"])
+    """Lanes as lists, and the names that they use, with the kinds of these; all numbered anew, from 0."""
+    codes, used_names = pd.factorize(events["name"])
     end = events["start"] + events["length"]
-    before = end.groupby(events["lane"]).shift(fill_value=0)
-    # A gap is a smaller number than a time, and often the same one.
-    columns = events.assign(gap=events["start"] - before, name=codes)
+    previous_end = end.groupby(events["lane"]).shift(fill_value=0)
+    # A gap is a smaller number than a time and often the same one, so it deflates better.
+    columns = events.assign(gap=events["start"] - previous_end, name=codes)
     lanes = []
     for _, lane in columns.groupby("lane"):
         lanes.append(lane[["gap", "length", "name", "busy", "number"]].to_dict("list"))
-    kinds = {"CPU": 0}  # the viewer draws the first in two greys
-    shown = []
-    for number in used:
+    number_of_kind = {"CPU": 0}  # the viewer draws the first in two greys
+    names_with_kinds = []
+    for number in used_names:
         text, kind = names[number]
-        shown.append([text, kinds.setdefault(kind, len(kinds))])
-    return {"lanes": lanes, "kinds": [[kind, COLOURS[kind]] for kind in kinds], "names": shown}
+        names_with_kinds.append([text, number_of_kind.setdefault(kind, len(number_of_kind))])
+    kinds = [[kind, COLOURS[kind]] for kind in number_of_kind]
+    return {"lanes": lanes, "kinds": kinds, "names": names_with_kinds}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,12 +226,12 @@ class InteractiveTimeline:
     label: str
 
     def html(self, *, script: bool = True) -> str:
-        """The element as HTML.
+        """Write the timeline as an HTML element.
 
         Parameters
         ----------
         script : bool, default True
-            With the program that makes it interactive. A page needs it once; more do no harm.
+            With the viewer, the program that makes it interactive. A page needs it once; more do no harm.
         """
         data = f'<script type="text/plain">{self.data}</script>'
         element = f"<nsightkit-timeline><p>{html.escape(self.label)}</p>{data}</nsightkit-timeline>"
@@ -241,6 +244,6 @@ class InteractiveTimeline:
 
 
 def program() -> str:
-    """Read the viewer, without comments and indentation: they are for those who read the source."""
+    """Read the viewer, a script; comments and indentation are left out, to make pages smaller."""
     source = (files("nsightkit.plots") / "timeline.js").read_text(encoding="utf-8")
     return re.sub(r"^\s*(//.*)?\n|^\s+", "", source, flags=re.MULTILINE)

@@ -32,7 +32,7 @@ SERIES = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED)
 
 
 def new_figure(height: float, title: str) -> tuple[Figure, Any]:
-    """Make a figure with one pair of axes, known to pyplot, no frame but the left and the bottom line."""
+    """Make a figure with one pair of axes, known to pyplot; of the frame only the left and the bottom line."""
     figure, (axes,) = new_grid(1, height, title)
     return figure, axes
 
@@ -48,11 +48,12 @@ def new_grid(columns: int, height: float, title: str, **shared: Any) -> tuple[Fi
 
 @lru_cache
 def _font() -> Any:
+    """The font that figures are written in."""
     return get_font(findfont(FontProperties()))
 
 
 def plain(text: object, longest: int = 60) -> str:
-    """Text from a trace as matplotlib may draw it.
+    """Write text from a trace as matplotlib can draw it, cut to `longest` characters.
 
     Names come from the profiled program: `$` would start a formula, and a character the font lacks warns.
     """
@@ -79,16 +80,17 @@ def nothing(figure: Figure, axes: Any, title: str, what: str) -> Figure:
 
 
 def legend(figure: Figure, columns: int) -> None:
-    """Name what has a label, each label once, below the axes: inside, no corner is sure to be free."""
-    drawn, labels = figure.axes[0].get_legend_handles_labels()
-    handles = dict(zip(labels, drawn, strict=True))
-    if handles:
+    """Name what has a label in the first axes, each label once, below them: inside, no corner is sure to be free."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    handle_of_label = dict(zip(labels, handles, strict=True))
+    if handle_of_label:
         place: Any = "outside lower center"  # a constrained layout knows it, the types do not
-        figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns, frameon=False, fontsize=9)
+        unique_handles = list(handle_of_label.values())
+        figure.legend(unique_handles, list(handle_of_label), loc=place, ncols=columns, frameon=False, fontsize=9)
 
 
 def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:
-    """Row names on the y axis, first row on top."""
+    """Write the names of rows on the y axis, the first on top."""
     labels = [plain(name, longest) for name in names]
     axes.set_yticks(np.arange(len(labels)), labels=labels, fontsize=9)
     axes.tick_params(axis="y", length=0)
@@ -96,20 +98,24 @@ def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:
 
 
 def in_unit(axis: Any, size: float = 1) -> None:
-    """Write the numbers of an axis in a unit of a size, without zeros."""
+    """Write the numbers of an axis in units of `size`, without trailing zeros."""
     axis.set_major_formatter(lambda value, _: f"{value / size:g}")
 
 
 def side_by_side(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
-    """Make a table of numbers by name, a column each, in the order in which the names come; 0 for what is missing."""
-    numbers = {}
+    """Put series beside each other by the names in their indexes, in the order in which these come; 0 if missing.
+
+    Values of one name in a series are summed.
+    """
+    sums = {}
     for label, values in columns.items():
-        known = pd.to_numeric(values).fillna(0).astype(float)
-        numbers[label] = known.groupby(values.index.astype(str), sort=False).sum()
-    return pd.concat(numbers, axis=1).fillna(0)
+        numbers = pd.to_numeric(values).fillna(0).astype(float)
+        sums[label] = numbers.groupby(values.index.astype(str), sort=False).sum()
+    return pd.concat(sums, axis=1).fillna(0)
 
 
 def rectangles(left: Any, right: Any, bottom: Any, top: Any) -> np.ndarray:
-    """Corners of rectangles; a side may be the same of all."""
+    """The corners of rectangles, an array of shape (n, 4, 2); a side that is one number is that of all."""
     sides = np.stack(np.broadcast_arrays(left, right, bottom, top), 1)
+    # Corners as numbers of sides: (left, bottom), (right, bottom), (right, top), (left, top).
     return sides[:, [[0, 2], [1, 2], [1, 3], [0, 3]]].astype(float)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from nsightkit import card, questions
 from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import AnyPath, UsageError
-from nsightkit.plots.lanes import Most, all_rows
+from nsightkit.plots.lanes import RowLimits, all_rows
 from nsightkit.plots.packing import pack, program, short
 from nsightkit.report.sides import Side, sides_of
 from nsightkit.report.tables import SECTIONS, Listing, Section, listings
@@ -26,12 +26,12 @@ from nsightkit.version import __version__
 
 #: Of the timeline's events: with the tables, what a mail server lets through unasked, and a browser opens at once.
 _TIMELINE_BYTES = 3_000_000
-#: Rows of the timeline, of each trace.
-_MOST = Most(levels=12, streams=32, threads=24)
+#: Of the timeline of each trace; it is large, but a page scrolls.
+_ROW_LIMITS = RowLimits(levels=12, streams=32, threads=24)
 
 
 def write(traces: Mapping[str, Trace], path: AnyPath, *, selection: str = "", overwrite: bool = False) -> int:
-    """Write a report.
+    """Write a report on one or more traces as an HTML file.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def write(traces: Mapping[str, Trace], path: AnyPath, *, selection: str = "", ov
 
 
 def html(traces: Mapping[str, Trace], *, selection: str = "") -> str:
-    """Make a report of one or more traces.
+    """Make a report on one or more traces.
 
     Parameters
     ----------
@@ -93,34 +93,34 @@ def html(traces: Mapping[str, Trace], *, selection: str = "") -> str:
         title = f"GPU profiles: {len(sides)} traces side by side"
     rows = {}
     for side in sides:
-        rows[side.label] = all_rows(side.trace, _MOST, gaps.causes(side.trace))
+        rows[side.label] = all_rows(side.trace, _ROW_LIMITS, gaps.causes(side.trace))
     timeline = pack(rows, title="Timeline", most_bytes=_TIMELINE_BYTES)
     # All text is escaped but our own style and scripts, and the timeline, which is HTML already.
-    environment = card.environment("nsightkit.report", _shown)
-    environment.filters |= {"column": column_of, "line": plain, "digest": _digest}
+    environment = card.environment("nsightkit.report", _shown_text)
+    environment.filters |= {"column": column_of, "line": plain, "digest": _hash_for_policy}
     return environment.get_template("page.html").render(
         title=title,
         selection=selection,
         sides=sides,
-        answers=[_answer(side) for side in sides],
+        answers=[_verdict_and_card(side) for side in sides],
         facts=[questions.summary(side.trace).facts() for side in sides],
         sections=_sections(sides),
         timeline=timeline.html(script=False),
-        style=card.css() + _own("report.css"),
-        script=_own("report.js"),
+        style=card.css() + _asset("report.css"),
+        script=_asset("report.js"),
         viewer=program(),
         version=__version__,
     )
 
 
-def _answer(side: Side) -> tuple[Mapping[str, Any], Markup]:
-    """The verdict, and its card."""
+def _verdict_and_card(side: Side) -> tuple[Mapping[str, Any], Markup]:
+    """The verdict on a trace, and its card as HTML."""
     verdict = questions.verdict(side.trace)
     return verdict, Markup(card.html(verdict, unfolded=True))  # noqa: S704 - the card escapes what it shows
 
 
 def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing]]]:
-    """The sections that the traces hold something of, with their tables."""
+    """The sections that have a table, each with its tables; a trace that did not record what one needs has none."""
     sections = []
     for section in SECTIONS:
         tables = listings(section, [side for side in sides if side.trace.recorded(section.needs)])
@@ -129,16 +129,18 @@ def _sections(sides: Sequence[Side]) -> list[tuple[Section, list[Listing]]]:
     return sections
 
 
-def _own(name: str) -> str:
+def _asset(name: str) -> str:
+    """The text of a file of this package: style or script of the page."""
     return (files("nsightkit.report") / name).read_text(encoding="utf-8")
 
 
-def _shown(value: object) -> object:
-    """Make text from a trace fit to be shown."""
+def _shown_text(value: object) -> object:
+    """Make a value that a template writes fit to be shown: text from a trace on one line; HTML stays as it is."""
     if isinstance(value, Markup):
         return value
     return short(str(value))
 
 
-def _digest(text: str) -> str:
+def _hash_for_policy(text: str) -> str:
+    """The SHA-256 of a style or a script, by which the page's content security policy allows it."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -14,17 +14,17 @@ from nsightkit.trace.model import Trace
 
 _ENDINGS = re.compile(r"(\.pt)?(\.trace)?(\.json(\.gz)?|\.sqlite|\.nsys-rep|\.parquet|_pqtdir)$")
 #: Characters of a label.
-_LONGEST = 80
+_LONGEST_LABEL = 80
 
 
 class Side(NamedTuple):
     """One trace of a report."""
 
-    number: int
+    number: int  # from 0
     label: str
-    letter: str  # empty where there is one trace; a file's name is wider than most columns
-    source: str
-    trace: Trace
+    letter: str  # heads its columns, since a file's name is wider than most; empty where there is one trace
+    source: str  # card, tool and what was not recorded, in a line
+    trace: Trace  # cleaned
 
 
 def labelled(traces: Iterable[Trace]) -> dict[str, Trace]:
@@ -41,18 +41,18 @@ def labelled(traces: Iterable[Trace]) -> dict[str, Trace]:
     by_label: dict[str, Trace] = {}
     for trace in traces:
         name = _ENDINGS.sub("", Path(trace.path or "trace").name)
-        by_label[_free(name, by_label)] = trace
+        by_label[_unused_label(name, by_label)] = trace
     return by_label
 
 
-def _free(name: str, taken: Iterable[str]) -> str:
-    """Number a name where it is taken."""
+def _unused_label(name: str, used: Iterable[str]) -> str:
+    """Give a name, with a number where it is used already: "run", "run (2)"."""
     number = 1
-    free = name
-    while free in taken:
+    label = name
+    while label in used:
         number += 1
-        free = f"{name} ({number})"
-    return free
+        label = f"{name} ({number})"
+    return label
 
 
 def sides_of(traces: Mapping[str, Trace]) -> list[Side]:
@@ -61,20 +61,26 @@ def sides_of(traces: Mapping[str, Trace]) -> list[Side]:
     Parameters
     ----------
     traces : mapping of str to Trace
+        By label, in the order in which they are shown.
+
+    Returns
+    -------
+    list of Side
     """
     sides: dict[str, Side] = {}
     for number, (name, trace) in enumerate(traces.items()):
-        label = plain(clean_text(trace, name))[:_LONGEST] or f"trace {number + 1}"
-        label = _free(label, sides)
+        label = plain(clean_text(trace, name))[:_LONGEST_LABEL] or f"trace {number + 1}"
+        label = _unused_label(label, sides)
         letter = ""
         if len(traces) > 1:
             letter = chr(ord("A") + number) if number < 26 else str(number + 1)
         cleaned = clean(trace)
-        sides[label] = Side(number, label, letter, _source(cleaned), cleaned)
+        sides[label] = Side(number, label, letter, _source_line(cleaned), cleaned)
     return list(sides.values())
 
 
-def _source(trace: Trace) -> str:
+def _source_line(trace: Trace) -> str:
+    """Write on which GPU and with which tool a trace was captured, and what it lacks."""
     meta = trace.meta
     cards = " and ".join(gpus_of(trace)) or "GPU not named"
     missing = ", ".join(meta.missing) or "nothing"

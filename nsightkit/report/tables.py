@@ -20,8 +20,9 @@ from nsightkit.trace.model import Trace
 #: Rows of a table; a line below it counts the others.
 _MOST_ROWS = 500
 _LONGEST_GAPS = 100
-#: Columns of each trace, where several are compared.
-_COMPARED = 3
+#: Measures of each trace, where several are compared: more do not fit the width of a page.
+_MEASURES_COMPARED = 3
+#: A row of an answer, by column.
 _Row = dict[str, Any]
 
 
@@ -46,13 +47,15 @@ class _Sections(msgspec.Struct):
 SECTIONS = msgspec.toml.decode(Path(__file__).with_name("sections.toml").read_bytes(), type=_Sections).section
 
 
-def _answer(section: Section, trace: Trace) -> list[_Row]:
+def _answer_rows(section: Section, trace: Trace) -> list[_Row]:
+    """Ask a section's question about one trace; no rows where it has no answer."""
     if section.ask == "longest gaps":
+        # Evidence takes long, so it is sought only for gaps that can be among the longest.
         idle = intervals.idle_intervals(trace)
-        lengths = (idle["end_ns"] - idle["start_ns"]).nlargest(_LONGEST_GAPS)
+        longest = (idle["end_ns"] - idle["start_ns"]).nlargest(_LONGEST_GAPS)
         shortest_ns = 0
-        if len(lengths):
-            shortest_ns = int(lengths.min())
+        if len(longest):
+            shortest_ns = int(longest.min())
         frame = gaps.find(trace, min_ns=shortest_ns).nlargest(_LONGEST_GAPS, "duration_ns")
     else:
         try:
@@ -68,12 +71,12 @@ class Listing(NamedTuple):
     sides: list[Side]
     keys: list[str]
     measures: list[str]
-    rows: list[list[_Row]]  # one of each trace, empty where it has none
-    hidden: int  # further rows
+    rows: list[list[_Row]]  # a row of the table is one of each trace's answers, empty where a trace has none
+    hidden: int  # how many rows are left out
 
 
 def listings(section: Section, sides: Sequence[Side]) -> list[Listing]:
-    """Ask a section's question.
+    """Ask a section's question about all traces, and lay the answers side by side where rows have keys.
 
     Parameters
     ----------
@@ -84,40 +87,47 @@ def listings(section: Section, sides: Sequence[Side]) -> list[Listing]:
     Returns
     -------
     list of Listing
-        One for each trace where rows are moments, else one; none where no trace has rows.
+        Of rows that are moments one for each trace, else one for all; none where no trace has rows.
     """
     answers: list[tuple[Side, list[_Row]]] = []
     for side in sides:
-        rows = _answer(section, side.trace)
+        rows = _answer_rows(section, side.trace)
         if rows:
             answers.append((side, rows))
     if not section.keys:
         return [_listing(section, [side], [[row] for row in rows]) for side, rows in answers]
-    by_key: dict[tuple[Any, ...], list[_Row]] = {}
+    rows_by_key: dict[tuple[Any, ...], list[_Row]] = {}
     for number, (_, rows) in enumerate(answers):
         for row in rows:
             key = tuple(row[name] for name in section.keys)
-            group = by_key.setdefault(key, [{} for _ in answers])
-            group[number] = row
+            rows_of_traces = rows_by_key.setdefault(key, [{} for _ in answers])
+            rows_of_traces[number] = row
+    # By the first measure, of the trace that has most of it.
     first = section.measures[0]
-    groups = sorted(by_key.values(), key=lambda group: -max(row.get(first) or 0 for row in group))
-    if groups:
-        return [_listing(section, [side for side, _ in answers], groups)]
+    joined = sorted(rows_by_key.values(), key=lambda rows: -max(row.get(first) or 0 for row in rows))
+    if joined:
+        return [_listing(section, [side for side, _ in answers], joined)]
     return []
 
 
 def _listing(section: Section, sides: list[Side], rows: list[list[_Row]]) -> Listing:
+    """Make a table of joined rows, without empty columns and without rows beyond the limit."""
     measures = section.measures
     if len(sides) > 1:
-        measures = measures[:_COMPARED]
-    hidden = max(len(rows) - _MOST_ROWS, 0)
-    return Listing(sides, _filled(section.keys, rows), _filled(measures, rows), rows[:_MOST_ROWS], hidden)
+        measures = measures[:_MEASURES_COMPARED]
+    return Listing(
+        sides=sides,
+        keys=_filled_columns(section.keys, rows),
+        measures=_filled_columns(measures, rows),
+        rows=rows[:_MOST_ROWS],
+        hidden=max(len(rows) - _MOST_ROWS, 0),
+    )
 
 
-def _filled(names: Sequence[str], rows: list[list[_Row]]) -> list[str]:
-    """The columns that hold something: some text, some flag, more than device 0."""
+def _filled_columns(names: Sequence[str], rows: list[list[_Row]]) -> list[str]:
+    """The columns that hold something in any row: some text, a flag that is set, a device other than 0."""
     filled = []
     for name in names:
-        if any(row.get(name) for group in rows for row in group):
+        if any(row.get(name) for rows_of_traces in rows for row in rows_of_traces):
             filled.append(name)
     return filled

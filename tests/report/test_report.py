@@ -137,12 +137,12 @@ def test_every_thread_stream_and_level_has_a_row_or_is_said_to_lack_one():
     }
     trace = Trace.from_frames(rows, TraceMeta(thread_names={1: "main"}))
     idle = pd.DataFrame({"device": [1], "start_ns": [3], "end_ns": [5], "cause": ["unknown"]})
-    whole = lanes.all_rows(trace, lanes.Most(12, 32, 24), idle)
+    whole = lanes.all_rows(trace, lanes.RowLimits(12, 32, 24), idle)
     calls = ["CPU main CUDA calls", "CPU thread 2 CUDA calls"]
     gpu = ["GPU 0 stream 7", "GPU 0 stream 9", "GPU 1 stream 8", "GPU 1 stream 10", "GPU 1 idle, by cause"]
     assert [row.label for row in whole.rows] == ["CPU main", *[""] * 4, "CPU main ops", "", *calls, *gpu]
     assert whole.left_out == ""
-    assert lanes.all_rows(trace, lanes.Most(3, 2, 1)).left_out.startswith("threads beyond 1 and streams beyond 2")
+    assert lanes.all_rows(trace, lanes.RowLimits(3, 2, 1)).left_out.startswith("threads beyond 1 and streams beyond 2")
 
 
 # ---- What it must not say -------------------------------------------------------------------------------------------

@@ -64,13 +64,17 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, phase_of: dict[str, s
     """
     count = len(events)
     phase = events["action"].map(phase_of).astype("category")
-    # Only the stack of the allocation counts.
-    stack = events["stack"].where(phase == "first", -1)
-    recorded = events[["address"]].assign(stack=stack, requested_bytes=events["size_bytes"], size_bytes=-1)
-    recorded = recorded.assign(pending=False, phase=phase, event=events.index).dropna(subset="phase")
+    recorded = events[["address"]].assign(
+        stack=events["stack"].where(phase == "first", -1),  # only that of the allocation counts
+        requested_bytes=events["size_bytes"],
+        size_bytes=-1,
+        pending=False,
+        phase=phase,
+        event=events.index,
+    )
     # What is there at the end is taken as freed just after the last event.
     staying = at_end[["address", "stack", "requested_bytes", "size_bytes", "pending"]]
-    rows = pd.concat([recorded, staying.assign(phase="free_completed", event=count)])
+    rows = pd.concat([recorded.dropna(subset="phase"), staying.assign(phase="free_completed", event=count)])
     # By address, then time. A lifetime begins at an allocation, at a new address, and after a lifetime's end.
     rows = rows.sort_values("address", kind="stable", ignore_index=True)
     is_head = (rows["phase"] == "first") | (rows["address"] != rows["address"].shift(fill_value=-1))

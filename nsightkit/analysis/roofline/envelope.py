@@ -157,19 +157,20 @@ def summary(configurations: Iterable[Configuration] = MATRIX) -> pd.DataFrame:
     rows = []
     for configuration in configurations:
         cost = envelope(configuration)
-        row = {
-            "config": configuration.name,
-            "params": cost.params,
-            "state_bytes": cost.state_bytes,
-            "activation_bytes": cost.activation_bytes,
-            "logits_bytes": cost.logits_bytes,
-            "peak_bytes": cost.peak_bytes(),
-            "fwd_flops": cost.fwd_flops,
-            "train_flops": cost.train_flops,
-            "aligned": not misaligned(configuration),
-            "notes": _notes(cost),
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "config": configuration.name,
+                "params": cost.params,
+                "state_bytes": cost.state_bytes,
+                "activation_bytes": cost.activation_bytes,
+                "logits_bytes": cost.logits_bytes,
+                "peak_bytes": cost.peak_bytes(),
+                "fwd_flops": cost.fwd_flops,
+                "train_flops": cost.train_flops,
+                "aligned": not misaligned(configuration),
+                "notes": _notes(cost),
+            }
+        )
     return pd.DataFrame(rows)
 
 

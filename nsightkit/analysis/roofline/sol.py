@@ -197,17 +197,18 @@ def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
     """
     rows = []
     for operation in operations:
-        row = (
-            operation.name,
-            operation.flops,
-            operation.bytes,
-            operation.intensity,
-            rates.bound(operation),
-            rates.bound_ns(operation),
-            rates.compute_ns(operation),
-            rates.memory_ns(operation),
+        rows.append(
+            (
+                operation.name,
+                operation.flops,
+                operation.bytes,
+                operation.intensity,
+                rates.bound(operation),
+                rates.bound_ns(operation),
+                rates.compute_ns(operation),
+                rates.memory_ns(operation),
+            )
         )
-        rows.append(row)
     columns = ["name", "flops", "bytes", "intensity", "bound", "bound_ns", "compute_ns", "memory_ns"]
     return pd.DataFrame(rows, columns=columns)
 
