@@ -25,8 +25,8 @@ def table(
     missing : str
         Text for a value that was not measured.
     """
-    written: dict[str, str | Callable[[Any], object]] = {}
+    default_formats: dict[str, str | Callable[[Any], object]] = {}
     for name in frame.select_dtypes("float"):
         if column_of(str(name)).unit == "value":
-            written[str(name)] = "{:,.4g}"
-    return Table.of(frame, len(frame), formats=written | dict(formats or {}), missing=missing)
+            default_formats[str(name)] = "{:,.4g}"
+    return Table.of(frame, len(frame), formats=default_formats | dict(formats or {}), missing=missing)

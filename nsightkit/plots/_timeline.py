@@ -113,8 +113,16 @@ def _write_names(axes: Any, row: int, start: np.ndarray, end: np.ndarray, names:
     for i in np.argsort(-characters)[:_MOST_NAMES]:
         if characters[i] >= 4:
             text = style.plain(names[i], int(characters[i]))
-            middle = (start[i] + end[i]) / 2
-            axes.text(middle, row, text, ha="center", va="center", fontsize=8, color="white", clip_on=True)
+            axes.text(
+                (start[i] + end[i]) / 2,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white",
+                clip_on=True,
+            )
 
 
 def interactive_timeline(

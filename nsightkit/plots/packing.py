@@ -206,8 +206,11 @@ def _packed(events: pd.DataFrame, names: list[tuple[str, str]]) -> Json:
     for number in used_names:
         text, kind = names[number]
         names_with_kinds.append([text, number_of_kind.setdefault(kind, len(number_of_kind))])
-    kinds = [[kind, COLOURS[kind]] for kind in number_of_kind]
-    return {"lanes": lanes, "kinds": kinds, "names": names_with_kinds}
+    return {
+        "lanes": lanes,
+        "kinds": [[kind, COLOURS[kind]] for kind in number_of_kind],
+        "names": names_with_kinds,
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,8 +85,14 @@ def legend(figure: Figure, columns: int) -> None:
     handle_of_label = dict(zip(labels, handles, strict=True))
     if handle_of_label:
         place: Any = "outside lower center"  # a constrained layout knows it, the types do not
-        unique_handles = list(handle_of_label.values())
-        figure.legend(unique_handles, list(handle_of_label), loc=place, ncols=columns, frameon=False, fontsize=9)
+        figure.legend(
+            list(handle_of_label.values()),
+            list(handle_of_label),
+            loc=place,
+            ncols=columns,
+            frameon=False,
+            fontsize=9,
+        )
 
 
 def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:

@@ -115,7 +115,7 @@ def held_blocks(snapshot: Snapshot, device: int) -> pd.DataFrame:
     at_end = blocks[is_held].drop_duplicates("address")
     at_end = at_end.assign(pending=at_end["state"] == "active_pending_free")
     phase_of = {"alloc": "first", "free_requested": "free_requested"}
-    phase_of |= dict.fromkeys(("free_completed", "free"), "free_completed")
+    phase_of |= dict.fromkeys(("free_completed", "free"), "free_completed")  # `free` is an old name of it
     table = _lifetimes(events_of(snapshot, device), at_end, phase_of).drop(columns="pending")
     return _with_sizes(snapshot, device, table)
 

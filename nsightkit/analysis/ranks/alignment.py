@@ -132,7 +132,7 @@ def _collective_shift(reference_ends: Int, ends: Int, limit_ns: float) -> int | 
     """Count the collectives that the reference rank recorded before this rank's first; negative: the other way round.
 
     The arrays are the end times of one kind of collective on the two ranks, each on its own clock. At the right shift
-    all pairs of ends are equally far apart, but for `limit_ns`. None if that is so at no shift.
+    all pairs of ends are equally far apart, up to `limit_ns`. None if that is so at no shift.
     """
     best_shift = None
     tolerance_ns = limit_ns
@@ -140,7 +140,7 @@ def _collective_shift(reference_ends: Int, ends: Int, limit_ns: float) -> int | 
     if len(reference_ends) == len(ends):
         # Two lists that are shorter than that may match as wholes.
         pairs_needed = min(pairs_needed, len(ends))
-    # At most all but one of either rank's collectives lie before the other's first.
+    # At most all but one of either rank's collectives lie before the other's first. Small shifts are tried first.
     lowest = max(1 - len(ends), -_MOST_SHIFT)
     highest = min(len(reference_ends) - 1, _MOST_SHIFT)
     for shift in sorted(range(lowest, highest + 1), key=abs):

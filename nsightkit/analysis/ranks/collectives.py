@@ -5,9 +5,9 @@ Waiting for late ranks needs the traces of several ranks: :mod:`nsightkit.analys
 
 from __future__ import annotations
 
-import json
 import re
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -222,18 +222,27 @@ def _described_columns(texts: pd.Series) -> pd.DataFrame:
     rows = []
     # Many collectives share one description, so each is parsed once.
     for text in texts.cat.categories:
-        description = json.loads(text) if text else {}
-        row = {
-            "kind": kind_of(str(description.get("Collective name", ""))),
-            "group": str(description.get("Process Group Name", "")),
-            "ranks": str(description.get("Process Group Ranks", "")),
-            "group_size": _count(description, "Group size"),
-            "bytes": _message_bytes(description),
-        }
-        rows.append(row)
+        description = _parsed(text)
+        rows.append(
+            {
+                "kind": kind_of(str(description.get("Collective name", ""))),
+                "group": str(description.get("Process Group Name", "")),
+                "ranks": str(description.get("Process Group Ranks", "")),
+                "group_size": _count(description, "Group size"),
+                "bytes": _message_bytes(description),
+            }
+        )
     # Named for a trace without kernels, which has no rows.
     distinct = pd.DataFrame(rows, columns=["kind", "group", "ranks", "group_size", "bytes"])
     return distinct.iloc[texts.cat.codes].reset_index(drop=True)
+
+
+def _parsed(text: str) -> Json:
+    """A description as an object; files are untrusted, so any other text describes nothing."""
+    try:
+        return msgspec.json.decode(text, type=Json)
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
 
 
 def _message_bytes(description: Json) -> int:

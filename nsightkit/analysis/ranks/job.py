@@ -226,7 +226,7 @@ def traces_in(folder: AnyPath) -> list[Path]:
 
 
 def _by_number(path: Path) -> list[int | str]:
-    """A sort key that puts 2 before 10."""
+    """A sort key that puts 2 before 10: "rank2.json" becomes ["rank", 2, ".json"]."""
     return [int(part) if part.isdecimal() else part for part in _DIGITS.split(str(path))]
 
 
@@ -240,7 +240,7 @@ def _is_trace(path: Path) -> bool:
         return not path.with_suffix(".sqlite").exists()  # the report's export is read instead
     if path.suffix != ".json" or rank_of(path) is not None or path.stat().st_size > _LARGEST_OTHER_BYTES:
         return path.name.endswith(_SUFFIXES)
-    # A JSON object of another kind may lie beside the traces; a list can only be one of events.
+    # A JSON object of another kind, such as source.json, may lie beside the traces; a list can only be one of events.
     text = path.read_bytes()
     return b"traceEvents" in text or not text.startswith(b"{")
 
@@ -283,8 +283,9 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
     lost_or_absent = list(lost)
     absent = set(range(world_size)).difference(look_of_rank, *(trace["ranks"] for trace in lost))
     if absent:
-        reason = f"no trace (the job has {world_size} ranks)"
-        lost_or_absent.append({"file": None, "ranks": sorted(absent), "reason": reason})
+        lost_or_absent.append(
+            {"file": None, "ranks": sorted(absent), "reason": f"no trace (the job has {world_size} ranks)"}
+        )
     # Only ranks that are processes of one capture share its clock.
     capture_of_rank = {}
     for rank, entry in look_of_rank.items():

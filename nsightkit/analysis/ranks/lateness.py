@@ -104,6 +104,7 @@ def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors_ns: pd.Series, wall
     most_saved_ns = 0.0
     for rank, group in stragglers.items():
         lateness_by_unit = lateness_of_group[group]
+        # The ranks of the group that are on time; where none is, all but this one.
         others = lateness_by_unit.columns.difference(list(stragglers))
         if others.empty:
             others = lateness_by_unit.columns.drop([rank])
@@ -174,7 +175,7 @@ def _late_beyond_chance(lateness_of_group: Mapping[int, pd.DataFrame], wall_ns: 
                 newly_late.append((rank_late_ns, group, int(str(rank))))
         if not newly_late:
             return stragglers
-        # In ascending order of lateness, so that of a rank's groups the latest overwrites the others.
+        # In ascending order of lateness, so that of a rank's groups the one in which it is latest stays.
         stragglers |= {rank: group for _, group, rank in sorted(newly_late)}
 
 

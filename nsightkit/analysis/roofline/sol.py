@@ -329,16 +329,16 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
         ``compute``, ``memory`` or, where no operator with a known cost launched the kernel, ``""``; a row for each of
         the trace's kernels.
     """
-    bound = np.full(trace.size("kernels"), "", dtype=object)
+    bound_of_kernel = np.full(trace.size("kernels"), "", dtype=object)
     try:
         sheets = [datasheet(hardware.find(gpu or gpu_of(trace)))]
     except UsageError:
-        sheets = [datasheet(card) for card in hardware.GPUS]
+        sheets = [datasheet(card) for card in hardware.GPUS]  # it may be any of them
     for group in groups(trace):
         bounds_of_cards = {sheet.bound(_on_unit_of_card(sheet, group.operation)) for sheet in sheets}
         if len(bounds_of_cards) == 1:
-            bound[group.kernels] = bounds_of_cards.pop()
-    return pd.Categorical(bound, pd.Index(["", "compute", "memory"]))
+            bound_of_kernel[group.kernels] = bounds_of_cards.pop()
+    return pd.Categorical(bound_of_kernel, pd.Index(["", "compute", "memory"]))
 
 
 class Group(NamedTuple):
@@ -363,7 +363,7 @@ class Group(NamedTuple):
 
 
 def groups(trace: Trace) -> Iterator[Group]:
-    """Find the kernels of each kind of operator whose cost its inputs tell.
+    """Find the operators of a trace whose inputs tell their cost, one group per name and inputs, with their kernels.
 
     Parameters
     ----------
