@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from nsightkit.errors import UsageError
 from nsightkit.plots import style
-from nsightkit.plots.lanes import Rows, in_words, outer_rows
+from nsightkit.plots.lanes import Rows, alternative_text, outer_rows
 from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, time_unit
 from nsightkit.plots.packing import InteractiveTimeline, items, merged, pack
 from nsightkit.trace.model import Trace
@@ -75,8 +75,8 @@ def timeline(
             events = lane.events[(lane.events["end_ns"] > start_ns) & (lane.events["start_ns"] < start_ns + length_ns)]
             start = (events["start_ns"].to_numpy() - start_ns).clip(0)
             end = (events["end_ns"].to_numpy() - start_ns).clip(max=length_ns)
-            marks = items(start, end - start, name=start)  # marks have no names here, so any column will do
-            _draw_marks(axes, number, lane.table, marks, length_ns)
+            # Marks are drawn without names, so any column will do.
+            _draw_marks(axes, number, lane.table, items(start, end - start, name=start), length_ns)
             if lane.table not in _GPU_LOOKS:
                 _write_names(axes, number, start, end, events["name"].to_numpy(), length_ns)
     style.name_rows(axes, [row.label for row in rows], 30)
@@ -88,7 +88,7 @@ def timeline(
     style.in_unit(axes.xaxis, scale)
     axes.set(xlim=(0, length_ns), ylim=(len(rows) - 0.4, -0.6))
     style.legend(figure, 3)
-    return style.described(figure, in_words(rows, title, length_ns))
+    return style.described(figure, alternative_text(rows, title, length_ns))
 
 
 def _draw_marks(axes: Any, row: int, table: str, events: pd.DataFrame, length_ns: int) -> None:

@@ -87,8 +87,8 @@ def all_rows(
     return Rows(cpu_rows + gpu_rows, left_out)
 
 
-def in_words(rows: Sequence[Row], title: str, length_ns: int) -> str:
-    """Describe a picture of rows: its alternative text.
+def alternative_text(rows: Sequence[Row], title: str, length_ns: int) -> str:
+    """Describe a picture of rows in a sentence.
 
     Parameters
     ----------
@@ -138,8 +138,9 @@ def _cpu_rows(trace: Trace, tables: Iterable[str], limits: RowLimits) -> tuple[l
 def _gpu_rows(trace: Trace, most_streams: int, idle: pd.DataFrame | None) -> tuple[list[Row], int]:
     """Rows of the streams with most time, and of idle time; and how many streams there are."""
     lanes_of_stream: dict[Any, list[Lane]] = {}  # by device and stream
-    for table, name in _NAME_COLUMN.items():
-        work = trace.table(table, ["start_ns", "end_ns", "device", "stream", name]).rename(columns={name: "name"})
+    for table, name_column in _NAME_COLUMN.items():
+        columns = ["start_ns", "end_ns", "device", "stream", name_column]
+        work = trace.table(table, columns).rename(columns={name_column: "name"})
         for stream, events in work.groupby(["device", "stream"]):
             lanes_of_stream.setdefault(stream, []).append(Lane(table, events))
     shown = heapq.nlargest(most_streams, lanes_of_stream, key=lambda stream: _busy_ns(lanes_of_stream[stream]))

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.categories import categorize
-from nsightkit.plots.lanes import IDLE, Lane, Rows, in_words
+from nsightkit.plots.lanes import IDLE, Lane, Rows, alternative_text
 from nsightkit.plots.looks import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY, GREY
 from nsightkit.safe import Json, plain
 from nsightkit.trace.model import GPU_TABLES
@@ -168,7 +168,7 @@ def pack(traces: Mapping[str, Rows], *, title: str, most_bytes: int) -> Interact
         heading = title
         if label:
             heading = f"{title}: {short(label)}"
-        sentences.append(in_words(rows, heading, span_ns))
+        sentences.append(alternative_text(rows, heading, span_ns))
     nothing = np.zeros(0, np.int64)
     all_items = pd.concat(lanes, ignore_index=True) if lanes else items(nothing, nothing, nothing)
     data = _fitting({"title": title, "traces": charts}, all_items, list(number_of_name), most_bytes)

@@ -136,8 +136,8 @@ def totals(trace: Trace) -> dict[str, int | None]:
     for device, computing in devices.items():
         rows = table[table["device"] == device]
         communicating = intervals.Coverage(rows["start_ns"], rows["end_ns"])
-        overlapped = computing.of(communicating.start, communicating.end).sum()
-        by_device.append((computing.length, communicating.length, overlapped))
+        overlapped = computing.of(communicating.start, communicating.end)
+        by_device.append((computing.length, communicating.length, overlapped.sum()))
     compute_ns, communication_ns, overlapped_ns = np.sum(by_device, axis=0).tolist()
     return {
         "compute_ns": compute_ns,

@@ -201,6 +201,7 @@ class _Findings:
         """Write a counter, what it counts and NVIDIA's name for it: "97.0% hits (lts__t_sector_hit_rate.pct)"."""
         value = self[name]
         metric = _METRICS[name]
+        # NVIDIA's names of it that this report holds; if none does, all.
         reported = [candidate for candidate in metric.nvidia if candidate in self.metrics] or metric.nvidia
         text = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
         if metric.unit == "%":
@@ -221,8 +222,8 @@ class _Findings:
         limits = self.limits()
         if not math.isfinite(sum(limits.values())):
             return None
-        least = min(limits.values())
-        names = [name for name, blocks in limits.items() if blocks == least]
+        fewest_blocks = min(limits.values())
+        names = [name for name, blocks in limits.items() if blocks == fewest_blocks]
         uses_shared = self["static_shared_bytes"] + self["dynamic_shared_bytes"] != 0
         if len(names) > 1 and "shared_mem" in names and not uses_shared:
             names.remove("shared_mem")
@@ -291,7 +292,7 @@ def _busiest_memory_level(findings: _Findings) -> None:
     if busy.isna().all():
         findings.say("no-levels")
         return
-    level = str(busy.idxmax())
+    level = str(busy.idxmax())  # also the name of its answer
     if level != "dram_pct":
         findings.say("not-dram")
         findings.say(level)
@@ -320,6 +321,7 @@ def _memory_access(findings: _Findings) -> None:
             if sectors_per_request > _WIDEST_REQUEST_SECTORS:
                 cited = f"{findings.cite(sectors, 'sectors')}, {findings.cite(requests, 'requests')}"
                 findings.say("requests", word=word, sectors=sectors_per_request, cited=cited)
+    # NaN instead of a division by 0 where nothing passes through shared memory.
     conflict_share = findings["bank_conflicts"] / (findings["shared_wavefronts"] or math.nan)
     if conflict_share >= _CONFLICT_SHARE:
         findings.say("conflicts", percent=100 * conflict_share)
