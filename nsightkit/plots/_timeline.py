@@ -99,7 +99,7 @@ def _draw_marks(axes: Any, row: int, table: str, events: pd.DataFrame, length_ns
     width_ns = marks["length"].clip(column_ns)
     busy_share = (marks["busy"] / width_ns).clip(_LOWEST_SHARE, 1)
     bottom = row + _HALF_HEIGHT
-    # The y axis points down, so the top of a mark is the smaller number.
+    # The y axis points down, so a mark's bottom is the larger number.
     top = bottom - 2 * _HALF_HEIGHT * busy_share
     corners: Any = style.rectangles(marks["start"], marks["start"] + width_ns, top, bottom)
     # Two shades of grey in turn for names: adjacent ranges must not read as one.

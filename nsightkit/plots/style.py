@@ -120,8 +120,8 @@ def side_by_side(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
     return pd.concat(sums, axis=1).fillna(0)
 
 
-def rectangles(left: Any, right: Any, bottom: Any, top: Any) -> np.ndarray:
+def rectangles(left: Any, right: Any, low: Any, high: Any) -> np.ndarray:
     """The corners of rectangles, an array of shape (n, 4, 2); a side that is one number is that of all."""
-    sides = np.stack(np.broadcast_arrays(left, right, bottom, top), 1)
-    # Corners as numbers of sides: (left, bottom), (right, bottom), (right, top), (left, top).
+    sides = np.stack(np.broadcast_arrays(left, right, low, high), 1)
+    # Corners as numbers of sides: (left, low), (right, low), (right, high), (left, high).
     return sides[:, [[0, 2], [1, 2], [1, 3], [0, 3]]].astype(float)
