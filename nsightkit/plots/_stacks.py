@@ -95,7 +95,7 @@ def _draw_segments(axes: Any, parts: pd.DataFrame) -> list[Any]:
             color=colour,
             hatch=hatch,
             edgecolor="white",
-            label=style.plain(part_name(name), 40),
+            label=style.plain(part_name(str(name)), 40),
         )
         segments.append(segment)
         left = left + widths.to_numpy()
