@@ -71,7 +71,7 @@ def write(trace: Trace, path: Path, *, overwrite: bool = False) -> None:
 
 def _write_document(trace: Trace, out: BinaryIO | gzip.GzipFile) -> None:
     """Write a clean trace as one JSON object, whose list ``traceEvents`` is written in pieces."""
-    events = _events(trace)
+    events = _placed_events(trace)
     # Python functions may have begun before the first event, and no viewer expects negative times.
     first_ns = int(events["start_ns"].to_numpy().min(initial=0))
     source = {"tool": trace.meta.tool, "tool_version": trace.meta.tool_version, "t0_ns": trace.t0_ns + first_ns}
@@ -122,7 +122,7 @@ def _microseconds(ns: pd.Series[int]) -> Iterator[str]:
 # --- tracks ---------------------------------------------------------------------------------------------------------
 
 
-def _events(trace: Trace) -> pd.DataFrame:
+def _placed_events(trace: Trace) -> pd.DataFrame:
     """Give each event of the trace a track.
 
     Its ``owner`` is a process or a GPU, its ``queue`` a thread or a stream, and its ``lane`` one of the tracks that

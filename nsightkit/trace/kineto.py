@@ -93,7 +93,8 @@ _SHOWN_BY = {
 _WORKER = re.compile(r"(?:.*[/\\])?([^/\\]+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
 #: `record_function` blocks that PyTorch itself opens and that old versions file among the operators.
 _ANNOTATION = re.compile(r"ProfilerStep#\d+$|enumerate\(DataLoader\)#|Optimizer\.(step|zero_grad)#")
-_CALL_SUFFIX = re.compile(r"(_pt(sz|ds))?(_v\d{4,})?(_pt(sz|ds))?$")  # `_v2` belongs to the name
+#: Endings of calls: the kind of default stream (`_ptsz`) and the version of CUDA (`_v7000`). `_v2` belongs to the name.
+_CALL_SUFFIX = re.compile(r"(_pt(sz|ds))?(_v\d{4,})?(_pt(sz|ds))?$")
 #: More than any capture has. Analyses look at each process and thread by itself, which would take forever.
 _MOST_PROCESSES = 1_000
 _MOST_THREADS = 10_000
@@ -105,6 +106,7 @@ _WHOLE_US_NOTE = "Times are whole microseconds (PyTorch before 2.4): short kerne
 # --- what is decoded -----------------------------------------------------------------------------------------------
 
 _ABSENT = msgspec.Raw(b"")
+#: Process and thread ids, of which some traces make texts or fractions.
 _Id = int | float | str | None
 #: What JSON calls the fields of a collective.
 _COLLECTIVE = {
@@ -116,6 +118,7 @@ _COLLECTIVE = {
     "group_size": "Group size",
     "ranks": "Process Group Ranks",
 }
+#: What JSON calls the members of `args` that have another name here.
 _RENAMED = {
     **_COLLECTIVE,
     "external_id": "External id",
@@ -213,11 +216,11 @@ def open_kineto(path: Path, *, cache: bool = True) -> Source:
     TraceError
         The file is truncated, not JSON, or JSON of another kind.
     """
-    return store.cached(path, lambda: _decoded(path), "kineto" if cache else None)
+    return store.cached(path, lambda: _decode_trace(path), "kineto" if cache else None)
 
 
 @uncollected()
-def _decoded(path: Path) -> Source:
+def _decode_trace(path: Path) -> Source:
     """Decode a trace into tables in memory."""
     reader = _Reader(path)
     try:
@@ -250,7 +253,7 @@ _SMALL_BYTES = 16 << 20
 _MOST_UNCUT_BYTES = 16 << 20
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _unpacked_blocks(path: Path) -> Iterator[bytes]:
     """Yield a file's bytes, unpacked; refuse a gzip file that unpacks to more than any trace does."""
     unpacked_bytes = 0
     with path.open("rb") as file:
@@ -277,7 +280,7 @@ def _documents(path: Path) -> Iterator[_Document]:
     decode = msgspec.json.Decoder(_Document).decode
     opening = b""  # the first document begins as the file does
     rest = b""  # what is read and not decoded yet
-    for block in _blocks(path):
+    for block in _unpacked_blocks(path):
         rest += block
         cut = None
         if opening or _EVENTS_START.search(rest):
@@ -337,15 +340,15 @@ def _collective(event: _Event) -> str:
     return json.dumps(description, separators=(",", ":"))
 
 
-def _kernel(event: _Event) -> bytes:
+def _raw_kernel(event: _Event) -> bytes:
     return bytes(event.args.kernel)
 
 
-def _sizes(event: _Event) -> tuple[bytes, bytes]:
+def _raw_sizes(event: _Event) -> tuple[bytes, bytes]:
     return bytes(event.args.grid), bytes(event.args.block)
 
 
-def _inputs(event: _Event) -> tuple[bytes, bytes, bytes]:
+def _raw_inputs(event: _Event) -> tuple[bytes, bytes, bytes]:
     args = event.args
     return bytes(args.input_dims), bytes(args.input_types), bytes(args.input_values)
 
@@ -372,9 +375,9 @@ _OLD_PLACES = {"device": operator.attrgetter("pid"), "stream": operator.attrgett
 _CODED_VALUES: dict[str, Callable[[_Event], Any]] = {
     "thread": operator.attrgetter("pid", "tid"),
     "name": operator.attrgetter("name"),
-    "kernel": _kernel,
-    "sizes": _sizes,
-    "inputs": _inputs,
+    "kernel": _raw_kernel,
+    "sizes": _raw_sizes,
+    "inputs": _raw_inputs,
     "collective": _collective,
 }
 #: Columns of codes, by table.
@@ -434,7 +437,7 @@ class _Reader:
                     self._has_old_profiler = True
             elif event.ph == "M" and event.name == "thread_name":
                 thread = self._codes["thread"][event.pid, event.tid]
-                self._thread_names[thread] = _text(event.args.name).strip()
+                self._thread_names[thread] = _plain_text(event.args.name).strip()
         for table, table_events in rows.items():
             if table_events:
                 self._add_rows(table, table_events)
@@ -482,7 +485,7 @@ class _Reader:
         for table, frame in frames.items():
             self._decode_columns(table, frame)
         _give_processes(frames)
-        meta = self._meta(frames)
+        meta = self._describe_capture(frames)
         meta.window_ns = window_ns
         meta.thread_names = {int(threads[code]): name for code, name in self._thread_names.items() if name}
         return FrameSource(frames, meta)
@@ -522,7 +525,7 @@ class _Reader:
         if table == "ranges":
             frame["kind"] = categorical(np.zeros(len(frame), np.int8), ["annotation"])
             self._add_nesting(frame)
-        codes = frame.copy(deep=False)  # a column of texts may get the name of the codes that the next is made of
+        codes = frame.copy(deep=False)  # texts replace the codes in `name`, of which `short_name` is made, too
         for column, (coded_column, wording) in _TEXT_COLUMNS.get(table, _NAME_COLUMN).items():
             frame[column] = _text_column(codes[coded_column], self._codes[coded_column], wording)
 
@@ -535,7 +538,7 @@ class _Reader:
         ranges["level"] = level
         ranges["parent"] = parent
 
-    def _meta(self, frames: _Frames) -> TraceMeta:
+    def _describe_capture(self, frames: _Frames) -> TraceMeta:
         """Describe the capture, except for its window and the names of threads."""
         document = self._document
         notes = []
@@ -617,7 +620,7 @@ def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
     """Return the model's thread, ``process << 24 | thread id``, of every (pid, tid); -1 is the profiler itself.
 
     A pid or tid may also be a name, or too large. It gets a number that no system gives out: processes -2, -3, …;
-    threads down from the largest of 24 bits.
+    threads count down from the largest of 24 bits, by their code.
     """
     pid_numbers = _numbering()
     ids = []
@@ -710,7 +713,7 @@ def _integers(values: list[Any], default: int) -> _Ints:
 def _launched_kernel(raw: bytes) -> str:
     """Decode the name of the kernel that a call launches; "" where it is absent or damaged."""
     with contextlib.suppress(ValueError, *_JSON_ERRORS):  # a number no Python takes
-        return _text(msgspec.json.decode(raw or b"null"))
+        return _plain_text(msgspec.json.decode(raw or b"null"))
     return ""
 
 
@@ -719,7 +722,7 @@ def _call_name(name: str) -> str:
     return _CALL_SUFFIX.sub("", name, count=1) or name
 
 
-def _text(value: Any) -> str:
+def _plain_text(value: Any) -> str:
     """Return a text or a number as text, "" for anything else: deeply nested lists take long to write as text."""
     if isinstance(value, (str, int, float)):
         return str(value)

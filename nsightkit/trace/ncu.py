@@ -196,11 +196,11 @@ def write(report: Report, path: AnyPath) -> Path:
             identity = [row[column] for column in _IDENTITY_COLUMNS.values()]
             ranges = "  ".join(map(_range_cell, row["ranges"]))
             cells = [row["id"], *identity, ranges, *map(values.get, names)]
-            out.writerow(map(_cell, cells))
+            out.writerow(map(_page_cell, cells))
     return path
 
 
-def _cell(value: Any) -> str:
+def _page_cell(value: Any) -> str:
     """Write a value on one line, "" where it is missing."""
     if pd.isna(value):
         return ""
@@ -334,11 +334,11 @@ def _metrics_in_row(row: _Texts, units: _Texts) -> list[tuple[str, Value, str]]:
         is_metric = " " not in name and not name.startswith("Id:") and name not in ("ID", "Context", *_IDENTITY_COLUMNS)
         text = cell.strip()
         if is_metric and text.lower() not in _NO_VALUE:
-            metrics.append((name, _value(text), units[name]))
+            metrics.append((name, _parsed_value(text), units[name]))
     return metrics
 
 
-def _value(text: str) -> Value:
+def _parsed_value(text: str) -> Value:
     """Convert a cell that holds a number, such as ``1,234`` or ``0.5``; leave any other text."""
     number = _NUMBER.fullmatch(text)
     if number is None:

@@ -141,20 +141,20 @@ class NsysSource:
 
     def _read_source(self, table: str, source: str, columns: Sequence[str]) -> pd.DataFrame:
         """Read the model's columns of one of the exporter's tables; absent ones get their neutral value."""
-        exporter_column = _COLUMNS[source]  # by column of the model
+        exporter_columns = _COLUMNS[source]  # by column of the model
         constants = _SOURCES[source].get("constants", {})
         wanted: set[str] = set()
         for column in columns:
-            if column in exporter_column:
-                wanted.update((exporter_column[column], *_NEEDED_TO_CONVERT.get(column, ())))
+            if column in exporter_columns:
+                wanted.update((exporter_columns[column], *_NEEDED_TO_CONVERT.get(column, ())))
         raw = self._read_integers(source, wanted)
         values: Json = {}
         row_count = len(next(iter(raw.values())))
         for column in columns:
             if column in constants:
                 values[column] = categorical(np.zeros(row_count, np.int8), [constants[column]])
-            elif exporter_column.get(column) in raw:
-                values[column] = self._model_column(table, column, exporter_column[column], raw)
+            elif exporter_columns.get(column) in raw:
+                values[column] = self._model_column(table, column, exporter_columns[column], raw)
         return complete(table, pd.DataFrame(values, pd.RangeIndex(row_count), copy=False), columns)
 
     def _read_integers(self, source: str, columns: Collection[str]) -> Columns:
@@ -315,8 +315,8 @@ class NsysSource:
         lost_work_notes = [] if any(map(self._sources_of, GPU_TABLES)) else self._lost_work()
         return TraceMeta(
             tool="Nsight Systems",
-            tool_version=_text(fact_by_name.get("EXPORT_PRODUCT_VERSION")),
-            schema=_text(fact_by_name.get("EXPORT_SCHEMA_VERSION")),
+            tool_version=_short_text(fact_by_name.get("EXPORT_PRODUCT_VERSION")),
+            schema=_short_text(fact_by_name.get("EXPORT_SCHEMA_VERSION")),
             distributed=self._distributed(fact_by_name),
             gpus=self._gpus(),
             missing=self._missing(facts, has_lost_work=bool(lost_work_notes)),
@@ -374,7 +374,7 @@ class NsysSource:
         """Return start and end of the capture, ns; None where the export records none, or several (one per machine)."""
         windows = set()
         for row in self._tables.records("ANALYSIS_DETAILS"):
-            windows.add((_number(row.get("startTime")), _number(row.get("stopTime"))))
+            windows.add((_unsigned(row.get("startTime")), _unsigned(row.get("stopTime"))))
         if len(windows) != 1:
             return None
         start_ns, stop_ns = windows.pop()
@@ -393,7 +393,7 @@ class NsysSource:
                 job[key] = int(numbers[0])
         ranks = {row.get("rank") for row in self._tables.records(_MPI_RANKS)}
         if len(ranks) == 1:
-            job.setdefault("rank", _number(ranks.pop()))
+            job.setdefault("rank", _unsigned(ranks.pop()))
         if job.get("rank") is not None:
             return job
         return {}
@@ -402,10 +402,10 @@ class NsysSource:
         """List the machine's GPUs, by number."""
         gpus = {}
         for row in self._tables.records("TARGET_INFO_GPU"):
-            number = _number(row.get("id", row.get("cuDevice", 0)))
+            number = _unsigned(row.get("id", row.get("cuDevice", 0)))
             if number is not None:
-                version = capability(_number(row.get("computeMajor")), _number(row.get("computeMinor")))
-                gpus[number] = Gpu(number, _text(row.get("name")), version)
+                version = capability(_unsigned(row.get("computeMajor")), _unsigned(row.get("computeMinor")))
+                gpus[number] = Gpu(number, _short_text(row.get("name")), version)
         return [gpu for _, gpu in sorted(gpus.items())]
 
     def _warnings(self) -> Iterator[str]:
@@ -463,9 +463,9 @@ def _renumbered_gpus(tables: Tables) -> dict[int, int]:
     """
     gpus = {}
     for row in tables.records("TARGET_INFO_CUDA_DEVICE"):
-        process = _number(row.get("pid"))
-        ordinal = _number(row.get("cudaId"))
-        gpu = _number(row.get("gpuId"))
+        process = _unsigned(row.get("pid"))
+        ordinal = _unsigned(row.get("cudaId"))
+        gpu = _unsigned(row.get("gpuId"))
         if process is not None and ordinal is not None and gpu is not None and ordinal != gpu:
             gpus[_key_in_process(process, ordinal)] = gpu
     return gpus
@@ -504,14 +504,14 @@ def _concatenated(parts: list[Any]) -> Any:
     return np.concatenate(parts)
 
 
-def _number(value: Any) -> int | None:
+def _unsigned(value: Any) -> int | None:
     """Return an integer from 0 to 2**63 - 1, None for anything else: a cell of SQLite may hold anything."""
     if isinstance(value, int) and 0 <= value < 1 << 63:
         return value
     return None
 
 
-def _text(value: Any) -> str | None:
+def _short_text(value: Any) -> str | None:
     """Return a fact about the capture as a text of limited length; None where it is absent or empty."""
     if value:
         return str(value)[:_MOST_LETTERS]

@@ -122,9 +122,9 @@ class Sqlite:
 
     def first(self, table: str, rows: RowFilter | None = None) -> int | None:
         """Find the least start of a table, or of some of its rows; None without rows."""
-        first: int | None
-        ((first,),) = self._select(table, ["min(start)"], rows)
-        return first
+        least_start: int | None
+        ((least_start,),) = self._select(table, ["min(start)"], rows)
+        return least_start
 
     def integers(self, table: str, columns: Sequence[str], rows: RowFilter | None = None) -> Columns:
         """Read integer columns, NULL as :data:`NULL`."""

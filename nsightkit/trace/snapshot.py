@@ -137,10 +137,10 @@ def read(path: AnyPath) -> Snapshot:
 
 def _snapshot(path: Path, tables: Json) -> Snapshot:
     """Make a Snapshot of the tables of :func:`nsightkit.trace.snapshot_child.tables`; ValueError if they cannot be."""
-    events = _table(tables["events"])
-    segments = _table(tables["segments"])
-    blocks = _table(tables["blocks"])
-    annotations = _table(tables["annotations"])
+    events = _to_frame(tables["events"])
+    segments = _to_frame(tables["segments"])
+    blocks = _to_frame(tables["blocks"])
+    annotations = _to_frame(tables["annotations"])
     devices = tables["devices"]
     for table in (events, segments, blocks):
         sizes = table["size_bytes"].astype(float)
@@ -172,7 +172,7 @@ def _snapshot(path: Path, tables: Json) -> Snapshot:
     )
 
 
-def _table(columns: Json) -> pd.DataFrame:
+def _to_frame(columns: Json) -> pd.DataFrame:
     """Make a table of columns: texts, categories, and whole numbers for the rest."""
     types: Json = dict.fromkeys(columns, "int64")
     types |= dict.fromkeys(_TEXT_COLUMNS, object) | _CATEGORICAL_DTYPES

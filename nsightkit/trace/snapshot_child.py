@@ -112,14 +112,14 @@ def _columns(table: str, rows: Sequence[_Row]) -> _Columns:
     for name, (key, missing) in _NUMBERS[table].items():
         columns[name] = _integers(rows, key, missing)
     for name in _TEXTS.get(table, ()):
-        columns[name] = [_text(row.get(name)) for row in rows]
+        columns[name] = [_plain_text(row.get(name)) for row in rows]
     return columns
 
 
 def _settings(settings: _Row) -> _Columns:
     """Take the settings of the allocator that say how sizes are rounded and blocks are split."""
     divisions = settings.get("roundup_power2_divisions") or {}
-    sizes = map(_text, divisions)
+    sizes = map(_plain_text, divisions)
     return {
         "max_split_size": _integers([settings], "max_split_size", -1)[0],
         "roundup_power2_divisions": dict(zip(sizes, array("q", divisions.values()), strict=True)),
@@ -152,7 +152,7 @@ class _Stacks:
 
     def _frame_number(self, frame: _Row) -> int:
         (line,) = _integers([frame], "line", 0)  # checked like a column
-        content = (_text(frame.get("name")), _text(frame.get("filename")), line)
+        content = (_plain_text(frame.get("name")), _plain_text(frame.get("filename")), line)
         return self.frames.setdefault(content, len(self.frames))
 
 
@@ -164,7 +164,7 @@ def _integers(rows: Iterable[_Row], key: str, missing: int | None = None) -> lis
     return column.tolist()
 
 
-def _text(value: Any) -> str:
+def _plain_text(value: Any) -> str:
     """Take a text, and "" for anything else: a small pickle can hold a list that takes forever to write as text."""
     if isinstance(value, str):
         return value

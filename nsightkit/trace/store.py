@@ -123,7 +123,7 @@ def write(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
                 # last entry keeps a parent of -1 (none) as it is.
                 new_row = np.append(np.where(mask, np.cumsum(mask) - 1, -1), -1)
                 frame["parent"] = new_row[frame["parent"]]
-                frame["level"] = _depth(frame["parent"].to_numpy())
+                frame["level"] = _nesting_depth(frame["parent"].to_numpy())
             for column in frame.select_dtypes("category").columns:
                 frame[column] = frame[column].cat.remove_unused_categories()
             _write_parquet(frame, draft / f"{table}.parquet", "zstd")
@@ -138,7 +138,7 @@ def write(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
         (draft / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _depth(parent: np.ndarray) -> np.ndarray:
+def _nesting_depth(parent: np.ndarray) -> np.ndarray:
     """Count the ranges around each range, given the row of each one's parent, -1 for none."""
     depth = np.zeros(len(parent), np.int32)
     parent_of_row = np.append(parent, -1)  # index -1 reads this last entry, so that -1 stays -1
