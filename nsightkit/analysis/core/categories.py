@@ -77,8 +77,8 @@ def category_of(name: str) -> str:
         return "other"
     function = _RETURN_TYPE.sub("", _UNNAMED.sub("unnamed", name))
     function = re.split(r"[<(]", function, maxsplit=1)[0]
-    for category, pattern, inner in _RULES:
-        if pattern.search(function) and inner.search(name):
+    for category, function_pattern, full_name_pattern in _RULES:
+        if function_pattern.search(function) and full_name_pattern.search(name):
             return category
     return "other"
 

@@ -26,7 +26,7 @@ __all__ = [
     "idle_intervals",
     "innermost",
     "launch_of",
-    "launched",
+    "launch_times",
     "launches_of",
     "merge",
     "selected",
@@ -43,6 +43,7 @@ _EARLIEST = np.iinfo(np.int64).min
 
 
 def _as_int64(values: ArrayLike) -> Int:
+    """Make an array of 64-bit integers of a column or list."""
     return np.asarray(values, np.int64)
 
 
@@ -187,27 +188,27 @@ class Coverage:
 
 
 def common(
-    one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike], *, outside: bool = False
+    first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike, ArrayLike], *, outside: bool = False
 ) -> tuple[Int, Int]:
-    """Find the parts of some intervals inside others, or outside them.
+    """Find the parts of the first intervals inside the second, or outside them.
 
     Parameters
     ----------
-    one, other : tuple of ndarray of int64
+    first, second : tuple of ndarray of int64
         Starts and ends.
     outside : bool
-        Find the parts of `one` outside `other`.
+        Find the parts outside.
 
     Returns
     -------
     start, end : ndarray of int64
         Disjoint and sorted.
     """
-    start, end = merge(*one)
-    low, high = merge(*other)
-    # Between two neighbouring bounds nothing starts or ends: what holds at the first one holds up to the second one.
-    bounds = np.sort(np.concatenate([start, end, low, high]), kind="stable")
-    keep = _is_inside(bounds, start, end) & (_is_inside(bounds, low, high) != outside)
+    start, end = merge(*first)
+    second_start, second_end = merge(*second)
+    # Between two neighbouring bounds nothing starts or ends: what holds at a bound holds up to the next.
+    bounds = np.sort(np.concatenate([start, end, second_start, second_end]), kind="stable")
+    keep = _is_inside(bounds, start, end) & (_is_inside(bounds, second_start, second_end) != outside)
     kept_from = np.flatnonzero(keep)  # never the last bound, which ends the last interval
     return merge(bounds[kept_from], bounds[kept_from + 1])
 
@@ -357,6 +358,7 @@ def launch_of(trace: Trace, process: ArrayLike, correlation: ArrayLike) -> Int:
     if not len(keys):
         return np.full(len(correlations), -1, np.int64)
     wanted = _call_key(process, correlations)
+    # A key above all others would lie beyond the last place.
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     # Correlation 0 is that of calls and operations without an id: it joins nothing.
     is_known = (keys[place] == wanted) & (correlations != 0)
@@ -370,9 +372,8 @@ def _outermost_calls(whole: Trace) -> tuple[Int, Int]:
     key = _call_key(process_of(calls["thread"].to_numpy()), calls["correlation"])
     # With equal keys, the first to start and the last to end comes first: the outermost.
     rows = np.lexsort((-calls["end_ns"].to_numpy(), calls["start_ns"].to_numpy(), key)).astype(np.int32)
-    key = key[rows]
-    is_outermost = np.append(True, key[1:] != key[:-1])[: len(key)]  # the slice is for no calls
-    return key[is_outermost], rows[is_outermost]
+    keys, outermost = np.unique(key[rows], return_index=True)
+    return keys, rows[outermost]
 
 
 def _call_key(process: ArrayLike, correlation: ArrayLike) -> Int:
@@ -462,7 +463,7 @@ def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: NDArray[np.bool_
     latest = pd.merge_asof(starts, order[["thread", "start_ns"]].reset_index(), on="start_ns", by="thread")
     around = np.full(len(inners), -1)
     around[starts.index] = latest["row"].fillna(-1)
-    # An outer interval must reach up to the end, less the tolerance, but beyond the start of what takes time.
+    # An outer interval must reach the inner one's end, less the tolerance, and beyond its start if it takes time.
     takes_time = inners["end_ns"] > inners["start_ns"]
     must_reach = np.asarray(np.maximum(inners["end_ns"] - tolerance_ns, inners["start_ns"] + takes_time))
     end = outers["end_ns"].to_numpy()
@@ -494,7 +495,7 @@ def innermost(inner: pd.DataFrame, outer: pd.DataFrame) -> Int:
     return enclosing(inner.assign(thread=0), outer.assign(thread=0))
 
 
-def launched(trace: Trace, table: str) -> Int:
+def launch_times(trace: Trace, table: str) -> Int:
     """Find when each operation of a GPU table was launched.
 
     Parameters

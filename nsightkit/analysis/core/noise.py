@@ -80,7 +80,7 @@ class Estimate:
     high: float = math.inf
 
     def excludes(self, value: float) -> bool:
-        """Whether `value` lies outside the interval.
+        """Check whether `value` lies outside the interval.
 
         Parameters
         ----------
@@ -136,17 +136,19 @@ def judge(
     """
     before_steps = thinned(np.concatenate(before), _MOST_SAMPLES_TO_JUDGE)
     after_steps = thinned(np.concatenate(after), _MOST_SAMPLES_TO_JUDGE)
-    error = (1 - confidence) / (_LEFT_OUT_DIVISOR if left_out else 1)
-    steps = shift(before_steps, after_steps, 1 - error)
+    chance_of_error = (1 - confidence) / (_LEFT_OUT_DIVISOR if left_out else 1)
+    steps = shift(before_steps, after_steps, confidence=1 - chance_of_error)
     before_medians = [np.median(samples) for samples in before]
     after_medians = [np.median(samples) for samples in after]
     between = between_runs(before_medians, after_medians, confidence)
     # Two independent sources of noise: their half widths add up as squares do.
     low = steps.value - math.hypot(steps.value - steps.low, between)
     high = steps.value + math.hypot(steps.high - steps.value, between)
+    # With too few steps for an interval, several runs give one alone.
     if math.isinf(high) and len(before) + len(after) - 2 >= _LEAST_FREEDOM:
         low = steps.value - between
         high = steps.value + between
+    # The half of the interval towards 0: a change beyond it has an interval that excludes 0.
     noise = steps.value - low if steps.value >= 0 else high - steps.value
     if min(before_steps.size, after_steps.size) >= _LEAST_SAMPLES:
         # By chance, one of two series of four lies above the other in 2 of 70 orders: ranks alone say little. So the

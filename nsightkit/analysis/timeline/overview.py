@@ -71,7 +71,7 @@ def summary(trace: Trace) -> Json:
     figures |= _step_window(trace)
     if left_out(trace) is None and any(trace.recorded(name) for name in GPU_TABLES):
         figures |= _gpu_figures(trace, table.sum())
-        figures["wall_ns"] = 0
+        figures["wall_ns"] = 0  # unless a device had work
     if len(table):
         gpu_start = int(table["span_start_ns"].min())
         gpu_end = int(table["span_end_ns"].max())

@@ -76,8 +76,8 @@ def _outside_phases_ns(trace: Trace, phases: pd.DataFrame) -> int | None:
     windows = steps.find(trace)
     if windows.empty:
         return None
-    inside = intervals.Coverage(windows["start_ns"], windows["end_ns"]).of(phases["start_ns"], phases["end_ns"])
-    return int((windows["end_ns"] - windows["start_ns"]).sum()) - int(inside.sum())
+    inside_ns = intervals.Coverage(windows["start_ns"], windows["end_ns"]).of(phases["start_ns"], phases["end_ns"])
+    return int((windows["end_ns"] - windows["start_ns"]).sum()) - int(inside_ns.sum())
 
 
 def _gpu_work(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:

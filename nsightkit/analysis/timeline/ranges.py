@@ -135,7 +135,7 @@ def instances(trace: Trace, rule: Rule = "window") -> pd.DataFrame:
     return ranges.drop(columns="end_thread").reset_index(drop=True)
 
 
-def holders(trace: Trace, row: Int, thread: Int, rule: Rule = "window") -> Iterator[tuple[Int, Int]]:
+def holders(trace: Trace, range_rows: Int, launch_threads: Int, rule: Rule = "window") -> Iterator[tuple[Int, Int]]:
     """Pair ranges with the launches that they may hold while they are open.
 
     A range may hold what its own thread launches. By the rule ``window`` a range that the program opened may also hold
@@ -146,27 +146,31 @@ def holders(trace: Trace, row: Int, thread: Int, rule: Rule = "window") -> Itera
     Parameters
     ----------
     trace : Trace
-    row : ndarray of int
+    range_rows : ndarray of int
         Rows of ``trace.whole.ranges``.
-    thread : ndarray of int
+    launch_threads : ndarray of int
         The thread of each launch.
     rule : {"window", "thread"}
 
     Yields
     ------
     ndarray of int
-        Positions in `row`, ascending.
+        Positions in `range_rows`, ascending.
     ndarray of int
-        Positions in `thread`, ascending: each of these launches may be inside each of those ranges.
+        Positions in `launch_threads`, ascending: each of these launches may be inside each of those ranges.
     """
-    range_thread = trace.whole.table("ranges", ["thread"])["thread"].to_numpy()
-    yield from _equal_values(range_thread[row], thread)
+    all_range_threads = trace.whole.table("ranges", ["thread"])["thread"].to_numpy()
+    range_threads = all_range_threads[range_rows]
+    yield from _equal_values(range_threads, launch_threads)
     if rule == "window":
         is_own = _is_own_range(trace.whole)
-        own = np.flatnonzero(is_own[row])
-        bare = np.flatnonzero(~np.isin(thread, range_thread[is_own]))  # launches of threads without own ranges
-        for ranges, launches in _equal_values(process_of(range_thread[row][own]), process_of(thread[bare])):
-            yield own[ranges], bare[launches]
+        own_ranges = np.flatnonzero(is_own[range_rows])
+        # Launches of threads without own ranges.
+        bare_launches = np.flatnonzero(~np.isin(launch_threads, all_range_threads[is_own]))
+        range_processes = process_of(range_threads[own_ranges])
+        launch_processes = process_of(launch_threads[bare_launches])
+        for ranges, launches in _equal_values(range_processes, launch_processes):
+            yield own_ranges[ranges], bare_launches[launches]
 
 
 def _equal_values(left: Int, right: Int) -> Iterator[tuple[Int, Int]]:
@@ -198,7 +202,8 @@ def around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFrame, rule: Rule =
     # The last element is for position -1, here and below.
     begun = np.append(ranges["start_ns"].to_numpy(), np.iinfo(np.int64).min)
     position = np.full(len(calls), -1, np.int64)
-    for candidates, launches in holders(trace, ranges.index.to_numpy(), calls["thread"].to_numpy(), rule):
+    launch_threads = calls["thread"].to_numpy()
+    for candidates, launches in holders(trace, ranges.index.to_numpy(), launch_threads, rule):
         candidate = intervals.innermost(calls.iloc[launches], ranges.iloc[candidates])
         new = np.append(candidates, -1)[candidate]
         # A call may be paired with its own thread's ranges and with the process's: the last to begin is innermost.
@@ -299,7 +304,8 @@ def _blocks(trace: Trace, ranges: pd.DataFrame, ops: pd.DataFrame, rule: Rule) -
     operations = [np.empty(0, np.int64)]
     blocks = [np.empty((3, 0), np.int64)]
     before = 0
-    for candidates, launches in holders(trace, np.arange(len(ranges)), ops["thread"].to_numpy(), rule):
+    launch_threads = ops["thread"].to_numpy()
+    for candidates, launches in holders(trace, np.arange(len(ranges)), launch_threads, rule):
         # `holders` gives launches in ascending order, and `ops` has the order in which they begin: these are sorted.
         begun = launch_begun[launches]
         low = before + np.searchsorted(begun, start[candidates], side="left")

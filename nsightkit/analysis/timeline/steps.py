@@ -117,7 +117,7 @@ def _kinds(names: list[str], match: str | None) -> dict[str, str]:
     """Map each range name that is a step's to its kind: ``step 3`` to ``step #``."""
     if match is not None:
         pattern = compiled(match, "--match")
-        return {name: "" for name in names if pattern.search(name)}
+        return {name: "" for name in names if pattern.search(name)}  # all of one kind
     kinds: dict[str, str] = {}
     for expression in (_PROFILER_STEP, _NAMED_STEP, _VLLM):
         for name in names:
@@ -132,6 +132,7 @@ def _kinds(names: list[str], match: str | None) -> dict[str, str]:
 def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Flag the step ranges, in order of time, that are stubs of the profiler."""
     length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy()
+    # Beside the longest first, which is at least the median used below: this flags no fewer.
     is_short: npt.NDArray[np.bool_] = length < _STUB_SHARE * length.max(initial=0)
     if not is_short.any():  # nearly always: no need to read who launched what
         return is_short
@@ -224,6 +225,7 @@ def _gpu_reached_ns(trace: Trace, windows: pd.DataFrame) -> int:
     unrecorded_ends = ops.loc[ops["start_ns"] < ops["device"].map(first_launched), "end_ns"]
     if len(unrecorded_ends):
         reached = int(unrecorded_ends.max())
+        # What ends after all steps is not the work of a step before them.
         if reached < windows["end_ns"].iloc[-1]:
             return reached
         return 0
@@ -287,7 +289,7 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
         Row of `windows`; -1 for what was launched in none, or by another process.
     """
     cpu_end = windows.get("cpu_end_ns", windows["end_ns"])
-    step = number(windows.assign(end_ns=cpu_end), intervals.launched(trace, table))
+    step = number(windows.assign(end_ns=cpu_end), intervals.launch_times(trace, table))
     process = trace.table(table, ["process"])["process"].to_numpy()
     is_own = np.isin(process, windows["process"].to_numpy()[:1])
     if is_own.any():  # if none is, the source records no processes
@@ -419,6 +421,7 @@ def _by_step(windows: pd.DataFrame, events: pd.DataFrame, amount: pd.Series) -> 
     """Sum an amount of events over the steps that they begin in; NA where no step has any."""
     step = number(windows.assign(end_ns=windows["cpu_end_ns"]), events["start_ns"])
     sums = amount[step >= 0].groupby(step[step >= 0]).sum()
+    # 0 in a step without events, but NA in all steps if there are none at all: then perhaps none were recorded.
     return sums.reindex(windows.index, fill_value=0 if len(sums) else None).astype("Int64")
 
 
@@ -464,6 +467,7 @@ def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
     served["tokens"] = by["tokens"].sum(min_count=1)
     served["sequences"] = by["sequences"].max()
     served = served.reindex(range(len(windows)))
+    # pandas marks a missing phase with NaN: answers have None.
     served["phase"] = served["phase"].astype(object).where(served["phase"].notna(), None)
     return served.astype({"tokens": "Int64", "sequences": "Int64"})
 

@@ -55,15 +55,16 @@ _LIBRARY_FUNCTION = re.compile(
 _NODE_RUNNER = re.compile(r"^(torch::)?autograd::|Backward\d*$")
 #: An operator's name as `emit_nvtx` writes it, and its sequence number.
 _EMITTED = r"^([^,]*)(?:, seq = (\d{1,18})(?!\d))?"
+#: Ranges that name the phase of a training step, by the program or by PyTorch.
 _PHASE = re.compile(r"(?i)^(?:(forward|loss|backward)|optimizer(?:_step)?|zero_grad|Optimizer\.(?:step|zero_grad)#.*)$")
 _LAUNCH = re.compile(r"(?<!Graph)Launch(?!HostFunc)")
 _REPLAY = re.compile("GraphLaunch")
 _TIMES = ["start_ns", "end_ns", "thread"]
 _PLACE = ["where", "phase"]
 _TOP_KERNELS = 3
-#: A kind of place divides the time if its places hold this share of it, and those beside the largest this share.
-_LEAST_HELD = 0.5
-_LEAST_APART = 0.05
+#: A kind of place divides the time well if its places have this share of it, and those beside the largest this share.
+_LEAST_ATTRIBUTED = 0.5
+_LEAST_BESIDE_LARGEST = 0.05
 
 
 class Where(NamedTuple):
@@ -120,7 +121,8 @@ def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) ->
     if not trace.size("kernels"):
         return best
     kernels = _kernels(trace.whole)
-    for kind in KINDS if by is None else (by,):
+    kinds = KINDS if by is None else (by,)
+    for kind in kinds:
         if all(_places(source, kind).empty for source in sources):
             continue
         placed = kernels.join(_places_of_calls(trace.whole, kernels["launch"], kind), on="launch")
@@ -131,12 +133,12 @@ def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) ->
             placed = placed[is_selected]
         rows = _rows(placed)
         shares = rows.loc[rows["where"] != UNATTRIBUTED, "share"]  # the largest first
-        held = float(shares.sum())
-        apart = float(shares[1:].sum())
-        if (apart, held) > best_shares:
+        attributed = float(shares.sum())
+        beside_largest = float(shares[1:].sum())
+        if (beside_largest, attributed) > best_shares:
             best = Where(rows, kind, _note(placed, kind, capture is not None))
-            best_shares = (apart, held)
-        if held >= _LEAST_HELD and apart >= _LEAST_APART:
+            best_shares = (beside_largest, attributed)
+        if attributed >= _LEAST_ATTRIBUTED and beside_largest >= _LEAST_BESIDE_LARGEST:
             break
     return best
 
@@ -168,19 +170,22 @@ def _rows(placed: pd.DataFrame) -> pd.DataFrame:
     kernels["gpu_ns"] = placed["duration_ns"]
     kernels["count"] = 1
     kernels.loc[kernels["where"].isna(), _PLACE] = UNATTRIBUTED, None
-    kernels.loc[-1] = None, UNATTRIBUTED, None, 0, 0  # makes sure that there is such a row
+    # Make sure that there is such a row: name, where, phase, gpu_ns, count.
+    kernels.loc[-1] = None, UNATTRIBUTED, None, 0, 0
     sums = kernels.groupby([*_PLACE, "name"], dropna=False)[["gpu_ns", "count"]].sum().reset_index()
-    sums = sums.sort_values("gpu_ns", ascending=False, kind="stable")
+    sums = sums.sort_values("gpu_ns", ascending=False, kind="stable")  # for the top kernels of each place
     by = sums.groupby(_PLACE, dropna=False)
     rows = by[["count", "gpu_ns"]].sum().astype("int64")
     rows["share"] = rows["gpu_ns"] / max(int(rows["gpu_ns"].sum()), 1)
     rows["top_kernels"] = by["name"].agg(_top_names)
     rows = rows.reset_index()
+    # pandas marks a missing phase with NaN: answers have None.
     rows["phase"] = rows["phase"].astype(object).where(rows["phase"].notna(), None)
     return rows.sort_values(["gpu_ns", "where"], ascending=[False, True], kind="stable", ignore_index=True)[COLUMNS]
 
 
 def _top_names(names: pd.Series) -> list[str]:
+    """Pick the first names of a column."""
     return names.dropna().head(_TOP_KERNELS).tolist()
 
 
@@ -225,6 +230,7 @@ def _phases(whole: Trace, calls: pd.DataFrame, node: Int, maker: Int) -> Object:
     """
     ranges = whole.table("ranges", [*_TIMES, "name"])
     ranges = ranges[matching(ranges["name"], _PHASE)]
+    # What else `_PHASE` matches is the optimizer's.
     names = ranges["name"].astype(str).str.lower().str.extract("(forward|loss|backward)")[0].fillna("optimizer")
     named_range = around(whole, ranges, calls)
     makers = _node_makers(whole).iloc[np.unique(maker[maker >= 0])]

@@ -94,7 +94,7 @@ def test_when_operations_were_launched():
     known = Trace.from_frames({"calls": calls, "kernels": kernels})
     earliest = np.iinfo(np.int64).min
     # The third was launched before the capture began, else its call would be there.
-    assert (intervals.launched(known, "kernels") + known.t0_ns).tolist()[:2] == [9, 5]
-    assert intervals.launched(known, "kernels")[2] == earliest
+    assert (intervals.launch_times(known, "kernels") + known.t0_ns).tolist()[:2] == [9, 5]
+    assert intervals.launch_times(known, "kernels")[2] == earliest
     alone = Trace.from_frames({"kernels": kernels})
-    assert (intervals.launched(alone, "kernels") + alone.t0_ns).tolist() == [20, 30, 40]
+    assert (intervals.launch_times(alone, "kernels") + alone.t0_ns).tolist() == [20, 30, 40]

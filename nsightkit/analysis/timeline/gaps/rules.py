@@ -115,15 +115,16 @@ def _launches(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -> 
     calls = threads.trace.table("calls", ["start_ns", "end_ns", "thread"])
     thread_of_call = calls["thread"].to_numpy()
     known = np.flatnonzero(launch >= 0)
+    known_launch = launch[known]
     # An unknown launch counts as one at the very end of the gap, by a thread of which nothing was recorded.
     begun = end.copy()
     returned = end.copy()
-    begun[known] = np.clip(calls["start_ns"].to_numpy()[launch[known]], dry[known], end[known])
-    returned[known] = np.clip(calls["end_ns"].to_numpy()[launch[known]], dry[known], end[known])
+    begun[known] = np.clip(calls["start_ns"].to_numpy()[known_launch], dry[known], end[known])
+    returned[known] = np.clip(calls["end_ns"].to_numpy()[known_launch], dry[known], end[known])
     launching = (gaps["process"].to_numpy() << 24) + UNKNOWN
     if launched_by is not None:
         launching[:] = launched_by
-    launching[known] = thread_of_call[launch[known]]
+    launching[known] = thread_of_call[known_launch]
     previous = np.full(len(gaps), -1, np.int64)
     both_known = np.flatnonzero((launch >= 0) & (launch_before >= 0))
     previous[both_known] = thread_of_call[launch_before[both_known]]
@@ -214,16 +215,16 @@ def _evidence(threads: Threads, group: _Group, label: Int, asked: list[_Asked]) 
     is_dispatch = label == _DISPATCH
     kind[is_dispatch] = _CALL
     row[is_dispatch] = group.launch[is_dispatch]
-    others = np.flatnonzero(~is_dispatch)
+    other_gaps = np.flatnonzero(~is_dispatch)
     pieces = []
     for thread, start, end in asked:
         paint = threads.paint(thread)
-        pieces.append(paint.overlaps(start[others], end[others], label[others]))
+        pieces.append(paint.overlaps(start[other_gaps], end[other_gaps], label[other_gaps]))
     table = pd.concat(pieces, ignore_index=True)
     table["name"] = _name_codes(threads, table)
     table["of_name_ns"] = table.groupby(["window", "kind", "name"], sort=False)["overlap_ns"].transform("sum")
     longest = table.sort_values(["of_name_ns", "overlap_ns"]).drop_duplicates("window", keep="last")
-    gap = others[longest["window"]]
+    gap = other_gaps[longest["window"]]
     kind[gap] = longest["kind"]
     row[gap] = longest["row"]
     return kind, row
