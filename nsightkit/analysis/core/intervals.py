@@ -366,7 +366,7 @@ def launch_of(trace: Trace, process: ArrayLike, correlation: ArrayLike) -> Int:
 
 
 @kept
-def _outermost_calls(whole: Trace) -> tuple[Int, Int]:
+def _outermost_calls(whole: Trace) -> tuple[Int, NDArray[np.int32]]:
     """Find the distinct keys of all calls, sorted, and the row of the outermost call with each key."""
     calls = whole.table("calls", ["thread", "correlation", "start_ns", "end_ns"])
     key = _call_key(process_of(calls["thread"].to_numpy()), calls["correlation"])

@@ -43,7 +43,7 @@ def compiles(trace: Trace) -> pd.DataFrame:
     frame_ranges = trace.table("ranges", ["name", "start_ns", "thread"])
     frame_ranges = frame_ranges[matching(frame_ranges["name"], _FRAME)].sort_values("start_ns")
     frame_ranges["frame"] = frame_ranges["name"].astype(str).str.extract(_FRAME)[0].astype("Int64")
-    # The frame of an event is that of the first range inside which names one.
+    # An event's frame is that of the first range inside the event that names a frame.
     first_inside = pd.merge_asof(
         events[["start_ns", "thread"]],
         frame_ranges[["start_ns", "thread", "frame"]].assign(named_ns=frame_ranges["start_ns"]),

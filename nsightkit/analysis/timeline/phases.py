@@ -53,18 +53,18 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     ranges = trace.whole.table("ranges", ["start_ns", "end_ns", "thread", "name"])
     phases = ranges[matching(ranges["name"], compiled(match, "match"))].astype({"name": "str"})
     level, _ = nesting(phases["thread"], phases["start_ns"], phases["end_ns"])
-    phases = phases[level == 0]
+    phases = phases[level == 0]  # the outermost
     is_selected = trace.mask("ranges")
-    shown = phases if is_selected is None else phases[is_selected[phases.index]]
-    durations = (shown["end_ns"] - shown["start_ns"]).groupby(shown["name"])
+    selected_phases = phases if is_selected is None else phases[is_selected[phases.index]]
+    durations = (selected_phases["end_ns"] - selected_phases["start_ns"]).groupby(selected_phases["name"])
     cpu = pd.DataFrame({"count": durations.size(), "cpu_ns": durations.sum()})
     table = cpu.join(_gpu_work(trace, phases, rule), how="outer").fillna(0)
     table = table.sort_values(["gpu_ns", "cpu_ns"], ascending=False, kind="stable")
     unattributed_last = [*table.index.drop(UNATTRIBUTED), UNATTRIBUTED]
     table = table.loc[unattributed_last].astype("Int64").rename_axis("phase").reset_index()
-    table.loc[table.index[-1], "cpu_ns"] = _outside_phases_ns(trace, shown)
+    table.loc[table.index[-1], "cpu_ns"] = _outside_phases_ns(trace, selected_phases)
     busy_ns = int(table["gpu_ns"].sum())
-    table["share_of_busy"] = table["gpu_ns"].astype("float64") / (busy_ns or np.nan)
+    table["share_of_busy"] = table["gpu_ns"].astype("float64") / (busy_ns or np.nan)  # NaN without GPU work
     if not has_gpu_columns:
         table[["gpu_ns", "kernel_count"]] = pd.NA
     table["rule"] = rule

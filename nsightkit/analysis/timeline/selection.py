@@ -121,12 +121,12 @@ def _in_ranges(trace: Trace, within: str) -> dict[str, _Mask]:
     if not trace.whole.recorded("ranges"):
         raise UsageError("--within: the trace recorded no ranges (NVTX or record_function)")
     ranges = trace.whole.table("ranges", ["name", "start_ns", "end_ns", "process"])
-    matches = matching(ranges["name"], compiled(within, "--within"))
-    if not matches.any():
+    is_match = matching(ranges["name"], compiled(within, "--within"))
+    if not is_match.any():
         most_frequent = ranges["name"].astype("str").value_counts().index[:3]
         known = ", ".join(repr(name) for name in most_frequent) or "no ranges"
         raise UsageError(f"--within: no range matches {within!r}; there are {known}")
-    windows = ranges[matches]
+    windows = ranges[is_match]
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
     is_launch_inside = around(trace, windows, calls) >= 0
     return _masks_inside(trace, windows, is_launch_inside)
@@ -162,12 +162,12 @@ def _masks_inside(trace: Trace, windows: pd.DataFrame, is_launch_inside: _Mask) 
 
 def _is_in_windows(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
     """Flag the events inside a window of their process."""
-    inside = np.zeros(len(events), bool)
-    process = events["process"].to_numpy()
-    for owner, of_owner in windows.groupby("process"):
-        rows = np.flatnonzero(process == owner)
-        inside[rows] = _is_in_union(of_owner, events.iloc[rows])
-    return inside
+    is_inside = np.zeros(len(events), bool)
+    process_of_event = events["process"].to_numpy()
+    for process, own_windows in windows.groupby("process"):
+        rows = np.flatnonzero(process_of_event == process)
+        is_inside[rows] = _is_in_union(own_windows, events.iloc[rows])
+    return is_inside
 
 
 def _is_in_union(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
