@@ -1,4 +1,4 @@
-"""The terms of a replay: the change, the answer, and the few helpers that its stages share."""
+"""What all stages of a replay share: the change, the result, the types, and a few constants."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "HELD_NS",
     "NEVER",
+    "UNEXPLAINED_NS",
     "Change",
     "Played",
     "Unplayable",
@@ -19,12 +19,13 @@ __all__ = [
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
-#: Start and end of disjoint intervals.
-Union = tuple[Int, Int]
+#: Starts and ends of disjoint intervals, in ns on the trace's clock.
+Intervals = tuple[Int, Int]
 
+#: A time before every other, for what did not happen; a quarter of the smallest number, so that sums do not overflow.
 NEVER = np.int64(np.iinfo(np.int64).min // 4)
-#: An operation that waited longer than this in its stream, with no recorded reason, waited for unrecorded work.
-HELD_NS = 20_000
+#: Delays longer than this that nothing recorded explains are waits for something else, not noise of the latencies.
+UNEXPLAINED_NS = 20_000
 
 
 class Unplayable(Exception):
@@ -32,7 +33,7 @@ class Unplayable(Exception):
 
 
 def median(values: Int, otherwise: int) -> int:
-    """The median of some values, or a typical one where there are none."""
+    """Give the median of some values, or `otherwise` where there are none."""
     if len(values):
         return int(np.median(values))
     return otherwise
@@ -44,47 +45,48 @@ class Change:
 
     Parameters
     ----------
-    away : dict of int to list of (ndarray, ndarray)
-        Per thread: intervals that fall away, ns on the trace's clock.
+    removed : dict of int to list of (ndarray, ndarray)
+        Per CPU thread: starts and ends of intervals that take no time in the replay, ns on the trace's clock.
     waits : bool
-        Whether blocking calls wait.
+        Whether blocking calls wait for the GPU.
     arrivals : bool
-        Whether batches that others prepare have to be waited for.
+        Whether a thread waits for batches that other threads or processes prepare.
     less_ns : ndarray of int64 or 0
-        How much less time each operation takes.
+        How much less time each operation takes; negative where it takes more.
     aside : ndarray of bool or False
         Operations that run on a separate stream, for which nothing waits before the step ends.
     """
 
-    away: dict[int, list[Union]] = dataclasses.field(default_factory=dict)
+    removed: dict[int, list[Intervals]] = dataclasses.field(default_factory=dict)
     waits: bool = True
     arrivals: bool = True
     less_ns: Int | int = 0
     aside: Bool | bool = False
 
-    def take(self, thread: int, start: Int, end: Int) -> None:
-        """Take time of a thread away.
+    def remove(self, thread: int, start: Int, end: Int) -> None:
+        """Let some time of a thread take no time in the replay.
 
         Parameters
         ----------
         thread : int
         start, end : ndarray of int64
+            Intervals, ns on the trace's clock; they may overlap.
         """
-        self.away.setdefault(thread, []).append((start, end))
+        self.removed.setdefault(thread, []).append((start, end))
 
-    def moved(self, count: int) -> Bool:
-        """Which of so many operations are moved aside."""
-        return np.zeros(count, bool) | self.aside
+    def aside_mask(self, count: int) -> Bool:
+        """Flag the operations that are moved aside, of `count` in all."""
+        return np.broadcast_to(self.aside, count)
 
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """When things ended in a replay, ns since the window's start: the window, and each step."""
+    """The result of a replay: when the window, and each step in it, ended, in ns since the window's start."""
 
     wall_ns: int
     steps_ns: Int
 
     @property
-    def each_ns(self) -> Int:
-        """How long each step took."""
+    def step_durations_ns(self) -> Int:
+        """How long each step took, from the end of the one before."""
         return np.diff(self.steps_ns, prepend=0)

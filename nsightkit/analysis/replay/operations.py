@@ -1,4 +1,4 @@
-"""The first stage of a replay: what ran on the devices, who launched it, and which of its calls block."""
+"""The first stage of a replay: what ran on the devices, which calls launched it, and which calls wait for the GPU."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from nsightkit.trace.model import GPU_TABLES, Trace, process_of
 
 __all__ = ["Calls", "Program", "read"]
 
-#: Work whose launch was not recorded, as a share of all GPU work, above which no schedule can be made.
-_UNLINKED = 0.1
-#: Most launching threads, each of which may wait for any other; and most pairs of a stream and a call that may wait.
+#: Share of the GPU time above which too much was launched by unrecorded calls to make a schedule.
+_MOST_UNLAUNCHED = 0.1
+#: Limits of time and memory: launching threads, each of which may wait for any other, and pairs of a blocking call and
+#: a stream with one of its launching threads.
 _MOST_THREADS = 256
 _MOST_PAIRS = 50_000_000
+#: A call that returns at most this long before the recorded end of its copy returns with it: timestamps are not exact.
+_EARLY_RETURN_NS = 1_000
 _KERNELS = GPU_TABLES.index("kernels")
 _MEMOPS = GPU_TABLES.index("memops")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Calls:
-    """All CUDA calls of the trace, by row."""
+    """All CUDA calls of the whole trace, each at the position of its row; times in ns."""
 
     start: Int
     end: Int
@@ -41,36 +44,40 @@ class Calls:
 class Program:
     """The recorded program: the GPU's operations by stream and time, the calls, and the steps.
 
-    What one call launched together is one operation.
+    What one call launched together, such as a graph's kernels, is one operation. Arrays of operations have one element
+    each, in order of stream and start, and other stages name an operation by its position in them. Times are ns on the
+    trace's clock.
 
     Parameters
     ----------
     trace : Trace
     calls : Calls
     start, end, device, stream, process, table, row : ndarray
-        When and where each operation ran; streams are numbered over all devices, `row` counts in the whole trace.
-    launch, begun, done, by : ndarray
-        Row, start, end and thread of the launching calls; -1, `NEVER`, `NEVER` and -1 where none was recorded.
-    before : ndarray of int64
-        When the operation before each one in its stream had ended; of a stream's first, also one not selected.
-    device_before : ndarray of int64
-        When everything that began before each one on its device had ended.
-    own_copy : ndarray of bool
+        When and where each operation ran; streams are numbered over all devices. `table` is a position in
+        ``GPU_TABLES``, `row` the row there in the whole trace, of the operation's first event.
+    launch_row, launch_start, launch_end, launch_thread : ndarray
+        Row, start, end and thread of the launching call; -1, `NEVER`, `NEVER` and -1 where none was recorded.
+    previous_end : ndarray of int64
+        When the operation before each one in its stream ended; before a stream's first, one that was not selected
+        counts. `NEVER` without one.
+    device_busy_until : ndarray of int64
+        When everything that began before each one on its device had ended; `NEVER` where nothing had begun.
+    is_blocking_copy : ndarray of bool
         Copies whose call returns only when they are done.
-    staged : ndarray of bool
-        Copies from pageable memory to a device.
-    parts : DataFrame
-        ``table, row, operation``: the events of the trace that the operations are made of.
+    is_staged_copy : ndarray of bool
+        Copies from pageable memory to a device, which the CPU stages in pinned memory.
+    events : DataFrame
+        ``table, row, operation``: the events of the trace, and the position of the operation that each is a part of.
     threads : ndarray of int64
         The launching threads, and the steps' thread.
-    blocking : ndarray of int64
+    blocking_calls : ndarray of int64
         Rows of the calls that wait for the GPU, by start.
     steps : DataFrame
         As :func:`nsightkit.analysis.timeline.steps.windows` gives them.
-    main : int
+    step_thread : int
         Thread of the steps, `NEVER` without steps.
-    begin_ns : int
-        From when on a change takes time away.
+    changes_from_ns : int
+        Before this time a change has no effect: before the first step or, in a selection, the first selected launch.
     """
 
     trace: Trace
@@ -82,57 +89,57 @@ class Program:
     process: Int
     table: Int
     row: Int
-    launch: Int
-    begun: Int
-    done: Int
-    by: Int
-    before: Int
-    device_before: Int
-    own_copy: Bool
-    staged: Bool
-    parts: pd.DataFrame
+    launch_row: Int
+    launch_start: Int
+    launch_end: Int
+    launch_thread: Int
+    previous_end: Int
+    device_busy_until: Int
+    is_blocking_copy: Bool
+    is_staged_copy: Bool
+    events: pd.DataFrame
     threads: Int
-    blocking: Int
+    blocking_calls: Int
     steps: pd.DataFrame
-    main: int
-    begin_ns: int
+    step_thread: int
+    changes_from_ns: int
 
     @functools.cached_property
-    def lasting(self) -> Int:
+    def duration_ns(self) -> Int:
         """How long each operation lasted."""
         return self.end - self.start
 
     @functools.cached_property
-    def linked(self) -> Bool:
-        """Which operations have a recorded launch."""
-        return self.launch >= 0
+    def has_launch(self) -> Bool:
+        """Whether the call that launched each operation was recorded."""
+        return self.launch_row >= 0
 
     @functools.cached_property
-    def first(self) -> Bool:
-        """Which operations are the first of their stream."""
+    def is_first(self) -> Bool:
+        """Whether each operation is the first of its stream."""
         return np.append(True, self.stream[1:] != self.stream[:-1])
 
     @functools.cached_property
-    def by_end(self) -> Int:
-        """Positions by end."""
+    def order_by_end(self) -> Int:
+        """The positions of the operations, in order of their ends."""
         return np.argsort(self.end, kind="stable")
 
     @functools.cached_property
-    def collective(self) -> Bool:
-        """Which operations are collectives."""
+    def is_collective(self) -> Bool:
+        """Whether each operation is a kernel of a collective, by its name or its recorded description."""
         kernels = self.trace.whole.table("kernels", ["name", "collective"])
-        talks = (categorize(kernels["name"]) == "communication") | (kernels["collective"] != "").to_numpy()
-        return np.asarray((self.table == _KERNELS) & np.isin(self.row, np.flatnonzero(talks)))
+        communicates = (categorize(kernels["name"]) == "communication") | (kernels["collective"] != "").to_numpy()
+        return np.asarray((self.table == _KERNELS) & np.isin(self.row, np.flatnonzero(communicates)))
 
     @functools.cached_property
-    def in_step(self) -> Int:
-        """The step that each operation was launched in, -1 for none."""
-        number = steps.number(self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.begun)
-        return np.where(self.process == process_of(self.main), number, -1).astype(np.int32)
+    def launch_step(self) -> Int:
+        """The number of the step that each operation was launched in, -1 for none or another process's."""
+        number = steps.number(self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.launch_start)
+        return np.where(self.process == process_of(self.step_thread), number, -1).astype(np.int32)
 
 
 def read(trace: Trace) -> Program:
-    """Read a trace.
+    """Read the operations, the calls and the steps of a trace.
 
     Parameters
     ----------
@@ -146,118 +153,130 @@ def read(trace: Trace) -> Program:
     Raises
     ------
     Unplayable
+        It holds no GPU work, too much of it has no recorded launch, or too many threads or calls wait for each other.
     """
     frame = trace.whole.table("calls", ["start_ns", "end_ns", "thread", "name"])
     calls = Calls(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame["thread"].to_numpy(), frame["name"])
-    ops, parts = _operations(trace, calls)
-    linked = ops[ops["launch"] >= 0]
+    ops, events = _operations(trace, calls)
+    launched = ops[ops["launch_row"] >= 0]
     windows = steps.windows(trace)
-    main = begin_ns = int(NEVER)
+    step_thread = changes_from_ns = int(NEVER)
     if len(windows):
-        main = int(windows["thread"].iloc[0])
-        begin_ns = int(windows["start_ns"].iloc[0])
+        step_thread = int(windows["thread"].iloc[0])
+        changes_from_ns = int(windows["start_ns"].iloc[0])
     elif trace is not trace.whole:
-        begin_ns = int(linked["begun"].min())
-    threads = np.union1d(linked["by"].unique(), windows["thread"])
+        changes_from_ns = int(launched["launch_start"].min())
+    threads = np.union1d(launched["launch_thread"].unique(), windows["thread"])
     if len(threads) > _MOST_THREADS:
         raise Unplayable(f"{len(threads):,} threads launched its work")
-    blocking = _blocking(trace, calls, linked, threads)
-    lines = linked.groupby(["stream", "by"]).ngroups
-    if len(blocking) * lines > _MOST_PAIRS:
-        raise Unplayable(f"{len(blocking):,} calls may wait for {lines:,} streams")
+    blocking_calls = _blocking_calls(trace, calls, launched, threads)
+    stream_count = launched.groupby(["stream", "launch_thread"]).ngroups  # once for each thread that launches into it
+    if len(blocking_calls) * stream_count > _MOST_PAIRS:
+        raise Unplayable(f"{len(blocking_calls):,} calls may wait for {stream_count:,} streams")
     columns = {str(column): values.to_numpy() for column, values in ops.items()}
     return Program(
         trace=trace,
         calls=calls,
         **columns,
-        parts=parts,
+        events=events,
         threads=threads,
-        blocking=blocking,
+        blocking_calls=blocking_calls,
         steps=windows,
-        main=main,
-        begin_ns=begin_ns,
+        step_thread=step_thread,
+        changes_from_ns=changes_from_ns,
     )
 
 
 def _operations(trace: Trace, calls: Calls) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The operations with their launches, and their parts."""
+    """List the selected operations as ``Program`` has them, and their events with the operation of each."""
     events = _events(trace.whole)
-    reach = events.groupby("device")["end"].cummax()
-    events["device_before"] = reach.groupby(events["device"]).shift(fill_value=NEVER)
-    events["before"] = events.groupby("stream")["end"].shift(fill_value=NEVER)
+    # Before the selection: what a filter leaves out kept the device and the stream busy all the same.
+    busy_until = events.groupby("device")["end"].cummax()
+    events["device_busy_until"] = busy_until.groupby(events["device"]).shift(fill_value=NEVER)
+    events["previous_end"] = events.groupby("stream")["end"].shift(fill_value=NEVER)
     events = events[intervals.selected(trace, events["table"], events["row"])]
     if events.empty:
         raise Unplayable("there is no GPU work")
-    ops, parts = _joined(events)
-    _check(ops)
-    launch = ops["launch"].to_numpy()
-    ops["begun"] = np.where(launch >= 0, calls.start[launch], NEVER)
-    ops["done"] = np.where(launch >= 0, calls.end[launch], NEVER)
-    ops["by"] = np.where(launch >= 0, calls.thread[launch], -1)
+    ops, events = _joined(events)
+    _require_launches(ops)
+    launch_row = ops["launch_row"].to_numpy()
+    ops["launch_start"] = np.where(launch_row >= 0, calls.start[launch_row], NEVER)
+    ops["launch_end"] = np.where(launch_row >= 0, calls.end[launch_row], NEVER)
+    ops["launch_thread"] = np.where(launch_row >= 0, calls.thread[launch_row], -1)
     _mark_copies(trace.whole, ops, matching(calls.names, BLOCKING))
-    return ops, parts
+    return ops, events
 
 
-def _blocking(trace: Trace, calls: Calls, linked: pd.DataFrame, threads: Int) -> Int:
-    """Rows of the calls of some threads that wait for the GPU, by start."""
-    blocks = matching(calls.names, BLOCKING)
-    blocks[linked["launch"][linked["own_copy"]]] = True
+def _blocking_calls(trace: Trace, calls: Calls, launched: pd.DataFrame, threads: Int) -> Int:
+    """Find the calls of `threads` that wait for the GPU: their rows, by start."""
+    is_blocking = matching(calls.names, BLOCKING)
+    is_blocking[launched["launch_row"][launched["is_blocking_copy"]]] = True
     selected = trace.mask("calls")
     if selected is not None:
         selected = selected.copy()
-        selected[linked["launch"]] = True
-        blocks &= selected
-    rows = np.flatnonzero(blocks & np.isin(calls.thread, threads))
+        # A filter on GPU work keeps its launches, whatever it does to other calls.
+        selected[launched["launch_row"]] = True
+        is_blocking &= selected
+    rows = np.flatnonzero(is_blocking & np.isin(calls.thread, threads))
+    # By start and, of calls that start together, the longest first: the outer before the inner.
     rows = rows[np.lexsort((-calls.end[rows], calls.start[rows]))]
-    # Of a runtime's call and the driver's inside it, or of one that was recorded twice, the outer one.
+    # Of a runtime's call and the driver's inside it, or of one that was recorded twice, keep the outer one: the inner
+    # adds no time to the thread's calls before it.
     return rows[intervals.uncovered(calls.start[rows], calls.end[rows], calls.thread[rows]) > 0]
 
 
 def _events(whole: Trace) -> pd.DataFrame:
-    """All events of the devices, by device and start, with their launches and numbered streams."""
+    """List all events of the devices, by device and start, with their launches and with numbered streams."""
     events = intervals.gpu_intervals(whole, "process", "stream", "correlation")
-    # Pages of managed memory move when they are touched: they are in no stream, and kernels wait for them.
-    moves = np.flatnonzero(matching(whole.table("memops", ["kind"])["kind"], UNIFIED))
-    if len(moves):
-        pages = (events["table"] == _MEMOPS) & events["row"].isin(moves)
-        events = events[~pages].reset_index(drop=True)
-    events["launch"] = intervals.launch_of(whole, events["process"], events.pop("correlation")).astype(np.int32)
+    # Leave out pages of managed memory. They move when a kernel touches them, in no stream, and are part of its time.
+    page_moves = np.flatnonzero(matching(whole.table("memops", ["kind"])["kind"], UNIFIED))
+    if len(page_moves):
+        is_page_move = (events["table"] == _MEMOPS) & events["row"].isin(page_moves)
+        events = events[~is_page_move].reset_index(drop=True)
+    events["launch_row"] = intervals.launch_of(whole, events["process"], events.pop("correlation")).astype(np.int32)
     events["stream"] = events.groupby(["process", "device", "stream"]).ngroup().astype(np.int32)
     return events.rename(columns={"start_ns": "start", "end_ns": "end"})
 
 
 def _joined(events: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Join what one call launched, from the first start to the last end; give operations by stream, and their parts."""
-    launch = events["launch"].to_numpy()
-    alone = -1 - np.arange(len(events))
-    number, _ = pd.factorize(np.where(launch >= 0, launch, alone))
-    heads = ~pd.Series(number).duplicated().to_numpy()
-    ops = events[heads].reset_index(drop=True)
+    """Join the events that one call launched into one operation, from the first start to the last end.
+
+    Returns the operations by stream and start, and ``table, row, operation`` of each event.
+    """
+    launch_row = events["launch_row"].to_numpy()
+    # Number the operations in order of their first events. Each event without a launch is one: its key is -1, -2, ...
+    own_key = -1 - np.arange(len(events))
+    number, _ = pd.factorize(np.where(launch_row >= 0, launch_row, own_key))
+    is_first_event = ~pd.Series(number).duplicated().to_numpy()
+    ops = events[is_first_event].reset_index(drop=True)
     ops["end"] = events["end"].groupby(number).max()
     ops = ops.sort_values("stream", kind="stable")
+    # The index still holds the numbers: sorting it gives the place that each number has now.
     parts = events[["table", "row"]].assign(operation=np.argsort(ops.index)[number])
     ops = ops.reset_index(drop=True)
-    first = ~ops["stream"].duplicated()
-    ops["before"] = ops["before"].where(first, ops["end"].shift(fill_value=NEVER))
+    is_first = ~ops["stream"].duplicated()
+    # What was joined ends later than its first event. Before a stream's first operation, one left out still counts.
+    ops["previous_end"] = ops["previous_end"].where(is_first, ops["end"].shift(fill_value=NEVER))
     return ops, parts
 
 
-def _check(ops: pd.DataFrame) -> None:
-    """Refuse work without launches."""
-    lasting = ops["end"] - ops["start"]
-    linked = ops["launch"] >= 0
+def _require_launches(ops: pd.DataFrame) -> None:
+    """Refuse a trace in which the launches of much of the work were not recorded."""
+    duration_ns = ops["end"] - ops["start"]
+    has_launch = ops["launch_row"] >= 0
     # The first operations of a stream may have been launched before the recording began; a later one is lost.
-    lost = ~linked & linked.groupby(ops["stream"]).cummax()
-    if lasting[lost].sum() > _UNLINKED * lasting.sum() or not linked.any():
+    is_lost = ~has_launch & has_launch.groupby(ops["stream"]).cummax()
+    if duration_ns[is_lost].sum() > _MOST_UNLAUNCHED * duration_ns.sum() or not has_launch.any():
         raise Unplayable("the calls that launched the GPU's work were not recorded")
 
 
-def _mark_copies(whole: Trace, ops: pd.DataFrame, blocks: Bool) -> None:
-    """Mark copies whose call returns only when they are done, and those from pageable memory."""
-    ops["own_copy"] = ops["staged"] = False
-    copies = ops[(ops["table"] == _MEMOPS) & (ops["launch"] >= 0)]
+def _mark_copies(whole: Trace, ops: pd.DataFrame, is_blocking: Bool) -> None:
+    """Add the columns ``is_blocking_copy`` and ``is_staged_copy``; `is_blocking` flags calls that block by name."""
+    ops["is_blocking_copy"] = ops["is_staged_copy"] = False
+    copies = ops[(ops["table"] == _MEMOPS) & (ops["launch_row"] >= 0)]
     kinds = whole.table("memops", ["kind", "src_kind", "dst_kind"]).iloc[copies["row"]]
-    pageable = ((kinds["src_kind"] == "pageable") | (kinds["dst_kind"] == "pageable")).to_numpy()
-    returns = copies["end"] <= copies["done"] + 1_000
-    ops.loc[copies.index, "own_copy"] = returns & (pageable | blocks[copies["launch"]])
-    ops.loc[copies.index, "staged"] = pageable & (kinds["kind"] != "DtoH").to_numpy()
+    is_pageable = ((kinds["src_kind"] == "pageable") | (kinds["dst_kind"] == "pageable")).to_numpy()
+    returns_after_copy = copies["end"] <= copies["launch_end"] + _EARLY_RETURN_NS
+    # A call blocks by its name or, even if that ends in Async, because it copies pageable memory.
+    ops.loc[copies.index, "is_blocking_copy"] = returns_after_copy & (is_pageable | is_blocking[copies["launch_row"]])
+    ops.loc[copies.index, "is_staged_copy"] = is_pageable & (kinds["kind"] != "DtoH").to_numpy()

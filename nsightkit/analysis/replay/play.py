@@ -1,8 +1,8 @@
 """One replay of a schedule, with a change: each moment is the latest of the moments it waits for.
 
-Moments are *cuts* of a thread (its delay from then on), ends of *segments* of a stream, and of collectives the arrival
-of the last device and the departure of each. Each waits for others, and comes so much later than they do: all such
-pairs are listed first, and then gone through once.
+Moments are *cuts* of a thread (its delay from then on), ends of *segments* of a stream, and for collectives the arrival
+of the last device and the departure of each device. A moment comes no earlier than each moment that it waits for, plus
+a constant. All such pairs are listed first, and then gone through once, in the recorded order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay.cuts import Cuts
 from nsightkit.analysis.replay.model import NEVER, Bool, Change, Int, Played
 from nsightkit.analysis.replay.operations import Program
-from nsightkit.analysis.replay.streams import Gathered, Streams
+from nsightkit.analysis.replay.streams import Collectives, Streams
 from nsightkit.analysis.timeline.gaps.threads import Threads
 
 __all__ = ["Layout", "Stages", "lay_out", "play"]
@@ -27,7 +27,7 @@ __all__ = ["Layout", "Stages", "lay_out", "play"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stages:
-    """What the stages of reading found: all that a replay needs.
+    """The results of reading a trace, stage by stage: all that a replay needs.
 
     Parameters
     ----------
@@ -35,53 +35,56 @@ class Stages:
     facts : Threads
         What each thread did.
     streams : Streams
-    gathered : Gathered
+    collectives : Collectives
     cuts : Cuts
     """
 
     program: Program
     facts: Threads
     streams: Streams
-    gathered: Gathered
+    collectives: Collectives
     cuts: Cuts
 
     @functools.cached_property
     def slot(self) -> Int:
-        """The slot that each operation was launched in, -1 where its launch was not recorded."""
-        return self.cuts.slot(self.program.by, self.program.begun)
+        """The slot (see :class:`Cuts`) that each operation was launched in, -1 where its launch was not recorded."""
+        return self.cuts.slot_at(self.program.launch_thread, self.program.launch_start)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
     """Segments of the streams: runs of operations launched in one slot, with no wait in between.
 
+    Segments are numbered by stream, then time.
+
     Parameters
     ----------
     order : ndarray of int64
-        Operations by stream, those moved aside on new streams at the end.
+        Positions of the operations by stream and start, those moved aside on new streams at the end.
     head, tail : ndarray of int64
         First and last place of each segment in `order`.
-    opens : ndarray of bool
-        Whether a segment is the first of its stream.
+    opens_stream : ndarray of bool
+        Whether each segment is the first of its stream.
     waiting, awaited : ndarray of int64
-        Segments that wait for others.
+        Pairs of segments: ``waiting[i]`` begins only when ``awaited[i]`` is over.
     target : ndarray of int64
-        Segments that cuts wait for, in the order of ``Cuts.target``; -1 where nothing is left to wait for.
-    meeting : ndarray of int64
-        Segments of the collectives' operations.
-    ending : ndarray of int64
+        The segment that each pair of ``Cuts.target`` and ``Cuts.waiting_cut`` waits for; -1 where nothing is left to
+        wait for.
+    in_collective : ndarray of int64
+        The segment of each operation in ``Collectives.operation``.
+    ends_step : ndarray of int64
         Segments that end a step on their stream.
     """
 
     order: Int
     head: Int
     tail: Int
-    opens: Bool
+    opens_stream: Bool
     waiting: Int
     awaited: Int
     target: Int
-    meeting: Int
-    ending: Int
+    in_collective: Int
+    ends_step: Int
 
 
 def lay_out(schedule: Stages, aside: Bool) -> Layout:
@@ -91,110 +94,130 @@ def lay_out(schedule: Stages, aside: Bool) -> Layout:
     ----------
     schedule : Stages
     aside : ndarray of bool
-        Operations moved to a new stream, one per device.
+        Which operations move to a new stream, one per device.
 
     Returns
     -------
     Layout
     """
     program = schedule.program
-    meeting = schedule.gathered.operation
+    in_collective = schedule.collectives.operation
     device, _ = pd.factorize(program.device)
     stream = np.where(aside, program.stream[-1] + 1 + device, program.stream)
     order = np.lexsort((program.start, stream))
-    first = _changes(stream[order])
-    step = program.in_step[order]
-    last = np.append(first[1:] | _changes(step)[1:], True)
-    waiting, awaited = _pairs(schedule, aside, stream, order)
-    target = _targets(schedule, aside)
-    # A segment ends where something asks when it is done, and begins where a launch comes from another slot.
+    # From here on, flags are by place in `order`.
+    is_first = _differs_from_previous(stream[order])
+    step = program.launch_step[order]
+    is_last_of_step = np.append(is_first[1:] | _differs_from_previous(step)[1:], True)
+    waiting, awaited = _stream_waits(schedule, aside, stream, order)
+    target = _cut_targets(schedule, aside)
+    # A segment ends with an operation that something waits for, and begins where a launch comes from another slot.
     # Operations without a recorded launch stay in the segment around them: only their order counts.
     slot = schedule.slot[order]
-    ends = first | last | _among(order, awaited, target[target >= 0], meeting)
-    begins = first | _among(order, waiting, meeting)
-    begins |= _changes(slot) & (slot >= 0)
-    begins[1:] |= ends[:-1]
-    head = np.flatnonzero(begins)
+    is_tail = is_first | is_last_of_step | _is_any_of(order, awaited, target[target >= 0], in_collective)
+    is_head = is_first | _is_any_of(order, waiting, in_collective)
+    is_head |= _differs_from_previous(slot) & (slot >= 0)
+    is_head[1:] |= is_tail[:-1]
+    head = np.flatnonzero(is_head)
+    # The segment of each operation: the number of heads up to its place.
     segment = np.empty(len(order), np.int64)
-    segment[order] = np.cumsum(begins) - 1
+    segment[order] = np.cumsum(is_head) - 1
     return Layout(
         order=order,
         head=head,
         tail=np.append(head[1:], len(order)) - 1,
-        opens=first[head],
+        opens_stream=is_first[head],
         waiting=segment[waiting],
         awaited=segment[awaited],
         target=np.where(target >= 0, segment[target], -1),
-        meeting=segment[meeting],
-        ending=segment[order[last & (step >= 0)]],
+        in_collective=segment[in_collective],
+        ends_step=segment[order[is_last_of_step & (step >= 0)]],
     )
 
 
-def _changes(values: Int) -> Bool:
-    """Where a value differs from the one before it; true of the first."""
+def _differs_from_previous(values: Int) -> Bool:
+    """Flag the values that differ from the one before them, and the first."""
     return np.append(True, values[1:] != values[:-1])
 
 
-def _among(order: Int, *operations: Int) -> Bool:
-    """Per place: whether its operation is one of some."""
+def _is_any_of(order: Int, *operations: Int) -> Bool:
+    """Flag the places in `order` that hold one of some operations."""
     flag = np.zeros(len(order), bool)
     flag[np.concatenate(operations)] = True
     return flag[order]
 
 
-def _pairs(schedule: Stages, aside: Bool, stream: Int, order: Int) -> tuple[Int, Int]:
-    """Operations that wait for others. Nothing waits for those moved aside but work of the steps after theirs."""
+def _stream_waits(schedule: Stages, aside: Bool, stream: Int, order: Int) -> tuple[Int, Int]:
+    """Pair the operations that wait with those on other streams that they wait for.
+
+    Only the work of later steps waits for operations moved aside: the first of a step on each stream waits for the last
+    that was moved aside in any step before, on the same device.
+    """
     program = schedule.program
     waiting = schedule.streams.waiting
     awaited = schedule.streams.awaited
-    kept = ~aside[waiting] & ~aside[awaited]
+    is_kept = ~aside[waiting] & ~aside[awaited]
     columns = {"operation": order, "stream": stream[order], "device": program.device[order]}
-    ops = pd.DataFrame({**columns, "step": program.in_step[order]})
-    moved = aside[order]
-    ends = ops[moved].drop_duplicates(["device", "step"], keep="last").sort_values("step")
-    begins = ops[~moved & (ops["step"] > 0)].drop_duplicates(["stream", "step"]).sort_values("step")
+    ops = pd.DataFrame({**columns, "step": program.launch_step[order]})
+    is_aside = aside[order]
+    ends = ops[is_aside].drop_duplicates(["device", "step"], keep="last").sort_values("step")
+    begins = ops[~is_aside & (ops["step"] > 0)].drop_duplicates(["stream", "step"]).sort_values("step")
     ends = ends.drop(columns="stream").rename(columns={"operation": "end"})
     joined = pd.merge_asof(begins, ends, on="step", by="device", allow_exact_matches=False).dropna()
-    waiting = np.append(waiting[kept], joined["operation"])
-    return waiting, np.append(awaited[kept], joined["end"]).astype(np.int64)
+    waiting = np.append(waiting[is_kept], joined["operation"])
+    return waiting, np.append(awaited[is_kept], joined["end"]).astype(np.int64)
 
 
-def _targets(schedule: Stages, aside: Bool) -> Int:
-    """What cuts wait for: instead of an operation moved aside for the one before it in its stream, -1 for none."""
+def _cut_targets(schedule: Stages, aside: Bool) -> Int:
+    """Give the operations that cuts wait for (``Cuts.target``), with those moved aside replaced.
+
+    Instead of one moved aside, a cut waits for the last one before it that stays in its stream, -1 for none.
+    """
     program = schedule.program
     cuts = schedule.cuts
-    last = np.maximum.accumulate(np.where(aside, -1, np.arange(len(aside))))
-    last[program.stream[last] != program.stream] = -1
+    # The last operation up to each that stays: a running maximum of positions, where those moved aside count as -1.
+    staying = np.maximum.accumulate(np.where(aside, -1, np.arange(len(aside))))
+    staying[program.stream[staying] != program.stream] = -1
     # The call of a copy from pageable memory no longer waits for it; a read-back needs what stood before the copy.
-    own = (cuts.copy[cuts.cut] == cuts.target) & program.staged[cuts.target] & aside[cuts.target]
-    return np.where(own, -1, last[cuts.target])
+    is_own_copy = cuts.copy[cuts.waiting_cut] == cuts.target
+    no_longer_waits = is_own_copy & program.is_staged_copy[cuts.target] & aside[cuts.target]
+    return np.where(no_longer_waits, -1, staying[cuts.target])
 
 
 # ---------------------------------------------------------------- moments and their waits
 
 
 class _Waits(NamedTuple):
-    """Moments, the moment that each waits for, and by how much it comes later than that."""
+    """Pairs of moments: `moment[i]` comes no earlier than `awaited[i]` plus `delay_ns[i]`, which may be negative."""
 
     moment: Int
     awaited: Int
-    later: Int
+    delay_ns: Int
 
 
-class _Lines(NamedTuple):
-    """Each segment as a line: its last end is max(the thread's delay + `ready`, the stream's last end + `lasting`).
+class _SegmentTimes(NamedTuple):
+    """When segments end: at max(the thread's delay + `ready_end`, the stream's last end + `queued_ns`).
 
-    `alone` is from the start of its first operation to the end of its last one, `first` the first one's own time.
+    Parameters
+    ----------
+    ready_end : ndarray of int64
+        When each would end in an empty stream, if its thread had no delay.
+    queued_ns : ndarray of int64
+        From the end of the segment before each to its own end, where all of its operations are queued.
+    running_ns : ndarray of int64
+        From the start of its first operation to the end of its last one, likewise.
+    first_ns : ndarray of int64
+        The duration of its first operation.
     """
 
-    ready: Int
-    lasting: Int
-    alone: Int
-    first: Int
+    ready_end: Int
+    queued_ns: Int
+    running_ns: Int
+    first_ns: Int
 
 
 def play(schedule: Stages, layout: Layout, change: Change) -> Played:
-    """Play a schedule.
+    """Replay a schedule with a change.
 
     Parameters
     ----------
@@ -207,205 +230,224 @@ def play(schedule: Stages, layout: Layout, change: Change) -> Played:
     -------
     Played
     """
-    setting = _Setting(schedule, layout, change, change.moved(len(layout.order)), _away(schedule, change))
-    lines = _lines(setting)
-    waits = [*_of_threads(setting), *_of_segments(setting, lines), *_of_collectives(setting, lines)]
-    at = _walk(setting, _Waits(*map(np.concatenate, zip(*waits, strict=True))))
-    return _played(setting, lines, at)
+    aside = change.aside_mask(len(layout.order))
+    setting = _Setting(schedule, layout, change, aside, _removed(schedule, change))
+    times = _segment_times(setting)
+    waits = [*_waits_of_cuts(setting), *_waits_of_segments(setting, times), *_waits_of_collectives(setting, times)]
+    # Of several lists of pairs, one.
+    moment_ns = _walk(setting, _Waits(*map(np.concatenate, zip(*waits, strict=True))))
+    return _played(setting, times, moment_ns)
 
 
-def _away(schedule: Stages, change: Change) -> dict[int, intervals.Coverage]:
-    """The time of each thread that a change takes away."""
-    away = {}
-    for thread, parts in change.away.items():
+def _removed(schedule: Stages, change: Change) -> dict[int, intervals.Coverage]:
+    """Merge the time of each thread that a change removes, from where changes have an effect."""
+    removed = {}
+    for thread, parts in change.removed.items():
         start, end = intervals.union(*parts)
-        away[thread] = intervals.Coverage(np.maximum(start, schedule.program.begin_ns), end)
-    return away
+        removed[thread] = intervals.Coverage(np.maximum(start, schedule.program.changes_from_ns), end)
+    return removed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Setting:
-    """What every part of a replay looks at; moments are numbered: cuts, segments, collectives, departures from them."""
+    """The schedule, its layout and the change: all that the parts of one replay need.
+
+    It numbers the moments of the replay: first the cuts, then the ends of segments, then the arrival of the last device
+    at each collective, then the departure of each device from each.
+    """
 
     schedule: Stages
     layout: Layout
     change: Change
     aside: Bool
-    away: dict[int, intervals.Coverage]
+    removed: dict[int, intervals.Coverage]
 
     @property
-    def segments(self) -> Int:
-        """Moments at which segments end; those of cuts stand before them."""
+    def segment_ends(self) -> Int:
+        """The moment at which each segment ends; in a collective, if it had not to wait for other devices."""
         return len(self.schedule.cuts.end) + np.arange(len(self.layout.head))
 
     @property
-    def meetings(self) -> Int:
-        """Moments at which the last device arrives at the collective of each operation in one."""
-        return len(self.schedule.cuts.end) + len(self.layout.head) + self.schedule.gathered.collective
+    def last_arrivals(self) -> Int:
+        """For each operation of a collective, the moment at which the last device arrives at that collective."""
+        return len(self.schedule.cuts.end) + len(self.layout.head) + self.schedule.collectives.collective
 
     @property
     def departures(self) -> Int:
-        """Moments at which these operations are over."""
-        meetings = self.meetings
-        return int(meetings.max(initial=0)) + 1 + np.arange(len(meetings))
+        """For each operation of a collective, the moment at which it is over."""
+        last_arrivals = self.last_arrivals
+        return int(last_arrivals.max(initial=0)) + 1 + np.arange(len(last_arrivals))
 
     @property
-    def over(self) -> Int:
-        """Moments at which segments are over: those of collectives when the devices leave them."""
-        over = self.segments
-        over[self.layout.meeting] = self.departures
-        return over
+    def segment_overs(self) -> Int:
+        """The moment at which each segment is over: its end or, in a collective, the departure from it."""
+        overs = self.segment_ends
+        overs[self.layout.in_collective] = self.departures
+        return overs
 
-    def own(self, thread: Int, time: Int) -> Int:
-        """Times of threads without what falls away before them."""
-        out = time.astype(np.int64)
-        for number, away in self.away.items():
+    def own_time(self, thread: Int, time: Int) -> Int:
+        """Take from each time of a thread what the change removes before it: the time if nothing was delayed."""
+        own_time = time.astype(np.int64)
+        for number, removed in self.removed.items():
             of_thread = thread == number
-            out[of_thread] -= away.before(out[of_thread])
-        return out
+            own_time[of_thread] -= removed.before(own_time[of_thread])
+        return own_time
 
-    def reached(self, thread: Int, time: Int, at: Int) -> Int:
-        """When threads got to what they had got to at some times."""
-        return np.asarray(self.own(thread, time) + at[self.schedule.cuts.slot(thread, time)])
+    def replayed(self, thread: Int, time: Int, moment_ns: Int) -> Int:
+        """When the thread gets in the replay to what it was at in the recording at each time: with its delay then."""
+        return np.asarray(self.own_time(thread, time) + moment_ns[self.schedule.cuts.slot_at(thread, time)])
 
 
-def _lines(setting: _Setting) -> _Lines:
+def _segment_times(setting: _Setting) -> _SegmentTimes:
+    """Reduce the operations of each segment to four numbers, which tell when it ends."""
     layout = setting.layout
     program = setting.schedule.program
     streams = setting.schedule.streams
-    lasting = np.maximum(program.lasting - setting.change.less_ns, 0)
-    gap = np.where((lasting > 0) | (lasting == program.lasting), streams.gap, 0)
-    # The latency after the call is the device's; what comes before it is the thread's own time.
-    point = np.minimum(program.done, np.maximum(streams.ready, program.begun))
-    own = setting.own(program.by, point) + streams.ready - point
-    # Beside operations moved aside, one without a launch begins no earlier than it did.
+    duration_ns = np.maximum(program.duration_ns - setting.change.less_ns, 0)
+    # An operation that the change removes leaves no gap.
+    gap_ns = np.where((duration_ns > 0) | (duration_ns == program.duration_ns), streams.gap_ns, 0)
+    # The latency after the call is the device's and stays; what comes before it is the thread's own time.
+    launched = np.minimum(program.launch_end, np.maximum(streams.ready, program.launch_start))
+    own_ready = setting.own_time(program.launch_thread, launched) + streams.ready - launched
+    # Where operations moved aside, one without a launch begins no earlier than it did.
     otherwise = program.start if setting.aside.any() else streams.ready
-    ready = np.where(program.linked, own, otherwise)[layout.order]
-    alone = (lasting + streams.held_ns)[layout.order]
-    gap = gap[layout.order]
-    # An operation takes `alone`, from when it is ready and `gap` has passed since the end before it. So a segment ends
-    # at the latest of what its operations allow: that one is ready, then it and all behind it run without a pause.
-    ends = np.cumsum(alone + gap)  # as if all operations stood in one stream that never pauses
+    # By place in `layout.order` from here on.
+    ready = np.where(program.has_launch, own_ready, otherwise)[layout.order]
+    running_ns = (duration_ns + streams.held_ns)[layout.order]
+    gap_ns = gap_ns[layout.order]
+    # An operation runs once it is ready and `gap_ns` has passed since the end before it. So a segment ends at the
+    # latest that its operations allow: one is ready, then it and all behind it run without a pause. With `ends` as if
+    # all operations ran in one stream that never pauses, operation i allows ready[i] + running_ns[i] + end - ends[i].
+    ends = np.cumsum(running_ns + gap_ns)
     end = ends[layout.tail]
-    start = (ends - alone)[layout.head]
-    return _Lines(
-        ready=end + np.maximum.reduceat(ready + alone - ends, layout.head),
-        lasting=end - start + gap[layout.head],
-        alone=end - start,
-        first=lasting[layout.order[layout.head]],
+    start = (ends - running_ns)[layout.head]
+    return _SegmentTimes(
+        ready_end=end + np.maximum.reduceat(ready + running_ns - ends, layout.head),
+        queued_ns=end - start + gap_ns[layout.head],
+        running_ns=end - start,
+        first_ns=duration_ns[layout.order[layout.head]],
     )
 
 
-def _of_threads(setting: _Setting) -> Iterator[_Waits]:
-    """The moment of a cut is the delay of its thread from then on: when it ends, less the thread's own time."""
+def _waits_of_cuts(setting: _Setting) -> Iterator[_Waits]:
+    """List what cuts wait for. The moment of a cut is its thread's delay from then on: its end, less its own time."""
     schedule = setting.schedule
     cuts = schedule.cuts
-    begins = setting.own(cuts.thread, cuts.start)
-    ends = setting.own(cuts.thread, cuts.end)
-    # A thread goes on behind its cut before, for what the cut costs; a call whose copy was moved aside is as any.
+    own_start = setting.own_time(cuts.thread, cuts.start)
+    own_end = setting.own_time(cuts.thread, cuts.end)
+    # The thread comes with the delay of its cut before; its wait, own_end - own_start, shrinks to what it takes without
+    # waiting. A call whose copy was moved aside takes as long as any launch.
     is_moved = (cuts.copy >= 0) & setting.aside[cuts.copy]
-    cost = np.where(is_moved, schedule.streams.call_ns, cuts.cost)
+    before_wait_ns = np.where(is_moved, schedule.streams.call_ns, cuts.before_wait_ns)
     cut = np.flatnonzero(cuts.end > NEVER)
-    yield _Waits(cut, cut - 1, (begins + cost - ends)[cut])
+    yield _Waits(moment=cut, awaited=cut - 1, delay_ns=(own_start + before_wait_ns - own_end)[cut])
     if setting.change.arrivals:
-        # A batch arrives regardless of any delay: the first moment has none.
+        # A batch arrives when it did in the recording: moment 0, a thread's first cut, has no delay.
         batch = np.flatnonzero(cuts.is_batch)
-        yield _Waits(batch, np.zeros(len(batch), np.int64), (cuts.end - ends)[batch])
-    # A thread goes on when another one has got to where it was.
-    asks = np.flatnonzero(cuts.asked >= 0)
-    asked = cuts.asked[asks]
-    time = cuts.end[asks]
-    yield _Waits(asks, cuts.slot(asked, time), setting.own(asked, time) - ends[asks])
-    # A call returns when what it waits for is done.
-    waits = cuts.is_full | (cuts.start < schedule.program.begin_ns) | setting.change.waits
+        yield _Waits(moment=batch, awaited=np.zeros_like(batch), delay_ns=(cuts.end - own_end)[batch])
+    # A thread goes on when the other thread has got to where it was.
+    cut = np.flatnonzero(cuts.other_thread >= 0)
+    thread = cuts.other_thread[cut]
+    end = cuts.end[cut]
+    other_own_end = setting.own_time(thread, end)
+    yield _Waits(moment=cut, awaited=cuts.slot_at(thread, end), delay_ns=other_own_end - own_end[cut])
+    # A call returns when what it waits for is done. Without blocking waits, only launches into a full queue wait, and
+    # what comes before changes have an effect.
+    has_to_wait = cuts.is_full_queue | (cuts.start < schedule.program.changes_from_ns) | setting.change.waits
     target = setting.layout.target
-    pair = np.flatnonzero(waits[cuts.cut] & (target >= 0))
-    call = cuts.cut[pair]
-    yield _Waits(call, setting.over[target[pair]], (cuts.tail - ends)[call])
+    pair = np.flatnonzero(has_to_wait[cuts.waiting_cut] & (target >= 0))
+    call = cuts.waiting_cut[pair]
+    done = setting.segment_overs[target[pair]]
+    yield _Waits(moment=call, awaited=done, delay_ns=(cuts.after_wait_ns - own_end)[call])
 
 
-def _of_segments(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
+def _waits_of_segments(setting: _Setting, times: _SegmentTimes) -> Iterator[_Waits]:
+    """List what the ends of segments wait for."""
     schedule = setting.schedule
     layout = setting.layout
-    segments = setting.segments
-    over = setting.over
+    ends = setting.segment_ends
+    overs = setting.segment_overs
     program = schedule.program
     head = layout.order[layout.head]
-    # A segment begins when it has been launched, ...
-    yield _Waits(segments, np.maximum(schedule.slot[head], 0), lines.ready)
-    # ... behind the one before it in its stream, or what was there before, ...
-    opens = np.flatnonzero(layout.opens)
-    after = np.flatnonzero(~layout.opens)
-    free = np.where(program.first[head], program.before[head], NEVER)  # a new stream was not there before
-    yield _Waits(segments[opens], 0 * opens, (free + lines.lasting)[opens])
-    yield _Waits(segments[after], over[after - 1], lines.lasting[after])
+    # A segment begins when it has been launched, with its thread's delay (none without a launch: moment 0), ...
+    yield _Waits(moment=ends, awaited=np.maximum(schedule.slot[head], 0), delay_ns=times.ready_end)
+    # ... behind the segment before it in its stream or, as the first, behind what was there before it (in a new stream,
+    # of operations moved aside, nothing), ...
+    first = np.flatnonzero(layout.opens_stream)
+    later = np.flatnonzero(~layout.opens_stream)
+    free = np.where(program.is_first[head], program.previous_end[head], NEVER)
+    yield _Waits(moment=ends[first], awaited=0 * first, delay_ns=(free + times.queued_ns)[first])
+    yield _Waits(moment=ends[later], awaited=overs[later - 1], delay_ns=times.queued_ns[later])
     # ... and when what it waits for on other streams is done.
-    later = schedule.streams.after_ns + lines.alone[layout.waiting]
-    yield _Waits(segments[layout.waiting], over[layout.awaited], later)
+    delay_ns = schedule.streams.across_ns + times.running_ns[layout.waiting]
+    yield _Waits(moment=ends[layout.waiting], awaited=overs[layout.awaited], delay_ns=delay_ns)
 
 
-def _of_collectives(setting: _Setting, lines: _Lines) -> Iterator[_Waits]:
-    """A device leaves a collective when the last one has arrived, and it has done its work."""
-    # Each operation of a collective is a segment by itself. Its device arrives where it begins: its own time before
-    # its end.
-    operations = setting.segments[setting.layout.meeting]
-    own_ns = lines.first[setting.layout.meeting]
-    yield _Waits(moment=setting.meetings, awaited=operations, later=-own_ns)
-    transfer_ns = setting.schedule.gathered.transfer_ns
-    yield _Waits(moment=setting.departures, awaited=setting.meetings, later=transfer_ns)
+def _waits_of_collectives(setting: _Setting, times: _SegmentTimes) -> Iterator[_Waits]:
+    """List what collectives wait for: a device leaves when the last one has arrived and the transfer is over."""
+    # Each operation of a collective is a segment by itself. Its device arrives where it begins: its duration before its
+    # end.
+    ends = setting.segment_ends[setting.layout.in_collective]
+    duration_ns = times.first_ns[setting.layout.in_collective]
+    yield _Waits(moment=setting.last_arrivals, awaited=ends, delay_ns=-duration_ns)
+    transfer_ns = setting.schedule.collectives.transfer_ns
+    yield _Waits(moment=setting.departures, awaited=setting.last_arrivals, delay_ns=transfer_ns)
 
 
-def _turns(setting: _Setting) -> Int:
-    """When each moment was in the recording: its turn in the replay."""
+def _recorded_times(setting: _Setting) -> Int:
+    """When each moment came in the recording: the order in which the replay goes through them."""
     layout = setting.layout
     cuts = setting.schedule.cuts
     head = layout.order[layout.head]
     slot = setting.schedule.slot[head]
-    launched = np.where(slot >= 0, cuts.end[slot], NEVER)
-    turn = np.full(int(setting.departures.max(initial=setting.segments[-1])) + 1, NEVER)
-    turn[: len(cuts.end)] = cuts.end
-    turn[setting.segments] = np.maximum(setting.schedule.program.start[head], launched)
-    np.maximum.at(turn, setting.meetings, turn[setting.segments[layout.meeting]])
-    turn[setting.departures] = turn[setting.meetings]
-    return turn
+    slot_start = np.where(slot >= 0, cuts.end[slot], NEVER)
+    recorded = np.full(int(setting.departures.max(initial=setting.segment_ends[-1])) + 1, NEVER)
+    recorded[: len(cuts.end)] = cuts.end
+    # A segment comes after the cut whose delay it has, even if timestamps are not exact.
+    recorded[setting.segment_ends] = np.maximum(setting.schedule.program.start[head], slot_start)
+    np.maximum.at(recorded, setting.last_arrivals, recorded[setting.segment_ends[layout.in_collective]])
+    recorded[setting.departures] = recorded[setting.last_arrivals]
+    return recorded
 
 
 def _walk(setting: _Setting, waits: _Waits) -> Int:
-    """When each moment is: the latest that any of what it waits for allows."""
-    turn = _turns(setting)
-    # At equal times cuts come first, and departures from a collective after the arrivals.
-    order = np.lexsort((waits.moment, turn[waits.moment]))
-    at = [int(NEVER)] * len(turn)
-    for first in np.flatnonzero(setting.schedule.cuts.end == NEVER).tolist():  # of each thread, which has no delay yet
-        at[first] = 0
-    moments, awaited, later = (column[order].tolist() for column in waits)
-    for moment, before, after in zip(moments, awaited, later, strict=True):
-        at[moment] = max(at[moment], at[before] + after)
-    return np.array(at)
+    """Compute the time of each moment, the latest that those it waits for allow, in ns; of a cut, its delay."""
+    recorded = _recorded_times(setting)
+    # At equal times by number: cuts come first, and departures from a collective after the arrivals.
+    order = np.lexsort((waits.moment, recorded[waits.moment]))
+    moment_ns = [int(NEVER)] * len(recorded)
+    for first_cut in np.flatnonzero(setting.schedule.cuts.end == NEVER).tolist():  # of each thread: without a delay
+        moment_ns[first_cut] = 0
+    moments, awaited, delays_ns = (column[order].tolist() for column in waits)
+    for moment, other, delay_ns in zip(moments, awaited, delays_ns, strict=True):
+        moment_ns[moment] = max(moment_ns[moment], moment_ns[other] + delay_ns)
+    return np.array(moment_ns)
 
 
-def _played(setting: _Setting, lines: _Lines, at: Int) -> Played:
-    """When the window and its steps ended."""
+def _played(setting: _Setting, times: _SegmentTimes, moment_ns: Int) -> Played:
+    """Read off when the window and its steps ended."""
     layout = setting.layout
     program = setting.schedule.program
     steps = program.steps
-    over = at[setting.over]
+    over = moment_ns[setting.segment_overs]
     if not len(steps):
-        begin = (over - lines.first)[layout.opens].min()
+        # The first segment of a stream is one operation.
+        begin = (over - times.first_ns)[layout.opens_stream].min()
         return Played(int(over.max() - begin), np.empty(0, np.int64))
     first_ns = int(steps["start_ns"].iloc[0])
     begin_ns = int(steps["begin_ns"].iloc[0])
-    moments = np.append(first_ns, steps["cpu_end_ns"])
-    reached = setting.reached(np.full(len(moments), program.main), moments, at)
-    begin = int(reached[0])
-    ends = np.maximum.accumulate(reached[1:])
-    # Work ends the step that it is launched in now.
-    last = layout.order[layout.tail[layout.ending]]
-    step = np.searchsorted(ends, setting.reached(program.by[last], program.begun[last], at), side="right")
-    within = step < len(ends)
-    np.maximum.at(ends, step[within], over[layout.ending[within]])
+    boundaries = np.append(first_ns, steps["cpu_end_ns"])
+    replayed = setting.replayed(np.full(len(boundaries), program.step_thread), boundaries, moment_ns)
+    begin = int(replayed[0])
+    ends = np.maximum.accumulate(replayed[1:])
+    # GPU work ends the step that its launch falls into in the replay.
+    last = layout.order[layout.tail[layout.ends_step]]
+    launched = setting.replayed(program.launch_thread[last], program.launch_start[last], moment_ns)
+    step = np.searchsorted(ends, launched, side="right")
+    in_steps = step < len(ends)
+    np.maximum.at(ends, step[in_steps], over[layout.ends_step[in_steps]])
     ends = np.maximum.accumulate(ends)
-    if begin_ns > first_ns:  # after a step that is left out
+    if begin_ns > first_ns:  # the time of the first step begins later than its range: behind a step that is left out
         begin = max(begin, begin_ns)
         ends = np.maximum(ends, begin)
     return Played(int(ends[-1] - begin), ends - begin)

@@ -1,4 +1,4 @@
-"""A trace as a schedule: what each part takes alone, and what it waits for."""
+"""A trace as a schedule: how long each part takes by itself, and what it waits for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay import cuts as stage_of_cuts
 from nsightkit.analysis.replay import operations as stage_of_operations
 from nsightkit.analysis.replay import streams as stage_of_streams
-from nsightkit.analysis.replay.model import Change, Int, Played, Union
+from nsightkit.analysis.replay.model import Change, Int, Intervals, Played
 from nsightkit.analysis.replay.play import Layout, Stages, lay_out, play
-from nsightkit.analysis.replay.streams import SLOW_CALL, collectives
+from nsightkit.analysis.replay.streams import SLOW_CALL, find_collectives
 from nsightkit.analysis.replay.waiting_threads import waits_for_data, waits_for_threads
 from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.trace.model import Trace
@@ -43,20 +43,20 @@ def read(trace: Trace) -> Schedule:
     arrivals = waits_for_data(program, facts)
     streams = stage_of_streams.read(program)
     cuts = stage_of_cuts.read(program, streams, pauses, arrivals)
-    return Schedule(program, facts, streams, collectives(program), cuts)
+    return Schedule(program, facts, streams, find_collectives(program), cuts)
 
 
 class Schedule(Stages):
-    """A trace as a schedule; :func:`read` makes it."""
+    """A trace as a schedule, which can be replayed with changes; :func:`read` makes it."""
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """The segments, with nothing moved aside."""
+        """The segments of the streams, with no operation moved aside."""
         return lay_out(self, np.zeros(len(self.program.start), bool))
 
     @functools.cached_property
     def recorded(self) -> Played:
-        """The window and its steps as they were recorded."""
+        """When the window and its steps ended in the recording; without steps, the window is all selected GPU work."""
         steps = self.program.steps
         if not len(steps):
             return Played(int(self.program.end.max() - self.program.start.min()), np.empty(0, np.int64))
@@ -70,13 +70,13 @@ class Schedule(Stages):
 
     @property
     def error(self) -> float:
-        """Largest deviation of the unchanged replay from the recording: of the window, or of any step."""
-        ours = np.append(self.unchanged.wall_ns, self.unchanged.each_ns)
-        recorded = np.append(self.recorded.wall_ns, self.recorded.each_ns)
-        return float((np.abs(ours - recorded) / np.maximum(recorded, 1)).max())
+        """The largest deviation of the unchanged replay from the recording, of the window or any step, as a share."""
+        replayed_ns = np.append(self.unchanged.wall_ns, self.unchanged.step_durations_ns)
+        recorded_ns = np.append(self.recorded.wall_ns, self.recorded.step_durations_ns)
+        return float((np.abs(replayed_ns - recorded_ns) / np.maximum(recorded_ns, 1)).max())
 
     def play(self, change: Change) -> Played:
-        """Play the schedule.
+        """Replay the schedule with a change.
 
         Parameters
         ----------
@@ -86,12 +86,13 @@ class Schedule(Stages):
         -------
         Played
         """
+        layout = self.layout
         if np.any(change.aside):
-            return play(self, lay_out(self, change.moved(len(self.program.start))), change)
-        return play(self, self.layout, change)
+            layout = lay_out(self, change.aside_mask(len(self.program.start)))
+        return play(self, layout, change)
 
-    def dispatch(self, thread: int, launch_ns: int, late: Int) -> Union:
-        """What dispatch between consecutive launches of a thread takes beyond a given time.
+    def dispatch_beyond(self, thread: int, launch_ns: int, late: Int) -> Intervals:
+        """Find the time that dispatch between consecutive launches of a thread takes beyond `launch_ns`.
 
         Parameters
         ----------
@@ -99,26 +100,28 @@ class Schedule(Stages):
         launch_ns : int
             The time that stays between the starts of two launches.
         late : ndarray of int
-            Launches that came late for dispatch alone, even with other work since the launch before.
+            Rows of launching calls for which the GPU waited, for dispatch more than anything else. There, dispatch
+            counts even if the thread also did other work since the launch before.
 
         Returns
         -------
         tuple of ndarray of int64
-            Disjoint intervals.
+            Starts and ends of disjoint intervals, ns on the trace's clock.
         """
-        launched = self.program.launch[self.program.by == thread]
-        start = self.program.calls.start[launched]
-        order = np.argsort(start, kind="stable")  # few runs, as a rule
-        launched = launched[order]
+        launch_row = self.program.launch_row[self.program.launch_thread == thread]
+        start = self.program.calls.start[launch_row]
+        order = np.argsort(start, kind="stable")  # stable: fast, as operations of a stream are mostly in order already
+        launch_row = launch_row[order]
         start = start[order]
         if len(start) < 2:
             return start[:0], start[:0]
-        other = self.facts.dispatch_free(thread)
-        between = np.diff(intervals.Coverage(*other).before(start))
-        apart = np.diff(start) - between
-        only = (apart > launch_ns) & ((between <= launch_ns) | np.isin(launched[1:], late))
-        # Launches that follow each other as launches do, or in operators, have only dispatch between them.
-        far = np.flatnonzero(only & (apart > SLOW_CALL * np.median(apart)))
-        only[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= apart[far]
-        away = start[:-1][only] + launch_ns, start[1:][only]
-        return intervals.common(away, other, outside=True)
+        other_work = self.facts.dispatch_free(thread)
+        # From each launch to the next: the time of other work, and the time of dispatch.
+        other_ns = np.diff(intervals.Coverage(*other_work).before(start))
+        dispatch_ns = np.diff(start) - other_ns
+        is_long = (dispatch_ns > launch_ns) & ((other_ns <= launch_ns) | np.isin(launch_row[1:], late))
+        # Launches that are far apart have only dispatch between them if operators that dispatch fill half of the time.
+        far = np.flatnonzero(is_long & (dispatch_ns > SLOW_CALL * np.median(dispatch_ns)))
+        is_long[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= dispatch_ns[far]
+        beyond = start[:-1][is_long] + launch_ns, start[1:][is_long]
+        return intervals.common(beyond, other_work, outside=True)

@@ -1,6 +1,6 @@
-"""What operations wait for: their launch, the one before them in their stream, others on other streams.
+"""What operations wait for: their launch, the operation before them in their stream, operations on other streams.
 
-Latencies are constants of a trace, not what was recorded of each operation.
+Latencies are constants, medians over the trace, not the recorded latency of each operation.
 """
 
 from __future__ import annotations
@@ -13,77 +13,90 @@ import pandas as pd
 
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
-from nsightkit.analysis.replay.model import HELD_NS, Bool, Int, Unplayable, median
+from nsightkit.analysis.replay.model import UNEXPLAINED_NS, Bool, Int, Unplayable, median
 from nsightkit.analysis.replay.operations import Program
 
-__all__ = ["SLOW_CALL", "Gathered", "Streams", "collectives", "read"]
+__all__ = ["SLOW_CALL", "Collectives", "Streams", "find_collectives", "read"]
 
-#: Latencies for traces without an example, ns: typical of CUDA devices. The last is from the end of one operation to
-#: the start of one that waits for it on another stream.
+#: Latencies for traces without an example, typical of CUDA devices: from a launch to the start on an idle stream, from
+#: one operation to the next behind it in a queue, of a launch call, and from the end of one operation to the start of
+#: one that waits for it on another stream.
 _START_NS = 3_000
 _NEXT_NS = 1_000
 _CALL_NS = 4_000
 _ACROSS_NS = 1_500
-#: A launch into a full queue: so many operations wait already, and the call takes so many times its median.
-_DEEP = 500
+#: A launch waited for room in a full queue if its call took this many times the median and at least this long, while
+#: so many operations were queued. CUDA's queues hold about a thousand.
 SLOW_CALL = 10
 _SLOW_NS = 20_000
-#: Of more launches into a full queue than this, only some are walked; the others follow them.
-_MOST_CUTS = 20_000
-#: An operation lay in the queue if the one before it ended this much later than its launch.
+_DEEP_QUEUE = 500
+#: At most so many launches into a full queue are cuts, which takes time in each replay; the others keep their delays.
+_MOST_FULL_QUEUE = 20_000
+#: An operation was queued if the one before it in its stream ended this long after its own launch.
 _QUEUED_NS = 10_000
 
 _WAIT_EVENT = re.compile(r"StreamWaitEvent")
 _RECORD_EVENT = re.compile(r"EventRecord")
-#: An operation that began this much later than launch and stream explain was kept waiting ...
+#: An operation that began this much later than its launch and its stream explain waited for another stream ...
 _LATE_NS = 3_000
-#: ... by one that ended at most this long before; so many of them are looked at.
+#: ... if an operation there ended at most this long before. Of those that did, the last so many are candidates.
 _AFTER_NS = 25_000
-_LOOKED_AT = 12
+_MOST_CANDIDATES = 12
 #: An operation may begin this much before the end of what it waits for: timestamps are not exact.
 _EARLY_NS = 500
-#: Share of operations with inferred waits above which the streams are in doubt.
-_GUESSED = 1 / 3
+#: Share of operations with inferred waits above which nothing is replayed: the recorded streams are in doubt.
+_MOST_INFERRED = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streams:
-    """When operations can start.
+    """When operations can start. Times are ns on the trace's clock; arrays have one element per operation, but pairs.
 
     Parameters
     ----------
     ready : ndarray of int64
-        When each could start for its launch's sake: not before a stream that was busy at the beginning is free.
-    gap : ndarray of int64
-        From the operation before each one in its queue to its start.
+        When the launch of each has reached the device. For the first of a stream that was busy before the recording,
+        when that stream was free.
+    gap_ns : ndarray of int64
+        The latency from the end of the operation before each one in its stream to its start, where it was queued.
     call_ns : int
         What a launch call takes.
-    full : ndarray of int64
-        Operations whose launches waited for room in a full queue; some of very many.
+    full_queue_ops : ndarray of int64
+        Positions of operations whose launches waited for room in a full queue; of very many, some.
     waiting, awaited : ndarray of int64
-        Pairs of operations: the one starts when the other, on another stream, is over, ...
-    after_ns : int
-        ... and so much time has passed.
+        Pairs of positions: operation ``waiting[i]`` starts only when ``awaited[i]``, on another stream, is over, ...
+    across_ns : int
+        ... and this latency has passed.
     held_ns : ndarray of int64
-        Time that each operation lay in its stream with no recorded reason.
+        How long each operation waited in its stream with no recorded reason.
     inferred : int
         How many of the pairs the recording does not name.
     """
 
     ready: Int
-    gap: Int
+    gap_ns: Int
     call_ns: int
-    full: Int
+    full_queue_ops: Int
     waiting: Int
     awaited: Int
-    after_ns: int
+    across_ns: int
     held_ns: Int
     inferred: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Gathered:
-    """Collectives of several devices: positions of operations, each one's collective, and its time after the last."""
+class Collectives:
+    """The kernels of collectives that several devices take part in.
+
+    Parameters
+    ----------
+    operation : ndarray of int64
+        The position of each kernel's operation.
+    collective : ndarray of int64
+        The number of the collective that each is a part of.
+    transfer_ns : ndarray of int64
+        From the arrival of the last device at the collective to the end of each.
+    """
 
     operation: Int
     collective: Int
@@ -106,33 +119,34 @@ def read(program: Program) -> Streams:
     Unplayable
     """
     start = program.start
-    first = program.first
-    took = program.done - program.begun
-    launched = program.linked & ~program.own_copy
-    call_ns = median(took[launched], _CALL_NS)
-    slow = launched & (took > SLOW_CALL * call_ns)
-    ready, gap = _ready(program, slow, call_ns)
-    full = _full(program, slow)
-    explained = np.maximum(program.before + gap, ready)
-    waiting, awaited, inferred = _waits(program, explained)
-    # Waits that held an operation up; the others were over long before.
-    after = start[waiting] - program.end[awaited]
-    binding = (after <= _AFTER_NS) & (start[waiting] > explained[waiting] + _LATE_NS)
-    after_ns = median(after[binding], _ACROSS_NS)
-    np.maximum.at(explained, waiting, program.end[awaited] + after_ns)
-    # What held an operation that nothing explains is work outside the recording; it takes its time in any replay.
-    late_ns = np.where(first & ~program.linked, 0, start - explained)
-    held = late_ns > HELD_NS
+    is_first = program.is_first
+    call_durations_ns = program.launch_end - program.launch_start
+    is_launch_call = program.has_launch & ~program.is_blocking_copy
+    call_ns = median(call_durations_ns[is_launch_call], otherwise=_CALL_NS)
+    is_slow = is_launch_call & (call_durations_ns > SLOW_CALL * call_ns)
+    ready, gap_ns = _ready_and_gap(program, is_slow, call_ns)
+    full_queue_ops = _full_queue_ops(program, is_slow)
+    # The start that launch and stream allow; below also what waits between streams allow.
+    explained = np.maximum(program.previous_end + gap_ns, ready)
+    waiting, awaited, inferred = _waits_between_streams(program, explained)
+    # The latency is the median over waits that delayed an operation; what the others waited for was over long before.
+    apart_ns = start[waiting] - program.end[awaited]
+    is_binding = (apart_ns <= _AFTER_NS) & (start[waiting] > explained[waiting] + _LATE_NS)
+    across_ns = median(apart_ns[is_binding], otherwise=_ACROSS_NS)
+    np.maximum.at(explained, waiting, program.end[awaited] + across_ns)
+    # A delay that nothing explains comes from work outside the recording: it stays the same in any replay.
+    late_ns = np.where(is_first & ~program.has_launch, 0, start - explained)
+    is_held = late_ns > UNEXPLAINED_NS
     return Streams(
         # A stream that was busy before the recording began is free when its first operation starts.
-        ready=np.where(held & first, start, ready),
-        gap=gap,
+        ready=np.where(is_held & is_first, start, ready),
+        gap_ns=gap_ns,
         call_ns=call_ns,
-        full=full[:: 1 + len(full) // _MOST_CUTS],
+        full_queue_ops=full_queue_ops[:: 1 + len(full_queue_ops) // _MOST_FULL_QUEUE],  # every n-th of very many
         waiting=waiting,
         awaited=awaited,
-        after_ns=after_ns,
-        held_ns=np.where(held & ~first, late_ns, 0),
+        across_ns=across_ns,
+        held_ns=np.where(is_held & ~is_first, late_ns, 0),
         inferred=inferred,
     )
 
@@ -140,45 +154,52 @@ def read(program: Program) -> Streams:
 # ---------------------------------------------------------------- latencies
 
 
-def _full(program: Program, slow: Bool) -> Int:
-    """Operations whose slow launches found hundreds of others in the queue."""
-    begun = program.begun
-    full = np.flatnonzero(slow & (program.done - begun > _SLOW_NS))
-    launched_before = np.searchsorted(np.sort(begun[program.linked]), begun[full])
-    ended_before = np.searchsorted(program.end[program.by_end], begun[full])
-    return full[launched_before - ended_before >= _DEEP]
+def _full_queue_ops(program: Program, is_slow: Bool) -> Int:
+    """Find the operations whose slow launches found hundreds of others in the queue."""
+    launch_start = program.launch_start
+    slow_ops = np.flatnonzero(is_slow & (program.launch_end - launch_start > _SLOW_NS))
+    launched_before = np.searchsorted(np.sort(launch_start[program.has_launch]), launch_start[slow_ops])
+    ended_before = np.searchsorted(program.end[program.order_by_end], launch_start[slow_ops])
+    return slow_ops[launched_before - ended_before >= _DEEP_QUEUE]
 
 
-def _ready(program: Program, slow: Bool, call_ns: int) -> tuple[Int, Int]:
-    """When operations could start, and the gap behind the one before each in its queue: medians of its kind."""
-    linked = program.linked
+def _ready_and_gap(program: Program, is_slow: Bool, call_ns: int) -> tuple[Int, Int]:
+    """Estimate when each operation's launch reached the device, and the gap behind the operation before it if queued.
+
+    Both latencies are medians over the operations of its kind.
+    """
+    has_launch = program.has_launch
     start = program.start
-    begun = program.begun
-    done = program.done
-    own_copy = program.own_copy
-    before = program.before
-    meanwhile = program.staged & (start < done)  # staged piece by piece
-    kind = 8 * program.table + 4 * meanwhile + 2 * program.staged + own_copy
-    idle = linked & (program.device_before < begun) & ~meanwhile
-    queued = linked & ~program.first & (done + _QUEUED_NS < before) & (start - before <= HELD_NS)
-    gap = _medians(start - before, kind, queued, _NEXT_NS)
-    edge = np.where(own_copy, begun, done)  # a call that returns after its copy ends too late
-    ready = edge + _medians(start - edge, kind, idle, _START_NS)
-    # Of an operation behind a call that takes its time, the call's end says more.
-    ready[slow] = np.maximum(ready[slow], np.minimum(done[slow], start[slow]))
+    launch_start = program.launch_start
+    launch_end = program.launch_end
+    is_blocking_copy = program.is_blocking_copy
+    previous_end = program.previous_end
+    # A large copy from pageable memory is staged piece by piece: its first pieces move while the call goes on.
+    is_piecewise = program.is_staged_copy & (start < launch_end)
+    # One number for each combination of table and three flags.
+    kind = 8 * program.table + 4 * is_piecewise + 2 * program.is_staged_copy + is_blocking_copy
+    found_idle = has_launch & (program.device_busy_until < launch_start) & ~is_piecewise
+    was_queued = has_launch & ~program.is_first & (launch_end + _QUEUED_NS < previous_end)
+    was_queued &= start - previous_end <= UNEXPLAINED_NS
+    gap_ns = _medians(start - previous_end, kind, sample=was_queued, otherwise=_NEXT_NS)
+    # Count from the call's end, or from its start where the call returns only after its copy.
+    launched = np.where(is_blocking_copy, launch_start, launch_end)
+    ready = launched + _medians(start - launched, kind, sample=found_idle, otherwise=_START_NS)
+    # The work of a slow call starts when that ends, whatever the latency of others, unless it was seen to start before.
+    ready[is_slow] = np.maximum(ready[is_slow], np.minimum(launch_end[is_slow], start[is_slow]))
     # The CPU stages pageable memory itself: until the copy begins or, where that had to wait, at the copy's pace.
-    ready[meanwhile] = start[meanwhile]
-    behind = meanwhile & (before > start - 2 * _START_NS)
-    ready[behind] = np.minimum(begun + call_ns + program.lasting, start)[behind]
+    ready[is_piecewise] = start[is_piecewise]
+    had_to_wait = is_piecewise & (previous_end > start - 2 * _START_NS)
+    ready[had_to_wait] = np.minimum(launch_start + call_ns + program.duration_ns, start)[had_to_wait]
     # Launched before the recording began: only its place in the stream counts.
-    ready[~linked] = start.min()
-    lost = ~linked & program.first
-    ready[lost] = start[lost]
-    return ready, gap
+    ready[~has_launch] = start.min()
+    opens_stream = ~has_launch & program.is_first
+    ready[opens_stream] = start[opens_stream]
+    return ready, gap_ns
 
 
-def _medians(values: Int, kind: Int, sample: Bool, otherwise: int) -> Int:
-    """The median of the sampled values of its kind, for each operation."""
+def _medians(values: Int, kind: Int, *, sample: Bool, otherwise: int) -> Int:
+    """Give each operation the median of `values` over the operations of its kind in `sample`, else `otherwise`."""
     medians = pd.Series(values[sample]).groupby(kind[sample]).median()
     return medians.reindex(kind, fill_value=otherwise).to_numpy().astype(np.int64)
 
@@ -186,70 +207,79 @@ def _medians(values: Int, kind: Int, sample: Bool, otherwise: int) -> Int:
 # ---------------------------------------------------------------- waits between streams
 
 
-def _waits(program: Program, explained: Int) -> tuple[Int, Int, int]:
-    """Operations and those they wait for on other streams, recorded or inferred, and how many were inferred."""
-    told, told_of = _recorded(program)
-    until = explained.copy()
-    np.maximum.at(until, told, program.end[told_of])
-    late = np.flatnonzero((program.start > until + _LATE_NS) & (program.linked | ~program.first))
-    awaited = _just_ended(program, late, explained[late])
-    waits = awaited >= 0
-    inferred = int(waits.sum())
-    if inferred > _GUESSED * len(explained):
+def _waits_between_streams(program: Program, explained: Int) -> tuple[Int, Int, int]:
+    """Pair the operations that wait with those on other streams that they wait for; also count the inferred pairs.
+
+    `explained` is when each could start by its launch and its own stream.
+    """
+    waiting, awaited = _recorded_waits(program)
+    explained_by_waits = explained.copy()
+    np.maximum.at(explained_by_waits, waiting, program.end[awaited])
+    is_late = program.start > explained_by_waits + _LATE_NS
+    late = np.flatnonzero(is_late & (program.has_launch | ~program.is_first))
+    ended_before = _ended_just_before(program, late, explained[late])
+    is_found = ended_before >= 0
+    inferred = int(is_found.sum())
+    if inferred > _MOST_INFERRED * len(explained):
         raise Unplayable(
             "too many of its operations seem to wait for other streams, and it records none of these waits"
         )
-    return np.append(late[waits], told), np.append(awaited[waits], told_of), inferred
+    return np.append(late[is_found], waiting), np.append(ended_before[is_found], awaited), inferred
 
 
-def _just_ended(program: Program, late: Int, explained: Int) -> Int:
-    """What late operations waited for: the last to end before them on another stream of their device, -1 for none."""
+def _ended_just_before(program: Program, late: Int, explained: Int) -> Int:
+    """Infer what late operations waited for: the last to end before each on another stream of its device, -1 for none.
+
+    `explained` is when each of the late operations could start by its launch and its own stream.
+    """
     start = program.start[late]
     end = program.end
-    by_end = program.by_end
-    last = np.searchsorted(end[by_end], start + _EARLY_NS, side="right") - 1
+    order_by_end = program.order_by_end
+    last = np.searchsorted(end[order_by_end], start + _EARLY_NS, side="right") - 1
     awaited = np.full(len(late), -1)
-    for back in range(_LOOKED_AT):
-        other = by_end[np.maximum(last - back, 0)]
+    for back in range(_MOST_CANDIDATES):  # the last to end, then the one before, ..., for all late operations at once
+        other = order_by_end[np.maximum(last - back, 0)]
         fits = (awaited < 0) & (start - end[other] <= _AFTER_NS) & (end[other] > explained - _LATE_NS)
         fits &= program.stream[other] != program.stream[late]
         fits &= program.process[other] == program.process[late]
         fits &= program.device[other] == program.device[late]
-        # What is launched later is not waited for.
-        fits &= (program.begun[other] <= program.begun[late]) | ~program.linked[late]
+        # An operation waits only for what was launched before it.
+        fits &= (program.launch_start[other] <= program.launch_start[late]) | ~program.has_launch[late]
         awaited[fits] = other[fits]
     return awaited
 
 
-def _recorded(program: Program) -> tuple[Int, Int]:
-    """What the program told streams to wait for, where that fits what happened.
+def _recorded_waits(program: Program) -> tuple[Int, Int]:
+    """Pair operations with those that the program told their streams to wait for, where that fits what happened.
 
-    A call that makes a stream wait does not say for what: for the last work that the thread launched on another stream
-    before it. The thread's next launch shows the stream.
+    The recorded call that makes a stream wait for an event names neither. Taken are the thread's next launch, and the
+    last work that it launched before that on another stream.
     """
     calls = program.calls
-    # Where no such call was recorded, an event that one stream records before work goes to another tells as much.
-    told = matching(calls.names, _WAIT_EVENT)
-    if not told.any():
-        told = matching(calls.names, _RECORD_EVENT)
-    waits = pd.DataFrame({"thread": calls.thread[told], "time": calls.start[told]}).sort_values("time")
-    launches = pd.DataFrame({"thread": program.by, "time": program.begun, "stream": program.stream})
-    launches = launches[program.linked].sort_values("time", kind="stable").rename_axis("operation").reset_index()
+    # Where no such call was recorded, a recorded event is the sign: one stream records it before another waits for it.
+    is_wait = matching(calls.names, _WAIT_EVENT)
+    if not is_wait.any():
+        is_wait = matching(calls.names, _RECORD_EVENT)
+    waits = pd.DataFrame({"thread": calls.thread[is_wait], "time": calls.start[is_wait]}).sort_values("time")
+    launches = pd.DataFrame({"thread": program.launch_thread, "time": program.launch_start, "stream": program.stream})
+    launches = launches[program.has_launch].sort_values("time", kind="stable").rename_axis("operation").reset_index()
     by_thread = launches.groupby("thread")
-    # Before each launch, the last one of the thread that went to another stream.
-    is_same = launches["stream"] == by_thread["stream"].shift()
-    before = by_thread["operation"].shift().mask(is_same)
-    launches["other"] = before.groupby(launches["thread"]).ffill()
+    # For each launch, the last operation that its thread launched before it on another stream: of a run of launches
+    # into one stream, the first has it just before it, and the others take it from that one.
+    is_same_stream = launches["stream"] == by_thread["stream"].shift()
+    previous = by_thread["operation"].shift().mask(is_same_stream)
+    launches["awaited"] = previous.groupby(launches["thread"]).ffill()
+    # The thread's next launch after each wait; of several waits before one launch, one pair.
     pairs = pd.merge_asof(waits, launches, on="time", by="thread", direction="forward")
-    pairs = pairs.dropna(subset="other").drop_duplicates("operation")
+    pairs = pairs.dropna(subset="awaited").drop_duplicates("operation")
     waiting = pairs["operation"].to_numpy(np.int64)
-    awaited = pairs["other"].to_numpy(np.int64)
+    awaited = pairs["awaited"].to_numpy(np.int64)
     fits = program.end[awaited] <= program.start[waiting] + _EARLY_NS
     return waiting[fits], awaited[fits]
 
 
-def collectives(program: Program) -> Gathered:
-    """Collectives of several devices: none of them does its work before the last device has arrived.
+def find_collectives(program: Program) -> Collectives:
+    """Find the collectives of several devices: none of them does its work before the last device has arrived.
 
     Parameters
     ----------
@@ -257,13 +287,13 @@ def collectives(program: Program) -> Gathered:
 
     Returns
     -------
-    Gathered
+    Collectives
     """
-    none = np.empty(0, np.int64)
+    nothing = np.empty(0, np.int64)
     if len(pd.unique(program.device)) < 2:
-        return Gathered(none, none, none)
+        return Collectives(nothing, nothing, nothing)
     columns = {"operation": np.arange(len(program.start)), "device": program.device, "start_ns": program.start}
-    here = pd.DataFrame(columns)[program.collective]
-    gathered = here.merge(Meetings(program.trace).met, on=["device", "start_ns"])
-    transfer_ns = (gathered["end_ns"] - gathered["until_ns"]).to_numpy(np.int64)
-    return Gathered(gathered["operation"].to_numpy(), gathered["collective"].to_numpy(np.int64), transfer_ns)
+    kernels = pd.DataFrame(columns)[program.is_collective]
+    parts = kernels.merge(Meetings(program.trace).met, on=["device", "start_ns"])
+    transfer_ns = (parts["end_ns"] - parts["until_ns"]).to_numpy(np.int64)  # from when the last device arrived
+    return Collectives(parts["operation"].to_numpy(), parts["collective"].to_numpy(np.int64), transfer_ns)

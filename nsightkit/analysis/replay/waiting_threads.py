@@ -1,4 +1,7 @@
-"""Threads that wait for each other, and for data that other threads or processes prepare."""
+"""Threads that wait for each other, or for data that other threads or processes prepare.
+
+A *silence* of a thread is a time in which it makes no CUDA call and no named work of its own was recorded.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.replay.model import HELD_NS, NEVER, Bool, Int
+from nsightkit.analysis.replay.model import NEVER, UNEXPLAINED_NS, Bool, Int
 from nsightkit.analysis.replay.operations import Program
 from nsightkit.analysis.timeline.gaps.paint import Track, together
 from nsightkit.analysis.timeline.gaps.threads import Threads
@@ -16,143 +19,156 @@ from nsightkit.trace.model import process_of
 
 __all__ = ["waits_for_data", "waits_for_threads"]
 
-#: A thread that waits for another is silent for this many times the usual time between two of its calls.
-_PAUSE = 3
-#: Pauses around what was handed over are longer than those in it, on average by this factor.
-_LONGER = 1.5
-#: Pauses whose lengths differ by less than this factor are alike.
-_ALIKE = 1.15
-#: A thread that is woken goes on at most this long after what woke it.
+#: A silence counts as a pause from this many times the usual time between two calls of a thread.
+_PAUSE_FACTOR = 3
+#: Another thread's calls are work that was handed to it if the pauses around them are this much longer than the average
+#: pause between them.
+_LONGER_FACTOR = 1.5
+#: Silences whose lengths differ by less than this factor are alike.
+_ALIKE_FACTOR = 1.15
+#: A thread that another one wakes goes on at most this long after that one's last recorded event.
 _WAKE_NS = 500_000
 #: OS calls that wait for another thread or process; and the ranges in which PyTorch waits for its loader's workers.
 _FOR_OTHERS = re.compile(r"poll|select|futex|sem_|pthread_cond|epoll|recv|accept|sigwait|^wait")
 _WORKERS = re.compile(r"_MultiProcessing")
-#: Loader workers set the pace if the waits for them take at least one part in so many of the time.
-_LIMITS = 10
+#: Loader workers set the pace if the waits for them take a tenth of the time or more, from the first to the last load.
+_PACE_DIVISOR = 10
 
 
 def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
-    """Silences of a thread that another one ended: it handed work over, or was done with what was handed to it.
+    """Find the silences of a thread that another one ended: that handed work to it, or was done with work it was given.
 
     Parameters
     ----------
     program : Program
     facts : Threads
+        What each thread did.
 
     Returns
     -------
     DataFrame
-        ``thread, start, end, asked``: times, and the other thread.
+        ``thread, start, end, other_thread``: the silent thread, its silence in ns on the trace's clock, and the thread
+        that ended it.
     """
-    calls = _calls_that_count(program)
-    paces = [_pace(track) for track in calls.values() if len(track) > 1]
-    pause = max(_PAUSE * min(paces, default=0.0), HELD_NS)
-    parts = [pd.DataFrame(columns=["thread", "start", "end", "asked"], dtype=np.int64)]
-    for thread, own in calls.items():
-        others = {other: calls[other] for other in calls if other != thread and process_of(other) == process_of(thread)}
+    tracks = _gpu_calls_by_thread(program)
+    paces_ns = [_pace_ns(calls) for calls in tracks.values() if len(calls) > 1]
+    pause_ns = max(_PAUSE_FACTOR * min(paces_ns, default=0.0), UNEXPLAINED_NS)
+    parts = [pd.DataFrame(columns=["thread", "start", "end", "other_thread"], dtype=np.int64)]
+    for thread, calls in tracks.items():
+        process = process_of(thread)
+        others = {other: tracks[other] for other in tracks if other != thread and process_of(other) == process}
         if others:
-            start, end = _silences(facts, thread, own, others, pause)
-            by = _woken_by(facts, start, end, others, pause, program.main)
-            silences = pd.DataFrame({"thread": thread, "start": start, "end": end, "asked": by})
-            parts.append(silences[by >= 0])
+            start, end = _silences(facts, thread, calls, others, pause_ns)
+            woken_by = _woken_by(facts, start, end, others, pause_ns, program.step_thread)
+            silences = pd.DataFrame({"thread": thread, "start": start, "end": end, "other_thread": woken_by})
+            parts.append(silences[woken_by >= 0])
     pauses = pd.concat(parts, ignore_index=True)
     if len(program.steps) > 1:
-        # In several steps, once is chance.
-        pauses = pauses[pauses.duplicated(["thread", "asked"], keep=False)]
+        # Threads that work together do so in every step: a pair of threads that occurs once is chance.
+        pauses = pauses[pauses.duplicated(["thread", "other_thread"], keep=False)]
     return pauses
 
 
-def _calls_that_count(program: Program) -> dict[int, Track]:
-    """Launches and blocking calls of each thread that has any, by start; the steps' thread also ends its last step."""
+def _gpu_calls_by_thread(program: Program) -> dict[int, Track]:
+    """List each thread's launches and blocking calls, by start; the steps' thread also has the end of its last step."""
     calls = program.calls
-    rows = np.union1d(program.launch[program.linked], program.blocking)
+    rows = np.union1d(program.launch_row[program.has_launch], program.blocking_calls)
     table = pd.DataFrame({"thread": calls.thread[rows], "start": calls.start[rows], "end": calls.end[rows]})
-    if (table["thread"] == program.main).any():
-        # A thread that waits for others in the end has no call after that, but its last step ends.
-        over = program.steps["cpu_end_ns"].iloc[-1]
-        table.loc[len(table)] = [program.main, over, over]
+    if (table["thread"] == program.step_thread).any():
+        # A thread that waits for others until its last step ends makes no call after that: let the end count as one.
+        last_step_end = program.steps["cpu_end_ns"].iloc[-1]
+        table.loc[len(table)] = [program.step_thread, last_step_end, last_step_end]
     table = table.sort_values("start", kind="stable")
     tracks = {}
     for thread in np.unique(table["thread"]).tolist():
-        own = table[table["thread"] == thread]
-        tracks[thread] = Track(own["start"].to_numpy(), own["end"].to_numpy(), own.index.to_numpy())
+        of_thread = table[table["thread"] == thread]
+        tracks[thread] = Track(of_thread["start"].to_numpy(), of_thread["end"].to_numpy(), of_thread.index.to_numpy())
     return tracks
 
 
-def _pace(calls: Track) -> float:
-    """The usual time from one call to the next."""
+def _pace_ns(calls: Track) -> float:
+    """The usual time from the start of one call to the start of the next."""
     if len(calls) > 1:
         return float(np.median(np.diff(calls.start)))
     return 0.0
 
 
-def _silences(facts: Threads, thread: int, own: Track, others: dict[int, Track], pause: float) -> tuple[Int, Int]:
-    """Times longer than a pause without an event of the thread."""
-    # Named work is not a silence; a range in which another thread is at work may be.
-    begun, done = facts.when(thread, ["work"], ["range", "op", "os_call"])
-    handed = np.zeros(len(begun), bool)
-    for track in others.values():
-        handed |= _fills(track, begun, done, pause)
-    handed &= 2 * facts.sleeps(thread).covered(begun, done) < done - begun
-    acted, rested = intervals.union(
-        (own.start, np.maximum(own.end, own.start + 1)),
-        (begun[~handed], done[~handed]),
+def _silences(facts: Threads, thread: int, calls: Track, others: dict[int, Track], pause_ns: float) -> tuple[Int, Int]:
+    """Find the silences of a thread that are longer than a pause: their starts and ends.
+
+    The first begins at `NEVER`, as the thread did nothing before it. `others` are the calls of other threads.
+    """
+    # Named work is not a silence, unless another thread works through most of it: then it may be a wait for that one.
+    work_start, work_end = facts.when(thread, ["work"], ["range", "op", "os_call"])
+    is_handed_over = np.zeros(len(work_start), bool)
+    for other_calls in others.values():
+        is_handed_over |= _holds_a_burst(other_calls, work_start, work_end, pause_ns)
+    is_handed_over &= 2 * facts.sleeps(thread).covered(work_start, work_end) < work_end - work_start
+    active_start, active_end = intervals.union(
+        (calls.start, np.maximum(calls.end, calls.start + 1)),
+        (work_start[~is_handed_over], work_end[~is_handed_over]),
         facts.when(thread, ["work"], ["call"]),
         facts.when(thread, ["data", "once", "compile", "messages", "profiler"]),
     )
-    start = np.append(NEVER, rested[:-1])
-    long = acted - start > pause
-    return start[long], acted[long]
+    # A silence lasts from the end of one active time to the start of the next.
+    start = np.append(NEVER, active_end[:-1])
+    is_long = active_start - start > pause_ns
+    return start[is_long], active_start[is_long]
 
 
-def _woken_by(facts: Threads, start: Int, end: Int, others: dict[int, Track], pause: float, main: int) -> Int:
-    """The thread that ended each silence, -1 for none; of several the steps' thread, or the most frequent."""
-    hits = {}
-    often = {}
-    for other, track in others.items():
-        fills = _fills(track, start, end, pause)
-        hits[other] = fills | _acted(facts, other, start, end)
-        often[other] = other == main, hits[other].sum() + fills.sum()
+def _woken_by(facts: Threads, start: Int, end: Int, others: dict[int, Track], pause_ns: float, step_thread: int) -> Int:
+    """Give the thread that ended each silence, -1 for none; of several the steps' thread, else the most frequent."""
+    may_have_woken = {}
+    priority = {}
+    for other, calls in others.items():
+        holds_a_burst = _holds_a_burst(calls, start, end, pause_ns)
+        may_have_woken[other] = holds_a_burst | _acted_just_before(facts, other, start, end)
+        # A burst of calls within the silence is the better evidence: it counts twice.
+        priority[other] = other == step_thread, may_have_woken[other].sum() + holds_a_burst.sum()
     # A thread also pauses without being woken: silences that last about as long may be its own.
-    lasting = end - start
-    is_woken = np.any(list(hits.values()), axis=0)
-    alone = np.sort(lasting[(start > NEVER) & ~is_woken])
-    ordinary = np.searchsorted(alone, lasting / _ALIKE) < np.searchsorted(alone, lasting * _ALIKE)
-    by = np.full(len(end), -1, np.int64)
-    for other in sorted(often, key=often.__getitem__):
-        by[hits[other] & ~ordinary] = other
-    return by
+    duration_ns = end - start
+    is_woken = np.any(list(may_have_woken.values()), axis=0)
+    own_pauses_ns = np.sort(duration_ns[(start > NEVER) & ~is_woken])
+    # Whether any of its own pauses lies within the factor of each silence: two searches that differ have one between.
+    low = np.searchsorted(own_pauses_ns, duration_ns / _ALIKE_FACTOR)
+    is_like_own = low < np.searchsorted(own_pauses_ns, duration_ns * _ALIKE_FACTOR)
+    woken_by = np.full(len(end), -1, np.int64)
+    for other in sorted(priority, key=priority.__getitem__):  # the highest priority last, over the others
+        woken_by[may_have_woken[other] & ~is_like_own] = other
+    return woken_by
 
 
-def _fills(calls: Track, start: Int, end: Int, pause: float) -> Bool:
-    """Whether each window holds all calls between two pauses, and they take up half of it.
+def _holds_a_burst(calls: Track, start: Int, end: Int, pause_ns: float) -> Bool:
+    """Whether each window holds a whole burst of calls, with a pause before and after it, that takes up half of it.
 
-    A thread that works in short bursts pauses inside the window as it does around it, and one that works slowly makes
-    no pause between two calls at its own pace.
+    A thread that works in several short bursts pauses inside the window too, but shorter than around it. One that works
+    slowly has longer pauses than `pause_ns`, in relation to its own pace.
     """
-    pause = max(pause, _PAUSE * _pace(calls))
-    # Silences ahead of each call, and behind the last one.
+    pause_ns = max(pause_ns, _PAUSE_FACTOR * _pace_ns(calls))
+    # The silence ahead of each call and, as the last element, behind the last call.
     ahead_ns = np.append(calls.start, -NEVER) - np.append(NEVER, calls.end)
-    is_pause = ahead_ns > pause
-    pauses = np.cumsum(is_pause)
-    paused_ns = np.cumsum(ahead_ns * is_pause)
+    is_pause = ahead_ns > pause_ns
+    pauses_until = np.cumsum(is_pause)
+    paused_until_ns = np.cumsum(ahead_ns * is_pause)
     first = np.searchsorted(calls.start, start)
     beyond = np.searchsorted(calls.start, end)
-    last = beyond - 1  # where there is no call in a window, this and the first are of no meaning
-    inside_ns = paused_ns[last] - paused_ns[first]
-    usual_ns = inside_ns / np.maximum(pauses[last] - pauses[first], 1)
+    last = beyond - 1  # in a window without calls, first and last mean nothing: the result leaves it out
+    # The pauses ahead of the calls after the first one, up to the last one.
+    inside_ns = paused_until_ns[last] - paused_until_ns[first]
+    average_inside_ns = inside_ns / np.maximum(pauses_until[last] - pauses_until[first], 1)
     around_ns = np.minimum(ahead_ns[first], ahead_ns[beyond])
-    alone = (around_ns > pause) & (around_ns > _LONGER * usual_ns)
+    is_apart = (around_ns > pause_ns) & (around_ns > _LONGER_FACTOR * average_inside_ns)
     active_ns = calls.end[last] - calls.start[np.minimum(first, last)] - inside_ns
-    return np.asarray((beyond > first) & alone & (2 * active_ns >= end - start))
+    return np.asarray((beyond > first) & is_apart & (2 * active_ns >= end - start))
 
 
-def _acted(facts: Threads, thread: int, start: Int, end: Int) -> Bool:
-    """Whether anything that was recorded of a thread began or ended in each window, shortly before that ended.
+def _acted_just_before(facts: Threads, thread: int, start: Int, end: Int) -> Bool:
+    """Whether a recorded event of the thread began or ended in each window, shortly before the window's end.
 
-    Before its first call a thread has nothing to do: any thread active before that may have begun its work.
+    A window from `NEVER` lies before a thread's first call, when it had nothing to do: there, an event at any time
+    counts, as any thread may have started its work.
     """
-    edges: list[Int] = [np.full(1, NEVER)]
+    edges: list[Int] = [np.full(1, NEVER)]  # so that there is an edge before every time
     for table in ("calls", "ops", "ranges", "os_calls"):
         track = facts.events(table, thread)
         edges += [track.start, track.end]
@@ -162,32 +178,34 @@ def _acted(facts: Threads, thread: int, start: Int, end: Int) -> Bool:
 
 
 def waits_for_data(program: Program, facts: Threads) -> pd.DataFrame:
-    """Waits for data that others prepare at their pace: a batch arrives when it is ready.
+    """Find the waits for data that others prepare at their own pace: a batch arrives when it is ready.
 
-    An OS call that waits for another process, or the name of PyTorch's loader with workers, shows it. Else a wait is
-    the thread's own time: it begins to load when it asks.
+    An OS call that waits for another process shows such a wait, as does a range of PyTorch's loader with workers. Other
+    waits for data are the thread's own time: loading begins when the thread asks for it.
 
     Parameters
     ----------
     program : Program
     facts : Threads
+        What each thread did.
 
     Returns
     -------
     DataFrame
-        ``thread, start, end``.
+        ``thread, start, end``, in ns on the trace's clock.
     """
     parts = [pd.DataFrame(columns=["thread", "start", "end"], dtype=np.int64)]
     for thread in program.threads.tolist():
         start, end = facts.when(thread, ["data"])
-        lasting = end - start
-        shown = together(
+        duration_ns = end - start
+        for_others = together(
             facts.named("os_calls", thread, _FOR_OTHERS),
             facts.named("ranges", thread, _WORKERS),
             facts.named("ops", thread, _WORKERS),
         )
-        long = (2 * shown.covered(start, end) >= lasting) & (lasting >= HELD_NS) & (start >= program.begin_ns)
+        is_for_others = 2 * for_others.covered(start, end) >= duration_ns
+        is_wait = is_for_others & (duration_ns >= UNEXPLAINED_NS) & (start >= program.changes_from_ns)
         # With few and short waits, batches lie ready, and their pace is unknown.
-        if len(start) and _LIMITS * lasting[long].sum() >= end[-1] - start[0]:
-            parts.append(pd.DataFrame({"thread": thread, "start": start[long], "end": end[long]}))
+        if len(start) and _PACE_DIVISOR * duration_ns[is_wait].sum() >= end[-1] - start[0]:
+            parts.append(pd.DataFrame({"thread": thread, "start": start[is_wait], "end": end[is_wait]}))
     return pd.concat(parts, ignore_index=True)

@@ -1,8 +1,8 @@
 """The gain of a change: the recorded run, replayed with it.
 
-Each change takes away exactly what one cause names. What that gains is not the time it took: something else may hold
-the run up next. So the whole schedule is replayed (:mod:`nsightkit.analysis.replay`), and the answer carries the
-error of the unchanged replay. Above 5% nothing is predicted.
+Each change removes exactly the time that one cause names. The run does not gain all of that time: something else may
+hold it up next. So the whole schedule is replayed (:mod:`nsightkit.analysis.replay`), and the answer carries the error
+of the unchanged replay. Above 5% nothing is predicted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "WhatIf", "asked", "plain", "rows"]
 
-#: Changes that a program's author can make with an ordinary amount of work, and that any trace can be asked about.
+#: Changes that a program's author can make with an ordinary amount of work; they apply to any trace.
 STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
 #: Every named change, with its effect.
 CHANGES = {
@@ -43,7 +43,7 @@ CHANGES = {
     "no-profiler": "the profiler takes no time for itself",
     "equal-ranks": "all devices have the same amount of work, so that none waits for another in a collective",
 }
-#: The painted label that a change takes away.
+#: The label of the threads' time (``LABELS`` in ``timeline.gaps.paint``) that a change removes.
 _LABEL_OF = {
     "no-input-wait": "data",
     "no-start-up": "once",
@@ -55,16 +55,16 @@ _LABEL_OF = {
 COLUMNS = ("change", "wall_ns", "predicted_ns", "speedup", "replay_error")
 #: Above this deviation of the unchanged replay nothing is predicted.
 MOST_ERROR = 0.05
-#: Dispatch between two launches when launches are free.
-_LAUNCH_NS = 3_000
-#: A number in a name; digits between letters again and again are a hash, in which they count.
+#: The time from one launch to the next when launches are free.
+_FREE_LAUNCH_NS = 3_000
+#: A number in a name, or a whole hash (digits between letters again and again), in which numbers are no counters.
 _NUMBER = re.compile(r"(?P<hash>(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})[A-Za-z]*(?:\d+[A-Za-z]+){2,}\d+[A-Za-z0-9]*)|\d+")
-#: Changes with smaller gains get no row.
-_WORTH = 0.002
+#: Standard changes that gain less than this share get no row.
+_LEAST_GAIN = 0.002
 
 
 def plain(name: str) -> str:
-    """Give the name that events share which differ in a number only.
+    """Replace the numbers of a name by stars, so that names that differ in a number only are one.
 
     Parameters
     ----------
@@ -77,7 +77,8 @@ def plain(name: str) -> str:
     >>> plain("CompiledFxGraph f2k7ab3xq")
     'CompiledFxGraph f2k7ab3xq'
     """
-    return _NUMBER.sub(lambda number: number.group() if number.lastgroup else "*", name)
+    # A hash, the only named group, stays.
+    return _NUMBER.sub(lambda match: match.group() if match.lastgroup else "*", name)
 
 
 class WhatIf:
@@ -92,15 +93,15 @@ class WhatIf:
     schedule : Schedule or None
         None where no schedule can be made.
     wall_ns : int or None
-        The window as it was recorded: the steps, or without steps from the first operation to the last.
+        The length of the window as it was recorded: the steps or, without steps, from the first operation to the last.
     error : float or None
-        Of the unchanged replay.
+        How far the unchanged replay is off, as a share; None without a schedule.
     refused : str or None
-        Why nothing is predicted.
+        Why nothing is predicted; None where something is.
     inferred : int
-        How many waits the recording does not name.
+        How many waits of the schedule the recording does not name.
     held_ns : int
-        How long operations waited for work that the trace does not contain.
+        How long operations waited for work that the trace does not contain, in sum.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -130,13 +131,13 @@ class WhatIf:
 
     @property
     def playable(self) -> Schedule:
-        """The schedule, where there is one."""
+        """The schedule; only to be used where there is one."""
         assert self.schedule is not None
         return self.schedule
 
     @kept
     def played(self, *changes: str) -> Played:
-        """Play the run with changes, all of them together.
+        """Replay the run with some changes, all of them together.
 
         Parameters
         ----------
@@ -153,153 +154,162 @@ class WhatIf:
         return self.playable.play(change)
 
     def row(self, *changes: str) -> Json:
-        """One row of the answer.
+        """Predict the run with some changes, all of them together, as one row of the answer.
 
         Parameters
         ----------
         *changes : str
+            As :func:`asked` gives them.
 
         Returns
         -------
         dict
             ``change, wall_ns, predicted_ns, speedup, replay_error``.
         """
-        left = 1 - self.saved(*changes)
+        remaining = 1 - self.saved(*changes)
         return {
             "change": " + ".join(changes),
             "wall_ns": self.wall_ns,
-            "predicted_ns": round((self.wall_ns or 0) * left),
-            "speedup": 1 / left,
+            "predicted_ns": round((self.wall_ns or 0) * remaining),
+            "speedup": 1 / remaining,
             "replay_error": self.error,
         }
 
     def saved(self, *changes: str) -> float:
-        """The share of the wall time that changes save together.
+        """Predict the share of the wall time that some changes save together.
 
         Parameters
         ----------
         *changes : str
+            As :func:`asked` gives them.
 
         Returns
         -------
         float
+            From 0 to 1; negative where the run becomes slower.
         """
-        # Where the replay's constants are wrong, they are wrong in both.
+        # Replay against replay, not against the recording: where the replay's constants are wrong, they are so in both.
         after_ns = max(self.played(*changes).wall_ns, 1)
         return 1 - after_ns / max(self.playable.unchanged.wall_ns, 1)
 
     def _add(self, name: str, change: Change) -> None:
-        """Add the change of a name, as :func:`asked` gives it, to what a replay changes."""
+        """Add the change of a name, as :func:`asked` gives it, to `change`."""
         key, _, argument = name.partition(":")
         schedule = self.playable
         threads = schedule.program.threads.tolist()
-        # Two keys take away a label and change something else as well: both conditions are tried.
+        # Two keys remove the time of a label and also do something below: so no elif.
         if key in _LABEL_OF:
             for thread in threads:
-                change.take(thread, *schedule.facts.when(thread, [_LABEL_OF[key]]))
+                change.remove(thread, *schedule.facts.when(thread, [_LABEL_OF[key]]))
         if key == "no-input-wait":
             change.arrivals = False
         elif key == "no-sync":
             change.waits = False
         elif key == "overlap-communication":
-            change.aside = change.aside | schedule.program.collective
+            change.aside = change.aside | schedule.program.is_collective
         elif key == "free-launches":
             idle = gaps.causes(self.trace)
             late = idle.loc[idle["cause"] == "launch-overhead", "row"].to_numpy()
             for thread in threads:
-                change.take(thread, *schedule.dispatch(thread, _LAUNCH_NS, late))
+                change.remove(thread, *schedule.dispatch_beyond(thread, _FREE_LAUNCH_NS, late))
         elif key == "overlap-copies":
             _overlap_copies(schedule, change)
         elif key == "no-cpu-work":
-            sampled = not argument and "sample" in set(self._cpu_work["kind"])
-            _take_work(schedule, change, {plain(argument)} if argument else set(self.work), sampled)
+            names = {plain(argument)} if argument else set(self.work)
+            any_sample = not argument and "sample" in set(self._cpu_work_gaps["kind"])
+            _remove_work(schedule, change, names, any_sample)
         elif key == "equal-ranks":
-            change.less_ns = change.less_ns + _evened(schedule)
+            change.less_ns = change.less_ns + _saved_by_equal_devices(schedule)
         elif key == "scale":
             pattern, _, factor = argument.rpartition("=")
-            change.less_ns = change.less_ns + _scaled(schedule, compiled(pattern, "--scale"), float(factor))
+            change.less_ns = change.less_ns + _saved_by_scaling(schedule, compiled(pattern, "--scale"), float(factor))
         elif key == "without":
             without = compiled(argument, "--without")
-            change.less_ns = change.less_ns + _scaled(schedule, without, 0.0)
+            change.less_ns = change.less_ns + _saved_by_scaling(schedule, without, 0.0)
             for thread in threads:
                 for table in ("ranges", "ops"):
                     events = schedule.facts.named(table, thread, without)
-                    change.take(thread, events.start, events.end)
+                    change.remove(thread, events.start, events.end)
 
     @property
     @kept
-    def _cpu_work(self) -> pd.DataFrame:
-        """Gaps with named CPU work as their cause."""
+    def _cpu_work_gaps(self) -> pd.DataFrame:
+        """The gaps with named CPU work as their cause."""
         idle = gaps.in_window(self.trace)
         return idle[(idle["cause"] == "cpu-work").to_numpy() & (idle["name"] != "").to_numpy()]
 
     @property
     @kept
     def work(self) -> dict[str, int]:
-        """Named CPU work that gaps have as their cause, by :func:`plain` name: idle time in ns, the largest first."""
-        idle = self._cpu_work
+        """The CPU work that gaps have as their cause, by :func:`plain` name: idle time in ns, the largest first."""
+        idle = self._cpu_work_gaps
         lost_ns = (idle["end_ns"] - idle["start_ns"]).groupby(idle["name"].astype(str).map(plain)).sum()
         return {str(name): int(ns) for name, ns in lost_ns.sort_values(ascending=False).items()}
 
 
-def _evened(schedule: Schedule) -> Int:
-    """How much less time operations take if each device has the same share of the work."""
+def _saved_by_equal_devices(schedule: Schedule) -> Int:
+    """Give the ns that each operation saves if all devices have the same amount of work; negative on light devices."""
     program = schedule.program
-    works = (program.table == GPU_TABLES.index("kernels")) & ~program.collective
-    work = pd.Series(np.where(works, program.lasting, 0)).groupby(program.device)
-    less = program.lasting * (1 - work.sum().mean() / work.transform("sum").clip(lower=1))
-    return np.where(works, less, 0).astype(np.int64)
+    is_work = (program.table == GPU_TABLES.index("kernels")) & ~program.is_collective
+    # A device that only copies counts in the mean, with no work: it could take its part.
+    work_ns_by_device = pd.Series(np.where(is_work, program.duration_ns, 0)).groupby(program.device)
+    mean_ns = work_ns_by_device.sum().mean()
+    saved_share = 1 - mean_ns / work_ns_by_device.transform("sum").clip(lower=1)
+    return np.where(is_work, program.duration_ns * saved_share, 0).astype(np.int64)
 
 
-def _take_work(schedule: Schedule, change: Change, wanted: set[str], sampled: bool) -> None:
-    """Take away the painted work of the launching threads inside events of some names, and inside all samples.
+def _remove_work(schedule: Schedule, change: Change, names: set[str], any_sample: bool) -> None:
+    """Remove from the launching threads the time labelled as work inside events of some :func:`plain` names.
 
-    A sample names the innermost function, one of many that a piece of work calls.
+    With `any_sample` also inside all samples: a sample names the innermost function, one of many that a piece of work
+    calls.
     """
     parts = []
     for table in ("ranges", "ops", "calls", "os_calls", "samples"):
         events = schedule.program.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-        is_wanted = events["name"].map(plain).isin(wanted)
-        if sampled and table == "samples":
+        is_wanted = events["name"].map(plain).isin(names)
+        if any_sample and table == "samples":
             is_wanted[:] = True
         parts.append(events[is_wanted])
-    named = pd.concat(parts)
+    wanted = pd.concat(parts)
     for thread in schedule.program.threads.tolist():
-        own = named[named["thread"] == thread]
+        of_thread = wanted[wanted["thread"] == thread]
         work = schedule.facts.when(thread, ["work", "enclosed"])
-        change.take(thread, *intervals.common(work, (own["start_ns"], own["end_ns"])))
+        change.remove(thread, *intervals.common(work, (of_thread["start_ns"], of_thread["end_ns"])))
 
 
-def _scaled(schedule: Schedule, pattern: Expression, factor: float) -> Int:
-    """How much less time operations take if those of some names take another time."""
+def _saved_by_scaling(schedule: Schedule, pattern: Expression, factor: float) -> Int:
+    """Give the ns that each operation saves if its kernels and copies of matching names take `factor` of their time."""
     whole = schedule.program.trace.whole
-    parts = schedule.program.parts
-    less = np.zeros(len(schedule.program.lasting))
-    for number, name in enumerate(("kernels", "memops")):
-        events = parts[parts["table"] == number]
-        events = events[matching(pd.Series(gaps.names_of(whole, name, events["row"].to_numpy())), pattern)]
-        taken = whole.table(name, ["duration_ns"])["duration_ns"].to_numpy()[events["row"]]
-        np.add.at(less, events["operation"], taken * (1 - factor))
-    return less.astype(np.int64)
+    all_events = schedule.program.events
+    saved_ns = np.zeros(len(schedule.program.duration_ns))
+    for number, table in enumerate(("kernels", "memops")):  # as in GPU_TABLES
+        events = all_events[all_events["table"] == number]
+        events = events[matching(pd.Series(gaps.names_of(whole, table, events["row"].to_numpy())), pattern)]
+        duration_ns = whole.table(table, ["duration_ns"])["duration_ns"].to_numpy()[events["row"]]
+        # An operation may have several events: their savings add up.
+        np.add.at(saved_ns, events["operation"], duration_ns * (1 - factor))
+    return saved_ns.astype(np.int64)
 
 
 def _overlap_copies(schedule: Schedule, change: Change) -> None:
-    """Move copies aside, and take their staging away: as from pinned memory."""
+    """Add to `change` that copies move aside, and that no call stages them: as from pinned memory."""
     program = schedule.program
     calls = schedule.program.calls
     kinds = program.trace.whole.table("memops", ["kind"])["kind"]
-    moving = np.flatnonzero(~kinds.isin(["memset", "DtoD"]))  # which the device does by itself
-    copies = (program.table == GPU_TABLES.index("memops")) & np.isin(program.row, moving)
+    host_copies = np.flatnonzero(~kinds.isin(["memset", "DtoD"]))  # what the device does by itself stays
+    is_copy = (program.table == GPU_TABLES.index("memops")) & np.isin(program.row, host_copies)
     for thread in program.threads.tolist():
-        call = program.launch[program.staged & copies & (program.by == thread)]
-        begun = np.minimum(calls.start[call] + schedule.streams.call_ns, calls.end[call])
-        change.take(thread, begun, calls.end[call])
+        staging_call = program.launch_row[program.is_staged_copy & is_copy & (program.launch_thread == thread)]
+        # Its call takes no longer than any launch.
+        launched = np.minimum(calls.start[staging_call] + schedule.streams.call_ns, calls.end[staging_call])
+        change.remove(thread, launched, calls.end[staging_call])
     # A copy that mostly queued behind work that the trace does not contain stays where that work is.
-    change.aside = change.aside | (copies & (schedule.streams.held_ns <= program.lasting))
+    change.aside = change.aside | (is_copy & (schedule.streams.held_ns <= program.duration_ns))
 
 
 def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
-    """Check what is asked for, and give all of it in one form.
+    """Check the requested changes, and write them in one form: ``KEY`` or ``KEY:ARGUMENT``.
 
     Parameters
     ----------
@@ -321,8 +331,8 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
         An unknown change, or a malformed expression or factor.
     """
     for change in changes:
-        known, _, what = change.partition(":")
-        if known not in CHANGES or (what and known != "no-cpu-work"):
+        key, _, argument = change.partition(":")
+        if key not in CHANGES or (argument and key != "no-cpu-work"):
             raise UsageError(f"{change!r} is not a change; there are {', '.join(CHANGES)}")
     names = list(dict.fromkeys(changes))
     if without is not None:
@@ -338,12 +348,13 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
 
 
 def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
-    """Predict what changes would gain that :func:`asked` has checked.
+    """Predict the gain of each change, and of several together.
 
     Parameters
     ----------
     replay : WhatIf
     wanted : sequence of str
+        As :func:`asked` gives them; without any, the standard changes that gain something.
 
     Returns
     -------
@@ -352,12 +363,12 @@ def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
         last. Where nothing can be predicted, a row for each requested change, with None for unknown values.
     """
     if replay.refused is not None:
-        unknown = dict.fromkeys(("predicted_ns", "speedup"))
-        return [{"change": c, "wall_ns": replay.wall_ns, **unknown, "replay_error": replay.error} for c in wanted]
+        unknown = {"wall_ns": replay.wall_ns, "predicted_ns": None, "speedup": None, "replay_error": replay.error}
+        return [{"change": change, **unknown} for change in wanted]
     table = [replay.row(change) for change in wanted or STANDARD]
     table.sort(key=operator.itemgetter("speedup"), reverse=True)
     if not wanted:
-        return [row for row in table if row["speedup"] >= 1 + _WORTH]
+        return [row for row in table if row["speedup"] >= 1 + _LEAST_GAIN]
     if len(wanted) > 1:
         table.append(replay.row(*wanted))
     return table

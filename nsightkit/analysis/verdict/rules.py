@@ -196,8 +196,8 @@ def _seldom(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_D
     count = len(account.steps)
     if count and not account.are_steps:
         yield f"the trace holds {count_text(count, 'step')}, so this may not repeat", 1
-    if decision.change is not None and len(replay.playable.unchanged.each_ns) >= FEW_STEPS:
-        saved = replay.playable.unchanged.each_ns - replay.played(decision.change).each_ns
+    if decision.change is not None and len(replay.playable.unchanged.step_durations_ns) >= FEW_STEPS:
+        saved = replay.playable.unchanged.step_durations_ns - replay.played(decision.change).step_durations_ns
         concerned = saved >= _PART * saved.mean()
         text = f"only {int(concerned.sum()):,} of {len(concerned):,} steps would gain from the change"
     else:

@@ -161,7 +161,7 @@ def test_pages_that_move_stand_in_no_stream(tmp_path: Path) -> None:
     frames["memops"]["kind"] = frames["memops"]["kind"].cat.rename_categories({"HtoD": "unified HtoD"})
     replay = WhatIf(Trace.from_frames(frames))
     assert replay.held_ns == 0
-    assert len(replay.playable.program.lasting) == 10
+    assert len(replay.playable.program.duration_ns) == 10
 
 
 def test_many_streams_and_syncs_cost_what_they_hold(tmp_path: Path) -> None:
