@@ -122,11 +122,16 @@ def _full_queue_cuts(program: Program, streams: Streams) -> tuple[pd.DataFrame, 
     That is the last to end before the call returned.
     """
     full_queue_ops = streams.full_queue_ops
-    start = program.launch_start[full_queue_ops]
     end = program.launch_end[full_queue_ops]
     ended_count = np.searchsorted(program.end[program.order_by_end], end, side="right")
     room_makers = program.order_by_end[np.maximum(ended_count - 1, 0)]
-    cuts = pd.DataFrame({"thread": program.launch_thread[full_queue_ops], "start": start, "end": end})
+    cuts = pd.DataFrame(
+        {
+            "thread": program.launch_thread[full_queue_ops],
+            "start": program.launch_start[full_queue_ops],
+            "end": end,
+        }
+    )
     after_wait_ns = median(end - program.end[room_makers], otherwise=0)
     return cuts.assign(before_wait_ns=streams.call_ns, after_wait_ns=after_wait_ns, is_full_queue=1), room_makers
 
@@ -144,9 +149,17 @@ def _blocking_cuts(program: Program, streams: Streams, pauses: pd.DataFrame) -> 
     # What each call waited for in the recording; `targets` also holds what it might wait for in another schedule.
     awaited = np.where(copy >= 0, copy, _awaited(program, last))
     targets = _targets(program, last, awaited)
-    cuts = pd.DataFrame({"thread": calls.thread[rows], "start": calls.start[rows], "end": calls.end[rows]})
     before_ns, after_ns, is_inferred = _times_around_wait(program, streams, copy, awaited)
-    cuts = cuts.assign(copy=copy, before_wait_ns=before_ns, after_wait_ns=after_ns)
+    cuts = pd.DataFrame(
+        {
+            "thread": calls.thread[rows],
+            "start": calls.start[rows],
+            "end": calls.end[rows],
+            "before_wait_ns": before_ns,
+            "after_wait_ns": after_ns,
+            "copy": copy,
+        }
+    )
     # Drop the calls without a target, which are like any other call, and renumber the others in `targets` to match.
     with_target, targets["call"] = np.unique(targets["call"], return_inverse=True)
     return cuts.iloc[with_target], targets, int(is_inferred.sum())

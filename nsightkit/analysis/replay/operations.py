@@ -200,9 +200,10 @@ def _operations(trace: Trace, calls: Calls) -> tuple[pd.DataFrame, pd.DataFrame]
     ops, events = _joined(events)
     _require_launches(ops)
     launch_row = ops["launch_row"].to_numpy()
-    ops["launch_start"] = np.where(launch_row >= 0, calls.start[launch_row], NEVER)
-    ops["launch_end"] = np.where(launch_row >= 0, calls.end[launch_row], NEVER)
-    ops["launch_thread"] = np.where(launch_row >= 0, calls.thread[launch_row], -1)
+    has_launch = launch_row >= 0
+    ops["launch_start"] = np.where(has_launch, calls.start[launch_row], NEVER)
+    ops["launch_end"] = np.where(has_launch, calls.end[launch_row], NEVER)
+    ops["launch_thread"] = np.where(has_launch, calls.thread[launch_row], -1)
     _mark_copies(trace.whole, ops, matching(calls.names, BLOCKING))
     return ops, events
 

@@ -157,8 +157,14 @@ def _stream_waits(schedule: Stages, aside: Bool, stream: Int, order: Int) -> tup
     waiting = schedule.streams.waiting
     awaited = schedule.streams.awaited
     is_kept = ~aside[waiting] & ~aside[awaited]
-    columns = {"operation": order, "stream": stream[order], "device": program.device[order]}
-    ops = pd.DataFrame({**columns, "step": program.launch_step[order]})
+    ops = pd.DataFrame(
+        {
+            "operation": order,
+            "stream": stream[order],
+            "device": program.device[order],
+            "step": program.launch_step[order],
+        }
+    )
     is_aside = aside[order]
     ends = ops[is_aside].drop_duplicates(["device", "step"], keep="last").sort_values("step")
     begins = ops[~is_aside & (ops["step"] > 0)].drop_duplicates(["stream", "step"]).sort_values("step")
@@ -230,8 +236,7 @@ def play(schedule: Stages, layout: Layout, change: Change) -> Played:
     -------
     Played
     """
-    aside = change.aside_mask(len(layout.order))
-    setting = _Setting(schedule, layout, change, aside, _removed(schedule, change))
+    setting = _Setting(schedule, layout, change, change.aside_mask(len(layout.order)), _removed(schedule, change))
     times = _segment_times(setting)
     waits = [*_waits_of_cuts(setting), *_waits_of_segments(setting, times), *_waits_of_collectives(setting, times)]
     # Of several lists of pairs, one.
@@ -349,16 +354,16 @@ def _waits_of_cuts(setting: _Setting) -> Iterator[_Waits]:
     cut = np.flatnonzero(cuts.other_thread >= 0)
     thread = cuts.other_thread[cut]
     end = cuts.end[cut]
-    other_own_end = setting.own_time(thread, end)
-    yield _Waits(moment=cut, awaited=cuts.slot_at(thread, end), delay_ns=other_own_end - own_end[cut])
+    delay_ns = setting.own_time(thread, end) - own_end[cut]
+    yield _Waits(moment=cut, awaited=cuts.slot_at(thread, end), delay_ns=delay_ns)
     # A call returns when what it waits for is done. Without blocking waits, only launches into a full queue wait, and
     # what comes before changes have an effect.
     has_to_wait = cuts.is_full_queue | (cuts.start < schedule.program.changes_from_ns) | setting.change.waits
     target = setting.layout.target
     pair = np.flatnonzero(has_to_wait[cuts.waiting_cut] & (target >= 0))
     call = cuts.waiting_cut[pair]
-    done = setting.segment_overs[target[pair]]
-    yield _Waits(moment=call, awaited=done, delay_ns=(cuts.after_wait_ns - own_end)[call])
+    delay_ns = (cuts.after_wait_ns - own_end)[call]
+    yield _Waits(moment=call, awaited=setting.segment_overs[target[pair]], delay_ns=delay_ns)
 
 
 def _waits_of_segments(setting: _Setting, times: _SegmentTimes) -> Iterator[_Waits]:
@@ -390,8 +395,8 @@ def _waits_of_collectives(setting: _Setting, times: _SegmentTimes) -> Iterator[_
     ends = setting.segment_ends[setting.layout.in_collective]
     duration_ns = times.first_ns[setting.layout.in_collective]
     yield _Waits(moment=setting.last_arrivals, awaited=ends, delay_ns=-duration_ns)
-    transfer_ns = setting.schedule.collectives.transfer_ns
-    yield _Waits(moment=setting.departures, awaited=setting.last_arrivals, delay_ns=transfer_ns)
+    collectives = setting.schedule.collectives
+    yield _Waits(moment=setting.departures, awaited=setting.last_arrivals, delay_ns=collectives.transfer_ns)
 
 
 def _recorded_times(setting: _Setting) -> Int:

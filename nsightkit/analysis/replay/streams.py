@@ -172,18 +172,17 @@ def _ready_and_gap(program: Program, is_slow: Bool, call_ns: int) -> tuple[Int, 
     start = program.start
     launch_start = program.launch_start
     launch_end = program.launch_end
-    is_blocking_copy = program.is_blocking_copy
     previous_end = program.previous_end
     # A large copy from pageable memory is staged piece by piece: its first pieces move while the call goes on.
     is_piecewise = program.is_staged_copy & (start < launch_end)
     # One number for each combination of table and three flags.
-    kind = 8 * program.table + 4 * is_piecewise + 2 * program.is_staged_copy + is_blocking_copy
+    kind = 8 * program.table + 4 * is_piecewise + 2 * program.is_staged_copy + program.is_blocking_copy
     found_idle = has_launch & (program.device_busy_until < launch_start) & ~is_piecewise
     was_queued = has_launch & ~program.is_first & (launch_end + _QUEUED_NS < previous_end)
     was_queued &= start - previous_end <= UNEXPLAINED_NS
     gap_ns = _medians(start - previous_end, kind, sample=was_queued, otherwise=_NEXT_NS)
     # Count from the call's end, or from its start where the call returns only after its copy.
-    launched = np.where(is_blocking_copy, launch_start, launch_end)
+    launched = np.where(program.is_blocking_copy, launch_start, launch_end)
     ready = launched + _medians(start - launched, kind, sample=found_idle, otherwise=_START_NS)
     # The work of a slow call starts when that ends, whatever the latency of others, unless it was seen to start before.
     ready[is_slow] = np.maximum(ready[is_slow], np.minimum(launch_end[is_slow], start[is_slow]))

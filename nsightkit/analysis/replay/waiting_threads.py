@@ -130,8 +130,9 @@ def _woken_by(facts: Threads, start: Int, end: Int, others: dict[int, Track], pa
     is_woken = np.any(list(may_have_woken.values()), axis=0)
     own_pauses_ns = np.sort(duration_ns[(start > NEVER) & ~is_woken])
     # Whether any of its own pauses lies within the factor of each silence: two searches that differ have one between.
-    low = np.searchsorted(own_pauses_ns, duration_ns / _ALIKE_FACTOR)
-    is_like_own = low < np.searchsorted(own_pauses_ns, duration_ns * _ALIKE_FACTOR)
+    is_like_own = np.searchsorted(own_pauses_ns, duration_ns / _ALIKE_FACTOR) < np.searchsorted(
+        own_pauses_ns, duration_ns * _ALIKE_FACTOR
+    )
     woken_by = np.full(len(end), -1, np.int64)
     for other in sorted(priority, key=priority.__getitem__):  # the highest priority last, over the others
         woken_by[may_have_woken[other] & ~is_like_own] = other

@@ -104,15 +104,16 @@ class WhatIf:
         How long operations waited for work that the trace does not contain, in sum.
     """
 
+    schedule: Schedule | None = None
+    wall_ns: int | None = None
+    error: float | None = None
+    refused: str | None = None
+    inferred = 0
+    held_ns = 0
+
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.memo: dict[Any, Any] = {}
-        self.schedule: Schedule | None = None
-        self.wall_ns: int | None = None
-        self.error: float | None = None
-        self.refused: str | None = None
-        self.inferred = 0
-        self.held_ns = 0
         try:
             schedule = read(trace)
         except Unplayable as reason:

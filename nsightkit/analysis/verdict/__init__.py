@@ -25,10 +25,11 @@ __all__ = ["BOTTLENECKS", "CHANGE_OF", "summary"]
 
 #: With fewer GPU operations there is too little to judge.
 _FEW_OPERATIONS = 50
-#: Changes that save less than this are left out; so is named work that saves less; and how many names are asked about.
-_ANY = 0.002
-_WORTH = 0.01
-_NAMES = 3
+#: Changes that save a smaller share of the wall time are left out: named changes, and those for the work of one name.
+_LEAST_GAIN = 0.002
+_LEAST_GAIN_OF_NAME = 0.01
+#: So many names of CPU work, the largest, are tried as changes; each costs a replay.
+_MOST_NAMES = 3
 
 
 def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
@@ -96,7 +97,8 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         "longest": [],
     }
     count = sum(trace.size(table) for table in GPU_TABLES)
-    if not count or not sum(trace.table(table, ["duration_ns"])["duration_ns"].sum() for table in GPU_TABLES):
+    # Without GPU work, or with none that takes time, there is nothing to judge.
+    if not sum(trace.table(table, ["duration_ns"])["duration_ns"].sum() for table in GPU_TABLES):
         left_out = overview.left_out(trace)
         answer["evidence"] = [left_out or "no work was recorded on a GPU", *_on_the_cpu(trace)]
         answer["next_steps"] = [f"capture the GPU's work, while a step runs on it: {advice.again(trace)}"]
@@ -105,8 +107,9 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         return answer
     judged = _judged(trace, account.make(trace, gpu))
     if count < _FEW_OPERATIONS and judged["bottleneck"] != "not-enough-data":
-        held = f"the trace holds {count_text(count, 'GPU operation')}"
-        doubt = f"{held}, too few to judge a program by; alone they suggest {judged['bottleneck']}"
+        # Take the answer back, but keep what was found as evidence and as a doubt.
+        holds = f"the trace holds {count_text(count, 'GPU operation')}"
+        doubt = f"{holds}, too few to judge a program by; alone they suggest {judged['bottleneck']}"
         for key in ("bottleneck", "headline", "share_of_span", "total_ns", "confidence"):
             judged[key] = answer[key]
         judged["against"].insert(0, doubt)
@@ -115,7 +118,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
 
 
 def _on_the_cpu(trace: Trace) -> Iterator[str]:
-    """What a capture with operators and without any CUDA call may mean."""
+    """Explain a capture that has PyTorch operators but no CUDA call; nothing for other captures."""
     operators = trace.table("ops", ["name", "duration_ns"])
     if trace.whole.size("calls") or operators.empty:
         return
@@ -128,6 +131,7 @@ def _on_the_cpu(trace: Trace) -> Iterator[str]:
 
 
 def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
+    """Decide on the bottleneck, and write the answer: the keys of :func:`summary` but ``t0_ns``."""
     replay = WhatIf(trace)
     decision = decide(amounts, replay)
     changes = _changes(amounts, replay)
@@ -152,19 +156,19 @@ def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
 
 
 def _changes(amounts: Account, replay: WhatIf) -> list[dict[str, Any]]:
-    """The standard changes, the changes for causes that occur, and the largest names of CPU work."""
+    """Predict the changes that gain something: the standard ones, those for causes that occur, and some named work."""
     if replay.refused is not None:
         return []
     wanted = set(whatif.STANDARD)
     for cause, change in CHANGE_OF.items():
         if amounts.total_ns[cause] > 0:
             wanted.add(change)
-    changes = [change for change in whatif.CHANGES if change in wanted and replay.saved(change) >= _ANY]
+    changes = [change for change in whatif.CHANGES if change in wanted and replay.saved(change) >= _LEAST_GAIN]
     if amounts.total_ns["cpu-work"] > 0 and len(replay.work) > 1:
         whole_steps = {whatif.plain(name) for name in amounts.steps["step"]}  # their ranges name no work
         names = [name for name in replay.work if name not in whole_steps]
-        for name in names[:_NAMES]:
-            if replay.saved(f"no-cpu-work:{name}") >= _WORTH:
+        for name in names[:_MOST_NAMES]:
+            if replay.saved(f"no-cpu-work:{name}") >= _LEAST_GAIN_OF_NAME:
                 changes.append(f"no-cpu-work:{name}")
     changes.sort(key=lambda change: -replay.saved(change))
     return [replay.row(change) for change in changes]

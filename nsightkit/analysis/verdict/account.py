@@ -1,4 +1,4 @@
-"""Where the time of each device went: every moment once, lost to a cause or filled by a kind of work."""
+"""The time of each device: every moment counts once, as lost to a cause or as filled by a kind of work."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ from nsightkit.trace.model import GPU_TABLES, Trace
 
 Int = npt.NDArray[np.int64]
 
-#: Every answer there is: the causes of idle time, then what fills busy time.
+#: All possible answers of the verdict: the causes of idle time, then what fills busy time.
 BOTTLENECKS = tuple(causes.CAUSES)
 IDLE = tuple(cause.slug for cause in causes.IDLE)
-#: What time is lost to (collectives that nothing hides count like idle time), and what else fills it.
+#: Answers for lost time (collectives that no other work hides count like idle time), and for time that work fills.
 LOSSES = (*IDLE, "communication", "imbalance")
 WORK = ("compute-bound", "memory-bound", "not-enough-data")
 
-#: What a moment counts for, by what runs in it: where several run, the first counts. The layer without an answer is
-#: what a filter left out, which hides a copy all the same; below it are copies and memsets.
+#: The answer that a moment counts for, by layer. Each event of a device belongs to a layer, a position in this tuple;
+#: where several events run at once, the one with the first layer counts. So kernels hide copies: those are in the last
+#: layers, below the layer without an answer, which holds the kernels that a filter left out.
 LAYERS = ("compute-bound", "memory-bound", "not-enough-data", "imbalance", "communication", *IDLE)
-_HIDDEN = len(LAYERS)
+_FILTERED = len(LAYERS)
 LAYERS += ("", "memory-transfer", "memory-bound")
+_COPY = _FILTERED + 1
+_MEMSET = _FILTERED + 2
 _COMPUTE = LAYERS.index("compute-bound")
 _MEMORY = LAYERS.index("memory-bound")
 _UNDECIDED = LAYERS.index("not-enough-data")
@@ -43,27 +46,27 @@ _IMBALANCE = LAYERS.index("imbalance")
 _COMMUNICATION = LAYERS.index("communication")
 
 #: The layer of a kernel by its category, for kernels without shapes; other categories are bound by memory.
-_OF_CATEGORY = {
+_LAYER_OF_CATEGORY = {
     "GEMM": _COMPUTE,
     "convolution": _COMPUTE,
     "attention": _COMPUTE,
     "communication": _COMMUNICATION,
     "other": _UNDECIDED,
 }
-#: Products of a matrix with a few rows read the matrix for little arithmetic; their names often show it.
+#: Kernels of products with few rows: they read a whole matrix for little arithmetic, so memory bounds them.
 _FEW_ROWS = re.compile(r"gemv|decode|split_?kv|paged", re.IGNORECASE)
-#: A server that decodes fewer sequences at once than this multiplies its weights by fewer rows than any card needs to
-#: be compute-bound: in bf16 a product with m rows does about m FLOPs per byte, and cards have 140 to 300.
+#: A server that decodes fewer sequences at once is bound by memory: in bf16 a product with m rows does about m FLOPs
+#: per byte of the weights, and cards need 140 to 300 to be compute-bound.
 _FEW_SEQUENCES = 128
-#: With fewer steps, tenths of the time replace them.
+#: With fewer steps than this the parts of the run are not its steps but so many equal parts of its time.
 FEW_STEPS = 3
-PARTS = 10
+EQUAL_PARTS = 10
 _EVENT = ["device", "start_ns", "end_ns"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """The time of each device, in all and in each step.
+    """The time of each device by answer, in all and in each part of the run.
 
     Attributes
     ----------
@@ -74,17 +77,18 @@ class Account:
         As :func:`nsightkit.analysis.timeline.steps.windows` has them.
     devices : list of int
     edges : ndarray of int64, shape (parts + 1,)
-        Of the parts of the time that is judged: steps, or tenths of it where there are fewer than three.
+        Where the parts of the judged time begin and the last one ends: steps, or tenths of the time where there are
+        fewer than three steps. Ns on the trace's clock.
     span_ns : int
-        The sum over devices of the window or, without steps, of their spans.
+        The judged time, summed over devices: the window of the steps or, without steps, each device's span.
     decodes : bool
-        Whether the time is mostly a server's that decodes few sequences at once.
+        Whether a server that decodes few sequences at once fills most of the time.
     kernels : DataFrame
         Every kernel with its ``duration_ns``, its ``category`` and its ``layer``, and whether its operator's shape
         decided that (``by_shape``).
     events : DataFrame
-        What lasts: ``device, start_ns, end_ns, duration_ns, kind, name``, the ``row`` in the table of its kind, and
-        its ``layer``, the place in :data:`LAYERS`.
+        Everything that takes a device's time, gaps included: ``device, start_ns, end_ns, duration_ns, kind, name``,
+        the ``row`` in the table of its kind, and its ``layer``, a position in :data:`LAYERS`.
     by_part : DataFrame
         Nanoseconds by part (rows) and answer (columns), over all devices.
     """
@@ -102,7 +106,7 @@ class Account:
 
     @property
     def are_steps(self) -> bool:
-        """Whether the parts are steps."""
+        """Whether the parts of the run are its steps, rather than tenths of its time."""
         return len(self.steps) >= FEW_STEPS
 
     @functools.cached_property
@@ -112,12 +116,12 @@ class Account:
 
     @property
     def idle_ns(self) -> int:
-        """Time in which a device had no work."""
+        """The time in which a device had no work, over all devices."""
         is_idle = self.events["layer"].isin([LAYERS.index(cause) for cause in IDLE])
         return int(self.events.loc[is_idle, "duration_ns"].sum())
 
     def share(self, name: str) -> float:
-        """Give the share of the time that an answer takes.
+        """Give the share of the judged time that an answer takes, from 0 to 1.
 
         Parameters
         ----------
@@ -127,7 +131,7 @@ class Account:
         return min(self.total_ns[name] / max(self.span_ns, 1), 1.0)
 
     def moments(self, name: str) -> pd.DataFrame:
-        """Find when an answer took its time.
+        """List the events that an answer is about, in the judged time.
 
         Parameters
         ----------
@@ -137,7 +141,7 @@ class Account:
         Returns
         -------
         DataFrame
-            Rows of `events`. Copies are those that run for most of their time without a kernel beside them.
+            Rows of `events`. For ``memory-transfer`` only copies that no kernel overlaps for half of their time.
         """
         layers = [layer for layer, answer in enumerate(LAYERS) if answer == name]
         events = self.events
@@ -148,16 +152,18 @@ class Account:
         return pd.DataFrame(moments.reset_index(drop=True))
 
     def _hidden_copies(self, moments: pd.DataFrame) -> pd.Series[bool]:
+        """Flag the copies that kernels of their device overlap for at least half of their time."""
         is_hidden = pd.Series(False, moments.index)
-        works = self.events["kind"].isin(["kernel", "graph"])
-        for device, copies in moments[moments["layer"] > _HIDDEN].groupby("device"):
-            work = self.events[works & (self.events["device"] == device)]
+        is_kernel = self.events["kind"].isin(["kernel", "graph"])
+        # The moments are copies, and gaps with the cause memory-transfer, which are no copies.
+        for device, copies in moments[moments["layer"] > _FILTERED].groupby("device"):
+            work = self.events[is_kernel & (self.events["device"] == device)]
             hidden_ns = Coverage(work["start_ns"], work["end_ns"]).of(copies["start_ns"], copies["end_ns"])
             is_hidden[copies.index] = 2 * hidden_ns >= copies["duration_ns"]
         return is_hidden
 
     def ranked(self, names: Iterable[str]) -> list[Json]:
-        """Rank answers by time.
+        """Rank answers by time, without those that take none.
 
         Parameters
         ----------
@@ -185,64 +191,73 @@ def make(trace: Trace, gpu: str | None = None) -> Account:
     trace : Trace
     gpu : str, optional
         Name of the card, where shapes are known and the trace does not name it.
+
+    Returns
+    -------
+    Account
+        Of the devices that the steps' process used, or of all that work together.
     """
     windows = steps.windows(trace)
     spans = intervals.busy(trace)
     devices = spans["device"].tolist()
     collectives = Meetings(trace)
-    owners = pd.concat([trace.table(table, ["process"]) for table in GPU_TABLES])["process"]
-    # Devices work together that are one process's, or that all run collectives.
-    together = len(collectives.devices) == len(devices) or owners.nunique() == 1
-    if len(windows) and not together:
-        used = steps.devices(trace, int(windows["process"].iloc[0]))
-        devices = [device for device in devices if device in used]
-    edges, span_ns = _judged(windows, spans, len(devices))
+    processes = pd.concat([trace.table(table, ["process"]) for table in GPU_TABLES])["process"]
+    # Devices work together if one process uses them, or if all run collectives.
+    work_together = len(collectives.devices) == len(devices) or processes.nunique() == 1
+    if len(windows) and not work_together:
+        used_by_steps = steps.devices(trace, int(windows["process"].iloc[0]))
+        devices = [device for device in devices if device in used_by_steps]
+    edges, span_ns = _judged_time(windows, spans, len(devices))
     decodes = _decodes(trace)
     kernels = _kernels(trace, gpu, decodes)
     parts = [kernels.assign(kind="kernel", row=kernels.index), *_other_work(trace), _idle(trace)]
     for device in collectives.devices:
         waiting = collectives.waiting(device)
         parts.append(waiting.assign(name="waiting in " + waiting["kind"], kind="none", row=-1, layer=_IMBALANCE))
-    if together and not len(windows):
-        parts.append(_ends(spans, edges))
+    if work_together and not len(windows):
+        parts.append(_without_work(spans, edges))
     columns = [*_EVENT, "kind", "name", "row", "layer"]
     events = pd.concat([part[columns].astype({"kind": object, "name": object}) for part in parts])
     events = events[events["device"].isin(devices)].reset_index(drop=True)
     events["duration_ns"] = events["end_ns"] - events["start_ns"]
-    by_part = pd.concat([_by_part(here, edges) for _, here in events.groupby("device")]).groupby(level=0).sum()
+    # A table for each device, whose rows are parts; then for each part the sum over devices.
+    by_device = [_by_part(of_device, edges) for _, of_device in events.groupby("device")]
+    by_part = pd.concat(by_device).groupby(level=0).sum()
     return Account(trace, gpu, windows, devices, edges, span_ns, decodes, kernels, events, by_part)
 
 
-def _judged(windows: pd.DataFrame, spans: pd.DataFrame, devices: int) -> tuple[Int, int]:
-    """Give the edges of what is judged, and how long it is over all devices."""
+def _judged_time(windows: pd.DataFrame, spans: pd.DataFrame, device_count: int) -> tuple[Int, int]:
+    """Choose the time that is judged: the edges of its parts, and its length in ns summed over devices."""
     begin = int(spans["span_start_ns"].min())
     end = int(spans["span_end_ns"].max())
     span_ns = int(spans["span_ns"].sum())
     if len(windows):
         begin = int(windows["begin_ns"].iloc[0])
         end = int(windows["end_ns"].iloc[-1])
-        span_ns = (end - begin) * devices
+        span_ns = (end - begin) * device_count
     if len(windows) >= FEW_STEPS:
         return np.append(begin, windows["end_ns"].to_numpy()), span_ns
-    return np.linspace(begin, end, PARTS + 1).astype(np.int64), span_ns
+    return np.linspace(begin, end, EQUAL_PARTS + 1).astype(np.int64), span_ns
 
 
 def _decodes(trace: Trace) -> bool:
+    """Whether decoding few sequences at once takes at least half of the time; an unknown number is not few."""
     phases = steps.phases(steps.summary(trace))
-    few = (phases["phase"] == "decode") & (phases["sequences"].fillna(_FEW_SEQUENCES) < _FEW_SEQUENCES)
-    return bool(2 * phases.loc[few, "share"].sum() >= 1)
+    is_small_decode = (phases["phase"] == "decode") & (phases["sequences"].fillna(_FEW_SEQUENCES) < _FEW_SEQUENCES)
+    return bool(2 * phases.loc[is_small_decode, "share"].sum() >= 1)
 
 
 def _kernels(trace: Trace, gpu: str | None, decodes: bool) -> pd.DataFrame:
-    """Every kernel, its layer, and whether its operator's shape decided."""
+    """List every kernel with its ``category``, its ``layer``, and whether a shape decided that (``by_shape``)."""
     table = trace.table("kernels", [*_EVENT, "duration_ns", "name", "collective"])
     category = categorize(table["name"])
-    layers = np.array([_OF_CATEGORY.get(name, _MEMORY) for name in category.categories], np.int64)
+    # Per category, then per kernel: the codes of a categorical are positions in its categories.
+    layers = np.array([_LAYER_OF_CATEGORY.get(name, _MEMORY) for name in category.categories], np.int64)
     layer = layers[category.codes]
-    few_rows = matching(table["name"], _FEW_ROWS) | decodes
-    layer[(layer == _COMPUTE) & few_rows] = _MEMORY
+    has_few_rows = matching(table["name"], _FEW_ROWS) | decodes
+    layer[(layer == _COMPUTE) & has_few_rows] = _MEMORY
+    # Shapes decide where they are known ("" elsewhere), but for collectives: their arithmetic is not the model's.
     bound = sol.kernel_bounds(trace, gpu)
-    # What a collective's kernel reduces on the way is not an operator of the model.
     communicates = (category == "communication") | (table["collective"] != "").to_numpy()
     layer[bound == "compute"] = _COMPUTE
     layer[bound == "memory"] = _MEMORY
@@ -252,31 +267,31 @@ def _kernels(trace: Trace, gpu: str | None, decodes: bool) -> pd.DataFrame:
 
 
 def _other_work(trace: Trace) -> list[pd.DataFrame]:
-    """Graph replays, copies and memsets, and what a filter left out."""
+    """List graph replays, copies and memsets, and the kernels and graph replays that a filter left out."""
     graphs = trace.table("graphs", _EVENT)
     parts = [graphs.assign(kind="graph", name="graph replay", row=-1, layer=_UNDECIDED)]
     memops = trace.table("memops", [*_EVENT, "kind"])
     names = memops["kind"].astype(str)
-    layer = np.where(names == "memset", _HIDDEN + 2, _HIDDEN + 1)
+    layer = np.where(names == "memset", _MEMSET, _COPY)
     parts.append(memops.assign(kind="copy", name=names.map(gaps.memop_name), row=memops.index, layer=layer))
     if trace is not trace.whole:
         for table in ("kernels", "graphs"):
             events = trace.whole.table(table, _EVENT)
-            parts.append(events.assign(kind="kernel", name="", row=-1, layer=_HIDDEN))
+            parts.append(events.assign(kind="kernel", name="", row=-1, layer=_FILTERED))
     return parts
 
 
 def _idle(trace: Trace) -> pd.DataFrame:
-    """Gaps with their causes."""
+    """List the gaps, with the layers of their causes."""
     idle = gaps.in_window(trace)
     layer = idle["cause"].astype(object).map(LAYERS.index).astype(np.int64)
-    # A copy that was waited for is a row of the whole trace, and ran on another device.
+    # A copy (a page of managed memory) that decided a gap's cause is not the gap itself: such a gap has no row.
     row = idle["row"].where(idle["kind"] != "copy", -1)
     return idle.assign(layer=layer, row=row)
 
 
-def _ends(spans: pd.DataFrame, edges: Int) -> pd.DataFrame:
-    """When a device had nothing to do before its first operation or after its last, while others worked."""
+def _without_work(spans: pd.DataFrame, edges: Int) -> pd.DataFrame:
+    """List the times before the first and after the last operation of a device, while other devices worked."""
     before = spans.assign(start_ns=edges[0], end_ns=spans["span_start_ns"], name="no work yet")
     after = spans.assign(start_ns=spans["span_end_ns"], end_ns=edges[-1], name="no more work")
     ends = pd.concat([before, after]).assign(kind="none", row=-1, layer=_IMBALANCE)
@@ -284,17 +299,17 @@ def _ends(spans: pd.DataFrame, edges: Int) -> pd.DataFrame:
 
 
 def _by_part(events: pd.DataFrame, edges: Int) -> pd.DataFrame:
-    """Nanoseconds of a device by part and answer: what each layer covers beyond those above it."""
-    amounts = pd.DataFrame(0, range(len(edges) - 1), list(BOTTLENECKS))
+    """Add up the time of a device by part and answer, in ns: what each layer covers beyond the layers before it."""
+    amounts_ns = pd.DataFrame(0, range(len(edges) - 1), list(BOTTLENECKS))
     covered = Coverage([], [])
-    before = covered.of(edges[:-1], edges[1:])
+    covered_before_ns = covered.of(edges[:-1], edges[1:])
     for layer, answer in enumerate(LAYERS):
-        here = events[events["layer"] == layer]
-        if here.empty:
+        of_layer = events[events["layer"] == layer]
+        if of_layer.empty:
             continue
-        covered = Coverage(*intervals.union((covered.start, covered.end), (here["start_ns"], here["end_ns"])))
-        now = covered.of(edges[:-1], edges[1:])
+        covered = Coverage(*intervals.union((covered.start, covered.end), (of_layer["start_ns"], of_layer["end_ns"])))
+        covered_ns = covered.of(edges[:-1], edges[1:])
         if answer:
-            amounts[answer] += now - before
-        before = now
-    return amounts
+            amounts_ns[answer] += covered_ns - covered_before_ns
+        covered_before_ns = covered_ns
+    return amounts_ns

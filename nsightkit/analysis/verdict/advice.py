@@ -1,4 +1,4 @@
-"""What to do about a bottleneck: one sentence for each cause, and what the card, the program and the shapes add."""
+"""Advice on a bottleneck: one sentence for each cause, and what the card, the program and the shapes add."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from nsightkit.analysis.core.text import share_text, short_name
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.verdict.finding import Finding
-from nsightkit.analysis.verdict.rules import CHANGE_OF, LEAST, by_shape, rate
+from nsightkit.analysis.verdict.rules import CHANGE_OF, LEAST_SHARE, share_by_shape, share_of_rate
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
+#: Commands that record more, by what is missing.
 _CAPTURE = {
     "nsys": "nsightkit capture nsys -o more -- COMMAND",
     "nodes": "nsightkit capture nsys --cuda-graph-trace=node -o nodes -- COMMAND",
@@ -26,9 +27,9 @@ _CAPTURE = {
     "ncu": "nsightkit capture ncu --launch-count 20 -o kernels -- COMMAND",
 }
 #: Kernels that reach this share of the datasheet's rate are as fast as such kernels get.
-_GOOD = 0.8
+_GOOD_RATE = 0.8
 #: A program is compiled if compiled regions take this part of its time, or their kernels this part of the kernels'.
-_COMPILES = 0.05
+_COMPILED_SHARE = 0.05
 #: Ranges and kernels that a compiler made.
 _COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
 _ALLOCATE_ONCE = "allocate once and use the memory again (PyTorch: no empty_cache() in the loop)"
@@ -37,22 +38,24 @@ _GRAPH_LAUNCH = re.compile("GraphLaunch")
 _PINNED = "copy from or into pinned memory without waiting (PyTorch: pin_memory=True, non_blocking=True)"
 #: Large copies to or from the host that are slower than this use pageable memory: PCIe 3 moves 12 GB/s.
 _PAGEABLE_GB_PER_S = 6.0
-_LARGE_COPY = 1 << 20
-#: Where copies or collectives fill the time, and running them beside other work would gain little.
-_LESS = {
+_LARGE_COPY_BYTES = 1 << 20
+#: Advice where copies or collectives fill the time, but running them beside other work would gain little.
+_SEND_LESS = {
     "memory-transfer": "copy less: keep on the device what fits there, or send narrower types",
     "communication": "send less: narrower types, rarer reductions",
 }
-#: Products in FP32 on ordinary cores, and products and attention of FP32 tensors on any.
-_FP32_CORES = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|scudnn|simt|f32f32_f32f32", re.IGNORECASE)
-_FP32_TENSORS = re.compile(r"sgemm|scudnn|simt|tf32|tensorop_s1688|f32f32_f32f32|fmha_cutlass\w*_f32", re.IGNORECASE)
-#: Matmuls in 16 bits, by operator and recorded shapes, whose last extents are K and N. Names of kernels tell no sizes:
-#: those of ordinary cores end in align1 whatever they multiply.
-_PRODUCT = re.compile(r"^aten::(?:add|b|badd)?mm\b.* (?:\d+x)*(\d+) (?:\d+x)*(\d+) (?:fp16|bf16)$")
+#: Names of kernels that multiply in FP32 without tensor cores, and of those that multiply FP32 tensors on any cores.
+_WITHOUT_TENSOR_CORES = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|scudnn|simt|f32f32_f32f32", re.IGNORECASE)
+_FP32_INPUTS = re.compile(r"sgemm|scudnn|simt|tf32|tensorop_s1688|f32f32_f32f32|fmha_cutlass\w*_f32", re.IGNORECASE)
+#: Matmuls in 16 bits with their recorded shapes, such as "aten::mm 512x768 768x3137 bf16": the groups are the last
+#: extents of both matrices, K and N. Names of kernels tell no sizes: without tensor cores they end in align1 always.
+_MATMUL = re.compile(r"^aten::(?:add|b|badd)?mm\b.* (?:\d+x)*(\d+) (?:\d+x)*(\d+) (?:fp16|bf16)$")
+#: Names of kernels that convert between the layouts NCHW and NHWC.
 _LAYOUT = re.compile(r"n[ch]\w*to_?n[hc]\w*|AddPadding", re.IGNORECASE)
-#: Kernels that hold less of the kernel time than this are not worth advice.
-_WORTH = 0.1
-_HALF = {"bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
+#: Kernels that take less of the kernel time than this are not worth advice.
+_LEAST_KERNEL_SHARE = 0.1
+#: How to use each 16-bit type, the preferred one first.
+_HALF_PRECISION = {"bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
 #: Compute capabilities with which NVIDIA's tensor cores multiply in all of these, for cards that are not listed.
 _ALL_PRECISIONS = re.compile(r"([89]|1\d)\.\d")
 _AMD = re.compile(r"\bamd\b|instinct|\bmi\d|gfx", re.IGNORECASE)
@@ -64,6 +67,11 @@ def next_steps(finding: Finding) -> Iterator[str]:
     Parameters
     ----------
     finding : Finding
+
+    Yields
+    ------
+    str
+        One piece of advice; a change with a prediction ends in its name and gain in brackets.
     """
     decision = finding.decision
     if finding.name == "not-enough-data":
@@ -72,20 +80,20 @@ def next_steps(finding: Finding) -> Iterator[str]:
     if finding.name in ("compute-bound", "memory-bound"):
         yield from _faster_kernels(finding)
         return
-    if decision.change is None and finding.replay.refused is None and finding.name in _LESS:
-        yield _LESS[finding.name]
+    if decision.change is None and finding.replay.refused is None and finding.name in _SEND_LESS:
+        yield _SEND_LESS[finding.name]
         return
     if decision.change is None or finding.replay.refused is not None:
         yield _advice(finding, finding.name)
-    causes = {change: slug for slug, change in CHANGE_OF.items()}
+    cause_of = {change: slug for slug, change in CHANGE_OF.items()}
     for row in finding.changes:
         change = row["change"]
-        if change in causes and finding.replay.saved(change) >= LEAST:
-            yield f"{_advice(finding, causes[change])} ({change}, predicted {row['speedup']:.2f}x faster)"
+        if change in cause_of and finding.replay.saved(change) >= LEAST_SHARE:
+            yield f"{_advice(finding, cause_of[change])} ({change}, predicted {row['speedup']:.2f}x faster)"
 
 
 def again(trace: Trace) -> str:
-    """Name the command that captures such a trace.
+    """Give the command that captures such a trace again.
 
     Parameters
     ----------
@@ -95,7 +103,7 @@ def again(trace: Trace) -> str:
 
 
 def _advice(finding: Finding, slug: str) -> str:
-    """One sentence that fits a cause and this program."""
+    """Choose the sentence of advice that fits the cause `slug` in this program."""
     advice = CAUSES[slug].advice
     if slug == "memory-transfer" and _is_pageable(finding):
         return _PINNED
@@ -104,14 +112,14 @@ def _advice(finding: Finding, slug: str) -> str:
             return f"record the CPU side, the calls that launch the GPU's work first of all: {_CAPTURE['nsys']}"
         return f"{advice}: {_CAPTURE['nsys']}"
     if slug == "cpu-work":
-        return _on_cpu_work(finding) or advice
+        return _cpu_work_advice(finding) or advice
     if slug == "launch-overhead":
-        return _on_launches(finding) or advice
+        return _launch_advice(finding) or advice
     return advice
 
 
-def _on_cpu_work(finding: Finding) -> str:
-    """What to do about the work on the CPU that costs most; nothing if it has no name."""
+def _cpu_work_advice(finding: Finding) -> str:
+    """Advise on the CPU work that costs most; empty if it has no name, or nothing special to be said."""
     if finding.name == "cpu-work":
         # It is the bottleneck: its names are at hand, the longest first.
         if not len(finding.named):
@@ -128,17 +136,18 @@ def _on_cpu_work(finding: Finding) -> str:
         return _ALLOCATE_ONCE
     for row in finding.changes:
         if row["change"].startswith("no-cpu-work:"):
-            name = _after_colon(row["change"])
-            return f"shorten this CPU work, or move it off the thread that launches: {name}"
+            _, _, name = row["change"].partition(":")
+            return f"shorten this CPU work, or move it off the thread that launches: {short_name(name)}"
     return ""
 
 
-def _on_launches(finding: Finding) -> str:
-    """What is left to do for a program that is compiled, or replays graphs, already."""
+def _launch_advice(finding: Finding) -> str:
+    """Advise on launches in a program that is compiled, or replays graphs, already; empty for others."""
     trace = finding.account.trace
     if trace.size("graphs") or matching(trace.whole.table("calls", ["name"])["name"], _GRAPH_LAUNCH).any():
         return "the program replays graphs already: put what is still launched one by one into them"
     regions = steps.summary(trace)["regions"]
+    # More than one compiled region per step: NA in all steps sums to 0.
     if regions.sum() > len(regions):
         entered = f"a step enters {regions.mean():.0f} compiled regions"
         return f"{entered}: look for graph breaks (TORCH_LOGS=graph_breaks), then use mode='reduce-overhead'"
@@ -147,21 +156,17 @@ def _on_launches(finding: Finding) -> str:
     return ""
 
 
-def _after_colon(change: str) -> str:
-    """The name in a change that takes away named work, as a sentence can hold it."""
-    return short_name(change.partition(":")[2])
-
-
 def _is_pageable(finding: Finding) -> bool:
-    """Whether most exposed copies use pageable memory of the host, by its recorded kind or else by their rate."""
+    """Whether most exposed copies use pageable memory of the host: by its recorded kind or else by their rate."""
     moments = finding.account.moments("memory-transfer")
     rows = moments.loc[(moments["kind"] == "copy") & (moments["row"] >= 0), "row"]
     columns = ["kind", "src_kind", "dst_kind", "bytes", "duration_ns"]
     copies = finding.account.trace.table("memops", columns).loc[rows]
-    host = copies["src_kind"].astype(str).where(copies["kind"] == "HtoD", copies["dst_kind"].astype(str))
-    of_host = copies["kind"].isin(["HtoD", "DtoH"])
-    is_slow = (copies["bytes"] >= _LARGE_COPY) & (copies["bytes"] < _PAGEABLE_GB_PER_S * copies["duration_ns"])
-    is_pageable = of_host & ((host == "pageable") | ((host != "pinned") & is_slow))
+    host_kind = copies["src_kind"].astype(str).where(copies["kind"] == "HtoD", copies["dst_kind"].astype(str))
+    is_host_copy = copies["kind"].isin(["HtoD", "DtoH"])
+    # Bytes per ns are GB/s.
+    is_slow = (copies["bytes"] >= _LARGE_COPY_BYTES) & (copies["bytes"] < _PAGEABLE_GB_PER_S * copies["duration_ns"])
+    is_pageable = is_host_copy & ((host_kind == "pageable") | ((host_kind != "pinned") & is_slow))
     return bool(2 * copies.loc[is_pageable, "duration_ns"].sum() > copies["duration_ns"].sum())
 
 
@@ -169,6 +174,7 @@ def _is_pageable(finding: Finding) -> bool:
 
 
 def _record_more(finding: Finding) -> str:
+    """Advise on what to record to learn what bounds the kernels."""
     trace = finding.account.trace
     graphs_ns = trace.table("graphs", ["duration_ns"])["duration_ns"].sum()
     if 2 * graphs_ns >= finding.time_ns:
@@ -177,20 +183,21 @@ def _record_more(finding: Finding) -> str:
 
 
 def _faster_kernels(finding: Finding) -> Iterator[str]:
+    """Advise on kernels that fill the time: types, sizes, layouts, fusion, and then what bounds them."""
     shaped = list(sol.groups(finding.account.trace))
     kernels_ns = _time_ns(finding)
     yield from _precision(finding)
     if _has_odd_sizes(shaped):
         yield "most of the time in these matmuls has sizes that are not multiples of 8: pad them"
     layout_ns = _time_ns(finding, pattern=_LAYOUT)
-    if layout_ns > _WORTH * kernels_ns:
+    if layout_ns > _LEAST_KERNEL_SHARE * kernels_ns:
         share = share_text(layout_ns / kernels_ns)
         yield f"{share} of the kernel time converts layouts: keep tensors in channels_last (PyTorch: memory_format)"
-    if _time_ns(finding, "softmax") > _WORTH * kernels_ns:
+    if _time_ns(finding, "softmax") > _LEAST_KERNEL_SHARE * kernels_ns:
         fused = "use a fused attention that never writes its scores (PyTorch: scaled_dot_product_attention)"
         yield f"if these softmaxes belong to attention, {fused}"
-    reached = rate(finding.operators)
-    if reached is not None and reached >= _GOOD:
+    reached = share_of_rate(finding.operators)
+    if reached is not None and reached >= _GOOD_RATE:
         yield (
             f"nothing cheap is left: these operators reach {share_text(reached)} of the datasheet's rate, and the "
             "largest matmuls reach about 80%"
@@ -202,7 +209,7 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
     account = finding.account
     if shaped and _card(finding) is None:
         yield "the card is not listed: name the nearest one (nsightkit peaks) with --gpu NAME"
-    elif by_shape(account, finding.name) < 0.5 and not account.decodes:
+    elif share_by_shape(account, finding.name) < 0.5 and not account.decodes:
         if "torch" in account.trace.meta.tool.lower():
             yield f"record shapes, to learn how far the operators are from their bound: {_CAPTURE['shapes']}"
         else:
@@ -210,7 +217,7 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
 
 
 def _time_ns(finding: Finding, *categories: str, pattern: re.Pattern[str] | None = None) -> int:
-    """Time of the kernels of some categories, and whose names a pattern finds."""
+    """Add up the time of the kernels that are of one of the categories, if any are given, and match the pattern."""
     kernels = finding.account.kernels
     if categories:
         kernels = kernels[kernels["category"].isin(categories)]
@@ -222,38 +229,44 @@ def _time_ns(finding: Finding, *categories: str, pattern: re.Pattern[str] | None
 def _has_odd_sizes(shaped: list[sol.Group]) -> bool:
     """Whether most of the time of matmuls with recorded shapes has sizes that are not multiples of 8."""
     odd_ns = 0
-    whole_ns = 0
+    matmuls_ns = 0
     for group in shaped:
-        widths = _PRODUCT.match(group.operation.name)
-        if widths is not None:
-            whole_ns += group.time_ns
-            if any(int(width) % 8 for width in widths.groups()):
+        sizes = _MATMUL.match(group.operation.name)
+        if sizes is not None:
+            matmuls_ns += group.time_ns
+            if any(int(size) % 8 for size in sizes.groups()):
                 odd_ns += group.time_ns
-    return 2 * odd_ns > whole_ns
+    return 2 * odd_ns > matmuls_ns
 
 
 def _precision(finding: Finding) -> Iterator[str]:
-    """Narrower types that the card multiplies in, where most of the time says that they would help."""
+    """Advise TF32 or a 16-bit type that the card supports, where matmuls of FP32 tensors take much of the time."""
     kernels_ns = _time_ns(finding)
     products_ns = _time_ns(finding, "GEMM", "convolution")
-    on_cores_ns = _time_ns(finding, "GEMM", "convolution", pattern=_FP32_CORES)
-    fp32_ns = _time_ns(finding, "GEMM", "convolution", "attention", pattern=_FP32_TENSORS)
-    on_cores = 2 * on_cores_ns > products_ns
+    without_tensor_cores_ns = _time_ns(finding, "GEMM", "convolution", pattern=_WITHOUT_TENSOR_CORES)
+    fp32_inputs_ns = _time_ns(finding, "GEMM", "convolution", "attention", pattern=_FP32_INPUTS)
+    # TF32 speeds up the products alone: most of them have to be affected, and to matter among all kernels.
+    avoids_tensor_cores = 2 * without_tensor_cores_ns > products_ns
     ways = []
-    if on_cores and on_cores_ns > _WORTH * kernels_ns and _supports(finding, "tf32"):
+    if (
+        avoids_tensor_cores
+        and without_tensor_cores_ns > _LEAST_KERNEL_SHARE * kernels_ns
+        and _supports(finding, "tf32")
+    ):
         ways.append("allow TF32")
-    halves = [way for precision, way in _HALF.items() if _supports(finding, precision)]
-    if 2 * fp32_ns > kernels_ns:
-        ways += halves[:1]
+    # A 16-bit type changes the whole program: worth it where FP32 products take most of the kernel time.
+    half_precision = [way for precision, way in _HALF_PRECISION.items() if _supports(finding, precision)]
+    if 2 * fp32_inputs_ns > kernels_ns:
+        ways += half_precision[:1]
     if ways:
         where = "on FP32 tensors"
-        if on_cores:
+        if avoids_tensor_cores:
             where = "in FP32 without tensor cores"
         yield f"matmuls and attention run {where}: {', or '.join(ways)}"
 
 
 def _card(finding: Finding) -> hardware.Gpu | None:
-    """The card, where it is listed."""
+    """Find the card in the hardware table; None where it is not listed."""
     account = finding.account
     try:
         return hardware.find(account.gpu or sol.gpu_of(account.trace))
@@ -262,10 +275,11 @@ def _card(finding: Finding) -> hardware.Gpu | None:
 
 
 def _supports(finding: Finding, precision: str) -> bool:
-    """Whether the card's tensor cores multiply in a precision; unknown cards do not."""
+    """Whether the card's tensor cores multiply in a precision; a card of which nothing is known does not."""
     card = _card(finding)
     if card is not None:
         return card.supports(precision)
+    # An NVIDIA card that is not listed, but whose compute capability was recorded.
     account = finding.account
     gpus = account.trace.meta.gpus
     if account.gpu or not gpus or not gpus[0].name or _AMD.search(gpus[0].name):
@@ -274,11 +288,11 @@ def _supports(finding: Finding, precision: str) -> bool:
 
 
 def _is_compiled(finding: Finding) -> bool:
-    """Whether a compiler made a part of the program that counts."""
+    """Whether compiled regions, or the kernels of a compiler, take enough of the time to call the program compiled."""
     trace = finding.account.trace
     shares = [_time_ns(finding, pattern=_COMPILED) / max(_time_ns(finding), 1)]
     for table in ("ranges", "ops"):
         events = trace.table(table, ["name", "duration_ns"])
         compiled_ns = events.loc[matching(events["name"], _COMPILED), "duration_ns"].sum()
         shares.append(compiled_ns / np.ptp(finding.account.edges))
-    return max(shares) > _COMPILES
+    return max(shares) > _COMPILED_SHARE

@@ -1,4 +1,4 @@
-"""The names and moments behind a decision, and the sentences about it: how much, where, and what speaks against it."""
+"""The names and moments behind a decision, and the sentences about it: the amount, the evidence and the doubts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from nsightkit.analysis.core.text import count_text, share_text, short_name, tim
 from nsightkit.analysis.replay.whatif import WhatIf, plain
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.verdict.account import IDLE, Account
-from nsightkit.analysis.verdict.rules import LEAST, Decision, bounded, rate
+from nsightkit.analysis.verdict.rules import LEAST_SHARE, Decision, bounded_operators, share_of_rate
 from nsightkit.trace.model import GPU_TABLES
 
 __all__ = ["Finding", "against", "evidence", "find", "headline"]
 
-#: How many names and moments are kept, and of how many names sentences speak.
-_NAMES = 10
-_LONGEST = 3
-_NAMED = 3
-#: Kinds of events that a call launched, and the numbers of their tables.
+#: How many names the answer holds, how many moments, and how many names the evidence has sentences about.
+_MOST_NAMES = 10
+_MOST_MOMENTS = 3
+_MOST_NAME_SENTENCES = 3
+#: Kinds of events that a call launched, and their tables as positions in ``GPU_TABLES``.
 _LAUNCHED = {"kernel": GPU_TABLES.index("kernels"), "copy": GPU_TABLES.index("memops")}
-#: Names and moments below this share of an answer's time are left out.
-_LITTLE = 0.01
+#: The evidence leaves out names that take a smaller share of the answer's time.
+_LEAST_SHARE_OF_NAME = 0.01
+#: Sentences cut names that are longer.
 _LONGEST_NAME = 100
-_KIND = {
+#: How a sentence introduces a name, by the kind of the named event.
+_BEFORE_NAME = {
     "op": "operator ",
     "os_call": "OS call ",
     "call": "call ",
@@ -37,9 +39,9 @@ _KIND = {
     "overhead": "recorded as overhead: ",
     "sample": "CPU samples, mostly of ",
 }
-#: Nouns for an answer's moments other than gaps.
-_MOMENTS = {"copy": "transfer", "kernel": "kernel", "graph": "replay", "none": "wait"}
-#: How the sentence about an answer's time begins, where it is not the answer's own name.
+#: Nouns for an answer's moments other than gaps, by kind.
+_NOUN_OF_MOMENT = {"copy": "transfer", "kernel": "kernel", "graph": "replay", "none": "wait"}
+#: How the sentence about an answer's time begins, for answers whose noun would not do.
 _TAKES = {
     "unknown": "Idle time without a recorded reason (unknown) takes",
     "queued": "Work that was launched and waited for something that is not in the trace (queued) takes",
@@ -54,7 +56,7 @@ _TAKES = {
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A decision with everything that sentences about it need.
+    """A decision, with all that the sentences about it need.
 
     Attributes
     ----------
@@ -64,12 +66,12 @@ class Finding:
     changes : sequence of mapping
         As :func:`nsightkit.analysis.replay.whatif.rows` gives them.
     operators : DataFrame
-        Operators that arithmetic or the memory bounds, where the answer is one of these.
+        Of :func:`nsightkit.analysis.verdict.rules.bounded_operators`.
     named : DataFrame
-        ``kind, name, count, total_ns, inside``, the largest first; ``inside`` is the operator or range around most of
-        that time.
+        The names behind the answer: ``kind, name, count, total_ns, inside``, the largest first; ``inside`` is the
+        operator or range in which most of that time was launched.
     longest : DataFrame
-        ``device, start_ns, end_ns, kind, name``.
+        Its longest moments: ``device, start_ns, end_ns, kind, name``.
     """
 
     account: Account
@@ -87,12 +89,12 @@ class Finding:
 
     @property
     def time_ns(self) -> int:
-        """What it takes."""
+        """The time that the answer takes, over all devices."""
         return self.account.total_ns[self.name]
 
     @property
     def share(self) -> float:
-        """What it takes of the time that is judged."""
+        """The share of the judged time that the answer takes."""
         return self.account.share(self.name)
 
     @property
@@ -101,7 +103,7 @@ class Finding:
         return self.name in IDLE
 
     def is_step(self, name: object) -> bool:
-        """Whether a name is that of whole steps, which names no work."""
+        """Whether a name is that of whole steps, so that it tells nothing about the work in them."""
         return name in set(self.account.steps["step"])
 
 
@@ -114,44 +116,52 @@ def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence
     replay : WhatIf
     decision : Decision
     changes : sequence of mapping
+        Rows of :func:`nsightkit.analysis.replay.whatif.rows`, the largest gain first.
     """
     events = account.moments(decision.name).sort_values("duration_ns", ascending=False, kind="stable")
-    longest = events[["device", "start_ns", "end_ns", "kind", "name"]].head(_LONGEST)
+    longest = events[["device", "start_ns", "end_ns", "kind", "name"]].head(_MOST_MOMENTS)
     events["name"] = _without_numbers(events)
     events["inside"] = _inside(account, events)
     keys = ["kind", "name"]
     named = pd.DataFrame(events.groupby(keys, sort=False)["duration_ns"].agg(count="size", total_ns="sum"))
+    # The time of each name in each operator or range.
     places = events.groupby([*keys, "inside"])["duration_ns"].sum().reset_index("inside")
     # Only one place can hold more than half of a name's time: names in `most` are unique, as `reindex` needs them.
     most = places[2 * places["duration_ns"] > named["total_ns"].reindex(places.index)]
     inside = most["inside"].astype(object).reindex(named.index)
     named["inside"] = inside.where(inside.notna(), None)
     named = named.reset_index().sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
-    operators = bounded(account, decision.name)
-    return Finding(account, replay, decision, changes, operators, named.head(_NAMES), longest)
+    operators = bounded_operators(account, decision.name)
+    return Finding(account, replay, decision, changes, operators, named.head(_MOST_NAMES), longest)
 
 
 def _without_numbers(events: pd.DataFrame) -> pd.Series[Any]:
-    """Names of moments: ranges and operators that differ in a number only have one."""
-    of_work = events["kind"].isin(["range", "op"])
-    shared = events["name"].where(~of_work, events["name"].map(plain))
-    several = events.groupby(shared)["name"].transform("nunique") > 1
-    return events["name"].where(~(of_work & several), shared)
+    """Name the moments, with one name for ranges and operators that differ in a number only."""
+    is_work = events["kind"].isin(["range", "op"])
+    starred = events["name"].where(~is_work, events["name"].map(plain))
+    # A name that no other shares keeps its numbers.
+    is_shared = events.groupby(starred)["name"].transform("nunique") > 1
+    return events["name"].where(~(is_work & is_shared), starred)
 
 
 def _inside(account: Account, events: pd.DataFrame) -> np.ndarray:
-    """The operator, or else the range, around the call behind each event; never a whole step."""
+    """Name the operator, or else the range, around the call that each event is or was launched by; never a whole step.
+
+    None where no call is known.
+    """
     inside = np.full(len(events), None, dtype=object)
-    launch = intervals.launches_of(account.trace, events["kind"].map(_LAUNCHED).fillna(-1), events["row"])
+    # Gaps for which a copy is to blame are of kind "copy" too, but have no row.
+    table = events["kind"].map(_LAUNCHED).where(events["row"] >= 0).fillna(-1)
+    launch = intervals.launches_of(account.trace, table, events["row"])
     call = np.where(events["kind"] == "call", events["row"], launch).astype(np.int64)
     places = np.flatnonzero(call >= 0)
     whole = account.trace.whole
     calls = whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call[places]]
-    for table in ("ranges", "ops"):  # an operator says more than a range
-        outer = whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+    for source in ("ranges", "ops"):  # operators last: they say more, and overwrite ranges
+        outer = whole.table(source, ["start_ns", "end_ns", "thread", "name"])
         if len(outer) and len(calls):
-            meant = ~outer["name"].isin(set(account.steps["step"])).to_numpy(bool)
-            around = intervals.enclosing(calls, outer, meant)
+            is_part_of_step = ~outer["name"].isin(set(account.steps["step"])).to_numpy(bool)
+            around = intervals.enclosing(calls, outer, is_part_of_step)
             inside[places[around >= 0]] = outer["name"].astype(object).to_numpy()[around[around >= 0]]
     return inside
 
@@ -159,8 +169,8 @@ def _inside(account: Account, events: pd.DataFrame) -> np.ndarray:
 # ---------------------------------------------------------------- sentences
 
 
-def _called(name: str) -> str:
-    """A name as a sentence can hold it; the machine formats have it whole, under ``named`` and ``longest``."""
+def _name_in_sentence(name: str) -> str:
+    """Shorten a name so that a sentence can hold it; JSON has it whole, under ``named`` and ``longest``."""
     text = short_name(name)
     if len(text) <= _LONGEST_NAME:
         return text
@@ -178,6 +188,7 @@ def headline(finding: Finding) -> str:
         return f"Kernels whose limit the trace does not show fill {share_text(finding.share)} of the time"
     sentence = CAUSES[finding.name].sentence
     change = finding.decision.change
+    # The gain, where it is clearly more than the share.
     if change is not None and finding.decision.gain > max(1.25 * finding.share, finding.share + 0.02):
         speedup = finding.replay.row(change)["speedup"]
         return f"{sentence}; without that, the run is predicted to be {speedup:.2f}x faster"
@@ -185,46 +196,57 @@ def headline(finding: Finding) -> str:
 
 
 def evidence(finding: Finding) -> Iterator[str]:
-    """What speaks for the answer, the most telling first.
+    """Give the sentences that speak for the answer, the most telling first.
 
     Parameters
     ----------
     finding : Finding
+
+    Yields
+    ------
+    str
+        Times are ms on the trace's clock, shares are of the judged time.
     """
     account = finding.account
     whole = "the time"
     if len(account.steps):
         whole = "the steps"
     noun = CAUSES[finding.name].noun
+    # Not capitalize(), which would make the rest of the noun lower case.
     takes = _TAKES.get(finding.name, f"{noun[0].upper()}{noun[1:]} takes")
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
     yield f"{takes} {share_text(finding.share)} of {whole} ({times})"
-    exposed = account.share("communication")
-    if finding.name != "communication" and exposed >= LEAST:
-        amount = time_text(account.total_ns["communication"])
-        yield f"Also lost: collectives that no other kernel overlaps take {share_text(exposed)} of {whole} ({amount})"
-    yield from _names(finding)
-    compilers = steps.recompiled(account.trace, account.steps)
-    if compilers is not None and account.share("recompilation") >= LEAST:
-        yield compilers
-    moments = []
-    for device, start_ns, end_ns in finding.longest[["device", "start_ns", "end_ns"]].itertuples(index=False):
-        where = ""
-        if len(account.devices) > 1:
-            where = f" on device {device}"
-        moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
-    if moments:
-        yield f"Longest: {'; '.join(moments)}"
+    exposed_share = account.share("communication")
+    if finding.name != "communication" and exposed_share >= LEAST_SHARE:
+        amount = f"{share_text(exposed_share)} of {whole} ({time_text(account.total_ns['communication'])})"
+        yield f"Also lost: collectives that no other kernel overlaps take {amount}"
+    yield from _largest_names(finding)
+    recompilations = steps.recompiled(account.trace, account.steps)  # a sentence, None without any
+    if recompilations is not None and account.share("recompilation") >= LEAST_SHARE:
+        yield recompilations
+    yield from _longest_moments(finding)
     yield f"The GPU is idle {share_text(account.idle_ns / max(account.span_ns, 1))} of {whole}"
     if finding.replay.refused is None:
         yield _prediction(finding)
-    reached = rate(finding.operators)
+    reached = share_of_rate(finding.operators)
     if reached is not None:
         yield f"Operators with known shapes run at {share_text(reached)} of the datasheet's rate"
 
 
+def _longest_moments(finding: Finding) -> Iterator[str]:
+    """List the longest moments of the answer in one sentence."""
+    moments = []
+    for device, start_ns, end_ns in finding.longest[["device", "start_ns", "end_ns"]].itertuples(index=False):
+        where = ""
+        if len(finding.account.devices) > 1:
+            where = f" on device {device}"
+        moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
+    if moments:
+        yield f"Longest: {'; '.join(moments)}"
+
+
 def _prediction(finding: Finding) -> str:
-    """The predicted gain of the change that decided, else of the best change."""
+    """Say what the change that decided is predicted to gain or, if none decided, what the best change is."""
     decision = finding.decision
     if decision.change is None:
         if not finding.changes or not finding.changes[0]["speedup"]:
@@ -236,23 +258,24 @@ def _prediction(finding: Finding) -> str:
     return f"Predicted with {decision.change}: {times}, {row['speedup']:.2f}x faster"
 
 
-def _names(finding: Finding) -> Iterator[str]:
-    """The names behind it."""
-    for row in finding.named.head(_NAMED).to_dict("records"):
+def _largest_names(finding: Finding) -> Iterator[str]:
+    """Give a sentence for each of the names behind the answer that take most of its time."""
+    for row in finding.named.head(_MOST_NAME_SENTENCES).to_dict("records"):
         kind = row["kind"]
         name = row["name"]
-        if not name or row["total_ns"] <= _LITTLE * finding.time_ns:
+        if not name or row["total_ns"] <= _LEAST_SHARE_OF_NAME * finding.time_ns:
             continue
-        moment = "gap" if finding.is_idle and kind != "copy" else _MOMENTS.get(kind, "gap")
-        count = count_text(row["count"], moment)
-        text = f"{time_text(row['total_ns'])} in {count}: {_KIND.get(kind, '')}{_called(name)}"
+        # The cause of a gap may be a copy: then the copies are counted.
+        noun = "gap" if finding.is_idle and kind != "copy" else _NOUN_OF_MOMENT.get(kind, "gap")
+        count = count_text(row["count"], noun)
+        text = f"{time_text(row['total_ns'])} in {count}: {_BEFORE_NAME.get(kind, '')}{_name_in_sentence(name)}"
         if row["inside"]:
-            text += f", mostly inside {_called(row['inside'])}"
+            text += f", mostly inside {_name_in_sentence(row['inside'])}"
         yield text
 
 
 def against(finding: Finding) -> Iterator[str]:
-    """Doubts first, then remarks.
+    """Give the sentences that speak against the answer: doubts first, then remarks about the trace.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The rule of the verdict: a cause weighs what the replay says its removal gains."""
+"""The rule of the verdict: the bottleneck is the cause whose removal gains most in the replay."""
 
 from __future__ import annotations
 
@@ -15,39 +15,40 @@ from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.verdict.account import FEW_STEPS, IDLE, LAYERS, LOSSES, WORK, Account
 from nsightkit.errors import UsageError
 
-#: The change that takes away what each cause names.
+#: The change of the replay that removes what each cause names.
 CHANGE_OF = {slug: cause.change for slug, cause in CAUSES.items() if cause.change is not None}
-#: Causes without a change.
+#: Causes of idle time that no change removes.
 _UNEXPLAINED = ("queued", "unknown")
-#: What can fill the time.
+#: Answers for time in which the GPUs work.
 _FILLS = (*WORK, "communication", "imbalance", "memory-transfer")
-#: What holds or gains less than this does not hold a run back.
-LEAST = 0.05
-#: Where the GPUs work for this part of the time and no change gains, that work is the answer.
-_FULL = 0.8
-#: Gains within this part of the largest tie with it.
-_TIE = 0.9
-#: Time without explanation beside the gain, from which the answer is in doubt.
-_DOUBT = 0.5
-#: Within this factor of the limit, the rule itself is in doubt.
-_NEAR = 1.25
-#: What one of these bounds reaches a good part of its rate; below this, something else holds it.
+#: A cause that takes a smaller share of the time, or whose removal gains less, is no bottleneck.
+LEAST_SHARE = 0.05
+#: Where the GPUs work for at least this share of the time and no change gains enough, that work is the answer.
+_FULL_SHARE = 0.8
+#: Gains of at least this part of the largest gain tie with it.
+_TIED_PART = 0.9
+#: The answer is in doubt if unexplained idle time takes more than this part of what the answer gains.
+_DOUBTFUL_PART = 0.5
+#: A gain below `LEAST_SHARE` times this is so close to the limit that the answer is in doubt.
+_NEAR_FACTOR = 1.25
+#: Work that one of these bounds reaches a good part of its rate; below this part, something else may limit it.
 _BOUNDS = ("compute-bound", "memory-bound")
-_SLOW = 0.25
+_SLOW_RATE = 0.25
 #: A replay that is off by more than this is worth a doubt, though it predicts.
-_ROUGH = 0.02
-#: A step gains from a change if it saves this part of the average; a part of the run loses likewise.
-_PART = 0.5
-#: What fewer parts of the run than this have is in doubt, and what fewer than half of them have more so.
-_MOST = 0.75
+_DOUBTFUL_ERROR = 0.02
+#: A step is concerned if it saves this part of the average step's saving; a part of the run, if it loses likewise.
+_CONCERNED_PART = 0.5
+#: If fewer parts of the run than this are concerned, the answer is in doubt; if fewer than half, more so.
+_MOST_PARTS = 0.75
 
-#: Why an answer may be wrong, and its weight: doubts of weight 2 together make its confidence low, any makes it medium.
+#: A sentence on why the answer may be wrong, and its weight. Any doubt makes the confidence medium, even of weight 0;
+#: weights of 2 or more in sum make it low.
 _Doubt = tuple[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What the rule says, and why it may be wrong.
+    """The bottleneck by the rule, and why it may be wrong.
 
     Attributes
     ----------
@@ -58,10 +59,11 @@ class Decision:
     gain : float
         Share of the wall time that it saves; 0 where nothing was predicted.
     ties : tuple of str
-        Answers that weigh as much.
+        Other causes whose removal gains about as much.
     doubts : tuple of str
-        Sentences.
+        Sentences on why the answer may be wrong.
     level : {"high", "medium", "low"}
+        The confidence.
     """
 
     name: str
@@ -73,19 +75,25 @@ class Decision:
 
 
 def decide(account: Account, replay: WhatIf) -> Decision:
-    """Name the bottleneck.
+    """Name the bottleneck, and how sure that is.
 
     Parameters
     ----------
     account : Account
+        Where the time went.
     replay : WhatIf
+        What changes would gain; it may refuse to predict.
 
     Returns
     -------
     Decision
     """
     decision = _by_shares(account) if replay.refused is not None else _by_gains(account, replay)
-    doubts = [*_of_replay(replay, decision), *_of_moments(account, replay, decision), *_of_kind(account, decision)]
+    doubts = [
+        *_doubts_about_replay(replay, decision),
+        *_doubts_about_moments(account, replay, decision),
+        *_doubts_about_answer(account, decision),
+    ]
     level = "high"
     if doubts or decision.name == "queued":
         level = "medium"
@@ -95,65 +103,72 @@ def decide(account: Account, replay: WhatIf) -> Decision:
 
 
 def _by_gains(account: Account, replay: WhatIf) -> Decision:
+    """With a replay: the cause whose removal gains most; else unexplained idle time, or what fills the time."""
     gains = {name: replay.saved(change) for name, change in CHANGE_OF.items() if account.total_ns[name] > 0}
-    if "communication" in gains:  # beside other kernels collectives would still wait for the last device
+    if "communication" in gains:
+        # The replay may predict more than collectives take; overlapped, they would still wait for the last device.
         gains["communication"] = min(gains["communication"], account.share("communication"))
     best = max(gains.values(), default=0.0)
     unexplained = _largest(account, _UNEXPLAINED)
     share = account.share(unexplained)
-    if share >= LEAST and share > best and (best >= LEAST or not _is_full(account)):
+    # Unexplained idle time wins where no change saves as much. But if no change saves enough, and the GPUs work nearly
+    # all the time, that work is the answer.
+    if share >= LEAST_SHARE and share > best and (best >= LEAST_SHARE or not _is_full(account)):
         return Decision(unexplained)
-    if best < LEAST:
+    if best < LEAST_SHARE:
         return Decision(_largest(account, _FILLS))
-    tied = [name for name, gain in gains.items() if gain >= _TIE * best]
+    tied = [name for name, gain in gains.items() if gain >= _TIED_PART * best]
     name = _largest(account, tied)
     tied.remove(name)
-    return Decision(name, CHANGE_OF[name], gains[name], tuple(tied))
+    return Decision(name, change=CHANGE_OF[name], gain=gains[name], ties=tuple(tied))
 
 
 def _by_shares(account: Account) -> Decision:
-    """Without a replay: the largest loss, if it is worth the name."""
+    """Without a replay: the answer that most time was lost to, if it is enough; else what fills the time."""
     largest = _largest(account, LOSSES)
-    if account.share(largest) < LEAST or (largest in _UNEXPLAINED and _is_full(account)):
+    if account.share(largest) < LEAST_SHARE or (largest in _UNEXPLAINED and _is_full(account)):
         return Decision(_largest(account, _FILLS))
     return Decision(largest)
 
 
 def _largest(account: Account, names: tuple[str, ...] | list[str]) -> str:
+    """The one of some answers that takes most time."""
     return max(names, key=lambda name: account.total_ns[name])
 
 
 def _is_full(account: Account) -> bool:
     """Whether the GPUs are at work for nearly all of the time."""
-    return sum(account.total_ns[name] for name in _FILLS) >= _FULL * account.span_ns
+    return sum(account.total_ns[name] for name in _FILLS) >= _FULL_SHARE * account.span_ns
 
 
 # ---------------------------------------------------------------- confidence
 
 
-def _of_replay(replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
-    """Doubts about the predictions."""
+def _doubts_about_replay(replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
+    """Doubt predictions that are missing, rough or tied."""
     if replay.refused is not None:
         yield f"nothing is predicted: {replay.refused}", 2
-    elif replay.error is not None and replay.error > _ROUGH:
+    elif replay.error is not None and replay.error > _DOUBTFUL_ERROR:
         yield f"replaying the unchanged trace is {share_text(replay.error)} off the recording", 1
     if decision.ties:
         others = " or ".join(CAUSES[name].noun for name in decision.ties)
         yield f"removing {others} would help about as much", 1
 
 
-def _of_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
-    """Doubts about when time was lost, and time that was lost to something else."""
+def _doubts_about_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
+    """Doubt answers that concern few moments, and those beside which much time was lost to something else."""
     if decision.name in LOSSES:
-        yield from _seldom(account, replay, decision)
+        yield from _doubts_about_repetition(account, replay, decision)
     if decision.change is not None:
+        # A cause decided. Another one may take more time.
         others = [name for name in CHANGE_OF if name not in decision.ties]
         largest = _largest(account, others)
-        if account.total_ns[largest] > max(account.total_ns[decision.name], LEAST * account.span_ns):
+        if account.total_ns[largest] > max(account.total_ns[decision.name], LEAST_SHARE * account.span_ns):
             yield f"{CAUSES[largest].noun} takes {share_text(account.share(largest))}, though removing it gains less", 1
     elif replay.refused is None and decision.name not in _UNEXPLAINED:
+        # What fills the time decided, as no single change gains enough. All causes together may have taken much.
         lost_ns = sum(account.total_ns[name] for name in IDLE if name not in (decision.name, *_UNEXPLAINED))
-        if lost_ns >= 2 * LEAST * account.span_ns:
+        if lost_ns >= 2 * LEAST_SHARE * account.span_ns:
             weight = 1
             if lost_ns > account.total_ns[decision.name]:
                 weight = 2
@@ -161,34 +176,37 @@ def _of_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterato
             yield f"{share_text(share)} of the time was lost, though no single change recovers it", weight
     unexplained = _largest(account, _UNEXPLAINED)
     share = account.share(unexplained)
-    if decision.name not in _UNEXPLAINED and share >= LEAST and share > _DOUBT * max(decision.gain, LEAST):
+    if (
+        decision.name not in _UNEXPLAINED
+        and share >= LEAST_SHARE
+        and share > _DOUBTFUL_PART * max(decision.gain, LEAST_SHARE)
+    ):
         yield f"{share_text(share)} of the time is idle for no recorded reason ({unexplained})", 1
 
 
-def _of_kind(account: Account, decision: Decision) -> Iterator[_Doubt]:
-    """Doubts that one kind of answer has."""
+def _doubts_about_answer(account: Account, decision: Decision) -> Iterator[_Doubt]:
+    """Doubt the answer for reasons that depend on which one it is."""
     name = decision.name
     if name == "cpu-work" and _only_steps_name_it(account):
         yield "only the step's own range covers this time: the thread may have waited", 1
-    if decision.change is not None and decision.gain < _NEAR * LEAST:
+    if decision.change is not None and decision.gain < _NEAR_FACTOR * LEAST_SHARE:
         yield f"the change saves {share_text(decision.gain)}, close to the 5% threshold", 1
-    profiled = account.share("profiler")
-    if name != "profiler" and profiled >= LEAST:
-        yield f"the profiler itself took {share_text(profiled)} of the time and may distort the rest", 1
-    if name in _BOUNDS and by_shape(account, name) < 0.5 and not account.decodes:
+    profiler_share = account.share("profiler")
+    if name != "profiler" and profiler_share >= LEAST_SHARE:
+        yield f"the profiler itself took {share_text(profiler_share)} of the time and may distort the rest", 1
+    if name in _BOUNDS and share_by_shape(account, name) < 0.5 and not account.decodes:
         yield "judged by kernel names, without shapes", 1
-    reached = rate(bounded(account, name))
-    if reached is not None and reached < _SLOW:
+    reached = share_of_rate(bounded_operators(account, name))
+    if reached is not None and reached < _SLOW_RATE:
         yield f"operators reach {share_text(reached)} of the datasheet's rate: something else may limit them", 1
-    if name == "launch-overhead":
-        # The profiler spent time on each operator, Python function or OS call between launches.
-        whole = account.trace.whole
-        if any(whole.size(table) for table in ("ops", "frames", "os_calls", "samples")):
-            yield "the profiler recorded the CPU too, which inflates launch overhead: time steps without it", 0
+    # The profiler spends time on each operator, Python function or OS call between launches.
+    cpu_events = ("ops", "frames", "os_calls", "samples")
+    if name == "launch-overhead" and any(map(account.trace.whole.size, cpu_events)):
+        yield "the profiler recorded the CPU too, which inflates launch overhead: time steps without it", 0
 
 
-def _seldom(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
-    """Doubts where few moments or few parts of the run lose time to the answer."""
+def _doubts_about_repetition(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
+    """Doubt answers that few moments or few parts of the run lose time to."""
     lost_ns = account.total_ns[decision.name]
     if 2 * account.moments(decision.name)["duration_ns"].max() > lost_ns > 0:
         yield "seen once: one interval accounts for over half of it", 2
@@ -197,42 +215,42 @@ def _seldom(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_D
     if count and not account.are_steps:
         yield f"the trace holds {count_text(count, 'step')}, so this may not repeat", 1
     if decision.change is not None and len(replay.playable.unchanged.step_durations_ns) >= FEW_STEPS:
-        saved = replay.playable.unchanged.step_durations_ns - replay.played(decision.change).step_durations_ns
-        concerned = saved >= _PART * saved.mean()
-        text = f"only {int(concerned.sum()):,} of {len(concerned):,} steps would gain from the change"
+        saved_ns = replay.playable.unchanged.step_durations_ns - replay.played(decision.change).step_durations_ns
+        is_concerned = saved_ns >= _CONCERNED_PART * saved_ns.mean()
+        text = f"only {int(is_concerned.sum()):,} of {len(is_concerned):,} steps would gain from the change"
     else:
         share = account.by_part[decision.name] / account.by_part.sum(axis=1).clip(lower=1)
-        concerned = (share >= _PART * lost_ns / max(account.span_ns, 1)).to_numpy()
-        text = _where(account, concerned)
-    if concerned.mean() < _MOST:
-        yield text, 2 if concerned.mean() < 0.5 else 1
+        is_concerned = (share >= _CONCERNED_PART * lost_ns / max(account.span_ns, 1)).to_numpy()
+        text = _losing_parts(account, is_concerned)
+    if is_concerned.mean() < _MOST_PARTS:
+        yield text, 2 if is_concerned.mean() < 0.5 else 1
 
 
 def _only_steps_name_it(account: Account) -> bool:
-    """Whether only the range around a whole step covers half of the CPU work."""
+    """Whether nothing but the range around a whole step names at least half of the CPU work."""
     work = account.moments("cpu-work")
     of_steps = work["name"].isin(set(account.steps["step"]))
     return bool(2 * work.loc[of_steps, "duration_ns"].sum() >= work["duration_ns"].sum() > 0)
 
 
-def _where(account: Account, losing: np.ndarray) -> str:
-    """Which parts of the run are meant."""
-    some = int(losing.sum())
+def _losing_parts(account: Account, is_losing: np.ndarray) -> str:
+    """Say which parts of the run lose much time; `is_losing` flags them."""
+    count = int(is_losing.sum())
     if account.are_steps:
-        return f"only {some:,} of {len(losing):,} steps lose much time to it"
-    text = f"the loss is concentrated in {some} tenths of the time"
-    if losing[:some].all():
-        text += f", the first ones, which may be set-up (exclude them with --time {int(account.edges[some])}:)"
+        return f"only {count:,} of {len(is_losing):,} steps lose much time to it"
+    text = f"the loss is concentrated in {count} tenths of the time"
+    if is_losing[:count].all():
+        text += f", the first ones, which may be set-up (exclude them with --time {int(account.edges[count])}:)"
     return text
 
 
 # ---------------------------------------------------------------- how far from the bound
 
 
-def bounded(account: Account, name: str) -> pd.DataFrame:
-    """Operators that arithmetic or the memory bounds, as :func:`nsightkit.analysis.roofline.sol.summary` has them.
+def bounded_operators(account: Account, name: str) -> pd.DataFrame:
+    """List the operators that arithmetic or the memory bounds, whichever the answer `name` says.
 
-    Empty for other answers, and without shapes or a card.
+    Rows are of :func:`nsightkit.analysis.roofline.sol.summary`: none for other answers, nor without shapes or a card.
     """
     if name not in _BOUNDS:
         return pd.DataFrame()
@@ -243,16 +261,16 @@ def bounded(account: Account, name: str) -> pd.DataFrame:
     return table[table["bound"] == name.removesuffix("-bound")]
 
 
-def rate(table: pd.DataFrame) -> float | None:
-    """The share of the datasheet's rate that operators reach, weighted by time."""
-    if table.empty or table["impossible"].all():
+def share_of_rate(operators: pd.DataFrame) -> float | None:
+    """The share of the datasheet's rate that :func:`bounded_operators` reach, weighted by time; None without any."""
+    if operators.empty or operators["impossible"].all():
         return None
-    possible = table[~table["impossible"]]
+    possible = operators[~operators["impossible"]]
     return float(np.average(possible["sol_datasheet"], weights=possible["time_ns"]))
 
 
-def by_shape(account: Account, name: str) -> float:
-    """The share of the time of an answer's kernels that shapes decided."""
+def share_by_shape(account: Account, name: str) -> float:
+    """The share of the time of an answer's kernels for which the shapes of operators, not names, decided."""
     kernels = account.kernels[account.kernels["layer"] == LAYERS.index(name)]
-    lasting_ns = kernels["duration_ns"]
-    return float(lasting_ns[kernels["by_shape"]].sum() / max(lasting_ns.sum(), 1))
+    duration_ns = kernels["duration_ns"]
+    return float(duration_ns[kernels["by_shape"]].sum() / max(duration_ns.sum(), 1))
