@@ -1,4 +1,4 @@
-"""The baseline: what earlier runs measured, as a file that people read, edit and keep under version control.
+"""The baseline: the measurements of earlier runs, as a file that people read, edit and keep under version control.
 
 It holds no host, user, path or environment: only what :mod:`nsightkit.analysis.compare.runs` takes from a run.
 """
@@ -21,10 +21,10 @@ from nsightkit.trace.files import replacing
 
 __all__ = ["MOST_RUNS", "Baseline", "Kept", "make", "read", "require_alike", "write"]
 
-#: A baseline remembers so many runs; older ones go.
+#: A baseline keeps so many runs, the latest.
 MOST_RUNS = 20
-#: Samples kept of a run: enough for the median and its interval, few enough to read.
-_KEPT = 40
+#: So many samples are kept of a run: enough for the median and its interval, few enough to read.
+_SAMPLES_PER_RUN = 40
 _REMEDY = "restore it from version control, or remove it and write a new one with --update"
 
 
@@ -50,17 +50,18 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What earlier runs measured, as the file has it.
+    """The measurements of earlier runs, as the file has them.
 
     Parameters
     ----------
     format : int
         Version of the layout.
     of : {"trace", "bench", "ncu", "samples"}
-        What kind of runs.
+        The kind of the runs.
     conditions : dict of str to str or None
-        What the figures hold for; None is unknown.
+        What the figures hold for, as :class:`nsightkit.analysis.compare.runs.Run` has it; None is unknown.
     metrics : dict of str to Kept
+        By name, which ends in the unit.
     """
 
     format: Literal[2]
@@ -82,7 +83,7 @@ def make(runs: Sequence[Run], before: Baseline | None = None, *, add: bool = Fal
     runs : sequence of Run
         Of one kind and under the same conditions.
     before : Baseline, optional
-        The one that is replaced: gates and tolerances that people set in it stay.
+        The one that the result replaces: gates and tolerances that people set in it stay.
     add : bool
         Add the runs to those of `before`; the oldest go when there are more than :data:`MOST_RUNS`.
 
@@ -98,28 +99,28 @@ def make(runs: Sequence[Run], before: Baseline | None = None, *, add: bool = Fal
     old = before.metrics if before else {}
     metrics = dict(old) if add else {}
     for name in sorted(runs[0].metrics):
-        measured = [run.metrics[name] for run in runs if name in run.metrics]
-        if len(measured) < len(runs):
-            raise UsageError(f"{name} was measured in {len(measured)} of {len(runs)} runs; leave the others out")
-        metrics[name] = _kept(measured, old.get(name), add)
+        samples_of_runs = [run.metrics[name] for run in runs if name in run.metrics]
+        if len(samples_of_runs) < len(runs):
+            raise UsageError(f"{name} was measured in {len(samples_of_runs)} of {len(runs)} runs; leave the others out")
+        metrics[name] = _kept(samples_of_runs, old.get(name), add)
     made = Baseline(2, runs[0].of, runs[0].conditions, metrics)
     require_alike(before if before and add else made, runs)
     return made
 
 
-def _kept(measured: Sequence[Float], old: Kept | None, add: bool) -> Kept:
-    """Keep a metric's samples of some runs, with those of the baseline if they are added to it."""
-    kept = old or Kept(0, True, None, ())
+def _kept(samples_of_runs: Sequence[Float], old: Kept | None, add: bool) -> Kept:
+    """Make a baseline's metric of its samples in some runs, added to those of the old one or in their place."""
+    kept = old or Kept(value=0, gate=True, tolerance=None, runs=())
     runs = list(kept.runs) if add else []
-    for samples in measured:
-        # As many digits as a reader needs.
-        runs.append(tuple(float(f"{sample:.7g}") for sample in np.sort(thinned(samples, _KEPT))))
+    for samples in samples_of_runs:
+        # Seven digits: as many as a reader needs.
+        runs.append(tuple(float(f"{sample:.7g}") for sample in np.sort(thinned(samples, _SAMPLES_PER_RUN))))
     runs = runs[-MOST_RUNS:]
     return msgspec.structs.replace(kept, value=float(np.median(np.concatenate(runs))), runs=tuple(runs))
 
 
 def require_alike(baseline: Baseline, runs: Sequence[Run]) -> None:
-    """Refuse runs that are not what a baseline is of.
+    """Refuse runs of another kind than a baseline's, or made under other conditions.
 
     Parameters
     ----------
@@ -183,7 +184,8 @@ def write(baseline: Baseline, path: AnyPath) -> None:
         It cannot be written there.
     """
     text = json_text(msgspec.to_builtins(baseline), indent=2)
-    # Whole numbers, and each run on a line, so that a new run adds lines. A JSON string has no line breaks.
+    # Write 5.0 as 5, and the numbers of each run on one line, so that a new run adds lines. Both expressions need a
+    # line break, which no JSON string has.
     text = re.sub(r"\.0(?=,?\n)", "", text)
     text = re.sub(r"\[\n\s+([\d.,\s+e-]*?)\s*\n\s+\]", lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
     # A link stays a link: its target is replaced.

@@ -1,10 +1,11 @@
-"""Has it become slower? Runs of a program against a baseline of earlier ones.
+"""Whether a program has become slower: some runs of it against a baseline of earlier ones.
 
 A change counts when it exceeds the tolerance *and* noise, by the rule that ``diff`` uses too
 (:func:`nsightkit.analysis.core.noise.judge`): the spread of the steps of a run, and the spread of runs where a side has
 several. With one run per side the latter is unknown, and only the tolerance covers it.
 
-The intervals of all metrics hold together at 99%: each has its share of the one per cent. That is why there are few.
+The intervals of all metrics hold together at 99%: each has its share of the one per cent, so the fewer metrics there
+are, the smaller the changes that count.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from nsightkit.analysis.compare.baseline import Baseline, require_alike
 from nsightkit.analysis.compare.runs import Run, unit_of
-from nsightkit.analysis.compare.samples import judge, ordinary
+from nsightkit.analysis.compare.samples import judge, without_outliers
 from nsightkit.analysis.core import noise
 from nsightkit.errors import UsageError
 from nsightkit.safe import Json
@@ -26,21 +27,21 @@ __all__ = ["CONFIDENCE", "TOLERANCE", "compare"]
 
 #: Confidence that no unchanged metric of a run is called changed.
 CONFIDENCE = 0.99
-#: How much slower is too slow.
+#: A metric may grow by this share.
 TOLERANCE = 0.05
-#: Single launches under Nsight Compute differ by some percent; beyond this they count as different.
-_SINGLE_LAUNCH = 0.10
-#: Lists of the answer, by the status of their metrics.
-_LISTS = {
+#: The tolerance for a kernel that Nsight Compute measured in one launch: single launches differ by some percent.
+_SINGLE_LAUNCH_TOLERANCE = 0.10
+#: Lists of the answer, and the status of the metrics in each.
+_STATUS_OF_LIST = {
     "regressions": "regression",
     "improvements": "improvement",
     "missing": "missing",
     "undecided": "inconclusive",
 }
-#: Below this, a time or an amount is nothing, and has no ratio.
-_NOTHING = 1e-9
+#: A smaller time or amount counts as 0, and has no ratio.
+_LEAST_AMOUNT = 1e-9
 
-#: Of each run.
+#: The samples of one metric in each run.
 _Runs = Sequence[Any]
 
 
@@ -85,29 +86,35 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
     if not 0 <= tolerance < math.inf:
         raise UsageError(f"--tolerance: {tolerance:g} is not a share from 0 on; 0.05 is 5%")
     require_alike(baseline, runs)
-    checked = {name: kept for name, kept in baseline.metrics.items() if kept.gate}
-    if not checked:
+    gated = {name: kept for name, kept in baseline.metrics.items() if kept.gate}
+    if not gated:
         raise UsageError("no metric of the baseline can fail: set gate to true for one, or replace it with --update")
-    times = [unit_of(name) for name in checked].count("ns")
-    confidence = 1 - (1 - CONFIDENCE) / max(times, 1)
+    # The times, which have intervals, share the chance of error.
+    time_count = [unit_of(name) for name in gated].count("ns")
+    confidence = 1 - (1 - CONFIDENCE) / max(time_count, 1)
     rows = []
-    for name, kept in checked.items():
+    for name, kept in gated.items():
         measured = [run.metrics[name] for run in runs if name in run.metrics]
         row: Json = dict.fromkeys(("after", "ratio", "low", "high", "limit"))
-        row |= {"metric": name, "unit": unit_of(name), "status": "missing", "before": _median(ordinary(kept.runs))}
-        row["tolerance"] = tolerance if kept.tolerance is None else kept.tolerance
-        row["samples"] = [sum(map(len, kept.runs)), sum(map(len, measured))]
+        row |= {
+            "metric": name,
+            "unit": unit_of(name),
+            "status": "missing",
+            "before": _median(without_outliers(kept.runs)),
+            "tolerance": tolerance if kept.tolerance is None else kept.tolerance,
+            "samples": [sum(map(len, kept.runs)), sum(map(len, measured))],
+        }
         rows.append(row)
         if len(measured) == len(runs):
-            row["after"] = _median(ordinary(measured))
+            row["after"] = _median(without_outliers(measured))
             change = _change(kept.runs, measured, row["unit"], confidence)
             if baseline.of == "ncu" and math.isinf(change.noise):
-                # One launch is enough.
+                # Too few launches to tell a change from noise, which under Nsight Compute is small: the tolerance does.
                 change = noise.Change(change.value, noise=0)
-                row["tolerance"] = max(row["tolerance"], _SINGLE_LAUNCH)
+                row["tolerance"] = max(row["tolerance"], _SINGLE_LAUNCH_TOLERANCE)
             _judge(row, change)
     lists = {}
-    for key, status in _LISTS.items():
+    for key, status in _STATUS_OF_LIST.items():
         lists[key] = [row for row in rows if row["status"] == status]
     notes = []
     if baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
@@ -126,28 +133,31 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
 
 
 def _change(before: _Runs, after: _Runs, unit: str, confidence: float) -> noise.Change:
-    """Tell the change of a metric from noise."""
+    """Measure the change of a metric, and how much of it noise explains."""
     if unit == "ns":
         return judge(before, after, confidence)
-    # Bytes and counts are the same in every run: a change lies beyond everything that the baseline saw.
-    seen = np.concatenate(before)
-    was = _median(before)
-    value = _median(after) - was
-    return noise.Change(value, noise=float(seen.max() - was if value > 0 else was - seen.min()))
+    # Bytes and counts are the same in every run: a change lies beyond all samples of the baseline.
+    samples = np.concatenate(before)
+    before_median = _median(before)
+    value = _median(after) - before_median
+    noise_amount = samples.max() - before_median if value > 0 else before_median - samples.min()
+    return noise.Change(value, noise=float(noise_amount))
 
 
 def _judge(row: Json, change: noise.Change) -> None:
-    """Judge a change by the tolerance and by noise."""
-    was = row["before"]
-    highest = 1 + row["tolerance"]
+    """Judge a change by the tolerance and by noise: set the status and the ratios of `row`."""
+    before = row["before"]
+    highest_ratio = 1 + row["tolerance"]
+    # From 0 there is no ratio: any amount is worse.
     is_worse = row["after"] > 0
     is_better = False
-    if was >= _NOTHING:
-        ratio = 1 + change.value / was
-        is_worse = ratio > highest
-        is_better = ratio < 1 / highest
-        limit = max(highest, 1 + change.noise / was)
-        ratios = {"ratio": ratio, "low": 1 + change.low / was, "high": 1 + change.high / was, "limit": limit}
+    if before >= _LEAST_AMOUNT:
+        ratio = 1 + change.value / before
+        is_worse = ratio > highest_ratio
+        is_better = ratio < 1 / highest_ratio
+        limit = max(highest_ratio, 1 + change.noise / before)
+        ratios = {"ratio": ratio, "low": 1 + change.low / before, "high": 1 + change.high / before, "limit": limit}
+        # What is infinite, without an interval, stays None.
         row |= {key: value for key, value in ratios.items() if math.isfinite(value)}
     is_sure = abs(change.value) > change.noise
     row["status"] = "ok"
@@ -160,7 +170,7 @@ def _judge(row: Json, change: noise.Change) -> None:
 
 
 def _median(runs: _Runs) -> float:
-    """The median of all samples; whole numbers as such."""
+    """The median of all samples, rounded from 1 on: to whole ns, bytes or counts."""
     median = float(np.median(np.concatenate(runs)))
     if median >= 1:
         return round(median)

@@ -1,4 +1,4 @@
-"""What changed between two captures, by how much, and whether that is more than noise.
+"""The changes between two captures: how large each is, and whether it is more than noise.
 
 Where both captures have steps, figures are per step, so captures of different length compare: the median over the
 steps, without outliers. The rows also hold totals over whole captures, which add up to each trace's own.
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nsightkit.analysis import verdict
 from nsightkit.analysis.compare import diff_words as words
 from nsightkit.analysis.compare.match import pair, plain_kernel
-from nsightkit.analysis.compare.samples import Samples, judge, ordinary, samples, tables
+from nsightkit.analysis.compare.samples import Samples, judge, samples, tables, without_outliers
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.categories import category_of
 from nsightkit.safe import Json
@@ -45,15 +45,15 @@ COLUMNS = (
     "significance",
 )
 #: Columns that name the rows of each table; tables in the order in which people read them.
-_NAMED = {
+_NAME_COLUMNS = {
     "figures": ["name"],
     "kernels": ["name", "match", "category", "before_names", "after_names"],
     "ranges": ["name", "clock", "match"],
     "gaps": ["cause"],
 }
-#: Tables of captures that one table shows.
-_PARTS = {"ranges": ["ranges CPU", "ranges GPU"]}
-#: What changed by less than this share of a step does not matter.
+#: The tables of a capture that a table shows, where it is not the one of the same name.
+_CAPTURE_TABLES = {"ranges": ["ranges CPU", "ranges GPU"]}
+#: Changes by less than this share of a step count as noise.
 _LEAST_SHARE = 0.01
 
 Float = NDArray[np.float64]
@@ -112,9 +112,12 @@ class Comparison(NamedTuple):
                 difference relative to before, and ``significance`` *changed*, *within noise* or *inconclusive*.
                 ``match`` is how names were paired (:mod:`nsightkit.analysis.compare.match`).
         """
-        facts: Json = {"unit": self.unit, "least_ns": self.least_ns}
-        facts["before"] = words.described(self.before)
-        facts["after"] = words.described(self.after)
+        facts: Json = {
+            "unit": self.unit,
+            "least_ns": self.least_ns,
+            "before": words.described(self.before),
+            "after": words.described(self.after),
+        }
         changes = []
         for table, frame in self.tables.items():
             facts[table] = frame.to_dict("records")
@@ -155,49 +158,51 @@ def compare(
     UsageError
         `match` is not a regular expression.
     """
-    first = [samples(trace, match) for trace in (before, *also_before)]
-    second = [samples(trace, match) for trace in (after, *also_after)]
-    has_steps = all(len(capture.windows) for capture in first + second)
-    was = [tables(capture) for capture in first]
-    now = [tables(capture) for capture in second]
+    captures_before = [samples(trace, match) for trace in (before, *also_before)]
+    captures_after = [samples(trace, match) for trace in (after, *also_after)]
+    has_steps = all(len(capture.windows) for capture in captures_before + captures_after)
+    tables_before = [tables(capture) for capture in captures_before]
+    tables_after = [tables(capture) for capture in captures_after]
     least_ns = 1.0
     compared = {}
-    for table, named in _NAMED.items():
+    for table, name_columns in _NAME_COLUMNS.items():
         rows = []
-        for part in _PARTS.get(table, [table]):
-            rows += _rows(was, now, part, has_steps)
+        for capture_table in _CAPTURE_TABLES.get(table, [table]):
+            rows += _rows(tables_before, tables_after, capture_table, has_steps)
         if table != "figures":
             rows.sort(key=lambda row: -abs(row["delta_ns"]))
         elif rows:
+            # The first table, and its first row is the time of a step: it sets the limit for all tables.
             least_ns = max(_LEAST_SHARE * max(rows[0]["before_ns"], rows[0]["after_ns"]), least_ns)
         for row in rows:
             if row["significance"] == noise.CHANGED and abs(row["delta_ns"]) < least_ns:
                 row["significance"] = noise.WITHIN_NOISE
-        compared[table] = pd.DataFrame(rows, columns=[*named, *COLUMNS])
-    return Comparison(first, second, "step" if has_steps else "trace", least_ns, compared)
+        compared[table] = pd.DataFrame(rows, columns=[*name_columns, *COLUMNS])
+    return Comparison(captures_before, captures_after, "step" if has_steps else "trace", least_ns, compared)
 
 
 def _rows(before: Sequence[Capture], after: Sequence[Capture], table: str, has_steps: bool) -> list[Json]:
-    """Pair the names of a table, and judge each pair; nothing where a capture lacks the table."""
+    """Pair the names of a table of captures, and judge each pair; no rows where a capture lacks the table."""
     if not all(table in capture for capture in (*before, *after)):
         return []
     plain = plain_kernel if table == "kernels" else str
-    pairs = pair(_occurring(before[0], table), _occurring(after[0], table), plain)
-    first = [_sums(capture[table], [names.before for names in pairs]) for capture in before]
-    second = [_sums(capture[table], [names.after for names in pairs]) for capture in after]
+    pairs = pair(_occurring_names(before[0], table), _occurring_names(after[0], table), plain)
+    # For each capture an array with a row per pair: number, total, and the sum in each step.
+    sums_before = [_sums(capture[table], [names.before for names in pairs]) for capture in before]
+    sums_after = [_sums(capture[table], [names.after for names in pairs]) for capture in after]
     confidence = 0.95 if table == "figures" else 0.99  # of many rows some would change by chance
     rows = []
     for number, (matched, was, now) in enumerate(pairs):
         name = (now or was)[0]
         row = {"name": name, "cause": name, "match": matched, "before_names": was, "after_names": now}
         row |= {"category": category_of(name), "clock": table.rpartition(" ")[2]}
-        sides = [sums[number] for sums in first], [sums[number] for sums in second]
+        sides = [sums[number] for sums in sums_before], [sums[number] for sums in sums_after]
         rows.append(row | _judged(*sides, confidence if has_steps else None))
     return rows
 
 
-def _occurring(capture: Capture, table: str) -> list[str]:
-    """Names of what occurs by falling total, so that the first can name a group; figures as they are."""
+def _occurring_names(capture: Capture, table: str) -> list[str]:
+    """List the names that occur in a table, the largest total first, as the first names a pair; figures as they are."""
     frame = capture[table]
     if table != "figures":
         frame = frame[frame["count"] > 0].sort_values("total", ascending=False, kind="stable")
@@ -205,7 +210,7 @@ def _occurring(capture: Capture, table: str) -> list[str]:
 
 
 def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
-    """Add up the names of each group: their number, their total, and their sum in each step."""
+    """Add up a table of a capture over each group of names: a row per group with the number, the total, each step."""
     group_of = {}
     for number, names in enumerate(groups):
         group_of.update(dict.fromkeys(names, number))
@@ -214,41 +219,42 @@ def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
 
 
 def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float | None) -> Json:
-    """Judge a figure of both sides: the number, the total and the samples of each capture; None: it has no samples."""
-    totals = round(before[0][1]), round(after[0][1])
-    was, now = totals
-    change = noise.Change(now - was)
+    """Judge one row of :func:`_sums` in each capture of both sides; without steps, `confidence` is None."""
+    totals_ns = round(before[0][1]), round(after[0][1])
+    before_ns, after_ns = totals_ns
+    change = noise.Change(after_ns - before_ns)
     if confidence is not None:
-        first = [figures[2:] for figures in before]
-        second = [figures[2:] for figures in after]
-        change = judge(first, second, confidence)
-        was = _median(first)
-        now = _median(second)
-    delta = now - was
-    low = high = math.nan
+        # The first two are the number and the total, the others the samples: one per step.
+        samples_before = [sums[2:] for sums in before]
+        samples_after = [sums[2:] for sums in after]
+        change = judge(samples_before, samples_after, confidence)
+        before_ns = _median(samples_before)
+        after_ns = _median(samples_after)
+    delta_ns = after_ns - before_ns
+    low_ns = high_ns = math.nan
     if math.isfinite(change.high):
         # The median of differences is not quite the difference of medians: the interval holds both. Nothing loses
         # more than all it had.
-        low = max(min(change.low, float(delta)), -float(was))
-        high = max(change.high, float(delta))
-    word = change.word
-    if word == noise.CHANGED and change.value * delta < 0:
-        word = noise.WITHIN_NOISE  # a few long steps lead the median another way than most go
+        low_ns = max(min(change.low, float(delta_ns)), -float(before_ns))
+        high_ns = max(change.high, float(delta_ns))
+    significance = change.word
+    if significance == noise.CHANGED and change.value * delta_ns < 0:
+        significance = noise.WITHIN_NOISE  # a few long steps lead the median another way than most go
     return {
         "before_count": round(before[0][0]),
         "after_count": round(after[0][0]),
-        "before_total_ns": totals[0],
-        "after_total_ns": totals[1],
-        "before_ns": was,
-        "after_ns": now,
-        "delta_ns": delta,
-        "low_ns": low,
-        "high_ns": high,
-        "change": delta / was if was else math.nan,
-        "significance": word,
+        "before_total_ns": totals_ns[0],
+        "after_total_ns": totals_ns[1],
+        "before_ns": before_ns,
+        "after_ns": after_ns,
+        "delta_ns": delta_ns,
+        "low_ns": low_ns,
+        "high_ns": high_ns,
+        "change": delta_ns / before_ns if before_ns else math.nan,
+        "significance": significance,
     }
 
 
 def _median(runs: Sequence[Float]) -> int:
-    """The median of the samples of all runs that do not stand out."""
-    return round(float(np.median(np.concatenate(ordinary(runs)))))
+    """The median of the samples of all runs, without outliers, in whole ns."""
+    return round(float(np.median(np.concatenate(without_outliers(runs)))))

@@ -1,4 +1,4 @@
-"""What changed, in words: sentences, and rows of tables as people read them."""
+"""The words of a comparison: its sentences, and rows of its tables as people read them."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ __all__ = ["described", "percent", "sections", "sentences"]
 
 Row = Json
 
-_FIGURES = {"wall_ns": "wall", "busy_ns": "GPU busy", "idle_ns": "GPU idle"}
+#: How tables name the times of the whole.
+_NAME_OF_FIGURE = {"wall_ns": "wall", "busy_ns": "GPU busy", "idle_ns": "GPU idle"}
 #: From this ratio on, a change is written as a multiple.
-_MULTIPLE = 10
-#: One of two captures did more work if kernels with most of the shared time ran more often in it, by more than this.
-_MORE_OFTEN = 1.05
-_MOST = 0.75
-#: Graphs of unknown content that take this part of the busy time are worth a warning.
-_IN_GRAPHS = 0.05
+_LEAST_MULTIPLE = 10
+#: One of two captures did more work if kernels were launched more often in it by more than this factor, and if those
+#: kernels take at least this share of the time of the kernels of both.
+_MORE_OFTEN_FACTOR = 1.05
+_MOST_TIME_SHARE = 0.75
+#: Graphs recorded without their kernels are worth a warning if they take more than this share of the busy time.
+_LEAST_GRAPH_SHARE = 0.05
 
 
 def percent(share: float) -> str:
-    """Write a change.
+    """Write a relative change: in percent or, from ten times on, as a multiple.
 
     Parameters
     ----------
     share : float
-        Of what was before; -0.5 is half of it gone. From ten times on it is written as a multiple.
+        The difference relative to before: -0.5 is half of it gone.
 
     Examples
     --------
     >>> percent(-0.5), percent(8.99), percent(1180.9)
     ('-50.0%', '+899.0%', '1,181.9x')
     """
-    if share < _MULTIPLE - 1:
+    if share < _LEAST_MULTIPLE - 1:
         return f"{100 * share:+.1f}%"
     return f"{1 + share:,.1f}x"
 
@@ -48,22 +50,30 @@ def percent(share: float) -> str:
 
 
 def described(captures: Sequence[Samples]) -> Json:
-    """Facts about one side.
+    """Collect the facts about one side.
 
     Parameters
     ----------
     captures : sequence of Samples
         The first is described; the steps of all are counted.
+
+    Returns
+    -------
+    dict
+        ``gpus`` (names), ``captures`` and ``steps`` (how many), and the first's overview
+        (:func:`nsightkit.analysis.timeline.overview.summary`).
     """
     first = captures[0]
-    facts: Json = {"gpus": sorted({gpu.name for gpu in first.trace.meta.gpus if gpu.name})}
-    facts["captures"] = len(captures)
-    facts["steps"] = sum(len(capture.windows) for capture in captures)
-    return facts | first.overview
+    return {
+        "gpus": sorted({gpu.name for gpu in first.trace.meta.gpus if gpu.name}),
+        "captures": len(captures),
+        "steps": sum(len(capture.windows) for capture in captures),
+        **first.overview,
+    }
 
 
 def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Json:
-    """Write what changed.
+    """Write the sentences on what changed.
 
     Parameters
     ----------
@@ -86,13 +96,13 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Jso
             "Whole captures are compared, because one has no steps. That does not tell a change from noise; --match "
             "names the ranges that are steps."
         )
-        more = _other_work(kernels)
-        if more:
+        different_work = _different_work(kernels)
+        if different_work:
             headline = f"{headline.removesuffix('.')}; the captures hold different amounts of work."
-            warnings.append(more)
-    warnings += _other_kernels(kernels)
+            warnings.append(different_work)
+    warnings += _exchanged_kernels(kernels)
     was, now = (answer["bottleneck"] for answer in verdicts)
-    moved, text = _moved(facts, was, now)
+    moved, text = _bottleneck_moved(facts, was, now)
     shares = [share_text(answer["share_of_span"] or 0) for answer in verdicts]
     text += f": {was} ({shares[0]} of the time) before, {now} ({shares[1]} of the time) after."
     return {
@@ -105,8 +115,9 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Jso
 
 
 def _outcome(facts: Row) -> tuple[str, str]:
-    """Answer in one word and in one sentence whether the time changed."""
-    if not facts["figures"] or not facts["figures"][0]["before_ns"]:
+    """Say in one word (faster, slower, no change or inconclusive) and in one sentence whether the time changed."""
+    # The first figure is the time of a step, or of the whole capture; 0 where a capture has neither.
+    if not any(row["before_ns"] and row["after_ns"] for row in facts["figures"][:1]):
         return "inconclusive", "Nothing to compare: one of the captures holds neither steps nor GPU work."
     row = facts["figures"][0]
     subject = "the step time"
@@ -129,20 +140,20 @@ def _outcome(facts: Row) -> tuple[str, str]:
     return outcome, f"{outcome.capitalize()}: {change} ({percent(row['change'])}); {basis}."
 
 
-def _moved(facts: Row, was: str, now: str) -> tuple[bool | None, str]:
-    """Answer whether the bottleneck moved, with the beginning of a sentence."""
+def _bottleneck_moved(facts: Row, was: str, now: str) -> tuple[bool | None, str]:
+    """Say whether the bottleneck `was` became another one, None if unknown, and begin a sentence about that."""
     if "not-enough-data" in (was, now):
         return None, "Whether the bottleneck moved is unknown"
     if was == now:
         return False, "The bottleneck did not move"
-    words = set()
+    significances = set()
     for row in facts["changes"]:
         # The verdicts rest on these: without a change here, they differ by noise.
         if row["table"] == "figures" or row.get("cause") in (was, now):
-            words.add(row["significance"])
-    if noise.CHANGED in words:
+            significances.add(row["significance"])
+    if noise.CHANGED in significances:
         return True, "The bottleneck moved"
-    if words:
+    if significances:  # only inconclusive ones: `changes` holds none within noise
         return None, "Whether the bottleneck moved is inconclusive"
     return False, "The verdicts differ by no more than noise"
 
@@ -151,7 +162,7 @@ def _moved(facts: Row, was: str, now: str) -> tuple[bool | None, str]:
 
 
 def _about_sides(before: Row, after: Row) -> Iterator[str]:
-    """Name what differs besides the program."""
+    """Warn of what differs besides the program: GPUs, profilers, what was recorded, graphs without their kernels."""
     gpus = ", ".join(before["gpus"]), ", ".join(after["gpus"])
     tools = before["tool"], after["tool"]
     for what, (was, now) in (("GPUs", gpus), ("profilers", tools)):
@@ -162,20 +173,21 @@ def _about_sides(before: Row, after: Row) -> Iterator[str]:
         if lacking:
             yield f"The capture {name} did not record {lacking}; these are not compared."
         graphs_ns = side["graph_ns"] or 0
-        if graphs_ns > _IN_GRAPHS * (side["busy_ns"] or 0) and not other["graph_ns"]:
+        if graphs_ns > _LEAST_GRAPH_SHARE * (side["busy_ns"] or 0) and not other["graph_ns"]:
             yield (
                 f"The capture {name} holds {time_text(graphs_ns)} of CUDA graphs without their kernels: what seems "
                 "to be missing there may run in them. Compare the busy time, or record with --cuda-graph-trace=node."
             )
 
 
-def _other_work(kernels: pd.DataFrame) -> str:
-    """Warn that one of two captures did more work; a library that chose other kernels does not count."""
+def _different_work(kernels: pd.DataFrame) -> str:
+    """Warn that one of two captures did more work, empty if not; a library that chose other kernels does not count."""
     shared = kernels[(kernels["before_count"] > 0) & (kernels["after_count"] > 0)]
-    times = shared["after_count"] / shared["before_count"]
-    more_ns = shared["before_total_ns"][times > _MORE_OFTEN].sum()
-    less_ns = shared["before_total_ns"][times < 1 / _MORE_OFTEN].sum()
-    if max(more_ns, less_ns, 1) < _MOST * shared["before_total_ns"].sum():
+    count_ratio = shared["after_count"] / shared["before_count"]
+    more_often_ns = shared["before_total_ns"][count_ratio > _MORE_OFTEN_FACTOR].sum()
+    less_often_ns = shared["before_total_ns"][count_ratio < 1 / _MORE_OFTEN_FACTOR].sum()
+    # The 1 is for captures that share no kernel: they hold different work.
+    if max(more_often_ns, less_often_ns, 1) < _MOST_TIME_SHARE * shared["before_total_ns"].sum():
         return ""
     return (
         "The captures hold different amounts of work, so their times do not compare: the kernels of both were "
@@ -183,14 +195,15 @@ def _other_work(kernels: pd.DataFrame) -> str:
     )
 
 
-def _other_kernels(kernels: pd.DataFrame) -> Iterator[str]:
-    """Warn of kernels of one kind that took each other's place."""
+def _exchanged_kernels(kernels: pd.DataFrame) -> Iterator[str]:
+    """Warn of kernels of one category that took each other's place, so that their sum changed little."""
     is_exchanged = (kernels["significance"] == noise.CHANGED) & (kernels["before_count"] != kernels["after_count"])
-    for category, delta in kernels[is_exchanged].groupby("category", sort=False)["delta_ns"]:
-        alike = kernels[kernels["category"] == category]
-        was = int(alike["before_ns"].sum())
-        now = int(alike["after_ns"].sum())
-        if delta.min() < 0 < delta.max() and abs(now - was) < delta.abs().max() / 2:
+    for category, delta_ns in kernels[is_exchanged].groupby("category", sort=False)["delta_ns"]:
+        of_category = kernels[kernels["category"] == category]
+        was = int(of_category["before_ns"].sum())
+        now = int(of_category["after_ns"].sum())
+        # Some fell and some rose, and all of the category changed by less than half of the largest of these changes.
+        if delta_ns.min() < 0 < delta_ns.max() and abs(now - was) < delta_ns.abs().max() / 2:
             yield f"A library chose other {category} kernels: {time_text(was)} before, {time_text(now)} after in all."
 
 
@@ -198,19 +211,19 @@ def _other_kernels(kernels: pd.DataFrame) -> Iterator[str]:
 
 
 def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[Json], int]]:
-    """Choose the rows to show.
+    """Choose the rows to show, table by table.
 
     Parameters
     ----------
     comparison : mapping
-        What :func:`nsightkit.analysis.compare.diff.Comparison.summary` gives.
+        Of :func:`nsightkit.analysis.compare.diff.Comparison.summary`.
     top : int
-        Rows of each table.
+        Most rows of each table.
 
     Yields
     ------
     tuple
-        A title, rows, and how many there are in all.
+        The table's title, the rows to show, and how many there are in all.
     """
     tables = {f"per {comparison['unit']}": comparison["figures"], "GPU idle, by cause": comparison["gaps"]}
     for table in ("kernels", "ranges"):
@@ -221,7 +234,7 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[Json], int]]
 
 
 def _shown(row: Row) -> Json:
-    """Choose and name the columns of a row."""
+    """Choose the columns of a row that people see, and write its name, change and interval."""
     return {
         "name": _name(row),
         "before_ns": row["before_ns"],
@@ -235,16 +248,16 @@ def _shown(row: Row) -> Json:
 
 def _interval(row: Row) -> str:
     """The interval of a change, relative to before; empty if unknown."""
-    was = row["before_ns"]
-    if math.isnan(row["low_ns"]) or not was:
+    before_ns = row["before_ns"]
+    if math.isnan(row["low_ns"]) or not before_ns:
         return ""
-    return f"{percent(row['low_ns'] / was)} to {percent(row['high_ns'] / was)}"
+    return f"{percent(row['low_ns'] / before_ns)} to {percent(row['high_ns'] / before_ns)}"
 
 
 def _name(row: Row) -> str:
     """Name a row for people, on one line and safe for a terminal."""
     name = row.get("cause") or row["name"]
-    name = _FIGURES.get(name, plain(name))
+    name = _NAME_OF_FIGURE.get(name, plain(name))
     if "category" in row:
         name = short_name(name)
     if "clock" in row:

@@ -1,4 +1,4 @@
-"""Match the names of two traces: equal names first, then names that are equal without what versions change.
+"""Match the names of two traces: equal names first, then names that are equal without the parts that versions change.
 
 A kernel's name changes with the compiler (``Kernel<(int)4>`` or ``Kernel<4>``), with the card and a library's choice
 of tiles (``ampere_sgemm_128x64_tn``, ``volta_sgemm_32x128_tn``), with element types, and with the number that a
@@ -15,11 +15,12 @@ __all__ = ["Pair", "pair", "plain_kernel", "plain_range"]
 
 
 class Pair(NamedTuple):
-    """Names that belong together.
+    """Names of two traces that belong together.
 
     Parameters
     ----------
     match : {"name", "normalised", "appeared", "disappeared"}
+        How they were matched: by name, by plain name, or not, as only one side has them.
     before, after : list of str
         The names of each side; one may be empty.
     """
@@ -45,6 +46,7 @@ def pair(before: Sequence[str], after: Sequence[str], plain: Callable[[str], str
         Every name of either side is in exactly one.
     """
     shared = set(before) & set(after)
+    # By how names match and what they have in common: the names before, and the names after.
     groups: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
     for side, names in enumerate((before, after)):
         for name in names:
@@ -61,6 +63,7 @@ def pair(before: Sequence[str], after: Sequence[str], plain: Callable[[str], str
     return pairs
 
 
+#: Parts of a demangled name that stand for no name, and that compilers write differently.
 _NAMELESS = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\[lambda\(.*?\)[^\]]*\]|\{lambda\(.*?\)[^}]*\}")
 _WORD = re.compile(r"\b[A-Za-z_]\w*")
 #: Template arguments that are a type, or machinery of PyTorch's templates.
@@ -76,16 +79,17 @@ _CHOICE = re.compile(
     r"|sm\d+[a-z]?|(tile|warp|tensor)?(size)?\d+x[\dx]+t?|(sliced|stages?|align|ldg|coop)\w?\d*(x\d+)?"
     r"|[a-z]?\d+[a-z]?\d*|v|h|bz|)"
 )
+#: Digits to remove from a part of a word: three or more before a letter, or any at its end.
 _NUMBERS = re.compile(r"\d{3,}(?=[a-z])|(?<=[a-z])\d+$")
 
 
 def plain_kernel(name: str) -> str:
-    """Name a kernel without types, arguments, card, tiles, versions and numbers.
+    """Reduce a kernel's name to the words that stay the same without types, card, tiles, versions and numbers.
 
     Parameters
     ----------
     name : str
-        Demangled.
+        Demangled, such as ``void at::native::kernel<4, at::native::add<float>>(int)``.
 
     Examples
     --------
@@ -97,27 +101,31 @@ def plain_kernel(name: str) -> str:
     'triton_poi_fused_add'
     """
     head, _, arguments = _NAMELESS.sub("", name).partition("<")
-    functions = _WORD.findall(head.partition("(")[0])
-    words = [functions[-1].lower()] if functions else [name]
-    # The call's arguments follow the template's.
+    # Before the template's arguments: the last word is the function, the others are its namespaces and its type.
+    head_words = _WORD.findall(head.partition("(")[0])
+    words = [head_words[-1].lower()] if head_words else [name]
+    # The template's arguments end where those of the call begin.
     for word in _WORD.findall(arguments.rpartition(">(")[0] or arguments):
         if not _MACHINERY.match(word.lower()):
             words.append(word.lower())
-    plain = [_without_choices(word) for word in words]
-    return " ".join(dict.fromkeys(filter(None, plain))) or name
+    plain_words = [_without_choices(word) for word in words]
+    return " ".join(dict.fromkeys(filter(None, plain_words))) or name
 
 
 def _without_choices(word: str) -> str:
+    """Remove from a word, part by part between underscores, what names a card, a tile, a version or a number."""
     parts = [_NUMBERS.sub("", part) for part in word.split("_") if not _CHOICE.fullmatch(part)]
     return "_".join(parts)
 
 
+#: The end of the name of PyTorch's loader, which differs with and without worker processes.
 _ITERATOR = re.compile(r"#_(Single|Multi)Process(ing)?DataLoaderIter\b")
+#: Numbers in a range's name, with a number sign and spaces before them.
 _RANGE_NUMBERS = re.compile(r"[#\s]*\d+")
 
 
 def plain_range(name: str) -> str:
-    """Name a range without its numbers, and without how many processes a data loader has.
+    """Name a range with ``#`` for its numbers, and the same whether a data loader has worker processes or not.
 
     Parameters
     ----------

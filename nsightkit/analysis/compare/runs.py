@@ -1,4 +1,4 @@
-"""What of a run can be compared with other runs: metrics with all their samples, and the conditions they hold for.
+"""The metrics of a run that compare with other runs, with all their samples, and the conditions they hold for.
 
 A run is a trace, a document of ``nsightkit bench`` or a report of Nsight Compute. In every metric less is better.
 :mod:`nsightkit.analysis.compare.check` compares runs with a baseline.
@@ -35,11 +35,12 @@ Kind = Literal["trace", "bench", "ncu", "samples"]
 #: No time in nanoseconds and no number of bytes is larger.
 LARGEST = 1e18
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
-#: In an Nsight Compute report, kernels that take less of the profiled time than this do not count.
-_SMALL = 0.01
-#: Longest name of a metric.
-_LONGEST = 200
-_TIMES = {"wall_ns": "time_ns", "busy_ns": "busy_ns"}
+#: In an Nsight Compute report, kernels that take a smaller share of the profiled time are no metrics.
+_LEAST_SHARE = 0.01
+#: Names in metrics are cut to so many characters.
+_LONGEST_NAME = 200
+#: The metric of each figure of a trace.
+_METRIC_OF_FIGURE = {"wall_ns": "time_ns", "busy_ns": "busy_ns"}
 _AGAIN = "measure again with nsightkit bench --out-json"
 
 
@@ -88,7 +89,7 @@ def read(
     path : path-like
         A trace, what ``nsightkit bench --out-json`` wrote, or a report or a CSV of Nsight Compute.
     opened : callable
-        Opens a trace and selects from it.
+        Opens a trace and selects from it, given the path.
     match, selection : str, optional
         As :func:`of_trace` takes them; for a trace only.
 
@@ -117,7 +118,7 @@ def read(
 
 
 def _is_bench(path: Path) -> bool:
-    """Whether a JSON file is a benchmark, by the keys near its start; others may be traces."""
+    """Whether a JSON file is a benchmark, by the keys in its first 64 KiB; others may be traces."""
     with path.open("rb") as stream:
         head = stream.read(1 << 16)
     return re.search(rb'"nsightkit"\s*:\s*"', head) is not None and b'"traceEvents"' not in head
@@ -127,13 +128,13 @@ _Document = TypeVar("_Document")
 
 
 def decoded(path: Path, kind: str, document: type[_Document], remedy: str) -> _Document:
-    """Read a JSON document.
+    """Read a JSON document of a given structure.
 
     Parameters
     ----------
     path : Path
     kind : str
-        Its name in messages.
+        What messages call it, such as "a benchmark".
     document : type
         A msgspec structure.
     remedy : str
@@ -192,10 +193,10 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
     prefix = "trace"
     if has_steps:
         prefix = "step"
-    columns = capture.windows.index if has_steps else ["total"]
+    sample_columns = capture.windows.index if has_steps else ["total"]
     metrics = {}
-    for name, times in capture.figures[columns].drop(index="idle_ns", errors="ignore").iterrows():
-        metrics[f"{prefix}/{_TIMES[str(name)]}"] = times.to_numpy(np.float64)
+    for name, times in capture.figures[sample_columns].drop(index="idle_ns", errors="ignore").iterrows():
+        metrics[f"{prefix}/{_METRIC_OF_FIGURE[str(name)]}"] = times.to_numpy(np.float64)
     if trace.recorded("kernels"):
         launched = pd.Series(1, range(trace.size("kernels")))
         metrics[f"{prefix}/kernel_count"] = _in_steps(capture, "kernels", launched)
@@ -203,13 +204,13 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
         copies = trace.table("memops", ["kind", "bytes"])
         copied = copies["bytes"].where(copies["kind"] != "memset", 0)
         metrics[f"{prefix}/copied_bytes"] = _in_steps(capture, "memops", copied)
-    used = intervals.gpu_intervals(trace)["device"].unique()
-    cards = _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used)
+    used_devices = intervals.gpu_intervals(trace)["device"].unique()
+    cards = _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used_devices)
     return Run("trace", {"gpu": cards, "tool": trace.meta.tool, "selection": selection}, metrics)
 
 
 def _in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
-    """Add up values of a GPU table in each step; in all without steps."""
+    """Add up values, one per row of a GPU table, in each step; without steps, over all."""
     if capture.windows.empty:
         return np.array([float(values.sum())])
     step = steps.launched_in(capture.trace, table, capture.windows)
@@ -221,7 +222,7 @@ def _in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
 
 
 class _Cell(msgspec.Struct):
-    """A row of a benchmark."""
+    """A row of a benchmark: one configuration with its samples."""
 
     config: str
     batch: int
@@ -237,16 +238,16 @@ class _Cell(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """What the row measured."""
+        """The configuration in words."""
         name = f"{self.config} batch {self.batch} context {self.context} {self.mode} {self.precision} {self.attention}"
         for flag in ("compiled", "nvtx", "annotate_mha"):
             if getattr(self, flag):
                 name += f" {flag}"
-        return plain(name)[:_LONGEST]
+        return plain(name)[:_LONGEST_NAME]
 
 
 class Bench(msgspec.Struct):
-    """What of a benchmark is compared."""
+    """The parts of a benchmark that are compared."""
 
     format: Literal[1]
     device: str
@@ -261,7 +262,7 @@ def of_bench(bench: Bench, path: AnyPath = "benchmark") -> Run:
     ----------
     bench : Bench
     path : path-like
-        Where it is from, for messages.
+        Its file, for messages.
 
     Returns
     -------
@@ -307,12 +308,12 @@ def of_report(report: ncu_reports.Report) -> Run:
     if launches.empty:
         raise TraceError(report.path, "holds no kernel times", "profile again with ncu --section SpeedOfLight")
     grid = launches["grid"].astype(str)
-    kernel = launches["kernel"].astype(str).map(lambda name: f"kernel/{plain(plain_kernel(name))[:_LONGEST]}")
-    several = grid.groupby(kernel).transform("nunique") > 1
-    kernel = kernel.where(~several, kernel + " grid " + grid)
+    kernel = launches["kernel"].astype(str).map(lambda name: f"kernel/{plain(plain_kernel(name))[:_LONGEST_NAME]}")
+    has_several_grids = grid.groupby(kernel).transform("nunique") > 1
+    kernel = kernel.where(~has_several_grids, kernel + " grid " + grid)
     metrics = {}
     for name, times in launches["time_ns"].groupby(kernel):
-        if times.sum() >= _SMALL * launches["time_ns"].sum():
+        if times.sum() >= _LEAST_SHARE * launches["time_ns"].sum():
             metrics[f"{name}/time_ns"] = times.to_numpy(np.float64)
     return Run("ncu", {"gpu": _cards(launches["gpu"].dropna().unique()), "tool": "Nsight Compute"}, metrics)
 
@@ -346,5 +347,5 @@ def of_samples(measured: Mapping[str, ArrayLike], gpu: str | None = None) -> Run
 
 
 def _cards(names: Iterable[object]) -> str | None:
-    """Name the GPUs that were used, each as often as it was."""
+    """Join the names of GPUs in one text, sorted, equal ones repeated; None without any."""
     return ", ".join(sorted(plain(name) for name in names if name)) or None

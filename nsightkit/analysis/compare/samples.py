@@ -1,4 +1,4 @@
-"""Per-step figures of a capture: every sum over the whole capture, and its part in each step.
+"""The samples that ``diff`` and ``check`` judge: sums over a whole capture, and the part of each sum in each step.
 
 Work launched in a step is that step's work, whenever the GPU got to it. Idle time is a step's where it lies between
 the end of the step before and its own (:func:`nsightkit.analysis.timeline.steps.windows`).
@@ -19,23 +19,23 @@ from nsightkit.analysis.timeline import gaps, overview, ranges, steps
 from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
-__all__ = ["Samples", "judge", "ordinary", "samples", "tables"]
+__all__ = ["Samples", "judge", "samples", "tables", "without_outliers"]
 
 Float = NDArray[np.float64]
-#: Columns of sums over the whole capture.
+#: The columns of every table that hold sums over the whole capture; the columns after them are steps.
 _SUMS = ["count", "total"]
-#: The samples of a run, such as one per step.
+#: The samples of one figure in one run, such as one per step.
 Values = Sequence[float] | Float
 
 
 class Samples(NamedTuple):
-    """A capture and its steps.
+    """A capture, its steps, and the times of the whole.
 
     Parameters
     ----------
     trace : Trace
     match : str or None
-        Regular expression of the steps' names.
+        Regular expression of the steps' names, where one was given.
     overview : dict
         As :func:`nsightkit.analysis.timeline.overview.summary` gives it.
     windows : DataFrame
@@ -51,12 +51,18 @@ class Samples(NamedTuple):
     figures: pd.DataFrame
 
 
-def ordinary(runs: Sequence[Values]) -> list[Float]:
+def without_outliers(runs: Sequence[Values]) -> list[Float]:
     """Leave the outliers out of the samples of each run: a stall now and then is not noise.
 
     Parameters
     ----------
     runs : sequence of sequence of float
+        The samples of each run.
+
+    Returns
+    -------
+    list of ndarray of float
+        The remaining samples of each run.
     """
     kept = []
     for run in runs:
@@ -73,12 +79,14 @@ def judge(before: Sequence[Values], after: Sequence[Values], confidence: float) 
     before, after : sequence of sequence of float
         The samples of each run.
     confidence : float
+        Of the interval of the change, such as 0.95.
     """
-    first = ordinary(before)
-    second = ordinary(after)
-    measured = sum(map(len, [*before, *after]))
-    left_out = sum(map(len, first + second)) < measured
-    return noise.judge(first, second, confidence, left_out=left_out)
+    before_kept = without_outliers(before)
+    after_kept = without_outliers(after)
+    sample_count = sum(map(len, [*before, *after]))
+    # Without its outliers a run looks steadier than it was: the rule asks for more.
+    has_outliers = sum(map(len, before_kept + after_kept)) < sample_count
+    return noise.judge(before_kept, after_kept, confidence, left_out=has_outliers)
 
 
 def samples(trace: Trace, match: str | None = None) -> Samples:
@@ -101,23 +109,23 @@ def samples(trace: Trace, match: str | None = None) -> Samples:
         `match` is not a regular expression.
     """
     windows = steps.windows(trace, match)
-    is_part = windows.empty and trace is not trace.whole
-    if is_part:
+    has_lost_steps = windows.empty and trace is not trace.whole
+    if has_lost_steps:
         # A filter such as --within drops the steps' own ranges: take the steps in which something selected began.
         windows = steps.windows(trace.whole, match)
         starts = [trace.table(table, ["start_ns"])["start_ns"] for table in ("ranges", "calls", "ops")]
-        touched = np.setdiff1d(_begun_in(windows, np.concatenate(starts)), -1)
-        windows = windows.iloc[touched].reset_index(drop=True)
-    whole = overview.summary(trace)
-    figures = _figures(trace, windows, whole)
-    if is_part:
+        step_numbers = np.setdiff1d(_begun_in(windows, np.concatenate(starts)), -1)
+        windows = windows.iloc[step_numbers].reset_index(drop=True)
+    totals = overview.summary(trace)
+    figures = _figures(trace, windows, totals)
+    if has_lost_steps:
         # Other work, which the filter left out, may have run in what looks idle.
         figures = figures.drop(index="idle_ns", errors="ignore")
-    return Samples(trace, match, whole, windows, figures)
+    return Samples(trace, match, totals, windows, figures)
 
 
 def tables(capture: Samples) -> dict[str, pd.DataFrame]:
-    """Add up what happened in a capture, and in each of its steps.
+    """Add up times by name over a capture, and over each of its steps.
 
     Parameters
     ----------
@@ -126,9 +134,9 @@ def tables(capture: Samples) -> dict[str, pd.DataFrame]:
     Returns
     -------
     dict of str to DataFrame
-        ``figures`` (times of the whole), ``kernels``, ``gaps``, ``ranges CPU``, and ``ranges GPU``, as far as they
-        were recorded. Indexed by name, with ``count`` and ``total`` over the whole capture, and a column of sums for
-        each step.
+        ``figures`` (times of the whole), ``kernels``, ``gaps`` (by cause), ``ranges CPU``, and ``ranges GPU``, as far
+        as they were recorded. Indexed by name, with ``count`` and ``total`` (ns) over the whole capture, and a column
+        for each step with the sum in it, in ns.
     """
     trace = capture.trace
     windows = capture.windows
@@ -149,17 +157,18 @@ def tables(capture: Samples) -> dict[str, pd.DataFrame]:
 
 
 def _figures(trace: Trace, windows: pd.DataFrame, whole: Json) -> pd.DataFrame:
-    """Times of the whole: wall, busy and idle."""
-    times = steps.divided(trace, windows, windows["process"].max())
+    """Tabulate ``wall_ns``, ``busy_ns`` and ``idle_ns`` of the capture and of each step; drop what is unknown."""
+    times = steps.divided(trace, windows, process=windows["process"].max())
     total = pd.Series(whole).reindex(times.columns).astype("float64")
     if len(windows):
+        # Without GPU work only the steps tell a wall time.
         total = total.fillna(times[["wall_ns"]].sum())
     table = pd.DataFrame({"count": 0, "total": total})
     return table.join(times.astype("float64").T).dropna()
 
 
 def _gaps(capture: Samples) -> pd.DataFrame:
-    """Add up idle time by cause; in steps also what lies before the first operation and after the last."""
+    """Add up idle time by cause; steps also count what lies before the first operation and after the last."""
     windows = capture.windows
     causes = gaps.causes(capture.trace)
     length = causes["end_ns"] - causes["start_ns"]
@@ -167,6 +176,7 @@ def _gaps(capture: Samples) -> pd.DataFrame:
     in_steps = pd.DataFrame(0, list(gaps.CAUSES), range(len(windows)))
     idle = causes
     if capture.match is None:
+        # The window of the usual steps: with `match` the steps are others.
         idle = gaps.in_window(capture.trace)
     for (cause, _), gap in idle.groupby(["cause", "device"], observed=True):
         covered = intervals.Coverage(gap["start_ns"], gap["end_ns"])
@@ -175,12 +185,15 @@ def _gaps(capture: Samples) -> pd.DataFrame:
 
 
 def _begun_in(windows: pd.DataFrame, start_ns: pd.Series | Float) -> NDArray[np.intp]:
-    """Number of the step in which something on the CPU began; -1 for none."""
+    """Find the step in which each event of the CPU began: its number, -1 for none."""
     return steps.number(windows.assign(end_ns=windows["cpu_end_ns"]), start_ns)
 
 
 def _summed(windows: pd.DataFrame, names: pd.Series, values: pd.Series, step: NDArray[np.intp]) -> pd.DataFrame:
-    """Add up values by name: their number, their total, and the sum in each step (-1: outside)."""
+    """Add up values by name: how many there are, their total, and the sum in each step.
+
+    `step` is the number of each value's step, -1 for none.
+    """
     table = values.groupby(names, observed=True).agg(["size", "sum"]).set_axis(_SUMS, axis=1)
     in_steps = values.groupby([names, step], observed=True).sum().unstack()
     table = table.join(in_steps.reindex(columns=range(len(windows)))).fillna(0)

@@ -37,8 +37,6 @@ WORK = ("compute-bound", "memory-bound", "not-enough-data")
 LAYERS = ("compute-bound", "memory-bound", "not-enough-data", "imbalance", "communication", *IDLE)
 _FILTERED = len(LAYERS)
 LAYERS += ("", "memory-transfer", "memory-bound")
-_COPY = _FILTERED + 1
-_MEMSET = _FILTERED + 2
 _COMPUTE = LAYERS.index("compute-bound")
 _MEMORY = LAYERS.index("memory-bound")
 _UNDECIDED = LAYERS.index("not-enough-data")
@@ -272,7 +270,8 @@ def _other_work(trace: Trace) -> list[pd.DataFrame]:
     parts = [graphs.assign(kind="graph", name="graph replay", row=-1, layer=_UNDECIDED)]
     memops = trace.table("memops", [*_EVENT, "kind"])
     names = memops["kind"].astype(str)
-    layer = np.where(names == "memset", _MEMSET, _COPY)
+    # The two last layers, which kernels hide: copies take time as memory-transfer, memsets as memory-bound.
+    layer = np.where(names == "memset", _FILTERED + 2, _FILTERED + 1)
     parts.append(memops.assign(kind="copy", name=names.map(gaps.memop_name), row=memops.index, layer=layer))
     if trace is not trace.whole:
         for table in ("kernels", "graphs"):
