@@ -18,7 +18,7 @@ import numpy as np
 
 from nsightkit.analysis.compare.baseline import Baseline, require_alike
 from nsightkit.analysis.compare.runs import Run, unit_of
-from nsightkit.analysis.compare.samples import judge, without_outliers
+from nsightkit.analysis.compare.samples import judge, ordinary
 from nsightkit.analysis.core import noise
 from nsightkit.errors import UsageError
 from nsightkit.safe import Json
@@ -100,13 +100,13 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
             "metric": name,
             "unit": unit_of(name),
             "status": "missing",
-            "before": _median(without_outliers(kept.runs)),
+            "before": _median(ordinary(kept.runs)),
             "tolerance": tolerance if kept.tolerance is None else kept.tolerance,
             "samples": [sum(map(len, kept.runs)), sum(map(len, measured))],
         }
         rows.append(row)
         if len(measured) == len(runs):
-            row["after"] = _median(without_outliers(measured))
+            row["after"] = _median(ordinary(measured))
             change = _change(kept.runs, measured, row["unit"], confidence)
             if baseline.of == "ncu" and math.isinf(change.noise):
                 # Too few launches to tell a change from noise, which under Nsight Compute is small: the tolerance does.

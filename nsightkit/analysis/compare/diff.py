@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nsightkit.analysis import verdict
 from nsightkit.analysis.compare import diff_words as words
 from nsightkit.analysis.compare.match import pair, plain_kernel
-from nsightkit.analysis.compare.samples import Samples, judge, samples, tables, without_outliers
+from nsightkit.analysis.compare.samples import Samples, judge, ordinary, samples, tables
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.categories import category_of
 from nsightkit.safe import Json
@@ -257,4 +257,4 @@ def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float |
 
 def _median(runs: Sequence[Float]) -> int:
     """The median of the samples of all runs, without outliers, in whole ns."""
-    return round(float(np.median(np.concatenate(without_outliers(runs)))))
+    return round(float(np.median(np.concatenate(ordinary(runs)))))

@@ -19,7 +19,7 @@ from nsightkit.analysis.timeline import gaps, overview, ranges, steps
 from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
-__all__ = ["Samples", "judge", "samples", "tables", "without_outliers"]
+__all__ = ["Samples", "judge", "ordinary", "samples", "tables"]
 
 Float = NDArray[np.float64]
 #: The columns of every table that hold sums over the whole capture; the columns after them are steps.
@@ -51,7 +51,7 @@ class Samples(NamedTuple):
     figures: pd.DataFrame
 
 
-def without_outliers(runs: Sequence[Values]) -> list[Float]:
+def ordinary(runs: Sequence[Values]) -> list[Float]:
     """Leave the outliers out of the samples of each run: a stall now and then is not noise.
 
     Parameters
@@ -81,8 +81,8 @@ def judge(before: Sequence[Values], after: Sequence[Values], confidence: float) 
     confidence : float
         Of the interval of the change, such as 0.95.
     """
-    before_kept = without_outliers(before)
-    after_kept = without_outliers(after)
+    before_kept = ordinary(before)
+    after_kept = ordinary(after)
     sample_count = sum(map(len, [*before, *after]))
     # Without its outliers a run looks steadier than it was: the rule asks for more.
     has_outliers = sum(map(len, before_kept + after_kept)) < sample_count
