@@ -252,18 +252,18 @@ def _targets(program: Program, last: Int, awaited: Int) -> pd.DataFrame:
     # A call that did not wait might in another schedule: for what was launched last. Of an event, that is unknown.
     latest = _latest(last, last >= 0, program.launch_start[last])
     target = np.where((awaited < 0) & ~of_event, latest, awaited)
-    single = np.flatnonzero((target >= 0) & ~of_device)
+    single_waits = np.flatnonzero((target >= 0) & ~of_device)
     # A wait for a device is one for all its streams with work since the thread's last such wait.
-    wide = np.flatnonzero(of_device)
-    wide = wide[np.argsort(calls.thread[rows[wide]], kind="stable")]  # by thread, then start
-    thread = calls.thread[rows[wide]]
-    launched = last[:, wide]
+    device_waits = np.flatnonzero(of_device)
+    device_waits = device_waits[np.argsort(calls.thread[rows[device_waits]], kind="stable")]  # by thread, then start
+    thread = calls.thread[rows[device_waits]]
+    launched = last[:, device_waits]
     # The device is that of the thread's own last launch; a thread without any waits for all devices.
     own_latest = _latest(launched, program.launch_thread[launched] == thread, program.launch_start[launched])
     is_target = (launched >= 0) & ((program.device[launched] == program.device[own_latest]) | (own_latest < 0))
     # Each column but a thread's first needs a launch since the column before it.
     is_target[:, 1:] &= (launched[:, 1:] != launched[:, :-1]) | (thread[1:] != thread[:-1])
     line, column = np.nonzero(is_target)
-    single_targets = pd.DataFrame({"target": target[single], "call": single})
-    device_targets = pd.DataFrame({"target": launched[line, column], "call": wide[column]})
+    single_targets = pd.DataFrame({"target": target[single_waits], "call": single_waits})
+    device_targets = pd.DataFrame({"target": launched[line, column], "call": device_waits[column]})
     return pd.concat([single_targets, device_targets], ignore_index=True)

@@ -239,7 +239,7 @@ def play(schedule: Stages, layout: Layout, change: Change) -> Played:
     setting = _Setting(schedule, layout, change, change.aside_mask(len(layout.order)), _removed(schedule, change))
     times = _segment_times(setting)
     waits = [*_waits_of_cuts(setting), *_waits_of_segments(setting, times), *_waits_of_collectives(setting, times)]
-    # Of several lists of pairs, one.
+    # Join the lists of pairs into one.
     moment_ns = _walk(setting, _Waits(*map(np.concatenate, zip(*waits, strict=True))))
     return _played(setting, times, moment_ns)
 
@@ -269,7 +269,7 @@ class _Setting:
 
     @property
     def segment_ends(self) -> Int:
-        """The moment at which each segment ends; in a collective, if it had not to wait for other devices."""
+        """The moment at which each segment ends; in a collective, as if it did not wait for other devices."""
         return len(self.schedule.cuts.end) + np.arange(len(self.layout.head))
 
     @property
@@ -291,7 +291,7 @@ class _Setting:
         return overs
 
     def own_time(self, thread: Int, time: Int) -> Int:
-        """Take from each time of a thread what the change removes before it: the time if nothing was delayed."""
+        """Take from each time of a thread what the change removes before it: when it would get there without delay."""
         own_time = time.astype(np.int64)
         for number, removed in self.removed.items():
             of_thread = thread == number
@@ -299,7 +299,7 @@ class _Setting:
         return own_time
 
     def replayed(self, thread: Int, time: Int, moment_ns: Int) -> Int:
-        """When the thread gets in the replay to what it was at in the recording at each time: with its delay then."""
+        """When each thread gets, in the replay, to where it was in the recording at each time: with its delay then."""
         return np.asarray(self.own_time(thread, time) + moment_ns[self.schedule.cuts.slot_at(thread, time)])
 
 
@@ -340,8 +340,8 @@ def _waits_of_cuts(setting: _Setting) -> Iterator[_Waits]:
     cuts = schedule.cuts
     own_start = setting.own_time(cuts.thread, cuts.start)
     own_end = setting.own_time(cuts.thread, cuts.end)
-    # The thread comes with the delay of its cut before; its wait, own_end - own_start, shrinks to what it takes without
-    # waiting. A call whose copy was moved aside takes as long as any launch.
+    # A thread comes to a cut with the delay of its cut before. There it takes `before_wait_ns` instead of the recorded
+    # wait, if nothing below makes it wait longer. A call whose copy was moved aside takes as long as any launch.
     is_moved = (cuts.copy >= 0) & setting.aside[cuts.copy]
     before_wait_ns = np.where(is_moved, schedule.streams.call_ns, cuts.before_wait_ns)
     cut = np.flatnonzero(cuts.end > NEVER)

@@ -121,7 +121,9 @@ class Schedule(Stages):
         dispatch_ns = np.diff(start) - other_ns
         is_long = (dispatch_ns > launch_ns) & ((other_ns <= launch_ns) | np.isin(launch_row[1:], late))
         # Launches that are far apart have only dispatch between them if operators that dispatch fill half of the time.
-        far = np.flatnonzero(is_long & (dispatch_ns > SLOW_CALL * np.median(dispatch_ns)))
-        is_long[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= dispatch_ns[far]
+        far_apart = np.flatnonzero(is_long & (dispatch_ns > SLOW_CALL * np.median(dispatch_ns)))
+        is_long[far_apart] = (
+            2 * self.facts.dispatch(thread).covered(start[far_apart], start[far_apart + 1]) >= dispatch_ns[far_apart]
+        )
         beyond = start[:-1][is_long] + launch_ns, start[1:][is_long]
         return intervals.common(beyond, other_work, outside=True)

@@ -210,9 +210,9 @@ class WhatIf:
             change.aside = change.aside | schedule.program.is_collective
         elif key == "free-launches":
             idle = gaps.causes(self.trace)
-            late = idle.loc[idle["cause"] == "launch-overhead", "row"].to_numpy()
+            late_launches = idle.loc[idle["cause"] == "launch-overhead", "row"].to_numpy()
             for thread in threads:
-                change.remove(thread, *schedule.dispatch_beyond(thread, _FREE_LAUNCH_NS, late))
+                change.remove(thread, *schedule.dispatch_beyond(thread, _FREE_LAUNCH_NS, late_launches))
         elif key == "overlap-copies":
             _overlap_copies(schedule, change)
         elif key == "no-cpu-work":
