@@ -64,7 +64,8 @@ def stacks(
         size, unit = unit_of(sums.max())
         # With room for the sum beside the longest bar.
         axes.set(xlim=(0, 1.14 * sums.max() / size), xlabel=f"{axis or quantity} ({unit})")
-    parts = parts[(parts > _LEAST_SHARE * parts.sum().max()).any(axis=1)]
+    is_visible = parts > _LEAST_SHARE * parts.sum().max()
+    parts = parts[is_visible.any(axis=1)]
     segments = _draw_segments(axes, parts / size)
     if quantity == "share":
         _write_shares(axes, segments)

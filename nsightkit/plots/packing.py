@@ -108,7 +108,7 @@ def items(start: np.ndarray, length: np.ndarray, name: np.ndarray) -> pd.DataFra
 
 
 def merged(events: pd.DataFrame, cell_ns: int) -> pd.DataFrame:
-    """Draw runs of short events as one item: those of a lane that are shorter than a cell and begin in the same one.
+    """Make one item of the events of a lane that are shorter than a cell of time and begin in the same one.
 
     Counts and sums of durations are kept exactly, and no item is two cells long unless its one event is.
 
@@ -117,6 +117,12 @@ def merged(events: pd.DataFrame, cell_ns: int) -> pd.DataFrame:
     events : DataFrame
         As :func:`items` makes it.
     cell_ns : int
+        Length of the cells, which divide the time from 0.
+
+    Returns
+    -------
+    DataFrame
+        With the columns of `events`, by lane and start.
     """
     with_end = events.assign(end=events["start"] + events["length"])
     is_short = events["length"] < cell_ns

@@ -38,50 +38,50 @@ def segments_of(snapshot: Snapshot, device: int) -> pd.DataFrame:
     return snapshot.segments[snapshot.segments["device"] == device]
 
 
-def total_by_event(count: int, blocks: pd.DataFrame, amount: str, last: str) -> _Ints:
-    """Sum a column over the blocks that are there after each of `count` events.
+def total_by_event(count: int, blocks: pd.DataFrame, amount: str, until: str) -> _Ints:
+    """Sum the column `amount` of the blocks that are there after each of `count` events.
 
-    A block adds its `amount`, a column, from the event in its column ``first`` on, and no longer from that in the
-    column `last` on. The result begins with the state before the first event, event -1.
+    A block is there from the event in its column ``first`` until the event in its column `until`, which removes it.
+    The result begins with the state before the first event.
     """
-    # Place 0 is event -1; the last place is that of what is freed after the last event, and is cut off.
+    # Place 0 is before the first event (-1). The last place is of what no event removes, and is cut off.
     change = np.zeros(count + 2, np.int64)
     np.add.at(change, blocks["first"] + 1, blocks[amount])
-    np.add.at(change, blocks[last] + 1, -blocks[amount])
+    np.add.at(change, blocks[until] + 1, -blocks[amount])
     return np.cumsum(change)[: count + 1]
 
 
 # ---------------------------------------------------------------- lifetimes
 
 
-def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, phase_of: dict[str, str]) -> pd.DataFrame:
+def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, column_of_action: dict[str, str]) -> pd.DataFrame:
     """Make the lifetimes of blocks or segments from the events at each address and what is there at the end.
 
-    `phase_of` gives the column of the result that an action decides: ``first``, ``free_requested`` or
+    `column_of_action` gives the column of the result that holds events of an action: ``first``, ``free_requested`` or
     ``free_completed``. `at_end` has ``address, requested_bytes, size_bytes, stack, pending``. In the result, ``first``
     is the event of the allocation (-1: before the first event), ``free_requested`` and ``free_completed`` are events
     too (the number of events: never), and ``size_bytes`` is -1 if it is unknown.
     """
     count = len(events)
-    phase = events["action"].map(phase_of).astype("category")
+    column = events["action"].map(column_of_action).astype("category")
     recorded = events[["address"]].assign(
-        stack=events["stack"].where(phase == "first", -1),  # only that of the allocation counts
+        stack=events["stack"].where(column == "first", -1),  # only that of the allocation counts
         requested_bytes=events["size_bytes"],
         size_bytes=-1,
         pending=False,
-        phase=phase,
+        column=column,
         event=events.index,
     )
     # What is there at the end is taken as freed just after the last event.
     staying = at_end[["address", "stack", "requested_bytes", "size_bytes", "pending"]]
-    rows = pd.concat([recorded.dropna(subset="phase"), staying.assign(phase="free_completed", event=count)])
+    rows = pd.concat([recorded.dropna(subset="column"), staying.assign(column="free_completed", event=count)])
     # By address, then time. A lifetime begins at an allocation, at a new address, and after a lifetime's end.
     rows = rows.sort_values("address", kind="stable", ignore_index=True)
-    is_head = (rows["phase"] == "first") | (rows["address"] != rows["address"].shift(fill_value=-1))
-    is_head |= rows["phase"].shift() == "free_completed"
+    begins_lifetime = (rows["column"] == "first") | (rows["address"] != rows["address"].shift(fill_value=-1))
+    begins_lifetime |= rows["column"].shift() == "free_completed"
     for name in ("first", "free_requested", "free_completed"):
-        rows[name] = rows["event"].where(rows["phase"] == name, -1).astype(np.int64)
-    lifetimes = rows.drop(columns=["phase", "event"]).groupby(is_head.cumsum())
+        rows[name] = rows["event"].where(rows["column"] == name, -1).astype(np.int64)
+    lifetimes = rows.drop(columns=["column", "event"]).groupby(begins_lifetime.cumsum())
     # In a lifetime only one row knows a column, the others have -1; of the requested bytes the allocation's count.
     table = lifetimes.max().assign(requested_bytes=lifetimes["requested_bytes"].first())
     completed = table["free_completed"]
@@ -100,8 +100,8 @@ def _segment_lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
     segments = segments_of(snapshot, device)
     segments = segments[~segments["expandable"]]
     at_end = segments.assign(requested_bytes=segments["total_bytes"], size_bytes=-1, stack=-1, pending=False)
-    phase_of = {"segment_alloc": "first", "segment_free": "free_completed"}
-    table = _lifetimes(events_of(snapshot, device), at_end, phase_of)
+    column_of_action = {"segment_alloc": "first", "segment_free": "free_completed"}
+    table = _lifetimes(events_of(snapshot, device), at_end, column_of_action)
     return table.assign(end=table["address"] + table["requested_bytes"])
 
 
@@ -114,9 +114,9 @@ def held_blocks(snapshot: Snapshot, device: int) -> pd.DataFrame:
     is_held = (blocks["device"] == device) & (blocks["state"] != "inactive")
     at_end = blocks[is_held].drop_duplicates("address")
     at_end = at_end.assign(pending=at_end["state"] == "active_pending_free")
-    phase_of = {"alloc": "first", "free_requested": "free_requested"}
-    phase_of |= dict.fromkeys(("free_completed", "free"), "free_completed")  # `free` is an old name of it
-    table = _lifetimes(events_of(snapshot, device), at_end, phase_of).drop(columns="pending")
+    column_of_action = {"alloc": "first", "free_requested": "free_requested"}
+    column_of_action |= dict.fromkeys(("free_completed", "free"), "free_completed")  # `free` is an old name of it
+    table = _lifetimes(events_of(snapshot, device), at_end, column_of_action).drop(columns="pending")
     return _with_sizes(snapshot, device, table)
 
 

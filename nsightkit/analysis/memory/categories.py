@@ -106,10 +106,11 @@ def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Serie
     # The first column that is True names the phase.
     phases = signs[list(_KEPT_BY_PHASE)]
     phase = phases.idxmax(axis=1).where(phases.any(axis=1), "")
+    # In a snapshot of Python frames only, no frame at all means a thread of autograd.
     if not has_native_frames and (signs["python"] & is_recorded).any():
         phase[is_recorded & has_no_stack] = "backward"
     is_zeroed_gradient = (phase == "backward") & is_freed_by_zero_grad
-    is_kept = _is_kept(table, events, phase) | is_zeroed_gradient
+    is_kept = _outlives_phase(table, events, phase) | is_zeroed_gradient
     # The first rule that is True decides.
     rules = signs[list(_NAMED_USES)].assign(kept=(phase != "") & is_kept, temporary=phase != "")
     rules["before recording"] = ~is_recorded & has_no_stack
@@ -124,7 +125,7 @@ def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Serie
     return decided
 
 
-def _is_kept(table: pd.DataFrame, events: pd.DataFrame, phase: pd.Series) -> pd.Series:
+def _outlives_phase(table: pd.DataFrame, events: pd.DataFrame, phase: pd.Series) -> pd.Series:
     """Find which blocks outlive their phase: they are freed only after another phase has begun to allocate.
 
     What began before the first event outlives its phase: it survived until the recording began. Blocks that are freed

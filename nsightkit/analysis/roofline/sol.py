@@ -247,6 +247,7 @@ def judge(
         memory_bound_ns = measured_bounds["memory_ns"][table["bound"] == "memory"]
         table["sol_measured"] = measured_bounds["bound_ns"].fillna(memory_bound_ns) / times
     is_beyond_peak = table["compute_ns"] > times
+    # The cache saves at most its size of reads, and as much of writes.
     is_beyond_memory = table["bytes"] - 2 * sheet.l2_bytes > times * sheet.gb_per_s
     peak_notes = (table["flops"] / times / 1e3).map("would be {:,.0f} TFLOP/s, above the peak".format)
     # The first condition that holds decides.
