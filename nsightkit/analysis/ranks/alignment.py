@@ -16,7 +16,7 @@ import pandas as pd
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.trace.model import Trace
 
-__all__ = ["SYNCHRONIZING", "Meetings", "align", "match", "placed", "together"]
+__all__ = ["SYNCHRONIZING", "Meetings", "align", "match", "match_and_align", "on_island_clock"]
 
 Int = npt.NDArray[np.int64]
 
@@ -40,8 +40,8 @@ _MAD_TO_SIGMA = 1.4826
 _GROUP_AND_KIND = ["where", "group", "ranks", "kind"]
 
 
-def together(
-    ranks: Mapping[int, pd.DataFrame], files: Mapping[int, str] | None = None
+def match_and_align(
+    ranks: Mapping[int, pd.DataFrame], captures: Mapping[int, str] | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """Match the collectives of several ranks and put them on one clock.
 
@@ -49,7 +49,7 @@ def together(
     ----------
     ranks : mapping of int to DataFrame
         Each rank's :func:`nsightkit.analysis.ranks.collectives.collectives`.
-    files : mapping of int to str, optional
+    captures : mapping of int to str, optional
         The capture of each rank. Ranks of one capture have one clock.
 
     Returns
@@ -63,13 +63,13 @@ def together(
     """
     table = pd.concat([rows.assign(rank=rank) for rank, rows in ranks.items()])
     arrivals = match(table)
-    clocks = align(arrivals, ranks, files)
+    clocks = align(arrivals, ranks, captures)
     notes = []
-    if not _fits(placed(arrivals, clocks)):
+    if not _fits(on_island_clock(arrivals, clocks)):
         # Sequence numbers are certain and have no limit; only a match by order can be wrong.
         is_numbered = arrivals["limit_ns"].isna()
         arrivals = arrivals[is_numbered]
-        clocks = align(arrivals, ranks, files)
+        clocks = align(arrivals, ranks, captures)
         notes.append(
             "The traces do not number their collectives, whose ends do not fit one process group: they were left out. "
             "torch.profiler of PyTorch 2.4 or later records groups and numbers."
@@ -79,7 +79,7 @@ def together(
         notes.append(
             f"{unmatched:,} of {len(table):,} collectives have no match on another rank. Sends and receives never have."
         )
-    return placed(arrivals, clocks), clocks, notes
+    return on_island_clock(arrivals, clocks), clocks, notes
 
 
 def match(collectives: pd.DataFrame) -> pd.DataFrame:
@@ -173,7 +173,7 @@ def _residuals(arrivals: pd.DataFrame) -> pd.Series:
 # ---------------------------------------------------------------- clocks
 
 
-def align(arrivals: pd.DataFrame, ranks: Iterable[int], files: Mapping[int, str] | None = None) -> pd.DataFrame:
+def align(arrivals: pd.DataFrame, ranks: Iterable[int], captures: Mapping[int, str] | None = None) -> pd.DataFrame:
     """Estimate the offset of each rank's clock by the ends of its collectives.
 
     Parameters
@@ -182,7 +182,7 @@ def align(arrivals: pd.DataFrame, ranks: Iterable[int], files: Mapping[int, str]
         See :func:`match`.
     ranks : iterable of int
         All ranks, also those without matched collectives.
-    files : mapping of int to str, optional
+    captures : mapping of int to str, optional
         The capture of each rank. Ranks of one capture have one clock.
 
     Returns
@@ -201,19 +201,19 @@ def align(arrivals: pd.DataFrame, ranks: Iterable[int], files: Mapping[int, str]
             clocks.loc[joining, "island"] = lowest_rank
             # Collectives tie further ranks to those of the island; NaN for a collective without any of these.
             island = ends["rank"].map(clocks["island"])
-            island_end = placed(ends[island == lowest_rank], clocks).groupby("collective")["end_ns"].median()
+            island_end = on_island_clock(ends[island == lowest_rank], clocks).groupby("collective")["end_ns"].median()
             difference_ns = (ends["end_ns"] - ends["collective"].map(island_end))[island < 0]
             offset = difference_ns.groupby(ends["rank"]).median().dropna().round().astype(np.int64)
             clocks.loc[offset.index, "offset_ns"] = offset
             joining = offset.index
-    if files is not None:
-        clocks["offset_ns"] = clocks.groupby(clocks.index.map(files))["offset_ns"].transform("first")
-    residual_ns = _residuals(placed(ends, clocks)).abs()
+    if captures is not None:
+        clocks["offset_ns"] = clocks.groupby(clocks.index.map(captures))["offset_ns"].transform("first")
+    residual_ns = _residuals(on_island_clock(ends, clocks)).abs()
     clocks["spread_ns"] = _MAD_TO_SIGMA * residual_ns.groupby(ends["rank"]).median()
     return clocks
 
 
-def placed(rows: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
+def on_island_clock(rows: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
     """Put ``start_ns`` and ``end_ns`` on the clock of the island's lowest rank.
 
     Parameters

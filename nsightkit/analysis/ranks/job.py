@@ -28,7 +28,18 @@ from nsightkit.safe import Json
 from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 
-__all__ = ["ANSWER_S", "FEW_TRACES", "Job", "Look", "attempt", "combine", "look", "survey", "traces_in", "waited"]
+__all__ = [
+    "ANSWER_S",
+    "FEW_TRACES",
+    "Job",
+    "Look",
+    "combine",
+    "look",
+    "look_or_reason",
+    "survey",
+    "traces_in",
+    "waited",
+]
 
 #: Up to so many traces are read in this process: starting others takes longer.
 FEW_TRACES = 4
@@ -56,7 +67,7 @@ class Job:
         lowest rank's) and ``clock_spread_ns`` (how far the ends of a collective still lie apart; NA if nothing ties
         its clock to others).
     stragglers : DataFrame
-        See :func:`nsightkit.analysis.ranks.lateness.find`.
+        See :func:`nsightkit.analysis.ranks.lateness.find_stragglers`.
     collectives : DataFrame
         One row per matched collective, by its start: ``group, kind, bytes, ranks`` (seen), ``last_rank, wait_ns`` (sum
         over ranks), ``transfer_ns`` (last arrival to mean end; NA if ranks of the group are missing), ``total_ns``,
@@ -291,7 +302,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
     for rank, entry in look_of_rank.items():
         capture_of_rank[rank] = str(rank) if entry.process is None else entry.file
     collectives = {rank: entry.collectives for rank, entry in look_of_rank.items()}
-    arrivals, clocks, notes = alignment.together(collectives, capture_of_rank)
+    arrivals, clocks, notes = alignment.match_and_align(collectives, capture_of_rank)
     # In each collective by arrival, so that the last row is that of the last rank.
     arrivals = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable", ignore_index=True)
     by_collective = arrivals.groupby("collective")
@@ -304,7 +315,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
     watched_ns = float(steps.pop("wall_ns").groupby(level="rank").sum().median())
     # Lateness must exceed what the clocks' uncertainty may feign: three standard deviations.
     floors_ns = 3 * clocks["spread_ns"].fillna(0)
-    stragglers, gain_ns = lateness.find(arrivals, steps, floors_ns, watched_ns)
+    stragglers, gain_ns = lateness.find_stragglers(arrivals, steps, floors_ns, watched_ns)
     return Job(
         ranks=_ranks(look_of_rank, clocks, arrivals),
         stragglers=stragglers,
@@ -401,7 +412,7 @@ def waited(arrivals: pd.DataFrame) -> pd.Series:
 # ---------------------------------------------------------------- where they are read
 
 
-def attempt(path: str) -> list[Look] | str:
+def look_or_reason(path: str) -> list[Look] | str:
     """Reduce one file; an error must not take the other ranks with it.
 
     Parameters
@@ -425,10 +436,10 @@ def _looks_or_reasons(files: Sequence[Path], scheduler: str | None, workers: int
     """Reduce each file, in order: yields its looks, or the reason why it cannot be read."""
     if scheduler is None and not workers:
         for file in files:
-            yield attempt(str(file))
+            yield look_or_reason(str(file))
         return
     with _executor(scheduler, workers) as executor:
-        futures = [executor.submit(attempt, str(file)) for file in files]
+        futures = [executor.submit(look_or_reason, str(file)) for file in files]
         for file, future in zip(files, futures, strict=True):
             error = future.exception()
             if error is None:

@@ -14,7 +14,7 @@ from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.ranks.one_rank import TIME, WAITING
 from nsightkit.safe import Json
 
-__all__ = ["COLUMNS", "chances", "find", "lateness"]
+__all__ = ["COLUMNS", "chances", "find_stragglers", "lateness"]
 
 #: A rank is a straggler if chance places any rank so late in fewer than one job in a hundred ...
 _SIGNIFICANT = 0.01
@@ -65,7 +65,9 @@ def lateness(arrivals: pd.DataFrame) -> pd.Series:
     return pd.Series(late_ns, rows.index, "float64").reindex(arrivals.index)
 
 
-def find(arrivals: pd.DataFrame, steps: pd.DataFrame, floors_ns: pd.Series, wall_ns: float) -> tuple[pd.DataFrame, int]:
+def find_stragglers(
+    arrivals: pd.DataFrame, steps: pd.DataFrame, floors_ns: pd.Series, wall_ns: float
+) -> tuple[pd.DataFrame, int]:
     """Name the stragglers of a job.
 
     In each step the ranks of a process group are placed by their lateness. If lateness were chance, each place would be

@@ -97,9 +97,9 @@ def look(source: AnyPath | Trace) -> list[Look]:
     kernels = trace.table("kernels", ["process", "device"])
     first_device = kernels.groupby("process")["device"].min()
     if len(first_device) < 2:
-        return [_look(trace, file, None)]
+        return [_look_at_rank(trace, file, None)]
     processes = first_device.sort_values(kind="stable").index.tolist()
-    return [_look(_of_process(trace, process), file, process) for process in processes]
+    return [_look_at_rank(_of_process(trace, process), file, process) for process in processes]
 
 
 def _of_process(trace: Trace, process: int) -> Trace:
@@ -111,7 +111,7 @@ def _of_process(trace: Trace, process: int) -> Trace:
     return trace.masked(masks)
 
 
-def _look(trace: Trace, file: str, process: int | None) -> Look:
+def _look_at_rank(trace: Trace, file: str, process: int | None) -> Look:
     """Reduce the trace of one rank; `process` where its capture holds several."""
     windows = _step_windows(trace)
     collectives = communication.collectives(trace)

@@ -31,7 +31,7 @@ def test_clocks_are_aligned(tmp_path, options, collectives, arrivals):
     truth = job(tmp_path, **{"steps": 6, "layers": 2, "offsets_ns": OFFSETS, **options})
     traces = [nsightkit.load(path, cache=False) for path in truth["paths"]]
     tables = {rank: communication.collectives(trace) for rank, trace in enumerate(traces)}
-    matched, clocks, notes = alignment.together(tables)
+    matched, clocks, notes = alignment.match_and_align(tables)
     assert not notes
     assert (matched["collective"].nunique(), len(matched)) == (collectives, arrivals)
     assert set(clocks["island"]) == {0}
@@ -49,7 +49,7 @@ def test_groups_that_an_export_does_not_name_are_not_made_up(tmp_path):
     """Of four ranks in groups of two, the order of collectives alone cannot tell who belongs to whom."""
     truth = job(tmp_path, {2: "data"}, kind="nsys", steps=8, layers=3, offsets_ns=OFFSETS, tensor_parallel=2)
     traces = [nsightkit.load(path, cache=False) for path in truth["paths"]]
-    matched, _, notes = alignment.together(
+    matched, _, notes = alignment.match_and_align(
         {rank: communication.collectives(trace) for rank, trace in enumerate(traces)}
     )
     assert not len(matched)
@@ -69,7 +69,7 @@ def test_unlike_kinds_and_ranks_that_share_nothing():
     other = ["all_reduce", "send/recv", "broadcast", "all_reduce"]
     tables = {0: table(kinds), 1: table(other, start_ns=70), 2: table(kinds, "1"), 3: table(kinds, "1", start_ns=-5)}
     tables[4] = table([])
-    matched, clocks, notes = alignment.together(tables)
+    matched, clocks, notes = alignment.match_and_align(tables)
     assert matched.groupby("rank")["sequence"].agg(list).to_dict() == {0: [0, 3], 1: [0, 3], 2: [0, 2, 3], 3: [0, 2, 3]}
     assert clocks["island"].tolist() == [0, 0, 2, 2, 4]
     assert clocks["offset_ns"].tolist() == [0, 70, 0, -5, 0]

@@ -126,7 +126,7 @@ def named(frame, floor_ns=0.0):
     numbers = range(frame["rank"].max() + 1)
     index = pd.MultiIndex.from_product([numbers, range(frame["step"].max() + 1)], names=["rank", "step"])
     spent = pd.DataFrame({f"{one_rank.TIME}rest": 0}, index)
-    found, _ = lateness.find(frame, spent, pd.Series(floor_ns, numbers), 10e6 * 72)
+    found, _ = lateness.find_stragglers(frame, spent, pd.Series(floor_ns, numbers), 10e6 * 72)
     return found
 
 
@@ -309,7 +309,7 @@ def assert_same(found, other):
             assert value == expected
 
 
-read = ranks.attempt
+read = ranks.look_or_reason
 
 
 def kills_its_worker(path):
@@ -327,7 +327,7 @@ def test_a_trace_that_kills_its_worker_is_lost_alone(folder, monkeypatch, tmp_pa
     assert_same(found, ranks.survey(tmp_path, workers=0))
     assert told == [(1, 3), (2, 3), (3, 3)]
     (tmp_path / "rank1.kills").touch()
-    monkeypatch.setattr(ranks, "attempt", kills_its_worker)
+    monkeypatch.setattr(ranks, "look_or_reason", kills_its_worker)
     found = ranks.survey(tmp_path, workers=1)
     assert found.ranks["rank"].tolist() == [0, 2]
     (lost,) = found.lost
