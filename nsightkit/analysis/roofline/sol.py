@@ -294,7 +294,7 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
     by_shape = pd.DataFrame(groups(trace), columns=list(Group._fields))
     by_shape = by_shape[by_shape["time_ns"] > 0].reset_index(drop=True)
     # Without operators nothing is judged, and the trace need not name its card.
-    sheet = Rates(source="datasheet", tflops={}, gb_per_s=1.0)
+    sheet = Rates("datasheet", {}, 1.0)
     if len(by_shape):
         sheet = datasheet(hardware.find(gpu or gpu_of(trace)))
     calls = by_shape["calls"].to_numpy(np.int64)
