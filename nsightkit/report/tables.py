@@ -94,7 +94,7 @@ def listings(section: Section, sides: Sequence[Side]) -> list[Listing]:
         rows = _answer_rows(section, side.trace)
         if rows:
             answers.append((side, rows))
-    if not section.keys:
+    if not section.keys:  # rows are moments, which are not compared
         return [_listing(section, [side], [[row] for row in rows]) for side, rows in answers]
     rows_by_key: dict[tuple[Any, ...], list[_Row]] = {}
     for number, (_, rows) in enumerate(answers):
@@ -103,8 +103,8 @@ def listings(section: Section, sides: Sequence[Side]) -> list[Listing]:
             rows_of_traces = rows_by_key.setdefault(key, [{} for _ in answers])
             rows_of_traces[number] = row
     # By the first measure, of the trace that has most of it.
-    first = section.measures[0]
-    joined = sorted(rows_by_key.values(), key=lambda rows: -max(row.get(first) or 0 for row in rows))
+    first_measure = section.measures[0]
+    joined = sorted(rows_by_key.values(), key=lambda rows: -max(row.get(first_measure) or 0 for row in rows))
     if joined:
         return [_listing(section, [side for side, _ in answers], joined)]
     return []
