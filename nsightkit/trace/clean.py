@@ -228,6 +228,7 @@ class TextCleaner:
         return self._names.sub(self._placeholder, text)
 
     def _placeholder(self, match: re.Match[str]) -> str:
+        """Return what replaces a private name."""
         # "user" where `lower` does not lead to the name: a pattern that ignores case also takes the long s for an s.
         kind = self._kinds.get(match[0].lower(), "user")
         return f"[{kind}]"

@@ -180,6 +180,8 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class _Device(msgspec.Struct, rename="camel"):
+    """What a trace says of a GPU."""
+
     id: int = 0
     name: str = ""
     compute_major: int | None = None
@@ -187,6 +189,8 @@ class _Device(msgspec.Struct, rename="camel"):
 
 
 class _Document(msgspec.Struct, rename="camel"):
+    """The members that we use of a trace, or of a slice of it (:func:`_documents`)."""
+
     trace_events: list[_Event] | None = None
     schema_version: int | str = ""
     device_properties: list[_Device] = []
@@ -341,14 +345,17 @@ def _collective(event: _Event) -> str:
 
 
 def _raw_kernel(event: _Event) -> bytes:
+    """Return the name of the kernel that a call launches, as JSON."""
     return bytes(event.args.kernel)
 
 
 def _raw_sizes(event: _Event) -> tuple[bytes, bytes]:
+    """Return the sizes of a kernel's grid and block, as JSON."""
     return bytes(event.args.grid), bytes(event.args.block)
 
 
 def _raw_inputs(event: _Event) -> tuple[bytes, bytes, bytes]:
+    """Return the dims, types and values of an operator's inputs, as JSON."""
     args = event.args
     return bytes(args.input_dims), bytes(args.input_types), bytes(args.input_values)
 
@@ -777,8 +784,8 @@ def short_kernel_name(name: str) -> str:
 
 
 def _sync_kind(name: str) -> str:
-    """`Stream Wait Event` → `stream-wait-event`; `Event Sync` → `event`."""
-    return name.lower().removesuffix("sync").strip().replace(" ", "-") or "unknown"
+    """Read the kind of a synchronization from its name: `Stream Wait Event` → `stream-wait-event`."""
+    return name.lower().removesuffix("sync").strip().replace(" ", "-") or "unknown"  # "Event Sync" → "event"
 
 
 #: `Memcpy HtoD (…)`, and ROCm's `CopyHostToDevice` without the small letters.
@@ -799,6 +806,7 @@ def _memop_kind(name: str) -> str:
 
 
 def _is_memset(name: str) -> bool:
+    """Check that an operation is a memset; ROCm calls it a fill."""
     return name.lower().startswith(("memset", "fill"))
 
 

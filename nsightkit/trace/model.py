@@ -70,7 +70,7 @@ class Gpu:
 
 
 def lost_work(names: pd.Series[Any] | pd.Categorical[Any]) -> list[str]:
-    """Note that a capture without any work of a GPU lost some: calls launched it.
+    """Note that a capture that holds no work of a GPU lost it, if its calls launched some.
 
     Parameters
     ----------
@@ -370,7 +370,7 @@ def capability(major: int | None, minor: int | None) -> str | None:
 
 
 def process_of(thread: _Threads) -> _Threads:
-    """Return the process id of each thread, which the lower 24 bits of a thread's number follow.
+    """Return the process id of each thread: the thread's number without its lower 24 bits.
 
     Parameters
     ----------

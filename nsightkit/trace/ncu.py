@@ -127,7 +127,7 @@ def from_metrics(path: str, identities: Sequence[Json], metrics: list[_Values], 
 
 
 def _identity_in_metrics(values: Json) -> dict[str, str | None]:
-    """Read from a launch's metrics what identifies it, as far as they tell."""
+    """Find GPU, device, stream, grid and block of a launch in its metrics; None for what they lack."""
     prefix = "device__attribute_compute_capability_"
     identity = {
         "gpu": values.get("device__attribute_display_name"),

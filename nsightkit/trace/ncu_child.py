@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 
-def _metrics(action: Any) -> list[tuple[str, Any, str]]:
+def _launch_metrics(action: Any) -> list[tuple[str, Any, str]]:
     """Return name, value and unit of each metric of a launch (ncu's "action") that has a value."""
     metrics: list[tuple[str, Any, str]] = []
     for name in action.metric_names():
@@ -26,7 +26,7 @@ def _metrics(action: Any) -> list[tuple[str, Any, str]]:
     return metrics
 
 
-def _ranges(action: Any) -> list[tuple[str, str]]:
+def _launch_ranges(action: Any) -> list[tuple[str, str]]:
     """Return domain and name of the push/pop ranges around a launch, the outermost first."""
     state = action.nvtx_state()
     if state is None:
@@ -45,5 +45,5 @@ def answer(folder: str, report: str) -> dict[str, Any]:
         for action in profiled_range:
             # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
             kernel = action.name(action.NameBase_DEMANGLED) or action.name()
-            launches.append({"kernel": kernel, "ranges": _ranges(action), "metrics": _metrics(action)})
+            launches.append({"kernel": kernel, "ranges": _launch_ranges(action), "metrics": _launch_metrics(action)})
     return {"launches": launches}

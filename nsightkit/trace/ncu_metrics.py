@@ -96,7 +96,7 @@ _SINGULAR = {"b": "byte", "bytes": "byte", "cycles": "cycle", "sectors": "sector
 
 @functools.cache
 def base_unit(unit: str) -> tuple[str, float]:
-    """Return the base unit of a unit as any version of ``ncu`` writes it, and the factor from the one to the other.
+    """Convert a unit, as any version of ``ncu`` writes it, to its base unit, and the factor to multiply values by.
 
     ``ncu --csv`` scales each column to its own magnitude unless told ``--print-units base``, despite its help:
     one report's DRAM clock is in cycle/nsecond, another's in cycle/usecond.

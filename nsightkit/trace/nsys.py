@@ -194,7 +194,7 @@ class NsysSource:
             case "ranges", "name":
                 return self._nvtx_names(values, self._row_filter(_NVTX))
             case "ranges", "domain":
-                return self._domains(_or_zero(values), raw["globalTid"])
+                return self._range_domains(_or_zero(values), raw["globalTid"])
             case "ranges", "level" | "parent":
                 if "parent" not in raw:  # levels and parents come together, so both are kept for the other column
                     alone = np.isin(raw["eventType"], _START_END)
@@ -215,7 +215,7 @@ class NsysSource:
             case _, "thread":
                 return _thread_of(values)
             case _, "device":
-                return self._devices(_or_zero(values), raw.get("globalPid"))
+                return self._gpu_numbers(_or_zero(values), raw.get("globalPid"))
         if exporter_column in _LABELS:
             return _as_labels(values, _LABELS[exporter_column])
         if TABLES[table][column] == "category":
@@ -258,7 +258,7 @@ class NsysSource:
             texts += distinct_row_texts.tolist()
         return categorical(codes, texts)
 
-    def _domains(self, ids: Array, thread: Array) -> pd.Categorical:
+    def _range_domains(self, ids: Array, thread: Array) -> pd.Categorical:
         """Name the domain of each range, "" for the default one."""
         name_by_key = self._domain_names() if ids.any() else {}
         codes, distinct_keys = pd.factorize(_key_in_process(_process_of(thread), ids))
@@ -298,7 +298,7 @@ class NsysSource:
         best = frames.sort_values(["id", "rank", "stackDepth"]).drop_duplicates("id").set_index("id")["name"]
         return categorical(best.reindex(ids, fill_value=len(texts) - 1).to_numpy(), texts)  # the last is ""
 
-    def _devices(self, ordinal: Array, global_pid: Array | None) -> Array:
+    def _gpu_numbers(self, ordinal: Array, global_pid: Array | None) -> Array:
         """Turn each process's CUDA ordinals into the machine's numbers of GPUs."""
         if not self._renumbered or global_pid is None:
             return ordinal
@@ -310,6 +310,7 @@ class NsysSource:
     # -- what the export says about itself ----------------------------------------------------------------------
 
     def _read_meta(self) -> TraceMeta:
+        """Describe the capture."""
         facts = self._capture_facts()
         fact_by_name = dict(facts)
         lost_work_notes = [] if any(map(self._sources_of, GPU_TABLES)) else self._lost_work()
@@ -317,11 +318,11 @@ class NsysSource:
             tool="Nsight Systems",
             tool_version=_short_text(fact_by_name.get("EXPORT_PRODUCT_VERSION")),
             schema=_short_text(fact_by_name.get("EXPORT_SCHEMA_VERSION")),
-            distributed=self._distributed(fact_by_name),
+            distributed=self._rank_and_size(fact_by_name),
             gpus=self._gpus(),
-            missing=self._missing(facts, has_lost_work=bool(lost_work_notes)),
-            notes=[*lost_work_notes, *self._warnings()],
-            window_ns=self._window(),
+            missing=self._missing_tables(facts, has_lost_work=bool(lost_work_notes)),
+            notes=[*lost_work_notes, *self._loss_warnings()],
+            window_ns=self._capture_window(),
             thread_names=self._thread_names(),
             private=private_names(facts),
         )
@@ -346,7 +347,7 @@ class NsysSource:
                     facts.append((variable.strip(), setting.strip("\"'")))
         return facts
 
-    def _missing(self, facts: list[tuple[str, str]], *, has_lost_work: bool) -> list[str]:
+    def _missing_tables(self, facts: list[tuple[str, str]], *, has_lost_work: bool) -> list[str]:
         """List the tables that were not recorded; "MPI" if the program ran under MPI, and its calls were not traced.
 
         `has_lost_work` says that calls gave a GPU work of which nothing was recorded.
@@ -370,7 +371,7 @@ class NsysSource:
             missing.append("MPI")
         return missing
 
-    def _window(self) -> tuple[int, int] | None:
+    def _capture_window(self) -> tuple[int, int] | None:
         """Return start and end of the capture, ns; None where the export records none, or several (one per machine)."""
         windows = set()
         for row in self._tables.records("ANALYSIS_DETAILS"):
@@ -383,7 +384,7 @@ class NsysSource:
         # Both are on the session's clock, but events are timed from the start of collection, which may come later.
         return 0, stop_ns - start_ns
 
-    def _distributed(self, fact_by_name: dict[str, str]) -> Json:
+    def _rank_and_size(self, fact_by_name: dict[str, str]) -> Json:
         """Take rank and world size, and nothing else, from the program's environment, the rank else from MPI_RANKS."""
         job: Json = {}
         for key, variables in _SCHEMA["places"].items():
@@ -408,7 +409,7 @@ class NsysSource:
                 gpus[number] = Gpu(number, _short_text(row.get("name")), version)
         return [gpu for _, gpu in sorted(gpus.items())]
 
-    def _warnings(self) -> Iterator[str]:
+    def _loss_warnings(self) -> Iterator[str]:
         """Yield what nsys warned that it lost, in our words: the text in the file may hold paths or anything else."""
         rows = self._tables.records("DIAGNOSTIC_EVENT")
         texts = [str(row.get("text")) for row in rows if row.get("severity") in (2, 3)]  # warnings and errors

@@ -86,7 +86,7 @@ class Sqlite:
         # Immutable: SQLite would look for journals and create files.
         self._uri = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1"
         self._file_bytes = path.stat().st_size
-        with self._connected() as connection:
+        with self._open_connection() as connection:
             schema = _query("sqlite_master", ["type", "name", "sql"])
             for kind, name, sql in self._rows(connection, "sqlite_master", schema):
                 if kind not in (b"table", b"view"):
@@ -175,7 +175,7 @@ class Sqlite:
         return reading(self.path, "is damaged or is not an Nsight Systems export", remedy)
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def _open_connection(self) -> Iterator[sqlite3.Connection]:
         """Open a connection that refuses values and queries too long for a file of this size."""
         deadline = self._deadline()
         with self._errors_name_file(), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
@@ -196,7 +196,7 @@ class Sqlite:
         self, table: str, expressions: Iterable[str], rows: RowFilter | None = None
     ) -> Iterator[tuple[Any, ...]]:
         """Yield rows of a table, with texts as bytes."""
-        with self._connected() as connection:
+        with self._open_connection() as connection:
             yield from self._rows(connection, table, _query(table, expressions, rows))
 
     def _rows(self, connection: sqlite3.Connection, table: str, query: str) -> Iterator[tuple[Any, ...]]:

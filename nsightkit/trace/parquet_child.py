@@ -15,7 +15,7 @@ from typing import Any
 _ROW_BYTES = 20 * 8
 
 
-def _columns(path: str, most_bytes: int) -> dict[str, bool]:
+def _tested_columns(path: str, most_bytes: int) -> dict[str, bool]:
     """Read all of a file as a test; return for each column whether it holds texts."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -51,7 +51,7 @@ def answer(packages: str, *limits_and_paths: str) -> dict[str, Any]:
     columns = {}
     for most_bytes, path in zip(limits_and_paths[::2], limits_and_paths[1::2], strict=True):
         try:
-            columns[path] = _columns(path, int(most_bytes))
+            columns[path] = _tested_columns(path, int(most_bytes))
         except Exception as error:
             error.args = (f"{os.path.basename(path)}: {error}",)  # noqa: PTH119 - without pathlib it starts faster
             raise

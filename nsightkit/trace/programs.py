@@ -335,6 +335,7 @@ class Tool:
 
 
 def _is_program(path: Path) -> bool:
+    """Check that a path is a file that may be executed."""
     return path.is_file() and os.access(path, os.X_OK)
 
 

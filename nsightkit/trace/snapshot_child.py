@@ -92,21 +92,21 @@ def tables(snapshot: _Row) -> _Columns:
     for device, trace in enumerate(traces):
         rows["events"] += trace
         devices += [device] * len(trace)
-    columns: _Columns = {table: _columns(table, rows[table]) for table in rows}
+    columns: _Columns = {table: _table_columns(table, rows[table]) for table in rows}
     stacks = _Stacks()
     for table in ("events", "blocks"):
         columns[table]["stack"] = stacks.numbers(rows[table])
     columns["events"]["device"] = devices
     return {
         **columns,
-        "settings": _settings(snapshot.get("allocator_settings") or {}),
+        "settings": _allocator_settings(snapshot.get("allocator_settings") or {}),
         "frames": list(stacks.frames),
         "stacks": list(stacks.stacks),
         "devices": len(traces),
     }
 
 
-def _columns(table: str, rows: Sequence[_Row]) -> _Columns:
+def _table_columns(table: str, rows: Sequence[_Row]) -> _Columns:
     """Turn the rows of a table into its columns of :data:`_NUMBERS` and :data:`_TEXTS`."""
     columns: _Columns = {}
     for name, (key, missing) in _NUMBERS[table].items():
@@ -116,7 +116,7 @@ def _columns(table: str, rows: Sequence[_Row]) -> _Columns:
     return columns
 
 
-def _settings(settings: _Row) -> _Columns:
+def _allocator_settings(settings: _Row) -> _Columns:
     """Take the settings of the allocator that say how sizes are rounded and blocks are split."""
     divisions = settings.get("roundup_power2_divisions") or {}
     sizes = map(_plain_text, divisions)
@@ -142,6 +142,7 @@ class _Stacks:
         return [self._stack_number(row.get("frames")) for row in rows]
 
     def _stack_number(self, stack: Sequence[_Row] | None) -> int:
+        """Return the number of a stack, a new one if no equal stack has come yet; -1 for none."""
         if not stack:
             return -1
         ids = tuple(map(id, stack))
@@ -151,6 +152,7 @@ class _Stacks:
         return self._number_by_ids[ids]
 
     def _frame_number(self, frame: _Row) -> int:
+        """Return the number of a frame, a new one if no equal frame has come yet."""
         (line,) = _integers([frame], "line", 0)  # checked like a column
         content = (_plain_text(frame.get("name")), _plain_text(frame.get("filename")), line)
         return self.frames.setdefault(content, len(self.frames))

@@ -370,6 +370,7 @@ class _CachedSource:
         return None
 
     def _write_column(self, name: str, frame: pd.DataFrame) -> None:
+        """Write a column, in a frame of its own, to its file in the cache."""
         self._write_file(f"{name}.parquet", lambda file: _write_parquet(frame, file, "none"))
 
     def _write_file(self, name: str, write_to: Callable[[BinaryIO], Any]) -> None:
