@@ -12,8 +12,6 @@ from nsightkit.errors import AnyPath
 from nsightkit.records import Diff
 from nsightkit.trace import model
 
-__all__ = ["Trace", "diff", "load"]
-
 
 class Trace(model.Trace):
     """A trace that answers questions.

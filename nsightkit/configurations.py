@@ -16,8 +16,6 @@ from pathlib import Path
 
 from nsightkit.errors import UsageError
 
-__all__ = ["MATRIX", "SIZES", "SMOKE", "VARIANTS", "Configuration", "find"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from nsightkit.safe import plain
 
-__all__ = ["AnyPath", "NsightkitError", "TraceError", "UsageError", "in_words", "reading", "require_amount"]
-
 #: A path, as :func:`open` takes it.
 AnyPath = str | os.PathLike[str]
 #: `sqlite3.SQLITE_FULL`, without a library that few commands need.

@@ -16,8 +16,6 @@ import msgspec
 
 from nsightkit.errors import UsageError
 
-__all__ = ["GPUS", "Gpu", "Peak", "find", "rows"]
-
 
 class Peak(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The highest rate of one kind of arithmetic.

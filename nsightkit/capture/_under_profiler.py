@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["profiler"]
-
 
 def profiler(**options: Any) -> Any:
     """Make a ``torch.profiler.profile`` of CPU and GPU, with synchronization events where torch can record them.

@@ -25,8 +25,6 @@ from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.safe import Json
 from nsightkit.trace.files import replacing
 
-__all__ = ["FORMAT", "Cell", "bench", "cells", "write"]
-
 #: Version of the document's layout.
 FORMAT = 1
 #: Fields of a Configuration that the child's LMConfig has as well.

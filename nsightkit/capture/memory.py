@@ -17,8 +17,6 @@ from nsightkit.safe import Json
 from nsightkit.trace.clean import clean_snapshot
 from nsightkit.trace.files import replacing
 
-__all__ = ["recording", "write"]
-
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
 

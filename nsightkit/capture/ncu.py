@@ -21,8 +21,6 @@ from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.files import drafted
 from nsightkit.trace.programs import NCU, tail
 
-__all__ = ["PERMISSION", "profile"]
-
 #: What to do about ERR_NVGPUCTRPERM.
 PERMISSION = (
     "run as root; in a container give it --cap-add=SYS_ADMIN (CAP_PERFMON is enough from Linux 5.8 on); or let the "

@@ -23,8 +23,6 @@ from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.files import drafted
 from nsightkit.trace.programs import NSYS, environment, to_sqlite
 
-__all__ = ["importer", "profile"]
-
 #: Long names of nsys's short options.
 _SHORT_NAMES = {
     "-c": "--capture-range",

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["time_calls"]
-
 
 def time_calls(function: Callable[[], object], *, warmup: int, repetitions: int, device: str) -> np.ndarray:
     """Time calls of a function, one after the other.

@@ -25,8 +25,6 @@ from nsightkit.trace import snapshot as snapshots
 if TYPE_CHECKING:
     from nsightkit.api import Trace
 
-__all__ = ["DEMO", "Case", "case", "demo", "details", "folder", "names"]
-
 #: The case that is installed with nsightkit, so that there is a trace to try.
 DEMO = "v100-starved-loader"
 

@@ -44,8 +44,6 @@ from nsightkit.trace.files import drafted
 if TYPE_CHECKING:
     from nsightkit.api import Trace
 
-__all__ = ["Measurement", "headline", "measure", "recordings_folder"]
-
 #: Values of NSIGHTKIT_MODE; empty is unset.
 _MODES = ("", "record", "replay", "small")
 #: The most warm-up and timed steps of a small run.

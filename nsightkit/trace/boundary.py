@@ -18,8 +18,6 @@ from pandas.api.types import is_integer_dtype, is_string_dtype
 
 from nsightkit.errors import TraceError
 
-__all__ = ["admitted", "check_meta", "converted", "on_clock", "on_trace_clock"]
-
 _Columns = dict[str, pd.Series]
 _REMEDY = "export or convert the original trace again"
 

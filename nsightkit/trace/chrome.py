@@ -23,8 +23,6 @@ from nsightkit.trace.clean import clean
 from nsightkit.trace.files import replacing, require_free
 from nsightkit.trace.model import TIME_COLUMNS, Trace
 
-__all__ = ["write"]
-
 _Ints = npt.NDArray[np.int64]
 
 #: Events that are turned into text at a time, which bounds the memory they take.

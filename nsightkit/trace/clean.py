@@ -27,8 +27,6 @@ import pandas as pd
 from nsightkit.safe import Json
 from nsightkit.trace.model import TABLES, TIME_COLUMNS, Trace, categorical
 
-__all__ = ["TextCleaner", "clean", "clean_snapshot", "clean_text", "left_out", "private_names"]
-
 #: Environment variables and properties whose values name a user or a host.
 _NAMING_VARIABLES = {
     **dict.fromkeys(["EXPORT_USER", "USER", "LOGNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER"], "user"),

@@ -48,8 +48,6 @@ from nsightkit.trace.model import (
 )
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["CHUNK_BYTES", "open_kineto", "short_kernel_name"]
-
 _Ints = npt.NDArray[np.int64]
 _Frames = dict[str, pd.DataFrame]
 _T = TypeVar("_T")

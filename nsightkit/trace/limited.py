@@ -19,8 +19,6 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["ask_limited"]
-
 
 def ask_limited(
     script: str,

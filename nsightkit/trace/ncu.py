@@ -24,8 +24,6 @@ from nsightkit.trace.files import replacing, require_regular
 from nsightkit.trace.limited import ask_limited
 from nsightkit.trace.model import capability
 
-__all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
-
 #: A metric's value: a number in base units, or text.
 Value = int | float | str
 _Texts = dict[str, str]

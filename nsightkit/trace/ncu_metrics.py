@@ -15,8 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["CHIPS", "METRICS", "STALLS", "Metric", "Stall", "base_unit"]
-
 #: Chips the names were checked for, oldest first: V100, T4, A100, RTX 30, RTX 40, H100 and H200.
 CHIPS = ("gv100", "tu102", "ga100", "ga102", "ad102", "gh100")
 

@@ -27,8 +27,6 @@ from nsightkit.trace.files import require_regular
 if TYPE_CHECKING:
     from nsightkit.trace.programs import Export
 
-__all__ = ["EXPORT_AGAIN", "NULL", "ParquetDir", "Sqlite", "Tables"]
-
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 

@@ -15,8 +15,6 @@ from nsightkit.trace import parquet_child
 from nsightkit.trace.files import require_regular
 from nsightkit.trace.limited import ask_limited
 
-__all__ = ["columns_of", "read_table"]
-
 #: A file may expand to `_SMALL_BYTES` plus `_MOST_EXPANSION` times its size. Real traces expand to 50 times at most.
 _SMALL_BYTES = 64 << 20
 _MOST_EXPANSION = 128

@@ -26,8 +26,6 @@ from nsightkit.trace import snapshot_child
 from nsightkit.trace.files import require_regular, uncollected
 from nsightkit.trace.limited import ask_limited
 
-__all__ = ["ACTIONS", "STATES", "Snapshot", "read"]
-
 #: The events that change what is allocated. ``free`` is an old spelling of a free that needs no waiting.
 ACTIONS = (
     "alloc",

@@ -11,8 +11,6 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["answer", "tables"]
-
 _Row = Mapping[str, Any]
 _Columns = dict[str, Any]
 #: No address, size or time in microseconds reaches it.

@@ -39,8 +39,6 @@ from nsightkit.trace.files import (
 )
 from nsightkit.trace.model import TABLES, TIME_COLUMNS, Source, Trace, TraceMeta, complete
 
-__all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "require_free", "write"]
-
 _Value = TypeVar("_Value")
 
 #: Version of the folder's form, raised when an older nsightkit could no longer read it.

@@ -22,8 +22,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsightkit.workloads.models import DTYPES, Workload, future_mask, naive_attention
 
-__all__ = ["Sweep", "SweepConfig", "run"]
-
 _BACKENDS = {
     "math": SDPBackend.MATH,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,

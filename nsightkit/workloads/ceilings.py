@@ -14,8 +14,6 @@ import torch
 from nsightkit.workloads.models import DTYPES, Workload, fp8_matmul
 from nsightkit.workloads.phases import phase
 
-__all__ = ["Ceiling", "copy", "gemm"]
-
 
 class Ceiling(Workload):
     """One operation that runs again and again.

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from nsightkit.workloads.models import Decoder, DecoderConfig, Samples, Workload, autocast, marked
 
-__all__ = ["PHASES", "LMConfig", "Run", "model", "run"]
-
 #: Values of ``Run.doing``.
 PHASES = ("setup", "copy", "forward", "backward", "optimizer", "zero_grad")
 

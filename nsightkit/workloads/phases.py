@@ -12,8 +12,6 @@ from collections.abc import Iterator
 
 import nvtx
 
-__all__ = ["phase"]
-
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:

@@ -22,8 +22,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from nsightkit.workloads.models import Decoder, DecoderConfig, Samples, Workload, autocast
 from nsightkit.workloads.phases import phase
 
-__all__ = ["Documents", "Training", "TrainingConfig", "run"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:

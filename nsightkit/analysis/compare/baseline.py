@@ -19,8 +19,6 @@ from nsightkit.errors import AnyPath, TraceError, UsageError
 from nsightkit.safe import json_text
 from nsightkit.trace.files import replacing
 
-__all__ = ["MOST_RUNS", "Baseline", "Kept", "make", "read", "require_alike", "write"]
-
 #: A baseline keeps so many runs, the latest.
 MOST_RUNS = 20
 #: So many samples are kept of a run: enough for the median and its interval, few enough to read.

@@ -23,8 +23,6 @@ from nsightkit.analysis.core import noise
 from nsightkit.errors import UsageError
 from nsightkit.safe import Json
 
-__all__ = ["CONFIDENCE", "TOLERANCE", "compare"]
-
 #: Confidence that no unchanged metric of a run is called changed.
 CONFIDENCE = 0.99
 #: A metric may grow by this share.

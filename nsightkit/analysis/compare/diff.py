@@ -28,8 +28,6 @@ from nsightkit.analysis.core.categories import category_of
 from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
-__all__ = ["COLUMNS", "Comparison", "compare"]
-
 #: Columns of every table, after the ones that name its rows.
 COLUMNS = (
     "before_count",

@@ -12,8 +12,6 @@ from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.text import share_text, short_name, time_text
 from nsightkit.safe import Json, plain
 
-__all__ = ["described", "percent", "sections", "sentences"]
-
 Row = Json
 
 #: How tables name the times of the whole.

@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Pair", "pair", "plain_kernel", "plain_range"]
-
 
 class Pair(NamedTuple):
     """Names of two traces that belong together.

@@ -19,8 +19,6 @@ from nsightkit.analysis.timeline import gaps, overview, ranges, steps
 from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
-__all__ = ["Samples", "judge", "ordinary", "samples", "tables"]
-
 Float = NDArray[np.float64]
 #: The columns of every table that hold sums over the whole capture; the columns after them are steps.
 _SUMS = ["count", "total"]

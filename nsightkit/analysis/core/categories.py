@@ -25,8 +25,6 @@ from pathlib import Path
 
 import pandas as pd
 
-__all__ = ["CATEGORIES", "CPU_COLLECTIVE", "categorize", "category_of"]
-
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: Every category, in the order tables show them when times are equal.
 CATEGORIES: tuple[str, ...] = tuple(_FILE["categories"])

@@ -6,8 +6,6 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["CAUSES", "IDLE", "Cause"]
-
 
 class Cause(NamedTuple):
     """A cause of idle time, or what fills busy time.

@@ -11,8 +11,6 @@ import pandas as pd
 
 from nsightkit.errors import UsageError
 
-__all__ = ["LOADER_RANGE", "OPERATOR_RANGE", "Expression", "Pattern", "compiled", "matching"]
-
 #: Ranges that a framework emits for its operators (`emit_nvtx`, `nsys --pytorch=autograd-nvtx`), no annotations.
 OPERATOR_RANGE = re.compile(r"^(aten|autograd|torch|c10d?|prims|quantized|_C)::|, (seq|op_id) = \d")
 

@@ -19,21 +19,6 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "CHANGED",
-    "INCONCLUSIVE",
-    "ONE_RUN",
-    "WITHIN_NOISE",
-    "Change",
-    "Estimate",
-    "between_runs",
-    "judge",
-    "rank_margin",
-    "ratio",
-    "shift",
-    "thinned",
-]
-
 Float = NDArray[np.float64]
 
 #: A change that is more than noise,

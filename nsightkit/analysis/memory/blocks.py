@@ -17,8 +17,6 @@ import pandas as pd
 from nsightkit.analysis.core.kept import kept
 from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["events_of", "free_space", "held_blocks", "segments_of", "total_by_event"]
-
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize.
 _MIN_BLOCK_BYTES = 512
 _SMALL_BYTES = 1 << 20

@@ -22,8 +22,6 @@ from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.memory.blocks import events_of
 from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["categorize", "sites_of"]
-
 #: What a frame in any place of the stack says, by a pattern of its file, a line break and its function.
 _ANYWHERE = {
     "forward": r"\n_?forward$|nn[/\\]modules[/\\]module\.py\n(_wrapped)?_call_impl$",

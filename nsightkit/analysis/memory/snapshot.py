@@ -23,8 +23,6 @@ from nsightkit.errors import UsageError
 from nsightkit.safe import Json
 from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["allocations", "at", "growth", "sites", "summary", "timeline"]
-
 #: What adds to the reserved bytes, and what takes from them.
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 Moment = int | Literal["start", "peak", "oom", "end"]

@@ -16,8 +16,6 @@ import pandas as pd
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.trace.model import Trace
 
-__all__ = ["SYNCHRONIZING", "Meetings", "align", "match", "match_and_align", "on_island_clock"]
-
 Int = npt.NDArray[np.int64]
 
 #: Kinds of collectives that end on no rank before they began on all.

@@ -19,8 +19,6 @@ from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
 from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
-__all__ = ["collectives", "compute_intervals", "kind_of", "totals"]
-
 #: Kind by a part of a name without underscores and capitals; the first part that occurs decides.
 _KIND_BY_PART = {
     "crossdevicereduce": "all_reduce",

@@ -14,8 +14,6 @@ from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.ranks.one_rank import TIME, WAITING
 from nsightkit.safe import Json
 
-__all__ = ["COLUMNS", "chances", "find_stragglers", "lateness"]
-
 #: A rank is a straggler if chance places any rank so late in fewer than one job in a hundred ...
 _SIGNIFICANT = 0.01
 #: ... and if its lateness is at least this share of the time watched: less is not worth a repair.

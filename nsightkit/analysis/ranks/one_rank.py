@@ -24,8 +24,6 @@ from nsightkit.errors import AnyPath
 from nsightkit.trace import load
 from nsightkit.trace.model import TABLES, Trace
 
-__all__ = ["TIME", "WAITING", "Look", "look", "rank_of", "time_spent"]
-
 #: Prefix of the columns of time spent.
 TIME = "time: "
 _DEVICE_AND_TIMES = ["device", "start_ns", "end_ns"]

@@ -13,8 +13,6 @@ from nsightkit.analysis.replay.model import NEVER, Bool, Int, median
 from nsightkit.analysis.replay.operations import Program
 from nsightkit.analysis.replay.streams import Streams
 
-__all__ = ["Cuts", "read"]
-
 #: Calls that wait for all streams of a device, that wait for an event, and that do nothing but wait.
 _OF_DEVICE = re.compile(r"(Device|Ctx|Context|Thread)Synchronize")
 _OF_EVENT = re.compile(r"EventSynchronize")

@@ -8,15 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "NEVER",
-    "UNEXPLAINED_NS",
-    "Change",
-    "Played",
-    "Unplayable",
-    "median",
-]
-
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
 #: Starts and ends of disjoint intervals, in ns on the trace's clock.

@@ -16,8 +16,6 @@ from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.threads import BLOCKING, UNIFIED
 from nsightkit.trace.model import GPU_TABLES, Trace, process_of
 
-__all__ = ["Calls", "Program", "read"]
-
 #: Share of the GPU time above which too much was launched by unrecorded calls to make a schedule.
 _MOST_UNLAUNCHED = 0.1
 #: Limits of time and memory: launching threads, each of which may wait for any other, and pairs of a blocking call and

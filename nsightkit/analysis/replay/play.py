@@ -22,8 +22,6 @@ from nsightkit.analysis.replay.operations import Program
 from nsightkit.analysis.replay.streams import Collectives, Streams
 from nsightkit.analysis.timeline.gaps.threads import Threads
 
-__all__ = ["Layout", "Stages", "lay_out", "play"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stages:

@@ -17,8 +17,6 @@ from nsightkit.analysis.replay.waiting_threads import waits_for_data, waits_for_
 from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.trace.model import Trace
 
-__all__ = ["Schedule", "read"]
-
 
 def read(trace: Trace) -> Schedule:
     """Read a trace as a schedule.

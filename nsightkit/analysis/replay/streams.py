@@ -16,8 +16,6 @@ from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.replay.model import UNEXPLAINED_NS, Bool, Int, Unplayable, median
 from nsightkit.analysis.replay.operations import Program
 
-__all__ = ["SLOW_CALL", "Collectives", "Streams", "find_collectives", "read"]
-
 #: Latencies for traces without an example, typical of CUDA devices: from a launch to the start on an idle stream, from
 #: one operation to the next behind it in a queue, of a launch call, and from the end of one operation to the start of
 #: one that waits for it on another stream.

@@ -17,8 +17,6 @@ from nsightkit.analysis.timeline.gaps.paint import Track, together
 from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.trace.model import process_of
 
-__all__ = ["waits_for_data", "waits_for_threads"]
-
 #: A silence counts as a pause from this many times the usual time between two calls of a thread.
 _PAUSE_FACTOR = 3
 #: Another thread's calls are work that was handed to it if the pauses around them are this much longer than the average

@@ -25,8 +25,6 @@ from nsightkit.errors import UsageError
 from nsightkit.safe import Json
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "WhatIf", "asked", "plain", "rows"]
-
 #: Changes that a program's author can make with an ordinary amount of work; they apply to any trace.
 STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
 #: Every named change, with its effect.

@@ -38,8 +38,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Operation", "attention_cost", "cost", "elementwise_cost", "gemm_cost", "layer_costs"]
-
 #: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic, stored as fp32.
 BYTES_OF: Mapping[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 

@@ -22,8 +22,6 @@ from nsightkit.safe import Json
 from nsightkit.trace import ncu_metrics
 from nsightkit.trace.ncu import Report
 
-__all__ = ["CLASSES", "COLUMNS", "classify", "stalls", "summary"]
-
 #: What a kernel can be.
 CLASSES = ("compute-bound", "memory-bound", "balanced", "latency-bound", "not-enough-data")
 _MEASURED = ["kernel", "time_ns", "sm_pct", "memory_pct", "dram_pct", "occupancy_pct"]

@@ -34,8 +34,6 @@ import pandas as pd
 
 from nsightkit.configurations import MATRIX, Configuration
 
-__all__ = ["ALIGNMENT", "Envelope", "envelope", "misaligned", "summary"]
-
 #: In elements of 2 B. bf16 and fp16 GEMMs load 16 B at a time: K and the leading dimensions must be multiples of this.
 ALIGNMENT = 8
 #: Widest head flash attention has a kernel for.

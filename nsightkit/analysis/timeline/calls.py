@@ -7,8 +7,6 @@ import pandas as pd
 from nsightkit.analysis.core.grouped import durations_by_name
 from nsightkit.trace.model import Trace
 
-__all__ = ["summary"]
-
 
 def summary(trace: Trace, os: bool = False) -> pd.DataFrame:
     """Sum calls by name.

@@ -11,8 +11,6 @@ from nsightkit.analysis.core.grouped import STATISTICS, durations_by_name
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
-__all__ = ["summary"]
-
 #: Columns to sort by, for each value of the option `sort`.
 _SORT_COLUMNS = {"time": ["total_ns", "count"], "count": ["count", "total_ns"]}
 

@@ -6,8 +6,6 @@ import pandas as pd
 
 from nsightkit.trace.model import Trace
 
-__all__ = ["summary"]
-
 _DIRECTION = ["kind", "src_kind", "dst_kind"]
 
 

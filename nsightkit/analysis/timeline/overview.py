@@ -10,8 +10,6 @@ from nsightkit.analysis.timeline import steps
 from nsightkit.safe import Json
 from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace
 
-__all__ = ["captured_window", "left_out", "note", "summary"]
-
 #: The table that a figure comes from; the figure is known only if the table was recorded.
 _TABLE_OF = {"kernel_ns": "kernels", "memop_ns": "memops", "graph_ns": "graphs", "kernel_count": "kernels"}
 #: The figures of the whole, in order.

@@ -12,8 +12,6 @@ from nsightkit.analysis.timeline.ranges import Rule, around, attributable
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["PHASES", "UNATTRIBUTED", "summary"]
-
 #: Phases of a training step as programs usually call them.
 PHASES = r"(?i)^(data|data_?load(er)?|copy|to_device|forward|loss|backward|optimizer(_step)?|zero_grad)$"
 #: The row of what is in no phase.

@@ -16,8 +16,6 @@ from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, compiled
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace, process_of
 
-__all__ = ["COLLECTIVE_RANGE", "COLUMNS", "around", "attributable", "holders", "instances", "summary"]
-
 Int = npt.NDArray[np.int64]
 Rule = Literal["window", "thread"]
 

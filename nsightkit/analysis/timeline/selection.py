@@ -17,8 +17,6 @@ from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
 
 T = TypeVar("T", bound=Trace)
 
-__all__ = ["select"]
-
 _Mask = npt.NDArray[np.bool_]
 _DEVICE_TABLES = tuple(table for table, columns in TABLES.items() if "device" in columns)
 _CPU_TABLES = tuple(table for table in TABLES if table not in _DEVICE_TABLES)

@@ -15,21 +15,6 @@ from nsightkit.analysis.core.text import count_text, time_text
 from nsightkit.analysis.timeline import compiler
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = [
-    "QUEUED_NS",
-    "devices",
-    "divided",
-    "find",
-    "is_settled",
-    "launched_in",
-    "number",
-    "outliers",
-    "phases",
-    "recompiled",
-    "summary",
-    "windows",
-]
-
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _NAMED_STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
 #: Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`. Warm-up steps

@@ -26,8 +26,6 @@ from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["COLUMNS", "KINDS", "REMEDY", "UNATTRIBUTED", "By", "Where", "summary"]
-
 Int = npt.NDArray[np.int64]
 Object = npt.NDArray[np.object_]
 By = Literal["module", "line", "op", "range"]

@@ -18,8 +18,6 @@ from nsightkit.analysis.verdict.account import IDLE, Account
 from nsightkit.analysis.verdict.rules import LEAST_SHARE, Decision, bounded_operators, share_of_rate
 from nsightkit.trace.model import GPU_TABLES
 
-__all__ = ["Finding", "against", "evidence", "find", "headline"]
-
 #: How many names the answer holds, how many moments, and how many names the evidence has sentences about.
 _MOST_NAMES = 10
 _MOST_MOMENTS = 3

@@ -14,11 +14,6 @@ import pandas as pd
 from nsightkit.analysis.core.intervals import Coverage, expand_runs, merge
 from nsightkit.trace.nesting import nesting
 
-__all__ = [
-    "CAUSE_OF_LABEL", "EVIDENCE_KINDS", "LABELS", "TABLE_OF", "Bool", "Int", "Intervals", "Layer", "Paint", "Track",
-    "paint", "together",
-]  # fmt: skip
-
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
 #: Starts and ends of disjoint intervals, in order.

@@ -20,8 +20,6 @@ from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, UNKNOWN, Threads
 from nsightkit.analysis.timeline.steps import QUEUED_NS
 from nsightkit.trace.model import process_of
 
-__all__ = ["CAUSES", "decide"]
-
 #: Causes of idle time: all of those, and messages between processes, in which the CPU takes part.
 CAUSES = (*(cause.slug for cause in causes.IDLE), "communication")
 _CAUSE_OF_LABEL = np.array([CAUSES.index(cause) for cause in CAUSE_OF_LABEL.values()], np.int8)

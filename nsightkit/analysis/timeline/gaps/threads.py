@@ -29,11 +29,6 @@ from nsightkit.analysis.timeline.gaps.paint import (
 from nsightkit.analysis.timeline.overview import captured_window
 from nsightkit.trace.model import LAUNCHES, Trace, process_of
 
-__all__ = [
-    "BEGIN_CAPTURE", "BLOCKING", "DATA", "EAGER_NS", "END_CAPTURE", "LOADS", "MESSAGES", "OS_WAIT", "UNIFIED",
-    "UNKNOWN", "Threads",
-]  # fmt: skip
-
 # ---------------------------------------------------------------- names of calls, ranges and operators
 
 #: Data as an object: "batch", "samples"; "data from", "data queue"; not part of another name, as in "batch norm".
