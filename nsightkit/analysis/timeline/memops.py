@@ -27,10 +27,10 @@ def summary(trace: Trace) -> pd.DataFrame:
     events = trace.table("memops", [*_DIRECTION, "bytes", "duration_ns"])
     # Time of the operations whose bytes are known, for the throughput.
     events["timed_ns"] = events["duration_ns"].where(events["bytes"] > 0, 0)
-    by = events.groupby(_DIRECTION, observed=True, dropna=False)
-    table = by[["bytes", "duration_ns", "timed_ns"]].sum()
+    by_direction = events.groupby(_DIRECTION, observed=True, dropna=False)
+    table = by_direction[["bytes", "duration_ns", "timed_ns"]].sum()
     table = table.rename(columns={"duration_ns": "total_ns"})
-    table.insert(0, "count", by.size())
+    table.insert(0, "count", by_direction.size())
     table = table.reset_index()
     table[_DIRECTION] = table[_DIRECTION].astype("str").fillna("")
     timed_ns = table.pop("timed_ns")

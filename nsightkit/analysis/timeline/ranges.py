@@ -71,10 +71,10 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
     ranges = instances(trace, rule)
     if match is not None:
         ranges = ranges[matching(ranges["name"], compiled(match, "match"))]
-    by = ranges.groupby(["name", "domain"], observed=True, sort=False)
-    table = by[["total_ns", "exclusive_ns", *_GPU_COLUMNS]].sum()
-    table["count"] = by.size()
-    table["median_ns"] = by["total_ns"].median()
+    by_name = ranges.groupby(["name", "domain"], observed=True, sort=False)
+    table = by_name[["total_ns", "exclusive_ns", *_GPU_COLUMNS]].sum()
+    table["count"] = by_name.size()
+    table["median_ns"] = by_name["total_ns"].median()
     table["rule"] = rule
     table = table.reset_index().astype({"name": "str", "domain": "str"})
     if not has_gpu_columns:
@@ -320,8 +320,8 @@ def _blocks(trace: Trace, ranges: pd.DataFrame, ops: pd.DataFrame, rule: Rule) -
 def _totals(ops: pd.DataFrame, owner: Int) -> pd.DataFrame:
     """Sum operations by the range that owns each: the columns `_GPU_COLUMNS`."""
     ops = ops.assign(gpu_ns=intervals.uncovered(ops["start_ns"], ops["end_ns"], owner))
-    by = ops.groupby(owner)
-    sums = by[["gpu_ns"]].sum()
-    sums["gpu_span_ns"] = by["end_ns"].max() - by["start_ns"].min()
-    sums["kernel_count"] = by["is_kernel"].sum()
+    by_range = ops.groupby(owner)
+    sums = by_range[["gpu_ns"]].sum()
+    sums["gpu_span_ns"] = by_range["end_ns"].max() - by_range["start_ns"].min()
+    sums["kernel_count"] = by_range["is_kernel"].sum()
     return sums

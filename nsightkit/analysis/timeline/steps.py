@@ -426,12 +426,12 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
         time, idle time, tokens and sequences, and the tokens of all its steps by their time. Steps without a known
         phase have no row, so shares may sum to less than 1.
     """
-    by = rows.groupby("phase")
-    table = pd.DataFrame({"steps": by.size(), "wall_ns": by["wall_ns"].sum()})
+    by_phase = rows.groupby("phase")
+    table = pd.DataFrame({"steps": by_phase.size(), "wall_ns": by_phase["wall_ns"].sum()})
     table["share"] = table["wall_ns"] / max(rows["wall_ns"].sum(), 1)
-    table["median_ns"] = by["wall_ns"].median()
-    table[["idle_ns", "tokens", "sequences"]] = by[["idle_ns", "tokens", "sequences"]].median()
-    table["tokens_per_s"] = 1e9 * by["tokens"].sum(min_count=1) / table["wall_ns"]
+    table["median_ns"] = by_phase["wall_ns"].median()
+    table[["idle_ns", "tokens", "sequences"]] = by_phase[["idle_ns", "tokens", "sequences"]].median()
+    table["tokens_per_s"] = 1e9 * by_phase["tokens"].sum(min_count=1) / table["wall_ns"]
     return table.sort_values("wall_ns", ascending=False).reset_index()
 
 
@@ -446,11 +446,11 @@ def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
         if step >= 0:
             rows.append((step, *_iteration(name)))
     table = pd.DataFrame(rows, columns=["step", "phase", "tokens", "sequences"])
-    by = table.astype({"phase": object, "tokens": "Int64", "sequences": "Int64"}).groupby("step")
-    served = by[["phase"]].first()
-    served.loc[by["phase"].nunique() > 1, "phase"] = "mixed"
-    served["tokens"] = by["tokens"].sum(min_count=1)
-    served["sequences"] = by["sequences"].max()
+    by_step = table.astype({"phase": object, "tokens": "Int64", "sequences": "Int64"}).groupby("step")
+    served = by_step[["phase"]].first()
+    served.loc[by_step["phase"].nunique() > 1, "phase"] = "mixed"
+    served["tokens"] = by_step["tokens"].sum(min_count=1)
+    served["sequences"] = by_step["sequences"].max()
     served = served.reindex(range(len(windows)))
     # pandas marks a missing phase with NaN: answers have None.
     served["phase"] = served["phase"].astype(object).where(served["phase"].notna(), None)

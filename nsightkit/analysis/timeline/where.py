@@ -172,10 +172,10 @@ def _rows(placed: pd.DataFrame) -> pd.DataFrame:
     kernels.loc[-1] = None, UNATTRIBUTED, None, 0, 0
     sums = kernels.groupby([*_PLACE, "name"], dropna=False)[["gpu_ns", "count"]].sum().reset_index()
     sums = sums.sort_values("gpu_ns", ascending=False, kind="stable")  # for the top kernels of each place
-    by = sums.groupby(_PLACE, dropna=False)
-    rows = by[["count", "gpu_ns"]].sum().astype("int64")
+    by_place = sums.groupby(_PLACE, dropna=False)
+    rows = by_place[["count", "gpu_ns"]].sum().astype("int64")
     rows["share"] = rows["gpu_ns"] / max(int(rows["gpu_ns"].sum()), 1)
-    rows["top_kernels"] = by["name"].agg(_top_names)
+    rows["top_kernels"] = by_place["name"].agg(_top_names)
     rows = rows.reset_index()
     # pandas marks a missing phase with NaN: answers have None.
     rows["phase"] = rows["phase"].astype(object).where(rows["phase"].notna(), None)

@@ -149,9 +149,9 @@ def _with_names(whole: Trace, gaps: pd.DataFrame) -> pd.DataFrame:
     name = np.full(len(gaps), "", object)
     # From 1: kind 0 is "none", which has no table.
     for kind, table in enumerate(TABLE_OF.values(), 1):
-        at = np.flatnonzero((source == kind) & (row >= 0))
-        if len(at):  # reading the names of samples is expensive
-            name[at] = names_of(whole, table, row[at])
+        gaps_of_kind = np.flatnonzero((source == kind) & (row >= 0))
+        if len(gaps_of_kind):  # reading the names of samples is expensive
+            name[gaps_of_kind] = names_of(whole, table, row[gaps_of_kind])
     named = gaps[["device", "start_ns", "end_ns"]].copy()
     named["cause"] = pd.Categorical.from_codes(gaps["cause"], pd.Index(CAUSES))
     named["kind"] = pd.Categorical.from_codes(source, pd.Index(EVIDENCE_KINDS))

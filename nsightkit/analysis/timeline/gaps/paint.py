@@ -213,11 +213,11 @@ def paint(layers: Sequence[Layer]) -> Paint:
     row = np.full(len(begun), -1, np.int32)
     for layer in layers:
         event = layer.track.innermost_at(begun)
-        at = np.flatnonzero(event >= 0)
+        covered = np.flatnonzero(event >= 0)
         if layer.is_quiet:
-            at = at[label[at] >= _ENCLOSED]  # the last labels: enclosed and silence
-        label[at] = LABELS.index(layer.label)
-        kind[at] = EVIDENCE_KINDS.index(layer.kind)
-        row[at] = layer.track.row[event[at]]
+            covered = covered[label[covered] >= _ENCLOSED]  # the last labels: enclosed and silence
+        label[covered] = LABELS.index(layer.label)
+        kind[covered] = EVIDENCE_KINDS.index(layer.kind)
+        row[covered] = layer.track.row[event[covered]]
     pieces = np.flatnonzero(label != _DISPATCH)
     return Paint(begun[pieces], edges[1:][pieces], label[pieces], kind[pieces], row[pieces])

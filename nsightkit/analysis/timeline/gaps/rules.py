@@ -112,20 +112,20 @@ def _launches(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -> 
     launch_before = gaps["before"].to_numpy()
     calls = threads.trace.table("calls", ["start_ns", "end_ns", "thread"])
     thread_of_call = calls["thread"].to_numpy()
-    known = np.flatnonzero(launch >= 0)
-    known_launch = launch[known]
+    with_launch = np.flatnonzero(launch >= 0)
+    known_launch = launch[with_launch]
     # An unknown launch counts as one at the very end of the gap, by a thread of which nothing was recorded.
     begun = end.copy()
     returned = end.copy()
-    begun[known] = np.clip(calls["start_ns"].to_numpy()[known_launch], dry[known], end[known])
-    returned[known] = np.clip(calls["end_ns"].to_numpy()[known_launch], dry[known], end[known])
+    begun[with_launch] = np.clip(calls["start_ns"].to_numpy()[known_launch], dry[with_launch], end[with_launch])
+    returned[with_launch] = np.clip(calls["end_ns"].to_numpy()[known_launch], dry[with_launch], end[with_launch])
     launching = (gaps["process"].to_numpy() << 24) + UNKNOWN
     if launched_by is not None:
         launching[:] = launched_by
-    launching[known] = thread_of_call[known_launch]
+    launching[with_launch] = thread_of_call[known_launch]
     previous = np.full(len(gaps), -1, np.int64)
-    both_known = np.flatnonzero((launch >= 0) & (launch_before >= 0))
-    previous[both_known] = thread_of_call[launch_before[both_known]]
+    with_both = np.flatnonzero((launch >= 0) & (launch_before >= 0))
+    previous[with_both] = thread_of_call[launch_before[with_both]]
     previous[(previous == launching) | (process_of(previous) != process_of(launching))] = -1
     columns = {"launching_thread": launching, "previous_thread": previous, "dry": dry, "end": end, "launch": launch}
     return pd.DataFrame({**columns, "launch_begun": begun, "launch_returned": returned})
@@ -234,9 +234,9 @@ def _name_codes(threads: Threads, pieces: pd.DataFrame) -> Int:
     for kind in np.unique(pieces["kind"]).tolist():
         table = TABLE_OF.get(EVIDENCE_KINDS[kind])
         if table is not None and table != "memops":
-            at = np.flatnonzero(pieces["kind"] == kind)
+            pieces_of_kind = np.flatnonzero(pieces["kind"] == kind)
             names = threads.trace.table(table, ["name"])["name"]
-            code[at] = names.cat.codes.to_numpy()[pieces["row"].to_numpy()[at]]
+            code[pieces_of_kind] = names.cat.codes.to_numpy()[pieces["row"].to_numpy()[pieces_of_kind]]
     return code
 
 
@@ -255,13 +255,13 @@ def _blocking_calls(threads: Threads, group: _Group, handed_over: Int) -> Int:
             continue
         # A nanosecond before the device ran dry: a call that returns at that very moment was waiting for it.
         running = blocking.innermost_at(group.dry - 1)
-        at = np.flatnonzero((running >= 0) & (until > group.dry))
-        call = running[at]
+        waiting_gaps = np.flatnonzero((running >= 0) & (until > group.dry))
+        call = running[waiting_gaps]
         launches = threads.launch_starts(thread)
         # Without a launch before, from the thread's first blocking call on.
         last_launch = _value_before(launches, launches, blocking.start[call], otherwise=blocking.start[0])
         # By so much earlier the thread would have launched.
-        waited_ns = blocking.covered(last_launch, until[at])
-        is_enough = 2 * waited_ns >= gap_ns[at]
-        rows[at[is_enough]] = blocking.row[call[is_enough]]
+        waited_ns = blocking.covered(last_launch, until[waiting_gaps])
+        is_enough = 2 * waited_ns >= gap_ns[waiting_gaps]
+        rows[waiting_gaps[is_enough]] = blocking.row[call[is_enough]]
     return rows

@@ -293,8 +293,8 @@ class Threads:
         is_long = silence_end - silence_start > EAGER_NS
         if len(calls):
             is_long[0] = silence_start[0] < silence_end[0]  # before its first call a thread dispatches nothing
-        at = np.flatnonzero(is_long)
-        silences = Track(silence_start[at], silence_end[at], at)
+        long_silences = np.flatnonzero(is_long)
+        silences = Track(silence_start[long_silences], silence_end[long_silences], long_silences)
         covered = self.dispatch(thread).covered(silences.start, silences.end)
         return silences.subset(2 * covered < silences.length)
 
