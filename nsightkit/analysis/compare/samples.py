@@ -156,7 +156,7 @@ def tables(capture: Samples) -> dict[str, pd.DataFrame]:
 
 def _figures(trace: Trace, windows: pd.DataFrame, whole: Json) -> pd.DataFrame:
     """Tabulate ``wall_ns``, ``busy_ns`` and ``idle_ns`` of the capture and of each step; drop what is unknown."""
-    times = steps.divided(trace, windows, process=windows["process"].max())
+    times = steps.busy_and_idle(trace, windows, process=windows["process"].max())
     total = pd.Series(whole).reindex(times.columns).astype("float64")
     if len(windows):
         # Without GPU work only the steps tell a wall time.
@@ -184,7 +184,7 @@ def _gaps(capture: Samples) -> pd.DataFrame:
 
 def _begun_in(windows: pd.DataFrame, start_ns: pd.Series | Float) -> NDArray[np.intp]:
     """Find the step in which each event of the CPU began: its number, -1 for none."""
-    return steps.number(windows.assign(end_ns=windows["cpu_end_ns"]), start_ns)
+    return steps.step_at(windows.assign(end_ns=windows["cpu_end_ns"]), start_ns)
 
 
 def _summed(windows: pd.DataFrame, names: pd.Series, values: pd.Series, step: NDArray[np.intp]) -> pd.DataFrame:

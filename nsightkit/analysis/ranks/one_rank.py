@@ -113,7 +113,7 @@ def _look_at_rank(trace: Trace, file: str, process: int | None) -> Look:
     """Reduce the trace of one rank; `process` where its capture holds several."""
     windows = _step_windows(trace)
     collectives = communication.collectives(trace)
-    window_of_collective = steps.number(windows, collectives["start_ns"])
+    window_of_collective = steps.step_at(windows, collectives["start_ns"])
     # A collective outside all windows has -1, which takes the appended step -1.
     step = np.append(windows["step"], -1)[window_of_collective]
     parts = time_spent(trace, windows["start_ns"], windows["end_ns"])

@@ -132,7 +132,7 @@ class Program:
     @functools.cached_property
     def launch_step(self) -> Int:
         """The number of the step that each operation was launched in, -1 for none or another process's."""
-        number = steps.number(self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.launch_start)
+        number = steps.step_at(self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.launch_start)
         return np.where(self.process == process_of(self.step_thread), number, -1).astype(np.int32)
 
 

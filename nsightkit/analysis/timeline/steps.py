@@ -237,7 +237,7 @@ def _step_ends(trace: Trace, windows: pd.DataFrame) -> npt.NDArray[np.int64]:
     return np.maximum.accumulate(end)
 
 
-def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp]:
+def step_at(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp]:
     """Find the step in which each moment lies.
 
     Parameters
@@ -274,7 +274,7 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
         Row of `windows`; -1 for what was launched in none, or by another process.
     """
     cpu_end = windows.get("cpu_end_ns", windows["end_ns"])
-    step = number(windows.assign(end_ns=cpu_end), intervals.launch_times(trace, table))
+    step = step_at(windows.assign(end_ns=cpu_end), intervals.launch_times(trace, table))
     process = trace.table(table, ["process"])["process"].to_numpy()
     is_own = np.isin(process, windows["process"].to_numpy()[:1])
     if is_own.any():  # if none is, the source records no processes
@@ -282,8 +282,8 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
     return step
 
 
-def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
-    """Divide the time of steps into that in which the GPU worked, and the rest.
+def busy_and_idle(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
+    """Divide the time of steps into the time in which the GPU worked, and the rest.
 
     Parameters
     ----------
@@ -357,7 +357,7 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     if len(table):
         process = int(table["process"].iloc[0])
     steps = pd.DataFrame({"step": table["step"], "start_ns": table["begin_ns"]})
-    steps = steps.join(divided(trace, table, process))
+    steps = steps.join(busy_and_idle(trace, table, process))
     steps["outlier"] = outliers(steps["wall_ns"].to_numpy())
     return steps.join(_served(trace, table)).join(_compiled(trace, table))
 
@@ -381,7 +381,7 @@ def recompiled(trace: Trace, windows: pd.DataFrame) -> str | None:
         As :func:`find` or :func:`windows` gives them.
     """
     events = compiler.compiles(trace)
-    step = number(windows, events["start_ns"])
+    step = step_at(windows, events["start_ns"])
     is_in_settled = (step >= 0) & np.append(is_settled(windows["step"]), False)[step]
     if not is_in_settled.any():
         return None
@@ -404,7 +404,7 @@ def recompiled(trace: Trace, windows: pd.DataFrame) -> str | None:
 
 def _by_step(windows: pd.DataFrame, events: pd.DataFrame, amount: pd.Series) -> pd.Series:
     """Sum an amount of events over the steps that they begin in; NA where no step has any."""
-    step = number(windows.assign(end_ns=windows["cpu_end_ns"]), events["start_ns"])
+    step = step_at(windows.assign(end_ns=windows["cpu_end_ns"]), events["start_ns"])
     sums = amount[step >= 0].groupby(step[step >= 0]).sum()
     # 0 in a step without events, but NA in all steps if there are none at all: then perhaps none were recorded.
     return sums.reindex(windows.index, fill_value=0 if len(sums) else None).astype("Int64")
@@ -440,7 +440,7 @@ def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
     annotations = _annotations(trace, windows["thread"])
     # By its middle: an annotation may begin before the range that counts as the step.
     middle_ns = (annotations["start_ns"] + annotations["end_ns"]) // 2
-    step_of_each = number(windows.assign(end_ns=windows["cpu_end_ns"]), middle_ns)
+    step_of_each = step_at(windows.assign(end_ns=windows["cpu_end_ns"]), middle_ns)
     rows = []
     for step, name in zip(step_of_each, annotations["name"], strict=True):
         if step >= 0:
