@@ -192,6 +192,7 @@ def _rows(before: Sequence[Capture], after: Sequence[Capture], table: str, has_s
     rows = []
     for number, (matched, was, now) in enumerate(pairs):
         name = (now or was)[0]
+        # The columns of every table: each takes those that it has.
         row = {"name": name, "cause": name, "match": matched, "before_names": was, "after_names": now}
         row |= {"category": category_of(name), "clock": table.rpartition(" ")[2]}
         sides = [sums[number] for sums in sums_before], [sums[number] for sums in sums_after]
@@ -212,6 +213,7 @@ def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
     group_of = {}
     for number, names in enumerate(groups):
         group_of.update(dict.fromkeys(names, number))
+    # Names of further captures that are in no group are left out.
     sums = frame.groupby(frame.index.map(group_of)).sum()
     return sums.reindex(range(len(groups)), fill_value=0).to_numpy(np.float64)
 

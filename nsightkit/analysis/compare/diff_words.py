@@ -101,8 +101,8 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Jso
     warnings += _exchanged_kernels(kernels)
     was, now = (answer["bottleneck"] for answer in verdicts)
     moved, text = _bottleneck_moved(facts, was, now)
-    shares = [share_text(answer["share_of_span"] or 0) for answer in verdicts]
-    text += f": {was} ({shares[0]} of the time) before, {now} ({shares[1]} of the time) after."
+    share_before, share_after = (share_text(answer["share_of_span"] or 0) for answer in verdicts)
+    text += f": {was} ({share_before} of the time) before, {now} ({share_after} of the time) after."
     return {
         "headline": headline,
         "outcome": outcome,
@@ -163,15 +163,15 @@ def _about_sides(before: Row, after: Row) -> Iterator[str]:
     """Warn of what differs besides the program: GPUs, profilers, what was recorded, graphs without their kernels."""
     gpus = ", ".join(before["gpus"]), ", ".join(after["gpus"])
     tools = before["tool"], after["tool"]
-    for what, (was, now) in (("GPUs", gpus), ("profilers", tools)):
+    for noun, (was, now) in (("GPUs", gpus), ("profilers", tools)):
         if was and now and was != now:
-            yield f"Different {what}: {was} before, {now} after."
-    for name, side, other in (("before", before, after), ("after", after, before)):
-        lacking = ", ".join(table for table in side["missing"] if table not in other["missing"])
-        if lacking:
-            yield f"The capture {name} did not record {lacking}; these are not compared."
+            yield f"Different {noun}: {was} before, {now} after."
+    for name, side, other_side in (("before", before, after), ("after", after, before)):
+        lacking_tables = ", ".join(table for table in side["missing"] if table not in other_side["missing"])
+        if lacking_tables:
+            yield f"The capture {name} did not record {lacking_tables}; these are not compared."
         graphs_ns = side["graph_ns"] or 0
-        if graphs_ns > _LEAST_GRAPH_SHARE * (side["busy_ns"] or 0) and not other["graph_ns"]:
+        if graphs_ns > _LEAST_GRAPH_SHARE * (side["busy_ns"] or 0) and not other_side["graph_ns"]:
             yield (
                 f"The capture {name} holds {time_text(graphs_ns)} of CUDA graphs without their kernels: what seems "
                 "to be missing there may run in them. Compare the busy time, or record with --cuda-graph-trace=node."
@@ -227,6 +227,7 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[Json], int]]
     for table in ("kernels", "ranges"):
         tables[table.capitalize()] = [row for row in comparison["changes"] if row["table"] == table]
     for title, rows in tables.items():
+        # Leave out what takes less on both sides than the smallest change that matters.
         large = [row for row in rows if max(row["before_ns"], row["after_ns"]) >= comparison["least_ns"]]
         yield title, [_shown(row) for row in large[:top]], len(large)
 

@@ -51,13 +51,13 @@ def pair(before: Sequence[str], after: Sequence[str], plain: Callable[[str], str
             key = ("name", name) if name in shared else ("normalised", plain(name))
             groups.setdefault(key, ([], []))[side].append(name)
     pairs = []
-    for key, (was, now) in groups.items():
-        match = key[0]
-        if not now:
+    for key, (names_before, names_after) in groups.items():
+        match, _ = key
+        if not names_after:
             match = "disappeared"
-        elif not was:
+        elif not names_before:
             match = "appeared"
-        pairs.append(Pair(match, was, now))
+        pairs.append(Pair(match, names_before, names_after))
     return pairs
 
 

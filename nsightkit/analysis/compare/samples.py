@@ -154,10 +154,10 @@ def tables(capture: Samples) -> dict[str, pd.DataFrame]:
     return result
 
 
-def _figures(trace: Trace, windows: pd.DataFrame, whole: Json) -> pd.DataFrame:
+def _figures(trace: Trace, windows: pd.DataFrame, totals: Json) -> pd.DataFrame:
     """Tabulate ``wall_ns``, ``busy_ns`` and ``idle_ns`` of the capture and of each step; drop what is unknown."""
     times = steps.busy_and_idle(trace, windows, process=windows["process"].max())
-    total = pd.Series(whole).reindex(times.columns).astype("float64")
+    total = pd.Series(totals).reindex(times.columns).astype("float64")
     if len(windows):
         # Without GPU work only the steps tell a wall time.
         total = total.fillna(times[["wall_ns"]].sum())

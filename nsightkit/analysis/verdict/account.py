@@ -103,7 +103,7 @@ class Account:
     by_part: pd.DataFrame
 
     @property
-    def are_steps(self) -> bool:
+    def parts_are_steps(self) -> bool:
         """Whether the parts of the run are its steps, rather than tenths of its time."""
         return len(self.steps) >= FEW_STEPS
 

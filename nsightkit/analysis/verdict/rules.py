@@ -212,7 +212,7 @@ def _doubts_about_repetition(account: Account, replay: WhatIf, decision: Decisio
         yield "seen once: one interval accounts for over half of it", 2
         return
     count = len(account.steps)
-    if count and not account.are_steps:
+    if count and not account.parts_are_steps:
         yield f"the trace holds {count_text(count, 'step')}, so this may not repeat", 1
     if decision.change is not None and len(replay.playable.unchanged.step_durations_ns) >= FEW_STEPS:
         saved_ns = replay.playable.unchanged.step_durations_ns - replay.played(decision.change).step_durations_ns
@@ -236,7 +236,7 @@ def _only_steps_name_it(account: Account) -> bool:
 def _losing_parts(account: Account, is_losing: np.ndarray) -> str:
     """Say which parts of the run lose much time; `is_losing` flags them."""
     count = int(is_losing.sum())
-    if account.are_steps:
+    if account.parts_are_steps:
         return f"only {count:,} of {len(is_losing):,} steps lose much time to it"
     text = f"the loss is concentrated in {count} tenths of the time"
     if is_losing[:count].all():
