@@ -41,7 +41,7 @@ class Cuts:
 
     Each opens a *slot*, which has the cut's number: from its end to the end of the thread's next cut everything that
     the thread does is early or late by the same delay. A thread's first cut, at `NEVER`, has no delay. Arrays have one
-    element per cut, but pairs.
+    element per cut, except in the pairs.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ _MOST_INFERRED = 1 / 3
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streams:
-    """When operations can start. Times are ns on the trace's clock; arrays have one element per operation, but pairs.
+    """When operations can start. Times are ns on the trace's clock; arrays have one element per operation or pair.
 
     Parameters
     ----------
