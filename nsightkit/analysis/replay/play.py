@@ -101,6 +101,7 @@ def lay_out(schedule: Stages, aside: Bool) -> Layout:
     program = schedule.program
     in_collective = schedule.collectives.operation
     device, _ = pd.factorize(program.device)
+    # The new streams have the numbers after the last one, which is the highest.
     stream = np.where(aside, program.stream[-1] + 1 + device, program.stream)
     order = np.lexsort((program.start, stream))
     # From here on, flags are by place in `order`.
@@ -375,7 +376,7 @@ def _waits_of_segments(setting: _Setting, times: _SegmentTimes) -> Iterator[_Wai
     # A segment begins when it has been launched, with its thread's delay (none without a launch: moment 0), ...
     yield _Waits(moment=ends, awaited=np.maximum(schedule.slot[head], 0), delay_ns=times.ready_end)
     # ... behind the segment before it in its stream or, as the first, behind what was there before it (in a new stream,
-    # of operations moved aside, nothing), ...
+    # of operations moved aside, nothing); moment 0 is at 0, ...
     first = np.flatnonzero(layout.opens_stream)
     later = np.flatnonzero(~layout.opens_stream)
     free = np.where(program.is_first[head], program.previous_end[head], NEVER)

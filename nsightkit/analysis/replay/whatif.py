@@ -102,6 +102,7 @@ class WhatIf:
         How long operations waited for work that the trace does not contain, in sum.
     """
 
+    # The values for a trace of which no schedule can be made.
     schedule: Schedule | None = None
     wall_ns: int | None = None
     error: float | None = None
@@ -149,7 +150,7 @@ class WhatIf:
         """
         change = Change()
         for name in changes:
-            self._add(name, change)
+            self._add_named(name, change)
         return self.playable.play(change)
 
     def row(self, *changes: str) -> Json:
@@ -191,7 +192,7 @@ class WhatIf:
         after_ns = max(self.played(*changes).wall_ns, 1)
         return 1 - after_ns / max(self.playable.unchanged.wall_ns, 1)
 
-    def _add(self, name: str, change: Change) -> None:
+    def _add_named(self, name: str, change: Change) -> None:
         """Add the change of a name, as :func:`asked` gives it, to `change`."""
         key, _, argument = name.partition(":")
         schedule = self.playable

@@ -77,7 +77,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         No card of the name in `gpu` is listed.
     """
     if gpu is not None:
-        hardware.find(gpu)
+        hardware.find(gpu)  # refuses an unknown card
     answer: dict[str, Any] = {
         "bottleneck": "not-enough-data",
         "share_of_span": None,
