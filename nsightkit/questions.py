@@ -123,13 +123,15 @@ def gpus_of(trace: "Trace") -> list[str]:
 
 def _remarks_on_missing(trace: "Trace", *needs: str) -> list[str]:
     """Write remarks on tables that an answer needs: those the trace lacks, and those that the filters emptied."""
+    from nsightkit.table import table_words
+
     remarks = []
     absent = [table for table in needs if not trace.recorded(table)]
     if absent:
-        remarks.append(f"the trace does not record {' or '.join(absent)}; figures that need them are left out")
+        remarks.append(f"the trace does not record {' or '.join(table_words(absent))}")
     recorded = [table for table in needs if trace.whole.size(table)]  # `whole` is the trace before the filters
     if recorded and not any(map(trace.size, recorded)):
-        remarks.append(f"the filters leave none of its {' or '.join(recorded)}")
+        remarks.append(f"the filters leave none of its {' or '.join(table_words(recorded))}")
     return remarks
 
 
@@ -192,10 +194,18 @@ def kernels(
     ['GEMM']
     """
     from nsightkit.analysis.timeline import kernels as analysis
+    from nsightkit.table import SHOWN_ROWS
 
     rows = analysis.summary(trace, by=by, sort=sort)
-    rows_asked_for = rows if top is None else rows.head(top)
-    share = f"{100 * rows_asked_for['share'].sum():.0f}% of all kernel time"
+    shown = rows.head(SHOWN_ROWS if top is None else top)
+    share = f"{100 * shown['share'].sum():.0f}% of all kernel time"
+    notes = [f"{len(shown):,} of {count_text(len(rows), 'row')}: {share}. Overlapping kernels each count in full"]
+    graphs = trace["graphs"]
+    if len(graphs):
+        graphs_ns = (graphs["end_ns"] - graphs["start_ns"]).sum()
+        notes.append(
+            f"CUDA graphs took another {time_text(graphs_ns)}; nsys records their kernels with --cuda-graph-trace=node"
+        )
     hidden = ["median_ns", "min_ns", "max_ns", "std_ns"]
     if by == "category":
         hidden.append("category")
@@ -203,7 +213,7 @@ def kernels(
         trace,
         rows,
         top,
-        notes=[f"{count_text(len(rows_asked_for), 'row')}: {share}. Overlapping kernels each count in full"],
+        notes=notes,
         remarks=_remarks_on_missing(trace, "kernels"),
         empty="no kernels",
         hidden=hidden,
@@ -285,7 +295,7 @@ def ranges(
         top,
         notes=[
             "total and exclusive: time on the CPU; for asynchronous work, the time to launch it",
-            f"GPU: union of the work launched inside (rule: {rule}); GPU span: its first start to its last end",
+            "GPU: union of the work launched inside; GPU span: its first start to its last end",
         ],
         remarks=_remarks_on_missing(trace, "ranges"),
         empty="no ranges",
@@ -302,7 +312,7 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
     min_us : float
         Leave out gaps shorter than this.
     each : bool
-        List every gap with its cause and evidence.
+        List every gap with its cause and evidence, the longest first.
     top : int, optional
         Only the first N rows. Default: all; text shows 20.
 
@@ -319,7 +329,9 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
     if each:
         rows = analysis.find(trace, min_ns=min_ns)[["device", "start_ns", "end_ns", "cause", "evidence"]]
         count = len(rows)
-        idle_ns = (rows["end_ns"] - rows["start_ns"]).sum()
+        lengths_ns = rows["end_ns"] - rows["start_ns"]
+        idle_ns = lengths_ns.sum()
+        rows = rows.loc[lengths_ns.sort_values(ascending=False, kind="stable").index]
     else:
         rows = analysis.summary(trace, min_ns=min_ns)
         count = int(rows["count"].sum())
@@ -397,7 +409,7 @@ def whatif(
         top,
         notes=_prediction_basis(replay),
         remarks=remarks,
-        empty="No common change is predicted to help; try no-cpu-work",
+        empty="None of the five default changes is predicted to help; name others (nsightkit whatif --help)",
         hidden=("replay_error",),
     )
 
@@ -406,11 +418,11 @@ def _prediction_basis(replay: "WhatIf") -> list[str]:
     """Describe in one line what a prediction rests on; nothing where nothing was predicted."""
     if replay.error is None:
         return []
-    parts = [f"Replaying the unchanged trace is {share_text(replay.error)} off the recording"]
+    parts = [f"The replay is {share_text(replay.error)} off the recording without any change"]
     if replay.inferred:
-        parts.append(f"{count_text(replay.inferred, 'wait')} inferred, not recorded")
+        parts.append(f"{count_text(replay.inferred, 'wait')} inferred, because the trace does not record them")
     if replay.held_ns:
-        parts.append(f"{time_text(replay.held_ns)} behind work that the trace does not hold")
+        parts.append(f"{time_text(replay.held_ns)} spent behind work that the trace does not contain")
     return [" · ".join(parts)]
 
 
@@ -551,7 +563,7 @@ def steps(
         top,
         notes=notes,
         remarks=_remarks_on_missing(trace, "ranges", "kernels"),
-        empty="no step ranges (--match names others)",
+        empty="no ranges are named like steps; choose others with --match REGEX",
     )
 
 

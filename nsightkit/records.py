@@ -11,7 +11,7 @@ import pandas as pd
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.text import bytes_text, count_text, share_text, time_text
 from nsightkit.safe import Json, plain
-from nsightkit.table import About, Fact, Part, Record, Table, plain_value
+from nsightkit.table import About, Fact, Part, Record, Table, plain_value, table_words
 
 if TYPE_CHECKING:
     from nsightkit.analysis.ranks.job import Job
@@ -86,7 +86,7 @@ class Summary(Record):
             columns = ("device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count")
             yield from _table_parts(devices, columns, top=len(devices))
         if self["missing"]:
-            yield f"not recorded: {', '.join(self['missing'])}"
+            yield f"not recorded: {', '.join(table_words(self['missing']))}"
         yield from self.about.notes
 
     def facts(self) -> list[Fact]:
@@ -115,7 +115,7 @@ class Summary(Record):
         for key, label in labels.items():
             facts.append(self._time_fact(label, key))
         if self["memory_overhead"] is not None:
-            facts.append(Fact("copy and memset time / kernel time", f"{self['memory_overhead']:.3f}"))
+            facts.append(Fact("copies and memsets, of kernel time", share_text(self["memory_overhead"])))
         return facts
 
     def _time_fact(self, label: str, key: str, whole_ns: int | None = None) -> Fact:

@@ -18,7 +18,7 @@ import os
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -175,8 +175,15 @@ _SHORTENED_UNITS = ("kernel", "place", "evidence")
 _COLUMNS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
 #: The units in columns.toml, by column.
 _UNIT_OF = {name: unit for unit, names in _COLUMNS["units"].items() for name in names}
+#: What people call a table of a trace, by its name.
+_TABLE_WORDS: dict[str, str] = _COLUMNS["tables"]
 #: The column of bars, which is drawn beside a share.
 _BAR = Column("bar", "", "word")
+
+
+def table_words(tables: Iterable[str]) -> list[str]:
+    """Call tables of a trace what people call them."""
+    return [_TABLE_WORDS.get(table, table) for table in tables]
 
 
 def column_of(name: str) -> Column:

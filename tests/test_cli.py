@@ -148,11 +148,11 @@ def test_not_recorded_is_null_with_one_line_on_stderr(saved: Save, run: Run) -> 
     summary = json.loads(out)
     assert (code, summary["memop_ns"], summary["memory_overhead"]) == (0, None, None)
     assert summary["missing"] == ["memops", "graphs"]
-    assert "does not record memops or graphs" in one_line(err)
+    assert "does not record copies and memsets or CUDA graphs" in one_line(err)
     assert "not recorded" in run("summary", path)[1]
     code, out, err = run("memops", path, "-f", "json")
     assert (code, json.loads(out)) == (0, [])
-    assert "does not record memops" in one_line(err)
+    assert "does not record copies and memsets" in one_line(err)
     code, out, err = run("kernels", saved(), "--time", "1ms:2ms", "-f", "json")
     assert (code, json.loads(out)) == (0, [])
     assert one_line(err).endswith("the filters leave none of its kernels\n")

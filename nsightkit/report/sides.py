@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from nsightkit.questions import gpus_of
 from nsightkit.safe import plain
+from nsightkit.table import table_words
 from nsightkit.trace.clean import clean, clean_text
 from nsightkit.trace.model import Trace
 
@@ -83,5 +84,5 @@ def _source_line(trace: Trace) -> str:
     """Write on which GPU and with which tool a trace was captured, and what it lacks."""
     meta = trace.meta
     cards = " and ".join(gpus_of(trace)) or "GPU not named"
-    missing = ", ".join(meta.missing) or "nothing"
+    missing = ", ".join(table_words(meta.missing)) or "nothing"
     return f"{cards} · {meta.tool} {meta.tool_version or ''} · not recorded: {missing}"

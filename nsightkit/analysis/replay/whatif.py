@@ -222,14 +222,24 @@ class WhatIf:
             change.less_ns = change.less_ns + _saved_by_equal_devices(schedule)
         elif key == "scale":
             pattern, _, factor = argument.rpartition("=")
-            change.less_ns = change.less_ns + _saved_by_scaling(schedule, compiled(pattern, "--scale"), float(factor))
+            saved_ns = _saved_by_scaling(schedule, compiled(pattern, "--scale"), float(factor))
+            change.less_ns = change.less_ns + saved_ns
+            if float(factor) != 1 and not saved_ns.any():
+                raise UsageError(f"--scale: no GPU operation matches {pattern!r}")
         elif key == "without":
             without = compiled(argument, "--without")
-            change.less_ns = change.less_ns + _saved_by_scaling(schedule, without, 0.0)
+            saved_ns = _saved_by_scaling(schedule, without, 0.0)
+            change.less_ns = change.less_ns + saved_ns
+            is_matched = saved_ns.any()
             for thread in threads:
                 for table in ("ranges", "ops"):
                     events = schedule.facts.named(table, thread, without)
                     change.remove(thread, events.start, events.end)
+                    is_matched = is_matched or len(events.start)
+            if not is_matched:
+                raise UsageError(
+                    f"--without: {argument!r} matches no GPU operation, and no range or operator of a launching thread"
+                )
 
     @property
     @kept

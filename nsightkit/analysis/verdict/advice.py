@@ -20,9 +20,9 @@ from nsightkit.trace.model import Trace
 
 #: Commands that record more, by what is missing.
 _CAPTURE = {
-    "nsys": "nsightkit capture nsys -o more -- COMMAND",
+    "nsys": "nsightkit capture nsys -o again -- COMMAND",
     "nodes": "nsightkit capture nsys --cuda-graph-trace=node -o nodes -- COMMAND",
-    "torch": "nsightkit capture torch -o more -- COMMAND",
+    "torch": "nsightkit capture torch -o again -- COMMAND",
     "shapes": "nsightkit capture torch --record-shapes -o shapes -- COMMAND",
     "ncu": "nsightkit capture ncu --launch-count 20 -o kernels -- COMMAND",
 }

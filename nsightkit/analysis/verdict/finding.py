@@ -240,7 +240,8 @@ def _longest_moments(finding: Finding) -> Iterator[str]:
             where = f" on device {device}"
         moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
     if moments:
-        yield f"Longest: {'; '.join(moments)}"
+        noun = "gaps" if finding.is_idle else "intervals"
+        yield f"Longest {noun}: {'; '.join(moments)}"
 
 
 def _prediction(finding: Finding) -> str:
@@ -282,8 +283,6 @@ def against(finding: Finding) -> Iterator[str]:
     yield from finding.decision.doubts
     inferred = finding.replay.inferred
     if finding.changes and inferred:
-        dependencies = "dependencies were"
-        if inferred == 1:
-            dependencies = "dependency was"
-        yield f"{inferred:,} {dependencies} inferred, not recorded"
+        waits = count_text(inferred, "inferred wait")
+        yield f"predictions rest on {waits}: the trace does not record what streams and calls wait for"
     yield from finding.account.trace.meta.notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -149,10 +150,13 @@ def _doubts_about_replay(replay: WhatIf, decision: Decision) -> Iterator[_Doubt]
     if replay.refused is not None:
         yield f"nothing is predicted: {replay.refused}", 2
     elif replay.error is not None and replay.error > _DOUBTFUL_ERROR:
-        yield f"replaying the unchanged trace is {share_text(replay.error)} off the recording", 1
+        yield f"the replay is {share_text(replay.error)} off the recording without any change", 1
     if decision.ties:
-        others = " or ".join(CAUSES[name].noun for name in decision.ties)
-        yield f"removing {others} would help about as much", 1
+        gains = {}
+        for change in (str(decision.change), *(CHANGE_OF[name] for name in decision.ties)):
+            gains[change] = f"{change} ({replay.row(change)['speedup']:.2f}x)"
+        own_gain = gains.pop(str(decision.change))
+        yield f"{' or '.join(gains.values())} would help about as much as {own_gain}", 1
 
 
 def _doubts_about_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
@@ -238,9 +242,10 @@ def _losing_parts(account: Account, is_losing: np.ndarray) -> str:
     count = int(is_losing.sum())
     if account.parts_are_steps:
         return f"only {count:,} of {len(is_losing):,} steps lose much time to it"
-    text = f"the loss is concentrated in {count} tenths of the time"
+    text = f"of ten equal parts of the time, only {count} lose much to it"
     if is_losing[:count].all():
-        text += f", the first ones, which may be set-up (exclude them with --time {int(account.edges[count])}:)"
+        begin_ms = math.ceil(account.edges[count] / 1e6)
+        text += f": the first, perhaps set-up (--time {begin_ms}ms: leaves it out)"
     return text
 
 

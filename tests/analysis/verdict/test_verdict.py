@@ -212,14 +212,14 @@ DOUBTS: dict[str, tuple[Laid, str, str, str]] = {
         steady(("cpu-work", 200), ("input-pipeline", 190), in_turn=True),
         "cpu-work",
         "medium",
-        "wait for data would help",
+        "would help about as much as no-cpu-work",
     ),
     "unknown": (steady(("unknown", 1200), ("cpu-work", 800), steps=False), "unknown", "low", ""),
     "half unknown": (steady(("unknown", 600), ("cpu-work", 1000), steps=False), "cpu-work", "medium", "no recorded"),
     "near the threshold": (steady(("cpu-work", 60)), "cpu-work", "medium", "5% threshold"),
     "below the threshold": (steady(("cpu-work", 47)), "compute-bound", "medium", "kernel names"),
     "the profiler in the way": (steady(("cpu-work", 300), ("profiler", 150)), "cpu-work", "medium", "the profiler"),
-    "set-up": (copies_first(), "memory-transfer", "low", "2 tenths of the time, the first ones, which may be set-up"),
+    "set-up": (copies_first(), "memory-transfer", "low", "only 2 lose much to it: the first, perhaps set-up"),
     "one moment": (one_moment(), "cpu-work", "low", "seen once"),
     "two of twelve": (some_steps(lambda i: 500 * (i in (4, 9))), "cpu-work", "low", "only 2 of 12 steps would gain"),
     "eight of twelve": (some_steps(lambda i: 500 * (i < 8)), "cpu-work", "medium", "only 8 of 12 steps would gain"),
@@ -604,7 +604,7 @@ def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: 
     found = verdict.summary(trace)
     assert found["bottleneck"] == "memory-transfer"
     assert found["named"][0]["inside"] == "init_model"
-    assert "5 tenths of the time, the first ones, which may be set-up" in found["against"][0]
+    assert "only 5 lose much to it: the first, perhaps set-up" in found["against"][0]
     loop = verdict.summary(select(trace, within="^benchmark_loop$"))
     assert loop["bottleneck"] == "compute-bound"
     assert "TF32" in loop["next_steps"][0]
