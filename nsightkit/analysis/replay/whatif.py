@@ -230,12 +230,12 @@ class WhatIf:
             without = compiled(argument, "--without")
             saved_ns = _saved_by_scaling(schedule, without, 0.0)
             change.less_ns = change.less_ns + saved_ns
-            is_matched = saved_ns.any()
+            is_matched = bool(saved_ns.any())
             for thread in threads:
                 for table in ("ranges", "ops"):
                     events = schedule.facts.named(table, thread, without)
                     change.remove(thread, events.start, events.end)
-                    is_matched = is_matched or len(events.start)
+                    is_matched = is_matched or len(events.start) > 0
             if not is_matched:
                 raise UsageError(
                     f"--without: {argument!r} matches no GPU operation, and no range or operator of a launching thread"
