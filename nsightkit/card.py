@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from nsightkit.analysis.core.causes import CAUSES
+from nsightkit.analysis.core.causes import CAUSES, confidence_text
 from nsightkit.analysis.core.text import share_text, time_text
 from nsightkit.safe import Json, plain
 
@@ -39,7 +39,10 @@ def html(answer: Json, title: str = "", *, unfolded: bool = False) -> str:
     unfolded : bool
         Show evidence and doubts at once.
     """
-    return _template().render(answer=answer, title=title, unfolded=unfolded, bar=list(_bar(answer)))
+    confidence = confidence_text(answer["confidence"], answer["ties"])
+    return _template().render(
+        answer=answer, confidence=confidence, title=title, unfolded=unfolded, bar=list(_bar(answer))
+    )
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 
-from nsightkit.analysis.core.causes import CAUSES
+from nsightkit.analysis.core.causes import CAUSES, confidence_text
 from nsightkit.analysis.core.text import bytes_text, count_text, share_text, time_text
 from nsightkit.safe import Json, plain
 from nsightkit.table import About, Fact, Part, Record, Table, plain_value, table_words
@@ -133,7 +133,9 @@ class Verdict(Record):
     def parts(self) -> Iterator[Part]:
         """Give one sentence, where the time went, what to try, the evidence and the doubts."""
         yield self["headline"]
-        yield f"{self['bottleneck']}, confidence {self['confidence']} · {self.about.title}"
+        confidence = confidence_text(self["confidence"], self["ties"])
+        yield f"{self['bottleneck']}, {confidence}"
+        yield self.about.title
         facts = []
         for part in sorted([*self["busy"], *self["candidates"]], key=lambda part: -part["share_of_span"]):
             if part["share_of_span"] >= _SMALLEST_SHARE:

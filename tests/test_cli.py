@@ -117,7 +117,7 @@ def test_every_command_in_every_format(command: str, saved: Save, run: Run) -> N
         assert len(list(csv.DictReader(io.StringIO(out)))) == len(answer)
     code, out, err = run(command, path)
     assert (code, err) == (0, "")
-    title = out.splitlines()[1 if command == "verdict" else 0]  # below the verdict's headline
+    title = out.splitlines()[2 if command == "verdict" else 0]  # below the headline and the confidence
     assert {"NVIDIA H200", "planted.parquet"} <= set(title.split(" · "))
     assert max(map(len, out.splitlines())) <= 100
 

@@ -253,28 +253,30 @@ def overlap() -> Drawing:
 
 def symptoms() -> Drawing:
     """From a slow job to the page that deals with it; the links are relative to the landing page."""
-    drawing = Drawing("symptoms", 400, "A flowchart from a slow job to the pages that deal with it")
+    drawing = Drawing("symptoms", 482, "A flowchart from a slow job to the pages that deal with it")
     drawing.box(280, 4, 200, 34, GREY, "The job is slow")
     drawing.arrow(380, 38, 380, 60)
-    drawing.box(230, 62, 300, 50, OCHRE, "Is the GPU idle for 10% or more?\nnsightkit verdict TRACE")
+    drawing.box(230, 62, 300, 50, GREY, "Does the verdict name a wait?\nnsightkit verdict TRACE")
     drawing.text(196, 82, "yes", "end")
     drawing.text(564, 82, "no")
     drawing.arrow(230, 87, 150, 128)
     drawing.arrow(530, 87, 585, 128)
-    drawing.box(40, 130, 220, 34, OCHRE, "What does the GPU wait for?")
-    drawing.box(420, 130, 330, 34, OCHRE, "What fills the busy time?")
+    drawing.box(40, 130, 220, 34, GREY, "What does the GPU wait for?")
+    drawing.box(420, 130, 330, 34, GREY, "What fills the busy time?")
     left = (
         (VERMILION, "data", "gallery/02_starved_input_pipeline.html"),
         (PURPLE, "launches", "gallery/04_tiny_kernels.html"),
         (BLUE, "a sync, .item()", "gallery/03_hidden_synchronisation.html"),
-        (GREEN, "a copy", "guide/timeline.html"),
-        (OCHRE, "other CPU work", "guide/timeline.html"),
+        (GREEN, "a copy", "guide/timeline.html#a-gap-before-a-copy-pageable-memory"),
+        (OCHRE, "other CPU work", "guide/timeline.html#work-between-launches-the-cpu-s-own"),
+        (RED, "start-up, compiling", "guide/timeline.html#one-call-as-long-as-a-step-start-up"),
+        (PINK, "other ranks", "guide/many_gpus.html#which-rank-is-late"),
     )
     right = (
         (BLUE, "matmul and attention: how close to peak?", "guide/speed_of_light.html"),
         (GREEN, "small memory-bound kernels: fuse them", "guide/kernels.html"),
         (PINK, "collectives: which rank is late?", "guide/many_gpus.html"),
-        (GREEN, "copies: pin, overlap, drop", "guide/kernels.html"),
+        (GREEN, "copies: pin, overlap, drop", "guide/kernels.html#are-the-copies-fast"),
         (RED, "one kernel: read its counters", "guide/inside_one_kernel.html"),
     )
     for x, width, leaves in ((80, 180, left), (460, 290, right)):

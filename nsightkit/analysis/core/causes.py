@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,3 +43,18 @@ _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="ut
 IDLE = tuple(Cause(**row) for row in _FILE["idle"])
 #: All answers: causes of idle time, then what fills busy time.
 CAUSES = {cause.slug: cause for cause in (*IDLE, *(Cause(**row) for row in _FILE["busy"]))}
+
+
+def confidence_text(level: str, ties: Sequence[str]) -> str:
+    """Write how sure an answer is, and which other causes would gain about as much.
+
+    Parameters
+    ----------
+    level : str
+    ties : sequence of str
+        Slugs of causes.
+    """
+    text = f"confidence {level}"
+    if ties:
+        text += f": removing {' or '.join(CAUSES[slug].noun for slug in ties)} would help about as much"
+    return text

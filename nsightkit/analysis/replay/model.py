@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
-#: Starts and ends of disjoint intervals, in ns on the trace's clock.
+# Starts and ends of disjoint intervals, in ns on the trace's clock.
 Intervals = tuple[Int, Int]
 
 #: A time before every other, for what did not happen; a quarter of the smallest number, so that sums do not overflow.

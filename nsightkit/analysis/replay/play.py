@@ -45,7 +45,7 @@ class Stages:
 
     @functools.cached_property
     def slot(self) -> Int:
-        """The slot (see :class:`Cuts`) that each operation was launched in, -1 where its launch was not recorded."""
+        """The slot that each operation was launched in, -1 where its launch was not recorded."""
         return self.cuts.slot_at(self.program.launch_thread, self.program.launch_start)
 
 

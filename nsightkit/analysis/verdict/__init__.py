@@ -56,6 +56,8 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         ``changes``
             What :func:`nsightkit.analysis.replay.whatif.rows` predicts of the changes that gain anything, the
             largest gain first; empty where nothing can be predicted.
+        ``ties``
+            Causes whose change is predicted to gain about as much.
         ``headline``
             The answer in one sentence, with its share or, where its removal gains more, with that gain.
         ``replay_error``
@@ -82,6 +84,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         "bottleneck": "not-enough-data",
         "share_of_span": None,
         "confidence": "low",
+        "ties": [],
         "evidence": [],
         "against": list(trace.meta.notes),
         "next_steps": [],
@@ -110,7 +113,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         # Take the answer back, but keep what was found as evidence and as a doubt.
         holds = f"the trace holds {count_text(count, 'GPU operation')}"
         doubt = f"{holds}, too few to judge a program by; alone they suggest {judged['bottleneck']}"
-        for key in ("bottleneck", "headline", "share_of_span", "total_ns", "confidence"):
+        for key in ("bottleneck", "headline", "share_of_span", "total_ns", "confidence", "ties"):
             judged[key] = answer[key]
         judged["against"].insert(0, doubt)
         judged["next_steps"] = [f"capture several steps after the warm-up: {advice.again(trace)}"]
@@ -140,6 +143,7 @@ def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
         "bottleneck": decision.name,
         "share_of_span": judged.share,
         "confidence": decision.level,
+        "ties": list(decision.ties),
         "evidence": list(finding.evidence(judged)),
         "against": list(finding.against(judged)),
         "next_steps": list(advice.next_steps(judged)),
