@@ -36,7 +36,7 @@ real = {name: case(*which) for name, which in CASES.items()}
 rows = {name: waits.of(run.trace) for name, run in real.items()}
 waiting = pd.DataFrame(rows).T.astype(float).rename_axis("program")
 WAITS = ["share in waiting calls", "share idle after them"]
-GAIN = "speedup without waits"
+GAIN = "predicted speedup without waits"
 plots.table(waiting[WAITS[:1]].reset_index(), {WAITS[0]: "{:.1%}"})
 
 # %%

@@ -90,7 +90,7 @@ parts = ranges.loc[names, ["total_ns", "gpu_ns"]]
 shares = parts / parts.sum()
 plots.stacks(
     {"CPU time": parts["total_ns"], "GPU busy time": parts["gpu_ns"]},
-    title="Attention among its parts, A100 (case file)",
+    title="Where attention's time goes, A100 (case file)",
 )
 annotated
 

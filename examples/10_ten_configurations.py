@@ -47,8 +47,8 @@ replayed = pd.DataFrame(
     index=list(traces),
 )
 plots.panels(
-    replayed,
-    ["share busy", "speedup"],
+    replayed.rename(columns={"speedup": "predicted speedup"}),
+    ["share busy", "predicted speedup"],
     title="Seven programs on a faster card (case file)",
 )
 

@@ -58,7 +58,7 @@ eight[0]
 # end. The others wait for the rank with the shortest bars:
 
 job = ranks.survey([run.path for run in eight], workers=0)
-figures.rank_arrivals(job.arrivals, title="One step, eight V100 (case file)")
+figures.rank_arrivals(job.arrivals, title="One step, eight V100s (case file)")
 
 # %%
 # In order, with the last rank of each:
@@ -161,8 +161,8 @@ plots.table(pd.DataFrame(rows))
 # %%
 # Both ranks are equally late, but only one has more to compute. A rank that
 # waits for its data gains nothing from less work: find the cause before you
-# balance the load. For a late data loader, :doc:`02_starved_input_pipeline` is
-# the next page.
+# balance the load. For a late data loader, see
+# :doc:`02_starved_input_pipeline`.
 
 # %%
 # Verdict

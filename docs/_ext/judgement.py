@@ -51,8 +51,12 @@ def _by_truth(table: pd.DataFrame) -> pd.DataFrame:
     for truth, group in table.groupby("truth"):
         others = Counter(group["answer"][group["answer"] != truth])
         listed = ", ".join(f"{answer} {count}" for answer, count in others.most_common())
-        rows[truth] = {"runs": len(group), "answered so": int((group["answer"] == truth).sum()), "otherwise": listed}
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("true")
+        rows[truth] = {
+            "runs": len(group),
+            "named correctly": int((group["answer"] == truth).sum()),
+            "named instead": listed,
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("true cause")
 
 
 class Judgement(SphinxDirective):
@@ -68,7 +72,8 @@ class Judgement(SphinxDirective):
         tables = []
         for frame in (_by_truth(table), by_source):
             shown = plots.table(frame.reset_index())
-            tables.append(nodes.raw("", shown._repr_html_(), format="html"))
+            html = f'<div class="pst-scrollable-table-container">{shown._repr_html_()}</div>'
+            tables.append(nodes.raw("", html, format="html"))
         return [*tables, nodes.paragraph("", _about_random(document["random"]))]
 
 

@@ -33,6 +33,7 @@ from nsightkit.plots.looks import (
     amount,
     byte_unit,
     duration,
+    part_name,
     spoken,
     time_unit,
 )
@@ -84,7 +85,7 @@ def distributions(samples: Mapping[str, ArrayLike], *, title: str) -> Figure:
         sentences.append((label, f"{median} of {len(times):,}"))
     _time_axis(axes, "duration", left, right)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set(ylabel="share that is at most so long", ylim=(0, 1.03))
+    axes.set(ylabel="share no longer than this", ylim=(0, 1.03))
     style.legend(figure, 2)
     return style.described(figure, f"{title}, cumulative distributions of the duration: {spoken(sentences)}.")
 
@@ -121,11 +122,11 @@ def share_curves(
             place["va"] = "bottom" if low else "top"
             axes.annotate(true, (1, levels[label]), (0, 2 if low else -4), color=colour, **place, **_BESIDE)
             sentences.append((f"{label}, level", true))
-    _time_axis(axes, "length of a window", periods[0], periods[-1])
+    _time_axis(axes, "sampling window", periods[0], periods[-1])
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set(ylabel="reported share", ylim=(0, 1.05))
     style.legend(figure, 2)
-    return style.described(figure, f"{title}, reported share against the length of a window: {spoken(sentences)}.")
+    return style.described(figure, f"{title}, reported share by sampling window: {spoken(sentences)}.")
 
 
 #: How sure a change is: its colour and marker.
@@ -158,7 +159,7 @@ def change_intervals(rows: pd.DataFrame, *, title: str, top: int = 12) -> Figure
             axes.plot(own["delta_ns"], own.index, marker, color=colour, markersize=6, label=word)
     names, words = [], []
     for row in shown.to_dict("records"):
-        name = str(row["name"]).removesuffix("_ns")
+        name = part_name(str(row["name"]).removesuffix("_ns"))
         if isinstance(row.get("before_names"), list):  # which kernels have
             name = short_name(name)
         if isinstance(row.get("clock"), str):
@@ -555,7 +556,7 @@ def rank_lateness(arrivals: pd.DataFrame, late_ns: pd.Series, *, title: str) -> 
         axes.plot([median] * 2, [row - 0.36, row + 0.36], color=VERMILION, linewidth=2.2, label="median")
         pairs.append((f"rank {rank}", duration(median * size)))
     style.name_rows(axes, [f"rank {rank}" for rank in ranks])
-    axes.set(ylim=(len(ranks) - 0.5, -0.5), xlabel=f"later than the middle rank, in a step ({unit})")
+    axes.set(ylim=(len(ranks) - 0.5, -0.5), xlabel=f"delay behind the median rank, per step ({unit})")
     axes.grid(axis="y", color=DARK_GREY, alpha=0.15)
     style.legend(figure, 2)
     return style.described(figure, f"{title}, dots, one a step; medians: {spoken(pairs)}.")
@@ -590,7 +591,7 @@ def rank_arrivals(arrivals: pd.DataFrame, *, title: str) -> Figure:
     axes.barh(row, wait, left=start, color=OCHRE, hatch="//", label="waiting for the last rank", **look)
     axes.barh(row, length - wait, left=start + wait, color=BLUE, label="transfer, all ranks there", **look)
     last = wait == 0
-    axes.plot(start[last], row[last], "k>", markersize=6, label="came last", linestyle="none")
+    axes.plot(start[last], row[last], "k>", markersize=6, label="arrived last", linestyle="none")
     names = [f"rank {rank}" for rank in waits.index]
     style.name_rows(axes, names)
     style.in_unit(axes.xaxis, size)

@@ -44,7 +44,7 @@ def until_full(sizes: Mapping[str, Any], limit_bytes: float) -> dict[str, pd.Ser
     fits = int((limit_bytes - items.sum()) // _held(sizes))
     stacks = {}
     for number in range(1, fits + 2):
-        name = f"step {number}" + (", too much" if number > fits else "")
+        name = f"step {number}" + (", over the limit" if number > fits else "")
         stacks[name] = pd.concat([items, pd.Series({"kept by mistake": float(number * _held(sizes))})])
     return stacks
 

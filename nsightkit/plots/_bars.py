@@ -62,6 +62,7 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
             color=colour,
             hatch=hatch,
             edgecolor="white",
+            linewidth=0.3,  # a wider edge hides thin bars
             label=label,
         )
         value = f"{write(row[value_column])} · {row[share_column]:.1%} · {row['count']:,.0f}x"
@@ -83,8 +84,8 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
     frame : DataFrame
         One row per thing; its index names it.
     columns : sequence of str
-        The columns to draw. Those named ``share…`` are drawn in percent, those ending in ``_ns`` as times, others as
-        plain numbers. A missing value has no bar and is labelled ``n/a``.
+        The columns to draw. Those named ``share…`` are drawn in percent, those ending in ``_ns`` as times, speedups
+        from 1 on, others as plain numbers. A missing value has no bar and is labelled ``n/a``.
     title : str, default "Side by side"
 
     Returns
@@ -102,9 +103,13 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
 
 def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
     """Draw one column as bars; return their values as text."""
-    widths = values.fillna(0)
-    label = column
     write = _short_number
+    label = column
+    begin = 0  # of the bars
+    if "speedup" in column:
+        write = "{:.2f}x".format
+        begin = 1
+    widths = values.fillna(begin)
     if column.endswith("_ns"):
         write = duration
         size, unit = time_unit(widths.max())
@@ -116,9 +121,10 @@ def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
         axes.xaxis.set_major_formatter(PercentFormatter(1))  # its own decimals: small shares need some
     axes.set_xlabel(label, fontsize=9)
     value_labels = values.map(write, na_action="ignore").fillna("n/a")
-    drawn = axes.barh(np.arange(len(values)), widths, color=BLUE, height=0.66)
+    lengths = widths - begin
+    drawn = axes.barh(np.arange(len(values)), lengths, left=begin, color=BLUE, height=0.66)
     axes.bar_label(drawn, value_labels.tolist(), padding=3, fontsize=8)
-    axes.set_xlim(0, widths.max() * 1.45 or 1)  # room for the longest bar's label; 1 if all are 0
+    axes.set_xlim(begin, begin + (lengths.max() * 1.45 or 1))  # room for the longest bar's label; 1 if all are 0
     axes.tick_params(axis="x", labelsize=8)
     return value_labels
 

@@ -63,7 +63,7 @@ def roofline(
         axes.plot([left, ridge, right], heights, color=colour, linestyle=dashes, linewidth=1.8, label=label)
     _draw_points(axes, points, top)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylabel="reached (TFLOP/s)")
-    axes.set_xlabel("arithmetic intensity (FLOPs a byte of compulsory traffic)")
+    axes.set_xlabel("arithmetic intensity (FLOPs per compulsory byte)")
     axes.set_ylim(top=1.5 * axes.get_ylim()[1])  # room above the highest roof
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(10))

@@ -18,7 +18,7 @@ from nsightkit.plots.looks import DARK_GREY, QUANTITIES, part_name, spoken
 _COLOURS = (*style.SERIES, DARK_GREY)
 _HATCHES = (None, "//", "..", "\\\\", "xx")
 #: A part below this share of the longest bar is too small to see.
-_LEAST_SHARE = 1e-3
+_LEAST_SHARE = 3e-3
 #: Narrower than this share of its bar, a segment has no room for a number.
 _LEAST_LABELLED_SHARE = 0.055
 
@@ -57,7 +57,7 @@ def stacks(
         parts = parts / sums
         size = 1.0
         write: Callable[[float], str] = "{:.0%}".format
-        axes.set(xlim=(0, 1), xlabel=axis or "share of the bar's whole")
+        axes.set(xlim=(0, 1), xlabel=axis or "share of each bar")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
     else:
         unit_of, write = QUANTITIES[quantity]
@@ -96,6 +96,7 @@ def _draw_segments(axes: Any, parts: pd.DataFrame) -> list[Any]:
             color=colour,
             hatch=hatch,
             edgecolor="white",
+            linewidth=0.3,  # a wider edge hides thin parts
             label=style.plain(part_name(str(name)), 40),
         )
         segments.append(segment)
