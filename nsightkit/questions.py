@@ -258,7 +258,7 @@ def where(
         top,
         notes=[places.note] if places.note else [],
         remarks=remarks,
-        empty="no kernels, or no such places recorded",
+        empty="no kernels with a recorded place",
     )
 
 
@@ -418,11 +418,9 @@ def _prediction_basis(replay: "WhatIf") -> list[str]:
     """Describe in one line what a prediction rests on; nothing where nothing was predicted."""
     if replay.error is None:
         return []
-    parts = [f"The replay is {share_text(replay.error)} off the recording without any change"]
+    parts = [f"Replay error {share_text(replay.error)}: smaller gains prove nothing"]
     if replay.inferred:
         parts.append(f"{count_text(replay.inferred, 'wait')} inferred, because the trace does not record them")
-    if replay.held_ns:
-        parts.append(f"{time_text(replay.held_ns)} spent behind work that the trace does not contain")
     return [" · ".join(parts)]
 
 

@@ -123,14 +123,15 @@ def _kernels_text(value: Sequence[str]) -> str:
 
 
 def _evidence_text(value: Json) -> str:
-    """Name what ran in a gap, for how long, and what ended the gap."""
+    """Name what ran in a gap and, unless it is a place in the code, for how long; and what ended the gap."""
     parts = []
     if value.get("name"):
         parts.append(short_name(str(value["name"])))
-    if value.get("end_ns") is not None:
+    if value.get("end_ns") is not None and value.get("kind") not in ("range", "op"):
         parts.append(time_text(value["end_ns"] - value["start_ns"]))
     if value.get("ended_by"):
-        parts.append(f"→ {short_name(str(value['ended_by']))}")
+        kernel, _, _ = short_name(str(value["ended_by"])).partition("<")  # without its template arguments
+        parts.append(f"→ {kernel}")
     return " ".join(parts)
 
 

@@ -98,8 +98,6 @@ class WhatIf:
         Why nothing is predicted; None where something is.
     inferred : int
         How many waits of the schedule the recording does not name.
-    held_ns : int
-        How long operations waited for work that the trace does not contain, in sum.
     """
 
     # The values for a trace of which no schedule can be made.
@@ -108,7 +106,6 @@ class WhatIf:
     error: float | None = None
     refused: str | None = None
     inferred = 0
-    held_ns = 0
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -122,7 +119,6 @@ class WhatIf:
         self.wall_ns = schedule.recorded.wall_ns
         self.error = schedule.error
         self.inferred = schedule.streams.inferred + schedule.cuts.inferred
-        self.held_ns = int(schedule.streams.held_ns.sum())
         if self.error > MOST_ERROR:
             self.refused = (
                 f"replaying the unchanged trace is {100 * self.error:.1f}% off the recording: "

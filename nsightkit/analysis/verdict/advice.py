@@ -208,7 +208,7 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
         yield CAUSES[finding.name].advice
     account = finding.account
     if shaped and _card(finding) is None:
-        yield "the card is not listed: name the nearest one (nsightkit peaks) with --gpu NAME"
+        yield "for a comparison with the card's peaks, name the card or its nearest in nsightkit peaks: --gpu NAME"
     elif share_by_shape(account, finding.name) < 0.5 and not account.decodes:
         if "torch" in account.trace.meta.tool.lower():
             yield f"record shapes, to learn how far the operators are from their bound: {_CAPTURE['shapes']}"

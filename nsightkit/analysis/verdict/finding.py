@@ -209,10 +209,17 @@ def evidence(finding: Finding) -> Iterator[str]:
     whole = "the time"
     if len(account.steps):
         whole = "the steps"
+    idle_share = account.idle_ns / max(account.span_ns, 1)
+    busy_share = 1 - idle_share
+    # Far more than the answer, which looks wrong beside the bars.
+    if finding.decision.change is not None and busy_share > 3 * finding.share:
+        yield f"The GPU is busy {share_text(busy_share)} of {whole}: work is the answer only if no change gains 5%"
     noun = CAUSES[finding.name].noun
     # Not capitalize(), which would make the rest of the noun lower case.
     takes = _TAKES.get(finding.name, f"{noun[0].upper()}{noun[1:]} takes")
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
+    if len(account.devices) > 1:
+        times += f", summed over {len(account.devices)} GPUs"
     yield f"{takes} {share_text(finding.share)} of {whole} ({times})"
     exposed_share = account.share("communication")
     if finding.name != "communication" and exposed_share >= LEAST_SHARE:
@@ -223,7 +230,7 @@ def evidence(finding: Finding) -> Iterator[str]:
     if recompilations is not None and account.share("recompilation") >= LEAST_SHARE:
         yield recompilations
     yield from _longest_moments(finding)
-    yield f"The GPU is idle {share_text(account.idle_ns / max(account.span_ns, 1))} of {whole}"
+    yield f"The GPU is idle {share_text(idle_share)} of {whole}"
     if finding.replay.refused is None:
         yield _prediction(finding)
     reached = share_of_rate(finding.operators)
