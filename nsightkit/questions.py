@@ -340,7 +340,7 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
         trace,
         rows,
         top,
-        notes=[f"{count_text(count, 'gap')}, {time_text(idle_ns)} idle"],
+        notes=[f"{count_text(count, 'gap')}, {time_text(idle_ns)} idle, between the first and the last GPU operation"],
         remarks=_remarks_on_missing(trace, "kernels"),
         empty="no gap between the first and the last operation of a GPU",
     )

@@ -212,8 +212,8 @@ def evidence(finding: Finding) -> Iterator[str]:
     idle_share = account.idle_ns / max(account.span_ns, 1)
     busy_share = 1 - idle_share
     # Far more than the answer, which looks wrong beside the bars.
-    if finding.decision.change is not None and busy_share > 3 * finding.share:
-        yield f"The GPU is busy {share_text(busy_share)} of {whole}: work is the answer only if no change gains 5%"
+    if finding.is_idle and busy_share > 3 * finding.share:
+        yield f"The GPU is busy {share_text(busy_share)} of {whole}: work is the answer only if no loss costs 5%"
     noun = CAUSES[finding.name].noun
     # Not capitalize(), which would make the rest of the noun lower case.
     takes = _TAKES.get(finding.name, f"{noun[0].upper()}{noun[1:]} takes")
