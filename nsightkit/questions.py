@@ -545,7 +545,10 @@ def steps(
     if len(rows):
         median = time_text(rows["wall_ns"].median())
         outliers = count_text(int(rows["outlier"].sum()), "outlier")
-        notes.append(f"{count_text(len(rows), 'step')}, median {median}, {outliers}")
+        notes.append(
+            f"{count_text(len(rows), 'step')}, median {median}, {outliers}; "
+            "a step lasts until the GPU work launched in it ends"
+        )
     recompilations = analysis.recompiled(trace, analysis.find(trace, match))
     if recompilations is not None:
         notes.append(recompilations)

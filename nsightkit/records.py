@@ -105,8 +105,8 @@ class Summary(Record):
             labels["wall_ns"] = "first to last GPU operation, all devices"
         if self["window_ns"] is not None:
             labels |= {"window_ns": "all steps", "window_idle_ns": "GPU idle in the steps"}
-        labels["lead_ns"] = "recorded before the first GPU operation"
-        labels["tail_ns"] = "recorded after the last GPU operation"
+        labels["lead_ns"] = "capture time before the first GPU operation"
+        labels["tail_ns"] = "capture time after the last GPU operation"
         kernels = "kernels" if self["kernel_count"] is None else count_text(self["kernel_count"], "kernel")
         labels["kernel_ns"] = f"{kernels}, summed"
         labels["memop_ns"] = "copies and memsets, summed"
