@@ -154,10 +154,7 @@ def find(name: str) -> Gpu:
         if plain == gpu.name.lower() or any(re.fullmatch(pattern, plain) for pattern in gpu.names):
             return gpu
     known_names = ", ".join(gpu.name for gpu in GPUS)
-    raise UsageError(
-        f"the peaks of {name!r} are not known; name the nearest of {known_names} with --gpu, or add the card's dense "
-        "rates and their source to nsightkit/hardware.toml"
-    )
+    raise UsageError(f"the peaks of {name!r} are not known; give the nearest of {known_names}")
 
 
 def rows(gpu: Gpu) -> list[dict[str, object]]:

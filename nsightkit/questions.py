@@ -486,10 +486,10 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
 def _sol_notes(rows: "pd.DataFrame", trace: "Trace") -> list[str]:
     """Write notes: the share of kernel time in operators of known cost, and each remark with its number of rows."""
     kernels_ns = trace.table("kernels", ["duration_ns"])["duration_ns"].sum()
-    notes = [f"operators with a known cost take {share_text(rows['time_ns'].sum() / kernels_ns)} of the kernel time"]
+    notes = [f"operators of known cost take {share_text(rows['time_ns'].sum() / kernels_ns)} of the kernel time"]
     # Not as a column, which would take the room of all others. None: value_counts leaves empty remarks out.
     for text, count in rows["note"].replace("", None).value_counts().items():
-        notes.append(f"{count_text(int(count), 'row')}: {text}")
+        notes.append(f"{count_text(int(count), 'operator')}: {text}")
     return notes
 
 

@@ -349,7 +349,9 @@ def left_out(traces: Iterable[Trace]) -> list[str]:
         changed += _cleaner(trace).changed
     if changed:
         sentences.append(f"texts with paths shortened, or users, hosts, addresses or secrets replaced: {changed:,}")
-    sentences.append("check the names before you share them: unusual secrets and confidential words are not recognized")
+    sentences.append(
+        "names of kernels, ranges and files are kept: look through the output for secrets before you share it"
+    )
     return sentences
 
 

@@ -320,8 +320,10 @@ def _read_csv(path: Path, text: str) -> Report:
                 raise TraceError(path, problem, f"export it in another locale: LC_ALL=C {_RAW_PAGE_COMMAND}")
         launches.append((_identity_in_row(row), _metrics_in_row(row, units)))
     if not launches:
-        problem = 'holds no launch on a raw page of Nsight Compute (whose first line starts with "ID")'
-        raise TraceError(path, problem, f"check ncu's filters; give an .ncu-rep, or {_EXPORT_REMEDY}")
+        problem = "holds no launch as Nsight Compute's raw page lists them"
+        raise TraceError(
+            path, problem, f"give an .ncu-rep, or {_EXPORT_REMEDY}; if it is a raw page, check ncu's filters"
+        )
     return _report_of(path, launches)
 
 

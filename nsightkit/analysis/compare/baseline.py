@@ -133,7 +133,7 @@ def require_alike(baseline: Baseline, runs: Sequence[Run]) -> None:
     for run in runs:
         if run.of != baseline.of:
             raise UsageError(
-                f"a baseline of {baseline.of} and a run of {run.of} share no metrics; give files of one kind"
+                f"the baseline is of {baseline.of}, this run of {run.of}: they share no metrics; give files of one kind"
             )
         for name in ("gpu", "tool", "selection"):
             was = baseline.conditions.get(name)
@@ -141,7 +141,7 @@ def require_alike(baseline: Baseline, runs: Sequence[Run]) -> None:
             # An unknown GPU may be the same one; a selection that is not named is the whole trace.
             if was != now and (name == "selection" or (was and now)):
                 raise UsageError(
-                    f"these runs do not compare ({name}: {was or 'none'}, now {now or 'none'}); run under the same "
+                    f"these runs cannot be compared ({name}: {was or 'none'}, now {now or 'none'}); run under the same "
                     "conditions, or replace the baseline with --update"
                 )
 

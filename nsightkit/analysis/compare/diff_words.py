@@ -9,13 +9,16 @@ import pandas as pd
 
 from nsightkit.analysis.compare.samples import Samples
 from nsightkit.analysis.core import noise
-from nsightkit.analysis.core.text import share_text, short_name, time_text
+from nsightkit.analysis.core.text import count_text, share_text, short_name, time_text
+from nsightkit.analysis.timeline import steps
 from nsightkit.safe import Json, plain
 
 Row = Json
 
 #: How tables name the times of the whole.
 _NAME_OF_FIGURE = {"wall_ns": "wall", "busy_ns": "GPU busy", "idle_ns": "GPU idle"}
+#: How tables mark kernels that the captures do not share by name.
+_WORDS_OF_MATCH = {"normalised": "names matched", "appeared": "new", "disappeared": "gone"}
 #: From this ratio on, a change is written as a multiple.
 _LEAST_MULTIPLE = 10
 #: One of two captures did more work if kernels were launched more often in it by more than this factor, and if those
@@ -58,7 +61,7 @@ def described(captures: Sequence[Samples]) -> Json:
     Returns
     -------
     dict
-        ``gpus`` (names), ``captures`` and ``steps`` (how many), and the first's overview
+        ``gpus`` (names), ``captures``, ``steps`` and ``outliers`` among them (how many), and the first's overview
         (:func:`nsightkit.analysis.timeline.overview.summary`).
     """
     first = captures[0]
@@ -66,8 +69,15 @@ def described(captures: Sequence[Samples]) -> Json:
         "gpus": sorted({gpu.name for gpu in first.trace.meta.gpus if gpu.name}),
         "captures": len(captures),
         "steps": sum(len(capture.windows) for capture in captures),
+        "outliers": sum(map(_outlier_count, captures)),
         **first.overview,
     }
+
+
+def _outlier_count(capture: Samples) -> int:
+    """Count the steps that are left out of the median step time."""
+    wall_ns = capture.figures.reindex(["wall_ns"])[capture.windows.index].to_numpy()[0]
+    return int(steps.outliers(wall_ns).sum())
 
 
 def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Json:
@@ -91,8 +101,8 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Jso
     warnings = list(_about_sides(facts["before"], facts["after"]))
     if facts["unit"] == "trace":
         warnings.append(
-            "Whole captures are compared, because one has no steps. That does not tell a change from noise; --match "
-            "names the ranges that are steps."
+            "Whole captures are compared, because one or both lack steps. That does not tell a change from noise; "
+            "name the steps with --match REGEX."
         )
         different_work = _different_work(kernels)
         if different_work:
@@ -101,13 +111,14 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Jso
     warnings += _exchanged_kernels(kernels)
     was, now = (answer["bottleneck"] for answer in verdicts)
     moved, text = _bottleneck_moved(facts, was, now)
-    share_before, share_after = (share_text(answer["share_of_span"] or 0) for answer in verdicts)
-    text += f": {was} ({share_before} of the time) before, {now} ({share_after} of the time) after."
+    if "not-enough-data" not in (was, now):
+        share_before, share_after = (share_text(answer["share_of_span"] or 0) for answer in verdicts)
+        text += f": {was} ({share_before} of the time) before, {now} ({share_after} of the time) after"
     return {
         "headline": headline,
         "outcome": outcome,
         "moved": moved,
-        "bottleneck": {"before": was, "after": now, "text": text},
+        "bottleneck": {"before": was, "after": now, "text": f"{text}."},
         "warnings": warnings,
     }
 
@@ -120,6 +131,9 @@ def _outcome(facts: Row) -> tuple[str, str]:
     row = facts["figures"][0]
     subject = "the step time"
     basis = f"{facts['before']['steps']} and {facts['after']['steps']} steps"
+    left_out = facts["before"]["outliers"] + facts["after"]["outliers"]
+    if left_out:
+        basis += f", {count_text(left_out, 'outlier')} left out"
     if facts["unit"] == "trace":
         subject = "the time from the first GPU operation to the last"
         basis = "whole captures"
@@ -141,7 +155,7 @@ def _outcome(facts: Row) -> tuple[str, str]:
 def _bottleneck_moved(facts: Row, was: str, now: str) -> tuple[bool | None, str]:
     """Say whether the bottleneck `was` became another one, None if unknown, and begin a sentence about that."""
     if "not-enough-data" in (was, now):
-        return None, "Whether the bottleneck moved is unknown"
+        return None, "Too little was recorded to name the bottleneck of both captures"
     if was == now:
         return False, "The bottleneck did not move"
     significances = set()
@@ -241,7 +255,8 @@ def _shown(row: Row) -> Json:
         "delta_ns": row["delta_ns"],
         "change": "-" if math.isnan(row["change"]) else percent(row["change"]),
         "interval": _interval(row),
-        "significance": row["significance"],
+        "significance": row["significance"].replace(noise.WITHIN_NOISE, "noise or too small"),
+        "match": _WORDS_OF_MATCH.get(row.get("match")),
     }
 
 
@@ -261,6 +276,4 @@ def _name(row: Row) -> str:
         name = short_name(name)
     if "clock" in row:
         name += f" ({row['clock']})"
-    if row.get("match", "name") != "name":
-        name += f" ({row['match']})"
     return name

@@ -345,7 +345,7 @@ def _notes(snapshot: Snapshot, device: int) -> list[str]:
         notes.append("no events were recorded, so the peak is unknown and this is the state at the end")
     elif older_blocks:
         blocks = count_text(older_blocks, "block")
-        notes.append(f"{blocks} from before the first event; an earlier peak is not in this snapshot")
+        notes.append(f"{blocks} allocated before recording began; an earlier peak, if any, is not recorded")
     divisions = snapshot.settings.get("roundup_power2_divisions", {})
     if max(divisions.values(), default=0) > 1 or snapshot.settings.get("max_split_size", -1) > 0:
         notes.append("the allocator's settings round blocks up; freed blocks are counted without that")

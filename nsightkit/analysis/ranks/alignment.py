@@ -75,7 +75,8 @@ def match_and_align(
     unmatched = len(table) - len(arrivals)
     if unmatched:
         notes.append(
-            f"{unmatched:,} of {len(table):,} collectives have no match on another rank. Sends and receives never have."
+            f"{unmatched:,} of {len(table):,} collectives have no match on another rank; sends and receives "
+            "are never matched."
         )
     return on_island_clock(arrivals, clocks), clocks, notes
 

@@ -104,7 +104,7 @@ class Job:
             return [*self.stragglers["text"], gain]
         if len(self.collectives):
             return [f"No rank is late more often than chance explains ({len(self.collectives):,} collectives)."]
-        return ["No collective of two ranks could be matched, so late ranks cannot be named."]
+        return ["No collective of two ranks was matched, so late ranks cannot be named."]
 
     def kinds(self) -> pd.DataFrame:
         """Sum up the matched collectives by group, kind and size.
@@ -295,7 +295,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
     absent = set(range(world_size)).difference(look_of_rank, *(trace["ranks"] for trace in lost))
     if absent:
         lost_or_absent.append(
-            {"file": None, "ranks": sorted(absent), "reason": f"no trace (the job has {world_size} ranks)"}
+            {"file": None, "ranks": sorted(absent), "reason": f"no trace here (the job has {world_size} ranks)"}
         )
     # Only ranks that are processes of one capture share its clock.
     capture_of_rank = {}

@@ -254,7 +254,7 @@ def _held_up(table: pd.DataFrame, rank: int, group: int) -> tuple[str, int | Non
 def _late_rank_sentence(row: Json) -> str:
     """Write how late a rank is, how often, and where its time goes."""
     how_often = f"{row['late_units']} of {row['units']} {row['unit']}s"
-    late = f"Rank {row['rank']} is late by {time_text(row['median_late_ns'])} per {row['unit']}, in {how_often}"
+    late = f"Rank {row['rank']} is late by {time_text(row['median_late_ns'])} (median), in {how_often}"
     if row["extra_ns"] is None:
         return f"{late}; the traces do not show why."
     extra = time_text(row["extra_ns"])

@@ -339,7 +339,7 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
     for change in changes:
         key, _, argument = change.partition(":")
         if key not in CHANGES or (argument and key != "no-cpu-work"):
-            raise UsageError(f"{change!r} is not a change; there are {', '.join(CHANGES)}")
+            raise UsageError(f"unknown change {change!r}; choose from {', '.join(CHANGES)}")
     names = list(dict.fromkeys(changes))
     if without is not None:
         compiled(without, "--without")

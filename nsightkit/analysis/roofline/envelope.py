@@ -182,7 +182,4 @@ def _notes(cost: Envelope) -> list[str]:
     if c.d_head > _FLASH_HEAD:
         peak = f"{cost.peak_bytes(scores=True) / 1e9:.2f} GB"
         notes.append(f"no flash attention takes heads of {c.d_head}, so scores are stored and the peak is {peak}")
-    head_share = cost.head_flops / cost.fwd_flops
-    if head_share > 1 / 3:
-        notes.append(f"the output head is {head_share:.1%} of the FLOPs")
     return notes

@@ -256,7 +256,7 @@ def judge(
         [
             peak_notes,
             "above the memory's bandwidth, and too large for the L2 cache: is every byte read?",
-            "partly in the L2 cache: quicker than the memory, as it may be",
+            "faster than DRAM allows: part of its data was in the L2 cache",
         ],
         "",
     )

@@ -175,7 +175,7 @@ A, B = (of_samples({"a_ns": [1]}, gpu=name) for name in "AB")
 @pytest.mark.parametrize(
     ("refused", "says"),
     [
-        (lambda: check.compare(HELD, [TRACE]), "a baseline of samples and a run of trace"),
+        (lambda: check.compare(HELD, [TRACE]), "the baseline is of samples, this run of trace"),
         (lambda: check.compare(make([A]), [B]), "gpu: A, now B"),
         (lambda: check.compare(make([TRACE]), [PART]), "selection: none, now --last-steps 3"),
         (lambda: check.compare(edited(make([A]), "a_ns", gate=False), [A]), "no metric of the baseline can fail"),

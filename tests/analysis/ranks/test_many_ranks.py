@@ -219,7 +219,7 @@ def test_lost_ranks_are_named_and_the_others_answered(folder, tmp_path):
     assert found.stragglers["rank"].tolist() == [2]
     lost = {entry["ranks"][0]: entry["reason"] for entry in found.lost}
     assert set(lost) == {0, 3, 4, 6}
-    assert lost[0] == "no trace (the job has 3 ranks)"
+    assert lost[0] == "no trace here (the job has 3 ranks)"
     assert "empty" in lost[4]
     # Without one rank of the group, the last arrival is unknown.
     assert found.collectives["transfer_ns"].isna().all()
