@@ -258,8 +258,10 @@ class Check(Record):
         passing = [row for row in self["gates"] if row not in failing]
         rows = [_check_row(row) for row in failing + passing]
         runs = f"{count_text(self['baseline_runs'], 'run')} in the baseline, {self['runs']} now"
-        limit = f"limit: {100 * self['tolerance']:g}% or, where larger, the noise; medians leave outliers out"
-        title = f"{Path(self['baseline']).name} · {runs} · {limit}"
+        title = (
+            f"{Path(self['baseline']).name} · {runs} · limit: {100 * self['tolerance']:g}% or larger noise; "
+            "medians leave outliers out"
+        )
         yield from _table_parts(rows, columns, top=len(rows), title=title)
         if self["new"]:
             yield f"not in the baseline: {', '.join(self['new'][:_MOST_NEW_METRICS])}"

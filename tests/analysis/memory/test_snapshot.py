@@ -246,7 +246,7 @@ def test_categories_survive_a_cut_and_say_what_is_not_known() -> None:
             block["frames"] = []
     snapshot = tables(cut)
     assert categories(snapshot)["before recording"] >= 12
-    assert any("before the first event" in note for note in analysis.summary(snapshot)["notes"])
+    assert any("before recording began" in note for note in analysis.summary(snapshot)["notes"])
 
 
 OUTSIDE = [frame("__init__", "/home/a/optim-course/trainer.py"), frame("train_with_cross_entropy_kv_cache")]

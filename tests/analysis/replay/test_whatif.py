@@ -181,8 +181,8 @@ def test_many_streams_and_syncs_cost_what_they_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"changes": ["no-such-thing"]}, "is not a change"),
-        ({"changes": ["no-sync:x"]}, "is not a change"),
+        ({"changes": ["no-such-thing"]}, "unknown change"),
+        ({"changes": ["no-sync:x"]}, "unknown change"),
         ({"without": "("}, "not a regular expression"),
         ({"scale": "gemm"}, "not of the form"),
         ({"scale": "gemm=fast"}, "not of the form"),
