@@ -256,7 +256,7 @@ def _shown(row: Row) -> Json:
         "change": "-" if math.isnan(row["change"]) else percent(row["change"]),
         "interval": _interval(row),
         "significance": row["significance"].replace(noise.WITHIN_NOISE, "noise or too small"),
-        "match": _WORDS_OF_MATCH.get(row.get("match")),
+        "match": _WORDS_OF_MATCH.get(row.get("match", "")),
     }
 
 
