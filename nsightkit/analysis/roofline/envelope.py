@@ -181,5 +181,5 @@ def _notes(cost: Envelope) -> list[str]:
         notes.append(f"not a multiple of {ALIGNMENT}: {', '.join(misaligned_dimensions)}")
     if c.d_head > _FLASH_HEAD:
         peak = f"{cost.peak_bytes(scores=True) / 1e9:.2f} GB"
-        notes.append(f"no flash attention takes heads of {c.d_head}, so scores are stored and the peak is {peak}")
+        notes.append(f"no flash attention takes heads of {c.d_head}: with the scores stored, the peak is {peak}")
     return notes
