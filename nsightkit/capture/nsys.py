@@ -97,8 +97,8 @@ def profile(
         returncode, notes = run_profiler(draft_command, timeout_s, environment(env))
         raw_capture = draft.with_suffix(".qdstrm")
         if raw_capture.exists() and not draft.exists():
-            raw_capture = raw_capture.replace(report.with_suffix(".qdstrm"))  # keep it: the run may have been costly
-            problem = f"nsys could not import its raw capture, kept as {raw_capture}"
+            kept_capture = raw_capture.replace(report.with_suffix(".qdstrm"))  # the run may have been costly
+            problem = f"nsys could not import its raw capture, kept as {kept_capture}"
             raise NsightkitError(f"{problem}; 'nsightkit doctor' says why")
         if not draft.exists():
             raise NsightkitError(f"nsys wrote no report (exit code {returncode}); {_no_report_remedy(user_options)}")

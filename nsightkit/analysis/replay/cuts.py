@@ -192,20 +192,22 @@ def _last_launched(program: Program, pauses: pd.DataFrame) -> Int:
     """For each blocking call (columns), find the last operation launched before it into each stream; -1 for none.
 
     A stream has a row for each thread that launches into it. A call waits for the work of its own thread, and of those
-    that its thread has waited for in `pauses`: others go on at their own pace.
+    that its thread has ever waited for in `pauses`: others go on at their own pace.
     """
     calls = program.calls
-    rows = program.blocking_calls
+    blocking = program.blocking_calls  # rows of calls
     partners = pauses[["thread", "other_thread"]].drop_duplicates()
     has_launch = np.flatnonzero(program.has_launch)
     columns = {"stream": program.stream[has_launch], "launch_thread": program.launch_thread[has_launch]}
     last = []
     for (_, launch_thread), group in pd.DataFrame(columns, has_launch).groupby(["stream", "launch_thread"]):
-        launched = group.index.to_numpy()
+        launched = group.index.to_numpy()  # by start: what one thread launches into a stream starts in that order
         may_wait = [launch_thread, *partners.loc[partners["other_thread"] == launch_thread, "thread"]]
         # Before all launches the place is -1, which picks the -1 at the end.
-        place = np.searchsorted(program.launch_start[launched], calls.start[rows]) - 1
-        last.append(np.where(np.isin(calls.thread[rows], may_wait), np.append(launched, -1)[place], -1))
+        place = np.searchsorted(program.launch_start[launched], calls.start[blocking]) - 1
+        last_before = np.append(launched, -1)[place]
+        is_waiting = np.isin(calls.thread[blocking], may_wait)
+        last.append(np.where(is_waiting, last_before, -1))
     return np.stack(last)
 
 

@@ -153,11 +153,12 @@ class Account:
         """Flag the copies that kernels of their device overlap for at least half of their time."""
         is_hidden = pd.Series(False, moments.index)
         is_kernel = self.events["kind"].isin(["kernel", "graph"])
-        # The moments are copies, and gaps with the cause memory-transfer, which are no copies.
-        for device, copies in moments[moments["layer"] > _FILTERED].groupby("device"):
+        # Moments of memory-transfer are copies, and gaps with that cause. Copies have the layers behind _FILTERED.
+        copies = moments[moments["layer"] > _FILTERED]
+        for device, own_copies in copies.groupby("device"):
             work = self.events[is_kernel & (self.events["device"] == device)]
-            hidden_ns = Coverage(work["start_ns"], work["end_ns"]).of(copies["start_ns"], copies["end_ns"])
-            is_hidden[copies.index] = 2 * hidden_ns >= copies["duration_ns"]
+            hidden_ns = Coverage(work["start_ns"], work["end_ns"]).of(own_copies["start_ns"], own_copies["end_ns"])
+            is_hidden[own_copies.index] = 2 * hidden_ns >= own_copies["duration_ns"]
         return is_hidden
 
     def ranked(self, names: Iterable[str]) -> list[Json]:
