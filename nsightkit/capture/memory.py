@@ -55,7 +55,8 @@ def recording(
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{path}: its folder does not exist; make it first")
     # PyTorch would start an addr2line that reads a gigabyte of libraries, and can stall for minutes. PyTorch reads this
-    # variable when it first looks up a name, so setting it here is early enough; exported names, such as autograd's, are found either way.
+    # variable when it first looks up a name, so setting it here is early enough; exported names, such as autograd's,
+    # are found either way.
     os.environ.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
     # C++ frames cost some microseconds an event; only they tell autograd's kernels and library workspaces apart.
     record_history: Any = torch.cuda.memory._record_memory_history
