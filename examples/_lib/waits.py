@@ -29,7 +29,7 @@ def of(trace: Trace) -> dict[str, float]:
     return {
         "share in waiting calls": longest_ns / trace.summary()["wall_ns"],
         "share idle after them": idle.get("synchronization", 0.0),
-        "speedup without waits": trace.whatif("no-sync")["speedup"].iloc[0],
+        "predicted speedup without waits": trace.whatif("no-sync")["speedup"].iloc[0],
     }
 
 
