@@ -219,17 +219,24 @@ def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
 
 
 def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float | None) -> Json:
-    """Judge one row of :func:`_sums` in each capture of both sides; without steps, `confidence` is None."""
-    totals_ns = round(before[0][1]), round(after[0][1])
-    before_ns, after_ns = totals_ns
-    change = noise.Change(after_ns - before_ns)
-    if confidence is not None:
-        # The first two are the number and the total, the others the samples: one per step.
+    """Judge how one row of :func:`_sums` changed between two sides, each of one or more captures.
+
+    Counts and totals are those of the first capture of each side; medians and the interval are of the steps of all
+    captures. Without steps `confidence` is None, and the totals are compared.
+    """
+    # The first two numbers of a row are the count and the total, the others its samples: one per step.
+    count_before, total_before_ns = before[0][:2]
+    count_after, total_after_ns = after[0][:2]
+    if confidence is None:
+        before_ns = round(total_before_ns)
+        after_ns = round(total_after_ns)
+        change = noise.Change(after_ns - before_ns)  # of one number on each side: it has no interval
+    else:
         samples_before = [sums[2:] for sums in before]
         samples_after = [sums[2:] for sums in after]
-        change = judge(samples_before, samples_after, confidence)
         before_ns = _median(samples_before)
         after_ns = _median(samples_after)
+        change = judge(samples_before, samples_after, confidence)
     delta_ns = after_ns - before_ns
     low_ns = high_ns = math.nan
     if math.isfinite(change.high):
@@ -239,12 +246,13 @@ def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float |
         high_ns = max(change.high, float(delta_ns))
     significance = change.word
     if significance == noise.CHANGED and change.value * delta_ns < 0:
-        significance = noise.WITHIN_NOISE  # a few long steps lead the median another way than most go
+        # A few long steps moved the medians against the change of most steps: their direction is not certain.
+        significance = noise.WITHIN_NOISE
     return {
-        "before_count": round(before[0][0]),
-        "after_count": round(after[0][0]),
-        "before_total_ns": totals_ns[0],
-        "after_total_ns": totals_ns[1],
+        "before_count": round(count_before),
+        "after_count": round(count_after),
+        "before_total_ns": round(total_before_ns),
+        "after_total_ns": round(total_after_ns),
         "before_ns": before_ns,
         "after_ns": after_ns,
         "delta_ns": delta_ns,
