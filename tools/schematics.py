@@ -74,7 +74,7 @@ class Drawing:
             f'orient="auto-start-reverse"><path d="M0 0 L8 4 L0 8 Z" fill="{GREY}"/></marker>'
         )
         start = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" fill="currentColor" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-1 0 {WIDTH + 2} {self.height}" fill="currentColor" '
             f'font-family="inherit" aria-label="{escape(self.description)}"'
         )
         role = "group" if any(part.startswith("<a ") for part in self.parts) else "img"
@@ -112,7 +112,7 @@ def queue() -> Drawing:
             drawing.box(begin, top + 96, kernel - 2, 26, BLUE, str(number + 1))
             drawing.arrow(start + launch / 2, top + 54, begin + 6, top + 93)
             end = begin + kernel
-    drawing.text(420, 66, "distance launch → start = queue", size=12)
+    drawing.text(420, 66, "launch to start = time in the queue", size=12)
     return drawing
 
 
@@ -142,10 +142,10 @@ def memory() -> Drawing:
     drawing = Drawing(
         "memory",
         330,
-        "Memory of an H100 from fast and small to slow and large: "
+        "Memory of an H100 from near and fast to far and slow: "
         + "; ".join(f"{name}, {size}, {rate}" for name, size, rate, _ in levels),
     )
-    drawing.text(0, 16, f"{card.name}: small and fast at the top, large and slow at the bottom", bold=True)
+    drawing.text(0, 16, f"{card.name}: near and fast at the top, far and slow at the bottom", bold=True)
     for number, (name, size, rate, colour) in enumerate(levels):
         top = 30 + 60 * number
         width = 150 + 60 * number
@@ -227,7 +227,7 @@ def overlap() -> Drawing:
         "Above, DDP with four buckets: each all-reduce runs while earlier layers are still in the backward pass, and "
         "only the last one is exposed. Below, one bucket: the all-reduce starts after backward and is exposed.",
     )
-    layer, first = 110, 130
+    layer, first, bucket = 84, 120, 60
     drawing.text(0, 14, "Good: four buckets. Only the last all-reduce is exposed", bold=True)
     drawing.text(0, 174, "Bad: one bucket. The whole all-reduce is exposed", bold=True)
     for top in (0, 160):
@@ -237,14 +237,13 @@ def overlap() -> Drawing:
             drawing.box(first + layer * number, top + 28, layer - 4, 28, BLUE, f"backward {4 - number}")
     for number in range(4):
         left = first + layer * (number + 1)
-        drawing.box(left, 78, 80, 28, PINK, f"bucket {number + 1}")
+        drawing.box(left, 78, bucket, 28, PINK, f"bucket {number + 1}")
         drawing.arrow(left - 6, 58, left + 4, 76)
     end = first + 4 * layer
-    drawing.box(end + 84, 28, 70, 28, OCHRE, "step")
-    drawing.gap(end, 28, 80, 28, "exposed")
-    drawing.box(end, 238, 190 - 72, 28, PINK, "all gradients")
-    drawing.gap(end, 188, 190 - 72, 28, "exposed")
-    drawing.box(end + 122, 188, 66, 28, OCHRE, "step")
+    for top, exposed in ((28, bucket), (188, 4 * bucket)):
+        drawing.gap(end, top, exposed, 28, "exposed")
+        drawing.box(end + exposed + 4, top, 60, 28, OCHRE, "step")
+    drawing.box(end, 238, 4 * bucket, 28, PINK, "all gradients")
     drawing.arrow(end - 6, 218, end + 4, 236)
     drawing.arrow(first, 300, WIDTH - 10, 300)
     drawing.text(first, 320, "time", size=12)

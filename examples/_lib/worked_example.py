@@ -57,7 +57,7 @@ def chart(times: dict[str, float], last: str) -> Figure:
         weight = "bold" if row == last else "normal"
         axes.text(times[row] + 2, y, f"{times[row]:.0f} ms", va="center", fontsize=9, weight=weight)
     axes.set_yticks(range(len(shown)), labels=shown)
-    axes.set(ylim=(len(shown) - 0.4, -0.6), xlim=(0, times[BEFORE] * 1.12), xlabel="time of a step (ms)")
+    axes.set(ylim=(len(shown) - 0.4, -0.6), xlim=(0, times[BEFORE] * 1.12), xlabel="mean time per step (ms)")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     if len(shown) > 1:
@@ -66,5 +66,5 @@ def chart(times: dict[str, float], last: str) -> Figure:
             Patch(facecolor="none", edgecolor=BLUE, label="predicted by the replay"),
         ]
         figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
-    figure.set_label("Time of a step: " + "; ".join(f"{row} {times[row]:.0f} ms" for row in shown))
+    figure.set_label("Mean time per step: " + "; ".join(f"{row} {times[row]:.0f} ms" for row in shown))
     return figure
