@@ -476,20 +476,24 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
         trace,
         rows,
         top,
-        notes=_sol_notes(rows, trace) if len(rows) else [],
+        notes=_sol_notes(rows, trace, gpu) if len(rows) else [],
         remarks=remarks,
         empty="no operator with shapes and kernels",
         hidden=hidden,
     )
 
 
-def _sol_notes(rows: "pd.DataFrame", trace: "Trace") -> list[str]:
-    """Write notes: the share of kernel time in operators of known cost, and each remark with its number of rows."""
+def _sol_notes(rows: "pd.DataFrame", trace: "Trace", gpu: str | None) -> list[str]:
+    """Write notes: the card if it was named, the share of kernel time in operators of known cost, and each remark with its number of rows."""
+    from nsightkit import hardware
+
     kernels_ns = trace.table("kernels", ["duration_ns"])["duration_ns"].sum()
     notes = [f"operators of known cost take {share_text(rows['time_ns'].sum() / kernels_ns)} of the kernel time"]
     # Not as a column, which would take the room of all others. None: value_counts leaves empty remarks out.
     for text, count in rows["note"].replace("", None).value_counts().items():
         notes.append(f"{count_text(int(count), 'operator')}: {text}")
+    if gpu is not None:
+        notes.insert(0, f"compared with the peaks of {hardware.find(gpu).name}")
     return notes
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES, confidence_text
-from nsightkit.analysis.core.text import bytes_text, count_text, share_text, time_text
+from nsightkit.analysis.core.text import bytes_text, count_text, share_text, short_name, time_text
 from nsightkit.safe import Json, plain
 from nsightkit.table import About, Fact, Part, Record, Table, plain_value, table_words
 
@@ -59,6 +59,8 @@ _BENCH_COLUMNS = [
     "peak_allocated_bytes",
     "mfu_datasheet",
 ]
+#: Kernels with the same evidence that are named; of more, their number is given.
+_MOST_KERNELS_NAMED = 3
 #: New metrics that a check lists below the gates.
 _MOST_NEW_METRICS = 10
 #: Words for the statuses that a check must make seen; the others stand as they are.
@@ -426,15 +428,21 @@ class Counters(Table):
     """What bounds each kernel, with the counters that show it."""
 
     def parts(self) -> Iterator[Part]:
-        """Give the figures, then evidence and next steps of each kernel."""
+        """Give the figures, then evidence and next steps, once for all kernels that share them."""
         yield from super().parts()
+        kernels_by_lines: dict[tuple[str, ...], list[str]] = {}
         for row in self.shown_rows():
+            lines = [row["classification"]]
+            lines += [f"- {text}" for text in row["evidence"]]
+            lines += [f"→ {text}" for text in row["next_steps"]]
+            kernels_by_lines.setdefault(tuple(lines), []).append(short_name(row["kernel"]))
+        for (classification, *lines), kernels in kernels_by_lines.items():
+            named = ", ".join(kernels)
+            if len(kernels) > _MOST_KERNELS_NAMED:
+                named = count_text(len(kernels), "kernel")
             yield ""
-            yield f"{row['kernel']}: {row['classification']}"
-            for text in row["evidence"]:
-                yield f"- {text}"
-            for text in row["next_steps"]:
-                yield f"→ {text}"
+            yield f"{named}: {classification}"
+            yield from lines
 
 
 class Envelope(Table):
