@@ -484,7 +484,7 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
 
 
 def _sol_notes(rows: "pd.DataFrame", trace: "Trace", gpu: str | None) -> list[str]:
-    """Write notes: the card if it was named, the share of kernel time in operators of known cost, and each remark with its number of rows."""
+    """Write notes: a card that was asked for, the part of kernel time that has a cost, and remarks on operators."""
     from nsightkit import hardware
 
     kernels_ns = trace.table("kernels", ["duration_ns"])["duration_ns"].sum()
