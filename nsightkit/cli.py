@@ -39,7 +39,7 @@ _ABOUT = (
     "Turn a GPU profile into an answer. TRACE is an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a "
     "PyTorch profiler .json or .json.gz, or a folder that `nsightkit convert` wrote."
 )
-#: Options that select a part of a trace; help lists them in a group of their own.
+#: Options that select a part of a trace; help lists them in a separate group.
 _FILTERS = options_of(questions.Selection)
 #: argparse's ``nargs`` of a positional argument, by whether it is (a list, required).
 _NARGS = {(True, True): "+", (True, False): "*", (False, True): None, (False, False): "?"}

@@ -89,7 +89,7 @@ def reading(
         What is read.
     problem, remedy : str
         As in :class:`TraceError`; the exception's own words are added to `problem` in parentheses. Errors of the
-        operating system get a problem and a remedy of their own.
+        operating system get their own problem and remedy.
     """
     try:
         yield

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 REQUIRED = inspect.Parameter.empty
 #: Placeholders of values in help.
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
-#: Help of a trace that the docstring says nothing about.
+#: Help of a trace that the docstring does not describe.
 _TRACE_HELP = "Trace to read."
 #: Types of what a person types, by the annotation of a parameter that takes a trace or several.
 _TRACE_TYPES: dict[Any, Any] = {"Trace": Path, "Sequence[Trace]": list[Path]}

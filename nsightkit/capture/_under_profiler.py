@@ -63,7 +63,7 @@ def _main() -> None:
         # Also after an exception or sys.exit(): the trace of a program that fails late is worth reading.
         running.stop()
         running.export_chrome_trace(str(draft))
-        # Not by torch, which compresses line by line and takes ten times as long.
+        # Not by torch, which compresses line by line and needs 10x the time.
         with draft.open("rb") as plain, gzip.open(f"{draft}.gz", "wb", compresslevel=6) as compressed:
             shutil.copyfileobj(plain, compressed, 1 << 20)  # 1 MiB at a time
         draft.unlink()

@@ -14,7 +14,7 @@ from nsightkit.errors import NsightkitError
 from nsightkit.safe import Json
 from nsightkit.trace.programs import output_of, run, tail
 
-#: Begins the line with a child's result, among whatever else the child prints.
+#: Starts the line with a child's result, among the child's other output.
 _RESULT_PREFIX = "nsightkit's child: "
 
 

@@ -62,7 +62,7 @@ def collect(*, device: str, **facts: Any) -> Json:
 
 
 def _tool_version(tool: Tool) -> str | None:
-    """Ask an installed nsys or ncu for its version; None where there is none."""
+    """Ask an installed nsys or ncu for its version; None if it is not installed."""
     with contextlib.suppress(NsightkitError):
         program = tool.find()
         if program is not None:
@@ -114,7 +114,7 @@ def _cpu_model() -> str:
 
 
 def _commit() -> tuple[str | None, bool | None]:
-    """Find the commit of this source tree, and whether it has changes; NSIGHTKIT_COMMIT names that of a copy."""
+    """Find the commit of this source tree, and whether it has changes; NSIGHTKIT_COMMIT names the commit of a copy."""
     root = Path(nsightkit.__file__).parents[1]
     text = os.environ.get("NSIGHTKIT_COMMIT", "")
     # An installed package may be inside another project's checkout, whose commit is not ours.

@@ -323,7 +323,7 @@ def _measure_now(task: Run) -> Measurement:
         folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True)))
         run_and_write(task, folder)
         measurement = _read(task, folder, "measured" if task.on_gpu else "small")
-        # From here on the folder is removed with the measurement, and not at the end of this block.
+        # From here on the folder is removed with the measurement instead of at the end of this block.
         weakref.finalize(measurement, files.pop_all().close)
     return measurement
 

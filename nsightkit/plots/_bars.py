@@ -51,7 +51,7 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
         name = row[name_column]
         group = str(row.get("category", name))
         colour, hatch = style.LOOKS.get(group, (GREY, ""))
-        # Matplotlib leaves a label that begins with "_" out of the legend.
+        # Matplotlib leaves a label that starts with "_" out of the legend.
         label = "_"
         if group not in ("", name):
             label = style.plain(group)

@@ -146,7 +146,7 @@ def _judge(row: Json, change: noise.Change) -> None:
     """Judge a change by the tolerance and by noise: set the status and the ratios of `row`."""
     before = row["before"]
     highest_ratio = 1 + row["tolerance"]
-    # From 0 there is no ratio: any amount is worse.
+    # From 0 no ratio can be formed: any amount is worse.
     is_worse = row["after"] > 0
     is_better = False
     if before >= _LEAST_AMOUNT:

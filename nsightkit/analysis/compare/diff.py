@@ -28,7 +28,7 @@ from nsightkit.analysis.core.categories import category_of
 from nsightkit.safe import Json
 from nsightkit.trace.model import Trace
 
-#: Columns of every table, after the ones that name its rows.
+#: Columns of every table, after its name columns.
 COLUMNS = (
     "before_count",
     "after_count",
@@ -192,7 +192,7 @@ def _rows(before: Sequence[Capture], after: Sequence[Capture], table: str, has_s
     rows = []
     for number, (matched, was, now) in enumerate(pairs):
         name = (now or was)[0]
-        # The columns of every table: each takes those that it has.
+        # The columns of every table: each takes the columns that it has.
         row = {"name": name, "cause": name, "match": matched, "before_names": was, "after_names": now}
         row |= {"category": category_of(name), "clock": table.rpartition(" ")[2]}
         sides = [sums[number] for sums in sums_before], [sums[number] for sums in sums_after]

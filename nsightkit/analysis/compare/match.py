@@ -61,7 +61,7 @@ def pair(before: Sequence[str], after: Sequence[str], plain: Callable[[str], str
     return pairs
 
 
-#: Parts of a demangled name that stand for no name, and that compilers write differently.
+#: Parts of a demangled name that compilers write differently for one kernel.
 _NAMELESS = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\[lambda\(.*?\)[^\]]*\]|\{lambda\(.*?\)[^}]*\}")
 _WORD = re.compile(r"\b[A-Za-z_]\w*")
 #: Template arguments that are a type, or machinery of PyTorch's templates.

@@ -35,7 +35,7 @@ Kind = Literal["trace", "bench", "ncu", "samples"]
 #: No time in nanoseconds and no number of bytes is larger.
 LARGEST = 1e18
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
-#: In an Nsight Compute report, kernels that take a smaller share of the profiled time are no metrics.
+#: In an Nsight Compute report, kernels that take a smaller share of the profiled time get no metrics.
 _LEAST_SHARE = 0.01
 #: Names in metrics are cut to so many characters.
 _LONGEST_NAME = 200

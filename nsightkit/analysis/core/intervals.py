@@ -206,7 +206,7 @@ def common(
     """
     start, end = merge(*first)
     second_start, second_end = merge(*second)
-    # Between two neighbouring bounds nothing starts or ends: what holds at a bound holds up to the next.
+    # Between two neighbouring bounds nothing starts or ends: the state at a bound lasts up to the next one.
     bounds = np.sort(np.concatenate([start, end, second_start, second_end]), kind="stable")
     keep = _is_inside(bounds, start, end) & (_is_inside(bounds, second_start, second_end) != outside)
     kept_from = np.flatnonzero(keep)  # never the last bound, which ends the last interval
@@ -259,7 +259,7 @@ def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
     for number, name in enumerate(GPU_TABLES):
         part = trace.table(name, columns)
         parts.append(part.assign(table=np.int8(number), row=np.arange(len(part), dtype=np.int32)))
-    # Column by column: pandas takes three times as long, and copies all columns before the first is done with.
+    # Column by column: pandas needs 3x the time, and copies all columns before the first is done with.
     ops = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
     order = np.lexsort((ops["start_ns"], ops["device"])).astype(np.int32)
     for column in ops:

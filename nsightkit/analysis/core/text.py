@@ -74,7 +74,7 @@ def bytes_text(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-#: Parts of names that say nothing about a kernel: namespaces, casts to integers, lambdas, iterator arguments.
+#: Parts of names that do not tell kernels apart: namespaces, casts to integers, lambdas, iterator arguments.
 _NOISE = re.compile(
     r"\(anonymous namespace\)::|<unnamed>::|\bat::native::|\bvoid\s+"
     r"|\((?:unsigned )?(?:int|long|bool|char|short)\)(?=\w)"

@@ -20,7 +20,7 @@ from nsightkit.trace.snapshot import Snapshot
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize.
 _MIN_BLOCK_BYTES = 512
 _SMALL_BYTES = 1 << 20
-#: An address or a distance, where there is none.
+#: A missing address or distance.
 _BEYOND_ALL = 1 << 62
 _Ints = npt.NDArray[np.int64]
 
@@ -40,7 +40,7 @@ def total_by_event(count: int, blocks: pd.DataFrame, amount: str, until: str) ->
     """Sum the column `amount` of the blocks that are there after each of `count` events.
 
     A block is there from the event in its column ``first`` until the event in its column `until`, which removes it.
-    The result begins with the state before the first event.
+    The result starts with the state before the first event.
     """
     # Place 0 is before the first event (-1). The last place is of what no event removes, and is cut off.
     change = np.zeros(count + 2, np.int64)
@@ -63,7 +63,7 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, column_of_action: dic
     count = len(events)
     column = events["action"].map(column_of_action).astype("category")
     recorded = events[["address"]].assign(
-        stack=events["stack"].where(column == "first", -1),  # only that of the allocation counts
+        stack=events["stack"].where(column == "first", -1),  # only the allocation's counts
         requested_bytes=events["size_bytes"],
         size_bytes=-1,
         pending=False,
@@ -87,7 +87,7 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, column_of_action: dic
     # Old blocks that are pending at the end, or only complete here, were freed before the first event (-1).
     was_freed = (table["first"] < 0) & ((completed < count) | table["pending"])
     requested = table["free_requested"]
-    # Without a request of its own, a free is requested when it completes.
+    # A free without a recorded request counts as requested when it completes.
     table["free_requested"] = requested.where((requested >= 0) | was_freed, table["free_completed"])
     return table.sort_values(["first", "address"], kind="stable", ignore_index=True)
 

@@ -104,7 +104,7 @@ def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Serie
     # The first column that is True names the phase.
     phases = signs[list(_KEPT_BY_PHASE)]
     phase = phases.idxmax(axis=1).where(phases.any(axis=1), "")
-    # In a snapshot of Python frames only, no frame at all means a thread of autograd.
+    # In a snapshot of Python frames only, an empty stack means a thread of autograd.
     if not has_native_frames and (signs["python"] & is_recorded).any():
         phase[is_recorded & has_no_stack] = "backward"
     is_zeroed_gradient = (phase == "backward") & is_freed_by_zero_grad

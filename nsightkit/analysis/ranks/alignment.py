@@ -194,7 +194,7 @@ def align(arrivals: pd.DataFrame, ranks: Iterable[int], captures: Mapping[int, s
     ends = arrivals[arrivals["kind"].isin(SYNCHRONIZING)]
     clocks = pd.DataFrame({"island": -1, "offset_ns": 0}, pd.Index(sorted(ranks), name="rank"))
     for lowest_rank in clocks.index:
-        # A rank that lies in no island yet (-1) begins one.
+        # A rank without an island (-1) starts one.
         joining = pd.Index([lowest_rank] if clocks.loc[lowest_rank, "island"] < 0 else [])
         while len(joining):
             clocks.loc[joining, "island"] = lowest_rank

@@ -216,7 +216,7 @@ def _annotated_kinds(trace: Trace, kernels: pd.DataFrame) -> pd.Series:
 
 
 def _described_columns(texts: pd.Series) -> pd.DataFrame:
-    """Columns from PyTorch's description of each collective, a categorical with "" where there is none."""
+    """Columns from PyTorch's description of each collective, a categorical with "" for a missing one."""
     rows = []
     # Many collectives share one description, so each is parsed once.
     for text in texts.cat.categories:

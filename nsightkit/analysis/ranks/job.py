@@ -303,7 +303,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
         capture_of_rank[rank] = str(rank) if entry.process is None else entry.file
     collectives = {rank: entry.collectives for rank, entry in look_of_rank.items()}
     arrivals, clocks, notes = alignment.match_and_align(collectives, capture_of_rank)
-    # In each collective by arrival, so that the last row is that of the last rank.
+    # In each collective by arrival, so that the last row belongs to the last rank.
     arrivals = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable", ignore_index=True)
     by_collective = arrivals.groupby("collective")
     wait = (by_collective["start_ns"].transform("last") - arrivals["start_ns"]).astype("Int64")

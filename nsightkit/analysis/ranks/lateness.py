@@ -175,7 +175,7 @@ def _late_beyond_chance(lateness_of_group: Mapping[int, pd.DataFrame], wall_ns: 
                 newly_late.append((rank_late_ns, group, int(str(rank))))
         if not newly_late:
             return stragglers
-        # In ascending order of lateness, so that of a rank's groups the one in which it is latest stays.
+        # In ascending order of lateness, so that each rank keeps the group in which it is latest.
         stragglers |= {rank: group for _, group, rank in sorted(newly_late)}
 
 
@@ -217,7 +217,7 @@ def _time_saved(table: pd.DataFrame, ranks: Sequence[int]) -> int:
     """Time in ns in which other ranks waited for these and did nothing else."""
     by_collective = table.groupby("collective")
     all_arrived = by_collective["start_ns"].max()
-    # Without others in a collective, the first arrival stands for theirs.
+    # Without others in a collective, the first arrival is taken for theirs.
     others_arrived = table[~table["rank"].isin(ranks)].groupby("collective")["start_ns"].max()
     others_arrived = others_arrived.reindex(all_arrived.index).fillna(by_collective["start_ns"].min())
     exposed = by_collective["exposed_ns"].max().astype("float64").fillna(np.inf)
@@ -244,7 +244,7 @@ def _held_up(table: pd.DataFrame, rank: int, group: int) -> tuple[str, int | Non
     rows = table[table["rank"] == rank]
     is_in_group = rows["group_id"] == group
     waited_ns = rows[~is_in_group].groupby(["group", "last_rank"])["wait_ns"].sum().astype("float64")
-    # For a rank of one group only, the maximum is NaN, which is no cause.
+    # For a rank of one group only, the maximum is NaN, and names no cause.
     if waited_ns.max() >= _HELD_UP_SHARE * rows["late_ns"][is_in_group].sum():
         other_group, last_rank = waited_ns.index[int(waited_ns.argmax())]
         return f"{_HELD_UP_PREFIX} process group {other_group} for rank {last_rank}", int(waited_ns.max())

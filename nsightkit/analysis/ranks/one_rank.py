@@ -227,7 +227,7 @@ def _outermost_ranges(trace: Trace) -> pd.DataFrame:
     step_ranges = steps.find(trace)
     ranges = trace.table("ranges", ["start_ns", "end_ns", "thread", "name", "parent"])
     ranges = ranges[ranges["thread"].isin(step_ranges["thread"]) & ~ranges["name"].isin(step_ranges["step"])]
-    # Outermost: the parent, a row of the table, is none of these ranges.
+    # Outermost: the parent, a row of the table, is outside these ranges.
     ranges = ranges[~ranges["parent"].isin(ranges.index)]
     # ``epoch 1`` and ``epoch 2`` are one activity.
     part = "range " + ranges["name"].astype("str").str.replace(r"\d+", "#", regex=True)

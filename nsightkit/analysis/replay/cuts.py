@@ -258,7 +258,7 @@ def _targets(program: Program, last: Int, awaited: Int) -> pd.DataFrame:
     device_waits = device_waits[np.argsort(calls.thread[rows[device_waits]], kind="stable")]  # by thread, then start
     thread = calls.thread[rows[device_waits]]
     launched = last[:, device_waits]
-    # The device is that of the thread's own last launch; a thread without any waits for all devices.
+    # It waits for the device of the thread's own last launch; a thread without any waits for all devices.
     own_latest = _latest(launched, program.launch_thread[launched] == thread, program.launch_start[launched])
     is_target = (launched >= 0) & ((program.device[launched] == program.device[own_latest]) | (own_latest < 0))
     # Each column but a thread's first needs a launch since the column before it.

@@ -24,7 +24,7 @@ class Unplayable(Exception):
 
 
 def median(values: Int, otherwise: int) -> int:
-    """Give the median of some values, or `otherwise` where there are none."""
+    """Give the median of some values, or `otherwise` for an empty list."""
     if len(values):
         return int(np.median(values))
     return otherwise

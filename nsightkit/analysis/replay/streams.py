@@ -37,7 +37,7 @@ _WAIT_EVENT = re.compile(r"StreamWaitEvent")
 _RECORD_EVENT = re.compile(r"EventRecord")
 #: An operation that began this much later than its launch and its stream explain waited for another stream ...
 _LATE_NS = 3_000
-#: ... if an operation there ended at most this long before. Of those that did, the last so many are candidates.
+#: ... if an operation there ended at most this long before. Of these operations, the last so many are candidates.
 _AFTER_NS = 25_000
 _MOST_CANDIDATES = 12
 #: An operation may begin this much before the end of what it waits for: timestamps are not exact.
@@ -182,7 +182,7 @@ def _ready_and_gap(program: Program, is_slow: Bool, call_ns: int) -> tuple[Int, 
     # Count from the call's end, or from its start where the call returns only after its copy.
     launched = np.where(program.is_blocking_copy, launch_start, launch_end)
     ready = launched + _medians(start - launched, kind, sample=found_idle, otherwise=_START_NS)
-    # The work of a slow call starts when that ends, whatever the latency of others, unless it was seen to start before.
+    # The work of a slow call starts when that ends, at any latency of others, unless it was seen to start before.
     ready[is_slow] = np.maximum(ready[is_slow], np.minimum(launch_end[is_slow], start[is_slow]))
     # The CPU stages pageable memory itself: until the copy begins or, where that had to wait, at the copy's pace.
     ready[is_piecewise] = start[is_piecewise]
@@ -247,7 +247,7 @@ def _ended_just_before(program: Program, late: Int, explained: Int) -> Int:
 
 
 def _recorded_waits(program: Program) -> tuple[Int, Int]:
-    """Pair operations with those that the program told their streams to wait for, where that fits what happened.
+    """Pair operations with those their streams were told to wait for, where that fits what happened.
 
     The recorded call that makes a stream wait for an event names neither. Taken are the thread's next launch, and the
     last work that it launched before that on another stream.

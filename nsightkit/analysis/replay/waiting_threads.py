@@ -96,7 +96,7 @@ def _silences(facts: Threads, thread: int, calls: Track, others: dict[int, Track
 
     The first begins at `NEVER`, as the thread did nothing before it. `others` are the calls of other threads.
     """
-    # Named work is not a silence, unless another thread works through most of it: then it may be a wait for that one.
+    # Named work is not a silence, unless another thread works during most of it: then it may be a wait for that one.
     work_start, work_end = facts.when(thread, ["work"], ["range", "op", "os_call"])
     is_handed_over = np.zeros(len(work_start), bool)
     for other_calls in others.values():

@@ -55,7 +55,7 @@ COLUMNS = ("change", "wall_ns", "predicted_ns", "speedup", "replay_error")
 MOST_ERROR = 0.05
 #: The time from one launch to the next when launches are free.
 _FREE_LAUNCH_NS = 3_000
-#: A number in a name, or a whole hash (digits between letters again and again), in which numbers are no counters.
+#: A number in a name, or a whole hash (digits between letters again and again), in which numbers do not count anything.
 _NUMBER = re.compile(r"(?P<hash>(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})[A-Za-z]*(?:\d+[A-Za-z]+){2,}\d+[A-Za-z0-9]*)|\d+")
 #: Standard changes that gain less than this share get no row.
 _LEAST_GAIN = 0.002

@@ -360,7 +360,7 @@ _RULES: Mapping[str, Callable[..., Operation]] = {
 _OPERATORS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: FLOPs or bytes of one operator, beyond which a file is not to be believed.
 _LARGEST_COST = 1 << 52
-#: The end of ``add_``, which costs what ``add`` does; ``copy_`` has an entry of its own.
+#: The end of ``add_``, which costs what ``add`` does; ``copy_`` has a separate entry.
 _IN_PLACE_SUFFIX = re.compile(r"(?<!^copy)_$")
 
 

@@ -37,13 +37,13 @@ def compiles(trace: Trace) -> pd.DataFrame:
         not recorded.
     """
     events = _named(trace, COMPILES)
-    # Outermost events only: those that end later than all before them on their thread.
+    # Outermost events only: each ends later than all earlier events of its thread.
     reach = events.groupby("thread")["end_ns"].cummax().groupby(events["thread"]).shift(fill_value=-1)
     events = events[events["end_ns"] > reach].reset_index(drop=True)
     frame_ranges = trace.table("ranges", ["name", "start_ns", "thread"])
     frame_ranges = frame_ranges[matching(frame_ranges["name"], _FRAME)].sort_values("start_ns")
     frame_ranges["frame"] = frame_ranges["name"].astype(str).str.extract(_FRAME)[0].astype("Int64")
-    # An event's frame is that of the first range inside the event that names a frame.
+    # An event gets the frame of the first range inside the event that names a frame.
     first_inside = pd.merge_asof(
         events[["start_ns", "thread"]],
         frame_ranges[["start_ns", "thread", "frame"]].assign(named_ns=frame_ranges["start_ns"]),

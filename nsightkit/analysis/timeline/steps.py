@@ -406,7 +406,7 @@ def _by_step(windows: pd.DataFrame, events: pd.DataFrame, amount: pd.Series) -> 
     """Sum an amount of events over the steps that they begin in; NA where no step has any."""
     step = step_at(windows.assign(end_ns=windows["cpu_end_ns"]), events["start_ns"])
     sums = amount[step >= 0].groupby(step[step >= 0]).sum()
-    # 0 in a step without events, but NA in all steps if there are none at all: then perhaps none were recorded.
+    # 0 in a step without events, but NA in all steps of a trace without any: then perhaps they were not recorded.
     return sums.reindex(windows.index, fill_value=0 if len(sums) else None).astype("Int64")
 
 

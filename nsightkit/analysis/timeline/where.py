@@ -211,7 +211,7 @@ def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, mak
     # A place that was open before the node began only called for the backward pass: it is not the call's.
     node_start = _starts_at(_nodes(whole), node)
     has_own_place = _starts_at(places, place) >= node_start
-    # What a node computes again of the forward pass (checkpointing) is not its maker's: it has operators of its own.
+    # What a node computes again of the forward pass (checkpointing) is not its maker's: it has separate operators.
     is_recomputed = _starts_at(makers, enclosing(calls, makers)) > node_start
     is_of_maker = (maker >= 0) & ~is_recomputed
     if kind != "op":

@@ -162,7 +162,7 @@ class Account:
         return is_hidden
 
     def ranked(self, names: Iterable[str]) -> list[Json]:
-        """Rank answers by time, without those that take none.
+        """Rank answers by time, without answers that take no time.
 
         Parameters
         ----------

@@ -44,17 +44,17 @@ _SEND_LESS = {
     "memory-transfer": "copy less: keep on the device what fits there, or send narrower types",
     "communication": "send less: narrower types, rarer reductions",
 }
-#: Names of kernels that multiply in FP32 without tensor cores, and of those that multiply FP32 tensors on any cores.
+#: Names of kernels that multiply in FP32 without tensor cores, and of kernels that multiply FP32 tensors on any cores.
 _WITHOUT_TENSOR_CORES = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|scudnn|simt|f32f32_f32f32", re.IGNORECASE)
 _FP32_INPUTS = re.compile(r"sgemm|scudnn|simt|tf32|tensorop_s1688|f32f32_f32f32|fmha_cutlass\w*_f32", re.IGNORECASE)
-#: Matmuls in 16 bits with their recorded shapes, such as "aten::mm 512x768 768x3137 bf16": the groups are the last
+#: Matmuls in bf16 or fp16 with their recorded shapes, such as "aten::mm 512x768 768x3137 bf16": the groups are the last
 #: extents of both matrices, K and N. Names of kernels tell no sizes: without tensor cores they end in align1 always.
 _MATMUL = re.compile(r"^aten::(?:add|b|badd)?mm\b.* (?:\d+x)*(\d+) (?:\d+x)*(\d+) (?:fp16|bf16)$")
 #: Names of kernels that convert between the layouts NCHW and NHWC.
 _LAYOUT = re.compile(r"n[ch]\w*to_?n[hc]\w*|AddPadding", re.IGNORECASE)
 #: Kernels that take less of the kernel time than this are not worth advice.
 _LEAST_KERNEL_SHARE = 0.1
-#: How to use each 16-bit type, the preferred one first.
+#: How to use bf16 and fp16, the preferred one first.
 _HALF_PRECISION = {"bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
 #: Compute capabilities with which NVIDIA's tensor cores multiply in all of these, for cards that are not listed.
 _ALL_PRECISIONS = re.compile(r"([89]|1\d)\.\d")
@@ -240,7 +240,7 @@ def _has_odd_sizes(shaped: list[sol.Group]) -> bool:
 
 
 def _precision(finding: Finding) -> Iterator[str]:
-    """Advise TF32 or a 16-bit type that the card supports, where matmuls of FP32 tensors take much of the time."""
+    """Advise TF32, bf16 or fp16, as the card supports them, where matmuls of FP32 tensors take much of the time."""
     kernels_ns = _time_ns(finding)
     products_ns = _time_ns(finding, "GEMM", "convolution")
     without_tensor_cores_ns = _time_ns(finding, "GEMM", "convolution", pattern=_WITHOUT_TENSOR_CORES)
@@ -254,7 +254,7 @@ def _precision(finding: Finding) -> Iterator[str]:
         and _supports(finding, "tf32")
     ):
         ways.append("allow TF32")
-    # A 16-bit type changes the whole program: worth it where FP32 products take most of the kernel time.
+    # Half precision changes the whole program: worth it where FP32 products take most of the kernel time.
     half_precision = [way for precision, way in _HALF_PRECISION.items() if _supports(finding, precision)]
     if 2 * fp32_inputs_ns > kernels_ns:
         ways += half_precision[:1]

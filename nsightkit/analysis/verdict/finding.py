@@ -101,7 +101,7 @@ class Finding:
         return self.name in IDLE
 
     def is_step(self, name: object) -> bool:
-        """Whether a name is that of whole steps, so that it tells nothing about the work in them."""
+        """Whether a name belongs to whole steps, and so does not describe the work in them."""
         return name in set(self.account.steps["step"])
 
 

@@ -22,7 +22,7 @@ CHANGE_OF = {slug: cause.change for slug, cause in CAUSES.items() if cause.chang
 _UNEXPLAINED = ("queued", "unknown")
 #: Answers for time in which the GPUs work.
 _FILLS = (*WORK, "communication", "imbalance", "memory-transfer")
-#: A cause that takes a smaller share of the time, or whose removal gains less, is no bottleneck.
+#: A cause that takes a smaller share of the time, or whose removal gains less, cannot be the bottleneck.
 LEAST_SHARE = 0.05
 #: Where the GPUs work for at least this share of the time and no change gains enough, that work is the answer.
 _FULL_SHARE = 0.8

@@ -199,7 +199,7 @@ def _decide(whole: Trace) -> pd.DataFrame:
         part["launch"] = launches_of(whole, part["table"], part["row"]).astype(np.int32)
         part["before"] = np.int32(-1)
         if threads.has_several_threads:
-            # By device and start, the operation ahead of the one that ends a gap is the last to start before the gap.
+            # By device and start, the operation before the end of a gap is the last to start before the gap.
             before = after[chunk] - 1
             part["before"] = launches_of(whole, table[before], row[before]).astype(np.int32)
         answers.append(decide(threads, part))

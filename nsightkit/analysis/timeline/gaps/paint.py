@@ -164,7 +164,7 @@ class Paint:
 
     @functools.cached_property
     def _coverage(self) -> dict[int, Coverage]:
-        """When each label holds, by its position in `LABELS`; of those that occur."""
+        """When each label holds, by its position in `LABELS`; only labels that occur."""
         coverage = {}
         for label in np.unique(self.label).tolist():
             of_label = self.label == label

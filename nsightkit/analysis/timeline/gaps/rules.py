@@ -241,7 +241,7 @@ def _name_codes(threads: Threads, pieces: pd.DataFrame) -> Int:
 
 
 def _blocking_calls(threads: Threads, group: _Group, handed_over: Int) -> Int:
-    """Find the blocking call that a thread was in as the device ran dry; -1 if there is none or it is not the cause.
+    """Find the blocking call that a thread was in as the device ran dry; -1 without one, or if it is not the cause.
 
     It is the cause if the thread, without its waits since its last launch, would have launched early enough to close at
     least half of the gap. A short wait ahead of longer CPU work is not.

@@ -234,7 +234,7 @@ class Threads:
         waits = waits.subset(calls.covered(waits.start, waits.start + 1) == 0)
         is_for_thread = self._is_named("os_calls", FOR_A_THREAD)[waits.row]
         if is_for_thread.any():
-            # Another thread of the process was in a CUDA call meanwhile.
+            # Another thread of the process was in a CUDA call at that time.
             of_process_ns = self._calls_of_process(process_of(thread)).of(waits.start, waits.end)
             is_for_thread &= of_process_ns > calls.covered(waits.start, waits.end)
         yield Layer("silence", "os_call", waits.subset(is_for_thread))
@@ -267,7 +267,7 @@ class Threads:
         ops = ops.subset(ops.length >= _LEAST_WORK_NS)
         yield Layer("work", "op", self._without_launch(ops, thread))
         ranges = self.events("ranges", thread)
-        # A short operator is no work as a range either.
+        # A short operator does not count as work as a range either.
         is_dispatch = self._is_named("ranges", OPERATOR_RANGE)[ranges.row] & (ranges.length < _LEAST_WORK_NS)
         yield Layer("work", "range", self._without_launch(ranges.subset(~is_dispatch), thread))
 
@@ -396,7 +396,7 @@ class Threads:
         """Runs of pages of managed memory that moved one after another."""
         memops = self.trace.table("memops", ["start_ns", "end_ns", "process", "kind"])
         pages = _ordered_track(memops[matching(memops["kind"], UNIFIED) & (memops["process"] == process).to_numpy()])
-        # Each page reaches as far as the next may begin; the row is that of a run's first page.
+        # Each page reaches as far as the next may begin; the row belongs to a run's first page.
         start, end = merge(pages.start, pages.end + _BETWEEN_PAGES_NS)
         return Track(start, end - _BETWEEN_PAGES_NS, pages.row[np.searchsorted(pages.start, start)])
 
