@@ -115,7 +115,9 @@ def tests(session: nox.Session) -> None:
     _install(session, "test", "docs")
     # A file stays in one process, for what its tests share. Files go in their order: by the number of their tests, the
     # file with the slowest ones would come last and leave the other processes idle.
-    spread = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
+    # One process more than there are processors: many tests wait for a child or a server.
+    processes = str((os.cpu_count() or 1) + 1)
+    spread = ["-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
     # nsys loses its helper process now and then where all processors are busy: that failure, and no other, is tried
     # again.
     again = ["--reruns", "2", "--only-rerun", "nsys wrote no report", "--only-rerun", "could not import its raw"]

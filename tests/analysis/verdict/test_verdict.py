@@ -477,7 +477,7 @@ def test_an_unknown_card_is_no_obstacle() -> None:
         found = verdict.summary(shaped(kind, 200, None))
         assert found["bottleneck"] == bottleneck
         assert "--gpu NAME" in " ".join(found["next_steps"])
-    with pytest.raises(UsageError, match="with --gpu"):
+    with pytest.raises(UsageError, match="give the nearest of"):
         sol.summary(shaped("mm", 200, "RTX 9000"))
     named = verdict.summary(shaped("mm", 200, None), gpu="H200")
     assert any("datasheet" in text for text in named["evidence"])
