@@ -200,9 +200,8 @@ def kernels(
     shown = rows.head(SHOWN_ROWS if top is None else top)
     share = f"{100 * shown['share'].sum():.0f}% of all kernel time"
     notes = [f"{len(shown):,} of {count_text(len(rows), 'row')}: {share}. Overlapping kernels each count in full"]
-    graphs = trace["graphs"]
-    if len(graphs):
-        graphs_ns = (graphs["end_ns"] - graphs["start_ns"]).sum()
+    graphs_ns = trace.table("graphs", ["duration_ns"])["duration_ns"].sum()
+    if graphs_ns:
         notes.append(
             f"CUDA graphs took another {time_text(graphs_ns)}; nsys records their kernels with --cuda-graph-trace=node"
         )

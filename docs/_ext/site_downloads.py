@@ -10,12 +10,13 @@ from sphinx.application import Sphinx
 
 from nsightkit.guide import cases
 
+_WHEEL = re.compile(r"nsightkit-[\d.]+-py3-none-any\.whl")
 #: What pages install: the downloaded file, and what of the package comes with it.
-_INSTALLED = re.compile(r"\./(nsightkit-[\d.]+-py3-none-any\.whl)(\[[\w,]+\])?")
+_INSTALLED = re.compile(r"\./(nsightkit-\S+?\.whl)(\[[\w,]+\])?")
 
 
 def _install_from_site(app: Sphinx, _name: str, source: list[str]) -> None:
-    """Let visitors of a site whose address is known install from it, without a download first."""
+    """Name the wheel of this version, and install from a site whose address is known without a download first."""
 
     def address(match: re.Match[str]) -> str:
         wheel, extras = match.groups()
@@ -24,8 +25,10 @@ def _install_from_site(app: Sphinx, _name: str, source: list[str]) -> None:
             return f"nsightkit{extras} @ {link}"
         return link
 
+    text = _WHEEL.sub(f"nsightkit-{app.config.version}-py3-none-any.whl", source[0])
     if app.config.html_baseurl:
-        source[0] = _INSTALLED.sub(address, source[0])
+        text = _INSTALLED.sub(address, text)
+    source[0] = text
 
 
 def _write(app: Sphinx, error: Exception | None) -> None:
@@ -36,8 +39,7 @@ def _write(app: Sphinx, error: Exception | None) -> None:
     traces = {which: cases.case(cases.DEMO, which).trace for which in cases.names()[cases.DEMO]}
     report.write(traces, Path(app.outdir, "demo-report.html"), overwrite=True)
     builder = WheelBuilder(str(app.confdir))
-    for _ in builder.build(directory=str(app.outdir), versions=["standard"]):
-        pass  # it builds while it is iterated over
+    list(builder.build(directory=str(app.outdir), versions=["standard"]))  # builds while it is iterated over
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -33,7 +33,7 @@ _SIZES: _Units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 def part_name(name: str) -> str:
     """Name a part of a whole in a figure: a cause by its plain name instead of its slug, anything else as it is."""
     if name in CAUSES:
-        return CAUSES[name].name.removeprefix("idle: ")
+        return CAUSES[name].plain_name
     return name
 
 

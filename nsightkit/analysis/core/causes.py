@@ -37,6 +37,11 @@ class Cause(NamedTuple):
     advice: str
     change: str | None = None
 
+    @property
+    def plain_name(self) -> str:
+        """The name without "idle", for places that already say so."""
+        return self.name.removeprefix("idle: ")
+
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: Causes of idle time, in the order in which gaps are judged.

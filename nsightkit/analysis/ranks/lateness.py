@@ -263,6 +263,5 @@ def _late_rank_sentence(row: Json) -> str:
         return f"{late}, after {cause} ({extra})."
     if cause.startswith("idle, "):  # the part "idle, input-pipeline", whose name is "idle: waiting for data"
         slug = cause.removeprefix("idle, ")
-        name = CAUSES[slug].name.removeprefix("idle: ")
-        cause = f"idle ({name})"
+        cause = f"idle ({CAUSES[slug].plain_name})"
     return f"{late}; it spends {extra} more than the others in {cause}."

@@ -220,7 +220,7 @@ class WhatIf:
             pattern, _, factor = argument.rpartition("=")
             saved_ns = _saved_by_scaling(schedule, compiled(pattern, "--scale"), float(factor))
             change.less_ns = change.less_ns + saved_ns
-            if float(factor) != 1 and not saved_ns.any():
+            if not saved_ns.any() and float(factor) != 1:
                 raise UsageError(f"--scale: no GPU operation matches {pattern!r}")
         elif key == "without":
             without = compiled(argument, "--without")

@@ -152,11 +152,13 @@ def _doubts_about_replay(replay: WhatIf, decision: Decision) -> Iterator[_Doubt]
     elif replay.error is not None and replay.error > _DOUBTFUL_ERROR:
         yield f"the replay is {share_text(replay.error)} off the recording without any change", 1
     if decision.ties:
-        gains = {}
-        for change in (str(decision.change), *(CHANGE_OF[name] for name in decision.ties)):
-            gains[change] = f"{change} ({replay.row(change)['speedup']:.2f}x)"
-        own_gain = gains.pop(str(decision.change))
-        yield f"{' or '.join(gains.values())} would help about as much as {own_gain}", 1
+        others = " or ".join(_gain_text(replay, CHANGE_OF[name]) for name in decision.ties)
+        yield f"{others} would help about as much as {_gain_text(replay, CHANGE_OF[decision.name])}", 1
+
+
+def _gain_text(replay: WhatIf, change: str) -> str:
+    """Name a change with its predicted gain."""
+    return f"{change} ({replay.row(change)['speedup']:.2f}x)"
 
 
 def _doubts_about_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
