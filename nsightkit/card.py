@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from nsightkit.analysis.core.causes import CAUSES, confidence_text
-from nsightkit.analysis.core.text import share_text, time_text
-from nsightkit.safe import Json, plain
+from nsightkit.errors import plain
+from nsightkit.text import Json, share_text, time_text
 
 #: Smaller shares of the time are not drawn: a segment of the bar would be thinner than a pixel.
 SMALLEST_SHARE = 0.001

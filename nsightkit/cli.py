@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Nothing is computed here.
+"""The command line: parse, call, print one answer on stdout. Nothing is computed here.
 
 Every command is a function of :mod:`nsightkit.questions` or :mod:`nsightkit.commands`; its parser is made from the
 function's signature and docstring.
@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
 import os
+import shutil
 import sys
 import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from nsightkit import commands, questions
-from nsightkit.errors import UsageError, in_words
-from nsightkit.options import REQUIRED, Command, Option, options_of
-from nsightkit.output import Format, discard_stdout, note, progress, write
-from nsightkit.safe import plain
+from nsightkit.errors import UsageError, in_words, note, plain, progress
+from nsightkit.options import REQUIRED, Command, Option, command_of, options_of
 from nsightkit.version import __version__
+
+if TYPE_CHECKING:
+    from nsightkit.table import Record, Table
+
+#: How an answer can be written.
+Format = Literal["text", "csv", "json"]
 
 #: Functions of commands, by the heading that lists them in the overview.
 _PANELS = {
@@ -31,7 +37,7 @@ _PANELS = {
     "Capture": [commands.doctor, commands.capture_nsys, commands.capture_ncu, commands.capture_torch],
     "Estimate and measure": [commands.peaks, commands.envelope, commands.bench],
 }
-_COMMANDS_OF_PANEL = {panel: list(map(commands.command_of, functions)) for panel, functions in _PANELS.items()}
+_COMMANDS_OF_PANEL = {panel: list(map(command_of, functions)) for panel, functions in _PANELS.items()}
 #: Every command by the words that call it.
 COMMANDS = {command.name: command for commands_shown in _COMMANDS_OF_PANEL.values() for command in commands_shown}
 #: The first lines of the overview.
@@ -147,6 +153,53 @@ def _overview(panels: Mapping[str, Sequence[Command]]) -> str:
             lines += [f"{'':<18}{line}" for line in help_lines[1:]]
     lines += ["", "`nsightkit COMMAND --help` shows the options of a command; `nsightkit --version` the version."]
     return "\n".join(lines) + "\n"
+
+
+# ---------------------------------------------------------------- stdout
+
+
+def write(result: Table | Record | str, form: Format = "text") -> None:
+    """Write an answer to stdout.
+
+    Parameters
+    ----------
+    result : Table, Record or str
+        Text goes out as it is.
+    form : {"text", "csv", "json"}
+    """
+    if isinstance(result, str):
+        text = result
+    elif form == "text":
+        text = _text_for_stdout(result)
+    elif hasattr(result, form):
+        text = getattr(result, form)()
+    else:
+        raise UsageError("--format csv: CSV is for tables, and this answer is not one; take json or text")
+    try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # traces hold bytes that are not UTF-8
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader left early, such as head
+        discard_stdout()
+    except OSError as error:
+        discard_stdout()
+        raise UsageError(f"stdout: cannot be written ({error.strerror or error}); choose another place") from error
+
+
+def _text_for_stdout(result: Table | Record) -> str:
+    """Fit an answer to the terminal; a pipe or a log gets lines of one width."""
+    if sys.stdout.isatty():
+        return result.text(shutil.get_terminal_size().columns)
+    width = os.environ.get("COLUMNS", "")
+    if width.isdecimal() and int(width):
+        return result.text(int(width))
+    return result.text()
+
+
+def discard_stdout() -> None:
+    """Discard what is left for stdout: Python flushes it again at exit, which must not fail a second time."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # ---------------------------------------------------------------- one command

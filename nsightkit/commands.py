@@ -10,14 +10,13 @@ options.
 import dataclasses
 import functools
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from nsightkit import options, questions
-from nsightkit.errors import UsageError, reading, require_amount
-from nsightkit.options import Command
-from nsightkit.output import note, progress
+from nsightkit import questions
+from nsightkit.errors import UsageError, note, progress, require_amount
+from nsightkit.options import command_of, open_once, opened
 from nsightkit.questions import Selection
 
 if TYPE_CHECKING:
@@ -27,70 +26,6 @@ if TYPE_CHECKING:
     from nsightkit.records import Bench, Check, Ranks, Written
     from nsightkit.table import Table
     from nsightkit.trace.model import Trace
-
-
-#: Traces, and selections from them, that stay open: two traces to compare, and a selection from each.
-_TRACES_KEPT_OPEN = 4
-
-
-def command_of(function: "Callable[..., Any]") -> Command:
-    """Make the command of a function.
-
-    Parameters
-    ----------
-    function : callable
-        If it takes traces, the command also takes the filters.
-    """
-    accepted = options.options_of(function)
-    run = functools.partial(options.call, function)
-    if any(option.is_trace for option in accepted):
-        accepted += options.options_of(Selection)
-        run = functools.partial(_ask_about_traces, function)
-    summary, _, _ = (function.__doc__ or "").partition("\n")
-    return Command(function.__name__.replace("_", " "), summary, accepted, run)
-
-
-def _ask_about_traces(question: "Callable[..., Any]", values: "Mapping[str, Any]") -> "Any":
-    """Call a question with the traces that its options name opened, and only what the filters select."""
-    selection = options.call(Selection, values)
-    arguments = dict(values)
-    for option in options.options_of(question):
-        if option.is_trace and option.is_list:
-            arguments[option.name] = [opened(path, selection) for path in values[option.name]]
-        elif option.is_trace:
-            arguments[option.name] = opened(values[option.name], selection)
-    progress("analysing")
-    result = options.call(question, arguments)
-    result.about.title = " · ".join([result.about.title, *selection.words])
-    return result
-
-
-def opened(path: Path, selection: Selection) -> "Trace":
-    """Read a trace, and select a part of it. The last ones stay open while their files do not change.
-
-    Parameters
-    ----------
-    path : Path
-    selection : Selection
-        The whole trace where it has no filter.
-    """
-    progress(f"reading {path.name}")
-    with reading(path):
-        files = [path] if path.exists() else []
-        if path.is_dir():
-            files += sorted(path.iterdir())
-        stamps = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    return _open_once(path, stamps, selection)
-
-
-@functools.lru_cache(_TRACES_KEPT_OPEN)
-def _open_once(path: Path, stamps: object, selection: Selection) -> "Trace":
-    """Read and select once; the stamps are only part of the key, so that a file that has changed is read again."""
-    from nsightkit.trace import load
-
-    if selection == Selection():
-        return load(path)
-    return selection.of(_open_once(path, stamps, Selection()))
 
 
 def _require_free(out: Path, overwrite: bool, traces: "list[Path]", is_folder: bool = False) -> None:
@@ -147,8 +82,8 @@ def check(
     from nsightkit.analysis.compare import baseline as baselines
     from nsightkit.analysis.compare import runs as metrics
     from nsightkit.analysis.compare.check import compare
-    from nsightkit.analysis.core.text import count_text
     from nsightkit.records import Check
+    from nsightkit.text import count_text
 
     baseline_file = options_of_baseline.baseline
     writes = options_of_baseline.update or options_of_baseline.add
@@ -163,7 +98,7 @@ def check(
     runs = []
     for file in files:
         runs.append(metrics.read(file, opened=open_part, match=match, selection=filters))
-        _open_once.cache_clear()  # only a run's figures are needed from here on
+        open_once.cache_clear()  # only a run's figures are needed from here on
     if writes:
         baseline = baselines.make(runs, baseline, add=options_of_baseline.add)
     assert baseline is not None

@@ -1,7 +1,7 @@
-"""The errors nsightkit raises on purpose.
+"""The errors nsightkit raises on purpose, and what it prints on stderr.
 
-Each names the file (or argument) at fault, what is wrong with it, and the remedy. The command line prints it as one
-line and exits with 2. Any other exception counts as a bug in nsightkit (exit code 3), so where a file is read,
+Each error names the file (or argument) at fault, what is wrong with it, and the remedy. The command line prints it as
+one line and exits with 2. Any other exception counts as a bug in nsightkit (exit code 3), so where a file is read,
 :func:`reading` turns a library's exception over a damaged file into one of these errors.
 """
 
@@ -11,11 +11,13 @@ import contextlib
 import errno
 import math
 import os
+import shutil
+import stat
+import sys
 import traceback
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-
-from nsightkit.safe import plain
 
 #: A path, as :func:`open` takes it.
 AnyPath = str | os.PathLike[str]
@@ -113,6 +115,23 @@ def reading(
         raise TraceError(path or "trace", problem, remedy) from error
 
 
+def require_regular(path: Path) -> None:
+    """Raise TraceError unless the path is a regular file (after following links).
+
+    Opening a FIFO blocks until a writer comes, and reading a device may never end.
+
+    Parameters
+    ----------
+    path : Path
+    """
+    with reading(path):
+        mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise TraceError(path, "is a folder", "give a file")
+    if not stat.S_ISREG(mode):
+        raise TraceError(path, "is not a regular file", "give a file that holds the data itself")
+
+
 def in_words(error: Exception) -> tuple[str, int]:
     """Turn an exception into a message and an exit code.
 
@@ -147,3 +166,55 @@ def _is_of_a_full_disk(error: Exception) -> bool:
     if getattr(error, "sqlite_errorcode", None) == _SQLITE_FULL:
         return True
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+# ---------------------------------------------------------------- text on stderr
+
+
+def plain(text: object) -> str:
+    r"""Write text on one line; what a terminal or a page would obey or hide stands there as an escape.
+
+    Parameters
+    ----------
+    text : object
+        From anywhere: a name in a trace, the name of a file, another program's message.
+
+    Examples
+    --------
+    >>> plain("step\n\x1b[31m1")
+    'step\\n\\x1b[31m1'
+    """
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(c if is_visible(c) else c.encode("unicode_escape").decode() for c in line)
+
+
+def is_visible(character: str) -> bool:
+    """Whether a character shows itself, or is a space of any width."""
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def note(text: str) -> None:
+    """Print a remark on stderr.
+
+    Parameters
+    ----------
+    text : str
+    """
+    with contextlib.suppress(OSError):  # a closed stderr must not lose the answer
+        progress("")
+        print(f"nsightkit: {plain(text)}", file=sys.stderr)
+
+
+def progress(text: str) -> None:
+    """Show on a terminal's stderr what is being done, in place of what was shown before.
+
+    Parameters
+    ----------
+    text : str
+        Empty when all is done.
+    """
+    if sys.stderr.isatty():
+        room = shutil.get_terminal_size().columns - 1
+        print(f"\r\x1b[2K{plain(text)[:room]}", end="", file=sys.stderr, flush=True)

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from nsightkit.analysis.core.text import short_name
-from nsightkit.errors import UsageError, in_words, reading
+from nsightkit.errors import UsageError, in_words, plain, reading
 from nsightkit.options import REQUIRED, Command
-from nsightkit.safe import Json, json_text, plain
+from nsightkit.text import Json, json_text, short_name
 from nsightkit.version import __version__
 
 #: Length limit of an answer, as UTF-8.

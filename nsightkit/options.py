@@ -1,14 +1,24 @@
-"""What a function takes, read from its signature and its numpydoc docstring: for the command line and for agents."""
+"""A function as a command: its options, from its signature and numpydoc docstring, and its call with opened traces.
+
+The command line and the server for agents use the same commands.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from nsightkit.errors import progress, reading
+from nsightkit.questions import Selection
+
+if TYPE_CHECKING:
+    from nsightkit.trace.model import Trace
 
 #: The default of an option that must be given.
 REQUIRED = inspect.Parameter.empty
@@ -143,3 +153,78 @@ def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         else:
             bound.arguments[name] = values[name]
     return function(*bound.args, **bound.kwargs)
+
+
+# ---------------------------------------------------------------- commands of functions
+
+
+#: Traces, and selections from them, that stay open: two traces to compare, and a selection from each.
+_TRACES_KEPT_OPEN = 4
+
+
+def command_of(function: Callable[..., Any]) -> Command:
+    """Make the command of a function.
+
+    Parameters
+    ----------
+    function : callable
+        If it takes traces, the command also takes the filters.
+    """
+    accepted = options_of(function)
+    run = functools.partial(call, function)
+    if any(option.is_trace for option in accepted):
+        accepted += options_of(Selection)
+        run = functools.partial(_ask_about_traces, function)
+    summary, _, _ = (function.__doc__ or "").partition("\n")
+    return Command(function.__name__.replace("_", " "), summary, accepted, run)
+
+
+def _ask_about_traces(question: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call a question with the traces that its options name opened, and only what the filters select."""
+    selection = call(Selection, values)
+    arguments = dict(values)
+    for option in options_of(question):
+        if option.is_trace and option.is_list:
+            arguments[option.name] = [opened(path, selection) for path in values[option.name]]
+        elif option.is_trace:
+            arguments[option.name] = opened(values[option.name], selection)
+    progress("analysing")
+    result = call(question, arguments)
+    result.about.title = " · ".join([result.about.title, *selection.words])
+    return result
+
+
+def opened(path: Path, selection: Selection) -> Trace:
+    """Read a trace, and select a part of it. The last ones stay open while their files do not change.
+
+    Parameters
+    ----------
+    path : Path
+    selection : Selection
+        The whole trace where it has no filter.
+    """
+    progress(f"reading {path.name}")
+    with reading(path):
+        files = [path] if path.exists() else []
+        if path.is_dir():
+            files += sorted(path.iterdir())
+        stamps = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return open_once(path, stamps, selection)
+
+
+@functools.lru_cache(_TRACES_KEPT_OPEN)
+def open_once(path: Path, stamps: object, selection: Selection) -> Trace:
+    """Read and select once.
+
+    Parameters
+    ----------
+    path : Path
+    stamps : object
+        Only part of the key, so that a file that has changed is read again.
+    selection : Selection
+    """
+    from nsightkit.trace import load
+
+    if selection == Selection():
+        return load(path)
+    return selection.of(open_once(path, stamps, Selection()))

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from nsightkit.analysis.core.text import count_text, share_text, time_text
 from nsightkit.errors import UsageError, require_amount
+from nsightkit.text import count_text, share_text, time_text
 
 if TYPE_CHECKING:
     from typing import Any
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from nsightkit.analysis.replay.whatif import WhatIf
     from nsightkit.records import Counters, Diff, Memory, Summary, Verdict
-    from nsightkit.safe import Json
     from nsightkit.table import Table
+    from nsightkit.text import Json
     from nsightkit.trace.model import Trace
 
 __all__ = ["FILES", "QUESTIONS", "Selection", "diff", "title_of"]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES, confidence_text
-from nsightkit.analysis.core.text import bytes_text, count_text, share_text, short_name, time_text
-from nsightkit.safe import Json, plain
+from nsightkit.errors import plain
 from nsightkit.table import About, Fact, Part, Record, Table, plain_value, table_words
+from nsightkit.text import Json, bytes_text, count_text, share_text, short_name, time_text
 
 if TYPE_CHECKING:
     from nsightkit.analysis.ranks.job import Job

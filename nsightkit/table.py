@@ -24,8 +24,8 @@ from typing import Any, Literal, Self
 
 import pandas as pd
 
-from nsightkit.analysis.core.text import bytes_text, digits, share_text, short_name, time_text
-from nsightkit.safe import Json, json_text, plain
+from nsightkit.errors import plain
+from nsightkit.text import Json, bytes_text, digits, json_text, share_text, short_name, time_text
 
 __all__ = [
     "About",

@@ -20,8 +20,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nsightkit import cli, output, table
-from nsightkit.analysis.core import text as text_of
+from nsightkit import cli, table
+from nsightkit.text import time_text
 from nsightkit.trace import Trace, TraceMeta, store
 from nsightkit.trace.model import Gpu
 
@@ -161,7 +161,7 @@ def test_not_recorded_is_null_with_one_line_on_stderr(saved: Save, run: Run) -> 
 def test_bytes_that_are_no_utf8_come_out_as_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    output.write(table.Table.of([{"name": "caf\udce9 π"}]), "json")
+    cli.write(table.Table.of([{"name": "caf\udce9 π"}]), "json")
     assert json.loads(raw.getvalue().decode("utf-8")) == [{"name": "caf\udce9 π"}]
 
 
@@ -429,7 +429,7 @@ def test_doctor(run: Run) -> None:
      (999_999, "1.000 ms"), (2.5e9, "2.500 s"), (1.2345e12, "1,234.5 s")],
 )  # fmt: skip
 def test_times_in_words(ns: float | None, text: str) -> None:
-    assert text_of.time_text(ns) == text
+    assert time_text(ns) == text
 
 
 def test_values_become_json() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import make_kineto
+
 import nsightkit
+from nsightkit import cli
 
 ROOT = Path(nsightkit.__file__).parent
 #: What each room may import; the files at the top that name their own are shared by all.
@@ -29,7 +33,7 @@ MAY = {
     "report": {"trace", "analysis", "plots", "questions", "table", "card"},
     "guide": {"trace", "workloads", "capture", "api"},
 }
-EVERYWHERE = {"", "errors", "safe", "hardware", "configurations", "version"}
+EVERYWHERE = {"", "errors", "text", "hardware", "configurations", "version"}
 
 
 @cache
@@ -76,3 +80,16 @@ def test_no_arrow_runs_against_the_flow() -> None:
 
 def test_no_circle() -> None:
     TopologicalSorter(_modules()).prepare()  # raises CycleError, with the circle
+
+
+def test_a_question_passes_through_few_modules(tmp_path: Path) -> None:
+    """From the words of the command line to the text of the answer."""
+    for kernels in (1000, 1001):
+        make_kineto.write(tmp_path / f"{kernels}.json", kernels)
+    files = set()
+    assert cli.run(["gaps", str(tmp_path / "1000.json")]) == 0  # imports what it needs
+    sys.setprofile(lambda frame, event, _: files.add(frame.f_code.co_filename) if event == "call" else None)
+    cli.run(["gaps", str(tmp_path / "1001.json")])
+    sys.setprofile(None)
+    modules = {file for file in files if Path(file).is_relative_to(ROOT) and Path(file).name != "__init__.py"}
+    assert len(modules) <= 12, sorted(modules)

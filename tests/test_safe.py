@@ -13,8 +13,9 @@ from typing import Any
 import hostile
 import pytest
 
-from nsightkit import cli, errors, output, safe
+from nsightkit import cli, errors
 from nsightkit.table import Table
+from nsightkit.text import json_text
 from nsightkit.trace import chrome, store
 
 #: A few of each kind: controls, C1, bidi, zero-width, separators, halves of characters, tags, private, spaces, plain.
@@ -37,14 +38,14 @@ def test_text_json_and_csv_of_anything() -> None:
 
 
 def _check(text: str) -> None:
-    shown = safe.plain(text)
+    shown = errors.plain(text)
     assert is_safe(shown)
     assert "\n" not in shown
-    assert safe.plain(shown) == shown
+    assert errors.plain(shown) == shown
     document = {text: [text, {"a": text}, 1.5, None], "n_ns": 3}
-    for written in (safe.json_text(document), safe.json_text(document, indent=2), safe.json_text(text, compact=True)):
+    for written in (json_text(document), json_text(document, indent=2), json_text(text, compact=True)):
         assert is_safe(written)
-    assert json.loads(safe.json_text(document, indent=2)) == document
+    assert json.loads(json_text(document, indent=2)) == document
     table = Table.of([{"name": text, "total_ns": -3, "nested": [text]}])
     assert is_safe(table.csv())
     assert is_safe(repr(table))
@@ -95,7 +96,7 @@ def test_what_a_command_prints(command: list[str], format: str, path: Path, caps
         assert {row["name"] for row in json.loads(out)} == set(hostile.NAMES)
     if command == ["kernels"] and format == "csv":
         names = [row["name"] for row in csv.DictReader(io.StringIO(out, newline=""))]
-        assert {n.removeprefix("'") for n in names} == {safe.plain(n).removeprefix("'") for n in hostile.NAMES}
+        assert {n.removeprefix("'") for n in names} == {errors.plain(n).removeprefix("'") for n in hostile.NAMES}
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])
@@ -126,7 +127,7 @@ def test_progress_names_a_file_safely(monkeypatch: pytest.MonkeyPatch) -> None:
             return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    output.progress("reading \x1b]52;c;eA==\x07\u202e [bold]x")
+    errors.progress("reading \x1b]52;c;eA==\x07\u202e [bold]x")
     shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert "\\x1b]52" in shown
     assert "[bold]x" in shown

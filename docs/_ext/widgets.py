@@ -19,10 +19,10 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from nsightkit import configurations
-from nsightkit.analysis.core.text import bytes_text, time_text
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.costs import Operation, attention_cost, gemm_cost, layer_costs
 from nsightkit.hardware import GPUS, Gpu
+from nsightkit.text import bytes_text, time_text
 
 #: Share of a card's memory that a model may take; the CUDA context, libraries and fragmentation take the rest.
 USABLE = 0.9

@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
-from nsightkit.analysis.core.text import short_name
 from nsightkit.analysis.memory import snapshot as snapshots
 from nsightkit.analysis.ranks.job import waited
 from nsightkit.analysis.roofline.counters import classify
@@ -37,6 +36,7 @@ from nsightkit.plots.looks import (
     spoken,
     time_unit,
 )
+from nsightkit.text import short_name
 from nsightkit.trace.snapshot import Snapshot
 
 _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)))

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nsightkit
 from nsightkit.trace import Trace, TraceMeta
-from nsightkit.trace.nesting import nesting
+from nsightkit.trace.model import nesting
 from nsightkit.workloads.models import Workload
 from nsightkit.workloads.phases import phase
 

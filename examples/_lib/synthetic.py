@@ -15,8 +15,7 @@ import pandas as pd
 
 import nsightkit
 from nsightkit.trace import TraceMeta
-from nsightkit.trace.model import Gpu
-from nsightkit.trace.nesting import nesting
+from nsightkit.trace.model import Gpu, nesting
 
 #: Threads: the main one, and autograd's.
 MAIN, AUTOGRAD = 1, 2

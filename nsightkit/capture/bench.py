@@ -22,7 +22,7 @@ from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture.children import ask_child, has_gpu
 from nsightkit.configurations import Configuration, find
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.trace.files import replacing
 
 #: Version of the document's layout.

@@ -7,7 +7,7 @@ import torch
 from nsightkit.capture.children import run_as_child
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.timing import time_calls
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.workloads import lm
 from nsightkit.workloads.models import marked
 from nsightkit.workloads.out_of_memory import is_out_of_memory

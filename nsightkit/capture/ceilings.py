@@ -16,7 +16,7 @@ from nsightkit import hardware
 from nsightkit.capture.children import has_gpu
 from nsightkit.capture.timing import time_calls
 from nsightkit.errors import NsightkitError
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.workloads import ceilings
 
 _UNITS = ("fp32", "tf32", "bf16", "fp16", "fp8", "memory")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from nsightkit.errors import NsightkitError
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.trace.programs import output_of, run, tail
 
 #: Starts the line with a child's result, among the child's other output.

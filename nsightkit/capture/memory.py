@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nsightkit.errors import AnyPath, UsageError
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.trace.clean import clean_snapshot
 from nsightkit.trace.files import replacing
 

@@ -19,7 +19,7 @@ import nsightkit
 from nsightkit.capture import utilization
 from nsightkit.capture.doctor import installed
 from nsightkit.errors import NsightkitError
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.trace.programs import NCU, NSYS, Tool, dotted, output_of
 
 #: Version of the layout of recordings.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import nsightkit
 from nsightkit.errors import UsageError
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.trace import ncu
 from nsightkit.trace import snapshot as snapshots
 

@@ -36,7 +36,7 @@ from nsightkit.guide.running import (
     run_and_write,
     samples_frame,
 )
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.trace import TABLES, TraceMeta, ncu
 from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace.files import drafted

@@ -25,7 +25,7 @@ import nsightkit
 from nsightkit.capture import memory, ncu, nsys, provenance, timing, torch_profiler, utilization
 from nsightkit.capture.children import child_environment
 from nsightkit.errors import NsightkitError
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.trace import ncu as reports
 from nsightkit.trace import store
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from nsightkit.errors import plain
 from nsightkit.plots.looks import duration, spoken
-from nsightkit.safe import plain
-from nsightkit.trace.model import Trace
-from nsightkit.trace.nesting import nesting
+from nsightkit.trace.model import Trace, nesting
 
 #: In place of a table's name: the time in which a device did nothing.
 IDLE = "idle"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nsightkit.analysis.core.causes import CAUSES
-from nsightkit.safe import plain
+from nsightkit.errors import plain
 
 BLUE = "#2f7fc1"
 VERMILION = "#d9690f"

@@ -20,9 +20,10 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.categories import categorize
+from nsightkit.errors import plain
 from nsightkit.plots.lanes import IDLE, Lane, Rows, alternative_text
 from nsightkit.plots.looks import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY, GREY
-from nsightkit.safe import Json, plain
+from nsightkit.text import Json
 from nsightkit.trace.model import GPU_TABLES
 
 #: Of each kind of event; the viewer draws those of CPU threads in two greys.

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from nsightkit import safe
+from nsightkit import errors
 from nsightkit.plots.looks import (
     BLUE,
     CATEGORY_COLOURS,
@@ -57,7 +57,7 @@ def plain(text: object, longest: int = 60) -> str:
 
     Names come from the profiled program: `$` would start a formula, and a character the font lacks warns.
     """
-    words = safe.plain(text)
+    words = errors.plain(text)
     if len(words) > longest:
         words = words[: longest - 1] + "…"
     for character in set(words):

@@ -13,12 +13,11 @@ from markupsafe import Markup
 
 from nsightkit import card, questions
 from nsightkit.analysis.timeline import gaps
-from nsightkit.errors import AnyPath, UsageError
+from nsightkit.errors import AnyPath, UsageError, plain
 from nsightkit.plots.lanes import RowLimits, all_rows
 from nsightkit.plots.packing import pack, program, short
 from nsightkit.report.sides import Side, sides_of
 from nsightkit.report.tables import SECTIONS, Listing, Section, listings
-from nsightkit.safe import plain
 from nsightkit.table import column_of
 from nsightkit.trace.files import is_same, replacing, require_free
 from nsightkit.trace.model import Trace

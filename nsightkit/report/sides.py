@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from nsightkit.errors import plain
 from nsightkit.questions import gpus_of
-from nsightkit.safe import plain
 from nsightkit.table import table_words
 from nsightkit.trace.clean import clean, clean_text
 from nsightkit.trace.model import Trace

@@ -1,13 +1,16 @@
-"""The boundary of a Trace: every column, the clock and the capture's description are checked once, on their way in.
+"""The boundary of a Trace: columns, the clock and the capture's description are checked once, on their way in.
 
 Behind it analyses add times, follow parents and join threads without looking. A source that gives anything else than
 the model says, such as a damaged file or a wrong frame, ends in an error that names file, table and column.
+
+Readers pick out here what names a person or is secret, for :mod:`nsightkit.trace.clean` to find it in other texts.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -263,3 +266,68 @@ def _has_circle(parent: npt.NDArray[np.int64]) -> bool:
             return False
         ancestor = ancestor[ancestor]
     return bool((ancestor >= 0).any())
+
+
+# ---------------------------------------------------------------- personal names
+
+#: Environment variables and properties whose values name a user or a host.
+_NAMING_VARIABLES = {
+    **dict.fromkeys(["EXPORT_USER", "USER", "LOGNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER"], "user"),
+    **dict.fromkeys(["HOSTNAME", "COMPUTERNAME", "SLURMD_NODENAME", "SLURM_SUBMIT_HOST"], "host"),
+}
+
+#: Names that mean a secret, whatever the value.
+SENSITIVE_NAMES = (
+    r"(?:pass(?:word|wd|phrase)|passwd|secret|api[_-]?key|(?:access|private|account|secret|signing)[_-]?key|credentials?"
+    r"|(?:auth|access|refresh|api)[_-]?token|authorization)(?:[_-]?(?:id|value))?"
+)
+
+SECRET_VARIABLE = re.compile(rf"[\w.-]*(?:{SENSITIVE_NAMES}|token)", re.IGNORECASE)
+
+#: Users, hosts and secrets that are not replaced: names of ranges and functions hold the same words, numbers and paths.
+_ORDINARY = re.compile(
+    r"(?:root|users?|admin|administrator|ubuntu|debian|guest|runner|jovyan|docker|default|local|localhost|localdomain"
+    r"|train|training|tests?|models?|data|home|work|workspace|node|head|master|worker|server|host|login|compute|cluster"
+    r"|batch|volta|ampere|hopper|tesla|grace|python|cuda|torch|\d+|.*[/\\ ].*)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+#: Letters that a text to replace has at least: shorter names occur inside words, and shorter secrets are words.
+_LEAST_LETTERS = {"user": 4, "host": 4, "secret": 6}
+
+#: The user who owns a home folder.
+_HOME_OWNER = re.compile(r"(?:/home|/Users|\\Users|:/Users)[/\\]+([\w.-]+)")
+
+
+def private_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Pick personal names and secrets from environment variables and properties.
+
+    Parameters
+    ----------
+    pairs : iterable of (str, object)
+        Names and values. A path below a home folder names its owner.
+
+    Returns
+    -------
+    dict of str to str
+        As :class:`nsightkit.trace.clean.TextCleaner` takes it, without short and ordinary words.
+    """
+    private: dict[str, str] = {}
+    for name, value in pairs:
+        text = str(value).strip().strip("\"'")
+        for owner in _HOME_OWNER.findall(text):
+            _add_private(private, owner, "user")
+        if SECRET_VARIABLE.fullmatch(name):
+            _add_private(private, text, "secret")
+        elif name.upper() in _NAMING_VARIABLES:
+            kind = _NAMING_VARIABLES[name.upper()]
+            _add_private(private, text, kind)
+            if kind == "host":
+                _add_private(private, text.partition(".")[0], kind)  # the host without its domain
+    return private
+
+
+def _add_private(private: dict[str, str], text: str, kind: str) -> None:
+    """Add a name or a secret, unless it is too short or an ordinary word."""
+    if len(text) >= _LEAST_LETTERS[kind] and not _ORDINARY.fullmatch(text):
+        private[text] = kind

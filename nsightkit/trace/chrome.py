@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.safe import Json, json_text
+from nsightkit.text import Json, json_text
 from nsightkit.trace.clean import clean
 from nsightkit.trace.files import replacing, require_free
 from nsightkit.trace.model import TIME_COLUMNS, Trace

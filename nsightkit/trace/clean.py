@@ -24,31 +24,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nsightkit.safe import Json
+from nsightkit.text import Json
+from nsightkit.trace.boundary import SECRET_VARIABLE, SENSITIVE_NAMES, private_names
 from nsightkit.trace.model import TABLES, TIME_COLUMNS, Trace, categorical
 
-#: Environment variables and properties whose values name a user or a host.
-_NAMING_VARIABLES = {
-    **dict.fromkeys(["EXPORT_USER", "USER", "LOGNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER"], "user"),
-    **dict.fromkeys(["HOSTNAME", "COMPUTERNAME", "SLURMD_NODENAME", "SLURM_SUBMIT_HOST"], "host"),
-}
-#: Names that mean a secret, whatever the value.
-_SENSITIVE_NAMES = (
-    r"(?:pass(?:word|wd|phrase)|passwd|secret|api[_-]?key|(?:access|private|account|secret|signing)[_-]?key|credentials?"
-    r"|(?:auth|access|refresh|api)[_-]?token|authorization)(?:[_-]?(?:id|value))?"
-)
 #: Names that mean a secret or an ordinary technical word, depending on the value.
 _AMBIGUOUS_NAMES = r"(?:token|auth|cookie|signature|sig)"
-_SECRET_VARIABLE = re.compile(rf"[\w.-]*(?:{_SENSITIVE_NAMES}|token)", re.IGNORECASE)
-#: Users, hosts and secrets that are not replaced: names of ranges and functions hold the same words, numbers and paths.
-_ORDINARY = re.compile(
-    r"(?:root|users?|admin|administrator|ubuntu|debian|guest|runner|jovyan|docker|default|local|localhost|localdomain"
-    r"|train|training|tests?|models?|data|home|work|workspace|node|head|master|worker|server|host|login|compute|cluster"
-    r"|batch|volta|ampere|hopper|tesla|grace|python|cuda|torch|\d+|.*[/\\ ].*)",
-    re.IGNORECASE | re.DOTALL,
-)
-#: Letters that a text to replace has at least: shorter names occur inside words, and shorter secrets are words.
-_LEAST_LETTERS = {"user": 4, "host": 4, "secret": 6}
 
 _FOLDERS_OF_PEOPLE = (
     "home|Users|root|tmp|scratch|data|mnt|media|work|workspace|workspaces|project|projects|global|gpfs|lustre"
@@ -70,8 +51,6 @@ _LIBRARY_PATH = re.compile(
     r"((?:site|dist)-packages|lib[/\\]+python\d[\d.]*|torchinductor_)[^/\\]*([/\\]+(?!(?:site|dist)-packages).+)",
     re.DOTALL,
 )
-#: The user who owns a home folder.
-_HOME_OWNER = re.compile(r"(?:/home|/Users|\\Users|:/Users)[/\\]+([\w.-]+)")
 
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 #: A value after ``name=``: in quotes, or up to a blank or a separator.
@@ -93,8 +72,8 @@ _PRIVATE_FORMS = (
     (rf"()(?<![A-Za-z0-9])(?:{_TOKENS})(?![A-Za-z0-9])", "secret"),
     (r"(?i)(\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/-]{16,}=*", "secret"),
     # the value of an option, a variable or a JSON member whose name means a secret
-    (rf"(?i)((?<![\w-])--?[\w-]{{0,40}}{_SENSITIVE_NAMES}[ =]\s{{0,9}})(?!\d+\b){_VALUE}", "secret"),
-    (rf"(?i)(\b[\w.-]{{0,60}}{_SENSITIVE_NAMES}[\"']?\s{{0,9}}(?:=|:(?!:))\s{{0,9}})(?!\d+\b){_VALUE}", "secret"),
+    (rf"(?i)((?<![\w-])--?[\w-]{{0,40}}{SENSITIVE_NAMES}[ =]\s{{0,9}})(?!\d+\b){_VALUE}", "secret"),
+    (rf"(?i)(\b[\w.-]{{0,60}}{SENSITIVE_NAMES}[\"']?\s{{0,9}}(?:=|:(?!:))\s{{0,9}})(?!\d+\b){_VALUE}", "secret"),
     # the same of a name that may mean a secret, if the value is long and holds a digit
     (
         (
@@ -141,7 +120,7 @@ _ENVIRONMENT_ENTRY = re.compile(r"(?:^|\0)[A-Za-z_]\w*=")
 #: only a blank between them: mostly that is a name, such as the range "token embedding_layer_1".
 _HINTS = re.compile(
     r"[@/\\=:]|--|\d\.\d|ip-|eyJ|AIza|A[KS]IA[A-Z0-9]|[a-z\d]_[A-Za-z0-9]{20}|-[\w-]{10}|(?i:bearer)"
-    rf"|\.(?:internal|corp|lan|local)|-[\w-]*(?i:{_SENSITIVE_NAMES}) "
+    rf"|\.(?:internal|corp|lan|local)|-[\w-]*(?i:{SENSITIVE_NAMES}) "
 )
 
 
@@ -195,7 +174,7 @@ class TextCleaner:
             return [self.value(item, key) for item in original]
         if not isinstance(original, str):
             return original
-        if _SECRET_VARIABLE.fullmatch(key):
+        if SECRET_VARIABLE.fullmatch(key):
             return "[secret]"
         return self.text(original)
 
@@ -244,40 +223,6 @@ def _shortened(match: re.Match[str]) -> str:
     if _PERSONAL_PATH.match(path):
         return "[path]"
     return path
-
-
-def private_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Pick personal names and secrets from environment variables and properties.
-
-    Parameters
-    ----------
-    pairs : iterable of (str, object)
-        Names and values. A path below a home folder names its owner.
-
-    Returns
-    -------
-    dict of str to str
-        As :class:`TextCleaner` takes it, without short and ordinary words.
-    """
-    private: dict[str, str] = {}
-    for name, value in pairs:
-        text = str(value).strip().strip("\"'")
-        for owner in _HOME_OWNER.findall(text):
-            _add_private(private, owner, "user")
-        if _SECRET_VARIABLE.fullmatch(name):
-            _add_private(private, text, "secret")
-        elif name.upper() in _NAMING_VARIABLES:
-            kind = _NAMING_VARIABLES[name.upper()]
-            _add_private(private, text, kind)
-            if kind == "host":
-                _add_private(private, text.partition(".")[0], kind)  # the host without its domain
-    return private
-
-
-def _add_private(private: dict[str, str], text: str, kind: str) -> None:
-    """Add a name or a secret, unless it is too short or an ordinary word."""
-    if len(text) >= _LEAST_LETTERS[kind] and not _ORDINARY.fullmatch(text):
-        private[text] = kind
 
 
 def _this_machine() -> dict[str, str]:

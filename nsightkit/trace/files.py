@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import re
 import secrets
@@ -15,27 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from nsightkit.errors import TraceError, UsageError, reading
+from nsightkit.errors import UsageError
 
 #: Length of the key that :func:`user_secret` keeps.
 _SECRET_BYTES = 32
-
-
-def require_regular(path: Path) -> None:
-    """Raise TraceError unless the path is a regular file (after following links).
-
-    Opening a FIFO blocks until a writer comes, and reading a device may never end.
-
-    Parameters
-    ----------
-    path : Path
-    """
-    with reading(path):
-        mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        raise TraceError(path, "is a folder", "give a file")
-    if not stat.S_ISREG(mode):
-        raise TraceError(path, "is not a regular file", "give a file that holds the data itself")
 
 
 def is_same(path: Path, other: Path) -> bool:
@@ -134,18 +116,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     with drafted(path) as draft, draft.open("wb") as file:
         yield file
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Switch the garbage collector off while millions of containers are made: it would look for cycles in vain."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def user_cache() -> Path:

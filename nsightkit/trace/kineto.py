@@ -29,10 +29,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
-from nsightkit.safe import Json
-from nsightkit.trace import store
-from nsightkit.trace.clean import private_names
-from nsightkit.trace.files import uncollected
+from nsightkit.text import Json
+from nsightkit.trace.boundary import private_names
 from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
@@ -43,10 +41,12 @@ from nsightkit.trace.model import (
     TraceMeta,
     capability,
     categorical,
+    is_large,
     lost_work,
+    nesting,
     process_of,
+    uncollected,
 )
-from nsightkit.trace.nesting import nesting
 
 _Ints = npt.NDArray[np.int64]
 _Frames = dict[str, pd.DataFrame]
@@ -218,7 +218,11 @@ def open_kineto(path: Path, *, cache: bool = True) -> Source:
     TraceError
         The file is truncated, not JSON, or JSON of another kind.
     """
-    return store.cached(path, lambda: _decode_trace(path), "kineto" if cache else None)
+    if not cache or not is_large(path):
+        return _decode_trace(path)
+    from nsightkit.trace import store
+
+    return store.cached(path, lambda: _decode_trace(path), "kineto")
 
 
 @uncollected()

@@ -17,10 +17,10 @@ from typing import Any
 
 import pandas as pd
 
-from nsightkit.errors import AnyPath, TraceError, reading
-from nsightkit.safe import Json
+from nsightkit.errors import AnyPath, TraceError, reading, require_regular
+from nsightkit.text import Json
 from nsightkit.trace import ncu_child, ncu_metrics
-from nsightkit.trace.files import replacing, require_regular
+from nsightkit.trace.files import replacing
 from nsightkit.trace.limited import ask_limited
 from nsightkit.trace.model import capability
 

@@ -18,9 +18,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import TraceError
-from nsightkit.safe import Json
-from nsightkit.trace import store
-from nsightkit.trace.clean import private_names
+from nsightkit.text import Json
+from nsightkit.trace.boundary import private_names
 from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
@@ -31,9 +30,10 @@ from nsightkit.trace.model import (
     capability,
     categorical,
     complete,
+    is_large,
     lost_work,
+    nesting,
 )
-from nsightkit.trace.nesting import nesting
 from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NULL, Columns, ParquetDir, RowFilter, Sqlite, Tables
 
 if TYPE_CHECKING:
@@ -559,7 +559,11 @@ def open_sqlite(path: Path, *, cache: bool = True, export: Export | None = None)
     def open_export() -> NsysSource:
         return NsysSource(Sqlite(path, _TABLES_TO_READ, export))
 
-    return store.cached(path, open_export, "nsys" if cache else None)
+    if not cache or not is_large(path):
+        return open_export()
+    from nsightkit.trace import store
+
+    return store.cached(path, open_export, "nsys")
 
 
 def open_report(path: Path, *, cache: bool = True) -> Source:

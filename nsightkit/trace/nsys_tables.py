@@ -20,9 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nsightkit.errors import TraceError, reading
-from nsightkit.safe import Json
-from nsightkit.trace.files import require_regular
+from nsightkit.errors import TraceError, reading, require_regular
+from nsightkit.text import Json
 
 if TYPE_CHECKING:
     from nsightkit.trace.programs import Export

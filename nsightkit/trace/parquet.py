@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nsightkit.errors import TraceError, reading
+from nsightkit.errors import TraceError, reading, require_regular
 from nsightkit.trace import parquet_child
-from nsightkit.trace.files import require_regular
 from nsightkit.trace.limited import ask_limited
 
 #: A file may expand to `_SMALL_BYTES` plus `_MOST_EXPANSION` times its size. Real traces expand to 50 times at most.

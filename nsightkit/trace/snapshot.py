@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.errors import AnyPath, TraceError, reading
-from nsightkit.safe import Json
+from nsightkit.errors import AnyPath, TraceError, reading, require_regular
+from nsightkit.text import Json
 from nsightkit.trace import snapshot_child
-from nsightkit.trace.files import require_regular, uncollected
 from nsightkit.trace.limited import ask_limited
+from nsightkit.trace.model import uncollected
 
 #: The events that change what is allocated. ``free`` is an old spelling of a free that needs no waiting.
 ACTIONS = (

@@ -24,8 +24,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from nsightkit.errors import NsightkitError, TraceError, UsageError, reading
-from nsightkit.safe import Json
+from nsightkit.errors import NsightkitError, TraceError, UsageError, reading, require_regular
+from nsightkit.text import Json
 from nsightkit.trace.files import (
     drafted,
     is_private,
@@ -33,7 +33,6 @@ from nsightkit.trace.files import (
     make_private,
     remove_folder,
     replacing,
-    require_regular,
     user_cache,
     user_secret,
 )
@@ -46,8 +45,6 @@ _FORMAT = 2
 _INDEX = "trace.json"
 #: A larger file of that name is a PyTorch profiler trace.
 _MOST_INDEX_BYTES = 16 << 20
-#: Below this, reading the trace again is quicker than looking for a cache.
-CACHE_FROM_BYTES = 32 << 20
 #: Names in a cache: one folder per content of the trace, called by its key, and the files in that.
 _CONTENT_FOLDER = re.compile(r"[0-9a-f]{32}")
 _CONTENT_FILES = re.compile(r"[\w.-]+\.parquet|(meta|first_ns)\.json")
@@ -380,8 +377,8 @@ class _CachedSource:
                 write_to(file)
 
 
-def cached(path: Path, open_source: Callable[[], Source], reader: str | None) -> Source:
-    """Open a trace, by way of its cache if the trace is big enough for that to save time.
+def cached(path: Path, open_source: Callable[[], Source], reader: str) -> Source:
+    """Open a trace by way of its cache.
 
     Parameters
     ----------
@@ -389,15 +386,13 @@ def cached(path: Path, open_source: Callable[[], Source], reader: str | None) ->
         The trace.
     open_source : callable
         Opens the trace itself.
-    reader : str or None
-        Name of the reader, part of the cache's key; None uses no cache.
+    reader : str
+        Name of the reader, part of the cache's key.
 
     Returns
     -------
     Source
     """
-    if not reader or path.stat().st_size < CACHE_FROM_BYTES:
-        return open_source()
     folder = _content_folder(path, reader)
     if folder is None:
         return open_source()

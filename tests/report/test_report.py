@@ -20,11 +20,10 @@ from watched_page import WatchedPage, until
 import nsightkit
 from nsightkit import report
 from nsightkit.analysis import verdict
-from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.timeline import gaps, kernels, overview
-from nsightkit.errors import UsageError
+from nsightkit.errors import UsageError, plain
 from nsightkit.plots import lanes
-from nsightkit.safe import plain
+from nsightkit.text import time_text
 from nsightkit.trace.model import Trace, TraceMeta
 
 bs4 = pytest.importorskip("bs4")

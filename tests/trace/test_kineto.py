@@ -19,7 +19,7 @@ from child import command
 
 import nsightkit
 from nsightkit import cli
-from nsightkit.analysis.core import text as words
+from nsightkit import text as words
 from nsightkit.errors import TraceError
 from nsightkit.trace import kineto
 from nsightkit.trace.model import EVENT_TABLES, TABLES

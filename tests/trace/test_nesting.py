@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from nsightkit.trace.nesting import nesting
+from nsightkit.trace.model import nesting
 
 
 def stack_nesting(thread, start, end, tolerance=0):

@@ -16,7 +16,7 @@ from child import command
 from make_kineto import write as write_kineto
 
 import nsightkit
-from nsightkit.trace import store
+from nsightkit.trace import model, store
 from nsightkit.trace.model import Trace, TraceMeta
 from nsightkit.trace.parquet import columns_of, read_table
 
@@ -32,7 +32,7 @@ def kineto(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _small_traces_too(monkeypatch, tmp_path):
-    monkeypatch.setattr(store, "CACHE_FROM_BYTES", 0)
+    monkeypatch.setattr(model, "CACHE_FROM_BYTES", 0)
     monkeypatch.delenv("NSIGHTKIT_NO_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
 

@@ -11,7 +11,7 @@ from synthetic.planted import training
 import nsightkit
 from nsightkit.analysis.timeline import gaps, ranges, selection
 from nsightkit.errors import UsageError
-from nsightkit.trace import TABLES, store
+from nsightkit.trace import TABLES, model, store
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_damaged_stores(export, tmp_path, kind):
 class TestCache:
     @pytest.fixture(autouse=True)
     def _small_traces_too(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(store, "CACHE_FROM_BYTES", 0)
+        monkeypatch.setattr(model, "CACHE_FROM_BYTES", 0)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         monkeypatch.delenv("NSIGHTKIT_NO_CACHE", raising=False)
 

@@ -16,7 +16,7 @@ import numpy as np
 from nsightkit.analysis.compare.runs import Amount, Float, Kind, Run, decoded
 from nsightkit.analysis.core.noise import thinned
 from nsightkit.errors import AnyPath, TraceError, UsageError
-from nsightkit.safe import json_text
+from nsightkit.text import json_text
 from nsightkit.trace.files import replacing
 
 #: A baseline keeps so many runs, the latest.

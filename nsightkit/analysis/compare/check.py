@@ -21,7 +21,7 @@ from nsightkit.analysis.compare.runs import Run, unit_of
 from nsightkit.analysis.compare.samples import judge, ordinary
 from nsightkit.analysis.core import noise
 from nsightkit.errors import UsageError
-from nsightkit.safe import Json
+from nsightkit.text import Json
 
 #: Confidence that no unchanged metric of a run is called changed.
 CONFIDENCE = 0.99

@@ -25,7 +25,7 @@ from nsightkit.analysis.compare.match import pair, plain_kernel
 from nsightkit.analysis.compare.samples import Samples, judge, ordinary, samples, tables
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.categories import category_of
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.trace.model import Trace
 
 #: Columns of every table, after its name columns.

@@ -9,9 +9,9 @@ import pandas as pd
 
 from nsightkit.analysis.compare.samples import Samples
 from nsightkit.analysis.core import noise
-from nsightkit.analysis.core.text import count_text, share_text, short_name, time_text
 from nsightkit.analysis.timeline import steps
-from nsightkit.safe import Json, plain
+from nsightkit.errors import plain
+from nsightkit.text import Json, count_text, share_text, short_name, time_text
 
 Row = Json
 

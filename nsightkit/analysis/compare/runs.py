@@ -21,11 +21,9 @@ from nsightkit.analysis.compare.match import plain_kernel
 from nsightkit.analysis.compare.samples import Samples, samples
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
-from nsightkit.errors import AnyPath, TraceError, UsageError, reading
-from nsightkit.safe import plain
+from nsightkit.errors import AnyPath, TraceError, UsageError, plain, reading, require_regular
 from nsightkit.trace import kind_of, load
 from nsightkit.trace import ncu as ncu_reports
-from nsightkit.trace.files import require_regular
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["Amount", "Kind", "Run", "decoded", "of_bench", "of_report", "of_samples", "of_trace", "read", "unit_of"]

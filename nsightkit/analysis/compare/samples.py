@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nsightkit.analysis.compare.match import plain_range
 from nsightkit.analysis.core import intervals, noise
 from nsightkit.analysis.timeline import gaps, overview, ranges, steps
-from nsightkit.safe import Json
+from nsightkit.text import Json
 from nsightkit.trace.model import Trace
 
 Float = NDArray[np.float64]

@@ -11,9 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from nsightkit.analysis.core.kept import kept
-from nsightkit.trace.model import GPU_TABLES, Trace, process_of
-from nsightkit.trace.nesting import nesting
+from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace, kept, nesting, process_of
 
 __all__ = [
     "Coverage",
@@ -515,3 +513,28 @@ def launch_times(trace: Trace, table: str) -> Int:
         return rows["start_ns"].to_numpy()
     launch = launch_of(trace, rows["process"], rows["correlation"])
     return np.where(launch >= 0, calls[launch], _EARLIEST)
+
+
+def captured_window(trace: Trace) -> tuple[int, int]:
+    """Find the first and last captured moment on the trace's clock.
+
+    As the source states it, else from 0, the first event, to the end of the last event of any table, before any filter.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    begin, end : int
+        Nanoseconds.
+    """
+    whole = trace.whole
+    if whole.meta.window_ns is not None:
+        begin, end = whole.meta.window_ns
+        return begin - whole.t0_ns, end - whole.t0_ns
+    last_end = 0
+    for table in EVENT_TABLES:
+        if whole.size(table):
+            last_end = max(last_end, int(whole.table(table, ["end_ns"])["end_ns"].max()))
+    return 0, last_end

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.core.kept import kept
+from nsightkit.trace.model import kept
 from nsightkit.trace.snapshot import Snapshot
 
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize.

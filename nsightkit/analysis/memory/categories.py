@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.memory.blocks import events_of
+from nsightkit.trace.model import kept
 from nsightkit.trace.snapshot import Snapshot
 
 #: What a frame in any place of the stack says, by a pattern of its file, a line break and its function.

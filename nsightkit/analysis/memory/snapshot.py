@@ -15,12 +15,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.text import count_text
 from nsightkit.analysis.memory.blocks import events_of, free_space, held_blocks, segments_of, total_by_event
 from nsightkit.analysis.memory.categories import categorize, sites_of
 from nsightkit.errors import UsageError
-from nsightkit.safe import Json
+from nsightkit.text import Json, count_text
+from nsightkit.trace.model import kept
 from nsightkit.trace.snapshot import Snapshot
 
 #: What adds to the reserved bytes, and what takes from them.

@@ -13,11 +13,9 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import CPU_COLLECTIVE, categorize
-from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
-from nsightkit.safe import Json
-from nsightkit.trace.model import Trace
+from nsightkit.text import Json, matching
+from nsightkit.trace.model import Trace, kept
 
 #: Kind by a part of a name without underscores and capitals; the first part that occurs decides.
 _KIND_BY_PART = {

@@ -20,11 +20,10 @@ from typing import Any
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import uncovered
-from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.ranks import alignment, lateness
 from nsightkit.analysis.ranks.one_rank import Look, look, rank_of
 from nsightkit.errors import AnyPath, TraceError, UsageError
-from nsightkit.safe import Json
+from nsightkit.text import Json, time_text
 from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 

@@ -10,9 +10,8 @@ import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.core.intervals import uncovered
-from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.ranks.one_rank import TIME, WAITING
-from nsightkit.safe import Json
+from nsightkit.text import Json, time_text
 
 #: A rank is a straggler if chance places any rank so late in fewer than one job in a hundred ...
 _SIGNIFICANT = 0.01

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
-from nsightkit.analysis.core.intervals import Coverage
+from nsightkit.analysis.core.intervals import Coverage, captured_window
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.errors import AnyPath
@@ -163,7 +163,7 @@ def _step_windows(trace: Trace) -> pd.DataFrame:
     """The window of each step: ``step`` (its number), ``start_ns, wall_ns, end_ns``; without steps the trace as -1."""
     windows = steps.summary(trace)[["start_ns", "wall_ns"]].rename_axis("step").reset_index()
     if windows.empty:
-        begin, end = overview.captured_window(trace)
+        begin, end = captured_window(trace)
         windows = pd.DataFrame({"step": [-1], "start_ns": [begin], "wall_ns": [end - begin]})
     return windows.assign(end_ns=windows["start_ns"] + windows["wall_ns"])
 

@@ -8,10 +8,10 @@ import re
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.replay.model import NEVER, Bool, Int, median
 from nsightkit.analysis.replay.operations import Program
 from nsightkit.analysis.replay.streams import Streams
+from nsightkit.text import matching
 
 #: Calls that wait for all streams of a device, that wait for an event, and that do nothing but wait.
 _OF_DEVICE = re.compile(r"(Device|Ctx|Context|Thread)Synchronize")

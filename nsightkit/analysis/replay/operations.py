@@ -10,10 +10,10 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import categorize
-from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.replay.model import NEVER, Bool, Int, Unplayable
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.threads import BLOCKING, UNIFIED
+from nsightkit.text import matching
 from nsightkit.trace.model import GPU_TABLES, Trace, process_of
 
 #: Share of the GPU time above which too much was launched by unrecorded calls to make a schedule.

@@ -11,10 +11,10 @@ import re
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.replay.model import UNEXPLAINED_NS, Bool, Int, Unplayable, median
 from nsightkit.analysis.replay.operations import Program
+from nsightkit.text import matching
 
 #: Latencies for traces without an example, typical of CUDA devices: from a launch to the start on an idle stream, from
 #: one operation to the next behind it in a queue, of a launch call, and from the end of one operation to the start of

@@ -13,8 +13,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay.model import NEVER, UNEXPLAINED_NS, Bool, Int
 from nsightkit.analysis.replay.operations import Program
-from nsightkit.analysis.timeline.gaps.paint import Track, together
-from nsightkit.analysis.timeline.gaps.threads import Threads
+from nsightkit.analysis.timeline.gaps.threads import Threads, Track, together
 from nsightkit.trace.model import process_of
 
 #: A silence counts as a pause from this many times the usual time between two calls of a thread.

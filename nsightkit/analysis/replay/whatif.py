@@ -16,14 +16,12 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import Expression, compiled, matching
 from nsightkit.analysis.replay.model import Change, Int, Played, Unplayable
 from nsightkit.analysis.replay.schedule import Schedule, read
 from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import UsageError
-from nsightkit.safe import Json
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.text import Expression, Json, compiled, matching
+from nsightkit.trace.model import GPU_TABLES, Trace, kept
 
 #: Changes that a program's author can make with an ordinary amount of work; they apply to any trace.
 STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
@@ -41,7 +39,7 @@ CHANGES = {
     "no-profiler": "the profiler takes no time for itself",
     "equal-ranks": "all devices have the same amount of work, so that none waits for another in a collective",
 }
-#: The label of the threads' time (``LABELS`` in ``timeline.gaps.paint``) that a change removes.
+#: The label of the threads' time (``LABELS`` in ``timeline.gaps.threads``) that a change removes.
 _LABEL_OF = {
     "no-input-wait": "data",
     "no-start-up": "once",

@@ -16,9 +16,8 @@ from pathlib import Path
 import pandas as pd
 
 from nsightkit.analysis.core.categories import category_of
-from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.errors import UsageError
-from nsightkit.safe import Json
+from nsightkit.text import Json, compiled, matching
 from nsightkit.trace import ncu_metrics
 from nsightkit.trace.ncu import Report
 

@@ -29,7 +29,6 @@ import pandas as pd
 
 from nsightkit import hardware
 from nsightkit.analysis.core.intervals import enclosing, launch_of
-from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.roofline.costs import (
     Operation,
     attention_cost,
@@ -40,7 +39,7 @@ from nsightkit.analysis.roofline.costs import (
 )
 from nsightkit.errors import AnyPath, TraceError, UsageError
 from nsightkit.hardware import Gpu
-from nsightkit.safe import Json
+from nsightkit.text import Json, matching
 from nsightkit.trace.model import Trace
 
 __all__ = [

@@ -6,9 +6,8 @@ import re
 
 import pandas as pd
 
-from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import matching
-from nsightkit.trace.model import Trace
+from nsightkit.text import matching
+from nsightkit.trace.model import Trace, kept
 
 #: Names under which compilers record themselves.
 COMPILES = re.compile(

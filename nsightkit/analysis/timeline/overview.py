@@ -7,8 +7,8 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
-from nsightkit.safe import Json
-from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace
+from nsightkit.text import Json
+from nsightkit.trace.model import GPU_TABLES, Trace
 
 #: The table that a figure comes from; the figure is known only if the table was recorded.
 _TABLE_OF = {"kernel_ns": "kernels", "memop_ns": "memops", "graph_ns": "graphs", "kernel_count": "kernels"}
@@ -73,7 +73,7 @@ def summary(trace: Trace) -> Json:
     if len(table):
         gpu_start = int(table["span_start_ns"].min())
         gpu_end = int(table["span_end_ns"].max())
-        capture_begin, capture_end = captured_window(trace)
+        capture_begin, capture_end = intervals.captured_window(trace)
         figures["wall_ns"] = gpu_end - gpu_start
         figures["lead_ns"] = max(gpu_start - capture_begin, 0)
         figures["tail_ns"] = max(capture_end - gpu_end, 0)
@@ -170,28 +170,3 @@ def _step_window(trace: Trace) -> dict[str, int]:
         if table["idle_ns"].notna().all():
             window["window_idle_ns"] = int(table["idle_ns"].sum())
     return window
-
-
-def captured_window(trace: Trace) -> tuple[int, int]:
-    """Find the first and last captured moment on the trace's clock.
-
-    As the source states it, else from 0, the first event, to the end of the last event of any table, before any filter.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    begin, end : int
-        Nanoseconds.
-    """
-    whole = trace.whole
-    if whole.meta.window_ns is not None:
-        begin, end = whole.meta.window_ns
-        return begin - whole.t0_ns, end - whole.t0_ns
-    last_end = 0
-    for table in EVENT_TABLES:
-        if whole.size(table):
-            last_end = max(last_end, int(whole.table(table, ["end_ns"])["end_ns"].max()))
-    return 0, last_end

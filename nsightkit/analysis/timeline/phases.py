@@ -6,11 +6,10 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.ranges import Rule, around, attributable
-from nsightkit.trace.model import GPU_TABLES, Trace
-from nsightkit.trace.nesting import nesting
+from nsightkit.text import compiled, matching
+from nsightkit.trace.model import GPU_TABLES, Trace, nesting
 
 #: Phases of a training step as programs usually call them.
 PHASES = r"(?i)^(data|data_?load(er)?|copy|to_device|forward|loss|backward|optimizer(_step)?|zero_grad)$"

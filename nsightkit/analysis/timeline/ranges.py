@@ -11,10 +11,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import LOADER_RANGE, OPERATOR_RANGE, compiled, matching
 from nsightkit.errors import UsageError
-from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace, process_of
+from nsightkit.text import LOADER_RANGE, OPERATOR_RANGE, compiled, matching
+from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace, kept, process_of
 
 Int = npt.NDArray[np.int64]
 Rule = Literal["window", "thread"]

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.ranges import around
 from nsightkit.errors import UsageError
+from nsightkit.text import compiled, matching
 from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
 
 T = TypeVar("T", bound=Trace)

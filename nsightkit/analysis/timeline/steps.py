@@ -9,11 +9,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import compiled, matching
-from nsightkit.analysis.core.text import count_text, time_text
 from nsightkit.analysis.timeline import compiler
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.text import compiled, count_text, matching, time_text
+from nsightkit.trace.model import GPU_TABLES, Trace, kept
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _NAMED_STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)

@@ -17,14 +17,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import enclosing, launch_of
-from nsightkit.analysis.core.kept import kept
-from nsightkit.analysis.core.names import OPERATOR_RANGE, matching
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.threads import BEGIN_CAPTURE, END_CAPTURE
 from nsightkit.analysis.timeline.ranges import around
 from nsightkit.errors import UsageError
-from nsightkit.trace.model import Trace
-from nsightkit.trace.nesting import nesting
+from nsightkit.text import OPERATOR_RANGE, matching
+from nsightkit.trace.model import Trace, kept, nesting
 
 Int = npt.NDArray[np.int64]
 Object = npt.NDArray[np.object_]

@@ -12,13 +12,13 @@ from typing import Any
 
 from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
-from nsightkit.analysis.core.text import count_text, time_text
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.timeline import overview
 from nsightkit.analysis.verdict import account, advice, finding
 from nsightkit.analysis.verdict.account import BOTTLENECKS, LOSSES, WORK, Account
 from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
+from nsightkit.text import count_text, time_text
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["BOTTLENECKS", "CHANGE_OF", "summary"]

@@ -15,11 +15,10 @@ import pandas as pd
 from nsightkit.analysis.core import causes, intervals
 from nsightkit.analysis.core.categories import categorize
 from nsightkit.analysis.core.intervals import Coverage
-from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.timeline import gaps, steps
-from nsightkit.safe import Json
+from nsightkit.text import Json, matching
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 Int = npt.NDArray[np.int64]

@@ -9,13 +9,12 @@ import numpy as np
 
 from nsightkit import hardware
 from nsightkit.analysis.core.causes import CAUSES
-from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.core.text import share_text, short_name
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.verdict.finding import Finding
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LEAST_SHARE, share_by_shape, share_of_rate
 from nsightkit.errors import UsageError
+from nsightkit.text import matching, share_text, short_name
 from nsightkit.trace.model import Trace
 
 #: Commands that record more, by what is missing.

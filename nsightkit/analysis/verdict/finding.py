@@ -11,11 +11,11 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.causes import CAUSES
-from nsightkit.analysis.core.text import count_text, share_text, short_name, time_text
 from nsightkit.analysis.replay.whatif import WhatIf, plain
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.verdict.account import IDLE, Account
 from nsightkit.analysis.verdict.rules import LEAST_SHARE, Decision, bounded_operators, share_of_rate
+from nsightkit.text import count_text, share_text, short_name, time_text
 from nsightkit.trace.model import GPU_TABLES
 
 #: How many names the answer holds, how many moments, and how many names the evidence has sentences about.

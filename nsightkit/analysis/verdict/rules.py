@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
-from nsightkit.analysis.core.text import count_text, share_text
 from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.verdict.account import FEW_STEPS, IDLE, LAYERS, LOSSES, WORK, Account
 from nsightkit.errors import UsageError
+from nsightkit.text import count_text, share_text
 
 #: The change of the replay that removes what each cause names.
 CHANGE_OF = {slug: cause.change for slug, cause in CAUSES.items() if cause.change is not None}

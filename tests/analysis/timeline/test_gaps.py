@@ -14,7 +14,7 @@ import nsightkit
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import compiler, gaps, phases
 from nsightkit.analysis.timeline.gaps import threads
-from nsightkit.analysis.timeline.gaps.paint import LABELS
+from nsightkit.analysis.timeline.gaps.threads import LABELS
 
 US = 1_000
 PID = 77

@@ -10,8 +10,8 @@ import time
 import pandas as pd
 import pytest
 
-from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.errors import UsageError
+from nsightkit.text import compiled, matching
 
 #: With Python's own engine each takes longer than anybody waits, or is an error; here each is one or the other at once.
 BACKTRACKING = [
