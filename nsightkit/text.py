@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-#: A JSON object.
+# A JSON object.
 Json = dict[str, Any]
 
 
 def json_text(value: Any, *, indent: int | None = None, compact: bool = False) -> str:
-    r"""Write JSON that is as safe to print as :func:`plain` text, and is read back as it was.
+    r"""Write JSON that is as safe to print as :func:`nsightkit.errors.plain` text, and is read back as it was.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def short_name(name: str) -> str:
     Parameters
     ----------
     name : str
-        From anywhere; the result is :func:`plain`.
+        From anywhere; the result is :func:`nsightkit.errors.plain`.
     """
     text = plain(name)
     if text.endswith(")"):

@@ -1,4 +1,4 @@
-"""The gallery's first page: three groups of cards, each with the page's answer and its evidence."""
+"""The gallery's first page: three groups of cards, each with the page's answer, its evidence and its first figure."""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ _CARD = """
       :badge:`{stem}.badge`
 
       {answer}
+
+      .. image:: images/sphx_glr_{stem}_001.png
+         :alt:
+         :class: only-light
+
+      .. image:: images/sphx_glr_{stem}_001_dark.png
+         :alt:
+         :class: only-dark
 """
 #: What a reader's eye looks for; no part of a name such as H100 or ResNet-50.
 _NUMBER = re.compile(r"(?<![\w.,\\-])\d+(?:\\?[.,]\d+)*(?:\\?%|x\b| (?:[nmµ]?s|GB)\b)?(?!\w)")
@@ -75,7 +83,7 @@ def _group(script: Path) -> str:
 
 
 def _card(script: Path) -> str:
-    """Give the card of a page: its question, its evidence, and its answer up to the first number."""
+    """Give the card of a page: its question, its evidence, its answer up to the first number, and its first figure."""
     docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
     answer = ""
     with contextlib.suppress(OSError, KeyError):

@@ -112,7 +112,9 @@ def _write_names(axes: Any, row: int, start: np.ndarray, end: np.ndarray, names:
     characters = (end - start) / length_ns * _CHARACTERS_ACROSS
     for i in np.argsort(-characters)[:_MOST_NAMES]:
         if characters[i] >= 4:
-            text = style.plain(names[i], int(characters[i]))
+            # What PyTorch writes before all names of a row would be all that fits.
+            name = names[i].removeprefix("aten::").replace("ProfilerStep#", "step ")
+            text = style.plain(name, int(characters[i]))
             axes.text(
                 (start[i] + end[i]) / 2,
                 row,

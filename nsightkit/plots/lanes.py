@@ -126,6 +126,7 @@ def _cpu_rows(trace: Trace, tables: Iterable[str], limits: RowLimits) -> tuple[l
     rows: list[Row] = []
     for thread in busy_ns.nlargest(limits.threads).index:
         name = trace.meta.thread_names.get(thread) or f"thread {thread & 0xFFFFFF}"  # without its process
+        name = name.removesuffix(" (python)")  # which every thread of PyTorch's traces has
         for table, frame in frames.items():
             label = plain(f"CPU {name}{_LABEL_SUFFIX[table]}")
             for _, events in frame[frame["thread"] == thread].groupby("level"):
