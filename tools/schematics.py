@@ -20,9 +20,10 @@ WIDTH = 760
 class Drawing:
     """An SVG of boxes, texts and arrows."""
 
-    def __init__(self, name: str, height: int, description: str) -> None:
+    def __init__(self, name: str, height: int, description: str, width: int = WIDTH) -> None:
         self.name = name
         self.height = height
+        self.width = width
         self.description = description
         self.parts: list[str] = []
 
@@ -74,8 +75,8 @@ class Drawing:
             f'orient="auto-start-reverse"><path d="M0 0 L8 4 L0 8 Z" fill="{GREY}"/></marker>'
         )
         start = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-1 0 {WIDTH + 2} {self.height}" fill="currentColor" '
-            f'font-family="inherit" aria-label="{escape(self.description)}"'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-1 0 {self.width + 2} {self.height}" '
+            f'fill="currentColor" font-family="inherit" aria-label="{escape(self.description)}"'
         )
         role = "group" if any(part.startswith("<a ") for part in self.parts) else "img"
         body = "\n".join(self.parts)
@@ -250,49 +251,78 @@ def overlap() -> Drawing:
     return drawing
 
 
+#: Waits of the GPU and what fills its time, with the pages that deal with them. Links are relative to the landing page.
+WAITS = (
+    (VERMILION, "data", "gallery/02_starved_input_pipeline.html"),
+    (PURPLE, "launches", "gallery/04_tiny_kernels.html"),
+    (BLUE, "a sync, .item()", "gallery/03_hidden_synchronisation.html"),
+    (GREEN, "a copy", "guide/timeline.html#a-gap-before-a-copy-pageable-memory"),
+    (OCHRE, "other CPU work", "guide/timeline.html#work-between-launches-the-cpu-s-own"),
+    (RED, "start-up, compiling", "guide/timeline.html#one-call-as-long-as-a-step-start-up"),
+    (PINK, "other ranks", "guide/many_gpus.html#which-rank-is-late"),
+)
+WORK = (
+    (BLUE, "matmul and attention: how close to peak?", "guide/speed_of_light.html"),
+    (GREEN, "small memory-bound kernels: fuse them", "guide/kernels.html"),
+    (PINK, "collectives: which rank is late?", "guide/many_gpus.html"),
+    (GREEN, "copies: pin, overlap, drop", "guide/kernels.html#are-the-copies-fast"),
+    (RED, "one kernel: read its counters", "guide/inside_one_kernel.html"),
+)
+FLOWCHART = "A flowchart from a slow job to the pages that deal with it"
+FIRST_QUESTION = "nsightkit verdict my.sqlite\nDoes it say that something waits?"
+
+
 def symptoms() -> Drawing:
-    """From a slow job to the page that deals with it; the links are relative to the landing page."""
-    drawing = Drawing("symptoms", 482, "A flowchart from a slow job to the pages that deal with it")
+    """From a slow job to the page that deals with it."""
+    drawing = Drawing("symptoms", 482, FLOWCHART)
     drawing.box(280, 4, 200, 34, GREY, "The job is slow")
     drawing.arrow(380, 38, 380, 60)
-    drawing.box(230, 62, 300, 50, GREY, "Does the verdict name a wait?\nnsightkit verdict TRACE")
+    drawing.box(230, 62, 300, 50, GREY, FIRST_QUESTION)
     drawing.text(196, 82, "yes", "end")
     drawing.text(564, 82, "no")
     drawing.arrow(230, 87, 150, 128)
     drawing.arrow(530, 87, 585, 128)
-    drawing.box(40, 130, 220, 34, GREY, "What does the GPU wait for?")
+    drawing.box(40, 130, 220, 34, GREY, "What does it wait for?")
     drawing.box(420, 130, 330, 34, GREY, "What fills the busy time?")
-    left = (
-        (VERMILION, "data", "gallery/02_starved_input_pipeline.html"),
-        (PURPLE, "launches", "gallery/04_tiny_kernels.html"),
-        (BLUE, "a sync, .item()", "gallery/03_hidden_synchronisation.html"),
-        (GREEN, "a copy", "guide/timeline.html#a-gap-before-a-copy-pageable-memory"),
-        (OCHRE, "other CPU work", "guide/timeline.html#work-between-launches-the-cpu-s-own"),
-        (RED, "start-up, compiling", "guide/timeline.html#one-call-as-long-as-a-step-start-up"),
-        (PINK, "other ranks", "guide/many_gpus.html#which-rank-is-late"),
-    )
-    right = (
-        (BLUE, "matmul and attention: how close to peak?", "guide/speed_of_light.html"),
-        (GREEN, "small memory-bound kernels: fuse them", "guide/kernels.html"),
-        (PINK, "collectives: which rank is late?", "guide/many_gpus.html"),
-        (GREEN, "copies: pin, overlap, drop", "guide/kernels.html#are-the-copies-fast"),
-        (RED, "one kernel: read its counters", "guide/inside_one_kernel.html"),
-    )
-    for x, width, leaves in ((80, 180, left), (460, 290, right)):
-        stem = x - 24
-        drawing.parts.append(
-            f'<path d="M{stem} 164V{196 + 42 * (len(leaves) - 1)}" stroke="{GREY}" stroke-width="1.3"/>'
-        )
-        for number, (colour, label, target) in enumerate(leaves):
-            drawing.arrow(stem, 196 + 42 * number, x, 196 + 42 * number)
-            drawing.link(x, 180 + 42 * number, width, 32, colour, label, target)
+    branch(drawing, 80, 164, 180, WAITS)
+    branch(drawing, 460, 164, 290, WORK)
     return drawing
+
+
+def symptoms_narrow() -> Drawing:
+    """The same for a phone: one branch below the other."""
+    drawing = Drawing("symptoms_narrow", 770, FLOWCHART, 360)
+    drawing.box(20, 4, 320, 34, GREY, "The job is slow")
+    drawing.arrow(180, 38, 180, 60)
+    drawing.box(20, 62, 320, 50, GREY, FIRST_QUESTION)
+    drawing.arrow(180, 112, 180, 138)
+    drawing.box(20, 140, 320, 34, GREY, "yes: what does it wait for?")
+    branch(drawing, 48, 174, 304, WAITS)
+    below = 174 + 42 * len(WAITS) + 20
+    # From the question down the left edge to the other answer.
+    drawing.parts.append(f'<path d="M20 87H4V{below + 17}" stroke="{GREY}" stroke-width="1.3" fill="none"/>')
+    drawing.arrow(4, below + 17, 20, below + 17)
+    drawing.box(20, below, 320, 34, GREY, "no: what fills the busy time?")
+    branch(drawing, 48, below + 34, 304, WORK)
+    return drawing
+
+
+def branch(drawing: Drawing, x: float, y: float, width: float, leaves: tuple[tuple[str, str, str], ...]) -> None:
+    """Hang boxes that lead to pages below a question whose box ends at `y`."""
+    stem = x - 24
+    drawing.parts.append(
+        f'<path d="M{stem} {y}V{y + 32 + 42 * (len(leaves) - 1)}" stroke="{GREY}" stroke-width="1.3"/>'
+    )
+    for number, (colour, label, target) in enumerate(leaves):
+        middle = y + 32 + 42 * number
+        drawing.arrow(stem, middle, x, middle)
+        drawing.link(x, middle - 16, width, 32, colour, label, target)
 
 
 def main() -> None:
     """Write all drawings."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for draw in (queue, memory, coalescing, tiling, overlap, symptoms):
+    for draw in (queue, memory, coalescing, tiling, overlap, symptoms, symptoms_narrow):
         draw().save()
 
 
