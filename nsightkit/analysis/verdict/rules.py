@@ -91,14 +91,16 @@ def decide(account: Account, replay: WhatIf) -> Decision:
     """
     decision = _by_shares(account) if replay.refused is not None else _by_gains(account, replay)
     doubts = [
-        *_doubts_about_replay(replay, decision),
+        *_doubts_about_replay(replay),
         *_doubts_about_moments(account, replay, decision),
         *_doubts_about_answer(account, decision),
     ]
+    # A tie is a doubt, too; it is said beside the confidence instead.
+    weight = len(decision.ties[:1]) + sum(weight for _, weight in doubts)
     level = "high"
-    if doubts or decision.name == "queued":
+    if doubts or decision.ties or decision.name == "queued":
         level = "medium"
-    if sum(weight for _, weight in doubts) > 1 or decision.name in ("unknown", "not-enough-data"):
+    if weight > 1 or decision.name in ("unknown", "not-enough-data"):
         level = "low"
     return dataclasses.replace(decision, doubts=tuple(text for text, _ in doubts), level=level)
 
@@ -145,20 +147,12 @@ def _is_full(account: Account) -> bool:
 # ---------------------------------------------------------------- confidence
 
 
-def _doubts_about_replay(replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
-    """Doubt predictions that are missing, rough or tied."""
+def _doubts_about_replay(replay: WhatIf) -> Iterator[_Doubt]:
+    """Doubt predictions that are missing or rough."""
     if replay.refused is not None:
         yield f"nothing is predicted: {replay.refused}", 2
     elif replay.error is not None and replay.error > _DOUBTFUL_ERROR:
         yield f"the replay is {share_text(replay.error)} off the recording without any change", 1
-    if decision.ties:
-        others = " or ".join(_gain_text(replay, CHANGE_OF[name]) for name in decision.ties)
-        yield f"{others} would help about as much as {_gain_text(replay, CHANGE_OF[decision.name])}", 1
-
-
-def _gain_text(replay: WhatIf, change: str) -> str:
-    """Name a change with its predicted gain."""
-    return f"{change} ({replay.row(change)['speedup']:.2f}x)"
 
 
 def _doubts_about_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:

@@ -212,7 +212,7 @@ DOUBTS: dict[str, tuple[Laid, str, str, str]] = {
         steady(("cpu-work", 200), ("input-pipeline", 190), in_turn=True),
         "cpu-work",
         "medium",
-        "would help about as much as no-cpu-work",
+        "",
     ),
     "unknown": (steady(("unknown", 1200), ("cpu-work", 800), steps=False), "unknown", "low", ""),
     "half unknown": (steady(("unknown", 600), ("cpu-work", 1000), steps=False), "cpu-work", "medium", "no recorded"),
@@ -226,7 +226,7 @@ DOUBTS: dict[str, tuple[Laid, str, str, str]] = {
     "few steps": (two_steps(), "cpu-work", "medium", "the trace holds 2 steps"),
     "two doubts": (
         steady(("cpu-work", 200), ("input-pipeline", 190), ("profiler", 150), in_turn=True),
-        *("cpu-work", "low", "about as much"),
+        *("cpu-work", "low", "the profiler"),
     ),
 }
 
