@@ -35,8 +35,8 @@ Answers about GPU profiles: traces from Nsight Systems and the PyTorch profiler,
 memory snapshots. Paths are relative to the server. The tools run nothing and change no file.
 Start with `verdict`. Its `changes` lists every common change that the replay predicts to help; `whatif` tries others.
 `candidates` are the causes of lost time, `busy` is what fills the rest, `named` and `longest` locate it. When you
-report a verdict, include its `confidence` and `ties`, what speaks against it (`against`) and what was not recorded. A gain
-(`speedup`, `predicted_ns`) is a prediction for that one change, not a measurement; gains of several do not add up.
+report a verdict, include its `confidence` and `ties`, what speaks against it (`against`) and what was not recorded. A
+gain (`speedup`, `predicted_ns`) is a prediction for that one change, not a measurement; gains of several do not add up.
 Answers are JSON. Keys ending in _ns are nanoseconds, shares are 0 to 1, null means unknown. With several devices, spans
 and idle times are sums over devices; wall_ns is not. `not_recorded` lists tables that the trace lacks: their content is
 unknown, not zero. calls are CUDA API calls, syncs are waits for streams and events, ops are framework operators,
