@@ -31,11 +31,11 @@ _CARD = """
       {answer}
 
       .. image:: images/sphx_glr_{stem}_001.png
-         :alt:
+         :alt: first figure of the page
          :class: only-light
 
       .. image:: images/sphx_glr_{stem}_001_dark.png
-         :alt:
+         :alt: first figure of the page
          :class: only-dark
 """
 #: What a reader's eye looks for; no part of a name such as H100 or ResNet-50.
