@@ -83,7 +83,6 @@ def check(
     from nsightkit.analysis.compare import runs as metrics
     from nsightkit.analysis.compare.check import compare
     from nsightkit.records import Check
-    from nsightkit.text import count_text
 
     baseline_file = options_of_baseline.baseline
     writes = options_of_baseline.update or options_of_baseline.add
@@ -106,7 +105,7 @@ def check(
     answer = Check.of(comparison | {"baseline": str(baseline_file), "written": writes})
     if writes:
         baselines.write(baseline, baseline_file)
-        answer.about.remarks = [f"{baseline_file}: written, {count_text(baseline.runs, 'run')}"]
+        answer.about.remarks = []
         answer.about.exit_code = 0
     return answer
 
@@ -177,7 +176,7 @@ def convert(selection: Selection, trace: Path, out: Path, *, overwrite: bool = F
     trace : TRACE
         Trace to read.
     out : OUT
-        NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder.
+        NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder; given without -o.
     overwrite : bool
         Replace what an earlier run wrote there.
     """
@@ -276,6 +275,7 @@ def peaks(gpu: str | None = None, *, measure: bool = False, top: int | None = No
         Only the first N rows. Default: all; text shows 20.
     """
     from nsightkit import hardware
+    from nsightkit.records import Peaks
     from nsightkit.table import Table
 
     if measure:
@@ -284,11 +284,12 @@ def peaks(gpu: str | None = None, *, measure: bool = False, top: int | None = No
         from nsightkit.capture import ceilings
 
         return Table.of(ceilings.measure(echo=note), top)
-    cards = hardware.GPUS if gpu is None else (hardware.find(gpu),)
+    if gpu is not None:
+        return Table.of(hardware.rows(hardware.find(gpu)), top)
     rows = []
-    for card in cards:
+    for card in hardware.GPUS:
         rows += hardware.rows(card)
-    return Table.of(rows, top)
+    return Peaks.of(rows, top)
 
 
 def envelope(*, config: list[str] | None = None, top: int | None = None) -> "Table":
@@ -308,7 +309,8 @@ def envelope(*, config: list[str] | None = None, top: int | None = None) -> "Tab
     models = configurations.MATRIX
     if config:
         models = tuple(configurations.find(name) for name in config)
-    return Envelope.of(summary(models), top, hidden=("notes",))
+    title = "one training step: bf16 autocast, AdamW in fp32, flash attention"
+    return Envelope.of(summary(models), top, title=title, hidden=("notes",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -405,6 +407,7 @@ def bench(
     )
     if out_json is not None:
         benchmark.write(document, out_json)
+        note(f"{out_json}: written")
     return Bench.of(document)
 
 

@@ -123,7 +123,7 @@ def gpus_of(trace: "Trace") -> list[str]:
 
 def _remarks_on_missing(trace: "Trace", *needs: str) -> list[str]:
     """Write remarks on tables that an answer needs: those the trace lacks, and those that the filters emptied."""
-    from nsightkit.table import table_words
+    from nsightkit.trace.model import table_words
 
     remarks = []
     absent = [table for table in needs if not trace.recorded(table)]
@@ -258,6 +258,7 @@ def where(
         notes=[places.note] if places.note else [],
         remarks=remarks,
         empty="no kernels with a recorded place",
+        hidden=("top_kernels",) if places.by == "line" else (),  # whose room the names of files need
     )
 
 
@@ -378,8 +379,8 @@ def whatif(
     trace : Trace
     *changes : CHANGE
         no-input-wait, no-sync, free-launches, overlap-copies, overlap-communication, no-cpu-work, no-cpu-work:NAME,
-        no-start-up, no-recompilation, no-profiler, equal-ranks; several: each alone, then all together. Default: those
-        of the first five that gain anything.
+        no-start-up, no-recompilation, no-profiler, equal-ranks (for several GPUs in one trace); several: each alone,
+        then all together. Default: those of the first five that gain anything.
     without : REGEX, optional
         Set the duration of matching GPU operations, ranges and operators to zero.
     scale : REGEX=F, optional
@@ -399,6 +400,7 @@ def whatif(
     changes_to_predict = analysis.asked(changes, without, scale)
     replay = analysis.WhatIf(trace)
     rows = analysis.rows(replay, changes_to_predict)
+    error = replay.error or 0
     remarks = _remarks_on_missing(trace, "kernels", "calls")
     if replay.refused is not None:
         remarks.append(f"nothing is predicted: {replay.refused}")
@@ -408,8 +410,9 @@ def whatif(
         top,
         notes=_prediction_basis(replay),
         remarks=remarks,
-        empty="None of the five default changes is predicted to help; name others (nsightkit whatif --help)",
+        empty="No gain is predicted for the five default changes; name others (nsightkit whatif --help)",
         hidden=("replay_error",),
+        formats={"speedup": lambda speedup: "within error" if abs(1 - 1 / speedup) < error else f"{speedup:,.2f}x"},
     )
 
 
@@ -417,10 +420,10 @@ def _prediction_basis(replay: "WhatIf") -> list[str]:
     """Describe in one line what a prediction rests on; nothing where nothing was predicted."""
     if replay.error is None:
         return []
-    parts = [f"Replay error {share_text(replay.error)}: smaller gains prove nothing"]
+    basis = f"Replay error {share_text(replay.error)}: smaller gains prove nothing"
     if replay.inferred:
-        parts.append(f"{count_text(replay.inferred, 'wait')} inferred, because the trace does not record them")
-    return [" · ".join(parts)]
+        basis += f" · {count_text(replay.inferred, 'wait')} inferred, because the trace does not record them"
+    return [basis]
 
 
 def memops(trace: "Trace", *, top: int | None = None) -> "Table":
@@ -465,9 +468,6 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
 
     measured_ceilings = None if ceilings is None else analysis.read_ceilings(ceilings)
     rows = analysis.summary(trace, gpu, measured_ceilings)
-    remarks = _remarks_on_missing(trace, "kernels")
-    if not len(rows):
-        remarks.append("no operator has shapes and kernels: record with nsightkit capture torch --record-shapes")
     hidden = ["bytes", "intensity", "note"]
     if ceilings is None:
         hidden.append("sol_measured")
@@ -476,8 +476,8 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
         rows,
         top,
         notes=_sol_notes(rows, trace, gpu) if len(rows) else [],
-        remarks=remarks,
-        empty="no operator with shapes and kernels",
+        remarks=_remarks_on_missing(trace, "kernels"),
+        empty="no operator with shapes and kernels: record with nsightkit capture torch --record-shapes",
         hidden=hidden,
     )
 
@@ -503,7 +503,7 @@ def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table
     ----------
     trace : Trace
     os : bool
-        Calls of the operating system instead of the CUDA API.
+        Calls of the operating system, which only Nsight Systems records, instead of the CUDA API.
     top : int, optional
         Only the first N rows. Default: all; text shows 20.
 
@@ -516,7 +516,8 @@ def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table
 
     rows = analysis.summary(trace, os=os)
     remarks = _remarks_on_missing(trace, "os_calls" if os else "calls")
-    return _answer_table(trace, rows, top, remarks=remarks, empty="no calls")
+    notes = ["summed over all threads, waits included"]
+    return _answer_table(trace, rows, top, notes=notes, remarks=remarks, empty="no calls recorded")
 
 
 def steps(
@@ -546,12 +547,17 @@ def steps(
     floor_ns = None if weights_gb is None else _decode_floor_ns(trace, weights_gb)
     notes = []
     if len(rows):
-        median = time_text(rows["wall_ns"].median())
-        outliers = count_text(int(rows["outlier"].sum()), "outlier")
+        median = time_text(rows["wall_ns"][~rows["outlier"]].median())
         notes.append(
-            f"{count_text(len(rows), 'step')}, median {median}, {outliers}; "
+            f"{count_text(len(rows), 'step')}, median {median} without outliers; "
             "a step lasts until the GPU work launched in it ends"
         )
+        first = analysis.windows(trace, match).iloc[0]
+        if first["begin_ns"] > first["start_ns"]:
+            notes.append(
+                f"the range of {first['step']} begins at {first['start_ns'] / 1e6:,.3f} ms; "
+                "its step begins once the GPU has finished earlier work"
+            )
     recompilations = analysis.recompiled(trace, analysis.find(trace, match))
     if recompilations is not None:
         notes.append(recompilations)

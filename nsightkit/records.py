@@ -10,8 +10,9 @@ import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES, confidence_text
 from nsightkit.errors import plain
-from nsightkit.table import About, Fact, Part, Record, Table, plain_value, table_words
+from nsightkit.table import About, Fact, Part, Record, Table, plain_value
 from nsightkit.text import Json, bytes_text, count_text, share_text, short_name, time_text
+from nsightkit.trace.model import table_words
 
 if TYPE_CHECKING:
     from nsightkit.analysis.ranks.job import Job
@@ -59,6 +60,8 @@ _BENCH_COLUMNS = [
     "peak_allocated_bytes",
     "mfu_datasheet",
 ]
+#: Units of peak rates, in the order of their columns.
+_PEAK_UNITS = ["fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "memory"]
 #: Kernels with the same evidence that are named; of more, their number is given.
 _MOST_KERNELS_NAMED = 3
 #: New metrics that a check lists below the gates.
@@ -93,6 +96,8 @@ class Summary(Record):
 
     def facts(self) -> list[Fact]:
         """Give the figures with their labels."""
+        if not self["span_ns"]:
+            return [Fact("GPU work", "none recorded")]
         device_count = len(self["devices"])
         span_ns = self["span_ns"]
         facts = [
@@ -122,8 +127,7 @@ class Summary(Record):
         """Label one of the figures that are times, with its share of `whole_ns`."""
         value = self[key]
         if value is None:
-            unrecorded = {"kernels", "memops", "graphs"}.intersection(self["missing"])
-            return Fact(label, "not recorded" if unrecorded else "none")
+            return Fact(label, "not recorded")
         return Fact(label, time_text(value), value / whole_ns if whole_ns else None)
 
 
@@ -147,8 +151,10 @@ class Verdict(Record):
         top = self.about.top
         yield from self._sentences("Try", self["next_steps"], top)
         if top is None:
-            gains = [row for row in self["changes"] if (row["speedup"] or 0) >= _SMALLEST_SPEEDUP]
-            yield from _table_parts(gains, ("change", "predicted_ns", "speedup"), title="All predicted changes")
+            # Gains beyond the error of the replay.
+            gains = [row for row in self["changes"] if row["speedup"] * (1 - row["replay_error"]) >= _SMALLEST_SPEEDUP]
+            if gains:
+                yield from _table_parts(gains, ("change", "predicted_ns", "speedup"), title="All predicted changes")
         yield from self._sentences("Why", self["evidence"], top)
         yield from self._sentences("Doubts", self["against"], top)
 
@@ -185,11 +191,10 @@ class Memory(Record):
             line.append(f"device {self['device']} of {self['devices']}")
         yield " · ".join(line)
         reserved_bytes = amounts["reserved_bytes"]
-        facts = [Fact(f"allocated {when}", bytes_text(amounts["allocated_bytes"]))]
+        facts = [Fact("reserved from CUDA", bytes_text(reserved_bytes), 1.0 if reserved_bytes else None)]
         if self["moment"] != "peak":
             facts.insert(0, Fact("highest allocated", bytes_text(self["peak_bytes"])))
-        facts.append(Fact("reserved from CUDA", bytes_text(reserved_bytes)))
-        for label, key in _UNUSED_MEMORY.items():
+        for label, key in {f"allocated {when}": "allocated_bytes", **_UNUSED_MEMORY}.items():
             share = amounts[key] / reserved_bytes if reserved_bytes else None
             facts.append(Fact(label, bytes_text(amounts[key]), share))
         facts.append(Fact("largest free block", bytes_text(amounts["largest_free_block_bytes"])))
@@ -254,7 +259,10 @@ class Check(Record):
         return answer
 
     def parts(self) -> Iterator[Part]:
-        """Give failures first, then passes."""
+        """Give failures first, then passes; of a baseline that was just written, how many runs it holds."""
+        if self["written"]:
+            yield f"{self['baseline']}: written, {count_text(self['baseline_runs'], 'run')}"
+            return
         columns = ("status", "metric", "baseline", "now", "change", "limit")
         failing = self["regressions"] + self["missing"] + self["undecided"]
         passing = [row for row in self["gates"] if row not in failing]
@@ -287,7 +295,7 @@ def _check_row(row: Json) -> dict[str, str]:
     """Write one metric of a check as a row of text."""
     status = _STATUS_TEXT.get(row["status"], row["status"])
     if status == "ok" and row["ratio"] and not row["limit"]:
-        status = "not checked"  # with so few samples no change is beyond the noise
+        status = "too few samples"  # no change is beyond the noise
     return {
         "status": status,
         "metric": row["metric"],
@@ -313,7 +321,7 @@ def _change_text(row: Json, key: str) -> str:
     """Write a ratio of a metric's row as a change in percent (1.05 is +5.0%); empty where the row has none."""
     if row.get(key) is None:
         return ""
-    return f"{100 * (row[key] - 1):+.1f}%"
+    return f"{100 * (row[key] - 1):+z.1f}%"
 
 
 class Ranks(Record):
@@ -334,13 +342,9 @@ class Ranks(Record):
         top : int, optional
             Rows of each table in text.
         """
-        remarks = []
-        for trace in job.lost:
-            if trace["file"] is not None:
-                remarks.append(f"{trace['file']}: {trace['reason']}; the answer covers the other traces")
         tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
         title = f"{count_text(len(job.ranks), 'rank')} · {tools} · {source}"
-        answer = cls(job.summary(), About(title, remarks=remarks, top=top))
+        answer = cls(job.summary(), About(title, top=top))
         answer.findings = job.findings()
         answer.tables = {"ranks": job.ranks, "collectives": job.kinds()}
         return answer
@@ -352,11 +356,14 @@ class Ranks(Record):
         yield self.about.title
         # Sums over a whole trace: a step's length beside them would be on another basis.
         columns = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
-        yield from _table_parts(self.tables["ranks"], columns, top=top, title="each rank's whole trace")
         kinds = self.tables["collectives"]
-        yield from _table_parts(kinds, kinds.columns, top=top, title="collectives", empty="none to compare")
+        title = "each rank's whole trace"
+        yield from _table_parts(self.tables["ranks"], columns, top=top, title=title)
+        if len(kinds):
+            yield "exposed: no computation overlaps it; waited: for later ranks; late: behind the middle rank"
+            yield from _table_parts(kinds, kinds.columns, top=top, title="collectives, mean over ranks")
         for trace in self["lost"]:
-            yield f"lost: {_lost_name(trace)}: {trace['reason']}"
+            yield f"{_lost_name(trace)}: {trace['reason']}"
         yield from self["notes"]
 
     def csv(self) -> str:
@@ -443,6 +450,17 @@ class Counters(Table):
             yield ""
             yield f"{named}: {classification}"
             yield from lines
+
+
+class Peaks(Table):
+    """Peaks of several GPUs; people see one row for each."""
+
+    def parts(self) -> Iterator[Part]:
+        """Give the rates and the bandwidth of each GPU."""
+        rates = self.assign(rate=self["tflops"].fillna(self["gb_per_s"]))
+        # The first rate of a unit accumulates in fp32.
+        cards = rates.pivot_table("rate", "gpu", "unit", "first", sort=False)[_PEAK_UNITS].reset_index()
+        return Table.of(cards, notes=["TFLOP/s, dense; memory: GB/s. Clocks and sources: nsightkit peaks GPU"]).parts()
 
 
 class Envelope(Table):

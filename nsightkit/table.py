@@ -18,7 +18,7 @@ import os
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -97,6 +97,8 @@ def _moment_text(value: float) -> str:
 
 def _large_text(value: float) -> str:
     """Write a large number with its prefix: M, G or T."""
+    if not value:
+        return "0"
     unit = "M"
     size = 1e6
     if value >= 1e12:
@@ -176,15 +178,8 @@ _SHORTENED_UNITS = ("kernel", "place", "evidence")
 _COLUMNS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
 #: The units in columns.toml, by column.
 _UNIT_OF = {name: unit for unit, names in _COLUMNS["units"].items() for name in names}
-#: What people call a table of a trace, by its name.
-_TABLE_WORDS: dict[str, str] = _COLUMNS["tables"]
 #: The column of bars, which is drawn beside a share.
 _BAR = Column("bar", "", "word")
-
-
-def table_words(tables: Iterable[str]) -> list[str]:
-    """Call tables of a trace what people call them."""
-    return [_TABLE_WORDS.get(table, table) for table in tables]
 
 
 def column_of(name: str) -> Column:
@@ -589,12 +584,12 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
 
 
 def _cut_middle(name: str, width: int) -> str:
-    """Cut a name in its middle to a width; a path keeps more of its end, which identifies it."""
+    """Cut a name in its middle to a width; a path keeps its last part, which identifies it."""
     if len(name) <= width:
         return name
     tail_width = width // 3
     if "/" in name:
-        tail_width = 2 * width // 3
+        tail_width = min(len(name) - name.rfind("/"), width - 1)
     return f"{name[: width - 1 - tail_width]}…{name[len(name) - tail_width :]}"
 
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from nsightkit.errors import plain
 from nsightkit.questions import gpus_of
-from nsightkit.table import table_words
 from nsightkit.trace.clean import clean, clean_text
-from nsightkit.trace.model import Trace
+from nsightkit.trace.model import Trace, table_words
 
 _ENDINGS = re.compile(r"(\.pt)?(\.trace)?(\.json(\.gz)?|\.sqlite|\.nsys-rep|\.parquet|_pqtdir)$")
 #: Characters of a label.

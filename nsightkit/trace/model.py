@@ -38,6 +38,7 @@ __all__ = [
     "TraceMeta",
     "categorical",
     "process_of",
+    "table_words",
 ]
 
 #: Pandas dtype of every column of every table. ``tables.toml`` says what each holds.
@@ -46,6 +47,8 @@ _MODEL = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encodin
 # A table has the columns of its kind of rows (`gpu` or `cpu`), then its own.
 for _table, _columns in _MODEL["tables"].items():
     TABLES[_table] = _MODEL["rows"][_columns.pop("rows")] | _columns
+#: What people call a table, by its name, where that is another word.
+_WORDS: dict[str, str] = _MODEL["words"]
 
 #: Tables of events. Samples and stacks are not events: no trace starts at one, and none lacks them.
 EVENT_TABLES = tuple(table for table in TABLES if table not in ("samples", "frames"))
@@ -66,6 +69,11 @@ _Ints = npt.NDArray[np.int64]
 _Threads = TypeVar("_Threads", int, _Ints)
 _Options = ParamSpec("_Options")
 _Answer = TypeVar("_Answer")
+
+
+def table_words(tables: Iterable[str]) -> list[str]:
+    """Call tables what people call them."""
+    return [_WORDS.get(table, table) for table in tables]
 
 
 @dataclasses.dataclass(frozen=True)

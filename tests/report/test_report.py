@@ -122,7 +122,7 @@ def test_a_trace_without_gpu_work_says_what_it_lacks():
     page = read(report.html({"a": Trace.from_frames({"ops": ops}, meta)}))
     assert "The trace holds too little to name a bottleneck" in page.get_text()
     assert [section["id"] for section in page.select("section")] == ["answer", "summary", "timeline"]
-    assert dict(tables(page, "summary")[0])["GPU busy"] == "not recorded"
+    assert dict(tables(page, "summary")[0]) == {"GPU work": "none recorded"}
 
 
 def test_every_thread_stream_and_level_has_a_row_or_is_said_to_lack_one():

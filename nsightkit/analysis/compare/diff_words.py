@@ -12,6 +12,7 @@ from nsightkit.analysis.core import noise
 from nsightkit.analysis.timeline import steps
 from nsightkit.errors import plain
 from nsightkit.text import Json, count_text, share_text, short_name, time_text
+from nsightkit.trace.model import table_words
 
 Row = Json
 
@@ -43,7 +44,7 @@ def percent(share: float) -> str:
     ('-50.0%', '+899.0%', '1,181.9x')
     """
     if share < _LEAST_MULTIPLE - 1:
-        return f"{100 * share:+.1f}%"
+        return f"{100 * share:+z.1f}%"
     return f"{1 + share:,.1f}x"
 
 
@@ -181,9 +182,9 @@ def _about_sides(before: Row, after: Row) -> Iterator[str]:
         if was and now and was != now:
             yield f"Different {noun}: {was} before, {now} after."
     for name, side, other_side in (("before", before, after), ("after", after, before)):
-        lacking_tables = ", ".join(table for table in side["missing"] if table not in other_side["missing"])
-        if lacking_tables:
-            yield f"The capture {name} did not record {lacking_tables}; these are not compared."
+        lacking = ", ".join(table_words(table for table in side["missing"] if table not in other_side["missing"]))
+        if lacking:
+            yield f"The capture {name} did not record {lacking}; these are not compared."
         graphs_ns = side["graph_ns"] or 0
         if graphs_ns > _LEAST_GRAPH_SHARE * (side["busy_ns"] or 0) and not other_side["graph_ns"]:
             yield (
@@ -256,7 +257,7 @@ def _shown(row: Row) -> Json:
         "change": "-" if math.isnan(row["change"]) else percent(row["change"]),
         "interval": _interval(row),
         "significance": row["significance"].replace(noise.WITHIN_NOISE, "noise or too small"),
-        "match": _WORDS_OF_MATCH.get(row.get("match", "")),
+        "match": _WORDS_OF_MATCH.get(row.get("match", ""), row.get("clock")),
     }
 
 
@@ -274,6 +275,4 @@ def _name(row: Row) -> str:
     name = _NAME_OF_FIGURE.get(name, plain(name))
     if "category" in row:
         name = short_name(name)
-    if "clock" in row:
-        name += f" ({row['clock']})"
     return name

@@ -18,7 +18,7 @@ import pandas as pd
 from nsightkit.analysis.memory.blocks import events_of, free_space, held_blocks, segments_of, total_by_event
 from nsightkit.analysis.memory.categories import categorize, sites_of
 from nsightkit.errors import UsageError
-from nsightkit.text import Json, count_text
+from nsightkit.text import Json
 from nsightkit.trace.model import kept
 from nsightkit.trace.snapshot import Snapshot
 
@@ -338,13 +338,12 @@ def _last_out_of_memory(snapshot: Snapshot, device: int) -> Json | None:
 def _notes(snapshot: Snapshot, device: int) -> list[str]:
     """List what the snapshot does not hold."""
     over_time = timeline(snapshot, device)
-    older_blocks = int((allocations(snapshot, device)["first"] < 0).sum())
+    has_older_blocks = (allocations(snapshot, device)["first"] < 0).any()
     notes = []
     if len(over_time) == 1:
         notes.append("no events were recorded, so the peak is unknown and this is the state at the end")
-    elif older_blocks:
-        blocks = count_text(older_blocks, "block")
-        notes.append(f"{blocks} allocated before recording began; an earlier peak, if any, is not recorded")
+    elif has_older_blocks:
+        notes.append("a peak before recording began, if any, is not in the snapshot")
     divisions = snapshot.settings.get("roundup_power2_divisions", {})
     if max(divisions.values(), default=0) > 1 or snapshot.settings.get("max_split_size", -1) > 0:
         notes.append("the allocator's settings round blocks up; freed blocks are counted without that")

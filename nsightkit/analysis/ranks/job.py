@@ -99,11 +99,12 @@ class Job:
         """
         if len(self.stragglers):
             late = " and ".join(f"rank {rank}" for rank in self.stragglers["rank"])
-            gain = f"With {late} on time, the job would save at most {time_text(self.gain_ns)}."
+            longest = time_text(self.ranks["span_ns"].max())
+            gain = f"With {late} on time, the job would save at most {time_text(self.gain_ns)} of {longest}."
             return [*self.stragglers["text"], gain]
         if len(self.collectives):
             return [f"No rank is late more often than chance explains ({len(self.collectives):,} collectives)."]
-        return ["No collective of two ranks was matched, so late ranks cannot be named."]
+        return ["The traces share no collective, so late ranks cannot be named."]
 
     def kinds(self) -> pd.DataFrame:
         """Sum up the matched collectives by group, kind and size.

@@ -143,7 +143,9 @@ def _note(placed: pd.DataFrame, kind: By, has_capture: bool) -> str:
     """Describe how the rows were made, and what they leave out."""
     total_ns = max(int(placed["duration_ns"].sum()), 1)
     lost_ns = int(placed.loc[placed["where"].isna(), "duration_ns"].sum())
-    note = f"by innermost {kind} · {100 * lost_ns / total_ns:.1f}% {UNATTRIBUTED}"
+    note = f"by innermost {kind}"
+    if lost_ns:
+        note += f" · {100 * lost_ns / total_ns:.1f}% {UNATTRIBUTED}"
     replayed_ns = int(placed.loc[placed["replayed"], "duration_ns"].sum())
     if replayed_ns and not has_capture:
         share = 100 * replayed_ns / total_ns

@@ -230,7 +230,8 @@ def evidence(finding: Finding) -> Iterator[str]:
     if recompilations is not None and account.share("recompilation") >= LEAST_SHARE:
         yield recompilations
     yield from _longest_moments(finding)
-    yield f"The GPU is idle {share_text(idle_share)} of {whole}"
+    if not finding.is_idle:
+        yield f"The GPU is idle {share_text(idle_share)} of {whole}"
     if finding.replay.refused is None:
         yield _prediction(finding)
     reached = share_of_rate(finding.operators)
@@ -255,7 +256,7 @@ def _prediction(finding: Finding) -> str:
     """Say what the change that decided is predicted to gain or, if none decided, what the best change is."""
     decision = finding.decision
     if decision.change is None:
-        if not finding.changes or not finding.changes[0]["speedup"]:
+        if not finding.changes:
             return "No common change is predicted to help"
         best = finding.changes[0]
         return f"Predicted: at most {best['speedup']:.2f}x faster ({best['change']})"

@@ -159,13 +159,13 @@ def _doubts_about_moments(account: Account, replay: WhatIf, decision: Decision) 
     """Doubt answers that concern few moments, and those beside which much time was lost to something else."""
     if decision.name in LOSSES:
         yield from _doubts_about_repetition(account, replay, decision)
-    if decision.change is not None:
+    if replay.refused is None and (decision.change is not None or decision.name in _UNEXPLAINED):
         # A cause decided. Another one may take more time.
         others = [name for name in CHANGE_OF if name not in decision.ties]
         largest = _largest(account, others)
         if account.total_ns[largest] > max(account.total_ns[decision.name], LEAST_SHARE * account.span_ns):
             yield f"{CAUSES[largest].noun} takes {share_text(account.share(largest))}, though removing it gains less", 1
-    elif replay.refused is None and decision.name not in _UNEXPLAINED:
+    elif replay.refused is None:
         # What fills the time decided, as no single change gains enough. All causes together may have taken much.
         lost_ns = sum(account.total_ns[name] for name in IDLE if name not in (decision.name, *_UNEXPLAINED))
         if lost_ns >= 2 * LEAST_SHARE * account.span_ns:
@@ -238,11 +238,11 @@ def _losing_parts(account: Account, is_losing: np.ndarray) -> str:
     count = int(is_losing.sum())
     if account.parts_are_steps:
         return f"only {count:,} of {len(is_losing):,} steps lose much time to it"
-    text = f"of ten equal parts of the time, only {count} lose much to it"
     if is_losing[:count].all():
         begin_ms = math.ceil(account.edges[count] / 1e6)
-        text += f": the first, perhaps set-up (--time {begin_ms}ms: leaves it out)"
-    return text
+        first = f"only the first {10 * count}% of the time loses much to it"
+        return f"{first}, perhaps set-up (--time {begin_ms}ms: leaves it out)"
+    return f"{len(is_losing) - count} of ten equal parts of the time lose little to it"
 
 
 # ---------------------------------------------------------------- how far from the bound

@@ -229,7 +229,11 @@ def test_kernels_may_hide_in_graphs() -> None:
         ({}, {"seed": 3}, []),
         ({}, {"gpus": [Gpu(0, "Another GPU")]}, [f"Different GPUs: {CARD} before, Another GPU after"]),
         ({}, {"tool": "another"}, ["Different profilers: planted before, another after"]),
-        ({}, {"missing": ["memops", "graphs", "os_calls"]}, ["The capture after did not record os_calls"]),
+        (
+            {},
+            {"missing": ["memops", "graphs", "os_calls"]},
+            ["The capture after did not record operating-system calls"],
+        ),
         ({"named": ""}, {"named": ""}, ["Whole captures are compared"]),
         (
             {"named": ""},
