@@ -10,11 +10,11 @@ from nsightkit.guide import case
 from nsightkit.plots.looks import BLUE
 
 #: The rows of the chart, in the order in which the example gets to them.
-BEFORE = "loaded in the process"
-NO_WAIT = "if it never waited for data"
-NO_LAUNCHES = "if launches cost nothing"
+BEFORE = "no loader workers"
+NO_WAIT = "without waits for data"
+NO_LAUNCHES = "without launch overhead"
 AFTER = "four loader workers"
-NEXT = "and if launches cost nothing"
+NEXT = "and without launch overhead"
 ROWS = (BEFORE, NO_WAIT, NO_LAUNCHES, AFTER, NEXT)
 
 
