@@ -21,18 +21,18 @@ from nsightkit.analysis.replay import whatif
 
 TABLE = json.loads((corpus.ROOT / "docs" / "judgement.json").read_text(encoding="utf-8"))
 GOLDEN = json.loads((corpus.ROOT / "tests" / "corpus" / "golden.json").read_text(encoding="utf-8"))
-ENTRIES = [*corpus.planted(), *corpus.played(), *corpus.real()]
+PLAYED = corpus.played()
+ENTRIES = [*corpus.planted(), *PLAYED, *corpus.real()]
 #: How far shares of the span, and predicted gains, may move: rounding, not judgement.
 SHARE, GAIN = 0.002, 0.005
 RANDOM = range(40)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.source}: {entry.name}")
-def test_an_answer(entry: corpus.Entry, tmp_path: Path) -> None:
-    path = entry.write(tmp_path)
-    if path is None:
+def test_an_answer(entry: corpus.Entry) -> None:
+    answer = corpus.answer_of(entry)
+    if answer is None:
         pytest.skip(f"{entry.name} is not at hand")
-    answer = corpus.answer(path)
     kind = corpus.judge(entry, answer.bottleneck, answer.confidence)
     expected = ("right",) if entry.source != "real" else ("right", "undecided")
     assert kind in expected, f"{entry.truth}, answered {answer.bottleneck} ({answer.confidence})"
@@ -43,15 +43,16 @@ def test_an_answer(entry: corpus.Entry, tmp_path: Path) -> None:
     assert answer.gains == pytest.approx(golden["gains"], rel=GAIN)
 
 
-@pytest.mark.parametrize("program", simulated_programs.PROGRAMS.values(), ids=lambda program: program.name)
-def test_a_played_program_gains_what_is_predicted(program: Program, tmp_path: Path) -> None:
-    result = verdict.summary(nsightkit.load(play(program, corpus.SEED).write(tmp_path / "played.sqlite")))
+@pytest.mark.parametrize("entry", PLAYED, ids=lambda entry: entry.name)
+def test_a_played_program_gains_what_is_predicted(entry: corpus.Entry) -> None:
+    program = simulated_programs.PROGRAMS[entry.name]
+    answer = corpus.answer_of(entry)
     tempting = [cause for cause, change in simulated_programs.CHANGE_OF.items() if change == program.decoy_for]
     # Copies or collectives may fill the time although running them beside other work gains nothing.
-    is_trapped = result["bottleneck"] != program.bottleneck and result["bottleneck"] in tempting
-    assert not is_trapped or result["confidence"] == "low"
+    is_trapped = answer.bottleneck != program.bottleneck and answer.bottleneck in tempting
+    assert not is_trapped or answer.confidence == "low"
     # test_whatif.py holds the other changes against what is played.
-    predicted = {row["change"]: row["speedup"] for row in result["changes"] if row["change"].startswith("no-cpu-work")}
+    predicted = {change: gain for change, gain in answer.gains.items() if change.startswith("no-cpu-work")}
     gains = simulated_programs.true_gains(program, corpus.SEED, tuple(predicted))
     for change, speedup in predicted.items():
         assert speedup <= 1.1 * gains[change], (change, speedup, gains[change])

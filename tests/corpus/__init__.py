@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,21 @@ def answer(path: Path) -> Answer:
             gains[change["change"]] = round(change["speedup"], 4)
     is_refused = any(doubt.startswith("nothing is predicted") for doubt in result["against"])
     return Answer(result["bottleneck"], result["confidence"], is_refused, shares, gains)
+
+
+@functools.cache
+def answer_of(entry: Entry) -> Answer | None:
+    """Ask about a trace of the corpus, once; None where it is not at hand.
+
+    Parameters
+    ----------
+    entry : Entry
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = entry.write(Path(folder))
+        if path is None:
+            return None
+        return answer(path)
 
 
 def judge(entry: Entry, bottleneck: str, confidence: str) -> str:

@@ -1,8 +1,9 @@
-"""Each page runs as a plain script, small on the CPU and without a recording."""
+"""Each page runs as a script, small on the CPU and without a recording."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,36 +11,48 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
+plt = pytest.importorskip("matplotlib.pyplot")
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 
-# Building the site runs every page in replay; one of them shows that a script does it, too.
-@pytest.mark.parametrize(
-    ("script", "mode"),
-    [(SCRIPTS[1], "replay"), *((script, "small") for script in SCRIPTS)],
-    ids=lambda value: Path(value).stem,
-)
-def test_a_page_runs_as_a_script_from_anywhere(script: Path, mode: str, tmp_path: Path) -> None:
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder from which a page is run, with no setting of ours and no recording."""
+    for name in filter(lambda name: name.startswith("NSIGHTKIT_"), os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(tmp_path / "none"))
+    monkeypatch.setenv("MPLBACKEND", "Agg")
     folder = tmp_path / "here"
     folder.mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("NSIGHTKIT_")}
-    environment |= {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg", "NSIGHTKIT_MODE": mode}
-    environment["NSIGHTKIT_RECORDINGS"] = str(tmp_path / "none")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        check=False,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    monkeypatch.chdir(folder)
+    return folder
+
+
+# Building the site runs every page in replay; one of them shows that a script does it, too.
+@pytest.mark.parametrize(("script", "mode"), [(SCRIPTS[1], "replay"), (SCRIPTS[4], "small")], ids=["replay", "small"])
+def test_a_page_runs_as_a_script_from_anywhere(script: Path, mode: str, elsewhere: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NSIGHTKIT_MODE": mode}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     assert done.stdout.strip()
-    assert not list(folder.iterdir()), "it leaves something behind"
-    assert not (tmp_path / "none").exists()
+    assert not list(elsewhere.iterdir()), "it leaves something behind"
+
+
+# What Python shows of no script: warnings of libraries, and of temporary folders that go with their variables.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_page_runs_small(script: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """In one process, so that PyTorch is imported once."""
+    monkeypatch.setenv("NSIGHTKIT_MODE", "small")
+    monkeypatch.syspath_prepend(str(script.parent))
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    runpy.run_path(str(script), run_name="__main__")
+    plt.close("all")
+    assert capsys.readouterr().out.strip()
+    assert not list(elsewhere.iterdir()), "it leaves something behind"
+    assert not (elsewhere.parent / "none").exists()
