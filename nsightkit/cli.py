@@ -112,7 +112,7 @@ def _add_option(parser: argparse._ActionsContainer, option: Option) -> None:
         settings["type"] = option.kind
         settings["metavar"] = option.metavar
     if option.kind is int:
-        settings["type"] = _natural
+        settings["type"] = integer
     if option.is_positional:
         parser.add_argument(option.name, nargs=_NARGS[option.is_list, is_required], **settings)
         return
@@ -123,7 +123,7 @@ def _add_option(parser: argparse._ActionsContainer, option: Option) -> None:
     parser.add_argument(*flags, required=is_required, **settings)
 
 
-def _natural(text: str) -> int:
+def integer(text: str) -> int:
     """Read an integer that is not negative; argparse names this function in its error."""
     number = int(text)
     if number < 0:

@@ -516,8 +516,14 @@ def calls(trace: "Trace", *, os: bool = False, top: int | None = None) -> "Table
 
     rows = analysis.summary(trace, os=os)
     remarks = _remarks_on_missing(trace, "os_calls" if os else "calls")
-    notes = ["summed over all threads, waits included"]
-    return _answer_table(trace, rows, top, notes=notes, remarks=remarks, empty="no calls recorded")
+    return _answer_table(
+        trace,
+        rows,
+        top,
+        notes=["summed over all threads, waits included"],
+        remarks=remarks,
+        empty="no calls recorded",
+    )
 
 
 def steps(
@@ -555,8 +561,8 @@ def steps(
         first = analysis.windows(trace, match).iloc[0]
         if first["begin_ns"] > first["start_ns"]:
             notes.append(
-                f"the range of {first['step']} begins at {first['start_ns'] / 1e6:,.3f} ms; "
-                "its step begins once the GPU has finished earlier work"
+                f"the first step's range begins at {first['start_ns'] / 1e6:,.3f} ms, "
+                "the step once the GPU has finished earlier work"
             )
     recompilations = analysis.recompiled(trace, analysis.find(trace, match))
     if recompilations is not None:

@@ -357,8 +357,7 @@ class Ranks(Record):
         # Sums over a whole trace: a step's length beside them would be on another basis.
         columns = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
         kinds = self.tables["collectives"]
-        title = "each rank's whole trace"
-        yield from _table_parts(self.tables["ranks"], columns, top=top, title=title)
+        yield from _table_parts(self.tables["ranks"], columns, top=top, title="each rank's whole trace")
         if len(kinds):
             yield "exposed: no computation overlaps it; waited: for later ranks; late: behind the middle rank"
             yield from _table_parts(kinds, kinds.columns, top=top, title="collectives, mean over ranks")

@@ -387,7 +387,7 @@ class Table(pd.DataFrame, Printed):
         """Give the title, the first rows, how many more there are, and the note."""
         if self.about.title:
             yield self.about.title
-        if not len(self):
+        if not self.about.total:
             yield self.about.empty
             return
         yield self._shown_columns()
@@ -589,7 +589,7 @@ def _cut_middle(name: str, width: int) -> str:
         return name
     tail_width = width // 3
     if "/" in name:
-        tail_width = min(len(name) - name.rfind("/"), width - 1)
+        tail_width = min(max(2 * width // 3, len(name) - name.rfind("/")), width - 1)
     return f"{name[: width - 1 - tail_width]}…{name[len(name) - tail_width :]}"
 
 

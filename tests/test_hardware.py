@@ -120,3 +120,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.startswith("gpu,unit,accumulate,tflops,gb_per_s,clock_mhz,source\n")
     assert out.count("\n") == 1 + sum(len(rows(gpu)) for gpu in GPUS)
+    assert cli.run(["peaks"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["RTX", "2080", "Ti", "14.20", "-", "56.90", "-", "-", "-", "616.0"] in lines  # fp16 accumulated in fp32

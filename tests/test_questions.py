@@ -14,6 +14,7 @@ from synthetic.simulator import play
 
 import nsightkit
 from nsightkit import api, cli, questions, table
+from nsightkit.guide import case
 from nsightkit.questions import QUESTIONS
 
 
@@ -84,3 +85,9 @@ def test_a_table_is_a_frame(trace: nsightkit.Trace) -> None:
     assert type(kernels[kernels["count"] > 0]) is pd.DataFrame
     assert table.column_of("gpu_span_ns").text(1500) == "1.500 µs"
     assert table.column_of("some_bytes") == table.Column("some_bytes", "some", "bytes")
+
+
+def test_text_says_where_a_figure_would_mislead() -> None:
+    """A gain that the replay's own error could make, and a step that begins long after its range."""
+    assert "within error" in case("vllm-graphs", "decode").trace.whatif().text()
+    assert "the first step's range begins at 0.274 ms" in case("two-cards", "qwen-h100").trace.steps().text()

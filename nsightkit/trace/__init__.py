@@ -83,7 +83,7 @@ def kind_of(path: Path) -> str:
 
         if store.is_store(path):
             return "store"
-        return "parquetdir" if any(path.glob("*.parquet")) else "folder"
+        return "parquetdir" if any(map(Path.is_file, path.glob("*.parquet"))) else "folder"
     if not path.is_file():
         if path.exists():
             return "special"

@@ -242,6 +242,9 @@ def test_bad_folders(tmp_path, table):
         (tmp_path / f"{table}.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(nsightkit.TraceError, match=re.escape(str(tmp_path))):
         nsightkit.load(tmp_path)
+    (tmp_path / "demo" / "trace.parquet").mkdir(parents=True)
+    with pytest.raises(nsightkit.TraceError, match="folder without trace tables"):
+        nsightkit.load(tmp_path / "demo")
 
 
 def _with_details(path, *rows):

@@ -19,7 +19,7 @@ Row = Json
 #: How tables name the times of the whole.
 _NAME_OF_FIGURE = {"wall_ns": "wall", "busy_ns": "GPU busy", "idle_ns": "GPU idle"}
 #: How tables mark kernels that the captures do not share by name.
-_WORDS_OF_MATCH = {"normalised": "names matched", "appeared": "new", "disappeared": "gone"}
+_WORDS_OF_MATCH = {"normalised": "similar name", "appeared": "new", "disappeared": "gone"}
 #: From this ratio on, a change is written as a multiple.
 _LEAST_MULTIPLE = 10
 #: One of two captures did more work if kernels were launched more often in it by more than this factor, and if those
@@ -239,8 +239,8 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[Json], int]]
         The table's title, the rows to show, and how many there are in all.
     """
     tables = {f"per {comparison['unit']}": comparison["figures"], "GPU idle, by cause": comparison["gaps"]}
-    for table in ("kernels", "ranges"):
-        tables[table.capitalize()] = [row for row in comparison["changes"] if row["table"] == table]
+    for table, title in {"kernels": "Kernels", "ranges": "Ranges (# is any number)"}.items():
+        tables[title] = [row for row in comparison["changes"] if row["table"] == table]
     for title, rows in tables.items():
         # Leave out what takes less on both sides than the smallest change that matters.
         large = [row for row in rows if max(row["before_ns"], row["after_ns"]) >= comparison["least_ns"]]
@@ -257,7 +257,7 @@ def _shown(row: Row) -> Json:
         "change": "-" if math.isnan(row["change"]) else percent(row["change"]),
         "interval": _interval(row),
         "significance": row["significance"].replace(noise.WITHIN_NOISE, "noise or too small"),
-        "match": _WORDS_OF_MATCH.get(row.get("match", ""), row.get("clock")),
+        "match": _WORDS_OF_MATCH.get(row.get("match", ""), row.get("clock", "")),
     }
 
 

@@ -254,7 +254,7 @@ def judge(
         [is_beyond_peak, is_beyond_memory, table["memory_ns"] > times],
         [
             peak_notes,
-            "above the memory's bandwidth, and too large for the L2 cache: is every byte read?",
+            "faster than DRAM allows, and too large for the L2 cache: another GPU, or not every byte is read",
             "faster than DRAM allows: part of its data was in the L2 cache",
         ],
         "",

@@ -148,8 +148,10 @@ def _note(placed: pd.DataFrame, kind: By, has_capture: bool) -> str:
         note += f" · {100 * lost_ns / total_ns:.1f}% {UNATTRIBUTED}"
     replayed_ns = int(placed.loc[placed["replayed"], "duration_ns"].sum())
     if replayed_ns and not has_capture:
-        share = 100 * replayed_ns / total_ns
-        note += f" · {share:.0f}% runs in CUDA graphs and counts where they were launched (see --graph-from)"
+        note += (
+            f" · {100 * replayed_ns / total_ns:.0f}% runs in CUDA graphs and counts where they were launched "
+            "(see --graph-from)"
+        )
     return note
 
 

@@ -213,7 +213,7 @@ def evidence(finding: Finding) -> Iterator[str]:
     busy_share = 1 - idle_share
     # Far more than the answer, which looks wrong beside the bars.
     if finding.is_idle and busy_share > 3 * finding.share:
-        yield f"The GPU is busy {share_text(busy_share)} of {whole}: work is the answer only if no loss costs 5%"
+        yield f"The GPU is busy {share_text(busy_share)} of {whole}, but a loss of 5% or more is named first"
     noun = CAUSES[finding.name].noun
     # Not capitalize(), which would make the rest of the noun lower case.
     takes = _TAKES.get(finding.name, f"{noun[0].upper()}{noun[1:]} takes")
@@ -248,7 +248,7 @@ def _longest_moments(finding: Finding) -> Iterator[str]:
             where = f" on device {device}"
         moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
     if moments:
-        noun = "gaps" if finding.is_idle else "intervals"
+        noun = "gaps" if finding.is_idle and finding.name != "memory-transfer" else "intervals"
         yield f"Longest {noun}: {'; '.join(moments)}"
 
 

@@ -240,8 +240,10 @@ def _losing_parts(account: Account, is_losing: np.ndarray) -> str:
         return f"only {count:,} of {len(is_losing):,} steps lose much time to it"
     if is_losing[:count].all():
         begin_ms = math.ceil(account.edges[count] / 1e6)
-        first = f"only the first {10 * count}% of the time loses much to it"
-        return f"{first}, perhaps set-up (--time {begin_ms}ms: leaves it out)"
+        return (
+            f"only the first {10 * count}% of the time loses much to it, "
+            f"perhaps set-up (--time {begin_ms}ms: leaves it out)"
+        )
     return f"{len(is_losing) - count} of ten equal parts of the time lose little to it"
 
 

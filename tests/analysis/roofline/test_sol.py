@@ -79,7 +79,7 @@ def test_a_cached_tensor_may_beat_the_memory_and_a_large_one_not() -> None:
     table = sol.judge([small, large], quick, H200)
     assert list(table["impossible"]) == [False, True]
     assert "L2" in table["note"][0]
-    assert "is every byte read?" in table["note"][1]
+    assert "too large for the L2 cache" in table["note"][1]
 
 
 def test_above_the_peak_a_time_is_impossible_and_a_share_of_ceilings_is_exact() -> None:
