@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from nsightkit.text import Json
     from nsightkit.trace.model import Trace
 
-__all__ = ["FILES", "QUESTIONS", "Selection", "diff", "title_of"]
-
 T = TypeVar("T", bound="Trace")
 
 #: The largest 64-bit integer: no trace has a later time.

@@ -27,19 +27,6 @@ import pandas as pd
 from nsightkit.errors import plain
 from nsightkit.text import Json, bytes_text, digits, json_text, share_text, short_name, time_text
 
-__all__ = [
-    "About",
-    "Column",
-    "Fact",
-    "Part",
-    "Record",
-    "Table",
-    "column_of",
-    "plain_value",
-    "rows_of",
-    "shortened",
-]
-
 #: Rows that text and HTML show, unless more are asked for.
 SHOWN_ROWS = 20
 #: Line width in characters where no terminal gives one.

@@ -14,8 +14,6 @@ from nsightkit.capture.profiling import Captured, checked_output, run_profiler
 from nsightkit.errors import AnyPath, NsightkitError, UsageError
 from nsightkit.trace.files import drafted
 
-__all__ = ["attention_back_ends", "profile_command", "profile_steps", "profiler"]
-
 _SUFFIX = ".json.gz"
 #: What names of operators and kernels contain, by the back end of PyTorch's fused attention; a replayed graph shows
 #: only the kernels. Names of cuDNN's kernels contain "flash" as well.

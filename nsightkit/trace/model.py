@@ -25,22 +25,6 @@ from nsightkit.errors import reading
 from nsightkit.text import Json
 from nsightkit.trace import boundary
 
-__all__ = [
-    "EVENT_TABLES",
-    "GPU_TABLES",
-    "LAUNCHES",
-    "NEUTRAL",
-    "TABLES",
-    "TIME_COLUMNS",
-    "Gpu",
-    "Source",
-    "Trace",
-    "TraceMeta",
-    "categorical",
-    "process_of",
-    "table_words",
-]
-
 #: Pandas dtype of every column of every table. ``tables.toml`` says what each holds.
 TABLES: dict[str, dict[str, str]] = {}
 _MODEL = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))

@@ -39,8 +39,6 @@ from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NULL, Columns, ParquetDir,
 if TYPE_CHECKING:
     from nsightkit.trace.programs import Export
 
-__all__ = ["open_parquetdir", "open_report", "open_sqlite"]
-
 Array = npt.NDArray[Any]
 
 #: ``nsys.toml``: which of the exporter's tables and columns are which of the model's.

@@ -33,8 +33,6 @@ from nsightkit.workloads.models import (
 )
 from nsightkit.workloads.phases import phase
 
-__all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "forward", "reference", "run"]
-
 #: The largest value of float8_e4m3fn.
 _LARGEST_FP8 = 448.0
 #: Scale of all inputs in fp8, fixed as after a calibration: inputs up to 56 fit, and those above 0.002 keep all bits.

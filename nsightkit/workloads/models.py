@@ -18,21 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsightkit.workloads.phases import phase
 
-__all__ = [
-    "DTYPES",
-    "EPSILON",
-    "Decoder",
-    "DecoderConfig",
-    "Workload",
-    "autocast",
-    "fp8_matmul",
-    "future_mask",
-    "marked",
-    "naive_attention",
-    "rotary_tables",
-    "rotate",
-]
-
 #: Types of tensors by precision.
 DTYPES = {
     "fp32": torch.float32,

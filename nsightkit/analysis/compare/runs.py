@@ -26,8 +26,6 @@ from nsightkit.trace import kind_of, load
 from nsightkit.trace import ncu as ncu_reports
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["Amount", "Kind", "Run", "decoded", "of_bench", "of_report", "of_samples", "of_trace", "read", "unit_of"]
-
 Float = NDArray[np.float64]
 Kind = Literal["trace", "bench", "ncu", "samples"]
 #: No time in nanoseconds and no number of bytes is larger.

@@ -13,25 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace, kept, nesting, process_of
 
-__all__ = [
-    "Coverage",
-    "busy",
-    "chunks",
-    "common",
-    "enclosing",
-    "expand_runs",
-    "gpu_intervals",
-    "idle_intervals",
-    "innermost",
-    "launch_of",
-    "launch_times",
-    "launches_of",
-    "merge",
-    "selected",
-    "uncovered",
-    "union",
-]
-
 Int = NDArray[np.int64]
 
 #: 256 k rows: their columns fit the caches of a CPU.

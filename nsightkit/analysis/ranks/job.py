@@ -27,19 +27,6 @@ from nsightkit.text import Json, time_text
 from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 
-__all__ = [
-    "ANSWER_S",
-    "FEW_TRACES",
-    "Job",
-    "Look",
-    "combine",
-    "look",
-    "look_or_reason",
-    "survey",
-    "traces_in",
-    "waited",
-]
-
 #: Up to so many traces are read in this process: starting others takes longer.
 FEW_TRACES = 4
 #: Seconds to wait for a scheduler to answer.

@@ -31,8 +31,6 @@ from nsightkit.analysis.timeline.gaps.threads import (
 from nsightkit.analysis.timeline.steps import QUEUED_NS
 from nsightkit.trace.model import GPU_TABLES, Trace, kept, process_of
 
-__all__ = ["CAUSES", "causes", "find", "in_window", "memop_name", "names_of", "summary"]
-
 #: What the rules look at; one pass a table.
 _GPU_COLUMNS = ["start_ns", "end_ns", "device", "process", "correlation"]
 _CPU_COLUMNS = ["start_ns", "end_ns", "thread", "name"]
