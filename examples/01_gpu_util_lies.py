@@ -112,10 +112,11 @@ plots.table(table, looks | {"speedup": "{:.2f}x"})
 # Neither share predicts the gain. The A100 model runs kernels all the time,
 # and no change that removes waiting helps: its kernels themselves are slow.
 # The H100 is busy as well, but with copies. Kernels run for only a few percent
-# of its time. Depending on how the driver samples, GPU-Util could read next to
-# nothing, or full. The other two have idle time, yet no single change wins all
-# of it back. (The starved loader waits for data more than for launches, but
-# the two changes gain about the same; its page explains why.)
+# of its time. Depending on how the driver samples, GPU-Util could read
+# anything from a few percent to full. The other two have idle time, and no
+# single change wins all of it back. (The starved loader waits for data more
+# than for launches, but the two changes gain about the same; its page explains
+# why.)
 #
 # What would GPU-Util have shown? No reading was recorded with these traces, so
 # we simulate its sampling. We cut each trace into windows and count the
@@ -393,10 +394,10 @@ findings = headline(
     language_model,
     spinning,
     otherwise=(
-        f"Not necessarily. On an A100, kernels ran for "
+        f"Not necessarily. A run that keeps an A100 busy would be up to "
+        f"{tf32:.1f}x faster with TF32 (replay). Kernels ran for "
         f"{first['share with kernels']:.1%} of the time, and {share:.0%} of "
         f"that time went to fp32 matmuls that do not use the tensor cores. "
-        f"With TF32 the run would be up to {tf32:.1f}x faster (replay). "
         "GPU-Util shows none of this."
     ),
     badge=model.label,

@@ -360,10 +360,10 @@ findings = headline(
     before,
     after,
     otherwise=(
-        f"Yes, for {waited:.0%} of the time. With four loader workers, the "
-        f"six steps of ResNet-50 were {whole_gain:.2f}x faster, the median "
-        f"step {step_gain:.2f}x. Predicted limit: {never_late:.2f}x. The GPU "
-        f"then mostly waits for launches."
+        f"Yes, for {waited:.0%} of the time: four loader workers made six "
+        f"steps of ResNet-50 {whole_gain:.2f}x faster. The median step became "
+        f"{step_gain:.2f}x faster, and the predicted limit is "
+        f"{never_late:.2f}x. The GPU then mostly waits for launches."
     ),
     badge=alone.label,
     waited=waited,

@@ -1,6 +1,6 @@
 """
-What does reading one number cost?
-==================================
+What does .item() cost?
+=======================
 
 A loop reads its loss to log it, or copies a result back. The profile shows
 long waiting calls. Which of them cost anything?
@@ -290,10 +290,10 @@ findings = headline(
     before,
     after,
     otherwise=(
-        f"Nothing, while the GPU has work queued. Two H100 programs spend "
-        f"{owlv2[WAITS[0]]:.0%} of their time in waiting calls. Without the "
-        f"waits, Qwen would gain nothing and OWLv2 would be "
-        f"{owlv2[GAIN]:.2f}x faster (replay)."
+        f"Nothing, while the GPU has work queued. Without its waits, OWLv2 "
+        f"on an H100 would be {owlv2[GAIN]:.2f}x faster, and Qwen would gain "
+        f"nothing (replay). Both spend {owlv2[WAITS[0]]:.0%} of their time in "
+        "waiting calls."
     ),
     badge="case file, NVIDIA H100",
     loading=causes["input-pipeline"],

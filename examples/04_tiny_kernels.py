@@ -444,13 +444,13 @@ findings = headline(
     before,
     after,
     otherwise=(
-        f"Yes, if they end before the next launch arrives. On an A100, a "
-        f"forward pass of a transformer took {least['pass (ms)']:.0f} ms for "
-        f"{least['batch']} samples and {most['pass (ms)']:.0f} ms for "
-        f"{most['batch']}, the time to launch about "
-        f"{round(table['kernels'].mean(), -1):.0f} kernels. The GPU was busy "
-        f"for {least['busy']:.0%} of the first pass and {most['busy']:.0%} of "
-        "the second."
+        f"Yes, if they end before the next launch arrives. An A100 is busy "
+        f"for {least['busy']:.0%} of a transformer's forward pass at the "
+        f"smallest batch, which takes as long as the largest. A pass takes "
+        f"{least['pass (ms)']:.0f} ms for {least['batch']} samples and "
+        f"{most['pass (ms)']:.0f} ms for {most['batch']}: the time to launch "
+        f"about {round(table['kernels'].mean(), -1):.0f} kernels. At the "
+        f"largest batch the GPU is busy for {most['busy']:.0%} of it."
     ),
     badge=passes[2].label,
     full_at=most["batch"] + room / grows * step,

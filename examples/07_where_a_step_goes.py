@@ -1,6 +1,6 @@
 """
-Which phase takes the time, and by which clock?
-===============================================
+Why does the profiler blame the wrong phase?
+============================================
 
 Ranges mark the phases of a step, and a profiler gives each a time. Which
 clock is that time from, and why do such tables so often blame the wrong
@@ -329,8 +329,8 @@ findings = headline(
     before,
     after,
     otherwise=(
-        "The GPU's clock answers; the CPU's shows launches and waits. In a "
-        "language model on an A100, softmax takes "
+        "Because its ranges are timed on the CPU's clock, which shows "
+        "launches and waits. In a language model on an A100, softmax takes "
         f"{softmax['total_ns']:.0%} of attention's time on the CPU's clock "
         f"and {softmax['gpu_ns']:.0%} on the GPU's. Matmuls fill "
         f"{gemms:.0%} of a pass, so compiling could make it at most "

@@ -1,6 +1,6 @@
 """
-How long does a step take, and how precisely do we know?
-========================================================
+How do I time a step?
+=====================
 
 A benchmark prints one number, and the next run prints another. How much of it
 is the first step, and how many of its digits can we trust?

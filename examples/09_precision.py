@@ -44,8 +44,8 @@ plots.stacks(bars, title="Kernel time by unit (case file)")
 # %%
 # Two of the four multiply in fp32 on the CUDA cores: the language model in
 # its matmuls, ResNet-50 mostly in its convolutions. The A100's tensor cores
-# support TF32 and bf16; a V100 has neither, but fp16. A GPU can be full of
-# work on the wrong unit, and no utilization shows it.
+# support TF32 and bf16; those of a V100 support only fp16. A GPU can be full
+# of work on the wrong unit, and no utilization shows it.
 
 # %%
 # Predict: how much faster is a step?
@@ -254,11 +254,12 @@ findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"Because only its matmuls get {bf16['matmul speedup']:.0f}x faster. "
-        f"A language model in fp32 on an A100 spends {g:.0%} of its kernel "
-        f"time in them. In bf16 it could be {bf16['replay']:.1f}x faster "
-        f"(replay), or {bf16[precisions.HALVED]:.1f}x if the rest also "
-        f"halves its bytes; in TF32 {tf32['replay']:.1f}x."
+        f"Because only its matmuls are. A language model on an A100 could be "
+        f"{bf16['replay']:.1f}x faster in bf16 than in fp32 (replay). Matmuls "
+        f"take {g:.0%} of its kernel time and get "
+        f"{bf16['matmul speedup']:.0f}x faster. If the rest also halves its "
+        f"bytes, the model could be {bf16[precisions.HALVED]:.1f}x faster; in "
+        f"TF32, {tf32['replay']:.1f}x."
     ),
     badge=model.label,
     timesformer=fast,

@@ -228,8 +228,8 @@ big = traces["transformer x128, A100"]
 # -------------
 # .. own-run::
 #
-# A training step of ten models, in bf16 with AdamW, and of five controls that
-# each keep one suspect of a model that changes several things at once.
+# A training step of ten models in bf16 with AdamW. Some models change several
+# things at once, so five control models each change only one of them.
 
 # Sizes are in nsightkit.configurations. At half of the datasheet's rate the
 # largest step, of compute_bound, takes 25 ms, and 32 layers of 100 launches
@@ -276,8 +276,8 @@ findings = headline(
     matrix.answer(outcome, summary) if on_gpu else "a CPU decides nothing.",
     *runs.values(),
     otherwise=(
-        f"only if its kernels are the limit. With kernels {FASTER:.1f}x "
-        f"faster, replays of seven traces gain {gain.min():.2f}x to "
+        f"only if its kernels are the limit. Replays of seven traces with "
+        f"kernels {FASTER:.1f}x faster gain {gain.min():.2f}x to "
         f"{gain.max():.2f}x. A busy GPU proves little: Qwen keeps its H100 "
         f"{replayed.loc['Qwen, H100', 'share busy']:.0%} busy and gains "
         f"{gain['Qwen, H100']:.2f}x, because launching its kernels takes "

@@ -386,11 +386,11 @@ findings = headline(
     naive,
     fused,
     otherwise=(
-        f"add up its tensors first. From its sizes, a step recorded on a GPU "
-        f"should peak at {predicted.sum() / 1e9:.1f} GB, and it peaked at "
-        f"{recorded.sum() / 1e9:.1f}: two hand-written functions kept "
-        f"{2 * kept / 1e9:.1f} GB. By the same arithmetic, a larger model on "
-        f"an H200 fits {naive_4:,} tokens with naive attention and "
+        f"add up its tensors before you run it. For a recorded step they add "
+        f"up to {predicted.sum() / 1e9:.1f} GB, and two hand-written "
+        f"functions kept {2 * kept / 1e9:.1f} GB more: it peaked at "
+        f"{recorded.sum() / 1e9:.1f} GB. By the same arithmetic, a larger "
+        f"model on an H200 fits {naive_4:,} tokens with naive attention and "
         f"{sdpa_4:,} with fused attention (predicted)."
     ),
     badge=f"{step.label}; predicted for an H200",

@@ -354,10 +354,11 @@ findings = headline(
     after,
     full,
     otherwise=(
-        f"something from each step is kept. One number with its graph holds "
-        f"{leaked.BYTES_PER_LOGIT} bytes per logit more after every step "
-        f"(exact), and a snapshot names the line. A healthy step ends where "
-        f"it began: {begin / 1e3:.1f} GB before and after, "
+        f"something from each step is kept. One number that is kept without "
+        f"detach() keeps its graph: {leaked.BYTES_PER_LOGIT} bytes per logit "
+        f"more after every step (exact). A snapshot shows the line that does "
+        f"it. A healthy step ends where it began: {begin / 1e3:.1f} GB before "
+        f"and after, "
         f"{account['peak_bytes'] / 1e9:.1f} GB at its peak."
     ),
     badge=step.label,

@@ -300,15 +300,14 @@ findings = headline(
     said,
     *runs.values(),
     otherwise=(
-        f"Until three copies of the score matrix fill the card, which is "
-        f"what naive attention needs for its backward pass. For one head and "
-        f"a batch of eight on an H200, that is at about "
-        f"{ends_at['naive', 'fp32']:,.0f} tokens in fp32, "
-        f"{ends_at['naive-compiled', 'fp32']:,.0f} compiled, and "
-        f"{ends_at['naive', 'bf16']:,.0f} in bf16; with sixteen heads, at a "
-        f"quarter of these. Flash attention needs "
-        "memory linear in the context, so other activations fill the card "
-        "first."
+        f"Until three copies of the score matrix fill the card: the backward "
+        f"pass of naive attention needs that many. On an H200, one head and a "
+        f"batch of eight end at about {ends_at['naive', 'fp32']:,.0f} tokens "
+        f"in fp32. Compiled, they end at "
+        f"{ends_at['naive-compiled', 'fp32']:,.0f}, and in bf16 at "
+        f"{ends_at['naive', 'bf16']:,.0f}. With sixteen heads, each limit is "
+        f"a quarter of that. Flash attention's memory is linear in the "
+        "context, so other activations fill the card first."
     ),
     badge="predicted for an H200",
     **answers,

@@ -384,11 +384,11 @@ findings = headline(
     *runs,
     otherwise=(
         f"divide its FLOPs and bytes by the card's peaks. In a video model on "
-        f"an H100, the softmax reaches {limits['softmax']:.0%} of that limit "
-        f"and takes the most time. Perfect kernels would save two thirds of "
-        f"the time of attention, and the bound of one fused operator is "
-        f"another {moved:.0f}x shorter (predicted). Published bf16 matmuls "
-        f"reach {shares.loc['bf16', 'lowest']} to "
+        f"an H100, the softmax takes the most time and reaches "
+        f"{limits['softmax']:.0%} of that limit. Perfect kernels would save "
+        f"two thirds of attention's time; fused into one operator, it would "
+        f"have a {moved:.0f}x shorter bound (predicted). Published bf16 "
+        f"matmuls reach {shares.loc['bf16', 'lowest']} to "
         f"{shares.loc['bf16', 'highest']} of the datasheet."
     ),
     badge="case file, NVIDIA H100 and H200",

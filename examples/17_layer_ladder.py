@@ -296,12 +296,12 @@ findings = headline(
     *runs.values(),
     otherwise=(
         f"The one that removes the most kernel time, if the CPU can keep up. "
-        f"At most, flash attention would cut TimeSformer's kernel time by "
-        f"{bounds['TimeSformer'][flash]:.1f}x, and torch.compile Qwen's by "
-        f"{bounds['Qwen'][fusing]:.1f}x; but then Qwen waits for launches. A "
-        f"model in fp32 on an A100 needs TF32 (up to {third['TF32']:.1f}x): "
-        f"torch.compile could gain {third[fusing]:.3f}x there, and its author "
-        f"got {compiled:.3f}x."
+        f"Flash attention would cut TimeSformer's kernel time by at most "
+        f"{bounds['TimeSformer'][flash]:.1f}x. Qwen's would shrink by at "
+        f"most {bounds['Qwen'][fusing]:.1f}x with torch.compile, but then "
+        f"Qwen waits for launches. A model in fp32 on an A100 needs TF32 (up "
+        f"to {third['TF32']:.1f}x). There torch.compile could gain "
+        f"{third[fusing]:.3f}x, and its author got {compiled:.3f}x."
     ),
     badge="case files, NVIDIA H100 and A100",
     softmax=shares["TimeSformer"]["softmax"],

@@ -29,10 +29,9 @@ step = case("vllm-graphs", "decode")
 step.trace.verdict()
 
 # %%
-# The verdict goes by the names of the kernels, which are of a kind that reads
-# a lot and computes little. The trace does not name the card, so the verdict
-# cannot know how fast they read. We know the card from the repository of the
-# trace, and can find out.
+# The verdict is based on kernel names: these are memory-bound kinds. The trace
+# does not name the card, so the verdict cannot know how fast they read. We
+# know the card from the repository of the trace, and can find out.
 
 # %%
 # Predict: how many bytes does a step need?
@@ -207,9 +206,10 @@ downloads = {
 #       launch would have to cost
 #       :measured:`18_decode_bandwidth.break_even:.0f` µs. At five
 #       microseconds, a usual price, the step is not launch-bound. In the
-#       B200's trace, which a profiler slowed, the GPU waits
-#       :measured:`18_decode_bandwidth.late_us:.0f` µs for each late launch; at
-#       that price it would be.
+#       B200's trace the GPU waits
+#       :measured:`18_decode_bandwidth.late_us:.0f` µs for each late launch. At
+#       that price the step would be launch-bound, but a profiler slowed those
+#       launches.
 #
 # 2. The layer of the prediction stores its weights in fp8 instead of bf16. How
 #    much faster does it decode one sequence, and 32?
@@ -302,11 +302,12 @@ findings = headline(
     *runs.values(),
     otherwise=(
         f"a decode step of gpt-oss-20b on an MI300X reaches "
-        f"{floor_ns / step_ns:.0%} of the datasheet's bandwidth, on a GPU "
-        f"that is {busy:.1%} busy. The output head reaches "
-        f"{reached['output head']:.0%}, the expert matmuls "
-        f"{reached['experts']:.0%}. At {reached['output head']:.0%}, they "
-        f"would make the step {gain:.1f}x faster (replay)."
+        f"{floor_ns / step_ns:.0%} of the datasheet's bandwidth. The GPU is "
+        f"{busy:.1%} busy. The output head reaches "
+        f"{reached['output head']:.0%}, and the expert matmuls only "
+        f"{reached['experts']:.0%}. If they reached "
+        f"{reached['output head']:.0%}, too, the step would be {gain:.1f}x "
+        "faster (replay)."
     ),
     badge=step.label,
     left_out=(1 - decode.CHOSEN / 32) ** 32,

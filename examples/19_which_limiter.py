@@ -335,12 +335,13 @@ findings = headline(
     few_run,
     many_run,
     otherwise=(
-        f"Two utilizations tell compute from memory, and do not show why. Two "
-        f"T4 kernels (reported), both memory-bound at "
-        f"{slow['memory_pct']:.0f}% and {fast['memory_pct']:.0f}%, differ "
-        f"{slow['time_us'] / fast['time_us']:.2f}x: the slower one uses "
-        f"{slow['used']:.0f} of every 32 bytes that it fetches. Without "
-        f"counters the launch sizes help: a matmul on an A10G has "
+        f"Two utilization counters show whether a kernel is compute- or "
+        f"memory-bound, but not why. Of two memory-bound T4 kernels "
+        f"(reported), one is {slow['time_us'] / fast['time_us']:.2f}x slower. "
+        f"It uses {slow['used']:.0f} of every 32 bytes that it fetches, and "
+        f"its memory is {slow['memory_pct']:.0f}% busy, the other's "
+        f"{fast['memory_pct']:.0f}%. Without counters the launch sizes help: "
+        f"a matmul on an A10G has "
         f"{tiles['grid_blocks']:.0f} blocks for {tiles['sm_count']:.0f} "
         f"multiprocessors."
     ),

@@ -230,8 +230,8 @@ plots.table(
 # The first pair shows the effect of the change, on the step and on what the
 # GPU waits for. Each side was captured once, so it cannot show how much two
 # runs of the same program differ. The second pair shows nothing about its
-# change. And a gate needs several baseline runs and a third answer,
-# *inconclusive*; with those we can trust it to fail a job.
+# change. Before a gate may fail a job, it needs several baseline runs and a
+# third answer, *inconclusive*.
 
 # %%
 # Limits
