@@ -341,7 +341,18 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
         notes=[f"{count_text(count, 'gap')}, {time_text(idle_ns)} idle, between the first and the last GPU operation"],
         remarks=_remarks_on_missing(trace, "kernels"),
         empty="no gap between the first and the last operation of a GPU",
+        formats={} if each else {"cause": _cause_words},
     )
+
+
+def _cause_words(slug: str) -> str:
+    """Call a cause what the verdict's bar calls it, with the name that JSON and options have."""
+    from nsightkit.analysis.core.causes import CAUSES
+
+    words = CAUSES[slug].plain_name
+    if words == slug:
+        return slug
+    return f"{words} ({slug})"
 
 
 def verdict(trace: "Trace", *, gpu: str | None = None, all: bool = False) -> "Verdict":  # noqa: A002 - the option

@@ -17,6 +17,8 @@ class Cause(NamedTuple):
         What JSON and the command line call it.
     name : str
         What its part of the time is called in a bar.
+    plain_name : str
+        The name without "idle", for places that already say so.
     noun : str
         What it is called in a sentence.
     sentence : str
@@ -31,23 +33,24 @@ class Cause(NamedTuple):
 
     slug: str
     name: str
+    plain_name: str
     noun: str
     sentence: str
     colour: str
     advice: str
     change: str | None = None
 
-    @property
-    def plain_name(self) -> str:
-        """The name without "idle", for places that already say so."""
-        return self.name.removeprefix("idle: ")
+
+def _causes(kind: str) -> list[Cause]:
+    """List the causes of one kind (idle or busy) that the file beside this one holds."""
+    file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return [Cause(**row, plain_name=row["name"].removeprefix("idle: ")) for row in file[kind]]
 
 
-_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 #: Causes of idle time, in the order in which gaps are judged.
-IDLE = tuple(Cause(**row) for row in _FILE["idle"])
+IDLE = _causes("idle")
 #: All answers: causes of idle time, then what fills busy time.
-CAUSES = {cause.slug: cause for cause in (*IDLE, *(Cause(**row) for row in _FILE["busy"]))}
+CAUSES = {cause.slug: cause for cause in (*IDLE, *_causes("busy"))}
 
 
 def confidence_text(level: str, ties: Sequence[str]) -> str:
