@@ -343,7 +343,7 @@ def _notes(snapshot: Snapshot, device: int) -> list[str]:
     if len(over_time) == 1:
         notes.append("no events were recorded, so the peak is unknown and this is the state at the end")
     elif has_older_blocks:
-        notes.append("blocks of before recording began have no stack; an earlier peak, if any, is not recorded")
+        notes.append("blocks allocated before recording began have no stack; an earlier peak, if any, is not recorded")
     divisions = snapshot.settings.get("roundup_power2_divisions", {})
     if max(divisions.values(), default=0) > 1 or snapshot.settings.get("max_split_size", -1) > 0:
         notes.append("the allocator's settings round blocks up; freed blocks are counted without that")
