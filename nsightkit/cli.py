@@ -10,6 +10,7 @@ import argparse
 import gc
 import io
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -68,7 +69,9 @@ class _Parser(argparse.ArgumentParser):
     """A parser that raises UsageError where argparse would exit."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} ({self.prog} --help)")
+        usage = " ".join(self.format_usage().split())
+        required = re.sub(r" \[-[^]]*\]", "", usage)  # without the options that may be left out
+        raise UsageError(f"{message} ({required}; {self.prog} --help)")
 
 
 def _parser_of(command: Command) -> _Parser:

@@ -176,7 +176,7 @@ def convert(selection: Selection, trace: Path, out: Path, *, overwrite: bool = F
     trace : TRACE
         Trace to read.
     out : OUT
-        NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder; given without -o.
+        NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder.
     overwrite : bool
         Replace what an earlier run wrote there.
     """

@@ -324,16 +324,12 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
     if not math.isfinite(min_us) or min_us < 0:
         raise UsageError(f"--min-us: {min_us} is not a length of time; give microseconds, such as 50")
     min_ns = round(min(min_us * 1000, _LATEST_NS))
+    rows = analysis.summary(trace, min_ns=min_ns)
+    count = int(rows["count"].sum())
+    idle_ns = rows["total_ns"].sum()
     if each:
-        rows = analysis.find(trace, min_ns=min_ns)[["device", "start_ns", "end_ns", "cause", "evidence"]]
-        count = len(rows)
-        lengths_ns = rows["end_ns"] - rows["start_ns"]
-        idle_ns = lengths_ns.sum()
-        rows = rows.loc[lengths_ns.sort_values(ascending=False, kind="stable").index]
-    else:
-        rows = analysis.summary(trace, min_ns=min_ns)
-        count = int(rows["count"].sum())
-        idle_ns = rows["total_ns"].sum()
+        longest_first = analysis.find(trace, min_ns=min_ns).sort_values("duration_ns", ascending=False, kind="stable")
+        rows = longest_first[["device", "start_ns", "end_ns", "cause", "evidence"]]
     return _answer_table(
         trace,
         rows,
@@ -407,6 +403,10 @@ def whatif(
     from nsightkit.analysis.replay import whatif as analysis
 
     changes_to_predict = analysis.asked(changes, without, scale)
+    if "equal-ranks" in changes and trace.table("kernels", ["device"])["device"].nunique() < 2:
+        raise UsageError(
+            "equal-ranks: the trace has no kernels of a second GPU; for a trace of each rank: nsightkit ranks"
+        )
     replay = analysis.WhatIf(trace)
     rows = analysis.rows(replay, changes_to_predict)
     error = replay.error or 0
@@ -421,7 +421,9 @@ def whatif(
         remarks=remarks,
         empty="No gain is predicted for the five default changes; name others (nsightkit whatif --help)",
         hidden=("replay_error",),
-        formats={"speedup": lambda speedup: "within error" if abs(1 - 1 / speedup) < error else f"{speedup:,.2f}x"},
+        formats={
+            "speedup": lambda speedup: "within error" if 0.005 < abs(1 - 1 / speedup) < error else f"{speedup:,.2f}x"
+        },
     )
 
 
@@ -561,12 +563,11 @@ def steps(
     rows = analysis.summary(trace, match=match)
     floor_ns = None if weights_gb is None else _decode_floor_ns(trace, weights_gb)
     notes = []
-    if len(rows):
+    if len(rows) > 1:
         median = time_text(rows["wall_ns"][~rows["outlier"]].median())
-        notes.append(
-            f"{count_text(len(rows), 'step')}, median {median} without outliers; "
-            "a step lasts until the GPU work launched in it ends"
-        )
+        notes.append(f"{count_text(len(rows), 'step')}, median {median} without outliers")
+    if len(rows):
+        notes.append("a step lasts until the GPU work launched in it ends")
         first = analysis.windows(trace, match).iloc[0]
         if first["begin_ns"] > first["start_ns"]:
             notes.append(

@@ -33,8 +33,8 @@ COLUMNS = ["where", "phase", "count", "gpu_ns", "share", "top_kernels"]
 KINDS: tuple[By, ...] = ("module", "line", "op", "range")
 #: How to record places.
 REMEDY = (
-    "no such places were recorded: use torch.profiler.profile(with_stack=True), or name parts of a step with NVTX "
-    "ranges and Nsight Systems"
+    "no such places were recorded: use nsightkit capture torch --with-stack, or put NVTX ranges around parts of a step "
+    "for nsightkit capture nsys"
 )
 #: The row of the kernels that belong to nothing that is known.
 UNATTRIBUTED = "unattributed"
