@@ -253,7 +253,7 @@ def where(
         trace,
         places.rows,
         top,
-        notes=[places.note] if places.note else [],
+        notes=[places.note],
         remarks=remarks,
         empty="no kernels with a recorded place",
         hidden=("top_kernels",) if places.by == "line" else (),  # whose room the names of files need
@@ -327,14 +327,16 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
     rows = analysis.summary(trace, min_ns=min_ns)
     count = int(rows["count"].sum())
     idle_ns = rows["total_ns"].sum()
+    notes = [f"{count_text(count, 'gap')}, {time_text(idle_ns)} idle, between the first and the last GPU operation"]
     if each:
+        notes.append("evidence: what overlaps the gap most → what ended it")
         longest_first = analysis.find(trace, min_ns=min_ns).sort_values("duration_ns", ascending=False, kind="stable")
         rows = longest_first[["device", "start_ns", "end_ns", "cause", "evidence"]]
     return _answer_table(
         trace,
         rows,
         top,
-        notes=[f"{count_text(count, 'gap')}, {time_text(idle_ns)} idle, between the first and the last GPU operation"],
+        notes=notes,
         remarks=_remarks_on_missing(trace, "kernels"),
         empty="no gap between the first and the last operation of a GPU",
         formats={} if each else {"cause": _cause_words},
@@ -345,7 +347,8 @@ def _cause_words(slug: str) -> str:
     """Call a cause what the verdict's bar calls it, with the name that JSON and options have."""
     from nsightkit.analysis.core.causes import CAUSES
 
-    words = CAUSES[slug].plain_name
+    # The bar counts the copies too, a gap only the wait for them.
+    words = CAUSES[slug].plain_name.replace("copies without overlap", "waiting for copies")
     if words == slug:
         return slug
     return f"{words} ({slug})"
