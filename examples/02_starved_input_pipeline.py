@@ -92,9 +92,9 @@ alone.trace.verdict()
 # both.
 #
 # Here two changes gain about the same, although launches cost the GPU far less
-# idle time than data. With free launches the CPU gets back to the loader
-# earlier, and loads the next batch while the GPU still computes. When two
-# changes tie, the verdict names the cause with more lost time.
+# idle time than data. Without launch overhead the CPU gets back to the loader
+# earlier, and loads the next batch while the GPU still computes. In a tie, the
+# verdict names the cause that takes more time.
 
 # %%
 # Change one thing: load beside the training
@@ -158,7 +158,7 @@ never_late, left = gain_left(alone.trace), gain_left(four.trace)
 step_gain = steps_ns[0].median() / steps_ns[1].median()
 whole_gain = steps_ns[0].sum() / steps_ns[1].sum()
 rows = {
-    "predicted: a loader that is never late": never_late,
+    "predicted: no waits for data": never_late,
     "measured: the median step": step_gain,
     "measured: all six steps": whole_gain,
     "left to gain from loading, with four workers": left,
@@ -182,8 +182,8 @@ plots.step_times(
 # %%
 # Verdict
 # -------
-# The loader was the bottleneck. The prediction, for a loader that is never
-# late, is an upper bound, and the median step stayed below it. The bottleneck
+# The loader was the bottleneck. The prediction leaves out all waits for data.
+# It is an upper bound, and the median step stayed below it. The bottleneck
 # then moved, as expected after a successful fix: with four workers, the GPU
 # waits mostly for launches.
 

@@ -50,8 +50,8 @@ plots.table(waiting[WAITS[:1]].reset_index(), {WAITS[0]: "{:.1%}"})
 #
 # .. dropdown:: Answer
 #
-#    We cannot tell from that share. A wait lasts as long as the GPU has work,
-#    and it costs something only if the CPU could have used the time to prepare
+#    We cannot tell from that share. A wait lasts as long as the GPU has work.
+#    It costs something only if the CPU could have used the time to prepare
 #    work that the GPU then lacks. In the replay below two of the four gain a
 #    third and two gain nothing.
 #
@@ -166,8 +166,7 @@ plots.table(table, looks)
 # Limits
 # ------
 # * The speedups of the four programs are predictions. The change was not tried
-#   on any of them, and a value that decides the next launch cannot be read
-#   later.
+#   on any of them. A value that decides the next launch cannot be read later.
 # * One capture of each program, about a second or less.
 # * The model of a step has kernels of one length. Behind a long queue short
 #   kernels cost no launch; after a wait each one exposes its launch, so a real

@@ -72,15 +72,15 @@ def pass_time(kernels, launch, run):
 # Evidence: how does the time grow with the batch?
 # ------------------------------------------------
 # One row per batch size. The last column is the speedup in a replay of the
-# trace with nearly free launches. It is inflated, because a profiler made
-# every launch slower:
+# trace without launch overhead. It is inflated, because a profiler made every
+# launch slower:
 
 # fold: How the table is made
 import pandas as pd
 
 from nsightkit.analysis.core.causes import CAUSES
 
-gain = "speedup, free launches (inflated)"
+gain = "speedup without launch overhead (inflated)"
 
 
 def described(batch, trace):
@@ -262,8 +262,8 @@ for one in (least, most):
 # :measured:`04_tiny_kernels.full_busy:.0%` of the pass: the two limits are
 # about equal, and the verdict, which still names launches but with low
 # confidence, is a toss-up. The floor under a pass is its number of kernels
-# times the time from launch to launch. Fewer launches lower it, and a faster
-# GPU does not. The worked example ends in the same place
+# times the time from launch to launch. Fewer launches lower it; a faster GPU
+# does not. The worked example ends in the same place
 # (:ref:`step 6 <example-left>`): once its loader is fixed, launches limit it.
 
 # %%
@@ -274,9 +274,9 @@ for one in (least, most):
 #   lower, and a smaller batch fills the GPU.
 # * Larger batches were published too. Those passes are dominated by a first
 #   launch that loads its code, and none of the passes here has a warm-up.
-# * The speedup of free launches is a bound: it keeps every kernel. Fusing
-#   changes two things at once, launches and bytes, and step times alone cannot
-#   separate them.
+# * The speedup without launch overhead is a bound: it keeps every kernel.
+#   Fusing changes two things at once, launches and bytes. Step times alone
+#   cannot separate them.
 # * Short kernels are harmless where the CPU is far enough ahead: behind a long
 #   kernel they wait in the queue, and their launches cost nothing.
 
@@ -433,7 +433,7 @@ if before and after:
     )
     predicted = before.trace.whatif("free-launches")["speedup"].iloc[0]
     if pd.notna(predicted):
-        said += f" (predicted for free launches: {predicted:.1f}x)"
+        said += f" (predicted without launch overhead: {predicted:.1f}x)"
     said += "."
 grows = most["GPU busy (ms)"] - table["GPU busy (ms)"].iloc[-2]
 room = least["pass (ms)"] - most["GPU busy (ms)"]

@@ -9,8 +9,8 @@ from halved. Which of its tensors are bf16, and what decides that?
 """
 
 # %%
-# The symptom: a tenth saved, not a half
-# --------------------------------------
+# The symptom: ten percent saved, not fifty
+# -----------------------------------------
 # The usual lines, and a check that few programs make:
 #
 # .. code-block:: python

@@ -25,8 +25,8 @@ phase?
 #        optimizer.step()
 #
 # Here is one step of it. The trace is synthetic and never ran on a GPU, so we
-# know the truth. It behaves like a real step: forward is launched slowly, and
-# backward is launched quickly, from autograd's own thread, and has the longest
+# know the truth. It behaves like a real step. Forward is launched slowly.
+# Backward is launched quickly, from autograd's own thread, and has the longest
 # kernels.
 
 # sphinx_gallery_thumbnail_number = 1
@@ -145,16 +145,16 @@ graphs = case("a100-cuda-graphs", "graphs").trace
 gemms = eager.kernels(by="category").set_index("name")["share"]["GEMM"]
 fused = eager.summary()["span_ns"] / graphs.summary()["span_ns"]
 free = eager.whatif("free-launches")["speedup"].iloc[0]
-print(f"free launches (replay): {free:.3f}x faster")
+print(f"without launch overhead (replay): {free:.3f}x faster")
 print(f"only the matmuls left: {1 / gemms:.3f}x faster, at most")
 print(f"compiled, measured: {fused:.3f}x faster")
 
 # %%
 # Verdict
 # -------
-# The GPU's clock names the matmuls, which fill nine tenths of a pass. The
-# CPU's clock would have sent the author to the softmax. Compiling made a pass
-# :measured:`07_where_a_step_goes.compiled:.2f`\ x faster, of a possible
+# The GPU's clock names the matmuls, which fill over ninety percent of a pass.
+# The CPU's clock would have sent the author to the softmax. Compiling made a
+# pass :measured:`07_where_a_step_goes.compiled:.2f`\ x faster, of a possible
 # :measured:`07_where_a_step_goes.bound:.2f`\ x. :doc:`09_precision` shows
 # which unit the matmuls run on. The chapter :doc:`/guide/timeline` reads a
 # training step in the same way, row by row.

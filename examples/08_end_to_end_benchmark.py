@@ -68,7 +68,7 @@ cold
 #
 # .. dropdown:: Answer
 #
-#    The mean is three tenths too long, and the standard deviation is larger
+#    The mean is thirty percent too long, and the standard deviation is larger
 #    than one and a half medians, although all other steps are equal. The
 #    median does not move. "Mean ± standard deviation" of such a sample mostly
 #    reports its first step.
@@ -227,18 +227,18 @@ downloads = {"from the first pass on, case file": cold.trace}
 #
 #    .. dropdown:: Answer
 #
-#       The first step, and the spread. The mean covers all work, which is
-#       right for a long job. But there is a single sample, so we cannot tell
+#       The first step and the spread. The mean covers all work, which is
+#       right for a long job. But it is a single sample, so we cannot tell
 #       whether two programs differ.
 #
 # 3. Open the trace in Perfetto. Why does the first pass take so much longer?
 #
 #    .. dropdown:: Answer
 #
-#       For nine tenths of the extra time the GPU waits. ``nsightkit gaps``
-#       with ``--within warmup`` gives the causes: start-up work, because a
-#       kernel's code is loaded at its first launch, and CPU work. For the last
-#       tenth, its kernels took longer.
+#       For about ninety percent of the extra time the GPU waits.
+#       ``nsightkit gaps`` with ``--within warmup`` gives the causes: start-up
+#       work, because a kernel's code is loaded at its first launch, and CPU
+#       work. The remaining ten percent are longer kernels.
 
 # %%
 # Measured here

@@ -12,8 +12,8 @@ gains?
 # %%
 # The symptom: matmuls on the wrong unit
 # --------------------------------------
-# Where a program names no precision, PyTorch computes in fp32, and TF32, in
-# which tensor cores multiply fp32 matrices with shortened mantissas, is off by
+# Where a program names no precision, PyTorch computes in fp32. TF32, in which
+# tensor cores multiply fp32 matrices with shortened mantissas, is off by
 # default. So which unit do real programs use? Here are four that others
 # recorded. The name of a kernel from one of the common libraries reveals its
 # unit:
@@ -130,7 +130,7 @@ model
 # Limits
 # ------
 # * We did not try the change on this model: the speedups are predicted, and
-#   they are bounds. They assume that matmuls keep their share of the peak, and
+#   they are bounds. They assume that matmuls keep their share of the peak, but
 #   a faster unit is harder to feed. A real bf16 pass also runs casts.
 # * One capture of each program. A kernel's unit is read from its name, and
 #   libraries are free to change their names.
@@ -192,9 +192,9 @@ downloads = {"the model in fp32, case file": model.trace}
 #    .. dropdown:: Answer
 #
 #       Run ``nsightkit whatif TRACE free-launches --scale 'sgemm=0.01'``. Now
-#       the launches gain nothing. With matmuls that take a hundredth of their
-#       time they gain a tenth more: the faster the kernels, the more launches
-#       count.
+#       the launches gain nothing. With matmuls that take one percent of their
+#       time they gain ten percent more: the faster the kernels, the more
+#       launches count.
 
 # %%
 # Measured here

@@ -158,8 +158,8 @@ plots.table(
 # %%
 # Limits
 # ------
-# * The replay scales every kernel alike. On a real card, kernels limited by
-#   memory gain by its bandwidth, and small kernels gain little.
+# * The replay scales every kernel alike. On a real card, memory-bound
+#   kernels gain by the ratio of the bandwidths, and small kernels gain little.
 # * Six of the seven traces are from PyTorch's profiler, which slows the CPU.
 #   Unprofiled programs wait less, and gain more than the figure shows.
 # * A new machine usually has a faster CPU, too.

@@ -184,8 +184,8 @@ plots.table(stages, dict.fromkeys(stages.columns[1:], "{:.2f}"))
 # Verdict
 # -------
 # List every tensor before the run: its size, and whether it exists at the
-# peak. Only those count. Gradients and the optimizer's temporary buffers are
-# usually not there yet, and activations are. With naive attention they grow
+# peak. Only those count. Activations exist then; gradients and the optimizer's
+# temporary buffers usually do not yet. With naive attention they grow
 # with the square of the context, which no dtype can offset. With fused
 # attention a context twice as long fits with half the batch. If a recorded
 # step is larger than its ledger, look for lines that keep more than they need.

@@ -56,7 +56,7 @@ plots.table(programs, {"all matrices (GB)": "{:.2f}"})
 #
 #    Two in the forward pass: a softmax reads one and writes one. One is kept.
 #    The backward pass of the softmax needs three, so backward fails first.
-#    bf16 halves each matrix, and the context enters squared, so it gets
+#    bf16 halves each matrix. The context enters squared, so bf16 gets
 #    further by the square root of two.
 
 # %%

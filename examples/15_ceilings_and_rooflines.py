@@ -116,7 +116,7 @@ plots.table(attention.assign(ms=attention["ms"] / 1e6), {"ms": "{:,.1f}"})
 # Perfect kernels would save two thirds of the time. One fused operator keeps
 # the scores on the chip and moves the limit itself, by a factor of
 # :measured:`15_ceilings_and_rooflines.moved:.0f`. That row is a prediction: we
-# have not made the change on this program, and no attention kernel reaches its
+# have not made the change on this program. No attention kernel reaches its
 # bound.
 
 # %%
@@ -132,7 +132,7 @@ plots.table(attention.assign(ms=attention["ms"] / 1e6), {"ms": "{:,.1f}"})
 plots.table(published.shares())
 
 # %%
-# Memory-bound kernels come close to the datasheet, and matmuls do not. For a
+# Memory-bound kernels come close to the datasheet; matmuls do not. For a
 # check of our own we have one fp16 matmul by cuBLAS on an H200. It reaches
 # :measured:`15_ceilings_and_rooflines.library:.0%`. How much of the rest is
 # left to gain depends on the clock, which the trace did not record. At the

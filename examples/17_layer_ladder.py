@@ -63,9 +63,9 @@ plots.stacks(kinds, title="Kernel time of three transformers (case file)")
 # ---------------------------------------
 # If a part took no time, how much faster would all kernels be? For a part with
 # a share *s* of the time the answer is 1 / (1 - *s*). No real kernel is free,
-# so each number is an upper bound. For the last two rows we replay: each trace
-# with launches that cost almost nothing, and the third program with its fp32
-# matmuls faster by the ratio of the datasheet's rates:
+# so each number is an upper bound. For the last two rows we replay each trace
+# without launch overhead, and the third program with its fp32 matmuls faster
+# by the ratio of the datasheet's rates:
 
 # fold: How the table is made
 NAMES = {
@@ -100,8 +100,8 @@ table = pd.DataFrame(bounds).rename_axis("at most, with").reset_index()
 plots.table(table, dict.fromkeys(bounds, "{:.2f}x"))
 
 # %%
-# :measured:`17_layer_ladder.crossed` of the twelve cells promise a tenth at
-# most, and we can cross them out. TimeSformer's
+# :measured:`17_layer_ladder.crossed` of the twelve cells promise ten percent
+# at most, so we can cross them out. TimeSformer's
 # :measured:`17_layer_ladder.video_compile:.2f`\ x for ``compile`` is mostly
 # the softmax, which flash attention removes along with its matmuls. Qwen is
 # the opposite case: its norms and rotary embedding are written as chains of
@@ -129,9 +129,9 @@ print(f"measured: {compiled:.3f}x faster")
 marked
 
 # %%
-# The bound holds, and the change came close to it. This program needs
-# something else, because its matmuls run in fp32, without tensor cores
-# (:doc:`09_precision`): the table's last row.
+# The bound holds, and the change came close to it. This program needs the
+# table's last row instead, because its matmuls run in fp32, without tensor
+# cores (:doc:`09_precision`).
 
 # %%
 # Do fewer kernels make a faster step?
@@ -155,8 +155,8 @@ qwen
 # %%
 # Verdict
 # -------
-# The tip that pays is the one whose kernels take most of the time, and it was
-# a different one in each program. Before you change a line, sum up your
+# The tip that pays is the one whose kernels take most of the time. It was a
+# different one in each program. Before you change a line, sum up your
 # kernels by kind. Softmax and the matmuls around it call for flash attention,
 # elementwise kernels and copies for ``compile``, waits between kernels for a
 # CUDA graph, and fp32 matmuls for TF32 or bf16. 1 / (1 - *s*) is the most that
@@ -214,7 +214,7 @@ downloads |= {"Qwen on an H100": qwen.trace}
 #    .. dropdown:: Answer
 #
 #       No. ``nsightkit verdict`` reports one long idle time before the
-#       kernels, and a change to kernels leaves that as it is. It happened
+#       kernels. A change to kernels leaves that as it is. It happened
 #       once, so look at a second step before you decide.
 #
 # 3. A colleague reports a layer at :measured:`17_layer_ladder.goal:.0%`. What

@@ -98,7 +98,7 @@ show(of_first.summary())
 # all, as in the first table. ``diff`` reports
 # :measured:`20_one_change_at_a_time.step:.0%` less for the median step,
 # because it sets two outliers of the second run aside, its first and its fifth
-# step. Both are true, and the second describes the change.
+# step. Both are true, but only the second describes the change.
 #
 # Watch for lines like the last one above: a library chose other convolution
 # kernels in the second run. They took about as long here. Had they been slower
@@ -152,10 +152,11 @@ show(of_second)
 # .. dropdown:: Answer
 #
 #    The difference of two runs varies by the root of two times the spread of
-#    a run. From that the two shares follow. With four percent nearly one
-#    unchanged run in five fails, and nearly one slow run in three passes. More
-#    steps per run do not help: a run as a whole is a single draw of a clock, a
-#    memory placement and the machine's other work.
+#    a run. From that the two shares follow. With four percent,
+#    :measured:`20_one_change_at_a_time.alarm_4:.0%` of the unchanged runs fail
+#    and :measured:`20_one_change_at_a_time.missed_4:.0%` of the slow runs
+#    pass. More steps per run do not help: a run as a whole is a single draw
+#    of a clock, a memory placement and the machine's other work.
 #
 #    .. list-table::
 #       :header-rows: 1

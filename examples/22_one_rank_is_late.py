@@ -86,7 +86,7 @@ plots.table(table, dict.fromkeys(table.columns[2:], "{:.2f}"))
 
 # %%
 # Is it chance, and why is it late? nsightkit names a rank if chance explains
-# its lateness in less than one job in a hundred:
+# its lateness in less than one percent of jobs:
 
 for sentence in job.findings():
     print(textwrap.fill(sentence), end="\n\n")
@@ -167,8 +167,8 @@ plots.table(pd.DataFrame(rows))
 # %%
 # Verdict
 # -------
-# The late rank shows in the other ranks' traces, and by its short collectives
-# in its own. To name it we need the traces of all ranks. To explain it we need
+# A late rank makes the collectives of all other ranks long, and its own short.
+# To name it we need the traces of all ranks. To explain it we need
 # the CPU side of that rank. On the eight GPUs we know who is late, but not
 # why; in the synthetic jobs we know both. The chapter
 # :doc:`/guide/many_gpus` continues from here.
