@@ -235,9 +235,9 @@ plots.table(matmuls, looks) if len(matmuls) else None
 last = {kind: seen[-1] for kind, seen in predicted.items()}
 now = {kind: seen[-1] for kind, seen in in_blocks.items()}
 answer = (
-    f"Because the total is rounded in every addition. Instead of 10, the sum "
-    f"is {last['fp32']:.4f} in fp32, {last['fp16']:.4f} in fp16 and "
-    f"{last['bf16']:.4f} in bf16. Added in blocks of {block}, it is "
+    f"Because the total is rounded in every addition. In bf16 the sum stops "
+    f"at {last['bf16']:.4f} instead of ten. It is {last['fp16']:.4f} in fp16 "
+    f"and {last['fp32']:.4f} in fp32. Added in blocks of {block}, it is "
     f"{now['fp32']:.4f} in fp32, {now['fp16']:.4f} in fp16 and "
     f"{now['bf16']:.4f} in bf16."
 )

@@ -279,7 +279,7 @@ findings = headline(
     otherwise=(
         f"Only the operands of matmuls. Weights, gradients and AdamW's "
         f"moments stay fp32, so a training step saves only {saved:.1%} of its "
-        f"memory (423 M parameters). A hand-written norm keeps "
+        f"memory. (The model has 423 M parameters.) A hand-written norm keeps "
         f"{exact['hand-written, bf16']:.0f} bytes per element under autocast "
         f"and {exact['hand-written, fp32']:.0f} in fp32; a fused one keeps "
         f"{exact['fused, bf16']:.0f}."

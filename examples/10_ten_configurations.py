@@ -276,9 +276,10 @@ findings = headline(
     matrix.answer(outcome, summary) if on_gpu else "a CPU decides nothing.",
     *runs.values(),
     otherwise=(
-        f"only if its kernels are the limit. Replays of seven traces with "
-        f"kernels {FASTER:.1f}x faster gain {gain.min():.2f}x to "
-        f"{gain.max():.2f}x. A busy GPU proves little: Qwen keeps its H100 "
+        f"only if its kernels are the limit. Seven traces become "
+        f"{gain.min():.2f}x to {gain.max():.2f}x faster in a replay with "
+        f"kernels that are {FASTER:.1f}x faster. A busy GPU proves little: "
+        f"Qwen keeps its H100 "
         f"{replayed.loc['Qwen, H100', 'share busy']:.0%} busy and gains "
         f"{gain['Qwen, H100']:.2f}x, because launching its kernels takes "
         f"nearly as long."

@@ -336,9 +336,9 @@ findings = headline(
     before,
     after,
     otherwise=(
-        f"rank {late['rank']}: it arrives after the median rank at "
-        f"{late['late_units']} of {late['units']} {late['unit']}s, and its "
-        f"own are the shortest, because it waits the least. With rank "
+        f"rank {late['rank']}: it waits the least, so its collectives are the "
+        f"shortest. It arrives after the median rank at "
+        f"{late['late_units']} of {late['units']} {late['unit']}s. With rank "
         f"{late['rank']} on time, the step would be at most "
         f"{job.gain_ns / 1e6:.1f} ms shorter. These traces "
         f"do not show why it is late; traces with the CPU side would (shown "
