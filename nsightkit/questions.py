@@ -338,7 +338,7 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
         top,
         notes=notes,
         remarks=_remarks_on_missing(trace, "kernels"),
-        empty=f"no gap of {min_us:g} µs or more between the first and the last operation of a GPU",
+        empty=f"no gap above {min_us:g} µs between the first and the last operation of a GPU",
         formats={} if each else {"cause": _cause_words},
     )
 
