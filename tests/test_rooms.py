@@ -9,6 +9,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import make_kineto
+import pytest
+from synthetic.planted import training
 
 import nsightkit
 from nsightkit import cli
@@ -82,14 +84,18 @@ def test_no_circle() -> None:
     TopologicalSorter(_modules()).prepare()  # raises CycleError, with the circle
 
 
-def test_a_question_passes_through_few_modules(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["kineto", "nsys"])
+def test_a_question_passes_through_few_modules(kind: str, tmp_path: Path) -> None:
     """From the words of the command line to the text of the answer."""
-    for kernels in (1000, 1001):
-        make_kineto.write(tmp_path / f"{kernels}.json", kernels)
+    for number in (1, 2):
+        if kind == "kineto":
+            make_kineto.write(tmp_path / str(number), 1000 + number)
+        else:
+            training(tmp_path / str(number), seed=number)
     files = set()
-    assert cli.run(["gaps", str(tmp_path / "1000.json")]) == 0  # imports what it needs
+    assert cli.run(["gaps", str(tmp_path / "1")]) == 0  # imports what it needs
     sys.setprofile(lambda frame, event, _: files.add(frame.f_code.co_filename) if event == "call" else None)
-    cli.run(["gaps", str(tmp_path / "1001.json")])
+    cli.run(["gaps", str(tmp_path / "2")])
     sys.setprofile(None)
     modules = {file for file in files if Path(file).is_relative_to(ROOT) and Path(file).name != "__init__.py"}
     assert len(modules) <= 12, sorted(modules)

@@ -83,7 +83,8 @@ def kind_of(path: Path) -> str:
 
         if store.is_store(path):
             return "store"
-        return "parquetdir" if any(map(Path.is_file, path.glob("*.parquet"))) else "folder"
+        # `nsightkit demo` writes folders of that name; what else is no regular file is refused with its name later.
+        return "folder" if all(map(Path.is_dir, path.glob("*.parquet"))) else "parquetdir"
     if not path.is_file():
         if path.exists():
             return "special"

@@ -25,8 +25,15 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.text import Json
-from nsightkit.trace.boundary import SECRET_VARIABLE, SENSITIVE_NAMES, private_names
-from nsightkit.trace.model import TABLES, TIME_COLUMNS, Trace, categorical
+from nsightkit.trace.model import (
+    SECRET_VARIABLE,
+    SENSITIVE_NAMES,
+    TABLES,
+    TIME_COLUMNS,
+    Trace,
+    categorical,
+    private_names,
+)
 
 #: Names that mean a secret or an ordinary technical word, depending on the value.
 _AMBIGUOUS_NAMES = r"(?:token|auth|cookie|signature|sig)"

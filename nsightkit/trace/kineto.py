@@ -30,7 +30,6 @@ import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
 from nsightkit.text import Json
-from nsightkit.trace.boundary import private_names
 from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
@@ -44,6 +43,7 @@ from nsightkit.trace.model import (
     is_large,
     lost_work,
     nesting,
+    private_names,
     process_of,
     uncollected,
 )

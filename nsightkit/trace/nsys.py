@@ -19,7 +19,6 @@ import pandas as pd
 
 from nsightkit.errors import TraceError
 from nsightkit.text import Json
-from nsightkit.trace.boundary import private_names
 from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
@@ -33,6 +32,7 @@ from nsightkit.trace.model import (
     is_large,
     lost_work,
     nesting,
+    private_names,
 )
 from nsightkit.trace.nsys_tables import EXPORT_AGAIN, NULL, Columns, ParquetDir, RowFilter, Sqlite, Tables
 
