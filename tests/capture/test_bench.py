@@ -96,7 +96,7 @@ def test_the_command_line(tmp_path, capsys):
     line = "bench --device cpu --warmup 2 --steps 3 --nvtx --precision fp32 --precision tf32"
     code = cli.run([*line.split(), "--out-json", str(out), "--format", "json"])
     printed, err = capsys.readouterr()
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"nsightkit: {out}: written\n")
     document = valid(json.loads(out.read_text(encoding="utf-8")))
     assert json.loads(printed) == document
     full, tf32 = document["rows"]
