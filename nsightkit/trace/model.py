@@ -576,7 +576,6 @@ _SUM_LIMIT = 1 << 61
 _LOWEST = {"device": -1, "level": 0, "parent": -1, "bytes": 0}
 #: Distinct devices of a trace. The largest machines that one process sees have 72.
 _MOST_DEVICES = 1_024
-_TIMES = {"start_ns", "end_ns"}
 #: Columns whose values are lower than the table's number of rows: rows of the table, or depths of nesting in it.
 _BELOW_ROW_COUNT = ("parent", "level")
 
@@ -638,11 +637,11 @@ def _on_trace_clock(path: str | None, table: str, columns: Mapping[str, pd.Serie
     TraceError
         A time is too far from the trace's first event.
     """
-    for column in sorted(_TIMES):
+    for column in TIME_COLUMNS:
         times = columns[column]
         if int(times.min()) - t0_ns < -_SPAN_NS or int(times.max()) - t0_ns > _SPAN_NS:
             _refuse_if(path, table, column, "is over 100 days from the trace's first event")
-    return {column: columns[column] - t0_ns for column in _TIMES}
+    return {column: columns[column] - t0_ns for column in TIME_COLUMNS}
 
 
 def _converted(values: pd.Series, dtype: str) -> pd.Series:
@@ -738,7 +737,7 @@ def _problem_of_column(column: str, values: pd.Series, dtype: str, size: int) ->
         return None
     if dtype == "category":
         return _problem_of_texts(values.array)
-    if column in _TIMES:
+    if column in TIME_COLUMNS:
         is_time = values.min() > -_TIME_LIMIT_NS and values.max() < _TIME_LIMIT_NS
         if is_time:
             return None

@@ -26,7 +26,7 @@ DTYPES = {
     "fp16": torch.float16,
     "fp8": torch.float8_e4m3fn,
 }
-#: Raw samples by metric.
+# Raw samples by metric.
 Samples = dict[str, list[float]]
 #: What RMSNorm adds to the mean of squares.
 EPSILON = 1e-6

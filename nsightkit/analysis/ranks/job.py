@@ -1,7 +1,8 @@
 """All ranks of a job together: who is late, what that costs the others, and where the late rank's time goes.
 
-Each trace is reduced to a :class:`Look`, in this process, in others or on a Dask scheduler's workers. :func:`combine`
-matches the collectives, aligns the clocks and makes a :class:`Job`. :func:`survey` does all of it.
+Each trace is reduced to a :class:`nsightkit.analysis.ranks.one_rank.Look`, in this process, in others or on a Dask
+scheduler's workers. :func:`combine` matches the collectives, aligns the clocks and makes a :class:`Job`. :func:`survey`
+does all of it.
 """
 
 from __future__ import annotations
