@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import subprocess
@@ -33,10 +34,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # Building the site runs every page in replay; one of them shows that a script does it, too.
 @pytest.mark.parametrize(("script", "mode"), [(SCRIPTS[1], "replay"), (SCRIPTS[4], "small")], ids=["replay", "small"])
-def test_a_page_runs_as_a_script_from_anywhere(script: Path, mode: str, elsewhere: Path) -> None:
+def test_a_page_runs_as_a_script_from_anywhere(script: Path, mode: str, elsewhere: Path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NSIGHTKIT_MODE": mode}
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, script], check=False, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     assert done.stdout.strip()
@@ -46,13 +48,14 @@ def test_a_page_runs_as_a_script_from_anywhere(script: Path, mode: str, elsewher
 # What Python shows of no script: warnings of libraries, and of temporary folders that go with their variables.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_a_page_runs_small(script: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_page_runs_small(script: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """In one process, so that PyTorch is imported once."""
     monkeypatch.setenv("NSIGHTKIT_MODE", "small")
     monkeypatch.syspath_prepend(str(script.parent))
-    monkeypatch.setattr(sys, "argv", [str(script)])
+    gc.freeze()  # each measurement looks for garbage: not in all of PyTorch
     runpy.run_path(str(script), run_name="__main__")
     plt.close("all")
+    gc.unfreeze()
     assert capsys.readouterr().out.strip()
     assert not list(elsewhere.iterdir()), "it leaves something behind"
     assert not (elsewhere.parent / "none").exists()
