@@ -15,7 +15,7 @@ the time. Is the program limited by launching its kernels, and what helps?
 # sizes. Here is half a millisecond from the middle of the smallest one:
 
 # record: 30 s
-# sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_thumbnail_number = 1
 from _lib import figures
 
 from nsightkit import plots

@@ -29,7 +29,7 @@ phase?
 # Backward is launched quickly, from autograd's own thread, and has the longest
 # kernels.
 
-# sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_thumbnail_number = 2
 # record: 90 s
 # fold: How the step is made and drawn
 import pandas as pd

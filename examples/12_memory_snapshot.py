@@ -46,7 +46,7 @@ allocated it.
 # First a step without a leak, so that we know what to look for. It was
 # recorded on a real GPU with ``torch.cuda.memory._record_memory_history``:
 
-# sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_thumbnail_number = 3
 # record: 60 s
 # fold: Imports
 import weakref

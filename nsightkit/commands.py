@@ -224,7 +224,8 @@ def report(selection: Selection, traces: list[Path], *, output: Path, overwrite:
 
 def _written(document: "dict[str, Any]", traces: "list[Trace]") -> "Written":
     """Answer with the file that was written, and with remarks on what was left out of it as private."""
-    from nsightkit.records import About, Written
+    from nsightkit.records import Written
+    from nsightkit.table import About
     from nsightkit.trace.clean import left_out
 
     return Written(document, About(document["out"], remarks=list(left_out(traces))))
@@ -481,7 +482,8 @@ def capture_torch(
 
 def _capture_answer(captured: "Captured") -> "Written":
     """Answer with the trace of a capture, and with remarks: the command that ran, and the tool's warnings."""
-    from nsightkit.records import About, Written
+    from nsightkit.records import Written
+    from nsightkit.table import About
 
     remarks = [f"ran {shlex.join(captured.ran)}", *captured.notes]
     return Written(captured._asdict(), About(str(captured.trace), remarks=remarks))

@@ -156,7 +156,8 @@ def summary(trace: "Trace") -> "Summary":
     0.57
     """
     from nsightkit.analysis.timeline import overview
-    from nsightkit.records import About, Summary
+    from nsightkit.records import Summary
+    from nsightkit.table import About
 
     figures = overview.summary(trace)
     notes = list(trace.meta.notes)
@@ -371,7 +372,8 @@ def verdict(trace: "Trace", *, gpu: str | None = None, all: bool = False) -> "Ve
     'high'
     """
     from nsightkit.analysis import verdict as analysis
-    from nsightkit.records import About, Verdict
+    from nsightkit.records import Verdict
+    from nsightkit.table import About
 
     about = About(title_of(trace), top=None if all else 3, not_recorded=trace.meta.missing)
     return Verdict(analysis.summary(trace, gpu), about)
@@ -647,7 +649,8 @@ def diff(
         Rows of each table in text. Default: 8.
     """
     from nsightkit.analysis.compare import diff as analysis
-    from nsightkit.records import About, Diff
+    from nsightkit.records import Diff
+    from nsightkit.table import About
 
     compared = analysis.compare(before, after, also_before=also_before, also_after=also_after, match=match)
     title = " → ".join(Path(trace.path or "trace").name for trace in (before, after))
@@ -670,7 +673,8 @@ def memory(snapshot: Path, *, device: int | None = None, at: str | None = None, 
         Only the first N sites. Default: all; text shows 20.
     """
     from nsightkit.analysis.memory.snapshot import summary as analysis
-    from nsightkit.records import About, Memory
+    from nsightkit.records import Memory
+    from nsightkit.table import About
     from nsightkit.trace import snapshot as reader
 
     # The number of an event, which has at most 18 digits so that it fits 64 bits; or a word.

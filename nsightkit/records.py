@@ -17,20 +17,6 @@ from nsightkit.trace.model import table_words
 if TYPE_CHECKING:
     from nsightkit.analysis.ranks.job import Job
 
-__all__ = [
-    "About",
-    "Bench",
-    "Check",
-    "Counters",
-    "Diff",
-    "Envelope",
-    "Memory",
-    "Ranks",
-    "Summary",
-    "Verdict",
-    "Written",
-]
-
 #: Parts of the time below this share are left out: text has a tenth of a percent as its last digit.
 _SMALLEST_SHARE = 0.001
 #: Speedups below this factor would print as 1.00x.

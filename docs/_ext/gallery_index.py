@@ -1,8 +1,7 @@
-"""The gallery's first page: three groups of cards, each with the page's answer, its evidence and its first figure."""
+"""The gallery's first page: three groups of cards, each with the page's answer, its evidence and a figure."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import re
 from pathlib import Path
@@ -30,12 +29,12 @@ _CARD = """
 
       {answer}
 
-      .. image:: images/sphx_glr_{stem}_001.png
-         :alt: first figure of the page
+      .. image:: images/sphx_glr_{stem}_00{figure}.png
+         :alt: figure of the page
          :class: only-light
 
-      .. image:: images/sphx_glr_{stem}_001_dark.png
-         :alt: first figure of the page
+      .. image:: images/sphx_glr_{stem}_00{figure}_dark.png
+         :alt: figure of the page
          :class: only-dark
 """
 #: What a reader's eye looks for; no part of a name such as H100 or ResNet-50.
@@ -83,8 +82,10 @@ def _group(script: Path) -> str:
 
 
 def _card(script: Path) -> str:
-    """Give the card of a page: its question, its evidence, its answer up to the first number, and its first figure."""
-    docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    """Give the card of a page: its question, its evidence, its answer up to the first number, and a figure."""
+    text = script.read_text(encoding="utf-8")
+    title = text.splitlines()[1]
+    figure = text.partition("thumbnail_number = ")[2][:1]
     answer = ""
     with contextlib.suppress(OSError, KeyError):
         answer = look_up(f"{script.stem}.verdict")[0]
@@ -92,7 +93,7 @@ def _card(script: Path) -> str:
     if others and not _NUMBER.search(first):
         first = f"{first} {others[0]}"
     marked = _NUMBER.sub(r"\\ **\g<0>**\\ ", rst.escape(first))
-    return _CARD.format(title=docstring.splitlines()[0], stem=script.stem, answer=marked)
+    return _CARD.format(title=title, stem=script.stem, answer=marked, figure=figure)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -86,9 +86,9 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
         width = round(figure.get_figwidth() * _CSS_PIXELS_PER_INCH)
         for mode, saved in save_both(figure, Path(path).with_suffix("")).items():
             uri = Path(os.path.relpath(saved, gallery_conf["src_dir"])).as_posix()
-            options = {"alt": said, "class": f"sphx-glr-single-img only-{mode}", "width": f"{width}px"}
             # The hidden one of the two is not fetched.
-            options["loading"] = "lazy"
+            image_class = f"sphx-glr-single-img only-{mode}"
+            options = {"alt": said, "class": image_class, "width": f"{width}px", "loading": "lazy"}
             rst += [f".. image:: /{uri}", *(f"   :{key}: {value}" for key, value in options.items()), ""]
     plt.close("all")
     return "\n".join(["", *rst, ""]) if rst else ""

@@ -4,8 +4,6 @@ The page needs nothing but itself: no network, no library, no fonts. What it sho
 (:func:`nsightkit.trace.clean.clean`) and escaped.
 """
 
-from __future__ import annotations
-
 from nsightkit.report.page import html, write
 from nsightkit.report.sides import labelled
 

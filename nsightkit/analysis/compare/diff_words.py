@@ -9,6 +9,7 @@ import pandas as pd
 
 from nsightkit.analysis.compare.samples import Samples
 from nsightkit.analysis.core import noise
+from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.analysis.timeline import steps
 from nsightkit.errors import plain
 from nsightkit.text import Json, count_text, share_text, short_name, time_text
@@ -113,8 +114,8 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Jso
     was, now = (answer["bottleneck"] for answer in verdicts)
     moved, text = _bottleneck_moved(facts, was, now)
     if "not-enough-data" not in (was, now):
-        share_before, share_after = (share_text(answer["share_of_span"] or 0) for answer in verdicts)
-        text += f": {was} ({share_before} of the time) before, {now} ({share_after} of the time) after"
+        before, after = (share_text(answer["share_of_span"]) for answer in verdicts)
+        text += f": {CAUSES[was].noun} ({before} of the time) before, {CAUSES[now].noun} ({after} of the time) after"
     return {
         "headline": headline,
         "outcome": outcome,
@@ -271,8 +272,9 @@ def _interval(row: Row) -> str:
 
 def _name(row: Row) -> str:
     """Name a row for people, on one line and safe for a terminal."""
-    name = row.get("cause") or row["name"]
-    name = _NAME_OF_FIGURE.get(name, plain(name))
+    if "cause" in row:
+        return CAUSES[row["cause"]].plain_name
+    name = _NAME_OF_FIGURE.get(row["name"], plain(row["name"]))
     if "category" in row:
         name = short_name(name)
     return name

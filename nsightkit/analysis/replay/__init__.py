@@ -21,8 +21,6 @@ b)``. A play is a list of waits: for each moment (a cut, or the end of a segment
 delay after each. That list is walked in the recorded order.
 """
 
-from __future__ import annotations
-
 from nsightkit.analysis.replay.model import Change, Played, Unplayable
 from nsightkit.analysis.replay.schedule import Schedule, read
 

@@ -201,7 +201,7 @@ def _doubts_about_answer(account: Account, decision: Decision) -> Iterator[_Doub
         yield f"operators reach {share_text(reached)} of the datasheet's rate: something else may limit them", 1
     # The profiler spends time on each operator, Python function or OS call between launches.
     cpu_events = ("ops", "frames", "os_calls", "samples")
-    if name == "launch-overhead" and any(map(account.trace.whole.size, cpu_events)):
+    if "launch-overhead" in (name, *decision.ties) and any(map(account.trace.whole.size, cpu_events)):
         yield "the profiler recorded the CPU too, which inflates launch overhead: time steps without it", 0
 
 

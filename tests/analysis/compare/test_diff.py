@@ -295,7 +295,7 @@ def test_resnet_with_and_without_loader_workers(shared_traces: Path) -> None:
     summary = found.summary()
     assert (summary["outcome"], summary["moved"]) == ("faster", True)
     assert -0.30 < row(found, "figures", "wall_ns")["change"] < -0.28
-    assert "moved: input-pipeline (33.2% of the time) before, launch-overhead" in summary["bottleneck"]["text"]
+    assert "moved: the wait for data (33.2% of the time) before, launch overhead" in summary["bottleneck"]["text"]
     loading = row(found, "ranges", "enumerate(DataLoader).__next__", clock="CPU")
     assert (loading["significance"], loading["before_ns"] > 65e6, loading["after_ns"] < 2e6) == ("changed", True, True)
     waiting = row(found, "gaps", "input-pipeline")

@@ -20,6 +20,7 @@ from nsightkit.analysis.core.intervals import chunks, gpu_intervals, idle_interv
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.threads import (
     CAUSE_OF_LABEL,
+    DISPATCH,
     EAGER_NS,
     EVIDENCE_KINDS,
     LABELS,
@@ -287,7 +288,6 @@ def names_of(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:
 #: Causes of idle time: all of those, and messages between processes, in which the CPU takes part.
 CAUSES = (*(cause.slug for cause in IDLE), "communication")
 _CAUSE_OF_LABEL = np.array([CAUSES.index(cause) for cause in CAUSE_OF_LABEL.values()], np.int8)
-_DISPATCH = LABELS.index("dispatch")
 _QUIET = [LABELS.index("enclosed"), LABELS.index("silence")]
 #: Labels that stay the cause although a blocking call was running as the device ran dry.
 _STRONGER_THAN_WAITS = [LABELS.index(label) for label in ("profiler", "once", "compile", "data", "messages")]
@@ -431,11 +431,11 @@ def _largest_label(threads: Threads, group: _Group, asked: list[_Asked]) -> Int:
     if is_known:
         quiet_ns = label_ns[_QUIET].sum(axis=0)
         is_short = quiet_ns <= EAGER_NS
-        label_ns[_DISPATCH] += np.where(is_short, quiet_ns, 0)
+        label_ns[DISPATCH] += np.where(is_short, quiet_ns, 0)
         label_ns[_QUIET] *= ~is_short
     largest: Int = np.argmax(label_ns, axis=0)
     if is_known:
-        largest[label_ns.max(axis=0) == 0] = _DISPATCH
+        largest[label_ns.max(axis=0) == 0] = DISPATCH
     return largest
 
 
@@ -474,7 +474,7 @@ def _evidence_of_group(threads: Threads, group: _Group, label: Int, asked: list[
     """
     kind = np.zeros(len(label), np.int8)
     row = np.full(len(label), -1, np.int64)
-    is_dispatch = label == _DISPATCH
+    is_dispatch = label == DISPATCH
     kind[is_dispatch] = _CALL
     row[is_dispatch] = group.launch[is_dispatch]
     other_gaps = np.flatnonzero(~is_dispatch)

@@ -52,7 +52,8 @@ CAUSE_OF_LABEL = {
 }
 #: Labels, numbered by position.
 LABELS = tuple(CAUSE_OF_LABEL)
-_DISPATCH = LABELS.index("dispatch")
+#: Launch calls of ordinary length and the framework's work around them.
+DISPATCH = LABELS.index("dispatch")
 _ENCLOSED = LABELS.index("enclosed")
 
 
@@ -180,7 +181,7 @@ class Paint:
         for label, coverage in self._coverage.items():
             label_ns[label] = coverage.of(start, end)
         # What no piece covers is dispatch.
-        label_ns[_DISPATCH] = np.maximum(end - start, 0) - label_ns.sum(axis=0)
+        label_ns[DISPATCH] = np.maximum(end - start, 0) - label_ns.sum(axis=0)
         return label_ns
 
     def intervals_labelled(self, labels: Sequence[str], kinds: Sequence[str] = EVIDENCE_KINDS) -> Intervals:
@@ -211,7 +212,7 @@ def paint(layers: Sequence[Layer]) -> Paint:
         edges = np.concatenate([edges, layer.track.start, layer.track.end])
     edges = np.unique(edges)
     begun = edges[:-1]
-    label = np.full(len(begun), _DISPATCH, np.int8)
+    label = np.full(len(begun), DISPATCH, np.int8)
     kind = np.zeros(len(begun), np.int8)
     row = np.full(len(begun), -1, np.int32)
     for layer in layers:
@@ -222,7 +223,7 @@ def paint(layers: Sequence[Layer]) -> Paint:
         label[covered] = LABELS.index(layer.label)
         kind[covered] = EVIDENCE_KINDS.index(layer.kind)
         row[covered] = layer.track.row[event[covered]]
-    pieces = np.flatnonzero(label != _DISPATCH)
+    pieces = np.flatnonzero(label != DISPATCH)
     return Paint(begun[pieces], edges[1:][pieces], label[pieces], kind[pieces], row[pieces])
 
 
