@@ -106,7 +106,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 1_000_000,  # replays are quick; the provenance block has the workload's time
     "show_signature": False,
     "thumbnail_size": (280, 196),  # all of them are on one page
-    "download_all_examples": True,
+    "download_all_examples": False,  # they run in the repository, beside what they import
     "remove_config_comments": True,
     "backreferences_dir": None,
     "inspect_global_variables": False,  # else every variable links to its type, such as dict
