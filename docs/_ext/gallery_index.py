@@ -84,8 +84,7 @@ def _group(script: Path) -> str:
 def _card(script: Path) -> str:
     """Give the card of a page: its question, its evidence, its answer up to the first number, and a figure."""
     text = script.read_text(encoding="utf-8")
-    title = text.splitlines()[1]
-    figure = text.partition("thumbnail_number = ")[2][:1]
+    figure = text.partition("thumbnail_number = ")[2][:1] or "1"
     answer = ""
     with contextlib.suppress(OSError, KeyError):
         answer = look_up(f"{script.stem}.verdict")[0]
@@ -93,7 +92,7 @@ def _card(script: Path) -> str:
     if others and not _NUMBER.search(first):
         first = f"{first} {others[0]}"
     marked = _NUMBER.sub(r"\\ **\g<0>**\\ ", rst.escape(first))
-    return _CARD.format(title=title, stem=script.stem, answer=marked, figure=figure)
+    return _CARD.format(title=text.splitlines()[1], stem=script.stem, answer=marked, figure=figure)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
