@@ -98,7 +98,9 @@ def ask_child(module: str, job: Json, timeout_s: float) -> Json:
 
 
 def run_as_child(main: Callable[..., Json]) -> None:
-    """Be the child of :func:`ask_child`: call a function with the job's values, and print the result.
+    """Be the child of :func:`ask_child`: call a function with the job that the parent gave, and print the result.
+
+    The parent finds the line of the result among whatever else the job prints.
 
     Parameters
     ----------

@@ -270,7 +270,7 @@ def clean(trace: Trace) -> Trace:
 
 
 def _cleaner(trace: Trace) -> TextCleaner:
-    """Return the cleaner of a whole trace, which counts the texts that it changed."""
+    """Return the cleaner of a whole trace, which counts the texts that it changed; it is kept with the trace."""
     source: Any = clean(trace).whole._source
     cleaner: TextCleaner = source.cleaner
     return cleaner
@@ -293,7 +293,7 @@ def left_out(traces: Iterable[Trace]) -> list[str]:
     Parameters
     ----------
     traces : iterable of Trace
-        Whose tables have been read through :func:`clean`.
+        Whose tables have been read through :func:`clean`: each trace keeps its cleaner, which has counted since.
     """
     sentences = ["left out: environment, command lines, process lists, program output, call chains of samples"]
     changed = 0

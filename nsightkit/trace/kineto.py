@@ -798,7 +798,10 @@ _MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device sta
 
 
 def _memop_kind(name: str) -> str:
-    """Read the kind of a copy or memset from its name: HtoD, DtoH, …, memset, or other."""
+    """Read the kind of a copy or memset from its name: HtoD, DtoH, …, memset, or other.
+
+    NVIDIA's profiler writes ``Memcpy HtoD (…)``, AMD's ``CopyHostToDevice``, which is HToD once its words are letters.
+    """
     if _is_memset(name):
         return "memset"
     copy = _COPY.search(name.replace("Host", "H").replace("Device", "D"))

@@ -209,11 +209,12 @@ def _occurring_names(capture: Capture, table: str) -> list[str]:
 
 
 def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
-    """Add up a table of a capture over each group of names: a row per group with the number, the total, each step."""
+    """Add up a table of a capture over each group of names: a row per group with its count, its total, each step's."""
     group_of = {}
     for number, names in enumerate(groups):
         group_of.update(dict.fromkeys(names, number))
-    # Names of further captures that are in no group are left out.
+    # A side may have several captures, and the groups are made of the names of its first one: a name that only another
+    # one has is in no group, and left out.
     sums = frame.groupby(frame.index.map(group_of)).sum()
     return sums.reindex(range(len(groups)), fill_value=0).to_numpy(np.float64)
 

@@ -400,7 +400,12 @@ def _place_by_capture(placed: pd.DataFrame, capture: Trace, kind: By) -> None:
 
 
 def _in_matching_order(rows: pd.DataFrame, is_named: bool) -> tuple[pd.DataFrame, object]:
-    """Order a graph's kernels by name, if they have names; also return a key, equal for a capture and its replays."""
+    """Order the kernels of a CUDA graph so that a replay's lie beside those of the graph's capture.
+
+    A replay may run branches of the graph in another order than they were captured in, so kernels are ordered by name.
+    A trace of the capture may hold launches without names; then only their number is compared. Also returns a key that
+    is equal for a capture and its replays.
+    """
     if not is_named:
         return rows, len(rows)
     rows = rows.astype({"name": str}).sort_values("name", kind="stable")

@@ -169,7 +169,8 @@ def _changes(amounts: Account, replay: WhatIf) -> list[dict[str, Any]]:
             wanted.add(change)
     changes = [change for change in whatif.CHANGES if change in wanted and replay.saved(change) >= _LEAST_GAIN]
     if amounts.total_ns["cpu-work"] > 0 and len(replay.work) > 1:
-        whole_steps = {whatif.plain(name) for name in amounts.steps["step"]}  # their ranges name no work
+        # A range around a whole step names no work. If just one name is left, removing it is `no-cpu-work` itself.
+        whole_steps = {whatif.plain(name) for name in amounts.steps["step"]}
         names = [name for name in replay.work if name not in whole_steps]
         for name in names[:_MOST_NAMES]:
             if replay.saved(f"no-cpu-work:{name}") >= _LEAST_GAIN_OF_NAME:
