@@ -152,8 +152,8 @@ def test_a_range_that_never_opens_is_an_error_with_its_remedy(real, program, tmp
 @pytest.mark.nsys
 def test_a_program_that_never_ends_is_interrupted_and_its_trace_kept(real, tmp_path):
     body = "import time\nwhile True: time.sleep(0.01)"
-    done = capture.profile([sys.executable, "-c", body], tmp_path / "r", nsys_args=["-tosrt"], timeout_s=2)
-    assert "interrupted after 2 s" in done.notes[0]
+    done = capture.profile([sys.executable, "-c", body], tmp_path / "r", nsys_args=["-tosrt"], timeout_s=8)
+    assert "interrupted after 8 s" in done.notes[0]
     assert nsightkit.load(done.trace).size("os_calls") > 10
 
 
