@@ -436,9 +436,9 @@ def _prediction_basis(replay: "WhatIf") -> list[str]:
     """Describe in one line what a prediction rests on; nothing where nothing was predicted."""
     if replay.error is None:
         return []
-    basis = f"Replay error {share_text(replay.error)}: smaller gains prove nothing"
+    basis = f"Replaying the unchanged trace is {share_text(replay.error)} off: ignore smaller gains"
     if replay.inferred:
-        basis += f" · {count_text(replay.inferred, 'wait')} inferred, because the trace does not record them"
+        basis += f" · {count_text(replay.inferred, 'wait')} inferred, as the trace does not record them"
     return [basis]
 
 
