@@ -24,7 +24,7 @@ _TOOL = Path(__file__).parents[1] / "tools" / "fuzz.py"
 _FORMATS = ("store", "sqlite", "parquetdir", "kineto", "ncu", "snapshot")
 _INPUTS = 120
 #: Of formats whose every input is first read by a process of its own.
-_INPUTS_WITH_PROCESSES = {"store": 20, "parquetdir": 20, "snapshot": 60}
+_INPUTS_WITH_PROCESSES = {"store": 40, "parquetdir": 40}
 #: Inputs of which a long run once made something other than an error of our own.
 _ONCE_FOUND = {"ncu": [12004]}
 _MIB = 1 << 20

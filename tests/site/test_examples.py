@@ -43,6 +43,7 @@ def test_a_page_runs_as_a_script_from_anywhere(script: Path, mode: str, elsewher
     assert "Warning" not in done.stderr
     assert done.stdout.strip()
     assert not list(elsewhere.iterdir()), "it leaves something behind"
+    assert not (elsewhere.parent / "none").exists()
 
 
 # What Python shows of no script: warnings of libraries, and of temporary folders that go with their variables.
@@ -53,9 +54,13 @@ def test_a_page_runs_small(script: Path, elsewhere: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("NSIGHTKIT_MODE", "small")
     monkeypatch.syspath_prepend(str(script.parent))
     gc.freeze()  # each measurement looks for garbage: not in all of PyTorch
-    runpy.run_path(str(script), run_name="__main__")
-    plt.close("all")
-    gc.unfreeze()
-    assert capsys.readouterr().out.strip()
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        plt.close("all")
+        gc.unfreeze()
+    out, err = capsys.readouterr()
+    assert "Warning" not in err
+    assert out.strip()
     assert not list(elsewhere.iterdir()), "it leaves something behind"
     assert not (elsewhere.parent / "none").exists()

@@ -27,6 +27,7 @@ def test_a_grid_is_whole_and_light(name):
         .partition("</script>")[0]
     )
     assert len(text.encode()) <= MOST_BYTES
+    assert "</" not in text
     found = json.loads(text)
     settings = 1
     for axis in found["axes"]:

@@ -41,10 +41,12 @@ class Cause(NamedTuple):
     change: str | None = None
 
 
+_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
 def _causes(kind: str) -> list[Cause]:
     """List the causes of one kind (idle or busy) that the file beside this one holds."""
-    file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return [Cause(**row, plain_name=row["name"].removeprefix("idle: ")) for row in file[kind]]
+    return [Cause(**row, plain_name=row["name"].removeprefix("idle: ")) for row in _FILE[kind]]
 
 
 #: Causes of idle time, in the order in which gaps are judged.

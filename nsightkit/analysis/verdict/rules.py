@@ -95,8 +95,9 @@ def decide(account: Account, replay: WhatIf) -> Decision:
         *_doubts_about_moments(account, replay, decision),
         *_doubts_about_answer(account, decision),
     ]
-    # A tie is a doubt, too; it is said beside the confidence instead.
-    weight = len(decision.ties[:1]) + sum(weight for _, weight in doubts)
+    weight = sum(weight for _, weight in doubts)
+    if decision.ties:
+        weight += 1  # a doubt, too; it is said beside the confidence instead
     level = "high"
     if doubts or decision.ties or decision.name == "queued":
         level = "medium"
