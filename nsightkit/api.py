@@ -101,6 +101,8 @@ def load(path: AnyPath, *, cache: bool | None = None) -> Trace:
 def diff(before: Trace | AnyPath, after: Trace | AnyPath, **options: Any) -> Diff:
     """Compare two captures, and separate changes from noise.
 
+    As the question of the same name, but a path is opened, too.
+
     Parameters
     ----------
     before, after : Trace or path-like

@@ -54,10 +54,10 @@ def css() -> str:
 @functools.cache
 def _template() -> Template:
     """Load card.html as a template that makes all text printable."""
-    return environment("nsightkit", plain).get_template("card.html")
+    return jinja_environment("nsightkit", plain).get_template("card.html")
 
 
-def environment(package: str, finalize: Callable[[Any], object]) -> Environment:
+def jinja_environment(package: str, finalize: Callable[[Any], object]) -> Environment:
     """Make the Jinja environment of a package's templates; all text is escaped.
 
     Parameters

@@ -212,7 +212,8 @@ def _parse_words(command: Command, words: list[str]) -> dict[str, Any]:
     """Parse what follows a command's name; gives the values of its options and arguments by name."""
     parser = _parser_of(command)
     if not command.name.startswith("capture"):
-        # Only the second takes arguments between options, and only the first takes all that follows "--" as arguments.
+        # Only parse_intermixed_args takes arguments between options, and only parse_args takes all that follows "--" as
+        # arguments.
         if "--" in words:
             return vars(parser.parse_args(words))
         return vars(parser.parse_intermixed_args(words))

@@ -103,7 +103,7 @@ def check(
     assert baseline is not None
     comparison = compare(baseline, runs, tolerance)
     answer = Check.of(comparison | {"baseline": str(baseline_file), "written": writes})
-    if writes:
+    if writes:  # these runs are in the new baseline, so it does not judge them
         baselines.write(baseline, baseline_file)
         answer.about.remarks = []
         answer.about.exit_code = 0
@@ -256,11 +256,11 @@ def demo(out: Path = Path("nsightkit-demo")) -> "Table":
 
 def doctor() -> "Table":
     """Check which profilers work here and how to fix the rest."""
-    from nsightkit.capture.doctor import report
+    from nsightkit.capture.doctor import check_machine
     from nsightkit.table import Table
 
     progress("checking")
-    return Table.of(report())
+    return Table.of(check_machine())
 
 
 def peaks(gpu: str | None = None, *, measure: bool = False, top: int | None = None) -> "Table":
@@ -284,12 +284,12 @@ def peaks(gpu: str | None = None, *, measure: bool = False, top: int | None = No
             raise UsageError("--measure uses this machine's GPU: drop GPU")
         from nsightkit.capture import ceilings
 
-        return Table.of(ceilings.measure(echo=note), top)
+        return Table.of(ceilings.measure_ceilings(echo=note), top)
     if gpu is not None:
-        return Table.of(hardware.rows(hardware.find(gpu)), top)
+        return Table.of(hardware.peak_rows(hardware.find(gpu)), top)
     rows = []
     for card in hardware.GPUS:
-        rows += hardware.rows(card)
+        rows += hardware.peak_rows(card)
     return Peaks.of(rows, top)
 
 

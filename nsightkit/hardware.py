@@ -157,7 +157,7 @@ def find(name: str) -> Gpu:
     raise UsageError(f"the peaks of {name!r} are not known; give the nearest of {known_names}")
 
 
-def rows(gpu: Gpu) -> list[dict[str, object]]:
+def peak_rows(gpu: Gpu) -> list[dict[str, object]]:
     """List the peaks of a GPU, its memory bandwidth last.
 
     Parameters

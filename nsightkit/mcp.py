@@ -63,7 +63,7 @@ def _arguments_model(command: Command) -> Any:
         if option.choices:
             kind = Literal[option.choices]
         if kind is int:
-            minimum = 0
+            minimum = 0  # whole numbers are counts (rows, steps, processes) or a device's number
         if option.is_list:
             kind = list[kind]
         if default is REQUIRED:
@@ -222,7 +222,7 @@ def serve(commands: Iterable[Command], folders: Sequence[Path] = ()) -> None:
         schema = model.model_json_schema()
         tools.append(types.Tool(name=name, description=command.help, input_schema=schema, annotations=read_only))
 
-    # In a thread: commands block. An error is an answer, too: the agent is to read it.
+    # Runs in a thread, because commands block. An error is an answer, too: the agent is to read its message.
     def result_of(name: str, raw_arguments: Json) -> types.CallToolResult:
         is_error = False
         try:
@@ -230,7 +230,8 @@ def serve(commands: Iterable[Command], folders: Sequence[Path] = ()) -> None:
                 raise UsageError(f"no tool {name!r}; the tools are {', '.join(tool_commands)}")
             text = _call_command(*tool_commands[name], raw_arguments, allowed_folders)
         except Exception as error:
-            text = plain(in_words(error)[0])[:_MOST_CHARACTERS_OF_ERROR]
+            message, _ = in_words(error)  # the other is the command line's exit code
+            text = plain(message)[:_MOST_CHARACTERS_OF_ERROR]
             is_error = True
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=is_error)
 
@@ -238,7 +239,7 @@ def serve(commands: Iterable[Command], folders: Sequence[Path] = ()) -> None:
         return types.ListToolsResult(tools=tools)
 
     async def serve_stdio() -> None:
-        one_at_a_time = anyio.CapacityLimiter(1)  # a trace's memory is not thread-safe
+        one_at_a_time = anyio.CapacityLimiter(1)  # an open trace keeps computed answers, which is not thread-safe
 
         async def call_tool(_: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
             return await anyio.to_thread.run_sync(

@@ -128,6 +128,7 @@ def _option(parameter: inspect.Parameter, type_text: str, help_text: str) -> Opt
         is_list = True
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
+    # The docstring may name the placeholder, as in "match : REGEX, optional"; "int, optional" does not.
     placeholder = type_text.partition(",")[0]
     if not placeholder.isupper():
         placeholder = "TRACE" if is_trace else _METAVARS.get(kind, "")
@@ -144,7 +145,8 @@ def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     values : mapping
         By the name of the option or parameter.
     """
-    # What is bound is passed by position or by name, as the function's parameters have it.
+    # What is bound is passed by position or by name, as the function's parameters have it. The fields of a dataclass
+    # (Selection, Model) are options on the command line, so it is made from the same values.
     bound = inspect.signature(function).bind_partial()
     for name, parameter in bound.signature.parameters.items():
         annotation = parameter.annotation

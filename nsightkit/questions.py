@@ -33,7 +33,8 @@ T = TypeVar("T", bound="Trace")
 
 #: The largest 64-bit integer: no trace has a later time.
 _LATEST_NS = (1 << 63) - 1
-#: Length limit in characters of a window as text: its sides are numbers of a few digits.
+#: Length limit in characters of a window as text: its sides are numbers of a few digits, and float makes more than 308
+#: digits infinite.
 _MOST_CHARACTERS_OF_WINDOW = 100
 #: Nanoseconds of each unit; µ is written as the micro sign or as the Greek letter.
 _UNIT_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
@@ -245,8 +246,10 @@ def where(
     from nsightkit.analysis.timeline import where as analysis
     from nsightkit.trace import load
 
-    capture = None if graph_from is None else load(graph_from)
-    places = analysis.summary(trace, by, capture)
+    # No line of code launches the kernels of a replayed CUDA graph: they get the places of the graph's capture, which
+    # may be in another trace.
+    trace_with_graph_capture = None if graph_from is None else load(graph_from)
+    places = analysis.summary(trace, by, trace_with_graph_capture)
     remarks = _remarks_on_missing(trace, "kernels", "calls")
     if places.by is None and trace.size("kernels"):  # the trace records no kind of place
         remarks.append(analysis.REMEDY)
@@ -427,6 +430,7 @@ def whatif(
         empty="No gain is predicted for the five default changes; name others (nsightkit whatif --help)",
         hidden=("replay_error",),
         formats={
+            # A gain below 0.5 % is written as it is, about 1.00x: that claims nothing.
             "speedup": lambda speedup: "within error" if 0.005 < abs(1 - 1 / speedup) < error else f"{speedup:,.2f}x"
         },
     )

@@ -112,7 +112,11 @@ def _kernels_text(value: Sequence[str]) -> str:
 
 
 def _evidence_text(value: Json) -> str:
-    """Name what ran in a gap and, unless it is a place in the code, for how long; and what ended the gap."""
+    """Name what ran in a gap, for how long, and what ended the gap.
+
+    A range or an operator only says where in the code the program was: its length, which may be far longer than the
+    gap, is left out.
+    """
     parts = []
     if value.get("name"):
         parts.append(short_name(str(value["name"])))
@@ -398,6 +402,7 @@ class Table(pd.DataFrame, Printed):
             if name in self.about.hidden or (name in _COLUMNS["optional"] and not any(values)):
                 continue
             column = column_of(name)
+            # Text in a column without a unit is aligned left, as words are.
             if column.unit == "value" and any(isinstance(value, str) for value in values):
                 column = dataclasses.replace(column, unit="word")
             columns.append((column, [self._cell_text(column, value) for value in values]))
@@ -576,7 +581,9 @@ def _cut_middle(name: str, width: int) -> str:
         return name
     tail_width = width // 3
     if "/" in name:
-        tail_width = min(max(2 * width // 3, len(name) - name.rfind("/")), width - 1)
+        last_part = len(name) - name.rfind("/")
+        # The last part whole if it fits, beside the …; at least two thirds of the width.
+        tail_width = min(max(2 * width // 3, last_part), width - 1)
     return f"{name[: width - 1 - tail_width]}…{name[len(name) - tail_width :]}"
 
 

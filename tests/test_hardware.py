@@ -8,7 +8,7 @@ import pytest
 
 from nsightkit import cli
 from nsightkit.errors import UsageError
-from nsightkit.hardware import GPUS, find, rows
+from nsightkit.hardware import GPUS, find, peak_rows
 
 #: cc, fp32, tf32, fp16, fp8, GB/s, SMs, ridge of fp16 in FLOP/B: a table made independently of this one.
 TABLE = {
@@ -119,7 +119,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["peaks", "--format", "csv"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("gpu,unit,accumulate,tflops,gb_per_s,clock_mhz,source\n")
-    assert out.count("\n") == 1 + sum(len(rows(gpu)) for gpu in GPUS)
+    assert out.count("\n") == 1 + sum(len(peak_rows(gpu)) for gpu in GPUS)
     assert cli.run(["peaks"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["RTX", "2080", "Ti", "14.20", "-", "56.90", "-", "-", "-", "616.0"] in lines  # fp16 accumulated in fp32

@@ -357,7 +357,7 @@ def memory_timeline(bands: pd.DataFrame, timeline: pd.DataFrame, *, title: str) 
     """
     figure, axes = style.new_figure(4.2, title)
     if bands.empty or not bands["top_bytes"].max() > 0:
-        return style.nothing(figure, axes, title, "nothing was allocated")
+        return style.draw_nothing(figure, axes, title, "nothing was allocated")
     allocated = float(bands["top_bytes"].max())
     highest = max(allocated, float(timeline["reserved_bytes"].max()))
     size, unit = byte_unit(highest)
@@ -577,7 +577,7 @@ def rank_arrivals(arrivals: pd.DataFrame, *, title: str) -> Figure:
     waits = waited(known).groupby(known["rank"]).sum()
     figure, axes = style.new_figure(1.9 + 0.28 * len(waits), title)
     if waits.empty:
-        return style.nothing(figure, axes, title, "no collectives that ranks wait in")
+        return style.draw_nothing(figure, axes, title, "no collectives that ranks wait in")
     numbers = known["step" if (known["step"] >= 0).all() else "collective"]
     every = np.sort(numbers.unique())
     middle = max(len(every) // 2 - 1, 0)

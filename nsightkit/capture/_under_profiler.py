@@ -42,8 +42,11 @@ def profiler(**options: Any) -> Any:
     return profile(activities=activities, **options)
 
 
-def _main() -> None:
-    """Run the program of the job under the profiler, as its own ``__main__``, and write the trace."""
+def _run_under_profiler() -> None:
+    """Run a program under the profiler, as its own ``__main__``, and write the trace.
+
+    The job is the only argument, JSON with the trace's path, the profiler's options and the program's words.
+    """
     job = json.loads(sys.argv[1])
     arguments = job["arguments"]
     draft = Path(f"{job['output']}.part.json")
@@ -71,4 +74,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    _run_under_profiler()

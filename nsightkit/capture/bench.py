@@ -63,7 +63,7 @@ def cells(
     precisions: Sequence[str] = ("fp32",),
     **switches: Any,
 ) -> list[Cell]:
-    """Make a cell of every combination.
+    """Make a cell, one thing for :func:`bench` to measure, of every combination.
 
     Parameters
     ----------
@@ -153,13 +153,13 @@ def bench(
         model, switches = cell
         progress(number, f"{model.name} context {model.context} {switches['mode']} {switches['precision']}")
         try:
-            result = _measure(cell, document)
+            result = _measure_in_child(cell, document)
         except NsightkitError as error:  # a failing cell does not stop the others
             result = {"status": "failed", "detail": str(error)}
         # From the first child that gives them.
         document["provenance"] = document["provenance"] or result.pop("provenance", None)
         document["gpu"] = document["gpu"] or result.get("gpu")
-        document["rows"].append(_row(cell, result))
+        document["rows"].append(_row_of_cell(cell, result))
     progress(len(cells_to_measure), "")
     return document
 
@@ -177,7 +177,7 @@ def _device(device: str | None) -> str:
     return device
 
 
-def _measure(cell: Cell, document: Json) -> Json:
+def _measure_in_child(cell: Cell, document: Json) -> Json:
     """Measure a cell in a child process; gives fields of its row, and the GPU and the provenance where asked for."""
     if cell.switches["precision"] == "tf32" and document["device"] == "cpu":
         return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
@@ -185,14 +185,14 @@ def _measure(cell: Cell, document: Json) -> Json:
     job["describe"] = document["provenance"] is None  # the machine is described once, by the first child
     # Fields of LMConfig: the child gets sizes, not names.
     parameters = {name: getattr(cell.configuration, name) for name in _SIZES} | cell.switches
-    parameters["annotate"] = parameters.pop("nvtx")
+    parameters["annotate"] = parameters.pop("nvtx")  # as LMConfig calls it
     return ask_child("nsightkit.capture.bench_child", {**job, "parameters": parameters}, _TIMEOUT_S)
 
 
-def _row(cell: Cell, result: Json) -> Json:
+def _row_of_cell(cell: Cell, result: Json) -> Json:
     """Make a cell's row of the document: its sizes and switches, the child's results, and figures from the samples."""
     model, switches = cell
-    cost = envelope(model)
+    cost = envelope(model)  # parameters and FLOPs, by arithmetic from the sizes
     row: Json = {"config": model.name, "params": cost.params, "batch": model.batch, "context": model.context}
     row |= switches
     row["status"] = result["status"]

@@ -45,7 +45,7 @@ def main(
         torch.set_num_threads(1)
     elif parameters["precision"] == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
         return {**result, "status": "unsupported", "detail": "this GPU has no TF32"}
-    result |= _measure(device, parameters, warmup, steps)
+    result |= _measure_steps(device, parameters, warmup, steps)
     if on_gpu:
         result["gpu"] = torch.cuda.get_device_name(device)
         result["peak_allocated_bytes"] = torch.cuda.max_memory_allocated(device)
@@ -53,11 +53,12 @@ def main(
     return result
 
 
-def _measure(device: str, parameters: Json, warmup: int, steps: int) -> Json:
+def _measure_steps(device: str, parameters: Json, warmup: int, steps: int) -> Json:
     """Time the steps; gives the samples, or the phase in which memory ran out."""
     running: lm.Run | None = None
     try:
         running = lm.run(device, **parameters)
+        # Reported apart: the first step loads kernels, allocates and, if asked to, compiles.
         first_sample_ns = time_calls(running.step, warmup=0, repetitions=1, device=device).tolist() if warmup else []
         for _ in range(warmup - 1):
             running.step()

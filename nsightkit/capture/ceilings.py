@@ -19,6 +19,7 @@ from nsightkit.errors import NsightkitError
 from nsightkit.text import Json
 from nsightkit.workloads import ceilings
 
+#: What is measured: the units that multiply matrices, by precision, and the memory.
 _UNITS = ("fp32", "tf32", "bf16", "fp16", "fp8", "memory")
 #: Rows and columns of the GEMM's square matrices: large enough to fill any card.
 _SIZE = 8192
@@ -29,7 +30,7 @@ _WARMUP_NS = 2e9
 _TIMED_NS = 3e9
 
 
-def measure(echo: Callable[[str], object]) -> list[Json]:
+def measure_ceilings(echo: Callable[[str], object]) -> list[Json]:
     """Measure GEMMs in every precision and a copy, one after the other.
 
     Parameters
@@ -40,7 +41,7 @@ def measure(echo: Callable[[str], object]) -> list[Json]:
     Returns
     -------
     list of dict
-        The columns of :func:`nsightkit.hardware.rows`; ``source`` is "measured", the date and the operation.
+        The columns of :func:`nsightkit.hardware.peak_rows`; ``source`` is "measured", the date and the operation.
 
     Raises
     ------
@@ -53,7 +54,7 @@ def measure(echo: Callable[[str], object]) -> list[Json]:
     for unit in _UNITS:
         echo(f"measuring {unit} ...")
         try:
-            rows.append(_copy() if unit == "memory" else _gemm(unit))
+            rows.append(_measure_copy() if unit == "memory" else _measure_gemm(unit))
         except RuntimeError as error:  # this card has no such unit
             echo(f"{unit}: {str(error).splitlines()[0]}")
     if not rows:
@@ -61,7 +62,7 @@ def measure(echo: Callable[[str], object]) -> list[Json]:
     return rows
 
 
-def _gemm(precision: str) -> Json:
+def _measure_gemm(precision: str) -> Json:
     """Measure a matmul of two random matrices; gives its row of the hardware table."""
     if precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
         raise RuntimeError("this GPU has no TF32")
@@ -71,7 +72,7 @@ def _gemm(precision: str) -> Json:
     return row | {"unit": precision, "accumulate": "fp32", "tflops": tflops}
 
 
-def _copy() -> Json:
+def _measure_copy() -> Json:
     """Measure a copy of a tensor within the GPU's memory; gives its row of the hardware table."""
     free_bytes, _ = torch.cuda.mem_get_info()
     megabytes = min(_COPY_BYTES, free_bytes // 4) // 10**6

@@ -64,6 +64,8 @@ def child_environment() -> dict[str, str]:
 def ask_child(module: str, job: Json, timeout_s: float) -> Json:
     """Run ``python -m MODULE``, give it a job, and read its result.
 
+    A child process, so that this one holds no CUDA context, and a job that runs out of memory ends only itself.
+
     Parameters
     ----------
     module : str

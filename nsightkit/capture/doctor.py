@@ -17,7 +17,7 @@ from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, Tool, dotted, environ
 _Finding = tuple[str, str, str]
 
 
-def report() -> list[dict[str, str]]:
+def check_machine() -> list[dict[str, str]]:
     """Check this machine.
 
     Returns
@@ -57,7 +57,7 @@ def _check_tool(tool: Tool) -> _Finding:
 
 
 def _check_importer() -> _Finding:
-    """Look for nsys's importer, and for the libraries that it is linked with."""
+    """Look for the program by which nsys turns a raw capture into a report, and for the libraries it is linked with."""
     nsys = NSYS.require()
     program = importer(nsys)
     if program is None:

@@ -52,7 +52,8 @@ def profile(
 
     The program and nsys write to stderr. Unless `nsys_args` has an option of the same name, nsys gets
     ``--trace=cuda,nvtx,osrt --sample=none --cpuctxsw=none``, and with ``--capture-range`` also
-    ``--capture-range-end=stop`` and what lets plain NVTX strings open the range.
+    ``--capture-range-end=stop``, and with ``--capture-range=nvtx`` the variable that lets any NVTX range open it, not
+    only one whose name is a registered string.
 
     Parameters
     ----------
@@ -139,6 +140,8 @@ def _no_report_remedy(user_options: Mapping[str, str]) -> str:
 
 def importer(nsys: Path) -> Path | None:
     """Find the program that turns nsys's raw captures into reports.
+
+    Without it nsys leaves a ``.qdstrm``, and ``nsightkit doctor`` says so.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ def parse_options(arguments: Sequence[str], short_names: Mapping[str, str]) -> d
             name = short_names.get(word[:2], word[:2])
             value = word[2:]
         else:
-            value = word
+            value = word  # of the option before it
         values[name] = value
     values.pop("", None)  # a value that no option came before
     return values
@@ -111,7 +111,7 @@ def options_with_defaults(
 
 
 def unexpanded(path: Path) -> str:
-    """Keep nsys and ncu from expanding %h, %p, %n and %q{...} in a file's name."""
+    """Double each % of a file's name: nsys and ncu would expand %h (host), %p (process), %n and %q{VARIABLE}."""
     return str(path).replace("%", "%%")
 
 

@@ -48,16 +48,16 @@ def collect(*, device: str, **facts: Any) -> Json:
     dict
         JSON values. ``gpu`` is None without a GPU; unknown versions are None.
     """
-    commit, dirty = _commit()
+    commit, dirty = _source_commit()
     return {
         "format": FORMAT,
         **facts,
         "utc": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": commit,
         "dirty": dirty,
-        "gpu": _gpu(device) if device.startswith("cuda") else None,
+        "gpu": _gpu_facts(device) if device.startswith("cuda") else None,
         "cpu": {"model": _cpu_model(), "cores": os.cpu_count()},
-        "software": {**_software(), "nsys": _tool_version(NSYS), "ncu": _tool_version(NCU)},
+        "software": {**_software_versions(), "nsys": _tool_version(NSYS), "ncu": _tool_version(NCU)},
     }
 
 
@@ -70,7 +70,7 @@ def _tool_version(tool: Tool) -> str | None:
     return None
 
 
-def _gpu(device: str) -> Json:
+def _gpu_facts(device: str) -> Json:
     """Describe a GPU by name, memory, compute capability, driver and limits."""
     import torch
 
@@ -84,7 +84,7 @@ def _gpu(device: str) -> Json:
     return facts | dict(zip(_SMI_FIELDS, values, strict=False))  # no values where nvidia-smi does not answer
 
 
-def _software() -> Json:
+def _software_versions() -> Json:
     """List the versions of the operating system, Python and the packages that matter."""
     facts: Json = {
         "os": platform.system(),
@@ -98,7 +98,7 @@ def _software() -> Json:
     if facts["torch"]:
         import torch
 
-        facts["torch"] = torch.__version__
+        facts["torch"] = torch.__version__  # names the build, too, as in 2.9.0+cu128; the package's version may not
         facts["cuda"] = torch.version.cuda
         facts["cudnn"] = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
     return facts
@@ -113,11 +113,12 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _commit() -> tuple[str | None, bool | None]:
+def _source_commit() -> tuple[str | None, bool | None]:
     """Find the commit of this source tree, and whether it has changes; NSIGHTKIT_COMMIT names the commit of a copy."""
     root = Path(nsightkit.__file__).parents[1]
     text = os.environ.get("NSIGHTKIT_COMMIT", "")
-    # An installed package may be inside another project's checkout, whose commit is not ours.
+    # An installed package may be inside another project's checkout, whose commit is not ours. With --exclude=* git
+    # names the commit instead of the nearest tag.
     if not text and (root / "pyproject.toml").is_file():
         text = output_of(
             "git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"
@@ -143,7 +144,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "gpu"
 
 
-def rows(record: Json) -> list[tuple[str, str]]:
+def provenance_rows(record: Json) -> list[tuple[str, str]]:
     """Flatten a provenance record into pairs of name and value, for display.
 
     Parameters

@@ -141,7 +141,7 @@ def _complete_command(command: Sequence[str]) -> list[str]:
     words = list(command)
     if not words or not Path(words[0]).name.startswith("python"):
         words.insert(0, sys.executable)
-    program = "".join(words[1:2])  # empty where the interpreter is all there is
+    program = "".join(words[1:2])  # words[1], or "" where there is only an interpreter
     if program == "-m" or program.endswith(".py"):
         return words
     raise UsageError(

@@ -91,12 +91,12 @@ class Case:
             f'<aside class="nsightkit-provenance" data-mode="case" aria-label="Provenance: {title}">'
             f'<p><span class="nsightkit-badge">case file</span> <strong>{title}:</strong> '
             f'{program}; <a href="{html.escape(self.url)}">the published recording</a>, analysed when this page was '
-            f"built</p>{details('Source and limits', self._facts().items())}</aside>"
+            f"built</p>{folded_facts('Source and limits', self._facts().items())}</aside>"
         )
 
 
-def details(summary: str, facts: Iterable[tuple[str, str]]) -> str:
-    """Write facts as HTML, folded under a summary."""
+def folded_facts(summary: str, facts: Iterable[tuple[str, str]]) -> str:
+    """Write facts as HTML for a page of the guide, folded under a summary, which is HTML already."""
     rows = ""
     for name, value in facts:
         rows += f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"

@@ -23,7 +23,7 @@ import pandas as pd
 import nsightkit
 from nsightkit.capture import provenance as provenances
 from nsightkit.errors import TraceError, UsageError, reading
-from nsightkit.guide.cases import details
+from nsightkit.guide.cases import folded_facts
 from nsightkit.guide.running import (
     NCU,
     NSYS,
@@ -88,6 +88,7 @@ class Measurement:
     notice: str | None = None
 
     def __bool__(self) -> bool:
+        """Whether there is something to show; not where the page was not measured yet."""
         return self.mode != "missing"
 
     def _file(self, name: str) -> Path | None:
@@ -179,7 +180,7 @@ class Measurement:
         lines = [f"{self.name}: {self.label}"]
         if self.notice:
             lines.append(self.notice)
-        for name, value in provenances.rows(self.provenance):
+        for name, value in provenances.provenance_rows(self.provenance):
             lines.append(f"  {name}: {value}")
         return "\n".join(lines)
 
@@ -190,7 +191,7 @@ class Measurement:
         if self.notice:
             notice = f'<p class="nsightkit-banner" role="note">{html.escape(self.notice)}</p>'
         if self.provenance:
-            facts = details("How this was measured", provenances.rows(self.provenance))
+            facts = folded_facts("How this was measured", provenances.provenance_rows(self.provenance))
         return (
             f'<aside class="nsightkit-provenance" data-mode="{self.mode}" aria-label="Provenance: {name}">'
             f"{notice}<p><strong>{name}:</strong> {label}</p>{facts}</aside>"
@@ -257,7 +258,7 @@ def measure(
         warmup=warmup,
         steps=steps,
         profile=profile,
-        script=_script(),
+        script=_calling_page(),
     )
     small_run = gpu_run._replace(
         parameters=_as_json_keeps(small),
@@ -280,11 +281,14 @@ def measure(
 
 
 def _as_json_keeps(parameters: Json) -> Json:
-    """Convert parameters as JSON does (tuples become lists), so that they compare equal to a recording's."""
+    """Convert parameters as JSON does (tuples become lists).
+
+    A recording keeps its parameters as JSON, and is shown only where they equal those of the page.
+    """
     return dict(json.loads(json.dumps(parameters)))
 
 
-def _script() -> str:
+def _calling_page() -> str:
     """Name the page that called :func:`measure`: its file, and its folder where that is ``examples``."""
     page = sys._getframe(2)  # 0 is this function, 1 is measure
     file = Path(page.f_globals.get("__file__") or page.f_code.co_filename)  # sphinx-gallery sets no __file__
@@ -322,7 +326,7 @@ def _measure_now(task: Run) -> Measurement:
     with contextlib.ExitStack() as files:
         folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True)))
         run_and_write(task, folder)
-        measurement = _read(task, folder, "measured" if task.on_gpu else "small")
+        measurement = _read_measurement(task, folder, "measured" if task.on_gpu else "small")
         # From here on the folder is removed with the measurement instead of at the end of this block.
         weakref.finalize(measurement, files.pop_all().close)
     return measurement
@@ -354,7 +358,7 @@ def _current_or_new(task: Run) -> Measurement:
         )
     folder = recordings_folder() / task.name / machine
     if (folder / PROVENANCE).is_file():
-        measurement = _read(task, folder, "recorded" if task.on_gpu else "small")
+        measurement = _read_measurement(task, folder, "recorded" if task.on_gpu else "small")
         if _why_stale(task, measurement) is None:
             return measurement
     measurement = _measure_now(task)
@@ -369,8 +373,8 @@ def _recording_to_show(task: Run) -> Measurement | None:
     """Find the recording to show: the newest that is current, else the newest, with a notice that it is stale."""
     recordings = []
     for file in sorted((recordings_folder() / task.name).glob(f"*/{PROVENANCE}")):
-        measurement = _read(task, file.parent, "recorded")
-        if measurement.gpu is not None:  # a dry run has none
+        measurement = _read_measurement(task, file.parent, "recorded")
+        if measurement.gpu is not None:  # a dry run on a CPU has none, and nothing to show
             recordings.append(measurement)
     if not recordings:
         return None
@@ -396,7 +400,7 @@ def _why_stale(task: Run, recording: Measurement) -> str | None:
     return None
 
 
-def _read(task: Run, folder: Path, mode: str) -> Measurement:
+def _read_measurement(task: Run, folder: Path, mode: str) -> Measurement:
     """Read a measurement's files; traces are read when they are asked for."""
     with reading(folder, "cannot be read", "remove the folder and record again"):
         provenance: Json = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
@@ -432,7 +436,8 @@ def headline(measured_answer: str, *runs: Measurement, otherwise: str, badge: st
     machines = {measurement.gpu or "CPU" for measurement in runs}
     if len(machines) > 1:
         measured_answer = f"The runs are of different machines ({', '.join(sorted(machines))}) and cannot be compared."
-    # A small run on a CPU prints its answer, too; the page claims only what a GPU measured.
+    # A run that is missing is false. A small run on a CPU prints its answer, too; the page claims only what a GPU
+    # measured.
     print(textwrap.fill(measured_answer if all(runs) else otherwise))
     if len(machines) > 1 or "CPU" in machines:
         return {"verdict": otherwise, "badge": badge, **findings}

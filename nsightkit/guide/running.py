@@ -191,6 +191,8 @@ def _run_workload(task: Run, folder: Path, raw_profile: Path) -> tuple[_Samples,
     For a workload of steps also writes PyTorch's profile and the memory snapshot that the task asks for.
     """
     with contextlib.ExitStack() as recording:
+        # Memory is recorded from before the model is built, so that its allocations have a call stack, and only during
+        # the first steps: recording would slow the timed ones.
         first_steps = 0
         if task.on_gpu and task.profile == "memory":
             first_steps = task.profiled
@@ -217,7 +219,8 @@ def _run_workload(task: Run, folder: Path, raw_profile: Path) -> tuple[_Samples,
 def _run_timed_steps(task: Run, work: Any, first_steps: int) -> _Samples:
     """Time steps without a profiler, which would slow the CPU down; gives all samples of the run.
 
-    `first_steps` is the number of steps that have run already: the workload's own samples cover these, too.
+    `first_steps` is the number of steps that have run already. A workload may have its own samples, such as the time
+    that each step waited for data: it keeps them for all steps, and those before the timed ones are dropped here.
     """
     samples: _Samples = {}
     if task.steps:
@@ -225,11 +228,14 @@ def _run_timed_steps(task: Run, work: Any, first_steps: int) -> _Samples:
             times = timing.time_calls(work.step, warmup=task.warmup, repetitions=task.steps, device=task.device)
         samples["step_ns"] = times.tolist()
         samples |= readings
-    all_steps = first_steps + (task.warmup + task.steps if task.steps else 0)
+    untimed_steps = first_steps + task.warmup
     if hasattr(work, "samples"):
         for metric, values in work.samples().items():
-            has_value_per_step = len(values) == all_steps  # only those of the timed steps are kept then
-            samples[metric] = list(values[-task.steps :] if has_value_per_step and task.steps else values)
+            kept = values
+            # A metric without a value per step, such as the error of the result, stays whole.
+            if task.steps and len(values) == untimed_steps + task.steps:
+                kept = values[untimed_steps:]
+            samples[metric] = list(kept)
     if task.on_gpu:
         samples |= _gpu_memory()
     return samples

@@ -44,7 +44,7 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
         shown.append({**sums.to_dict(), name_column: f"{len(rest)} others", "category": ""})
     figure, axes = style.new_figure(1.2 + 0.36 * max(len(shown), 2), title)
     if not shown:
-        return style.nothing(figure, axes, title, "nothing to draw")
+        return style.draw_nothing(figure, axes, title, "nothing to draw")
     size, unit = unit_of(max(row[value_column] for row in shown))
     names_and_values: list[tuple[object, str]] = []
     for row in shown:

@@ -30,7 +30,7 @@ def step_times(samples: Mapping[str, Sequence[float]], *, each: str = "step", ti
     series = {label: np.asarray(values, dtype=float) for label, values in samples.items() if len(values)}
     figure, axes = style.new_figure(3.2 + 0.1 * len(series), title)
     if not series:
-        return style.nothing(figure, axes, title, "no steps in this trace")
+        return style.draw_nothing(figure, axes, title, "no steps in this trace")
     longest_ns = max(times.max() for times in series.values())
     unit_ns, unit = time_unit(longest_ns)
     sentences = []

@@ -48,7 +48,7 @@ def roofline(
     points["reached"] = points["flops"] / points["time_ns"] / 1e3  # TFLOP/s
     figure, axes = style.new_figure(5.4, title)
     if points.empty:
-        return style.nothing(figure, axes, title, "no operations with FLOPs and a time")
+        return style.draw_nothing(figure, axes, title, "no operations with FLOPs and a time")
     roofs = [rate for rate in rates if unit in rate.tflops]
     # The intensities at which memory and compute take equally long.
     ridges = [roof.tflops[unit] * 1e3 / roof.gb_per_s for roof in roofs]

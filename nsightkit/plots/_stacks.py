@@ -51,7 +51,7 @@ def stacks(
     parts = parts.loc[:, parts.any()]
     figure, axes = style.new_figure(1.8 + 0.53 * max(parts.shape[1], 1), title)
     if parts.empty:
-        return style.nothing(figure, axes, title, "nothing to draw")
+        return style.draw_nothing(figure, axes, title, "nothing to draw")
     sums = parts.sum()  # of each bar
     if quantity == "share":
         parts = parts / sums

@@ -65,7 +65,7 @@ def timeline(
     rows = outer_rows(trace, levels)
     if not rows:
         figure, axes = style.new_figure(1.6, title)
-        return style.nothing(figure, axes, title, "no events to draw")
+        return style.draw_nothing(figure, axes, title, "no events to draw")
     if end_ns is None:
         end_ns = max(int(lane.events["end_ns"].max()) for row in rows for lane in row.lanes)
     length_ns = max(end_ns - start_ns, 1)
@@ -92,10 +92,15 @@ def timeline(
 
 
 def _draw_marks(axes: Any, row: int, table: str, events: pd.DataFrame, length_ns: int) -> None:
-    """Draw the events of a table on a row, short ones of one column together, as high as the time they cover."""
+    """Draw the events of a table on a row.
+
+    Events shorter than a pixel column are merged into one mark per column, and a mark's height is the share of its
+    width in which something ran: half of the row for a stream that is half idle.
+    """
     column_ns = max(length_ns // _PIXEL_COLUMNS, 1)
     marks = merged(events, column_ns)
-    # At least a column wide and a little high: a 2 µs kernel in a 10 s window must not vanish, nor look like a column.
+    # At least a column wide and two pixels high: a 2 µs kernel in a 10 s window must not vanish. Not as high as the
+    # row: it must not look like a column full of work.
     width_ns = marks["length"].clip(column_ns)
     busy_share = (marks["busy"] / width_ns).clip(_LOWEST_SHARE, 1)
     bottom = row + _HALF_HEIGHT

@@ -100,7 +100,7 @@ def alternative_text(rows: Sequence[Row], title: str, length_ns: int) -> str:
         return f"{title}: no events to draw."
     counts = []
     for row in rows:
-        if row.label:
+        if row.label:  # deeper levels of a thread have none: their events mostly divide those on its first row
             count = sum(len(lane.events) for lane in row.lanes)
             counts.append((row.label, f"{count:,} events"))
     return f"{title}, lanes over {duration(length_ns)}: {spoken(counts)}."
@@ -125,7 +125,8 @@ def _cpu_rows(trace: Trace, tables: Iterable[str], limits: RowLimits) -> tuple[l
     busy_ns = (outermost["end_ns"] - outermost["start_ns"]).groupby(outermost["thread"]).sum()
     rows: list[Row] = []
     for thread in busy_ns.nlargest(limits.threads).index:
-        name = trace.meta.thread_names.get(thread) or f"thread {thread & 0xFFFFFF}"  # without its process
+        # The lower 24 bits of an nsys thread are its id in the process, the upper ones the process.
+        name = trace.meta.thread_names.get(thread) or f"thread {thread & 0xFFFFFF}"
         name = name.removesuffix(" (python)")  # which every thread of PyTorch's traces has
         for table, frame in frames.items():
             label = plain(f"CPU {name}{_LABEL_SUFFIX[table]}")

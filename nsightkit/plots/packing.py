@@ -178,11 +178,11 @@ def pack(traces: Mapping[str, Rows], *, title: str, most_bytes: int) -> Interact
         sentences.append(alternative_text(rows, heading, span_ns))
     nothing = np.zeros(0, np.int64)
     all_items = pd.concat(lanes, ignore_index=True) if lanes else items(nothing, nothing, nothing)
-    data = _fitting({"title": title, "traces": charts}, all_items, list(number_of_name), most_bytes)
+    data = _pack_to_fit({"title": title, "traces": charts}, all_items, list(number_of_name), most_bytes)
     return InteractiveTimeline(data, " ".join(sentences))
 
 
-def _fitting(page: Json, events: pd.DataFrame, names: list[tuple[str, str]], most_bytes: int) -> str:
+def _pack_to_fit(page: Json, events: pd.DataFrame, names: list[tuple[str, str]], most_bytes: int) -> str:
     """Pack a page's events, merged in ever wider cells until they take no more than `most_bytes`."""
     cell_ns = 0  # nothing is merged
     longest_ns = max(trace["span"] for trace in page["traces"])
@@ -190,7 +190,7 @@ def _fitting(page: Json, events: pd.DataFrame, names: list[tuple[str, str]], mos
         is_last = cell_ns > longest_ns  # each lane is one item
         # Packing takes long: not tried where it cannot fit.
         if is_last or len(events) * _LEAST_ITEM_BYTES <= most_bytes:
-            text = json.dumps({**page, "merged": cell_ns, **_packed(events, names)}, separators=(",", ":"))
+            text = json.dumps({**page, "merged": cell_ns, **_packed_lanes(events, names)}, separators=(",", ":"))
             data = base64.b64encode(zlib.compress(text.encode())).decode()
             if is_last or len(data) <= most_bytes:
                 return data
@@ -198,8 +198,11 @@ def _fitting(page: Json, events: pd.DataFrame, names: list[tuple[str, str]], mos
         events = merged(events, cell_ns)
 
 
-def _packed(events: pd.DataFrame, names: list[tuple[str, str]]) -> Json:
-    """Lanes as lists, and the names that they use, with the kinds of these; all numbered anew, from 0."""
+def _packed_lanes(events: pd.DataFrame, names: list[tuple[str, str]]) -> Json:
+    """Turn items into what `timeline.js` reads: the columns of each lane, and the names and kinds that they use.
+
+    Names are numbered anew, from 0: merging leaves some unused. For the columns see the top of this module.
+    """
     codes, used_names = pd.factorize(events["name"])
     end = events["start"] + events["length"]
     previous_end = end.groupby(events["lane"]).shift(fill_value=0)
@@ -208,7 +211,7 @@ def _packed(events: pd.DataFrame, names: list[tuple[str, str]]) -> Json:
     lanes = []
     for _, lane in columns.groupby("lane"):
         lanes.append(lane[["gap", "length", "name", "busy", "number"]].to_dict("list"))
-    number_of_kind = {"CPU": 0}  # the viewer draws the first in two greys
+    number_of_kind = {"CPU": 0}  # always the first kind, which the viewer draws in two greys in turn
     names_with_kinds = []
     for number in used_names:
         text, kind = names[number]

@@ -72,7 +72,7 @@ def described(figure: Figure, sentence: str) -> Figure:
     return figure
 
 
-def nothing(figure: Figure, axes: Any, title: str, what: str) -> Figure:
+def draw_nothing(figure: Figure, axes: Any, title: str, what: str) -> Figure:
     """Say in the axes, and in the figure's label, that there is nothing to draw."""
     axes.text(0.5, 0.5, what, ha="center", va="center", transform=axes.transAxes)
     axes.set(xticks=[], yticks=[])

@@ -58,6 +58,7 @@ def write(traces: Mapping[str, Trace], path: AnyPath, *, selection: str = "", ov
         if trace.path is not None and is_same(path, Path(trace.path)):
             raise UsageError(f"{path} is a trace itself; give another name for the report")
     require_free(path, overwrite=overwrite)
+    # "replace": a name in a trace may hold half of a surrogate pair, which UTF-8 cannot encode.
     page = html(traces, selection=selection).encode("utf-8", "replace")
     with replacing(path) as file:
         file.write(page)
@@ -95,7 +96,7 @@ def html(traces: Mapping[str, Trace], *, selection: str = "") -> str:
         rows[side.label] = all_rows(side.trace, _ROW_LIMITS, gaps.causes(side.trace))
     timeline = pack(rows, title="Timeline", most_bytes=_TIMELINE_BYTES)
     # All text is escaped but our own style and scripts, and the timeline, which is HTML already.
-    environment = card.environment("nsightkit.report", _shown_text)
+    environment = card.jinja_environment("nsightkit.report", _shown_text)
     environment.filters |= {"column": column_of, "line": plain, "digest": _hash_for_policy}
     return environment.get_template("page.html").render(
         title=title,

@@ -28,7 +28,9 @@ class Side(NamedTuple):
 
 
 def labelled(traces: Iterable[Trace]) -> dict[str, Trace]:
-    """Label each trace with its file's name, without the endings of trace formats.
+    """Label each trace of a report with its file's name, without the endings of trace formats.
+
+    Files of the same name, in different folders, are numbered: "run", "run (2)".
 
     Parameters
     ----------

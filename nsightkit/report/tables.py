@@ -111,7 +111,10 @@ def listings(section: Section, sides: Sequence[Side]) -> list[Listing]:
 
 
 def _listing(section: Section, sides: list[Side], rows: list[list[_Row]]) -> Listing:
-    """Make a table of joined rows, without empty columns and without rows beyond the limit."""
+    """Make a table for the page, without empty columns and without rows beyond the limit.
+
+    A side is one of the traces, and each row of the table holds the matching row of each side's answer.
+    """
     measures = section.measures
     if len(sides) > 1:
         measures = measures[:_MEASURES_COMPARED]
@@ -126,8 +129,5 @@ def _listing(section: Section, sides: list[Side], rows: list[list[_Row]]) -> Lis
 
 def _filled_columns(names: Sequence[str], rows: list[list[_Row]]) -> list[str]:
     """The columns that hold something in any row: some text, a flag that is set, a device other than 0."""
-    filled = []
-    for name in names:
-        if any(row.get(name) for rows_of_traces in rows for row in rows_of_traces):
-            filled.append(name)
-    return filled
+    all_rows = [row for rows_of_traces in rows for row in rows_of_traces]
+    return [name for name in names if any(row.get(name) for row in all_rows)]

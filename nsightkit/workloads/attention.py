@@ -88,7 +88,7 @@ class Sweep(Workload):
             # fullgraph: PyTorch keeps 8 compiled versions of a function; at a ninth size it fails, instead of running
             # uncompiled.
             self.attend = torch.compile(naive_attention, fullgraph=True, dynamic=False, backend=backend)
-            self.callback(torch._dynamo.reset)
+            self.callback(torch._dynamo.reset)  # when the workload is closed: the next one may compile other sizes
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Measure all sizes, the narrowest first, each at growing context.

@@ -236,7 +236,8 @@ def forward(
     cache : (keys, values) or None
         (B, H, S, K) each. The token's own keys and values are written to ``shared.position``.
     rung : Rung
-        Its ``attention`` and ``joined`` count here; the rest is done around this function.
+        The implementation. This function reads its ``attention`` and ``joined`` (one GEMM for q, k and v); compilation,
+        CUDA graph and fp8 are applied around it.
     kernels : Kernels
 
     Returns
@@ -361,6 +362,7 @@ class LayerRun(Workload):
         config = self.config
         positions = torch.arange(config.context - tokens, config.context, device=self.device)
         cosine, sine = rotary_tables(positions, config.hidden // config.heads)
+        # The last position is the one that decode computes: it has a single token, at the end of a full cache.
         return Shared(config.heads, cosine, sine, future_mask(tokens, self.device), positions[-1:])
 
     def _build_program(self) -> Callable[[], Tensor]:
@@ -376,7 +378,7 @@ class LayerRun(Workload):
             weights = [_weights_to_fp8(w) for w in self.weights]
         layer: Callable[..., Tensor] = forward
         if rung.compiled is not None:
-            self.callback(torch._dynamo.reset)
+            self.callback(torch._dynamo.reset)  # when the workload is closed: the next one may compile other sizes
             # A CPU would need a C++ compiler for inductor; aot_eager traces the same program and fuses nothing.
             options: dict[str, Any] = {"mode": rung.compiled} if on_gpu else {"backend": "aot_eager"}
             layer = torch.compile(forward, fullgraph=True, dynamic=False, **options)
@@ -388,7 +390,7 @@ class LayerRun(Workload):
             return x
 
         if rung.graphed and on_gpu:
-            return self._capture(program)
+            return self._capture_graph(program)
         return program
 
     def _triton_kernels(self) -> Kernels:
@@ -401,7 +403,7 @@ class LayerRun(Workload):
             return Kernels(F.linear, layer_triton.swiglu)
         return Kernels(layer_triton.gemv, swiglu)
 
-    def _capture(self, program: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def _capture_graph(self, program: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Capture a program in a CUDA graph."""
         side_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side_stream.wait_stream(torch.cuda.current_stream(self.device))

@@ -61,7 +61,7 @@ def _(gate_up: Tensor) -> Tensor:
     return gate_up.new_empty(batch, tokens, columns // 2)
 
 
-def _configurations() -> list[triton.Config]:
+def _tiles_to_try() -> list[triton.Config]:
     """List the tiles to try: large ones keep more bytes in flight, small ones make more programs."""
     if _INTERPRETED:
         return [triton.Config({"ROWS": 8, "COLUMNS": 128}, num_warps=2)]
@@ -69,7 +69,7 @@ def _configurations() -> list[triton.Config]:
     return [triton.Config({"ROWS": rows, "COLUMNS": columns}, num_warps=4) for rows, columns in tiles]
 
 
-@triton.autotune(configs=_configurations(), key=["count", "width"])
+@triton.autotune(configs=_tiles_to_try(), key=["count", "width"])
 @triton.jit
 def _gemv_kernel(x, weight, out, count, width: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Multiply ROWS rows of the weights (count, width) with x; each weight is read once, in long contiguous pieces."""
@@ -110,7 +110,7 @@ def gemv(x: Tensor, weight: Tensor) -> Tensor:
     def grid(tile: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(count, tile["ROWS"]),)
 
-    _gemv_kernel[grid](x, weight, out, count, width)
+    _gemv_kernel[grid](x, weight, out, count, width)  # the autotuner adds ROWS and COLUMNS
     return out
 
 

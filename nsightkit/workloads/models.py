@@ -35,6 +35,8 @@ EPSILON = 1e-6
 class Workload(contextlib.ExitStack[None]):
     """A program that runs one step at a time; closing it restores what it set for the whole process.
 
+    As an ``ExitStack`` it restores through `callback` and `enter_context`.
+
     Parameters
     ----------
     device : str
@@ -279,6 +281,7 @@ class SwiGLU(nn.Module):
         self.gate = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.up = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
+        # SiLU as a chain of elementary operations, a kernel each, instead of PyTorch's one.
         self.elementary = config.style == "elementary"
 
     def forward(self, x: Tensor) -> Tensor:

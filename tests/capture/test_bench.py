@@ -117,7 +117,7 @@ def test_out_of_memory_is_a_result_that_says_where(in_setup, where, monkeypatch)
 
     running = types.SimpleNamespace(step=run_out, doing="backward")
     monkeypatch.setattr(lm, "run", run_out if in_setup else lambda *_, **__: running)
-    result = bench_child._measure("cpu", {"annotate": False}, 1, 2)
+    result = bench_child._measure_steps("cpu", {"annotate": False}, 1, 2)
     assert (result["status"], result["where"]) == ("oom", where)
     assert "2.00 GiB" in result["detail"]
 
@@ -131,7 +131,7 @@ def test_a_profiler_sees_the_timed_steps_in_a_range():
 
     sizes = {"batch": 1, "context": 8, "d_model": 8, "layers": 1, "d_ff": 8, "heads": 2, "vocabulary": 16}
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watch:
-        result = bench_child._measure("cpu", {**sizes, "annotate": True}, 2, 3)
+        result = bench_child._measure_steps("cpu", {**sizes, "annotate": True}, 2, 3)
     assert (result["status"], len(result["samples_ns"])) == ("ok", 3)
     events = sorted((event.time_range.start, event.name) for event in watch.events())
     assert [name for _, name in events if name in ("step", "measure")] == 2 * ["step"] + ["measure"] + 3 * ["step"]

@@ -12,7 +12,7 @@ from nsightkit import cli  # noqa: E402
 from nsightkit.analysis.roofline import sol  # noqa: E402
 from nsightkit.capture import ceilings  # noqa: E402
 from nsightkit.errors import NsightkitError  # noqa: E402
-from nsightkit.hardware import find, rows  # noqa: E402
+from nsightkit.hardware import find, peak_rows  # noqa: E402
 
 
 @pytest.fixture
@@ -28,11 +28,11 @@ def said(monkeypatch):
 
 def test_the_list_is_read_back(said, tmp_path):
     before = torch.get_float32_matmul_precision()
-    listed = ceilings.measure(said.append)
+    listed = ceilings.measure_ceilings(said.append)
     assert torch.get_float32_matmul_precision() == before
     assert [row["unit"] for row in listed] == ["fp32", "tf32", "bf16", "fp16", "fp8", "memory"]
     assert said == [f"measuring {row['unit']} ..." for row in listed]
-    assert list(listed[0]) == list(rows(find("H200"))[0])
+    assert list(listed[0]) == list(peak_rows(find("H200"))[0])
     assert ": GEMM 64x64 64x64, median of " in listed[0]["source"]
     path = tmp_path / "ceilings.json"
     path.write_text(json.dumps(listed))
@@ -46,7 +46,7 @@ def test_what_the_card_lacks_is_left_out(said, monkeypatch):
 
     monkeypatch.setattr(ceilings, "_time_for_seconds", run)
     with pytest.raises(NsightkitError, match="nothing could be measured"):
-        ceilings.measure(said.append)
+        ceilings.measure_ceilings(said.append)
     assert "fp8: no such unit" in said
 
 

@@ -21,7 +21,7 @@ def test_provenance_names_machine_versions_and_code():
     assert {"format", "kind", "utc", "commit", "dirty", "gpu", "cpu", "software"} <= facts.keys()
     assert {"os", "python", "torch", "triton", "nsys", "ncu", "nsightkit"} <= facts["software"].keys()
     json.dumps(facts)
-    rows = dict(provenance.rows(facts))
+    rows = dict(provenance.provenance_rows(facts))
     assert (rows["counts warm-up"], rows["counts timed"]) == ("1", "2")
     assert rows["software python"] == sys.version.partition(" ")[0]
     assert not {"gpu", "load"} & rows.keys()
@@ -39,7 +39,7 @@ def test_a_tree_without_git_may_be_told_its_commit(monkeypatch, given, commit):
 
 def _checks():
     """The doctor's rows, by the first word of a check."""
-    return {row["check"].split()[0]: row for row in doctor.report()}
+    return {row["check"].split()[0]: row for row in doctor.check_machine()}
 
 
 def test_the_doctor_has_a_remedy_for_what_is_wrong(monkeypatch, tmp_path):
@@ -67,5 +67,5 @@ def test_the_doctor_names_libraries_that_the_importer_lacks(monkeypatch, tmp_pat
 @pytest.mark.nsys
 def test_the_doctor_approves_of_a_real_nsys(nsys, monkeypatch):
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
-    rows = [row for row in doctor.report() if row["check"].startswith("nsys")]
+    rows = [row for row in doctor.check_machine() if row["check"].startswith("nsys")]
     assert [row["status"] for row in rows] == ["ok", "ok"]
