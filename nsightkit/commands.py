@@ -413,7 +413,10 @@ def bench(
 
 
 def _configuration_names(model: Model, device: str | None) -> list[str]:
-    """List the names of the configurations to measure: those of the options, else one that suits the device."""
+    """List the names of the configurations to measure: those of the options, else one that suits the device.
+
+    On a CPU that is "smoke", which ends in seconds; steps of "small" take long there.
+    """
     from nsightkit import configurations
     from nsightkit.capture.children import has_gpu
 

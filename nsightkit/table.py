@@ -367,7 +367,7 @@ class Table(pd.DataFrame, Printed):
             As :class:`About` takes it.
         """
         if not isinstance(rows, pd.DataFrame):
-            rows = pd.DataFrame(rows, dtype=object)
+            rows = pd.DataFrame(rows, dtype=object)  # else an unknown value would turn a column of integers into floats
         table = cls(rows[:top])
         table.about = About(**{"top": top, "total": len(rows), **about})  # the caller's own come last, and win
         return table

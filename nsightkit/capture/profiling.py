@@ -168,6 +168,7 @@ def run_profiler(
     limit_s = _WEEK_S if timeout_s is None else timeout_s
     start = time.monotonic()
     try:
+        # At the limit the command is first interrupted, as by Ctrl-C, so that the profiler writes what it has.
         finished = run(command, limit_s, env=env, show=True, interrupt_s=_INTERRUPT_S)
     except subprocess.TimeoutExpired as error:
         problem = f"{command[0]} was not done within {limit_s:g} s and ignored an interrupt"

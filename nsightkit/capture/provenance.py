@@ -41,7 +41,7 @@ def collect(*, device: str, **facts: Any) -> Json:
     device : str
         ``"cpu"`` or a CUDA device: the GPU that is described.
     **facts
-        Added unchanged, such as ``parameters``, ``counts``, ``command``, ``load``, ``duration_s``.
+        Added unchanged: what only the caller knows, such as ``parameters``, ``command`` or ``duration_s``.
 
     Returns
     -------

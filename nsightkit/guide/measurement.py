@@ -384,7 +384,7 @@ def _recording_to_show(task: Run) -> Measurement | None:
     notice = _why_stale(task, shown)
     if notice is None:
         return shown
-    if os.environ.get("NSIGHTKIT_PUBLISH") == "1":
+    if os.environ.get("NSIGHTKIT_PUBLISH") == "1":  # the published site must not show a stale recording
         raise TraceError(shown.folder or task.name, notice, f"record it again on a GPU: nox -s record -- {task.script}")
     return dataclasses.replace(shown, notice=f"This recording is stale: {notice}.")
 

@@ -139,6 +139,7 @@ def run_and_write(task: Run, folder: Path) -> None:
         facts[task.profile] = _run_under_tool(task, folder)
     if raw_profile.exists():
         facts["sdpa_backend"] = ", ".join(torch_profiler.attention_back_ends(raw_profile)) or None
+        # A recording is published: Parquet is far smaller than PyTorch's JSON, and cleaned of private data.
         store.write(nsightkit.load(raw_profile, cache=False), folder / TRACE)
         raw_profile.unlink()
     samples_frame(samples).to_parquet(folder / SAMPLES, compression="zstd", index=False)
@@ -237,11 +238,11 @@ def _run_timed_steps(task: Run, work: Any, first_steps: int) -> _Samples:
                 kept = values[untimed_steps:]
             samples[metric] = list(kept)
     if task.on_gpu:
-        samples |= _gpu_memory()
+        samples |= _gpu_memory_samples()
     return samples
 
 
-def _gpu_memory() -> _Samples:
+def _gpu_memory_samples() -> _Samples:
     """Read GPU memory: allocated at the peak, reserved by the allocator now, and in use beyond the allocator."""
     from torch import cuda
 
@@ -326,6 +327,7 @@ def _cut_to_steady_steps(trace: Trace) -> Trace:
         raise NsightkitError(f"nsys recorded {len(around)} ranges {_STEADY!r}, not one")
     begin = int(around["start_ns"].iloc[0])
     end = int(around["end_ns"].iloc[0])
+    # The captured window is kept on the source's clock; the trace's own begins at 0.
     trace.meta.window_ns = (begin + trace.t0_ns, end + trace.t0_ns)
     return trace.time(begin + 1, end)  # + 1: without that range itself, which begins at `begin`
 

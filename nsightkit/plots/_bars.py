@@ -49,6 +49,7 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
     names_and_values: list[tuple[object, str]] = []
     for row in shown:
         name = row[name_column]
+        # Kernels have a colour by category. Causes have none: the name itself is the group, and needs no legend.
         group = str(row.get("category", name))
         colour, hatch = style.LOOKS.get(group, (GREY, ""))
         # Matplotlib leaves a label that starts with "_" out of the legend.

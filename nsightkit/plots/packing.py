@@ -126,6 +126,7 @@ def merged(events: pd.DataFrame, cell_ns: int) -> pd.DataFrame:
         With the columns of `events`, by lane and start.
     """
     with_end = events.assign(end=events["start"] + events["length"])
+    # A run: all short events of a lane in one cell.
     is_short = events["length"] < cell_ns
     runs = with_end[is_short].groupby([events["lane"], events["start"] // cell_ns])
     joined = runs.agg({"lane": "first", "start": "min", "end": "max", "busy": "sum", "number": "sum"})

@@ -109,9 +109,9 @@ def in_unit(axis: Any, size: float = 1) -> None:
 
 
 def side_by_side(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
-    """Put series beside each other by the names in their indexes, in the order in which these come; 0 if missing.
+    """Make a table of series, a column each, by the names in their indexes: the parts of several bars.
 
-    Values of one name in a series are summed.
+    Names stay in the order in which they come. Values of one name in a series are summed; a missing one is 0.
     """
     sums = {}
     for label, values in columns.items():

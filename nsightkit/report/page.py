@@ -105,7 +105,7 @@ def html(traces: Mapping[str, Trace], *, selection: str = "") -> str:
         answers=[_verdict_and_card(side) for side in sides],
         facts=[questions.summary(side.trace).facts() for side in sides],
         sections=_sections(sides),
-        timeline=timeline.html(script=False),
+        timeline=timeline.html(script=False),  # the script is `viewer`, which the page's policy allows by its hash
         style=card.css() + _asset("report.css"),
         script=_asset("report.js"),
         viewer=program(),

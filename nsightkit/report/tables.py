@@ -50,7 +50,8 @@ SECTIONS = msgspec.toml.decode(Path(__file__).with_name("sections.toml").read_by
 def _answer_rows(section: Section, trace: Trace) -> list[_Row]:
     """Ask a section's question about one trace; no rows where it has no answer."""
     if section.ask == "longest gaps":
-        # Evidence takes long, so it is sought only for gaps that can be among the longest.
+        # Evidence takes long, so it is sought only for gaps that can be among the longest: no shorter than the last of
+        # them.
         idle = intervals.idle_intervals(trace)
         longest = (idle["end_ns"] - idle["start_ns"]).nlargest(_LONGEST_GAPS)
         shortest_ns = 0
@@ -87,7 +88,8 @@ def listings(section: Section, sides: Sequence[Side]) -> list[Listing]:
     Returns
     -------
     list of Listing
-        Of rows that are moments one for each trace, else one for all; none where no trace has rows.
+        One for all traces, with their rows matched by key. Where rows have no keys, because they are moments such as
+        gaps, one for each trace. None where no trace has rows.
     """
     answers: list[tuple[Side, list[_Row]]] = []
     for side in sides:

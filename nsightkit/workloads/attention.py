@@ -106,7 +106,8 @@ class Sweep(Workload):
             for context in config.context:
                 for direction in ("forward", "backward"):
                     row |= {"d": d_model, "context": context, "direction": direction}
-                    # Backward needs what forward keeps, so it fails where forward fails.
+                    # Backward needs what forward keeps, so it fails where forward fails. A size that does not fit is
+                    # a result: the sweep goes on.
                     try:
                         cell = {"status": "ok", **self._measure(self.inputs(d_model, context), direction)}
                     except torch.OutOfMemoryError:

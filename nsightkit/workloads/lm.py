@@ -108,7 +108,7 @@ class Run(Workload):
 
     def _run_batch(self) -> Tensor:
         """Run forward and, unless the mode is ``fwd``, backward on the next batch; return its loss."""
-        tokens = self.tokens[self._batches_taken % _BATCHES]
+        tokens = self.tokens[self._batches_taken % _BATCHES]  # drawn once, and used in turn
         self._batches_taken += 1
         has_backward = self.config.mode != "fwd"
         if self.config.feed == "host":

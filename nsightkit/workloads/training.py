@@ -108,7 +108,7 @@ class Documents(IterableDataset[Tensor]):
                 yield self.sample(index)
 
     def sample(self, index: int) -> Tensor:
-        """Read and decode one sample.
+        """Read and decode one sample: decompress the whole store each time, which stands for a decoder's work.
 
         Parameters
         ----------
