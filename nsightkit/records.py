@@ -340,7 +340,7 @@ class Ranks(Record):
         top = self.about.top
         yield from self.findings
         yield self.about.title
-        # Sums over a whole trace: a step's length beside them would be on another basis.
+        # All of these are sums over a rank's whole trace: a time per step beside them would be taken for one, too.
         columns = ("rank", "span_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns")
         kinds = self.tables["collectives"]
         yield from _table_parts(self.tables["ranks"], columns, top=top, title="each rank's whole trace")
@@ -348,7 +348,7 @@ class Ranks(Record):
             yield "exposed: no computation overlaps it; waited: for later ranks; late: behind the middle rank"
             yield from _table_parts(kinds, kinds.columns, top=top, title="collectives, mean over ranks")
         for trace in self["lost"]:
-            yield f"{_lost_name(trace)}: {trace['reason']}"
+            yield f"{_lost_trace_name(trace)}: {trace['reason']}"
         yield from self["notes"]
 
     def csv(self) -> str:
@@ -356,7 +356,7 @@ class Ranks(Record):
         return Table.of(self.tables["ranks"]).csv()
 
 
-def _lost_name(trace: Json) -> str:
+def _lost_trace_name(trace: Json) -> str:
     """Name the file or the ranks of a trace that could not be used."""
     if trace["file"] is not None:
         return Path(trace["file"]).name
@@ -443,7 +443,7 @@ class Peaks(Table):
     def parts(self) -> Iterator[Part]:
         """Give the rates and the bandwidth of each GPU."""
         rates = self.assign(rate=self["tflops"].fillna(self["gb_per_s"]))
-        # The first rate of a unit accumulates in fp32.
+        # fp16 has a second rate, with fp16 accumulation. The first row of each unit accumulates in fp32.
         cards = rates.pivot_table("rate", "gpu", "unit", "first", sort=False)[_PEAK_UNITS].reset_index()
         return Table.of(cards, notes=["TFLOP/s, dense; memory: GB/s. Clocks and sources: nsightkit peaks GPU"]).parts()
 

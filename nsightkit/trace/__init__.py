@@ -56,7 +56,7 @@ def load(path: AnyPath, *, cache: bool | None = None) -> Trace:
     """
     path = Path(path)
     with reading(path):
-        return Trace(_open(path, caching() if cache is None else cache), str(path))
+        return Trace(_open_with_reader(path, caching() if cache is None else cache), str(path))
 
 
 def caching() -> bool:
@@ -83,7 +83,8 @@ def kind_of(path: Path) -> str:
 
         if store.is_store(path):
             return "store"
-        # `nsightkit demo` writes folders of that name; what else is no regular file is refused with its name later.
+        # Folders named `*.parquet` are traces that nsightkit recorded, such as those of `nsightkit demo`: give one of
+        # them. The files of an nsys export have such names, too; one that is no regular file is refused later, by name.
         return "folder" if all(map(Path.is_dir, path.glob("*.parquet"))) else "parquetdir"
     if not path.is_file():
         if path.exists():
@@ -103,7 +104,7 @@ def kind_of(path: Path) -> str:
     return "other"
 
 
-def _open(path: Path, cache: bool) -> Source:
+def _open_with_reader(path: Path, cache: bool) -> Source:
     """Open a trace with the reader of its kind; refuse any other file with a remedy."""
     # Readers are imported only here, when one is needed: pyarrow and other libraries take time to import.
     kind = kind_of(path)

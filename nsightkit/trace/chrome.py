@@ -86,13 +86,16 @@ def _write_document(trace: Trace, out: BinaryIO | gzip.GzipFile) -> None:
         frame["pid"] = tracks["pid"].to_numpy()
         frame["tid"] = tracks["tid"].to_numpy()
         for begin in range(0, len(frame), _ROWS_AT_ONCE):
-            for line in _slices(str(table), frame.iloc[begin : begin + _ROWS_AT_ONCE]):
+            for line in _chrome_events(str(table), frame.iloc[begin : begin + _ROWS_AT_ONCE]):
                 out.write(line.encode())
     out.write(b"\n]}\n")
 
 
-def _slices(table: str, frame: pd.DataFrame) -> Iterator[str]:
-    """Yield the events of a table as JSON, each after a comma."""
+def _chrome_events(table: str, frame: pd.DataFrame) -> Iterator[str]:
+    """Yield a table's events as the JSON objects of ``traceEvents``, which Perfetto draws as slices.
+
+    pandas makes the `args` of all rows at once, as one call of :func:`json.dumps` for each row would be slow.
+    """
     shown = frame[frame.columns.difference(_NOT_SHOWN, sort=False)]
     args_texts = ["{}"] * len(frame)
     if not shown.empty:
@@ -137,7 +140,7 @@ def _placed_events(trace: Trace) -> pd.DataFrame:
     owner_key = ["is_gpu", "owner"]
     queue_key = [*owner_key, "queue"]
     queue_number = events.groupby(queue_key).ngroup()
-    events["lane"] = _lanes(queue_number.to_numpy(), events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
+    events["lane"] = _viewer_lanes(queue_number.to_numpy(), events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
     # Number owners and tracks from 1, processes first: the trace's own ids would not do, as a process and a GPU may
     # share one, and Perfetto takes ids of 32 bits only.
     events["pid"] = events.groupby(owner_key).ngroup() + 1
@@ -145,8 +148,12 @@ def _placed_events(trace: Trace) -> pd.DataFrame:
     return events
 
 
-def _lanes(queue: npt.NDArray[Any], start: _Ints, end: _Ints) -> _Ints:
-    """Give each event the first lane of its queue on which it nests; beyond :data:`_MOST_LANES` they share the last."""
+def _viewer_lanes(queue: npt.NDArray[Any], start: _Ints, end: _Ints) -> _Ints:
+    """Give each event a lane: the first track of its stream or thread on which it overlaps no other event in part.
+
+    Perfetto would drop an event that begins inside another and ends after it. `queue` numbers the streams and threads.
+    Events beyond :data:`_MOST_LANES` share the last lane.
+    """
     lanes = np.zeros(len(queue), np.int64)
     current_queue = None
     open_ends: list[list[int]] = []  # of each lane, the ends of the events that are open, the innermost last

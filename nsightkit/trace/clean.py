@@ -186,7 +186,7 @@ class TextCleaner:
         return self.text(original)
 
     def json(self, original: str) -> str:
-        """Clean a text that holds JSON, which stays JSON.
+        """Remove names and secrets from the values inside a JSON text, so that the text stays valid JSON.
 
         Parameters
         ----------
@@ -208,7 +208,7 @@ class TextCleaner:
         if _HINTS.search(text):
             for pattern, replacement in _patterns():
                 text = pattern.sub(replacement, text)
-            text = _PATH.sub(_shortened, text)
+            text = _PATH.sub(_shortened_path, text)
         return self._names.sub(self._placeholder, text)
 
     def _placeholder(self, match: re.Match[str]) -> str:
@@ -218,7 +218,7 @@ class TextCleaner:
         return f"[{kind}]"
 
 
-def _shortened(match: re.Match[str]) -> str:
+def _shortened_path(match: re.Match[str]) -> str:
     """Shorten a path to its part in a library, a file's name or "[path]"; names of layers look like paths and stay."""
     path = match[0]
     in_library = _LIBRARY_PATH.search(path)
@@ -341,7 +341,11 @@ class _CleanSource:
         return self._trace.t0_ns
 
     def _clean_texts(self, column: str, originals: list[str]) -> list[str]:
-        """Clean the distinct texts of a column; those that become equal get a number, which JSON cannot take."""
+        """Remove private parts from the distinct texts of a column.
+
+        Two kernels or ranges whose names become equal are still two, so the later ones get a number: "[path] (2)".
+        """
+        # These columns hold JSON, which a number behind it would break.
         if column in ("collective", "inputs"):
             return list(map(self.cleaner.json, originals))
         counts = collections.Counter(originals)  # a cleaned text may also equal one that was clean before
@@ -398,7 +402,7 @@ class _SnapshotCopier:
         for row in rows:
             copy: Json = {}
             for key, value in row.items():
-                if key == "frames":
+                if key == "frames":  # the same stacks come again and again: one copy of each saves memory and the file
                     copy[key] = self._stack(value)
                 elif key == "blocks":
                     copy[key] = self.rows(value)

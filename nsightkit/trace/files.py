@@ -41,7 +41,7 @@ def require_free(path: Path, *, overwrite: bool = False) -> None:
     overwrite : bool
         An existing file may be replaced. A folder, a link or a device never is.
     """
-    if not is_taken(path):
+    if not is_output_taken(path):
         return
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; give a file name")
@@ -51,14 +51,15 @@ def require_free(path: Path, *, overwrite: bool = False) -> None:
         raise UsageError(f"{path}: exists; give another name or --overwrite")
 
 
-def is_taken(path: Path) -> bool:
+def is_output_taken(path: Path) -> bool:
     """Whether a result at `path` would replace something; raises UsageError for a link and for an absent folder.
 
     Parameters
     ----------
     path : Path
     """
-    if not os.path.isdir(path.absolute().parent):  # noqa: PTH112 - a name that is too long is an error of the writer
+    # os.path answers False for a name that is too long, where Path raises: opening the file then reports it.
+    if not os.path.isdir(path.absolute().parent):  # noqa: PTH112
         raise UsageError(f"{path}: its folder does not exist; make it first")
     if os.path.islink(path):  # noqa: PTH114
         raise UsageError(f"{path}: is a link; give another name")
@@ -125,7 +126,9 @@ def user_cache() -> Path:
 
 
 def user_secret() -> bytes:
-    """Read the secret key in the user's cache folder, or create it. Nobody else can compute hashes with it.
+    """Read the secret key in the user's cache folder, or create it.
+
+    Names of cache folders beside traces are hashes with this key, so nobody else can plant a cache that we would read.
 
     Returns
     -------

@@ -187,7 +187,7 @@ class _Device(msgspec.Struct, rename="camel"):
 
 
 class _Document(msgspec.Struct, rename="camel"):
-    """The members that we use of a trace, or of a slice of it (:func:`_documents`)."""
+    """The members that we use of a trace, or of a slice of it (:func:`_trace_documents`)."""
 
     trace_events: list[_Event] | None = None
     schema_version: int | str = ""
@@ -230,7 +230,7 @@ def _decode_trace(path: Path) -> Source:
     """Decode a trace into tables in memory."""
     reader = _Reader(path)
     try:
-        for document in _documents(path):
+        for document in _trace_documents(path):
             reader.add(document)
     except msgspec.ValidationError as error:
         problem = f"is JSON, but not a Chrome trace ({error})"
@@ -278,7 +278,7 @@ def _unpacked_blocks(path: Path) -> Iterator[bytes]:
             raise TraceError(path, f"is a damaged gzip file ({error})", _CAPTURE_AGAIN) from error
 
 
-def _documents(path: Path) -> Iterator[_Document]:
+def _trace_documents(path: Path) -> Iterator[_Document]:
     """Cut the file into small documents of the same shape, each with some of the events, and decode them.
 
     The first has also the members that stand before the events in the file, and the last those behind them.
@@ -334,7 +334,7 @@ def _table_of(category: str) -> str | None:
     return _CATEGORIES.get(lower)
 
 
-def _collective(event: _Event) -> str:
+def _collective_json(event: _Event) -> str:
     """Describe the collective that a kernel or an operator belongs to, as JSON; "" for none."""
     if event.args.collective is None:
         return ""
@@ -387,7 +387,7 @@ _CODED_VALUES: dict[str, Callable[[_Event], Any]] = {
     "kernel": _raw_kernel,
     "sizes": _raw_sizes,
     "inputs": _raw_inputs,
-    "collective": _collective,
+    "collective": _collective_json,
 }
 #: Columns of codes, by table.
 _ON_CPU = ("thread", "name")
@@ -412,10 +412,10 @@ class _Reader:
         self._document = _Document()
         self._left_out_count = 0  # events
         self._has_old_profiler = False
-        self._has_whole_us_only = True
+        self._has_whole_us_only = True  # old versions round times to µs, so a child may end after its parent
         self._thread_names: dict[int, str] = {}  # by code of the thread
         self._codes = {column: _numbering() for column in _CODED_VALUES}  # of each value, its code
-        self._codes["collective"][""]  # no collective has the code 0
+        self._codes["collective"][""]  # this look-up gives "", no collective, the code 0
         self._columns_by_table = collections.defaultdict[str, list[dict[str, _Ints]]](list)  # a dict for each document
 
     def add(self, document: _Document) -> None:
@@ -438,11 +438,12 @@ class _Reader:
         for event in events:
             if event.ph == "X":
                 table = _table_of(event.cat)
+                # Old versions of PyTorch file "ProfilerStep#3" among the operators. "#" first: the regex takes longer.
                 if table == "ops" and "#" in event.name and _ANNOTATION.match(event.name):
                     table = "ranges"
                 if table is not None:
                     rows[table].append(event)
-                elif event.pid == _OLD_PROFILER:
+                elif event.pid == _OLD_PROFILER:  # no category at all: the file is of a profiler that we do not read
                     self._has_old_profiler = True
             elif event.ph == "M" and event.name == "thread_name":
                 thread = self._codes["thread"][event.pid, event.tid]
@@ -469,7 +470,7 @@ class _Reader:
             if column in _OLD_PLACES and None in values:
                 places = map(_OLD_PLACES[column], events)
                 values = [place if value is None else value for value, place in zip(values, places, strict=True)]
-            columns[column] = _integers(values, NEUTRAL.get(column, 0))
+            columns[column] = _integers_in_json(values, NEUTRAL.get(column, 0))
         for column in _CODED_COLUMNS[table]:
             code_of = self._codes[column].__getitem__
             columns[column] = np.fromiter(map(code_of, map(_CODED_VALUES[column], events)), np.int64)
@@ -548,9 +549,10 @@ class _Reader:
         ranges["parent"] = parent
 
     def _describe_capture(self, frames: _Frames) -> TraceMeta:
-        """Describe the capture, except for its window and the names of threads."""
+        """Describe what the profiler recorded and on which GPUs, except for its window and the names of threads."""
         document = self._document
         notes = []
+        # If calls launched kernels and no table of the GPU has a row, the profiler lost them.
         if "calls" in frames and frames.keys().isdisjoint(GPU_TABLES):
             notes = lost_work(frames["calls"]["name"])
         missing = _missing_tables(frames, is_lost=bool(notes))
@@ -581,7 +583,7 @@ def _describe_collectives(frames: _Frames) -> None:
     operators = frames.get("ops")
     kernels = frames.get("kernels")
     if operators is not None:
-        operators["correlation"] = operators["external_id"]
+        operators["correlation"] = operators["external_id"]  # of `ops`, that column is Kineto's External id
     if kernels is not None:
         kernels["sequence"] = kernels["collective_sequence"]
     if operators is None or kernels is None:
@@ -626,7 +628,9 @@ def _private_names(document: _Document) -> dict[str, str]:
 
 
 def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
-    """Return the model's thread, ``process << 24 | thread id``, of every (pid, tid); -1 is the profiler itself.
+    """Return the column ``thread`` of our tables, ``process << 24 | thread id``, of every (pid, tid).
+
+    -1 is the profiler itself.
 
     A pid or tid may also be a name, or too large. It gets a number that no system gives out: processes -2, -3, …;
     threads count down from the largest of 24 bits, by their code.
@@ -635,8 +639,8 @@ def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
     ids = []
     for code, (pid, tid) in enumerate(places):
         # A process takes the 38 bits above a thread's 24, so that no thread's number reaches 2**62.
-        process = _integer(pid, default=-2 - pid_numbers[pid], least=-1, beyond=1 << 38)
-        thread = _integer(tid, default=(1 << 24) - 1 - code, least=0, beyond=1 << 24)
+        process = _integer_in_json(pid, default=-2 - pid_numbers[pid], least=-1, beyond=1 << 38)
+        thread = _integer_in_json(tid, default=(1 << 24) - 1 - code, least=0, beyond=1 << 24)
         ids.append(-1 if process == -1 else process << 24 | thread)
     return np.array(ids, np.int64)
 
@@ -682,7 +686,10 @@ _ONE_NUMBER_A_LINE = (
 
 
 def _read_as_csv(raw: list[msgspec.Raw]) -> Any:
-    """Parse numbers of at most three decimals, as profilers write them; return nothing if any is different."""
+    """Parse microseconds of at most three decimals, as profilers write them; return nothing if any is different.
+
+    Arrow's CSV reader parses all of them in one call, exactly: much faster than a `Decimal` for each.
+    """
     lines = pa.BufferReader(b"\n".join(raw) + b"\n")
     with contextlib.suppress(pa.ArrowInvalid):
         return pacsv.read_csv(lines, *_ONE_NUMBER_A_LINE)["us"].combine_chunks()
@@ -698,8 +705,11 @@ def _decimal(raw: msgspec.Raw) -> decimal.Decimal | None:
     return None
 
 
-def _integer(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
-    """Convert what JSON holds in the place of an integer; `default` unless it is one from `least` to `beyond` - 1."""
+def _integer_in_json(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
+    """Convert what JSON holds in the place of an integer; `default` unless it is one from `least` to `beyond` - 1.
+
+    Other versions and vendors write ids as text, such as "7" or "stream 7", where Kineto writes numbers.
+    """
     if isinstance(value, str):
         digits = re.fullmatch(r"\D*?(-?\d+)(?:\.0*)?\D*", value.strip())  # "7", "stream 7", "stream 7 (sync)"
         value = digits and digits[1]
@@ -712,11 +722,11 @@ def _integer(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 <
     return default
 
 
-def _integers(values: list[Any], default: int) -> _Ints:
+def _integers_in_json(values: list[Any], default: int) -> _Ints:
     """Convert a column of what JSON holds in the place of integers, the quick way if all are numbers."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return np.fromiter(values, np.int64, len(values))
-    return np.array([_integer(value, default) for value in values], dtype=np.int64)
+    return np.array([_integer_in_json(value, default) for value in values], dtype=np.int64)
 
 
 def _launched_kernel(raw: bytes) -> str:

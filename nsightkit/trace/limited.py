@@ -1,8 +1,8 @@
 """Run one of our scripts in a process with limits: what reads a hostile file may crash, hang or take all memory.
 
 The same file is the parent's half, :func:`ask_limited`, and, run as a program, the child's: it sets the limits, calls
-the function ``answer`` of the script, and prints what this returns as JSON. Nothing else of nsightkit is imported
-there, so that it starts fast.
+the function ``read_for_parent`` of the script, and prints what this returns as JSON. Nothing else of nsightkit is
+imported there, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ask_limited(
     seconds: int,
     output_bytes: int,
 ) -> dict[str, Any]:
-    """Call the function ``answer`` of a script in a separate process, and return what it returned.
+    """Call the function ``read_for_parent`` of a script in a separate process, and return what it returned.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ if __name__ == "__main__":
     _limit_this_process(int(memory), int(cpu_time), int(printed))
     gc.disable()
     try:
-        result = runpy.run_path(child_script)["answer"](*child_arguments)
+        result = runpy.run_path(child_script)["read_for_parent"](*child_arguments)
     except Exception as error:  # any error of a damaged file
         result = {"problem": " ".join(f"{type(error).__name__}: {error}".split())[:160]}
     # "replace": texts of a damaged file may hold surrogates, which cannot be encoded.

@@ -199,7 +199,7 @@ class Trace:
     def t0_ns(self) -> int:
         """The trace's time zero on the source's clock."""
         with reading(self.path):
-            return _on_clock(self.path, self._source.first_ns())
+            return _checked_first_ns(self.path, self._source.first_ns())
 
     def size(self, table: str) -> int:
         """Count the rows of a table.
@@ -212,7 +212,7 @@ class Trace:
         mask = self._masks.get(table)
         if mask is not None:
             return int(mask.sum())
-        self.prefetch({table: TIME_COLUMNS})
+        self.prefetch({table: TIME_COLUMNS})  # every table has them, and most analyses read them next
         return len(self.whole._columns[table]["start_ns"])
 
     def recorded(self, table: str) -> bool:
@@ -257,7 +257,8 @@ class Trace:
         wanted = list(TABLES[name]) if columns is None else list(columns)
         stored = _with_both_times(wanted)
         self.prefetch({name: stored})
-        # Durations are the same on the source's clock. A selection keeps its own copy of the times, so they move first.
+        # Times move to the trace's clock when somebody asks for them; durations are the same on both clocks. Columns of
+        # a selection are copies, so the whole trace's times move before they are copied.
         if name in self._masks or not set(TIME_COLUMNS).isdisjoint(wanted):
             self.whole._put_on_clock(name)
         columns_of_whole = self.whole._columns[name]
@@ -282,14 +283,14 @@ class Trace:
         wanted : mapping of str to iterable of str
             Columns of each table.
         """
-        whole = self.whole
+        whole = self.whole  # a selected trace takes its rows from the columns that the whole one holds
         for name, columns in wanted.items():
             loaded = whole._columns[name]
             dtypes = {column: TABLES[name][column] for column in _with_both_times(columns) if column not in loaded}
             if dtypes:
                 with reading(self.path):
                     frame = whole._source.read(name, list(dtypes))
-                loaded.update(_admitted(self.path, name, frame, dtypes, loaded))
+                loaded.update(_checked_source_columns(self.path, name, frame, dtypes, loaded))
 
     def _put_on_clock(self, name: str) -> None:
         """Move a table's times, once they have been read, from the source's clock to the trace's.
@@ -441,7 +442,7 @@ def kept(answer: Callable[_Options, _Answer]) -> Callable[_Options, _Answer]:
         Its first argument, such as a trace, has a dict ``memo``; the others can be hashed.
     """
 
-    @functools.wraps(answer)
+    @functools.wraps(answer)  # the owner is the object whose `memo` holds the results, and which they go away with
     def remembered(*options: _Options.args, **named: _Options.kwargs) -> _Answer:
         owner: Any = options[0]
         key = (answer.__module__, answer.__qualname__, options[1:], tuple(named.items()))
@@ -544,7 +545,8 @@ def _previous_reaching(thread: _Ints, start: _Ints, end: _Ints, tolerance: int) 
     not reach, its own candidate is the next to try, settled or not: runs of siblings are skipped in doubling steps.
     """
     end_at = np.concatenate(([np.iinfo(np.int64).max], end))  # by position: "none" encloses everything
-    # The enclosing interval lasts until this one's end, less the tolerance, and in any case beyond its start.
+    # The enclosing interval lasts until this one's end, less the tolerance, and in any case beyond its start: without
+    # that, what begins when a range ends and is shorter than the tolerance would count as inside that range.
     least_end = np.maximum(end - tolerance, start + (end > start))
     candidate = np.arange(-1, len(start)).clip(0)  # at first the position before
     candidate[2:][thread[1:] != thread[:-1]] = 0  # none for the first interval of a thread
@@ -580,7 +582,7 @@ _MOST_DEVICES = 1_024
 _BELOW_ROW_COUNT = ("parent", "level")
 
 
-def _admitted(
+def _checked_source_columns(
     path: str | None, table: str, frame: pd.DataFrame, dtypes: Mapping[str, str], loaded: Mapping[str, pd.Series]
 ) -> _Columns:
     """Check columns that a source gave, and return them with the model's dtypes.
@@ -664,7 +666,7 @@ def _converted(values: pd.Series, dtype: str) -> pd.Series:
     return values
 
 
-def _on_clock(path: str | None, moment_ns: int) -> int:
+def _checked_first_ns(path: str | None, moment_ns: int) -> int:
     """Return the start of a source's first event, checked.
 
     Parameters
@@ -700,6 +702,7 @@ def _check_meta(path: str | None, meta: Any) -> None:
         begin, end = meta.window_ns or (0, 0)
         if not -_TIME_LIMIT_NS < begin <= end < _TIME_LIMIT_NS:
             raise ValueError(f"the capture runs from {begin} to {end} ns")
+        # "MPI" is no table, but a reader may say so that the calls of MPI, which are rows of `ops`, were not traced.
         for table in set(meta.missing).difference(TABLES, ["MPI"]):
             raise ValueError(f"there is no table {table!r}")
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -707,7 +710,11 @@ def _check_meta(path: str | None, meta: Any) -> None:
 
 
 def _as_categorical(values: pd.Series) -> pd.Series:
-    """Convert texts to a categorical whose categories have the model's dtype; return any other values as they are."""
+    """Convert texts to a categorical with categories of pandas's dtype `str`; return any other values as they are.
+
+    Without rows any dtype will do: pandas cannot tell an empty column of texts from one of objects. Texts that are not
+    valid Unicode stay, for :func:`_problem_of_texts` to refuse with the file's name.
+    """
     if not len(values):
         return pd.Series(pd.Categorical([], pd.Index([], dtype="str")))
     if not isinstance(values.dtype, pd.CategoricalDtype):
@@ -748,7 +755,10 @@ def _problem_of_column(column: str, values: pd.Series, dtype: str, size: int) ->
 
 
 def _problem_of_numbers(column: str, numbers: npt.NDArray[Any]) -> str | None:
-    """Describe what is wrong with a column of :data:`_LOWEST`; None if nothing is."""
+    """Describe what is wrong with a column of device numbers, nesting levels, parent rows or bytes; None if nothing is.
+
+    A damaged or forged file may hold any integer, and analyses use these as indices and add them up.
+    """
     low = int(numbers.min())
     high = int(numbers.max())
     if low < _LOWEST[column]:
@@ -758,7 +768,7 @@ def _problem_of_numbers(column: str, numbers: npt.NDArray[Any]) -> str | None:
         return f"names more than {_MOST_DEVICES:,} devices"
     if column in _BELOW_ROW_COUNT and high >= len(numbers):
         return f"holds {high}, in a table of {len(numbers):,} rows"
-    if column == "parent" and _has_circle(numbers):
+    if column == "parent" and _has_parent_cycle(numbers):
         return "goes in a circle"
     if column == "bytes" and numbers.sum(dtype=np.float64) >= _SUM_LIMIT:
         return "adds up to more than 64 bits hold"
@@ -795,7 +805,7 @@ def _problem_of_durations(starts: pd.Series, ends: pd.Series) -> str | None:
     return None
 
 
-def _has_circle(parent: npt.NDArray[np.int64]) -> bool:
+def _has_parent_cycle(parent: npt.NDArray[np.int64]) -> bool:
     """Whether following the parents of some row never ends."""
     ancestor = np.append(parent, -1)  # index -1 reads this last entry, so that -1 (no parent) stays -1
     # After k rounds `ancestor` leads 2**k parents up. No chain of parents is longer than the table.

@@ -94,7 +94,7 @@ def read(path: AnyPath) -> Report:
 
 
 def from_metrics(path: str, identities: Sequence[Json], metrics: list[_Values], units: _Texts) -> Report:
-    """Make a report of the launches' identities and metrics.
+    """Make a report of profiled kernel launches out of their identities and metrics.
 
     Parameters
     ----------
@@ -115,6 +115,7 @@ def from_metrics(path: str, identities: Sequence[Json], metrics: list[_Values], 
         for name, text in _identity_in_metrics(values).items():
             row[name] = row[name] or text  # metrics only complete what the identity lacks
         for metric in ncu_metrics.METRICS:
+            # NVIDIA's names differ by version and chip: the first that this launch has counts. All ours are numbers.
             reported_name = next(filter(values.__contains__, metric.nvidia), "")
             value = values.get(reported_name)
             row[metric.name] = None if isinstance(value, str) else value

@@ -35,8 +35,11 @@ def _launch_ranges(action: Any) -> list[tuple[str, str]]:
     return [(domain.name(), name) for domain in domains for name in domain.push_pop_ranges()]
 
 
-def answer(folder: str, report: str) -> dict[str, Any]:
-    """Return kernel, ranges and metrics of each launch in a report; `folder` holds NVIDIA's package."""
+def read_for_parent(folder: str, report: str) -> dict[str, Any]:
+    """Return kernel, ranges and metrics of each launch in a report; `folder` holds NVIDIA's package.
+
+    :func:`nsightkit.trace.limited.ask_limited` calls this in a child process, which starts without site-packages.
+    """
     sys.path.append(folder)
     import ncu_report
 

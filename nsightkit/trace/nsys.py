@@ -195,6 +195,7 @@ class NsysSource:
                 return self._range_domains(_or_zero(values), raw["globalTid"])
             case "ranges", "level" | "parent":
                 if "parent" not in raw:  # levels and parents come together, so both are kept for the other column
+                    # Start/end ranges may overlap others on their thread in part: they get no parents and no children.
                     alone = np.isin(raw["eventType"], _START_END)
                     raw["level"], raw["parent"] = nesting(raw["globalTid"], raw["start"], raw["end"], alone=alone)
                 return raw[column]
@@ -241,7 +242,8 @@ class NsysSource:
     def _nvtx_names(self, ids: Array, rows: RowFilter | None) -> pd.Categorical:
         """Name NVTX events: by a string id (`ids`, of the column textId), else by the column text, else "".
 
-        `rows` are the rows of NVTX_EVENTS that `ids` belong to.
+        A string that the program registered with NVTX has an id. `rows` filters the rows of NVTX_EVENTS as it did for
+        `ids`, so that both columns have the same rows; without a filter events are named by their ids alone.
         """
         codes, distinct = pd.factorize(ids)
         texts = self._look_up_strings(distinct)
@@ -291,7 +293,8 @@ class NsysSource:
         # `name` is a position in `texts`: a frame's function, or the file of its module if the function is unknown.
         texts = [*functions.categories, *files, ""]
         frames["name"] = np.where(is_unknown, len(functions.categories) + modules.codes.astype(int), functions.codes)
-        # Best first: 0 a function of the program, 1 one of the system, 2 a module.
+        # "rank" is no process's: of a sample's frames the lowest wins. 0: a function of the program, 1: one of the
+        # system, 2: a module.
         frames["rank"] = np.where(is_unknown, 2, is_system)
         best = frames.sort_values(["id", "rank", "stackDepth"]).drop_duplicates("id").set_index("id")["name"]
         return categorical(best.reindex(ids, fill_value=len(texts) - 1).to_numpy(), texts)  # the last is ""
@@ -383,7 +386,10 @@ class NsysSource:
         return 0, stop_ns - start_ns
 
     def _rank_and_size(self, fact_by_name: dict[str, str]) -> Json:
-        """Take rank and world size, and nothing else, from the program's environment, the rank else from MPI_RANKS."""
+        """Take rank and world size, and nothing else, from the program's environment, the rank else from MPI_RANKS.
+
+        Without a rank the world size is left out, too: together they are the program's place in a job of several ranks.
+        """
         job: Json = {}
         for key, variables in _SCHEMA["places"].items():
             texts = [fact_by_name.get(variable, "") for variable in variables]
@@ -422,7 +428,7 @@ class NsysSource:
         return lost_work(self.read("calls", ["name"])["name"])
 
     def _thread_names(self) -> dict[int, str]:
-        """Read the names of threads, by the model's number of each."""
+        """Read the names of threads, by thread number as in our tables: nsys's, without the bits of the host."""
         string_ids = {}
         for row in self._tables.records("ThreadNames"):
             thread = row.get("globalTid")
@@ -473,8 +479,8 @@ def _renumbered_gpus(tables: Tables) -> dict[int, int]:
 def _sample_ends(start: Array, thread: Array) -> Array:
     """End each sample where its thread was sampled next; after one sampling period if that is over two periods away.
 
-    The period is the median time between two samples of a thread, over all threads, as long as they ran. nsys counts it
-    in cycles or instructions, so its length varies.
+    The period is the median time between two samples of a thread, over all threads; longer times, in which a thread
+    did not run, do not count. nsys counts cycles or instructions between samples, so the time varies.
     """
     samples = pd.DataFrame({"start": start, "thread": thread}).sort_values("start")
     until_next_ns = samples.groupby("thread")["start"].diff(-1).abs()  # missing for a thread's last sample
@@ -546,7 +552,7 @@ def open_sqlite(path: Path, *, cache: bool = True, export: Export | None = None)
     cache : bool
         Keep the columns that were read in a Parquet cache when the export is big.
     export : Export, optional
-        The export, if it was made of a report; held as long as its file is read.
+        The export, if it was made of a report. It is kept while its file is read: a temporary one goes with it.
 
     Raises
     ------

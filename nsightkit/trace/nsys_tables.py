@@ -79,12 +79,12 @@ class Sqlite:
         _require_settled(path)
         self.path = path
         self.tables: dict[str, list[str]] = {}  # columns by table
-        self._export = export
+        self._export = export  # only kept alive: a temporary export is removed with its last reference
         # Immutable: SQLite would look for journals and create files.
         self._uri = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1"
         self._file_bytes = path.stat().st_size
         with self._open_connection() as connection:
-            schema = _query("sqlite_master", ["type", "name", "sql"])
+            schema = _select_query("sqlite_master", ["type", "name", "sql"])
             for kind, name, sql in self._rows(connection, "sqlite_master", schema):
                 if kind not in (b"table", b"view"):
                     continue
@@ -94,7 +94,10 @@ class Sqlite:
                     raise TraceError(self.path, f"has a {problem} in place of the table {table}", EXPORT_AGAIN)
 
     def _note_columns(self, connection: sqlite3.Connection, table: str, sql: str) -> str:
-        """Note a table's columns if it is a plain table and return ""; else return what it is."""
+        """Note a table's columns if it is a plain table and return ""; else return what it is.
+
+        nsys writes plain tables only. In a forged file views and computed columns would run expressions of its author.
+        """
         plain = _PLAIN_TABLE.match(sql)
         if not plain or plain[2] != table:
             return "view or a virtual table"
@@ -143,7 +146,7 @@ class Sqlite:
             for pragma in _PRAGMAS_FOR_UNTRUSTED:
                 cursor.execute(f"PRAGMA {pragma}")
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
-            cursor.execute(_query(table, map(_quoted, columns), rows))
+            cursor.execute(_select_query(table, map(_quoted, columns), rows))
             for batch in cursor.fetch_record_batch():
                 if time.thread_time() > deadline:
                     raise TraceError(self.path, f"has a damaged table {table}: it takes too long to read", EXPORT_AGAIN)
@@ -155,7 +158,10 @@ class Sqlite:
         return {column: values[:row_count] for column, values in integers.items()}
 
     def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
-        """Return keys and texts, NULL as "", of the rows with a wanted key. Long texts are cut."""
+        """Return keys and texts, NULL as "", of the rows with a wanted key. Long texts are cut.
+
+        The filter runs here, as there may be too many keys for a query.
+        """
         keys = []
         texts = []
         decoded: dict[bytes | None, str] = {}  # so that equal texts are one object
@@ -194,7 +200,7 @@ class Sqlite:
     ) -> Iterator[tuple[Any, ...]]:
         """Yield rows of a table, with texts as bytes."""
         with self._open_connection() as connection:
-            yield from self._rows(connection, table, _query(table, expressions, rows))
+            yield from self._rows(connection, table, _select_query(table, expressions, rows))
 
     def _rows(self, connection: sqlite3.Connection, table: str, query: str) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a query, as long as the file can hold them: a byte for each value, and its texts."""
@@ -236,6 +242,7 @@ class ParquetDir:
         from nsightkit.trace.parquet import columns_of
 
         self.path = path
+        # `read` names the tables that we know; the export's other files are never opened.
         files = [file for file in path.glob("*.parquet") if file.stem in read]
         self.tables = {file.stem: columns for file, columns in columns_of(files).items()}  # columns by table
 
@@ -277,7 +284,7 @@ class ParquetDir:
         return rows[key].to_pylist(), [distinct[code] for code in raw_texts.cat.codes]
 
     def _table(self, table: str, columns: list[str]) -> pa.Table:
-        """Read columns of one file."""
+        """Read columns of one file; `tables` knows which of them hold texts."""
         from nsightkit.trace.parquet import read_table
 
         with self._errors_name_file(table):
@@ -321,7 +328,7 @@ def _require_few(path: Path, rows: int) -> None:
         raise TraceError(path, f"has a table of details with over {_MOST_RECORDS:,} rows", EXPORT_AGAIN)
 
 
-def _query(table: str, expressions: Iterable[str], rows: RowFilter | None = None) -> str:
+def _select_query(table: str, expressions: Iterable[str], rows: RowFilter | None = None) -> str:
     """Write a query for some rows of a table, in the table's order."""
     # Without NOT INDEXED the rows could come in the order of an index.
     query = f"SELECT {', '.join(expressions)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608

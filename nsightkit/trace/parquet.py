@@ -54,7 +54,11 @@ def columns_of(files: Sequence[Path]) -> dict[Path, dict[str, bool]]:
 
 @functools.lru_cache(256)
 def _checked_columns(*states: tuple[str, int, int, int]) -> list[dict[str, bool]]:
-    """Have a process with limits read files; cached by each file's path, size, time of change and inode."""
+    """Return for each file its columns, and whether each holds texts.
+
+    A child process with limits on memory and time reads the files, as a small file can expand to gigabytes or crash
+    pyarrow. Each of `states` is a file's path, size, time of change and inode, by which answers are cached.
+    """
     # The process starts without site-packages, so it is given the folder that holds pyarrow.
     arguments = [str(Path(pa.__file__).parents[1])]
     total_bytes = 0
@@ -98,11 +102,11 @@ def read_table(path: Path, columns: Mapping[str, bool]) -> pa.Table:
     with pa.OSFile(str(path)) as opened:
         table = pq.ParquetFile(opened, read_dictionary=texts).read(list(columns), use_threads=False)
     for name in texts:
-        _require_texts(table[name])
+        _require_codes_in_dictionary(table[name])
     return table.select(list(columns)).replace_schema_metadata()
 
 
-def _require_texts(column: pa.ChunkedArray) -> None:
+def _require_codes_in_dictionary(column: pa.ChunkedArray) -> None:
     """Raise ValueError for codes outside their dictionary: pyarrow does not check them and would read past its end."""
     for chunk in column.chunks:
         bounds = pc.min_max(chunk.indices).as_py()

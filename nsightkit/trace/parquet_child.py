@@ -39,7 +39,7 @@ def _tested_columns(path: str, most_bytes: int) -> dict[str, bool]:
     return columns
 
 
-def answer(packages: str, *limits_and_paths: str) -> dict[str, Any]:
+def read_for_parent(packages: str, *limits_and_paths: str) -> dict[str, Any]:
     """Return the columns of Parquet files by path; :func:`nsightkit.trace.limited.ask_limited` calls this.
 
     `packages` is the folder that holds pyarrow. Then come two arguments for each file: the bytes that it may expand to,

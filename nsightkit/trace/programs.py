@@ -157,13 +157,16 @@ def _dying_with_parent() -> Callable[[], None] | None:
 
 def _kill_with_descendants(pid: int) -> None:
     """Kill a process and its descendants, also a profiled program, which its profiler starts in another session."""
-    for process in [pid, *_descendants(pid)]:
+    for process in [pid, *_descendant_processes(pid)]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)
 
 
-def _descendants(pid: int) -> list[int]:
-    """List the processes that a process started, and those that these started, and so on; none without ``/proc``."""
+def _descendant_processes(pid: int) -> list[int]:
+    """List the processes that a process started, and those that these started, and so on; none without ``/proc``.
+
+    A profiler starts the profiled program in another session, so killing a process group would miss it.
+    """
     children: dict[int, list[int]] = collections.defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
@@ -379,7 +382,7 @@ def dotted(version: tuple[int, ...]) -> str:
 
 
 def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[str, str]:
-    """Make the environment in which to start nsys, or one of its programs.
+    """Make the environment in which to start nsys, or one of its programs, which may lack libraries on this machine.
 
     Parameters
     ----------

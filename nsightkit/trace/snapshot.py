@@ -134,7 +134,10 @@ def read(path: AnyPath) -> Snapshot:
 
 
 def _snapshot(path: Path, tables: Json) -> Snapshot:
-    """Make a Snapshot of the tables of :func:`nsightkit.trace.snapshot_child.tables`; ValueError if they cannot be."""
+    """Make a Snapshot of PyTorch's memory allocator out of tables that the child process read from the pickle.
+
+    They are those of :func:`nsightkit.trace.snapshot_child.tables`. ValueError if one holds impossible numbers.
+    """
     events = _to_frame(tables["events"])
     segments = _to_frame(tables["segments"])
     blocks = _to_frame(tables["blocks"])

@@ -52,7 +52,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is more than plain data")
 
 
-def answer(path: str) -> _Columns:
+def read_for_parent(path: str) -> _Columns:
     """Decode a pickle of plain data, and turn it into columns."""
     with open(path, "rb") as pickled:  # noqa: PTH123 - without pathlib it starts faster
         return tables(_PlainUnpickler(pickled).load())
@@ -140,7 +140,10 @@ class _Stacks:
         return [self._stack_number(row.get("frames")) for row in rows]
 
     def _stack_number(self, stack: Sequence[_Row] | None) -> int:
-        """Return the number of a stack, a new one if no equal stack has come yet; -1 for none."""
+        """Return the number of a stack, a new one if no equal stack has come yet; -1 for none.
+
+        The pickle refers to a frame that it has written before, so the ids of the objects find most stacks quickly.
+        """
         if not stack:
             return -1
         ids = tuple(map(id, stack))

@@ -28,8 +28,8 @@ from nsightkit.errors import NsightkitError, TraceError, UsageError, reading, re
 from nsightkit.text import Json
 from nsightkit.trace.files import (
     drafted,
+    is_output_taken,
     is_private,
-    is_taken,
     make_private,
     remove_folder,
     replacing,
@@ -153,7 +153,7 @@ def require_free(folder: Path, *, overwrite: bool = False) -> None:
     overwrite : bool
         Also in place of a trace folder with nothing else in it.
     """
-    if not is_taken(folder) or (folder.is_dir() and not any(folder.iterdir())):
+    if not is_output_taken(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not is_store(folder):
         raise TraceError(folder, "exists and is not a trace folder", "choose another name or remove it")
