@@ -226,9 +226,9 @@ def _written(document: "dict[str, Any]", traces: "list[Trace]") -> "Written":
     """Answer with the file that was written, and with remarks on what was left out of it as private."""
     from nsightkit.records import Written
     from nsightkit.table import About
-    from nsightkit.trace.clean import left_out
+    from nsightkit.trace.clean import removed_by_cleaning
 
-    return Written(document, About(document["out"], remarks=list(left_out(traces))))
+    return Written(document, About(document["out"], remarks=list(removed_by_cleaning(traces))))
 
 
 def demo(out: Path = Path("nsightkit-demo")) -> "Table":

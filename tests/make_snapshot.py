@@ -20,7 +20,7 @@ T0_US = 1_700_000_000_000_000
 def tables(taken: Any) -> snapshot.Snapshot:
     """A snapshot as it is read, without a process that decodes a file."""
     with reading("snapshot"):
-        return snapshot._snapshot(Path("snapshot"), snapshot_child.tables(taken))
+        return snapshot._checked_snapshot(Path("snapshot"), snapshot_child.tables(taken))
 
 
 class Allocator:

@@ -154,7 +154,7 @@ class TextCleaner:
         self.changed = 0
 
     def text(self, original: str) -> str:
-        """Clean a text; each distinct one is cleaned once.
+        """Remove personal names and secrets from a text; each distinct one is cleaned once.
 
         Parameters
         ----------
@@ -287,8 +287,8 @@ def clean_text(trace: Trace, text: str) -> str:
     return _cleaner(trace).text(text)
 
 
-def left_out(traces: Iterable[Trace]) -> list[str]:
-    """Name what clean copies of traces do not hold, one sentence each.
+def removed_by_cleaning(traces: Iterable[Trace]) -> list[str]:
+    """Say what clean copies of traces do not hold, one sentence each, for the person who passes them on.
 
     Parameters
     ----------

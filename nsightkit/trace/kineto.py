@@ -76,7 +76,7 @@ _CATEGORIES = {
     "operator": "ops",
     "python_function": "frames",
     "overhead": "overhead",
-    "trace": "captures",  # what the profiler recorded, from start to end: no table of the model
+    "trace": "captures",  # what the profiler recorded, from start to end: no table of the trace model
 }
 _GPU_EVENT_TABLES = ("kernels", "memops", "syncs")
 #: The process to which torch.autograd.profiler, before Kineto, writes its operators.
@@ -494,7 +494,7 @@ class _Reader:
         _describe_collectives(frames)
         for table, frame in frames.items():
             self._decode_columns(table, frame)
-        _give_processes(frames)
+        _set_processes_of_gpu_rows(frames)
         meta = self._describe_capture(frames)
         meta.window_ns = window_ns
         meta.thread_names = {int(threads[code]): name for code, name in self._thread_names.items() if name}
@@ -645,7 +645,7 @@ def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
     return np.array(ids, np.int64)
 
 
-def _give_processes(frames: _Frames) -> None:
+def _set_processes_of_gpu_rows(frames: _Frames) -> None:
     """Set the process of GPU rows to the one that launches: PyTorch profiles one process per file."""
     process = 0
     # The last of these tables that has rows decides: calls know best, then operators.
@@ -664,9 +664,9 @@ def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
 
     Arrow's decimals have 128 bits: nothing passes through a float.
     """
-    us = _read_as_csv(raw)
+    us = _parse_us_as_csv(raw)
     if len(us) != len(raw):
-        us = pa.array(list(map(_decimal, raw)), _US)
+        us = pa.array(list(map(_parse_us_as_decimal, raw)), _US)
     # A number of µs with three decimals is stored as 1000 times its value: ns, in two halves of 64 bits. If it fits in
     # the lower half, the upper one only repeats its sign: 0 or -1.
     halves = np.frombuffer(us.buffers()[1], np.int64, 2 * len(us))
@@ -685,7 +685,7 @@ _ONE_NUMBER_A_LINE = (
 )
 
 
-def _read_as_csv(raw: list[msgspec.Raw]) -> Any:
+def _parse_us_as_csv(raw: list[msgspec.Raw]) -> Any:
     """Parse microseconds of at most three decimals, as profilers write them; return nothing if any is different.
 
     Arrow's CSV reader parses all of them in one call, exactly: much faster than a `Decimal` for each.
@@ -696,7 +696,7 @@ def _read_as_csv(raw: list[msgspec.Raw]) -> Any:
     return ()
 
 
-def _decimal(raw: msgspec.Raw) -> decimal.Decimal | None:
+def _parse_us_as_decimal(raw: msgspec.Raw) -> decimal.Decimal | None:
     """Parse a number of microseconds, also in quotes or with an exponent, to three decimals; None for anything else."""
     with contextlib.suppress(UnicodeDecodeError, decimal.InvalidOperation):
         us = decimal.Decimal(str(raw, "utf-8").strip('"'))

@@ -403,7 +403,9 @@ NEUTRAL = {"parent": -1, "sequence": -1, "forward_thread": -1}
 
 
 def complete(table: str, frame: pd.DataFrame | None = None, columns: Iterable[str] | None = None) -> pd.DataFrame:
-    """Return a table with the model's columns; absent ones get their neutral value. Times have none and stay absent.
+    """Return a table with the trace model's columns; absent ones get their neutral value.
+
+    Times have no neutral value and stay absent.
 
     Parameters
     ----------
@@ -561,8 +563,8 @@ def _previous_reaching(thread: _Ints, start: _Ints, end: _Ints, tolerance: int) 
 # ---------------------------------------------------------------- the boundary
 
 # Every column, the clock and the capture's description are checked once, on their way in. Behind it analyses add times,
-# follow parents and join threads without looking. A source that gives anything else than the model says, such as a
-# damaged file or a wrong frame, ends in an error that names file, table and column.
+# follow parents and join threads without looking. A source that gives anything else than the trace model says, such as
+# a damaged file or a wrong frame, ends in an error that names file, table and column.
 
 _Columns = dict[str, pd.Series]
 _REMEDY = "export or convert the original trace again"
@@ -585,7 +587,7 @@ _BELOW_ROW_COUNT = ("parent", "level")
 def _checked_source_columns(
     path: str | None, table: str, frame: pd.DataFrame, dtypes: Mapping[str, str], loaded: Mapping[str, pd.Series]
 ) -> _Columns:
-    """Check columns that a source gave, and return them with the model's dtypes.
+    """Check columns that a source gave, and return them with the trace model's dtypes.
 
     Parameters
     ----------
@@ -595,7 +597,7 @@ def _checked_source_columns(
     frame : DataFrame
         What the source gave. Its columns are taken out one by one, so that memory holds each once.
     dtypes : mapping of str to str
-        The columns that were asked for, with the model's dtype of each; of the times, both or none.
+        The columns that were asked for, with the trace model's dtype of each; of the times, both or none.
     loaded : mapping of str to Series
         The table's columns that the trace holds already.
 
@@ -606,7 +608,7 @@ def _checked_source_columns(
     Raises
     ------
     TraceError
-        A column is absent, or holds what the model does not allow.
+        A column is absent, or holds what the trace model does not allow.
     """
     # All columns of a table have the same length: that of one in the trace already, or else that of the frame.
     size = len(next(iter(loaded.values()), frame))
@@ -647,7 +649,7 @@ def _on_trace_clock(path: str | None, table: str, columns: Mapping[str, pd.Serie
 
 
 def _converted(values: pd.Series, dtype: str) -> pd.Series:
-    """Convert values to the model's dtype where that loses nothing; return any others as they are.
+    """Convert values to the trace model's dtype where that loses nothing; return any others as they are.
 
     Parameters
     ----------
@@ -691,8 +693,8 @@ def _check_meta(path: str | None, meta: Any) -> None:
     Raises
     ------
     TraceError
-        A field has another type than the model's, is not valid text, or is impossible: a capture that ends before it
-        begins, a missing table that the model does not have.
+        A field has another type than the trace model's, is not valid text, or is impossible: a capture that ends
+        before it begins, a missing table that the trace model does not have.
     """
     try:
         # Conversion back from plain values checks every type, and encoding that each text is valid Unicode.

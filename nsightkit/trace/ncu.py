@@ -237,7 +237,7 @@ def _read_report(path: Path) -> Report:
     if not launches:
         # NVIDIA's reader silently finds nothing in some damaged reports, too.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN_REMEDY}")
-    return _report_of(path, launches)
+    return _report_in_base_units(path, launches)
 
 
 def _decoded_launches(path: Path, folder: Path) -> list[Json]:
@@ -256,7 +256,7 @@ def _decoded_launches(path: Path, folder: Path) -> list[Json]:
     return list(contents["launches"])
 
 
-def _report_of(path: Path, launches: Iterable[tuple[Json, Iterable[tuple[str, Value, str]]]]) -> Report:
+def _report_in_base_units(path: Path, launches: Iterable[tuple[Json, Iterable[tuple[str, Value, str]]]]) -> Report:
     """Make a report of each launch's identity and metrics (name, value and unit), converted to base units."""
     units: _Texts = {}
     identities = []
@@ -325,7 +325,7 @@ def _read_csv(path: Path, text: str) -> Report:
         raise TraceError(
             path, problem, f"give an .ncu-rep, or {_EXPORT_REMEDY}; if it is a raw page, check ncu's filters"
         )
-    return _report_of(path, launches)
+    return _report_in_base_units(path, launches)
 
 
 def _metrics_in_row(row: _Texts, units: _Texts) -> list[tuple[str, Value, str]]:

@@ -26,7 +26,7 @@ def _launch_metrics(action: Any) -> list[tuple[str, Any, str]]:
     return metrics
 
 
-def _launch_ranges(action: Any) -> list[tuple[str, str]]:
+def _ranges_around_launch(action: Any) -> list[tuple[str, str]]:
     """Return domain and name of the push/pop ranges around a launch, the outermost first."""
     state = action.nvtx_state()
     if state is None:
@@ -48,5 +48,7 @@ def read_for_parent(folder: str, report: str) -> dict[str, Any]:
         for action in profiled_range:
             # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
             kernel = action.name(action.NameBase_DEMANGLED) or action.name()
-            launches.append({"kernel": kernel, "ranges": _launch_ranges(action), "metrics": _launch_metrics(action)})
+            launches.append(
+                {"kernel": kernel, "ranges": _ranges_around_launch(action), "metrics": _launch_metrics(action)}
+            )
     return {"launches": launches}

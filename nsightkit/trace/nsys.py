@@ -1,7 +1,7 @@
 """Reader for Nsight Systems exports: SQLite of every schema since 2.9 (2022.2), and ``parquetdir``.
 
 nsys writes tables lazily, renames them between versions and adds columns; everything optional is probed,
-nothing assumed. ``nsys.toml`` says which table and column is which of the model's, and
+nothing assumed. ``nsys.toml`` says which table and column is which of the trace model's, and
 :mod:`nsightkit.trace.nsys_tables` reads them.
 """
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-#: ``nsys.toml``: which of the exporter's tables and columns are which of the model's.
+#: ``nsys.toml``: which of the exporter's tables and columns are which of the trace model's.
 _SCHEMA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _SOURCES = _SCHEMA["sources"]
 #: Words for the numbers of the exporter's columns of enumerations.
 _LABELS = _SCHEMA["labels"]
 _LABELS |= dict.fromkeys(("srcKind", "dstKind", "memKind"), _LABELS["memory"])
-#: For each of the exporter's tables, its column that fills each of the model's.
+#: For each of the exporter's tables, its column that fills each of the trace model's.
 _COLUMNS = {source: {**_SCHEMA["columns"], **entry["columns"]} for source, entry in _SOURCES.items()}
 
 #: All tables that are read.
@@ -61,8 +61,8 @@ _MPI_VARIABLES = {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"}
 _NEEDED_TO_FILTER = {_SAMPLES: ("globalTid",), _WAITS: ("start", "end", "globalTid", "textId")}
 _CALL_CHAINS = "SAMPLING_CALLCHAINS"
 _MPI_RANKS = "MPI_RANKS"
-#: Tables of the model that tracing CUDA fills. nsys writes no table without events, so one of them shows that CUDA was
-#: traced and the others are empty; if all are absent, it may not have been traced.
+#: Tables of the trace model that tracing CUDA fills. nsys writes no table without events, so one of them shows that
+#: CUDA was traced and the others are empty; if all are absent, it may not have been traced.
 _CUDA_TABLES = (*GPU_TABLES, "calls", "syncs")
 #: Tables of names and values that describe the program and the capture.
 _FACT_TABLES = ("TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "META_DATA_EXPORT", "EXPORT_META_DATA")
@@ -86,7 +86,7 @@ _MOST_LETTERS = 200
 
 
 class NsysSource:
-    """Reads an export's tables as the model's, column by column.
+    """Reads an export's tables as the trace model's, column by column.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class NsysSource:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        _require_export(tables)
+        _require_nsys_export(tables)
         self._renumbered = _renumbered_gpus(tables)
         self._first_ns: dict[str, int | None] = {}  # the least start of each of the exporter's tables of events
         self.meta = self._read_meta()
@@ -126,20 +126,20 @@ class NsysSource:
     # -- rows and columns ---------------------------------------------------------------------------------------
 
     def _sources_of(self, table: str) -> list[str]:
-        """List the exporter's tables that fill one of the model's and are in this export."""
+        """List the exporter's tables that fill one of the trace model's and are in this export."""
         tables = self._tables.tables
         return [source for source, entry in _SOURCES.items() if entry["table"] == table and source in tables]
 
     def _row_filter(self, source: str) -> RowFilter | None:
-        """Return which rows of the exporter's table are events of the model; None for all."""
+        """Return which rows of the exporter's table are events of the trace model; None for all."""
         rows: RowFilter | None = _SOURCES[source].get("rows")
         if rows and rows["column"] in self._tables.tables[source]:
             return rows
         return None
 
     def _read_source(self, table: str, source: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Read the model's columns of one of the exporter's tables; absent ones get their neutral value."""
-        exporter_columns = _COLUMNS[source]  # by column of the model
+        """Read the trace model's columns of one of the exporter's tables; absent ones get their neutral value."""
+        exporter_columns = _COLUMNS[source]  # by column of the trace model
         constants = _SOURCES[source].get("constants", {})
         wanted: set[str] = set()
         for column in columns:
@@ -156,7 +156,7 @@ class NsysSource:
         return complete(table, pd.DataFrame(values, pd.RangeIndex(row_count), copy=False), columns)
 
     def _read_integers(self, source: str, columns: Collection[str]) -> Columns:
-        """Read the exporter's columns that are there, for the rows that are events of the model.
+        """Read the exporter's columns that are there, for the rows that are events of the trace model.
 
         An event that has not ended yet (``open``) ends with the latest event of its table.
         """
@@ -186,7 +186,7 @@ class NsysSource:
         return {column: values[keep] for column, values in raw.items()}
 
     def _model_column(self, table: str, column: str, exporter_column: str, raw: Columns) -> Any:
-        """Convert one of the exporter's columns, with those of `raw` that it needs, to a column of the model."""
+        """Convert one of the exporter's columns, with those of `raw` that it needs, to a column of the trace model."""
         values = raw[exporter_column]
         match table, column:
             case "ranges", "name":
@@ -439,7 +439,7 @@ class NsysSource:
         return dict(zip(string_ids, names, strict=True))
 
 
-#: By column of the model, the exporter's columns that it is made of besides its own.
+#: By column of the trace model, the exporter's columns that it is made of besides its own.
 _NEEDED_TO_CONVERT = {
     "device": ("globalPid",),
     "end_thread": ("globalTid",),
@@ -449,7 +449,7 @@ _NEEDED_TO_CONVERT = {
 }
 
 
-def _require_export(tables: Tables) -> None:
+def _require_nsys_export(tables: Tables) -> None:
     """Refuse a database that has no table of an export, or a table without the columns that every schema has."""
     sources = [source for source in _SOURCES if source in tables.tables]
     if not sources and not any(table in tables.tables for table in _SCHEMA["identify"]):
@@ -529,7 +529,7 @@ def _process_of(global_id: Any) -> Any:
 
 
 def _thread_of(global_id: Any) -> Any:
-    """Take the model's thread from nsys's global thread id: process and thread id, without the bits of the host."""
+    """Take the trace model's thread from nsys's global thread id: process and thread, without the bits of the host."""
     return global_id & 0xFFFF_FFFF_FFFF
 
 

@@ -76,7 +76,7 @@ class Sqlite:
     """
 
     def __init__(self, path: Path, read: Collection[str], export: Export | None = None) -> None:
-        _require_settled(path)
+        _require_finished_database(path)
         self.path = path
         self.tables: dict[str, list[str]] = {}  # columns by table
         self._export = export  # only kept alive: a temporary export is removed with its last reference
@@ -300,7 +300,7 @@ class ParquetDir:
 Tables: TypeAlias = Sqlite | ParquetDir
 
 
-def _require_settled(path: Path) -> None:
+def _require_finished_database(path: Path) -> None:
     """Refuse a truncated or unfinished database: SQLite may read it without an error, and without its last rows."""
     require_regular(path)
     with path.open("rb") as stream:

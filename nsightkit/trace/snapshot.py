@@ -130,10 +130,10 @@ def read(path: AnyPath) -> Snapshot:
     if "problem" in tables:
         raise TraceError(path, f"is not a memory snapshot ({tables['problem']}); nothing in it was run", _REMEDY)
     with reading(path, "is not a memory snapshot", _REMEDY):
-        return _snapshot(path, tables)
+        return _checked_snapshot(path, tables)
 
 
-def _snapshot(path: Path, tables: Json) -> Snapshot:
+def _checked_snapshot(path: Path, tables: Json) -> Snapshot:
     """Make a Snapshot of PyTorch's memory allocator out of tables that the child process read from the pickle.
 
     They are those of :func:`nsightkit.trace.snapshot_child.tables`. ValueError if one holds impossible numbers.

@@ -174,10 +174,10 @@ def is_store(folder: Path) -> bool:
     ----------
     folder : Path
     """
-    return bool(_index_of(folder).get("kind") == "nsightkit trace")
+    return bool(_read_store_index(folder).get("kind") == "nsightkit trace")
 
 
-def _index_of(folder: Path) -> Json:
+def _read_store_index(folder: Path) -> Json:
     """Read a folder's index; empty if it is absent, too large or not a JSON object."""
     file = folder / _INDEX
     if not file.exists():
@@ -199,7 +199,7 @@ class _StoreSource:
     def __init__(self, folder: Path) -> None:
         from nsightkit.trace.parquet import columns_of
 
-        index = _index_of(folder)
+        index = _read_store_index(folder)
         if index.get("format") != _FORMAT:
             raise TraceError(
                 folder,

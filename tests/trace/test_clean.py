@@ -23,7 +23,7 @@ import nsightkit
 from nsightkit import cli
 from nsightkit.analysis.memory import snapshot as memory
 from nsightkit.trace import Trace, TraceMeta, snapshot
-from nsightkit.trace.clean import TextCleaner, clean, clean_snapshot, clean_text, left_out
+from nsightkit.trace.clean import TextCleaner, clean, clean_snapshot, clean_text, removed_by_cleaning
 
 HOST, USER = "planted-node17", "plantedperson"
 #: What identifies without a form of its own, and stands only where a profiler says so.
@@ -294,7 +294,7 @@ def test_a_clean_trace_is_its_own_copy_and_keeps_its_selection() -> None:
     assert clean_text(trace, f"run on {ORION}") == "run on [host]"
     part = trace.masked({"ranges": np.array([False, True])})
     assert clean(part)["ranges"]["name"].tolist() == ["b.py"]
-    assert any("replaced: 2" in sentence for sentence in left_out([trace]))
+    assert any("replaced: 2" in sentence for sentence in removed_by_cleaning([trace]))
 
 
 def test_a_snapshot_keeps_what_pytorch_s_pages_read(tmp_path: Path) -> None:
