@@ -443,7 +443,7 @@ class Peaks(Table):
     def parts(self) -> Iterator[Part]:
         """Give the rates and the bandwidth of each GPU."""
         rates = self.assign(rate=self["tflops"].fillna(self["gb_per_s"]))
-        # fp16 has a second rate, with fp16 accumulation. The first row of each unit accumulates in fp32.
+        # Some GPUs have a second rate for fp16 or fp8, with fp16 accumulation. The first of a unit accumulates in fp32.
         cards = rates.pivot_table("rate", "gpu", "unit", "first", sort=False)[_PEAK_UNITS].reset_index()
         return Table.of(cards, notes=["TFLOP/s, dense; memory: GB/s. Clocks and sources: nsightkit peaks GPU"]).parts()
 

@@ -281,7 +281,8 @@ def _unpacked_blocks(path: Path) -> Iterator[bytes]:
 def _trace_documents(path: Path) -> Iterator[_Document]:
     """Cut the file into small documents of the same shape, each with some of the events, and decode them.
 
-    The first has also the members that stand before the events in the file, and the last those behind them.
+    A file of gigabytes would take several times that in memory if it were decoded as a whole. The first document
+    also has the members that stand before the events in the file, and the last those behind them.
     """
     decode = msgspec.json.Decoder(_Document).decode
     opening = b""  # the first document begins as the file does
@@ -467,7 +468,7 @@ class _Reader:
         arguments = [event.args for event in events]
         for column in _INTEGER_COLUMNS.get(table, ()):
             values = list(map(operator.attrgetter(column), arguments))
-            if column in _OLD_PLACES and None in values:
+            if column in _OLD_PLACES and None in values:  # old versions have the device as pid, the stream as tid
                 places = map(_OLD_PLACES[column], events)
                 values = [place if value is None else value for value, place in zip(values, places, strict=True)]
             columns[column] = _integers_in_json(values, NEUTRAL.get(column, 0))
@@ -503,6 +504,7 @@ class _Reader:
     def _make_frames(self, threads: _Ints) -> _Frames:
         """Make tables of the columns, and add each row's process; `threads` has the thread of each code."""
         processes = process_of(threads)
+        # Analyses look at each thread and process by itself: with a forged million of them they would never end.
         for noun, ids, most in (("threads", threads, _MOST_THREADS), ("processes", processes, _MOST_PROCESSES)):
             count = len(np.unique(ids))
             if count > most:
@@ -708,7 +710,7 @@ def _parse_us_as_decimal(raw: msgspec.Raw) -> decimal.Decimal | None:
 def _integer_in_json(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
     """Convert what JSON holds in the place of an integer; `default` unless it is one from `least` to `beyond` - 1.
 
-    Other versions and vendors write ids as text, such as "7" or "stream 7", where Kineto writes numbers.
+    PyTorch before 2022 writes ids as text, such as "7" or "stream 7", where later versions write numbers.
     """
     if isinstance(value, str):
         digits = re.fullmatch(r"\D*?(-?\d+)(?:\.0*)?\D*", value.strip())  # "7", "stream 7", "stream 7 (sync)"

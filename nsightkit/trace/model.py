@@ -444,9 +444,9 @@ def kept(answer: Callable[_Options, _Answer]) -> Callable[_Options, _Answer]:
         Its first argument, such as a trace, has a dict ``memo``; the others can be hashed.
     """
 
-    @functools.wraps(answer)  # the owner is the object whose `memo` holds the results, and which they go away with
+    @functools.wraps(answer)
     def remembered(*options: _Options.args, **named: _Options.kwargs) -> _Answer:
-        owner: Any = options[0]
+        owner: Any = options[0]  # its `memo` holds the results, so they are freed with it
         key = (answer.__module__, answer.__qualname__, options[1:], tuple(named.items()))
         if key not in owner.memo:
             owner.memo[key] = answer(*options, **named)

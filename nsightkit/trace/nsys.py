@@ -407,6 +407,7 @@ class NsysSource:
         """List the machine's GPUs, by number."""
         gpus = {}
         for row in self._tables.records("TARGET_INFO_GPU"):
+            # Without a column `id` the CUDA ordinal is the number.
             number = _unsigned(row.get("id", row.get("cuDevice", 0)))
             if number is not None:
                 version = capability(_unsigned(row.get("computeMajor")), _unsigned(row.get("computeMinor")))
