@@ -47,13 +47,14 @@ _TOO_WIDE = """() => {
 }"""
 
 
-#: Marks one text of each look: thousands on a page share a few dozen colours, sizes and grounds, and so their contrast.
+#: Marks one text of each look: thousands on a page share a few dozen colours (theirs, and of the text they stand in),
+#: sizes and grounds, and so their contrast.
 _MARK_ONE_OF_EACH_LOOK = """() => {
   document.querySelectorAll("[data-look]").forEach(e => e.removeAttribute("data-look"))
   const seen = new Set(), texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
   const mark = e => {
     const { color, fontSize, fontWeight, textShadow } = getComputedStyle(e)
-    const look = [color, fontSize, fontWeight, textShadow]
+    const look = [color, fontSize, fontWeight, textShadow, getComputedStyle(e.parentElement).color]
     for (let ground = e; ground; ground = ground.parentElement) {
       const { backgroundColor, backgroundImage, opacity } = getComputedStyle(ground)
       const seenThrough = backgroundColor === "rgba(0, 0, 0, 0)" && backgroundImage === "none" && opacity === "1"
@@ -69,6 +70,8 @@ _MARK_ONE_OF_EACH_LOOK = """() => {
 }"""
 #: Describing what is well takes time.
 _BRIEFLY = {"resultTypes": ["violations"]}
+#: The rules that judge colours.
+_OF_COLOURS = ["color-contrast", "link-in-text-block"]
 
 
 @pytest.fixture(scope="module")
@@ -82,38 +85,51 @@ def site():
         thread.join()
 
 
-class _Visit:
-    """One page, opened by a browser that has never been here; what it asked for and complained of."""
+@pytest.fixture(scope="module")
+def window(browser):
+    """One window for all visits: to open one takes longer than to open a page in it."""
+    context = browser.new_context()
+    yield context.new_page()
+    context.close()
 
-    def __init__(self, browser, site: str, name: str) -> None:
+
+class _Visit:
+    """One page, opened as if the browser had never been here; what it asked for and complained of."""
+
+    def __init__(self, window, site: str, name: str) -> None:
+        self.page = window
+        self.site = site
         self.outside: list[str] = []
         self.complaints: list[str] = []
-        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-        self.page = self.context.new_page()
-        self.page.route("**/*", lambda route: self._let(route, site))
         self.judged = False
-        self.page.on("console", lambda m: self._complain(m.text) if m.type == "error" else None)
-        self.page.on("pageerror", lambda e: self._complain(str(e)))
+        self.listeners = {"request": self._note_request, "console": self._note_message, "pageerror": self._complain}
+        for event, listener in self.listeners.items():
+            self.page.on(event, listener)
+        self.page.set_viewport_size({"width": 1280, "height": 900})
+        self.page.emulate_media(color_scheme="light")
         self.page.goto(site + name, wait_until="load")
         self.page.wait_for_timeout(150)
 
-    def _complain(self, text: str) -> None:
-        if not self.judged:  # what asks for style sheets to judge them is not the page
-            self.complaints.append(text)
+    def _note_request(self, request) -> None:
+        if not request.url.startswith((self.site, "data:", "blob:")):
+            self.outside.append(request.url)
 
-    def _let(self, route, site: str) -> None:
-        url = route.request.url
-        if url.startswith((site, "data:", "blob:")):
-            route.continue_()
-        else:
-            self.outside.append(url)
-            route.abort()
+    def _note_message(self, message) -> None:
+        if message.type == "error":
+            self._complain(message.text)
+
+    def _complain(self, what: object) -> None:
+        if not self.judged:  # what asks for style sheets to judge them is not the page
+            self.complaints.append(str(what))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.context.close()
+        for event, listener in self.listeners.items():
+            self.page.remove_listener(event, listener)
+        self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        self.page.goto("about:blank")
 
     def in_state(self, width: int, scheme: str, axe: Any) -> Iterator[str]:
         """Show the page so; gives what is wrong with it."""
@@ -140,10 +156,10 @@ class _Visit:
         self.judged = True
         if (width, scheme) != STATES["narrow"]:
             page.evaluate(_MARK_ONE_OF_EACH_LOOK)
-            contrast = {**_BRIEFLY, "runOnly": ["color-contrast"]}
-            violations += axe.run(page, "[data-look]", contrast).response["violations"]
+            colours = {**_BRIEFLY, "runOnly": _OF_COLOURS}
+            violations += axe.run(page, "[data-look]", colours).response["violations"]
         if (width, scheme) != STATES["dark"]:
-            rest = {**_BRIEFLY, "rules": {"color-contrast": {"enabled": False}}}
+            rest = {**_BRIEFLY, "rules": {rule: {"enabled": False} for rule in _OF_COLOURS}}
             violations += axe.run(page, options=rest).response["violations"]
         self.judged = False
         for violation in violations:
@@ -153,9 +169,9 @@ class _Visit:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page(browser, site, name):
+def test_page(window, site, name):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    with _Visit(browser, site, name) as visit:
+    with _Visit(window, site, name) as visit:
         found = []
         # What is folded is read as well.
         visit.page.evaluate("document.querySelectorAll('article details').forEach(fold => { fold.open = true })")
