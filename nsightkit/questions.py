@@ -335,7 +335,7 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
     if each:
         notes.append("evidence: what overlaps the gap most → what ended it")
         longest_first = analysis.find(trace, min_ns=min_ns).sort_values("duration_ns", ascending=False, kind="stable")
-        rows = longest_first[["device", "start_ns", "end_ns", "cause", "evidence"]]
+        rows = longest_first[["device", "start_ns", "duration_ns", "end_ns", "cause", "evidence"]]
     return _answer_table(
         trace,
         rows,
@@ -344,15 +344,15 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
         remarks=_remarks_on_missing(trace, "kernels"),
         empty=f"no gap above {min_us:g} µs between the first and the last operation of a GPU",
         formats={} if each else {"cause": _cause_words},
+        hidden=("end_ns",),
     )
 
 
 def _cause_words(slug: str) -> str:
-    """Call a cause what the verdict's bar calls it, with the name that JSON and options have."""
+    """Call a cause of idle time what people call it, with the name that JSON and options have."""
     from nsightkit.analysis.core.causes import CAUSES
 
-    # The bar counts the copies too, a gap only the wait for them.
-    words = CAUSES[slug].plain_name.replace("copies without overlap", "waiting for copies")
+    words = CAUSES[slug].plain_name
     if words == slug:
         return slug
     return f"{words} ({slug})"

@@ -141,13 +141,15 @@ class _Memory:
         self._alive: dict[str, tuple[str, int]] = {}
         self._by_item = dict.fromkeys(ITEMS, 0)
         self._moment = ""
-        #: What was alive after each allocation, and at which moment of the step.
-        self.amounts: list[dict[str, Any]] = []
+        #: What was alive when it was most, in all and by item, at each moment of the step.
+        self.highest: dict[str, dict[str, Any]] = {}
 
     def note(self, moment: str) -> None:
         """Note what is alive; up to the next note it is this moment."""
         self._moment = moment
-        self.amounts.append({"moment": moment, **self._by_item})
+        total = sum(self._by_item.values())
+        if moment not in self.highest or total > self.highest[moment]["total_bytes"]:
+            self.highest[moment] = {"moment": moment, "total_bytes": total, **self._by_item}
 
     def run(self, table: str, layer: int, *filled: str) -> None:
         """Run the operators of a table, with what to fill in."""
@@ -201,7 +203,7 @@ def run(configuration: Configuration, options: Options) -> pd.DataFrame:
     memory = _Memory(c, options)
     weights = _weights(c, memory.elements)
     _make_residents(memory, weights, c, options)
-    memory.amounts.clear()
+    memory.highest.clear()
     memory.note("before the step")
     memory.note("forward peak")
     memory.run("embedding", 0)
@@ -225,10 +227,7 @@ def run(configuration: Configuration, options: Options) -> pd.DataFrame:
         _, transient_bytes = OPTIMIZERS[options.optimizer]
         memory.note("optimizer peak")
         memory.make("roots", "temporary buffers", transient_bytes * _roots(weights, options))
-    table = pd.DataFrame(memory.amounts)
-    table.insert(1, "total_bytes", table[list(ITEMS)].sum(axis=1))
-    highest = table.groupby("moment", sort=False)["total_bytes"].idxmax()
-    return table.loc[highest].reset_index(drop=True)
+    return pd.DataFrame(list(memory.highest.values()))
 
 
 def _weights(c: Configuration, elements: Mapping[str, float]) -> dict[str, float]:

@@ -18,7 +18,7 @@ class Cause(NamedTuple):
     name : str
         What its part of the time is called in a bar.
     plain_name : str
-        The name without "idle", for places that already say so.
+        What the idle time itself is called, where "idle" is already said.
     noun : str
         What it is called in a sentence.
     sentence : str
@@ -46,7 +46,11 @@ _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="ut
 
 def _causes(kind: str) -> list[Cause]:
     """List the causes of one kind (idle or busy) that the file beside this one holds."""
-    return [Cause(**row, plain_name=row["name"].removeprefix("idle: ")) for row in _FILE[kind]]
+    causes = []
+    for row in _FILE[kind]:
+        row.setdefault("plain_name", row["name"].removeprefix("idle: "))
+        causes.append(Cause(**row))
+    return causes
 
 
 #: Causes of idle time, in the order in which gaps are judged.
