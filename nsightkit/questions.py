@@ -410,7 +410,7 @@ def whatif(
 
     from nsightkit.analysis.replay import whatif as analysis
 
-    changes_to_predict = analysis.asked(changes, without, scale)
+    changes_to_predict = analysis.checked_changes(changes, without, scale)
     if "equal-ranks" in changes and trace.table("kernels", ["device"])["device"].nunique() < 2:
         raise UsageError(
             "equal-ranks: the trace has no kernels of a second GPU; for a trace of each rank: nsightkit ranks"

@@ -100,13 +100,13 @@ def make(runs: Sequence[Run], before: Baseline | None = None, *, add: bool = Fal
         samples_of_runs = [run.metrics[name] for run in runs if name in run.metrics]
         if len(samples_of_runs) < len(runs):
             raise UsageError(f"{name} was measured in {len(samples_of_runs)} of {len(runs)} runs; leave the others out")
-        metrics[name] = _kept(samples_of_runs, old.get(name), add)
+        metrics[name] = _kept_metric(samples_of_runs, old.get(name), add)
     made = Baseline(2, runs[0].of, runs[0].conditions, metrics)
     require_alike(before if before and add else made, runs)
     return made
 
 
-def _kept(samples_of_runs: Sequence[Float], old: Kept | None, add: bool) -> Kept:
+def _kept_metric(samples_of_runs: Sequence[Float], old: Kept | None, add: bool) -> Kept:
     """Make a baseline's metric of its samples in some runs, added to those of the old one or in their place."""
     kept = old or Kept(value=0, gate=True, tolerance=None, runs=())
     runs = list(kept.runs) if add else []

@@ -158,6 +158,7 @@ def _judge(row: Json, change: noise.Change) -> None:
         # What is infinite, without an interval, stays None.
         row |= {key: value for key, value in ratios.items() if math.isfinite(value)}
     is_sure = abs(change.value) > change.noise
+    # Only times are uncertain. Bytes and counts up to the baseline's highest were in order then, and are now.
     row["status"] = "ok"
     if is_worse and is_sure:
         row["status"] = "regression"

@@ -113,8 +113,8 @@ class Comparison(NamedTuple):
         facts: Json = {
             "unit": self.unit,
             "least_ns": self.least_ns,
-            "before": words.described(self.before),
-            "after": words.described(self.after),
+            "before": words.facts_of_side(self.before),
+            "after": words.facts_of_side(self.after),
         }
         changes = []
         for table, frame in self.tables.items():
@@ -166,7 +166,7 @@ def compare(
     for table, name_columns in _NAME_COLUMNS.items():
         rows = []
         for capture_table in _CAPTURE_TABLES.get(table, [table]):
-            rows += _rows(tables_before, tables_after, capture_table, has_steps)
+            rows += _rows_of_table(tables_before, tables_after, capture_table, has_steps)
         if table != "figures":
             rows.sort(key=lambda row: -abs(row["delta_ns"]))
         elif rows:
@@ -179,15 +179,15 @@ def compare(
     return Comparison(captures_before, captures_after, "step" if has_steps else "trace", least_ns, compared)
 
 
-def _rows(before: Sequence[Capture], after: Sequence[Capture], table: str, has_steps: bool) -> list[Json]:
+def _rows_of_table(before: Sequence[Capture], after: Sequence[Capture], table: str, has_steps: bool) -> list[Json]:
     """Pair the names of a table of captures, and judge each pair; no rows where a capture lacks the table."""
     if not all(table in capture for capture in (*before, *after)):
         return []
     plain = plain_kernel if table == "kernels" else str
     pairs = pair(_occurring_names(before[0], table), _occurring_names(after[0], table), plain)
     # For each capture an array with a row per pair: number, total, and the sum in each step.
-    sums_before = [_sums(capture[table], [names.before for names in pairs]) for capture in before]
-    sums_after = [_sums(capture[table], [names.after for names in pairs]) for capture in after]
+    sums_before = [_sums_by_group(capture[table], [names.before for names in pairs]) for capture in before]
+    sums_after = [_sums_by_group(capture[table], [names.after for names in pairs]) for capture in after]
     confidence = 0.95 if table == "figures" else 0.99  # of many rows some would change by chance
     rows = []
     for number, (matched, was, now) in enumerate(pairs):
@@ -201,14 +201,17 @@ def _rows(before: Sequence[Capture], after: Sequence[Capture], table: str, has_s
 
 
 def _occurring_names(capture: Capture, table: str) -> list[str]:
-    """List the names that occur in a table, the largest total first, as the first names a pair; figures as they are."""
+    """List the names that occur in a table, the largest total first: of several that pair up, the first names the row.
+
+    Figures keep their order, as the first is the time of a step.
+    """
     frame = capture[table]
     if table != "figures":
         frame = frame[frame["count"] > 0].sort_values("total", ascending=False, kind="stable")
     return frame.index.tolist()
 
 
-def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
+def _sums_by_group(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
     """Add up a table of a capture over each group of names: a row per group with its count, its total, each step's."""
     group_of = {}
     for number, names in enumerate(groups):
@@ -220,7 +223,7 @@ def _sums(frame: pd.DataFrame, groups: Sequence[Sequence[str]]) -> Float:
 
 
 def _judged(before: Sequence[Float], after: Sequence[Float], confidence: float | None) -> Json:
-    """Judge how one row of :func:`_sums` changed between two sides, each of one or more captures.
+    """Judge how one row of :func:`_sums_by_group` changed between two sides, each of one or more captures.
 
     Counts and totals are those of the first capture of each side; medians and the interval are of the steps of all
     captures. Without steps `confidence` is None, and the totals are compared.

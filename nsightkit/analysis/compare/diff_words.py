@@ -52,8 +52,8 @@ def percent(share: float) -> str:
 # ---------------------------------------------------------------- sentences
 
 
-def described(captures: Sequence[Samples]) -> Json:
-    """Collect the facts about one side.
+def facts_of_side(captures: Sequence[Samples]) -> Json:
+    """Collect the facts about one side of a comparison: the captures before or those after the change.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Jso
     Parameters
     ----------
     facts : mapping
-        ``before`` and ``after`` (:func:`described`), ``figures``, ``changes``, ``unit``.
+        ``before`` and ``after`` (:func:`facts_of_side`), ``figures``, ``changes``, ``unit``.
     kernels : DataFrame
         The table of kernels.
     verdicts : sequence of mapping
@@ -211,6 +211,7 @@ def _different_work(kernels: pd.DataFrame) -> str:
 
 def _exchanged_kernels(kernels: pd.DataFrame) -> Iterator[str]:
     """Warn of kernels of one category that took each other's place, so that their sum changed little."""
+    # A kernel that was launched as often as before took no other's place: it became faster or slower.
     is_exchanged = (kernels["significance"] == noise.CHANGED) & (kernels["before_count"] != kernels["after_count"])
     for category, delta_ns in kernels[is_exchanged].groupby("category", sort=False)["delta_ns"]:
         of_category = kernels[kernels["category"] == category]
@@ -251,7 +252,7 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[Json], int]]
 def _shown(row: Row) -> Json:
     """Choose the columns of a row that people see, and write its name, change and interval."""
     return {
-        "name": _name(row),
+        "name": _shown_name(row),
         "before_ns": row["before_ns"],
         "after_ns": row["after_ns"],
         "delta_ns": row["delta_ns"],
@@ -270,8 +271,8 @@ def _interval(row: Row) -> str:
     return f"{percent(row['low_ns'] / before_ns)} to {percent(row['high_ns'] / before_ns)}"
 
 
-def _name(row: Row) -> str:
-    """Name a row for people, on one line and safe for a terminal."""
+def _shown_name(row: Row) -> str:
+    """Name a row (a cause of idle time, a time of the whole, a kernel, a range) on one line, safe for a terminal."""
     if "cause" in row:
         return CAUSES[row["cause"]].plain_name
     name = _NAME_OF_FIGURE.get(row["name"], plain(row["name"]))

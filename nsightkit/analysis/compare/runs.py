@@ -103,6 +103,7 @@ def read(
     path = Path(path)
     kind = kind_of(path)
     is_bench = kind == "json" and _is_bench(path)
+    # A CSV that its first bytes do not reveal goes to that reader too, which reads all of it or says what is wrong.
     is_report = kind in ("ncu-rep", "ncu-csv") or (kind == "other" and path.suffix == ".csv")
     if (is_bench or is_report) and (match is not None or selection is not None):
         raise UsageError(f"{path}: is not a trace, so no part of it can be selected")
@@ -195,17 +196,17 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
         metrics[f"{prefix}/{_METRIC_OF_FIGURE[str(name)]}"] = times.to_numpy(np.float64)
     if trace.recorded("kernels"):
         launched = pd.Series(1, range(trace.size("kernels")))
-        metrics[f"{prefix}/kernel_count"] = _in_steps(capture, "kernels", launched)
+        metrics[f"{prefix}/kernel_count"] = _sums_in_steps(capture, "kernels", launched)
     if trace.recorded("memops"):
         copies = trace.table("memops", ["kind", "bytes"])
         copied = copies["bytes"].where(copies["kind"] != "memset", 0)
-        metrics[f"{prefix}/copied_bytes"] = _in_steps(capture, "memops", copied)
+        metrics[f"{prefix}/copied_bytes"] = _sums_in_steps(capture, "memops", copied)
     used_devices = intervals.gpu_intervals(trace)["device"].unique()
     cards = _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used_devices)
     return Run("trace", {"gpu": cards, "tool": trace.meta.tool, "selection": selection}, metrics)
 
 
-def _in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
+def _sums_in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
     """Add up values, one per row of a GPU table, in each step; without steps, over all."""
     if capture.windows.empty:
         return np.array([float(values.sum())])
@@ -217,7 +218,7 @@ def _in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
 # ---------------------------------------------------------------- benchmarks, reports, and other samples
 
 
-class _Cell(msgspec.Struct):
+class _BenchRow(msgspec.Struct):
     """A row of a benchmark: one configuration with its samples."""
 
     config: str
@@ -234,7 +235,7 @@ class _Cell(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """The configuration in words."""
+        """The configuration in words: a part of the names of its metrics, so on one line and not too long."""
         name = f"{self.config} batch {self.batch} context {self.context} {self.mode} {self.precision} {self.attention}"
         for flag in ("compiled", "nvtx", "annotate_mha"):
             if getattr(self, flag):
@@ -248,11 +249,11 @@ class Bench(msgspec.Struct):
     format: Literal[1]
     device: str
     gpu: str | None
-    rows: list[_Cell]
+    rows: list[_BenchRow]
 
 
 def of_bench(bench: Bench, path: AnyPath = "benchmark") -> Run:
-    """Take a benchmark's metrics: the step times of each cell, and its peak memory.
+    """Take a benchmark's metrics: the step times of each cell (a configuration that it measured) and its peak memory.
 
     Parameters
     ----------

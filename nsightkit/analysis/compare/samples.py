@@ -50,7 +50,7 @@ class Samples(NamedTuple):
 
 
 def ordinary(runs: Sequence[Values]) -> list[Float]:
-    """Leave the outliers out of the samples of each run: a stall now and then is not noise.
+    """Leave the outliers out of the samples of each run: only ordinary ones are compared, as a rare stall is not noise.
 
     Parameters
     ----------
@@ -142,15 +142,15 @@ def tables(capture: Samples) -> dict[str, pd.DataFrame]:
     if trace.recorded("kernels"):
         kernels = trace.table("kernels", ["name", "duration_ns"])
         step = steps.launched_in(trace, "kernels", windows)
-        result["kernels"] = _summed(windows, kernels["name"], kernels["duration_ns"], step)
-        result["gaps"] = _gaps(capture)
+        result["kernels"] = _summed_by_name(windows, kernels["name"], kernels["duration_ns"], step)
+        result["gaps"] = _idle_by_cause(capture)
     if trace.recorded("ranges"):
         instances = ranges.instances(trace)
         names = instances["name"].map(plain_range)
         step = _begun_in(windows, instances["start_ns"])
-        result["ranges CPU"] = _summed(windows, names, instances["total_ns"], step)
+        result["ranges CPU"] = _summed_by_name(windows, names, instances["total_ns"], step)
         if trace.recorded("kernels") and trace.recorded("calls"):
-            result["ranges GPU"] = _summed(windows, names, instances["gpu_ns"], step)
+            result["ranges GPU"] = _summed_by_name(windows, names, instances["gpu_ns"], step)
     return result
 
 
@@ -161,11 +161,12 @@ def _figures(trace: Trace, windows: pd.DataFrame, totals: Json) -> pd.DataFrame:
     if len(windows):
         # Without GPU work only the steps tell a wall time.
         total = total.fillna(times[["wall_ns"]].sum())
+    # The tables of kernels, ranges and gaps have counts; these times have none.
     table = pd.DataFrame({"count": 0, "total": total})
     return table.join(times.astype("float64").T).dropna()
 
 
-def _gaps(capture: Samples) -> pd.DataFrame:
+def _idle_by_cause(capture: Samples) -> pd.DataFrame:
     """Add up idle time by cause; steps also count what lies before the first operation and after the last."""
     windows = capture.windows
     causes = gaps.causes(capture.trace)
@@ -174,7 +175,8 @@ def _gaps(capture: Samples) -> pd.DataFrame:
     in_steps = pd.DataFrame(0, list(gaps.CAUSES), range(len(windows)))
     idle = causes
     if capture.match is None:
-        # The window of the usual steps: with `match` the steps are others.
+        # All idle time of the window of the usual steps, also before the first operation and after the last. With
+        # `match` the steps are others, and there is only the idle time between operations.
         idle = gaps.in_window(capture.trace)
     for (cause, _), gap in idle.groupby(["cause", "device"], observed=True):
         covered = intervals.Coverage(gap["start_ns"], gap["end_ns"])
@@ -187,7 +189,7 @@ def _begun_in(windows: pd.DataFrame, start_ns: pd.Series | Float) -> NDArray[np.
     return steps.step_at(windows.assign(end_ns=windows["cpu_end_ns"]), start_ns)
 
 
-def _summed(windows: pd.DataFrame, names: pd.Series, values: pd.Series, step: NDArray[np.intp]) -> pd.DataFrame:
+def _summed_by_name(windows: pd.DataFrame, names: pd.Series, values: pd.Series, step: NDArray[np.intp]) -> pd.DataFrame:
     """Add up values by name: how many there are, their total, and the sum in each step.
 
     `step` is the number of each value's step, -1 for none.

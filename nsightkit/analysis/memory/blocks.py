@@ -97,6 +97,7 @@ def _segment_lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """List the lifetimes of ordinary segments, with the address of their ``end``; expandable ones are left out."""
     segments = segments_of(snapshot, device)
     segments = segments[~segments["expandable"]]
+    # To `_lifetimes` a segment is a block that was asked for at its full length; its size needs no rounding up.
     at_end = segments.assign(requested_bytes=segments["total_bytes"], size_bytes=-1, stack=-1, pending=False)
     column_of_action = {"segment_alloc": "first", "segment_free": "free_completed"}
     table = _lifetimes(events_of(snapshot, device), at_end, column_of_action)
@@ -129,6 +130,7 @@ def _with_sizes(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Data
     table["size_bytes"] = table["size_bytes"].where(~is_gone, rounded_bytes)
     if _has_expandable(snapshot, device):
         return table  # expandable segments split off any remainder
+    # Only a block above 1 MiB may keep a remainder, and so reach to the next block or to the end of its segment.
     large = table[rounded_bytes > _SMALL_BYTES]
     gone = large[is_gone[large.index]]
     segments = _segment_lifetimes(snapshot, device)

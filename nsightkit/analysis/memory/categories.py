@@ -124,7 +124,9 @@ def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Serie
 
 
 def _outlives_phase(table: pd.DataFrame, events: pd.DataFrame, phase: pd.Series) -> pd.Series:
-    """Find which blocks outlive their phase: they are freed only after another phase has begun to allocate.
+    """Find which blocks outlive their phase (forward, backward, ...): they are freed only after another one allocates.
+
+    Such a block is kept for later: an activation, a gradient, a weight. The others are temporary.
 
     What began before the first event outlives its phase: it survived until the recording began. Blocks that are freed
     only after an out-of-memory error would have stayed longer, so they outlive it too.
@@ -151,7 +153,10 @@ _PYTHON_FILE = re.compile(r"\.py$|^<")
 
 
 def _frame_text(name: str, filename: str, line: int) -> str:
-    """Write a frame as "train.py:12 step", or as the function of a C++ frame; folders name people and machines."""
+    """Write a frame as "train.py:12 step", or as the function of a C++ frame.
+
+    Folders are left out, as they name people and machines.
+    """
     if not _PYTHON_FILE.search(filename):
         return name.partition("(")[0][:120] or "no name"
     return f"{_FOLDERS.sub('', filename)}:{line} {name}"[:160]

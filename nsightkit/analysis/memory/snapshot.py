@@ -71,7 +71,7 @@ def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     UsageError
         The snapshot has no such device.
     """
-    device = _device(snapshot, device)
+    device = _chosen_device(snapshot, device)
     events = events_of(snapshot, device)
     blocks = allocations(snapshot, device)
     count = len(events)
@@ -87,7 +87,7 @@ def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     return table
 
 
-def _device(snapshot: Snapshot, device: int | None) -> int:
+def _chosen_device(snapshot: Snapshot, device: int | None) -> int:
     """Give the device that was asked for, or else the one with the highest peak."""
     if not snapshot.devices:
         raise UsageError("the snapshot is empty: no device, no segment, no event")
@@ -125,7 +125,7 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
     UsageError
         The device or event does not exist, or the snapshot holds no out-of-memory error.
     """
-    device = _device(snapshot, device)
+    device = _chosen_device(snapshot, device)
     event = _event_number(snapshot, moment, device)
     blocks = allocations(snapshot, device)
     is_live = (blocks["first"] <= event) & (event < blocks["free_completed"])
@@ -214,7 +214,7 @@ def growth(snapshot: Snapshot, match: str = "^step$", device: int | None = None)
     UsageError
         The snapshot has no such device.
     """
-    device = _device(snapshot, device)
+    device = _chosen_device(snapshot, device)
     marks = snapshot.annotations
     is_step_end = marks["name"].str.contains(match) & (marks["stage"].str.upper() == "END")
     end_times = marks["time_ns"][is_step_end & (marks["device"] == device)]
@@ -269,7 +269,7 @@ def summary(
     UsageError
         The device, event or out-of-memory error does not exist.
     """
-    device = _device(snapshot, device)
+    device = _chosen_device(snapshot, device)
     over_time = timeline(snapshot, device)
     count = len(over_time) - 1
     peak_bytes = None
@@ -294,14 +294,15 @@ def summary(
         "device": device,
         "devices": snapshot.devices,
         "events": count,
-        "notes": _notes(snapshot, device),
+        "notes": _notes_on_snapshot(snapshot, device),
     }
 
 
 def _fragmentation(snapshot: Snapshot, device: int, moment: Moment) -> Json:
     """Divide what is reserved but not allocated at a moment; see :func:`summary`."""
     event = _event_number(snapshot, moment, device)
-    amounts = timeline(snapshot, device).iloc[event + 1].astype(object)  # row 0 is before the first event
+    # Row 0 is before the first event. JSON takes Python's integers, not NumPy's.
+    amounts = timeline(snapshot, device).iloc[event + 1].astype(object)
     reserved = amounts["reserved_bytes"]
     allocated = amounts["allocated_bytes"]
     active = amounts["active_bytes"]
@@ -335,7 +336,7 @@ def _last_out_of_memory(snapshot: Snapshot, device: int) -> Json | None:
     return oom
 
 
-def _notes(snapshot: Snapshot, device: int) -> list[str]:
+def _notes_on_snapshot(snapshot: Snapshot, device: int) -> list[str]:
     """List what the snapshot does not hold."""
     over_time = timeline(snapshot, device)
     has_older_blocks = (allocations(snapshot, device)["first"] < 0).any()

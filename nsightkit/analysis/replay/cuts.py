@@ -75,7 +75,10 @@ class Cuts:
     inferred: int
 
     def slot_at(self, thread: Int, time: Int) -> Int:
-        """Find the slot that each thread is in at each time, ns on the trace's clock; -1 for unknown threads."""
+        """Find the slot that each thread is in at each time, ns on the trace's clock; -1 for unknown threads.
+
+        A slot lasts from the end of one of the thread's cuts to the end of its next one. It has the former's number.
+        """
         slot = np.full(len(thread), -1)
         for number in np.unique(self.thread).tolist():
             of_thread = thread == number
@@ -117,7 +120,7 @@ def read(program: Program, streams: Streams, pauses: pd.DataFrame, arrivals: pd.
 def _full_queue_cuts(program: Program, streams: Streams) -> tuple[pd.DataFrame, Int]:
     """List the launches into a full queue as cuts, and the operation whose end made room for each.
 
-    That is the last to end before the call returned.
+    That is the last to end before the call returned. Apart from its wait, such a call takes as long as any launch.
     """
     full_queue_ops = streams.full_queue_ops
     end = program.launch_end[full_queue_ops]
@@ -172,7 +175,7 @@ def _times_around_wait(program: Program, streams: Streams, copy: Int, awaited: I
     start = program.calls.start[rows]
     end = program.calls.end[rows]
     duration_ns = end - start
-    after_target_ns = end - program.end[awaited]
+    after_target_ns = end - program.end[awaited]  # means nothing where `awaited` is -1: has_waited is False there
     has_copy = copy >= 0
     only_waits = matching(program.calls.names, _ONLY_WAITS)[rows]
     # A call that does more than wait, and returns long after the GPU was done, took its time for something else.

@@ -240,7 +240,9 @@ def _events(whole: Trace) -> pd.DataFrame:
 def _joined(events: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Join the events that one call launched into one operation, from the first start to the last end.
 
-    Returns the operations by stream and start, and ``table, row, operation`` of each event.
+    A call that launches a CUDA graph launches many kernels. They follow each other without further launches, so our
+    replay moves them as one. Returns the operations by stream and start, and ``table, row, operation``
+    of each event.
     """
     launch_row = events["launch_row"].to_numpy()
     # Number the operations in order of their first events. Each event without a launch is one: its key is -1, -2, ...
@@ -278,4 +280,5 @@ def _mark_copies(whole: Trace, ops: pd.DataFrame, is_blocking: Bool) -> None:
     returns_after_copy = copies["end"] <= copies["launch_end"] + _EARLY_RETURN_NS
     # A call blocks by its name or, even if that ends in Async, because it copies pageable memory.
     ops.loc[copies.index, "is_blocking_copy"] = returns_after_copy & (is_pageable | is_blocking[copies["launch_row"]])
+    # The CPU fills a pinned buffer before such a copy to the device. On the way back (DtoH) it empties one afterwards.
     ops.loc[copies.index, "is_staged_copy"] = is_pageable & (kinds["kind"] != "DtoH").to_numpy()

@@ -149,8 +149,9 @@ def _is_any_of(order: Int, *operations: Int) -> Bool:
 def _stream_waits(schedule: Stages, aside: Bool, stream: Int, order: Int) -> tuple[Int, Int]:
     """Pair the operations that wait with those on other streams that they wait for.
 
-    Only the work of later steps waits for operations moved aside: the first of a step on each stream waits for the last
-    that was moved aside in any step before, on the same device.
+    A change may move operations (`aside`: copies or collectives) to a stream of their own, to let them overlap with
+    all other work. Only the work of later steps waits for these: the first operation of a step on each stream waits for
+    the last one that was moved aside in any step before, on the same device.
     """
     program = schedule.program
     waiting = schedule.streams.waiting
@@ -183,7 +184,8 @@ def _cut_targets(schedule: Stages, aside: Bool) -> Int:
     # The last operation up to each that stays: a running maximum of positions, where those moved aside count as -1.
     staying = np.maximum.accumulate(np.where(aside, -1, np.arange(len(aside))))
     staying[program.stream[staying] != program.stream] = -1
-    # The call of a copy from pageable memory no longer waits for it; a read-back needs what stood before the copy.
+    # The call of a copy from pageable memory to the device no longer waits for it, as if the memory were pinned. The
+    # call of a copy to the host still waits for the operation before the copy: it needs the result.
     is_own_copy = cuts.copy[cuts.waiting_cut] == cuts.target
     no_longer_waits = is_own_copy & program.is_staged_copy[cuts.target] & aside[cuts.target]
     return np.where(no_longer_waits, -1, staying[cuts.target])
@@ -310,7 +312,8 @@ def _segment_times(setting: _Setting) -> _SegmentTimes:
     duration_ns = np.maximum(program.duration_ns - setting.change.less_ns, 0)
     # An operation that the change removes leaves no gap.
     gap_ns = np.where((duration_ns > 0) | (duration_ns == program.duration_ns), streams.gap_ns, 0)
-    # The latency after the call is the device's and stays; what comes before it is the thread's own time.
+    # The latency after the call is the device's and stays; what comes before it is the thread's own time. So a launch
+    # counts as made when its call ends or, if the operation is ready before that (a staged copy), when it is ready.
     launched = np.minimum(program.launch_end, np.maximum(streams.ready, program.launch_start))
     own_ready = setting.own_time(program.launch_thread, launched) + streams.ready - launched
     # Where operations moved aside, one without a launch begins no earlier than it did.
@@ -341,6 +344,7 @@ def _waits_of_cuts(setting: _Setting) -> Iterator[_Waits]:
     own_end = setting.own_time(cuts.thread, cuts.end)
     # A thread comes to a cut with the delay of its cut before. There it takes `before_wait_ns` instead of the recorded
     # wait, if nothing below makes it wait longer. A call whose copy was moved aside takes as long as any launch.
+    # So its replayed end is at least own_start + the delay before + before_wait_ns; less own_end, that is its delay.
     is_moved = (cuts.copy >= 0) & setting.aside[cuts.copy]
     before_wait_ns = np.where(is_moved, schedule.streams.call_ns, cuts.before_wait_ns)
     cut = np.flatnonzero(cuts.end > NEVER)
@@ -389,8 +393,8 @@ def _waits_of_segments(setting: _Setting, times: _SegmentTimes) -> Iterator[_Wai
 
 def _waits_of_collectives(setting: _Setting, times: _SegmentTimes) -> Iterator[_Waits]:
     """List what collectives wait for: a device leaves when the last one has arrived and the transfer is over."""
-    # Each operation of a collective is a segment by itself. Its device arrives where it begins: its duration before its
-    # end.
+    # Each operation of a collective is a segment by itself. Its device arrives when it begins. Beginnings of segments
+    # are no moments of the replay: hence the end, less the duration.
     ends = setting.segment_ends[setting.layout.in_collective]
     duration_ns = times.first_ns[setting.layout.in_collective]
     yield _Waits(moment=setting.last_arrivals, awaited=ends, delay_ns=-duration_ns)
@@ -399,7 +403,10 @@ def _waits_of_collectives(setting: _Setting, times: _SegmentTimes) -> Iterator[_
 
 
 def _recorded_times(setting: _Setting) -> Int:
-    """When each moment came in the recording: the order in which the replay goes through them."""
+    """When each moment came in the recording: the order in which the replay goes through them.
+
+    Only the order counts. So a departure from a collective may come right with the last arrival: its number is higher.
+    """
     layout = setting.layout
     cuts = setting.schedule.cuts
     head = layout.order[layout.head]
@@ -444,14 +451,17 @@ def _played(setting: _Setting, times: _SegmentTimes, moment_ns: Int) -> Played:
     replayed = setting.replayed(np.full(len(boundaries), program.step_thread), boundaries, moment_ns)
     begin = int(replayed[0])
     ends = np.maximum.accumulate(replayed[1:])
-    # GPU work ends the step that its launch falls into in the replay.
+    # GPU work ends the step that its launch falls into in the replay. `last` holds the last operation of each recorded
+    # step on each stream.
     last = layout.order[layout.tail[layout.ends_step]]
     launched = setting.replayed(program.launch_thread[last], program.launch_start[last], moment_ns)
     step = np.searchsorted(ends, launched, side="right")
     in_steps = step < len(ends)
     np.maximum.at(ends, step[in_steps], over[layout.ends_step[in_steps]])
     ends = np.maximum.accumulate(ends)
-    if begin_ns > first_ns:  # the time of the first step begins later than its range: behind a step that is left out
+    # A step's time begins where the GPU is done with what came before. For the first step, that is work which the
+    # selection or the recording leaves out: the moment is not replayed, but taken from the recording.
+    if begin_ns > first_ns:
         begin = max(begin, begin_ns)
         ends = np.maximum(ends, begin)
     return Played(int(ends[-1] - begin), ends - begin)

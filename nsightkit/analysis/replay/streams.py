@@ -153,7 +153,11 @@ def read(program: Program) -> Streams:
 
 
 def _full_queue_ops(program: Program, is_slow: Bool) -> Int:
-    """Find the operations whose slow launches found hundreds of others in the queue."""
+    """Find the operations whose launch calls blocked until the queue had room.
+
+    No trace records that: the sign is a slow call while hundreds of operations were queued. A slow call alone may have
+    loaded a module or been interrupted.
+    """
     launch_start = program.launch_start
     slow_ops = np.flatnonzero(is_slow & (program.launch_end - launch_start > _SLOW_NS))
     launched_before = np.searchsorted(np.sort(launch_start[program.has_launch]), launch_start[slow_ops])
@@ -184,7 +188,8 @@ def _ready_and_gap(program: Program, is_slow: Bool, call_ns: int) -> tuple[Int, 
     ready = launched + _medians(start - launched, kind, sample=found_idle, otherwise=_START_NS)
     # The work of a slow call starts when that ends, at any latency of others, unless it was seen to start before.
     ready[is_slow] = np.maximum(ready[is_slow], np.minimum(launch_end[is_slow], start[is_slow]))
-    # The CPU stages pageable memory itself: until the copy begins or, where that had to wait, at the copy's pace.
+    # The CPU stages pageable memory itself, until the copy begins. If the stream was busy until then, the start shows
+    # only when that was free: staging is taken to be as fast as the copy.
     ready[is_piecewise] = start[is_piecewise]
     had_to_wait = is_piecewise & (previous_end > start - 2 * _START_NS)
     ready[had_to_wait] = np.minimum(launch_start + call_ns + program.duration_ns, start)[had_to_wait]
@@ -213,6 +218,7 @@ def _waits_between_streams(program: Program, explained: Int) -> tuple[Int, Int, 
     explained_by_waits = explained.copy()
     np.maximum.at(explained_by_waits, waiting, program.end[awaited])
     is_late = program.start > explained_by_waits + _LATE_NS
+    # Without a launch, nothing tells when the first operation of a stream could have started.
     late = np.flatnonzero(is_late & (program.has_launch | ~program.is_first))
     ended_before = _ended_just_before(program, late, explained[late])
     is_found = ended_before >= 0
@@ -236,6 +242,7 @@ def _ended_just_before(program: Program, late: Int, explained: Int) -> Int:
     awaited = np.full(len(late), -1)
     for back in range(_MOST_CANDIDATES):  # the last to end, then the one before, ..., for all late operations at once
         other = order_by_end[np.maximum(last - back, 0)]
+        # What ended before the operation could start anyway did not delay it.
         fits = (awaited < 0) & (start - end[other] <= _AFTER_NS) & (end[other] > explained - _LATE_NS)
         fits &= program.stream[other] != program.stream[late]
         fits &= program.process[other] == program.process[late]

@@ -49,6 +49,7 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
     """
     tracks = _gpu_calls_by_thread(program)
     paces_ns = [_pace_ns(calls) for calls in tracks.values() if len(calls) > 1]
+    # The busiest thread sets the scale: the pace of a thread that often waits includes its waits.
     pause_ns = max(_PAUSE_FACTOR * min(paces_ns, default=0.0), UNEXPLAINED_NS)
     parts = [pd.DataFrame(columns=["thread", "start", "end", "other_thread"], dtype=np.int64)]
     for thread, calls in tracks.items():
@@ -100,6 +101,7 @@ def _silences(facts: Threads, thread: int, calls: Track, others: dict[int, Track
     is_handed_over = np.zeros(len(work_start), bool)
     for other_calls in others.values():
         is_handed_over |= _holds_a_burst(other_calls, work_start, work_end, pause_ns)
+    # A thread that mostly calls sleep pauses by itself, and does not wait for another.
     is_handed_over &= 2 * facts.sleeps(thread).covered(work_start, work_end) < work_end - work_start
     active_start, active_end = intervals.union(
         (calls.start, np.maximum(calls.end, calls.start + 1)),
@@ -139,8 +141,9 @@ def _woken_by(facts: Threads, start: Int, end: Int, others: dict[int, Track], pa
 def _holds_a_burst(calls: Track, start: Int, end: Int, pause_ns: float) -> Bool:
     """Whether each window holds a whole burst of calls, with a pause before and after it, that takes up half of it.
 
-    A thread that works in several short bursts pauses inside the window too, but shorter than around it. One that works
-    slowly has longer pauses than `pause_ns`, in relation to its own pace.
+    Such a burst, in the silence of another thread, is work that this thread was handed. A thread that works in several
+    short bursts pauses inside the window too, but shorter than around it. One that works slowly has longer pauses than
+    `pause_ns`, in relation to its own pace.
     """
     pause_ns = max(pause_ns, _PAUSE_FACTOR * _pace_ns(calls))
     # The silence ahead of each call and, as the last element, behind the last call.
@@ -203,7 +206,7 @@ def waits_for_data(program: Program, facts: Threads) -> pd.DataFrame:
         )
         is_for_others = 2 * for_others.covered(start, end) >= duration_ns
         is_wait = is_for_others & (duration_ns >= UNEXPLAINED_NS) & (start >= program.changes_from_ns)
-        # With few and short waits, batches lie ready, and their pace is unknown.
+        # With few and short waits, batches lie ready, and their pace is unknown: such waits stay the thread's own time.
         if len(start) and _PACE_DIVISOR * duration_ns[is_wait].sum() >= end[-1] - start[0]:
             parts.append(pd.DataFrame({"thread": thread, "start": start[is_wait], "end": end[is_wait]}))
     return pd.concat(parts, ignore_index=True)

@@ -136,7 +136,7 @@ class WhatIf:
         Parameters
         ----------
         *changes : str
-            As :func:`asked` gives them.
+            As :func:`checked_changes` gives them.
 
         Returns
         -------
@@ -153,7 +153,7 @@ class WhatIf:
         Parameters
         ----------
         *changes : str
-            As :func:`asked` gives them.
+            As :func:`checked_changes` gives them.
 
         Returns
         -------
@@ -175,7 +175,7 @@ class WhatIf:
         Parameters
         ----------
         *changes : str
-            As :func:`asked` gives them.
+            As :func:`checked_changes` gives them.
 
         Returns
         -------
@@ -187,7 +187,7 @@ class WhatIf:
         return 1 - after_ns / max(self.playable.unchanged.wall_ns, 1)
 
     def _add_named(self, name: str, change: Change) -> None:
-        """Add the change of a name, as :func:`asked` gives it, to `change`."""
+        """Add the change of a name, as :func:`checked_changes` gives it, to `change`."""
         key, _, argument = name.partition(":")
         schedule = self.playable
         threads = schedule.program.threads.tolist()
@@ -312,7 +312,7 @@ def _overlap_copies(schedule: Schedule, change: Change) -> None:
     change.aside = change.aside | (is_copy & (schedule.streams.held_ns <= program.duration_ns))
 
 
-def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
+def checked_changes(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
     """Check the requested changes, and write them in one form: ``KEY`` or ``KEY:ARGUMENT``.
 
     Parameters
@@ -358,7 +358,7 @@ def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
     ----------
     replay : WhatIf
     wanted : sequence of str
-        As :func:`asked` gives them; without any, the standard changes that gain something.
+        As :func:`checked_changes` gives them; without any, the standard changes that gain something.
 
     Returns
     -------

@@ -312,7 +312,8 @@ def _convolution_backward(arguments: _Arguments) -> Operation:
 def _convolution_passes(arguments: _Arguments, image: int, result_elements: int, passes: int) -> Operation:
     """Passes over the argument `image` and its filters (the next) that make each element of the result from a filter.
 
-    A pass has 2·N·K·C·R·S·P·Q FLOPs and reads or writes image, filters and result once.
+    The forward convolution is one pass, as is each gradient of image or filters in the backward one. A pass has
+    2·N·K·C·R·S·P·Q FLOPs and reads or writes image, filters and result once.
     """
     precision = arguments.precision(image)
     filter_elements = math.prod(arguments.shape(image + 1)[1:])  # channels of a group, and the filter's extents
@@ -329,7 +330,7 @@ def _elementwise(arguments: _Arguments, inputs: int, flops: int, writes: int = 1
     -1), is a flag: bf16 and fp16 tensors give a result in fp32.
     """
     tensors = list(range(inputs))
-    if writes:
+    if writes:  # operators without a result of their own (costs.toml) take no scalars
         tensors = [i for i in tensors if arguments.dims[i]]
     largest_elements = max(arguments.elements(i) for i in tensors)
     moved_bytes = sum(arguments.tensor_bytes(i) for i in tensors)

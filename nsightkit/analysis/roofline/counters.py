@@ -100,8 +100,8 @@ def stalls(report: Report, kernel: str | None = None, within: str | None = None)
     -------
     DataFrame
         ``id``, ``kernel``, ``reason``, ``share`` (of the cycles a warp spends between two instructions, ``selected``
-        included: it sums to 1 for a launch), ``source`` (``ratio``: counted; ``samples``: of the program counter),
-        ``meaning``, the longest first. Empty where the report has neither.
+        included: it sums to 1 for a launch), ``source`` (``ratio``: from hardware counters; ``samples``: from samples
+        of the program counter), ``meaning``, the longest first. Empty where the report has neither of these sources.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     rows = []
     for findings in _chosen_launches(report, kernel, within):
         measured = findings.launch[_MEASURED].tolist()
-        classification = _explain(findings)
+        classification = _explain_launch(findings)
         rows.append([*measured, findings.limiter(), classification, findings.evidence, findings.next_steps])
     frame = pd.DataFrame(rows, columns=pd.Index(COLUMNS))
     return frame.sort_values("time_ns", ascending=False, kind="stable", na_position="last", ignore_index=True)
@@ -256,7 +256,7 @@ class _Findings:
             self.next_steps.append(advice)
 
 
-def _explain(findings: _Findings) -> str:
+def _explain_launch(findings: _Findings) -> str:
     """Note what bounds a launch and what to try; return its class, one of :data:`CLASSES`."""
     classification = classify(findings["sm_pct"], findings["memory_pct"])
     if classification == "not-enough-data":
@@ -284,12 +284,15 @@ def _explain(findings: _Findings) -> str:
 
 
 def _busiest_memory_level(findings: _Findings) -> None:
-    """Note which level of the memory is busiest: DRAM, L2 or L1."""
+    """Note which level of the memory is busiest: DRAM, L2 or L1.
+
+    The answers are sections of ``counters.toml``; one for each level has the name of that level's metric.
+    """
     busy = findings.launch[list(_MEMORY_LEVELS)].astype(float)
     if busy.isna().all():
         findings.say("no-levels")
         return
-    level = str(busy.idxmax())  # also the name of its answer
+    level = str(busy.idxmax())
     if level != "dram_pct":
         findings.say("not-dram")
         findings.say(level)

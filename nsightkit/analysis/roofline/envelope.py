@@ -100,6 +100,7 @@ def envelope(configuration: Configuration) -> Envelope:
     Envelope
     """
     c = configuration
+    # The bytes per parameter, token or logit below are those of the module's docstring, which says what they hold.
     layer_gemm_params = c.d_model * (4 * c.d_model + 3 * c.d_ff)
     head_params = c.vocabulary * c.d_model  # and as many for the embedding, which is no GEMM
     gemm_params = c.layers * layer_gemm_params + head_params
@@ -166,13 +167,13 @@ def summary(configurations: Iterable[Configuration] = MATRIX) -> pd.DataFrame:
                 "fwd_flops": cost.fwd_flops,
                 "train_flops": cost.train_flops,
                 "aligned": not misaligned(configuration),
-                "notes": _notes(cost),
+                "notes": _notes_on_configuration(cost),
             }
         )
     return pd.DataFrame(rows)
 
 
-def _notes(cost: Envelope) -> list[str]:
+def _notes_on_configuration(cost: Envelope) -> list[str]:
     """Write what a configuration is for, and what is unusual about its cost."""
     c = cost.configuration
     notes = [c.intent]

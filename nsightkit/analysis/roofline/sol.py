@@ -53,10 +53,10 @@ __all__ = [
     "elementwise_cost",
     "gemm_cost",
     "gpu_of",
-    "groups",
     "judge",
     "kernel_bounds",
     "layer_costs",
+    "operator_groups",
     "read_ceilings",
     "summary",
 ]
@@ -290,7 +290,7 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
     UsageError
         No such card is listed, or the trace names no card and `gpu` does neither.
     """
-    by_shape = pd.DataFrame(groups(trace), columns=list(Group._fields))
+    by_shape = pd.DataFrame(operator_groups(trace), columns=list(Group._fields))
     by_shape = by_shape[by_shape["time_ns"] > 0].reset_index(drop=True)
     # Without operators nothing is judged, and the trace need not name its card.
     sheet = Rates("datasheet", {}, 1.0)
@@ -298,7 +298,7 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
         sheet = datasheet(hardware.find(gpu or gpu_of(trace)))
     calls = by_shape["calls"].to_numpy(np.int64)
     times = by_shape["time_ns"].to_numpy(np.int64)
-    operations = [_on_unit_of_card(sheet, operation) for operation in by_shape["operation"]]
+    operations = [_on_cores_of_card(sheet, operation) for operation in by_shape["operation"]]
     # By the mean time of one call: what fits the cache is a matter of a call. Then sums over calls.
     table = judge(operations, times / calls, sheet, measured)
     table[["flops", "bytes"]] = table[["flops", "bytes"]].mul(calls, axis=0)
@@ -306,7 +306,7 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
     return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True)
 
 
-def _on_unit_of_card(sheet: Rates, operation: Operation) -> Operation:
+def _on_cores_of_card(sheet: Rates, operation: Operation) -> Operation:
     """Move an operation to the card's ordinary cores where the card has no tensor cores for its precision."""
     if operation.unit in sheet.tflops:
         return operation
@@ -334,8 +334,8 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
         sheets = [datasheet(hardware.find(gpu or gpu_of(trace)))]
     except UsageError:
         sheets = [datasheet(card) for card in hardware.GPUS]  # it may be any of them
-    for group in groups(trace):
-        bounds_of_cards = {sheet.bound(_on_unit_of_card(sheet, group.operation)) for sheet in sheets}
+    for group in operator_groups(trace):
+        bounds_of_cards = {sheet.bound(_on_cores_of_card(sheet, group.operation)) for sheet in sheets}
         if len(bounds_of_cards) == 1:
             bound_of_kernel[group.kernels] = bounds_of_cards.pop()
     return pd.Categorical(bound_of_kernel, pd.Index(["", "compute", "memory"]))
@@ -362,7 +362,7 @@ class Group(NamedTuple):
     time_ns: int
 
 
-def groups(trace: Trace) -> Iterator[Group]:
+def operator_groups(trace: Trace) -> Iterator[Group]:
     """Find the operators of a trace whose inputs tell their cost, one group per name and inputs, with their kernels.
 
     Parameters

@@ -103,12 +103,12 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     # Without GPU work, or with none that takes time, there is nothing to judge.
     if not sum(trace.table(table, ["duration_ns"])["duration_ns"].sum() for table in GPU_TABLES):
         left_out = overview.left_out(trace)
-        answer["evidence"] = [left_out or "no work was recorded on a GPU", *_on_the_cpu(trace)]
+        answer["evidence"] = [left_out or "no work was recorded on a GPU", *_operators_without_cuda(trace)]
         answer["next_steps"] = [f"capture the GPU's work, while a step runs on it: {advice.again(trace)}"]
         if left_out:
             answer["next_steps"] = ["leave out the filters, or widen them"]
         return answer
-    judged = _judged(trace, account.make(trace, gpu))
+    judged = _judged(trace, account.make_account(trace, gpu))
     if count < _FEW_OPERATIONS and judged["bottleneck"] != "not-enough-data":
         # Take the answer back, but keep what was found as evidence and as a doubt.
         holds = f"the trace holds {count_text(count, 'GPU operation')}"
@@ -120,7 +120,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     return answer | judged
 
 
-def _on_the_cpu(trace: Trace) -> Iterator[str]:
+def _operators_without_cuda(trace: Trace) -> Iterator[str]:
     """Explain a capture that has PyTorch operators but no CUDA call; nothing for other captures."""
     operators = trace.table("ops", ["name", "duration_ns"])
     if trace.whole.size("calls") or operators.empty:

@@ -128,7 +128,7 @@ class Account:
         return min(self.total_ns[name] / max(self.span_ns, 1), 1.0)
 
     def moments(self, name: str) -> pd.DataFrame:
-        """List the events that an answer is about, in the judged time.
+        """List the events that an answer is about, in the judged time: those of its layers (:data:`LAYERS`).
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class Account:
         return rows
 
 
-def make(trace: Trace, gpu: str | None = None) -> Account:
+def make_account(trace: Trace, gpu: str | None = None) -> Account:
     """Account for the time of a trace that holds GPU work.
 
     Parameters
@@ -205,6 +205,8 @@ def make(trace: Trace, gpu: str | None = None) -> Account:
     if len(windows) and not work_together:
         used_by_steps = steps.devices(trace, int(windows["process"].iloc[0]))
         devices = [device for device in devices if device in used_by_steps]
+    # The layer of an event, a position in LAYERS, is the answer that its time counts for; where events overlap, the
+    # first layer counts.
     edges, span_ns = _judged_time(windows, spans, len(devices))
     decodes = _decodes(trace)
     kernels = _kernels(trace, gpu, decodes)
@@ -239,7 +241,10 @@ def _judged_time(windows: pd.DataFrame, spans: pd.DataFrame, device_count: int) 
 
 
 def _decodes(trace: Trace) -> bool:
-    """Whether decoding few sequences at once takes at least half of the time; an unknown number is not few."""
+    """Whether decoding few sequences at once takes at least half of the time; an unknown number is not few.
+
+    Such matmuls have few rows, so memory bounds them (:data:`_FEW_SEQUENCES`), which the names of kernels do not show.
+    """
     phases = steps.phases(steps.summary(trace))
     is_small_decode = (phases["phase"] == "decode") & (phases["sequences"].fillna(_FEW_SEQUENCES) < _FEW_SEQUENCES)
     return bool(2 * phases.loc[is_small_decode, "share"].sum() >= 1)
@@ -270,7 +275,8 @@ def _other_work(trace: Trace) -> list[pd.DataFrame]:
     parts = [graphs.assign(kind="graph", name="graph replay", row=-1, layer=_UNDECIDED)]
     memops = trace.table("memops", [*_EVENT, "kind"])
     names = memops["kind"].astype(str)
-    # The two last layers, which kernels hide: copies take time as memory-transfer, memsets as memory-bound.
+    # The two last layers, which kernels hide (LAYERS): copies, at _FILTERED + 1, take time as memory-transfer, memsets,
+    # at _FILTERED + 2, as memory-bound.
     layer = np.where(names == "memset", _FILTERED + 2, _FILTERED + 1)
     parts.append(memops.assign(kind="copy", name=names.map(gaps.memop_name), row=memops.index, layer=layer))
     if trace is not trace.whole:

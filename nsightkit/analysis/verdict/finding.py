@@ -119,7 +119,7 @@ def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence
     events = account.moments(decision.name).sort_values("duration_ns", ascending=False, kind="stable")
     longest = events[["device", "start_ns", "end_ns", "kind", "name"]].head(_MOST_MOMENTS)
     events["name"] = _without_numbers(events)
-    events["inside"] = _inside(account, events)
+    events["inside"] = _names_around(account, events)
     keys = ["kind", "name"]
     named = pd.DataFrame(events.groupby(keys, sort=False)["duration_ns"].agg(count="size", total_ns="sum"))
     # The time of each name in each operator or range.
@@ -142,7 +142,7 @@ def _without_numbers(events: pd.DataFrame) -> pd.Series[Any]:
     return events["name"].where(~(is_work & is_shared), starred)
 
 
-def _inside(account: Account, events: pd.DataFrame) -> np.ndarray:
+def _names_around(account: Account, events: pd.DataFrame) -> np.ndarray:
     """Name the operator, or else the range, around the call that each event is or was launched by; never a whole step.
 
     None where no call is known.
@@ -266,7 +266,7 @@ def _prediction(finding: Finding) -> str:
 
 
 def _largest_names(finding: Finding) -> Iterator[str]:
-    """Give a sentence for each of the names behind the answer that take most of its time."""
+    """Give a sentence for each name (of a call, range, operator, kernel) that takes much of the answer's time."""
     for row in finding.named.head(_MOST_NAME_SENTENCES).to_dict("records"):
         kind = row["kind"]
         name = row["name"]

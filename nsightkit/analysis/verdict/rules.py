@@ -157,7 +157,10 @@ def _doubts_about_replay(replay: WhatIf) -> Iterator[_Doubt]:
 
 
 def _doubts_about_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
-    """Doubt answers that concern few moments, and those beside which much time was lost to something else."""
+    """Doubt answers that concern few moments, and those beside which much time was lost to something else.
+
+    Each doubt is a sentence and its weight: weights of 2 or more in sum make the confidence low.
+    """
     if decision.name in LOSSES:
         yield from _doubts_about_repetition(account, replay, decision)
     if replay.refused is None and (decision.change is not None or decision.name in _UNEXPLAINED):
@@ -195,6 +198,7 @@ def _doubts_about_answer(account: Account, decision: Decision) -> Iterator[_Doub
     profiler_share = account.share("profiler")
     if name != "profiler" and profiler_share >= LEAST_SHARE:
         yield f"the profiler itself took {share_text(profiler_share)} of the time and may distort the rest", 1
+    # A server that decodes few sequences is memory-bound, even without shapes.
     if name in _BOUNDS and share_by_shape(account, name) < 0.5 and not account.decodes:
         yield "judged by kernel names, without shapes", 1
     reached = share_of_rate(bounded_operators(account, name))

@@ -58,7 +58,7 @@ def test_a_named_program_gains_what_is_predicted(tmp_path: Path, name: str) -> N
 )
 def test_several_changes_and_names(tmp_path: Path, program: str, asked: Any, change: Any) -> None:
     run = play(PROGRAMS[program], seed=1)
-    row = whatif.rows(WhatIf(_trace(tmp_path, run)), whatif.asked(*asked))[-1]
+    row = whatif.rows(WhatIf(_trace(tmp_path, run)), whatif.checked_changes(*asked))[-1]
     assert row["speedup"] == pytest.approx(run.wall_ns / play(PROGRAMS[program], 1, change).wall_ns, rel=0.03)
     assert row["predicted_ns"] == pytest.approx(row["wall_ns"] / row["speedup"], abs=1)
 
@@ -191,7 +191,7 @@ def test_many_streams_and_syncs_cost_what_they_hold(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_asked(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        whatif.asked(**arguments)
+        whatif.checked_changes(**arguments)
 
 
 def _frames(trace: Trace) -> dict[str, pd.DataFrame]:

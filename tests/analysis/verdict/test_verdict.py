@@ -576,7 +576,7 @@ def test_a_gap_that_pages_explain_is_inside_no_call(tmp_path: Path) -> None:
     with laid.step("upload"):
         laid.copy(1)
     account = SimpleNamespace(trace=laid.trace(tmp_path), steps={"step": []})
-    assert finding._inside(account, pd.DataFrame({"kind": "copy", "row": [0, -1]})).tolist() == ["upload", None]
+    assert finding._names_around(account, pd.DataFrame({"kind": "copy", "row": [0, -1]})).tolist() == ["upload", None]
 
 
 def test_a_filter_does_not_uncover_a_copy(tmp_path: Path) -> None:
