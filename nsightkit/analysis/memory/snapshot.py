@@ -338,10 +338,9 @@ def _last_out_of_memory(snapshot: Snapshot, device: int) -> Json | None:
 
 def _notes_on_snapshot(snapshot: Snapshot, device: int) -> list[str]:
     """List what the snapshot does not hold."""
-    over_time = timeline(snapshot, device)
     has_older_blocks = (allocations(snapshot, device)["first"] < 0).any()
     notes = []
-    if len(over_time) == 1:
+    if events_of(snapshot, device).empty:
         notes.append("no events were recorded, so the peak is unknown and this is the state at the end")
     elif has_older_blocks:
         notes.append("blocks allocated before recording began have no stack; an earlier peak, if any, is not recorded")

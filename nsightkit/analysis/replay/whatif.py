@@ -284,9 +284,10 @@ def _remove_work(schedule: Schedule, change: Change, names: set[str], any_sample
 
 def _saved_by_scaling(schedule: Schedule, pattern: Expression, factor: float) -> Int:
     """Give the ns that each operation saves if its kernels and copies of matching names take `factor` of their time."""
-    whole = schedule.program.trace.whole
-    all_events = schedule.program.events
-    saved_ns = np.zeros(len(schedule.program.duration_ns))
+    program = schedule.program
+    whole = program.trace.whole
+    all_events = program.events
+    saved_ns = np.zeros(len(program.duration_ns))
     for number, table in enumerate(("kernels", "memops")):  # as in GPU_TABLES
         events = all_events[all_events["table"] == number]
         events = events[matching(pd.Series(gaps.names_of(whole, table, events["row"].to_numpy())), pattern)]
@@ -299,7 +300,7 @@ def _saved_by_scaling(schedule: Schedule, pattern: Expression, factor: float) ->
 def _overlap_copies(schedule: Schedule, change: Change) -> None:
     """Add to `change` that copies move aside, and that no call stages them: as from pinned memory."""
     program = schedule.program
-    calls = schedule.program.calls
+    calls = program.calls
     kinds = program.trace.whole.table("memops", ["kind"])["kind"]
     host_copies = np.flatnonzero(~kinds.isin(["memset", "DtoD"]))  # what the device does by itself stays
     is_copy = (program.table == GPU_TABLES.index("memops")) & np.isin(program.row, host_copies)
