@@ -161,6 +161,7 @@ def shift(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Esti
     Estimate
         Without an interval where there are too few samples (fewer than four per side at 95%).
     """
+    # All pairs are formed, in memory: thin long series first.
     before_samples = thinned(np.asarray(before, np.float64))
     after_samples = thinned(np.asarray(after, np.float64))
     differences = np.sort(np.subtract.outer(after_samples, before_samples), axis=None)
@@ -271,18 +272,22 @@ def rank_margin(n: int, m: int, tail: float) -> int:
         deviation = math.sqrt(n * m * (n + m + 1) / 12)
         margin = n * m / 2 - NormalDist().inv_cdf(1 - tail) * deviation
         return max(math.floor(margin), 0)
-    orders = _rank_sums(n, m)
+    orders = _count_orders_by_larger_pairs(n, m)
     probability = np.cumsum(orders) / orders.sum()
     return int(np.searchsorted(probability, tail, side="right"))
 
 
 @functools.cache
-def _rank_sums(n: int, m: int) -> Float:
-    """Count the orders of two series by in how many of the n * m pairs the sample of the first series is larger."""
+def _count_orders_by_larger_pairs(n: int, m: int) -> Float:
+    """Count the orders in which n and m samples may come, by how many of the n * m pairs the first series wins.
+
+    A pair has one sample of each series, and the larger one wins. Without a change all orders are as likely, so these
+    counts are the distribution of the rank-sum test (Mann and Whitney's U).
+    """
     orders = np.zeros(n * m + 1)
     if not n or not m:
         return orders + 1
     # The largest sample of all is of the first series and larger than all m of the second, or it is of the second.
-    orders[m:] += _rank_sums(n - 1, m)
-    orders[: n * (m - 1) + 1] += _rank_sums(n, m - 1)
+    orders[m:] += _count_orders_by_larger_pairs(n - 1, m)
+    orders[: n * (m - 1) + 1] += _count_orders_by_larger_pairs(n, m - 1)
     return orders

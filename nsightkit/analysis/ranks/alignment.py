@@ -63,7 +63,7 @@ def match_and_align(
     arrivals = match(table)
     clocks = align(arrivals, ranks, captures)
     notes = []
-    if not _fits(on_island_clock(arrivals, clocks)):
+    if not _do_ends_agree(on_island_clock(arrivals, clocks)):
         # Sequence numbers are certain and have no limit; only a match by order can be wrong.
         is_numbered = arrivals["limit_ns"].isna()
         arrivals = arrivals[is_numbered]
@@ -156,8 +156,11 @@ def _collective_shift(reference_ends: Int, ends: Int, limit_ns: float) -> int | 
     return best_shift
 
 
-def _fits(arrivals: pd.DataFrame) -> bool:
-    """Whether the ends of collectives that were matched by their order lie as close as they should."""
+def _do_ends_agree(arrivals: pd.DataFrame) -> bool:
+    """Whether the ends of collectives that were matched by their order lie as close as they should.
+
+    If they do not, the match is wrong. It is enough that most ends do (`_CLOSE_SHARE`): some may be delayed.
+    """
     rows = arrivals[arrivals["limit_ns"].notna() & arrivals["kind"].isin(SYNCHRONIZING)]
     is_close = _residuals(rows).abs() <= rows["limit_ns"]
     return bool((is_close.groupby([rows["where"], rows["kind"]]).mean() >= _CLOSE_SHARE).all())
@@ -198,7 +201,8 @@ def align(arrivals: pd.DataFrame, ranks: Iterable[int], captures: Mapping[int, s
         joining = pd.Index([lowest_rank] if clocks.loc[lowest_rank, "island"] < 0 else [])
         while len(joining):
             clocks.loc[joining, "island"] = lowest_rank
-            # Collectives tie further ranks to those of the island; NaN for a collective without any of these.
+            # Each round takes in the ranks that share a collective with the island so far, until none joins.
+            # NaN for a collective without a rank of the island.
             island = ends["rank"].map(clocks["island"])
             island_end = on_island_clock(ends[island == lowest_rank], clocks).groupby("collective")["end_ns"].median()
             difference_ns = (ends["end_ns"] - ends["collective"].map(island_end))[island < 0]
@@ -206,6 +210,7 @@ def align(arrivals: pd.DataFrame, ranks: Iterable[int], captures: Mapping[int, s
             clocks.loc[offset.index, "offset_ns"] = offset
             joining = offset.index
     if captures is not None:
+        # Ranks of one capture have one clock: all take the offset of the lowest of them.
         clocks["offset_ns"] = clocks.groupby(clocks.index.map(captures))["offset_ns"].transform("first")
     residual_ns = _residuals(on_island_clock(ends, clocks)).abs()
     clocks["spread_ns"] = _MAD_TO_SIGMA * residual_ns.groupby(ends["rank"]).median()

@@ -22,7 +22,7 @@ import pandas as pd
 
 from nsightkit.analysis.core.intervals import uncovered
 from nsightkit.analysis.ranks import alignment, lateness
-from nsightkit.analysis.ranks.one_rank import Look, look, rank_of
+from nsightkit.analysis.ranks.one_rank import Look, look_at_ranks, rank_of
 from nsightkit.errors import AnyPath, TraceError, UsageError
 from nsightkit.text import Json, time_text
 from nsightkit.trace import store
@@ -166,7 +166,7 @@ def survey(
     files: list[Path] = []
     for source in chosen:
         if isinstance(source, Trace):
-            looks += look(source)
+            looks += look_at_ranks(source)
         else:
             files.append(Path(source).absolute())
     if workers is None:
@@ -305,7 +305,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
     floors_ns = 3 * clocks["spread_ns"].fillna(0)
     stragglers, gain_ns = lateness.find_stragglers(arrivals, steps, floors_ns, watched_ns)
     return Job(
-        ranks=_ranks(look_of_rank, clocks, arrivals),
+        ranks=_rank_rows(look_of_rank, clocks, arrivals),
         stragglers=stragglers,
         collectives=_collectives(arrivals, world_size if len(look_of_rank) == world_size else -1),
         arrivals=arrivals,
@@ -360,7 +360,7 @@ def _collectives(arrivals: pd.DataFrame, world_size: int) -> pd.DataFrame:
     return table.drop(columns=["first_arrival", "last_arrival", "size"])
 
 
-def _ranks(look_of_rank: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFrame) -> pd.DataFrame:
+def _rank_rows(look_of_rank: Mapping[int, Look], clocks: pd.DataFrame, arrivals: pd.DataFrame) -> pd.DataFrame:
     """One row per rank: its figures, how late it was and how long it waited, and its clock."""
     rows = []
     for rank, entry in look_of_rank.items():
@@ -413,7 +413,7 @@ def look_or_reason(path: str) -> list[Look] | str:
         The reason if the file cannot be read.
     """
     try:
-        return look(path)
+        return look_at_ranks(path)
     except TraceError as error:
         return f"{error.problem}; {error.remedy}"
     except Exception as error:

@@ -109,7 +109,7 @@ def find_stragglers(
             others = lateness_by_unit.columns.drop([rank])
         excess = _excess(rank, steps, others)
         excess_ns = float(excess.sum())
-        gain_ns = _time_saved(table, [rank])
+        gain_ns = _time_others_waited(table, [rank])
         if excess_ns >= _EXPLAINED_SHARE * late_ns_of_rank[rank]:
             cause = str(excess.idxmax()).removeprefix(TIME)
             extra_ns: int | None = int(excess.max())
@@ -137,7 +137,7 @@ def find_stragglers(
         }
         rows.append(row | {"text": _late_rank_sentence(row)})
     rows.sort(key=lambda row: (row["cause"].startswith(_HELD_UP_PREFIX), -row["late_ns"]))
-    gain_of_all_ns = min(_time_saved(table, list(stragglers)), most_saved_ns)
+    gain_of_all_ns = min(_time_others_waited(table, list(stragglers)), most_saved_ns)
     return pd.DataFrame(rows, columns=COLUMNS), int(gain_of_all_ns)
 
 
@@ -167,9 +167,10 @@ def _late_beyond_chance(lateness_of_group: Mapping[int, pd.DataFrame], wall_ns: 
     while True:
         newly_late = []
         for group, by_unit in lateness_of_group.items():
+            # Beside a rank that is later still, a late rank is never last: judge it again without the stragglers.
             remaining = by_unit.drop(columns=list(stragglers), errors="ignore")
             late_ns = remaining.sum()
-            is_late = (tests * chances(remaining) < _SIGNIFICANT) & (late_ns >= _WORTH_SHARE * wall_ns)
+            is_late = (tests * chances_of_lateness(remaining) < _SIGNIFICANT) & (late_ns >= _WORTH_SHARE * wall_ns)
             for rank, rank_late_ns in late_ns[is_late].items():
                 newly_late.append((rank_late_ns, group, int(str(rank))))
         if not newly_late:
@@ -178,7 +179,7 @@ def _late_beyond_chance(lateness_of_group: Mapping[int, pd.DataFrame], wall_ns: 
         stragglers |= {rank: group for _, group, rank in sorted(newly_late)}
 
 
-def chances(units: pd.DataFrame) -> pd.Series:
+def chances_of_lateness(units: pd.DataFrame) -> pd.Series:
     """Chance of each rank to be placed as late as it is or later, if each place is as likely in each unit.
 
     Parameters
@@ -212,13 +213,17 @@ def chances(units: pd.DataFrame) -> pd.Series:
 # ---------------------------------------------------------------- cost
 
 
-def _time_saved(table: pd.DataFrame, ranks: Sequence[int]) -> int:
-    """Time in ns in which other ranks waited for these and did nothing else."""
+def _time_others_waited(table: pd.DataFrame, ranks: Sequence[int]) -> int:
+    """Sum the ns in which the other ranks waited in collectives for `ranks`, and computed nothing meanwhile.
+
+    That is what the job would save if `ranks` came no later than the others.
+    """
     by_collective = table.groupby("collective")
     all_arrived = by_collective["start_ns"].max()
     # Without others in a collective, the first arrival is taken for theirs.
     others_arrived = table[~table["rank"].isin(ranks)].groupby("collective")["start_ns"].max()
     others_arrived = others_arrived.reindex(all_arrived.index).fillna(by_collective["start_ns"].min())
+    # A wait behind which a rank computed costs nothing: count no more than the most that a rank had exposed.
     exposed = by_collective["exposed_ns"].max().astype("float64").fillna(np.inf)
     waited = uncovered(others_arrived, all_arrived, key=by_collective["group_id"].first())
     return int(np.minimum(waited, exposed).sum())

@@ -42,7 +42,7 @@ WAITING = TIME + _COMMUNICATION
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """Figures and small tables of one rank, without its events.
+    """Figures and small tables of one rank, without its events: the traces of all ranks need not fit into memory.
 
     Parameters
     ----------
@@ -73,8 +73,8 @@ class Look:
     steps: pd.DataFrame
 
 
-def look(source: AnyPath | Trace) -> list[Look]:
-    """Reduce a trace to its figures and small tables.
+def look_at_ranks(source: AnyPath | Trace) -> list[Look]:
+    """Reduce a trace to the figures and small tables of each rank in it.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def look(source: AnyPath | Trace) -> list[Look]:
 
 
 def _of_process(trace: Trace, process: int) -> Trace:
-    """The trace with the events of one process only."""
+    """The trace with the events of one process only: a recording of several ranks has a process for each."""
     masks = {}
     for table, columns in TABLES.items():
         if "process" in columns:

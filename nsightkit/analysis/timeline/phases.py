@@ -7,7 +7,7 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import Rule, around, attributable
+from nsightkit.analysis.timeline.ranges import Rule, attributable, innermost_ranges_around
 from nsightkit.text import compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace, nesting
 
@@ -84,7 +84,7 @@ def _gpu_work(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     has_launch = launch >= 0
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[has_launch]]
     phase = np.full(len(ops), -1, np.int64)
-    phase[has_launch] = around(trace, phases, calls, rule)
+    phase[has_launch] = innermost_ranges_around(trace, phases, calls, rule)
     names = np.append(phases["name"].to_numpy(object), UNATTRIBUTED)[phase]  # the last is for no phase, -1
     work = pd.DataFrame({"gpu_ns": intervals.uncovered(ops["start_ns"], ops["end_ns"], ops["device"])})
     work["kernel_count"] = (ops["table"] == GPU_TABLES.index("kernels")).astype(int)

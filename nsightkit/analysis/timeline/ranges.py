@@ -50,7 +50,7 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
     rule : {"window", "thread"}
         ``thread`` is nsys's own: the launching call lies inside the range on the same thread. It also copies the rest
         of nsys's rules: ranges that end on another thread and unnamed ones are left out, graph replays do not count.
-        ``window`` adds what threads without own ranges (:func:`holders`) launch while the range is open,
+        ``window`` adds what threads without own ranges (:func:`ranges_with_launches`) launch while the range is open,
         because autograd launches the backward pass from another thread.
 
     Returns
@@ -111,6 +111,8 @@ def instances(trace: Trace, rule: Rule = "window") -> pd.DataFrame:
     ----------
     trace : Trace
     rule : {"window", "thread"}
+        As for :func:`summary`. With ``thread``, ranges without a name or that end on another thread are left out, as
+        nsys does.
 
     Returns
     -------
@@ -132,7 +134,9 @@ def instances(trace: Trace, rule: Rule = "window") -> pd.DataFrame:
     return ranges.drop(columns="end_thread").reset_index(drop=True)
 
 
-def holders(trace: Trace, range_rows: Int, launch_threads: Int, rule: Rule = "window") -> Iterator[tuple[Int, Int]]:
+def ranges_with_launches(
+    trace: Trace, range_rows: Int, launch_threads: Int, rule: Rule = "window"
+) -> Iterator[tuple[Int, Int]]:
     """Pair ranges with the launches that they may hold while they are open.
 
     A range may hold what its own thread launches. By the rule ``window`` a range that the program opened may also hold
@@ -179,7 +183,7 @@ def _equal_values(left: Int, right: Int) -> Iterator[tuple[Int, Int]]:
             yield np.asarray(positions), np.asarray(right_positions[value])
 
 
-def around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFrame, rule: Rule = "window") -> Int:
+def innermost_ranges_around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFrame, rule: Rule = "window") -> Int:
     """Find the innermost of some ranges in which each call lies.
 
     Parameters
@@ -190,6 +194,7 @@ def around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFrame, rule: Rule =
     calls : DataFrame
         ``start_ns, end_ns, thread``.
     rule : {"window", "thread"}
+        As for :func:`summary`: whether a call on a thread without own ranges may lie in a range of another thread.
 
     Returns
     -------
@@ -200,7 +205,7 @@ def around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFrame, rule: Rule =
     begun = np.append(ranges["start_ns"].to_numpy(), np.iinfo(np.int64).min)
     position = np.full(len(calls), -1, np.int64)
     launch_threads = calls["thread"].to_numpy()
-    for candidates, launches in holders(trace, ranges.index.to_numpy(), launch_threads, rule):
+    for candidates, launches in ranges_with_launches(trace, ranges.index.to_numpy(), launch_threads, rule):
         candidate = intervals.innermost(calls.iloc[launches], ranges.iloc[candidates])
         new = np.append(candidates, -1)[candidate]
         # A call may be paired with its own thread's ranges and with the process's: the last to begin is innermost.
@@ -211,7 +216,10 @@ def around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFrame, rule: Rule =
 
 @kept
 def _is_own_range(whole: Trace) -> npt.NDArray[np.bool_]:
-    """Flag the ranges that the program opened: no library's, on threads with own ranges (see :func:`holders`)."""
+    """Flag the ranges that the program opened: no library's, on threads with own ranges.
+
+    :func:`ranges_with_launches` says what own ranges are and why they matter. Ranges of a pool's threads are not own.
+    """
     ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name", "domain", "level"])
     is_library = matching(ranges["name"], OPERATOR_RANGE, COLLECTIVE_RANGE, LOADER_RANGE)
     is_library |= matching(ranges["domain"], _LIBRARY_DOMAIN, LOADER_RANGE)
@@ -225,7 +233,11 @@ def _is_own_range(whole: Trace) -> npt.NDArray[np.bool_]:
 
 
 def _pool_threads(whole: Trace, outermost: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Find threads of a pool: they launch nothing, and other such threads have the same names of outermost ranges."""
+    """Find threads of a pool: they launch nothing, and other such threads have the same names of outermost ranges.
+
+    Such ranges (of workers that decode images) are open at the same time as the training's own. They must not be taken
+    for what holds the launches of another thread.
+    """
     calls = whole.table("calls", ["thread", "name"])
     launching = calls["thread"][matching(calls["name"], LAUNCHES)].unique()
     candidates = outermost[~outermost["thread"].isin(launching)]
@@ -285,7 +297,7 @@ def _gpu_totals(trace: Trace, rule: Rule) -> pd.DataFrame:
         operation = operations[position]
         # Only launches that also return within the range count.
         is_inside = launch_returned[operation] <= range_end[range_row]
-        of_batch = _totals(ops.iloc[operation[is_inside]], range_row[is_inside])
+        of_batch = _gpu_sums_by_range(ops.iloc[operation[is_inside]], range_row[is_inside])
         totals.loc[of_batch.index] = of_batch
     return totals
 
@@ -300,10 +312,10 @@ def _blocks(trace: Trace, ranges: pd.DataFrame, ops: pd.DataFrame, rule: Rule) -
     end = ranges["end_ns"].to_numpy()
     operations = [np.empty(0, np.int64)]
     blocks = [np.empty((3, 0), np.int64)]
-    before = 0
+    before = 0  # operations of the pairs so far: `low` and `high` count on from there
     launch_threads = ops["thread"].to_numpy()
-    for candidates, launches in holders(trace, np.arange(len(ranges)), launch_threads, rule):
-        # `holders` gives launches in ascending order, and `ops` has the order in which they begin: these are sorted.
+    for candidates, launches in ranges_with_launches(trace, np.arange(len(ranges)), launch_threads, rule):
+        # Launches come in ascending order, and `ops` has the order in which they begin: these are sorted.
         begun = launch_begun[launches]
         low = before + np.searchsorted(begun, start[candidates], side="left")
         high = before + np.searchsorted(begun, end[candidates], side="right")
@@ -316,7 +328,7 @@ def _blocks(trace: Trace, ranges: pd.DataFrame, ops: pd.DataFrame, rule: Rule) -
     return table, np.concatenate(operations)
 
 
-def _totals(ops: pd.DataFrame, owner: Int) -> pd.DataFrame:
+def _gpu_sums_by_range(ops: pd.DataFrame, owner: Int) -> pd.DataFrame:
     """Sum operations by the range that owns each: the columns `_GPU_COLUMNS`."""
     ops = ops.assign(gpu_ns=intervals.uncovered(ops["start_ns"], ops["end_ns"], owner))
     by_range = ops.groupby(owner)

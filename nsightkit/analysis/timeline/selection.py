@@ -10,7 +10,7 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import around
+from nsightkit.analysis.timeline.ranges import innermost_ranges_around
 from nsightkit.errors import UsageError
 from nsightkit.text import compiled, matching
 from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
@@ -126,7 +126,7 @@ def _in_ranges(trace: Trace, within: str) -> dict[str, _Mask]:
         raise UsageError(f"--within: no range matches {within!r}; there are {known}")
     windows = ranges[is_match]
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-    is_launch_inside = around(trace, windows, calls) >= 0
+    is_launch_inside = innermost_ranges_around(trace, windows, calls) >= 0
     return _masks_inside(trace, windows, is_launch_inside)
 
 
@@ -144,7 +144,10 @@ def _in_last_steps(trace: Trace, count: int) -> dict[str, _Mask]:
 
 
 def _masks_inside(trace: Trace, windows: pd.DataFrame, is_launch_inside: _Mask) -> dict[str, _Mask]:
-    """Flag the CPU events inside some windows of processes, and the GPU operations that the flagged calls launched."""
+    """Flag the CPU events inside some windows of processes, and the GPU operations that the flagged calls launched.
+
+    `is_launch_inside` has a flag for each row of ``calls``.
+    """
     whole = trace.whole
     masks = {}
     for table in _CPU_TABLES:

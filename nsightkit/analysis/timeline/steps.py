@@ -97,7 +97,10 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
 
 
 def _kinds(names: list[str], match: str | None) -> dict[str, str]:
-    """Map each range name that is a step's to its kind: ``step 3`` to ``step #``."""
+    """Map each range name that is a step's to its kind: ``step 3`` to ``step #``.
+
+    The first expression that finds any name decides: a profiler's steps are certain, names with "step" are likely.
+    """
     if match is not None:
         pattern = compiled(match, "--match")
         return {name: "" for name in names if pattern.search(name)}  # all of one kind
@@ -113,7 +116,11 @@ def _kinds(names: list[str], match: str | None) -> dict[str, str]:
 
 
 def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Flag the step ranges, in order of time, that are stubs of the profiler."""
+    """Flag the step ranges, in order of time, that are stubs of the profiler.
+
+    A stub is the rest of a step that the profiler left at the edge of its recording: short, and without launches. It
+    must not count as a step, for it would draw the median down.
+    """
     length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy()
     # Beside the longest first, which is at least the median used below: this flags no fewer.
     is_short: npt.NDArray[np.bool_] = length < _STUB_SHARE * length.max(initial=0)
@@ -187,7 +194,10 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
 
 
 def _first_begin_ns(trace: Trace, table: pd.DataFrame, match: str | None) -> int:
-    """Where the first step's time begins; a selection's first step begins where it does in the whole trace."""
+    """Where the first step's time begins; a selection's first step begins where it does in the whole trace.
+
+    A selection may lack the step before, at whose end that is.
+    """
     start = int(table["start_ns"].iloc[0])
     if trace is trace.whole:
         return max(start, _gpu_reached_ns(trace, table))
@@ -274,6 +284,7 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
     cpu_end = windows.get("cpu_end_ns", windows["end_ns"])
     step = step_at(windows.assign(end_ns=cpu_end), intervals.launch_times(trace, table))
     process = trace.table(table, ["process"])["process"].to_numpy()
+    # All steps are of one process: see `find`.
     is_own = np.isin(process, windows["process"].to_numpy()[:1])
     if is_own.any():  # if none is, the source records no processes
         step[~is_own] = -1
@@ -442,7 +453,7 @@ def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for step, name in zip(step_of_each, annotations["name"], strict=True):
         if step >= 0:
-            rows.append((step, *_iteration(name)))
+            rows.append((step, *_parse_server_annotation(name)))
     table = pd.DataFrame(rows, columns=["step", "phase", "tokens", "sequences"])
     by_step = table.astype({"phase": object, "tokens": "Int64", "sequences": "Int64"}).groupby("step")
     served = by_step[["phase"]].first()
@@ -465,8 +476,8 @@ def _annotations(trace: Trace, threads: pd.Series) -> pd.DataFrame:
     return ranges[ranges["end_ns"] > earlier_end].astype({"name": str})
 
 
-def _iteration(name: str) -> tuple[str | None, int | None, int]:
-    """Read phase, tokens and sequences from the name of an inference server's annotation."""
+def _parse_server_annotation(name: str) -> tuple[str | None, int | None, int]:
+    """Read phase, tokens and sequences from the name that vLLM or SGLang gives the range of an iteration."""
     sglang = _SGLANG.match(name)
     if sglang:
         mode, sequences, tokens = sglang.groups()

@@ -19,7 +19,7 @@ import pandas as pd
 from nsightkit.analysis.core.intervals import enclosing, launch_of
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.threads import BEGIN_CAPTURE, END_CAPTURE
-from nsightkit.analysis.timeline.ranges import around
+from nsightkit.analysis.timeline.ranges import innermost_ranges_around
 from nsightkit.errors import UsageError
 from nsightkit.text import OPERATOR_RANGE, matching
 from nsightkit.trace.model import Trace, kept, nesting
@@ -127,7 +127,7 @@ def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) ->
         is_selected = trace.mask("kernels")
         if is_selected is not None:
             placed = placed[is_selected]
-        rows = _rows(placed)
+        rows = _sum_by_place(placed)
         shares = rows.loc[rows["where"] != UNATTRIBUTED, "share"]  # the largest first
         attributed = float(shares.sum())
         beside_largest = float(shares[1:].sum())
@@ -164,7 +164,7 @@ def _kernels(whole: Trace) -> pd.DataFrame:
     return kernels
 
 
-def _rows(placed: pd.DataFrame) -> pd.DataFrame:
+def _sum_by_place(placed: pd.DataFrame) -> pd.DataFrame:
     """Sum kernels by place and phase: `COLUMNS`, one of whose rows is `UNATTRIBUTED`."""
     kernels = placed[["name", "where", "phase"]].astype(object)
     kernels["gpu_ns"] = placed["duration_ns"]
@@ -207,7 +207,7 @@ def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, mak
     """Name the place of each call, given its node of the backward pass and the node's maker (-1 for none)."""
     places = _places(whole, kind)
     if kind == "range":
-        return _values_at(places["name"], around(whole, places, calls))
+        return _values_at(places["name"], innermost_ranges_around(whole, places, calls))
     makers = _node_makers(whole)
     place = enclosing(calls, places)
     # A place that was open before the node began only called for the backward pass: it is not the call's.
@@ -216,6 +216,7 @@ def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, mak
     # What a node computes again of the forward pass (checkpointing) is not its maker's: it has separate operators.
     is_recomputed = _starts_at(makers, enclosing(calls, makers)) > node_start
     is_of_maker = (maker >= 0) & ~is_recomputed
+    # Every call of a node lies in an operator: as places, operators of the node would always hide its maker.
     if kind != "op":
         is_of_maker &= ~has_own_place
     place[~has_own_place] = -1
@@ -232,7 +233,7 @@ def _phases(whole: Trace, calls: pd.DataFrame, node: Int, maker: Int) -> Object:
     ranges = ranges[matching(ranges["name"], _PHASE)]
     # What else `_PHASE` matches is the optimizer's.
     names = ranges["name"].astype(str).str.lower().str.extract("(forward|loss|backward)")[0].fillna("optimizer")
-    named_range = around(whole, ranges, calls)
+    named_range = innermost_ranges_around(whole, ranges, calls)
     makers = _node_makers(whole).iloc[np.unique(maker[maker >= 0])]
     is_forward = enclosing(calls, _places(whole, "module")) >= 0
     is_forward |= enclosing(calls, makers) >= 0
@@ -379,8 +380,9 @@ def _captured_launches(whole: Trace) -> pd.DataFrame:
 def _place_by_capture(placed: pd.DataFrame, capture: Trace, kind: By) -> None:
     """Give kernels of replays the places of their launches in a capture, in `placed` itself.
 
-    A capture fits a replay with as many kernels, and if the capture names them, with as many of each name. Where
-    several fit, they must agree on the places.
+    The kernels of a replayed CUDA graph have no calls of their own. The calls that captured the graph are in
+    `capture`, a trace of the program's start. A captured graph fits a replay with as many kernels, and if the capture
+    names them, with as many of each name. Where several fit, they must agree on the places.
     """
     captured = _captured_launches(capture)
     captured = captured.join(_places_of_calls(capture, captured["row"], kind), on="row")

@@ -179,7 +179,7 @@ def test_what_waits_at_the_same_time_is_counted_once():
     ],
 )
 def test_the_chance_of_the_last_rank_is_that_of_dice(rows, chance):
-    assert lateness.chances(pd.DataFrame(rows)).iloc[-1] == pytest.approx(chance)
+    assert lateness.chances_of_lateness(pd.DataFrame(rows)).iloc[-1] == pytest.approx(chance)
 
 
 # --- accounts ---
@@ -233,7 +233,7 @@ def test_lost_ranks_are_named_and_the_others_answered(folder, tmp_path):
     ],
 )
 def test_two_jobs_in_one_folder_are_an_error(folder, second, words):
-    looks = [ranks.look(folder / f"rank{rank}.json")[0] for rank in (0, 1)]
+    looks = [ranks.look_at_ranks(folder / f"rank{rank}.json")[0] for rank in (0, 1)]
     looks[1] = dataclasses.replace(looks[1], **second)
     with pytest.raises(UsageError, match=f"{words}.*give each job its own folder"):
         ranks.combine(looks)
@@ -269,7 +269,7 @@ def test_the_rank_in_a_name(file, rank):
 
 
 def test_ranks_without_a_number_take_the_next_that_is_free():
-    (empty,) = ranks.look(nsightkit.Trace.from_frames({}))
+    (empty,) = ranks.look_at_ranks(nsightkit.Trace.from_frames({}))
     named = {"a": None, "b": 1, "c": None}
     found = ranks.combine([dataclasses.replace(empty, file=file, rank=rank) for file, rank in named.items()])
     assert found.ranks["file"].tolist() == ["a", "b", "c"]
@@ -284,7 +284,7 @@ def test_the_rank_that_a_launcher_gave_nsys(tmp_path, text, rank):
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
         connection.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('DeviceEnvironment', ?)", (text,))
-    assert ranks.look(path)[0].rank == rank
+    assert ranks.look_at_ranks(path)[0].rank == rank
 
 
 def test_processes_of_one_capture_are_ranks_of_one_node(shared_traces):

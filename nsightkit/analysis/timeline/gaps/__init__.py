@@ -174,7 +174,8 @@ def _gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
     gaps = _decide(trace.whole)
     keep = (gaps["end_ns"] - gaps["start_ns"] >= min_ns).to_numpy(copy=True)
     if trace is not trace.whole:
-        # Gaps that end with a selected operation, but not with the first one of its device.
+        # Gaps that end with a selected operation, but not with the first one of its device: that gap lies before the
+        # selection.
         first_ns = gpu_intervals(trace).groupby("device")["start_ns"].min()
         keep &= selected(trace, gaps["table"], gaps["row"])
         keep &= (gaps["end_ns"] > gaps["device"].map(first_ns)).to_numpy()
@@ -396,7 +397,10 @@ def _launches(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -> 
 
 
 def _causes_of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
-    """Decide the cause of each gap, and the kind and row of the event that is its evidence."""
+    """Decide the cause of each gap, and the kind and row of the event that is its evidence.
+
+    :class:`_Group` draws the moments of a gap (`dry`, `handed_over`, …) and which thread is asked between them.
+    """
     handed_over = _handed_over(threads, group)
     asked = [(group.launching_thread, handed_over, group.launch_returned)]
     if group.previous_thread != -1:

@@ -191,7 +191,10 @@ class Paint:
         return merge(self.start[chosen], self.end[chosen])
 
     def overlaps(self, start: Int, end: Int, label: Int) -> pd.DataFrame:
-        """Find the pieces that lie in each window and have its label: ``window, kind, row, overlap_ns``."""
+        """Find the pieces that lie in each window and have the label asked for: ``window, kind, row, overlap_ns``.
+
+        `label` has one label per window; `kind` and `row` name the event that made the piece, see :class:`Paint`.
+        """
         first = np.searchsorted(self.end, start, side="right")
         beyond = np.searchsorted(self.start, end)
         window, piece = expand_runs(first, np.maximum(beyond - first, 0))
@@ -205,7 +208,10 @@ class Paint:
 
 
 def paint(layers: Sequence[Layer]) -> Paint:
-    """Paint a thread's time, each layer over those before it; the innermost event of a layer shows."""
+    """Paint a thread's time, each layer over those before it; the innermost event of a layer shows.
+
+    A quiet layer shows only where the labels before it are ``enclosed`` or ``silence``.
+    """
     # Between two edges that follow each other nothing begins or ends: one look at its begin labels a piece.
     edges = np.zeros(0, np.int64)
     for layer in layers:
@@ -319,6 +325,7 @@ class Threads:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace.whole
+        #: Answers of the methods marked `kept`.
         self.memo: dict[Any, Any] = {}
         called = self.trace.table("calls", ["thread"])["thread"].to_numpy()
         #: Whether more than one thread calls CUDA.
@@ -471,7 +478,10 @@ class Threads:
 
     @kept
     def dispatch(self, thread: int) -> Track:
-        """Operators that make CUDA calls themselves, not through an operator inside. Their rows are of two tables."""
+        """Operators that make CUDA calls themselves, not through an operator inside.
+
+        They come from two tables, operators and ranges, so only their times can be used, not their rows.
+        """
         ops = together(self.events("ops", thread), self.named("ranges", thread, OPERATOR_RANGE))
         if not len(ops):
             return ops
@@ -494,6 +504,7 @@ class Threads:
         long_silences = np.flatnonzero(is_long)
         silences = Track(silence_start[long_silences], silence_end[long_silences], long_silences)
         covered = self.dispatch(thread).covered(silences.start, silences.end)
+        # What such operators fill for the most part is slow dispatch, not a silence.
         return silences.subset(2 * covered < silences.length)
 
     def _explained_silences(self, thread: int, silences: Track) -> Iterator[Layer]:
@@ -502,13 +513,13 @@ class Threads:
             ("enclosed", "sample", self.named("samples", thread, ANY)),
             ("enclosed", "range", self.events("ranges", thread)),
             ("enclosed", "op", self.events("ops", thread)),
-            ("data", "range", self._loader(process_of(thread))),
+            ("data", "range", self._loader_ranges(process_of(thread))),
         ):
             is_in_silence = silences.covered(track.start, track.end) > 0
             yield Layer(label, kind, track.subset(is_in_silence), is_quiet=True)
 
     @kept
-    def _loader(self, process: int) -> Track:
+    def _loader_ranges(self, process: int) -> Track:
         """Ranges of data-loading libraries, on any thread of a process."""
         ranges = self.trace.table("ranges", ["name", "domain", "thread", "start_ns", "end_ns"])
         loads = matching(ranges["name"], LOADER_RANGE) | matching(ranges["domain"], LOADER_RANGE)
@@ -534,7 +545,11 @@ class Threads:
         return np.iinfo(np.int64).max
 
     def _setting_up(self, thread: int) -> Iterator[Layer]:
-        """Label compilers in settled steps as compile; other compilers, graph captures and set-up calls as once."""
+        """Label compilers in settled steps as compile; other compilers, graph captures and set-up calls as once.
+
+        At the start a program has to compile and set up, and does so once. In settled steps (:func:`steps.is_settled`)
+        a compiler compiles again, which can be avoided.
+        """
         for kind, expression in (("op", compiler.COMPILES), ("range", compiler.COMPILES), ("call", BUILDS)):
             track = self.named(TABLE_OF[kind], thread, expression)
             is_early = track.start < self._settled_from_ns()
@@ -542,13 +557,13 @@ class Threads:
             yield Layer("compile", kind, track.subset(~is_early))
         for kind in ("op", "range", "call"):
             yield self._named_layer("once", kind, thread, SETS_UP)
-        yield Layer("once", "call", self._captures(thread))
+        yield Layer("once", "call", self._graph_captures(thread))
         yield Layer("once", "call", self._setup_calls(thread))
         for number in (-1, thread):  # records that name no thread, and the thread's
             yield self._named_layer("once", "overhead", number, LOADS)
 
-    def _captures(self, thread: int) -> Track:
-        """Captures of graphs: each from its begin call to the next end call, with the row of the begin call."""
+    def _graph_captures(self, thread: int) -> Track:
+        """Captures of CUDA graphs: each from its begin call to the next end call, with the row of the begin call."""
         begin = self.named("calls", thread, BEGIN_CAPTURE)
         end = self.named("calls", thread, END_CAPTURE)
         next_end = np.searchsorted(end.start, begin.start)
@@ -567,7 +582,10 @@ class Threads:
 
     @kept
     def _may_set_up(self) -> Bool:
-        """Per call: whether it is long and the first of its name in its process, or long beside others of its name."""
+        """Per call: whether it is long and the first of its name in its process, or long beside others of its name.
+
+        Such a call may load code or reserve memory before it does what it is for, which costs time only once.
+        """
         calls = self.trace.table("calls", ["thread", "duration_ns", "name"])
         length = calls["duration_ns"].to_numpy()
         is_long = self._is_named("calls", FIRST_TIMES) & (length >= _SETUP_NS)
