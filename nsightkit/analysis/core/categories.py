@@ -71,6 +71,7 @@ def category_of(name: str) -> str:
     'reduction'
     """
     name = name[:_MOST_CHARACTERS]
+    # The rules are for the names of libraries. In the name of a user's own kernel their words may mean anything.
     if not _LIBRARIES.search(name):
         return "other"
     function = _RETURN_TYPE.sub("", _UNNAMED.sub("unnamed", name))

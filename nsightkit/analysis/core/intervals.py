@@ -346,7 +346,10 @@ def launch_of(trace: Trace, process: ArrayLike, correlation: ArrayLike) -> Int:
 
 @kept
 def _outermost_calls(whole: Trace) -> tuple[Int, NDArray[np.int32]]:
-    """Find the distinct keys of all calls, sorted, and the row of the outermost call with each key."""
+    """Find the distinct keys (:func:`_call_key`) of all calls, sorted, and the row of the outermost call with each.
+
+    A runtime call and the driver call inside it carry the same id. The program made the outer one.
+    """
     calls = whole.table("calls", ["thread", "correlation", "start_ns", "end_ns"])
     key = _call_key(process_of(calls["thread"].to_numpy()), calls["correlation"])
     # With equal keys, the first to start and the last to end comes first: the outermost.

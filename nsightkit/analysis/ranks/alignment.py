@@ -104,7 +104,7 @@ def match(collectives: pd.DataFrame) -> pd.DataFrame:
     nth = numbered.groupby([*_GROUP_AND_KIND, "sequence", "rank"]).cumcount()
     parts = [numbered.assign(nth=nth, limit_ns=np.nan)]
     for _, rows in table[table["sequence"] < 0].groupby(_GROUP_AND_KIND):
-        parts.append(_in_order(rows))
+        parts.append(_number_by_order(rows))
     table = pd.concat(parts)
     # Numbered collectives differ by `sequence`; the others have sequence -1 and differ by `nth`.
     table["collective"] = table.groupby([*_GROUP_AND_KIND, "sequence", "nth"]).ngroup()
@@ -113,7 +113,7 @@ def match(collectives: pd.DataFrame) -> pd.DataFrame:
     return table[is_shared].sort_values(["collective", "rank"], ignore_index=True)
 
 
-def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
+def _number_by_order(rows: pd.DataFrame) -> pd.DataFrame:
     """Add ``nth``, a collective's number on the rank that has most, and ``limit_ns``; drop ranks that do not fit."""
     ends_of = {rank: end.to_numpy() for rank, end in rows.groupby("rank")["end_ns"]}
     reference_ends = max(ends_of.values(), key=len)
@@ -220,6 +220,8 @@ def align(arrivals: pd.DataFrame, ranks: Iterable[int], captures: Mapping[int, s
 def on_island_clock(rows: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
     """Put ``start_ns`` and ``end_ns`` on the clock of the island's lowest rank.
 
+    An island is a set of ranks that shared collectives tie together (:func:`align`).
+
     Parameters
     ----------
     rows : DataFrame
@@ -260,6 +262,7 @@ class Meetings:
         collectives = communication.collectives(trace)
         collectives = collectives[collectives["where"] == "GPU"]
         self.devices: list[int] = collectives["device"].unique().tolist()
+        # One process drives all these devices: match them as if each device were a rank.
         arrivals = match(collectives.assign(rank=collectives["device"]))
         by_collective = arrivals.groupby("collective")
         arrivals["until_ns"] = by_collective["start_ns"].transform("max")

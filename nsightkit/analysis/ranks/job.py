@@ -443,6 +443,7 @@ def _looks_or_reasons(files: Sequence[Path], scheduler: str | None, workers: int
 def _executor(scheduler: str | None, workers: int) -> Iterator[Executor]:
     """Processes of this machine or of a Dask scheduler, with one interface."""
     if scheduler is None:
+        # Spawned, not forked: a fork copies locks that other threads of the caller may hold, and waits for them forever.
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
             yield pool
         return
@@ -455,6 +456,7 @@ def _executor(scheduler: str | None, workers: int) -> Iterator[Executor]:
     except (OSError, ValueError, TimeoutError) as error:
         raise UsageError(f"--scheduler: no Dask scheduler answers at {scheduler!r}") from error
     with client:
+        # Not pure: a path may hold another trace than the last time Dask read it.
         yield client.get_executor(pure=False, retries=1)
 
 

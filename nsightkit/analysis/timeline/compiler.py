@@ -35,7 +35,7 @@ def compiles(trace: Trace) -> pd.DataFrame:
         ``start_ns, end_ns, thread, frame``, in order of time; ``frame`` is Dynamo's number of the frame, NA where it is
         not recorded.
     """
-    events = _named(trace, COMPILES)
+    events = _named_events(trace, COMPILES)
     # Outermost events only: each ends later than all earlier events of its thread.
     reach = events.groupby("thread")["end_ns"].cummax().groupby(events["thread"]).shift(fill_value=-1)
     events = events[events["end_ns"] > reach].reset_index(drop=True)
@@ -69,10 +69,10 @@ def regions(trace: Trace) -> pd.DataFrame:
     DataFrame
         ``start_ns, end_ns, thread``, in order of time.
     """
-    return _named(trace, _REGION)
+    return _named_events(trace, _REGION)
 
 
-def _named(trace: Trace, expression: re.Pattern[str]) -> pd.DataFrame:
+def _named_events(trace: Trace, expression: re.Pattern[str]) -> pd.DataFrame:
     """Operators and ranges whose name matches, in order of time."""
     columns = ["start_ns", "end_ns", "thread"]
     parts = []

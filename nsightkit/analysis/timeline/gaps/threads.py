@@ -410,7 +410,10 @@ class Threads:
 
     @kept
     def _moves_pageable(self, column: str) -> Bool:
-        """Per call: whether it launched a copy whose ``src_kind`` or ``dst_kind`` is pageable memory of the host."""
+        """Per call: whether it launched a copy whose ``src_kind`` or ``dst_kind`` is pageable memory of the host.
+
+        CUDA copies such memory through a buffer of its own, so the call keeps the thread busy or waits.
+        """
         memops = self.trace.table("memops", ["process", "correlation", column])
         copies = memops[memops[column] == "pageable"]
         row = launch_of(self.trace, copies["process"], copies["correlation"])
@@ -529,8 +532,9 @@ class Threads:
     # --- the profiler, what happens once, and pages ---
 
     @kept
-    def _profiler(self, process: int) -> Track:
+    def _profiler_overhead(self, process: int) -> Track:
         """The profiler's work on any thread of a process, and that of which no thread is recorded (-1)."""
+        # A thread's number is its process, then 24 bits.
         of_process = self._events_of_threads("overhead", process << 24, (process + 1) << 24)
         overhead = together(of_process, self.events("overhead", -1))
         return overhead.subset(~self._is_named("overhead", DRIVER)[overhead.row])
@@ -608,7 +612,7 @@ class Threads:
         return Coverage(ops["start_ns"], ops["end_ns"])
 
     @kept
-    def _faults(self, process: int) -> Track:
+    def _page_faults(self, process: int) -> Track:
         """Runs of pages of managed memory that moved one after another."""
         memops = self.trace.table("memops", ["start_ns", "end_ns", "process", "kind"])
         pages = _ordered_track(memops[matching(memops["kind"], UNIFIED) & (memops["process"] == process).to_numpy()])
@@ -638,9 +642,9 @@ class Threads:
         layers.extend(named)
         layers.append(Layer("dispatch", "none", calls.subset(is_within)))
         layers.extend(self._working_calls(thread))
-        layers.append(Layer("faults", "copy", self._faults(process_of(thread))))
+        layers.append(Layer("faults", "copy", self._page_faults(process_of(thread))))
         layers.extend(self._setting_up(thread))
-        layers.append(Layer("profiler", "overhead", self._profiler(process_of(thread))))
+        layers.append(Layer("profiler", "overhead", self._profiler_overhead(process_of(thread))))
         return paint(layers)
 
     # --- unions, for the replay ---
