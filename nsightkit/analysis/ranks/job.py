@@ -237,6 +237,7 @@ def _is_trace(path: Path) -> bool:
         return store.is_store(path) or any(path.glob("*.parquet"))
     if path.suffix == ".nsys-rep":
         return not path.with_suffix(".sqlite").exists()  # the report's export is read instead
+    # A rank in the name, or a large file, shows a trace without reading it.
     if path.suffix != ".json" or rank_of(path) is not None or path.stat().st_size > _LARGEST_OTHER_BYTES:
         return path.name.endswith(_SUFFIXES)
     # A JSON object of another kind, such as source.json, may lie beside the traces; a list can only be one of events.
@@ -443,7 +444,7 @@ def _looks_or_reasons(files: Sequence[Path], scheduler: str | None, workers: int
 def _executor(scheduler: str | None, workers: int) -> Iterator[Executor]:
     """Processes of this machine or of a Dask scheduler, with one interface."""
     if scheduler is None:
-        # Spawned, not forked: a fork copies locks that other threads of the caller may hold, and waits for them forever.
+        # Spawned, not forked: a fork may wait forever for a lock that another thread of the caller held.
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
             yield pool
         return

@@ -190,7 +190,7 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
     """
     starts = np.asarray(start, np.int64)
     ends = np.asarray(end, np.int64)
-    work = _gpu_work(trace)
+    work = _gpu_work_and_gaps(trace)
     rest_part = "time outside all GPU work"
     if not len(work):
         work = _outermost_ranges(trace)
@@ -210,7 +210,7 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
     return spent.add_prefix(TIME)
 
 
-def _gpu_work(trace: Trace) -> pd.DataFrame:
+def _gpu_work_and_gaps(trace: Trace) -> pd.DataFrame:
     """Kernels, graph replays, copies and gaps, each with its ``part``, a categorical in order of precedence."""
     kernels = trace.table("kernels", [*_DEVICE_AND_TIMES, "name"])
     kernels["part"] = "kernels of " + pd.Series(categorize(kernels["name"]).astype(object))

@@ -312,7 +312,7 @@ def _blocks(trace: Trace, ranges: pd.DataFrame, ops: pd.DataFrame, rule: Rule) -
     end = ranges["end_ns"].to_numpy()
     operations = [np.empty(0, np.int64)]
     blocks = [np.empty((3, 0), np.int64)]
-    before = 0  # operations of the pairs so far: `low` and `high` count on from there
+    before = 0  # how many operations are listed so far: `low` and `high` count on from there
     launch_threads = ops["thread"].to_numpy()
     for candidates, launches in ranges_with_launches(trace, np.arange(len(ranges)), launch_threads, rule):
         # Launches come in ascending order, and `ops` has the order in which they begin: these are sorted.

@@ -210,7 +210,8 @@ def _gpu_reached_ns(trace: Trace, windows: pd.DataFrame) -> int:
 
     That moment is the end of the step before, which was not recorded: the end of the last operation ahead of those
     with a recorded launch. Without such operations, but with only one step or two, it is the start of the first
-    operation, if every device begins long after its first launch, made in the first step, had returned.
+    operation, if every device begins long after its first launch, made in the first step, had returned. With more
+    steps, their times show whether the GPU lagged behind.
     """
     ops = intervals.gpu_intervals(trace)
     ops["launch"] = intervals.launches_of(trace, ops["table"], ops["row"])

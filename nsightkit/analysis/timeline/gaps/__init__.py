@@ -438,6 +438,7 @@ def _largest_label(threads: Threads, group: _Group, asked: list[_Asked]) -> Int:
         label_ns[DISPATCH] += np.where(is_short, quiet_ns, 0)
         label_ns[_QUIET] *= ~is_short
     largest: Int = np.argmax(label_ns, axis=0)
+    # All are 0 where the launch had returned before the device ran dry: to start launched work takes time, too.
     if is_known:
         largest[label_ns.max(axis=0) == 0] = DISPATCH
     return largest
@@ -501,7 +502,7 @@ def _name_codes(threads: Threads, pieces: pd.DataFrame) -> Int:
     code = np.zeros(len(pieces), np.int64)
     for kind in np.unique(pieces["kind"]).tolist():
         table = TABLE_OF.get(EVIDENCE_KINDS[kind])
-        if table is not None and table != "memops":
+        if table is not None and table != "memops":  # copies have no names
             pieces_of_kind = np.flatnonzero(pieces["kind"] == kind)
             names = threads.trace.table(table, ["name"])["name"]
             code[pieces_of_kind] = names.cat.codes.to_numpy()[pieces["row"].to_numpy()[pieces_of_kind]]

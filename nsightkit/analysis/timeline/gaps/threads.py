@@ -613,7 +613,7 @@ class Threads:
 
     @kept
     def _page_faults(self, process: int) -> Track:
-        """Runs of pages of managed memory that moved one after another."""
+        """Runs of page faults: pages of managed memory that moved one after another."""
         memops = self.trace.table("memops", ["start_ns", "end_ns", "process", "kind"])
         pages = _ordered_track(memops[matching(memops["kind"], UNIFIED) & (memops["process"] == process).to_numpy()])
         # Each page reaches as far as the next may begin; the row belongs to a run's first page.
@@ -624,7 +624,10 @@ class Threads:
 
     @kept
     def paint(self, thread: int) -> Paint:
-        """Label each moment of a thread's time; of layers that overlap, the later one shows."""
+        """Label each moment of a thread's time; of layers that overlap, the later one shows.
+
+        So the layers go from the weakest evidence (no CUDA call was made) to the strongest (the profiler worked).
+        """
         silences = self._silences(thread)
         named = [*self._os_waits(thread), *self._work(thread)]
         for label, kind, expression in (
