@@ -162,7 +162,7 @@ def summary(trace: "Trace") -> "Summary":
 
     figures = overview.summary(trace)
     notes = list(trace.meta.notes)
-    note = overview.note(trace, figures)
+    note = overview.note_on_idle_shares(trace, figures)
     if note is not None:
         notes.insert(0, note)
     remarks = _remarks_on_missing(trace, "kernels", "memops", "graphs")

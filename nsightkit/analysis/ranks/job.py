@@ -308,7 +308,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
     return Job(
         ranks=_rank_rows(look_of_rank, clocks, arrivals),
         stragglers=stragglers,
-        collectives=_collectives(arrivals, world_size if len(look_of_rank) == world_size else -1),
+        collectives=_collective_rows(arrivals, world_size if len(look_of_rank) == world_size else -1),
         arrivals=arrivals,
         lost=lost_or_absent,
         notes=notes,
@@ -329,7 +329,7 @@ def _by_rank(looks: Sequence[Look]) -> dict[int, Look]:
     return dict(sorted(look_of_rank.items()))
 
 
-def _collectives(arrivals: pd.DataFrame, world_size: int) -> pd.DataFrame:
+def _collective_rows(arrivals: pd.DataFrame, world_size: int) -> pd.DataFrame:
     """One row per collective. `world_size`: the number of ranks if all were seen, else -1."""
     by_collective = arrivals.assign(total_ns=arrivals["end_ns"] - arrivals["start_ns"]).groupby("collective")
     # The rows of a collective are in order of arrival.

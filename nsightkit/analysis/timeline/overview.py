@@ -58,7 +58,7 @@ def summary(trace: Trace) -> Json:
         (the same figures for each, with ``device``, its ``name`` and ``start_ns``/``end_ns`` of its span); ``tool``,
         ``tool_version`` and ``missing`` (tables the source did not record). A figure whose tables were not
         recorded, or whose denominator is 0, is None, and so are all of the GPU's where a filter leaves none of its
-        work (:func:`left_out`).
+        work (:func:`warning_without_gpu_work`).
     """
     table = intervals.busy(trace).set_index("device")
     for key, name in _TABLE_OF.items():
@@ -67,7 +67,7 @@ def summary(trace: Trace) -> Json:
     table = table.fillna(0).astype(np.int64)
     figures: Json = dict.fromkeys(_FIGURES_IN_ORDER)
     figures |= _step_window(trace)
-    if left_out(trace) is None and any(trace.recorded(name) for name in GPU_TABLES):
+    if warning_without_gpu_work(trace) is None and any(trace.recorded(name) for name in GPU_TABLES):
         figures |= _gpu_figures(trace, table.sum())
         figures["wall_ns"] = 0  # unless a device had work
     if len(table):
@@ -109,7 +109,7 @@ def _gpu_figures(trace: Trace, row: pd.Series) -> Json:
     return figures
 
 
-def left_out(trace: Trace) -> str | None:
+def warning_without_gpu_work(trace: Trace) -> str | None:
     """Warn if the filters leave none of the GPU's work.
 
     Parameters
@@ -128,7 +128,7 @@ def left_out(trace: Trace) -> str | None:
     return f"The filters leave none of the trace's {whole_count:,} GPU operations, so there is nothing to measure."
 
 
-def note(trace: Trace, figures: Json) -> str | None:
+def note_on_idle_shares(trace: Trace, figures: Json) -> str | None:
     """Warn if nothing is left to measure, or if the GPU's idle shares of its span and of the steps differ.
 
     Parameters
@@ -142,7 +142,7 @@ def note(trace: Trace, figures: Json) -> str | None:
     str or None
         A sentence; None where the two shares are within five points of each other, or one of them is unknown.
     """
-    warning = left_out(trace)
+    warning = warning_without_gpu_work(trace)
     if warning is not None:
         return warning
     span_ns = figures["span_ns"]

@@ -76,7 +76,7 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "process", "thread"])
-    kinds = _kinds(ranges["name"].cat.categories.astype(str).tolist(), match)
+    kinds = _step_kind_by_name(ranges["name"].cat.categories.astype(str).tolist(), match)
     steps = ranges[ranges["name"].isin(kinds)].sort_values("start_ns", kind="stable")
     steps["step"] = steps["name"].astype(object)
     steps["kind"] = steps["step"].map(kinds)
@@ -87,7 +87,7 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     # Keep outermost ranges: what ends later than all before it.
     earlier_end = steps["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
     steps = steps[steps["end_ns"] > earlier_end].reset_index(drop=True)
-    steps = steps[~_stubs(trace, steps)].reset_index(drop=True)
+    steps = steps[~_are_profiler_stubs(trace, steps)].reset_index(drop=True)
     last_end = 0
     if len(steps):
         last_end = steps["end_ns"].max()
@@ -96,7 +96,7 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     return steps[["step", "start_ns", "end_ns", "process", "thread"]]
 
 
-def _kinds(names: list[str], match: str | None) -> dict[str, str]:
+def _step_kind_by_name(names: list[str], match: str | None) -> dict[str, str]:
     """Map each range name that is a step's to its kind: ``step 3`` to ``step #``.
 
     The first expression that finds any name decides: a profiler's steps are certain, names with "step" are likely.
@@ -115,7 +115,7 @@ def _kinds(names: list[str], match: str | None) -> dict[str, str]:
     return kinds
 
 
-def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def _are_profiler_stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Flag the step ranges, in order of time, that are stubs of the profiler.
 
     A stub is the rest of a step that the profiler left at the edge of its recording: short, and without launches. It

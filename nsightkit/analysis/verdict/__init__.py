@@ -102,7 +102,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     count = sum(trace.size(table) for table in GPU_TABLES)
     # Without GPU work, or with none that takes time, there is nothing to judge.
     if not sum(trace.table(table, ["duration_ns"])["duration_ns"].sum() for table in GPU_TABLES):
-        left_out = overview.left_out(trace)
+        left_out = overview.warning_without_gpu_work(trace)
         answer["evidence"] = [left_out or "no work was recorded on a GPU", *_operators_without_cuda(trace)]
         answer["next_steps"] = [f"capture the GPU's work, while a step runs on it: {advice.again(trace)}"]
         if left_out:

@@ -80,12 +80,12 @@ def test_the_window_is_the_steps() -> None:
     )
     result = overview.summary(trace)
     assert (result["window_ns"], result["window_idle_ns"], result["idle_ns"]) == (1000, 900 + 940, 0)
-    assert overview.note(trace, result) == (
+    assert overview.note_on_idle_shares(trace, result) == (
         "The GPU was idle for 92% of the steps, but for 0% of its span, which runs from its first operation to its "
         "last."
     )
     whole = trace.masked({"ranges": np.zeros(1, bool)})
-    assert overview.note(whole, overview.summary(whole)) is None
+    assert overview.note_on_idle_shares(whole, overview.summary(whole)) is None
 
 
 def test_not_recorded_is_not_zero() -> None:
@@ -120,11 +120,11 @@ def test_what_others_get_wrong(name: str, busy_ns: int, span_ns: int, shared_tra
 def test_a_filter_that_leaves_nothing_says_so() -> None:
     """Nothing left to measure is not 0: the trace has work, of which the filter takes none."""
     trace = Trace.from_frames({"kernels": _frame((0, 10, 20))})
-    assert overview.left_out(trace) is None
+    assert overview.warning_without_gpu_work(trace) is None
     nothing = select(trace, time_ns=(50, None))
     found = overview.summary(nothing)
     assert {value for key, value in found.items() if key not in FACTS} == {None}
-    assert overview.note(nothing, found) == overview.left_out(nothing)
+    assert overview.note_on_idle_shares(nothing, found) == overview.warning_without_gpu_work(nothing)
     answer = verdict.summary(nothing)
-    assert answer["evidence"] == [overview.left_out(nothing)]
+    assert answer["evidence"] == [overview.warning_without_gpu_work(nothing)]
     assert "filters" in answer["next_steps"][0]
