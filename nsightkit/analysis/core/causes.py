@@ -46,11 +46,7 @@ _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="ut
 
 def _causes(kind: str) -> list[Cause]:
     """List the causes of one kind (idle or busy) that the file beside this one holds."""
-    causes = []
-    for row in _FILE[kind]:
-        row.setdefault("plain_name", row["name"].removeprefix("idle: "))
-        causes.append(Cause(**row))
-    return causes
+    return [Cause(**row) for row in _FILE[kind]]
 
 
 #: Causes of idle time, in the order in which gaps are judged.
