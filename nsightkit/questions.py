@@ -393,7 +393,7 @@ def whatif(
     *changes : CHANGE
         no-input-wait, no-sync, free-launches, overlap-copies, overlap-communication, no-cpu-work, no-cpu-work:NAME,
         no-start-up, no-recompilation, no-profiler, equal-ranks (for several GPUs in one trace); several: each alone,
-        then all together. Default: those of the first five that gain anything.
+        then all together. Default: all that gain anything, and the largest names of CPU work.
     without : REGEX, optional
         Set the duration of matching GPU operations, ranges and operators to zero.
     scale : REGEX=F, optional
@@ -427,7 +427,7 @@ def whatif(
         top,
         notes=_prediction_basis(replay),
         remarks=remarks,
-        empty="No gain is predicted for the five default changes; name others (nsightkit whatif --help)",
+        empty="No change is predicted to gain anything (nsightkit whatif --help lists them)",
         hidden=("replay_error",),
         formats={
             # A gain below 0.5 % is written as it is, about 1.00x: that claims nothing.

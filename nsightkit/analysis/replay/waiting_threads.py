@@ -23,8 +23,10 @@ _PAUSE_FACTOR = 3
 _LONGER_FACTOR = 1.5
 #: Silences whose lengths differ by less than this factor are alike.
 _ALIKE_FACTOR = 1.15
-#: A thread that another one wakes goes on at most this long after that one's last recorded event.
+#: A thread that another one wakes goes on at most this long after that one's last recorded event, or after this part of
+#: its silence: what happens for the first time, such as a first backward pass, takes longer.
 _WAKE_NS = 500_000
+_WAKE_DIVISOR = 100
 #: OS calls that wait for another thread or process; and the ranges in which PyTorch waits for its loader's workers.
 _FOR_OTHERS = re.compile(r"poll|select|futex|sem_|pthread_cond|epoll|recv|accept|sigwait|^wait")
 _WORKERS = re.compile(r"_MultiProcessing")
@@ -175,7 +177,8 @@ def _acted_just_before(facts: Threads, thread: int, start: Int, end: Int) -> Boo
         edges += [track.start, track.end]
     times = np.sort(np.concatenate(edges))
     latest = times[np.searchsorted(times, end) - 1]
-    return np.asarray((latest > start) & ((start == NEVER) | (end - latest <= _WAKE_NS)))
+    wake_ns = np.maximum(_WAKE_NS, (end - start) // _WAKE_DIVISOR)
+    return np.asarray((latest > start) & ((start == NEVER) | (end - latest <= wake_ns)))
 
 
 def waits_for_data(program: Program, facts: Threads) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from nsightkit.errors import UsageError
 from nsightkit.text import Expression, Json, compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace, kept
 
-#: Changes that a program's author can make with an ordinary amount of work; they apply to any trace.
+#: Changes that a program's author can make with an ordinary amount of work: the verdict tries them with any trace.
 STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
 #: Every named change, with its effect.
 CHANGES = {
@@ -55,8 +55,11 @@ MOST_ERROR = 0.05
 _FREE_LAUNCH_NS = 3_000
 #: A number in a name, or a whole hash (digits between letters again and again), in which numbers do not count anything.
 _NUMBER = re.compile(r"(?P<hash>(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})[A-Za-z]*(?:\d+[A-Za-z]+){2,}\d+[A-Za-z0-9]*)|\d+")
-#: Standard changes that gain less than this share get no row.
+#: Changes that save a smaller share of the wall time are left out: named changes, and those for the work of one name.
 _LEAST_GAIN = 0.002
+_LEAST_GAIN_OF_NAME = 0.01
+#: So many names of CPU work, the largest, are tried as changes; each costs a replay.
+_MOST_NAMES = 3
 
 
 def plain(name: str) -> str:
@@ -352,6 +355,30 @@ def checked_changes(changes: Sequence[str] = (), without: str | None = None, sca
     return names
 
 
+def gaining(replay: WhatIf) -> list[str]:
+    """List the changes that gain something, the largest gain first.
+
+    Parameters
+    ----------
+    replay : WhatIf
+        One that refuses nothing.
+
+    Returns
+    -------
+    list of str
+        Keys of :data:`CHANGES`, and ``no-cpu-work:NAME`` for the CPU work that most idle time waits for.
+    """
+    changes = [change for change in CHANGES if replay.saved(change) >= _LEAST_GAIN]
+    if len(replay.work) > 1:
+        # A range around a whole step names no work. If just one name is left, removing it is `no-cpu-work` itself.
+        whole_steps = {plain(name) for name in replay.playable.program.steps["step"]}
+        names = [name for name in replay.work if name not in whole_steps]
+        for name in names[:_MOST_NAMES]:
+            if replay.saved(f"no-cpu-work:{name}") >= _LEAST_GAIN_OF_NAME:
+                changes.append(f"no-cpu-work:{name}")
+    return sorted(changes, key=replay.saved, reverse=True)
+
+
 def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
     """Predict the gain of each change, and of several together.
 
@@ -359,7 +386,7 @@ def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
     ----------
     replay : WhatIf
     wanted : sequence of str
-        As :func:`checked_changes` gives them; without any, the standard changes that gain something.
+        As :func:`checked_changes` gives them; without any, all that gain something.
 
     Returns
     -------
@@ -370,10 +397,10 @@ def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
     if replay.refused is not None:
         unknown = {"wall_ns": replay.wall_ns, "predicted_ns": None, "speedup": None, "replay_error": replay.error}
         return [{"change": change, **unknown} for change in wanted]
-    table = [replay.row(change) for change in wanted or STANDARD]
-    table.sort(key=operator.itemgetter("speedup"), reverse=True)
     if not wanted:
-        return [row for row in table if row["speedup"] >= 1 + _LEAST_GAIN]
+        return [replay.row(change) for change in gaining(replay)]
+    table = [replay.row(change) for change in wanted]
+    table.sort(key=operator.itemgetter("speedup"), reverse=True)
     if len(wanted) > 1:
         table.append(replay.row(*wanted))
     return table

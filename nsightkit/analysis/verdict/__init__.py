@@ -25,11 +25,6 @@ __all__ = ["BOTTLENECKS", "CHANGE_OF", "summary"]
 
 #: With fewer GPU operations there is too little to judge.
 _FEW_OPERATIONS = 50
-#: Changes that save a smaller share of the wall time are left out: named changes, and those for the work of one name.
-_LEAST_GAIN = 0.002
-_LEAST_GAIN_OF_NAME = 0.01
-#: So many names of CPU work, the largest, are tried as changes; each costs a replay.
-_MOST_NAMES = 3
 
 
 def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
@@ -137,7 +132,7 @@ def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
     """Decide on the bottleneck, and write the answer: the keys of :func:`summary` but ``t0_ns``."""
     replay = WhatIf(trace)
     decision = decide(amounts, replay)
-    changes = _changes(amounts, replay)
+    changes = [] if replay.refused else [replay.row(change) for change in whatif.gaining(replay)]
     judged = finding.find(amounts, replay, decision, changes)
     return {
         "bottleneck": decision.name,
@@ -157,23 +152,3 @@ def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
         "named": judged.named.to_dict("records"),
         "longest": judged.longest.to_dict("records"),
     }
-
-
-def _changes(amounts: Account, replay: WhatIf) -> list[dict[str, Any]]:
-    """Predict the changes that gain something: the standard ones, those for causes that occur, and some named work."""
-    if replay.refused is not None:
-        return []
-    wanted = set(whatif.STANDARD)
-    for cause, change in CHANGE_OF.items():
-        if amounts.total_ns[cause] > 0:
-            wanted.add(change)
-    changes = [change for change in whatif.CHANGES if change in wanted and replay.saved(change) >= _LEAST_GAIN]
-    if amounts.total_ns["cpu-work"] > 0 and len(replay.work) > 1:
-        # A range around a whole step names no work. If just one name is left, removing it is `no-cpu-work` itself.
-        whole_steps = {whatif.plain(name) for name in amounts.steps["step"]}
-        names = [name for name in replay.work if name not in whole_steps]
-        for name in names[:_MOST_NAMES]:
-            if replay.saved(f"no-cpu-work:{name}") >= _LEAST_GAIN_OF_NAME:
-                changes.append(f"no-cpu-work:{name}")
-    changes.sort(key=lambda change: -replay.saved(change))
-    return [replay.row(change) for change in changes]
