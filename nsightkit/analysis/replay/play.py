@@ -269,6 +269,15 @@ class _Setting:
     removed: dict[int, intervals.Coverage]
 
     @property
+    def has_to_wait(self) -> Bool:
+        """Whether the call of each cut waits for the GPU.
+
+        Without blocking waits only launches into a full queue do, and what comes before changes have an effect.
+        """
+        cuts = self.schedule.cuts
+        return cuts.is_full_queue | (cuts.start < self.schedule.program.changes_from_ns) | self.change.waits
+
+    @property
     def segment_ends(self) -> Int:
         """The moment at which each segment ends; in a collective, as if it did not wait for other devices."""
         return len(self.schedule.cuts.end) + np.arange(len(self.layout.head))
@@ -359,11 +368,9 @@ def _waits_of_cuts(setting: _Setting) -> Iterator[_Waits]:
     end = cuts.end[cut]
     delay_ns = setting.own_time(thread, end) - own_end[cut]
     yield _Waits(moment=cut, awaited=cuts.slot_at(thread, end), delay_ns=delay_ns)
-    # A call returns when what it waits for is done. Without blocking waits, only launches into a full queue wait, and
-    # what comes before changes have an effect.
-    has_to_wait = cuts.is_full_queue | (cuts.start < schedule.program.changes_from_ns) | setting.change.waits
+    # A call returns when what it waits for is done.
     target = setting.layout.target
-    pair = np.flatnonzero(has_to_wait[cuts.waiting_cut] & (target >= 0))
+    pair = np.flatnonzero(setting.has_to_wait[cuts.waiting_cut] & (target >= 0))
     call = cuts.waiting_cut[pair]
     delay_ns = (cuts.after_wait_ns - own_end)[call]
     yield _Waits(moment=call, awaited=setting.segment_overs[target[pair]], delay_ns=delay_ns)
@@ -387,8 +394,31 @@ def _waits_of_segments(setting: _Setting, times: _SegmentTimes) -> Iterator[_Wai
     yield _Waits(moment=ends[first], awaited=0 * first, delay_ns=(free + times.queued_ns)[first])
     yield _Waits(moment=ends[later], awaited=overs[later - 1], delay_ns=times.queued_ns[later])
     # ... and when what it waits for on other streams is done.
-    delay_ns = schedule.streams.across_ns + times.running_ns[layout.waiting]
-    yield _Waits(moment=ends[layout.waiting], awaited=overs[layout.awaited], delay_ns=delay_ns)
+    # Where a change drops the wait of a call, what the thread launches next still needs what the call waited for: the
+    # GPU waits instead.
+    launched_next, call_target = _segments_behind_dropped_waits(setting)
+    waiting = np.append(layout.waiting, launched_next)
+    awaited = np.append(layout.awaited, call_target)
+    delay_ns = schedule.streams.across_ns + times.running_ns[waiting]
+    yield _Waits(moment=ends[waiting], awaited=overs[awaited], delay_ns=delay_ns)
+
+
+def _segments_behind_dropped_waits(setting: _Setting) -> tuple[Int, Int]:
+    """Pair the segments launched behind calls that no longer wait with those, on other streams, that the calls awaited.
+
+    A call's segments are those that its thread launches before its next cut.
+    """
+    program = setting.schedule.program
+    cuts = setting.schedule.cuts
+    head = setting.layout.order[setting.layout.head]
+    stream = program.stream[head]
+    segments = pd.DataFrame({"cut": setting.schedule.slot[head], "segment": np.arange(len(head)), "stream": stream})
+    target = setting.layout.target
+    is_dropped = ~setting.has_to_wait[cuts.waiting_cut] & (target >= 0)
+    targets = pd.DataFrame({"cut": cuts.waiting_cut, "awaited": target})[is_dropped]
+    pairs = targets.merge(segments, on="cut")
+    pairs = pairs[stream[pairs["awaited"]] != pairs["stream"]]
+    return pairs["segment"].to_numpy(), pairs["awaited"].to_numpy()
 
 
 def _waits_of_collectives(setting: _Setting, times: _SegmentTimes) -> Iterator[_Waits]:
