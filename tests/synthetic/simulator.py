@@ -313,6 +313,7 @@ class _Thread:
     at: int = 0
     open: list[tuple[str, int]] = field(default_factory=list)
     launched: bool = False  # and has done nothing but launch since
+    behind: list[Op] = field(default_factory=list)  # what blocking calls did not wait for: the GPU does instead
 
 
 @dataclass(frozen=True)
@@ -582,7 +583,9 @@ class _Simulation:
                 self.out.overheads.append((a.overhead, thread.number, begun + 1_000, self.now))
         yield from self._enqueue(thread, op)
         yield self.now + call
-        if copy and copy.blocking and "no-sync" not in self.changes:
+        if copy and copy.blocking and "no-sync" in self.changes:
+            thread.behind.append(op)
+        elif copy and copy.blocking:
             if "overlap-copies" not in self.changes:
                 yield from self._until(thread, [op])
             elif copy.kind == "DtoH":
@@ -620,8 +623,6 @@ class _Simulation:
         yield max([look, *(op.end + latency for op in ops)])
 
     def _sync(self, thread: _Thread, a: Sync) -> _Steps:
-        if "no-sync" in self.changes:
-            return
         begun = self.now
         streams = self.streams
         every = [s for (device, number), s in streams.items() if device == a.device and number < 1000]
@@ -630,6 +631,9 @@ class _Simulation:
             "event": self.recorded.get(a.event, []),
             "device": [op for stream in every for op in stream.tail],
         }
+        if "no-sync" in self.changes:
+            thread.behind += ops[a.what]
+            return
         yield from self._until(thread, ops[a.what])
         place = a.device, a.stream if a.what == "stream" else _NO_STREAM
         self._call(f"cuda{a.what.capitalize()}Synchronize", thread, begun, waits_on=place)
@@ -700,6 +704,7 @@ class _Simulation:
         op.ready = self.now + self._draw(START_NS, thread.number, thread.at, "start", spread=2)
         op.waits = stream.waits
         stream.waits = []
+        op.waits += [other for other in thread.behind if (other.device, other.stream) != (op.device, op.stream)]
         if op.stream < 1000:
             op.waits += self.aside[op.device][stream.aside :]
             stream.aside = len(self.aside[op.device])
@@ -769,7 +774,8 @@ def play(program: Program, seed: int = 0, change: str | Sequence[str] | None = N
         A change, or several at once, by the names that ``whatif`` has for them:
 
         - ``no-input-wait``: batches are there;
-        - ``no-sync``: blocking calls return at once, copies run all the same and are staged as before;
+        - ``no-sync``: blocking calls return at once, copies run all the same and are staged as before; what the thread
+          launches later waits on the GPU for what the calls would have waited for;
         - ``free-launches``: 3 µs from the start of one launch call to the next where only dispatch lies between them;
         - ``no-cpu-work``, ``no-cpu-work:NAME``: ranges of CPU work without their time;
         - ``no-start-up``, ``no-profiler``: what happens once at its ordinary cost, nothing for the profiler;
